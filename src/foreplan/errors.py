@@ -1,0 +1,68 @@
+"""Errors a user can act on, one class per way of acting.
+
+Every error prints as one line that says what is wrong, where, and what would mend it; the CLI
+turns the class into its exit code. Anything else that reaches the CLI is a bug and keeps its
+traceback.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+
+class ForeplanError(Exception):
+    """Base of every error that Foreplan raises on purpose.
+
+    Attributes:
+        exit_code: what the CLI exits with.
+        fix: what would mend it, or ``None``.
+    """
+
+    exit_code: ClassVar[int] = 1
+
+    def __init__(self, message: str, *, fix: str | None = None) -> None:
+        self.fix = fix
+        text = message if fix is None else f"{message}; {fix}"
+        super().__init__(" ".join(text.split()))
+
+
+class SpecError(ForeplanError):
+    """A description is wrong: an unknown field, unit, device or file.
+
+    Args:
+        where: file and field, as ``cluster.yaml: devices[0].count``.
+        got: what stands there.
+        expected: what should stand there.
+        fix: what to do, if that is not clear from ``expected``.
+    """
+
+    exit_code = 2
+
+    def __init__(
+        self, where: str, *, got: object, expected: str, fix: str | None = None
+    ) -> None:
+        self.where = where
+        self.got = got
+        self.expected = expected
+        shown = repr(got)
+        if len(shown) > 120:
+            shown = shown[:117] + "..."
+        super().__init__(f"{where}: got {shown}, expected {expected}", fix=fix)
+
+
+class InfeasibleError(ForeplanError):
+    """No plan meets the limits; says which device and which part of memory or time lacks how much."""
+
+    exit_code = 3
+
+
+class MissingDataError(ForeplanError):
+    """A cost is not known; ``fix`` names the command that produces it."""
+
+    exit_code = 4
+
+
+class VerificationError(ForeplanError):
+    """A real run disagrees with the plan by more than the tolerance, or could not be carried out."""
+
+    exit_code = 5
