@@ -1,0 +1,190 @@
+"""What work costs: `Work` to be priced, `Estimate` of its time, and the `CostBook` that prices it.
+
+The book asks its sources in order (measured, interpolated, predicted, roofline) and takes the first
+answer; each source can be left out (``--costs``). A price carries an interval and says where it
+comes from, and both survive addition, so that a plan can tell which of its seconds were measured.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from foreplan.datasets.program import Program
+from foreplan.errors import MissingDataError
+
+
+@dataclass(frozen=True, slots=True)
+class Collective:
+    """Communication among ranks; ``p2p`` is a send from ``group[0]`` to ``group[1]``.
+
+    Attributes:
+        kind: ``p2p``, ``all_reduce``, ``all_gather``, ``reduce_scatter``, ``all_to_all`` or
+            ``broadcast``.
+        bytes: payload of one rank (``p2p``: of the message).
+        group: ranks that take part.
+        wire_dtype: dtype on the wire; a reduction's speed depends on it.
+    """
+
+    kind: str
+    bytes: int
+    group: tuple[int, ...]
+    wire_dtype: str = "bf16"
+
+
+@dataclass(frozen=True, slots=True)
+class Copy:
+    """A copy inside a device or between host and device.
+
+    Attributes:
+        bytes: payload.
+        kind: ``device``, ``host_to_device`` or ``device_to_host``.
+    """
+
+    bytes: int
+    kind: str = "device"
+
+
+@dataclass(frozen=True, slots=True)
+class StorageAccess:
+    """A read or write of ``bytes`` on disk; ``kind`` is ``read`` or ``write``."""
+
+    bytes: int
+    kind: str = "read"
+
+
+@dataclass(frozen=True, slots=True)
+class HostLaunch:
+    """Host time to issue ``calls`` operators that no other price includes."""
+
+    calls: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """Works that run back to back on one device and cost the sum of their prices.
+
+    A stage's pass over its layers is a segment of programs. A segment without parts is priced only
+    by ``CostBook.given`` (simulations with times from the command line).
+
+    Attributes:
+        name: what a reader calls it (``prefill``, ``F``).
+        parts: works and how often each runs.
+    """
+
+    name: str
+    parts: tuple[tuple[Work, int], ...] = ()
+
+
+Work = Program | Collective | Copy | StorageAccess | HostLaunch | Segment
+
+#: Where a price comes from, from the most to the least trustworthy.
+SOURCES = (
+    "given",
+    "measured",
+    "interpolated",
+    "extrapolated",
+    "predicted",
+    "theory",
+    "roofline",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """A time with its interval and its origin.
+
+    Attributes:
+        mean_s: expected time in seconds.
+        low_s: lower end of the nominal 90 % interval.
+        high_s: upper end.
+        source: one of `SOURCES`; of a sum, the least trustworthy that contributes at least 1 %.
+    """
+
+    mean_s: float
+    low_s: float
+    high_s: float
+    source: str
+
+    def times(self, count: float) -> Estimate:
+        """The same work ``count`` times; errors are taken as fully correlated."""
+        return Estimate(self.mean_s * count, self.low_s * count, self.high_s * count, self.source)
+
+    @staticmethod
+    def total(parts: Iterable[Estimate]) -> Estimate:
+        """Sum, with intervals added end to end (fully correlated errors, so never too narrow)."""
+        items = list(parts)
+        mean = sum(item.mean_s for item in items)
+        counted = [item.source for item in items if item.mean_s >= 0.01 * mean]
+        worst = max(counted, key=SOURCES.index, default="given")
+        low, high = sum(item.low_s for item in items), sum(item.high_s for item in items)
+        return Estimate(mean, low, high, worst)
+
+    @staticmethod
+    def exact(seconds: float, source: str = "given") -> Estimate:
+        """A time without uncertainty."""
+        return Estimate(seconds, seconds, seconds, source)
+
+
+class CostSource(Protocol):
+    """One way to price work. Called once per distinct (work, device); must not mutate anything."""
+
+    def estimate(self, work: Work, device: str) -> Estimate | None:
+        """Price ``work`` on ``device`` in seconds, or ``None`` where this source cannot."""
+        ...
+
+
+class CostBook:
+    """Prices every `Work` of every planner; the only way to a cost.
+
+    Args:
+        sources: asked in order; the first answer counts.
+        given: prices that override every source (source ``given``), by work.
+
+    Prices are kept, so that a plan search pays for each distinct work once.
+    """
+
+    def __init__(
+        self, sources: Sequence[CostSource], *, given: Mapping[Work, float] | None = None
+    ) -> None:
+        self.sources = tuple(sources)
+        self.given = dict(given or {})
+        self._known: dict[tuple[Work, str], Estimate] = {}
+
+    def cost(self, work: Work, device: str) -> Estimate:
+        """Price ``work`` on the device named ``device``.
+
+        For a `Collective` the device is that of the first rank of its group.
+
+        Raises:
+            MissingDataError: no source can price it.
+        """
+        key = (work, device)
+        known = self._known.get(key)
+        if known is None:
+            known = self._known[key] = self._price(work, device)
+        return known
+
+    def can_price(self, work: Work, device: str) -> bool:
+        """Whether `cost` would answer."""
+        try:
+            self.cost(work, device)
+        except MissingDataError:
+            return False
+        return True
+
+    def _price(self, work: Work, device: str) -> Estimate:
+        if work in self.given:
+            return Estimate.exact(self.given[work])
+        if isinstance(work, Segment) and work.parts:
+            parts = (self.cost(part, device).times(count) for part, count in work.parts)
+            return Estimate.total(parts)
+        for source in self.sources:
+            found = source.estimate(work, device)
+            if found is not None:
+                return found
+        raise MissingDataError(
+            f"no cost for {work} on {device}",
+            fix=f"measure it with 'foreplan profile {device}' or allow '--costs roofline'",
+        )

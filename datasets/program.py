@@ -1,0 +1,235 @@
+"""Tensor programs of decoders and their work: what is computed, on which shapes, by which kernel.
+
+A `Program` names one fused operator by its canonical shape (the *task*) and says how it is computed
+(the *variant*). It is the unit that a profile measures, a predictor predicts, `CostBook` prices and
+the runtime executes; all four look kernels up under the same name, so that what is measured is
+what runs.
+
+Shape legend: ``rows`` = tokens that one call handles (batch x tokens), ``n`` = output features,
+``k`` = input features, ``queries``/``keys`` = positions of the sequence, ``head_dim`` = features of
+one head.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
+from foreplan.errors import SpecError
+
+#: Bytes of one element. ``int4`` and ``int3`` count packed storage without scales.
+DTYPE_BYTES: Mapping[str, float] = MappingProxyType(
+    {
+        "fp64": 8.0,
+        "fp32": 4.0,
+        "tf32": 4.0,
+        "bf16": 2.0,
+        "fp16": 2.0,
+        "fp8": 1.0,
+        "int8": 1.0,
+        "int4": 0.5,
+        "int3": 0.4,  # ten values in one 32-bit word
+        "int64": 8.0,
+        "int32": 4.0,
+    }
+)
+
+#: Weights that share one scale (and zero) in the packed formats; 0 = one scale an output row.
+GROUP_SIZE: Mapping[str, int] = MappingProxyType({"int8": 0, "int4": 64, "int3": 64})
+
+#: Bytes of scale and zero per group: int8 has a bf16 scale, int4 and int3 a bf16 scale and zero.
+_GROUP_BYTES: Mapping[str, float] = MappingProxyType({"int8": 2.0, "int4": 4.0, "int3": 4.0})
+
+
+def weight_bytes(n: int, k: int, storage: str) -> int:
+    """Bytes of an ``n`` x ``k`` weight stored as ``storage``, scales and zeros included.
+
+    Raises:
+        SpecError: unknown storage dtype.
+    """
+    if storage not in DTYPE_BYTES:
+        raise SpecError("variant.storage", got=storage, expected=f"one of {sorted(DTYPE_BYTES)}")
+    payload = n * k * DTYPE_BYTES[storage]
+    if storage not in _GROUP_BYTES:
+        return round(payload)
+    group = GROUP_SIZE[storage] or k
+    return round(payload + n * -(-k // group) * _GROUP_BYTES[storage])
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Variant:
+    """How a program is computed; storage precision and compute kernel are separate choices.
+
+    Attributes:
+        storage: dtype the weights (or the cache) are kept in.
+        compute: dtype of the activations and of the arithmetic.
+        kernel: name in the kernel registry, which names the library too (``torch.linear``).
+    """
+
+    storage: str
+    compute: str
+    kernel: str
+
+    def __str__(self) -> str:
+        return f"{self.storage}/{self.compute}/{self.kernel}"
+
+    @classmethod
+    def parse(cls, text: str) -> Variant:
+        """Read what ``str`` wrote.
+
+        Raises:
+            SpecError: not three words between slashes.
+        """
+        parts = text.split("/")
+        if len(parts) != 3 or not all(parts):
+            raise SpecError("variant", got=text, expected="STORAGE/COMPUTE/KERNEL")
+        return cls(*parts)
+
+
+@dataclass(frozen=True, slots=True)
+class Operator:
+    """What an operator's dimensions are called and how much work they mean.
+
+    Attributes:
+        dims: names of the dimensions, in the canonical order.
+        flops: FLOP (multiply-add = 2) from the dimensions.
+        bytes: fewest bytes that move through memory: each input read and each output written once.
+    """
+
+    dims: tuple[str, ...]
+    flops: Callable[[Mapping[str, int]], float]
+    bytes: Callable[[Mapping[str, int], Variant], float]
+
+
+def _visible(d: Mapping[str, int]) -> float:
+    """Pairs of (query, key) that a causal mask leaves, the last query seeing every key."""
+    q, keys = d["queries"], d["keys"]
+    return q * keys - q * (q - 1) / 2
+
+
+def _attention_bytes(d: Mapping[str, int], v: Variant) -> float:
+    act, cache = DTYPE_BYTES[v.compute], DTYPE_BYTES[v.storage]
+    queries_and_out = 2 * d["queries"] * d["heads"] * act
+    return d["batch"] * d["head_dim"] * (queries_and_out + 2 * d["keys"] * d["kv_heads"] * cache)
+
+
+#: Every operator a program can name. One row each: dimensions, FLOP, bytes.
+OPERATORS: Mapping[str, Operator] = MappingProxyType(
+    {
+        "linear": Operator(
+            ("rows", "n", "k"),
+            lambda d: 2.0 * d["rows"] * d["n"] * d["k"],
+            lambda d, v: (
+                d["rows"] * (d["n"] + d["k"]) * DTYPE_BYTES[v.compute]
+                + weight_bytes(d["n"], d["k"], v.storage)
+            ),
+        ),
+        "attention": Operator(
+            ("batch", "queries", "keys", "heads", "kv_heads", "head_dim"),
+            lambda d: 4.0 * d["batch"] * d["heads"] * d["head_dim"] * _visible(d),
+            _attention_bytes,
+        ),
+        "cache_write": Operator(
+            ("batch", "tokens", "kv_heads", "head_dim"),
+            lambda d: 0.0,
+            lambda d, v: (
+                2.0 * d["batch"] * d["tokens"] * d["kv_heads"] * d["head_dim"]
+            ) * (DTYPE_BYTES[v.compute] + DTYPE_BYTES[v.storage]),
+        ),
+        "rope": Operator(
+            ("rows", "heads", "head_dim"),
+            lambda d: 3.0 * d["rows"] * d["heads"] * d["head_dim"],
+            lambda d, v: 2.0 * d["rows"] * d["heads"] * d["head_dim"] * DTYPE_BYTES[v.compute],
+        ),
+        "norm": Operator(
+            ("rows", "cols"),
+            lambda d: 5.0 * d["rows"] * d["cols"],
+            lambda d, v: 2.0 * d["rows"] * d["cols"] * DTYPE_BYTES[v.compute],
+        ),
+        "activation": Operator(
+            ("rows", "cols"),
+            lambda d: 6.0 * d["rows"] * d["cols"],
+            # A gated activation reads two tensors and writes one.
+            lambda d, v: (
+                (3.0 if v.kernel.endswith("_mul") else 2.0)
+                * d["rows"] * d["cols"] * DTYPE_BYTES[v.compute]
+            ),
+        ),
+        "add": Operator(
+            ("rows", "cols"),
+            lambda d: 1.0 * d["rows"] * d["cols"],
+            lambda d, v: 3.0 * d["rows"] * d["cols"] * DTYPE_BYTES[v.compute],
+        ),
+        "cast": Operator(
+            ("rows", "cols"),
+            lambda d: 0.0,
+            lambda d, v: d["rows"] * d["cols"] * (DTYPE_BYTES[v.storage] + DTYPE_BYTES[v.compute]),
+        ),
+        "embedding": Operator(
+            ("rows", "cols"),
+            lambda d: 0.0,
+            lambda d, v: (
+                d["rows"] * d["cols"] * (DTYPE_BYTES[v.storage] + DTYPE_BYTES[v.compute])
+            ),
+        ),
+        "argmax": Operator(
+            ("rows", "cols"),
+            lambda d: 1.0 * d["rows"] * d["cols"],
+            lambda d, v: 1.0 * d["rows"] * d["cols"] * DTYPE_BYTES[v.compute],
+        ),
+    }
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """One fused operator on given shapes, computed by a given variant.
+
+    Build it with `program`, which checks the dimensions.
+
+    Attributes:
+        op: name in `OPERATORS`.
+        sizes: dimensions in the operator's canonical order, all positive.
+        variant: storage, compute dtype and kernel.
+    """
+
+    op: str
+    sizes: tuple[int, ...]
+    variant: Variant
+
+    @property
+    def dims(self) -> dict[str, int]:
+        """Dimensions by name."""
+        return dict(zip(OPERATORS[self.op].dims, self.sizes, strict=True))
+
+    @property
+    def flops(self) -> float:
+        """FLOP of one call."""
+        return OPERATORS[self.op].flops(self.dims)
+
+    @property
+    def bytes(self) -> float:
+        """Fewest bytes one call moves through memory."""
+        return OPERATORS[self.op].bytes(self.dims, self.variant)
+
+    def __str__(self) -> str:
+        inner = ",".join(f"{name}={size}" for name, size in self.dims.items())
+        return f"{self.op}({inner})@{self.variant}"
+
+
+def program(op: str, variant: Variant, **dims: int) -> Program:
+    """Build a program and check it.
+
+    Raises:
+        SpecError: unknown operator, a missing or extra dimension, or a size below 1.
+    """
+    if op not in OPERATORS:
+        raise SpecError("program.op", got=op, expected=f"one of {sorted(OPERATORS)}")
+    names = OPERATORS[op].dims
+    if set(dims) != set(names):
+        raise SpecError(f"program {op}", got=sorted(dims), expected=f"dimensions {list(names)}")
+    for name, size in dims.items():
+        if size < 1:
+            raise SpecError(f"program {op}.{name}", got=size, expected="a size of at least 1")
+    return Program(op, tuple(int(dims[name]) for name in names), variant)
