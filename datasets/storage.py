@@ -1,0 +1,81 @@
+"""Writing files so that nobody ever reads half of one.
+
+The content goes to a new file beside the target, is flushed to the disk, and takes the target's
+name in one step (POSIX ``rename``). A reader sees the old file or the new one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import stat
+from pathlib import Path
+
+from foreplan.errors import SpecError
+
+
+def write_atomically(path: str | os.PathLike[str], content: str | bytes) -> None:
+    """Write a file whole or not at all.
+
+    A symbolic link is followed, so that the file it names is replaced and the link stays. A pipe
+    or a device (``/dev/stdout``) is written to directly, because renaming would replace it.
+
+    Args:
+        path: where to write; the folder must exist. An existing file keeps its permissions.
+        content: text is encoded as UTF-8 with line ends as they are.
+
+    Raises:
+        SpecError: the path cannot be written (no such folder, a folder of that name, no
+            permission, disk full); the former file is then still whole.
+    """
+    data = content.encode("utf-8") if isinstance(content, str) else content
+    target = Path(os.path.realpath(path))
+    try:
+        mode = _mode(target)
+        if mode is not None and stat.S_ISDIR(mode):
+            raise IsADirectoryError(f"Is a directory: {target}")
+        if mode is not None and not stat.S_ISREG(mode):
+            target.write_bytes(data)
+            return
+        _replace(target, data, None if mode is None else stat.S_IMODE(mode))
+    except OSError as error:
+        raise SpecError(
+            str(path), got=error.strerror or str(error), expected="a path that can be written"
+        ) from error
+
+
+def _mode(target: Path) -> int | None:
+    try:
+        return target.stat().st_mode
+    except FileNotFoundError:
+        return None
+
+
+def _replace(target: Path, data: bytes, permissions: int | None) -> None:
+    aside = target.with_name(f".{target.name[:64]}.{secrets.token_hex(6)}.tmp")
+    # 0o666 is narrowed by the umask as for any file; tempfile's 0o600 would lock colleagues out.
+    descriptor = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
+    try:
+        with open(descriptor, "wb") as stream:
+            stream.write(data)
+            stream.flush()
+            os.fsync(stream.fileno())
+        if permissions is not None:
+            aside.chmod(permissions)
+        os.replace(aside, target)
+    except BaseException:  # Ctrl-C too must leave nothing behind
+        with contextlib.suppress(OSError):
+            aside.unlink()
+        raise
+    _sync_folder(target.parent)
+
+
+def _sync_folder(folder: Path) -> None:
+    """Make the rename itself last; some file systems cannot, and the content is safe anyway."""
+    with contextlib.suppress(OSError):
+        descriptor = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
