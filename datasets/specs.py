@@ -26,6 +26,7 @@ from pydantic_core import ErrorDetails, to_json
 from foreplan.errors import SpecError
 
 _Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # libyaml is ten times faster
+_MAX_DEPTH = 100  # of nested brackets; specs need five
 
 
 class StrictModel(BaseModel):
@@ -319,8 +320,19 @@ _DocumentLoader.add_constructor("tag:yaml.org,2002:int", _integer)
 _DocumentLoader.add_constructor("tag:yaml.org,2002:float", _floating)
 
 
+def _refuse_depth(text: str) -> None:
+    """Raise ``RecursionError`` where libyaml, which recurses in C, would end the process."""
+    depth = 0
+    for event in yaml.parse(text, Loader=_Loader):
+        depth += isinstance(event, yaml.CollectionStartEvent)
+        depth -= isinstance(event, yaml.CollectionEndEvent)
+        if depth > _MAX_DEPTH:
+            raise RecursionError
+
+
 def _parse_yaml(text: str, where: str) -> object:
     try:
+        _refuse_depth(text)
         # A subclass of SafeLoader: builds plain data only, so this is no arbitrary yaml.load.
         loader = _DocumentLoader(text)
         try:
