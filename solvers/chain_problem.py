@@ -1,0 +1,411 @@
+"""The chain problem: layers in a row, cut into stages, one device a stage, one variant a layer.
+
+Shape legend: ``K`` device types, ``L`` layers, ``V`` variants (bit-width and kernel of a layer).
+
+Law (seconds), for stages ``j`` with prefill time ``P_j`` and decode time ``D_j`` per micro-batch::
+
+    latency   = sum P + (Mp - 1) * max P + (n - 1) * max(sum D, m * max D)
+    objective = latency + theta * sum omega
+
+``Mp`` prefill micro-batches, ``m`` decode micro-batches, ``n`` new tokens a request (the first
+one comes out of prefill, so ``n = 1`` has no decode term). A link is a pipeline stage of its own:
+each hop's time is added to the sum and can be the maximum. Decode also has the hop that returns
+the token from the last stage to the first; a single stage has no hop at all.
+
+Source of the law: pipeline fill for prefill; for decode a micro-batch needs ``sum D`` to come
+round again, and the bottleneck serves ``m`` of them in the meantime (replaces the ``m - 1`` law
+of LLM-PQ, which is wrong for small ``m``).
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from foreplan.errors import SpecError
+
+FloatArray = npt.NDArray[np.float64]
+IntArray = npt.NDArray[np.int64]
+
+RELATIVE_TOLERANCE = 1e-9
+"""Slack on every limit, so that a sum of floats that should equal its limit meets it."""
+
+
+def _unset() -> FloatArray:
+    return np.empty(0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class ChainProblem:
+    """One instance; arrays are copied, checked and made read-only.
+
+    Attributes:
+        counts: ``[K]`` devices of each type; any order along the chain, unused ones are allowed.
+        prefill_s: ``[K, L, V]`` seconds of a layer for one prefill micro-batch; ``inf`` in this or
+            in ``decode_s`` means that the type has no such variant.
+        decode_s: ``[K, L, V]`` seconds of a layer for one token of one decode micro-batch.
+        memory_bytes: ``[K, L, V]`` bytes that the layer occupies (weights and cache).
+        capacity_bytes: ``[K]`` bytes a device can give to a stage.
+        omega: ``[L, V]`` quality loss, at least 0.
+        first_prefill_s: ``[K]`` extra of the stage that holds layer 0 (embedding); likewise
+            ``first_decode_s``, ``first_memory_bytes`` and, for the stage that holds layer L-1
+            (head), ``last_*``; one stage that holds both pays both.
+        fixed_memory_bytes: ``[K]`` bytes of every stage, however short (context, workspace).
+        link_prefill_s: ``[K, K]`` seconds of the hop from a stage on type k to the next on type k'.
+        link_decode_s: ``[K, K]`` the same for a decode micro-batch.
+        link_return_decode_s: ``[K, K]`` hop from the last stage's type to the first stage's.
+        prefill_microbatches: ``Mp``.
+        decode_microbatches: ``m``.
+        new_tokens: ``n``.
+        theta: seconds per unit of omega in the objective.
+        max_omega: hard limit on the sum of omega, or ``None``.
+        cost2: ``[L, V]`` second additive cost of any sign (minus bits, for an average-bits floor).
+        max_cost2: hard limit on the sum of ``cost2``, or ``None``.
+
+    Arrays left out are zeros.
+
+    Raises:
+        SpecError: a wrong shape, a NaN, a negative size or time, a count that is no integer.
+    """
+
+    counts: IntArray
+    prefill_s: FloatArray
+    decode_s: FloatArray
+    memory_bytes: FloatArray
+    capacity_bytes: FloatArray
+    omega: FloatArray = field(default_factory=_unset)
+    first_prefill_s: FloatArray = field(default_factory=_unset)
+    first_decode_s: FloatArray = field(default_factory=_unset)
+    first_memory_bytes: FloatArray = field(default_factory=_unset)
+    last_prefill_s: FloatArray = field(default_factory=_unset)
+    last_decode_s: FloatArray = field(default_factory=_unset)
+    last_memory_bytes: FloatArray = field(default_factory=_unset)
+    fixed_memory_bytes: FloatArray = field(default_factory=_unset)
+    link_prefill_s: FloatArray = field(default_factory=_unset)
+    link_decode_s: FloatArray = field(default_factory=_unset)
+    link_return_decode_s: FloatArray = field(default_factory=_unset)
+    prefill_microbatches: int = 1
+    decode_microbatches: int = 1
+    new_tokens: int = 1
+    theta: float = 0.0
+    max_omega: float | None = None
+    cost2: FloatArray = field(default_factory=_unset)
+    max_cost2: float | None = None
+
+    def __post_init__(self) -> None:
+        shape = np.shape(self.prefill_s)
+        if len(shape) != 3 or 0 in shape:
+            raise SpecError("ChainProblem.prefill_s", got=shape, expected="shape [K, L, V], none 0")
+        k, n_layers, n_variants = shape
+        self._set("prefill_s", shape)
+        self._set("decode_s", shape)
+        self._set("memory_bytes", shape)
+        self._set("capacity_bytes", (k,), required=True)
+        for edge in ("first", "last"):
+            for quantity in ("prefill_s", "decode_s", "memory_bytes"):
+                self._set(f"{edge}_{quantity}", (k,))
+        self._set("fixed_memory_bytes", (k,))
+        for link in ("link_prefill_s", "link_decode_s", "link_return_decode_s"):
+            self._set(link, (k, k))
+        self._set("omega", (n_layers, n_variants), infinite=False)
+        self._set("cost2", (n_layers, n_variants), infinite=False, negative=True)
+        counts = np.asarray(self.counts)
+        if (
+            counts.shape != (k,)
+            or not np.issubdtype(counts.dtype, np.integer)
+            or (counts < 0).any()
+        ):
+            raise SpecError("ChainProblem.counts", got=self.counts, expected=f"{k} integers >= 0")
+        counts = counts.astype(np.int64)
+        counts.setflags(write=False)
+        object.__setattr__(self, "counts", counts)
+        for name in ("prefill_microbatches", "decode_microbatches", "new_tokens"):
+            got = getattr(self, name)
+            if not isinstance(got, (int, np.integer)) or got < 1:
+                raise SpecError(f"ChainProblem.{name}", got=got, expected="an integer >= 1")
+        if not (math.isfinite(self.theta) and self.theta >= 0):
+            raise SpecError("ChainProblem.theta", got=self.theta, expected="finite, >= 0")
+        if self.max_omega is not None and not (
+            math.isfinite(self.max_omega) and self.max_omega >= 0
+        ):
+            raise SpecError("ChainProblem.max_omega", got=self.max_omega, expected="finite, >= 0")
+        if self.max_cost2 is not None and not math.isfinite(self.max_cost2):
+            raise SpecError("ChainProblem.max_cost2", got=self.max_cost2, expected="finite")
+
+    def _set(
+        self,
+        name: str,
+        shape: tuple[int, ...],
+        *,
+        required: bool = False,
+        infinite: bool = True,
+        negative: bool = False,
+    ) -> None:
+        """Copy one array in as read-only float64, or zeros if it was left out."""
+        where = f"ChainProblem.{name}"
+        try:
+            array = np.array(getattr(self, name), dtype=np.float64)
+        except (TypeError, ValueError) as error:
+            raise SpecError(where, got=getattr(self, name), expected="numbers") from error
+        if array.size == 0 and not required:
+            array = np.zeros(shape)
+        if array.shape != shape:
+            raise SpecError(where, got=array.shape, expected=f"shape {list(shape)}")
+        if np.isnan(array).any():
+            raise SpecError(where, got="NaN", expected="numbers")
+        if not negative and (array < 0).any():
+            raise SpecError(where, got=float(array.min()), expected=">= 0")
+        if not infinite and np.isinf(array).any():
+            raise SpecError(where, got="inf", expected="finite numbers")
+        array.setflags(write=False)
+        object.__setattr__(self, name, array)
+
+    @property
+    def n_types(self) -> int:
+        """``K``."""
+        return int(self.prefill_s.shape[0])
+
+    @property
+    def n_layers(self) -> int:
+        """``L``."""
+        return int(self.prefill_s.shape[1])
+
+    @property
+    def n_variants(self) -> int:
+        """``V``."""
+        return int(self.prefill_s.shape[2])
+
+    @property
+    def available(self) -> npt.NDArray[np.bool_]:
+        """``[K, L, V]`` whether the type can run the layer at the variant at all."""
+        return (
+            np.isfinite(self.prefill_s)
+            & np.isfinite(self.decode_s)
+            & np.isfinite(self.memory_bytes)
+        )
+
+    @property
+    def capacity_limit_bytes(self) -> FloatArray:
+        """``[K]`` capacity with the float slack that every solver shares."""
+        limit: FloatArray = self.capacity_bytes * (1 + RELATIVE_TOLERANCE)
+        return limit
+
+    @property
+    def omega_limit(self) -> float:
+        """``max_omega`` with float slack; ``inf`` without a limit."""
+        return math.inf if self.max_omega is None else self.max_omega * (1 + RELATIVE_TOLERANCE)
+
+    @property
+    def cost2_limit(self) -> float:
+        """``max_cost2`` with float slack; ``inf`` without a limit."""
+        if self.max_cost2 is None:
+            return math.inf
+        # Costs of both signs cancel, so the slack must not vanish with the limit.
+        return self.max_cost2 + RELATIVE_TOLERANCE * max(
+            abs(self.max_cost2), 1e-3 * float(np.abs(self.cost2).max(axis=1).sum())
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChainStage:
+    """Layers ``[start, end)`` on one device.
+
+    Attributes:
+        device_type: index of the type.
+        start: first layer.
+        end: one past the last layer.
+        variants: variant of each layer, ``end - start`` of them.
+        prefill_s: seconds of the stage for one prefill micro-batch, edges included, links not.
+        decode_s: seconds of the stage for one token of one decode micro-batch.
+        memory_bytes: bytes on the device, edges and fixed part included.
+    """
+
+    device_type: int
+    start: int
+    end: int
+    variants: tuple[int, ...]
+    prefill_s: float
+    decode_s: float
+    memory_bytes: float
+
+
+@dataclass(frozen=True, slots=True)
+class ChainAssignment:
+    """A decision: the stages in chain order."""
+
+    stages: tuple[ChainStage, ...]
+
+    @property
+    def variants(self) -> tuple[int, ...]:
+        """Variant of each layer of the chain."""
+        return tuple(v for stage in self.stages for v in stage.variants)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChainScore:
+    """What an assignment costs, broken down.
+
+    Attributes:
+        objective: ``latency_s + theta * omega``, seconds; ``inf`` if a variant is missing.
+        latency_s: the law in the module docstring, seconds.
+        prefill_sum_s: stages and hops, seconds.
+        prefill_max_s: the slowest stage or hop, seconds.
+        decode_sum_s: stages, hops and the return hop, seconds.
+        decode_max_s: the slowest of these, seconds.
+        omega: total quality loss.
+        cost2: total second cost.
+        violations: one line per broken limit; empty if feasible.
+    """
+
+    objective: float
+    latency_s: float
+    prefill_sum_s: float
+    prefill_max_s: float
+    decode_sum_s: float
+    decode_max_s: float
+    omega: float
+    cost2: float
+    violations: tuple[str, ...]
+
+    @property
+    def feasible(self) -> bool:
+        """Whether every limit holds."""
+        return not self.violations
+
+
+def make_stage(
+    problem: ChainProblem, device_type: int, start: int, end: int, variants: Sequence[int]
+) -> ChainStage:
+    """Price one stage.
+
+    Args:
+        problem: the instance.
+        device_type: index of the type, ``< K``.
+        start: first layer.
+        end: one past the last layer; ``0 <= start < end <= L``.
+        variants: ``end - start`` variant indices.
+
+    Raises:
+        SpecError: an index out of range or the wrong number of variants.
+    """
+    if not 0 <= device_type < problem.n_types:
+        raise SpecError("stage.device_type", got=device_type, expected=f"0..{problem.n_types - 1}")
+    if not 0 <= start < end <= problem.n_layers:
+        raise SpecError(
+            "stage", got=(start, end), expected=f"0 <= start < end <= {problem.n_layers}"
+        )
+    index = np.asarray(variants, dtype=np.int64)
+    if index.shape != (end - start,) or (index < 0).any() or (index >= problem.n_variants).any():
+        raise SpecError(
+            "stage.variants", got=variants, expected=f"{end - start} of 0..{problem.n_variants - 1}"
+        )
+    layers = np.arange(start, end)
+    prefill = float(problem.prefill_s[device_type, layers, index].sum())
+    decode = float(problem.decode_s[device_type, layers, index].sum())
+    memory = float(problem.memory_bytes[device_type, layers, index].sum())
+    memory += float(problem.fixed_memory_bytes[device_type])
+    if start == 0:
+        prefill += float(problem.first_prefill_s[device_type])
+        decode += float(problem.first_decode_s[device_type])
+        memory += float(problem.first_memory_bytes[device_type])
+    if end == problem.n_layers:
+        prefill += float(problem.last_prefill_s[device_type])
+        decode += float(problem.last_decode_s[device_type])
+        memory += float(problem.last_memory_bytes[device_type])
+    return ChainStage(
+        device_type=device_type,
+        start=start,
+        end=end,
+        variants=tuple(int(v) for v in index),
+        prefill_s=prefill,
+        decode_s=decode,
+        memory_bytes=memory,
+    )
+
+
+def evaluate(problem: ChainProblem, assignment: ChainAssignment) -> ChainScore:
+    """Score an assignment from the problem's arrays alone; the one evaluator of this problem.
+
+    Args:
+        problem: the instance.
+        assignment: stages in chain order; their stored times are not trusted.
+
+    Returns:
+        The score; broken limits stand in ``violations``, with ``objective`` still computed.
+
+    Raises:
+        SpecError: the stages are not a partition of the chain into at least one stage.
+    """
+    if not assignment.stages:
+        raise SpecError("assignment.stages", got=(), expected="at least one stage")
+    stages = [
+        make_stage(problem, s.device_type, s.start, s.end, s.variants) for s in assignment.stages
+    ]
+    ends = [0] + [s.end for s in stages]
+    if [s.start for s in stages] != ends[:-1] or ends[-1] != problem.n_layers:
+        raise SpecError(
+            "assignment.stages",
+            got=[(s.start, s.end) for s in stages],
+            expected=f"a partition of layers 0..{problem.n_layers} in order",
+        )
+    types = [s.device_type for s in stages]
+    hops = list(itertools.pairwise(types))
+    prefill_hops = [float(problem.link_prefill_s[hop]) for hop in hops]
+    decode_hops = [float(problem.link_decode_s[hop]) for hop in hops]
+    if hops:
+        decode_hops.append(float(problem.link_return_decode_s[types[-1], types[0]]))
+    prefill = [s.prefill_s for s in stages] + prefill_hops
+    decode = [s.decode_s for s in stages] + decode_hops
+    prefill_sum, prefill_max = math.fsum(prefill), max(prefill)
+    decode_sum, decode_max = math.fsum(decode), max(decode)
+    chosen = (np.arange(problem.n_layers), np.asarray(assignment.variants, dtype=np.int64))
+    omega = float(problem.omega[chosen].sum())
+    cost2 = float(problem.cost2[chosen].sum())
+    latency = prefill_sum
+    # The guards keep 0 * inf out of the sum.
+    if problem.prefill_microbatches > 1:
+        latency += (problem.prefill_microbatches - 1) * prefill_max
+    if problem.new_tokens > 1:
+        round_s = max(decode_sum, problem.decode_microbatches * decode_max)
+        latency += (problem.new_tokens - 1) * round_s
+    violations = _violations(problem, stages, omega, cost2)
+    if not (math.isfinite(prefill_sum) and math.isfinite(decode_sum)):
+        violations.append("a stage, edge or hop that its device type does not have")
+        latency = math.inf
+    return ChainScore(
+        objective=latency + problem.theta * omega,
+        latency_s=latency,
+        prefill_sum_s=prefill_sum,
+        prefill_max_s=prefill_max,
+        decode_sum_s=decode_sum,
+        decode_max_s=decode_max,
+        omega=omega,
+        cost2=cost2,
+        violations=tuple(violations),
+    )
+
+
+def _violations(
+    problem: ChainProblem, stages: Sequence[ChainStage], omega: float, cost2: float
+) -> list[str]:
+    broken = []
+    for k in range(problem.n_types):
+        used = sum(s.device_type == k for s in stages)
+        if used > problem.counts[k]:
+            broken.append(f"{used} stages on type {k}, which has {problem.counts[k]} devices")
+    for j, stage in enumerate(stages):
+        if not stage.memory_bytes <= problem.capacity_limit_bytes[stage.device_type]:
+            broken.append(
+                f"stage {j} needs {stage.memory_bytes:.0f} bytes, type {stage.device_type} has "
+                f"{problem.capacity_bytes[stage.device_type]:.0f}"
+            )
+    if omega > problem.omega_limit:
+        broken.append(f"omega {omega:.6g} above {problem.max_omega:.6g}")
+    if cost2 > problem.cost2_limit:
+        broken.append(f"cost2 {cost2:.6g} above {problem.max_cost2:.6g}")
+    return broken
