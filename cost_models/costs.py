@@ -56,7 +56,7 @@ class StorageAccess:
 
 @dataclass(frozen=True, slots=True)
 class HostLaunch:
-    """Host time to issue ``calls`` operators that no other price includes."""
+    """Host time to issue ``calls`` operators that no other price includes; ``HostLaunch(0)`` is free."""
 
     calls: int = 1
 
@@ -177,6 +177,8 @@ class CostBook:
     def _price(self, work: Work, device: str) -> Estimate:
         if work in self.given:
             return Estimate.exact(self.given[work])
+        if work == HostLaunch(0):
+            return Estimate.exact(0.0)
         if isinstance(work, Segment) and work.parts:
             parts = (self.cost(part, device).times(count) for part, count in work.parts)
             return Estimate.total(parts)

@@ -1,0 +1,309 @@
+"""`Schedule`: per rank an ordered list of `Action`; simulated, executed, drawn and exported as is.
+
+Semantics, the same for the simulator and for the runtime of ``planner/verify``:
+
+- An action starts when every action it depends on has ended, and when every earlier action of its
+  rank that shares one of its *resources* has ended. So a resource of a rank (``compute``, ``send:1``)
+  is a queue served in list order; actions without a common resource may overlap.
+- Actions that carry the same *rendezvous* number (a collective, one action a rank) start together,
+  when all of them could.
+- A resource that starts with ``shared:`` is one queue for all ranks, served in the order in which
+  actions become ready (a link tier, a disk).
+- ``memory`` allocates at the start and frees at the end of the action.
+
+Storage is by column, so that schedules with millions of actions stay cheap; `Action` is the view
+of one row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from foreplan.cost_models.costs import Work
+from foreplan.errors import SpecError
+
+IntArray = npt.NDArray[np.int64]
+FloatArray = npt.NDArray[np.float64]
+
+COMPUTE = "compute"
+SHARED_PREFIX = "shared:"
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """Bytes that an action allocates when it starts and frees when it ends.
+
+    Attributes:
+        item: line of the ledger (``activations``, ``kv_cache``).
+        allocate_bytes: taken at the start.
+        free_bytes: given back at the end, also of what earlier actions took.
+    """
+
+    item: str
+    allocate_bytes: int = 0
+    free_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Action:
+    """One step of one rank.
+
+    Attributes:
+        op: what it is to the planner's kernels (``F``, ``prefill``, ``send``, ``recv``); the words
+            ``send``, ``recv`` and the collectives' names are executed by the runtime itself.
+        rank: who runs it.
+        work: what it costs, priced on the rank's device.
+        stage: pipeline stage or model chunk, -1 where it has none.
+        microbatch: -1 where it has none.
+        step: token or training step, -1 where it has none.
+        peer: other rank of a send or receive, -1 otherwise.
+        dependencies: indices of earlier actions of the schedule, of any rank.
+        resources: queues it occupies; () overlaps with everything (a pure delay).
+        memory: what it does to the ledger.
+        rendezvous: number shared by the actions of one collective, -1 for none.
+        pressure: share of its time that is bound by memory bandwidth, 0..1; what it suffers when
+            other ranks of its host run at the same time (measured contention).
+    """
+
+    op: str
+    rank: int
+    work: Work
+    stage: int = -1
+    microbatch: int = -1
+    step: int = -1
+    peer: int = -1
+    dependencies: tuple[int, ...] = ()
+    resources: tuple[str, ...] = (COMPUTE,)
+    memory: Memory | None = None
+    rendezvous: int = -1
+    pressure: float = 0.0
+
+    @property
+    def label(self) -> str:
+        """Short name in drawings, in the notation of PyTorch's schedules: ``<stage><op><batch>``."""
+        text = f"{self.stage if self.stage >= 0 else ''}{self.op}"
+        if self.microbatch >= 0:
+            text += str(self.microbatch)
+        return text if self.step < 0 else f"{text}.{self.step}"
+
+
+@dataclass(frozen=True, eq=False)
+class Schedule:
+    """An immutable schedule; make one with `ScheduleBuilder`.
+
+    Attributes:
+        devices: device name of each rank.
+        works: the distinct works; ``work`` indexes them.
+        resources: the distinct resource names; ``resource_sets`` lists sets of their indices.
+        rank, op, work, stage, microbatch, step, peer, rendezvous, resource_set: one int per action.
+        pressure: one float per action.
+        dependency_start, dependency: dependencies in compressed rows.
+        memory_item: index into ``items`` or -1; allocate_bytes, free_bytes: one int per action.
+    """
+
+    devices: tuple[str, ...]
+    works: tuple[Work, ...]
+    ops: tuple[str, ...]
+    items: tuple[str, ...]
+    resources: tuple[str, ...]
+    resource_sets: tuple[tuple[int, ...], ...]
+    rank: IntArray
+    op: IntArray
+    work: IntArray
+    stage: IntArray
+    microbatch: IntArray
+    step: IntArray
+    peer: IntArray
+    rendezvous: IntArray
+    resource_set: IntArray
+    pressure: FloatArray
+    dependency_start: IntArray
+    dependency: IntArray
+    memory_item: IntArray
+    allocate_bytes: IntArray
+    free_bytes: IntArray
+    notes: Mapping[str, str] = field(default_factory=dict)
+
+    def __len__(self) -> int:
+        return len(self.rank)
+
+    @property
+    def ranks(self) -> int:
+        """Number of ranks."""
+        return len(self.devices)
+
+    def __getitem__(self, index: int) -> Action:
+        i = range(len(self))[index]
+        item = int(self.memory_item[i])
+        memory = None
+        if item >= 0:
+            memory = Memory(
+                self.items[item], int(self.allocate_bytes[i]), int(self.free_bytes[i])
+            )
+        first, last = int(self.dependency_start[i]), int(self.dependency_start[i + 1])
+        return Action(
+            op=self.ops[self.op[i]],
+            rank=int(self.rank[i]),
+            work=self.works[self.work[i]],
+            stage=int(self.stage[i]),
+            microbatch=int(self.microbatch[i]),
+            step=int(self.step[i]),
+            peer=int(self.peer[i]),
+            dependencies=tuple(int(d) for d in self.dependency[first:last]),
+            resources=tuple(
+                self.resources[r] for r in self.resource_sets[self.resource_set[i]]
+            ),
+            memory=memory,
+            rendezvous=int(self.rendezvous[i]),
+            pressure=float(self.pressure[i]),
+        )
+
+    def __iter__(self) -> Iterator[Action]:
+        return (self[i] for i in range(len(self)))
+
+    def of_rank(self, rank: int) -> list[int]:
+        """Indices of the actions of one rank, in its order."""
+        return [int(i) for i in np.flatnonzero(self.rank == rank)]
+
+
+class ScheduleBuilder:
+    """Collects actions; the order of `add` is the order of each rank's list.
+
+    Args:
+        devices: device name of each rank.
+    """
+
+    def __init__(self, devices: Sequence[str]) -> None:
+        if not devices:
+            raise SpecError("schedule.devices", got=list(devices), expected="at least one rank")
+        self._devices = tuple(devices)
+        self._works: dict[Work, int] = {}
+        self._work_by_id: dict[int, int] = {}
+        self._ops: dict[str, int] = {}
+        self._items: dict[str, int] = {}
+        self._resources: dict[str, int] = {}
+        self._sets: dict[tuple[str, ...], int] = {}
+        self._rows: list[tuple[int, ...]] = []
+        self._pressure: list[float] = []
+        self._dependency: list[int] = []
+        self._dependency_start: list[int] = [0]
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def add(
+        self,
+        op: str,
+        rank: int,
+        work: Work,
+        *,
+        stage: int = -1,
+        microbatch: int = -1,
+        step: int = -1,
+        peer: int = -1,
+        dependencies: Sequence[int] = (),
+        resources: tuple[str, ...] = (COMPUTE,),
+        memory: Memory | None = None,
+        rendezvous: int = -1,
+        pressure: float = 0.0,
+    ) -> int:
+        """Append an action to its rank's list; see `Action` for the fields.
+
+        Returns:
+            The action's index. Dependencies may name actions that are added later.
+        """
+        item, allocate, free = -1, 0, 0
+        if memory is not None:
+            item = self._items.setdefault(memory.item, len(self._items))
+            allocate, free = memory.allocate_bytes, memory.free_bytes
+        self._rows.append(
+            (
+                rank,
+                self._ops.setdefault(op, len(self._ops)),
+                self._work_index(work),
+                stage,
+                microbatch,
+                step,
+                peer,
+                rendezvous,
+                self._sets.setdefault(resources, len(self._sets)),
+                item,
+                allocate,
+                free,
+            )
+        )
+        self._pressure.append(pressure)
+        self._dependency.extend(dependencies)
+        self._dependency_start.append(len(self._dependency))
+        return len(self._rows) - 1
+
+    def build(self, notes: Mapping[str, str] | None = None) -> Schedule:
+        """Check and freeze.
+
+        Raises:
+            SpecError: an unknown rank, a dependency on itself or on an action that does not exist.
+        """
+        rows = np.asarray(self._rows, dtype=np.int64).reshape(-1, 12)
+        dependency = np.asarray(self._dependency, dtype=np.int64)
+        start = np.asarray(self._dependency_start, dtype=np.int64)
+        count = len(rows)
+        if count and (rows[:, 0].min() < 0 or rows[:, 0].max() >= len(self._devices)):
+            raise SpecError(
+                "schedule.rank",
+                got=int(rows[:, 0].max()),
+                expected=f"a rank of 0..{len(self._devices) - 1}",
+            )
+        if dependency.size:
+            owner = np.repeat(np.arange(count), np.diff(start))
+            if dependency.min() < 0 or dependency.max() >= count or bool((owner == dependency).any()):
+                raise SpecError(
+                    "schedule.dependencies",
+                    got=f"{dependency.min()}..{dependency.max()}",
+                    expected=f"other actions of 0..{count - 1}",
+                )
+        for name in self._sets:
+            for resource in name:
+                self._resources.setdefault(resource, len(self._resources))
+        columns = [np.ascontiguousarray(rows[:, c]) for c in range(12)]
+        return Schedule(
+            devices=self._devices,
+            works=tuple(self._works),
+            ops=tuple(self._ops),
+            items=tuple(self._items),
+            resources=tuple(self._resources),
+            resource_sets=tuple(
+                tuple(self._resources[r] for r in name) for name in self._sets
+            ),
+            rank=columns[0],
+            op=columns[1],
+            work=columns[2],
+            stage=columns[3],
+            microbatch=columns[4],
+            step=columns[5],
+            peer=columns[6],
+            rendezvous=columns[7],
+            resource_set=columns[8],
+            memory_item=columns[9],
+            allocate_bytes=columns[10],
+            free_bytes=columns[11],
+            pressure=np.asarray(self._pressure, dtype=np.float64),
+            dependency_start=start,
+            dependency=dependency,
+            notes=dict(notes or {}),
+        )
+
+    def _work_index(self, work: Work) -> int:
+        # Segments are long tuples: hashing one for every action would dominate, so the object's
+        # identity is tried first; ``_works`` keeps the first of equal works alive, so that its
+        # identity stays its own.
+        known = self._work_by_id.get(id(work))
+        if known is None:
+            new = len(self._works)
+            known = self._works.setdefault(work, new)
+            if known == new:
+                self._work_by_id[id(work)] = new
+        return known
