@@ -1,0 +1,281 @@
+"""`Model`: what a decoder-only language model is made of, and how many parameters each part has.
+
+Read from a Hugging Face folder or from the zoo with `load_model`, without loading a weight and
+without importing torch or transformers. Parameter counts are exact: they equal those of the module
+that transformers builds from the same configuration.
+
+Shape legend: a linear layer's weight is ``[n, k]`` with ``n`` output and ``k`` input features, as
+``torch.nn.Linear`` stores it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import Literal
+
+from pydantic import Field, PositiveFloat, PositiveInt, ValidationInfo, field_validator
+
+from foreplan.datasets.program import DTYPE_BYTES
+from foreplan.datasets.specs import StrictModel
+from foreplan.errors import SpecError
+
+Family = Literal["llama", "qwen2", "qwen3", "mistral", "opt", "gpt2"]
+
+#: What every model of a family has in common (transformers, ``models/<family>/modeling_*.py``).
+#: A folder's configuration or a zoo entry fills in the rest and may override the biases.
+FAMILY_FACTS: Mapping[str, Mapping[str, object]] = MappingProxyType(
+    {
+        "llama": MappingProxyType({"norm": "rms", "gated": True, "position": "rope"}),
+        "mistral": MappingProxyType({"norm": "rms", "gated": True, "position": "rope"}),
+        "qwen2": MappingProxyType(
+            {"norm": "rms", "gated": True, "position": "rope", "qkv_bias": True}
+        ),
+        "qwen3": MappingProxyType(
+            {"norm": "rms", "gated": True, "position": "rope", "qk_norm": True}
+        ),
+        "opt": MappingProxyType(
+            {
+                "norm": "layer",
+                "gated": False,
+                "activation": "relu",
+                "position": "learned",
+                # OPTLearnedPositionalEmbedding keeps two unused rows in front.
+                "position_offset": 2,
+                "qkv_bias": True,
+                "out_bias": True,
+                "mlp_bias": True,
+            }
+        ),
+        "gpt2": MappingProxyType(
+            {
+                "norm": "layer",
+                "gated": False,
+                "activation": "gelu_tanh",
+                "position": "learned",
+                "qkv_bias": True,
+                "out_bias": True,
+                "mlp_bias": True,
+            }
+        ),
+    }
+)
+
+
+@dataclass(frozen=True, slots=True)
+class LinearShape:
+    """One fused linear of a decoder layer: weight ``[n, k]`` and, with ``bias``, a bias ``[n]``."""
+
+    name: str
+    n: int
+    k: int
+    bias: bool
+
+    @property
+    def parameters(self) -> int:
+        """Weights and biases."""
+        return self.n * self.k + (self.n if self.bias else 0)
+
+
+class RopeScaling(StrictModel):
+    """How rotary frequencies are stretched beyond the positions a model was first trained on.
+
+    ``linear`` divides every frequency by ``factor``. ``llama3`` divides those whose wavelength
+    exceeds ``original_max_positions / low_freq_factor``, keeps those below ``... /
+    high_freq_factor`` and interpolates between (transformers,
+    ``modeling_rope_utils._compute_llama3_parameters``).
+    """
+
+    kind: Literal["linear", "llama3"]
+    factor: PositiveFloat
+    low_freq_factor: PositiveFloat = 1.0
+    high_freq_factor: PositiveFloat = 4.0
+    original_max_positions: PositiveInt = 8192
+
+
+class Model(StrictModel):
+    """A decoder-only language model, described without its weights.
+
+    Every field is validated when the object is built; a wrong one is a pydantic error there and a
+    one-line `SpecError` through `load_model`.
+
+    Attributes:
+        name: what a reader calls it.
+        family: architecture, as transformers names it.
+        layers: decoder layers.
+        hidden: features of the residual stream.
+        heads: query heads.
+        kv_heads: key and value heads; divides ``heads``.
+        head_dim: features of one head; need not be ``hidden / heads``.
+        ffn: features inside the MLP.
+        vocab: rows of the embedding and of the head.
+        max_positions: longest sequence.
+        norm: ``rms`` (scale only) or ``layer`` (scale and shift).
+        norm_eps: what the norms add to the variance.
+        gated: the MLP is ``down(act(gate(x)) * up(x))`` rather than ``down(act(up(x)))``.
+        activation: of the MLP; ``gelu_tanh`` is the tanh approximation.
+        qkv_bias: bias of the fused query, key and value projection.
+        out_bias: bias of the attention's output projection.
+        mlp_bias: bias of the MLP's linears.
+        qk_norm: RMS norm over each head of queries and keys, before the rotation.
+        tied: the head is the embedding's own matrix.
+        position: rotary, or learned vectors added to the embedding.
+        rope_theta: base of the rotary frequencies.
+        rope_scaling: how they are stretched, if at all.
+        position_offset: unused rows in front of the learned positions (OPT: 2).
+        sliding_window: keys a query sees at most; ``None`` = all.
+        weights: ``trained`` when the folder holds safetensors, else ``random``: times are real,
+            tokens mean nothing.
+        dtype: dtype of the published checkpoint.
+        checkpoint_bytes: bytes of all parameters as stored in the folder, or ``None``.
+        path: the folder, or ``None`` for a zoo model.
+    """
+
+    name: str = Field(min_length=1)
+    family: Family
+    layers: PositiveInt
+    hidden: PositiveInt
+    heads: PositiveInt
+    kv_heads: PositiveInt
+    head_dim: PositiveInt
+    ffn: PositiveInt
+    vocab: PositiveInt
+    max_positions: PositiveInt
+    norm: Literal["rms", "layer"]
+    norm_eps: PositiveFloat
+    gated: bool
+    activation: Literal["silu", "relu", "gelu", "gelu_tanh"] = "silu"
+    qkv_bias: bool = False
+    out_bias: bool = False
+    mlp_bias: bool = False
+    qk_norm: bool = False
+    tied: bool
+    position: Literal["rope", "learned"]
+    rope_theta: PositiveFloat = 10000.0
+    rope_scaling: RopeScaling | None = None
+    position_offset: int = Field(default=0, ge=0)
+    sliding_window: PositiveInt | None = None
+    weights: Literal["trained", "random"] = "random"
+    dtype: Literal["fp32", "fp16", "bf16"]
+    checkpoint_bytes: PositiveInt | None = None
+    path: str | None = None
+
+    @field_validator("kv_heads")
+    @classmethod
+    def _divides_heads(cls, value: int, info: ValidationInfo) -> int:
+        heads = info.data.get("heads")
+        if heads is not None and heads % value:
+            raise ValueError(f"a divisor of heads = {heads}")
+        return value
+
+    @field_validator("position")
+    @classmethod
+    def _rotates_pairs(cls, value: str, info: ValidationInfo) -> str:
+        head_dim = info.data.get("head_dim", 0)
+        if value == "rope" and head_dim % 2:
+            raise ValueError(f"learned, because head_dim = {head_dim} is odd and rope turns pairs")
+        return value
+
+    # Sizes ------------------------------------------------------------------------------------
+
+    @property
+    def linears(self) -> tuple[LinearShape, ...]:
+        """The fused linears of one decoder layer in the order they run: qkv, out, up, down.
+
+        A gated MLP's ``up`` computes gate and up in one product, gate first: ``n = 2 * ffn``.
+        """
+        inner = self.heads * self.head_dim
+        up = 2 * self.ffn if self.gated else self.ffn
+        qkv = inner + 2 * self.kv_heads * self.head_dim
+        return (
+            LinearShape("qkv", qkv, self.hidden, self.qkv_bias),
+            LinearShape("out", self.hidden, inner, self.out_bias),
+            LinearShape("up", up, self.hidden, self.mlp_bias),
+            LinearShape("down", self.hidden, self.ffn, self.mlp_bias),
+        )
+
+    @property
+    def norm_parameters(self) -> int:
+        """Parameters of one norm over the residual stream."""
+        return self.hidden * (2 if self.norm == "layer" else 1)
+
+    @property
+    def linear_parameters(self) -> int:
+        """Weights and biases of one layer's linears: what a layer's precision applies to."""
+        return sum(linear.parameters for linear in self.linears)
+
+    @property
+    def layer_parameters(self) -> int:
+        """Parameters of one decoder layer."""
+        head_norms = 2 * self.head_dim if self.qk_norm else 0
+        return self.linear_parameters + 2 * self.norm_parameters + head_norms
+
+    @property
+    def position_rows(self) -> int:
+        """Rows of the learned position table, 0 with rotary positions."""
+        return self.max_positions + self.position_offset if self.position == "learned" else 0
+
+    @property
+    def embedding_parameters(self) -> int:
+        """Parameters of the token embedding and of learned positions."""
+        return (self.vocab + self.position_rows) * self.hidden
+
+    @property
+    def head_parameters(self) -> int:
+        """Parameters that the last stage holds after its layers: final norm and head.
+
+        A tied head counts in full, because the stage needs the matrix whoever else has it.
+        """
+        return self.norm_parameters + self.vocab * self.hidden
+
+    @property
+    def parameters(self) -> int:
+        """Distinct parameters of the whole model; a tied head counts once."""
+        shared = self.vocab * self.hidden if self.tied else 0
+        layers = self.layers * self.layer_parameters
+        return layers + self.embedding_parameters + self.head_parameters - shared
+
+    def kv_bytes_per_token(self, storage: str) -> float:
+        """Bytes that one layer's KV cache keeps for one token stored as ``storage``."""
+        return 2 * self.kv_heads * self.head_dim * DTYPE_BYTES[storage]
+
+    @property
+    def max_sequence(self) -> int:
+        """Longest sequence for which full causal attention is what the model computes.
+
+        A sliding window changes nothing up to its own length; beyond it the runtime would compute
+        something else than the model, so that planners stop here.
+        """
+        return min(self.max_positions, self.sliding_window or self.max_positions)
+
+
+def load_model(name_or_path: str | Path) -> Model:
+    """Describe the model in a Hugging Face folder, or the zoo model of that name.
+
+    A string that is a zoo name means the zoo model, unless it contains a path separator.
+
+    Args:
+        name_or_path: folder with a ``config.json``, or a name listed by ``model_zoo.zoo_names``.
+
+    Raises:
+        SpecError: neither; an architecture, attention or rotary scaling that is not supported; a
+            size that does not fit; a shard that its index names but the folder lacks.
+    """
+    # Both build on `Model`, so that they cannot be imported above.
+    from foreplan.datasets.model_folder import read_folder
+    from foreplan.datasets.model_zoo import zoo_model, zoo_names
+
+    text = str(name_or_path)
+    if isinstance(name_or_path, str) and text in zoo_names():
+        return zoo_model(text)
+    folder = Path(name_or_path).expanduser()
+    if folder.is_dir():
+        return read_folder(folder)
+    raise SpecError(
+        "model",
+        got=text,
+        expected="a Hugging Face folder with a config.json, or a zoo name such as "
+        + ", ".join(sorted(zoo_names())[:6]),
+    )

@@ -1,0 +1,78 @@
+"""The model zoo: published decoder-only models by name, as `Model` without weights.
+
+``zoo/models.yaml`` beside this module is the whole of it; weights of a zoo model are random.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from foreplan.datasets.model import FAMILY_FACTS, Model
+from foreplan.datasets.specs import load_document, nearest, validate
+from foreplan.errors import SpecError
+
+_FILE = Path(__file__).with_name("zoo") / "models.yaml"
+_SCHEMA = "foreplan.model_zoo/1"
+#: Fields of an entry that say where it is from rather than what the model is.
+_NOTES = ("parameters", "source")
+
+
+def zoo_names() -> tuple[str, ...]:
+    """Names of the zoo's models, in the file's order."""
+    return tuple(_entries())
+
+
+def zoo_model(name: str) -> Model:
+    """The zoo model called ``name``; its weights are random.
+
+    Raises:
+        SpecError: no such model.
+    """
+    entry = _entry(name)
+    family = entry["family"]
+    if family not in FAMILY_FACTS:
+        raise SpecError(
+            f"{_FILE.name}: models.{name}.family", got=family, expected=f"{sorted(FAMILY_FACTS)}"
+        )
+    heads = entry["heads"]
+    facts = {
+        "name": name,
+        **FAMILY_FACTS[family],
+        "kv_heads": heads,
+        "head_dim": entry["hidden"] // heads,
+        **{field: value for field, value in entry.items() if field not in _NOTES},
+    }
+    return validate(Model, facts, f"{_FILE.name}: models.{name}")
+
+
+def published_parameters(name: str) -> int:
+    """Parameters that the source of ``name`` publishes; for tests and tables.
+
+    Raises:
+        SpecError: no such model.
+    """
+    return int(_entry(name)["parameters"])
+
+
+def _entry(name: str) -> dict[str, Any]:
+    entries = _entries()
+    if name not in entries:
+        guess = nearest(name, entries)
+        raise SpecError(
+            "model",
+            got=name,
+            expected=f"one of {', '.join(entries)}",
+            fix=f"did you mean {guess!r}?" if guess else None,
+        )
+    return entries[name]
+
+
+@cache  # the file is part of the package and does not change
+def _entries() -> dict[str, dict[str, Any]]:
+    document = load_document(_FILE)
+    if document.get("schema") != _SCHEMA:
+        raise SpecError(f"{_FILE}: schema", got=document.get("schema"), expected=_SCHEMA)
+    entries: dict[str, dict[str, Any]] = document["models"]
+    return entries
