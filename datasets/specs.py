@@ -15,7 +15,7 @@ import os
 import re
 import types
 import typing
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn, Self, TypeVar
 
@@ -102,6 +102,19 @@ def load_document(path: str | os.PathLike[str]) -> dict[str, Any]:
     return document
 
 
+def dump_document(data: Mapping[str, Any]) -> str:
+    """Write plain data as YAML that `load_document` reads back equal; same data, same bytes."""
+    text = yaml.dump(
+        data,
+        Dumper=_DocumentDumper,
+        sort_keys=False,
+        allow_unicode=True,
+        default_flow_style=False,
+        width=96,
+    )
+    return str(text)
+
+
 def validate(model_cls: type[Model], data: object, where: str) -> Model:
     """Check plain data against a model.
 
@@ -122,7 +135,7 @@ def validate(model_cls: type[Model], data: object, where: str) -> Model:
         # number is taken from a text: Python-mode "strict" would refuse the first two.
         return model_cls.model_validate_json(to_json(data, inf_nan_mode="constants"))
     except ValidationError as error:
-        problems = error.errors(include_url=False)
+        problems = _telling(error.errors(include_url=False))
         problems.sort(key=lambda problem: problem["type"] != "extra_forbidden")
         raise _as_spec_error(model_cls, problems, where) from error
 
@@ -172,6 +185,20 @@ def _as_spec_error(
     return SpecError(f"{where}: {path}" if path else where, got=got, expected=expected, fix=fix)
 
 
+def _telling(problems: list[ErrorDetails]) -> list[ErrorDetails]:
+    """Leave out lists "too short" only because an item of theirs is wrong."""
+    places = [problem["loc"] for problem in problems]
+    return [
+        problem
+        for problem in problems
+        if problem["type"] != "too_short"
+        or not any(
+            len(at) > len(problem["loc"]) and at[: len(problem["loc"])] == problem["loc"]
+            for at in places
+        )
+    ]
+
+
 def _dotted(location: Sequence[int | str]) -> str:
     text = ""
     for part in location:
@@ -196,6 +223,7 @@ def _expected(message: str) -> str:
     """Turn pydantic's sentence into what stands after "expected"."""
     for prefix in ("Value error, ", "Assertion failed, ", "Input should be ", "Input should "):
         message = message.removeprefix(prefix)
+    message = re.sub(r"^\w+ should have (.*?)(?: after validation)?, not \d+$", r"\1", message)
     return _PLAIN_WORDS.get(message, message)
 
 
@@ -292,6 +320,13 @@ class _DocumentLoader(_Loader):  # type: ignore[misc]  # one of two bases, chose
         return result
 
 
+class _DocumentDumper(yaml.SafeDumper):
+    """Quotes what YAML 1.1 or 1.2 would take for something else than a text; no anchors."""
+
+    def ignore_aliases(self, data: object) -> bool:
+        return True
+
+
 def _integer(loader: Any, node: yaml.ScalarNode) -> int:
     text = loader.construct_scalar(node)
     return int(text, 0) if text.lstrip("+-")[:2] in ("0x", "0o") else int(text)
@@ -313,9 +348,10 @@ for _tag, _pattern, _first in (
         list("-+.0123456789"),
     ),
 ):
-    _DocumentLoader.add_implicit_resolver(
-        f"tag:yaml.org,2002:{_tag}", re.compile(rf"^(?:{_pattern})$"), _first
-    )
+    for _class in (_DocumentLoader, _DocumentDumper):
+        _class.add_implicit_resolver(
+            f"tag:yaml.org,2002:{_tag}", re.compile(rf"^(?:{_pattern})$"), _first
+        )
 _DocumentLoader.add_constructor("tag:yaml.org,2002:int", _integer)
 _DocumentLoader.add_constructor("tag:yaml.org,2002:float", _floating)
 

@@ -1,0 +1,411 @@
+"""Cluster: the devices a plan may use, how they are joined, and what is only assumed of them.
+
+A cluster is written by ``foreplan profile``, by hand (YAML), or inline (``2xa100-80g,4xt4``, see
+`parse_devices`). Its *ranks* are the devices one by one, in the order of the document; a rank is
+called ``host/device`` and, where a host has several of a name, ``host/device#k``.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import re
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterable
+from pathlib import Path
+from typing import Annotated, Literal, TypeVar
+
+from pydantic import Field, model_validator
+
+from foreplan.datasets import device_zoo
+from foreplan.datasets.cluster_entry import DEFAULT_HOST, DeviceEntry, Rank
+from foreplan.datasets.device_name import DeviceName
+from foreplan.datasets.quantity import format_bandwidth, format_seconds
+from foreplan.datasets.specs import StrictModel, dump_document, nearest, validate
+from foreplan.datasets.tier import EVERYONE, Backend, Contention, ContentionKind, Tier
+from foreplan.errors import MissingDataError, SpecError
+
+ASSUMED_LATENCY_S = 1e-5
+"""Of a message between two devices; the constant of aiconfigurator's system table."""
+ASSUMED_NETWORK = 25e9
+"""Bytes per second between hosts: the A100 systems of aiconfigurator's table (200 Gbit/s)."""
+
+
+class Cluster(StrictModel):
+    """Devices, tiers that join them, contention among them, and assumptions made for them."""
+
+    devices: Annotated[tuple[DeviceEntry, ...], Field(strict=False, min_length=1)]
+    tiers: Annotated[tuple[Tier, ...], Field(strict=False)] = ()
+    contention: Annotated[tuple[Contention, ...], Field(strict=False)] = ()
+    assumptions: Annotated[tuple[str, ...], Field(strict=False)] = ()
+    """What no measurement and no user said; every plan repeats it."""
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Cluster:
+        singles = [(e.host, e.name) for e in self.devices if e.name.kind == "cuda"]
+        for host, name in singles:
+            if singles.count((host, name)) > 1:
+                raise ValueError(f"{name} of {host} once")
+        words = {str(entry.name) for entry in self.devices}
+        for host in self.hosts():
+            if host in words:
+                raise ValueError(f"a host that is not called like a device, as {host!r} is")
+        seen: dict[tuple[str, Backend | None, frozenset[int]], int] = {}
+        for position, tier in enumerate(self.tiers):
+            members = self._members[position]
+            other = seen.setdefault((tier.scope, tier.backend, members), position)
+            if other != position:
+                raise ValueError(f"tiers that differ: tiers[{other}] and tiers[{position}] do not")
+        for item in self.contention:
+            if item.host is not None and item.host not in self.hosts():
+                raise ValueError(f"contention of a host in devices, not of {item.host!r}")
+        return self
+
+    # ------------------------------------------------------------------------------- what it has
+
+    def hosts(self) -> tuple[str, ...]:
+        """Return the hosts, in the order of the document."""
+        return tuple(dict.fromkeys(entry.host for entry in self.devices))
+
+    def ranks(self) -> tuple[Rank, ...]:
+        """Return every device one by one, in the order of the document."""
+        return self._ranks
+
+    def link(self, a: Rank | int, b: Rank | int, backend: Backend | None = None) -> Tier:
+        """Return the tier that joins two ranks: of those that fit, the one of fewest ranks.
+
+        Args:
+            a: a rank of this cluster, or its index.
+            b: another one.
+            backend: only figures of this library, or of none in particular.
+
+        Raises:
+            SpecError: an index out of range, or the same rank twice.
+            MissingDataError: no tier joins them.
+        """
+        first, second = self._rank(a), self._rank(b)
+        if first.index == second.index:
+            raise SpecError("link", got=first.label, expected="two different ranks")
+        same_host = first.host == second.host
+        best: tuple[int, int] | None = None
+        for position, tier in enumerate(self.tiers):
+            members = self._members[position]
+            if (
+                (tier.scope == "host") == same_host
+                and (backend is None or tier.backend in (None, backend))
+                and first.index in members
+                and second.index in members
+            ):
+                # A tier of scope "host" is as wide as its part on this host.
+                width = self._widths[position][first.host] if same_host else len(members)
+                best = (width, position) if best is None else min(best, (width, position))
+        if best is None:
+            raise MissingDataError(
+                f"no tier of the cluster joins {first.label} and {second.label}"
+                + ("" if backend is None else f" with {backend}"),
+                fix="`foreplan profile` measures one host, `foreplan profile --link` two; "
+                "or write it under tiers",
+            )
+        return self.tiers[best[1]]
+
+    def slowdown(self, host: str, kind: ContentionKind, ranks: int) -> float | None:
+        """Return how much slower work is when several ranks of a host run together.
+
+        Args:
+            host: the host; an entry of its own goes before one for every host.
+            kind: what the work is bound by.
+            ranks: ranks at work at the same time, this one included.
+
+        Returns:
+            Time over the time alone: 1.0 for one rank, ``None`` for a number not measured.
+        """
+        if ranks <= 1:
+            return 1.0
+        for wanted in (host, None):
+            for item in self.contention:
+                if item.kind == kind and item.host == wanted and ranks in item.factors:
+                    return item.factors[ranks]
+        return None
+
+    # ------------------------------------------------------------------------------ as a document
+
+    def to_yaml(self) -> str:
+        """Return the document; equal clusters give equal bytes, and it reads back equal."""
+        return dump_document(self.model_dump(mode="json", exclude_defaults=True))
+
+    def rebase(self, old: str | os.PathLike[str], new: str | os.PathLike[str]) -> Cluster:
+        """Return the cluster with its profile paths relative to another folder.
+
+        Args:
+            old: folder of the file the cluster was read from.
+            new: folder it will be written to.
+        """
+
+        def moved(entry: DeviceEntry) -> DeviceEntry:
+            if entry.profile is None:
+                return entry
+            path = Path(os.path.relpath(Path(old) / entry.profile, new)).as_posix()
+            return entry.model_copy(update={"profile": path})
+
+        return Cluster(
+            devices=tuple(moved(entry) for entry in self.devices),
+            tiers=self.tiers,
+            contention=self.contention,
+            assumptions=self.assumptions,
+        )
+
+    # ----------------------------------------------------------------------------------- internal
+
+    def _rank(self, rank: Rank | int) -> Rank:
+        index = rank if isinstance(rank, int) else rank.index
+        if not 0 <= index < len(self._ranks):
+            raise SpecError("rank", got=index, expected=f"a rank from 0 to {len(self._ranks) - 1}")
+        return self._ranks[index]
+
+    @functools.cached_property
+    def _ranks(self) -> tuple[Rank, ...]:
+        total: dict[tuple[str, DeviceName], int] = {}
+        for entry in self.devices:
+            key = (entry.host, entry.name)
+            total[key] = total.get(key, 0) + entry.count
+        ranks: list[Rank] = []
+        used = dict.fromkeys(total, 0)
+        for entry in self.devices:
+            key = (entry.host, entry.name)
+            published = entry.published()
+            memory = entry.memory_bytes or (published.memory_bytes if published else None)
+            for _ in range(entry.count):
+                number = f"#{used[key]}" if total[key] > 1 else ""
+                used[key] += 1
+                label = f"{entry.host}/{entry.name}{number}"
+                ranks.append(
+                    Rank(
+                        len(ranks),
+                        entry.name,
+                        entry.host,
+                        label,
+                        memory,
+                        entry.profile,
+                        entry.price_per_hour,
+                    )
+                )
+        return tuple(ranks)
+
+    @functools.cached_property
+    def _widths(self) -> tuple[Counter[str], ...]:
+        """Of each tier, its ranks by host."""
+        return tuple(
+            Counter(self._ranks[index].host for index in members) for members in self._members
+        )
+
+    @functools.cached_property
+    def _members(self) -> tuple[frozenset[int], ...]:
+        """Indices of the ranks of each tier."""
+        by_word: dict[str, set[int]] = {EVERYONE: set(range(len(self._ranks)))}
+        for rank in self._ranks:
+            name = str(rank.name)
+            for word in (rank.host, name, f"{rank.host}/{name}", rank.label):
+                by_word.setdefault(word, set()).add(rank.index)
+        members = []
+        for position, tier in enumerate(self.tiers):
+            found: set[int] = set()
+            for word in tier.group:
+                known = _written(word, by_word)
+                if known is None:
+                    guess = nearest(word, by_word)
+                    raise ValueError(
+                        f"tiers[{position}].group of hosts and devices of this cluster, not "
+                        f"{word!r}" + (f" (did you mean {guess!r}?)" if guess else "")
+                    )
+                found |= by_word[known]
+            members.append(frozenset(found))
+        return tuple(members)
+
+
+def _written(word: str, known: Iterable[str]) -> str | None:
+    """Find a group's word, also where it is another name of a zoo device (``a100-80g``)."""
+    if word in known:
+        return word
+    host, slash, name = word.rpartition("/") if word.count("/") == 1 else ("", "", word)
+    name, hash_, number = name.partition("#")
+    if not device_zoo.is_known(name):
+        return None
+    canonical = host + slash + device_zoo.canonical(name) + hash_ + number
+    return canonical if canonical in known else None
+
+
+# ------------------------------------------------------------------------------------- several
+
+
+def merge(first: Cluster, *others: Cluster) -> Cluster:
+    """Join the clusters of several hosts into one.
+
+    Devices are told apart by their host. What both say alike is taken once. A tier that spoke of
+    ``all`` or of a bare device name then speaks of its own hosts only.
+
+    Args:
+        first: a cluster.
+        others: more of them; profile paths must be relative to one folder (`Cluster.rebase`).
+
+    Raises:
+        SpecError: two clusters both call their host ``localhost``, or they give other entries,
+            figures or contention for the same thing.
+    """
+    merged = first
+    for other in others:
+        merged = _merge_two(_qualified(merged), _qualified(other))
+    return merged
+
+
+def _merge_two(a: Cluster, b: Cluster) -> Cluster:
+    if a != b and DEFAULT_HOST in a.hosts() and DEFAULT_HOST in b.hosts():
+        raise SpecError(
+            "devices.host", got=DEFAULT_HOST, expected="host names that tell the clusters apart"
+        )
+    devices = list(a.devices)
+    for key in dict.fromkeys((entry.host, entry.name) for entry in b.devices):
+        ours, theirs = ([e for e in c.devices if (e.host, e.name) == key] for c in (a, b))
+        if ours and ours != theirs:
+            raise SpecError(
+                f"devices: {key[0]}/{key[1]}",
+                got=[_plain(entry) for entry in theirs],
+                expected=f"what the other cluster says of it: {[_plain(e) for e in ours]}",
+            )
+        devices += [] if ours else theirs
+    document = {
+        "devices": [_plain(entry) for entry in devices],
+        "tiers": _union(
+            "tiers", a.tiers, b.tiers, lambda t: (t.scope, t.backend, frozenset(t.group))
+        ),
+        "contention": _union(
+            "contention", a.contention, b.contention, lambda item: (item.kind, item.host)
+        ),
+        "assumptions": list(dict.fromkeys(a.assumptions + b.assumptions)),
+    }
+    return validate(Cluster, document, "merged cluster")
+
+
+_Item = TypeVar("_Item", bound=StrictModel)
+
+
+def _union(
+    where: str, ours: Iterable[_Item], theirs: Iterable[_Item], key: Callable[[_Item], Hashable]
+) -> list[dict[str, object]]:
+    known = {key(item): item for item in ours}
+    for item in theirs:
+        if known.setdefault(key(item), item) != item:
+            raise SpecError(
+                where,
+                got=_plain(item),
+                expected=f"the other cluster's figures for the same: {_plain(known[key(item)])}",
+            )
+    return [_plain(item) for item in known.values()]
+
+
+def _plain(item: StrictModel) -> dict[str, object]:
+    return item.model_dump(mode="json", exclude_defaults=True)
+
+
+def _qualified(cluster: Cluster) -> Cluster:
+    """Say of which hosts each tier and each contention speaks, so that it stays true merged."""
+    names: dict[str, list[str]] = {EVERYONE: list(cluster.hosts())}
+    for rank in cluster.ranks():
+        hosts = names.setdefault(str(rank.name), [])
+        if (qualified := f"{rank.host}/{rank.name}") not in hosts:
+            hosts.append(qualified)
+    tiers = []
+    for tier in cluster.tiers:
+        words = [w for word in tier.group for w in names.get(_written(word, names) or "", [word])]
+        tiers.append(tier.model_copy(update={"group": tuple(dict.fromkeys(words))}))
+    contention = [
+        item.model_copy(update={"host": host})
+        for item in cluster.contention
+        for host in ([item.host] if item.host else cluster.hosts())
+    ]
+    return Cluster(
+        devices=cluster.devices,
+        tiers=tuple(tiers),
+        contention=tuple(contention),
+        assumptions=cluster.assumptions,
+    )
+
+
+# -------------------------------------------------------------------------------------- inline
+
+
+def parse_devices(text: str, where: str = "--devices") -> Cluster:
+    """Read the inline form: ``2xa100-80g,4xt4``, with hosts ``2xa100-80g@big,4xt4@small``.
+
+    Memory is the zoo's. The links are assumed, and ``assumptions`` says so: between equal devices
+    that have one, the zoo's peer link (NVLink); else the slowest host link (PCIe) of the host's
+    devices; between hosts `ASSUMED_NETWORK`. Ranks without a published link get no tier, and
+    `Cluster.link` then raises.
+
+    Args:
+        text: ``COUNTxNAME@HOST`` items apart by commas; count and host may be left out.
+        where: argument or field it stands in, for the error.
+
+    Raises:
+        SpecError: no such form or device.
+    """
+    entries: list[dict[str, object]] = []
+    assumptions: list[str] = []
+    # A comma before threads= or isa= belongs to the device's name.
+    for item in re.split(r",(?!\s*(?:threads|isa)\s*=)", text):
+        match = re.fullmatch(
+            r"\s*(?:(?P<count>[0-9]{1,6})\s*[xX×*]\s*)?(?P<name>[^@]+?)\s*(?:@\s*(?P<host>\S+)\s*)?",
+            item,
+        )
+        if match is None:
+            raise SpecError(where, got=text, expected="devices such as 2xa100-80g,4xt4")
+        name = DeviceName.parse(match["name"], where)
+        if name.zoo is not None and match["name"].lower() != name.zoo:
+            assumptions.append(f"{match['name']} is read as the zoo's {name}")
+        entries.append(
+            {
+                "name": str(name),
+                "count": int(match["count"] or 1),
+                "host": match["host"] or DEFAULT_HOST,
+            }
+        )
+    bare = validate(Cluster, {"devices": entries}, where)
+    tiers, about_tiers = _assumed_tiers(bare)
+    if len(bare.ranks()) > 1 and "@" not in text:
+        assumptions.append(f"no host was given: {text} share one")
+    return Cluster(devices=bare.devices, tiers=tiers, assumptions=(*assumptions, *about_tiers))
+
+
+def _assumed_tiers(cluster: Cluster) -> tuple[tuple[Tier, ...], list[str]]:
+    tiers: list[Tier] = []
+    for host in cluster.hosts():
+        ranks = [rank for rank in cluster.ranks() if rank.host == host]
+        published = {str(r.name): device_zoo.device(r.name.zoo) for r in ranks if r.name.zoo}
+        for name, device in published.items():
+            alike = sum(str(rank.name) == name for rank in ranks)
+            if alike > 1 and device.peer_link_bandwidth is not None:
+                source = f"assumed: peer link of {name}, {device.sources['peer_link_bandwidth']}"
+                tiers.append(_tier(f"{host}/{name}", "host", device.peer_link_bandwidth, source))
+        slowest = [d for d in published.values() if d.host_link_bandwidth is not None]
+        if len(ranks) > 1 and len(slowest) == len({str(rank.name) for rank in ranks}):
+            device = min(slowest, key=lambda d: d.host_link_bandwidth or 0.0)
+            source = f"assumed: host link of {device.name}, {device.sources['host_link_bandwidth']}"
+            tiers.append(_tier(host, "host", device.host_link_bandwidth or 0.0, source))
+    if len(cluster.hosts()) > 1:
+        source = "assumed: network of the A100 systems in aiconfigurator's table"
+        tiers.append(_tier(EVERYONE, "network", ASSUMED_NETWORK, source))
+    assumptions = [
+        f"link {tier.label}: {format_bandwidth(tier.bandwidth_bytes_per_s)} and "
+        f"{format_seconds(tier.latency_s)} a message ({tier.source.removeprefix('assumed: ')})"
+        for tier in tiers
+    ]
+    return tuple(tiers), assumptions
+
+
+def _tier(word: str, scope: Literal["host", "network"], bandwidth: float, source: str) -> Tier:
+    return Tier(
+        group=(word,),
+        scope=scope,
+        latency_s=ASSUMED_LATENCY_S,
+        bandwidth_bytes_per_s=bandwidth,
+        source=source,
+    )

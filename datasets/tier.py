@@ -1,0 +1,112 @@
+"""Tier: how fast the ranks of a group reach each other, and how they slow one another.
+
+A tier is one kind of road: NVLink inside a board, PCIe inside a host, the network between hosts.
+``latency_s`` and ``bandwidth_bytes_per_s`` describe one message between two ranks; a collective
+has its own fit for every (kind, number of ranks), because libraries switch algorithms and ring
+formulas are off by integer factors (gloo's most of all). ``seconds = alpha + beta * payload``.
+
+The payload of a collective, in bytes, is what one rank holds: the message (p2p, broadcast), the
+tensor (all_reduce), the gathered result (all_gather), the input (reduce_scatter), all that one
+rank sends (all_to_all).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Field, field_validator
+
+from foreplan.datasets.quantity import BytesPerSecond, Seconds
+from foreplan.datasets.specs import StrictModel
+
+CollectiveKind = Literal[
+    "p2p", "all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast"
+]
+Backend = Literal["gloo", "nccl"]
+ContentionKind = Literal["memory", "compute"]
+
+EVERYONE = "all"
+"""The word in `Tier.group` for every rank of the cluster."""
+
+
+def _as_list(value: Any) -> Any:
+    return [value] if isinstance(value, str) else value
+
+
+class CollectiveFit(StrictModel):
+    """Measured time of one kind of collective over one number of ranks."""
+
+    kind: CollectiveKind
+    ranks: Annotated[int, Field(ge=2)] = 2
+    alpha_s: Seconds
+    """Time of an empty message, seconds."""
+    beta_s_per_byte: Annotated[float, Field(ge=0)]
+    """Seconds a byte of payload adds (the inverse of the bandwidth a rank sees)."""
+    residual: Annotated[float, Field(ge=0)]
+    """Median of |fit − measured| / measured over the samples."""
+    samples: Annotated[int, Field(ge=1)]
+    """Message sizes the fit saw."""
+
+    def seconds(self, payload_bytes: float) -> float:
+        """Return the fitted time for a payload (see the module), in seconds."""
+        return self.alpha_s + self.beta_s_per_byte * payload_bytes
+
+
+class Tier(StrictModel):
+    """One kind of link among a group of ranks."""
+
+    group: Annotated[
+        tuple[Annotated[str, Field(min_length=1)], ...],
+        BeforeValidator(_as_list),
+        Field(strict=False, min_length=1),
+    ]
+    """Hosts, devices (``t4``, ``hosta/cuda:0``) or rank labels; or ``all``."""
+    scope: Literal["host", "network"]
+    """Joins ranks of one host with each other, or ranks of different hosts."""
+    latency_s: Seconds
+    bandwidth_bytes_per_s: BytesPerSecond
+    """Of one message between two ranks, one direction."""
+    collectives: Annotated[tuple[CollectiveFit, ...], Field(strict=False)] = ()
+    backend: Backend | None = None
+    """Library the figures were measured with; ``None`` for published or assumed ones."""
+    emulated: bool = False
+    """A slow tier made from a fast one (fewer channels, traffic shaping); say so in results."""
+    source: Annotated[str, Field(min_length=1)]
+    """Where the figures come from: the measurement's file, a data sheet, an assumption."""
+
+    @field_validator("collectives")
+    @classmethod
+    def _each_fit_once(cls, fits: tuple[CollectiveFit, ...]) -> tuple[CollectiveFit, ...]:
+        seen: set[tuple[str, int]] = set()
+        for fit in fits:
+            if (fit.kind, fit.ranks) in seen:
+                raise ValueError(f"one fit for {fit.kind} over {fit.ranks} ranks")
+            seen.add((fit.kind, fit.ranks))
+        return fits
+
+    @property
+    def label(self) -> str:
+        """Short name for tables and timelines: ``host: hosta``."""
+        return f"{self.scope}: {', '.join(self.group)}"
+
+    def fit(self, kind: CollectiveKind, ranks: int) -> CollectiveFit | None:
+        """Return the fit for exactly this collective over this many ranks, if measured."""
+        return next((f for f in self.collectives if f.kind == kind and f.ranks == ranks), None)
+
+
+class Contention(StrictModel):
+    """Measured slowdown of ranks that share a host and work at the same time."""
+
+    kind: ContentionKind
+    """What they share: work bound by memory bandwidth, or by arithmetic (power, cores)."""
+    factors: Annotated[
+        Mapping[Annotated[int, Field(ge=2)], Annotated[float, Field(gt=0)]], Field(min_length=1)
+    ]
+    """Ranks at work to time over the time alone."""
+    host: str | None = None
+    """The host measured; ``None`` says it of every host."""
+    source: str | None = None
+
+    def __hash__(self) -> int:
+        return hash((self.kind, self.host))  # a mapping has no hash
