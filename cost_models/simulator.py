@@ -39,6 +39,82 @@ class Contention:
             )
 
 
+class Simulator:
+    """A schedule made ready to be timed many times (resampled costs, jitter).
+
+    Args:
+        schedule: what runs.
+        contention: measured slowdown between ranks of one host; none if left out.
+        capacities: places in a ``shared:`` queue, by its name; 1 if left out.
+
+    Raises:
+        SpecError: contention that does not describe these ranks, an action in two shared queues.
+    """
+
+    def __init__(
+        self,
+        schedule: Schedule,
+        *,
+        contention: Contention | None = None,
+        capacities: Mapping[str, int] | None = None,
+    ) -> None:
+        self.schedule = schedule
+        count = len(schedule)
+        self._unit = _units(schedule)
+        self._source, self._target, self._shared, self._capacity = _edges(
+            schedule, self._unit, capacities or {}
+        )
+        own_source, own_target = self._unit[self._source], self._unit[self._target]
+        self._edge_start, self._edge_target = successors(own_source, own_target, count)
+        self._indegree = np.bincount(own_target, minlength=count).astype(np.int64)
+        self._own = self._unit == np.arange(count)
+        self._joined = not bool(self._own.all())
+        self._events = contention is not None or bool((self._shared >= 0).any())
+        self._domain = np.full(count, -1, dtype=np.int64)
+        self._slowdown = np.array([1.0, 1.0])
+        if contention is not None:
+            if len(contention.host) != schedule.ranks:
+                raise SpecError(
+                    "contention.host",
+                    got=len(contention.host),
+                    expected=f"one host for each of {schedule.ranks} ranks",
+                )
+            self._domain = np.asarray(contention.host, dtype=np.int64)[schedule.rank]
+            self._slowdown = np.asarray(contention.slowdown, dtype=np.float64)
+
+    def run(self, duration: FloatArray) -> Timeline:
+        """Time every action.
+
+        Args:
+            duration: seconds of each action, shape ``(len(schedule),)``.
+
+        Raises:
+            SpecError: the schedule deadlocks; names who waits for whom.
+        """
+        count = len(self.schedule)
+        unit_duration = duration
+        if self._joined:
+            unit_duration = duration.copy()
+            np.maximum.at(unit_duration, self._unit, duration)
+            unit_duration[~self._own] = 0.0
+        indegree = self._indegree.copy()
+        if self._events:
+            start, end, binding, ran = run_events(
+                unit_duration, self._edge_start, self._edge_target, indegree, self._shared,
+                self._capacity, self._domain, self.schedule.pressure, self._slowdown,
+                int(self._domain.max(initial=0)) + 1,
+            )  # fmt: skip
+        else:
+            start, end, binding, ran = run_dag(
+                unit_duration, self._edge_start, self._edge_target, indegree
+            )
+        if ran < count:
+            raise _deadlock(self.schedule, self._unit, self._source, self._target, indegree)
+        if self._joined:
+            start, end, binding = start[self._unit], end[self._unit], binding[self._unit]
+        return Timeline(self.schedule, start, end, binding, kind="simulated")
+
+
 def simulate(
     schedule: Schedule,
     costs: CostBook | Mapping[Work, float],
@@ -46,13 +122,10 @@ def simulate(
     contention: Contention | None = None,
     capacities: Mapping[str, int] | None = None,
 ) -> Timeline:
-    """Time every action of a schedule.
+    """Time every action of a schedule once; see `Simulator` for the arguments.
 
     Args:
-        schedule: what runs.
         costs: prices each action's work on its rank's device, or plain seconds by work.
-        contention: measured slowdown between ranks of one host; none if left out.
-        capacities: places in a ``shared:`` queue, by its name; 1 if left out.
 
     Returns:
         Start and end of every action in seconds, the first start at 0.
@@ -61,43 +134,8 @@ def simulate(
         MissingDataError: a work has no price.
         SpecError: the schedule deadlocks; names who waits for whom.
     """
-    duration = durations(schedule, costs)
-    unit = _units(schedule)
-    source, target, shared, shared_capacity = _edges(schedule, unit, capacities or {})
-    count = len(schedule)
-    own_source, own_target = unit[source], unit[target]
-    edge_start, edge_target = successors(own_source, own_target, count)
-    indegree = np.bincount(own_target, minlength=count).astype(np.int64)
-    unit_duration = duration
-    if bool((unit != np.arange(count)).any()):
-        unit_duration = duration.copy()
-        np.maximum.at(unit_duration, unit, duration)
-        unit_duration[unit != np.arange(count)] = 0.0
-    if contention is None and not bool((shared >= 0).any()):
-        start, end, binding, ran = run_dag(unit_duration, edge_start, edge_target, indegree)
-    else:
-        domain = np.full(count, -1, dtype=np.int64)
-        slowdown = np.array([1.0, 1.0])
-        domains = 1
-        if contention is not None:
-            if len(contention.host) != schedule.ranks:
-                raise SpecError(
-                    "contention.host",
-                    got=len(contention.host),
-                    expected=f"one host for each of {schedule.ranks} ranks",
-                )
-            host = np.asarray(contention.host, dtype=np.int64)
-            domain, domains = host[schedule.rank], int(host.max()) + 1
-            slowdown = np.asarray(contention.slowdown, dtype=np.float64)
-        start, end, binding, ran = run_events(
-            unit_duration, edge_start, edge_target, indegree, shared, shared_capacity,
-            domain, schedule.pressure, slowdown, domains,
-        )  # fmt: skip
-    if ran < count:
-        raise _deadlock(schedule, unit, source, target, start, end, indegree)
-    if unit_duration is not duration:
-        start, end, binding = start[unit], end[unit], binding[unit]
-    return Timeline(schedule, start, end, binding, kind="simulated")
+    simulator = Simulator(schedule, contention=contention, capacities=capacities)
+    return simulator.run(durations(schedule, costs))
 
 
 def durations(schedule: Schedule, costs: CostBook | Mapping[Work, float]) -> FloatArray:
@@ -171,8 +209,6 @@ def _deadlock(
     unit: IntArray,
     source: IntArray,
     target: IntArray,
-    start: FloatArray,
-    end: FloatArray,
     indegree: IntArray,
 ) -> SpecError:
     """What each stuck rank waits for."""

@@ -1,0 +1,202 @@
+"""`Planner`: what a new kind of planning has to say; the rest of the toolkit comes for free.
+
+A planner names its workload and its decision, decides, and turns a decision into the one `Schedule`
+that is simulated, executed, drawn and exported. From that, `foreplan.planner.api` makes the plan
+document, the runtime of ``planner/verify`` runs it for real, and the registry gives it a CLI command
+and a JSON Schema.
+
+Order of calls: ``decide`` and ``baselines`` once a plan; ``schedule`` and ``memory`` once for each
+decision that is priced; ``kernels`` once in each rank's process of a real run. None may change its
+arguments.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, TypeVar
+
+from foreplan.cost_models.costs import CostBook
+from foreplan.cost_models.memory import MemoryLedger
+from foreplan.cost_models.schedule import Action, Schedule
+from foreplan.cost_models.timeline import Timeline
+from foreplan.datasets.cluster import Cluster
+from foreplan.datasets.model import Model
+from foreplan.datasets.specs import StrictModel
+
+if TYPE_CHECKING:
+    import torch
+
+W = TypeVar("W", bound=StrictModel)
+D = TypeVar("D", bound=StrictModel)
+
+
+@dataclass(frozen=True)
+class Problem(Generic[W]):
+    """What a planner decides about.
+
+    Attributes:
+        model: the model, or ``None`` for planners that need none.
+        cluster: devices and links; ``cluster.ranks()`` lists one entry a device instance.
+        workload: the planner's own workload.
+        costs: prices of work on the cluster's devices; empty in a rank's process.
+        seed: of every random choice.
+    """
+
+    model: Model | None
+    cluster: Cluster
+    workload: W
+    costs: CostBook
+    seed: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Bound:
+    """What is proven about a decision.
+
+    Attributes:
+        status: ``optimal``, ``feasible`` (a limit was reached) or ``heuristic``.
+        lower_s: no decision of this problem can be faster, in seconds, by the solver's law; ``None``
+            where nothing is proven.
+        gap: (objective - lower) / objective, or ``None``.
+        solver: what found it.
+        evaluations: how much it searched.
+    """
+
+    status: str
+    lower_s: float | None
+    gap: float | None
+    solver: str
+    evaluations: int = 0
+
+
+@dataclass(frozen=True)
+class Choice(Generic[D]):
+    """A planner's answer.
+
+    Attributes:
+        decision: the best found.
+        bound: what is proven.
+        assumptions: what the answer rests on that the user did not say.
+    """
+
+    decision: D
+    bound: Bound
+    assumptions: tuple[str, ...] = ()
+
+
+class Kernels(Protocol):
+    """How one rank carries out actions; lives in the rank's process, from `Planner.kernels`.
+
+    The runtime walks the rank's list: it calls ``run`` for every action that is not communication,
+    after what the action depends on has arrived, and moves ``payload`` into the peer's ``buffer``
+    for sends and receives; a collective works on ``payload`` in place.
+    """
+
+    def reset(self) -> None:
+        """Forget the last run; called before every run, outside the timed part."""
+        ...
+
+    def run(self, action: Action) -> None:
+        """Do the work of an action; returns when its result may be read (CUDA: when queued)."""
+        ...
+
+    def payload(self, action: Action) -> torch.Tensor:
+        """Contiguous tensor that a send or collective takes; unchanged until the next ``run`` of
+        the same stage and micro-batch."""
+        ...
+
+    def buffer(self, action: Action) -> torch.Tensor:
+        """Contiguous tensor that a receive fills, shaped as the peer's payload."""
+        ...
+
+    def result(self) -> dict[str, Any]:
+        """What the run computed, as JSON; only ranks that have a result need say anything."""
+        ...
+
+    def memory_bytes(self) -> dict[str, int]:
+        """Bytes this rank holds, by the ledger's items."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Agreement:
+    """Whether a distributed run computed what it should.
+
+    Attributes:
+        passed: meets the planner's criterion.
+        exact: equal to the reference, token for token or bit for bit.
+        details: numbers behind it (share of equal tokens, largest difference).
+    """
+
+    passed: bool
+    exact: bool
+    details: Mapping[str, float | str] = field(default_factory=dict)
+
+
+class Planner(ABC, Generic[W, D]):
+    """Base of planners; stateless.
+
+    Attributes:
+        kind: word on the command line and in plans.
+        workload_type: pydantic model of the workload.
+        decision_type: pydantic model of the decision.
+        needs_model: whether ``--model`` is required.
+    """
+
+    kind: ClassVar[str]
+    workload_type: ClassVar[type[StrictModel]]
+    decision_type: ClassVar[type[StrictModel]]
+    needs_model: ClassVar[bool] = True
+
+    @abstractmethod
+    def decide(self, problem: Problem[W]) -> Choice[D]:
+        """Decide.
+
+        Raises:
+            InfeasibleError: no decision meets the limits; says what lacks how much.
+            MissingDataError: a cost is not known.
+        """
+
+    @abstractmethod
+    def baselines(self, problem: Problem[W]) -> dict[str, D]:
+        """Decisions that others would take, by name, each feasible; same kernels, same search."""
+
+    @abstractmethod
+    def schedule(self, problem: Problem[W], decision: D) -> Schedule:
+        """The schedule of a decision; rank ``r`` of it runs on ``schedule.devices[r]``."""
+
+    @abstractmethod
+    def memory(self, problem: Problem[W], decision: D) -> tuple[MemoryLedger, ...]:
+        """A ledger a rank with its static items; actions feed the rest."""
+
+    @abstractmethod
+    def kernels(self, problem: Problem[W], decision: D, rank: int, *, mode: str) -> Kernels:
+        """What runs the decision's actions on ``rank``.
+
+        Args:
+            mode: ``fast`` as planned, or ``reference``: the same computation in the exact way that
+                `reference` computes it too.
+        """
+
+    def ranks(self, problem: Problem[W], decision: D) -> tuple[int, ...]:
+        """Cluster rank (index in ``cluster.ranks()``) of each rank of the schedule."""
+        return tuple(range(len(problem.cluster.ranks())))
+
+    def metrics(self, problem: Problem[W], decision: D, timeline: Timeline) -> dict[str, float]:
+        """Figures a user of this kind of plan reads first; names carry the unit."""
+        return {}
+
+    def rivals(self, problem: Problem[W], decision: D, count: int) -> dict[str, D]:
+        """Further decisions predicted within 10 % of the best, for a thorough verification."""
+        return {}
+
+    def reference(self, problem: Problem[W], decision: D, *, mode: str) -> dict[str, Any] | None:
+        """The run's result computed in one process without communication, or ``None``."""
+        return None
+
+    def agree(self, result: dict[str, Any], reference: dict[str, Any], *, mode: str) -> Agreement:
+        """Compare a run's result with `reference`'s."""
+        equal = result == reference
+        return Agreement(equal, equal)

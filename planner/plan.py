@@ -1,0 +1,231 @@
+"""`Plan`: the document that every planner writes and every launcher reads.
+
+Same inputs and seed give the same bytes: solve times and measurements stay outside. A plan holds
+everything that a real run needs (model, cluster, workload, decision and the alternatives it was
+preferred to), so it can be verified on another machine.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import Field
+
+from foreplan.cost_models.memory import show_bytes
+from foreplan.datasets.cluster import Cluster
+from foreplan.datasets.model import Model
+from foreplan.datasets.specs import StrictModel, load_document, validate
+from foreplan.datasets.storage import write_atomically
+from foreplan.errors import SpecError
+
+SCHEMA = "foreplan.plan/1"
+
+
+class RankPrediction(StrictModel):
+    """One rank's share of the predicted run.
+
+    Attributes:
+        device: its device.
+        compute_s, communication_s, bubble_s: where its time goes; they add up to the total.
+        cause_s: compute time by operator.
+        phase_s: compute time by action (``prefill``, ``decode``, ``F``).
+        memory_bytes: bytes by item at the peak.
+        capacity_bytes: what it may use, ``None`` where unknown.
+    """
+
+    device: str
+    compute_s: float
+    communication_s: float
+    bubble_s: float
+    cause_s: dict[str, float] = Field(default_factory=dict)
+    phase_s: dict[str, float] = Field(default_factory=dict)
+    memory_bytes: dict[str, int] = Field(default_factory=dict)
+    capacity_bytes: int | None = None
+
+
+class Prediction(StrictModel):
+    """What the simulator says about a decision.
+
+    Attributes:
+        total_s: makespan of the schedule.
+        low_s, high_s: the same with every price at the low or high end of its interval.
+        metrics: the planner's own figures.
+        ranks: one entry a rank.
+    """
+
+    total_s: float
+    low_s: float
+    high_s: float
+    metrics: dict[str, float] = Field(default_factory=dict)
+    ranks: tuple[RankPrediction, ...] = ()
+
+
+class Alternative(StrictModel):
+    """A decision that was not chosen, kept so that it can be run beside the chosen one."""
+
+    name: str
+    decision: dict[str, Any]
+    predicted: Prediction
+
+
+class Rejected(StrictModel):
+    """A baseline that is not feasible, and why."""
+
+    name: str
+    reason: str
+
+
+class ProvenBound(StrictModel):
+    """See `foreplan.planner.base.Bound`."""
+
+    status: str
+    lower_s: float | None
+    gap: float | None
+    solver: str
+    evaluations: int = 0
+
+
+class VerifyHints(StrictModel):
+    """How to check the plan for real.
+
+    Attributes:
+        backend: ``gloo`` or ``nccl``.
+        ranks: processes it takes.
+        tolerance: largest relative error of the total that passes.
+    """
+
+    backend: Literal["gloo", "nccl"]
+    ranks: int
+    tolerance: float
+
+
+class Confidence(StrictModel):
+    """How sure the choice is.
+
+    Attributes:
+        probability_best: share of draws, all costs resampled from their intervals, in which no
+            alternative is faster.
+        draws: how many draws.
+        runner_up: the alternative that wins most of the others, if any.
+        measure_next: operators on devices whose intervals cost the most certainty.
+    """
+
+    probability_best: float
+    draws: int
+    runner_up: str | None = None
+    measure_next: tuple[str, ...] = ()
+
+
+class Provenance(StrictModel):
+    """Where the numbers come from.
+
+    Attributes:
+        foreplan: version that wrote the plan.
+        costs: the ``--costs`` choice.
+        seed: of every random choice.
+        source_share: share of the predicted compute time by source of the price.
+        profiles: hash of each profile that was used, by device.
+    """
+
+    foreplan: str
+    costs: str
+    seed: int
+    source_share: dict[str, float] = Field(default_factory=dict)
+    profiles: dict[str, str] = Field(default_factory=dict)
+
+
+class Plan(StrictModel):
+    """A decision with what it rests on; see ARCHITECTURE for the contract.
+
+    Attributes:
+        schema_: format and version of the document.
+        kind: the planner.
+        model, cluster, workload: what was planned for.
+        decision: the planner's decision.
+        predicted: what the simulator says about it.
+        alternatives: decisions it was preferred to.
+        rejected: baselines that do not fit, with the reason.
+        confidence: how sure the choice is.
+        bound: what is proven.
+        verify: how to check it.
+        assumptions: what the plan rests on that the user did not say.
+        provenance: where the numbers come from.
+    """
+
+    schema_: Literal["foreplan.plan/1"] = Field(default=SCHEMA, alias="schema")
+    kind: str
+    model: Model | None
+    cluster: Cluster
+    workload: dict[str, Any]
+    decision: dict[str, Any]
+    predicted: Prediction
+    alternatives: tuple[Alternative, ...] = ()
+    rejected: tuple[Rejected, ...] = ()
+    confidence: Confidence
+    bound: ProvenBound
+    verify: VerifyHints
+    assumptions: tuple[str, ...] = ()
+    provenance: Provenance
+
+    def to_json(self) -> str:
+        """The document, keys in the fields' order, with a final newline."""
+        data = self.model_dump(mode="json", by_alias=True)
+        return json.dumps(data, indent=2, allow_nan=False) + "\n"
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the document; never half of it.
+
+        Raises:
+            SpecError: the path cannot be written.
+        """
+        write_atomically(path, self.to_json())
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of the document; what a verification refers to."""
+        return hashlib.sha256(self.to_json().encode()).hexdigest()
+
+    def _repr_html_(self) -> str:
+        rows = "".join(
+            f"<tr><td>{r}</td><td>{p.device}</td><td>{p.compute_s * 1e3:.4g}</td>"
+            f"<td>{p.bubble_s * 1e3:.4g}</td>"
+            f"<td>{show_bytes(sum(p.memory_bytes.values()))}</td></tr>"
+            for r, p in enumerate(self.predicted.ranks)
+        )
+        return (
+            f"<p><b>{self.kind}</b> plan: {self.predicted.total_s * 1e3:.4g} ms predicted</p>"
+            "<table><tr><th>rank</th><th>device</th><th>compute ms</th><th>bubble ms</th>"
+            f"<th>memory</th></tr>{rows}</table>"
+        )
+
+
+def load_plan(path: str | os.PathLike[str]) -> Plan:
+    """Read a plan and check it, its workload and its decisions.
+
+    Raises:
+        SpecError: no such file, a truncated or hand-edited document, another schema version, a kind
+            that is not installed, a decision that its planner does not accept.
+    """
+    from foreplan.planner.registry import planner
+
+    where = Path(path).name
+    document = load_document(path)
+    schema = document.get("schema")
+    if schema != SCHEMA:
+        newer = isinstance(schema, str) and schema.startswith("foreplan.plan/")
+        raise SpecError(
+            f"{where}: schema", got=schema, expected=SCHEMA,
+            fix="use a newer foreplan or plan again" if newer else None,
+        )  # fmt: skip
+    plan = validate(Plan, document, where)
+    chosen = planner(plan.kind)
+    validate(chosen.workload_type, plan.workload, f"{where}: workload")
+    validate(chosen.decision_type, plan.decision, f"{where}: decision")
+    for i, alternative in enumerate(plan.alternatives):
+        at = f"{where}: alternatives[{i}].decision"
+        validate(chosen.decision_type, alternative.decision, at)
+    return plan
