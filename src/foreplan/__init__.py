@@ -1,0 +1,122 @@
+"""Foreplan: how long programs take on each device of a mixed cluster, and what to do about it.
+
+The public names below are imported when they are first used, so that ``import foreplan`` and the
+import of a solver load neither torch nor TVM. No state is kept here and nothing is printed.
+
+    cluster = foreplan.load_cluster("cluster.yaml")
+    plan = foreplan.plan("serving", "llama-2-7b", cluster, {"batch": 8, ...})
+    plan.save("plan.json")
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from foreplan.cost_models.costs import (
+        Collective,
+        Copy,
+        CostBook,
+        CostSource,
+        Estimate,
+        HostLaunch,
+        Segment,
+        StorageAccess,
+        Work,
+    )
+    from foreplan.cost_models.layout import Layout
+    from foreplan.cost_models.memory import MemoryLedger
+    from foreplan.cost_models.schedule import Action, Memory, Schedule, ScheduleBuilder
+    from foreplan.cost_models.simulator import Contention, Simulator, simulate
+    from foreplan.cost_models.timeline import Timeline, chrome_trace
+    from foreplan.datasets.cluster import Cluster
+    from foreplan.datasets.device import Device
+    from foreplan.datasets.model import Model, load_model
+    from foreplan.datasets.program import Program, Variant
+    from foreplan.errors import (
+        ForeplanError,
+        InfeasibleError,
+        MissingDataError,
+        SpecError,
+        VerificationError,
+    )
+    from foreplan.planner.base import Choice, Planner, Problem
+    from foreplan.planner.plan import Plan, load_plan
+    from foreplan.solvers.solution import Solution, SolutionStatus
+
+__all__ = [
+    "Action",
+    "Choice",
+    "Cluster",
+    "Collective",
+    "Contention",
+    "Copy",
+    "CostBook",
+    "CostSource",
+    "Device",
+    "Estimate",
+    "ForeplanError",
+    "HostLaunch",
+    "InfeasibleError",
+    "Layout",
+    "Memory",
+    "MemoryLedger",
+    "MissingDataError",
+    "Model",
+    "Plan",
+    "Planner",
+    "Problem",
+    "Program",
+    "Schedule",
+    "ScheduleBuilder",
+    "Segment",
+    "Simulator",
+    "Solution",
+    "SolutionStatus",
+    "SpecError",
+    "StorageAccess",
+    "Timeline",
+    "Variant",
+    "VerificationError",
+    "Work",
+    "__version__",
+    "chrome_trace",
+    "load_model",
+    "load_plan",
+    "simulate",
+]
+
+_NAMES_OF = {
+    "cost_models.costs": (
+        "Collective Copy CostBook CostSource Estimate HostLaunch Segment StorageAccess Work"
+    ),
+    "cost_models.layout": "Layout",
+    "cost_models.memory": "MemoryLedger",
+    "cost_models.schedule": "Action Memory Schedule ScheduleBuilder",
+    "cost_models.simulator": "Contention Simulator simulate",
+    "cost_models.timeline": "Timeline chrome_trace",
+    "datasets.cluster": "Cluster",
+    "datasets.device": "Device",
+    "datasets.model": "Model load_model",
+    "datasets.program": "Program Variant",
+    "errors": "ForeplanError InfeasibleError MissingDataError SpecError VerificationError",
+    "planner.base": "Choice Planner Problem",
+    "planner.plan": "Plan load_plan",
+    "solvers.solution": "Solution SolutionStatus",
+}
+_HOME = {name: module for module, names in _NAMES_OF.items() for name in names.split()}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(importlib.import_module(f"{__name__}.{_HOME[name]}"), name)
+    globals()[name] = value  # asked once
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
