@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 import subprocess
 import sys
 
@@ -24,7 +25,8 @@ FORMAT_ERROR = {
     "fp32": 0.0, "bf16": 0.003, "fp8": 0.04, "int8": 0.012, "int4": 0.11, "int3": 0.24,
 }
 #: Largest relative error (in norm) of the arithmetic against fp32 on the dequantised weight.
-COMPUTE_ERROR = {"fp32": 0.004, "tf32": 0.004, "bf16": 0.006, "int8": 0.02, "fp8": 0.05}
+#: int8: 0.9 % with activations in 8 bits, twice that in 7 (processors without VNNI).
+COMPUTE_ERROR = {"fp32": 0.004, "tf32": 0.004, "bf16": 0.006, "int8": 0.03, "fp8": 0.05}
 
 
 def _relative(got: torch.Tensor, expected: torch.Tensor) -> float:
@@ -88,7 +90,7 @@ def test_kernels_of_one_layout_share_one_weight() -> None:
         packed = group[0].pack(weight)
         outputs = [kernel.run(x, packed, None) for kernel in group]
         for out in outputs[1:]:
-            assert _relative(out, outputs[0]) < 0.025
+            assert _relative(out, outputs[0]) < 0.035
 
 
 def test_every_listed_kernel_exists_and_no_other() -> None:
@@ -124,12 +126,29 @@ def test_names_are_known_without_torch() -> None:
         "import sys; from foreplan.datasets.kernels import kernels_for, layout_of;"
         "[layout_of(v) for v in kernels_for('linear', 'cpu')]; assert 'torch' not in sys.modules"
     )
-    subprocess.run([sys.executable, "-c", code], check=True)
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    subprocess.run([sys.executable, "-c", code], check=True, env=environment)
 
 
 def test_the_int4_layout_of_this_machine_is_known() -> None:
     layouts = importlib.import_module("foreplan.datasets._kernel_layouts")
     assert layouts.int4_block() in (16, 32, 64)
+
+
+@pytest.mark.parametrize("isa", ["AVX2", "AVX512_CORE"])
+def test_int8_products_are_exact_where_the_processor_saturates(isa: str) -> None:
+    code = """
+import torch
+from foreplan.datasets import _kernels_cpu as cpu
+limit = cpu.int8_limit()
+for rows, n, k in ((1, 64, 64), (5, 33, 70), (64, 256, 256), (1, 512, 512)):
+    q = torch.full((rows, k), limit, dtype=torch.int8)
+    w = torch.randint(-127, 128, (n, k)).sign().mul(127).to(torch.int8)
+    got = cpu._multiply_int8(q, w, direct=limit == 127)
+    assert got.double().equal(q.double() @ w.double().t()), (limit, rows, n, k)
+"""
+    environment = {**os.environ, "ONEDNN_MAX_CPU_ISA": isa, "PYTHONPATH": os.pathsep.join(sys.path)}
+    subprocess.run([sys.executable, "-c", code], check=True, env=environment)
 
 
 def test_int4_through_the_kernel_when_the_packing_is_unknown(
