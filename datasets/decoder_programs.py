@@ -1,0 +1,160 @@
+"""The tensor programs that a decoder runs: what is profiled, priced and executed for a pass.
+
+A *pass* takes ``queries`` new tokens of each of ``batch`` sequences through a layer, with ``keys``
+positions in the cache afterwards: ``queries = keys = prompt`` for prefill, ``queries = 1`` for
+decode. `foreplan.planner.verify.decoder` executes exactly these programs, in this order; a test
+compares the two call by call.
+
+One layer, with ``rows = batch * queries``::
+
+    norm -> linear qkv -> [norm q, norm k] -> rope -> cache_write -> attention -> linear out -> add
+         -> norm -> linear up (with gate) -> activation -> linear down -> add
+
+Linears are fused: one for query, key and value, one for gate and up. All linears of a layer have
+the layer's precision. The rotation takes queries and keys in one call, unless they are normalised
+one by one before (Qwen3).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from foreplan.datasets.model import Model
+from foreplan.datasets.program import Program, Variant, program
+from foreplan.errors import SpecError
+
+#: Names the variant of an operator that has a choice (``linear``, ``attention``) from its
+#: dimensions; supplied by whoever plans.
+Choose = Callable[[str, Mapping[str, int]], Variant]
+
+#: Programs and how often each runs.
+Counts = list[tuple[Program, int]]
+
+_NORM = {"rms": "torch.rms_norm", "layer": "torch.layer_norm"}
+_ACTIVATION = {
+    "silu": "torch.silu_mul",
+    "gelu": "torch.gelu",
+    "gelu_tanh": "torch.gelu_tanh",
+    "relu": "torch.relu",
+}
+_FIXED = {
+    "rope": "torch.rope",
+    "cache_write": "torch.copy",
+    "add": "torch.add",
+    "embedding": "torch.embedding",
+    "argmax": "torch.argmax",
+}
+
+
+def fixed_variant(model: Model, op: str) -> Variant:
+    """The one variant of an operator that leaves no choice, as the model determines it.
+
+    Raises:
+        SpecError: the operator has a choice, or is not part of a decoder.
+    """
+    if op == "norm":
+        kernel = _NORM[model.norm]
+    elif op == "activation":
+        kernel = _ACTIVATION[model.activation]
+    elif op in _FIXED:
+        kernel = _FIXED[op]
+    else:
+        raise SpecError("operator", got=op, expected=f"norm, activation or one of {list(_FIXED)}")
+    return Variant("bf16", "bf16", kernel)
+
+
+#: Norms over single heads of queries and keys are always RMS norms.
+HEAD_NORM = Variant("bf16", "bf16", "torch.rms_norm")
+
+
+class _Counter:
+    """Collects programs in the order they first run."""
+
+    def __init__(self, model: Model, choose: Choose | None = None) -> None:
+        self.model = model
+        self.choose = choose
+        self.counts: dict[Program, int] = {}
+
+    def add(self, op: str, /, **dims: int) -> None:
+        """Count one call; the variant is chosen where the operator has a choice."""
+        if self.choose is not None and op in ("linear", "attention"):
+            self.add_as(op, self.choose(op, dims), **dims)
+        else:
+            self.add_as(op, fixed_variant(self.model, op), **dims)
+
+    def add_as(self, op: str, variant: Variant, /, **dims: int) -> None:
+        """Count one call of a given variant."""
+        made = program(op, variant, **dims)
+        self.counts[made] = self.counts.get(made, 0) + 1
+
+    def result(self) -> Counts:
+        return list(self.counts.items())
+
+
+def layer_programs(model: Model, batch: int, queries: int, keys: int, choose: Choose) -> Counts:
+    """What one decoder layer runs for a pass.
+
+    Args:
+        model: the model.
+        batch: sequences.
+        queries: new tokens of each sequence.
+        keys: positions in the cache after the pass, the new ones included.
+        choose: variant of each linear and of the attention.
+
+    Raises:
+        SpecError: a size below 1, or fewer keys than queries.
+    """
+    if keys < queries:
+        raise SpecError("pass.keys", got=keys, expected=f"at least the {queries} queries")
+    rows = batch * queries
+    heads, kv_heads, head_dim = model.heads, model.kv_heads, model.head_dim
+    linears = {linear.name: {"n": linear.n, "k": linear.k} for linear in model.linears}
+    run = _Counter(model, choose)
+    run.add("norm", rows=rows, cols=model.hidden)
+    run.add("linear", rows=rows, **linears["qkv"])
+    if model.qk_norm:
+        run.add_as("norm", HEAD_NORM, rows=rows * heads, cols=head_dim)
+        run.add_as("norm", HEAD_NORM, rows=rows * kv_heads, cols=head_dim)
+    if model.position == "rope":
+        for turned in (heads, kv_heads) if model.qk_norm else (heads + kv_heads,):
+            run.add("rope", rows=rows, heads=turned, head_dim=head_dim)
+    run.add("cache_write", batch=batch, tokens=queries, kv_heads=kv_heads, head_dim=head_dim)
+    run.add(
+        "attention",
+        batch=batch,
+        queries=queries,
+        keys=keys,
+        heads=heads,
+        kv_heads=kv_heads,
+        head_dim=head_dim,
+    )
+    run.add("linear", rows=rows, **linears["out"])
+    run.add("add", rows=rows, cols=model.hidden)
+    run.add("norm", rows=rows, cols=model.hidden)
+    run.add("linear", rows=rows, **linears["up"])
+    run.add("activation", rows=rows, cols=model.ffn)
+    run.add("linear", rows=rows, **linears["down"])
+    run.add("add", rows=rows, cols=model.hidden)
+    return run.result()
+
+
+def embedding_programs(model: Model, batch: int, queries: int) -> Counts:
+    """What the first stage runs before its layers: embedding, and learned positions added."""
+    rows = batch * queries
+    run = _Counter(model)
+    run.add("embedding", rows=rows, cols=model.hidden)
+    if model.position == "learned":
+        run.add("add", rows=rows, cols=model.hidden)
+    return run.result()
+
+
+def head_programs(model: Model, batch: int, choose: Choose) -> Counts:
+    """What the last stage runs behind its layers: final norm, head, argmax.
+
+    Prefill and decode alike need them for one token a sequence: the last.
+    """
+    run = _Counter(model, choose)
+    run.add("norm", rows=batch, cols=model.hidden)
+    run.add("linear", rows=batch, n=model.vocab, k=model.hidden)
+    run.add("argmax", rows=batch, cols=model.vocab)
+    return run.result()
