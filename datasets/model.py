@@ -24,18 +24,16 @@ from foreplan.errors import SpecError
 
 Family = Literal["llama", "qwen2", "qwen3", "mistral", "opt", "gpt2"]
 
+_LLAMA = {"norm": "rms", "gated": True, "activation": "silu", "position": "rope"}
+
 #: What every model of a family has in common (transformers, ``models/<family>/modeling_*.py``).
 #: A folder's configuration or a zoo entry fills in the rest and may override the biases.
 FAMILY_FACTS: Mapping[str, Mapping[str, object]] = MappingProxyType(
     {
-        "llama": MappingProxyType({"norm": "rms", "gated": True, "position": "rope"}),
-        "mistral": MappingProxyType({"norm": "rms", "gated": True, "position": "rope"}),
-        "qwen2": MappingProxyType(
-            {"norm": "rms", "gated": True, "position": "rope", "qkv_bias": True}
-        ),
-        "qwen3": MappingProxyType(
-            {"norm": "rms", "gated": True, "position": "rope", "qk_norm": True}
-        ),
+        "llama": MappingProxyType(_LLAMA),
+        "mistral": MappingProxyType(_LLAMA),
+        "qwen2": MappingProxyType({**_LLAMA, "qkv_bias": True}),
+        "qwen3": MappingProxyType({**_LLAMA, "qk_norm": True}),
         "opt": MappingProxyType(
             {
                 "norm": "layer",
@@ -146,7 +144,7 @@ class Model(StrictModel):
     norm: Literal["rms", "layer"]
     norm_eps: PositiveFloat
     gated: bool
-    activation: Literal["silu", "relu", "gelu", "gelu_tanh"] = "silu"
+    activation: Literal["silu", "relu", "gelu", "gelu_tanh"]
     qkv_bias: bool = False
     out_bias: bool = False
     mlp_bias: bool = False
@@ -168,6 +166,18 @@ class Model(StrictModel):
         heads = info.data.get("heads")
         if heads is not None and heads % value:
             raise ValueError(f"a divisor of heads = {heads}")
+        return value
+
+    @field_validator("activation")
+    @classmethod
+    def _has_a_kernel(cls, value: str, info: ValidationInfo) -> str:
+        gated = info.data.get("gated")
+        if gated is not None and gated != (value == "silu"):
+            raise ValueError(
+                "silu, the one activation with a gated kernel"
+                if gated
+                else "relu, gelu or gelu_tanh for an MLP without gate"
+            )
         return value
 
     @field_validator("position")

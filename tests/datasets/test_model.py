@@ -170,6 +170,7 @@ def test_a_cut_off_or_foreign_file_is_one_line(tmp_path: Path) -> None:
         ({"vocab_size": None}, "vocab_size"),
         ({"head_dim": 7}, "head_dim = 7 is odd"),
         ({"hidden_act": "xielu"}, "hidden_act: got 'xielu', expected one of silu"),
+        ({"hidden_act": "relu"}, "activation: got 'relu', expected silu"),
         ({"rope_scaling": {"type": "yarn", "factor": 2.0}}, "default, linear or llama3"),
         ({"rope_scaling": {"rope_type": "llama3", "factor": 2.0}}, "original_max_position"),
         ({"rope_parameters": {"rope_type": "dynamic", "factor": 2.0}}, "rope_parameters"),
