@@ -327,6 +327,15 @@ class _DocumentDumper(yaml.SafeDumper):
         return True
 
 
+def _text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
+    # PyYAML folds a line at these characters without quoting them, and so loses them.
+    style = '"' if re.search("[\x85\u2028\u2029]", text) else None
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=style)
+
+
+_DocumentDumper.add_representer(str, _text)
+
+
 def _integer(loader: Any, node: yaml.ScalarNode) -> int:
     text = loader.construct_scalar(node)
     return int(text, 0) if text.lstrip("+-")[:2] in ("0x", "0o") else int(text)

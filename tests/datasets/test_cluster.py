@@ -1,0 +1,306 @@
+import pickle
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from foreplan.datasets import device_zoo
+from foreplan.datasets.cluster import Cluster, merge, parse_devices
+from foreplan.datasets.specs import validate
+from foreplan.datasets.tier import CollectiveFit
+from foreplan.errors import MissingDataError, SpecError
+
+LINK = {"latency_s": "12 us", "bandwidth_bytes_per_s": "12 GB/s", "source": "measured"}
+
+
+def cluster(**fields: Any) -> Cluster:
+    return validate(Cluster, fields, "c.yaml")
+
+
+def two_hosts() -> Cluster:
+    return cluster(
+        devices=[
+            {"name": "h200", "count": 2, "host": "a"},
+            {"name": "t4", "count": 2, "host": "a", "memory_bytes": "12 GiB"},
+            {"name": "t4", "host": "b", "profile": "profiles/t4.json"},
+        ],
+        tiers=[
+            LINK | {"group": "all", "scope": "network", "bandwidth_bytes_per_s": "25 Gbit/s"},
+            LINK | {"group": "a", "scope": "host"},
+            LINK | {"group": ["a/h200"], "scope": "host", "bandwidth_bytes_per_s": "450 GB/s"},
+            LINK | {"group": ["a/h200"], "scope": "host", "backend": "gloo", "emulated": True},
+        ],
+        contention=[
+            {"kind": "memory", "factors": {2: 1.3}},
+            {"kind": "memory", "host": "b", "factors": {"2": 1.8, "4": 3.1}},
+        ],
+    )
+
+
+def test_ranks_come_one_by_one_with_memory() -> None:
+    ranks = two_hosts().ranks()
+    assert [rank.label for rank in ranks] == ["a/h200#0", "a/h200#1", "a/t4#0", "a/t4#1", "b/t4"]
+    assert [rank.index for rank in ranks] == [0, 1, 2, 3, 4]
+    assert ranks[0].memory_bytes == device_zoo.device("h200").memory_bytes
+    assert ranks[2].memory_bytes == 12 * 2**30
+    assert ranks[4].profile == "profiles/t4.json"
+    assert cluster(devices=[{"name": "cuda:0"}]).ranks()[0].memory_bytes is None
+
+
+def test_link_is_the_narrowest() -> None:
+    both = two_hosts()
+    assert both.link(0, 1).bandwidth_bytes_per_s == 450e9
+    assert both.link(0, 1, backend="gloo").bandwidth_bytes_per_s == 450e9  # said of no backend
+    assert both.link(1, 2).group == ("a",)
+    assert both.link(both.ranks()[3], both.ranks()[4]).scope == "network"
+    with pytest.raises(SpecError, match="two different ranks"):
+        both.link(1, 1)
+    with pytest.raises(SpecError, match="a rank from 0 to 4"):
+        both.link(0, 5)
+    with pytest.raises(MissingDataError, match=r"joins localhost/t4#0 and localhost/t4#1; "):
+        cluster(devices=[{"name": "t4", "count": 2}]).link(0, 1)
+
+
+def test_slowdown() -> None:
+    both = two_hosts()
+    assert both.slowdown("a", "memory", 1) == 1.0
+    assert both.slowdown("a", "memory", 2) == 1.3
+    assert both.slowdown("b", "memory", 2) == 1.8
+    assert both.slowdown("a", "memory", 4) is None
+    assert both.slowdown("a", "compute", 2) is None
+
+
+def test_fits_of_collectives() -> None:
+    fit = {"kind": "all_reduce", "ranks": 4, "alpha_s": "30 us", "beta_s_per_byte": 1e-10}
+    tier = LINK | {"group": "all", "scope": "host", "backend": "nccl"}
+    made = cluster(
+        devices=[{"name": "t4", "count": 4}],
+        tiers=[tier | {"collectives": [fit | {"residual": 0.04, "samples": 12}]}],
+    )
+    found = made.link(0, 3).fit("all_reduce", 4)
+    assert found == CollectiveFit(
+        kind="all_reduce", ranks=4, alpha_s=3e-5, beta_s_per_byte=1e-10, residual=0.04, samples=12
+    )
+    assert found.seconds(1e6) == pytest.approx(1.3e-4)
+    assert made.link(0, 3).fit("all_reduce", 2) is None
+    twice = [fit | {"residual": 0.04, "samples": 12}] * 2
+    with pytest.raises(SpecError, match="one fit for all_reduce over 4 ranks"):
+        cluster(devices=[{"name": "t4", "count": 4}], tiers=[tier | {"collectives": twice}])
+
+
+@pytest.mark.parametrize(
+    ("fields", "line"),
+    [
+        ({"devices": []}, "c.yaml: devices: got [], expected at least 1 item"),
+        (
+            {"devices": [{"name": "t4", "count": -1}]},
+            "c.yaml: devices[0].count: got -1, expected greater than 0",
+        ),
+        (
+            {"devices": [{"name": "t4", "memory_bytes": "1 GB/s"}]},
+            "c.yaml: devices[0].memory_bytes: got '1 GB/s', expected a size",
+        ),
+        ({"devices": [{"name": "t4", "memory_bytes": "17 GiB"}]}, "memory_bytes up to 16106127360"),
+        ({"devices": [{"name": "rtx 4080"}]}, "(did you mean 'rtx_4090'?)"),
+        ({"devices": [{"name": "cuda:0", "count": 2}]}, "expected count 1 for cuda:0"),
+        ({"devices": [{"name": "cuda:0"}, {"name": "cuda:0"}]}, "cuda:0 of localhost once"),
+        ({"devices": [{"name": "t4", "host": "all"}]}, "a host that is not called 'all'"),
+        ({"devices": [{"name": "t4", "host": "t4"}]}, "a host that is not called like a device"),
+        ({"devices": [{"name": "t4", "profile": "/x"}]}, "a path relative to the cluster's file"),
+        (
+            {
+                "devices": [{"name": "t4"}],
+                "tiers": [LINK | {"group": "hostt", "scope": "host"}],
+            },
+            "tiers[0].group of hosts and devices of this cluster, not 'hostt'",
+        ),
+        (
+            {
+                "devices": [{"name": "t4"}],
+                "tiers": [
+                    LINK | {"group": "all", "scope": "host", "bandwidth_bytes_per_s": "5 GB"}
+                ],
+            },
+            "c.yaml: tiers[0].bandwidth_bytes_per_s: got '5 GB', expected a bandwidth",
+        ),
+        (
+            {
+                "devices": [{"name": "t4"}],
+                "tiers": [LINK | {"group": group, "scope": "host"} for group in ("all", "t4")],
+            },
+            "tiers that differ: tiers[0] and tiers[1] do not",
+        ),
+        (
+            {
+                "devices": [{"name": "t4"}],
+                "contention": [{"kind": "memory", "host": "x", "factors": {2: 1.5}}],
+            },
+            "contention of a host in devices, not of 'x'",
+        ),
+        ({"devices": [{"name": "t4", "mem": 1}]}, "c.yaml: devices[0].mem"),
+    ],
+)
+def test_errors_are_one_line(fields: dict[str, Any], line: str) -> None:
+    with pytest.raises(SpecError) as caught:
+        cluster(**fields)
+    assert line in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_merge_of_two_hosts() -> None:
+    a = cluster(
+        devices=[{"name": "cuda:0", "host": "a"}, {"name": "cuda:1", "host": "a"}],
+        tiers=[LINK | {"group": "all", "scope": "host"}],
+        contention=[{"kind": "memory", "factors": {2: 1.5}}],
+        assumptions=["x"],
+    )
+    b = cluster(
+        devices=[{"name": "cuda:0", "host": "b"}, {"name": "cuda:1", "host": "b"}],
+        tiers=[LINK | {"group": "cuda:0", "scope": "host"}],
+        assumptions=["x", "y"],
+    )
+    both = merge(a, b)
+    assert [rank.label for rank in both.ranks()] == [
+        "a/cuda:0", "a/cuda:1", "b/cuda:0", "b/cuda:1"
+    ]  # fmt: skip
+    assert both.tiers[0].group == ("a",)  # "all" no longer means all
+    assert both.tiers[1].group == ("b/cuda:0",)
+    assert both.slowdown("a", "memory", 2) == 1.5
+    assert both.slowdown("b", "memory", 2) is None
+    assert both.assumptions == ("x", "y")
+    assert merge(both, a, b) == both
+    with pytest.raises(MissingDataError):
+        both.link(0, 2)
+
+
+def test_merge_refuses_contradictions() -> None:
+    one, two = ({"name": "t4", "host": "a", "count": count} for count in (1, 2))
+    with pytest.raises(SpecError, match=r"devices: a/t4: .*expected what the other cluster says"):
+        merge(cluster(devices=[one]), cluster(devices=[two]))
+    tier = LINK | {"group": "all", "scope": "host"}
+    with pytest.raises(SpecError, match=r"tiers: .*the other cluster's figures for the same"):
+        merge(
+            cluster(devices=[one], tiers=[tier]),
+            cluster(devices=[one], tiers=[tier | {"latency_s": "1 s"}]),
+        )
+    with pytest.raises(SpecError, match="host names that tell the clusters apart"):
+        merge(cluster(devices=[{"name": "cuda:0"}]), cluster(devices=[{"name": "cpu"}]))
+
+
+def test_rebase_moves_profiles(tmp_path: Path) -> None:
+    moved = two_hosts().rebase(tmp_path / "b", tmp_path)
+    assert moved.devices[2].profile == "b/profiles/t4.json"
+    assert moved.rebase(tmp_path, tmp_path / "b") == two_hosts()
+
+
+def test_inline_form() -> None:
+    made = parse_devices("2xa100-80g,4xt4")
+    a100, t4 = device_zoo.device("a100-80g"), device_zoo.device("t4")
+    assert [rank.memory_bytes for rank in made.ranks()] == (
+        [a100.memory_bytes] * 2 + [t4.memory_bytes] * 4
+    )
+    assert made.link(0, 1).bandwidth_bytes_per_s == a100.peer_link_bandwidth
+    assert made.link(0, 2).bandwidth_bytes_per_s == t4.host_link_bandwidth
+    assert all(tier.source.startswith("assumed") for tier in made.tiers)
+    assert "a100-80g is read as the zoo's a100_sxm_80gb" in made.assumptions
+    assert len(made.assumptions) == 2 + len(made.tiers)  # nothing assumed silently
+    assert parse_devices("t4").assumptions == ()
+
+
+def test_inline_form_with_hosts_options_and_own_devices() -> None:
+    made = parse_devices("2xcpu:threads=1,isa=avx2@a, cuda:0@b")
+    assert [rank.label for rank in made.ranks()] == [
+        "a/cpu:threads=1,isa=avx2#0", "a/cpu:threads=1,isa=avx2#1", "b/cuda:0"
+    ]  # fmt: skip
+    assert made.link(0, 2).scope == "network"
+    with pytest.raises(MissingDataError):
+        made.link(0, 1)  # no figure is published for the host's own devices
+
+
+@pytest.mark.parametrize(
+    "text", ["", "2x", "0xt4", "t4@", "-1xt4", "2xt5", "2 t4", "t4,,t4", "2xcuda:0"]
+)
+def test_inline_errors(text: str) -> None:
+    with pytest.raises(SpecError, match=r"^--devices: ") as caught:
+        parse_devices(text)
+    assert "\n" not in str(caught.value)
+
+
+def test_pickles_and_hashes() -> None:
+    both = two_hosts()
+    assert pickle.loads(pickle.dumps(both)) == both  # noqa: S301 - our own bytes
+    assert hash(both) == hash(two_hosts())
+
+
+_hosts = st.sampled_from(["a", "node-1", "1e9", "no", "10.0.0.2"])
+_entries = st.fixed_dictionaries(
+    {"name": st.sampled_from(["t4", "h200", "cpu", "cpu:threads=2,isa=avx512"]), "host": _hosts},
+    optional={
+        "count": st.integers(1, 4),
+        "memory_bytes": st.integers(1, 2**33),
+        "price_per_hour": st.floats(0.01, 100),
+        "profile": st.sampled_from(["p.json", "../x y/µ.json"]),
+    },
+)
+_tiers = st.fixed_dictionaries(
+    {
+        "group": st.sampled_from(["all", ["all"]]),
+        "scope": st.sampled_from(["host", "network"]),
+        "latency_s": st.floats(0, 1),
+        "bandwidth_bytes_per_s": st.floats(1, 1e13),
+        "source": st.text(min_size=1),
+    },
+    optional={
+        "backend": st.sampled_from(["gloo", "nccl"]),
+        "emulated": st.booleans(),
+        "collectives": st.lists(
+            st.fixed_dictionaries(
+                {
+                    "kind": st.sampled_from(["p2p", "all_gather"]),
+                    "ranks": st.integers(2, 3),
+                    "alpha_s": st.floats(0, 1),
+                    "beta_s_per_byte": st.floats(0, 1),
+                    "residual": st.floats(0, 1),
+                    "samples": st.integers(1, 9),
+                }
+            ),
+            unique_by=lambda fit: (fit["kind"], fit["ranks"]),
+        ),
+    },
+)
+_documents = st.fixed_dictionaries(
+    {"devices": st.lists(_entries, min_size=1, max_size=4)},
+    optional={
+        "tiers": st.lists(
+            _tiers, max_size=3, unique_by=lambda tier: (tier["scope"], tier.get("backend"))
+        ),
+        "contention": st.lists(
+            st.fixed_dictionaries(
+                {
+                    "kind": st.sampled_from(["memory", "compute"]),
+                    "factors": st.dictionaries(
+                        st.integers(2, 8), st.floats(0.5, 9), min_size=1, max_size=3
+                    ),
+                }
+            ),
+            max_size=2,
+        ),
+        "assumptions": st.lists(st.text(), max_size=3),
+    },
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(_documents)
+def test_yaml_reads_back_equal(
+    tmp_path_factory: pytest.TempPathFactory, document: dict[str, Any]
+) -> None:
+    made = cluster(**document)
+    path = tmp_path_factory.getbasetemp() / "cluster.yaml"
+    path.write_text(made.to_yaml(), encoding="utf-8", newline="")
+    again = Cluster.load(path)
+    assert again == made
+    assert again.to_yaml() == made.to_yaml()
+    assert merge(made, made).ranks() == tuple(made.ranks())

@@ -1,0 +1,142 @@
+from pathlib import Path
+from typing import Annotated
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import Field
+
+from foreplan.datasets.specs import (
+    StrictModel,
+    dump_document,
+    load_document,
+    nearest,
+    validate,
+)
+from foreplan.errors import SpecError
+
+
+class Item(StrictModel):
+    count: Annotated[int, Field(gt=0)]
+    size: float = 1.0
+    words: tuple[str, ...] = ()
+
+
+class Document(StrictModel):
+    items: Annotated[tuple[Item, ...], Field(min_length=1)]
+    by_number: dict[int, float] = Field(default_factory=dict)
+    one: Item | None = None
+
+
+@pytest.mark.parametrize(
+    ("data", "line"),
+    [
+        (
+            {"items": [{"cuont": 2}]},
+            "f.yaml: items[0].cuont: got 2, expected no such field; did you mean 'count'? "
+            "(1 more error in this document)",
+        ),
+        ({"items": [{"count": True}]}, "f.yaml: items[0].count: got True, expected a whole number"),
+        ({"items": [{"count": "2"}]}, "f.yaml: items[0].count: got '2', expected a whole number"),
+        ({"items": [{"count": 1.5}]}, "f.yaml: items[0].count: got 1.5, expected a whole number"),
+        ({"items": [{"count": -1}]}, "f.yaml: items[0].count: got -1, expected greater than 0"),
+        (
+            {"items": [{"count": 1, "size": float("nan")}]},
+            "f.yaml: items[0].size: got nan, expected a finite number",
+        ),
+        ({"items": []}, "f.yaml: items: got [], expected at least 1 item"),
+        ({"items": {}}, "f.yaml: items: got {}, expected a list"),
+        ({"items": [{}]}, "f.yaml: items[0].count: got nothing, expected a value"),
+        (
+            {"items": [{"count": 1}], "one": {"count": 1, "zzz": 1}},
+            "f.yaml: one.zzz: got 1, expected one of the fields count, size, words",
+        ),
+        (7, "f.yaml: got 7, expected a mapping of fields"),
+    ],
+)
+def test_validation_errors_are_one_line(data: object, line: str) -> None:
+    with pytest.raises(SpecError) as caught:
+        validate(Document, data, "f.yaml")
+    assert str(caught.value) == line
+
+
+def test_lists_fill_tuples_and_texts_fill_integer_keys() -> None:
+    data = {"items": [{"count": 1, "words": ["a"], "size": 2}], "by_number": {"2": 1.5}}
+    document = validate(Document, data, "f.json")
+    assert document.items[0].words == ("a",)
+    assert document.by_number == {2: 1.5}
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "line"),
+    [
+        ("a.yaml", "a: 1\nb:\n  c: 1\n  c: 2\n", "a.yaml: line 4: got the key 'c' twice"),
+        ("a.yaml", "a: [1,\nb: 2\n c", "a.yaml: line 4: got did not find expected"),
+        ("a.yaml", "", "a.yaml: got nothing"),
+        ("a.yaml", "# only words\n", "a.yaml: got nothing"),
+        ("a.yaml", "- a\n", "a.yaml: got ['a'], expected a mapping"),
+        ("a.yaml", "a: !!python/object:os.system 1", "a.yaml: line 1: got could not determine"),
+        ("a.yaml", "a: 1\n---\nb: 2", "a.yaml: line 2:"),
+        ("a.yaml", "{[1]: 2}", "a.yaml: line 1: got a list or mapping as a key"),
+        ("a.yaml", "a: " + "[" * 5000 + "]" * 5000, "a.yaml: got 'brackets nested too deeply'"),
+        ("a.json", '{"a": ' + "[" * 100_000, "a.json: got 'brackets nested too deeply'"),
+        ("a.json", '{"a": 1,\n "b": {"c": 1,\n "c": 2}}', "a.json: line 3: got the key 'c' twice"),
+        ("a.json", '{"a": NaN}', "a.json: got NaN, expected finite numbers"),
+        ("a.json", '{"a": 1,}', "a.json: line 1: got a syntax error"),
+        ("a.json", " ", "a.json: got nothing"),
+    ],
+)
+def test_documents_that_cannot_be_read(tmp_path: Path, name: str, text: str, line: str) -> None:
+    (tmp_path / name).write_text(text)
+    with pytest.raises(SpecError) as caught:
+        load_document(tmp_path / name)
+    assert str(caught.value).startswith(str(tmp_path / line))
+    assert "\n" not in str(caught.value)
+
+
+def test_missing_and_binary_files(tmp_path: Path) -> None:
+    with pytest.raises(SpecError, match="No such file"):
+        load_document(tmp_path / "no.yaml")
+    with pytest.raises(SpecError, match="Is a directory"):
+        load_document(tmp_path)
+    (tmp_path / "b.yaml").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(SpecError, match="not UTF-8"):
+        load_document(tmp_path / "b.yaml")
+
+
+def test_yaml_scalars_are_those_of_yaml_1_2(tmp_path: Path) -> None:
+    path = tmp_path / "a.yaml"
+    path.write_text(
+        "[a: 1e9, b: no, c: 2024-01-01, d: 010, e: 0x1F, f: ~, g: true, h: 12:30]"[1:-1]
+    )
+    path.write_text("a: 1e9\nb: no\nc: 2024-01-01\nd: 010\ne: 0x1F\nf: ~\ng: true\nh: 12:30\n")
+    assert load_document(path) == {
+        "a": 1e9, "b": "no", "c": "2024-01-01", "d": 10, "e": 31, "f": None, "g": True, "h": "12:30"
+    }  # fmt: skip
+
+
+_plain = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+    max_leaves=8,
+)
+
+
+@given(st.dictionaries(st.text(), _plain, min_size=1, max_size=4))
+def test_a_dumped_document_reads_back_equal(
+    tmp_path_factory: pytest.TempPathFactory, data: dict[str, object]
+) -> None:
+    path = tmp_path_factory.getbasetemp() / "round.yaml"
+    path.write_text(dump_document(data), encoding="utf-8", newline="")
+    assert load_document(path) == data
+    assert dump_document(load_document(path)) == dump_document(data)
+
+
+def test_nearest_ignores_case() -> None:
+    assert nearest("COUNT", ["count", "size"]) == "count"
+    assert nearest("xyz", ["count", "size"]) is None
+
+
+def test_records_are_frozen() -> None:
+    with pytest.raises(ValueError, match="frozen"):
+        Item(count=1).count = 2  # type: ignore[misc]
