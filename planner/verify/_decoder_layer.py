@@ -1,0 +1,245 @@
+"""One decoder layer with its packed weights: the part of the runtime that is timed.
+
+Runs the programs of `foreplan.datasets.decoder_programs.layer_programs` in their order, through
+the functions that the profile measured. Everything that can be looked up is looked up when the
+layer is built; a pass makes only the calls that compute or that view.
+
+Shape legend: B = batch, T = tokens of a pass, rows = B * T, H = heads, G = key/value heads, L =
+positions of the cache, D = head_dim.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from foreplan.datasets.decoder_programs import HEAD_NORM, fixed_variant
+from foreplan.datasets.kernels import Packed, function, linear_kernel, reference_linear
+from foreplan.datasets.model import Model
+from foreplan.datasets.program import Variant
+from foreplan.planner.verify.weights import Part, WeightSource
+
+#: ``run(x, weight, bias)``; a reference run takes the plain fp32 weight.
+RunLinear = Callable[[Tensor, Packed | Tensor, Tensor | None], Tensor]
+Attend = Callable[[Tensor, Tensor, Tensor, int], Tensor]
+
+PREFILL, DECODE = 0, 1
+
+
+class Pass(NamedTuple):
+    """What all layers of one pass share.
+
+    Attributes:
+        phase: `PREFILL` or `DECODE`.
+        batch: B.
+        tokens: T.
+        position: where in the cache the new tokens begin.
+        keys: positions in the cache after the pass.
+        cos, sin: rotation ``[T, D]`` of these positions; empty without a rotation.
+    """
+
+    phase: int
+    batch: int
+    tokens: int
+    position: int
+    keys: int
+    cos: Tensor
+    sin: Tensor
+
+
+class Linear:
+    """A packed linear with its kernel for each phase.
+
+    Args:
+        weights: where to read it; freed again before this returns.
+        part, name: which one (``qkv``).
+        variants: prefill and decode; one layout.
+        device: where to keep it.
+        reference: keep the dequantised fp32 weight and compute in fp32.
+    """
+
+    __slots__ = ("bias", "run", "weight")
+
+    def __init__(
+        self,
+        weights: WeightSource,
+        part: Part,
+        name: str,
+        variants: tuple[Variant, Variant],
+        device: torch.device,
+        *,
+        reference: bool,
+    ) -> None:
+        kernels = [linear_kernel(variant, device.type) for variant in variants]
+        plain = weights.tensor(part, f"{name}.weight").to(device, torch.float32)
+        packed = kernels[0].pack(plain)
+        dtype = torch.float32 if reference else torch.bfloat16
+        self.bias: Tensor | None = None
+        if f"{name}.bias" in weights.names(part):
+            self.bias = keep(weights.tensor(part, f"{name}.bias"), device, dtype)
+        self.weight: Packed | Tensor = kernels[0].dequantise(packed) if reference else packed
+        self.run: tuple[RunLinear, RunLinear] = (
+            (_reference, _reference) if reference else (kernels[0].run, kernels[1].run)  # type: ignore[assignment]  # `weight` is what each of the two takes
+        )
+
+    @property
+    def bytes(self) -> int:
+        """Memory of weight, scales and bias."""
+        held = self.weight.bytes if isinstance(self.weight, Packed) else nbytes(self.weight)
+        return held + nbytes(self.bias)
+
+
+class Norm:
+    """Weight and bias of a norm over the last dimension."""
+
+    __slots__ = ("bias", "eps", "run", "weight")
+
+    def __init__(
+        self,
+        weights: WeightSource,
+        part: Part,
+        name: str,
+        device: torch.device,
+        dtype: torch.dtype,
+        variant: Variant,
+    ) -> None:
+        self.weight = keep(weights.tensor(part, f"{name}.weight"), device, dtype)
+        self.bias: Tensor | None = None
+        if f"{name}.bias" in weights.names(part):
+            self.bias = keep(weights.tensor(part, f"{name}.bias"), device, dtype)
+        self.eps = weights.model.norm_eps
+        self.run = function("norm", variant)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Normalise ``x`` over its last dimension."""
+        out: Tensor = self.run(x, self.weight, self.bias, self.eps)
+        return out
+
+    @property
+    def bytes(self) -> int:
+        """Memory of weight and bias."""
+        return nbytes(self.weight) + nbytes(self.bias)
+
+
+class DecoderLayer:
+    """A decoder layer, loaded.
+
+    Args:
+        model: the model.
+        index: which layer.
+        weights: read tensor by tensor, so that the host holds one linear beside the packed ones.
+        linears: variants of the linears for prefill and decode.
+        attention: variants of the attention for prefill and decode.
+        device: where to keep and compute.
+        reference: fp32 on the dequantised weights.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        index: int,
+        weights: WeightSource,
+        linears: tuple[Variant, Variant],
+        attention: tuple[Variant, Variant],
+        device: torch.device,
+        *,
+        reference: bool,
+    ) -> None:
+        dtype = torch.float32 if reference else torch.bfloat16
+        norm, where = fixed_variant(model, "norm"), (device, dtype)
+        self._norm1 = Norm(weights, index, "norm1", *where, norm)
+        self._norm2 = Norm(weights, index, "norm2", *where, norm)
+        self._head_norms: tuple[Norm, Norm] | None = None
+        if model.qk_norm:
+            self._head_norms = (
+                Norm(weights, index, "q_norm", *where, HEAD_NORM),
+                Norm(weights, index, "k_norm", *where, HEAD_NORM),
+            )
+        self._qkv, self._out, self._up, self._down = (
+            Linear(weights, index, name, linears, device, reference=reference)
+            for name in ("qkv", "out", "up", "down")
+        )
+        self._attend: tuple[Attend, ...] = tuple(function("attention", v) for v in attention)
+        self._rope = function("rope", fixed_variant(model, "rope"))
+        self._rotates = model.position == "rope"
+        self._write = function("cache_write", fixed_variant(model, "cache_write"))
+        self._activate = function("activation", fixed_variant(model, "activation"))
+        self._gated = model.gated
+        self._add = function("add", fixed_variant(model, "add"))
+        self._heads, self._kv_heads, self._head_dim = model.heads, model.kv_heads, model.head_dim
+        self._inner = model.heads * model.head_dim
+
+    def __call__(self, x: Tensor, now: Pass, cache_k: Tensor, cache_v: Tensor) -> Tensor:
+        """Take ``x[rows, hidden]`` through the layer.
+
+        Args:
+            x: residual stream, contiguous.
+            now: the pass.
+            cache_k: ``[B, G, L, D]``, written at the pass's positions and read.
+            cache_v: likewise.
+
+        Returns:
+            The residual stream behind the layer, ``[rows, hidden]``, a new tensor.
+        """
+        phase, batch, tokens, position, keys, cos, sin = now
+        heads, kv_heads = self._heads, self._kv_heads
+        linear = self._qkv
+        fused = linear.run[phase](self._norm1(x), linear.weight, linear.bias)
+        fused = fused.view(batch, tokens, heads + 2 * kv_heads, self._head_dim)
+        if self._head_norms is None and self._rotates:
+            # Queries and keys lie side by side: one rotation takes both.
+            turned = self._rope(fused.narrow(2, 0, heads + kv_heads), cos, sin)
+            q, k = turned.split_with_sizes((heads, kv_heads), 2)
+            v = fused.narrow(2, heads + kv_heads, kv_heads)
+        else:
+            q, k, v = fused.split_with_sizes((heads, kv_heads, kv_heads), 2)
+            if self._head_norms is not None:
+                q, k = self._head_norms[0](q), self._head_norms[1](k)
+                if self._rotates:
+                    q, k = self._rope(q, cos, sin), self._rope(k, cos, sin)
+        self._write(cache_k, cache_v, k, v, position)
+        attended = self._attend[phase](q, cache_k, cache_v, keys).reshape(-1, self._inner)
+        linear = self._out
+        x = self._add(x, linear.run[phase](attended, linear.weight, linear.bias))
+        linear = self._up
+        wide = linear.run[phase](self._norm2(x), linear.weight, linear.bias)
+        if self._gated:
+            gate, up = wide.chunk(2, 1)
+            wide = self._activate(gate, up)
+        else:
+            wide = self._activate(wide)
+        linear = self._down
+        out: Tensor = self._add(x, linear.run[phase](wide, linear.weight, linear.bias))
+        return out
+
+    @property
+    def bytes(self) -> int:
+        """Memory of all weights, scales, biases and norms."""
+        parts: Sequence[Linear | Norm] = (
+            self._norm1,
+            self._norm2,
+            self._qkv,
+            self._out,
+            self._up,
+            self._down,
+            *(self._head_norms or ()),
+        )
+        return sum(part.bytes for part in parts)
+
+
+def keep(tensor: Tensor, device: torch.device, dtype: torch.dtype) -> Tensor:
+    """A copy that shares no memory with the checkpoint's file."""
+    return tensor.to(device, dtype, copy=True).contiguous()
+
+
+def nbytes(tensor: Tensor | None) -> int:
+    """Bytes of a tensor's elements, 0 of none."""
+    return 0 if tensor is None else tensor.numel() * tensor.element_size()
+
+
+def _reference(x: Tensor, weight: Packed | Tensor, bias: Tensor | None) -> Tensor:
+    assert isinstance(weight, Tensor)
+    return reference_linear(x, weight, bias)

@@ -1,0 +1,338 @@
+"""`DecoderStage`: layers [start, end) of a decoder on one device, executed with real kernels.
+
+A stage is loaded once, layer by layer, and then takes micro-batches through its layers: prefill
+fills the KV cache of ``prompt`` positions, decode step ``s`` (from 1) adds position ``prompt + s -
+1``. The first stage embeds token ids; the last applies final norm and head and picks the most
+likely token. Requests are the rows of one cache; prefill and decode may cut them into different
+micro-batches.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from foreplan.datasets.decoder_programs import fixed_variant
+from foreplan.datasets.kernels import function, layout_of
+from foreplan.datasets.model import Model
+from foreplan.datasets.program import Variant
+from foreplan.errors import SpecError
+from foreplan.planner.verify._decoder_layer import (
+    DECODE,
+    PREFILL,
+    DecoderLayer,
+    Linear,
+    Norm,
+    Pass,
+    keep,
+    nbytes,
+)
+from foreplan.planner.verify.weights import WeightSource
+
+_REFERENCE_ATTENTION = Variant("bf16", "fp32", "torch.sdpa")
+
+
+@dataclass(frozen=True, slots=True)
+class PhaseKernels:
+    """Variants of one operator for the two phases.
+
+    Linears keep one copy of the weight, so that both must use one layout.
+    """
+
+    prefill: Variant
+    decode: Variant
+
+    @property
+    def both(self) -> tuple[Variant, Variant]:
+        """Prefill and decode."""
+        return self.prefill, self.decode
+
+    def check_layout(self, where: str) -> None:
+        """Raise `SpecError` unless one packed weight serves both linear kernels."""
+        layouts = [layout_of(variant) for variant in self.both]
+        if layouts[0] != layouts[1]:
+            raise SpecError(
+                f"{where}: kernels {self.prefill} and {self.decode}",
+                got=f"layouts {layouts[0]} and {layouts[1]}",
+                expected="one layout, so that one copy of the weight serves both phases",
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class StageKernels:
+    """How a stage computes.
+
+    Attributes:
+        layers: of the linears of each of the stage's layers.
+        attention: of every layer's attention.
+        head: of the head; needed where the stage has the last layer.
+    """
+
+    layers: tuple[PhaseKernels, ...]
+    attention: PhaseKernels
+    head: PhaseKernels | None = None
+
+
+class DecoderStage:
+    """Layers ``[start, end)`` of a model on one device.
+
+    Args:
+        model: the model.
+        start: first layer; 0 means that the stage embeds.
+        end: one past the last; the number of layers means that the stage has the head.
+        prefill_batches: requests of each prefill micro-batch, which follow each other in the cache.
+        decode_batches: requests of each decode micro-batch; the same total.
+        prompt: tokens of each prompt; shorter ones are padded.
+        positions: of the cache: prompt and new tokens.
+        device: torch device (``cpu``, ``cuda:0``).
+        reference: compute in fp32 on the dequantised weights, with an fp32 cache, instead of with
+            the planned kernels.
+
+    Attributes:
+        logits: of the last token, ``[batch, vocab]``, after a pass of a stage with the head, while
+            ``keep_logits`` is set.
+
+    Raises:
+        SpecError: no such layers, micro-batches that do not fit together, or a sequence longer
+            than the model's.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        start: int,
+        end: int,
+        *,
+        prefill_batches: Sequence[int],
+        decode_batches: Sequence[int],
+        prompt: int,
+        positions: int,
+        device: str = "cpu",
+        reference: bool = False,
+    ) -> None:
+        if not 0 <= start < end <= model.layers:
+            raise SpecError(
+                "stage", got=[start, end], expected=f"layers within [0, {model.layers})"
+            )
+        _check_batches(prefill_batches, decode_batches)
+        if not 1 <= prompt <= positions:
+            raise SpecError("stage.prompt", got=prompt, expected=f"1 to {positions} positions")
+        if positions > model.max_sequence:
+            raise SpecError(
+                "stage.positions",
+                got=positions,
+                expected=f"at most {model.max_sequence}, what {model.name} attends to in full",
+            )
+        self.model = model
+        self.start, self.end = start, end
+        self.first, self.last = start == 0, end == model.layers
+        self.prompt, self.positions = prompt, positions
+        self.device = torch.device(device)
+        self.reference = reference
+        self.keep_logits = False
+        self.logits: Tensor | None = None
+        self._batches = (tuple(prefill_batches), tuple(decode_batches))
+        self._dtype = torch.float32 if reference else torch.bfloat16
+        self._layers: list[DecoderLayer] = []
+        self._caches: tuple[list[list[tuple[Tensor, Tensor]]], ...] = ([], [])
+        self._cache: Tensor | None = None
+        self._embed: Tensor | None = None
+        self._positions: Tensor | None = None
+        self._final_norm: Norm | None = None
+        self._head: Linear | None = None
+        self._cos = self._sin = torch.empty(0)
+        self._embedding = function("embedding", fixed_variant(model, "embedding"))
+        self._add = function("add", fixed_variant(model, "add"))
+        self._argmax = function("argmax", fixed_variant(model, "argmax"))
+
+    # Loading ----------------------------------------------------------------------------------
+
+    @torch.inference_mode()
+    def load(self, weights: WeightSource, kernels: StageKernels) -> None:
+        """Read, pack and keep the stage's weights, and allocate its cache and tables.
+
+        The host holds one plain linear at a time beside what is packed already.
+
+        Raises:
+            SpecError: kernels that do not fit the stage or the device, or incomplete weights.
+        """
+        model, device = self.model, self.device
+        if len(kernels.layers) != self.end - self.start:
+            raise SpecError(
+                "stage kernels", got=len(kernels.layers), expected=f"{self.end - self.start} layers"
+            )
+        for offset, layer in enumerate(kernels.layers):
+            layer.check_layout(f"layer {self.start + offset}")
+        attention = kernels.attention.both
+        if self.reference:
+            attention = (_REFERENCE_ATTENTION, _REFERENCE_ATTENTION)
+        if self.first:
+            self._load_embedding(weights)
+        self._layers = [
+            DecoderLayer(
+                model,
+                self.start + offset,
+                weights,
+                layer.both,
+                attention,
+                device,
+                reference=self.reference,
+            )
+            for offset, layer in enumerate(kernels.layers)
+        ]
+        if self.last:
+            self._load_head(weights, kernels.head)
+        self._allocate()
+
+    def _load_embedding(self, weights: WeightSource) -> None:
+        self._embed = keep(weights.tensor("embedding", "embed.weight"), self.device, self._dtype)
+        if self.model.position == "learned":
+            table = weights.tensor("embedding", "positions.weight")
+            self._positions = keep(table, self.device, self._dtype)
+
+    def _load_head(self, weights: WeightSource, kernels: PhaseKernels | None) -> None:
+        if kernels is None:
+            raise SpecError("stage kernels.head", got=None, expected="kernels of the head")
+        kernels.check_layout("head")
+        norm = fixed_variant(self.model, "norm")
+        self._final_norm = Norm(weights, "head", "final_norm", self.device, self._dtype, norm)
+        self._head = Linear(
+            weights, "head", "head", kernels.both, self.device, reference=self.reference
+        )
+
+    def _allocate(self) -> None:
+        """Cache ``[layers, 2, requests, G, L, D]`` with its views, and the rotation's tables."""
+        model, batches = self.model, self._batches
+        shape = (sum(batches[PREFILL]), model.kv_heads, self.positions, model.head_dim)
+        # Written once, so that no page is first touched while a pass is timed.
+        cache = torch.empty(len(self._layers), 2, *shape, dtype=self._dtype, device=self.device)
+        self._cache = cache.zero_()
+        for phase in (PREFILL, DECODE):
+            self._caches[phase].clear()
+            for begin, stop in _ranges(batches[phase]):
+                views = [(layer[0, begin:stop], layer[1, begin:stop]) for layer in cache]
+                self._caches[phase].append(views)
+        if model.position == "rope":
+            cos, sin = rotation(model, self.positions)
+            self._cos = cos.to(self.device, self._dtype)
+            self._sin = sin.to(self.device, self._dtype)
+
+    # Passes -----------------------------------------------------------------------------------
+
+    @torch.inference_mode()
+    def prefill(self, micro_batch: int, x: Tensor) -> Tensor:
+        """Take the prompts of a micro-batch through the stage and fill its cache.
+
+        Args:
+            micro_batch: index in ``prefill_batches``.
+            x: first stage: token ids ``[batch, prompt]`` int64; others: the peer's result
+                ``[batch * prompt, hidden]``.
+
+        Returns:
+            The residual stream ``[batch * prompt, hidden]``, or on the last stage the next token
+            ids ``[batch]`` int64. A new tensor, contiguous.
+        """
+        batch = self._batches[PREFILL][micro_batch]
+        return self._run(PREFILL, micro_batch, batch, self.prompt, 0, x)
+
+    @torch.inference_mode()
+    def decode(self, micro_batch: int, step: int, x: Tensor) -> Tensor:
+        """Take one token of each request of a micro-batch through the stage.
+
+        Args:
+            micro_batch: index in ``decode_batches``.
+            step: 1 for the token that prefill produced, then 2, ...
+            x: first stage: token ids ``[batch]`` int64; others: ``[batch, hidden]``.
+
+        Returns:
+            The residual stream ``[batch, hidden]``, or on the last stage the next token ids
+            ``[batch]`` int64. A new tensor, contiguous.
+        """
+        position = self.prompt + step - 1
+        batch = self._batches[DECODE][micro_batch]
+        return self._run(DECODE, micro_batch, batch, 1, position, x)
+
+    def _run(
+        self, phase: int, micro_batch: int, batch: int, tokens: int, position: int, x: Tensor
+    ) -> Tensor:
+        end = position + tokens
+        if not self.prompt <= end <= self.positions:
+            raise SpecError("step", got=end - self.prompt, expected="a position in the cache")
+        if self._embed is not None:
+            x = self._embedding(self._embed, x.reshape(-1))
+            if self._positions is not None:
+                offset = self.model.position_offset
+                rows = self._positions[offset + position : offset + end]
+                # The same positions for every request: broadcast, not gathered.
+                x = self._add(x.view(batch, tokens, -1), rows).view(batch * tokens, -1)
+        cos, sin = self._cos[position:end], self._sin[position:end]
+        now = Pass(phase, batch, tokens, position, end, cos, sin)
+        views = self._caches[phase][micro_batch]
+        for layer, (cache_k, cache_v) in zip(self._layers, views, strict=True):
+            x = layer(x, now, cache_k, cache_v)
+        if self._head is None or self._final_norm is None:
+            return x
+        if tokens > 1:
+            x = x.view(batch, tokens, -1)[:, -1]
+        logits = self._head.run[phase](self._final_norm(x), self._head.weight, self._head.bias)
+        if self.keep_logits:
+            self.logits = logits
+        ids: Tensor = self._argmax(logits)
+        return ids
+
+    # Accounting -------------------------------------------------------------------------------
+
+    def memory_bytes(self) -> dict[str, int]:
+        """Bytes held, by the items of `foreplan.datasets.decoder_memory.stage_bytes`."""
+        head = sum(part.bytes for part in (self._head, self._final_norm) if part is not None)
+        return {
+            "weights": sum(layer.bytes for layer in self._layers),
+            "embedding": nbytes(self._embed) + nbytes(self._positions),
+            "head": head,
+            "kv_cache": nbytes(self._cache),
+            "buffers": nbytes(self._cos) + nbytes(self._sin),
+        }
+
+
+def rotation(model: Model, positions: int) -> tuple[Tensor, Tensor]:
+    """Cosine and sine of the rotary angles, fp32 ``[positions, head_dim]``, halves repeated.
+
+    Frequencies as in transformers, ``modeling_rope_utils``: ``theta^(-2i/D)``, stretched by
+    ``linear`` or ``llama3`` scaling.
+    """
+    half = torch.arange(0, model.head_dim, 2, dtype=torch.float32) / model.head_dim
+    frequency = 1.0 / model.rope_theta**half
+    scaling = model.rope_scaling
+    if scaling is not None and scaling.kind == "linear":
+        frequency = frequency / scaling.factor
+    elif scaling is not None:
+        wavelength = 2 * math.pi / frequency
+        low, high = scaling.low_freq_factor, scaling.high_freq_factor
+        smooth = (scaling.original_max_positions / wavelength - low) / (high - low)
+        # 0 beyond the low wavelength (stretched in full), 1 below the high one (kept).
+        smooth = smooth.clamp(0, 1)
+        frequency = (1 - smooth) * frequency / scaling.factor + smooth * frequency
+    angle = torch.arange(positions, dtype=torch.float32)[:, None] * frequency
+    angle = torch.cat((angle, angle), dim=-1)
+    return angle.cos(), angle.sin()
+
+
+def _check_batches(prefill: Sequence[int], decode: Sequence[int]) -> None:
+    for name, batches in (("prefill_batches", prefill), ("decode_batches", decode)):
+        if not batches or min(batches) < 1:
+            raise SpecError(f"stage.{name}", got=list(batches), expected="sizes of at least 1")
+    if sum(prefill) != sum(decode):
+        raise SpecError(
+            "stage.decode_batches",
+            got=f"{sum(decode)} requests",
+            expected=f"the {sum(prefill)} of prefill",
+        )
+
+
+def _ranges(sizes: Sequence[int]) -> list[tuple[int, int]]:
+    ends = [sum(sizes[: index + 1]) for index in range(len(sizes))]
+    return list(zip([0, *ends[:-1]], ends, strict=True))
