@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from foreplan.cost_models.costs import HostLaunch, Segment, Work
 from foreplan.cost_models.schedule import COMPUTE, Memory, Schedule, ScheduleBuilder
@@ -116,8 +116,9 @@ def pipeline_order(
             the interleaved schedule.
 
     Raises:
-        SpecError: an unknown name, a size below 1, chunks where the schedule has none, micro-batches
-            that do not divide by the stages where interleaving needs it, a warm-up that deadlocks.
+        SpecError: an unknown name, a size below 1, chunks where the schedule has none,
+            micro-batches that do not divide by the stages where interleaving needs it, a warm-up
+            with another schedule or length. Whether a warm-up deadlocks is for `simulate` to say.
     """
     if name not in SCHEDULES:
         raise SpecError("schedule", got=name, expected=f"one of {', '.join(SCHEDULES)}")
@@ -230,18 +231,18 @@ def assemble(
         for b, w in zip(works.backward_input, works.backward_weight, strict=True)
     )
     work = {"F": works.forward, "B": works.backward_input, "W": works.backward_weight, "BW": both}
-    # The gradient of a stage's input leaves B, whether W is fused with it or not.
-    gradient = {"B": "BW"} if any(row.op == "BW" for row in rows) else {"B": "B"}
     builder = ScheduleBuilder(tuple(devices or (f"rank {r}" for r in range(ranks))))
 
     def find(op: str, stage: int, microbatch: int, target: int = -1) -> int:
-        row = _Row(gradient.get(op, op), stage % ranks, stage, microbatch, target)
-        if row not in index:
+        found = index.get(_Row(op, stage % ranks, stage, microbatch, target))
+        if found is None and op == "B":  # the gradient leaves B, whether W is fused with it or not
+            found = index.get(_Row("BW", stage % ranks, stage, microbatch))
+        if found is None:
             raise SpecError(
                 "order", got=f"no {op} of micro-batch {microbatch} on virtual stage {stage}",
                 expected="every pass that another pass needs",
             )  # fmt: skip
-        return index[row]
+        return found
 
     for row in rows:
         op, rank, stage, batch = row.op, row.rank, row.stage, row.microbatch
@@ -255,10 +256,10 @@ def assemble(
                 resources=(), dependencies=(find(passed, stage, batch),),
             )  # fmt: skip
         elif op == "recv":
-            sent = index[_Row("send", row.other % ranks, row.other, batch, stage)]
             builder.add(
                 "recv", rank, HostLaunch(0), stage=stage, microbatch=batch,
-                peer=row.other % ranks, resources=(), dependencies=(sent,),
+                peer=row.other % ranks, resources=(),
+                dependencies=(find("send", row.other, batch, stage),),
             )  # fmt: skip
         else:
             needs = [find("F", stage, batch)] if op in ("B", "BW") else []
@@ -277,8 +278,7 @@ def assemble(
     return builder.build()
 
 
-@dataclass(frozen=True, slots=True)
-class _Row:
+class _Row(NamedTuple):
     """A pass, or a transfer: ``other`` is the virtual stage that it goes to or comes from."""
 
     op: str
@@ -320,9 +320,14 @@ def _memory(op: str, held: int) -> Memory | None:
 
 
 def pipeline_schedule(
-    name: str, *, stages: int, microbatches: int, chunks: int = 1, works: PipelineWorks | None = None
+    name: str,
+    *,
+    stages: int,
+    microbatches: int,
+    chunks: int = 1,
+    works: PipelineWorks | None = None,
 ) -> Schedule:
-    """`pipeline_order` and `assemble` in one call, with uniform passes unless ``works`` are given."""
+    """`pipeline_order` and `assemble` in one call, with uniform passes unless `works` are given."""
     order = pipeline_order(name, stages=stages, microbatches=microbatches, chunks=chunks)
     return assemble(order, works or PipelineWorks.uniform(stages, chunks))
 

@@ -160,8 +160,12 @@ class Planner(ABC, Generic[W, D]):
         """
 
     @abstractmethod
-    def baselines(self, problem: Problem[W]) -> dict[str, D]:
-        """Decisions that others would take, by name, each feasible; same kernels, same search."""
+    def baselines(self, problem: Problem[W]) -> dict[str, D | str]:
+        """Decisions that others would take, by name; same kernels, same search as `decide`.
+
+        Where a baseline has no feasible form, the reason stands in its place. A decision with an
+        attribute ``limits_met = False`` is run and shown, but it cannot become the plan.
+        """
 
     @abstractmethod
     def schedule(self, problem: Problem[W], decision: D) -> Schedule:

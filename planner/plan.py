@@ -65,10 +65,19 @@ class Prediction(StrictModel):
 
 
 class Alternative(StrictModel):
-    """A decision that was not chosen, kept so that it can be run beside the chosen one."""
+    """A decision that was not chosen, kept so that it can be run beside the chosen one.
+
+    Attributes:
+        name: what it is (``even split, 8 bits``).
+        decision: as the plan's.
+        limits_met: whether it meets every limit of the workload; if not, it may be faster without
+            being better, and it does not count for regret.
+        predicted: as the plan's.
+    """
 
     name: str
     decision: dict[str, Any]
+    limits_met: bool = True
     predicted: Prediction
 
 

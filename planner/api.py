@@ -1,0 +1,227 @@
+"""`plan`: from descriptions to a checked plan document; the same road for every kind of planner.
+
+decide → schedule → simulate → check memory → baselines, each simulated too → confidence → `Plan`.
+If a baseline that meets every limit is simulated to be faster than the decision, it becomes the
+decision and the plan says so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import foreplan
+from foreplan.cost_models.book import CostChoice, Profiles, cost_book
+from foreplan.datasets.cluster import Cluster, parse_devices
+from foreplan.datasets.model import Model, load_model
+from foreplan.datasets.specs import StrictModel, load_document, validate
+from foreplan.errors import InfeasibleError, SpecError
+from foreplan.planner.base import Choice, Planner, Problem
+from foreplan.planner.confidence import confidence
+from foreplan.planner.plan import Alternative, Plan, ProvenBound, Provenance, Rejected, VerifyHints
+from foreplan.planner.predict import Forecast
+from foreplan.planner.registry import planner as find_planner
+
+#: Largest relative error of a real run's total that passes unless the caller says otherwise.
+TOLERANCE = 0.10
+
+
+def load_cluster(source: str | Path | Cluster, *, where: str = "cluster") -> tuple[Cluster, Path]:
+    """A cluster and the folder that its profile paths start from.
+
+    Args:
+        source: a cluster, a YAML or JSON file, or the inline form ``2xa100-80g,4xt4``.
+        where: what to call it in an error.
+
+    Raises:
+        SpecError: the file or the inline form is wrong.
+    """
+    if isinstance(source, Cluster):
+        return source, Path()
+    path = Path(source)
+    if path.suffix.lower() in (".yaml", ".yml", ".json") or path.is_file():
+        return Cluster.load(path), path.parent
+    return parse_devices(str(source), where), Path()
+
+
+def load_workload(
+    kind: str, source: str | Path | Mapping[str, Any] | StrictModel | None
+) -> StrictModel:
+    """A planner's workload from a file, ``batch=8,prompt_tokens=64``, a mapping, or as it is.
+
+    Raises:
+        SpecError: an unknown kind, field or value.
+    """
+    model = find_planner(kind).workload_type
+    if isinstance(source, StrictModel):
+        if not isinstance(source, model):
+            raise SpecError("workload", got=type(source).__name__, expected=model.__name__)
+        return source
+    if source is None:
+        return validate(model, {}, f"{kind} workload")
+    if isinstance(source, Mapping):
+        return validate(model, dict(source), "workload")
+    text = str(source)
+    if "=" in text and not Path(text).exists():
+        return validate(model, _inline(text), "--workload")
+    return validate(model, load_document(text), Path(text).name)
+
+
+def _inline(text: str) -> dict[str, Any]:
+    """``a=1,b=2.5,bits=16+8``: fields apart by commas, items of a list by ``+``."""
+    fields: dict[str, Any] = {}
+    for item in text.split(","):
+        key, equals, value = (part.strip() for part in item.partition("="))
+        if not equals or not key or key in fields:
+            raise SpecError("--workload", got=text, expected="FIELD=VALUE,... or a file")
+        words = [_scalar(word) for word in value.split("+")]
+        fields[key] = words if len(words) > 1 else words[0]
+    return fields
+
+
+def _scalar(word: str) -> Any:
+    if word.lower() in ("true", "false"):
+        return word.lower() == "true"
+    for read in (int, float):
+        try:
+            return read(word)
+        except ValueError:
+            continue
+    return word
+
+
+def plan(
+    kind: str,
+    model: str | Path | Model | None,
+    cluster: str | Path | Cluster,
+    workload: str | Path | Mapping[str, Any] | StrictModel | None,
+    *,
+    costs: CostChoice = "measured",
+    seed: int = 0,
+) -> Plan:
+    """Plan.
+
+    Args:
+        kind: a planner, ``serving`` for instance; see `foreplan.planner.registry.kinds`.
+        model: a Hugging Face folder, a zoo name, a described model, or ``None`` where the planner
+            needs none.
+        cluster: a cluster, its file, or the inline form.
+        workload: the planner's workload, its fields, or a file.
+        costs: ``measured`` uses profiles and falls back on published figures, ``roofline`` uses
+            published figures alone.
+        seed: of every random choice.
+
+    Returns:
+        The plan, replayed by the simulator and within every device's memory.
+
+    Raises:
+        SpecError: a description is wrong.
+        InfeasibleError: nothing fits.
+        MissingDataError: a cost is not known.
+    """
+    chosen = find_planner(kind)
+    described = None
+    if model is not None:
+        described = model if isinstance(model, Model) else load_model(model)
+    elif chosen.needs_model:
+        raise SpecError("model", got=None, expected=f"a model, because {kind} plans one")
+    where, folder = load_cluster(cluster)
+    profiles = Profiles.of(where, folder)
+    where = profiles.completed(where)
+    problem: Problem[Any] = Problem(
+        model=described,
+        cluster=where,
+        workload=load_workload(kind, workload),
+        costs=cost_book(where, profiles, costs),
+        seed=seed,
+    )
+    choice: Choice[Any] = chosen.decide(problem)
+    forecast = _checked(chosen, problem, choice.decision)
+    others, rejected = _others(chosen, problem, choice.decision)
+    assumptions = [*where.assumptions, *profiles.assumptions, *choice.assumptions]
+    decision, bound = choice.decision, choice.bound
+    eligible = {name: f for name, (d, f) in others.items() if getattr(d, "limits_met", True)}
+    quickest = min(eligible, key=lambda name: eligible[name].total_s, default=None)
+    if quickest is not None and eligible[quickest].total_s < forecast.total_s * (1 - 1e-9):
+        assumptions.append(
+            f"the simulator prefers the {quickest} baseline to the solver's decision; it is the plan"
+        )
+        swapped = (decision, forecast)
+        decision, forecast = others.pop(quickest)
+        others = {"solver": swapped, **others}
+        eligible = {name: f for name, (d, f) in others.items() if getattr(d, "limits_met", True)}
+    cuda = all(rank.name.kind == "cuda" for rank in where.ranks())
+    return Plan(
+        kind=kind,
+        model=described,
+        cluster=where,
+        workload=problem.workload.model_dump(mode="json"),
+        decision=decision.model_dump(mode="json"),
+        predicted=forecast.prediction(),
+        alternatives=tuple(
+            Alternative(
+                name=name,
+                decision=d.model_dump(mode="json"),
+                limits_met=getattr(d, "limits_met", True),
+                predicted=f.prediction(),
+            )
+            for name, (d, f) in sorted(others.items(), key=lambda item: item[1][1].total_s)
+        ),
+        rejected=tuple(Rejected(name=name, reason=reason) for name, reason in rejected.items()),
+        confidence=confidence(forecast, eligible, seed=seed),
+        bound=ProvenBound(
+            status=bound.status, lower_s=bound.lower_s, gap=bound.gap, solver=bound.solver,
+            evaluations=bound.evaluations,
+        ),
+        verify=VerifyHints(
+            backend="nccl" if cuda else "gloo", ranks=forecast.schedule.ranks, tolerance=TOLERANCE
+        ),
+        assumptions=tuple(dict.fromkeys(assumptions)),
+        provenance=Provenance(
+            foreplan=foreplan.__version__, costs=costs, seed=seed,
+            source_share=forecast.source_share(), profiles=profiles.digests(),
+        ),
+    )  # fmt: skip
+
+
+def _checked(chosen: Planner[Any, Any], problem: Problem[Any], decision: Any) -> Forecast:
+    """Simulate a decision and check every rank's memory."""
+    forecast = Forecast(chosen, problem, decision)
+    for rank, ledger in enumerate(forecast.ledgers):
+        ledger.check(rank)
+    return forecast
+
+
+def _others(
+    chosen: Planner[Any, Any], problem: Problem[Any], decision: Any
+) -> tuple[dict[str, tuple[Any, Forecast]], dict[str, str]]:
+    """Baselines that fit, with their forecasts, and the reason for those that do not."""
+    kept: dict[str, tuple[Any, Forecast]] = {}
+    rejected: dict[str, str] = {}
+    for name, other in chosen.baselines(problem).items():
+        if isinstance(other, str):
+            rejected[name] = other
+            continue
+        if other == decision:
+            rejected[name] = "the same decision as the plan's"
+            continue
+        try:
+            kept[name] = (other, _checked(chosen, problem, other))
+        except InfeasibleError as error:
+            rejected[name] = str(error)
+    return kept, rejected
+
+
+def problem_of(plan: Plan) -> Problem[Any]:
+    """The problem a plan was made for, without costs; for runs and reports.
+
+    Raises:
+        SpecError: the workload is not one of the plan's kind.
+    """
+    from foreplan.cost_models.costs import CostBook
+
+    chosen = find_planner(plan.kind)
+    workload = validate(chosen.workload_type, plan.workload, "plan: workload")
+    return Problem(plan.model, plan.cluster, workload, CostBook(()), plan.provenance.seed)
+

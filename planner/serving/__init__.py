@@ -1,0 +1,5 @@
+"""The serving planner: contiguous stages, bits per layer and micro-batches for one language model."""
+
+from foreplan.planner.serving.planner import ServingPlanner
+
+__all__ = ["ServingPlanner"]

@@ -1,0 +1,202 @@
+"""The serving problem as a `ChainProblem`, and its answers as decisions.
+
+Devices that the cluster describes alike are one *type*; the solver orders types and leaves devices
+out, the answer is dealt to concrete ranks afterwards. One problem a pair of micro-batch sizes.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+
+import numpy as np
+
+from foreplan.datasets.cluster import Cluster
+from foreplan.datasets.cluster_entry import Rank
+from foreplan.datasets.decoder_memory import stage_bytes
+from foreplan.datasets.model import Model
+from foreplan.errors import MissingDataError
+from foreplan.planner.serving.pricing import DECODE, PREFILL, MicroBatches, Pricing, StageKernels
+from foreplan.planner.serving.pipeline import TOKEN_BYTES
+from foreplan.planner.serving.spec import (
+    STORAGE,
+    ServingDecision,
+    ServingWorkload,
+    StageDecision,
+)
+from foreplan.solvers.chain_problem import ChainAssignment, ChainProblem, FloatArray
+
+
+class ServingChains:
+    """Chain problems of one model, workload and cluster.
+
+    Args:
+        pricing: prices of the model's passes.
+        cluster: devices and links.
+        capacity_bytes: what each rank may use.
+        omega: ``[L, V]`` quality loss of each layer at each of the workload's bits.
+
+    Raises:
+        MissingDataError: a price, or a link between two types that could be neighbours.
+    """
+
+    def __init__(
+        self, pricing: Pricing, cluster: Cluster, capacity_bytes: tuple[int, ...], omega: FloatArray
+    ) -> None:
+        self.pricing = pricing
+        self.cluster = cluster
+        self.omega = omega
+        groups: dict[tuple[object, ...], list[Rank]] = {}
+        for rank, capacity in zip(cluster.ranks(), capacity_bytes, strict=True):
+            key = (rank.host, rank.name, rank.profile, capacity)
+            groups.setdefault(key, []).append(rank)
+        self.types: list[list[Rank]] = list(groups.values())
+        self.capacity = np.array([float(capacity_bytes[t[0].index]) for t in self.types])
+
+    @property
+    def bits(self) -> tuple[int, ...]:
+        """Bits of each variant."""
+        return self.pricing.workload.bits
+
+    def sizes(self) -> list[MicroBatches]:
+        """Every pair of micro-batch sizes to search: divisors of the batch, or the fixed ones."""
+        w = self.pricing.workload
+        divisors = [d for d in range(1, w.batch + 1) if w.batch % d == 0]
+        prefill = [w.prefill_microbatch] if w.prefill_microbatch else divisors
+        decode = [w.decode_microbatch] if w.decode_microbatch else divisors
+        return [MicroBatches(p, d) for p, d in itertools.product(prefill, decode)]
+
+    @functools.lru_cache(maxsize=None)  # noqa: B019 - lives as long as one plan's search
+    def kernels(self, k: int, sizes: MicroBatches) -> StageKernels:
+        """Variants that devices of type ``k`` use."""
+        return self.pricing.kernels(self.types[k][0], sizes)
+
+    @functools.lru_cache(maxsize=None)  # noqa: B019
+    def problem(self, sizes: MicroBatches) -> ChainProblem:
+        """The chain problem of one pair of micro-batch sizes."""
+        model, w, price = self.pricing.model, self.pricing.workload, self.pricing
+        kinds, bits = range(len(self.types)), self.bits
+        prefill = np.full((len(kinds), len(bits)), np.inf)
+        decode = np.full_like(prefill, np.inf)
+        edges = np.zeros((4, len(kinds)))
+        for k in kinds:
+            rank, kernels = self.types[k][0], self.kernels(k, sizes)
+            for v, b in enumerate(bits):
+                if f"{PREFILL}/linear/{b}" in kernels.table:
+                    prefill[k, v] = price.seconds(rank, price.layer(kernels, b, PREFILL, sizes))
+                    decode[k, v] = price.decode_layer_s(rank, kernels, b, sizes)
+            edges[:, k] = [
+                price.seconds(rank, price.embedding(PREFILL, sizes)),
+                price.seconds(rank, price.embedding(DECODE, sizes)),
+                price.seconds(rank, price.head(kernels, PREFILL, sizes)),
+                price.seconds(rank, price.head(kernels, DECODE, sizes)),
+            ]
+        held = [static_bytes(model, w, 0, model.layers, (b,) * model.layers) for b in bits]
+        # Layers are alike, so that a stage's bytes are its share of the whole model's.
+        layer_bytes = np.array([(h["weights"] + h["kv_cache"]) / model.layers for h in held])
+
+        def every_layer(table: FloatArray) -> FloatArray:
+            return np.broadcast_to(table[:, None, :], (len(kinds), model.layers, len(bits)))
+
+        both = np.ones(len(kinds))
+        return ChainProblem(
+            counts=np.array([len(t) for t in self.types]),
+            prefill_s=every_layer(prefill),
+            decode_s=every_layer(decode),
+            memory_bytes=every_layer(np.broadcast_to(layer_bytes, prefill.shape)),
+            capacity_bytes=self.capacity,
+            omega=self.omega,
+            first_prefill_s=edges[0],
+            first_decode_s=edges[1],
+            first_memory_bytes=both * held[0]["embedding"],
+            last_prefill_s=edges[2],
+            last_decode_s=edges[3],
+            last_memory_bytes=both * held[0]["head"],
+            fixed_memory_bytes=both * (held[0]["buffers"] + workspace_bytes(model, w, sizes)),
+            link_prefill_s=self._links(price.hidden_bytes(PREFILL, sizes), "bf16"),
+            link_decode_s=self._links(price.hidden_bytes(DECODE, sizes), "bf16"),
+            link_return_decode_s=self._links(sizes.decode * TOKEN_BYTES, "int64"),
+            prefill_microbatches=w.batch // sizes.prefill,
+            decode_microbatches=w.batch // sizes.decode,
+            new_tokens=w.new_tokens,
+            theta=w.theta_s,
+            max_omega=w.max_omega,
+            cost2=np.broadcast_to(-np.array(bits, dtype=float), (model.layers, len(bits))),
+            max_cost2=None if w.min_average_bits is None else -w.min_average_bits * model.layers,
+        )
+
+    def _links(self, payload_bytes: int, dtype: str) -> FloatArray:
+        """Time of a hop between types; 0 where a type has no second device to be neighbour of."""
+        table = np.zeros((len(self.types), len(self.types)))
+        for a, b in itertools.product(range(len(self.types)), repeat=2):
+            if a != b or len(self.types[a]) > 1:
+                source, target = self.types[a][0], self.types[b][-1]
+                table[a, b] = self.pricing.hop_s(source, target, payload_bytes, dtype)
+        return table
+
+    def decision(
+        self, sizes: MicroBatches, assignment: ChainAssignment, *, limits_met: bool = True
+    ) -> ServingDecision:
+        """An assignment dealt to concrete ranks, the first free one of each type."""
+        free = [list(ranks) for ranks in self.types]
+        stages, omega = [], 0.0
+        for stage in assignment.stages:
+            rank = free[stage.device_type].pop(0)
+            bits = tuple(self.bits[v] for v in stage.variants)
+            omega += float(sum(self.omega[stage.start + i, v] for i, v in enumerate(stage.variants)))
+            stages.append(
+                StageDecision(
+                    rank=rank.index, device=rank.label, start=stage.start, end=stage.end,
+                    bits=bits,
+                    kernels=self.kernels(stage.device_type, sizes).texts(set(bits)),
+                )
+            )  # fmt: skip
+        every = [b for stage in stages for b in stage.bits]
+        return ServingDecision(
+            stages=tuple(stages), prefill_microbatch=sizes.prefill, decode_microbatch=sizes.decode,
+            average_bits=sum(every) / len(every), omega=omega, limits_met=limits_met,
+        )  # fmt: skip
+
+
+def static_bytes(
+    model: Model, workload: ServingWorkload, start: int, end: int, bits: tuple[int, ...]
+) -> dict[str, int]:
+    """What a stage holds throughout, by item; see `stage_bytes`."""
+    return stage_bytes(
+        model, start, end, [STORAGE[b][0] for b in bits], batch=workload.batch,
+        positions=workload.prompt_tokens + workload.new_tokens,
+    )  # fmt: skip
+
+
+def workspace_bytes(model: Model, workload: ServingWorkload, sizes: MicroBatches) -> int:
+    """Temporary tensors of the largest pass and the buffers between stages, all bf16.
+
+    Per row: the residual stream twice and the wider of attention (qkv and its output) and MLP (up
+    and what the activation leaves). Besides: a hidden state for every token in flight, the logits,
+    and, for kernels that unpack a weight, the largest linear in fp32.
+    """
+    rows = max(sizes.prefill * workload.prompt_tokens, sizes.decode)
+    width = {linear.name: linear.n for linear in model.linears}
+    attention = width["qkv"] + model.heads * model.head_dim
+    per_row = 2 * model.hidden + max(attention, width["up"] + model.ffn)
+    in_flight = workload.batch * (workload.prompt_tokens + 1) * model.hidden
+    logits = max(sizes.prefill, sizes.decode) * model.vocab
+    unpacked = 4 * max(linear.n * linear.k for linear in model.linears)
+    return (rows * per_row + in_flight + logits) * 2 + unpacked
+
+
+def capacities(cluster: Cluster) -> tuple[int, ...]:
+    """What each rank may use, in bytes.
+
+    Raises:
+        MissingDataError: a device without a cap, profile or published memory.
+    """
+    found = []
+    for rank in cluster.ranks():
+        if rank.memory_bytes is None:
+            raise MissingDataError(
+                f"the memory of {rank.label} is not known",
+                fix="give it as memory_bytes in the cluster",
+            )
+        found.append(rank.memory_bytes)
+    return tuple(found)

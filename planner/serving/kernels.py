@@ -1,0 +1,205 @@
+"""One stage of a serving decision in its rank's process; imports torch.
+
+Token ids live on the first stage in one tensor ``[batch]``: prefill and decode micro-batches cut it
+differently. Modes: ``fast`` runs the planned kernels greedily; ``reference`` runs fp32 arithmetic on
+the dequantised weights, where a distributed run must equal one process token for token; ``forced``
+runs the planned kernels on given tokens (teacher forcing), so that one early difference between
+instruction sets does not change everything after it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from foreplan.cost_models.costs import CostBook
+from foreplan.cost_models.schedule import Action
+from foreplan.datasets.cluster import Cluster
+from foreplan.datasets.model import Model
+from foreplan.datasets.weights import open_weights
+from foreplan.errors import SpecError
+from foreplan.planner.base import Agreement
+from foreplan.planner.serving.pipeline import ServingSchedule, stage_kernels
+from foreplan.planner.serving.pricing import DECODE, PREFILL, Pricing
+from foreplan.planner.serving.spec import ServingDecision, ServingWorkload
+from foreplan.planner.verify.decoder import DecoderStage, PhaseKernels, StageKernels
+
+MODES = ("fast", "reference", "forced")
+#: Logits of each token that a forced run reports, spread evenly over the vocabulary.
+SAMPLED_LOGITS = 64
+#: Teacher-forced choices that must agree where ranks have unlike instruction sets.
+LEAST_AGREEMENT = 0.98
+
+
+class ServingKernels:
+    """Carries out the actions of one stage; see `foreplan.planner.base.Kernels`.
+
+    Args:
+        model: the model.
+        workload: batch, prompt and new tokens.
+        decision: all stages; their order is the ranks' order.
+        rank: which stage this is.
+        mode: one of `MODES`.
+        seed: of prompts, forced tokens and random weights.
+
+    Raises:
+        SpecError: an unknown mode or rank, kernels that do not fit the model.
+    """
+
+    def __init__(
+        self, model: Model, workload: ServingWorkload, decision: ServingDecision, rank: int,
+        mode: str, seed: int,
+    ) -> None:  # fmt: skip
+        if mode not in MODES:
+            raise SpecError("mode", got=mode, expected=f"one of {', '.join(MODES)}")
+        if not 0 <= rank < len(decision.stages):
+            raise SpecError("rank", got=rank, expected=f"0..{len(decision.stages) - 1}")
+        chosen = decision.stages[rank]
+        self._workload, self._mode = workload, mode
+        self._first, self._last = rank == 0, rank == len(decision.stages) - 1
+        self._size = {PREFILL: decision.prefill_microbatch, DECODE: decision.decode_microbatch}
+        self._device = _torch_device(chosen.device)
+        batch, prompt, new = workload.batch, workload.prompt_tokens, workload.new_tokens
+        self._stage = DecoderStage(
+            model, chosen.start, chosen.end,
+            prefill_batches=(self._size[PREFILL],) * (batch // self._size[PREFILL]),
+            decode_batches=(self._size[DECODE],) * (batch // self._size[DECODE]),
+            prompt=prompt, positions=prompt + new, device=str(self._device),
+            reference=mode == "reference",
+        )  # fmt: skip
+        table = stage_kernels(chosen)
+
+        def both(op: str, bits: int | None = None) -> PhaseKernels:
+            return PhaseKernels(table.variant(PREFILL, op, bits), table.variant(DECODE, op, bits))
+
+        self._stage.load(
+            open_weights(model, seed=seed),
+            StageKernels(
+                layers=tuple(both("linear", bits) for bits in chosen.bits),
+                attention=both("attention"),
+                head=both("head") if self._last else None,
+            ),
+        )
+        self._stage.keep_logits = mode == "forced"
+        generator = torch.Generator().manual_seed(seed)
+        words = torch.randint(model.vocab, (batch, prompt + new), generator=generator)
+        self._prompts = words[:, :prompt].contiguous().to(self._device)
+        self._forced = words[:, prompt:].contiguous().to(self._device)
+        self._tokens = torch.zeros(batch, dtype=torch.int64, device=self._device)
+        dtype = torch.float32 if mode == "reference" else torch.bfloat16
+        rows = {PREFILL: self._size[PREFILL] * prompt, DECODE: self._size[DECODE]}
+        self._hidden = {
+            (phase, i): torch.empty(rows[phase], model.hidden, dtype=dtype, device=self._device)
+            for phase in (PREFILL, DECODE)
+            for i in range(batch // self._size[phase])
+            if not self._first
+        }
+        self._made: dict[tuple[str, int], Tensor] = {}
+        self._chosen = torch.zeros(batch, new, dtype=torch.int64, device=self._device)
+        self._sampled: list[Tensor] = []
+
+    def reset(self) -> None:
+        """Forget the tokens of the last run; caches are written again from the start."""
+        self._tokens.zero_()
+        self._chosen.zero_()
+        self._made.clear()
+        self._sampled.clear()
+
+    def run(self, action: Action) -> None:
+        """Take a micro-batch through the stage."""
+        phase, index, step = action.op, action.microbatch, action.step
+        if self._first:
+            x = self._prompts[self._rows(phase, index)] if phase == PREFILL else self._fed(index, step)
+        else:
+            x = self._hidden[phase, index]
+        if phase == PREFILL:
+            made = self._stage.prefill(index, x)
+        else:
+            made = self._stage.decode(index, step, x)
+        self._made[phase, index] = made
+        if self._last:
+            self._chosen[self._rows(phase, index), step] = made
+            if self._stage.logits is not None:
+                every = max(1, self._stage.logits.shape[1] // SAMPLED_LOGITS)
+                self._sampled.append(self._stage.logits[:, ::every].float().cpu())
+            if self._first:
+                self._tokens[self._rows(phase, index)] = made
+
+    def payload(self, action: Action) -> Tensor:
+        """What the micro-batch's last pass made: hidden states, or token ids on the last stage."""
+        return self._made[PREFILL if action.step == 0 else DECODE, action.microbatch]
+
+    def buffer(self, action: Action) -> Tensor:
+        """Where hidden states, or on the first stage token ids, arrive."""
+        phase = PREFILL if action.step == 0 else DECODE
+        if self._first:
+            return self._tokens[self._rows(phase, action.microbatch)]
+        return self._hidden[phase, action.microbatch]
+
+    def result(self) -> dict[str, Any]:
+        """Tokens ``[batch, new_tokens]`` (and sampled logits of a forced run), last stage only."""
+        if not self._last:
+            return {}
+        found: dict[str, Any] = {"tokens": self._chosen.tolist()}
+        if self._sampled:
+            # In order of execution, which is the same in every run of a schedule.
+            found["logits"] = [part.tolist() for part in self._sampled]
+        return found
+
+    def memory_bytes(self) -> dict[str, int]:
+        """Bytes held by the ledger's items; the workspace is only held while a pass runs."""
+        return {name: size for name, size in self._stage.memory_bytes().items() if size}
+
+    def _rows(self, phase: str, index: int) -> slice:
+        size = self._size[phase]
+        return slice(index * size, (index + 1) * size)
+
+    def _fed(self, index: int, step: int) -> Tensor:
+        rows = self._rows(DECODE, index)
+        return self._forced[rows, step - 1] if self._mode == "forced" else self._tokens[rows]
+
+
+def single_process_tokens(
+    model: Model, cluster: Cluster, workload: ServingWorkload, decision: ServingDecision, mode: str,
+    seed: int,
+) -> dict[str, Any]:  # fmt: skip
+    """What the last stage of a run must report, computed by all stages in this process."""
+    pricing = Pricing(model, workload, CostBook(()))
+    schedule = ServingSchedule(pricing, cluster, decision).build()
+    stages = [
+        ServingKernels(model, workload, decision, rank, mode, seed)
+        for rank in range(len(decision.stages))
+    ]
+    # Actions are listed in an order that one process can follow.
+    for action in schedule:
+        if action.op == "recv":
+            sent = next(schedule[i] for i in action.dependencies)
+            stages[action.rank].buffer(action).copy_(stages[sent.rank].payload(sent))
+        elif action.op != "send":
+            stages[action.rank].run(action)
+    return stages[-1].result()
+
+
+def compare_tokens(result: dict[str, Any], reference: dict[str, Any], mode: str) -> Agreement:
+    """Share of equal tokens and, of a forced run, the largest difference of a sampled logit."""
+    mine, theirs = torch.tensor(result["tokens"]), torch.tensor(reference["tokens"])
+    same = float((mine == theirs).float().mean()) if mine.shape == theirs.shape else 0.0
+    details: dict[str, float | str] = {"equal_tokens": same}
+    if "logits" in result and "logits" in reference:
+        pairs = zip(result["logits"], reference["logits"], strict=True)
+        gaps = [float((torch.tensor(a) - torch.tensor(b)).abs().max()) for a, b in pairs]
+        spans = [float(torch.tensor(b).abs().max()) for b in reference["logits"]]
+        details["largest_logit_difference"] = max(gaps)
+        details["largest_logit"] = max(spans)
+    exact = same == 1.0
+    passed = same >= LEAST_AGREEMENT if mode == "forced" else exact
+    return Agreement(passed, exact, details)
+
+
+def _torch_device(label: str) -> torch.device:
+    """The device of this process: its current GPU for a GPU rank, else the processor."""
+    if "/cuda" in label:
+        return torch.device("cuda", torch.cuda.current_device())
+    return torch.device("cpu")

@@ -1,0 +1,243 @@
+"""`ServingPlanner`: which layers on which device, at how many bits, in which micro-batches.
+
+How it chooses: for every pair of micro-batch sizes the exact solver of ``solvers.chain_partition``
+finds the best order of devices, cuts and bits under memory and quality limits, with a proven bound;
+the best few answers are replayed by the simulator, which knows what the solver's law leaves out
+(growing contexts, unlike micro-batches, ranks of one host that slow each other down), and the
+fastest replay is the plan.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, ClassVar
+
+import numpy as np
+
+from foreplan.cost_models.memory import MemoryLedger, show_bytes
+from foreplan.cost_models.schedule import Schedule
+from foreplan.cost_models.sensitivity import weight_sensitivity
+from foreplan.cost_models.timeline import Timeline
+from foreplan.datasets.model import Model
+from foreplan.errors import InfeasibleError, SpecError
+from foreplan.planner.base import Agreement, Bound, Choice, Kernels, Planner, Problem
+from foreplan.planner.predict import Forecast
+from foreplan.planner.serving.baselines import serving_baselines
+from foreplan.planner.serving.chain import (
+    ServingChains,
+    capacities,
+    static_bytes,
+    workspace_bytes,
+)
+from foreplan.planner.serving.pipeline import ServingSchedule
+from foreplan.planner.serving.pricing import MicroBatches, Pricing
+from foreplan.planner.serving.rivals import serving_rivals
+from foreplan.planner.serving.spec import ServingDecision, ServingWorkload
+from foreplan.solvers.chain_partition import ChainAssignment, solve
+from foreplan.solvers.chain_problem import FloatArray
+
+#: Relative gap at which the solver stops, and how far from the best an answer may be to be replayed.
+GAP, REPLAY_WITHIN, REPLAYS = 1e-4, 0.02, 6
+
+
+class ServingPlanner(Planner[ServingWorkload, ServingDecision]):
+    """Plans the service of one decoder-only language model on a cluster of unlike devices."""
+
+    kind: ClassVar[str] = "serving"
+    workload_type = ServingWorkload
+    decision_type = ServingDecision
+
+    # ------------------------------------------------------------------------------- decide
+
+    def decide(self, problem: Problem[ServingWorkload]) -> Choice[ServingDecision]:
+        """Best decision found and what is proven about it.
+
+        Raises:
+            InfeasibleError: the model does not fit, or the quality limit cannot be met.
+            MissingDataError: a price or the memory of a device is not known.
+        """
+        chains = self._chains(problem)
+        answers: list[tuple[float, MicroBatches, ChainAssignment]] = []
+        best, lower, evaluations, proven = math.inf, math.inf, 0, True
+        message = ""
+        for sizes in chains.sizes():
+            solution = solve(
+                chains.problem(sizes), gap=GAP, cutoff=best * (1 + REPLAY_WITHIN)
+            )
+            evaluations += solution.evaluations
+            lower = min(lower, solution.lower_bound)
+            message = message or solution.message
+            proven = proven and solution.status in ("optimal", "infeasible", "cutoff")
+            if solution.value is not None:
+                answers.append((solution.objective, sizes, solution.value))
+                best = min(best, solution.objective)
+        if not answers:
+            raise self._infeasible(problem, chains, message)
+        answers.sort(key=lambda answer: answer[0])
+        near = [a for a in answers if a[0] <= best * (1 + REPLAY_WITHIN)][:REPLAYS]
+        decisions = [chains.decision(sizes, assignment) for _, sizes, assignment in near]
+        replays = [Forecast(self, problem, decision).total_s for decision in decisions]
+        chosen = int(np.argmin(replays))
+        lower = min(lower, best)
+        bound = Bound(
+            status="optimal" if proven else "feasible",
+            lower_s=lower,
+            gap=max(0.0, (near[chosen][0] - lower) / near[chosen][0]),
+            solver="chain_partition",
+            evaluations=evaluations,
+        )
+        return Choice(decisions[chosen], bound, self._assumptions(problem))
+
+    def _chains(self, problem: Problem[ServingWorkload]) -> ServingChains:
+        model, workload = _model(problem), problem.workload
+        total = workload.prompt_tokens + workload.new_tokens
+        if total > model.max_sequence:
+            raise SpecError(
+                "workload", got=f"{total} tokens a request",
+                expected=f"at most the {model.max_sequence} that {model.name} can attend to",
+            )  # fmt: skip
+        return ServingChains(
+            Pricing(model, workload, problem.costs),
+            problem.cluster,
+            capacities(problem.cluster),
+            _omega(problem),
+        )
+
+    def _infeasible(
+        self, problem: Problem[ServingWorkload], chains: ServingChains, message: str
+    ) -> InfeasibleError:
+        """Say what lacks how much, in the user's words."""
+        model, w = _model(problem), problem.workload
+        fewest = min(w.bits)
+        smallest = MicroBatches(w.prefill_microbatch or 1, w.decode_microbatch or 1)
+        whole = static_bytes(model, w, 0, model.layers, (fewest,) * model.layers)
+        used = len(problem.cluster.ranks())
+        need = sum(whole.values()) + workspace_bytes(model, w, smallest)
+        have = sum(float(c) * len(t) for c, t in zip(chains.capacity, chains.types, strict=True))
+        if need > have:
+            item = max(whole, key=whole.__getitem__)
+            return InfeasibleError(
+                f"{model.name} at {fewest} bits needs {show_bytes(need)}, most of it {item} "
+                f"({show_bytes(whole[item])}); the {used} devices have {show_bytes(have)}",
+                fix=f"add {show_bytes(need - have)}, or lower the batch or the context",
+            )
+        return InfeasibleError(
+            f"no split of {model.name} over {used} devices meets every limit: {message}",
+            fix="relax min_average_bits or max_omega, or give the tightest device more memory",
+        )
+
+    def _assumptions(self, problem: Problem[ServingWorkload]) -> tuple[str, ...]:
+        model = _model(problem)
+        notes = ["every prompt is padded to prompt_tokens and every request makes new_tokens"]
+        if model.weights == "random":
+            notes.append(
+                f"{model.name} has random weights: times are real, tokens and quality mean nothing, "
+                "and only plans of equal average bits compare"
+            )
+        return tuple(notes)
+
+    # ------------------------------------------------------------------------------- decisions
+
+    def baselines(
+        self, problem: Problem[ServingWorkload]
+    ) -> dict[str, ServingDecision | str]:
+        """Even, memory-proportional and min-max splits; see `serving_baselines`."""
+        return serving_baselines(
+            self._chains(problem), lambda decision: Forecast(self, problem, decision).total_s
+        )
+
+    def rivals(
+        self, problem: Problem[ServingWorkload], decision: ServingDecision, count: int
+    ) -> dict[str, ServingDecision]:
+        """Random feasible decisions predicted within 10 % of ``decision``."""
+        return serving_rivals(
+            self._chains(problem),
+            decision,
+            count,
+            seed=problem.seed,
+            total_s=lambda other: Forecast(self, problem, other).total_s,
+        )
+
+    def schedule(
+        self, problem: Problem[ServingWorkload], decision: ServingDecision
+    ) -> Schedule:
+        """Prefill, then decode, stage by stage; see `ServingSchedule`."""
+        pricing = Pricing(_model(problem), problem.workload, problem.costs)
+        return ServingSchedule(pricing, problem.cluster, decision).build()
+
+    def ranks(
+        self, problem: Problem[ServingWorkload], decision: ServingDecision
+    ) -> tuple[int, ...]:
+        """Cluster rank of each stage."""
+        return tuple(stage.rank for stage in decision.stages)
+
+    def memory(
+        self, problem: Problem[ServingWorkload], decision: ServingDecision
+    ) -> tuple[MemoryLedger, ...]:
+        """Weights, caches, embedding, head and workspace of each stage."""
+        model, w = _model(problem), problem.workload
+        sizes = MicroBatches(decision.prefill_microbatch, decision.decode_microbatch)
+        capacity = capacities(problem.cluster)
+        ledgers = []
+        for stage in decision.stages:
+            items = static_bytes(model, w, stage.start, stage.end, stage.bits)
+            items["workspace"] = workspace_bytes(model, w, sizes)
+            ledgers.append(
+                MemoryLedger(stage.device, capacity[stage.rank], {k: v for k, v in items.items() if v})
+            )
+        return tuple(ledgers)
+
+    def metrics(
+        self, problem: Problem[ServingWorkload], decision: ServingDecision, timeline: Timeline
+    ) -> dict[str, float]:
+        """Throughput, time to first token, time per output token, bits and omega."""
+        w = problem.workload
+        total = timeline.makespan_s
+        first = timeline.schedule.step == 0
+        ttft = float(timeline.end_s[first].max(initial=0.0))
+        figures = {
+            "throughput_tokens_per_s": w.batch * w.new_tokens / total,
+            "time_to_first_token_s": ttft,
+            "average_bits": decision.average_bits,
+            "omega": decision.omega,
+        }
+        if w.new_tokens > 1:
+            figures["time_per_output_token_s"] = (total - ttft) / (w.new_tokens - 1)
+        return figures
+
+    # ------------------------------------------------------------------------------- real runs
+
+    def kernels(
+        self, problem: Problem[ServingWorkload], decision: ServingDecision, rank: int, *, mode: str
+    ) -> Kernels:
+        """The decoder stage of ``rank``; imports torch."""
+        from foreplan.planner.serving.kernels import ServingKernels
+
+        return ServingKernels(_model(problem), problem.workload, decision, rank, mode, problem.seed)
+
+    def reference(
+        self, problem: Problem[ServingWorkload], decision: ServingDecision, *, mode: str
+    ) -> dict[str, Any] | None:
+        """Tokens of the same quantised model in one process."""
+        from foreplan.planner.serving.kernels import single_process_tokens
+
+        return single_process_tokens(
+            _model(problem), problem.cluster, problem.workload, decision, mode, problem.seed
+        )
+
+    def agree(self, result: dict[str, Any], reference: dict[str, Any], *, mode: str) -> Agreement:
+        """Equal tokens; in ``fast`` mode at least 98 % of teacher-forced top-1 choices."""
+        from foreplan.planner.serving.kernels import compare_tokens
+
+        return compare_tokens(result, reference, mode)
+
+
+def _model(problem: Problem[Any]) -> Model:
+    if problem.model is None:
+        raise SpecError("model", got=None, expected="a language model to serve")
+    return problem.model
+
+
+def _omega(problem: Problem[ServingWorkload]) -> FloatArray:
+    """``[L, V]`` quality loss from the weights."""
+    return weight_sensitivity(_model(problem), problem.workload.bits)

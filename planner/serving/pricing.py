@@ -1,0 +1,260 @@
+"""Times and bytes of decoder stages on the devices of a cluster, as the solver's arrays.
+
+For every device type, number of bits and phase the fastest kernel is chosen; kernels of both phases
+must share one packed copy of the weights, so that the choice is made layout by layout for the
+workload's mix of prefill and decode. Baselines use the same choices.
+
+Decode is integrated over its growing context: the time of a step at context c is priced at a few
+contexts between the first and the last and averaged by the trapezoid rule (attention is close to
+linear in c, so five points are within 0.1 % of the sum).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from foreplan.cost_models.costs import Collective, Copy, CostBook, Segment
+from foreplan.datasets.cluster_entry import Rank
+from foreplan.datasets.decoder_programs import embedding_programs, head_programs, layer_programs
+from foreplan.datasets.kernels import kernels_for, layout_of, quantises_activations
+from foreplan.datasets.model import Model
+from foreplan.datasets.program import Program, Variant, program
+from foreplan.errors import MissingDataError
+from foreplan.planner.serving.spec import STORAGE, ServingWorkload
+
+PREFILL, DECODE = "prefill", "decode"
+#: Contexts at which a decode step is priced.
+CONTEXT_POINTS = 5
+
+Parts = tuple[tuple[Program, int], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class MicroBatches:
+    """Requests of a prefill and of a decode micro-batch."""
+
+    prefill: int
+    decode: int
+
+
+@dataclass(frozen=True)
+class StageKernels:
+    """The variants one device uses; `variant` is what `layer_programs` asks.
+
+    Attributes:
+        table: variant by ``phase/attention``, ``phase/head`` and ``phase/linear/bits``, as in a
+            decision.
+    """
+
+    table: Mapping[str, Variant]
+
+    def variant(self, phase: str, op: str, bits: int | None = None) -> Variant:
+        """The variant of ``attention``, of the ``head``, or of the linears of ``bits`` bits."""
+        return self.table[f"{phase}/{op}" if bits is None else f"{phase}/{op}/{bits}"]
+
+    def texts(self, used_bits: set[int]) -> dict[str, str]:
+        """The table as a decision writes it, without the bits that its layers do not use."""
+        kept = {}
+        for key, variant in sorted(self.table.items()):
+            words = key.split("/")
+            if len(words) < 3 or int(words[2]) in used_bits:
+                kept[key] = str(variant)
+        return kept
+
+
+class Pricing:
+    """Prices of one model and workload on one cluster.
+
+    Args:
+        model: the language model.
+        workload: traffic and limits.
+        costs: the cost book; devices are asked for by rank label.
+    """
+
+    def __init__(self, model: Model, workload: ServingWorkload, costs: CostBook) -> None:
+        self.model = model
+        self.workload = workload
+        self.costs = costs
+
+    # ------------------------------------------------------------------------------- kernels
+
+    def kernels(self, rank: Rank, sizes: MicroBatches) -> StageKernels:
+        """Fastest variants of a device for micro-batches of these sizes.
+
+        Bits for which the device has no kernel are left out.
+
+        Raises:
+            MissingDataError: an operator has no price at all on the device.
+        """
+        table: dict[str, Variant] = {}
+        for phase in (PREFILL, DECODE):
+            batch, queries, keys = self._pass(phase, sizes)
+            dims = {
+                "batch": batch, "queries": queries, "keys": keys, "heads": self.model.heads,
+                "kv_heads": self.model.kv_heads, "head_dim": self.model.head_dim,
+            }  # fmt: skip
+            table[f"{phase}/attention"] = self._best(rank, "attention", [dims])
+            head = {"rows": batch, "n": self.model.vocab, "k": self.model.hidden}
+            table[f"{phase}/head"] = self._best(rank, "linear", [head])
+        for bits in self.workload.bits:
+            chosen = self._layer_linears(rank, bits, sizes)
+            if chosen is not None:
+                for phase, variant in zip((PREFILL, DECODE), chosen, strict=True):
+                    table[f"{phase}/linear/{bits}"] = variant
+        return StageKernels(table)
+
+    def _layer_linears(
+        self, rank: Rank, bits: int, sizes: MicroBatches
+    ) -> tuple[Variant, Variant] | None:
+        """Variants of both phases on one layout, with the least time over the whole run."""
+        w = self.workload
+        rows = {PREFILL: sizes.prefill * w.prompt_tokens, DECODE: sizes.decode}
+        calls = {
+            PREFILL: w.batch // sizes.prefill,
+            DECODE: (w.new_tokens - 1) * (w.batch // sizes.decode),
+        }
+        best: tuple[float, Variant, Variant] | None = None
+        by_layout: dict[str, list[Variant]] = {}
+        for variant in self._linear_variants(rank, bits):
+            by_layout.setdefault(layout_of(variant), []).append(variant)
+        for variants in by_layout.values():
+            total, picked = 0.0, []
+            for phase in (PREFILL, DECODE):
+                dims = [{"rows": rows[phase], "n": s.n, "k": s.k} for s in self.model.linears]
+                found = self._cheapest(rank, "linear", variants, dims)
+                if found is None:
+                    break
+                total += found[0] * calls[phase]
+                picked.append(found[1])
+            if len(picked) == 2 and (best is None or total < best[0]):
+                best = (total, picked[0], picked[1])
+        return None if best is None else best[1:]
+
+    def _linear_variants(self, rank: Rank, bits: int) -> list[Variant]:
+        kind = device_kind(rank)
+        found = []
+        for variant in kernels_for("linear", kind):
+            fits = all(
+                variant in kernels_for("linear", kind, n=s.n, k=s.k) for s in self.model.linears
+            )
+            allowed = self.workload.quantise_activations or not quantises_activations(variant)
+            if variant.storage in STORAGE[bits] and fits and allowed:
+                found.append(variant)
+        return found
+
+    def _best(self, rank: Rank, op: str, dims: list[dict[str, int]]) -> Variant:
+        """Fastest bf16-stored variant of an operator."""
+        shape = {"n": dims[0]["n"], "k": dims[0]["k"]} if op == "linear" else {}
+        variants = [v for v in kernels_for(op, device_kind(rank), **shape) if v.storage == "bf16"]
+        found = self._cheapest(rank, op, variants, dims)
+        if found is None:
+            # Ask once more without the guard, so that the reason is the cost book's own.
+            self.costs.cost(program(op, variants[0], **dims[0]), rank.label)
+            raise MissingDataError(f"no cost for {op} on {rank.label}")
+        return found[1]
+
+    def _cheapest(
+        self, rank: Rank, op: str, variants: list[Variant], dims: list[dict[str, int]]
+    ) -> tuple[float, Variant] | None:
+        best: tuple[float, Variant] | None = None
+        for variant in variants:
+            works = [program(op, variant, **d) for d in dims]
+            if not all(self.costs.can_price(work, rank.label) for work in works):
+                continue
+            seconds = sum(self.costs.cost(work, rank.label).mean_s for work in works)
+            if best is None or seconds < best[0]:
+                best = (seconds, variant)
+        return best
+
+    # ------------------------------------------------------------------------------- programs
+
+    def layer(self, kernels: StageKernels, bits: int, phase: str, sizes: MicroBatches,
+              keys: int | None = None) -> Parts:  # fmt: skip
+        """Programs of one layer's pass over a micro-batch; ``keys`` = context of a decode step."""
+        batch, queries, context = self._pass(phase, sizes, keys)
+
+        def choose(op: str, _: Mapping[str, int]) -> Variant:
+            return kernels.variant(phase, op, bits if op == "linear" else None)
+
+        return tuple(layer_programs(self.model, batch, queries, context, choose))
+
+    def embedding(self, phase: str, sizes: MicroBatches) -> Parts:
+        """Programs before the first layer."""
+        batch, queries, _ = self._pass(phase, sizes)
+        return tuple(embedding_programs(self.model, batch, queries))
+
+    def head(self, kernels: StageKernels, phase: str, sizes: MicroBatches) -> Parts:
+        """Programs after the last layer: norm, head and argmax of one position a request."""
+        batch, _, _ = self._pass(phase, sizes)
+        return tuple(
+            head_programs(self.model, batch, lambda op, _: kernels.variant(phase, "head"))
+        )
+
+    def seconds(self, rank: Rank, parts: Parts) -> float:
+        """Summed price of programs on a device."""
+        return sum(self.costs.cost(p, rank.label).mean_s * count for p, count in parts)
+
+    def decode_layer_s(
+        self, rank: Rank, kernels: StageKernels, bits: int, sizes: MicroBatches
+    ) -> float:
+        """Mean time of one layer over all decode steps of a micro-batch."""
+        first = self.workload.prompt_tokens + 1
+        last = self.workload.prompt_tokens + max(self.workload.new_tokens - 1, 1)
+        contexts = np.unique(np.linspace(first, last, CONTEXT_POINTS).round().astype(int))
+        times = [
+            self.seconds(rank, self.layer(kernels, bits, DECODE, sizes, int(c))) for c in contexts
+        ]
+        if len(contexts) == 1:
+            return times[0]
+        # Every step counts once: average the interpolant over the integers first..last.
+        return float(np.interp(np.arange(first, last + 1), contexts, times).mean())
+
+    def hop_s(self, source: Rank, target: Rank, payload_bytes: int, dtype: str = "bf16") -> float:
+        """Time of one message between two devices."""
+        work = Collective("p2p", payload_bytes, (source.index, target.index), dtype)
+        return self.costs.cost(work, source.label).mean_s
+
+    def memory_share(self, rank: Rank, work: Segment) -> float:
+        """Share of a segment's time that its memory traffic alone would take, 0..1.
+
+        The bandwidth is what the cost book says of a large copy on the device; without a price for
+        one the share is 0, and ranks of a host are taken not to slow each other down.
+        """
+        probe = Copy(1 << 28)
+        if not self.costs.can_price(probe, rank.label):
+            return 0.0
+        # A copy reads and writes: it moves its payload twice.
+        seconds_per_byte = self.costs.cost(probe, rank.label).mean_s / (2 * probe.bytes)
+        total = bound = 0.0
+        for part, count in work.parts:
+            if isinstance(part, Program):
+                mean = self.costs.cost(part, rank.label).mean_s
+                total += mean * count
+                bound += min(part.bytes * seconds_per_byte, mean) * count
+        return bound / total if total else 0.0
+
+    def hidden_bytes(self, phase: str, sizes: MicroBatches) -> int:
+        """Bytes of the activations that go from stage to stage, always bf16."""
+        batch, queries, _ = self._pass(phase, sizes)
+        return batch * queries * self.model.hidden * 2
+
+    def _pass(
+        self, phase: str, sizes: MicroBatches, keys: int | None = None
+    ) -> tuple[int, int, int]:
+        """(batch, queries, keys) of a pass."""
+        prompt = self.workload.prompt_tokens
+        if phase == PREFILL:
+            return sizes.prefill, prompt, prompt
+        return sizes.decode, 1, keys or prompt + max(self.workload.new_tokens // 2, 1)
+
+
+def device_kind(rank: Rank) -> str:
+    """``cpu`` or ``cuda``: whose kernels a device runs (ROCm runs torch's CUDA names)."""
+    if rank.name.kind != "zoo":
+        return rank.name.kind
+    from foreplan.datasets import device_zoo
+
+    return "cpu" if device_zoo.device(str(rank.name)).kind == "cpu" else "cuda"

@@ -1,0 +1,128 @@
+"""What a serving plan is made for and what it decides.
+
+A *batch* of equal prompts is prefilled in micro-batches and then decoded token by token, in
+micro-batches again; layers are split into contiguous *stages*, one device each, and every layer
+gets its own number of bits (LLM-PQ's setting).
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import Field, field_validator, model_validator
+
+from foreplan.datasets.specs import StrictModel
+
+#: Storage dtypes that a number of bits can mean, by preference where they cost the same.
+STORAGE: dict[int, tuple[str, ...]] = {16: ("bf16",), 8: ("int8", "fp8"), 4: ("int4",), 3: ("int3",)}
+
+Count = Annotated[int, Field(gt=0, le=1 << 24)]
+
+
+class ServingWorkload(StrictModel):
+    """Traffic and quality that a serving plan is made for.
+
+    Attributes:
+        batch: requests that are served together.
+        prompt_tokens: length that prompts are padded to.
+        new_tokens: tokens generated for each request, the first by prefill.
+        bits: numbers of bits a layer may have.
+        min_average_bits: floor on the mean number of bits over layers, or ``None``.
+        max_omega: cap on the summed quality loss, or ``None``.
+        theta_s: seconds one unit of quality loss is worth; 0 leaves quality to the limits.
+        quantise_activations: allow kernels that round activations to 8 bits too.
+        prefill_microbatch, decode_microbatch: requests of a micro-batch; searched where ``None``.
+    """
+
+    batch: Count
+    prompt_tokens: Count
+    new_tokens: Count
+    bits: tuple[int, ...] = (16, 8, 4)
+    min_average_bits: Annotated[float, Field(gt=0, le=16)] | None = None
+    max_omega: Annotated[float, Field(ge=0)] | None = None
+    theta_s: Annotated[float, Field(ge=0)] = 0.0
+    quantise_activations: bool = False
+    prefill_microbatch: Count | None = None
+    decode_microbatch: Count | None = None
+
+    @field_validator("bits")
+    @classmethod
+    def _known_bits(cls, bits: tuple[int, ...]) -> tuple[int, ...]:
+        if not bits or len(set(bits)) < len(bits) or not set(bits) <= set(STORAGE):
+            raise ValueError(f"different numbers of {sorted(STORAGE)}")
+        return tuple(sorted(bits, reverse=True))
+
+    @model_validator(mode="after")
+    def _consistent(self) -> ServingWorkload:
+        floor = self.min_average_bits
+        if floor is not None and floor > max(self.bits):
+            raise ValueError(f"min_average_bits up to {max(self.bits)}, the most bits allowed")
+        for size in (self.prefill_microbatch, self.decode_microbatch):
+            if size is not None and self.batch % size:
+                raise ValueError(f"micro-batches that divide the batch of {self.batch}")
+        return self
+
+
+class StageDecision(StrictModel):
+    """Layers ``[start, end)`` on one device.
+
+    Attributes:
+        rank: index of the device among the cluster's ranks.
+        device: its label, for readers.
+        start, end: first layer and one past the last.
+        bits: bits of each of these layers.
+        kernels: variant by ``phase/attention``, ``phase/head`` and ``phase/linear/bits``.
+    """
+
+    rank: Annotated[int, Field(ge=0)]
+    device: str
+    start: Annotated[int, Field(ge=0)]
+    end: Annotated[int, Field(gt=0)]
+    bits: tuple[int, ...]
+    kernels: dict[str, str]
+
+    @model_validator(mode="after")
+    def _consistent(self) -> StageDecision:
+        if len(self.bits) != self.end - self.start:
+            raise ValueError(f"one number of bits for each of layers {self.start}..{self.end - 1}")
+        return self
+
+
+class ServingDecision(StrictModel):
+    """A serving plan's decision.
+
+    Attributes:
+        stages: in pipeline order; the rank of a stage's process is its index here.
+        prefill_microbatch: requests of a prefill micro-batch.
+        decode_microbatch: requests of a decode micro-batch.
+        average_bits: mean over layers.
+        omega: summed quality loss by the plan's indicator.
+        limits_met: whether memory and every quality limit hold; a baseline may miss the quality.
+    """
+
+    stages: Annotated[tuple[StageDecision, ...], Field(min_length=1)]
+    prefill_microbatch: Count
+    decode_microbatch: Count
+    average_bits: float
+    omega: float
+    limits_met: bool = True
+
+    @model_validator(mode="after")
+    def _consistent(self) -> ServingDecision:
+        ends = [0, *(stage.end for stage in self.stages)]
+        if [stage.start for stage in self.stages] != ends[:-1]:
+            raise ValueError("stages that follow each other from layer 0")
+        ranks = [stage.rank for stage in self.stages]
+        if len(set(ranks)) < len(ranks):
+            raise ValueError("a device of its own for every stage")
+        return self
+
+    @property
+    def layers(self) -> int:
+        """Number of layers of the model."""
+        return self.stages[-1].end
+
+    @property
+    def bits(self) -> tuple[int, ...]:
+        """Bits of every layer."""
+        return tuple(b for stage in self.stages for b in stage.bits)

@@ -1,0 +1,303 @@
+"""The command line: each command reads its arguments and calls the API; nothing is decided here.
+
+With ``--json`` a command prints one JSON document on stdout and nothing else. Progress and tables go
+to stderr. Exit codes: 0 done, 1 internal error, 2 bad input, 3 infeasible, 4 missing data, 5
+verification outside tolerance, 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+
+import typer
+
+from foreplan.errors import ForeplanError, SpecError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+app = typer.Typer(
+    name="foreplan",
+    help="Predict how long tensor programs take on each device of a mixed cluster, and plan with it.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+cluster_app = typer.Typer(help="Work with cluster descriptions.", no_args_is_help=True)
+simulate_app = typer.Typer(help="Simulate schedules with given times.", no_args_is_help=True)
+app.add_typer(cluster_app, name="cluster")
+app.add_typer(simulate_app, name="simulate")
+
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout.")]
+Output = Annotated[Path, typer.Option("-o", "--output", help="File to write.")]
+OutputFolder = Annotated[Path, typer.Option("-o", "--output", help="Folder to write to.")]
+
+
+def main() -> NoReturn:
+    """Run the command line; expected errors become one line and an exit code."""
+    try:
+        code = app(standalone_mode=False)
+    except ForeplanError as error:
+        _fail(str(error), error.exit_code, type(error).__name__)
+    except KeyboardInterrupt:
+        _fail("interrupted; what was finished is kept", 130, "KeyboardInterrupt")
+    except typer.Exit as stop:
+        code = stop.exit_code
+    except typer.Abort:
+        _fail("aborted", 130, "Abort")
+    except Exception as error:
+        # Click's own errors of usage; everything else is a bug and keeps its traceback.
+        code, text = getattr(error, "exit_code", None), getattr(error, "format_message", None)
+        if code is None or text is None:
+            raise
+        _fail(text(), code, type(error).__name__)
+    sys.exit(code if isinstance(code, int) else 0)
+
+
+def _fail(message: str, code: int, kind: str) -> NoReturn:
+    if "--json" in sys.argv:
+        print(json.dumps({"error": {"type": kind, "message": message, "exit_code": code}}))
+    print(f"foreplan: error: {message}", file=sys.stderr)
+    sys.exit(code)
+
+
+def _console() -> Console:
+    from rich.console import Console
+
+    return Console(stderr=True)
+
+
+def _print_json(document: Any) -> None:
+    print(json.dumps(document, allow_nan=False))
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        import foreplan
+
+        print(f"foreplan {foreplan.__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    """Predict how long tensor programs take on each device of a mixed cluster, and plan with it."""
+
+
+@app.command()
+def devices(
+    name: Annotated[str | None, typer.Argument(help="One device, with sources.")] = None,
+    as_json: Json = False,
+) -> None:
+    """List the device zoo: published figures, and where each comes from."""
+    from foreplan.datasets import device_zoo
+
+    chosen = [device_zoo.device(n) for n in ([name] if name else device_zoo.names())]
+    if as_json:
+        _print_json([d.model_dump(mode="json", exclude_none=True) for d in chosen])
+        return
+    from foreplan.planner.report.tables import device_table, devices_table
+
+    _console().print(device_table(chosen[0]) if name else devices_table(chosen))
+
+
+@simulate_app.command("pipeline")
+def simulate_pipeline(
+    schedule: Annotated[
+        str, typer.Option(help="gpipe, 1f1b, interleaved-1f1b, zb-h1 or zb-h2.")
+    ],
+    stages: Annotated[int, typer.Option(help="Pipeline stages.")],
+    microbatches: Annotated[int, typer.Option(help="Micro-batches of a step.")],
+    forward_ms: Annotated[float, typer.Option(help="Forward pass, per chunk.")],
+    backward_input_ms: Annotated[float, typer.Option(help="Backward pass for the input.")],
+    backward_weight_ms: Annotated[float, typer.Option(help="Backward pass for the weights.")],
+    transfer_ms: Annotated[float, typer.Option(help="Sending an activation on.")] = 0.0,
+    chunks: Annotated[int, typer.Option(help="Model chunks of a stage (interleaved).")] = 1,
+    trace: Annotated[Path | None, typer.Option(help="Chrome trace to write.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Bubble rate, iteration time and peak activations of a pipeline schedule."""
+    from foreplan.cost_models.pipeline_step import simulate_pipeline as run
+
+    result = run(
+        schedule, stages=stages, microbatches=microbatches, chunks=chunks,
+        forward_s=forward_ms / 1e3, backward_input_s=backward_input_ms / 1e3,
+        backward_weight_s=backward_weight_ms / 1e3, transfer_s=transfer_ms / 1e3,
+    )  # fmt: skip
+    if trace is not None:
+        from foreplan.cost_models.timeline import chrome_trace
+        from foreplan.datasets.storage import write_atomically
+
+        write_atomically(trace, chrome_trace([(schedule, result.timeline)]))
+    if as_json:
+        _print_json(result.document())
+        return
+    from foreplan.planner.report.tables import pipeline_table
+
+    _console().print(pipeline_table(result.document()))
+
+
+@app.command()
+def profile(
+    names: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[DEVICE]...", help="cpu:threads=1,isa=avx2 or cuda:0/sms=32 ..."),
+    ] = None,
+    output: OutputFolder = Path("profiles"),
+    model: Annotated[
+        list[str] | None, typer.Option(help="Also measure this model's exact shapes.")
+    ] = None,
+    workload: Annotated[
+        str | None, typer.Option("-w", "--workload", help="Serving workload of these shapes.")
+    ] = None,
+    memory: Annotated[
+        list[str] | None, typer.Option(help="DEVICE=SIZE: cap to write into the cluster.")
+    ] = None,
+    quick: Annotated[bool, typer.Option(help="Fewer shapes and repetitions.")] = False,
+    host: Annotated[str, typer.Option(help="Name of this host in the cluster.")] = "localhost",
+    serve: Annotated[
+        str | None, typer.Option(help="HOST:PORT: wait there for another host's --link.")
+    ] = None,
+    link: Annotated[
+        str | None, typer.Option(help="HOST:PORT of a host that runs profile --serve.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Measure this machine: one file a device and cluster.yaml. Killed, it resumes where it was."""
+    from foreplan.planner.profiling import profile_host
+
+    result = profile_host(
+        names or [], output, models=model or [], workload=workload, memory=memory or [],
+        quick=quick, host=host, serve=serve, link=link, console=_console(),
+    )  # fmt: skip
+    if as_json:
+        _print_json(result)
+
+
+@cluster_app.command("merge")
+def cluster_merge(
+    files: Annotated[list[Path], typer.Argument(metavar="A.yaml B.yaml ...")],
+    output: Output,
+    as_json: Json = False,
+) -> None:
+    """Join the clusters of several hosts into one."""
+    from foreplan.datasets.cluster import Cluster, merge
+    from foreplan.datasets.storage import write_atomically
+
+    if len(files) < 2:
+        raise SpecError("cluster merge", got=[str(f) for f in files], expected="two files or more")
+    loaded = [Cluster.load(file).rebase(file.parent, output.parent) for file in files]
+    merged = merge(*loaded)
+    write_atomically(output, merged.to_yaml())
+    if as_json:
+        _print_json(merged.model_dump(mode="json", exclude_defaults=True))
+    else:
+        _console().print(f"{output}: {len(merged.ranks())} devices of {len(merged.hosts())} hosts")
+
+
+@app.command("plan")
+def plan_command(
+    kind: Annotated[str, typer.Argument(help="What to plan: serving, or an installed planner.")],
+    output: Output = Path("plan.json"),
+    model: Annotated[
+        str | None, typer.Option("-m", "--model", help="Hugging Face folder or zoo name.")
+    ] = None,
+    cluster: Annotated[
+        str | None, typer.Option("-c", "--cluster", help="Cluster file (YAML or JSON).")
+    ] = None,
+    devices: Annotated[
+        str | None, typer.Option("-d", "--devices", help='Inline cluster: "2xa100-80g,4xt4".')
+    ] = None,
+    workload: Annotated[
+        str | None, typer.Option("-w", "--workload", help="File, or batch=8,prompt_tokens=64,...")
+    ] = None,
+    costs: Annotated[str, typer.Option(help="measured or roofline.")] = "measured",
+    seed: Annotated[int, typer.Option(help="Of every random choice.")] = 0,
+    as_json: Json = False,
+) -> None:
+    """Decide, and write a plan that a launcher can read and `foreplan verify` can check."""
+    from foreplan.cost_models.book import COST_CHOICES
+    from foreplan.planner.api import plan
+
+    if (cluster is None) == (devices is None):
+        raise SpecError(
+            "plan", got="both" if cluster else "neither", expected="one of --cluster and --devices"
+        )
+    if costs not in COST_CHOICES:
+        raise SpecError("--costs", got=costs, expected=f"one of {', '.join(COST_CHOICES)}")
+    made = plan(kind, model, cluster or devices or "", workload, costs=costs, seed=seed)
+    made.save(output)
+    if as_json:
+        print(made.to_json(), end="")
+        return
+    from foreplan.planner.report.tables import plan_tables
+
+    _console().print(plan_tables(made))
+    _console().print(f"wrote {output}")
+
+
+@app.command()
+def verify(
+    plan: Annotated[Path, typer.Argument(metavar="PLAN.json")],
+    output: Output = Path("verification.json"),
+    tolerance: Annotated[
+        float | None, typer.Option(help="Largest relative error of the total that passes.")
+    ] = None,
+    rounds: Annotated[int, typer.Option(help="Timed runs of each decision, interleaved.")] = 5,
+    thorough: Annotated[
+        bool, typer.Option(help="Also run random plans predicted within 10 % of the best.")
+    ] = False,
+    trace: Annotated[
+        Path | None, typer.Option(help="Chrome trace of predicted and measured.")
+    ] = None,
+    report: Annotated[Path | None, typer.Option(help="HTML report to write.")] = None,
+    rdzv_endpoint: Annotated[
+        str | None, typer.Option(help="HOST:PORT where several hosts meet.")
+    ] = None,
+    host: Annotated[
+        str | None, typer.Option(help="Which host of the cluster this one is.")
+    ] = None,
+    dry_run: Annotated[bool, typer.Option(help="Say what would run; start nothing.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Run a plan and its baselines for real, and compare with what was predicted."""
+    from foreplan.planner.verify.command import verify_command
+
+    code = verify_command(
+        plan, output, tolerance=tolerance, rounds=rounds, thorough=thorough, trace=trace,
+        report=report, rdzv_endpoint=rdzv_endpoint, host=host, dry_run=dry_run, as_json=as_json,
+        console=_console(),
+    )  # fmt: skip
+    raise typer.Exit(code)
+
+
+@app.command()
+def report(
+    plan: Annotated[Path, typer.Argument(metavar="PLAN.json")],
+    output: Output = Path("report.html"),
+    verification: Annotated[
+        Path | None, typer.Option(help="verification.json of a run of this plan.")
+    ] = None,
+    trace: Annotated[Path | None, typer.Option(help="Chrome trace to write as well.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Write one self-contained HTML page about a plan and, if there is one, its real run."""
+    from foreplan.planner.report.files import write_report
+
+    written = write_report(plan, output, verification=verification, trace=trace)
+    if as_json:
+        _print_json({"written": [str(path) for path in written]})
+    else:
+        _console().print("wrote " + ", ".join(str(path) for path in written))
+
+
+if __name__ == "__main__":
+    main()
