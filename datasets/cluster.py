@@ -13,22 +13,17 @@ import re
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable
 from pathlib import Path
-from typing import Annotated, Literal, TypeVar
+from typing import Annotated, TypeVar
 
 from pydantic import Field, model_validator
 
 from foreplan.datasets import device_zoo
+from foreplan.datasets.assumed_tiers import assumed_tiers
 from foreplan.datasets.cluster_entry import DEFAULT_HOST, DeviceEntry, Rank
 from foreplan.datasets.device_name import DeviceName
-from foreplan.datasets.quantity import format_bandwidth, format_seconds
 from foreplan.datasets.specs import StrictModel, dump_document, nearest, validate
 from foreplan.datasets.tier import EVERYONE, Backend, Contention, ContentionKind, Tier
 from foreplan.errors import MissingDataError, SpecError
-
-ASSUMED_LATENCY_S = 1e-5
-"""Of a message between two devices; the constant of aiconfigurator's system table."""
-ASSUMED_NETWORK = 25e9
-"""Bytes per second between hosts: the A100 systems of aiconfigurator's table (200 Gbit/s)."""
 
 
 class Cluster(StrictModel):
@@ -56,9 +51,13 @@ class Cluster(StrictModel):
             other = seen.setdefault((tier.scope, tier.backend, members), position)
             if other != position:
                 raise ValueError(f"tiers that differ: tiers[{other}] and tiers[{position}] do not")
+        measured: set[tuple[str, str | None]] = set()
         for item in self.contention:
             if item.host is not None and item.host not in self.hosts():
                 raise ValueError(f"contention of a host in devices, not of {item.host!r}")
+            if (item.kind, item.host) in measured:
+                raise ValueError(f"contention for {item.kind} once for each host")
+            measured.add((item.kind, item.host))
         return self
 
     # ------------------------------------------------------------------------------- what it has
@@ -317,15 +316,18 @@ def _qualified(cluster: Cluster) -> Cluster:
     for tier in cluster.tiers:
         words = [w for word in tier.group for w in names.get(_written(word, names) or "", [word])]
         tiers.append(tier.model_copy(update={"group": tuple(dict.fromkeys(words))}))
-    contention = [
-        item.model_copy(update={"host": host})
-        for item in cluster.contention
-        for host in ([item.host] if item.host else cluster.hosts())
-    ]
+    contention: dict[tuple[str, str], Contention] = {}
+    for item in sorted(cluster.contention, key=lambda item: item.host is not None):
+        for host in [item.host] if item.host else cluster.hosts():
+            known = contention.get((item.kind, host))
+            factors = {**(known.factors if known else {}), **item.factors}
+            contention[item.kind, host] = Contention(
+                kind=item.kind, factors=factors, host=host, source=item.source
+            )
     return Cluster(
         devices=cluster.devices,
         tiers=tuple(tiers),
-        contention=tuple(contention),
+        contention=tuple(contention.values()),
         assumptions=cluster.assumptions,
     )
 
@@ -338,8 +340,8 @@ def parse_devices(text: str, where: str = "--devices") -> Cluster:
 
     Memory is the zoo's. The links are assumed, and ``assumptions`` says so: between equal devices
     that have one, the zoo's peer link (NVLink); else the slowest host link (PCIe) of the host's
-    devices; between hosts `ASSUMED_NETWORK`. Ranks without a published link get no tier, and
-    `Cluster.link` then raises.
+    devices; between hosts a constant (see `assumed_tiers`). Ranks without a published link get no
+    tier, and `Cluster.link` then raises.
 
     Args:
         text: ``COUNTxNAME@HOST`` items apart by commas; count and host may be left out.
@@ -369,43 +371,7 @@ def parse_devices(text: str, where: str = "--devices") -> Cluster:
             }
         )
     bare = validate(Cluster, {"devices": entries}, where)
-    tiers, about_tiers = _assumed_tiers(bare)
+    tiers, about_tiers = assumed_tiers(bare.ranks())
     if len(bare.ranks()) > 1 and "@" not in text:
         assumptions.append(f"no host was given: {text} share one")
     return Cluster(devices=bare.devices, tiers=tiers, assumptions=(*assumptions, *about_tiers))
-
-
-def _assumed_tiers(cluster: Cluster) -> tuple[tuple[Tier, ...], list[str]]:
-    tiers: list[Tier] = []
-    for host in cluster.hosts():
-        ranks = [rank for rank in cluster.ranks() if rank.host == host]
-        published = {str(r.name): device_zoo.device(r.name.zoo) for r in ranks if r.name.zoo}
-        for name, device in published.items():
-            alike = sum(str(rank.name) == name for rank in ranks)
-            if alike > 1 and device.peer_link_bandwidth is not None:
-                source = f"assumed: peer link of {name}, {device.sources['peer_link_bandwidth']}"
-                tiers.append(_tier(f"{host}/{name}", "host", device.peer_link_bandwidth, source))
-        slowest = [d for d in published.values() if d.host_link_bandwidth is not None]
-        if len(ranks) > 1 and len(slowest) == len({str(rank.name) for rank in ranks}):
-            device = min(slowest, key=lambda d: d.host_link_bandwidth or 0.0)
-            source = f"assumed: host link of {device.name}, {device.sources['host_link_bandwidth']}"
-            tiers.append(_tier(host, "host", device.host_link_bandwidth or 0.0, source))
-    if len(cluster.hosts()) > 1:
-        source = "assumed: network of the A100 systems in aiconfigurator's table"
-        tiers.append(_tier(EVERYONE, "network", ASSUMED_NETWORK, source))
-    assumptions = [
-        f"link {tier.label}: {format_bandwidth(tier.bandwidth_bytes_per_s)} and "
-        f"{format_seconds(tier.latency_s)} a message ({tier.source.removeprefix('assumed: ')})"
-        for tier in tiers
-    ]
-    return tuple(tiers), assumptions
-
-
-def _tier(word: str, scope: Literal["host", "network"], bandwidth: float, source: str) -> Tier:
-    return Tier(
-        group=(word,),
-        scope=scope,
-        latency_s=ASSUMED_LATENCY_S,
-        bandwidth_bytes_per_s=bandwidth,
-        source=source,
-    )

@@ -139,6 +139,13 @@ def test_fits_of_collectives() -> None:
             },
             "contention of a host in devices, not of 'x'",
         ),
+        (
+            {
+                "devices": [{"name": "t4"}],
+                "contention": [{"kind": "memory", "factors": {2: 1.5}}] * 2,
+            },
+            "contention for memory once for each host",
+        ),
         ({"devices": [{"name": "t4", "mem": 1}]}, "c.yaml: devices[0].mem"),
     ],
 )
@@ -175,6 +182,20 @@ def test_merge_of_two_hosts() -> None:
         both.link(0, 2)
 
 
+def test_merge_keeps_what_each_host_said() -> None:
+    both = merge(two_hosts(), two_hosts())
+    for a in range(5):
+        for b in range(a):
+            assert both.link(a, b).bandwidth_bytes_per_s == (
+                two_hosts().link(a, b).bandwidth_bytes_per_s
+            )
+    for host in ("a", "b"):
+        for ranks in (2, 4):
+            assert both.slowdown(host, "memory", ranks) == (
+                two_hosts().slowdown(host, "memory", ranks)
+            )
+
+
 def test_merge_refuses_contradictions() -> None:
     one, two = ({"name": "t4", "host": "a", "count": count} for count in (1, 2))
     with pytest.raises(SpecError, match=r"devices: a/t4: .*expected what the other cluster says"):
@@ -207,6 +228,9 @@ def test_inline_form() -> None:
     assert "a100-80g is read as the zoo's a100_sxm_80gb" in made.assumptions
     assert len(made.assumptions) == 2 + len(made.tiers)  # nothing assumed silently
     assert parse_devices("t4").assumptions == ()
+    alike = parse_devices("4xh200")
+    assert [tier.bandwidth_bytes_per_s for tier in alike.tiers] == [450e9]
+    assert parse_devices("2xt4,t4").link(0, 2).bandwidth_bytes_per_s == t4.host_link_bandwidth
 
 
 def test_inline_form_with_hosts_options_and_own_devices() -> None:
@@ -234,8 +258,9 @@ def test_pickles_and_hashes() -> None:
     assert hash(both) == hash(two_hosts())
 
 
+Plain = dict[str, Any]
 _hosts = st.sampled_from(["a", "node-1", "1e9", "no", "10.0.0.2"])
-_entries = st.fixed_dictionaries(
+_entries: st.SearchStrategy[Plain] = st.fixed_dictionaries(
     {"name": st.sampled_from(["t4", "h200", "cpu", "cpu:threads=2,isa=avx512"]), "host": _hosts},
     optional={
         "count": st.integers(1, 4),
@@ -244,7 +269,7 @@ _entries = st.fixed_dictionaries(
         "profile": st.sampled_from(["p.json", "../x y/µ.json"]),
     },
 )
-_tiers = st.fixed_dictionaries(
+_tiers: st.SearchStrategy[Plain] = st.fixed_dictionaries(
     {
         "group": st.sampled_from(["all", ["all"]]),
         "scope": st.sampled_from(["host", "network"]),
@@ -270,25 +295,19 @@ _tiers = st.fixed_dictionaries(
         ),
     },
 )
-_documents = st.fixed_dictionaries(
-    {"devices": st.lists(_entries, min_size=1, max_size=4)},
-    optional={
-        "tiers": st.lists(
-            _tiers, max_size=3, unique_by=lambda tier: (tier["scope"], tier.get("backend"))
-        ),
-        "contention": st.lists(
-            st.fixed_dictionaries(
-                {
-                    "kind": st.sampled_from(["memory", "compute"]),
-                    "factors": st.dictionaries(
-                        st.integers(2, 8), st.floats(0.5, 9), min_size=1, max_size=3
-                    ),
-                }
-            ),
-            max_size=2,
-        ),
-        "assumptions": st.lists(st.text(), max_size=3),
+_contention: st.SearchStrategy[Plain] = st.fixed_dictionaries(
+    {
+        "kind": st.sampled_from(["memory", "compute"]),
+        "factors": st.dictionaries(st.integers(2, 8), st.floats(0.5, 9), min_size=1, max_size=3),
     },
+    optional={"source": st.text()},
+)
+_documents: st.SearchStrategy[Plain] = st.builds(
+    dict,
+    devices=st.lists(_entries, min_size=1, max_size=4),
+    tiers=st.lists(_tiers, max_size=3, unique_by=lambda t: (t["scope"], t.get("backend"))),
+    contention=st.lists(_contention, max_size=2, unique_by=lambda item: str(item["kind"])),
+    assumptions=st.lists(st.text(), max_size=3),
 )
 
 

@@ -4,7 +4,6 @@ from pathlib import Path
 
 import pytest
 
-from foreplan.datasets import storage
 from foreplan.datasets.storage import write_atomically
 from foreplan.errors import SpecError
 
@@ -27,7 +26,7 @@ def test_a_failed_write_keeps_the_former_file(
     def fail(*_: object) -> None:
         raise failure
 
-    monkeypatch.setattr(storage.os, "replace", fail)
+    monkeypatch.setattr(os, "replace", fail)
     with pytest.raises((KeyboardInterrupt, SpecError)):
         write_atomically(target, "new")
     assert target.read_text() == "former"

@@ -1,0 +1,67 @@
+"""Links of a cluster that was only listed: published figures, each noted as an assumption."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+from foreplan.datasets import device_zoo
+from foreplan.datasets.cluster_entry import Rank
+from foreplan.datasets.quantity import format_bandwidth, format_seconds
+from foreplan.datasets.tier import EVERYONE, Tier
+
+ASSUMED_LATENCY_S = 1e-5
+"""Of a message between two devices; the constant of aiconfigurator's system table."""
+ASSUMED_NETWORK = 25e9
+"""Bytes per second between hosts: the A100 systems of aiconfigurator's table (200 Gbit/s)."""
+
+
+def assumed_tiers(ranks: Sequence[Rank]) -> tuple[tuple[Tier, ...], list[str]]:
+    """Assume links for a cluster of which no link was said.
+
+    Between equal devices of a host that have one, the zoo's peer link (NVLink); else the slowest
+    host link (PCIe) of the host's devices; between hosts `ASSUMED_NETWORK`. A host with a device
+    whose link is not published gets no tier for all its ranks.
+
+    Returns:
+        The tiers, and a sentence for each.
+    """
+    hosts = tuple(dict.fromkeys(rank.host for rank in ranks))
+    tiers: list[Tier] = []
+    for host in hosts:
+        here = [rank for rank in ranks if rank.host == host]
+        names = dict.fromkeys(str(rank.name) for rank in here)
+        published = [device_zoo.device(r.name.zoo) for r in here if r.name.zoo is not None]
+        by_name = {device.name: device for device in published}
+        joined = False
+        for name, device in by_name.items():
+            if device.peer_link_bandwidth is not None and published.count(device) > 1:
+                source = f"assumed: peer link of {name}, {device.sources['peer_link_bandwidth']}"
+                tiers.append(_tier(f"{host}/{name}", "host", device.peer_link_bandwidth, source))
+                joined = len(names) == 1
+        links = {n: d.host_link_bandwidth for n, d in by_name.items() if d.host_link_bandwidth}
+        if len(here) > 1 and not joined and len(links) == len(names):
+            slowest = by_name[min(links, key=links.__getitem__)]
+            source = (
+                f"assumed: host link of {slowest.name}, {slowest.sources['host_link_bandwidth']}"
+            )
+            tiers.append(_tier(host, "host", links[slowest.name], source))
+    if len(hosts) > 1:
+        source = "assumed: network of the A100 systems in aiconfigurator's table"
+        tiers.append(_tier(EVERYONE, "network", ASSUMED_NETWORK, source))
+    assumptions = [
+        f"link {tier.label}: {format_bandwidth(tier.bandwidth_bytes_per_s)} and "
+        f"{format_seconds(tier.latency_s)} a message ({tier.source.removeprefix('assumed: ')})"
+        for tier in tiers
+    ]
+    return tuple(tiers), assumptions
+
+
+def _tier(word: str, scope: Literal["host", "network"], bandwidth: float, source: str) -> Tier:
+    return Tier(
+        group=(word,),
+        scope=scope,
+        latency_s=ASSUMED_LATENCY_S,
+        bandwidth_bytes_per_s=bandwidth,
+        source=source,
+    )
