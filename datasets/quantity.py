@@ -14,7 +14,7 @@ from decimal import Decimal
 from enum import StrEnum
 from typing import Annotated, Any
 
-from pydantic import BeforeValidator, Field
+from pydantic import BeforeValidator, Field, WithJsonSchema
 from pydantic_core import PydanticCustomError
 
 from foreplan.errors import SpecError
@@ -163,19 +163,54 @@ def _reader(dimension: Dimension, *, whole: bool = False) -> Callable[[Any], Any
     return read
 
 
-Bytes = Annotated[int, BeforeValidator(_reader(Dimension.BYTES, whole=True)), Field(gt=0)]
+def _schema(dimension: Dimension, *, number: str = "number") -> WithJsonSchema:
+    """Say in the JSON Schema that a text with a unit does as well."""
+    forms = [{"type": number, "minimum": 0}, {"type": "string"}]
+    schema = {"anyOf": forms, "description": _EXAMPLES[dimension]}
+    return WithJsonSchema(schema, mode="validation")
+
+
+Bytes = Annotated[
+    int,
+    BeforeValidator(_reader(Dimension.BYTES, whole=True)),
+    Field(gt=0),
+    _schema(Dimension.BYTES, number="integer"),
+]
 """A positive size in whole bytes."""
-BytesPerSecond = Annotated[float, BeforeValidator(_reader(Dimension.BYTES_PER_SECOND)), Field(gt=0)]
+BytesPerSecond = Annotated[
+    float,
+    BeforeValidator(_reader(Dimension.BYTES_PER_SECOND)),
+    Field(gt=0),
+    _schema(Dimension.BYTES_PER_SECOND),
+]
 """A positive bandwidth in bytes per second."""
-Seconds = Annotated[float, BeforeValidator(_reader(Dimension.SECONDS)), Field(ge=0)]
+Seconds = Annotated[
+    float,
+    BeforeValidator(_reader(Dimension.SECONDS)),
+    Field(ge=0),
+    _schema(Dimension.SECONDS),
+]
 """A time in seconds, zero allowed."""
 OperationsPerSecond = Annotated[
-    float, BeforeValidator(_reader(Dimension.OPERATIONS_PER_SECOND)), Field(gt=0)
+    float,
+    BeforeValidator(_reader(Dimension.OPERATIONS_PER_SECOND)),
+    Field(gt=0),
+    _schema(Dimension.OPERATIONS_PER_SECOND),
 ]
 """A positive rate in FLOP/s (integer types: OP/s)."""
-Hertz = Annotated[float, BeforeValidator(_reader(Dimension.HERTZ)), Field(gt=0)]
+Hertz = Annotated[
+    float,
+    BeforeValidator(_reader(Dimension.HERTZ)),
+    Field(gt=0),
+    _schema(Dimension.HERTZ),
+]
 """A positive frequency in hertz."""
-Watts = Annotated[float, BeforeValidator(_reader(Dimension.WATTS)), Field(gt=0)]
+Watts = Annotated[
+    float,
+    BeforeValidator(_reader(Dimension.WATTS)),
+    Field(gt=0),
+    _schema(Dimension.WATTS),
+]
 """A positive power in watts."""
 
 

@@ -63,6 +63,27 @@ def test_link_is_the_narrowest() -> None:
         cluster(devices=[{"name": "t4", "count": 2}]).link(0, 1)
 
 
+def test_a_group_may_use_any_name_of_a_device() -> None:
+    made = cluster(
+        devices=[{"name": "a100-80g", "count": 2, "host": "x"}, {"name": "t4", "host": "x"}],
+        tiers=[
+            LINK | {"group": ["x/A100_SXM"], "scope": "host"},
+            LINK | {"group": ["x/a100-80g#0", "Tesla T4"], "scope": "host"},
+        ],
+    )
+    assert made.link(0, 1) is made.tiers[0]
+    assert made.link(0, 2) is made.tiers[1]
+    assert merge(made, made).link(0, 2).group == ("x/a100-80g#0", "x/t4")
+    with pytest.raises(MissingDataError):
+        made.link(1, 2)
+
+
+def test_schema_is_made() -> None:
+    schema = Cluster.model_json_schema()
+    assert schema["additionalProperties"] is False
+    assert {"devices", "tiers", "contention", "assumptions"} <= set(schema["properties"])
+
+
 def test_slowdown() -> None:
     both = two_hosts()
     assert both.slowdown("a", "memory", 1) == 1.0

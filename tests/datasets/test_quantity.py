@@ -127,6 +127,8 @@ def test_fields() -> None:
     spec = validate(Spec, {"size": "16 GiB", "speed": "25 Gbit/s"}, "s")
     assert (spec.size, spec.speed) == (2**34, 3.125e9)
     assert isinstance(spec.size, int)
+    properties = Spec.model_json_schema()["properties"]
+    assert [form["type"] for form in properties["size"]["anyOf"]] == ["integer", "string"]
     assert Spec(size=2**53 + 1).size == 2**53 + 1  # no detour through a float
     with pytest.raises(SpecError, match=r"s: size: got '16 GB/s', expected a size .* bytes per se"):
         validate(Spec, {"size": "16 GB/s"}, "s")
