@@ -20,7 +20,7 @@ from foreplan.datasets.decoder_programs import HEAD_NORM, fixed_variant
 from foreplan.datasets.kernels import Packed, function, linear_kernel, reference_linear
 from foreplan.datasets.model import Model
 from foreplan.datasets.program import Variant
-from foreplan.planner.verify.weights import Part, WeightSource
+from foreplan.datasets.weights import Part, WeightSource
 
 #: ``run(x, weight, bias)``; a reference run takes the plain fp32 weight.
 RunLinear = Callable[[Tensor, Packed | Tensor, Tensor | None], Tensor]

@@ -31,7 +31,7 @@ from foreplan.planner.verify._decoder_layer import (
     keep,
     nbytes,
 )
-from foreplan.planner.verify.weights import WeightSource
+from foreplan.datasets.weights import WeightSource
 
 _REFERENCE_ATTENTION = Variant("bf16", "fp32", "torch.sdpa")
 

@@ -25,7 +25,7 @@ from foreplan.datasets.program import OPERATORS, Program, Variant
 from foreplan.errors import SpecError
 from foreplan.planner.verify import _decoder_layer, decoder
 from foreplan.planner.verify.decoder import DecoderStage, PhaseKernels, StageKernels
-from foreplan.planner.verify.weights import RandomWeights, WeightSource, open_weights
+from foreplan.datasets.weights import RandomWeights, WeightSource, open_weights
 
 BATCH, PROMPT, STEPS = 4, 9, 6
 POSITIONS = PROMPT + STEPS

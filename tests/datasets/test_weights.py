@@ -11,7 +11,7 @@ import transformers
 
 from foreplan.datasets.model import load_model
 from foreplan.errors import SpecError
-from foreplan.planner.verify.weights import FolderWeights, RandomWeights, open_weights
+from foreplan.datasets.weights import FolderWeights, RandomWeights, open_weights
 
 SMALL = {
     "hidden_size": 24,
