@@ -175,6 +175,11 @@ def _members(actions: Sequence[Action]) -> Mapping[int, tuple[int, ...]]:
     """Actions of each rendezvous number."""
     found: dict[int, list[int]] = defaultdict(list)
     for index, action in enumerate(actions):
+        if action.rendezvous >= 0 and _kind(action) == "run":
+            raise SpecError(
+                "schedule", got=f"a rendezvous of {action.label} of rank {action.rank}",
+                expected=f"one of {', '.join(COLLECTIVES)}, send or recv where ranks meet",
+            )  # fmt: skip
         if action.rendezvous >= 0:
             found[action.rendezvous].append(index)
         elif action.op in COLLECTIVES:

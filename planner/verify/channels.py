@@ -1,0 +1,219 @@
+"""`Channels`: the connections of one rank, over gloo or NCCL.
+
+gloo matches messages by tag, so one process group carries every transfer; it moves host memory, so
+a GPU's tensors are staged through it. NCCL matches by order, so each pair and direction has a
+communicator and a stream of its own, and so has each group of a collective; they are set up before
+anything is timed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, Protocol
+
+from foreplan.planner.verify.clock import Clock, CudaClock
+from foreplan.planner.verify.rank_program import RankProgram, Step
+
+if TYPE_CHECKING:
+    import torch
+
+
+class Channels(Protocol):
+    """Posts transfers and waits for them, and stamps both."""
+
+    def post(self, place: int, step: Step, tensor: torch.Tensor) -> None:
+        """Start a transfer of ``tensor`` and return at once."""
+        ...
+
+    def wait(self, place: int) -> None:
+        """Return when what was posted at ``place`` is done (GPU: when its stream will wait)."""
+        ...
+
+
+def connect(
+    programs: Sequence[RankProgram],
+    rank: int,
+    *,
+    backend: str,
+    clock: Clock,
+    device: torch.device,
+    timeout_s: float,
+) -> Channels:
+    """Open the connections of every program; called by all ranks after ``init_process_group``.
+
+    Args:
+        programs: the programs of all ranks, because all have to open the same groups in the same
+            order.
+        rank: this one.
+        backend: ``gloo`` or ``nccl``.
+        clock: stamps the transfers.
+        device: where the tensors are.
+        timeout_s: after which a transfer counts as lost.
+    """
+    groups: dict[tuple[str, tuple[int, ...]], None] = {}
+    for program in programs:
+        for step in program.steps:
+            if step.kind != "run":
+                kind = "collective" if step.kind == "collective" else "pair"
+                groups[kind, step.group] = None
+    if backend == "nccl":
+        return _Nccl(sorted(groups), rank, clock, device, timedelta(seconds=timeout_s))
+    return _Gloo(sorted(groups), rank, clock, timedelta(seconds=timeout_s))
+
+
+class _Gloo:
+    """Transfers of host memory; the end of one is seen when somebody waits for it."""
+
+    def __init__(
+        self,
+        groups: Sequence[tuple[str, tuple[int, ...]]],
+        rank: int,
+        clock: Clock,
+        timeout: timedelta,
+    ) -> None:
+        import torch.distributed as dist
+
+        self._rank = rank
+        self._clock = clock
+        self._pairs: Any = dist.new_group(backend="gloo", timeout=timeout)
+        self._groups: dict[tuple[int, ...], Any] = {}
+        for kind, members in groups:
+            if kind == "collective":
+                group = dist.new_group(list(members), backend="gloo", timeout=timeout)
+                self._groups[members] = group
+        self._works: dict[int, tuple[Any, Callable[[], None] | None]] = {}
+
+    def post(self, place: int, step: Step, tensor: torch.Tensor) -> None:
+        """Start a transfer; a GPU's tensor goes through host memory."""
+        finish: Callable[[], None] | None = None
+        if tensor.device.type != "cpu":
+            tensor, finish = _staged(step, tensor)
+        self._clock.start(place)
+        work: Any
+        if step.kind == "send":
+            work = self._pairs.send([tensor], step.group[1], step.tag)
+        elif step.kind == "recv":
+            work = self._pairs.recv([tensor], step.group[0], step.tag)
+        else:
+            work = _collective(step, tensor, self._groups[step.group], self._rank, clone=True)
+        self._works[place] = work, finish
+
+    def wait(self, place: int) -> None:
+        """Block until the transfer is done."""
+        work, finish = self._works.pop(place)
+        work.wait()
+        if finish is not None:
+            finish()
+        self._clock.end(place)
+
+
+class _Nccl:
+    """Transfers between GPUs, each connection on its own stream, timed there."""
+
+    def __init__(
+        self,
+        groups: Sequence[tuple[str, tuple[int, ...]]],
+        rank: int,
+        clock: Clock,
+        device: torch.device,
+        timeout: timedelta,
+    ) -> None:
+        import torch
+        import torch.distributed as dist
+
+        if not isinstance(clock, CudaClock):
+            raise TypeError("NCCL transfers are timed by a CudaClock")
+        self._cuda: Any = torch.cuda
+        self._rank = rank
+        self._clock = clock
+        self._groups: dict[tuple[str, tuple[int, ...]], Any] = {}
+        self._streams: dict[tuple[str, tuple[int, ...]], Any] = {}
+        for kind, members in groups:
+            ranks = sorted(members)
+            made = dist.new_group(ranks, backend="nccl", timeout=timeout)
+            if rank in ranks:
+                self._groups[kind, members] = made
+                self._streams[kind, members] = self._cuda.Stream(device)
+        for kind, members in groups:
+            if rank in members:
+                self._warm_up(kind, members, torch.zeros(1, device=device))
+        self._cuda.synchronize(device)
+
+    def _warm_up(self, kind: str, members: tuple[int, ...], tensor: torch.Tensor) -> None:
+        """Make the communicator now: NCCL makes it at the first message."""
+        import torch.distributed as dist
+
+        group = self._groups[kind, members]
+        if kind == "collective":
+            dist.all_reduce(tensor, group=group)
+        elif self._rank == members[0]:
+            group.send([tensor], sorted(members).index(members[1]), 0).wait()
+        else:
+            group.recv([tensor], sorted(members).index(members[0]), 0).wait()
+        self._cuda.synchronize()
+
+    def post(self, place: int, step: Step, tensor: torch.Tensor) -> None:
+        """Queue a transfer behind what the compute stream holds by now."""
+        key = "collective" if step.kind == "collective" else "pair", step.group
+        group, stream = self._groups[key], self._streams[key]
+        stream.wait_stream(self._cuda.current_stream())
+        with self._cuda.stream(stream):
+            self._clock.start(place)
+            work: Any
+            if step.kind == "send":
+                work = group.send([tensor], sorted(step.group).index(step.group[1]), 0)
+            elif step.kind == "recv":
+                work = group.recv([tensor], sorted(step.group).index(step.group[0]), 0)
+            else:
+                work = _collective(step, tensor, group, self._rank, clone=False)
+            work.wait()  # queues a wait on ``stream``; the host goes on
+            self._clock.end(place)
+
+    def wait(self, place: int) -> None:
+        """Let the compute stream wait for the transfer."""
+        self._cuda.current_stream().wait_event(self._clock.event(place))
+
+
+def _staged(step: Step, tensor: torch.Tensor) -> tuple[torch.Tensor, Callable[[], None] | None]:
+    """A host tensor in place of a GPU's, and what brings the result back."""
+    import torch
+
+    if step.kind == "send":
+        return tensor.to("cpu"), None
+    if step.kind == "recv":
+        host = torch.empty(tensor.shape, dtype=tensor.dtype)
+    else:
+        host = tensor.to("cpu")
+
+    def finish() -> None:
+        tensor.copy_(host)
+
+    return host, finish
+
+
+def _collective(step: Step, tensor: torch.Tensor, group: Any, rank: int, *, clone: bool) -> Any:
+    """Start a collective in place.
+
+    ``all_gather`` takes this rank's part of ``tensor`` and fills the rest, ``reduce_scatter``
+    leaves the sum in this rank's part; parts are equal slices of the flat tensor in the order of
+    the ranks. ``broadcast`` takes the tensor of ``peer``, or of the lowest rank. With ``clone`` an
+    input that overlaps the output is copied first (gloo; NCCL knows both in-place forms).
+    """
+    import torch.distributed as dist
+
+    op, members = step.action.op, step.group
+    if op == "all_reduce":
+        return dist.all_reduce(tensor, group=group, async_op=True)
+    if op == "broadcast":
+        root = step.action.peer if step.action.peer >= 0 else members[0]
+        return dist.broadcast(tensor, root, group=group, async_op=True)
+    flat = tensor.view(-1)
+    if op == "all_to_all":
+        return dist.all_to_all_single(flat, flat.clone(), group=group, async_op=True)
+    part = flat.chunk(len(members))[members.index(rank)]
+    if op == "all_gather":
+        own = part.clone() if clone else part
+        return dist.all_gather_into_tensor(flat, own, group=group, async_op=True)
+    whole = flat.clone() if clone else flat
+    return dist.reduce_scatter_tensor(part, whole, group=group, async_op=True)

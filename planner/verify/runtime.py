@@ -1,0 +1,109 @@
+"""`Runtime`: carries out one rank's program with the planner's kernels and says when each step ran.
+
+It knows nothing of what is computed. Steps are walked in the order of the program (see
+`rank_program`): ``send``, ``recv`` and collectives are posted to the channels, everything else goes
+to ``kernels.run``; a posted step is waited for where a step needs it.
+"""
+
+from __future__ import annotations
+
+import gc
+import traceback
+from dataclasses import dataclass
+
+from foreplan.errors import VerificationError
+from foreplan.planner.base import Kernels
+from foreplan.planner.verify.channels import Channels
+from foreplan.planner.verify.clock import Clock
+from foreplan.planner.verify.rank_program import RankProgram
+
+_RUN, _PAYLOAD, _BUFFER = range(3)
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """When the steps of one rank ran, in the order of its list in the schedule.
+
+    Attributes:
+        start_ns: nanoseconds of the host's monotonic clock; of a transfer, when it was posted.
+        end_ns: of a transfer over gloo, when the rank had waited for it: an upper bound where
+            nothing was waiting.
+    """
+
+    start_ns: tuple[int, ...]
+    end_ns: tuple[int, ...]
+
+
+class Runtime:
+    """One rank of a run.
+
+    Args:
+        program: what to do.
+        kernels: the planner's kernels of this rank.
+        channels: open connections to the other ranks.
+        clock: the clock that the channels stamp too.
+    """
+
+    def __init__(
+        self, program: RankProgram, kernels: Kernels, channels: Channels, clock: Clock
+    ) -> None:
+        self._program = program
+        self._kernels = kernels
+        self._channels = channels
+        self._clock = clock
+        codes = {"run": _RUN, "send": _PAYLOAD, "recv": _BUFFER, "collective": _PAYLOAD}
+        self._walk = [
+            (place, codes[step.kind], step, step.action, step.waits, step.blocking)
+            for place, step in enumerate(program.steps)
+        ]
+        order = sorted(range(len(program.steps)), key=lambda k: program.steps[k].index)
+        self._in_schedule = tuple(order)
+
+    def execute(self) -> Record:
+        """Run the program once; the ranks are expected to start together.
+
+        Raises:
+            VerificationError: a kernel or a connection failed; names the action.
+        """
+        start, end = self._clock.start, self._clock.end
+        post, wait = self._channels.post, self._channels.wait
+        run, payload, buffer = self._kernels.run, self._kernels.payload, self._kernels.buffer
+        collecting = gc.isenabled()
+        gc.collect()
+        gc.disable()  # a collection in the middle would be timed as somebody's compute
+        place = 0
+        self._clock.begin()
+        try:
+            for place, code, step, action, waits, blocking in self._walk:
+                for posted in waits:
+                    wait(posted)
+                if code == _RUN:
+                    start(place)
+                    run(action)
+                    end(place)
+                else:
+                    post(place, step, payload(action) if code == _PAYLOAD else buffer(action))
+                    if blocking:
+                        wait(place)
+            for posted in self._program.pending:
+                wait(posted)
+            starts, ends = self._clock.stamps()
+        except Exception as error:  # a planner's kernels may fail in any way
+            action = self._program.steps[place].action
+            raise VerificationError(f"at {action.label}: {describe(error)}") from error
+        finally:
+            if collecting:
+                gc.enable()
+        return Record(
+            tuple(starts[k] for k in self._in_schedule), tuple(ends[k] for k in self._in_schedule)
+        )
+
+
+def describe(error: BaseException) -> str:
+    """One line about an exception of a stranger's code: type, text and where it was raised."""
+    text = " ".join(str(error).split()) or type(error).__name__
+    if len(text) > 300:
+        text = text[:297] + "..."
+    frames = traceback.extract_tb(error.__traceback__)
+    where = f" ({frames[-1].name}, line {frames[-1].lineno})" if frames else ""
+    return f"{type(error).__name__}: {text}{where}"
