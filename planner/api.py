@@ -129,11 +129,12 @@ def plan(
     where, folder = load_cluster(cluster)
     profiles = Profiles.of(where, folder)
     where = profiles.completed(where)
+    asked = load_workload(kind, workload)
     problem: Problem[Any] = Problem(
         model=described,
         cluster=where,
-        workload=load_workload(kind, workload),
-        costs=cost_book(where, profiles, costs),
+        workload=asked,
+        costs=cost_book(where, profiles, costs, given=chosen.given(asked)),
         seed=seed,
     )
     choice: Choice[Any] = chosen.decide(problem)

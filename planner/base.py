@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, TypeVar
 
-from foreplan.cost_models.costs import CostBook
+from foreplan.cost_models.costs import CostBook, Work
 from foreplan.cost_models.memory import MemoryLedger
 from foreplan.cost_models.schedule import Action, Schedule
 from foreplan.cost_models.timeline import Timeline
@@ -183,6 +183,10 @@ class Planner(ABC, Generic[W, D]):
             mode: ``fast`` as planned, or ``reference``: the same computation in the exact way that
                 `reference` computes it too.
         """
+
+    def given(self, workload: W) -> Mapping[Work, float]:
+        """Seconds of works whose price the workload itself states; they override the cost book."""
+        return {}
 
     def ranks(self, problem: Problem[W], decision: D) -> tuple[int, ...]:
         """Cluster rank (index in ``cluster.ranks()``) of each rank of the schedule."""

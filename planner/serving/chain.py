@@ -58,6 +58,10 @@ class ServingChains:
         """Bits of each variant."""
         return self.pricing.workload.bits
 
+    def type_of(self, rank: int) -> int:
+        """Type of a cluster rank."""
+        return next(k for k, ranks in enumerate(self.types) if any(r.index == rank for r in ranks))
+
     def sizes(self) -> list[MicroBatches]:
         """Every pair of micro-batch sizes to search: divisors of the batch, or the fixed ones."""
         w = self.pricing.workload

@@ -1,0 +1,5 @@
+"""tmp"""
+
+
+def serving_baselines(chains, total):
+    return {}

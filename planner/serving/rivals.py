@@ -1,0 +1,111 @@
+"""Random decisions close to a plan, to see in a real run whether any of them is better."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from foreplan.planner.serving.chain import ServingChains
+from foreplan.planner.serving.pricing import MicroBatches
+from foreplan.planner.serving.spec import ServingDecision
+from foreplan.solvers.chain_problem import (
+    ChainAssignment,
+    ChainProblem,
+    evaluate,
+    make_stage,
+)
+
+#: Predicted times within this share of the plan's count as close.
+WITHIN = 0.10
+#: Random changes tried for each decision wanted.
+TRIES = 400
+
+
+def serving_rivals(
+    chains: ServingChains,
+    decision: ServingDecision,
+    count: int,
+    *,
+    seed: int,
+    total_s: Callable[[ServingDecision], float],
+) -> dict[str, ServingDecision]:
+    """Decisions that meet every limit and are predicted within 10 % of ``decision``.
+
+    Made by random walks from the decision: a cut moves, a layer gets other bits, two layers swap
+    bits, two devices swap places, or micro-batches change.
+
+    Args:
+        chains: the chain problems of the plan.
+        decision: where the walks start.
+        count: how many to find; fewer come back where fewer exist.
+        seed: of the walks.
+        total_s: simulated time of a decision.
+
+    Returns:
+        Decisions by name (``random 1`` ...), all different and none equal to ``decision``.
+    """
+    rng = np.random.default_rng(seed)
+    limit = total_s(decision) * (1 + WITHIN)
+    sizes = chains.sizes()
+    start = MicroBatches(decision.prefill_microbatch, decision.decode_microbatch)
+    order = [chains.type_of(stage.rank) for stage in decision.stages]
+    cuts = [stage.end for stage in decision.stages[:-1]]
+    variants = [chains.bits.index(b) for b in decision.bits]
+    seen = {(start, tuple(order), tuple(cuts), tuple(variants))}
+    found: dict[str, ServingDecision] = {}
+    for _ in range(TRIES * count):
+        if len(found) >= count:
+            break
+        state = (start, list(order), list(cuts), list(variants))
+        for _ in range(int(rng.integers(1, 4))):
+            state = _step(rng, state, sizes, len(chains.bits))
+        size, kinds, ends, chosen = state
+        key = (size, tuple(kinds), tuple(ends), tuple(chosen))
+        if key in seen:
+            continue
+        seen.add(key)
+        assignment = _assign(chains.problem(size), kinds, ends, chosen)
+        if assignment is None or evaluate(chains.problem(size), assignment).violations:
+            continue
+        rival = chains.decision(size, assignment)
+        if total_s(rival) <= limit:
+            found[f"random {len(found) + 1}"] = rival
+    return found
+
+
+_State = tuple[MicroBatches, list[int], list[int], list[int]]
+
+
+def _step(rng: np.random.Generator, state: _State, sizes: list[MicroBatches], bits: int) -> _State:
+    size, order, cuts, variants = state
+    layers = len(variants)
+    move = int(rng.integers(0, 5))
+    if move == 0 and cuts:
+        i = int(rng.integers(len(cuts)))
+        cuts[i] += int(rng.choice([-2, -1, 1, 2]))
+    elif move == 1:
+        variants[int(rng.integers(layers))] = int(rng.integers(bits))
+    elif move == 2:
+        a, b = (int(rng.integers(layers)) for _ in range(2))
+        variants[a], variants[b] = variants[b], variants[a]
+    elif move == 3 and len(order) > 1:
+        a, b = (int(rng.integers(len(order))) for _ in range(2))
+        order[a], order[b] = order[b], order[a]
+    else:
+        size = sizes[int(rng.integers(len(sizes)))]
+    return size, order, cuts, variants
+
+
+def _assign(
+    problem: ChainProblem, order: list[int], cuts: list[int], variants: list[int]
+) -> ChainAssignment | None:
+    ends = [0, *cuts, problem.n_layers]
+    if any(a >= b for a, b in zip(ends[:-1], ends[1:], strict=True)):
+        return None
+    return ChainAssignment(
+        tuple(
+            make_stage(problem, kind, a, b, variants[a:b])
+            for kind, a, b in zip(order, ends[:-1], ends[1:], strict=True)
+        )
+    )
