@@ -76,7 +76,8 @@ def _gelu_tanh(x: Tensor) -> Tensor:
 
 
 def _argmax(logits: Tensor) -> Tensor:
-    return logits.argmax(-1)
+    # `argmax` has no vector loop on CPU and takes five times as long.
+    return logits.max(-1).indices
 
 
 def _embedding(table: Tensor, ids: Tensor) -> Tensor:

@@ -1,6 +1,10 @@
 """Linear kernels on CPU. Imports torch.
 
 Every function is ``run(x, packed, bias)`` as described in `foreplan.datasets.kernels.LinearKernel`.
+
+Kernels that dequantise do so block by block of output features, some MiB at a time: the block is
+multiplied while it is in the cache, the workspace stays small however large the weight is, and no
+call pays for the page faults of a large temporary (12 against 3 ms for 5632 x 2048 in fp32).
 """
 
 from __future__ import annotations
@@ -12,17 +16,44 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from foreplan.datasets._kernel_layouts import GROUP, unpack_int4, unpack_nibbles, unpack_words
+from foreplan.datasets._kernel_layouts import (
+    BLOCK_ROWS,
+    GROUP,
+    rows_of,
+    unpack_int4,
+    unpack_nibbles,
+    unpack_words,
+)
 from foreplan.datasets.kernels import Packed
 from foreplan.datasets.program import Variant
 from foreplan.errors import MissingDataError
 
 Run = Callable[[Tensor, Packed, Tensor | None], Tensor]
 _DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
+_WORKSPACE_BYTES = 4 << 20  # of a block dequantised to fp32
 
 
 def _add_bias(out: Tensor, bias: Tensor | None) -> Tensor:
     return out if bias is None else out.add_(bias)
+
+
+def _by_blocks(
+    x: Tensor,
+    packed: Packed,
+    bias: Tensor | None,
+    *,
+    multiply: Callable[[Tensor, Packed], Tensor],
+    dtype: torch.dtype,
+) -> Tensor:
+    """Fill the output with ``multiply(x in dtype, some rows of the packed weight)``."""
+    wide, out = x.to(dtype), x.new_empty(x.shape[0], packed.n)
+    step = _WORKSPACE_BYTES // (4 * packed.k) // BLOCK_ROWS * BLOCK_ROWS
+    step = max(step, BLOCK_ROWS)
+    for start in range(0, packed.n, step):
+        end = min(start + step, packed.n)
+        part = multiply(wide, rows_of(packed, start, end))
+        out[:, start:end] = part if bias is None else part.add_(bias[start:end])
+    return out
 
 
 def _linear(x: Tensor, packed: Packed, bias: Tensor | None) -> Tensor:
@@ -30,9 +61,11 @@ def _linear(x: Tensor, packed: Packed, bias: Tensor | None) -> Tensor:
 
 
 def _fp32_linear(x: Tensor, packed: Packed, bias: Tensor | None) -> Tensor:
-    """Fp32 arithmetic on fp32 weights, or on bf16 weights cast at each call."""
-    out = F.linear(x.float(), packed.tensors["weight"].float())
-    return _add_bias(out, bias).to(x.dtype)
+    return _add_bias(F.linear(x.float(), packed.tensors["weight"]), bias).to(x.dtype)
+
+
+def _upcast(x: Tensor, part: Packed) -> Tensor:
+    return F.linear(x, part.tensors["weight"].to(x.dtype))
 
 
 def _int8pack_mm(x: Tensor, packed: Packed, bias: Tensor | None) -> Tensor:
@@ -40,10 +73,9 @@ def _int8pack_mm(x: Tensor, packed: Packed, bias: Tensor | None) -> Tensor:
     return _add_bias(torch._weight_int8pack_mm(x, weight, scale), bias)
 
 
-def _int8_dequant(x: Tensor, packed: Packed, bias: Tensor | None, *, dtype: torch.dtype) -> Tensor:
+def _int8_dequant(x: Tensor, part: Packed) -> Tensor:
     # The scale of a row multiplies the output: rows x N products instead of N x K.
-    out = F.linear(x.to(dtype), packed.tensors["weight"].to(dtype))
-    return _add_bias(out.mul_(packed.tensors["scale"]), bias).to(x.dtype)
+    return F.linear(x, part.tensors["weight"].to(x.dtype)).mul_(part.tensors["scale"])
 
 
 def _multiply_int8(q: Tensor, weight: Tensor, *, direct: bool) -> Tensor:
@@ -107,46 +139,52 @@ def _fast_transposed_bf16() -> bool:
     return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
 
-def _int4_unpack(x: Tensor, packed: Packed, bias: Tensor | None, *, dtype: torch.dtype) -> Tensor:
-    weight = unpack_int4(packed, dtype)
-    if dtype is torch.bfloat16 and not _fast_transposed_bf16():
-        out = F.linear(x, weight.t().contiguous())
-    else:
-        out = x.to(dtype) @ weight
-    return _add_bias(out, bias).to(x.dtype)
+def _int4_unpack(x: Tensor, part: Packed) -> Tensor:
+    # Dequantised in fp32 even for a bf16 product: bf16 arithmetic on CPU is the slower one.
+    weight = unpack_int4(part, torch.float32).to(x.dtype)
+    if x.dtype is torch.bfloat16 and not _fast_transposed_bf16():
+        return F.linear(x, weight.t().contiguous())
+    return x @ weight
 
 
-def _dequant(
-    x: Tensor,
-    packed: Packed,
-    bias: Tensor | None,
-    *,
-    unpack: Callable[[Packed, torch.dtype], Tensor],
-    dtype: torch.dtype,
-) -> Tensor:
-    return _add_bias(F.linear(x.to(dtype), unpack(packed, dtype)), bias).to(x.dtype)
+def _int4_dequant(x: Tensor, part: Packed) -> Tensor:
+    return F.linear(x, unpack_nibbles(part, torch.float32).to(x.dtype))
 
 
-def _rows() -> dict[str, Run]:
-    rows: dict[str, Run] = {
-        "bf16/bf16/torch.linear": _linear,
-        "bf16/fp32/torch.upcast_linear": _fp32_linear,
-        "fp32/fp32/torch.linear": _fp32_linear,
-        "int8/bf16/torch.int8pack_mm": _int8pack_mm,
-        "int8/int8/torch.int_mm": _int_mm,
-        "int4/bf16/torch.int4pack_mm": _int4pack_mm,
-    }
-    for name, dtype in _DTYPES.items():
-        rows[f"int8/{name}/torch.dequant_linear"] = functools.partial(_int8_dequant, dtype=dtype)
-        rows[f"int4/{name}/torch.unpack_linear"] = functools.partial(_int4_unpack, dtype=dtype)
-        rows[f"int4/{name}/torch.dequant_linear"] = functools.partial(
-            _dequant, unpack=unpack_nibbles, dtype=dtype
-        )
-        rows[f"int3/{name}/torch.dequant_linear"] = functools.partial(
-            _dequant, unpack=unpack_words, dtype=dtype
-        )
-    return rows
+def _int3_dequant(x: Tensor, part: Packed) -> Tensor:
+    return F.linear(x, unpack_words(part, torch.float32).to(x.dtype))
+
+
+_ROWS: dict[str, Run] = {
+    "bf16/bf16/torch.linear": _linear,
+    "fp32/fp32/torch.linear": _fp32_linear,
+    "int8/bf16/torch.int8pack_mm": _int8pack_mm,
+    "int8/int8/torch.int_mm": _int_mm,
+    "int4/bf16/torch.int4pack_mm": _int4pack_mm,
+}
+
+#: Storage, compute dtype, kernel: what multiplies one block of a weight.
+_BLOCKWISE: dict[str, Callable[[Tensor, Packed], Tensor]] = {
+    "bf16/fp32/torch.upcast_linear": _upcast,
+    "int8/bf16/torch.dequant_linear": _int8_dequant,
+    "int8/fp32/torch.dequant_linear": _int8_dequant,
+    "int4/bf16/torch.unpack_linear": _int4_unpack,
+    "int4/fp32/torch.unpack_linear": _int4_unpack,
+    "int4/bf16/torch.dequant_linear": _int4_dequant,
+    "int4/fp32/torch.dequant_linear": _int4_dequant,
+    "int3/bf16/torch.dequant_linear": _int3_dequant,
+    "int3/fp32/torch.dequant_linear": _int3_dequant,
+}
+
+
+def _runs() -> dict[Variant, Run]:
+    runs = {Variant.parse(text): run for text, run in _ROWS.items()}
+    for text, multiply in _BLOCKWISE.items():
+        variant = Variant.parse(text)
+        dtype = _DTYPES[variant.compute]
+        runs[variant] = functools.partial(_by_blocks, multiply=multiply, dtype=dtype)
+    return runs
 
 
 #: Kernel functions by variant.
-RUN: dict[Variant, Run] = {Variant.parse(text): run for text, run in _rows().items()}
+RUN: dict[Variant, Run] = _runs()
