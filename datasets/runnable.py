@@ -1,0 +1,197 @@
+"""Turn a program into something that can be called and timed. Imports torch.
+
+Weights of a model are streamed from memory: between two uses of one layer's weight all other
+layers pass through the caches. So a weight (or a cache of keys and values) is held in as many
+copies as fill twice the last-level cache, and the calls take them in turn. Activations were just
+written by the operator before: one buffer, warm if it fits.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from foreplan.datasets.kernels import Packed, function, linear_kernel
+from foreplan.datasets.program import Program
+
+#: Rows of an embedding table: large enough that the rows read are seldom in a cache.
+_VOCABULARY = 32_000
+#: Positions a cache holds beyond the filled ones, as a runtime's static buffer does.
+_SPARE_POSITIONS = 64
+_ASSUMED_CACHE_BYTES = 64 << 20  # where the machine does not say
+
+
+@dataclass(frozen=True, slots=True)
+class Runnable:
+    """A program with its inputs.
+
+    Attributes:
+        call: runs the program once on the next set of inputs.
+        cache_state: what was cold and what warm, for the record.
+    """
+
+    call: Callable[[], object]
+    cache_state: str
+
+
+class Inputs:
+    """Makes programs runnable on one torch device.
+
+    Keeps the weights of the last linear program, because packing takes longer than measuring and
+    a grid visits one weight with several row counts and kernels.
+
+    Args:
+        device: torch device, as ``cpu`` or ``cuda:0``.
+    """
+
+    def __init__(self, device: str) -> None:
+        self.device = device
+        self.kind = torch.device(device).type
+        self.cache_bytes = last_level_cache(device)
+        self._random = torch.Generator(device=device).manual_seed(0)
+        self._weight_key: tuple[object, ...] = ()
+        self._weights: list[Packed] = []
+
+    def runnable(self, program: Program) -> Runnable:
+        """Build inputs and bind them.
+
+        Raises:
+            SpecError: no such kernel on this kind of device.
+        """
+        if program.op == "linear":
+            return self._linear(program)
+        builder = getattr(self, f"_{program.op}", None)
+        run = function(program.op, program.variant)
+        if builder is None:
+            return self._row_wise(program, run)
+        built: Runnable = builder(program, run)
+        return built
+
+    def release(self) -> None:
+        """Free the kept weights."""
+        self._weight_key, self._weights = (), []
+
+    # ---------------------------------------------------------------------------- operators
+
+    def _linear(self, program: Program) -> Runnable:
+        rows, n, k = program.sizes
+        kernel = linear_kernel(program.variant, self.kind)
+        key = (n, k, kernel.layout)
+        if key != self._weight_key:
+            self.release()
+            # Few random rows repeated: arithmetic does not depend on the values, drawing does.
+            few = self._draw(min(n, 64), k, dtype=torch.float32)
+            first = kernel.pack(few.repeat(-(-n // few.shape[0]), 1)[:n])
+            self._weights = [first]
+            for _ in range(self._copies(first.bytes) - 1):
+                tensors = {name: t.clone() for name, t in first.tensors.items()}
+                self._weights.append(Packed(first.layout, n, k, tensors))
+            self._weight_key = key
+        x = self._draw(rows, k)
+        turn = itertools.cycle(self._weights)
+        run = kernel.run
+        return Runnable(lambda: run(x, next(turn), None), self._cold("weight", len(self._weights)))
+
+    def _attention(self, program: Program, run: Callable[..., Any]) -> Runnable:
+        d = program.dims
+        shape = (d["batch"], d["kv_heads"], d["keys"] + _SPARE_POSITIONS, d["head_dim"])
+        q = self._draw(d["batch"], d["queries"], d["heads"], d["head_dim"])
+        # In prefill the keys were just written; in decode other layers' caches came between.
+        prefill = d["queries"] == d["keys"]
+        copies = 1 if prefill else self._copies(4 * _count(shape))
+        caches = [(self._draw(*shape), self._draw(*shape)) for _ in range(copies)]
+        turn, keys = itertools.cycle(caches), d["keys"]
+        state = "keys and values warm" if prefill else self._cold("keys and values", copies)
+        return Runnable(lambda: run(q, *next(turn), keys), state)
+
+    def _cache_write(self, program: Program, run: Callable[..., Any]) -> Runnable:
+        d = program.dims
+        room = d["tokens"] + _SPARE_POSITIONS
+        shape = (d["batch"], d["kv_heads"], room, d["head_dim"])
+        k, v = (self._draw(d["batch"], d["tokens"], d["kv_heads"], d["head_dim"]) for _ in "kv")
+        copies = self._copies(4 * _count(shape))
+        caches = [(self._draw(*shape), self._draw(*shape)) for _ in range(copies)]
+        turn = itertools.cycle(caches)
+        return Runnable(lambda: run(*next(turn), k, v, 0), self._cold("keys and values", copies))
+
+    def _rope(self, program: Program, run: Callable[..., Any]) -> Runnable:
+        rows, heads, head_dim = program.sizes
+        x = self._draw(rows, heads, head_dim)
+        cos, sin = self._draw(rows, head_dim), self._draw(rows, head_dim)
+        return Runnable(lambda: run(x, cos, sin), "warm")
+
+    def _norm(self, program: Program, run: Callable[..., Any]) -> Runnable:
+        rows, cols = program.sizes
+        x, weight = self._draw(rows, cols), self._draw(cols)
+        bias = self._draw(cols) if program.variant.kernel == "torch.layer_norm" else None
+        return Runnable(lambda: run(x, weight, bias, 1e-5), "warm")
+
+    def _activation(self, program: Program, run: Callable[..., Any]) -> Runnable:
+        if not program.variant.kernel.endswith("_mul"):
+            return self._row_wise(program, run)
+        rows, cols = program.sizes
+        # Halves of one tensor, as the fused gate-and-up projection leaves them.
+        gate, up = self._draw(rows, 2 * cols).chunk(2, dim=1)
+        return Runnable(lambda: run(gate, up), "warm")
+
+    def _add(self, program: Program, run: Callable[..., Any]) -> Runnable:
+        a, b = self._draw(*program.sizes), self._draw(*program.sizes)
+        return Runnable(lambda: run(a, b), "warm")
+
+    def _embedding(self, program: Program, run: Callable[..., Any]) -> Runnable:
+        rows, cols = program.sizes
+        table = self._draw(64, cols).repeat(_VOCABULARY // 64, 1)
+        ids = torch.randint(0, _VOCABULARY, (64, rows), generator=self._random, device=self.device)
+        turn = itertools.cycle(ids)
+        return Runnable(lambda: run(table, next(turn)), "table cold; ids warm")
+
+    def _row_wise(self, program: Program, run: Callable[..., Any]) -> Runnable:
+        dtype = torch.float32 if program.variant.storage == "fp32" else torch.bfloat16
+        x = self._draw(*program.sizes, dtype=dtype)
+        return Runnable(lambda: run(x), "warm")
+
+    # ------------------------------------------------------------------------------- inputs
+
+    def _draw(self, *shape: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:
+        return torch.randn(*shape, generator=self._random, device=self.device, dtype=dtype)
+
+    def _copies(self, size_bytes: int) -> int:
+        return max(1, -(-2 * self.cache_bytes // max(size_bytes, 1 << 14)))
+
+    def _cold(self, what: str, copies: int) -> str:
+        cache = f"last-level cache {self.cache_bytes / 2**20:g} MiB"
+        return f"{what} cold: {copies} copies in turn, {cache}; rest warm"
+
+
+def runnable(program: Program, device: str) -> Runnable:
+    """Make one program runnable on a torch device; see `Inputs` for many."""
+    return Inputs(device).runnable(program)
+
+
+def last_level_cache(device: str) -> int:
+    """Bytes of the largest cache of a torch device, 64 MiB where it does not say."""
+    if torch.device(device).type == "cuda":
+        return int(torch.cuda.get_device_properties(device).L2_cache_size)
+    sizes = [_ASSUMED_CACHE_BYTES // 1024 if not _cache_files() else 0]
+    for path in _cache_files():
+        text = path.read_text().strip()
+        sizes.append(int(text[:-1]) * {"K": 1, "M": 1024}[text[-1]] if text[-1:] in "KM" else 0)
+    return max(sizes) * 1024
+
+
+def _cache_files() -> list[Path]:
+    return list(Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size"))
+
+
+def _count(shape: tuple[int, ...]) -> int:
+    """Elements of a tensor, times one: caches hold two tensors of two bytes an element."""
+    total = 1
+    for size in shape:
+        total *= size
+    return total
