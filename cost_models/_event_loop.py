@@ -9,11 +9,12 @@ from __future__ import annotations
 
 from typing import Any
 
-import numba
 import numpy as np
 
+from foreplan._compiled import compiled
 
-@numba.njit(cache=True, nogil=True)
+
+@compiled
 def successors(source: Any, target: Any, count: int) -> Any:
     """Edges in compressed rows by source: (start[count + 1], target)."""
     start = np.zeros(count + 1, dtype=np.int64)
@@ -30,7 +31,7 @@ def successors(source: Any, target: Any, count: int) -> Any:
     return start, out
 
 
-@numba.njit(cache=True, nogil=True)
+@compiled
 def queue_edges(key: Any, owner: Any, keys: int) -> Any:
     """For entries (key, owner) in list order: an edge from each owner to the next of its key."""
     last = np.full(keys, -1, dtype=np.int64)
@@ -47,7 +48,7 @@ def queue_edges(key: Any, owner: Any, keys: int) -> Any:
     return source[:edges], target[:edges]
 
 
-@numba.njit(cache=True, nogil=True)
+@compiled
 def run_dag(duration: Any, edge_start: Any, edge_target: Any, indegree: Any) -> Any:
     """Times of a DAG: (start, end, binding predecessor, number of actions that ran)."""
     count = len(duration)
@@ -79,7 +80,7 @@ def run_dag(duration: Any, edge_start: Any, edge_target: Any, indegree: Any) -> 
     return start, end, binding, ran
 
 
-@numba.njit(cache=True, nogil=True)
+@compiled
 def _push(times: Any, units: Any, size: int, time: float, unit: int) -> int:
     i = size
     while i > 0:
@@ -93,7 +94,7 @@ def _push(times: Any, units: Any, size: int, time: float, unit: int) -> int:
     return size + 1
 
 
-@numba.njit(cache=True, nogil=True)
+@compiled
 def _pop(times: Any, units: Any, size: int) -> int:
     size -= 1
     time, unit = times[size], units[size]
@@ -116,7 +117,7 @@ def _pop(times: Any, units: Any, size: int) -> int:
     return size
 
 
-@numba.njit(cache=True, nogil=True)
+@compiled
 def run_events(
     duration: Any,
     edge_start: Any,
@@ -271,7 +272,7 @@ def run_events(
             return start, end, binding, ran
 
 
-@numba.njit(cache=True, nogil=True)
+@compiled
 def _rerate(
     d: int, now: float, head: Any, after: Any, load: Any, pressure: Any, slowdown: Any,
     rate: Any, remaining: Any, due: Any, heap_time: Any, heap_unit: Any, size: int,
@@ -282,6 +283,7 @@ def _rerate(
         others = max(load[d] - pressure[u], 0.0)
         place = min(int(others), len(slowdown) - 2)
         f = slowdown[place] + (others - place) * (slowdown[place + 1] - slowdown[place])
+        f = max(f, 1.0)  # beyond a last step downwards
         rate[u] = 1.0 / (1.0 + pressure[u] * (f - 1.0))
         due[u] = now + max(remaining[u], 0.0) / rate[u]
         if size >= len(heap_time):
