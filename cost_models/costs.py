@@ -56,7 +56,7 @@ class StorageAccess:
 
 @dataclass(frozen=True, slots=True)
 class HostLaunch:
-    """Host time to issue ``calls`` operators that no other price includes; ``HostLaunch(0)`` is free."""
+    """Host time to issue ``calls`` operators that no other price includes; 0 calls are free."""
 
     calls: int = 1
 

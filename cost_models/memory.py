@@ -53,7 +53,8 @@ class MemoryLedger:
 
     def with_peak(self, peak: Mapping[str, int]) -> MemoryLedger:
         """The same ledger with what a timeline's actions hold at most."""
-        return MemoryLedger(self.device, self.capacity_bytes, self.items, MappingProxyType(dict(peak)))
+        held = MappingProxyType(dict(peak))
+        return MemoryLedger(self.device, self.capacity_bytes, self.items, held)
 
     def check(self, rank: int) -> None:
         """Raise `InfeasibleError` that says which item of which device lacks how much."""

@@ -51,7 +51,7 @@ class SpecError(ForeplanError):
 
 
 class InfeasibleError(ForeplanError):
-    """No plan meets the limits; says which device and which part of memory or time lacks how much."""
+    """No plan meets the limits; says which device lacks how much of which memory or time."""
 
     exit_code = 3
 
@@ -63,6 +63,6 @@ class MissingDataError(ForeplanError):
 
 
 class VerificationError(ForeplanError):
-    """A real run disagrees with the plan by more than the tolerance, or could not be carried out."""
+    """A real run disagrees with the plan beyond the tolerance, or could not be carried out."""
 
     exit_code = 5
