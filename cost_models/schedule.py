@@ -3,12 +3,13 @@
 Semantics, the same for the simulator and for the runtime of ``planner/verify``:
 
 - An action starts when every action it depends on has ended, and when every earlier action of its
-  rank that shares one of its *resources* has ended. So a resource of a rank (``compute``, ``send:1``)
-  is a queue served in list order; actions without a common resource may overlap.
+  rank that shares one of its *resources* has ended. So a resource of a rank (``compute``,
+  ``send:1``) is a queue served in list order; actions without a common resource may overlap.
 - Actions that carry the same *rendezvous* number (a collective, one action a rank) start together,
   when all of them could.
 - A resource that starts with ``shared:`` is one queue for all ranks, served in the order in which
-  actions become ready (a link tier, a disk).
+  actions become ready (a link tier, a disk); at one moment, lower ranks and then earlier places in
+  the rank's list go first.
 - ``memory`` allocates at the start and frees at the end of the action.
 
 Storage is by column, so that schedules with millions of actions stay cheap; `Action` is the view
@@ -19,6 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -84,7 +86,7 @@ class Action:
 
     @property
     def label(self) -> str:
-        """Short name in drawings, in the notation of PyTorch's schedules: ``<stage><op><batch>``."""
+        """Short name in drawings, as PyTorch writes schedules: ``<stage><op><batch>``."""
         text = f"{self.stage if self.stage >= 0 else ''}{self.op}"
         if self.microbatch >= 0:
             text += str(self.microbatch)
@@ -245,26 +247,32 @@ class ScheduleBuilder:
         """Check and freeze.
 
         Raises:
-            SpecError: an unknown rank, a dependency on itself or on an action that does not exist.
+            SpecError: an unknown rank, a dependency on itself or on an action that does not exist,
+                a rank twice in a rendezvous, a pressure outside 0..1.
         """
         rows = np.asarray(self._rows, dtype=np.int64).reshape(-1, 12)
         dependency = np.asarray(self._dependency, dtype=np.int64)
         start = np.asarray(self._dependency_start, dtype=np.int64)
         count = len(rows)
-        if count and (rows[:, 0].min() < 0 or rows[:, 0].max() >= len(self._devices)):
-            raise SpecError(
-                "schedule.rank",
-                got=int(rows[:, 0].max()),
-                expected=f"a rank of 0..{len(self._devices) - 1}",
-            )
-        if dependency.size:
-            owner = np.repeat(np.arange(count), np.diff(start))
-            if dependency.min() < 0 or dependency.max() >= count or bool((owner == dependency).any()):
-                raise SpecError(
-                    "schedule.dependencies",
-                    got=f"{dependency.min()}..{dependency.max()}",
-                    expected=f"other actions of 0..{count - 1}",
-                )
+        pressure = np.asarray(self._pressure, dtype=np.float64)
+        owner = np.repeat(np.arange(count), np.diff(start))
+        _refuse_any(
+            "schedule.rank", rows[:, 0], (rows[:, 0] < 0) | (rows[:, 0] >= len(self._devices)),
+            f"a rank of 0..{len(self._devices) - 1}",
+        )  # fmt: skip
+        _refuse_any(
+            "schedule.dependencies", dependency,
+            (dependency < 0) | (dependency >= count) | (dependency == owner),
+            f"other actions of 0..{count - 1}",
+        )  # fmt: skip
+        _refuse_any(
+            "schedule.pressure", pressure, ~((pressure >= 0.0) & (pressure <= 1.0)), "0..1"
+        )
+        meeting = rows[rows[:, 7] >= 0]
+        _, times = np.unique(meeting[:, 7] * len(self._devices) + meeting[:, 0], return_counts=True)
+        _refuse_any(
+            "schedule.rendezvous", times, times > 1, "one action of a rank in a rendezvous"
+        )
         for name in self._sets:
             for resource in name:
                 self._resources.setdefault(resource, len(self._resources))
@@ -290,7 +298,7 @@ class ScheduleBuilder:
             memory_item=columns[9],
             allocate_bytes=columns[10],
             free_bytes=columns[11],
-            pressure=np.asarray(self._pressure, dtype=np.float64),
+            pressure=pressure,
             dependency_start=start,
             dependency=dependency,
             notes=dict(notes or {}),
@@ -307,3 +315,9 @@ class ScheduleBuilder:
             if known == new:
                 self._work_by_id[id(work)] = new
         return known
+
+
+def _refuse_any(where: str, values: npt.NDArray[Any], wrong: Any, expected: str) -> None:
+    """Raise `SpecError` for the first wrong value."""
+    if wrong.any():
+        raise SpecError(where, got=values[np.argmax(wrong)].item(), expected=expected)
