@@ -7,7 +7,7 @@ rank are queues in list order, so without shared queues and contention the sched
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,7 +16,7 @@ from foreplan.cost_models._event_loop import queue_edges, run_dag, run_events, s
 from foreplan.cost_models.costs import CostBook, Work
 from foreplan.cost_models.schedule import SHARED_PREFIX, FloatArray, IntArray, Schedule
 from foreplan.cost_models.timeline import Timeline
-from foreplan.errors import SpecError
+from foreplan.errors import MissingDataError, SpecError
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,10 +33,11 @@ class Contention:
     slowdown: tuple[float, ...]
 
     def __post_init__(self) -> None:
-        if len(self.slowdown) < 2 or self.slowdown[0] != 1.0 or min(self.slowdown) < 1.0:
-            raise SpecError(
-                "contention.slowdown", got=self.slowdown, expected="1.0 and then factors >= 1"
-            )
+        factors = self.slowdown
+        if len(factors) < 2 or factors[0] != 1.0 or not all(1.0 <= f < np.inf for f in factors):
+            raise SpecError("contention.slowdown", got=factors, expected="1.0, then factors >= 1")
+        if min(self.host, default=0) < 0:
+            raise SpecError("contention.host", got=min(self.host), expected="numbers of at least 0")
 
 
 class Simulator:
@@ -48,7 +49,8 @@ class Simulator:
         capacities: places in a ``shared:`` queue, by its name; 1 if left out.
 
     Raises:
-        SpecError: contention that does not describe these ranks, an action in two shared queues.
+        SpecError: contention that does not describe these ranks, an action in two shared queues, a
+            queue without a place.
     """
 
     def __init__(
@@ -60,16 +62,22 @@ class Simulator:
     ) -> None:
         self.schedule = schedule
         count = len(schedule)
-        self._unit = _units(schedule)
-        self._source, self._target, self._shared, self._capacity = _edges(
-            schedule, self._unit, capacities or {}
+        # Actions are numbered anew, rank by rank: how the lists of the ranks were interleaved while
+        # the schedule was built must not decide who is served first.
+        self._order = np.argsort(schedule.rank, kind="stable")
+        self._unit = _units(schedule.rendezvous[self._order])
+        source, target, self._shared, self._capacity = _edges(
+            schedule, self._order, self._unit, capacities or {}
         )
-        own_source, own_target = self._unit[self._source], self._unit[self._target]
-        self._edge_start, self._edge_target = successors(own_source, own_target, count)
-        self._indegree = np.bincount(own_target, minlength=count).astype(np.int64)
+        self._source, self._target = self._unit[source], self._unit[target]
+        self._indegree = np.bincount(self._target, minlength=count).astype(np.int64)
         self._own = self._unit == np.arange(count)
         self._joined = not bool(self._own.all())
         self._events = contention is not None or bool((self._shared >= 0).any())
+        if self._events:  # successors in their order, for the same reason
+            _, sort = successors(self._target, np.arange(len(self._target)), count)
+            self._source, self._target = self._source[sort], self._target[sort]
+        self._edge_start, self._edge_target = successors(self._source, self._target, count)
         self._domain = np.full(count, -1, dtype=np.int64)
         self._slowdown = np.array([1.0, 1.0])
         if contention is not None:
@@ -79,7 +87,8 @@ class Simulator:
                     got=len(contention.host),
                     expected=f"one host for each of {schedule.ranks} ranks",
                 )
-            self._domain = np.asarray(contention.host, dtype=np.int64)[schedule.rank]
+            host = np.asarray(contention.host, dtype=np.int64)
+            self._domain = host[schedule.rank[self._order]]
             self._slowdown = np.asarray(contention.slowdown, dtype=np.float64)
 
     def run(self, duration: FloatArray) -> Timeline:
@@ -89,30 +98,66 @@ class Simulator:
             duration: seconds of each action, shape ``(len(schedule),)``.
 
         Raises:
-            SpecError: the schedule deadlocks; names who waits for whom.
+            SpecError: a duration that is no time, or the schedule deadlocks; names who waits for
+                whom.
         """
-        count = len(self.schedule)
-        unit_duration = duration
+        schedule, order, unit = self.schedule, self._order, self._unit
+        count = len(schedule)
+        if duration.shape != (count,):
+            raise SpecError("duration", got=duration.shape, expected=f"one for each of {count}")
+        wrong = ~(np.isfinite(duration) & (duration >= 0.0))
+        if wrong.any():
+            i = int(np.argmax(wrong))
+            raise SpecError(
+                f"duration of {schedule[i].label} on rank {schedule.rank[i]}",
+                got=float(duration[i]), expected="a time of at least 0",
+            )  # fmt: skip
+        length = duration[order]
         if self._joined:
-            unit_duration = duration.copy()
-            np.maximum.at(unit_duration, self._unit, duration)
-            unit_duration[~self._own] = 0.0
+            longest = np.zeros(count)
+            np.maximum.at(longest, unit, length)
+            length = np.where(self._own, longest, 0.0)
         indegree = self._indegree.copy()
         if self._events:
             start, end, binding, ran = run_events(
-                unit_duration, self._edge_start, self._edge_target, indegree, self._shared,
-                self._capacity, self._domain, self.schedule.pressure, self._slowdown,
+                length, self._edge_start, self._edge_target, indegree, self._shared,
+                self._capacity, self._domain, schedule.pressure[order], self._slowdown,
                 int(self._domain.max(initial=0)) + 1,
             )  # fmt: skip
         else:
             start, end, binding, ran = run_dag(
-                unit_duration, self._edge_start, self._edge_target, indegree
+                length, self._edge_start, self._edge_target, indegree
             )
         if ran < count:
-            raise _deadlock(self.schedule, self._unit, self._source, self._target, indegree)
-        if self._joined:
-            start, end, binding = start[self._unit], end[self._unit], binding[self._unit]
-        return Timeline(self.schedule, start, end, binding, kind="simulated")
+            raise self._deadlock(indegree)
+        begin, finish, released = np.empty(count), np.empty(count), np.empty(count, dtype=np.int64)
+        begin[order], finish[order] = start[unit], end[unit]
+        released[order] = np.where(binding >= 0, order[binding], -1)[unit]
+        return Timeline(schedule, begin, finish, released, kind="simulated")
+
+    def _deadlock(self, indegree: IntArray) -> SpecError:
+        """What each stuck rank waits for; ``indegree`` is what each unit still waited for."""
+        schedule, order = self.schedule, self._order
+        stuck = indegree > 0
+        waits: list[str] = []
+        for rank in range(schedule.ranks):
+            mine = np.flatnonzero(stuck[self._unit] & (schedule.rank[order] == rank))
+            if not mine.size:
+                continue
+            needed = self._source[self._target == self._unit[mine[0]]]
+            needed = order[needed[stuck[needed]]]
+            text = f"rank {rank} at {schedule[order[mine[0]]].label}"
+            if needed.size:
+                # What another rank owes says more than what waits behind it on the same rank.
+                other = min(needed, key=lambda i: (schedule.rank[i] == rank, i))
+                text += f" waits for {schedule[other].label} of rank {schedule.rank[other]}"
+            waits.append(text)
+        more = [f"{len(waits) - 4} more ranks"] if len(waits) > 4 else []
+        return SpecError(
+            "schedule: " + ", ".join(waits[:4] + more),
+            got="a deadlock",
+            expected="an order in which every action can start",
+        )
 
 
 def simulate(
@@ -125,7 +170,10 @@ def simulate(
     """Time every action of a schedule once; see `Simulator` for the arguments.
 
     Args:
+        schedule: what runs.
         costs: prices each action's work on its rank's device, or plain seconds by work.
+        contention: measured slowdown between ranks of one host.
+        capacities: places in a ``shared:`` queue, by its name.
 
     Returns:
         Start and end of every action in seconds, the first start at 0.
@@ -152,83 +200,67 @@ def durations(schedule: Schedule, costs: CostBook | Mapping[Work, float]) -> Flo
         work = schedule.works[code // len(names)]
         if isinstance(costs, CostBook):
             table[code] = costs.cost(work, names[code % len(names)]).mean_s
-        else:
+        elif work in costs:
             table[code] = costs[work]
+        else:
+            raise MissingDataError(f"no cost for {work}", fix="give its seconds")
     priced: FloatArray = table[key]
     return priced
 
 
-def _units(schedule: Schedule) -> IntArray:
+def _units(rendezvous: IntArray) -> IntArray:
     """Index of the first action of each action's rendezvous; its own where it has none."""
-    unit = np.arange(len(schedule))
-    meeting = np.flatnonzero(schedule.rendezvous >= 0)
+    unit = np.arange(len(rendezvous))
+    meeting = np.flatnonzero(rendezvous >= 0)
     if meeting.size:
-        _, first, inverse = np.unique(
-            schedule.rendezvous[meeting], return_index=True, return_inverse=True
-        )
+        _, first, inverse = np.unique(rendezvous[meeting], return_index=True, return_inverse=True)
         unit[meeting] = meeting[first][inverse]
     return unit
 
 
 def _edges(
-    schedule: Schedule, unit: IntArray, capacities: Mapping[str, int]
+    schedule: Schedule, order: IntArray, unit: IntArray, capacities: Mapping[str, int]
 ) -> tuple[IntArray, IntArray, IntArray, IntArray]:
-    """Precedence edges (dependencies and queues of ranks) and the shared queue of each unit."""
-    count = len(schedule)
-    owner = np.repeat(np.arange(count), np.diff(schedule.dependency_start))
-    sources, targets = [schedule.dependency], [owner]
+    """What precedes what (dependencies and queues of ranks), and the shared queue of each unit.
+
+    Returns:
+        Sources and targets of edges, each unit's shared queue or -1, and the queues' capacities;
+        actions numbered as in ``order``.
+    """
+    count, names = len(schedule), schedule.resources
+    place = np.empty(count, dtype=np.int64)
+    place[order] = np.arange(count)
+    owner = place[np.repeat(np.arange(count), np.diff(schedule.dependency_start))]
+
+    # One entry for each (action, resource).
+    members = np.asarray([r for s in schedule.resource_sets for r in s], dtype=np.int64)
+    sizes = np.asarray([len(s) for s in schedule.resource_sets], dtype=np.int64)
+    chosen = schedule.resource_set[order]
+    ends = np.cumsum(sizes[chosen])
+    user = np.repeat(np.arange(count), sizes[chosen])
+    first = (np.cumsum(sizes) - sizes)[chosen]
+    resource = members[np.arange(len(user)) - (ends - sizes[chosen])[user] + first[user]]
+
+    is_shared = np.asarray([name.startswith(SHARED_PREFIX) for name in names], dtype=bool)
+    queued = is_shared[resource]
     shared = np.full(count, -1, dtype=np.int64)
-    capacity: list[int] = []
-    names = len(schedule.resources)
-    keys: list[IntArray] = []
-    owners: list[IntArray] = []
-    place = {name: i for i, name in enumerate(schedule.resources)}
-    for name, index in place.items():
-        sets = [s for s, members in enumerate(schedule.resource_sets) if index in members]
-        users = np.flatnonzero(np.isin(schedule.resource_set, sets))
-        if name.startswith(SHARED_PREFIX):
-            taken = unit[users]
-            if bool((shared[taken] >= 0).any()):
-                raise SpecError("action.resources", got=name, expected="one shared queue an action")
-            shared[taken] = len(capacity)
-            capacity.append(capacities.get(name, 1))
-        else:
-            keys.append(schedule.rank[users] * names + index)
-            owners.append(users)
-    if keys:
-        key, user = np.concatenate(keys), np.concatenate(owners)
-        before, after = queue_edges(key, user, schedule.ranks * names)
-        sources.append(before)
-        targets.append(after)
-    limits = np.asarray(capacity or [1], dtype=np.int64)
-    return np.concatenate(sources), np.concatenate(targets), shared, limits
+    shared[unit[user[queued]]] = resource[queued]
+    twice = shared[unit[user[queued]]] != resource[queued]
+    if twice.any():
+        name = names[resource[queued][np.argmax(twice)]]
+        raise SpecError("action.resources", got=name, expected="one shared queue an action")
+    capacity = np.asarray([capacities.get(name, 1) for name in names], dtype=np.int64)
+    for name, places in zip(names, capacity, strict=True):
+        if name.startswith(SHARED_PREFIX) and places < 1:
+            raise SpecError(f"capacity of {name}", got=int(places), expected="at least 1")
 
-
-def _deadlock(
-    schedule: Schedule,
-    unit: IntArray,
-    source: IntArray,
-    target: IntArray,
-    indegree: IntArray,
-) -> SpecError:
-    """What each stuck rank waits for."""
-    stuck = indegree[unit] > 0
-    waits: list[str] = []
-    for rank in range(schedule.ranks):
-        mine = np.flatnonzero(stuck & (schedule.rank == rank))
-        if not mine.size:
-            continue
-        head = int(mine[0])
-        needed = source[(unit[target] == unit[head]) & stuck[source]]
-        other = next((int(n) for n in needed if schedule.rank[n] != rank), None)
-        other = int(needed[0]) if other is None and needed.size else other
-        text = f"rank {rank} at {schedule[head].label}"
-        if other is not None:
-            text += f" waits for {schedule[other].label} of rank {schedule.rank[other]}"
-        waits.append(text)
-    shown: Sequence[str] = waits[:4] + ([f"{len(waits) - 4} more ranks"] if len(waits) > 4 else [])
-    return SpecError(
-        "schedule",
-        got="a deadlock: " + ", ".join(shown),
-        expected="an order in which every action can start",
+    rank = schedule.rank[order][user]
+    before, after = queue_edges(
+        (rank * len(names) + resource)[~queued], user[~queued], schedule.ranks * len(names)
+    )
+    return (
+        np.concatenate((place[schedule.dependency], before)),
+        np.concatenate((owner, after)),
+        shared,
+        capacity,
     )
