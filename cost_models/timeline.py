@@ -82,41 +82,36 @@ class Timeline:
         """Summed duration of the actions called ``op``, by rank."""
         chosen = self.schedule.op == self._op(op)
         length = np.where(chosen, self.end_s - self.start_s, 0.0)
-        sums: FloatArray = np.bincount(
-            self.schedule.rank, weights=length, minlength=self.schedule.ranks
-        )
-        return sums
+        sums = np.bincount(self.schedule.rank, weights=length, minlength=self.schedule.ranks)
+        return sums.astype(np.float64)
 
     def exposure(self) -> list[Exposure]:
         """Where each rank's share of the whole makespan went.
 
         An idle interval before a compute action counts as communication as far as the transfer
-        that released the action was under way, and as bubble otherwise.
+        that released the action was under way, and as bubble otherwise; so does all of a rank that
+        never computes. The three add up to the makespan on every rank.
         """
-        begin, finish = self.start_s.min(initial=np.inf), self.end_s.max(initial=0.0)
-        compute = self._compute()
-        transfer = ~compute
+        compute, schedule = self._compute(), self.schedule
+        begin = float(self.start_s.min(initial=np.inf))
+        # A receive ends when its send does: follow instant actions to the one that took time.
+        instant = ~compute & (self.end_s <= self.start_s)
+        cause = np.where(compute, self.binding, -1)
+        while (passing := (cause >= 0) & instant[cause]).any():
+            cause[passing] = self.binding[cause[passing]]
         result = []
-        for rank in range(self.schedule.ranks):
-            mine = np.flatnonzero(compute & (self.schedule.rank == rank))
-            order = mine[np.argsort(self.start_s[mine], kind="stable")]
-            clock, communication, bubble, busy = float(begin), 0.0, 0.0, 0.0
-            for i in order:
-                gap = max(float(self.start_s[i]) - clock, 0.0)
-                waited, cause = 0.0, int(self.binding[i])
-                # A receive ends when the send does; follow instant actions to the moving one.
-                while cause >= 0 and transfer[cause] and self.end_s[cause] <= self.start_s[cause]:
-                    cause = int(self.binding[cause])
-                if gap > 0.0 and cause >= 0 and transfer[cause]:
-                    low = max(clock, float(self.start_s[cause]))
-                    waited = max(min(float(self.end_s[cause]), float(self.start_s[i])) - low, 0.0)
-                communication += waited
-                bubble += gap - waited
-                busy += float(self.end_s[i] - self.start_s[i])
-                clock = max(clock, float(self.end_s[i]))
-            if order.size:
-                bubble += max(float(finish) - clock, 0.0)
-            result.append(Exposure(busy, communication, bubble))
+        for rank in range(schedule.ranks):
+            mine = np.flatnonzero(compute & (schedule.rank == rank))
+            mine = mine[np.argsort(self.start_s[mine], kind="stable")]
+            start, end, by = self.start_s[mine], self.end_s[mine], cause[mine]
+            clock = np.maximum.accumulate(np.concatenate(([begin], end)))[:-1]
+            gap = np.maximum(start - clock, 0.0)
+            moved = np.minimum(self.end_s[by], start) - np.maximum(self.start_s[by], clock)
+            waits = (gap > 0.0) & (by >= 0) & ~compute[by]
+            communication = float(np.where(waits, np.clip(moved, 0.0, gap), 0.0).sum())
+            busy = float((end - start).sum())
+            rest = self.makespan_s - busy - communication
+            result.append(Exposure(busy, communication, max(rest, 0.0)))
         return result
 
     def critical_path(self) -> list[int]:
@@ -137,9 +132,12 @@ class Timeline:
             time = np.concatenate((self.start_s[mine], self.end_s[mine]))
             delta = np.concatenate((schedule.allocate_bytes[mine], -schedule.free_bytes[mine]))
             item = np.concatenate((schedule.memory_item[mine],) * 2)
-            # What ends at a moment frees before what starts then allocates: one rank, one queue.
-            is_start = np.concatenate((np.ones(len(mine)), np.zeros(len(mine))))
-            order = np.lexsort((is_start, time))
+            # At one moment what ends frees before what starts allocates, except that an action
+            # without duration starts where its rank's list has it, and before it ends.
+            is_end = np.repeat([0, 1], len(mine))
+            instant = np.tile(self.end_s[mine] <= self.start_s[mine], 2)
+            turn = np.where((is_end == 1) & ~instant, -1, np.tile(np.arange(len(mine)), 2))
+            order = np.lexsort((is_end, turn, time))
             level = np.cumsum(delta[order])
             if not level.size:
                 peaks.append({})
@@ -169,7 +167,7 @@ class Timeline:
         )
 
     def trace_events(self, *, process: int = 0, name: str | None = None) -> list[dict[str, Any]]:
-        """Chrome trace events; one thread a (rank, resource), so that events nest.
+        """Chrome trace events; what overlaps goes to threads of its own, so that events nest.
 
         Args:
             process: the trace's process number, to lay several timelines side by side.
@@ -179,26 +177,31 @@ class Timeline:
         events: list[dict[str, Any]] = [
             {"ph": "M", "name": "process_name", "pid": process, "args": {"name": name or self.kind}}
         ]
-        threads: dict[tuple[int, str], int] = {}
-        for i, action in enumerate(s):
+        free_from: dict[tuple[int, str], list[float]] = {}  # of each thread of a lane
+        threads: dict[tuple[int, str, int], int] = {}
+        for i in np.lexsort((self.end_s, self.start_s)):
+            action, start, end = s[int(i)], float(self.start_s[i]), float(self.end_s[i])
             lane = action.resources[0] if action.resources else "delay"
-            key = (action.rank, lane)
-            if key not in threads:
-                threads[key] = len(threads)
+            free = free_from.setdefault((action.rank, lane), [])
+            row = next((k for k, since in enumerate(free) if since <= start), len(free))
+            if row == len(free):
+                free.append(end)
+                threads[action.rank, lane, row] = len(threads)
                 label = f"rank {action.rank} {s.devices[action.rank]} {lane}"
                 events.append(
-                    {"ph": "M", "name": "thread_name", "pid": process, "tid": threads[key],
-                     "args": {"name": label}}
+                    {"ph": "M", "name": "thread_name", "pid": process, "tid": len(threads) - 1,
+                     "args": {"name": f"{label} {row + 1}" if row else label}}
                 )  # fmt: skip
+            free[row] = end
             events.append(
                 {
                     "ph": "X",
                     "name": action.label,
                     "cat": action.op,
                     "pid": process,
-                    "tid": threads[key],
-                    "ts": float(self.start_s[i]) * 1e6,
-                    "dur": float(self.end_s[i] - self.start_s[i]) * 1e6,
+                    "tid": threads[action.rank, lane, row],
+                    "ts": start * 1e6,
+                    "dur": (end - start) * 1e6,
                 }
             )
         return events
