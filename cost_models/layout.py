@@ -104,11 +104,19 @@ class Layout:
 
     @classmethod
     def by_owner(cls, tensors: Iterable[Tensor], owner: Mapping[str, Sequence[int]]) -> Layout:
-        """Whole tensors on the ranks that ``owner`` lists for each."""
+        """Whole tensors on the ranks that ``owner`` lists for each.
+
+        Raises:
+            SpecError: an owner of a tensor that is not listed, or a negative rank.
+        """
         table = {tensor.name: tensor for tensor in tensors}
         count = 1 + max((r for ranks in owner.values() for r in ranks), default=-1)
         boxes: list[dict[str, tuple[Box, ...]]] = [{} for _ in range(count)]
         for name, ranks in owner.items():
+            if name not in table:
+                raise SpecError("layout owner", got=name, expected="a known tensor")
+            if min(ranks, default=0) < 0:
+                raise SpecError(f"owner of {name}", got=min(ranks), expected="ranks from 0")
             for rank in ranks:
                 boxes[rank][name] = (Box.whole(table[name].shape),)
         return cls(table, tuple(boxes))
@@ -152,7 +160,7 @@ class Layout:
         for rank, wanted in enumerate(target.boxes):
             own = self.boxes[rank] if rank < self.ranks else {}
             for name, boxes in wanted.items():
-                rest = list(boxes)
+                rest = _disjoint(boxes)
                 for mine in own.get(name, ()):
                     rest = [piece for part in rest for piece in part.minus(mine)]
                 order = sorted((r for r in range(self.ranks) if r != rank), key=sent.__getitem__)
@@ -175,10 +183,15 @@ class Layout:
 
 def _covered(boxes: Sequence[Box]) -> int:
     """Elements in the union of boxes."""
-    total = 0
-    for i, box in enumerate(boxes):
-        parts = [box]
-        for earlier in boxes[:i]:
+    return sum(part.size for part in _disjoint(boxes))
+
+
+def _disjoint(boxes: Sequence[Box]) -> list[Box]:
+    """The union of boxes as boxes that do not overlap."""
+    union: list[Box] = []
+    for box in boxes:
+        parts = [box] if box.size else []
+        for earlier in union:
             parts = [piece for part in parts for piece in part.minus(earlier)]
-        total += sum(part.size for part in parts)
-    return total
+        union += parts
+    return union
