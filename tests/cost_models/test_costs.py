@@ -1,0 +1,95 @@
+from __future__ import annotations
+
+import pytest
+
+from foreplan.cost_models.costs import (
+    SOURCES,
+    Collective,
+    Copy,
+    CostBook,
+    Estimate,
+    HostLaunch,
+    Segment,
+    StorageAccess,
+    Work,
+)
+from foreplan.datasets.program import Variant, program
+from foreplan.errors import MissingDataError
+
+VARIANT = Variant("bf16", "bf16", "torch.linear")
+LINEAR = program("linear", VARIANT, rows=8, n=16, k=32)
+
+
+class Table:
+    """A source that knows some works and counts how often it is asked."""
+
+    def __init__(self, prices: dict[Work, float], source: str) -> None:
+        self.prices, self.source, self.asked = prices, source, 0
+
+    def estimate(self, work: Work, device: str) -> Estimate | None:
+        self.asked += 1
+        if work not in self.prices:
+            return None
+        mean = self.prices[work] * {"slow": 2.0}.get(device, 1.0)
+        return Estimate(mean, 0.9 * mean, 1.2 * mean, self.source)
+
+
+def test_first_source_that_answers_counts_and_prices_are_kept() -> None:
+    measured = Table({LINEAR: 1.0}, "measured")
+    roofline = Table({LINEAR: 5.0, Copy(8): 3.0}, "roofline")
+    book = CostBook([measured, roofline])
+    assert book.cost(LINEAR, "t4") == Estimate(1.0, 0.9, 1.2, "measured")
+    assert book.cost(LINEAR, "slow").mean_s == 2.0
+    assert book.cost(Copy(8), "t4").source == "roofline"
+    asked = measured.asked, roofline.asked
+    book.cost(LINEAR, "t4")
+    book.cost(Copy(8), "t4")
+    assert (measured.asked, roofline.asked) == asked == (3, 1)
+
+
+def test_given_prices_override_every_source_and_segments() -> None:
+    segment = Segment("F", ((LINEAR, 3),))
+    book = CostBook([Table({LINEAR: 1.0}, "measured")], given={LINEAR: 7.0})
+    assert book.cost(LINEAR, "t4") == Estimate(7.0, 7.0, 7.0, "given")
+    assert book.cost(segment, "t4").mean_s == 21.0
+    assert CostBook([], given={segment: 0.5}).cost(segment, "t4").mean_s == 0.5
+
+
+def test_a_segment_costs_its_parts() -> None:
+    theory = Table({Copy(8): 4.0, HostLaunch(1): 0.001}, "theory")
+    book = CostBook([Table({LINEAR: 1.0}, "measured"), theory])
+    segment = Segment("F", ((LINEAR, 10), (Copy(8), 2)))
+    found = book.cost(segment, "t4")
+    assert (found.mean_s, found.low_s, found.high_s) == pytest.approx((18.0, 16.2, 21.6))
+    assert found.source == "theory"
+    # What contributes less than 1 % does not decide where a price comes from.
+    small = Segment("F", ((LINEAR, 10), (HostLaunch(1), 2)))
+    assert book.cost(small, "t4").source == "measured"
+    nested = Segment("step", ((segment, 2), (small, 1)))
+    assert book.cost(nested, "t4").mean_s == pytest.approx(2 * 18.0 + 10.002)
+
+
+def test_free_work_needs_no_source() -> None:
+    assert CostBook([]).cost(HostLaunch(0), "t4") == Estimate.exact(0.0)
+
+
+@pytest.mark.parametrize(
+    "work",
+    [LINEAR, Copy(1), StorageAccess(1), HostLaunch(2), Segment("F"), Segment("F", ((LINEAR, 1),)),
+     Collective("all_reduce", 8, (0, 1))],
+)  # fmt: skip
+def test_missing_prices_say_how_to_get_them(work: Work) -> None:
+    book = CostBook([Table({}, "measured")])
+    assert not book.can_price(work, "t4")
+    with pytest.raises(MissingDataError, match="foreplan profile t4") as caught:
+        book.cost(work, "t4")
+    assert caught.value.exit_code == 4
+
+
+def test_sums_and_multiples() -> None:
+    one = Estimate(1.0, 0.5, 2.0, "measured")
+    assert one.times(3) == Estimate(3.0, 1.5, 6.0, "measured")
+    assert Estimate.total([one, Estimate.exact(2.0)]) == Estimate(3.0, 2.5, 4.0, "measured")
+    assert Estimate.total([]) == Estimate(0.0, 0.0, 0.0, "given")
+    worst = Estimate.total(Estimate.exact(1.0, source) for source in SOURCES)
+    assert worst.source == SOURCES[-1] == "roofline"
