@@ -19,7 +19,15 @@ from foreplan.datasets.specs import StrictModel, load_document, validate
 from foreplan.errors import InfeasibleError, SpecError
 from foreplan.planner.base import Choice, Planner, Problem
 from foreplan.planner.confidence import confidence
-from foreplan.planner.plan import Alternative, Plan, ProvenBound, Provenance, Rejected, VerifyHints
+from foreplan.planner.plan import (
+    Alternative,
+    Plan,
+    ProvenBound,
+    Provenance,
+    Rejected,
+    Times,
+    VerifyHints,
+)
 from foreplan.planner.predict import Forecast
 from foreplan.planner.registry import planner as find_planner
 
@@ -160,6 +168,7 @@ def plan(
         workload=problem.workload.model_dump(mode="json"),
         decision=decision.model_dump(mode="json"),
         predicted=forecast.prediction(),
+        times=Times.of(forecast.timeline),
         alternatives=tuple(
             Alternative(
                 name=name,
@@ -226,3 +235,11 @@ def problem_of(plan: Plan) -> Problem[Any]:
     workload = validate(chosen.workload_type, plan.workload, "plan: workload")
     return Problem(plan.model, plan.cluster, workload, CostBook(()), plan.provenance.seed)
 
+
+def decision_of(plan: Plan) -> Any:
+    """The plan's decision as its planner's type.
+
+    Raises:
+        SpecError: the planner does not accept it.
+    """
+    return validate(find_planner(plan.kind).decision_type, plan.decision, "plan: decision")

@@ -13,9 +13,12 @@ import os
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
 from pydantic import Field
 
 from foreplan.cost_models.memory import show_bytes
+from foreplan.cost_models.schedule import Schedule
+from foreplan.cost_models.timeline import Timeline
 from foreplan.datasets.cluster import Cluster
 from foreplan.datasets.model import Model
 from foreplan.datasets.specs import StrictModel, load_document, validate
@@ -23,6 +26,8 @@ from foreplan.datasets.storage import write_atomically
 from foreplan.errors import SpecError
 
 SCHEMA = "foreplan.plan/1"
+#: Schedules beyond this many actions are not written out with their times.
+MOST_ACTIONS = 50_000
 
 
 class RankPrediction(StrictModel):
@@ -62,6 +67,45 @@ class Prediction(StrictModel):
     high_s: float
     metrics: dict[str, float] = Field(default_factory=dict)
     ranks: tuple[RankPrediction, ...] = ()
+
+
+class Times(StrictModel):
+    """When each action of the plan's schedule runs, in whole microseconds from the first start.
+
+    The schedule itself follows from the decision, action by action in the same order.
+
+    Attributes:
+        start_us, duration_us: one value an action.
+    """
+
+    start_us: tuple[int, ...]
+    duration_us: tuple[int, ...]
+
+    @classmethod
+    def of(cls, timeline: Timeline) -> Times | None:
+        """The times of a timeline, ``None`` beyond `MOST_ACTIONS`."""
+        if len(timeline.schedule) > MOST_ACTIONS:
+            return None
+        begin = timeline.start_s - timeline.start_s.min(initial=np.inf)
+        length = timeline.end_s - timeline.start_s
+        return cls(
+            start_us=tuple(int(t) for t in np.rint(begin * 1e6)),
+            duration_us=tuple(int(t) for t in np.rint(length * 1e6)),
+        )
+
+    def timeline(self, schedule: Schedule, kind: Literal["simulated", "measured"]) -> Timeline:
+        """The timeline of ``schedule`` that these times describe.
+
+        Raises:
+            SpecError: another number of actions.
+        """
+        if len(schedule) != len(self.start_us) or len(schedule) != len(self.duration_us):
+            raise SpecError(
+                "times", got=len(self.start_us), expected=f"one for each of {len(schedule)} actions"
+            )
+        start = np.asarray(self.start_us, dtype=np.float64) * 1e-6
+        end = start + np.asarray(self.duration_us, dtype=np.float64) * 1e-6
+        return Timeline(schedule, start, end, np.full(len(schedule), -1), kind=kind)
 
 
 class Alternative(StrictModel):
@@ -156,6 +200,7 @@ class Plan(StrictModel):
         model, cluster, workload: what was planned for.
         decision: the planner's decision.
         predicted: what the simulator says about it.
+        times: the simulated timeline, ``None`` for very long schedules.
         alternatives: decisions it was preferred to.
         rejected: baselines that do not fit, with the reason.
         confidence: how sure the choice is.
@@ -172,6 +217,7 @@ class Plan(StrictModel):
     workload: dict[str, Any]
     decision: dict[str, Any]
     predicted: Prediction
+    times: Times | None = None
     alternatives: tuple[Alternative, ...] = ()
     rejected: tuple[Rejected, ...] = ()
     confidence: Confidence
@@ -183,7 +229,10 @@ class Plan(StrictModel):
     def to_json(self) -> str:
         """The document, keys in the fields' order, with a final newline."""
         data = self.model_dump(mode="json", by_alias=True)
-        return json.dumps(data, indent=2, allow_nan=False) + "\n"
+        times = data.pop("times")
+        text = json.dumps(data, indent=2, allow_nan=False)
+        # Thousands of numbers, one a line, would bury the rest of the document.
+        return text[:-2] + f',\n  "times": {json.dumps(times)}\n}}\n'
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the document; never half of it.

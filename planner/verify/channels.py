@@ -12,11 +12,16 @@ from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Protocol
 
+from foreplan.errors import VerificationError
 from foreplan.planner.verify.clock import Clock, CudaClock
 from foreplan.planner.verify.rank_program import RankProgram, Step
 
 if TYPE_CHECKING:
     import torch
+
+
+class ConnectionLost(VerificationError):
+    """Another rank has gone or does not answer; its own process knows why."""
 
 
 class Channels(Protocol):
@@ -91,18 +96,24 @@ class _Gloo:
             tensor, finish = _staged(step, tensor)
         self._clock.start(place)
         work: Any
-        if step.kind == "send":
-            work = self._pairs.send([tensor], step.group[1], step.tag)
-        elif step.kind == "recv":
-            work = self._pairs.recv([tensor], step.group[0], step.tag)
-        else:
-            work = _collective(step, tensor, self._groups[step.group], self._rank, clone=True)
+        try:
+            if step.kind == "send":
+                work = self._pairs.send([tensor], step.group[1], step.tag)
+            elif step.kind == "recv":
+                work = self._pairs.recv([tensor], step.group[0], step.tag)
+            else:
+                work = _collective(step, tensor, self._groups[step.group], self._rank, clone=True)
+        except RuntimeError as error:
+            raise ConnectionLost(str(error)) from error
         self._works[place] = work, finish
 
     def wait(self, place: int) -> None:
         """Block until the transfer is done."""
         work, finish = self._works.pop(place)
-        work.wait()
+        try:
+            work.wait()
+        except RuntimeError as error:
+            raise ConnectionLost(str(error)) from error
         if finish is not None:
             finish()
         self._clock.end(place)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from foreplan.errors import VerificationError
 from foreplan.planner.base import Kernels
-from foreplan.planner.verify.channels import Channels
+from foreplan.planner.verify.channels import Channels, ConnectionLost
 from foreplan.planner.verify.clock import Clock
 from foreplan.planner.verify.rank_program import RankProgram
 
@@ -63,7 +63,8 @@ class Runtime:
         """Run the program once; the ranks are expected to start together.
 
         Raises:
-            VerificationError: a kernel or a connection failed; names the action.
+            VerificationError: a kernel failed; names the action.
+            ConnectionLost: another rank has gone.
         """
         start, end = self._clock.start, self._clock.end
         post, wait = self._channels.post, self._channels.wait
@@ -88,6 +89,8 @@ class Runtime:
             for posted in self._program.pending:
                 wait(posted)
             starts, ends = self._clock.stamps()
+        except ConnectionLost:
+            raise
         except Exception as error:  # a planner's kernels may fail in any way
             action = self._program.steps[place].action
             raise VerificationError(f"at {action.label}: {describe(error)}") from error

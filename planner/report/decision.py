@@ -1,0 +1,90 @@
+"""`DecisionView`: any planner's decision as text, without knowing the planner.
+
+A decision that has ``stages`` (a list of records) becomes a table with a row a stage; every other
+field becomes a name and a value. Two conventions make that readable: a stage's ``start`` and ``end``
+are its layers, and a number called ``..._s`` or ``..._bytes`` has that unit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from foreplan.planner.report.text import compact, figure, plain, words
+
+#: A list of one entry a layer is unreadable for hundreds of layers; runs shorten it to this.
+_CELL = 120
+
+
+@dataclass(frozen=True, slots=True)
+class StageView:
+    """One stage.
+
+    Attributes:
+        device: label of its device, or "".
+        layers: ``0–11`` or "".
+        fields: what else it holds, in the document's order: (name, value).
+        details: its mappings (kernels by phase), as (name, ((key, value), ...)).
+    """
+
+    device: str
+    layers: str
+    fields: tuple[tuple[str, str], ...]
+    details: tuple[tuple[str, tuple[tuple[str, str], ...]], ...]
+
+    @property
+    def holds(self) -> str:
+        """Layers and fields on one line: ``layers 0–11, bits 8``."""
+        parts = [f"layers {self.layers}"] if self.layers else []
+        return ", ".join([*parts, *(f"{name} {value}" for name, value in self.fields)])
+
+
+@dataclass(frozen=True, slots=True)
+class DecisionView:
+    """A decision for readers.
+
+    Attributes:
+        stages: one entry a stage; empty where the decision has none.
+        fields: everything else: (name, value).
+    """
+
+    stages: tuple[StageView, ...]
+    fields: tuple[tuple[str, str], ...]
+
+    @classmethod
+    def of(cls, decision: Mapping[str, Any]) -> DecisionView:
+        """Read a decision as its planner wrote it."""
+        stages = decision.get("stages")
+        rows: tuple[StageView, ...] = ()
+        rest = dict(decision)
+        if isinstance(stages, Sequence) and all(isinstance(s, Mapping) for s in stages):
+            rows = tuple(_stage(stage) for stage in stages)
+            rest.pop("stages")
+        return cls(rows, tuple(figure(name, value) for name, value in rest.items()))
+
+    @property
+    def sentence(self) -> str:
+        """The first few settings on one line: ``tau 4, groups 2``."""
+        return ", ".join(f"{name} {value}" for name, value in self.fields[:4])
+
+
+def _stage(stage: Mapping[str, Any]) -> StageView:
+    rest = dict(stage)
+    device = plain(rest.pop("device", ""))
+    rest.pop("rank", None)  # the device's label says it
+    layers = ""
+    start, end = rest.get("start"), rest.get("end")
+    if isinstance(start, int) and isinstance(end, int) and end >= start:
+        del rest["start"], rest["end"]
+        layers = "none" if end == start else str(start)
+        layers += f"–{end - 1}" if end > start + 1 else ""
+    details, fields = [], []
+    for name, value in rest.items():
+        if isinstance(value, Mapping):
+            entries = tuple((plain(key), compact(item)) for key, item in value.items())
+            details.append((words(name), entries))
+        else:
+            label, text = figure(name, value)
+            fields.append((label, plain(text, _CELL)))
+    return StageView(device, layers, tuple(fields), tuple(details))

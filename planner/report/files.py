@@ -1,0 +1,69 @@
+"""Writes what a plan and its run look like: the HTML report and the Chrome trace."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from foreplan.cost_models.timeline import Timeline
+from foreplan.datasets.storage import write_atomically
+from foreplan.errors import SpecError
+from foreplan.planner.api import decision_of, problem_of
+from foreplan.planner.plan import Plan, load_plan
+from foreplan.planner.registry import planner
+from foreplan.planner.report.html import render_report
+from foreplan.planner.report.trace import render_trace
+from foreplan.planner.verify.verification import Verification, load_verification
+
+
+def write_report(
+    plan: Plan | str | os.PathLike[str],
+    output: Path,
+    *,
+    verification: Verification | str | os.PathLike[str] | None = None,
+    trace: Path | None = None,
+) -> list[Path]:
+    """Write the report, and the trace if asked for.
+
+    Args:
+        plan: a plan or its file.
+        output: HTML file.
+        verification: a real run of this plan, or its file.
+        trace: Chrome trace file, predicted and measured side by side.
+
+    Returns:
+        The files written.
+
+    Raises:
+        SpecError: a file is wrong or cannot be written, or the verification is of another plan.
+    """
+    loaded = plan if isinstance(plan, Plan) else load_plan(plan)
+    run = verification
+    if run is not None and not isinstance(run, Verification):
+        run = load_verification(run)
+    if run is not None and run.plan_digest != loaded.digest:
+        raise SpecError(
+            "verification", got=run.plan_digest[:12],
+            expected=f"a run of this plan ({loaded.digest[:12]})", fix="verify the plan again",
+        )  # fmt: skip
+    predicted, measured = timelines(loaded, run)
+    write_atomically(output, render_report(loaded, run, predicted, measured))
+    written = [output]
+    if trace is not None:
+        write_atomically(trace, render_trace(predicted, measured))
+        written.append(trace)
+    return written
+
+
+def timelines(
+    plan: Plan, verification: Verification | None
+) -> tuple[Timeline | None, Timeline | None]:
+    """Predicted and measured timeline of a plan, as far as they were kept."""
+    if plan.times is None:
+        return None, None
+    schedule = planner(plan.kind).schedule(problem_of(plan), decision_of(plan))
+    predicted = plan.times.timeline(schedule, "simulated")
+    if verification is None or verification.times is None:
+        return predicted, None
+    return predicted, verification.times.timeline(schedule, "measured")
+

@@ -1,0 +1,260 @@
+"""`Summary`: what a plan says in a few lines, the same in the terminal and on the page.
+
+Generic over planners. Limits are found by name: a workload's ``max_omega`` limits the decision's or
+the metrics' ``omega`` from above, its ``min_average_bits`` limits ``average_bits`` from below.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from dataclasses import dataclass
+
+from foreplan.datasets import device_zoo
+from foreplan.datasets.cluster_entry import Rank
+from foreplan.errors import MissingDataError
+from foreplan.planner.plan import Plan
+from foreplan.planner.report.decision import DecisionView
+from foreplan.planner.report.text import bytes_of, number, percent, plain, seconds, words
+
+#: Sources of prices that no measurement stands behind.
+_UNMEASURED = ("roofline", "theory")
+
+
+@dataclass(frozen=True, slots=True)
+class Label:
+    """Something every reader of a number must know.
+
+    Attributes:
+        word: two or three words.
+        sentence: what it means.
+    """
+
+    word: str
+    sentence: str
+
+
+@dataclass(frozen=True, slots=True)
+class Limit:
+    """One limit of the plan and how much of it is used.
+
+    Attributes:
+        what: ``memory of t4#0``.
+        used, limit, free: for readers.
+        share: part of the limit that is used; at most 1 where it is met.
+    """
+
+    what: str
+    used: str
+    limit: str
+    free: str
+    share: float
+
+    @property
+    def verdict(self) -> str:
+        """``exceeded``, ``tight`` (2 % free or less), ``close`` (10 % or less) or ``room``."""
+        if self.share > 1 + 1e-9:
+            return "exceeded"
+        return "tight" if self.share >= 0.98 else "close" if self.share >= 0.9 else "room"
+
+
+@dataclass(frozen=True)
+class Summary:
+    """A plan for readers.
+
+    Attributes:
+        title: ``llama-2-7b on 2 × t4, 1 × a100``.
+        headline: the decision in a sentence.
+        labels: slices, emulated links, random weights, numbers that nobody measured.
+        limits: tightest first.
+        devices: short name of each rank of the plan.
+        decision: what was decided.
+    """
+
+    title: str
+    headline: str
+    labels: tuple[Label, ...]
+    limits: tuple[Limit, ...]
+    devices: tuple[str, ...]
+    decision: DecisionView
+
+    @classmethod
+    def of(cls, plan: Plan) -> Summary:
+        """Summarise a plan."""
+        decision = DecisionView.of(plan.decision)
+        devices = short_labels([rank.device for rank in plan.predicted.ranks])
+        limits = sorted([*_memory(plan, devices), *_named(plan)], key=lambda item: -item.share)
+        return cls(
+            title=_title(plan),
+            headline=_headline(plan, decision),
+            labels=tuple(_labels(plan)),
+            limits=tuple(limits),
+            devices=devices,
+            decision=decision,
+        )
+
+
+def short_labels(labels: list[str]) -> tuple[str, ...]:
+    """Rank labels without the host where all are of one host."""
+    hosts = {label.partition("/")[0] for label in labels}
+    if len(hosts) == 1 and all("/" in label for label in labels):
+        return tuple(plain(label.partition("/")[2]) for label in labels)
+    return tuple(plain(label) for label in labels)
+
+
+def used_ranks(plan: Plan) -> list[Rank]:
+    """The cluster's devices that the plan uses, in the order of its ranks."""
+    by_label = {rank.label: rank for rank in plan.cluster.ranks()}
+    found = (by_label.get(rank.device) for rank in plan.predicted.ranks)
+    return [rank for rank in found if rank is not None]
+
+
+def _kinds(plan: Plan) -> str:
+    """``2 × t4, 1 × a100`` of the devices the plan uses."""
+    kinds = Counter(str(rank.name) for rank in used_ranks(plan))
+    if not kinds:
+        count = len(plan.predicted.ranks)
+        return f"{count} rank{'' if count == 1 else 's'}"
+    return ", ".join(f"{count} × {plain(name)}" for name, count in kinds.items())
+
+
+def _title(plan: Plan) -> str:
+    name = plain(plan.model.name) if plan.model is not None else f"{words(plan.kind)} plan"
+    return f"{name} on {_kinds(plan)}"
+
+
+def _headline(plan: Plan, decision: DecisionView) -> str:
+    if decision.stages:
+        count = len(decision.stages)
+        what = f"{count} stage{'' if count == 1 else 's'}"
+        held = [stage.layers for stage in decision.stages]
+        if all(held) and count <= 6:
+            what += f" (layers {' · '.join(held)})"
+        if decision.sentence:
+            what += f", {decision.sentence}"
+    else:
+        what = decision.sentence or words(plan.kind)
+    text = f"{what}: {seconds(plan.predicted.total_s)} predicted"
+    rivals = [a for a in plan.alternatives if a.limits_met]
+    if rivals:
+        best = min(rivals, key=lambda a: a.predicted.total_s)
+        ahead = 1 - plan.predicted.total_s / best.predicted.total_s if best.predicted.total_s else 0
+        how = f"{percent(ahead)} less than" if ahead >= 5e-4 else "as long as"
+        if ahead <= -5e-4:
+            how = f"{percent(-ahead)} more than"
+        text += f", {how} {plain(best.name, 60)}, the next best"
+    return text + "."
+
+
+# ------------------------------------------------------------------------------------------ labels
+
+
+def _labels(plan: Plan) -> list[Label]:
+    labels = []
+    if plan.model is not None and plan.model.weights == "random":
+        labels.append(
+            Label(
+                "random weights",
+                f"{plain(plan.model.name)} has random weights: times are real, tokens and quality "
+                "mean nothing.",
+            )
+        )
+    ranks = used_ranks(plan)
+    slices = [str(r.name) for r in ranks if r.name.is_slice]
+    slices += [
+        f"{rank.name} ({published.slice})"
+        for rank in ranks
+        if rank.name.zoo and (published := device_zoo.device(rank.name.zoo)).slice
+    ]
+    if slices:
+        shown = ", ".join(dict.fromkeys(plain(s) for s in slices))
+        labels.append(Label("slice of a chip", f"Slices, not whole devices: {shown}."))
+    emulated = _emulated(plan, ranks)
+    if emulated:
+        shown = ", ".join(plain(link) for link in emulated)
+        labels.append(
+            Label("emulated link", f"Slow links made from fast ones, no real network: {shown}.")
+        )
+    share = plan.provenance.source_share
+    unmeasured = sum(share.get(source, 0.0) for source in _UNMEASURED)
+    if unmeasured >= 0.01:
+        labels.append(
+            Label(
+                "not measured",
+                f"{percent(unmeasured)} of the predicted compute time comes from published figures, "
+                "not from measurements of these devices.",
+            )
+        )
+    if not plan.decision.get("limits_met", True):
+        labels.append(Label("limit missed", "The decision does not meet every limit."))
+    return labels
+
+
+def _emulated(plan: Plan, ranks: list[Rank]) -> list[str]:
+    if not any(tier.emulated for tier in plan.cluster.tiers):
+        return []
+    found = []
+    for a, b in itertools.combinations(ranks, 2):
+        try:
+            tier = plan.cluster.link(a, b)
+        except MissingDataError:
+            continue
+        if tier.emulated:
+            found.append(tier.label)
+    return list(dict.fromkeys(found))
+
+
+# ------------------------------------------------------------------------------------------ limits
+
+
+def _memory(plan: Plan, devices: tuple[str, ...]) -> list[Limit]:
+    limits = []
+    for name, rank in zip(devices, plan.predicted.ranks, strict=True):
+        total = sum(rank.memory_bytes.values())
+        if rank.capacity_bytes:
+            free = rank.capacity_bytes - total
+            limits.append(
+                Limit(
+                    what=f"memory of {name}",
+                    used=bytes_of(total),
+                    limit=bytes_of(rank.capacity_bytes),
+                    free=bytes_of(free),
+                    share=total / rank.capacity_bytes,
+                )
+            )
+    return limits
+
+
+def _named(plan: Plan) -> list[Limit]:
+    """Limits of the workload that the decision or the metrics answer by name."""
+    limits = []
+    known = {**plan.predicted.metrics, **plan.decision}
+    for field, limit in plan.workload.items():
+        bound, _, name = field.partition("_")
+        value = known.get(name)
+        if bound not in ("min", "max") or not _is_number(limit) or not _is_number(value):
+            continue
+        at_most = bound == "max"
+        small, large = (value, limit) if at_most else (limit, value)
+        limits.append(
+            Limit(
+                what=words(name),
+                used=_shown(name, value),
+                limit=f"at {'most' if at_most else 'least'} {_shown(name, limit)}",
+                free=_shown(name, large - small),
+                share=small / large if large > 0 else 1.0,
+            )
+        )
+    return limits
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _shown(name: str, value: float) -> str:
+    if name.endswith("_s"):
+        return seconds(value)
+    return bytes_of(value) if name.endswith("_bytes") else number(value)
+
+

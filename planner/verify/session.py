@@ -1,0 +1,224 @@
+"""`Session`: one rank of one candidate decision, in a process of its own.
+
+A session loads the planner's kernels under the rank's memory cap and then runs its program each
+time the leader says so, so that several candidates stay loaded side by side and their rounds can be
+interleaved. It speaks JSON with the leader (see `wire`), tensors with the other ranks.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from datetime import timedelta
+from typing import Any, Literal
+
+from pydantic import Field
+
+from foreplan.datasets.device_name import DeviceName
+from foreplan.datasets.specs import StrictModel, validate
+from foreplan.errors import ForeplanError
+from foreplan.planner.base import Planner, Problem
+from foreplan.planner.verify.channels import ConnectionLost, connect
+from foreplan.planner.verify.clock import Clock, CudaClock, HostClock
+from foreplan.planner.verify.placement import Seat, cap_memory, data_bytes, lift_cap, take_seat
+from foreplan.planner.verify.rank_program import rank_programs
+from foreplan.planner.verify.runtime import Runtime, describe
+from foreplan.planner.verify.wire import Wire, WireClosed
+
+
+class Job(StrictModel):
+    """What one process of a candidate is to do.
+
+    Attributes:
+        kind: ``rank`` of a run, or the ``reference`` of one, computed alone.
+        decision: the candidate's decision, as the planner writes it.
+        mode: ``fast`` or ``reference``, for the kernels.
+        rank, ranks: place in the candidate's schedule and their number.
+        device: what the process is.
+        label: the device's name in the cluster, for messages.
+        cores: cores to keep to.
+        capacity_bytes: memory cap.
+        backend: ``gloo`` or ``nccl``.
+        timeout_s: after which a transfer counts as lost.
+    """
+
+    kind: Literal["rank", "reference"]
+    decision: dict[str, Any]
+    mode: str
+    rank: int = 0
+    ranks: int = 1
+    device: DeviceName
+    label: str
+    cores: tuple[int, ...] = ()
+    capacity_bytes: int | None = Field(default=None, ge=0)
+    backend: Literal["gloo", "nccl"] = "gloo"
+    timeout_s: float
+
+
+def serve(wire: Wire, planner: Planner[Any, Any], problem: Problem[Any], job: Job) -> int:
+    """Do a job until the leader ends it; what goes wrong is reported, not raised.
+
+    Returns:
+        The exit code of the process.
+    """
+    try:
+        decision = validate(planner.decision_type, job.decision, f"decision of {job.label}")
+        if job.kind == "reference":
+            with take_seat(job.device, job.cores, job.label).computing():
+                wire.send({"reference": planner.reference(problem, decision, mode=job.mode)})
+        else:
+            Session(wire, planner, problem, decision, job).run()
+    except WireClosed:
+        return 1
+    except BaseException as error:  # a planner's kernels may fail in any way, also in memory
+        with contextlib.suppress(WireClosed):
+            lift_cap()  # saying that memory ran out takes some
+            wire.send(_failure(error))
+        return 1
+    return 0
+
+
+def _failure(error: BaseException) -> dict[str, Any]:
+    known = isinstance(error, ForeplanError)
+    return {
+        "failed": str(error) if known else describe(error),
+        "error": type(error).__name__ if known else "VerificationError",
+        "peer": isinstance(error, ConnectionLost),
+    }
+
+
+class Session:
+    """See the module; one object a process.
+
+    Args:
+        wire: to the leader.
+        planner, problem, decision: what runs.
+        job: this process's part of it.
+    """
+
+    def __init__(
+        self, wire: Wire, planner: Planner[Any, Any], problem: Problem[Any], decision: Any, job: Job
+    ) -> None:
+        self._wire = wire
+        self._planner = planner
+        self._problem = problem
+        self._decision = decision
+        self._job = job
+
+    def run(self) -> None:
+        """Load, report, and follow the leader's words until it hangs up or says ``exit``."""
+        job = self._job
+        seat = take_seat(job.device, job.cores, job.label)
+        with seat.computing():
+            self._join()
+            programs = rank_programs(
+                self._planner.schedule(self._problem, self._decision),
+                ordered=job.backend == "nccl",
+            )
+            program = programs[job.rank]
+            clock = _clock(seat, len(program.steps))
+            channels = connect(
+                programs, job.rank, backend=job.backend, clock=clock, device=seat.device,
+                timeout_s=job.timeout_s,
+            )  # fmt: skip
+            self._meet()
+            cap_memory(seat, job.capacity_bytes)
+            before = data_bytes()
+            kernels = self._planner.kernels(self._problem, self._decision, job.rank, mode=job.mode)
+            runtime = Runtime(program, kernels, channels, clock)
+            self._wire.send(
+                {"ready": _facts(seat), "memory_bytes": _plain(kernels.memory_bytes()),
+                 "held_bytes": _held(seat, before)}
+            )  # fmt: skip
+            while True:
+                word = self._wire.receive()
+                if "clock" in word:
+                    self._wire.send({"clock": time.monotonic_ns()})
+                elif "run" in word:
+                    kernels.reset()
+                    self._meet()
+                    record = runtime.execute()
+                    self._wire.send(
+                        {"ran": word["run"], "start_ns": record.start_ns, "end_ns": record.end_ns,
+                         "result": kernels.result() if word["result"] else None,
+                         "memory_bytes": _plain(kernels.memory_bytes()),
+                         "held_bytes": _held(seat, before)}
+                    )  # fmt: skip
+                else:
+                    return
+
+    def _join(self) -> None:
+        """Join the candidate's process group; rank 0 keeps the store."""
+        import torch.distributed as dist
+        from torch._C._distributed_c10d import TCPStore
+
+        job, timeout = self._job, timedelta(seconds=self._job.timeout_s)
+        interface = _interface(self._wire.here)
+        if interface is not None:
+            # gloo would guess an interface from the host's name, which often is not in any DNS.
+            os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
+        if job.rank == 0:
+            store = TCPStore("", 0, is_master=True, timeout=timeout, wait_for_workers=False)
+            self._wire.send({"store": store.port})
+        else:
+            address = self._wire.receive(job.timeout_s)
+            store = TCPStore(
+                address["store"][0], int(address["store"][1]), is_master=False, timeout=timeout
+            )
+        try:
+            dist.init_process_group(
+                "gloo", store=store, rank=job.rank, world_size=job.ranks, timeout=timeout
+            )
+        except RuntimeError as error:
+            raise ConnectionLost(f"no connection to the other ranks: {error}") from error
+
+    def _meet(self) -> None:
+        import torch.distributed as dist
+
+        try:
+            dist.barrier()
+        except RuntimeError as error:
+            raise ConnectionLost(f"another rank did not come to the start: {error}") from error
+
+
+def _clock(seat: Seat, steps: int) -> Clock:
+    return HostClock(steps) if seat.device.type == "cpu" else CudaClock(steps, seat.device)
+
+
+def _plain(sizes: dict[str, int]) -> dict[str, int]:
+    return {name: int(size) for name, size in sizes.items()}
+
+
+def _held(seat: Seat, before: int) -> int:
+    """Bytes the process took for the kernels: on a GPU at the peak, on a CPU right now."""
+    import torch
+
+    if seat.device.type == "cpu":
+        return data_bytes() - before
+    return int(torch.cuda.max_memory_allocated(seat.device))
+
+
+def _facts(seat: Seat) -> dict[str, Any]:
+    """What this process turned out to be."""
+    import torch
+
+    facts: dict[str, Any] = {
+        "torch": str(torch.__version__),
+        "threads": torch.get_num_threads(),
+        "cores": sorted(os.sched_getaffinity(0)),
+        "cpu_capability": torch.backends.cpu.get_cpu_capability(),
+    }
+    if seat.device.type != "cpu":
+        facts["gpu"] = torch.cuda.get_device_name(seat.device)
+    return facts
+
+
+def _interface(address: str) -> str | None:
+    """Name of the network interface that has an address."""
+    import psutil
+
+    for name, entries in psutil.net_if_addrs().items():
+        if any(entry.address == address for entry in entries):
+            return str(name)
+    return None
