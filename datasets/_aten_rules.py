@@ -1,0 +1,170 @@
+"""What an ATen operator is and how much it computes, by name. Imports no torch.
+
+FLOP follow the convention of `foreplan.datasets.program.OPERATORS`: a multiply-add is 2, a norm 5
+and a smooth activation 6 per element, anything else element by element 1.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class TensorInfo:
+    """A tensor of the traced graph.
+
+    Attributes:
+        shape: its extents.
+        dtype: our name.
+        bytes: of the distinct elements; an expanded dimension counts once.
+    """
+
+    shape: tuple[int, ...]
+    dtype: str
+    bytes: int
+
+    @property
+    def elements(self) -> int:
+        """Number of elements, expanded ones included."""
+        return math.prod(self.shape)
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One call of an ATen operator.
+
+    Attributes:
+        name: without namespace, overload and trailing underscore (``linear``).
+        tensors: tensor arguments in order, repeated ones included.
+        outputs: results.
+        arguments: every argument by the schema's names; tensors are `TensorInfo`.
+        tags: names of torch's tags (``pointwise``, ``reduction``).
+    """
+
+    name: str
+    tensors: Sequence[TensorInfo]
+    outputs: Sequence[TensorInfo]
+    arguments: Mapping[str, Any]
+    tags: frozenset[str]
+
+
+def _matmul(call: Call) -> float:
+    # The operands are the last two tensors that are no bias: addmm(bias, a, b), mm(a, b).
+    left = call.tensors[1] if call.name in ("addmm", "baddbmm", "addbmm") else call.tensors[0]
+    return 2.0 * call.outputs[0].elements * left.shape[-1]
+
+
+def _convolution(call: Call) -> float:
+    source, weight = call.tensors[0], call.tensors[1]
+    transposed = "transpose" in call.name or bool(call.arguments.get("transposed", False))
+    # [out, in / groups, kernel...], or [in, out / groups, kernel...] when transposed.
+    work = math.prod(weight.shape[1:])
+    return 2.0 * (source if transposed else call.outputs[0]).elements * work
+
+
+def _attention(call: Call) -> float:
+    query, key, value = call.tensors[:3]
+    queries, keys = query.shape[-2], key.shape[-2]
+    pairs = float(queries * keys)
+    if call.arguments.get("is_causal", False):
+        pairs -= min(queries, keys) * (min(queries, keys) - 1) / 2
+    return 2.0 * math.prod(query.shape[:-2]) * pairs * (query.shape[-1] + value.shape[-1])
+
+
+def _einsum(call: Call) -> float:
+    terms = str(call.arguments["equation"]).replace(" ", "").split("->")[0].split(",")
+    extents: dict[str, int] = {}
+    for term, tensor in zip(terms, call.tensors, strict=True):
+        extents.update(zip(term, tensor.shape, strict=True))
+    return 2.0 * math.prod(extents.values())
+
+
+def _per_output(weight: float) -> Callable[[Call], float]:
+    return lambda call: weight * sum(output.elements for output in call.outputs[:1])
+
+
+def _per_input(call: Call) -> float:
+    return float(call.tensors[0].elements)
+
+
+def _nothing(call: Call) -> float:
+    return 0.0
+
+
+_RULES: dict[str, tuple[str, Callable[[Call], float]]] = {}
+for _kind, _flops, _names in (
+    ("matmul", _matmul, "linear addmm mm bmm matmul baddbmm addbmm mv dot"),
+    ("matmul", _einsum, "einsum"),
+    (
+        "convolution",
+        _convolution,
+        "conv1d conv2d conv3d convolution conv_transpose1d conv_transpose2d conv_transpose3d",
+    ),
+    ("attention", _attention, "scaled_dot_product_attention"),
+    (
+        "norm",
+        _per_output(5.0),
+        "layer_norm native_layer_norm rms_norm group_norm native_group_norm batch_norm "
+        "native_batch_norm _native_batch_norm_legit _native_batch_norm_legit_no_training "
+        "instance_norm",
+    ),
+    ("softmax", _per_output(5.0), "softmax _softmax log_softmax _log_softmax _safe_softmax"),
+    (
+        "activation",
+        _per_output(6.0),
+        "silu gelu sigmoid tanh mish softplus elu selu hardswish log_sigmoid exp erf",
+    ),
+    ("activation", _per_output(1.0), "relu relu6 leaky_relu hardtanh hardsigmoid prelu"),
+    (
+        "reduction",
+        _per_input,
+        "sum mean amax amin max min argmax argmin var std var_mean cumsum cumprod any all prod "
+        "logsumexp norm linalg_vector_norm topk sort argsort diff",
+    ),
+    (
+        "pool",
+        _per_input,
+        "max_pool1d max_pool2d max_pool2d_with_indices avg_pool1d avg_pool2d avg_pool3d "
+        "adaptive_avg_pool1d adaptive_avg_pool2d adaptive_max_pool2d",
+    ),
+    ("embedding", _nothing, "embedding"),
+    (
+        "copy",
+        _nothing,
+        "cat stack clone copy to _to_copy contiguous reshape flatten index index_select gather "
+        "pad constant_pad_nd roll flip repeat repeat_interleave tile index_put scatter "
+        "slice_scatter select_scatter masked_select tril triu upsample_nearest2d "
+        "pixel_shuffle unfold im2col meshgrid",
+    ),
+    (
+        "create",
+        _nothing,
+        "arange zeros ones full empty zeros_like ones_like full_like empty_like new_ones new_zeros "
+        "new_full new_empty scalar_tensor lift_fresh_copy eye linspace tril_indices",
+    ),
+    ("elementwise", _per_output(1.0), "and or xor one_hot upsample_bilinear2d"),
+):
+    for _name in _names.split():
+        _RULES[_name] = (_kind, _flops)
+
+#: Checks that leave no trace in the work.
+IGNORED = frozenset(
+    {"_assert_tensor_metadata", "_assert_scalar", "_assert_async", "sym_constrain_range_for_size"}
+)
+
+
+def classify(call: Call) -> tuple[str, float] | None:
+    """Kind and FLOP of a call, or ``None`` for an operator that nothing is known of."""
+    rule = _RULES.get(call.name)
+    if rule is None:
+        if "pointwise" in call.tags:
+            rule = ("elementwise", _per_output(1.0))
+        elif "reduction" in call.tags:
+            rule = ("reduction", _per_input)
+        else:
+            return None
+    kind, flops = rule
+    return kind, flops(call)

@@ -1,0 +1,274 @@
+"""`TraceReader`: an exported program of ``torch.export`` as operators and edges."""
+
+from __future__ import annotations
+
+import operator
+import re
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from foreplan.datasets._aten_rules import IGNORED, Call, TensorInfo, classify
+from foreplan.datasets.operator_graph import OperatorGraph, OperatorNode
+from foreplan.errors import SpecError
+
+if TYPE_CHECKING:
+    import torch
+
+#: Attribute under which `capture` wraps the user's module; taken off module paths.
+WRAPPER = "wrapped"
+
+#: Modules whose primitive operators are one operator to us.
+_FUSED_NORM = re.compile(r"RMSNorm$")
+
+
+class TraceReader:
+    """Turns an exported program into operators and edges.
+
+    Each node of the trace is a source (parameter, buffer, input), a view, part of a fused norm, or
+    an operator of its own. Views are followed back to whatever wrote the data.
+    """
+
+    def __init__(self, program: torch.export.ExportedProgram, name: str) -> None:
+        self.name = name
+        self.program = program
+        signature = program.graph_signature
+        shared = _first_names(program.state_dict)
+        self.parameter_of = {
+            placeholder: shared[target].removeprefix(f"{WRAPPER}.")
+            for placeholder, target in signature.inputs_to_parameters.items()
+        }
+        self.inputs = set(signature.user_inputs)
+        self.root: dict[Any, Any] = {}  # node -> the node that wrote its data, None for a constant
+        self.group: dict[Any, str] = {}  # operator node -> name of the operator it is part of
+        self.members: dict[str, list[Any]] = {}
+
+    def graph(self) -> OperatorGraph:
+        """The operators, with their edges."""
+        nodes = list(self.program.graph.nodes)
+        for node in nodes:
+            self._place(node)
+        operators = [self._operator(name, members) for name, members in self.members.items()]
+        edges: dict[tuple[str, str], int] = {}
+        for consumer, members in self.members.items():
+            for argument in self._external(members):
+                producer = self.group.get(self.root[argument])
+                if producer is not None:
+                    size = sum(info.bytes for info in _infos(argument))
+                    edges[producer, consumer] = edges.get((producer, consumer), 0) + size
+        sizes = {
+            self.parameter_of[node.name]: _infos(node)[0].bytes
+            for node in nodes
+            if node.op == "placeholder" and node.name in self.parameter_of
+        }
+        return OperatorGraph(self.name, operators, edges, sizes)
+
+    def _place(self, node: Any) -> None:
+        """Say what a node of the trace is."""
+        if node.op == "placeholder":
+            self.root[node] = node if self._is_source(node) else None
+            if node.name in self.inputs and _infos(node):
+                self._join(node.name, node)
+        elif node.op == "get_attr":
+            self.root[node] = None
+        elif node.op == "call_function":
+            if node.target is operator.getitem:
+                self.root[node] = self.root[node.args[0]]
+            elif not hasattr(node.target, "_schema"):
+                raise SpecError(
+                    f"module {self.name}: {_module_path(node)}",
+                    got=str(node.target),
+                    expected="operators without control flow",
+                )
+            elif _aten_name(node) in IGNORED:
+                self.root[node] = None
+            elif _is_view(node):
+                self.root[node] = self.root[_tensor_arguments(node)[0]]
+            else:
+                self.root[node] = node
+                self._join(_fused_name(node) or node.name, node)
+
+    def _is_source(self, node: Any) -> bool:
+        return node.name in self.inputs or node.name in self.parameter_of
+
+    def _join(self, name: str, node: Any) -> None:
+        self.group[node] = name
+        self.members.setdefault(name, []).append(node)
+
+    def _external(self, members: Sequence[Any]) -> list[Any]:
+        """Tensors that a group reads from elsewhere, each once, in order."""
+        inside = set(members)
+        found: dict[Any, None] = {}
+        for node in members:
+            for argument in _tensor_arguments(node):
+                if self.root.get(argument) not in inside:
+                    found[argument] = None
+        return list(found)
+
+    def _operator(self, name: str, members: Sequence[Any]) -> OperatorNode:
+        last = members[-1]
+        outputs = _infos(last)
+        if last.op == "placeholder":
+            info = outputs[0]
+            return OperatorNode(name, "input", "input", (), (info.shape,), info.dtype, 0.0, 0.0)
+        arguments = self._external(members)
+        infos = [info for argument in arguments for info in _infos(argument)]
+        names = {
+            self.parameter_of[root.name]: _infos(root)[0].bytes
+            for root in (self.root[argument] for argument in arguments)
+            if root is not None and root.name in self.parameter_of
+        }
+        path, fused = _module_path(last), _fused_name(last)
+        if fused:
+            kind, flops, target = "norm", 5.0 * outputs[0].elements, _module_class(last)
+        else:
+            call = self._call(last)
+            found = classify(call)
+            if found is None:
+                raise SpecError(
+                    f"module {self.name}: {path}",
+                    got=str(last.target),
+                    expected="an operator whose work is known",
+                    fix="express it by other operators, or report it",
+                )
+            kind, flops = found
+            target = f"{last.target.namespace}.{call.name}"
+            if kind == "matmul" and names:
+                kind = "linear"
+        moved = sum(info.bytes for info in infos) + sum(info.bytes for info in outputs)
+        if kind == "embedding":
+            # Only the rows that are looked up are read, not the table.
+            moved = infos[-1].bytes + 2 * outputs[0].bytes
+        return OperatorNode(
+            name,
+            kind,
+            target,
+            tuple(info.shape for info in infos),
+            tuple(info.shape for info in outputs),
+            outputs[0].dtype if outputs else "none",
+            flops,
+            float(moved),
+            tuple(names),
+            sum(names.values()),
+            path,
+        )
+
+    def _call(self, node: Any) -> Call:
+        schema = node.target._schema
+        named = {argument.name: value for argument, value in zip(schema.arguments, node.args)}  # noqa: B905  # trailing defaults are left out
+        named |= node.kwargs
+        return Call(
+            _aten_name(node),
+            # A tensor given twice (`mm(a, a)`) stands here twice, unlike in `_tensor_arguments`.
+            [info for argument in _flat((node.args, node.kwargs)) for info in _infos(argument)],
+            _infos(node),
+            named,
+            frozenset(str(tag).rpartition(".")[2] for tag in node.target.tags),
+        )
+
+
+def _first_names(state: Mapping[str, Any]) -> dict[str, str]:
+    """For each parameter's name the first name of the same tensor: tied ones become one."""
+    first: dict[int, str] = {}
+    return {name: first.setdefault(id(tensor), name) for name, tensor in state.items()}
+
+
+def _flat(value: Any) -> list[Any]:
+    """Nodes of the trace inside nested arguments, in order."""
+    if isinstance(value, (tuple, list)):
+        return [node for item in value for node in _flat(item)]
+    if isinstance(value, dict):
+        return _flat(list(value.values()))
+    return [value] if hasattr(value, "meta") else []
+
+
+def _tensor_arguments(node: Any) -> list[Any]:
+    return [argument for argument in node.all_input_nodes if _infos(argument)]
+
+
+def _infos(node: Any) -> list[TensorInfo]:
+    """The tensor or tensors that a node of the trace stands for."""
+    import torch
+
+    value = node.meta.get("val")
+    values = value if isinstance(value, (tuple, list)) else [value]
+    return [_info(item) for item in values if isinstance(item, torch.Tensor)]
+
+
+def _info(tensor: torch.Tensor) -> TensorInfo:
+    shape = tuple(int(extent) for extent in tensor.shape)
+    distinct = 1
+    for extent, stride in zip(shape, tensor.stride(), strict=True):
+        distinct *= extent if stride else 1
+    empty = 0 in shape
+    return TensorInfo(
+        shape, _dtype_name(tensor.dtype), 0 if empty else distinct * tensor.element_size()
+    )
+
+
+def _dtype_name(dtype: torch.dtype) -> str:
+    text = str(dtype).removeprefix("torch.")
+    return {"float32": "fp32", "float16": "fp16", "bfloat16": "bf16", "float64": "fp64"}.get(
+        text, text
+    )
+
+
+def _aten_name(node: Any) -> str:
+    name: str = node.target._schema.name.rpartition("::")[2]
+    # In-place forms (`relu_`) do the same work; `__and__` is `and`.
+    return name.strip("_") if name.startswith("__") else name.rstrip("_")
+
+
+def _is_view(node: Any) -> bool:
+    """Whether the node's result is its input's data, unchanged and in place."""
+    import torch
+
+    name = _aten_name(node)
+    if name == "dropout":
+        return True  # traced in evaluation mode
+    returns = node.target._schema.returns
+    alias = returns[0].alias_info if returns else None
+    if alias is None or alias.is_write:
+        return False
+    if name not in ("reshape", "flatten", "contiguous", "to", "view_as", "reshape_as"):
+        return True
+    # These copy only where they must.
+    source = _tensor_arguments(node)[0].meta["val"]
+    result = node.meta["val"]
+    if name == "contiguous":
+        return bool(source.is_contiguous())
+    if name == "to":
+        return bool(source.dtype == result.dtype and source.device == result.device)
+    empty = torch.empty_strided(source.shape, source.stride(), device="meta")
+    try:
+        empty.view(result.shape)
+    except RuntimeError:
+        return False
+    return True
+
+
+def _stack(node: Any) -> list[tuple[str, str]]:
+    """Keys and class names of the modules a node is nested in, outermost first."""
+    stack = node.meta.get("nn_module_stack") or {}
+    return [(path, str(kind)) for path, kind in stack.values()]
+
+
+def _module_path(node: Any) -> str:
+    stack = _stack(node)
+    path = stack[-1][0] if stack else ""
+    return path.removeprefix(WRAPPER).removeprefix(".")
+
+
+def _module_class(node: Any) -> str:
+    return _stack(node)[-1][1].rpartition(".")[2]
+
+
+def _fused_name(node: Any) -> str | None:
+    """Name of the norm that a node is part of; each call of the module is its own."""
+    stack = node.meta.get("nn_module_stack") or {}
+    if not stack or node.op != "call_function":
+        return None
+    key, (_, kind) = list(stack.items())[-1]
+    # Torch's own RMSNorm is one operator already.
+    if not _FUSED_NORM.search(str(kind)) or str(kind).startswith("torch.nn."):
+        return None
+    return f"norm:{key}"

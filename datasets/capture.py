@@ -1,0 +1,163 @@
+"""Captures a model into an `OperatorGraph` with ``torch.export``, without weights.
+
+A Hugging Face folder or a described `Model` is built on the meta device; a module of your own is
+traced as it is. Only shapes are computed, so that a 70-billion-parameter model takes seconds and no
+memory. Imports torch and transformers when called.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from foreplan.datasets._trace import TraceReader
+from foreplan.datasets.model import Model, load_model
+from foreplan.datasets.operator_graph import OperatorGraph
+from foreplan.errors import SpecError
+
+if TYPE_CHECKING:
+    import torch
+
+
+def capture(
+    source: Model | str | Path | torch.nn.Module,
+    inputs: Sequence[Any] | Mapping[str, Any] | None = None,
+    *,
+    batch: int = 1,
+    tokens: int = 128,
+    name: str | None = None,
+) -> OperatorGraph:
+    """Capture one forward pass.
+
+    Args:
+        source: a described model, a folder or zoo name for `load_model`, or any module, which is
+            put into evaluation mode for the trace and may lie on the meta device.
+        inputs: example inputs of a module, positional or by name; tensors are moved to the
+            module's device. A described model takes ``batch`` and ``tokens`` instead.
+        batch: sequences, for a described model.
+        tokens: tokens of each.
+        name: of the graph; the model's or the class's if ``None``.
+
+    Raises:
+        SpecError: not a supported model; a module that cannot be traced, or with an operator that
+            nothing is known of.
+    """
+    if isinstance(source, (str, Path)):
+        source = load_model(source)
+    if isinstance(source, Model):
+        module, inputs = _build(source, batch, tokens)
+        return _capture_module(module, inputs, name or source.name)
+    if inputs is None:
+        raise SpecError("capture.inputs", got=None, expected="example inputs of the module")
+    return _capture_module(source, inputs, name or type(source).__name__)
+
+
+# Building and tracing ---------------------------------------------------------------------------
+
+
+def _build(model: Model, batch: int, tokens: int) -> tuple[torch.nn.Module, dict[str, Any]]:
+    """The causal language model that transformers builds, empty, and its inputs."""
+    import torch
+    import transformers
+
+    if tokens > model.max_positions:
+        raise SpecError(
+            "capture.tokens", got=tokens, expected=f"at most {model.max_positions} positions"
+        )
+    if model.path is not None:
+        config = transformers.AutoConfig.from_pretrained(model.path)
+    else:
+        config = transformers.AutoConfig.for_model(model.family, **_config_fields(model))
+    dtype = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}[model.dtype]
+    with torch.device("meta"):
+        build: Any = transformers.AutoModelForCausalLM.from_config
+        module: torch.nn.Module = build(config, dtype=dtype)
+        ids = torch.zeros(batch, tokens, dtype=torch.int64)
+    # Without a cache every key and value of the pass is computed in the pass.
+    return module, {"input_ids": ids, "use_cache": False}
+
+
+def _config_fields(model: Model) -> dict[str, Any]:
+    """Configuration of a zoo model in transformers' words."""
+    if model.family == "gpt2":
+        return {
+            "n_layer": model.layers,
+            "n_embd": model.hidden,
+            "n_head": model.heads,
+            "n_inner": model.ffn,
+            "vocab_size": model.vocab,
+            "n_positions": model.max_positions,
+            "tie_word_embeddings": model.tied,
+        }
+    common = {
+        "num_hidden_layers": model.layers,
+        "hidden_size": model.hidden,
+        "num_attention_heads": model.heads,
+        "vocab_size": model.vocab,
+        "max_position_embeddings": model.max_positions,
+        "tie_word_embeddings": model.tied,
+    }
+    if model.family == "opt":
+        return common | {"ffn_dim": model.ffn, "word_embed_proj_dim": model.hidden}
+    fields = common | {
+        "intermediate_size": model.ffn,
+        "num_key_value_heads": model.kv_heads,
+        "head_dim": model.head_dim,
+        "sliding_window": model.sliding_window,
+    }
+    if model.family == "llama":
+        fields |= {"attention_bias": model.qkv_bias, "mlp_bias": model.mlp_bias}
+    return fields
+
+
+def _capture_module(
+    module: torch.nn.Module, inputs: Sequence[Any] | Mapping[str, Any], name: str
+) -> OperatorGraph:
+    import torch
+
+    class Wrapped(torch.nn.Module):
+        """Takes positional arguments only and returns plain tensors."""
+
+        def __init__(self, names: tuple[str, ...], fixed: dict[str, Any]) -> None:
+            super().__init__()
+            self.wrapped = module
+            self.names = names
+            self.fixed = fixed
+
+        def forward(self, *values: Any) -> Any:
+            if not self.names:
+                result = self.wrapped(*values)
+            else:
+                given = dict(zip(self.names, values, strict=True))
+                result = self.wrapped(**given, **self.fixed)
+            # Hugging Face's output classes; the first entry is the prediction.
+            return result[0] if hasattr(result, "to_tuple") else result
+
+    device = next((p.device for p in module.parameters()), torch.device("cpu"))
+
+    def place(value: Any) -> Any:
+        return value.to(device) if isinstance(value, torch.Tensor) else value
+
+    if isinstance(inputs, Mapping):
+        tensors = {key: place(v) for key, v in inputs.items() if isinstance(v, torch.Tensor)}
+        fixed = {key: v for key, v in inputs.items() if key not in tensors}
+        wrapper, values = Wrapped(tuple(tensors), fixed), tuple(tensors.values())
+    else:
+        wrapper, values = Wrapped((), {}), tuple(place(value) for value in inputs)
+    training = module.training
+    wrapper.eval()
+    try:
+        with torch.no_grad():
+            program = torch.export.export(wrapper, values, strict=False)
+    except Exception as error:  # torch.export raises whatever the module's code runs into
+        lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+        raise SpecError(
+            f"module {name}",
+            got=f"{type(error).__name__}: {lines[0] if lines else ''}",
+            expected="a module that torch.export can trace with these inputs",
+            fix="control flow that depends on values of tensors cannot be captured",
+        ) from error
+    finally:
+        module.train(training)
+    return TraceReader(program, name).graph()

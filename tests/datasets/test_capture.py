@@ -1,0 +1,265 @@
+"""Capture: work and wiring of the operators, repeated blocks, and modules it must refuse."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import networkx as nx
+import pytest
+import torch
+import transformers
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from foreplan.datasets.capture import capture
+from foreplan.datasets.model import load_model
+from foreplan.datasets.operator_graph import OperatorGraph
+from foreplan.errors import SpecError
+
+LLAMA = {
+    "hidden_size": 48,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 2,
+    "intermediate_size": 80,
+    "vocab_size": 97,
+    "max_position_embeddings": 64,
+    "head_dim": 8,
+}
+CASES: dict[str, dict[str, Any]] = {
+    "llama": LLAMA,
+    "llama-tied-bias": LLAMA
+    | {"tie_word_embeddings": True, "attention_bias": True, "mlp_bias": True},
+    "qwen2": LLAMA,
+    "qwen3": LLAMA | {"head_dim": 12, "tie_word_embeddings": True},
+    "mistral": LLAMA,
+    "opt": {
+        "hidden_size": 48,
+        "num_hidden_layers": 3,
+        "num_attention_heads": 4,
+        "ffn_dim": 100,
+        "vocab_size": 97,
+        "max_position_embeddings": 64,
+    },
+    "gpt2": {"n_embd": 48, "n_layer": 3, "n_head": 4, "vocab_size": 97, "n_positions": 64},
+}
+BATCH, TOKENS = 2, 16
+
+
+def only(graph: OperatorGraph, op: str) -> Any:
+    (node,) = graph.operators(op)
+    return node
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_decoder_families(case: str, tmp_path: Path) -> None:
+    family = case.split("-")[0]
+    transformers.AutoConfig.for_model(family, **CASES[case]).save_pretrained(tmp_path)
+    model = load_model(tmp_path)
+    graph = capture(tmp_path, batch=BATCH, tokens=TOKENS)
+    weights = model.layers * sum(linear.n * linear.k for linear in model.linears)
+    weights += model.vocab * model.hidden
+    linear = sum(node.flops for node in graph.operators("linear"))
+    assert linear == 2.0 * weights * BATCH * TOKENS
+    assert graph.parameter_bytes == 4 * model.parameters
+    # The layers are one block, three times.
+    ((key, instances),) = graph.blocks.items()
+    assert len(instances) == model.layers
+    marked = {node.instance for node in graph.operators() if node.block == key}
+    assert marked == set(instances)
+    attention = list(graph.operators("attention"))
+    assert len(attention) == model.layers
+    assert attention[0].inputs[0] == (BATCH, model.heads, TOKENS, model.head_dim)
+    expected_norms = 2 * model.layers + 1 + (2 * model.layers if model.qk_norm else 0)
+    assert sum(1 for _ in graph.operators("norm")) == expected_norms
+
+
+@pytest.mark.parametrize("name", ["gpt2", "opt-125m", "llama-3.2-1b"])
+def test_zoo_models_need_no_weights(name: str) -> None:
+    model = load_model(name)
+    graph = capture(name, tokens=8)
+    size = 4 if model.dtype == "fp32" else 2
+    assert graph.parameter_bytes == size * model.parameters
+    assert [len(instances) for instances in graph.blocks.values()] == [model.layers]
+    # Work per operator is done once a block, not once a layer.
+    assert len(graph.distinct()) < len(graph) / 6
+    total = sum(count * node.flops for node, count in graph.distinct())
+    assert total == pytest.approx(graph.flops)
+
+
+def test_order_and_edges() -> None:
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first = nn.Linear(8, 12, bias=False)
+            self.second = nn.Linear(6, 4)
+
+        def forward(self, x: Tensor) -> Tensor:
+            wide = self.first(x)
+            left, right = wide.chunk(2, dim=-1)
+            return self.second(F.relu(left) * right.reshape(5, 6))
+
+    graph = capture(Net(), [torch.zeros(5, 8)])
+    # Splitting and reshaping are no operators.
+    kinds = [node.op for node in graph.operators()]
+    assert kinds == ["input", "linear", "activation", "elementwise", "linear"]
+    first, second = graph.operators("linear")
+    relu, mul = only(graph, "activation"), only(graph, "elementwise")
+    edges = {(a, b): data["bytes"] for a, b, data in graph.graph.edges(data=True)}
+    assert edges == {
+        ("values_0", first.name): 5 * 8 * 4,
+        (first.name, relu.name): 5 * 6 * 4,
+        (first.name, mul.name): 5 * 6 * 4,
+        (relu.name, mul.name): 5 * 6 * 4,
+        (mul.name, second.name): 5 * 6 * 4,
+    }
+    assert nx.is_directed_acyclic_graph(graph.graph)
+    assert first.flops == 2 * 5 * 8 * 12
+    assert first.bytes == 4 * (5 * 8 + 8 * 12 + 5 * 12)
+    assert first.parameters == ("first.weight",)
+    assert second.parameters == ("second.weight", "second.bias")
+    assert second.parameter_bytes == 4 * (6 * 4 + 4)
+    assert second.module == "second"
+
+
+@pytest.mark.parametrize(
+    ("run", "shapes", "op", "flops"),
+    [
+        (lambda a, b: a @ b, [(3, 4, 5), (3, 5, 6)], "matmul", 2 * 3 * 4 * 5 * 6),
+        (lambda a, b: torch.einsum("bij,bkj->bik", a, b), [(3, 4, 5), (3, 6, 5)], "matmul", 720),
+        (lambda a, b: F.conv2d(a, b, padding=1), [(2, 4, 8, 8), (6, 4, 3, 3)], "convolution",
+         2 * 2 * 6 * 64 * 36),
+        (lambda a, b: F.conv2d(a, b, groups=4), [(2, 4, 8, 8), (8, 1, 1, 1)], "convolution",
+         2 * 2 * 8 * 64),
+        (lambda a, b: F.conv_transpose2d(a, b, stride=2), [(2, 4, 8, 8), (4, 6, 2, 2)],
+         "convolution", 2 * 2 * 4 * 64 * 6 * 4),
+        (lambda a, b: F.scaled_dot_product_attention(a, b, b), [(2, 3, 4, 8), (2, 3, 6, 8)],
+         "attention", 4 * 2 * 3 * 4 * 6 * 8),
+        (lambda a, b: F.scaled_dot_product_attention(a, b, b, is_causal=True),
+         [(2, 3, 4, 8), (2, 3, 4, 8)], "attention", 4 * 2 * 3 * 10 * 8),
+        (lambda a, b: F.softmax(a * b, -1), [(4, 5), (4, 5)], "softmax", 100),
+        (lambda a, b: torch.cat([a, b]), [(4, 5), (4, 5)], "copy", 0),
+        (lambda a, b: (a + b).sum(), [(4, 5), (4, 5)], "reduction", 20),
+    ],
+)  # fmt: skip
+def test_flops(run: Callable[..., Tensor], shapes: list[Any], op: str, flops: float) -> None:
+    class Net(nn.Module):
+        def forward(self, a: Tensor, b: Tensor) -> Tensor:
+            return run(a, b)
+
+    graph = capture(Net(), [torch.zeros(shape) for shape in shapes])
+    assert only(graph, op).flops == flops
+
+
+def test_an_expanded_tensor_is_read_once() -> None:
+    class Net(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x.expand(100, 10) + 1
+
+    node = only(capture(Net(), [torch.zeros(1, 10)]), "elementwise")
+    assert node.bytes == 4 * (10 + 1000)
+
+
+def test_embedding_reads_rows_not_the_table() -> None:
+    graph = capture(nn.Embedding(1000, 16), [torch.zeros(7, dtype=torch.int64)])
+    node = only(graph, "embedding")
+    assert node.bytes == 7 * 8 + 2 * 7 * 16 * 4
+    assert node.parameter_bytes == 1000 * 16 * 4
+
+
+def test_the_outermost_repeated_block_wins() -> None:
+    def block(width: int) -> nn.Module:
+        return nn.Sequential(nn.Linear(8, width), nn.ReLU(), nn.Linear(width, 8))
+
+    net = nn.Sequential(block(16), block(16), block(24), block(16))
+    graph = capture(net, [torch.zeros(2, 8)])
+    assert sorted(len(instances) for instances in graph.blocks.values()) == [3]
+    ((_, instances),) = graph.blocks.items()
+    assert instances == ("0", "1", "3")
+    assert len(graph) == 1 + 12
+    assert sum(count for _, count in graph.distinct()) == 12
+
+
+def test_wiring_tells_blocks_apart() -> None:
+    class Block(nn.Module):
+        def __init__(self, residual: bool) -> None:
+            super().__init__()
+            self.linear = nn.Linear(8, 8)
+            self.residual = residual
+
+        def forward(self, x: Tensor) -> Tensor:
+            y = self.linear(x)
+            return y + (x if self.residual else y)
+
+    net = nn.Sequential(Block(True), Block(False), Block(True))
+    graph = capture(net, [torch.zeros(2, 8)])
+    assert list(graph.blocks.values()) == [("0", "2")]
+
+
+def test_convolutional_network_of_transformers() -> None:
+    config = transformers.ResNetConfig(
+        embedding_size=8, hidden_sizes=[8, 16], depths=[2, 2], layer_type="basic", num_labels=5
+    )
+    with torch.device("meta"):
+        module = transformers.ResNetForImageClassification(config)
+    graph = capture(module, {"pixel_values": torch.zeros(1, 3, 32, 32)}, name="resnet")
+    assert graph.name == "resnet"
+    assert sum(1 for _ in graph.operators("convolution")) == 10
+    parameters = sum(p.numel() for p in module.parameters())
+    assert graph.parameter_bytes == 4 * parameters
+    assert module.training  # left as it was
+
+
+# What cannot be captured -------------------------------------------------------------------------
+
+
+class _Branches(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x + 1 if x.sum() > 0 else x
+
+
+class _Fourier(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.fft.fft(x).real
+
+
+class _Conditional(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.cond(x.sum() > 0, lambda x: x + 1, lambda x: x - 1, (x,))
+
+
+@pytest.mark.parametrize(
+    ("module", "match"),
+    [
+        (_Branches(), "module _Branches: got .* expected a module that torch.export can trace"),
+        (_Fourier(), "got 'aten._?fft.* expected an operator whose work is known"),
+        (_Conditional(), "expected operators without control flow"),
+    ],
+)
+def test_what_cannot_be_captured_is_one_line(module: nn.Module, match: str) -> None:
+    with pytest.raises(SpecError, match=match) as caught:
+        capture(module, [torch.zeros(4)])
+    assert "\n" not in str(caught.value)
+
+
+def test_wrong_calls() -> None:
+    with pytest.raises(SpecError, match="example inputs"):
+        capture(nn.Linear(2, 2))
+    with pytest.raises(SpecError, match="at most 1024 positions"):
+        capture("gpt2", tokens=2000)
+    with pytest.raises(SpecError, match="zoo name"):
+        capture("no-such-model")
+    with pytest.raises(SpecError, match="module Linear"):
+        capture(nn.Linear(2, 2), [torch.zeros(4, 3)])
+
+
+def test_importing_capture_imports_no_torch() -> None:
+    code = (
+        "import sys, foreplan.datasets.capture; "
+        "sys.exit(any(name in sys.modules for name in ('torch', 'transformers')))"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
