@@ -31,6 +31,8 @@ cluster_app = typer.Typer(help="Work with cluster descriptions.", no_args_is_hel
 simulate_app = typer.Typer(help="Simulate schedules with given times.", no_args_is_help=True)
 app.add_typer(cluster_app, name="cluster")
 app.add_typer(simulate_app, name="simulate")
+dataset_app = typer.Typer(help="Measured operators and programs.", no_args_is_help=True)
+app.add_typer(dataset_app, name="dataset")
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout.")]
 Output = Annotated[Path, typer.Option("-o", "--output", help="File to write.")]
@@ -297,6 +299,97 @@ def report(
         _print_json({"written": [str(path) for path in written]})
     else:
         _console().print("wrote " + ", ".join(str(path) for path in written))
+
+
+@app.command("evaluate")
+def evaluate_command(
+    model: Annotated[
+        str, typer.Option("-m", "--model", help="pretrained:ops, a trained folder, or roofline.")
+    ],
+    data: Annotated[Path, typer.Option(help="Measured operators or programs.")],
+    format_name: Annotated[
+        str, typer.Option("--format", help="foreplan, neusight, aiconfigurator, helix, tir-jsonl.")
+    ] = "foreplan",
+    device: Annotated[
+        str | None, typer.Option(help="What every row ran on, where the file does not say.")
+    ] = None,
+    device_file: Annotated[
+        list[Path] | None, typer.Option(help="Figures (YAML) of a device that the zoo lacks.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Error of a model on measured latencies, by device and operator."""
+    from foreplan.cost_models.commands import evaluate_file
+
+    result = evaluate_file(model, data, format_name, device=device, device_files=device_file or [])
+    if as_json:
+        _print_json(result)
+        return
+    from foreplan.planner.report.operator_tables import error_table
+
+    _console().print(error_table(result))
+
+
+@app.command()
+def train(
+    data: Annotated[list[Path], typer.Option(help="Measured operators; may be given again.")],
+    output: OutputFolder,
+    format_name: Annotated[
+        list[str] | None,
+        typer.Option("--format", help="Format of each --data, or one of all; see evaluate."),
+    ] = None,
+    hold_out: Annotated[
+        list[str] | None, typer.Option(help="Chip or device to leave out; may be given again.")
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Of every random choice.")] = 0,
+    as_json: Json = False,
+) -> None:
+    """Train the predictor of library operators and write its weights and card."""
+    from foreplan.cost_models.commands import train_operators
+
+    card = train_operators(
+        data, format_name or ["foreplan"], output, hold_out=hold_out or [], seed=seed
+    )
+    if as_json:
+        _print_json(card)
+    else:
+        _console().print(f"wrote {output}")
+
+
+@dataset_app.command("import")
+def dataset_import(
+    data: Annotated[Path, typer.Argument(metavar="FILE")],
+    output: Output,
+    format_name: Annotated[str, typer.Option("--format", help="neusight, aiconfigurator, helix.")],
+    device: Annotated[str | None, typer.Option(help="What every row ran on.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Turn public latency data into an operator table (Parquet)."""
+    from foreplan.cost_models.commands import import_operators
+
+    result = import_operators(data, format_name, output, device=device)
+    if as_json:
+        _print_json(result)
+    else:
+        _console().print(f"{output}: {result['rows']} rows")
+
+
+@dataset_app.command("stats")
+def dataset_stats(
+    data: Annotated[Path, typer.Argument(metavar="FILE")],
+    format_name: Annotated[str, typer.Option("--format", help="As evaluate.")] = "foreplan",
+    as_json: Json = False,
+) -> None:
+    """Count rows by device and operator, and name devices that the zoo lacks."""
+    from foreplan.cost_models.commands import operator_stats
+
+    result = operator_stats(data, format_name)
+    if as_json:
+        _print_json(result)
+        return
+    from foreplan.planner.report.operator_tables import stats_table
+
+    _console().print(stats_table(result))
 
 
 if __name__ == "__main__":

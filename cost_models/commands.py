@@ -1,0 +1,143 @@
+"""What the commands ``evaluate``, ``train`` and ``dataset`` of operator tables do."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from foreplan.datasets.device import Device
+from foreplan.datasets.importers import read_operators
+from foreplan.datasets.operator_table import OperatorTable, write_operators
+from foreplan.errors import MissingDataError, SpecError
+
+
+def evaluate_file(
+    model: str,
+    data: Path,
+    format_name: str,
+    *,
+    device: str | None = None,
+    device_files: Sequence[Path] = (),
+) -> dict[str, object]:
+    """Errors of a model on a file of measurements; see `evaluation.evaluate`.
+
+    Args:
+        model: ``pretrained:ops``, a trained model's folder, or ``roofline``.
+        data: the file.
+        format_name: ``foreplan``, ``neusight``, ``aiconfigurator``, ``helix`` or ``tir-jsonl``.
+        device: device of every row, for files that do not say.
+        device_files: figures of devices that the zoo lacks.
+
+    Raises:
+        SpecError: a bad file, format or device.
+        MissingDataError: the model is not there.
+    """
+    if format_name == "tir-jsonl" or model == "pretrained:programs":
+        return _evaluate_programs(model, data, device)
+    from foreplan.cost_models.evaluation import evaluate
+    from foreplan.cost_models.model_store import load_operator_model
+
+    predictor = load_operator_model(model)
+    table = read_operators(data, format_name, device=device, devices=_devices(device_files))
+    return {"model": model, "format": format_name, **evaluate(predictor, table)}
+
+
+def train_operators(
+    data: Sequence[Path],
+    formats: Sequence[str],
+    output: Path,
+    *,
+    hold_out: Sequence[str] = (),
+    seed: int = 0,
+) -> dict[str, object]:
+    """Fit the operator predictor and write it; returns its card.
+
+    Args:
+        data: files of measurements.
+        formats: one for all files, or one each.
+        output: folder to write to; made if missing.
+        hold_out: chips (``gh100``) or devices that no row may come from.
+        seed: of every random choice.
+
+    Raises:
+        SpecError: a bad file or format, a held-out name that no row has, or no row left.
+    """
+    from foreplan.cost_models.operator_predictor import OperatorPredictor
+
+    if len(formats) not in (1, len(data)):
+        raise SpecError("--format", got=list(formats), expected="one, or one for each --data")
+    names = list(formats) * len(data) if len(formats) == 1 else list(formats)
+    table = OperatorTable.concat(
+        read_operators(path, name) for path, name in zip(data, names, strict=True)
+    )
+    kept = without(table, hold_out)
+    predictor = OperatorPredictor(seed=seed).fit(kept)
+    return predictor.save(
+        output,
+        sources=[{"file": path.name, "format": name}
+                 for path, name in zip(data, names, strict=True)],
+        held_out=list(hold_out),
+    )  # fmt: skip
+
+
+def without(table: OperatorTable, hold_out: Sequence[str]) -> OperatorTable:
+    """The rows of a table that come from none of these chips or devices.
+
+    Raises:
+        SpecError: a name that no row has, or no row left.
+    """
+    chips = table.chips
+    keep = chips == chips
+    for name in hold_out:
+        out = (chips == name) | (table.device == name)
+        if not out.any():
+            raise SpecError(
+                "--hold-out", got=name, expected="one of " + ", ".join(sorted(set(chips)))
+            )
+        keep &= ~out
+    if not keep.any():
+        raise SpecError("--hold-out", got=list(hold_out), expected="something left to train on")
+    return table.take(keep)
+
+
+def import_operators(
+    data: Path, format_name: str, output: Path, *, device: str | None = None
+) -> dict[str, object]:
+    """Write a file of a public source as an operator table; returns its statistics."""
+    table = read_operators(data, format_name, device=device)
+    write_operators(table, output)
+    return {"written": str(output), **_stats(table)}
+
+
+def operator_stats(data: Path, format_name: str) -> dict[str, object]:
+    """Rows by device and operator of a file of measurements."""
+    return _stats(read_operators(data, format_name))
+
+
+def _stats(table: OperatorTable) -> dict[str, object]:
+    pairs = Counter(zip(table.device, table.op, strict=True))
+    devices: dict[str, dict[str, int]] = {}
+    for (name, op), count in sorted(pairs.items()):
+        devices.setdefault(name, {})[op] = count
+    return {
+        "rows": len(table),
+        "by_device_op": devices,
+        "chips": {name: table.chip_of(name) for name in devices},
+        "not_in_zoo": [name for name in devices if table.device_of(name) is None],
+        "unknown_operators": sorted(set(table.op[table.kind == "unknown"])),
+        "libraries": sorted(set(table.library)),
+    }
+
+
+def _devices(files: Sequence[Path]) -> Mapping[str, Device]:
+    devices = [Device.load(path) for path in files]
+    return {device.name: device for device in devices}
+
+
+def _evaluate_programs(model: str, data: Path, device: str | None) -> dict[str, object]:
+    """Scheduled programs; their predictor is not part of this version."""
+    raise MissingDataError(
+        f"no predictor of scheduled programs is installed, so {data.name} cannot be evaluated",
+        fix="use --format foreplan, neusight, aiconfigurator or helix with pretrained:ops",
+    )

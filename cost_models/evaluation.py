@@ -1,0 +1,102 @@
+"""Errors of a predictor on measured operators, by device and operator."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from foreplan.datasets.operator_table import OperatorTable, Texts
+
+Floats = NDArray[np.float64]
+
+
+class OperatorModel(Protocol):
+    """What `evaluate` asks of a model."""
+
+    def predict(self, table: OperatorTable) -> Floats:
+        """Seconds (N,), NaN for a row that the model cannot predict."""
+        ...
+
+
+class IntervalModel(OperatorModel, Protocol):
+    """A model that also says how sure it is."""
+
+    def predict_interval(self, table: OperatorTable) -> tuple[Floats, Floats, Floats]:
+        """Mean, low and high end of the nominal 90 % interval, in seconds, (N,) each."""
+        ...
+
+
+def evaluate(model: OperatorModel, table: OperatorTable) -> dict[str, object]:
+    """Compare predictions with a table's latencies.
+
+    Args:
+        model: any predictor; one with ``predict_interval`` also gets its coverage.
+        table: measured rows.
+
+    Returns:
+        ``overall``, ``by_device``, ``by_op`` and ``by_device_op`` (device, then operator), each
+        with ``mape``, ``median_ape``, ``p90_ape`` and ``within_10pct`` as fractions and ``count``;
+        ``unsupported`` counts the rows that were not predicted, with ``unsupported_by``. A group
+        without a predicted row has ``count`` 0 and ``None`` errors.
+    """
+    low = high = None
+    if hasattr(model, "predict_interval"):
+        predicted, low, high = model.predict_interval(table)
+    else:
+        predicted = model.predict(table)
+    known = np.isfinite(predicted) & (predicted > 0)
+    error = np.full(len(table), np.nan)
+    error[known] = np.abs(predicted[known] / table.latency_s[known] - 1)
+    document: dict[str, object] = {
+        "overall": summary(error),
+        "by_device": _grouped(error, table.device),
+        "by_op": _grouped(error, table.op),
+        "by_device_op": {
+            str(name): _grouped(error[rows], table.op[rows])
+            for name, rows in _groups(table.device)
+        },
+        "unsupported": int((~known).sum()),
+        "unsupported_by": {
+            f"{device}/{op}": int(((table.device == device) & (table.op == op) & ~known).sum())
+            for device, op in sorted(
+                set(zip(table.device[~known], table.op[~known], strict=True))
+            )
+        },
+    }
+    if low is not None and high is not None:
+        inside = (table.latency_s >= low) & (table.latency_s <= high)
+        document["interval_90"] = {
+            "coverage": float(inside[known].mean()) if known.any() else None,
+            "median_relative_width": (
+                float(np.median((high - low)[known] / predicted[known])) if known.any() else None
+            ),
+        }
+    return document
+
+
+def summary(error: Floats) -> dict[str, float | int | None]:
+    """Error statistics of absolute relative errors (N,), NaN = not predicted, left out."""
+    values = error[~np.isnan(error)]
+    if not len(values):
+        return {
+            "mape": None, "median_ape": None, "p90_ape": None, "within_10pct": None, "count": 0,
+        }  # fmt: skip
+    return {
+        "mape": float(values.mean()),
+        "median_ape": float(np.median(values)),
+        "p90_ape": float(np.quantile(values, 0.9)),
+        "within_10pct": float((values <= 0.1).mean()),
+        "count": len(values),
+    }
+
+
+def _groups(names: Texts) -> Iterable[tuple[str, NDArray[np.bool_]]]:
+    for name in sorted(set(names)):
+        yield str(name), names == name
+
+
+def _grouped(error: Floats, names: Texts) -> dict[str, dict[str, float | int | None]]:
+    return {name: summary(error[rows]) for name, rows in _groups(names)}

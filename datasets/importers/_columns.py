@@ -1,0 +1,175 @@
+"""Columns of a CSV or Parquet file, looked up by any of several names, with one-line errors."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from foreplan.datasets.operator_table import Texts, texts
+from foreplan.errors import SpecError
+
+
+class Columns:
+    """A file's columns.
+
+    Args:
+        where: the file, for errors.
+        table: a ``pyarrow.Table``.
+        device: device of every row, or ``None`` if the file says.
+    """
+
+    def __init__(self, where: str, table: Any, device: str | None = None) -> None:
+        self.where = where
+        self.device = device
+        self._table = table
+        self._names = {name.strip().lower(): name for name in table.column_names}
+
+    def __len__(self) -> int:
+        """Number of rows."""
+        return int(self._table.num_rows)
+
+    def find(self, *names: str) -> str | None:
+        """The first of the names (in lower case) that is a column of the file."""
+        return next((name for name in names if name in self._names), None)
+
+    def has(self, *names: str) -> bool:
+        """Whether each of the names is a column."""
+        return all(name in self._names for name in names)
+
+    def texts(self, *names: str, default: str | None = None) -> Texts:
+        """The column of the first known name as texts; an empty cell is ``default`` or ``""``.
+
+        Raises:
+            SpecError: no such column, and no default.
+        """
+        found = self.find(*names)
+        if found is None:
+            if default is None:
+                raise self._missing(names)
+            return texts([default] * len(self))
+        values = self._table.column(self._names[found]).to_pylist()
+        return texts((default or "") if value is None else str(value).strip() for value in values)
+
+    def numbers(self, *names: str, default: float | None = None) -> NDArray[np.float64]:
+        """The column of the first known name as numbers; an empty cell is ``default`` or NaN.
+
+        Raises:
+            SpecError: no such column and no default, or a cell that is no number.
+        """
+        import pyarrow as pa
+
+        found = self.find(*names)
+        if found is None:
+            if default is None:
+                raise self._missing(names)
+            return np.full(len(self), default)
+        column = self._table.column(self._names[found])
+        try:
+            values = column.cast(pa.float64()).to_numpy()
+        except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+            raise SpecError(
+                f"{self.where}: column {found}", got=str(error), expected="numbers"
+            ) from error
+        if default is not None:
+            values = np.where(np.isnan(values), default, values)
+        return np.asarray(values, dtype=np.float64)
+
+    def sizes(self, *names: str, rows: NDArray[np.bool_] | None = None) -> NDArray[np.float64]:
+        """As `numbers`, of whole numbers of at least 1.
+
+        Args:
+            names: the column's names.
+            rows: where the size is needed (all rows); elsewhere 0.
+
+        Raises:
+            SpecError: a size that is not one; the error names the first such row.
+        """
+        values = self.numbers(*names)
+        needed = np.ones(len(self), dtype=bool) if rows is None else rows
+        bad = needed & ~((values >= 1) & (values == np.floor(values)))
+        self._refuse(bad, values, names[0], "a whole number of at least 1")
+        return np.where(needed, values, 0.0)
+
+    def milliseconds(self, *names: str) -> NDArray[np.float64]:
+        """A column of milliseconds, in seconds.
+
+        Raises:
+            SpecError: a latency that is no positive number.
+        """
+        values = self.numbers(*names)
+        bad = ~((values > 0) & np.isfinite(values))
+        self._refuse(bad, values, names[0], "a latency above 0 ms")
+        return values / 1e3
+
+    def _refuse(
+        self, bad: NDArray[np.bool_], values: NDArray[np.float64], name: str, expected: str
+    ) -> None:
+        if bad.any():
+            row = int(np.argmax(bad))
+            more = f" ({int(bad.sum())} such rows)" if bad.sum() > 1 else ""
+            raise SpecError(
+                f"{self.where}: row {row}, column {name}",
+                got=float(values[row]),
+                expected=expected + more,
+            )
+
+    def _missing(self, names: tuple[str, ...]) -> SpecError:
+        return SpecError(
+            self.where,
+            got="columns " + ", ".join(self._names),
+            expected="a column " + " or ".join(names),
+        )
+
+
+def read_columns(
+    path: str | os.PathLike[str], *, device: str | None = None, header: bool = True
+) -> Columns:
+    """Read a CSV (``.csv``, ``.csv.gz``) or Parquet file.
+
+    Args:
+        path: the file; what it is, its first bytes say.
+        device: device of every row.
+        header: false where a CSV may have none; its columns are then ``c0``, ``c1``, ...
+
+    Raises:
+        SpecError: cannot be read, is broken, or has no row.
+    """
+    import pyarrow as pa
+    import pyarrow.csv as pv
+    import pyarrow.parquet as pq
+
+    where = str(path)
+    try:
+        with Path(path).open("rb") as stream:
+            magic = stream.read(4)
+        if magic == b"PAR1":
+            table = pq.read_table(where)
+        else:
+            options = pv.ReadOptions()
+            if not header and not _has_header(where):
+                options.autogenerate_column_names = True
+            table = pv.read_csv(where, read_options=options)
+            if options.autogenerate_column_names:
+                table = table.rename_columns([f"c{i}" for i in range(table.num_columns)])
+    except OSError as error:
+        got = error.strerror or str(error)
+        raise SpecError(where, got=got, expected="a readable CSV or Parquet file") from error
+    except (pa.ArrowException, UnicodeDecodeError) as error:
+        raise SpecError(where, got=str(error), expected="a CSV or Parquet file") from error
+    if table.num_rows == 0:
+        raise SpecError(where, got="no row", expected="at least one measured operator")
+    return Columns(where, table, device)
+
+
+def _has_header(where: str) -> bool:
+    """Whether the first line holds anything but numbers."""
+    first = Path(where).read_text(encoding="utf-8", errors="replace").partition("\n")[0]
+    try:
+        [float(cell) for cell in first.split(",")]
+    except ValueError:
+        return True
+    return False
