@@ -3,8 +3,7 @@
 The public names below are imported when they are first used, so that ``import foreplan`` and the
 import of a solver load neither torch nor TVM. No state is kept here and nothing is printed.
 
-    cluster = foreplan.load_cluster("cluster.yaml")
-    plan = foreplan.plan("serving", "llama-2-7b", cluster, {"batch": 8, ...})
+    plan = foreplan.plan("serving", "llama-2-7b", "cluster.yaml", {"batch": 8, ...})
     plan.save("plan.json")
 """
 
@@ -43,6 +42,7 @@ if TYPE_CHECKING:
         SpecError,
         VerificationError,
     )
+    from foreplan.planner.api import load_cluster, plan
     from foreplan.planner.base import Choice, Planner, Problem
     from foreplan.planner.plan import Plan, load_plan
     from foreplan.solvers.solution import Solution, SolutionStatus
@@ -84,8 +84,10 @@ __all__ = [
     "Work",
     "__version__",
     "chrome_trace",
+    "load_cluster",
     "load_model",
     "load_plan",
+    "plan",
     "simulate",
 ]
 
@@ -103,6 +105,7 @@ _NAMES_OF = {
     "datasets.model": "Model load_model",
     "datasets.program": "Program Variant",
     "errors": "ForeplanError InfeasibleError MissingDataError SpecError VerificationError",
+    "planner.api": "load_cluster plan",
     "planner.base": "Choice Planner Problem",
     "planner.plan": "Plan load_plan",
     "solvers.solution": "Solution SolutionStatus",
