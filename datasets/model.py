@@ -19,7 +19,7 @@ from typing import Literal
 from pydantic import Field, PositiveFloat, PositiveInt, ValidationInfo, field_validator
 
 from foreplan.datasets.program import DTYPE_BYTES
-from foreplan.datasets.specs import StrictModel
+from foreplan.datasets.specs import StrictModel, nearest
 from foreplan.errors import SpecError
 
 Family = Literal["llama", "qwen2", "qwen3", "mistral", "opt", "gpt2"]
@@ -283,9 +283,11 @@ def load_model(name_or_path: str | Path) -> Model:
     folder = Path(name_or_path).expanduser()
     if folder.is_dir():
         return read_folder(folder)
+    guess = nearest(text, zoo_names())
     raise SpecError(
         "model",
         got=text,
         expected="a Hugging Face folder with a config.json, or a zoo name such as "
         + ", ".join(sorted(zoo_names())[:6]),
+        fix=f"did you mean {guess!r}?" if guess else None,
     )

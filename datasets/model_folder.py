@@ -227,8 +227,8 @@ def _rope(config: _Config) -> dict[str, object]:
     new = config.fields.get("rope_parameters")
     field = "rope_parameters" if new is not None else "rope_scaling"
     parameters = new if new is not None else config.fields.get("rope_scaling") or {}
-    if not isinstance(parameters, dict):
-        raise config.error(field, "a mapping")
+    if not isinstance(parameters, dict) or any(isinstance(v, dict) for v in parameters.values()):
+        raise config.error(field, "one mapping for all layers")
     theta = parameters.get("rope_theta", config.fields.get("rope_theta", 10000.0))
     if parameters.get("partial_rotary_factor", config.fields.get("partial_rotary_factor", 1)) != 1:
         raise config.error(field, "a partial_rotary_factor of 1: whole heads are rotated")

@@ -174,6 +174,7 @@ def test_a_cut_off_or_foreign_file_is_one_line(tmp_path: Path) -> None:
         ({"rope_scaling": {"type": "yarn", "factor": 2.0}}, "default, linear or llama3"),
         ({"rope_scaling": {"rope_type": "llama3", "factor": 2.0}}, "original_max_position"),
         ({"rope_parameters": {"rope_type": "dynamic", "factor": 2.0}}, "rope_parameters"),
+        ({"rope_parameters": {"full_attention": {"rope_type": "default"}}}, "one mapping for all"),
         ({"partial_rotary_factor": 0.5}, "partial_rotary_factor of 1"),
         ({"quantization_config": {"bits": 4}}, "unquantised"),
         ({"rms_norm_eps": -1.0}, "norm_eps: got -1.0"),
@@ -241,6 +242,8 @@ def test_old_and_new_rope_fields_mean_the_same(tmp_path: Path) -> None:
 def test_what_is_neither_folder_nor_zoo_name(tmp_path: Path) -> None:
     with pytest.raises(SpecError, match="zoo name"):
         load_model("no-such-model")
+    with pytest.raises(SpecError, match="did you mean 'llama-2-7b'"):
+        load_model("llama2-7b")
     with pytest.raises(SpecError, match=r"without config\.json"):
         load_model(tmp_path)
 
