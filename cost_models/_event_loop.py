@@ -277,8 +277,11 @@ def _rerate(
     d: int, now: float, head: Any, after: Any, load: Any, pressure: Any, slowdown: Any,
     rate: Any, remaining: Any, due: Any, heap_time: Any, heap_unit: Any, size: int,
 ) -> Any:
-    """Give every running unit of domain ``d`` its new speed and end."""
-    u = head[d]
+    """Give every running unit of domain ``d`` its new speed and end.
+
+    Only the first to end goes onto the heap: its end changes every other's.
+    """
+    u, first = head[d], -1
     while u >= 0:
         others = max(load[d] - pressure[u], 0.0)
         place = min(int(others), len(slowdown) - 2)
@@ -286,9 +289,12 @@ def _rerate(
         f = max(f, 1.0)  # beyond a last step downwards
         rate[u] = 1.0 / (1.0 + pressure[u] * (f - 1.0))
         due[u] = now + max(remaining[u], 0.0) / rate[u]
+        if first < 0 or due[u] < due[first] or (due[u] == due[first] and u < first):
+            first = u
+        u = after[u]
+    if first >= 0:
         if size >= len(heap_time):
             heap_time = np.concatenate((heap_time, np.empty(len(heap_time))))
             heap_unit = np.concatenate((heap_unit, np.empty(len(heap_unit), dtype=np.int64)))
-        size = _push(heap_time, heap_unit, size, due[u], u)
-        u = after[u]
+        size = _push(heap_time, heap_unit, size, due[first], first)
     return size, heap_time, heap_unit
