@@ -1,0 +1,190 @@
+"""The process behind `foreplan.datasets.measuring.Worker`: one device, programs in, times out.
+
+Started with one JSON argument (device, cores, memory); reads one JSON request a line and writes
+one JSON answer a line. The environment was set by the parent; cores and memory are set here,
+before torch is imported.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import json
+import math
+import os
+import platform
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from foreplan.datasets.device_name import DeviceName
+from foreplan.datasets.measurement import Measurement, thin
+from foreplan.datasets.program import Variant, program
+from foreplan.datasets.worker_environment import confine, thread_count
+
+#: A sample covers at least this much time, so that reading the clock does not show.
+_SAMPLE_S = {"cpu": 1e-4, "cuda": 1e-3}
+_MAX_SAMPLES = 400
+_WARM_CALLS = 3
+
+
+class _Device:
+    """Torch set up as the device: threads, or GPU, slice, stream and memory share."""
+
+    def __init__(self, device: DeviceName, memory_bytes: int | None) -> None:
+        import torch
+
+        self.torch = torch
+        self.name = device
+        self.stream: Any = None
+        if device.kind == "cpu":
+            self.word = "cpu"
+            torch.set_num_threads(thread_count(device))
+            torch.set_num_interop_threads(1)
+            return
+        self.word = f"cuda:{device.index}"
+        torch.cuda.set_device(device.index or 0)
+        if memory_bytes is not None:
+            total = torch.cuda.get_device_properties(self.word).total_memory
+            torch.cuda.set_per_process_memory_fraction(min(1.0, memory_bytes / total))
+        if device.sms is not None:
+            from torch.cuda.green_contexts import GreenContext
+
+            torch.zeros(1, device=self.word)  # the primary context must exist first
+            # Kept for the life of the process: the slice ends with its context.
+            context: Any = GreenContext.create(num_sms=device.sms, device_id=device.index or 0)
+            self.context = context
+            context.set_context()
+            # A plain torch stream can belong to the whole GPU; this one is the slice's own.
+            self.stream = context.Stream()
+            torch.cuda.set_stream(self.stream)
+
+    # -------------------------------------------------------------------------------- timing
+
+    def time_calls(self, call: Callable[[], object], count: int) -> float:
+        """Seconds a call takes when ``count`` run back to back."""
+        if self.word == "cpu":
+            started = time.perf_counter()
+            for _ in range(count):
+                call()
+            return (time.perf_counter() - started) / count
+        torch = self.torch
+        before, after = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        before.record()
+        for _ in range(count):
+            call()
+        after.record()
+        after.synchronize()
+        return float(before.elapsed_time(after)) / 1e3 / count
+
+    def clock_hz(self) -> float | None:
+        """Clock right now, where the machine tells it."""
+        with contextlib.suppress(Exception):  # NVML missing, a virtual machine without clocks
+            if self.word != "cpu":
+                return float(self.torch.cuda.clock_rate(self.word)) * 1e6
+            import psutil
+
+            clock = psutil.cpu_freq()
+            return None if clock is None or not clock.current else float(clock.current) * 1e6
+        return None
+
+    def measure(self, call: Callable[[], object], effort: Mapping[str, Any]) -> dict[str, Any]:
+        """Warm up and time adaptively; see `foreplan.datasets.measuring.Effort`."""
+        max_s = float(effort["max_s"])
+        first = self.time_calls(call, 1)
+        if first > max_s:  # so slow that the effects of a first call do not show
+            return {"times_s": [first], "samples": 1, "calls": 1}
+        for _ in range(_WARM_CALLS - 1):
+            first = min(first, self.time_calls(call, 1))
+        count = max(1, math.ceil(_SAMPLE_S["cpu" if self.word == "cpu" else "cuda"] / first))
+        times: list[float] = []
+        started = time.perf_counter()
+        gc.disable()
+        try:
+            while True:
+                times.append(self.time_calls(call, count))
+                spent = time.perf_counter() - started
+                enough = len(times) >= effort["min_samples"] and spent >= effort["min_s"]
+                if enough or spent >= max_s or len(times) >= _MAX_SAMPLES:
+                    break
+        finally:
+            gc.enable()
+        return {"times_s": thin(times), "samples": len(times), "calls": count}
+
+
+def _serve(device: _Device, requests: Any, answer: Callable[[object], None]) -> None:
+    from foreplan.datasets._device_figures import figures
+    from foreplan.datasets.runnable import Inputs
+
+    inputs = Inputs(device.word)
+    for line in requests:
+        request = json.loads(line)
+        if request.get("figures"):
+            inputs.release()
+            answer(figures(device.word, device.time_calls))
+            continue
+        result: dict[str, Any] = {"load": os.getloadavg()[0]}
+        try:
+            variant = Variant.parse(request["variant"])
+            made = inputs.runnable(program(request["op"], variant, **request["dims"]))
+            result["cache_state"] = made.cache_state
+            result |= device.measure(made.call, request["effort"])
+            result["clock_hz"] = device.clock_hz()
+            del made
+        except Exception as error:
+            text = f"{type(error).__name__}: {error}"
+            # A failed kernel can leave a CUDA context unusable: the next program gets a new one.
+            result |= {"times_s": [], "samples": 0, "error": Measurement.failed(text).error}
+            result["fatal"] = device.word != "cpu"
+            inputs.release()
+        answer(result)
+
+
+def _watch_parent() -> None:
+    """End this process once its parent is gone, also while a kernel runs."""
+    parent = os.getppid()
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(1.0)
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
+
+
+def main() -> None:
+    """Run the worker; see the module."""
+    settings = json.loads(sys.argv[1])
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
+    _watch_parent()
+    # Answers have a descriptor of their own; what libraries print goes to the log.
+    channel = os.fdopen(os.dup(1), "w", buffering=1)
+    os.dup2(2, 1)
+
+    def answer(value: object) -> None:
+        try:
+            print(json.dumps(value), file=channel, flush=True)
+        except BrokenPipeError:
+            os._exit(1)
+
+    try:
+        name = DeviceName.parse(settings["device"])
+        memory = settings["memory_bytes"]
+        confine(settings["cores"], memory if name.kind == "cpu" else None)
+        device = _Device(name, memory)
+        from foreplan.datasets._device_figures import identity
+
+        answer(identity(name, device.word))
+    except Exception as error:
+        answer({"error": Measurement.failed(f"{type(error).__name__}: {error}").error})
+        return
+    with device.torch.inference_mode():
+        _serve(device, sys.stdin, answer)
+
+
+if __name__ == "__main__":
+    assert platform.system() == "Linux", "affinity and memory caps are Linux calls"
+    main()

@@ -1,0 +1,150 @@
+"""Profile: what was measured on one device, one file a device.
+
+A row is one program with the median and the spread of its time; the device's own figures, the
+software it ran on and the cores it was pinned to stand beside them. `foreplan.datasets.profiling`
+measures one, `foreplan.cost_models.tables` prices work with it.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Mapping
+from typing import Annotated, Literal, Self
+
+from pydantic import ConfigDict, Field, model_validator
+
+from foreplan.datasets.device import Device
+from foreplan.datasets.device_name import DeviceName
+from foreplan.datasets.program import OPERATORS, Program, Variant, program
+from foreplan.datasets.quantity import BytesPerSecond, Seconds
+from foreplan.datasets.specs import StrictModel, load_document, validate
+from foreplan.datasets.storage import write_atomically
+from foreplan.errors import SpecError
+
+SCHEMA: Literal["foreplan.profile/1"] = "foreplan.profile/1"
+
+Positive = Annotated[float, Field(gt=0)]
+
+
+class Row(StrictModel):
+    """One program on the profile's device."""
+
+    op: Annotated[str, Field(min_length=1)]
+    dims: Mapping[str, Annotated[int, Field(ge=1)]]
+    variant: str
+    """``STORAGE/COMPUTE/KERNEL``."""
+    status: Literal["ok", "failed"]
+    median_s: Positive | None = None
+    """Median time of a call, seconds; absent where the program failed."""
+    low_s: Positive | None = None
+    """10th percentile, seconds."""
+    high_s: Positive | None = None
+    """90th percentile, seconds."""
+    samples: Annotated[int, Field(ge=0)] = 0
+    rounds: Annotated[int, Field(ge=1)] = 1
+    """Times the program was visited, each after all others had their turn."""
+    cache_state: str = ""
+    """What was cold and what warm."""
+    load_average: float | None = None
+    """Highest load average of the machine when a round began; 1 is one busy core."""
+    clock_hz: Positive | None = None
+    error: str | None = None
+
+    @model_validator(mode="after")
+    def _sound(self) -> Row:
+        if self.op not in OPERATORS:
+            raise ValueError(f"an op of {sorted(OPERATORS)}, not {self.op!r}")
+        if set(self.dims) != set(OPERATORS[self.op].dims):
+            raise ValueError(f"dims {list(OPERATORS[self.op].dims)} for {self.op}")
+        try:
+            Variant.parse(self.variant)
+        except SpecError as error:
+            raise ValueError(f"variant as {error.expected}") from error
+        times = (self.low_s, self.median_s, self.high_s)
+        if self.status == "ok":
+            if any(t is None for t in times) or not times[0] <= times[1] <= times[2]:  # type: ignore[operator]
+                raise ValueError("low_s, median_s and high_s in this order for a row that is ok")
+        elif any(t is not None for t in times):
+            raise ValueError("no times for a row that failed")
+        return self
+
+    def program(self) -> Program:
+        """The program that was measured."""
+        return program(self.op, Variant.parse(self.variant), **dict(self.dims))
+
+
+class Profile(StrictModel):
+    """Measurements of one device."""
+
+    model_config = ConfigDict(ignored_types=(functools.cached_property,))
+
+    schema_: Literal["foreplan.profile/1"] = Field(default=SCHEMA, alias="schema")
+    device: Device
+    """Name, chip, slice and the measured figures, with their sources."""
+    cores: Annotated[tuple[int, ...], Field(strict=False)] = ()
+    """Cores that the process was held to."""
+    software: Mapping[str, str]
+    """Versions that decide how fast a kernel is: ``torch``, ``python``, ``cuda``, ..."""
+    host_to_device: BytesPerSecond | None = None
+    """Bandwidth of a copy from pinned host memory; absent on a CPU."""
+    device_to_host: BytesPerSecond | None = None
+    measured_seconds: Seconds | None = None
+    """Wall-clock time the measuring took."""
+    rows: Annotated[tuple[Row, ...], Field(strict=False)] = ()
+
+    @model_validator(mode="after")
+    def _each_program_once(self) -> Profile:
+        seen: set[Program] = set()
+        for row in self.rows:
+            if (measured := row.program()) in seen:
+                raise ValueError(f"each program once, but {measured} stands twice")
+            seen.add(measured)
+        return self
+
+    @property
+    def name(self) -> DeviceName:
+        """The device."""
+        return DeviceName.parse(self.device.name)
+
+    @functools.cached_property
+    def by_program(self) -> Mapping[Program, Row]:
+        """Rows by program."""
+        return {row.program(): row for row in self.rows}
+
+    def usable(self, op: str) -> list[Variant]:
+        """Variants of an operator of which at least one program ran here."""
+        found = {r.variant: None for r in self.rows if r.op == op and r.status == "ok"}
+        return [Variant.parse(text) for text in found]
+
+    # -------------------------------------------------------------------------------- as a file
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Self:
+        """Read a profile.
+
+        Raises:
+            SpecError: no such file, another schema, or a field that is wrong.
+        """
+        where = os.fspath(path)
+        document = load_document(path)
+        if document.get("schema") != SCHEMA:
+            raise SpecError(
+                f"{where}: schema", got=document.get("schema"), expected=SCHEMA,
+                fix="measure again with 'foreplan profile'",
+            )  # fmt: skip
+        return validate(cls, document, where)
+
+    def to_json(self) -> str:
+        """The document, one row a line; equal profiles give equal bytes."""
+        head = self.model_dump_json(by_alias=True, exclude_none=True, exclude={"rows"})
+        rows = ",\n".join(row.model_dump_json(exclude_none=True) for row in self.rows)
+        return f'{head[:-1]},"rows":[\n{rows}\n]}}\n'
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the profile whole or not at all.
+
+        Raises:
+            SpecError: the path cannot be written.
+        """
+        write_atomically(path, self.to_json())

@@ -1,0 +1,181 @@
+"""ProfileJournal: what a running profile has measured so far, safe against a kill at any moment.
+
+One JSON line a measurement, flushed to the disk before the next begins. The first line binds the
+file to a device and its software: measurements of another kind never mix. A torn last line (the
+process died while writing it) is cut off. The file is locked while it is open.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from foreplan.datasets.measurement import Measurement
+from foreplan.datasets.program import Program, Variant, program
+from foreplan.errors import ForeplanError, SpecError
+
+SCHEMA = "foreplan.profile-journal/1"
+
+
+class ProfileJournal:
+    """Append-only record of measurements. Use as a context manager, which holds the lock.
+
+    Args:
+        path: the file; made if missing.
+
+    Raises:
+        SpecError: on entering: the path cannot be written, or another process measures into it.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = Path(path)
+        self.parts: dict[tuple[Program, int], Measurement] = {}
+        """Measurements by program and round."""
+        self.figures: dict[str, float] = {}
+        """The device's own measured figures, if they were."""
+        self._descriptor = -1
+
+    def __enter__(self) -> Self:
+        while True:
+            try:
+                self._descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o666)
+            except OSError as error:
+                raise SpecError(
+                    str(self.path), got=error.strerror, expected="a path that can be written"
+                ) from error
+            try:
+                fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError as error:
+                self._close()
+                raise SpecError(
+                    str(self.path), got="a journal that another process writes",
+                    expected="one profile at a time into one file",
+                ) from error  # fmt: skip
+            # The holder before may have removed the file between our opening and locking it.
+            with contextlib.suppress(FileNotFoundError):
+                if os.fstat(self._descriptor).st_ino == self.path.stat().st_ino:
+                    return self
+            self._close()
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._close()
+
+    def resume(self, identity: Mapping[str, Any]) -> str | None:
+        """Read what is there, or begin anew; call once, before `add`.
+
+        Args:
+            identity: device and software that the measurements belong to, JSON data.
+
+        Returns:
+            Why an earlier journal was dropped, ``None`` if none was.
+        """
+        lines, whole = self._read()
+        dropped: str | None = None
+        if lines:
+            header = lines[0]
+            if header.get("schema") == SCHEMA and header.get("identity") == identity:
+                os.ftruncate(self._descriptor, whole)
+                for line in lines[1:]:
+                    self._take(line)
+                return None
+            dropped = f"{self.path.name}: begun anew, because {_difference(header, identity)}"
+        os.ftruncate(self._descriptor, 0)
+        self._append({"schema": SCHEMA, "identity": identity})
+        return dropped
+
+    def add(self, measured: Program, turn: int, result: Measurement) -> None:
+        """Record a measurement; it is on the disk when this returns."""
+        self.parts[measured, turn] = result
+        self._append(
+            {
+                "op": measured.op,
+                "dims": measured.dims,
+                "variant": str(measured.variant),
+                "round": turn,
+                "result": asdict(result),
+            }
+        )
+
+    def add_figures(self, figures: Mapping[str, float]) -> None:
+        """Record the device's figures."""
+        self.figures = dict(figures)
+        self._append({"figures": self.figures})
+
+    def remove(self) -> None:
+        """Delete the file, once its content stands elsewhere."""
+        with contextlib.suppress(FileNotFoundError):
+            self.path.unlink()
+
+    # -------------------------------------------------------------------------------- the file
+
+    def _read(self) -> tuple[list[dict[str, Any]], int]:
+        """Whole lines, and how many bytes they take; stops at the first that is not JSON."""
+        data = self.path.read_bytes()
+        lines: list[dict[str, Any]] = []
+        whole = 0
+        for raw in data.splitlines(keepends=True):
+            try:
+                line = json.loads(raw)
+            except ValueError:
+                break
+            if not raw.endswith(b"\n") or not isinstance(line, dict):
+                break
+            lines.append(line)
+            whole += len(raw)
+        return lines, whole
+
+    def _take(self, line: dict[str, Any]) -> None:
+        # A line of an unknown shape is measured again rather than trusted.
+        with contextlib.suppress(KeyError, TypeError, ForeplanError):
+            if "figures" in line:
+                self.figures = {name: float(value) for name, value in line["figures"].items()}
+                return
+            measured = program(line["op"], Variant.parse(line["variant"]), **line["dims"])
+            result = line["result"]
+            times = tuple(float(t) for t in result["times_s"])
+            self.parts[measured, int(line["round"])] = Measurement(**{**result, "times_s": times})
+
+    def _append(self, line: Mapping[str, Any]) -> None:
+        data = json.dumps(line).encode() + b"\n"
+        try:
+            while data:
+                data = data[os.write(self._descriptor, data) :]
+            os.fsync(self._descriptor)
+        except OSError as error:
+            raise SpecError(
+                str(self.path), got=error.strerror, expected="a disk with room for the journal"
+            ) from error
+
+    def _close(self) -> None:
+        if self._descriptor >= 0:
+            os.close(self._descriptor)  # gives the lock back too
+            self._descriptor = -1
+
+
+def _difference(header: Mapping[str, Any], identity: Mapping[str, Any]) -> str:
+    before = header.get("identity")
+    if header.get("schema") != SCHEMA or not isinstance(before, dict):
+        return "it was written by another version of Foreplan"
+    for key in sorted(set(before) | set(identity)):
+        old, new = before.get(key), identity.get(key)
+        if old != new:
+            if isinstance(old, dict) and isinstance(new, dict):
+                key, old, new = next(
+                    (k, old.get(k), new.get(k))
+                    for k in sorted(set(old) | set(new))
+                    if old.get(k) != new.get(k)
+                )
+            return f"{key} was {old!r} and is {new!r}"
+    return "its content is not readable"

@@ -1,0 +1,149 @@
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from foreplan.datasets.device_name import DeviceName
+from foreplan.datasets.measurement import KEPT, Measurement, percentiles, thin
+from foreplan.datasets.measuring import Effort, Worker
+from foreplan.datasets.program import Program, Variant, program
+from foreplan.datasets.worker_environment import default_cores, worker_environment
+from foreplan.errors import MissingDataError, SpecError
+
+ADD = program("add", Variant("bf16", "bf16", "torch.add"), rows=4, cols=64)
+QUICK = Effort(min_s=0.0, min_samples=3, max_s=0.1, timeout_s=30.0)
+
+
+@pytest.fixture(scope="module")
+def worker() -> Iterator[Worker]:
+    with Worker(DeviceName.parse("cpu:threads=1,isa=avx2")) as made:
+        yield made
+
+
+def test_worker_is_the_device_it_should_be(worker: Worker) -> None:
+    assert worker.identity["units"] == 1
+    assert "avx512" not in worker.identity["isa"]
+    assert len(worker.cores) == 1
+    assert worker.identity["software"]["torch"]
+
+
+def test_measures_a_program(worker: Worker) -> None:
+    result = worker.measure(ADD, QUICK)
+    assert result.error is None
+    assert result.samples >= 3
+    assert list(result.times_s) == sorted(result.times_s)
+    assert 1e-7 < result.median_s < 1e-2
+    assert result.cache_state == "warm"
+
+
+def test_weights_are_streamed_from_memory(worker: Worker) -> None:
+    linear = program("linear", Variant("bf16", "bf16", "torch.linear"), rows=1, n=512, k=512)
+    assert "weight cold" in worker.measure(linear, QUICK).cache_state
+
+
+def test_a_failing_kernel_is_a_result(worker: Worker) -> None:
+    unknown = Program("add", (1, 1), Variant("bf16", "bf16", "torch.nothing"))
+    result = worker.measure(unknown, QUICK)
+    assert "torch.nothing" in str(result.error)
+    assert worker.measure(ADD, QUICK).error is None
+
+
+def test_a_crash_is_a_result_and_the_next_program_runs(worker: Worker) -> None:
+    process = worker._process
+    assert process is not None
+    slow = program("add", ADD.variant, rows=4096, cols=4096)
+    worker.send_program(slow, Effort(min_s=20.0, max_s=20.0))
+    time.sleep(0.3)
+    os.kill(process.pid, signal.SIGSEGV)
+    result = worker.receive_measurement(QUICK)
+    assert "signal 11" in str(result.error)
+    assert worker.measure(ADD, QUICK).error is None
+
+
+def test_a_time_out_is_a_result_and_leaves_no_process(worker: Worker) -> None:
+    process = worker._process
+    assert process is not None
+    slow = Effort(min_s=20.0, max_s=20.0, timeout_s=0.2)
+    result = worker.measure(program("add", ADD.variant, rows=4096, cols=4096), slow)
+    assert result.error == "no result within 0.2 s"
+    assert process.poll() is not None
+    with pytest.raises(ProcessLookupError):
+        os.kill(process.pid, 0)
+    assert worker.measure(ADD, QUICK).error is None
+
+
+def test_a_worker_ends_with_its_parent(tmp_path: Path) -> None:
+    import subprocess
+    import sys
+
+    code = (
+        "import os, signal\n"
+        "from foreplan.datasets.measuring import Worker\n"
+        "from foreplan.datasets.device_name import DeviceName\n"
+        "worker = Worker(DeviceName.parse('cpu:threads=1')).__enter__()\n"
+        "print(worker._process.pid, flush=True)\n"
+        "os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environment, stdout=subprocess.PIPE, check=False
+    )
+    pid = int(done.stdout)
+    for _ in range(100):
+        try:
+            if "Z" in Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[:1]:
+                return
+        except OSError:
+            return
+        time.sleep(0.05)
+    pytest.fail("the worker outlived its parent")
+
+
+def test_memory_cap_fails_allocations_and_nothing_else() -> None:
+    with Worker(DeviceName.parse("cpu:threads=1"), memory_bytes=1 << 30) as worker:
+        big = program("add", ADD.variant, rows=1 << 16, cols=1 << 14)
+        assert worker.measure(big, QUICK).error is not None
+        assert worker.measure(ADD, QUICK).error is None
+
+
+def test_no_gpu_is_missing_data() -> None:
+    import torch
+
+    if torch.cuda.is_available():
+        pytest.skip("this machine has a GPU")
+    with pytest.raises(MissingDataError, match="cannot measure"):
+        Worker(DeviceName.parse("cuda:0")).__enter__()
+
+
+def test_environment_sets_the_instruction_set_and_forgets_others() -> None:
+    base = {"ONEDNN_MAX_CPU_ISA": "AVX512_CORE", "DNNL_MAX_CPU_ISA": "SSE41", "HOME": "h"}
+    found = worker_environment(DeviceName.parse("cpu:threads=2,isa=avx2"), base=base)
+    assert found == {
+        "HOME": "h",
+        "ONEDNN_MAX_CPU_ISA": "AVX2",
+        "ATEN_CPU_CAPABILITY": "avx2",
+        "MKL_ENABLE_INSTRUCTIONS": "AVX2",
+        "OMP_NUM_THREADS": "2",
+        "MKL_NUM_THREADS": "2",
+    }
+    plain = worker_environment(DeviceName.parse("cpu:threads=1"), base=base)
+    assert "ONEDNN_MAX_CPU_ISA" not in plain
+    with pytest.raises(SpecError, match="t4"):
+        worker_environment(DeviceName.parse("t4"))
+    with pytest.raises(SpecError, match="threads"):
+        default_cores(DeviceName.parse("cpu:threads=9999"))
+
+
+def test_percentiles_count_every_round_the_same() -> None:
+    first = Measurement(thin([1.0] * 1000), 1000)
+    second = Measurement((3.0, 3.0), 2)
+    assert len(first.times_s) == KEPT
+    low, median, high = percentiles([first, second])
+    assert (low, high) == (1.0, 3.0)
+    assert 1.0 <= median <= 3.0
+    assert percentiles([Measurement((2.0,), 1)]) == (2.0, 2.0, 2.0)
