@@ -1,0 +1,251 @@
+"""Stage costs without a table, and the filter that makes a table small.
+
+The search runs first on bounds (``_stage_bound``): its boxes and their cheapest chains say which
+stages a chain better than a target can contain, and only those are worth listing.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from foreplan.solvers._chain_box import Box, Multipliers
+from foreplan.solvers._chain_model import ChainModel
+from foreplan.solvers._chain_path import through_costs
+from foreplan.solvers._chain_search import Search
+from foreplan.solvers._stage_bound import bound_stages, ceilings, layer_minima, repair, tune
+from foreplan.solvers._stage_table import StageFilter
+from foreplan.solvers.chain_problem import ChainStage, FloatArray, IntArray, make_stage
+
+POOL = 24
+"""Multipliers kept a type."""
+FORMS = 3
+"""Multipliers a type that the filter checks every label against."""
+
+
+@dataclass(slots=True)
+class BoundPricing:
+    """Bounds on stages by Lagrange multipliers for their caps.
+
+    Attributes:
+        model: the problem.
+        target: objective below which the bounds hold: always.
+    """
+
+    model: ChainModel
+    target: float = math.inf
+    _pool: FloatArray = field(init=False)
+    _sizes: IntArray = field(init=False)
+    _wins: IntArray = field(init=False)
+    _costs: FloatArray = field(init=False)
+    _least: FloatArray = field(init=False)
+    _blocked: IntArray = field(init=False)
+    _edges: FloatArray = field(init=False)
+    _scalar: FloatArray = field(init=False)
+    _winner: IntArray = field(init=False)
+    _arc: FloatArray = field(init=False)
+    _caps: FloatArray = field(init=False)
+    _variants: list[IntArray] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        problem = self.model.problem
+        n_types, n_layers = problem.n_types, problem.n_layers
+        self._pool = np.zeros((n_types, POOL, 3))
+        self._sizes = np.ones(n_types, dtype=np.int64)
+        self._wins = np.zeros((n_types, POOL), dtype=np.int64)
+        available = problem.available
+        quantities = (problem.prefill_s, problem.decode_s, problem.memory_bytes)
+        self._costs = np.stack([np.where(available, x, 0.0) for x in quantities], axis=1)
+        least = np.stack([np.where(available, x, math.inf).min(axis=2) for x in quantities], 1)
+        blocked = np.asarray(~available.any(axis=2))
+        self._blocked = np.zeros((n_types, n_layers + 1), dtype=np.int64)
+        self._blocked[:, 1:] = np.cumsum(blocked, axis=1)
+        self._least = np.zeros((n_types, 3, n_layers + 1))
+        self._least[:, :, 1:] = np.cumsum(np.where(blocked[:, None], 0.0, least), axis=2)
+        self._edges = np.zeros((n_types, 3, 3))
+        self._edges[:, 0, 2] = problem.fixed_memory_bytes
+        for e, edge in enumerate(("first", "last"), start=1):
+            for q, quantity in enumerate(("prefill_s", "decode_s", "memory_bytes")):
+                self._edges[:, e, q] = getattr(problem, f"{edge}_{quantity}")
+
+    def costs(self, box: Box, weights: FloatArray) -> FloatArray:
+        """Bounds on all stages; see ``Pricing``, like the other methods."""
+        problem = self.model.problem
+        self._scalar = self.scalar(weights)
+        minima = layer_minima(self._scalar, self._costs, self._pool, self._sizes)
+        caps = np.empty((problem.n_types, 3))
+        caps[:, :2] = box.high
+        caps[:, 2] = problem.capacity_limit_bytes
+        self._caps = caps
+        self._arc, self._winner = bound_stages(
+            minima,
+            self._least,
+            self._blocked,
+            self._edges,
+            self.edge_scalar(weights),
+            self._pool,
+            self._sizes,
+            caps,
+        )
+        bound: FloatArray = self._arc
+        return bound
+
+    def scalar(self, weights: FloatArray) -> FloatArray:
+        """``[K, L, V]`` linear form of a layer, ``inf`` where unavailable."""
+        problem = self.model.problem
+        form = weights[0] * self._costs[:, 0] + weights[1] * self._costs[:, 1]
+        form = form + weights[3] * problem.omega + weights[4] * problem.cost2
+        return np.where(problem.available, form, math.inf)
+
+    def edge_scalar(self, weights: FloatArray) -> FloatArray:
+        """``[K, 3]`` the same form of the extras of every, the first and the last stage."""
+        # An infinite extra forbids; it must not meet a zero weight.
+        decode = np.where(
+            np.isfinite(self._edges[:, :, 1]), self._edges[:, :, 1] * weights[1], math.inf
+        )
+        form: FloatArray = self._edges[:, :, 0] * weights[0] + decode
+        return form
+
+    def rows(self, path: IntArray) -> list[list[float]]:
+        """What the multipliers choose on a path; it need not meet the caps."""
+        out = []
+        self._variants = []
+        for k, a, b in path.tolist():
+            scalar, costs = self._scalar[k, a:b], self._costs[k, :, a:b]
+            extra = self._extra(k, a, b)
+            mu = self._tuned(k, a, b, scalar, costs, extra)
+            priced = scalar + np.tensordot(mu, costs, axes=1)
+            out.append(self._row(k, a, b, priced.argmin(axis=1), extra))
+            variants, fits = repair(scalar, costs, extra, self._caps[k], mu)
+            if fits:
+                self._variants.append(variants)
+        return out
+
+    def offer(self, path: IntArray) -> list[list[float]] | None:
+        """The repaired stages."""
+        if len(self._variants) < len(path):
+            return None
+        return [
+            self._row(k, a, b, variants, self._extra(k, a, b))
+            for (k, a, b), variants in zip(path.tolist(), self._variants, strict=True)
+        ]
+
+    def stages(self, path: IntArray) -> tuple[ChainStage, ...]:
+        """The repaired stages."""
+        problem = self.model.problem
+        return tuple(
+            make_stage(problem, k, a, b, tuple(variants))
+            for (k, a, b), variants in zip(path.tolist(), self._variants, strict=True)
+        )
+
+    def stage(self, k: int, a: int, b: int, label: int) -> ChainStage:
+        """There are no labels without a table."""
+        raise NotImplementedError
+
+    def _extra(self, k: int, a: int, b: int) -> FloatArray:
+        extra: FloatArray = self._edges[k, 0].copy()
+        if a == 0:
+            extra += self._edges[k, 1]
+        if b == self.model.problem.n_layers:
+            extra += self._edges[k, 2]
+        return extra
+
+    def _row(self, k: int, a: int, b: int, variants: IntArray, extra: FloatArray) -> list[float]:
+        problem = self.model.problem
+        layers, within = np.arange(a, b), np.arange(b - a)
+        sums = self._costs[k, :, a:b][:, within, variants].sum(axis=1) + extra
+        omega = problem.omega[layers, variants].sum()
+        return [*sums.tolist(), float(omega), float(problem.cost2[layers, variants].sum())]
+
+    def _tuned(
+        self,
+        k: int,
+        a: int,
+        b: int,
+        scalar: FloatArray,
+        costs: FloatArray,
+        extra: FloatArray,
+    ) -> FloatArray:
+        """Multipliers for one stage; they join the pool if they bound it better."""
+        mu: FloatArray = tune(scalar, costs, extra, self._caps[k])
+        acting = mu > 0
+        value = float((scalar + np.tensordot(mu, costs, axes=1)).min(axis=1).sum())
+        value += float((mu[acting] * (extra - self._caps[k])[acting]).sum())
+        known = float(self._arc[k, a, b])
+        g = int(self._winner[k, a, b])
+        self._wins[k, g] += 1
+        if value > known + 1e-6 * abs(known):
+            if self._sizes[k] < POOL:
+                g = int(self._sizes[k])
+                self._sizes[k] += 1
+            else:
+                g = 1 + int(self._wins[k, 1:].argmin())
+            self._pool[k, g] = mu
+            self._wins[k, g] = 1
+        return mu
+
+    def stage_filter(
+        self, search: Search, boxes: list[Box], multipliers: Multipliers, target: float
+    ) -> StageFilter:
+        """Say what a chain better than a target can contain, given boxes that hold them all.
+
+        Args:
+            search: for hops and constants.
+            boxes: with bounds below the target; chains outside them are not better.
+            multipliers: lambda, u, w shared by all boxes here.
+            target: objective, seconds.
+        """
+        model, problem = self.model, self.model.problem
+        n_types, n_layers = problem.n_types, problem.n_layers
+        lam, u, w = multipliers
+        weights = np.array([1.0, model.decode_rounds * lam, 0.0, problem.theta + u, w])
+        slack = np.full((n_types, n_layers, n_layers + 1), -math.inf)
+        for box in boxes:
+            search.evaluations += 1
+            price = search.price(self, box, multipliers)
+            through = through_costs(
+                price.arc_cost,
+                price.hop,
+                model.has_return,
+                model.used,
+                model.stride,
+                model.counts,
+                price.node,
+            )
+            reached = through < math.inf
+            room = np.where(
+                reached, target - price.constant - np.where(reached, through, 0.0), -math.inf
+            )
+            slack = np.maximum(slack, np.where(price.arc_cost <= room, room, -math.inf))
+        caps = tuple(max(box.high[q] for box in boxes) for q in range(2))
+        floors = tuple(min(box.low[q] for box in boxes) for q in range(2))
+        forms = np.zeros((n_types, FORMS, 5))
+        tops = np.zeros((n_types, n_layers, FORMS, n_layers + 1))
+        ends = np.arange(n_layers + 1)
+        stop = np.where(slack > -math.inf, ends, 0).max(axis=2)
+        edge_scalar = self.edge_scalar(weights)
+        minima = layer_minima(self.scalar(weights), self._costs, self._pool, self._sizes)
+        for k in range(n_types):
+            best = np.argsort(-self._wins[k, 1 : self._sizes[k]], kind="stable") + 1
+            for form, g in enumerate([0, *best[: FORMS - 1].tolist()]):
+                mu = self._pool[k, g]
+                cap = np.array([*caps, problem.capacity_limit_bytes[k]])
+                acting = mu > 0
+                shift = float((mu[acting] * cap[acting]).sum())
+                forms[k, form] = weights
+                forms[k, form, :3] += mu
+                last = float(edge_scalar[k, 2])
+                last += float((mu[acting] * self._edges[k, 2][acting]).sum())
+                tops[k, :, form] = ceilings(slack[k] + shift, minima[k, g], self._blocked[k], last)
+        tops += 1e-12 * np.abs(np.where(np.isfinite(tops), tops, 0.0)) + 1e-300
+        return StageFilter(
+            target=target,
+            caps=(caps[0], caps[1]),
+            floors=(floors[0], floors[1]),
+            stop=stop.astype(np.int64),
+            weights=forms,
+            ceilings=tops,
+            slack=slack,
+        )

@@ -1,0 +1,456 @@
+"""Branch and bound over boxes of the two bottlenecks.
+
+A box ``[pl, ph] x [dl, dh]`` holds the chains whose ``max P`` and ``max D`` lie in it. With caps
+``ph, dh`` on every stage and hop the rest of the law is additive but for the decode round and the
+budgets, which multipliers ``lambda in [0, 1]``, ``u, w >= 0`` price::
+
+    bound = min over chains within caps of
+              sum P + (n-1) lambda sum D + (theta + u) sum omega + w sum cost2
+          + (Mp-1) pl + (n-1) (1-lambda) m dl - u max_omega - w max_cost2
+
+-> Implemented in: ``_chain_path.completion_costs`` (the minimum), ``Search.price`` (the bound),
+``Search._ascend`` (the multipliers), ``Search._split`` (the boxes). Stages that no better chain
+contains are dropped on the way (``Search._thin``), and what then remains of a box is settled
+exactly by label setting (``Search._settle`` -> ``_chain_labels.best_chain``).
+
+Where stage costs come from is the ``Pricing``'s business: a table of all stages worth having, or
+bounds that need no table.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import math
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from foreplan.solvers._chain_box import Box, Multipliers, Price, Pricing, StageView
+from foreplan.solvers._chain_labels import best_chain
+from foreplan.solvers._chain_model import ChainModel, tally
+from foreplan.solvers._chain_path import cheapest_path, completion_costs, through_costs
+from foreplan.solvers._stage_labels import thin_out
+from foreplan.solvers.chain_problem import (
+    ChainAssignment,
+    ChainStage,
+    FloatArray,
+    evaluate,
+)
+
+_NARROW = 1e-3
+"""Width, relative to the bound, of a box that is given more labels rather than split."""
+_MOST_LABELS = 4_000_000
+"""Labels after which a box is left with the bound it has."""
+_FLOAT_GAP = 1e-12
+"""Least gap that sums of floats can prove."""
+
+
+@dataclass(slots=True)
+class Search:
+    """State of one solve.
+
+    Attributes:
+        model: the problem.
+        gap: relative gap to prove.
+        cutoff: objective beyond which nothing is looked for.
+        max_evaluations: bound evaluations allowed.
+        best: incumbent.
+        objective: its objective, ``inf`` without one.
+        evaluations: spent so far.
+        dropped: bound on what was cut off boxes because it reached the stop value.
+    """
+
+    model: ChainModel
+    gap: float
+    cutoff: float
+    max_evaluations: int
+    best: ChainAssignment | None = None
+    objective: float = math.inf
+    evaluations: int = 0
+    dropped: float = math.inf
+    _tie: itertools.count[int] = field(default_factory=itertools.count)
+
+    @property
+    def stop(self) -> float:
+        """Bound from which a box holds nothing worth finding."""
+        known = min(self.objective, self.cutoff)
+        return known - max(self.gap, _FLOAT_GAP) * abs(known) if known < math.inf else known
+
+    @property
+    def needs_labels(self) -> bool:
+        """Whether boxes do not close by splitting alone."""
+        problem = self.model.problem
+        return (
+            problem.max_omega is not None
+            or problem.max_cost2 is not None
+            or (self.model.sums_decode and problem.decode_microbatches > 1)
+        )
+
+    def run(self, pricing: Pricing, boxes: list[Box]) -> list[Box]:
+        """Work on boxes until each is bounded by the stop value, or the evaluations are spent.
+
+        Args:
+            pricing: stage costs.
+            boxes: where to look.
+
+        Returns:
+            Boxes that hold everything not looked at, best bound first.
+        """
+        heap = [(box.bound, next(self._tie), box) for box in boxes]
+        heapq.heapify(heap)
+        stuck = []
+        while heap and heap[0][0] < min(self.stop, pricing.target):
+            if self.evaluations >= self.max_evaluations:
+                break
+            for child in self.expand(pricing, heapq.heappop(heap)[2]):
+                if child.stuck:
+                    stuck.append(child)
+                elif child.bound < math.inf:
+                    heapq.heappush(heap, (child.bound, next(self._tie), child))
+        return sorted([*stuck, *(item[2] for item in heap)], key=lambda box: box.bound)
+
+    def coarsen(
+        self, pricing: Pricing, boxes: list[Box], reach: float, evaluations: int
+    ) -> list[Box]:
+        """Split boxes until those near the best bound are narrow.
+
+        Args:
+            pricing: stage costs.
+            boxes: where to look.
+            reach: relative distance from the best bound that is near.
+            evaluations: how many may be spent.
+
+        Returns:
+            Boxes that hold everything not looked at, best bound first.
+        """
+        heap = [(box.bound, next(self._tie), box) for box in boxes]
+        heapq.heapify(heap)
+        aside: list[Box] = []
+        limit = min(self.max_evaluations, self.evaluations + evaluations)
+        while heap and self.evaluations < limit:
+            floor = min(aside[0].bound if aside else math.inf, heap[0][0])
+            if heap[0][0] >= self.stop or heap[0][0] > floor + reach * abs(floor):
+                break
+            box = heapq.heappop(heap)[2]
+            if box.priced and sum(self._widths(box)[1]) <= 0.5 * reach * abs(box.bound):
+                aside.append(box)
+                continue
+            for child in self.expand(pricing, box):
+                if child.stuck:
+                    child.stuck = False
+                    aside.append(child)
+                elif child.bound < math.inf:
+                    heapq.heappush(heap, (child.bound, next(self._tie), child))
+        return sorted([*aside, *(item[2] for item in heap)], key=lambda box: box.bound)
+
+    def expand(self, pricing: Pricing, box: Box) -> list[Box]:
+        """Price a box and settle it if that is cheap, or split it."""
+        if box.priced:
+            return self._split(box)
+        price = self._ascend(pricing, box)
+        box.raw = price.bound
+        box.bound = max(box.bound, min(price.bound, pricing.target, box.valid))
+        box.multipliers, box.worst, box.priced = price.multipliers, price.worst, True
+        stop = min(self.stop, pricing.target)
+        if box.view is not None and box.bound < stop:
+            thinned = stop < math.inf and stop - box.bound < 0.7 * box.room
+            if thinned:
+                self._thin(box, price, stop)
+            if (thinned or self.needs_labels) and box.bound < stop:
+                self._settle(pricing, box, price)
+        return [box]
+
+    def price(self, pricing: Pricing, box: Box, multipliers: Multipliers) -> Price:
+        """Bound of a box under given multipliers; its chain may become the incumbent."""
+        model, problem = self.model, self.model.problem
+        self.evaluations += 1
+        lam, u, w = multipliers
+        weights = np.array([1.0, model.decode_rounds * lam, 0.0, problem.theta + u, w])
+        arc_cost = pricing.costs(box, weights)
+        hop_p, hop_d, back = self.hops(box)
+        with np.errstate(invalid="ignore"):
+            hop = np.where(np.isfinite(hop_p + hop_d), hop_p + weights[1] * hop_d, math.inf)
+            back = np.where(np.isfinite(back), weights[1] * back, math.inf)
+        node, opening = completion_costs(
+            arc_cost, hop, back, model.has_return, model.used, model.stride, model.counts
+        )
+        total, path = cheapest_path(
+            arc_cost, hop, model.has_return, model.stride, model.counts, model.used, node, opening
+        )
+        constant = self.constant(box, multipliers)
+        price = Price(
+            bound=total + constant,
+            slope=(0.0, 0.0, 0.0),
+            worst=(0.0, 0.0),
+            multipliers=multipliers,
+            weights=weights,
+            arc_cost=arc_cost,
+            hop=hop,
+            node=node,
+            constant=constant,
+        )
+        if total == math.inf:
+            return price
+        types = path[:, 0].tolist()
+        sums = tally(model, types, pricing.rows(path))
+        price.worst = (sums.prefill_max_s, sums.decode_max_s)
+        low_round = problem.decode_microbatches * box.low[1]
+        price.slope = (
+            model.decode_rounds * (sums.decode_sum_s - low_round),
+            sums.omega - problem.omega_limit if problem.max_omega is not None else 0.0,
+            sums.cost2 - problem.cost2_limit if problem.max_cost2 is not None else 0.0,
+        )
+        offered = pricing.offer(path)
+        if offered is not None:
+            sums = tally(model, types, offered)
+            if sums.omega <= problem.omega_limit and sums.cost2 <= problem.cost2_limit:
+                price.worst = (sums.prefill_max_s, sums.decode_max_s)
+                if sums.objective < min(self.objective, self.cutoff):
+                    self.accept(pricing.stages(path))
+        return price
+
+    def constant(self, box: Box, multipliers: Multipliers) -> float:
+        """The part of a box's bound that no chain changes, seconds."""
+        problem, (lam, u, w) = self.model.problem, multipliers
+        round_s = (1 - lam) * problem.decode_microbatches * box.low[1]
+        constant = self.model.prefill_rounds * box.low[0] + self.model.decode_rounds * round_s
+        constant -= u * problem.omega_limit if problem.max_omega is not None else 0.0
+        constant -= w * problem.cost2_limit if problem.max_cost2 is not None else 0.0
+        return constant
+
+    def hops(self, box: Box) -> tuple[FloatArray, FloatArray, FloatArray]:
+        """Prefill, decode and return hops, ``inf`` where one exceeds the caps of a box."""
+        model = self.model
+        hop_p, hop_d, back = (
+            np.where(x <= cap, x, math.inf)
+            for x, cap in (
+                (model.problem.link_prefill_s, box.high[0]),
+                (model.link_decode_s, box.high[1]),
+                (model.back_decode_s, box.high[1]),
+            )
+        )
+        return hop_p, hop_d, back
+
+    def accept(self, stages: tuple[ChainStage, ...]) -> None:
+        """Keep a chain if the evaluator agrees that it is the best so far."""
+        assignment = ChainAssignment(stages)
+        score = evaluate(self.model.problem, assignment)
+        if score.feasible and score.objective < min(self.objective, self.cutoff):
+            self.best, self.objective = assignment, score.objective
+
+    def _ascend(self, pricing: Pricing, box: Box) -> Price:
+        """Improve the multipliers of a box, one coordinate after the other."""
+        problem = self.model.problem
+        m = problem.decode_microbatches
+        lam, u, w = box.multipliers
+        if m == 1:
+            lam = 1.0
+        elif not self.model.sums_decode:
+            lam = 0.0
+        best = self.price(pricing, box, (lam, u, w))
+        coordinates = []
+        if problem.max_omega is not None:
+            coordinates.append(1)
+        if problem.max_cost2 is not None:
+            coordinates.append(2)
+        if self.model.sums_decode and m > 1:
+            coordinates.append(0)
+        for _ in range(2 if len(coordinates) > 1 else 1):
+            for c in coordinates:
+                if best.bound < min(self.stop, pricing.target):
+                    best = self._line(pricing, box, best, c)
+        return best
+
+    def _line(self, pricing: Pricing, box: Box, start: Price, c: int) -> Price:
+        """Maximise the concave bound along one multiplier by intersecting tangents."""
+        top = 1.0 if c == 0 else math.inf
+        best, left, right = start, None, None
+        current = start
+        for _ in range(12):
+            x, slope = current.multipliers[c], current.slope[c]
+            if slope > 0:
+                if left is None or x > left.multipliers[c]:
+                    left = current
+            elif slope < 0 and (right is None or x < right.multipliers[c]):
+                right = current
+            if slope == 0 or (slope > 0 and x >= top) or (slope < 0 and x <= 0):
+                break
+            if left is None:
+                following = 0.0
+            elif right is None:
+                lift = min(self.stop, abs(left.bound) * 1.05 + 1e-12) - left.bound
+                following = min(top, max(2 * x, x + lift / left.slope[c]))
+            else:
+                a, b = left.multipliers[c], right.multipliers[c]
+                rise, fall = left.slope[c], right.slope[c]
+                following = (right.bound - left.bound + rise * a - fall * b) / (rise - fall)
+                if not a < following < b:
+                    break
+                crest = left.bound + rise * (following - a)
+                if crest - best.bound <= 1e-5 * abs(best.bound):
+                    break
+            multipliers = list(current.multipliers)
+            multipliers[c] = following
+            current = self.price(pricing, box, (multipliers[0], multipliers[1], multipliers[2]))
+            if current.bound > best.bound:
+                best = current
+            if best.bound >= min(self.stop, pricing.target):
+                break
+        return best
+
+    def _thin(self, box: Box, price: Price, stop: float) -> None:
+        """Drop stages that no chain below the stop value contains, and tighten the box."""
+        model, view = self.model, box.view
+        assert view is not None
+        through = through_costs(
+            price.arc_cost,
+            price.hop,
+            model.has_return,
+            model.used,
+            model.stride,
+            model.counts,
+            price.node,
+        )
+        arc_start, arc_stop, kept = thin_out(
+            view.arc_start,
+            view.arc_stop,
+            view.rows,
+            price.weights,
+            np.array(box.high),
+            stop - price.constant - through,
+        )
+        box.view = StageView(arc_start, arc_stop, view.rows[kept], view.labels[kept])
+        box.room, box.valid = stop - box.bound, min(stop, box.valid)
+        hops = self.hops(box)
+        low, high = list(box.low), list(box.high)
+        for axis in range(2):
+            if not (model.caps_prefill, model.caps_decode)[axis]:
+                continue
+            links = hops[0] if axis == 0 else np.concatenate(hops[1:])
+            attained = np.concatenate([box.view.rows[:, axis], links.ravel()])
+            attained = attained[(attained >= low[axis]) & (attained <= high[axis])]
+            if not len(attained):
+                box.bound = box.valid
+                return
+            low[axis], high[axis] = float(attained.min()), float(attained.max())
+        box.low, box.high = (low[0], low[1]), (high[0], high[1])
+        shift = self.constant(box, price.multipliers) - price.constant
+        price.constant += shift
+        box.raw += shift
+        box.bound = max(box.bound, min(box.raw, box.valid))
+
+    def _settle(self, pricing: Pricing, box: Box, price: Price) -> None:
+        """Look for the best chain of a box; the target grows until something lies below it."""
+        model, problem, view = self.model, self.model.problem, box.view
+        assert view is not None
+        hop_p, hop_d, back = self.hops(box)
+        law = (model.prefill_rounds, model.decode_rounds, problem.decode_microbatches)
+        acts = (
+            problem.max_omega is not None,
+            model.sums_decode,
+            problem.max_cost2 is not None,
+            model.caps_prefill,
+            model.caps_decode,
+        )
+        while self.evaluations < self.max_evaluations:
+            stop = min(self.stop, pricing.target)
+            target = stop
+            if self.needs_labels:
+                near = box.bound + box.step * abs(box.bound) + 1e-12
+                target = min(stop, near if near < model.ceiling_s else stop)
+            objective, chain, spent, gave_up = best_chain(
+                view.arc_start,
+                view.arc_stop,
+                view.rows,
+                price.arc_cost,
+                hop_p,
+                hop_d,
+                back,
+                model.has_return,
+                model.used,
+                model.stride,
+                model.counts,
+                price.node,
+                np.array(box.low),
+                np.array(box.high),
+                np.array([*law, problem.theta]),
+                np.array(price.multipliers),
+                np.array([problem.omega_limit, problem.cost2_limit]),
+                model.least,
+                np.array(acts),
+                target,
+                price.constant,
+                box.labels,
+            )
+            self.evaluations += 1 + spent // 10_000
+            box.starved = bool(gave_up)
+            if gave_up:
+                return
+            box.bound = max(box.bound, objective)
+            if len(chain):
+                self.accept(
+                    tuple(
+                        pricing.stage(k, a, b, int(view.labels[label]))
+                        for k, a, b, label in chain.tolist()
+                    )
+                )
+                return
+            if target >= stop:
+                return
+            box.step *= 4
+
+    def _weights(self) -> tuple[float, float]:
+        """Seconds of objective per second of max P and max D."""
+        model = self.model
+        rounds = model.decode_rounds * model.problem.decode_microbatches
+        return (
+            float(model.prefill_rounds) if model.caps_prefill else 0.0,
+            float(rounds) if model.caps_decode else 0.0,
+        )
+
+    def _widths(self, box: Box) -> tuple[list[float], list[float]]:
+        """Upper ends of a box that are still of interest, and what its width is worth, seconds."""
+        high, width = [box.high[0], box.high[1]], [0.0, 0.0]
+        for q, weight in enumerate(self._weights()):
+            linear = weight * (1 - box.multipliers[0]) if q == 1 else weight
+            if linear > 0 and self.stop < math.inf:
+                # A bottleneck beyond this makes the bound itself reach the stop value.
+                reach = box.low[q] + (self.stop - box.raw) / linear
+                high[q] = max(min(high[q], reach * (1 + 1e-12)), box.low[q])
+            width[q] = weight * (high[q] - box.low[q]) if weight else 0.0
+        return high, width
+
+    def _split(self, box: Box) -> list[Box]:
+        """Cut a box where its chain's bottleneck lies, at most in the middle."""
+        weight = self._weights()
+        high, width = self._widths(box)
+        excess = [
+            min(weight[q] * (box.worst[q] - box.low[q]), width[q]) if weight[q] else 0.0
+            for q in range(2)
+        ]
+        axis = 0 if excess[0] >= excess[1] else 1
+        if excess[axis] <= 0:
+            axis = 0 if width[0] >= width[1] else 1
+        if box.starved and width[axis] <= _NARROW * abs(box.bound):
+            box.labels *= 8
+            box.priced = False
+            box.stuck = box.labels > _MOST_LABELS
+            return [box]
+        if high != [box.high[0], box.high[1]]:
+            self.dropped = min(self.dropped, self.stop)
+        low, middle = box.low[axis], 0.5 * (box.low[axis] + high[axis])
+        cut = box.worst[axis] if low < box.worst[axis] <= middle else middle
+        below = math.nextafter(cut, -math.inf)
+        if not low <= below < high[axis]:
+            box.stuck = True
+            return [box]
+        lower, upper = replace(box), replace(box)
+        lower.high = (below, high[1]) if axis == 0 else (high[0], below)
+        lower.priced = False
+        upper.high = (high[0], high[1])
+        upper.low = (cut, box.low[1]) if axis == 0 else (box.low[0], cut)
+        upper.raw += weight[axis] * (1 - box.multipliers[0] if axis == 1 else 1.0) * (cut - low)
+        upper.bound = max(box.bound, min(upper.raw, box.valid))
+        upper.priced = not self.needs_labels
+        return [lower, upper]

@@ -1,0 +1,357 @@
+"""Undominated ways to run a stage: label extension layer by layer.
+
+A label is one variant choice for the layers ``[a, e)`` of a stage, summed up as the row
+``(prefill_s, decode_s, memory_bytes, omega, cost2)``. Layers with identical costs are
+interchangeable up to omega: labels with the same counts of (layer class, variant) then have the
+same key, and only the one with the least omega is kept, which is exact for any omega. Other
+labels are compared component by component.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numba
+import numpy as np
+
+PREFILL, DECODE, MEMORY, OMEGA, COST2 = range(5)
+"""Columns of a label."""
+
+_NEAR = 64
+"""Comparisons a label has to survive; more only removes more, never changes the optimum."""
+
+
+@numba.njit(cache=True, nogil=True)
+def undominated(points: Any) -> Any:
+    """Indices of rows that no earlier-sorted row beats in every component.
+
+    Args:
+        points: ``[N, Q]``; less is better.
+
+    Returns:
+        Indices in ascending order of the first component; a superset of the Pareto set.
+    """
+    order = np.argsort(points[:, 0])
+    kept = np.empty(len(order), dtype=np.int64)
+    front = np.empty(len(order), dtype=np.int64)
+    size = 0
+    width = points.shape[1]
+    for position in range(len(order)):
+        i = order[position]
+        beaten = False
+        for j in range(min(size, _NEAR)):
+            other = front[j]
+            beaten = True
+            for q in range(width):
+                if points[other, q] > points[i, q]:
+                    beaten = False
+                    break
+            if beaten:
+                # Rows that beat much move to the front, where they are met early.
+                front[j] = front[j // 2]
+                front[j // 2] = other
+                break
+        if not beaten:
+            kept[size] = i
+            if size < _NEAR:
+                front[size] = i
+            else:
+                front[_NEAR // 2 + size % (_NEAR // 2)] = i
+            size += 1
+    return kept[:size]
+
+
+@numba.njit(cache=True, nogil=True)
+def _slot(table: Any, keys: Any, rows: Any, key: Any, row: Any) -> Any:
+    """Find the label with this key in an open-addressing table, or the free slot for it."""
+    mask = len(table) - 1
+    place = np.int64(key & np.uint64(mask))
+    while True:
+        found = table[place]
+        if found == -1:
+            return place, -1
+        if keys[found] == key:
+            # Equal keys mean equal counts; the comparison guards against a hash collision.
+            same = True
+            for q in (PREFILL, DECODE, MEMORY, COST2):
+                if abs(rows[found, q] - row[q]) > 1e-9 * (abs(row[q]) + 1e-300):
+                    same = False
+            if same:
+                return place, found
+        place = (place + 1) & mask
+
+
+@numba.njit(cache=True, nogil=True)
+def extend_stages(
+    start: int,
+    stop: int,
+    first: Any,
+    last: Any,
+    prefill: Any,
+    decode: Any,
+    memory: Any,
+    omega: Any,
+    cost2: Any,
+    codes: Any,
+    caps: Any,
+    floors: Any,
+    headroom: Any,
+    separate: Any,
+    theta: float,
+    weights: Any,
+    ceilings: Any,
+    slack: Any,
+    max_labels: int,
+) -> Any:
+    """All undominated stages of one type that start at one layer.
+
+    Args:
+        start: first layer a.
+        stop: largest end to consider.
+        first: ``[3]`` (prefill, decode, memory) that every stage from here starts with.
+        last: ``[3]`` extras of the stage that ends at L.
+        prefill: ``[L, V]`` of the type; ``inf`` if not available. Likewise ``decode``, ``memory``.
+        decode: see ``prefill``.
+        memory: see ``prefill``.
+        omega: ``[L, V]``.
+        cost2: ``[L, V]``.
+        codes: ``[L, V]`` uint64 random words, equal for layers of the same class.
+        caps: ``[3]`` largest stage prefill, decode and memory of interest.
+        floors: ``[2]`` prefill and decode below which a stage is never the bottleneck.
+        headroom: ``[3, L+1]`` the most that layers ``e..stop`` can still add (prefill, decode,
+            memory), by boundary e.
+        separate: ``[3]`` bool: does omega / decode / cost2 count on its own in comparisons.
+        theta: weight of omega where it does not.
+        weights: ``[G, 5]`` linear forms over label columns that bound the whole chain.
+        ceilings: ``[G, L+1]`` largest value of each form worth keeping, by boundary.
+        slack: ``[L+1]`` largest value of the first form over a whole stage, by end.
+        max_labels: labels, open stages included, beyond which to give up.
+
+    Returns:
+        Ends ``[N]``, rows ``[N, 5]`` and history index ``[N]`` of the stages, in order of end; the
+        history as ``parent`` and ``variant``; whether it gave up.
+    """
+    n_layers, n_variants = prefill.shape
+    out_end = np.empty(256, dtype=np.int64)
+    out_row = np.empty((256, 5))
+    out_history = np.empty(256, dtype=np.int64)
+    n_out = 0
+    parent = np.empty(1024, dtype=np.int64)
+    variant = np.empty(1024, dtype=np.int8)
+    n_history = 0
+    rows = np.zeros((1, 5))
+    rows[0, :3] = first
+    keys = np.zeros(1, dtype=np.uint64)
+    history = np.full(1, -1, dtype=np.int64)
+    for e in range(start, stop):
+        size = len(rows) * n_variants
+        next_rows = np.empty((size, 5))
+        next_keys = np.empty(size, dtype=np.uint64)
+        next_parent = np.empty(size, dtype=np.int64)
+        next_variant = np.empty(size, dtype=np.int8)
+        n_slots = 4
+        while n_slots < 2 * size:
+            n_slots *= 2
+        table = np.full(n_slots, -1, dtype=np.int64)
+        row = np.empty(5)
+        n_next = 0
+        for i in range(len(rows)):
+            for v in range(n_variants):
+                row[PREFILL] = rows[i, PREFILL] + prefill[e, v]
+                row[DECODE] = rows[i, DECODE] + decode[e, v]
+                row[MEMORY] = rows[i, MEMORY] + memory[e, v]
+                if not (
+                    row[PREFILL] <= caps[0] and row[DECODE] <= caps[1] and row[MEMORY] <= caps[2]
+                ):
+                    continue
+                row[OMEGA] = rows[i, OMEGA] + omega[e, v]
+                row[COST2] = rows[i, COST2] + cost2[e, v]
+                hopeless = False
+                for g in range(len(weights)):
+                    value = 0.0
+                    for q in range(5):
+                        value += weights[g, q] * row[q]
+                    if value > ceilings[g, e + 1]:
+                        hopeless = True
+                        break
+                if hopeless:
+                    continue
+                key = keys[i] + codes[e, v]
+                place, found = _slot(table, next_keys, next_rows, key, row)
+                if found == -1:
+                    table[place] = n_next
+                    found = n_next
+                    n_next += 1
+                elif next_rows[found, OMEGA] <= row[OMEGA]:
+                    continue
+                next_rows[found] = row
+                next_keys[found] = key
+                next_parent[found] = history[i]
+                next_variant[found] = v
+        if n_next == 0:
+            break
+        points = np.empty((n_next, 6))
+        for i in range(n_next):
+            _point(points[i], next_rows[i], separate, theta, caps, floors, headroom[:, e + 1])
+        chosen = undominated(points)
+        if n_history + len(chosen) > max_labels:
+            return out_end[:0], out_row[:0], out_history[:0], parent[:0], variant[:0], True
+        while n_history + len(chosen) > len(parent):
+            parent = np.concatenate((parent, np.empty_like(parent)))
+            variant = np.concatenate((variant, np.empty_like(variant)))
+        rows = np.empty((len(chosen), 5))
+        keys = np.empty(len(chosen), dtype=np.uint64)
+        history = np.empty(len(chosen), dtype=np.int64)
+        for j in range(len(chosen)):
+            i = chosen[j]
+            rows[j] = next_rows[i]
+            keys[j] = next_keys[i]
+            history[j] = n_history
+            parent[n_history] = next_parent[i]
+            variant[n_history] = next_variant[i]
+            n_history += 1
+        # Close the stage here: memory no longer matters, and nothing can be added any more.
+        closing = np.empty((len(rows), 6))
+        closed = rows.copy()
+        fits = np.ones(len(rows), dtype=np.bool_)
+        none = np.zeros(3)
+        for j in range(len(rows)):
+            if e + 1 == n_layers:
+                for q in range(3):
+                    closed[j, q] += last[q]
+                    if not closed[j, q] <= caps[q]:
+                        fits[j] = False
+            if len(weights) > 0:
+                value = 0.0
+                for q in range(5):
+                    value += weights[0, q] * closed[j, q]
+                if value > slack[e + 1]:
+                    fits[j] = False
+            _point(closing[j], closed[j], separate, theta, caps, floors, none)
+            closing[j, 4] = 0.0
+        inside = np.flatnonzero(fits)
+        if len(inside) == 0:
+            continue
+        best = undominated(closing[inside])
+        while n_out + len(best) > len(out_end):
+            out_end = np.concatenate((out_end, np.empty_like(out_end)))
+            out_history = np.concatenate((out_history, np.empty_like(out_history)))
+            out_row = np.concatenate((out_row, np.empty_like(out_row)))
+        for j in range(len(best)):
+            i = inside[best[j]]
+            out_end[n_out] = e + 1
+            out_row[n_out] = closed[i]
+            out_history[n_out] = history[i]
+            n_out += 1
+    return (
+        out_end[:n_out],
+        out_row[:n_out],
+        out_history[:n_out],
+        parent[:n_history],
+        variant[:n_history],
+        False,
+    )
+
+
+@numba.njit(cache=True, nogil=True)
+def _point(
+    point: Any,
+    row: Any,
+    separate: Any,
+    theta: float,
+    caps: Any,
+    floors: Any,
+    headroom: Any,
+) -> None:
+    """Write what a label is compared by; values that can no longer matter are levelled."""
+    if separate[0]:
+        point[0] = row[PREFILL]
+        point[1] = row[OMEGA]
+    else:
+        point[0] = row[PREFILL] + theta * row[OMEGA]
+        # Prefill on its own only matters once the stage may be the bottleneck.
+        point[1] = max(row[PREFILL], floors[0] - headroom[0])
+    point[2] = row[DECODE] if separate[1] else max(row[DECODE], floors[1] - headroom[1])
+    point[3] = row[COST2] if separate[2] else 0.0
+    point[4] = max(row[MEMORY], caps[2] - headroom[2])
+    point[5] = 0.0
+
+
+@numba.njit(cache=True, nogil=True)
+def stage_costs(
+    arc_start: Any,
+    arc_stop: Any,
+    rows: Any,
+    max_prefill: float,
+    max_decode: float,
+    weights: Any,
+) -> Any:
+    """Cheapest stage of every arc under caps.
+
+    Args:
+        arc_start: ``[K, L, L+1]`` first label of each arc.
+        arc_stop: ``[K, L, L+1]`` one past its last label.
+        rows: ``[N, 5]`` labels.
+        max_prefill: seconds a stage may take.
+        max_decode: seconds a stage may take.
+        weights: ``[5]`` linear form over label columns.
+
+    Returns:
+        ``cost[K, L, L+1]`` (``inf`` if none) and the label that attains it (-1 if none).
+    """
+    n_types, n_layers = arc_start.shape[0], arc_start.shape[1]
+    cost = np.full((n_types, n_layers, n_layers + 1), np.inf)
+    pick = np.full((n_types, n_layers, n_layers + 1), -1, dtype=np.int64)
+    w0, w1, w3, w4 = weights[0], weights[1], weights[3], weights[4]
+    for k in range(n_types):
+        for a in range(n_layers):
+            for b in range(a + 1, n_layers + 1):
+                best, label = np.inf, -1
+                for i in range(arc_start[k, a, b], arc_stop[k, a, b]):
+                    if rows[i, PREFILL] <= max_prefill and rows[i, DECODE] <= max_decode:
+                        value = (
+                            w0 * rows[i, PREFILL]
+                            + w1 * rows[i, DECODE]
+                            + w3 * rows[i, OMEGA]
+                            + w4 * rows[i, COST2]
+                        )
+                        if value < best:
+                            best, label = value, i
+                cost[k, a, b] = best
+                pick[k, a, b] = label
+    return cost, pick
+
+
+@numba.njit(cache=True, nogil=True)
+def thin_out(arc_start: Any, arc_stop: Any, rows: Any, weights: Any, high: Any, slack: Any) -> Any:
+    """Leave out stages that no chain better than a target contains.
+
+    Args:
+        arc_start: ``[K, L, L+1]`` first label of each arc.
+        arc_stop: ``[K, L, L+1]`` one past its last label.
+        rows: ``[N, 5]`` labels.
+        weights: ``[5]`` linear form over label columns.
+        high: ``[2]`` largest prefill and decode of a stage.
+        slack: ``[K, L, L+1]`` value of the form at which a stage is too dear.
+
+    Returns:
+        New ``arc_start`` and ``arc_stop``, and the indices of the labels kept.
+    """
+    kept = np.empty(len(rows), dtype=np.int64)
+    start, stop = np.zeros_like(arc_start), np.zeros_like(arc_stop)
+    size = 0
+    for k in range(arc_start.shape[0]):
+        for a in range(arc_start.shape[1]):
+            for b in range(a + 1, arc_start.shape[2]):
+                start[k, a, b] = size
+                most = slack[k, a, b]
+                for i in range(arc_start[k, a, b], arc_stop[k, a, b]):
+                    if rows[i, PREFILL] <= high[0] and rows[i, DECODE] <= high[1]:
+                        value = 0.0
+                        for q in range(5):
+                            value += weights[q] * rows[i, q]
+                        if value < most:
+                            kept[size] = i
+                            size += 1
+                stop[k, a, b] = size
+    return start, stop, kept[:size]
