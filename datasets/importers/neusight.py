@@ -44,8 +44,10 @@ def convert(columns: Columns) -> OperatorTable:
     dims: dict[str, np.ndarray] = {name: np.zeros(len(columns)) for name in ("b", "m", "n", "k")}
     product = np.isin(kind, ("bmm", "linear"))
     if product.any():
-        for name in ("m", "n", "k"):
-            dims[name] = columns.sizes(name, rows=product)
+        size = {name: columns.sizes(name, rows=product) for name in ("m", "n", "k")}
+        # NeuSight multiplies (M, N) by (N, K): its N is the contracted size.
+        dims["m"] = size["m"]
+        dims["n"], dims["k"] = size["k"], size["n"]
     conv = kind == "conv"
     if conv.any():
         for name, sources in {
