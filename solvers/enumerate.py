@@ -40,7 +40,7 @@ def brute_force(problem: ChainProblem) -> Solution[ChainAssignment]:
         SpecError: more than ``MAX_PLANS`` plans.
     """
     n_layers, n_variants = problem.n_layers, problem.n_variants
-    sequences = list(_type_sequences(problem))
+    sequences = list(type_sequences(problem))
     shapes = sum(math.comb(n_layers - 1, len(s) - 1) for s in sequences)
     plans = shapes * n_variants**n_layers
     if plans > MAX_PLANS:
@@ -85,7 +85,7 @@ def brute_force(problem: ChainProblem) -> Solution[ChainAssignment]:
     )
 
 
-def _type_sequences(problem: ChainProblem) -> Iterator[tuple[int, ...]]:
+def type_sequences(problem: ChainProblem) -> Iterator[tuple[int, ...]]:
     """Every distinct sequence of types that the counts and the number of layers allow."""
     frontier: list[tuple[int, ...]] = [()]
     while frontier:
