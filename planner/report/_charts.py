@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from foreplan.planner.report._markup import Html, element, esc
+from foreplan.planner.report._markup import Html, element, esc, words_of
 from foreplan.planner.report.text import percent
 
 COLOURS = 9
@@ -70,9 +70,7 @@ def bars(rows: Sequence[Bar], colours: Mapping[str, str]) -> Html:
         if name in used
     ]
     drawn = [_row(row, colours) for row in rows]
-    return element(
-        "div", element("ul", *legend, class_="legend"), *drawn, class_="chart"
-    )
+    return element("div", element("ul", *legend, class_="legend"), *drawn, class_="chart")
 
 
 def _row(row: Bar, colours: Mapping[str, str]) -> Html:
@@ -94,7 +92,7 @@ def _row(row: Bar, colours: Mapping[str, str]) -> Html:
         width="100%",
         height=height,
         role="img",
-        aria_label=f"{row.name}: {spoken}" if spoken else row.name,
+        aria_label=f"{words_of(row.name)}: {spoken}",
     )
     name = element("span", row.name, class_="name")
     value = element("span", row.value, class_=f"value {row.tone}".strip())

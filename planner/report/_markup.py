@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html
 import json
+import re
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -15,10 +16,23 @@ class Html(str):
 
     __slots__ = ()
 
+    def __add__(self, other: str) -> Html:
+        return Html(str.__add__(self, esc(other)))
+
 
 def esc(text: object, limit: int = 400) -> Html:
     """Text for an element or an attribute; `Html` passes as it is."""
     return text if isinstance(text, Html) else Html(html.escape(plain(text, limit), quote=True))
+
+
+def breakable(text: str) -> Html:
+    """A long name that may go on in the next line after ``/``, ``:`` or ``,``."""
+    return Html(re.sub(r"([/:,])", r"\1<wbr>", esc(text)))
+
+
+def rank_name(rank: int, device: str) -> Html:
+    """``0 · t4``, which breaks only inside the name."""
+    return Html(f"{rank}&nbsp;·&nbsp;") + breakable(device)
 
 
 def join(parts: Iterable[object]) -> Html:
@@ -37,6 +51,11 @@ def element(name: str, *children: object, **attributes: object) -> Html:
         if value is not None
     )
     return Html(f"<{name}{shown}>{join(children)}</{name}>")
+
+
+def words_of(text: str) -> str:
+    """Text as a reader hears it, without our markup."""
+    return html.unescape(re.sub(r"<[^>]*>", "", text)) if isinstance(text, Html) else text
 
 
 def section(title: str, *children: object, note: object | None = None) -> Html:

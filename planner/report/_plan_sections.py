@@ -9,11 +9,13 @@ from foreplan.planner.plan import Plan, RankPrediction
 from foreplan.planner.report._charts import Bar, Segment, bars, meter, palette
 from foreplan.planner.report._markup import (
     Html,
+    breakable,
     definitions,
     details,
     element,
     esc,
     join,
+    rank_name,
     section,
     table,
 )
@@ -44,7 +46,7 @@ def decision_section(summary: Summary) -> Html:
         given = dict(stage.fields)
         name = summary.devices[k] if len(summary.devices) == len(stages) else stage.device
         cells = [given.get(column, UNKNOWN) for column in columns]
-        rows.append([f"{k}", name, stage.layers or UNKNOWN, *cells])
+        rows.append([f"{k}", breakable(name), stage.layers or UNKNOWN, *cells])
     head = ["Stage", "Device", "Layers", *(column.capitalize() for column in columns)]
     folded = [
         element("h4", f"Stage {k}: {name}") + definitions(entries)
@@ -64,7 +66,7 @@ def limits_section(limits: tuple[Limit, ...]) -> Html:
     """Limits with how much of each is used, tightest first."""
     rows = [
         [
-            limit.what,
+            breakable(limit.what),
             element("span", limit.verdict, class_=f"verdict {_TONE[limit.verdict]}"),
             meter(limit.share, _TONE[limit.verdict]),
             limit.used,
@@ -73,11 +75,8 @@ def limits_section(limits: tuple[Limit, ...]) -> Html:
         ]
         for limit in limits
     ]
-    binding = [limit.what for limit in limits if limit.share >= 0.98]
-    if binding:
-        note = f"Binding: {', '.join(binding)}."
-    else:
-        note = "No limit binds: the plan is as fast as it is for other reasons."
+    tight = [f"{limit.what} ({limit.free} free)" for limit in limits if limit.share >= 0.98]
+    note = f"Tight: {', '.join(tight)}." if tight else "No limit is tight."
     head = ["Limit", "State", "Share", "Used", "Allowed", "Free"]
     return section(
         "What limits the plan",
@@ -109,13 +108,13 @@ def memory_section(
             value = f"{bytes_of(total)} of {bytes_of(rank.capacity_bytes)}"
             tone = "bad" if free < 0 else "warn" if free < 0.02 * rank.capacity_bytes else ""
         segments = _segments(rank.memory_bytes, names)
-        rows.append(Bar(f"{k} · {summary.devices[k]}", value, segments, full, tone=tone))
+        rows.append(Bar(rank_name(k, summary.devices[k]), value, segments, full, tone=tone))
         if held and k in held:
             real = _segments(held[k], names)
             text = f"{bytes_of(sum(held[k].values()))} held"
             rows.append(Bar("in the real run", text, real, full, thin=True))
     cells = [
-        [f"{k} · {summary.devices[k]}", *(bytes_of(rank.memory_bytes.get(n)) for n in names)]
+        [rank_name(k, summary.devices[k]), *(bytes_of(rank.memory_bytes.get(n)) for n in names)]
         for k, rank in enumerate(ranks)
     ]
     head = ["Rank", *(words(name).capitalize() for name in names)]
@@ -156,7 +155,7 @@ def time_section(plan: Plan, summary: Summary) -> Html:
         busy = rank.compute_s / plan.predicted.total_s if plan.predicted.total_s else 0.0
         rows.append(
             Bar(
-                f"{k} · {summary.devices[k]}",
+                rank_name(k, summary.devices[k]),
                 f"busy {percent(busy)}",
                 segments,
                 max(plan.predicted.total_s, sum(whole.values())),
@@ -166,7 +165,7 @@ def time_section(plan: Plan, summary: Summary) -> Html:
     columns = [*names, TRANSFER, IDLE]
     cells = [
         [
-            f"{k} · {summary.devices[k]}",
+            rank_name(k, summary.devices[k]),
             *(seconds(rank.phase_s.get(name)) for name in phases),
             *(
                 seconds({**causes, TRANSFER: rank.communication_s, IDLE: rank.bubble_s}.get(name))
@@ -256,7 +255,8 @@ def workload_line(plan: Plan) -> Html:
     """The workload as one line of names and values."""
     pairs = [figure(name, value) for name, value in plan.workload.items() if _says(value)]
     return join(
-        element("span", f"{name} ", element("b", value), class_="fact") for name, value in pairs
+        element("span", name, Html(" "), element("b", value), class_="fact")
+        for name, value in pairs
     )
 
 
@@ -265,9 +265,12 @@ def _says(value: Any) -> bool:
 
 
 def metric_cards(plan: Plan) -> list[tuple[str, str]]:
-    """The planner's own figures."""
-    pairs = [figure(name, value) for name, value in plan.predicted.metrics.items()]
-    return [(name, value) for name, value in pairs if value != UNKNOWN]
+    """The planner's own figures that are not settings of the decision."""
+    return [
+        figure(name, value)
+        for name, value in plan.predicted.metrics.items()
+        if name not in plan.decision
+    ]
 
 
 def interval(plan: Plan) -> str:

@@ -1,8 +1,8 @@
 """`DecisionView`: any planner's decision as text, without knowing the planner.
 
 A decision that has ``stages`` (a list of records) becomes a table with a row a stage; every other
-field becomes a name and a value. Two conventions make that readable: a stage's ``start`` and ``end``
-are its layers, and a number called ``..._s`` or ``..._bytes`` has that unit.
+field becomes a name and a value. Two conventions make that readable: a stage's ``start`` and
+``end`` are its layers, and a number called ``..._s`` or ``..._bytes`` has that unit.
 """
 
 from __future__ import annotations
@@ -58,6 +58,7 @@ class DecisionView:
         stages = decision.get("stages")
         rows: tuple[StageView, ...] = ()
         rest = dict(decision)
+        rest.pop("limits_met", None)  # said as a label where it is false
         if isinstance(stages, Sequence) and all(isinstance(s, Mapping) for s in stages):
             rows = tuple(_stage(stage) for stage in stages)
             rest.pop("stages")

@@ -1,9 +1,9 @@
 """`gantt_document`: a timeline as compact JSON for the page's drawing.
 
-Columns instead of objects, whole numbers instead of floats: start (as difference to the action before
-it in its lane) and duration in ticks of a ten-millionth of the run or less, so that an action takes
-some twenty bytes. What a drawing of hundreds of thousands of actions cannot show anyway is joined:
-neighbours of one lane and one op become one block that says how many actions it stands for.
+Columns instead of objects, whole numbers instead of floats: start (as difference to the action
+before it in its lane) and duration in ticks of a ten-millionth of the run or less, so that an
+action takes some twenty bytes. What a drawing of hundreds of thousands of actions cannot show
+anyway is joined: neighbours of one lane become one block that says how many actions it stands for.
 """
 
 from __future__ import annotations
@@ -35,15 +35,13 @@ def gantt_document(timeline: Timeline, most: int = MOST) -> dict[str, Any]:
 
     Returns:
         ``tick_s``, ``makespan`` in ticks, ``ops``, and by rank and lane the columns ``start``
-        (differences), ``length``, ``op``, ``stage``, ``microbatch``, ``step`` and ``count``; a column
-        of equal values is that value. ``joined`` says whether neighbours were joined.
+        (differences), ``length``, ``op``, ``stage``, ``microbatch``, ``step`` and ``count``; a
+        column of equal values is that value. ``joined`` says whether neighbours were joined.
     """
     s = timeline.schedule
     zero = float(timeline.start_s.min(initial=math.inf)) if len(s) else 0.0
     tick = tick_of(timeline.makespan_s)
-    lanes = [
-        [_lane(timeline, rank, lane, zero, tick) for lane in LANES] for rank in range(s.ranks)
-    ]
+    lanes = [[_lane(timeline, rank, lane, zero, tick) for lane in LANES] for rank in range(s.ranks)]
     total = sum(len(columns["start"]) for rank in lanes for columns in rank)
     joined = total > most
     gap = 1
@@ -131,3 +129,11 @@ def _packed(columns: dict[str, IntArray]) -> dict[str, Any]:
         same = len(column) > 0 and bool((column == column[0]).all())
         packed[name] = int(column[0]) if same else column.tolist()
     return packed
+
+
+def busy_seconds(document: dict[str, Any], rank: int) -> float:
+    """Compute time of a rank of a `gantt_document`, in seconds."""
+    lane = document["ranks"][rank][0]
+    length = lane["length"]
+    ticks = length * len(lane["start"]) if isinstance(length, int) else sum(length)
+    return float(ticks * document["tick_s"])

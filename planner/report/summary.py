@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 from collections import Counter
 from dataclasses import dataclass
+from typing import TypeGuard
 
 from foreplan.datasets import device_zoo
 from foreplan.datasets.cluster_entry import Rank
@@ -115,7 +116,8 @@ def _kinds(plan: Plan) -> str:
     if not kinds:
         count = len(plan.predicted.ranks)
         return f"{count} rank{'' if count == 1 else 's'}"
-    return ", ".join(f"{count} × {plain(name)}" for name, count in kinds.items())
+    named = ((plain(name), count) for name, count in kinds.items())
+    return ", ".join(f"{count} × {name}" if count > 1 else name for name, count in named)
 
 
 def _title(plan: Plan) -> str:
@@ -181,8 +183,8 @@ def _labels(plan: Plan) -> list[Label]:
         labels.append(
             Label(
                 "not measured",
-                f"{percent(unmeasured)} of the predicted compute time comes from published figures, "
-                "not from measurements of these devices.",
+                f"{percent(unmeasured)} of the predicted compute time comes from published "
+                "figures, not from measurements of these devices.",
             )
         )
     if not plan.decision.get("limits_met", True):
@@ -232,7 +234,7 @@ def _named(plan: Plan) -> list[Limit]:
     for field, limit in plan.workload.items():
         bound, _, name = field.partition("_")
         value = known.get(name)
-        if bound not in ("min", "max") or not _is_number(limit) or not _is_number(value):
+        if bound not in ("min", "max") or not (_is_number(limit) and _is_number(value)):
             continue
         at_most = bound == "max"
         small, large = (value, limit) if at_most else (limit, value)
@@ -248,7 +250,7 @@ def _named(plan: Plan) -> list[Limit]:
     return limits
 
 
-def _is_number(value: object) -> bool:
+def _is_number(value: object) -> TypeGuard[int | float]:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
@@ -256,5 +258,3 @@ def _shown(name: str, value: float) -> str:
     if name.endswith("_s"):
         return seconds(value)
     return bytes_of(value) if name.endswith("_bytes") else number(value)
-
-

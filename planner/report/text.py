@@ -1,7 +1,7 @@
 """How reports write names and numbers: `plain`, `figure` and the small formats they share.
 
-A plan may come from a stranger. What goes to a terminal or a page passes through `plain`, so that no
-escape sequence reaches a terminal and no invisible character turns a line around.
+A plan may come from a stranger. What goes to a terminal or a page passes through `plain`, so that
+no escape sequence reaches a terminal and no invisible character turns a line around.
 """
 
 from __future__ import annotations

@@ -1,0 +1,295 @@
+"""Tables for the terminal: plans and their real runs, fit for 60 columns and for no colour.
+
+The tables of devices, profiles and simulated pipelines are in `listings` and can be had from here.
+"""
+
+from __future__ import annotations
+
+from rich.console import Group, RenderableType
+from rich.text import Text
+
+from foreplan.planner.plan import Plan
+from foreplan.planner.report._grid import Column, Facts, Grid, Narrow, Tone, bullets, heading, toned
+from foreplan.planner.report.comparison import Contender, contenders
+from foreplan.planner.report.listings import (
+    device_table as device_table,
+)
+from foreplan.planner.report.listings import (
+    devices_table as devices_table,
+)
+from foreplan.planner.report.listings import (
+    pipeline_table as pipeline_table,
+)
+from foreplan.planner.report.listings import (
+    profile_table as profile_table,
+)
+from foreplan.planner.report.summary import Label, Summary, short_labels
+from foreplan.planner.report.text import (
+    UNKNOWN,
+    bytes_of,
+    compact,
+    figure,
+    number,
+    percent,
+    plain,
+    seconds,
+    words,
+)
+from foreplan.planner.verify.verification import CandidateResult, Verification
+
+#: Width from which on measured decisions have a column that compares them.
+_WITH_VERDICT = 80
+
+
+def plan_tables(plan: Plan) -> RenderableType:
+    """A plan: what was decided, what it is predicted to take, what it was preferred to."""
+    summary = Summary.of(plan)
+    parts: list[RenderableType] = [
+        Text(f"{words(plan.kind)} plan: {summary.title}", style="bold"),
+        Text(summary.headline),
+        *_labels(summary.labels),
+        _ranks(plan, summary),
+        _limits(summary),
+        _compared("Alternatives", contenders(plan, None)),
+        heading("Prediction"),
+        Facts(_prediction(plan)),
+    ]
+    if plan.assumptions:
+        parts += [heading("Assumptions"), *bullets(plan.assumptions)]
+    return Group(*parts)
+
+
+def verification_tables(verification: Verification, plan: Plan | None = None) -> RenderableType:
+    """A real run: predicted against measured, by candidate, rank and phase.
+
+    Args:
+        verification: the run.
+        plan: its plan, for what was left out of the run.
+    """
+    chosen = verification.chosen
+    parts: list[RenderableType] = [_verdict(verification)]
+    parts += [Text(f"note: {plain(note, 1000)}", style="yellow") for note in verification.notes]
+    if plan is not None:
+        rows = contenders(plan, verification)
+    else:
+        rows = [_contender(candidate) for candidate in verification.candidates]
+    parts += [
+        _compared("Predicted and measured", rows),
+        *(
+            Narrow(toned(f"{row.name} failed: {row.verdict}", "bad"), _WITH_VERDICT)
+            for row in rows
+            if row.tag == "failed"
+        ),
+        _measured_ranks(chosen),
+        _memory(chosen),
+        heading("Run"),
+        Facts(_run(verification)),
+    ]
+    return Group(*parts)
+
+
+# -------------------------------------------------------------------------------------------- plan
+
+
+def _labels(labels: tuple[Label, ...]) -> list[RenderableType]:
+    return [
+        Text.assemble((f"{label.word.upper()}: ", "bold yellow"), label.sentence)
+        for label in labels
+    ]
+
+
+def _ranks(plan: Plan, summary: Summary) -> Grid:
+    """A row a rank: device, what it holds, busy, memory."""
+    ranks, stages = plan.predicted.ranks, summary.decision.stages
+    total = plan.predicted.total_s or 1.0
+    columns = [
+        Column("#", [str(k) for k in range(len(ranks))], numeric=True),
+        Column("device", list(summary.devices)),
+    ]
+    if len(stages) == len(ranks):
+        columns.append(Column("layers", [stage.layers or UNKNOWN for stage in stages]))
+        for place, name in enumerate(dict.fromkeys(n for stage in stages for n, _ in stage.fields)):
+            cells = [dict(stage.fields).get(name, UNKNOWN) for stage in stages]
+            columns.append(Column(name, cells, least=110 if place else 0))
+    held = [sum(rank.memory_bytes.values()) for rank in ranks]
+    room = [
+        UNKNOWN if rank.capacity_bytes is None else bytes_of(rank.capacity_bytes - size)
+        for rank, size in zip(ranks, held, strict=True)
+    ]
+    columns += [
+        Column("busy", [percent(rank.compute_s / total) for rank in ranks], numeric=True),
+        Column("compute", [seconds(rank.compute_s) for rank in ranks], True, 90),
+        Column("transfers", [seconds(rank.communication_s) for rank in ranks], True, 120),
+        Column("idle", [seconds(rank.bubble_s) for rank in ranks], True, 120),
+        Column("memory", [bytes_of(size) for size in held], numeric=True),
+        Column("of", [bytes_of(rank.capacity_bytes) for rank in ranks], True, 80),
+        Column("free", room, True, 100),
+    ]
+    return Grid("Stages" if len(stages) == len(ranks) else "Ranks", columns)
+
+
+def _limits(summary: Summary) -> Grid:
+    limits = summary.limits[:6]
+    tones: dict[str, Tone] = {"exceeded": "bad", "tight": "warn", "close": "", "room": "good"}
+    hidden = len(summary.limits) - len(limits)
+    return Grid(
+        "Limits, tightest first",
+        [
+            Column("limit", [limit.what for limit in limits]),
+            Column("state", [toned(limit.verdict, tones[limit.verdict]) for limit in limits]),
+            Column("used", [limit.used for limit in limits], True),
+            Column("allowed", [limit.limit for limit in limits], True),
+            Column("free", [limit.free for limit in limits], True, 80),
+        ],
+        note=f"and {hidden} more with more room" if hidden > 0 else "",
+    )
+
+
+def _prediction(plan: Plan) -> list[tuple[str, str | Text]]:
+    predicted, bound, sure = plan.predicted, plan.bound, plan.confidence
+    pairs: list[tuple[str, str | Text]] = [
+        (
+            "total",
+            f"{seconds(predicted.total_s)} ({seconds(predicted.low_s)} to "
+            f"{seconds(predicted.high_s)})",
+        ),
+        *(figure(name, value) for name, value in predicted.metrics.items()),
+        ("search", f"{words(bound.status)}, {plain(bound.solver)}"),
+    ]
+    if bound.lower_s is not None:
+        gap = "" if bound.gap is None else f", gap {percent(bound.gap)}"
+        pairs.append(("proven bound", f"{seconds(bound.lower_s)}{gap}"))
+    if sure.draws:
+        rival = f", else {plain(sure.runner_up)}" if sure.runner_up else ""
+        pairs.append(("best of all", f"in {percent(sure.probability_best)} of draws{rival}"))
+    if sure.measure_next:
+        pairs.append(("measure next", "; ".join(plain(name) for name in sure.measure_next)))
+    shares = sorted(plan.provenance.source_share.items(), key=lambda item: -item[1])
+    if shares:
+        text = ", ".join(f"{plain(name)} {percent(share)}" for name, share in shares)
+        pairs.append(("prices by source", text))
+    pairs.append(("plan", plan.digest[:16]))
+    return pairs
+
+
+def _compared(title: str, rows: list[Contender]) -> Grid:
+    """The decisions side by side; measured columns only where something ran."""
+    if len(rows) < 2 and all(row.measured_s is None for row in rows):
+        return Grid(title, ())
+    tones: dict[str, Tone] = {"chosen": "good", "failed": "bad"}
+    names = [
+        Text.assemble(row.name, " ", toned(f"[{row.tag}]", tones.get(row.tag, "warn")))
+        if row.tag
+        else Text(row.name)
+        for row in rows
+    ]
+    columns = [
+        Column("decision", names),
+        Column("predicted", [seconds(row.predicted_s) for row in rows], True),
+    ]
+    if any(row.measured_s is not None for row in rows):
+        spread = [
+            UNKNOWN if row.p10_s is None else f"{seconds(row.p10_s)} – {seconds(row.p90_s)}"
+            for row in rows
+        ]
+        columns += [
+            Column("measured", [seconds(row.measured_s) for row in rows], True),
+            Column("10–90 %", spread, True, 100),
+            Column("error", [percent(row.error) for row in rows], True),
+        ]
+    if any(row.verdict for row in rows):
+        least = 0 if len(columns) < 4 else _WITH_VERDICT
+        columns.append(Column("compared", [row.verdict or UNKNOWN for row in rows], least=least))
+    return Grid(title, columns)
+
+
+# --------------------------------------------------------------------------------------------- run
+
+
+def _verdict(verification: Verification) -> Text:
+    chosen = verification.chosen
+    passed = verification.passed
+    mark = toned("PASSED" if passed else "NOT PASSED", "good" if passed else "bad")
+    if chosen.measured_s is None:
+        return Text.assemble(mark, f": {plain(chosen.failure or 'the run failed')}")
+    text = f": {words(verification.kind)} plan took {seconds(chosen.measured_s)}"
+    if chosen.predicted_s is not None:
+        text += f", predicted {seconds(chosen.predicted_s)}"
+    if chosen.error is not None:
+        text += f" (error {percent(chosen.error)}, allowed {percent(verification.tolerance)})"
+    if verification.regret is not None:
+        text += f", regret {percent(verification.regret)}"
+    return Text.assemble(mark, text)
+
+
+def _contender(seen: CandidateResult) -> Contender:
+    tag = {"chosen": "chosen", "rival": "rival"}.get(seen.role, "")
+    name = "this plan" if seen.role == "chosen" else plain(seen.name)
+    tag = tag if seen.limits_met else "misses a limit"
+    if seen.failure is not None:
+        return Contender(name, "failed", seen.predicted_s, verdict=plain(seen.failure))
+    return Contender(
+        name, tag, seen.predicted_s, seen.measured_s, seen.p10_s, seen.p90_s, seen.error
+    )
+
+
+def _measured_ranks(chosen: CandidateResult) -> Grid:
+    names = short_labels([rank.device for rank in chosen.ranks])
+    rows: list[tuple[str, str, str, str, str, str]] = []
+    for k, rank in enumerate(chosen.ranks):
+        first = (str(k), names[k], "busy")
+        rows.append(
+            (*first, seconds(rank.predicted_s), seconds(rank.measured_s), percent(rank.error))
+        )
+        rows += [
+            ("", "", plain(p.op), seconds(p.predicted_s), seconds(p.measured_s), percent(p.error))
+            for p in rank.phases
+        ]
+    titles = ("#", "device", "phase", "predicted", "measured", "error")
+    columns = [
+        Column(title, [row[c] for row in rows], numeric=c in (0, 3, 4, 5))
+        for c, title in enumerate(titles)
+    ]
+    return Grid("Compute time of this plan by rank and phase", columns)
+
+
+def _memory(chosen: CandidateResult) -> Grid:
+    """Ledger against what was held, totals a rank; items are in the document."""
+    names = short_labels([rank.device for rank in chosen.ranks])
+    ledger = [sum(i.predicted_bytes or 0 for i in rank.memory) for rank in chosen.ranks]
+    held = [sum(i.held_bytes or 0 for i in rank.memory) for rank in chosen.ranks]
+    if not any(ledger) and not any(held):
+        return Grid("Memory", ())
+    off = [percent(a / b - 1, signed=True) if b else UNKNOWN
+           for a, b in zip(held, ledger, strict=True)]  # fmt: skip
+    return Grid(
+        "Memory of this plan",
+        [
+            Column("#", [str(k) for k in range(len(names))], True),
+            Column("device", list(names)),
+            Column("ledger", [bytes_of(size) for size in ledger], True),
+            Column("held", [bytes_of(size) for size in held], True),
+            Column("off", off, True),
+            Column("process", [bytes_of(rank.held_bytes) for rank in chosen.ranks], True, 80),
+        ],
+    )
+
+
+def _run(verification: Verification) -> list[tuple[str, str | Text]]:
+    machine = verification.machine
+    pairs: list[tuple[str, str | Text]] = []
+    for agreement in verification.agreement:
+        said = "exact" if agreement.exact else "agrees" if agreement.passed else "DIFFERS"
+        text = ", ".join(f"{words(k)} {compact(v)}" for k, v in agreement.details.items())
+        shown = toned(said, "good" if agreement.passed else "bad")
+        pairs.append((f"result, {agreement.mode} mode", shown + Text(f" {text}".rstrip())))
+    if verification.rank_correlation is not None:
+        pairs.append(("rank correlation", f"{verification.rank_correlation:.2f} (Spearman)"))
+    load = f"{number(machine.load_before)} before, {number(machine.load_after)} after"
+    pairs += [
+        ("rounds", f"{verification.rounds}, {verification.backend}"),
+        ("machine", f"{plain(machine.cpu)}, {machine.cores} cores"),
+        ("load", load),
+        ("plan", plain(verification.plan_digest)[:16]),
+    ]
+    return pairs
