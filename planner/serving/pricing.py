@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from foreplan.cost_models.costs import Collective, Copy, CostBook, Segment
+from foreplan.cost_models.costs import Collective, Copy, CostBook, Estimate, Segment
 from foreplan.datasets.cluster_entry import Rank
 from foreplan.datasets.decoder_programs import embedding_programs, head_programs, layer_programs
 from foreplan.datasets.kernels import kernels_for, layout_of, quantises_activations
@@ -159,15 +159,21 @@ class Pricing:
     def _cheapest(
         self, rank: Rank, op: str, variants: list[Variant], dims: list[dict[str, int]]
     ) -> tuple[float, Variant] | None:
-        best: tuple[float, Variant] | None = None
+        """Fastest variant; a measured price is never beaten by one that nobody measured.
+
+        A roofline is always faster than a kernel, so that comparing the two would choose exactly
+        the kernels that nothing is known about.
+        """
+        best: tuple[int, float, Variant] | None = None
         for variant in variants:
             works = [program(op, variant, **d) for d in dims]
             if not all(self.costs.can_price(work, rank.label) for work in works):
                 continue
-            seconds = sum(self.costs.cost(work, rank.label).mean_s for work in works)
-            if best is None or seconds < best[0]:
-                best = (seconds, variant)
-        return best
+            total = Estimate.total(self.costs.cost(work, rank.label) for work in works)
+            found = (_trust(total), total.mean_s, variant)
+            if best is None or found < best:
+                best = found
+        return None if best is None else best[1:]
 
     # ------------------------------------------------------------------------------- programs
 
@@ -249,6 +255,11 @@ class Pricing:
         if phase == PREFILL:
             return sizes.prefill, prompt, prompt
         return sizes.decode, 1, keys or prompt + max(self.workload.new_tokens // 2, 1)
+
+
+def _trust(estimate: Estimate) -> int:
+    """0 for prices that rest on measurements of the device, 1 for predicted ones, 2 for theory."""
+    return {"predicted": 1, "theory": 2, "roofline": 2}.get(estimate.source, 0)
 
 
 def device_kind(rank: Rank) -> str:

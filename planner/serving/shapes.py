@@ -1,0 +1,83 @@
+"""The programs that serving a model can run on a device: what to measure before planning.
+
+Micro-batch sizes are searched over every divisor of the batch, but times between measured sizes
+interpolate well, so that at most three sizes of each phase are measured: the smallest, the largest
+and the one in the middle.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from foreplan.datasets.decoder_programs import embedding_programs, head_programs, layer_programs
+from foreplan.datasets.kernels import kernels_for, quantises_activations
+from foreplan.datasets.model import Model
+from foreplan.datasets.program import Program, Variant
+from foreplan.planner.serving.spec import STORAGE, ServingWorkload
+
+
+def serving_programs(model: Model, workload: ServingWorkload, device_kind: str) -> list[Program]:
+    """Programs of both phases with every kernel that the device kind has.
+
+    Args:
+        model: the model.
+        workload: batch, lengths and allowed bits.
+        device_kind: ``cpu`` or ``cuda``.
+
+    Returns:
+        Each program once, in the order of the passes.
+    """
+    found: dict[Program, None] = {}
+    prompt, new = workload.prompt_tokens, workload.new_tokens
+    passes = [(b, prompt, prompt) for b in _few(workload.batch, workload.prefill_microbatch)]
+    if new > 1:
+        contexts = sorted({prompt + 1, prompt + new - 1})
+        sizes = _few(workload.batch, workload.decode_microbatch)
+        passes += [(b, 1, context) for b in sizes for context in contexts]
+    storages = {s for bits in workload.bits for s in STORAGE[bits]}
+    for batch, queries, keys in passes:
+        for wanted in _choices(device_kind, workload.quantise_activations):
+            found.update(dict.fromkeys(
+                p for p, _ in layer_programs(model, batch, queries, keys, wanted)
+                if p.op != "linear" or (p.variant.storage in storages and _runs(p, device_kind))
+            ))  # fmt: skip
+            found.update(dict.fromkeys(
+                p for p, _ in head_programs(model, batch, wanted)
+                if p.op != "linear" or p.variant.storage == "bf16"
+            ))  # fmt: skip
+        found.update(dict.fromkeys(p for p, _ in embedding_programs(model, batch, queries)))
+    return list(found)
+
+
+class _Choice:
+    """Names one linear and one attention variant."""
+
+    def __init__(self, linear: Variant, attention: Variant) -> None:
+        self._table = {"linear": linear, "attention": attention}
+
+    def __call__(self, op: str, dims: Mapping[str, int]) -> Variant:
+        return self._table[op]
+
+
+def _choices(device_kind: str, quantised: bool) -> list[_Choice]:
+    linears = [
+        v for v in kernels_for("linear", device_kind) if quantised or not quantises_activations(v)
+    ]
+    attentions = kernels_for("attention", device_kind)
+    count = max(len(linears), len(attentions))
+    return [
+        _Choice(linears[i % len(linears)], attentions[i % len(attentions)]) for i in range(count)
+    ]
+
+
+def _runs(item: Program, device_kind: str) -> bool:
+    dims = item.dims
+    return item.variant in kernels_for("linear", device_kind, n=dims["n"], k=dims["k"])
+
+
+def _few(batch: int, fixed: int | None) -> list[int]:
+    """The smallest, the middle and the largest divisor of the batch, or the fixed size."""
+    if fixed is not None:
+        return [fixed]
+    divisors = [d for d in range(1, batch + 1) if batch % d == 0]
+    return sorted({divisors[0], divisors[len(divisors) // 2], divisors[-1]})
