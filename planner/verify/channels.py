@@ -8,12 +8,13 @@ anything is timed.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Protocol
 
 from foreplan.errors import VerificationError
-from foreplan.planner.verify.clock import Clock, CudaClock
+from foreplan.planner.verify.clock import Clock, CudaClock, HostClock
 from foreplan.planner.verify.rank_program import RankProgram, Step
 
 if TYPE_CHECKING:
@@ -68,7 +69,7 @@ def connect(
 
 
 class _Gloo:
-    """Transfers of host memory; the end of one is seen when somebody waits for it."""
+    """Transfers of host memory; the end of a message is seen when somebody waits for it."""
 
     def __init__(
         self,
@@ -88,6 +89,7 @@ class _Gloo:
                 group = dist.new_group(list(members), backend="gloo", timeout=timeout)
                 self._groups[members] = group
         self._works: dict[int, tuple[Any, Callable[[], None] | None]] = {}
+        self._seen: dict[int, list[int]] = {}
 
     def post(self, place: int, step: Step, tensor: torch.Tensor) -> None:
         """Start a transfer; a GPU's tensor goes through host memory."""
@@ -103,6 +105,7 @@ class _Gloo:
                 work = self._pairs.recv([tensor], step.group[0], step.tag)
             else:
                 work = _collective(step, tensor, self._groups[step.group], self._rank, clone=True)
+                self._watch(place, work)
         except RuntimeError as error:
             raise ConnectionLost(str(error)) from error
         self._works[place] = work, finish
@@ -116,7 +119,17 @@ class _Gloo:
             raise ConnectionLost(str(error)) from error
         if finish is not None:
             finish()
-        self._clock.end(place)
+        seen = self._seen.pop(place, None)
+        if seen and isinstance(self._clock, HostClock):
+            self._clock.end_at(place, seen[0])
+        else:
+            self._clock.end(place)
+
+    def _watch(self, place: int, work: Any) -> None:
+        """Note when a collective ends, though nobody waits; sends and receives cannot tell."""
+        seen = self._seen[place] = []
+        # Called on a thread of gloo. It may come after ``wait`` has returned: then nobody reads it.
+        work.get_future().add_done_callback(lambda _: seen.append(time.monotonic_ns()))
 
 
 class _Nccl:

@@ -53,6 +53,10 @@ class HostClock:
         """Step ``place`` has ended now."""
         self._end[place] = time.monotonic_ns()
 
+    def end_at(self, place: int, when_ns: int) -> None:
+        """Step ``place`` ended at ``when_ns``, as somebody else has seen."""
+        self._end[place] = when_ns
+
     def stamps(self) -> tuple[list[int], list[int]]:
         """Start and end of every step in nanoseconds."""
         return list(self._start), list(self._end)

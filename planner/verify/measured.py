@@ -10,7 +10,7 @@ schedule's terms:
   has ended: the connection is the queue.
 
 Over gloo an arrival is seen only by somebody who waits, so where nothing waited, the end of a
-transfer is an upper bound: it is drawn too long, and no action was held up by it.
+message is an upper bound: it is drawn too long, and no action was held up by it.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def measured_timeline(
         start[mine] = np.asarray(record.start_ns, dtype=np.int64) + shift
         end[mine] = np.asarray(record.end_ns, dtype=np.int64) + shift
     ops = np.asarray(schedule.ops)[schedule.op] if count else np.zeros(0, dtype=np.str_)
-    loose = np.isin(ops, _TRANSFERS) & ~_computes(schedule)
+    loose = np.isin(ops, _TRANSFERS) & ~computing(schedule)
     sources, targets = _edges(schedule)
     pairs = match_transfers(tuple(schedule))
     for receive, send in pairs.items():
@@ -74,7 +74,8 @@ def measured_timeline(
     return Timeline(schedule, start_s, end_s, binding, kind="measured")
 
 
-def _computes(schedule: Schedule) -> npt.NDArray[np.bool_]:
+def computing(schedule: Schedule) -> npt.NDArray[np.bool_]:
+    """Mask of the actions that occupy their rank's compute."""
     if COMPUTE not in schedule.resources:
         return np.zeros(len(schedule), dtype=np.bool_)
     index = schedule.resources.index(COMPUTE)

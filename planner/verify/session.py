@@ -15,13 +15,22 @@ from typing import Any, Literal
 
 from pydantic import Field
 
+from foreplan.cost_models.costs import CostBook
 from foreplan.datasets.device_name import DeviceName
 from foreplan.datasets.specs import StrictModel, validate
 from foreplan.errors import ForeplanError
 from foreplan.planner.base import Planner, Problem
+from foreplan.planner.plan import Plan
 from foreplan.planner.verify.channels import ConnectionLost, connect
 from foreplan.planner.verify.clock import Clock, CudaClock, HostClock
-from foreplan.planner.verify.placement import Seat, cap_memory, data_bytes, lift_cap, take_seat
+from foreplan.planner.verify.placement import (
+    Seat,
+    assign_cores,
+    cap_memory,
+    data_bytes,
+    lift_cap,
+    take_seat,
+)
 from foreplan.planner.verify.rank_program import rank_programs
 from foreplan.planner.verify.runtime import Runtime, describe
 from foreplan.planner.verify.wire import Wire, WireClosed
@@ -35,9 +44,9 @@ class Job(StrictModel):
         decision: the candidate's decision, as the planner writes it.
         mode: ``fast`` or ``reference``, for the kernels.
         rank, ranks: place in the candidate's schedule and their number.
-        device: what the process is.
+        devices: the candidate's devices on this host; they share its cores.
+        place: which of them the process is.
         label: the device's name in the cluster, for messages.
-        cores: cores to keep to.
         capacity_bytes: memory cap.
         backend: ``gloo`` or ``nccl``.
         timeout_s: after which a transfer counts as lost.
@@ -48,12 +57,22 @@ class Job(StrictModel):
     mode: str
     rank: int = 0
     ranks: int = 1
-    device: DeviceName
+    devices: tuple[DeviceName, ...]
+    place: int = 0
     label: str
-    cores: tuple[int, ...] = ()
     capacity_bytes: int | None = Field(default=None, ge=0)
     backend: Literal["gloo", "nccl"] = "gloo"
     timeout_s: float
+
+
+def problem_of(plan: Plan, planner: Planner[Any, Any]) -> Problem[Any]:
+    """The problem of a plan as a rank's process needs it: without costs, without a simulator.
+
+    Raises:
+        SpecError: the workload is not one of the plan's kind.
+    """
+    workload = validate(planner.workload_type, plan.workload, "plan: workload")
+    return Problem(plan.model, plan.cluster, workload, CostBook(()), plan.provenance.seed)
 
 
 def serve(wire: Wire, planner: Planner[Any, Any], problem: Problem[Any], job: Job) -> int:
@@ -65,7 +84,7 @@ def serve(wire: Wire, planner: Planner[Any, Any], problem: Problem[Any], job: Jo
     try:
         decision = validate(planner.decision_type, job.decision, f"decision of {job.label}")
         if job.kind == "reference":
-            with take_seat(job.device, job.cores, job.label).computing():
+            with _seat(job).computing():
                 wire.send({"reference": planner.reference(problem, decision, mode=job.mode)})
         else:
             Session(wire, planner, problem, decision, job).run()
@@ -86,6 +105,10 @@ def _failure(error: BaseException) -> dict[str, Any]:
         "error": type(error).__name__ if known else "VerificationError",
         "peer": isinstance(error, ConnectionLost),
     }
+
+
+def _seat(job: Job) -> Seat:
+    return take_seat(job.devices[job.place], assign_cores(job.devices)[job.place], job.label)
 
 
 class Session:
@@ -109,7 +132,7 @@ class Session:
     def run(self) -> None:
         """Load, report, and follow the leader's words until it hangs up or says ``exit``."""
         job = self._job
-        seat = take_seat(job.device, job.cores, job.label)
+        seat = _seat(job)
         with seat.computing():
             self._join()
             programs = rank_programs(
@@ -159,7 +182,9 @@ class Session:
             # gloo would guess an interface from the host's name, which often is not in any DNS.
             os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
         if job.rank == 0:
-            store = TCPStore("", 0, is_master=True, timeout=timeout, wait_for_workers=False)
+            store = TCPStore(
+                self._wire.here, 0, is_master=True, timeout=timeout, wait_for_workers=False
+            )
             self._wire.send({"store": store.port})
         else:
             address = self._wire.receive(job.timeout_s)

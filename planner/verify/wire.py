@@ -23,6 +23,10 @@ class WireClosed(VerificationError):
     """The other end has gone."""
 
 
+class WireSilent(WireClosed):
+    """The other end is there but said nothing in time."""
+
+
 class Wire:
     """One end of a connection.
 
@@ -65,7 +69,8 @@ class Wire:
         """Wait for one message.
 
         Raises:
-            WireClosed: the other end has gone, or said nothing for ``timeout_s``.
+            WireClosed: the other end has gone.
+            WireSilent: it said nothing for ``timeout_s``.
         """
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         while True:
@@ -77,7 +82,7 @@ class Wire:
             try:
                 self._read()
             except TimeoutError as error:
-                raise WireClosed(f"nothing was heard for {timeout_s:.0f} s") from error
+                raise WireSilent(f"nothing was heard for {timeout_s:.0f} s") from error
             finally:
                 self._socket.settimeout(None)
 

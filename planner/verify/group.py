@@ -1,0 +1,174 @@
+"""`Group`: the processes of one candidate decision, as the leader sees them."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections import deque
+from collections.abc import Collection, Sequence
+from typing import TYPE_CHECKING
+
+from foreplan import errors
+from foreplan.errors import ForeplanError, SpecError, VerificationError
+from foreplan.planner.verify.session import Job
+from foreplan.planner.verify.wire import Message, Wire, WireClosed
+
+if TYPE_CHECKING:
+    from foreplan.planner.verify.launch import Fleet
+
+#: How long to wait for the process that knows why, after another has lost its connection.
+_GRACE_S = 2.0
+_PINGS = 16
+
+
+class RankFailed(VerificationError):
+    """A rank of a candidate could not do its part.
+
+    Args:
+        rank: its rank.
+        label: its device in the cluster.
+        reason: what happened.
+        error: class of the error in its process.
+    """
+
+    def __init__(self, rank: int, label: str, reason: str, error: str) -> None:
+        self.rank = rank
+        self.label = label
+        self.reason = reason
+        self.error = error
+        super().__init__(f"rank {rank} ({label}): {reason}")
+
+    def as_own_error(self) -> ForeplanError:
+        """The same as the class that the rank's process raised, where that is one of ours."""
+        if self.error == "SpecError" and not self.reason.startswith("at "):
+            return _Told(str(self))
+        if self.error in ("InfeasibleError", "MissingDataError"):
+            made: ForeplanError = getattr(errors, self.error)(str(self))
+            return made
+        return self
+
+
+class _Told(SpecError):
+    """A `SpecError` of another process, whose text is complete."""
+
+    def __init__(self, text: str) -> None:
+        ForeplanError.__init__(self, text)
+
+
+class Peer:
+    """One rank's process of a group, as the leader sees it."""
+
+    def __init__(self, job: Job, member: int) -> None:
+        self.job = job
+        self.member = member
+        self.wire: Wire | None = None
+        self.inbox: deque[Message] = deque()
+        self.lost_at: float | None = None
+        self.how = ""
+
+
+class Group:
+    """The processes of one candidate decision; made by `Fleet.start`."""
+
+    def __init__(self, fleet: Fleet, number: int, jobs: Sequence[Job], members: Sequence[int]):
+        self._fleet = fleet
+        self.number = number
+        self._trouble_since: float | None = None
+        self.peers = [Peer(job, member) for job, member in zip(jobs, members, strict=True)]
+
+    def say(self, message: Message, *, to: int | None = None) -> None:
+        """Tell all ranks something, or one."""
+        for rank, peer in enumerate(self.peers):
+            if to in (None, rank) and peer.wire is not None:
+                with contextlib.suppress(WireClosed):  # `gather` finds out why
+                    peer.wire.send(message)
+
+    def gather(
+        self, key: str, timeout_s: float, ranks: Collection[int] | None = None
+    ) -> list[Message]:
+        """Wait until every rank has sent a message with ``key``.
+
+        Args:
+            key: field that the message has.
+            timeout_s: for all of them.
+            ranks: only these.
+
+        Raises:
+            RankFailed: a rank failed, died or said nothing in time.
+        """
+        wanted = range(len(self.peers)) if ranks is None else sorted(ranks)
+        deadline = time.monotonic() + timeout_s
+        answers: dict[int, Message] = {}
+        while True:
+            self._fail_on_trouble()
+            for rank in wanted:
+                peer = self.peers[rank]
+                if rank not in answers and peer.inbox and key in peer.inbox[0]:
+                    answers[rank] = peer.inbox.popleft()
+            if len(answers) == len(wanted):
+                return [answers[rank] for rank in wanted]
+            if time.monotonic() > deadline:
+                rank = next(rank for rank in wanted if rank not in answers)
+                peer = self.peers[rank]
+                raise RankFailed(
+                    rank, peer.job.label, f"no answer for {timeout_s:.0f} s", "VerificationError"
+                )
+            self._fleet.pump(min(0.2, max(deadline - time.monotonic(), 0.001)))
+
+    def offsets_ns(self, ranks: Collection[int]) -> dict[int, int]:
+        """What to add to the clocks of ranks to get this process's clock.
+
+        Each answer lies between question and receipt; of several rounds the shortest counts, so
+        the error is at most half of that round trip.
+        """
+        found: dict[int, int] = {}
+        for rank in ranks:
+            best: tuple[int, int] | None = None
+            for _ in range(_PINGS):
+                asked = time.monotonic_ns()
+                self.say({"clock": 1}, to=rank)
+                told = int(self.gather("clock", 10.0, [rank])[0]["clock"])
+                heard = time.monotonic_ns()
+                trip = heard - asked
+                if best is None or trip < best[0]:
+                    best = trip, (asked + heard) // 2 - told
+            found[rank] = best[1] if best is not None else 0
+        return found
+
+    def stop(self) -> None:
+        """End the processes and forget the group."""
+        self._fleet.stop(self)
+
+    def _fail_on_trouble(self) -> None:
+        """Raise for the rank that is at fault, not for one that only lost its connection to it."""
+        blamed: tuple[int, RankFailed] | None = None
+        waiting = False
+        for rank, peer in enumerate(self.peers):
+            told = next((word for word in peer.inbox if "failed" in word), None)
+            if told is not None:
+                failure = RankFailed(rank, peer.job.label, told["failed"], told["error"])
+                weight = 2 if told["peer"] else 0
+            elif peer.lost_at is not None:
+                waiting = waiting or (not peer.how and time.monotonic() < peer.lost_at + _GRACE_S)
+                tail = self._fleet.local.tail(peer.member)
+                why = peer.how or "its process vanished"
+                why += f"; it said last: {tail}" if tail else ""
+                failure = RankFailed(rank, peer.job.label, why, "VerificationError")
+                weight = 1
+            else:
+                continue
+            if blamed is None or weight < blamed[0]:
+                blamed = weight, failure
+        if blamed is None:
+            return
+        if blamed[0] == 2 and self._patience():
+            return
+        if blamed[0] == 1 and waiting:
+            return
+        raise blamed[1]
+
+    def _patience(self) -> bool:
+        """Whether to wait a moment longer for the rank that knows why there is trouble."""
+        if self._trouble_since is None:
+            self._trouble_since = time.monotonic()
+        return time.monotonic() < self._trouble_since + _GRACE_S

@@ -1,0 +1,230 @@
+"""`Rounds`: runs the candidates of a fleet, interleaved, and keeps what was measured.
+
+All candidates are loaded side by side where memory allows it, else in *waves*. A wave runs one
+warm-up round and then the timed rounds; a round runs every candidate once, and each round starts
+with another one, so that a drift of the machine falls on all of them alike. A candidate that fails
+is set aside with the reason; the others go on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from foreplan.cost_models.timeline import Timeline
+from foreplan.errors import SpecError
+from foreplan.planner.verify.candidates import Candidate
+from foreplan.planner.verify.group import Group, RankFailed
+from foreplan.planner.verify.launch import Fleet
+from foreplan.planner.verify.measured import measured_timeline
+from foreplan.planner.verify.runtime import Record
+from foreplan.planner.verify.session import Job
+from foreplan.planner.verify.wire import Message
+
+#: Share of a host's free memory that candidates may fill together.
+_SHARE = 0.8
+#: What a process takes beside its ledger: libraries after the fork (CPU), a context (GPU).
+_PROCESS_BYTES = {"cpu": 128 << 20, "cuda": 640 << 20}
+
+
+@dataclass
+class Measured:
+    """What came of one candidate.
+
+    Attributes:
+        candidate: which.
+        timelines: one a timed round.
+        facts: what each rank's process said of itself.
+        memory: each rank's bytes by item after the last round.
+        held: what each rank's process took for the kernels.
+        failure: why it could not be run, ``None`` if it could.
+        results: what a last, untimed run computed, rank by rank; only of the first candidate.
+    """
+
+    candidate: Candidate
+    timelines: list[Timeline] = field(default_factory=list)
+    facts: list[Message] = field(default_factory=list)
+    memory: list[dict[str, int]] = field(default_factory=list)
+    held: list[int] = field(default_factory=list)
+    failure: RankFailed | SpecError | None = None
+    results: list[dict[str, Any] | None] = field(default_factory=list)
+
+
+@dataclass
+class _Loaded:
+    measured: Measured
+    group: Group
+    away: tuple[int, ...]  # ranks with another clock
+    timeout_s: float
+
+
+class Rounds:
+    """Runs candidates; see the module.
+
+    Args:
+        fleet: with a worker for every device of every candidate.
+        backend: ``gloo`` or ``nccl``.
+        host: the host that leads; ranks of others have other clocks.
+        rounds: timed rounds.
+        timeout_s: limit of one run; from the prediction if left out.
+        load_timeout_s: limit of loading one candidate.
+        say: hears what is going on.
+    """
+
+    def __init__(
+        self,
+        fleet: Fleet,
+        backend: Literal["gloo", "nccl"],
+        host: str,
+        *,
+        rounds: int,
+        timeout_s: float | None,
+        load_timeout_s: float,
+        say: Callable[[str], None],
+    ) -> None:
+        self._fleet = fleet
+        self._backend: Literal["gloo", "nccl"] = backend
+        self._host = host
+        self._rounds = rounds
+        self._timeout_s = timeout_s
+        self._load_timeout_s = load_timeout_s
+        self._say = say
+
+    def run(self, candidates: Sequence[Candidate]) -> list[Measured]:
+        """Run every candidate in every round.
+
+        Raises:
+            VerificationError: the chosen decision could not be run (or the class of its error).
+        """
+        measured = [Measured(candidate) for candidate in candidates]
+        waves = self._waves(candidates)
+        for number, wave in enumerate(waves):
+            if len(waves) > 1:
+                self._say(f"memory holds {len(wave)} candidates at a time: wave {number + 1}")
+            self._wave([measured[k] for k in wave], collect=number == 0)
+        return measured
+
+    def once(self, candidate: Candidate, mode: str) -> list[dict[str, Any] | None]:
+        """Load a candidate, run it once, and return the results of its ranks.
+
+        Raises:
+            RankFailed: a rank could not do its part.
+        """
+        loaded = self._load(Measured(candidate), mode)
+        try:
+            _, answers = self._go(loaded, 0, result=True)
+        finally:
+            loaded.group.stop()
+        return [answer["result"] for answer in answers]
+
+    def reference(self, candidate: Candidate, mode: str) -> dict[str, Any] | None:
+        """What the planner's reference computes, in one process on the first rank's device.
+
+        Raises:
+            RankFailed: the process failed.
+        """
+        first = candidate.ranks[0]
+        job = Job(
+            kind="reference", decision=candidate.decision, mode=mode, devices=(first.name,),
+            label=f"{first.label}, reference", timeout_s=self._load_timeout_s,
+        )  # fmt: skip
+        group = self._fleet.start([job], [first.index], self._load_timeout_s)
+        try:
+            found = group.gather("reference", self._load_timeout_s)[0]["reference"]
+        finally:
+            group.stop()
+        return found if isinstance(found, dict) else None
+
+    # -------------------------------------------------------------------------------------- waves
+
+    def _waves(self, candidates: Sequence[Candidate]) -> list[list[int]]:
+        """Candidates that fit into memory together, in order."""
+        waves: list[list[int]] = []
+        used: dict[str, float] = {}
+        for k, candidate in enumerate(candidates):
+            need: dict[str, float] = {}
+            room: dict[str, float] = {}
+            for rank, size, cap in zip(
+                candidate.ranks, candidate.memory_bytes, candidate.capacities, strict=True
+            ):
+                gpu = rank.name.kind == "cuda"
+                pool = rank.label if gpu else rank.host
+                need[pool] = need.get(pool, 0.0) + size + _PROCESS_BYTES[rank.name.kind]
+                free: float = _SHARE * self._fleet.free_bytes.get(rank.host, 0)
+                room[pool] = float(cap or "inf") if gpu else free
+            fits = all(used.get(pool, 0.0) + need[pool] <= room[pool] for pool in need)
+            if not waves or not fits:
+                waves.append([])
+                used = {}
+            waves[-1].append(k)
+            for pool in need:
+                used[pool] = used.get(pool, 0.0) + need[pool]
+        return waves
+
+    def _wave(self, wave: Sequence[Measured], *, collect: bool) -> None:
+        running: list[_Loaded] = []
+        try:
+            for measured in wave:
+                self._say(f"loading {measured.candidate.name}")
+                try:
+                    running.append(self._load(measured, "fast"))
+                except RankFailed as failure:
+                    self._set_aside(measured, failure)
+            for number in range(-1, self._rounds):
+                self._say("warm-up" if number < 0 else f"round {number + 1} of {self._rounds}")
+                turn = max(number, 0) % max(len(running), 1)
+                for loaded in (*running[turn:], *running[:turn]):
+                    try:
+                        self._timed(loaded, number)
+                    except RankFailed as failure:
+                        self._set_aside(loaded.measured, failure)
+                        loaded.group.stop()
+                        running.remove(loaded)
+            if collect and running and running[0].measured is wave[0]:
+                _, answers = self._go(running[0], self._rounds, result=True)
+                wave[0].results = [answer["result"] for answer in answers]
+        finally:
+            for loaded in running:
+                loaded.group.stop()
+
+    def _set_aside(self, measured: Measured, failure: RankFailed) -> None:
+        """Keep the reason; without the chosen decision there is nothing to verify."""
+        if measured.candidate.role == "chosen":
+            raise failure.as_own_error() from failure
+        self._say(f"{measured.candidate.name} failed: {failure}")
+        measured.failure = failure
+
+    def _load(self, measured: Measured, mode: str) -> _Loaded:
+        candidate = measured.candidate
+        timeout_s = self._timeout_s
+        if timeout_s is None:
+            predicted = candidate.predicted.total_s if candidate.predicted else 1.0
+            timeout_s = max(60.0, 30.0 * predicted)
+        group = self._fleet.start(
+            candidate.jobs(self._backend, mode, timeout_s),
+            [rank.index for rank in candidate.ranks], self._load_timeout_s,
+        )  # fmt: skip
+        try:
+            measured.facts = group.gather("ready", self._load_timeout_s)
+        except BaseException:
+            group.stop()
+            raise
+        away = tuple(i for i, r in enumerate(candidate.ranks) if r.host != self._host)
+        return _Loaded(measured, group, away, timeout_s)
+
+    def _timed(self, loaded: _Loaded, number: int) -> None:
+        timeline, answers = self._go(loaded, number, result=False)
+        if number >= 0:
+            loaded.measured.timelines.append(timeline)
+        loaded.measured.memory = [answer["memory_bytes"] for answer in answers]
+        loaded.measured.held = [int(answer["held_bytes"]) for answer in answers]
+
+    def _go(self, loaded: _Loaded, number: int, *, result: bool) -> tuple[Timeline, list[Message]]:
+        group = loaded.group
+        offsets = group.offsets_ns(loaded.away)
+        group.say({"run": number, "result": result})
+        answers = group.gather("ran", loaded.timeout_s + 5.0)
+        records = [Record(tuple(a["start_ns"]), tuple(a["end_ns"])) for a in answers]
+        shifts = [offsets.get(rank, 0) for rank in range(len(records))]
+        return measured_timeline(loaded.measured.candidate.schedule, records, shifts), answers

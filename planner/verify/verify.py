@@ -1,0 +1,379 @@
+"""`verify`: run a plan and what it was preferred to for real, and compare with what was predicted.
+
+It works for any planner: decisions become schedules, schedules become processes, and nothing here
+knows what they compute. A plan names its planner by kind only, so a stranger's plan can make this
+run nothing but installed planners.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import secrets
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, Literal
+
+from foreplan.cost_models.costs import CostBook
+from foreplan.cost_models.timeline import Timeline
+from foreplan.datasets.cluster_entry import Rank
+from foreplan.datasets.worker_environment import worker_environment
+from foreplan.errors import SpecError
+from foreplan.planner.base import Planner
+from foreplan.planner.plan import Plan, Times
+from foreplan.planner.registry import planner as find_planner
+from foreplan.planner.verify.candidates import Candidate, candidates_of
+from foreplan.planner.verify.follow import follow
+from foreplan.planner.verify.group import RankFailed
+from foreplan.planner.verify.launch import Fleet
+from foreplan.planner.verify.placement import assign_cores
+from foreplan.planner.verify.rounds import Measured, Rounds
+from foreplan.planner.verify.scores import median_round, verification_of
+from foreplan.planner.verify.session import problem_of
+from foreplan.planner.verify.verification import AgreementResult, Machine, Verification
+from foreplan.planner.verify.wire import parse_endpoint
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class ProcessSketch:
+    """A process that a run would start.
+
+    Attributes:
+        candidate: decision it belongs to.
+        rank: its rank.
+        label, device, host: what it would be, and where.
+        cores: cores it would keep to; () for a host other than this one.
+        environment: variables that differ from this process's.
+        capacity_bytes: memory cap, ``None`` for none.
+        memory_bytes: what it is predicted to hold.
+    """
+
+    candidate: str
+    rank: int
+    label: str
+    device: str
+    host: str
+    cores: tuple[int, ...]
+    environment: Mapping[str, str]
+    capacity_bytes: int | None
+    memory_bytes: int
+
+
+@dataclass(frozen=True)
+class VerificationRun:
+    """What `verify` hands back.
+
+    Attributes:
+        document: what to save; ``None`` for a dry run.
+        timeline: measured timeline of the chosen plan's median round, ``None`` for a dry run.
+        timelines: measured timelines of every round, by candidate; empty on a host that followed.
+        processes: what a dry run would have started.
+    """
+
+    document: Verification | None
+    timeline: Timeline | None = None
+    timelines: Mapping[str, tuple[Timeline, ...]] = field(
+        default_factory=lambda: MappingProxyType({})
+    )
+    processes: tuple[ProcessSketch, ...] = ()
+
+
+def verify(
+    plan: Plan,
+    *,
+    rounds: int = 5,
+    thorough: bool = False,
+    tolerance: float | None = None,
+    only: Collection[str] | None = None,
+    rdzv_endpoint: str | None = None,
+    host: str | None = None,
+    dry_run: bool = False,
+    progress: Say | None = None,
+    costs: CostBook | None = None,
+    timeout_s: float | None = None,
+    load_timeout_s: float = 900.0,
+    started_by_torchrun: tuple[str, Callable[[int], None]] | None = None,
+) -> VerificationRun:
+    """Run a plan and its alternatives, and compare with the plan's predictions.
+
+    Args:
+        plan: what to verify; its predictions are taken from it.
+        rounds: timed rounds, at least 1; candidates are interleaved in them.
+        thorough: also run the planner's rivals.
+        tolerance: largest error of the total that passes; the plan's own if left out.
+        only: names of alternatives to run beside the chosen plan; all if left out.
+        rdzv_endpoint: ``HOST:PORT`` where several hosts meet; an address of rank 0's host.
+        host: which host of the cluster this one is; needed with ``rdzv_endpoint``.
+        dry_run: say what would be started, and start nothing.
+        progress: hears one line at a time about what is going on.
+        costs: prices for rivals, see `candidates_of`.
+        timeout_s: limit of one run of one candidate; from the prediction if left out.
+        load_timeout_s: limit of loading a candidate, and of the reference.
+        started_by_torchrun: address to listen at and who wants to know the port; for `torchrun`.
+
+    Returns:
+        The document, with ``passed`` false where the error is beyond the tolerance or a result is
+        wrong. An alternative that cannot be run is in it with the reason.
+
+    Raises:
+        SpecError: an unknown name or host, a device that is not here, a schedule that deadlocks.
+        VerificationError: the chosen plan could not be run; names rank, device and reason.
+    """
+    say = progress or (lambda text: None)
+    if rounds < 1:
+        raise SpecError("rounds", got=rounds, expected="at least 1")
+    planner = find_planner(plan.kind)
+    problem = problem_of(plan, planner)
+    candidates = candidates_of(plan, planner, problem, only=only, thorough=thorough, costs=costs)
+    leader = candidates[0].ranks[0].host
+    here = _this_host(candidates, rdzv_endpoint, host)
+    if started_by_torchrun is not None:
+        here = leader
+    if dry_run:
+        return VerificationRun(None, processes=_sketch(candidates, here))
+    endpoint = None if rdzv_endpoint is None else parse_endpoint(rdzv_endpoint)
+    if endpoint is not None and here != leader:
+        return _follow(plan, candidates, here, endpoint, say)
+
+    known = plan_ranks(plan) if started_by_torchrun is not None else None
+    able, failed = _able(candidates, plan.verify.backend, here, known)
+    ranks = _union(able)
+    own = [rank.index for rank in ranks if rank.host == here]
+    load_before = os.getloadavg()[0]
+    listen = ("127.0.0.1", 0)
+    token = plan.digest
+    if endpoint is not None:
+        listen = endpoint
+    elif started_by_torchrun is not None:
+        listen, own = (started_by_torchrun[0], 0), []
+    else:
+        token = secrets.token_hex(16)  # nobody else has to know it
+    fleet = Fleet(
+        plan, ranks, own, token, listen=listen, say=say,
+        listening=started_by_torchrun[1] if started_by_torchrun else lambda port: None,
+    )  # fmt: skip
+    with fleet:
+        runner = Rounds(
+            fleet, plan.verify.backend, here, rounds=rounds, timeout_s=timeout_s,
+            load_timeout_s=load_timeout_s, say=say,
+        )  # fmt: skip
+        measured = runner.run(able)
+        agreement = _agreement(planner, problem, runner, measured[0], say)
+        document = verification_of(
+            plan, [*measured, *failed], agreement,
+            machine=Machine(
+                cpu=_cpu_model(), cores=len(os.sched_getaffinity(0)), load_before=load_before,
+                load_after=os.getloadavg()[0],
+            ),
+            rounds=rounds,
+            tolerance=plan.verify.tolerance if tolerance is None else tolerance,
+            notes=_notes(plan, able),
+        )  # fmt: skip
+        fleet.tell_followers({"done": document.model_dump(mode="json", by_alias=True)})
+    timelines = {item.candidate.name: tuple(item.timelines) for item in measured}
+    chosen = measured[0].timelines
+    return VerificationRun(
+        document, chosen[median_round(chosen)] if chosen else None, MappingProxyType(timelines)
+    )
+
+
+def plan_ranks(plan: Plan) -> tuple[Rank, ...]:
+    """The cluster's rank of each rank of the chosen decision.
+
+    Raises:
+        SpecError: a decision that its planner does not accept.
+    """
+    planner = find_planner(plan.kind)
+    return candidates_of(plan, planner, problem_of(plan, planner), only=())[0].ranks
+
+
+# ----------------------------------------------------------------------------------------- hosts
+
+
+def _this_host(candidates: Sequence[Candidate], endpoint: str | None, host: str | None) -> str:
+    """Name of this host in the cluster."""
+    hosts = sorted({rank.host for candidate in candidates for rank in candidate.ranks})
+    if host is not None and host not in hosts:
+        raise SpecError("--host", got=host, expected=f"one of {', '.join(hosts)}")
+    if endpoint is not None and host is None and len(hosts) > 1:
+        raise SpecError("--host", got=None, expected=f"which of {', '.join(hosts)} this host is")
+    if endpoint is None and len({rank.host for rank in candidates[0].ranks}) > 1:
+        raise SpecError(
+            "--rdzv-endpoint", got=None, expected="HOST:PORT where the plan's hosts meet",
+            fix=f"give the same on each of {', '.join(hosts)}, with its --host",
+        )  # fmt: skip
+    return host or candidates[0].ranks[0].host
+
+
+def _able(
+    candidates: Sequence[Candidate],
+    backend: Literal["gloo", "nccl"],
+    here: str,
+    started: Sequence[Rank] | None,
+) -> tuple[list[Candidate], list[Measured]]:
+    """Candidates that can be started, and the others with the reason.
+
+    Raises:
+        SpecError: the chosen one cannot.
+    """
+    able: list[Candidate] = []
+    failed: list[Measured] = []
+    several = len({rank.host for rank in candidates[0].ranks}) > 1
+    for candidate in candidates:
+        try:
+            candidate.check(backend, here)
+            away = [r for r in candidate.ranks if r.host != here]
+            if started is not None:
+                lacking = [r for r in candidate.ranks if r not in started]
+            else:
+                lacking = away if not several else []
+            if lacking:
+                raise SpecError(
+                    f"candidate {candidate.name}", got=lacking[0].label,
+                    expected="only devices that the chosen plan uses or this host has",
+                )  # fmt: skip
+            able.append(candidate)
+        except SpecError as error:
+            if candidate is candidates[0]:
+                raise
+            failed.append(Measured(candidate, failure=error))
+    return able, failed
+
+
+def _union(candidates: Sequence[Candidate]) -> list[Rank]:
+    found = {rank.index: rank for candidate in candidates for rank in candidate.ranks}
+    return [found[index] for index in sorted(found)]
+
+
+def _follow(
+    plan: Plan, candidates: Sequence[Candidate], here: str, endpoint: tuple[str, int], say: Say
+) -> VerificationRun:
+    # The leader may have left out candidates that only it knows to be impossible; a worker too
+    # many does no harm.
+    able, _ = _able_here(candidates, plan.verify.backend, here)
+    ranks = [rank for rank in _union(able) if rank.host == here]
+    told = follow(ranks, here, endpoint, plan.digest, say=say)
+    document = Verification.model_validate_json(_json(told["done"]))
+    times: Times | None = document.times
+    timeline = None if times is None else times.timeline(candidates[0].schedule, "measured")
+    return VerificationRun(document, timeline)
+
+
+def _able_here(
+    candidates: Sequence[Candidate], backend: Literal["gloo", "nccl"], here: str
+) -> tuple[list[Candidate], list[Measured]]:
+    return _able(candidates, backend, here, None)
+
+
+def _json(data: Any) -> str:
+    import json
+
+    return json.dumps(data)
+
+
+def _sketch(candidates: Sequence[Candidate], here: str) -> tuple[ProcessSketch, ...]:
+    found = []
+    for candidate in candidates:
+        beside = [rank for rank in candidate.ranks if rank.host == here]
+        try:
+            cores = dict(
+                zip(
+                    [rank.index for rank in beside],
+                    assign_cores([rank.name for rank in beside]),
+                    strict=True,
+                )
+            )
+        except SpecError:
+            cores = {}
+        for i, rank in enumerate(candidate.ranks):
+            changed: dict[str, str] = {}
+            if rank.name.kind != "zoo":
+                wanted = worker_environment(rank.name)
+                changed = {k: v for k, v in wanted.items() if os.environ.get(k) != v}
+            found.append(
+                ProcessSketch(
+                    candidate.name, i, rank.label, str(rank.name), rank.host,
+                    cores.get(rank.index, ()), MappingProxyType(changed), candidate.capacities[i],
+                    candidate.memory_bytes[i],
+                )
+            )  # fmt: skip
+    return tuple(found)
+
+
+# ----------------------------------------------------------------------------------- what is said
+
+
+def _agreement(
+    planner: Planner[Any, Any], problem: Any, runner: Rounds, chosen: Measured, say: Say
+) -> list[AgreementResult]:
+    """Compare the results of distributed runs with those of one process."""
+    if type(planner).reference is Planner.reference:
+        return []
+    found: list[AgreementResult] = []
+    modes: tuple[Literal["reference", "fast"], ...] = ("reference", "fast")
+    for mode in modes:
+        try:
+            say(f"{mode} result in one process")
+            expected = runner.reference(chosen.candidate, mode)
+            if expected is None:
+                continue
+            say(f"{mode} result on the plan's ranks")
+            parts = chosen.results if mode == "fast" else runner.once(chosen.candidate, mode)
+        except RankFailed as failure:
+            details: dict[str, float | str] = {"failure": str(failure)}
+            found.append(AgreementResult(mode=mode, passed=False, exact=False, details=details))
+            continue
+        result, conflict = _merged(parts)
+        if conflict is not None:
+            details = {"failure": f"ranks disagree about {conflict}"}
+            found.append(AgreementResult(mode=mode, passed=False, exact=False, details=details))
+            continue
+        agreed = planner.agree(result, expected, mode=mode)
+        found.append(
+            AgreementResult(
+                mode=mode, passed=agreed.passed, exact=agreed.exact, details=dict(agreed.details)
+            )
+        )
+    return found
+
+
+def _merged(parts: Sequence[dict[str, Any] | None]) -> tuple[dict[str, Any], str | None]:
+    """What all ranks say together, and the first thing of which two say different values."""
+    merged: dict[str, Any] = {}
+    for part in parts:
+        for key, value in (part or {}).items():
+            if key in merged and merged[key] != value:
+                return merged, key
+            merged[key] = value
+    return merged, None
+
+
+def _notes(plan: Plan, candidates: Sequence[Candidate]) -> tuple[str, ...]:
+    """What no reader of the numbers may miss."""
+    notes = []
+    slices = {rank.label: rank.name for c in candidates for rank in c.ranks if rank.name.is_slice}
+    for label in sorted(slices):
+        notes.append(f"{label} is a slice of its chip, not a device of its own")
+    notes += [f"the link {tier.label} is emulated" for tier in plan.cluster.tiers if tier.emulated]
+    if plan.model is not None and plan.model.weights == "random":
+        notes.append("random weights: times are real, the computed results mean nothing")
+    return tuple(notes)
+
+
+def _cpu_model() -> str:
+    for line in _lines(Path("/proc/cpuinfo")):
+        key, _, value = line.partition(":")
+        if key.strip() == "model name":
+            return value.strip()
+    return platform.processor() or platform.machine()
+
+
+def _lines(path: Path) -> list[str]:
+    try:
+        return path.read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return []
