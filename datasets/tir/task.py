@@ -1,0 +1,72 @@
+"""Task: the unscheduled tensor program of one fused operator, and who calls it how often."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import zlib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+
+from foreplan.errors import SpecError
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """An unscheduled TIR module with its callers.
+
+    Attributes:
+        key: 16 hexadecimal digits of the structural hash; names do not count.
+        name: what a reader calls it (``fused_conv2d_add_relu``); not unique.
+        module: JSON text of ``tvm.ir.save_json`` of the unscheduled module.
+        calls: network at a shape (``bert-base/batch=1,tokens=128``) to calls of one pass.
+        families: families of those networks, held out together.
+    """
+
+    key: str
+    name: str
+    module: str
+    calls: Mapping[str, int]
+    families: frozenset[str]
+
+
+def merge(tasks: Iterable[Task]) -> list[Task]:
+    """Join tasks of equal key: a task stands once, with all its callers. Order of first sight."""
+    found: dict[str, Task] = {}
+    for task in tasks:
+        known = found.get(task.key)
+        if known is None:
+            found[task.key] = task
+            continue
+        calls = dict(known.calls)
+        for label, count in task.calls.items():
+            # The same network at the same shape was captured again, not called again.
+            calls[label] = max(count, calls.get(label, 0))
+        found[task.key] = replace(
+            known, calls=MappingProxyType(calls), families=known.families | task.families
+        )
+    return list(found.values())
+
+
+def encode_module(text: str) -> str:
+    """Pack a module's JSON text as files keep it: base64 of zlib."""
+    return base64.b64encode(zlib.compress(text.encode(), 9)).decode()
+
+
+def decode_module(packed: str, where: str = "mod") -> bytes:
+    """Return the JSON text (UTF-8) of a packed module.
+
+    Args:
+        packed: base64 of zlib of ``tvm.ir.save_json``.
+        where: file, line and field, for the error.
+
+    Raises:
+        SpecError: not base64, or not zlib.
+    """
+    try:
+        return zlib.decompress(base64.b64decode(packed, validate=True))
+    except (binascii.Error, zlib.error, ValueError) as error:
+        raise SpecError(
+            where, got=str(packed), expected=f"base64 of zlib of a TVM module ({error})"
+        ) from error
