@@ -20,6 +20,7 @@ from foreplan.datasets.decoder_programs import fixed_variant
 from foreplan.datasets.kernels import function, layout_of
 from foreplan.datasets.model import Model
 from foreplan.datasets.program import Variant
+from foreplan.datasets.weights import WeightSource
 from foreplan.errors import SpecError
 from foreplan.planner.verify._decoder_layer import (
     DECODE,
@@ -31,7 +32,6 @@ from foreplan.planner.verify._decoder_layer import (
     keep,
     nbytes,
 )
-from foreplan.datasets.weights import WeightSource
 
 _REFERENCE_ATTENTION = Variant("bf16", "fp32", "torch.sdpa")
 
@@ -172,18 +172,12 @@ class DecoderStage:
             attention = (_REFERENCE_ATTENTION, _REFERENCE_ATTENTION)
         if self.first:
             self._load_embedding(weights)
-        self._layers = [
-            DecoderLayer(
-                model,
-                self.start + offset,
-                weights,
-                layer.both,
-                attention,
-                device,
-                reference=self.reference,
+        self._layers = []
+        for index, layer in enumerate(kernels.layers, self.start):
+            loaded = DecoderLayer(
+                model, index, weights, layer.both, attention, device, reference=self.reference
             )
-            for offset, layer in enumerate(kernels.layers)
-        ]
+            self._layers.append(loaded)
         if self.last:
             self._load_head(weights, kernels.head)
         self._allocate()
