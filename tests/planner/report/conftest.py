@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
@@ -150,8 +151,30 @@ def plan_document(timeline: Timeline, **changes: object) -> dict[str, object]:
 
 
 @pytest.fixture(scope="session")
-def plan(timeline: Timeline) -> Plan:
-    return validate(Plan, plan_document(timeline), "sample")
+def make_plan(timeline: Timeline) -> Callable[..., Plan]:
+    def make(**changes: object) -> Plan:
+        return validate(Plan, plan_document(timeline, **changes), "sample")
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def plan(make_plan: Callable[..., Plan]) -> Plan:
+    return make_plan()
+
+
+@pytest.fixture(scope="session")
+def bare_plan(make_plan: Callable[..., Plan]) -> Plan:
+    """A plan of another kind: no model, no stages, no alternatives, hardly any figures."""
+    ranks = [{"device": "hosta/t4", "compute_s": 1.0, "communication_s": 0.0, "bubble_s": 0.5}]
+    predicted = {"total_s": 1.5, "low_s": 1.5, "high_s": 1.5, "ranks": ranks}
+    return make_plan(
+        kind="local-sgd", model=None, workload={"max_error": 0.1}, decision={"tau": 4},
+        predicted=predicted, alternatives=[], rejected=[], assumptions=[],
+        confidence={"probability_best": 1.0, "draws": 0},
+        bound={"status": "heuristic", "lower_s": None, "gap": None, "solver": "enumerate"},
+        provenance={"foreplan": "0.1.0", "costs": "roofline", "seed": 0},
+    )  # fmt: skip
 
 
 def verification_document(plan: Plan, measured: Timeline) -> dict[str, object]:
@@ -215,5 +238,14 @@ def verification_document(plan: Plan, measured: Timeline) -> dict[str, object]:
 
 
 @pytest.fixture(scope="session")
-def verification(plan: Plan, measured: Timeline) -> Verification:
-    return validate(Verification, verification_document(plan, measured), "sample run")
+def make_verification(plan: Plan, measured: Timeline) -> Callable[..., Verification]:
+    def make(**changes: object) -> Verification:
+        document = verification_document(plan, measured) | changes
+        return validate(Verification, document, "sample run")
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def verification(make_verification: Callable[..., Verification]) -> Verification:
+    return make_verification()

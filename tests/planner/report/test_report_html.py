@@ -1,0 +1,222 @@
+"""The page: complete, one file, safe against a stranger's plan."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import re
+from dataclasses import replace
+from html.parser import HTMLParser
+
+import pytest
+
+from foreplan.planner.report.html import render_report
+
+VOID = {"meta", "link", "br", "hr", "img", "input", "wbr"}
+HOSTILE = [
+    "<script>alert(1)</script>",
+    "</script><script>alert(1)</script>",
+    '"><img src=x onerror=alert(1)>',
+    "' onmouseover='alert(1)",
+    "<!--",
+    "]]>",
+    "$script ${title} $$ %s {0}",
+    "\u2028\u2029\u202e",
+    "&lt;b&gt;",
+    "\x1b[31m",
+]
+
+
+class Page(HTMLParser):
+    """Checks nesting; keeps attributes, scripts and text by element."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(convert_charrefs=True)
+        self.open: list[str] = []
+        self.seen: list[tuple[str, dict[str, str | None]]] = []
+        self.texts: list[tuple[str, str]] = []
+        self.feed(text)
+        self.close()
+        assert self.open == []
+
+    def handle_starttag(self, tag, attributes):
+        self.seen.append((tag, dict(attributes)))
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        self.texts.append((self.open[-1] if self.open else "", data))
+
+    def text(self) -> str:
+        return " ".join(
+            " ".join(t for tag, t in self.texts if tag not in ("script", "style")).split()
+        )
+
+    def scripts(self) -> list[str]:
+        return [t for tag, t in self.texts if tag == "script"]
+
+
+@pytest.fixture(scope="module")
+def html(plan, verification, timeline, measured):
+    return render_report(plan, verification, timeline, measured)
+
+
+@pytest.fixture(scope="module")
+def page(html):
+    return Page(html)
+
+
+def test_it_says_what_matters(page):
+    text = page.text()
+    for said in (
+        "llama-2-7b on cuda:0/sms=64, t4, cpu:threads=2,isa=avx2",
+        "735.1 ms predicted, 24 % less than even split, the next best.",
+        "771.9 ms in a real run, 4.8 % from the prediction, within the 10 % allowed",
+        "random weights", "slice of a chip", "emulated link", "not measured",
+        "the host had other load during the run",
+        "Tight: memory of hosta/t4 (72.6 MiB free), average bits (0.1 free).",
+        "rank 1: out of memory at 1decode0.3",
+        "rank 1 (hosta/t4) needs 18.2 GiB of 15 GiB",
+        "1.0 % faster (measured)",
+        "every prompt is padded to prompt_tokens",
+        "measured 71 %",
+    ):  # fmt: skip
+        assert said in text, said
+
+
+def test_it_asks_nobody_for_anything(html, page):
+    assert not re.search(r"https?:|//[a-z]|@import|url\((?!#)", html.replace("// ", ""))
+    for tag, attributes in page.seen:
+        assert tag not in ("iframe", "object", "embed", "base", "form")
+        for name in ("src", "href", "action", "srcset"):
+            assert attributes.get(name, "data:,") == "data:,"
+        assert not [name for name in attributes if name.startswith("on")]
+
+
+def test_the_policy_allows_exactly_the_script(page):
+    policy = next(a["content"] for tag, a in page.seen if a.get("http-equiv"))
+    script = page.scripts()[-1]
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    assert policy.endswith(f"script-src 'sha256-{digest}'")
+    assert policy.startswith("default-src 'none'")
+
+
+def test_data_blocks_are_json(page):
+    blocks = [a for tag, a in page.seen if tag == "script" and a.get("type")]
+    assert [block["id"] for block in blocks] == ["timeline-data"]
+    data = json.loads(page.scripts()[0])
+    assert [run["name"] for run in data["timelines"]] == ["predicted", "measured"]
+
+
+def test_accessible(page):
+    assert ("html", {"lang": "en"}) in page.seen
+    tags = [tag for tag, _ in page.seen]
+    assert tags.count("caption") == tags.count("table") > 4
+    assert tags.count("h1") == 1
+    for tag, attributes in page.seen:
+        if attributes.get("role") == "img":
+            assert attributes.get("aria-label"), tag
+        if tag == "th":
+            assert attributes["scope"] in ("col", "row")
+    known = {a["id"] for _, a in page.seen if a.get("id")}
+    assert all(a["aria-labelledby"] in known for _, a in page.seen if "aria-labelledby" in a)
+
+
+def test_same_inputs_same_bytes(plan, verification, timeline, measured, html):
+    assert render_report(plan, verification, timeline, measured) == html
+
+
+def test_a_plan_alone(plan):
+    page = Page(render_report(plan))
+    assert page.scripts() in ([], ["\n\n"])
+    assert "canvas" not in [tag for tag, _ in page.seen]
+    assert "Measured" not in page.text()
+
+
+def test_a_plan_of_another_kind(bare_plan):
+    text = Page(render_report(bare_plan)).text()
+    assert "tau 4: 1.5 s predicted." in text
+    assert "Alternatives" not in text
+    assert "local-sgd" in text
+
+
+def test_a_failed_run(plan, make_verification):
+    failed = {"name": "chosen", "role": "chosen", "predicted_s": 0.7, "failure": "rank 0 died"}
+    run = make_verification(candidates=[failed], passed=False, agreement=[])
+    text = Page(render_report(plan, run)).text()
+    assert "Not verified : the real run failed: rank 0 died" in text
+
+
+@pytest.mark.parametrize("evil", HOSTILE)
+def test_hostile_texts_stay_texts(evil, make_plan, make_verification, timeline, plan):
+    baseline = [tag for tag, _ in Page(render_report(plan)).seen]
+    document = plan.model_dump(mode="json", by_alias=True)
+    model = document["model"] | {"name": evil}
+    ranks = [
+        rank | {"device": evil, "cause_s": {evil: 0.1}, "phase_s": {evil: 0.1},
+                "memory_bytes": {evil: 10}}
+        for rank in document["predicted"]["ranks"]
+    ]  # fmt: skip
+    stages = [
+        stage | {"device": evil, "kernels": {evil: evil}, evil: evil}
+        for stage in document["decision"]["stages"]
+    ]
+    hostile = make_plan(
+        kind=evil, model=model,
+        decision={"stages": stages, evil: evil, "x": [evil], "y": {evil: 1}},
+        predicted=document["predicted"] | {"ranks": ranks, "metrics": {evil: 1.0}},
+        workload={evil: evil}, assumptions=[evil], rejected=[{"name": evil, "reason": evil}],
+        alternatives=[a | {"name": evil} for a in document["alternatives"]],
+        confidence={"probability_best": 0.5, "draws": 9, "runner_up": evil, "measure_next": [evil]},
+        bound=document["bound"] | {"solver": evil, "status": evil},
+        provenance={"foreplan": evil, "costs": evil, "seed": 0, "source_share": {evil: 1.0},
+                    "profiles": {evil: evil}},
+    )  # fmt: skip
+    run = make_verification(
+        notes=[evil], kind=evil,
+        machine={"cpu": evil, "cores": 1, "load_before": 0.0, "load_after": 0.0},
+        agreement=[{"mode": "fast", "passed": False, "exact": False, "details": {evil: evil}}],
+        candidates=[
+            {"name": "chosen", "role": "chosen", "predicted_s": 1.0, "measured_s": 1.0,
+             "ranks": [{"device": evil, "predicted_s": 1.0, "measured_s": 1.0, "error": 0.0,
+                        "phases": [{"op": evil, "predicted_s": 1.0, "measured_s": 1.0,
+                                    "error": None}],
+                        "memory": [{"item": evil, "predicted_bytes": 1, "held_bytes": 1}]}]},
+            {"name": evil, "role": "rival", "predicted_s": None, "failure": evil},
+        ],
+    )  # fmt: skip
+    names = {"devices": (evil,) * 3, "ops": (evil, "send", "recv", "decode")}
+    drawn = replace(timeline, schedule=replace(timeline.schedule, **names))
+    page = Page(render_report(hostile, run, drawn, drawn))
+    assert {tag for tag, _ in page.seen} <= {*baseline, "canvas", "button", "noscript", "small"}
+    for tag, attributes in page.seen:
+        assert not [name for name in attributes if name.startswith("on")], tag
+    assert len(page.scripts()) == 2
+    json.loads(page.scripts()[0])
+    assert "\x1b" not in page.text()
+    assert "\u202e" not in page.text()
+
+
+def test_extreme_numbers(make_plan, plan):
+    document = plan.model_dump(mode="json", by_alias=True)["predicted"]
+    zero = {"total_s": 0.0, "low_s": 0.0, "high_s": 0.0, "metrics": {"a_s": -0.0, "b": 1e300}}
+    rank = {"device": "x", "compute_s": 0.0, "communication_s": 0.0, "bubble_s": 0.0,
+            "memory_bytes": {"weights": 0, "minus": -5}, "capacity_bytes": 0}  # fmt: skip
+    Page(render_report(make_plan(predicted=document | zero | {"ranks": [rank]})))
+    Page(render_report(make_plan(predicted=document | zero | {"ranks": []})))
+    huge = rank | {"memory_bytes": {"weights": 1 << 90}, "capacity_bytes": 1, "compute_s": 1e9}
+    text = Page(render_report(make_plan(predicted=document | {"ranks": [huge] * 40}))).text()
+    assert "exceeded" in text
+
+
+def test_limits_are_found_by_name(make_plan):
+    plan = make_plan(workload={"max_omega": 0.3, "min_average_bits": 4, "max_gizmo": 3})
+    text = Page(render_report(plan)).text()
+    assert "at most 0.3" in text
+    assert "exceeded" in text
+    assert "at least 4" in text
+    assert text.count("gizmo") == 1  # among the workload's fields only

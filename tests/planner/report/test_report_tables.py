@@ -1,0 +1,151 @@
+"""Terminal tables: complete, within the width, without colour, safe against a stranger's texts."""
+
+from __future__ import annotations
+
+import io
+
+import pytest
+from rich.console import Console
+
+from foreplan.datasets import device_zoo
+from foreplan.datasets.profile import Profile
+from foreplan.datasets.specs import validate
+from foreplan.planner.report.tables import (
+    device_table,
+    devices_table,
+    pipeline_table,
+    plan_tables,
+    profile_table,
+    verification_tables,
+)
+
+WIDTHS = (40, 60, 80, 100, 200)
+
+
+def shown(renderable: object, width: int = 100) -> str:
+    console = Console(file=io.StringIO(), width=width, no_color=True)
+    console.print(renderable)
+    text = console.file.getvalue()
+    assert max(len(line) for line in text.splitlines()) <= width
+    assert "\x1b" not in text
+    return text
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_plan_at_every_width(plan, width):
+    text = shown(plan_tables(plan), width)
+    for word in ("RANDOM WEIGHTS", "SLICE OF A CHIP", "EMULATED LINK", "NOT MEASURED"):
+        assert word in text
+    assert "[chosen]" in text
+    assert "12.85 GiB" in text
+    assert "0–13" in text
+    assert "tight" in text
+
+
+def test_plan_says_why_and_how_sure(plan):
+    text = shown(plan_tables(plan))
+    assert "31 % slower (predicted)" in text
+    assert "does not meet every limit; 18 % faster (predicted)" in text
+    assert "rank 1 (hosta/t4) needs 18.2 GiB of 15 GiB" in text
+    assert "in 97 % of draws, else even split" in text
+    assert "gap 0.6 %" in text
+    assert "every prompt is padded" in text
+
+
+def test_numbers_are_never_broken(plan, verification):
+    narrow = shown(plan_tables(plan), 60) + shown(verification_tables(verification, plan), 60)
+    for number in ("735.1 ms", "771.9 ms", "4.8 %", "14.93 GiB", "3.783 GiB"):
+        assert number in narrow
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_verification_at_every_width(plan, verification, width):
+    text = shown(verification_tables(verification, plan), width)
+    assert text.startswith("PASSED: ")
+    assert "regret" in text
+    assert "int4 everywhere" in text.replace("\n", " ")
+    assert "note: the host had other load" in text.replace("\n", " ")
+
+
+@pytest.mark.parametrize("width", [60, 140])
+def test_a_failure_is_told_at_every_width(plan, verification, width):
+    told = shown(verification_tables(verification, plan), width)
+    assert "out of memory at 1decode0.3" in told.replace("\n", " ")
+
+
+def test_verification_without_its_plan(verification):
+    text = shown(verification_tables(verification))
+    assert "this plan [chosen]" in text
+    assert "prefill" in text
+
+
+def test_a_failed_run(make_verification):
+    failed = {"name": "chosen", "role": "chosen", "predicted_s": 0.7, "failure": "rank 0 died"}
+    text = shown(verification_tables(make_verification(candidates=[failed], passed=False)))
+    assert text.startswith("NOT PASSED: rank 0 died")
+
+
+def test_a_plan_of_another_kind(bare_plan):
+    text = shown(plan_tables(bare_plan), 60)
+    assert "local-sgd plan on t4" in text
+    assert "tau 4: 1.5 s predicted" in text
+    assert "Alternatives" not in text
+
+
+def test_hostile_texts_stay_texts(make_plan):
+    plan = make_plan(
+        assumptions=["\x1b[31mred\x1b[0m", "[bold]markup[/bold]", "left\u202etfel", "a\x00b\r\nc"]
+    )
+    text = shown(plan_tables(plan))
+    assert "[bold]markup[/bold]" in text
+    assert "\u202e" not in text
+    assert "\x00" not in text
+    assert "- a b c" in text
+
+
+@pytest.mark.parametrize("width", WIDTHS[1:])
+def test_devices(width):
+    zoo = [device_zoo.device(name) for name in device_zoo.names()]
+    text = shown(devices_table(zoo), width)
+    assert all(device.name in text for device in zoo)
+    assert "320 GB/s" in text
+
+
+def test_one_device_has_its_sources():
+    text = shown(device_table(device_zoo.device("t4")), 100)
+    assert "65 TFLOP/s" in text
+    assert "NVIDIA T4 datasheet" in text
+
+
+def test_pipeline():
+    document = {
+        "bubble_rate": 0.2727, "iteration_s": 0.011, "makespan_s": 0.012,
+        "peak_activations": [4, 3, 2.5, 1],
+    }  # fmt: skip
+    text = shown(pipeline_table(document), 60)
+    assert "27.27 %" in text
+    assert "11 ms" in text
+    assert "2.5" in text
+
+
+def test_pipeline_of_many_stages_is_short():
+    document = {"bubble_rate": 0.1, "iteration_s": 1.0, "makespan_s": 1.0,
+                "peak_activations": [8] * 64}  # fmt: skip
+    assert len(shown(pipeline_table(document)).splitlines()) < 10
+
+
+def test_profile():
+    row = {"op": "linear", "dims": {"rows": 1, "n": 8, "k": 8}, "variant": "fp32/fp32/aten"}
+    rows = [
+        row | {"status": "ok", "median_s": 1e-5, "low_s": 9e-6, "high_s": 1.2e-5, "samples": 9},
+        row | {"dims": {"rows": 2, "n": 8, "k": 8}, "status": "failed", "error": "no kernel"},
+    ]
+    device = {"name": "cpu:threads=1", "chip": "x", "vendor": "v", "kind": "cpu",
+              "slice": "1 of 8 threads", "memory_bandwidth": 1e10}  # fmt: skip
+    document = {"schema": "foreplan.profile/1", "device": device, "software": {"torch": "2.11"},
+                "rows": rows}  # fmt: skip
+    text = shown(profile_table(validate(Profile, document, "profile")), 60)
+    assert "1 of 8 threads" in text
+    assert "linear" in text
+    assert "30 %" in text
+    assert "10 GB/s" in text
