@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -88,6 +88,15 @@ PHASE_PAIRS = {
         Variant.parse("bf16/fp32/torch.upcast_linear"), Variant.parse("bf16/bf16/torch.linear")
     ),
 }
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """Threads gain nothing on such small tensors and wait for each other on a busy machine."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 def same(kernels: PhaseKernels, layers: int) -> StageKernels:
