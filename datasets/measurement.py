@@ -20,6 +20,7 @@ class Measurement:
             call; empty if the program failed.
         samples: how many samples there were.
         calls: calls in one sample (tiny programs are timed several at once).
+        preempted: samples during which the scheduler gave a core to another process.
         cache_state: what was cold and what warm.
         load: other work on this machine: the one-minute load average when it began.
         clock_hz: clock of the device right after, ``None`` where it cannot be read.
@@ -29,6 +30,7 @@ class Measurement:
     times_s: tuple[float, ...]
     samples: int
     calls: int = 1
+    preempted: int = 0
     cache_state: str = ""
     load: float | None = None
     clock_hz: float | None = None

@@ -10,10 +10,12 @@ from __future__ import annotations
 import functools
 import os
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Annotated, Literal, Self
 
 from pydantic import ConfigDict, Field, model_validator
 
+from foreplan.datasets.cluster import Cluster
 from foreplan.datasets.device import Device
 from foreplan.datasets.device_name import DeviceName
 from foreplan.datasets.program import OPERATORS, Program, Variant, program
@@ -42,6 +44,9 @@ class Row(StrictModel):
     high_s: Positive | None = None
     """90th percentile, seconds."""
     samples: Annotated[int, Field(ge=0)] = 0
+    preempted: Annotated[int, Field(ge=0)] = 0
+    """Samples during which another process got the core; a one-thread device then counts its time
+    on the core, others count all of it."""
     rounds: Annotated[int, Field(ge=1)] = 1
     """Times the program was visited, each after all others had their turn."""
     cache_state: str = ""
@@ -148,3 +153,25 @@ class Profile(StrictModel):
             SpecError: the path cannot be written.
         """
         write_atomically(path, self.to_json())
+
+
+def load_profiles(
+    cluster: Cluster, folder: str | os.PathLike[str]
+) -> dict[str, Profile]:
+    """Read the profiles that a cluster's devices name.
+
+    Args:
+        cluster: the cluster.
+        folder: folder of the file it was read from; profile paths are relative to it.
+
+    Returns:
+        Profiles by ``host/device``; devices without one are left out.
+
+    Raises:
+        SpecError: a profile cannot be read.
+    """
+    return {
+        f"{entry.host}/{entry.name}": Profile.load(Path(folder) / entry.profile)
+        for entry in cluster.devices
+        if entry.profile is not None
+    }

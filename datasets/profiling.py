@@ -205,6 +205,7 @@ def _row(measured: Program, journal: ProfileJournal, rounds: int) -> Row:
         low_s=low,
         high_s=high,
         samples=sum(part.samples for part in good),
+        preempted=sum(part.preempted for part in good),
         clock_hz=min((p.clock_hz for p in good if p.clock_hz), default=None),
     )
 
