@@ -1,0 +1,157 @@
+"""Prices from measured profiles: `MeasuredSource` and, around it, `InterpolatedSource`.
+
+A device is asked for by its rank label (``host/device#k``) or by its name; profiles are given by
+the same words, or one by one under the name that each bears.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+
+from foreplan.cost_models._device_words import find
+from foreplan.cost_models._interpolation import Interpolation
+from foreplan.cost_models.costs import Copy, Estimate, HostLaunch, Work
+from foreplan.datasets.profile import Profile, Row
+from foreplan.datasets.program import Program
+
+#: Inside this factor of the measured range a price is interpolated, beyond it extrapolated ...
+NEAR = 2.0
+#: ... and beyond this one there is no price.
+FAR = 16.0
+
+Profiles = Profile | Iterable[Profile] | Mapping[str, Profile]
+
+
+def _by_device(profiles: Profiles) -> dict[str, Profile]:
+    if isinstance(profiles, Mapping):
+        return dict(profiles)
+    several = [profiles] if isinstance(profiles, Profile) else list(profiles)
+    return {profile.device.name: profile for profile in several}
+
+
+class MeasuredSource:
+    """Prices exactly what a profile measured (source ``measured``).
+
+    Programs cost their median, with the 10th and 90th percentile as interval. A host launch costs
+    the time of an operator on one element; a copy its payload over the measured bandwidth, read
+    and written, plus one launch.
+
+    Args:
+        profiles: one, several, or by device word.
+    """
+
+    def __init__(self, profiles: Profiles) -> None:
+        self.profiles = _by_device(profiles)
+
+    def estimate(self, work: Work, device: str) -> Estimate | None:
+        """Price ``work`` on ``device``; ``None`` if that was not measured there."""
+        profile = find(self.profiles, device)
+        if profile is None:
+            return None
+        if isinstance(work, Program):
+            row = profile.by_program.get(work)
+            return None if row is None else _measured(row)
+        launch = profile.device.launch_overhead_s
+        if isinstance(work, HostLaunch) and launch is not None:
+            return Estimate.exact(work.calls * launch, "measured")
+        if isinstance(work, Copy) and launch is not None:
+            per_byte = _copy_seconds_per_byte(profile, work.kind)
+            if per_byte is not None:
+                return Estimate.exact(launch + work.bytes * per_byte, "measured")
+        return None
+
+
+class InterpolatedSource:
+    """Prices programs near measured ones of the same operator and variant.
+
+    The source is ``interpolated`` within a factor of `NEAR` of the measured range in every
+    dimension, ``extrapolated`` up to `FAR` (with an interval that widens with the distance), and
+    there is no price beyond. Where a measured program is asked for, its median comes back. A
+    program that was tried and failed has no price, nor has a variant that never ran.
+
+    Decode and prefill attention are told apart: one query a sequence takes another kernel path.
+
+    Args:
+        profiles: one, several, or by device word.
+    """
+
+    def __init__(self, profiles: Profiles) -> None:
+        self.profiles = _by_device(profiles)
+        self._fits: dict[tuple[str, ...], Interpolation | None] = {}
+
+    def estimate(self, work: Work, device: str) -> Estimate | None:
+        """Price ``work`` on ``device``; ``None`` if nothing like it was measured there."""
+        profile = find(self.profiles, device)
+        if profile is None or not isinstance(work, Program):
+            return None
+        row = profile.by_program.get(work)
+        if row is not None:
+            return _measured(row)
+        fit = self._fit(profile, work)
+        if fit is None:
+            return None
+        found = fit.predict(work.dims)
+        if found.beyond > FAR:
+            return None
+        # Each doubling beyond the range adds the whole interval once more.
+        half = found.half_width * (1.0 + math.log2(found.beyond))
+        near = found.beyond <= NEAR
+        return Estimate(
+            found.seconds,
+            found.seconds * math.exp(-half),
+            found.seconds * math.exp(half),
+            "interpolated" if near else "extrapolated",
+        )
+
+    def _fit(self, profile: Profile, work: Program) -> Interpolation | None:
+        key = (profile.device.name, str(id(profile)), *_regime(work))
+        if key not in self._fits:
+            rows = [
+                row
+                for measured, row in profile.by_program.items()
+                if row.status == "ok" and _regime(measured) == _regime(work)
+            ]
+            self._fits[key] = _interpolation(work.op, rows) if rows else None
+        return self._fits[key]
+
+
+def _regime(item: Program) -> tuple[str, ...]:
+    """What programs must share to be interpolated between."""
+    decode = item.op == "attention" and item.dims["queries"] == 1
+    return (item.op, str(item.variant), "decode" if decode else "")
+
+
+def _interpolation(op: str, rows: list[Row]) -> Interpolation:
+    spread = [0.5 * math.log(_high(row) / _low(row)) for row in rows]
+    return Interpolation(op, [row.dims for row in rows], [_median(row) for row in rows], spread)
+
+
+def _measured(row: Row) -> Estimate | None:
+    if row.status != "ok":
+        return None
+    return Estimate(_median(row), _low(row), _high(row), "measured")
+
+
+def _median(row: Row) -> float:
+    assert row.median_s is not None  # a row that is ok has its times
+    return row.median_s
+
+
+def _low(row: Row) -> float:
+    assert row.low_s is not None
+    return row.low_s
+
+
+def _high(row: Row) -> float:
+    assert row.high_s is not None
+    return row.high_s
+
+
+def _copy_seconds_per_byte(profile: Profile, kind: str) -> float | None:
+    if kind == "device":
+        bandwidth = profile.device.memory_bandwidth
+        return None if bandwidth is None else 2.0 / bandwidth
+    rates = {"host_to_device": profile.host_to_device, "device_to_host": profile.device_to_host}
+    rate = rates.get(kind)
+    return None if rate is None else 1.0 / rate
