@@ -221,25 +221,3 @@ def _others(
         except InfeasibleError as error:
             rejected[name] = str(error)
     return kept, rejected
-
-
-def problem_of(plan: Plan) -> Problem[Any]:
-    """The problem a plan was made for, without costs; for runs and reports.
-
-    Raises:
-        SpecError: the workload is not one of the plan's kind.
-    """
-    from foreplan.cost_models.costs import CostBook
-
-    chosen = find_planner(plan.kind)
-    workload = validate(chosen.workload_type, plan.workload, "plan: workload")
-    return Problem(plan.model, plan.cluster, workload, CostBook(()), plan.provenance.seed)
-
-
-def decision_of(plan: Plan) -> Any:
-    """The plan's decision as its planner's type.
-
-    Raises:
-        SpecError: the planner does not accept it.
-    """
-    return validate(find_planner(plan.kind).decision_type, plan.decision, "plan: decision")

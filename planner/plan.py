@@ -287,3 +287,14 @@ def load_plan(path: str | os.PathLike[str]) -> Plan:
         at = f"{where}: alternatives[{i}].decision"
         validate(chosen.decision_type, alternative.decision, at)
     return plan
+
+
+def decision_of(plan: Plan) -> Any:
+    """The plan's decision as its planner's type.
+
+    Raises:
+        SpecError: the planner does not accept it.
+    """
+    from foreplan.planner.registry import planner
+
+    return validate(planner(plan.kind).decision_type, plan.decision, "plan: decision")

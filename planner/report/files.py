@@ -8,11 +8,11 @@ from pathlib import Path
 from foreplan.cost_models.timeline import Timeline
 from foreplan.datasets.storage import write_atomically
 from foreplan.errors import SpecError
-from foreplan.planner.api import decision_of, problem_of
-from foreplan.planner.plan import Plan, load_plan
+from foreplan.planner.plan import Plan, decision_of, load_plan
 from foreplan.planner.registry import planner
 from foreplan.planner.report.html import render_report
 from foreplan.planner.report.trace import render_trace
+from foreplan.planner.verify.session import problem_of
 from foreplan.planner.verify.verification import Verification, load_verification
 
 
@@ -41,9 +41,9 @@ def write_report(
     run = verification
     if run is not None and not isinstance(run, Verification):
         run = load_verification(run)
-    if run is not None and run.plan_digest != loaded.digest:
+    if run is not None and run.plan != loaded.digest:
         raise SpecError(
-            "verification", got=run.plan_digest[:12],
+            "verification", got=run.plan[:12],
             expected=f"a run of this plan ({loaded.digest[:12]})", fix="verify the plan again",
         )  # fmt: skip
     predicted, measured = timelines(loaded, run)
@@ -61,7 +61,8 @@ def timelines(
     """Predicted and measured timeline of a plan, as far as they were kept."""
     if plan.times is None:
         return None, None
-    schedule = planner(plan.kind).schedule(problem_of(plan), decision_of(plan))
+    chosen = planner(plan.kind)
+    schedule = chosen.schedule(problem_of(plan, chosen), decision_of(plan))
     predicted = plan.times.timeline(schedule, "simulated")
     if verification is None or verification.times is None:
         return predicted, None

@@ -321,7 +321,7 @@ class _Order:
             else:
                 for needed in action.dependencies:
                     other = actions[needed]
-                    if other.rank == action.rank and _kind(other) == "run":
+                    if needed < index and other.rank == action.rank and _kind(other) == "run":
                         in_use[other.stage, other.microbatch].add(index)
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import gc
 import traceback
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from foreplan.errors import VerificationError
@@ -59,8 +60,11 @@ class Runtime:
         order = sorted(range(len(program.steps)), key=lambda k: program.steps[k].index)
         self._in_schedule = tuple(order)
 
-    def execute(self) -> Record:
-        """Run the program once; the ranks are expected to start together.
+    def execute(self, meet: Callable[[], None] = lambda: None) -> Record:
+        """Run the program once.
+
+        Args:
+            meet: returns when every rank is about to start.
 
         Raises:
             VerificationError: a kernel failed; names the action.
@@ -73,8 +77,9 @@ class Runtime:
         gc.collect()
         gc.disable()  # a collection in the middle would be timed as somebody's compute
         place = 0
-        self._clock.begin()
         try:
+            meet()
+            self._clock.begin()
             for place, code, step, action, waits, blocking in self._walk:
                 for posted in waits:
                     wait(posted)

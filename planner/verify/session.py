@@ -160,8 +160,7 @@ class Session:
                     self._wire.send({"clock": time.monotonic_ns()})
                 elif "run" in word:
                     kernels.reset()
-                    self._meet()
-                    record = runtime.execute()
+                    record = runtime.execute(self._meet)
                     self._wire.send(
                         {"ran": word["run"], "start_ns": record.start_ns, "end_ns": record.end_ns,
                          "result": kernels.result() if word["result"] else None,

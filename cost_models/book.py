@@ -1,0 +1,141 @@
+"""Builds the `CostBook` of a cluster: which sources are asked for which device, in which order.
+
+``measured``: profiles (exact rows, then interpolation), then the roofline of published or measured
+figures. ``roofline``: those figures alone. Links come from the cluster's tiers in either case.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal, get_args
+
+from foreplan.cost_models.costs import CostBook, CostSource, Work
+from foreplan.cost_models.link_costs import LinkSource
+from foreplan.cost_models.roofline import RooflineSource
+from foreplan.cost_models.tables import InterpolatedSource, MeasuredSource
+from foreplan.datasets import device_zoo
+from foreplan.datasets.cluster import Cluster
+from foreplan.datasets.device import Device
+from foreplan.datasets.profile import Profile
+from foreplan.errors import SpecError
+
+CostChoice = Literal["measured", "roofline"]
+COST_CHOICES: tuple[str, ...] = get_args(CostChoice)
+
+
+@dataclass(frozen=True)
+class Profiles:
+    """Profiles of a cluster's devices, by rank label.
+
+    Attributes:
+        by_label: the profile of each rank that has one.
+        digest: hash of each profile's document, by rank label.
+    """
+
+    by_label: Mapping[str, Profile] = field(default_factory=dict)
+    digest: Mapping[str, str] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, cluster: Cluster, folder: Path) -> Profiles:
+        """Read the profiles that a cluster names.
+
+        Args:
+            cluster: names them relative to its own file.
+            folder: of that file.
+
+        Raises:
+            SpecError: a profile that cannot be read, or that is of another device.
+        """
+        loaded: dict[str, Profile] = {}
+        found: dict[str, Profile] = {}
+        for rank in cluster.ranks():
+            if rank.profile is None:
+                continue
+            if rank.profile not in loaded:
+                loaded[rank.profile] = Profile.load(folder / rank.profile)
+            profile = loaded[rank.profile]
+            if str(profile.name) != str(rank.name):
+                raise SpecError(
+                    f"{rank.profile}: device", got=str(profile.name),
+                    expected=f"{rank.name}, which the cluster says it describes",
+                )  # fmt: skip
+            found[rank.label] = profile
+        return cls(
+            found,
+            {
+                label: hashlib.sha256(profile.to_json().encode()).hexdigest()
+                for label, profile in found.items()
+            },
+        )
+
+    def digests(self) -> dict[str, str]:
+        """Hash of each profile's document, by rank label."""
+        return dict(self.digest)
+
+    def completed(self, cluster: Cluster) -> Cluster:
+        """The cluster with the memory of profiled devices where no cap is given."""
+        sizes = {
+            (rank.host, rank.name, rank.profile): self.by_label[rank.label].device.memory_bytes
+            for rank in cluster.ranks()
+            if rank.label in self.by_label
+        }
+        entries = tuple(
+            entry.model_copy(
+                update={"memory_bytes": sizes.get((entry.host, entry.name, entry.profile))}
+            )
+            if entry.memory_bytes is None
+            else entry
+            for entry in cluster.devices
+        )
+        return cluster.model_copy(update={"devices": entries})
+
+    @property
+    def assumptions(self) -> tuple[str, ...]:
+        """What using these profiles takes for granted."""
+        versions = {
+            ", ".join(f"{k} {v}" for k, v in sorted(profile.software.items()))
+            for profile in self.by_label.values()
+        }
+        return tuple(f"devices run the software of their profiles ({v})" for v in sorted(versions))
+
+
+def cost_book(
+    cluster: Cluster,
+    profiles: Profiles,
+    choice: str,
+    *,
+    given: Mapping[Work, float] | None = None,
+) -> CostBook:
+    """The cost book of a cluster; devices are asked for by rank label.
+
+    Args:
+        cluster: devices and links.
+        profiles: what was measured on them.
+        choice: one of `COST_CHOICES`.
+        given: prices that override every source.
+
+    Raises:
+        SpecError: an unknown choice.
+    """
+    if choice not in COST_CHOICES:
+        raise SpecError("costs", got=choice, expected=f"one of {', '.join(COST_CHOICES)}")
+    sources: list[CostSource] = []
+    if choice == "measured":
+        sources += [MeasuredSource(profiles.by_label), InterpolatedSource(profiles.by_label)]
+    sources.append(LinkSource(cluster))
+    sources.append(RooflineSource(_figures(cluster, profiles)))
+    return CostBook(sources, given=given)
+
+
+def _figures(cluster: Cluster, profiles: Profiles) -> dict[str, Device]:
+    """Published figures of zoo devices, measured figures of profiled ones."""
+    found: dict[str, Device] = {}
+    for rank in cluster.ranks():
+        if rank.label in profiles.by_label:
+            found[rank.label] = profiles.by_label[rank.label].device
+        elif rank.name.zoo is not None:
+            found[rank.label] = device_zoo.device(rank.name.zoo)
+    return found

@@ -1,0 +1,105 @@
+"""What ``foreplan verify`` does: run, write the documents, show the tables, choose the exit code."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from foreplan.cost_models.book import Profiles, cost_book
+from foreplan.cost_models.costs import CostBook
+from foreplan.datasets.storage import write_atomically
+from foreplan.errors import VerificationError
+from foreplan.planner.plan import Plan, load_plan
+from foreplan.planner.registry import planner
+from foreplan.planner.report.files import timelines, write_report
+from foreplan.planner.report.tables import verification_tables
+from foreplan.planner.report.trace import render_trace
+from foreplan.planner.verify.session import problem_of
+from foreplan.planner.verify.verify import VerificationRun, verify
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+
+def verify_command(
+    path: Path,
+    output: Path,
+    *,
+    tolerance: float | None,
+    rounds: int,
+    thorough: bool,
+    trace: Path | None,
+    report: Path | None,
+    rdzv_endpoint: str | None,
+    host: str | None,
+    dry_run: bool,
+    as_json: bool,
+    console: Console,
+) -> int:
+    """Verify the plan in a file.
+
+    Args:
+        path: the plan.
+        output: where the verification goes.
+        trace, report: where the Chrome trace and the HTML report go, if anywhere.
+        as_json: print the document on stdout, and nothing else there.
+        console: hears progress and shows the tables.
+
+    Returns:
+        The exit code: 0, or 5 where the run is outside the tolerance or computes something else.
+
+    Raises:
+        ForeplanError: as `foreplan.planner.verify.verify.verify`.
+    """
+    plan = load_plan(path)
+    with console.status("starting") as status:
+        run = verify(
+            plan, rounds=rounds, thorough=thorough, tolerance=tolerance,
+            rdzv_endpoint=rdzv_endpoint, host=host, dry_run=dry_run, progress=status.update,
+            costs=_costs(plan, path.parent) if thorough else None,
+        )  # fmt: skip
+    if run.document is None:
+        _show_sketch(run, as_json, console)
+        return 0
+    run.document.save(output)
+    written = [output]
+    if trace is not None:
+        predicted, measured = timelines(plan, run.document)
+        write_atomically(trace, render_trace(predicted, measured))
+        written.append(trace)
+    if report is not None:
+        written += write_report(plan, report, verification=run.document)
+    if as_json:
+        print(run.document.to_json(), end="")
+    else:
+        console.print(verification_tables(run.document, plan))
+        console.print("wrote " + ", ".join(str(file) for file in written))
+    return 0 if run.document.passed else VerificationError.exit_code
+
+
+def _costs(plan: Plan, folder: Path) -> CostBook:
+    """The cost book that the plan was made with; profile paths start from the plan's folder."""
+    chosen = planner(plan.kind)
+    given = chosen.given(problem_of(plan, chosen).workload)
+    profiles = Profiles.of(plan.cluster, folder)
+    return cost_book(plan.cluster, profiles, plan.provenance.costs, given=given)
+
+
+def _show_sketch(run: VerificationRun, as_json: bool, console: Console) -> None:
+    if as_json:
+        processes = [
+            dataclasses.asdict(dataclasses.replace(p, environment=dict(p.environment)))
+            for p in run.processes
+        ]
+        print(json.dumps({"processes": processes}))
+        return
+    for process in run.processes:
+        settings = " ".join(f"{k}={v}" for k, v in sorted(process.environment.items()))
+        cores = ",".join(str(core) for core in process.cores) or "any"
+        console.print(
+            f"{process.candidate}: rank {process.rank} as {process.label}, cores {cores}, "
+            f"{process.memory_bytes} of {process.capacity_bytes} bytes  {settings}",
+            highlight=False,
+        )
