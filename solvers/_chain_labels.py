@@ -13,7 +13,15 @@ from typing import Any
 import numba
 import numpy as np
 
-from foreplan.solvers._stage_labels import COST2, DECODE, OMEGA, PREFILL, undominated
+from foreplan.solvers._stage_labels import (
+    COST2,
+    DECODE,
+    OMEGA,
+    PREFILL,
+    doubled,
+    doubled_rows,
+    undominated,
+)
 
 P_SUM, D_SUM, O_SUM, C_SUM, P_MAX, D_MAX = range(6)
 """Columns of a chain label."""
@@ -176,10 +184,10 @@ def best_chain(
                                         return target, came[:0], size, True
                                     if size == capacity:
                                         capacity *= 2
-                                        sums = np.concatenate((sums, np.empty_like(sums)))
-                                        came = np.concatenate((came, np.empty_like(came)))
-                                        where = np.concatenate((where, np.empty_like(where)))
-                                        follow = np.concatenate((follow, np.empty_like(follow)))
+                                        sums = doubled_rows(sums)
+                                        came = doubled_rows(came)
+                                        where = doubled_rows(where)
+                                        follow = doubled(follow)
                                         so_far = empty if label == -1 else sums[label]
                                     sums[size, P_SUM] = new_p
                                     sums[size, D_SUM] = new_d
@@ -204,7 +212,8 @@ def best_chain(
     label = best_label
     while label != -1:
         n_stages -= 1
-        chain[n_stages, :3] = where[label]
+        for q in range(3):
+            chain[n_stages, q] = where[label, q]
         chain[n_stages, 3] = came[label, 1]
         label = came[label, 0]
     return best, chain, size, False

@@ -22,6 +22,31 @@ _NEAR = 64
 
 
 @numba.njit(cache=True, nogil=True)
+def copy_row(target: Any, i: int, source: Any, j: int) -> None:
+    """``target[i] = source[j]``, by element: numba takes seconds to compile array assignments."""
+    for q in range(source.shape[1]):
+        target[i, q] = source[j, q]
+
+
+@numba.njit(cache=True, nogil=True)
+def doubled(array: Any) -> Any:
+    """A copy of a vector with twice the room."""
+    out = np.empty(2 * len(array), array.dtype)
+    for i in range(len(array)):
+        out[i] = array[i]
+    return out
+
+
+@numba.njit(cache=True, nogil=True)
+def doubled_rows(array: Any) -> Any:
+    """A copy of a matrix with room for twice the rows."""
+    out = np.empty((2 * len(array), array.shape[1]), array.dtype)
+    for i in range(len(array)):
+        copy_row(out, i, array, i)
+    return out
+
+
+@numba.njit(cache=True, nogil=True)
 def undominated(points: Any) -> Any:
     """Indices of rows that no earlier-sorted row beats in every component.
 
@@ -140,7 +165,8 @@ def extend_stages(
     variant = np.empty(1024, dtype=np.int8)
     n_history = 0
     rows = np.zeros((1, 5))
-    rows[0, :3] = first
+    for q in range(3):
+        rows[0, q] = first[q]
     keys = np.zeros(1, dtype=np.uint64)
     history = np.full(1, -1, dtype=np.int64)
     for e in range(start, stop):
@@ -184,64 +210,67 @@ def extend_stages(
                     n_next += 1
                 elif next_rows[found, OMEGA] <= row[OMEGA]:
                     continue
-                next_rows[found] = row
+                for q in range(5):
+                    next_rows[found, q] = row[q]
                 next_keys[found] = key
                 next_parent[found] = history[i]
                 next_variant[found] = v
         if n_next == 0:
             break
-        points = np.empty((n_next, 6))
+        points = np.empty((n_next, 5))
         for i in range(n_next):
-            _point(points[i], next_rows[i], separate, theta, caps, floors, headroom[:, e + 1])
+            _point(points, next_rows, i, separate, theta, caps, floors, headroom, e + 1)
         chosen = undominated(points)
         if n_history + len(chosen) > max_labels:
             return out_end[:0], out_row[:0], out_history[:0], parent[:0], variant[:0], True
         while n_history + len(chosen) > len(parent):
-            parent = np.concatenate((parent, np.empty_like(parent)))
-            variant = np.concatenate((variant, np.empty_like(variant)))
+            parent = doubled(parent)
+            variant = doubled(variant)
         rows = np.empty((len(chosen), 5))
         keys = np.empty(len(chosen), dtype=np.uint64)
         history = np.empty(len(chosen), dtype=np.int64)
         for j in range(len(chosen)):
             i = chosen[j]
-            rows[j] = next_rows[i]
+            copy_row(rows, j, next_rows, i)
             keys[j] = next_keys[i]
             history[j] = n_history
             parent[n_history] = next_parent[i]
             variant[n_history] = next_variant[i]
             n_history += 1
         # Close the stage here: memory no longer matters, and nothing can be added any more.
-        closing = np.empty((len(rows), 6))
-        closed = rows.copy()
-        fits = np.ones(len(rows), dtype=np.bool_)
-        none = np.zeros(3)
+        closing = np.empty((len(rows), 5))
+        closed = np.empty((len(rows), 5))
+        inside = np.empty(len(rows), dtype=np.int64)
+        n_inside = 0
         for j in range(len(rows)):
+            copy_row(closed, n_inside, rows, j)
+            fits = True
             if e + 1 == n_layers:
                 for q in range(3):
-                    closed[j, q] += last[q]
-                    if not closed[j, q] <= caps[q]:
-                        fits[j] = False
+                    closed[n_inside, q] += last[q]
+                    if not closed[n_inside, q] <= caps[q]:
+                        fits = False
             if len(weights) > 0:
                 value = 0.0
                 for q in range(5):
-                    value += weights[0, q] * closed[j, q]
+                    value += weights[0, q] * closed[n_inside, q]
                 if value > slack[e + 1]:
-                    fits[j] = False
-            _point(closing[j], closed[j], separate, theta, caps, floors, none)
-            closing[j, 4] = 0.0
-        inside = np.flatnonzero(fits)
-        if len(inside) == 0:
+                    fits = False
+            if fits:
+                _point(closing, closed, n_inside, separate, theta, caps, floors, headroom, -1)
+                inside[n_inside] = j
+                n_inside += 1
+        if n_inside == 0:
             continue
-        best = undominated(closing[inside])
+        best = undominated(closing[:n_inside])
         while n_out + len(best) > len(out_end):
-            out_end = np.concatenate((out_end, np.empty_like(out_end)))
-            out_history = np.concatenate((out_history, np.empty_like(out_history)))
-            out_row = np.concatenate((out_row, np.empty_like(out_row)))
+            out_end = doubled(out_end)
+            out_history = doubled(out_history)
+            out_row = doubled_rows(out_row)
         for j in range(len(best)):
-            i = inside[best[j]]
             out_end[n_out] = e + 1
-            out_row[n_out] = closed[i]
-            out_history[n_out] = history[i]
+            copy_row(out_row, n_out, closed, best[j])
+            out_history[n_out] = history[inside[best[j]]]
             n_out += 1
     return (
         out_end[:n_out],
@@ -255,26 +284,34 @@ def extend_stages(
 
 @numba.njit(cache=True, nogil=True)
 def _point(
-    point: Any,
-    row: Any,
+    points: Any,
+    rows: Any,
+    i: int,
     separate: Any,
     theta: float,
     caps: Any,
     floors: Any,
     headroom: Any,
+    boundary: int,
 ) -> None:
-    """Write what a label is compared by; values that can no longer matter are levelled."""
+    """Write what label i is compared by, levelling what can no longer matter.
+
+    ``boundary`` is where the open stage stands, -1 if it is closed.
+    """
+    more_p = headroom[0, boundary] if boundary >= 0 else 0.0
+    more_d = headroom[1, boundary] if boundary >= 0 else 0.0
     if separate[0]:
-        point[0] = row[PREFILL]
-        point[1] = row[OMEGA]
+        points[i, 0] = rows[i, PREFILL]
+        points[i, 1] = rows[i, OMEGA]
     else:
-        point[0] = row[PREFILL] + theta * row[OMEGA]
+        points[i, 0] = rows[i, PREFILL] + theta * rows[i, OMEGA]
         # Prefill on its own only matters once the stage may be the bottleneck.
-        point[1] = max(row[PREFILL], floors[0] - headroom[0])
-    point[2] = row[DECODE] if separate[1] else max(row[DECODE], floors[1] - headroom[1])
-    point[3] = row[COST2] if separate[2] else 0.0
-    point[4] = max(row[MEMORY], caps[2] - headroom[2])
-    point[5] = 0.0
+        points[i, 1] = max(rows[i, PREFILL], floors[0] - more_p)
+    points[i, 2] = rows[i, DECODE] if separate[1] else max(rows[i, DECODE], floors[1] - more_d)
+    points[i, 3] = rows[i, COST2] if separate[2] else 0.0
+    points[i, 4] = 0.0
+    if boundary >= 0:
+        points[i, 4] = max(rows[i, MEMORY], caps[2] - headroom[2, boundary])
 
 
 @numba.njit(cache=True, nogil=True)

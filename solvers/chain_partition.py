@@ -32,7 +32,7 @@ __all__ = [
 ]
 
 
-_SMALL = 40_000
+_SMALL = 25_000
 """Labels up to which a table of all stages is built at once."""
 _LARGE = 3_000_000
 """Labels up to which a filtered table is built."""
