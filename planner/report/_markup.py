@@ -20,9 +20,15 @@ class Html(str):
         return Html(str.__add__(self, esc(other)))
 
 
+#: A number and its unit stay on one line.
+_UNIT = re.compile(r"(?<=\d) (?=(?:%|[mun]?s|(?:[KMGTP]i?)?B)(?![\w/]))")
+
+
 def esc(text: object, limit: int = 400) -> Html:
     """Text for an element or an attribute; `Html` passes as it is."""
-    return text if isinstance(text, Html) else Html(html.escape(plain(text, limit), quote=True))
+    if isinstance(text, Html):
+        return text
+    return Html(_UNIT.sub("&nbsp;", html.escape(plain(text, limit), quote=True)))
 
 
 def breakable(text: str) -> Html:

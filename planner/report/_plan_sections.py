@@ -58,7 +58,8 @@ def decision_section(summary: Summary) -> Html:
         "Decision",
         definitions(summary.decision.fields),
         table("What each stage holds", head, rows),
-        details("Details of each stage", *(Html(part) for part in folded)),
+        details("Details of each stage", *folded),
+        note=f"Not used: {summary.unused}." if summary.unused else None,
     )
 
 

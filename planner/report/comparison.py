@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from foreplan.planner.plan import Plan
-from foreplan.planner.report.text import percent, plain
+from foreplan.planner.report.text import number, percent, plain
 from foreplan.planner.verify.verification import CandidateResult, Verification
 
 _SAME = 5e-4  # differences below are shown as none
@@ -88,4 +88,6 @@ def _verdict(
 def _against(difference: float, how: str) -> str:
     if abs(difference) < _SAME:
         return f"as fast ({how})"
+    if difference >= 1:
+        return f"{number(round(1 + difference, 1))} times as long ({how})"
     return f"{percent(abs(difference))} {'slower' if difference > 0 else 'faster'} ({how})"

@@ -127,7 +127,8 @@ def _cards(plan: Plan, verification: Verification | None) -> Html:
             )
         )
     cards += [_card(name.capitalize(), value, "predicted") for name, value in metric_cards(plan)]
-    return element("div", *cards, class_="cards")
+    columns = len(cards) if len(cards) < 6 else min((len(cards) + 1) // 2, 5)
+    return element("div", *cards, class_="cards", style=f"--columns: {columns}")
 
 
 def _card(what: str, big: str, more: str, tone: str = "") -> Html:

@@ -64,11 +64,12 @@ class Summary:
     """A plan for readers.
 
     Attributes:
-        title: ``llama-2-7b on 2 × t4, 1 × a100``.
+        title: ``llama-2-7b on 2 × t4, a100``.
         headline: the decision in a sentence.
         labels: slices, emulated links, random weights, numbers that nobody measured.
         limits: tightest first.
         devices: short name of each rank of the plan.
+        unused: ``2 × l4`` of the cluster's devices that the plan leaves idle, or "".
         decision: what was decided.
     """
 
@@ -77,6 +78,7 @@ class Summary:
     labels: tuple[Label, ...]
     limits: tuple[Limit, ...]
     devices: tuple[str, ...]
+    unused: str
     decision: DecisionView
 
     @classmethod
@@ -91,6 +93,7 @@ class Summary:
             labels=tuple(_labels(plan)),
             limits=tuple(limits),
             devices=devices,
+            unused=_unused(plan),
             decision=decision,
         )
 
@@ -110,19 +113,22 @@ def used_ranks(plan: Plan) -> list[Rank]:
     return [rank for rank in found if rank is not None]
 
 
-def _kinds(plan: Plan) -> str:
-    """``2 × t4, 1 × a100`` of the devices the plan uses."""
-    kinds = Counter(str(rank.name) for rank in used_ranks(plan))
-    if not kinds:
-        count = len(plan.predicted.ranks)
-        return f"{count} rank{'' if count == 1 else 's'}"
-    named = ((plain(name), count) for name, count in kinds.items())
-    return ", ".join(f"{count} × {name}" if count > 1 else name for name, count in named)
+def _kinds(ranks: list[Rank]) -> str:
+    """``2 × t4, a100`` of some devices."""
+    kinds = Counter(plain(rank.name) for rank in ranks)
+    return ", ".join(f"{count} × {name}" if count > 1 else name for name, count in kinds.items())
+
+
+def _unused(plan: Plan) -> str:
+    used = {rank.device for rank in plan.predicted.ranks}
+    return _kinds([rank for rank in plan.cluster.ranks() if rank.label not in used])
 
 
 def _title(plan: Plan) -> str:
     name = plain(plan.model.name) if plan.model is not None else f"{words(plan.kind)} plan"
-    return f"{name} on {_kinds(plan)}"
+    count = len(plan.predicted.ranks)
+    where = _kinds(used_ranks(plan)) or f"{count} rank{'' if count == 1 else 's'}"
+    return f"{name} on {where}"
 
 
 def _headline(plan: Plan, decision: DecisionView) -> str:

@@ -125,7 +125,8 @@ def _ranks(plan: Plan, summary: Summary) -> Grid:
         Column("of", [bytes_of(rank.capacity_bytes) for rank in ranks], True, 80),
         Column("free", room, True, 100),
     ]
-    return Grid("Stages" if len(stages) == len(ranks) else "Ranks", columns)
+    note = f"not used: {summary.unused}" if summary.unused else ""
+    return Grid("Stages" if len(stages) == len(ranks) else "Ranks", columns, note)
 
 
 def _limits(summary: Summary) -> Grid:
