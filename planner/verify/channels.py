@@ -126,10 +126,15 @@ class _Gloo:
             self._clock.end(place)
 
     def _watch(self, place: int, work: Any) -> None:
-        """Note when a collective ends, though nobody waits; sends and receives cannot tell."""
-        seen = self._seen[place] = []
+        """Note when a collective ends, though nobody waits; messages cannot tell."""
+        seen: list[int] = []
+        try:
+            future = work.get_future()
+        except RuntimeError:  # not implemented for this one
+            return
+        self._seen[place] = seen
         # Called on a thread of gloo. It may come after ``wait`` has returned: then nobody reads it.
-        work.get_future().add_done_callback(lambda _: seen.append(time.monotonic_ns()))
+        future.add_done_callback(lambda _: seen.append(time.monotonic_ns()))
 
 
 class _Nccl:

@@ -191,7 +191,7 @@ class Rounds:
     def _set_aside(self, measured: Measured, failure: RankFailed) -> None:
         """Keep the reason; without the chosen decision there is nothing to verify."""
         if measured.candidate.role == "chosen":
-            raise failure.as_own_error() from failure
+            raise failure.as_own_error() from None
         self._say(f"{measured.candidate.name} failed: {failure}")
         measured.failure = failure
 

@@ -1,0 +1,286 @@
+"""Real processes over gloo."""
+
+from __future__ import annotations
+
+import json
+import os
+import queue
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from foreplan.errors import SpecError, VerificationError
+from foreplan.planner.plan import Plan
+from foreplan.planner.verify.follow import follow
+from foreplan.planner.verify.launch import Fleet
+from foreplan.planner.verify.verification import load_verification
+from foreplan.planner.verify.verify import VerificationRun, verify
+
+MakePlan = Callable[..., Plan]
+
+#: Two workers need two cores of their own.
+pytestmark = pytest.mark.skipif(
+    len(os.sched_getaffinity(0)) < 2, reason="needs two cores for two pinned workers"
+)
+
+
+def workers(home: Path) -> list[str]:
+    """Workers of this test, not of another that runs at the same time."""
+    found = []
+    for process in psutil.process_iter(["cmdline", "environ"]):
+        words, variables = process.info["cmdline"] or [], process.info["environ"] or {}
+        ours = str(home) in variables.get("PYTHONPATH", "")
+        if ours and "foreplan.planner.verify.worker" in words:
+            found.append(" ".join(words))
+    return found
+
+
+@pytest.fixture(autouse=True)
+def no_orphans(toy: Path) -> Iterator[None]:
+    yield
+    deadline = time.monotonic() + 5
+    while workers(toy) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert workers(toy) == []
+
+
+def assert_obeys(run: VerificationRun) -> None:
+    for timelines in run.timelines.values():
+        for timeline in timelines:
+            schedule = timeline.schedule
+            assert timeline.kind == "measured"
+            for i, action in enumerate(schedule):
+                assert timeline.end_s[i] >= timeline.start_s[i] >= 0.0
+                for needed in action.dependencies:
+                    assert timeline.start_s[i] >= timeline.end_s[needed] - 1e-9, action
+
+
+def test_candidates_run_side_by_side_and_the_result_is_right(make_plan: MakePlan) -> None:
+    plan = make_plan(
+        alternatives={
+            "slow": {"slow": 4.0}, "swap": {"order": [1, 0]}, "dies": {"die": "exit"},
+            "breaks": {"die": "raise"}, "big": {"die": "memory", "cap_bytes": 1 << 20},
+            "unloaded": {"die": "load"}, "stuck": {"deadlock": True},
+        },
+        tolerance=50.0, collectives=True, held_bytes=1 << 20,
+    )  # fmt: skip
+    said: list[str] = []
+    run = verify(plan, rounds=3, progress=said.append)
+    document = run.document
+    assert document is not None
+    assert document.plan_digest == plan.digest
+    by_name = {c.name: c for c in document.candidates}
+    assert next(iter(by_name)) == "chosen"
+    # The reference is computed in one process; the toy's result is exact.
+    assert [(a.mode, a.passed, a.exact) for a in document.agreement] == [
+        ("reference", True, True), ("fast", True, True),
+    ]  # fmt: skip
+    assert document.passed
+    assert_obeys(run)
+    # Each rank became its device, on a core of its own.
+    devices = document.machine.devices
+    assert devices[0].cpu_capability == "AVX2"
+    assert devices[1].cpu_capability != "AVX2" or "avx512" not in Path("/proc/cpuinfo").read_text()
+    assert [len(device.cores) for device in devices] == [1, 1]
+    assert devices[0].cores != devices[1].cores
+    # What is slow by four is not measured to be faster.
+    assert by_name["slow"].measured_s is not None
+    assert by_name["chosen"].measured_s is not None
+    assert by_name["slow"].measured_s > by_name["chosen"].measured_s
+    assert len(by_name["swap"].rounds_s) == 3
+    # Failures are named, and do not stop the others.
+    assert "rank 1 (localhost/cpu:threads=1): it exited with code 7" in str(by_name["dies"].failure)
+    assert "rank 1" in str(by_name["breaks"].failure)
+    assert "at 1F2: ValueError: a kernel is broken" in str(by_name["breaks"].failure)
+    assert "allocate memory" in str(by_name["big"].failure)
+    assert "ValueError: no weights today" in str(by_name["unloaded"].failure)
+    assert "deadlock" in str(by_name["stuck"].failure)
+    # Memory is compared item by item.
+    item = by_name["chosen"].ranks[0].memory[0]
+    assert item.predicted_bytes == item.held_bytes == 1 << 20
+    assert by_name["chosen"].ranks[0].phases[0].op == "F"
+    assert run.timeline is not None
+    assert document.times is not None
+    assert run.timeline.makespan_s == pytest.approx(sorted(by_name["chosen"].rounds_s)[1], abs=1e-6)
+    # Rounds turn: the second one does not start with the first candidate.
+    assert said.count("round 3 of 3") == 1
+
+
+def test_a_wrong_result_is_not_passed(make_plan: MakePlan) -> None:
+    run = verify(make_plan(broken="fast", tolerance=50.0), rounds=1, only=())
+    assert run.document is not None
+    assert [(a.mode, a.passed) for a in run.document.agreement] == [
+        ("reference", True), ("fast", False),
+    ]  # fmt: skip
+    assert not run.document.passed
+
+
+@pytest.mark.parametrize(
+    ("decision", "message"),
+    [
+        ({"die": "exit"}, r"rank 1 \(localhost/cpu:threads=1\): it exited with code 7"),
+        ({"die": "hang"}, r"rank \d .*: (no answer for 7 s|.*[Tt]imed? ?out)"),
+    ],
+)
+def test_a_chosen_plan_that_fails_is_one_clear_error(
+    make_plan: MakePlan, decision: dict[str, Any], message: str
+) -> None:
+    plan = make_plan(decision)
+    begin = time.monotonic()
+    with pytest.raises(VerificationError, match=message):
+        verify(plan, rounds=1, timeout_s=2.0)
+    assert time.monotonic() - begin < 40
+
+
+def test_what_cannot_run_is_refused_before_anything_starts(make_plan: MakePlan) -> None:
+    with pytest.raises(SpecError, match="deadlock"):
+        verify(make_plan({"deadlock": True}))
+    with pytest.raises(SpecError, match="did you mean 'slow'"):
+        verify(make_plan(alternatives={"slow": {"slow": 2.0}}), only=["slwo"])
+    with pytest.raises(SpecError, match="rounds"):
+        verify(make_plan(), rounds=0)
+    zoo = [{"name": "t4", "host": "a"}, {"name": "t4", "host": "b"}]
+    with pytest.raises(SpecError, match="--rdzv-endpoint"):
+        verify(make_plan(devices=zoo))
+    with pytest.raises(SpecError, match="published figures only"):
+        verify(make_plan(devices=zoo), rdzv_endpoint="127.0.0.1:1", host="a")
+    with pytest.raises(SpecError, match="one of a, b"):
+        verify(make_plan(devices=zoo), rdzv_endpoint="127.0.0.1:1", host="c")
+    twice = [{"name": "cuda:0"}, {"name": "cuda:0/sms=16"}]
+    with pytest.raises(SpecError, match="cuda"):
+        verify(make_plan(devices=twice))
+
+
+def test_a_dry_run_says_what_would_start(make_plan: MakePlan) -> None:
+    run = verify(make_plan({"cap_bytes": 1 << 20}, {"slow": {"slow": 2.0}}), dry_run=True)
+    assert run.document is None
+    first = run.processes[0]
+    assert (first.candidate, first.rank, first.capacity_bytes) == ("chosen", 0, 1 << 20)
+    assert first.environment["ONEDNN_MAX_CPU_ISA"] == "AVX2"
+    assert [process.candidate for process in run.processes] == ["chosen"] * 2 + ["slow"] * 2
+    assert len(first.cores) == 1
+
+
+def start(code: str, *, core: int | None = None, cwd: Path | None = None) -> subprocess.Popen[str]:
+    def pin() -> None:
+        if core is not None:
+            os.sched_setaffinity(0, [sorted(os.sched_getaffinity(0))[core]])
+
+    return subprocess.Popen(
+        [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        cwd=cwd, preexec_fn=pin,
+    )  # fmt: skip
+
+
+SCRIPT = """
+import sys
+from foreplan.planner.plan import load_plan
+from foreplan.planner.verify.verify import verify
+run = verify(load_plan({plan!r}), rounds=2, progress=lambda text: print(text, flush=True){more})
+run.document.save({output!r})
+"""
+
+
+def test_two_hosts_meet_at_an_endpoint(make_plan: MakePlan, tmp_path: Path) -> None:
+    """One machine plays both hosts: a working directory and a core each."""
+    devices = [{"name": "cpu:threads=1,isa=avx2", "host": "west"},
+               {"name": "cpu:threads=1", "host": "east"}]  # fmt: skip
+    plan = make_plan(devices=devices, tolerance=50.0)
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    running = []
+    for core, host in enumerate(("east", "west")):
+        home = tmp_path / host
+        home.mkdir()
+        plan.save(home / "plan.json")
+        more = f", rdzv_endpoint='127.0.0.1:{port}', host='{host}'"
+        code = SCRIPT.format(plan="plan.json", output="v.json", more=more)
+        running.append(start(code, core=core, cwd=home))
+    for process in running:
+        _, errors = process.communicate(timeout=60)
+        assert process.returncode == 0, errors
+    west = load_verification(tmp_path / "west" / "v.json")
+    assert load_verification(tmp_path / "east" / "v.json") == west
+    assert west.passed
+    assert all(a.exact for a in west.agreement)
+    assert west.machine.devices[0].cores != west.machine.devices[1].cores
+    # One kernel, so the clocks differ by nothing: offsets must not have moved ranks apart.
+    assert west.times is not None
+    assert max(west.times.start_us) < 1e7
+
+
+def test_another_plan_is_refused_at_the_endpoint(make_plan: MakePlan) -> None:
+    devices = [{"name": "cpu:threads=1", "host": "west"}, {"name": "cpu:threads=1", "host": "east"}]
+    plan = make_plan(devices=devices)
+    ranks = plan.cluster.ranks()
+    ports: queue.Queue[int] = queue.Queue()
+    problems: list[Exception] = []
+
+    def lead() -> None:
+        try:
+            with Fleet(plan, ranks, (), plan.digest, join_timeout_s=3.0, listening=ports.put):
+                pass
+        except VerificationError as error:
+            problems.append(error)
+
+    leader = threading.Thread(target=lead)
+    leader.start()
+    endpoint = ("127.0.0.1", ports.get(timeout=10))
+    with pytest.raises(VerificationError, match="verifies another plan"):
+        follow([], "east", endpoint, make_plan(devices=devices, steps=2).digest)
+    leader.join()
+    assert "no word from west/cpu:threads=1, east/cpu:threads=1" in str(problems[0])
+    assert "with --rdzv-endpoint" in str(problems[0])
+    assert "--host" in str(problems[0])
+
+
+def test_torchrun_starts_the_ranks(make_plan: MakePlan, tmp_path: Path) -> None:
+    plan = make_plan(alternatives={"slow": {"slow": 2.0}}, tolerance=50.0)
+    plan.save(tmp_path / "plan.json")
+    command = [
+        sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2",
+        "--master-port", "0", "--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0",
+        "-m", "foreplan.planner.verify.worker", "plan.json", "-o", "v.json", "--rounds", "2",
+    ]  # fmt: skip
+    done = subprocess.run(
+        command, cwd=tmp_path, capture_output=True, text=True, timeout=80, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    document = load_verification(tmp_path / "v.json")
+    assert document.passed
+    assert document.machine.devices[0].cpu_capability == "AVX2"
+    assert [c.name for c in document.candidates if c.measured_s] == ["chosen", "slow"]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+def test_an_end_from_outside_leaves_nothing_behind(
+    make_plan: MakePlan, tmp_path: Path, number: signal.Signals
+) -> None:
+    plan = make_plan(seconds=1.0)
+    plan.save(tmp_path / "plan.json")
+    process = start(SCRIPT.format(plan="plan.json", output="v.json", more=""), cwd=tmp_path)
+    assert process.stdout is not None
+    for line in process.stdout:
+        if line.startswith("warm-up"):
+            break
+    process.send_signal(number)
+    process.communicate(timeout=20)
+    assert process.returncode != 0
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["plan.json", "site"]
+
+
+def test_a_plan_cannot_name_code(make_plan: MakePlan, tmp_path: Path) -> None:
+    data = json.loads(make_plan().to_json())
+    data["kind"] = "os:system"
+    with pytest.raises(SpecError, match="os:system"):
+        verify(Plan.model_validate_json(json.dumps(data)))
