@@ -7,11 +7,12 @@ own seed. The same task, target, seed and TVM give the same program.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 from foreplan.datasets.tir.target import TargetDevice
+from foreplan.datasets.tir.task import program_key
 from foreplan.datasets.tir.toolchain import load_tvm
 from foreplan.errors import SpecError
 
@@ -119,33 +120,44 @@ class Sampler:
             return None  # a choice that the loops do not allow
         return schedule if legal else None
 
-    def samples(self, count: int, *, start: int = 0, patience: int = 150) -> Iterator[Sample]:
+    def samples(
+        self,
+        count: int,
+        *,
+        start: int = 0,
+        known: Collection[str] = (),
+        patience: int = 150,
+    ) -> Iterator[Sample]:
         """Yield distinct valid samples in the order of their seeds.
 
         Args:
             count: at most so many.
             start: first draw of each set of rules.
+            known: programs (`program_key`) that are not wanted again.
             patience: draws in a row without a valid sample, and a tenth of it without a new one,
                 after which a set of rules counts as exhausted. An elementwise task on a CPU has
                 one program for each set.
         """
         tvm = load_tvm()
-        seen: set[str] = set()
+        seen, found = set(known), 0
         variants = len(_LIMITS) if self._kind == "llvm" else 1
         for variant in range(variants):
-            invalid = known = 0
+            invalid = repeated = 0
             seed = variant * VARIANT + start
-            while len(seen) < count and invalid < patience and known < patience // 10:
+            while found < count and invalid < patience and repeated < patience // 10:
                 schedule = self.draw(seed)
                 seed += 1
-                module = "" if schedule is None else tvm.ir.save_json(schedule.mod)
                 if schedule is None:
                     invalid += 1
-                elif module in seen:
-                    known += 1
+                    continue
+                module = tvm.ir.save_json(schedule.mod)
+                key = program_key(module)
+                if key in seen:
+                    repeated += 1
                 else:
-                    invalid = known = 0
-                    seen.add(module)
+                    invalid = repeated = 0
+                    found += 1
+                    seen.add(key)
                     trace = json.dumps(_plain(schedule.trace.as_json()), separators=(",", ":"))
                     yield Sample(seed - 1, module, trace)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+import hashlib
 import zlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -47,6 +48,11 @@ def merge(tasks: Iterable[Task]) -> list[Task]:
             known, calls=MappingProxyType(calls), families=known.families | task.families
         )
     return list(found.values())
+
+
+def program_key(module: str) -> str:
+    """Key of a program: 16 hexadecimal digits of a hash of its JSON text, names included."""
+    return hashlib.blake2b(module.encode(), digest_size=8).hexdigest()
 
 
 def encode_module(text: str) -> str:

@@ -61,9 +61,9 @@ def load_tvm() -> Any:
     """
     if _LAST not in sys.modules:
         require_tvm()
+        importlib.import_module("tvm.s_tir.meta_schedule")
         with _no_search_of_modules():
-            for name in ("tvm.s_tir.meta_schedule", _LAST):
-                importlib.import_module(name)
+            importlib.import_module(_LAST)
     return sys.modules["tvm"]
 
 

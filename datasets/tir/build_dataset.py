@@ -1,0 +1,93 @@
+"""build_dataset: networks to a folder of measured programs (``foreplan dataset build``)."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from foreplan.datasets.tir.measure import MeasureOptions, measure
+from foreplan.datasets.tir.target import target_device
+from foreplan.datasets.tir.task import Task, merge
+from foreplan.datasets.tir.tir_jsonl import read_tasks, write_tasks
+from foreplan.errors import ForeplanError, SpecError
+
+TASKS_FILE = "tasks.jsonl.xz"
+
+
+def build_dataset(
+    folder: Path,
+    *,
+    networks: Sequence[str] = (),
+    tasks: Path | None = None,
+    devices: Sequence[str] = ("cpu:threads=1",),
+    options: MeasureOptions | None = None,
+    chip: str | None = None,
+    seed: int = 0,
+    extract_only: bool = False,
+    progress: Callable[[str], None] = lambda _: None,
+) -> dict[str, Any]:
+    """Extract the networks' tasks, or take them from a file, then build and time their programs.
+
+    Args:
+        folder: where the dataset goes; an earlier run of the same call is continued.
+        networks: names of the zoo; all of them by default. Ignored with ``tasks``.
+        tasks: file of tasks, as ``folder/tasks.jsonl.xz`` of an earlier run.
+        devices: one CPU, or GPUs of one kind that share the work.
+        options: amounts and limits.
+        chip: name of the silicon, where the system's own will not do.
+        seed: of the order of tasks; with a time limit, which tasks are reached.
+        extract_only: stop when the tasks are written; needs no device.
+        progress: called with lines for people.
+
+    Returns:
+        Document with ``tasks``, ``refused`` (network to reason), and of the measured programs
+        ``rows``, ``by_status``, ``files``, ``bytes``.
+
+    Raises:
+        MissingDataError: no TVM, no such file or GPU.
+        SpecError: an unknown network or device, or devices of two kinds.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    refused: dict[str, str] = {}
+    if tasks is not None:
+        found = read_tasks(tasks)
+    elif (folder / TASKS_FILE).exists() and not extract_only:
+        found = read_tasks(folder / TASKS_FILE)
+    else:
+        found, refused = _extract(networks, progress)
+        write_tasks(found, folder / TASKS_FILE)
+    document: dict[str, Any] = {"tasks": len(found), "refused": refused}
+    if extract_only:
+        return document
+    targets = [target_device(name, chip=chip) for name in devices]
+    if len({target.target for target in targets}) > 1 or (
+        targets[0].kind == "llvm" and len(targets) > 1
+    ):
+        raise SpecError("device", got=list(devices), expected="one CPU, or GPUs of one kind")
+    random.Random(seed).shuffle(found)
+    return document | measure(
+        found, targets, folder, options or MeasureOptions(), progress=progress
+    )
+
+
+def _extract(
+    names: Sequence[str], progress: Callable[[str], None]
+) -> tuple[list[Task], dict[str, str]]:
+    from foreplan.datasets.tir.extract import extract
+    from foreplan.datasets.tir.networks import network, zoo
+
+    found: list[Task] = []
+    refused: dict[str, str] = {}
+    for item in [network(name) for name in names] if names else list(zoo().values()):
+        for shape in item.shapes:
+            label = item.label(shape)
+            try:
+                found = merge([*found, *extract(item, shape)])
+            except ForeplanError as error:
+                refused[label] = str(error)
+            progress(f"{label}: {len(found)} tasks so far")
+    if not found:
+        raise SpecError("networks", got=list(names), expected="at least one that can be captured")
+    return found, refused

@@ -1,0 +1,343 @@
+"""measure: tasks become measured programs: a pool of processes builds, one process a device times.
+
+A program that faults or hangs takes its process with it and is recorded as such; the process is
+replaced. What is finished is kept: a run that was killed goes on where it was, because jobs are
+numbered, draws are numbered, and a finished job is noted after its records are on the disk.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import queue
+import statistics
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from foreplan.datasets.tir.records import ProgramRecord, merge_shards, read_records, write_records
+from foreplan.datasets.tir.target import TargetDevice
+from foreplan.datasets.tir.task import Task
+from foreplan.datasets.tir.toolchain import Toolchain, require_tvm
+from foreplan.datasets.tir.worker_process import WorkerLost, WorkerProcess
+
+_SHARD_ROWS = 400
+_SHARD_S = 60.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeasureOptions:
+    """How much is measured, by how many processes, for how long.
+
+    Attributes:
+        samples: programs of a task in one round.
+        rounds: rounds over all tasks; each draws other programs.
+        builders: processes that build.
+        minutes: no job is begun later than this; ``None`` for no limit.
+        slow_s: a program that takes longer is run once.
+        build_timeout_s: longest time for one task's builds of a round.
+        time_timeout_s: longest time for one program's timing.
+        timer_core: core of the timing process (CPU only); the last one by default.
+    """
+
+    samples: int = 8
+    rounds: int = 1
+    builders: int = 1
+    minutes: float | None = None
+    slow_s: float = 1.0
+    build_timeout_s: float = 180.0
+    time_timeout_s: float = 60.0
+    timer_core: int | None = None
+
+
+@dataclass(slots=True)
+class _Job:
+    task: Task
+    round: int
+    library: str = ""
+    reply: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        return f"{self.task.key}/{self.round}"
+
+
+def measure(
+    tasks: Sequence[Task],
+    devices: Sequence[TargetDevice],
+    folder: Path,
+    options: MeasureOptions,
+    *,
+    progress: Callable[[str], None] = lambda _: None,
+) -> dict[str, Any]:
+    """Build and time programs of tasks; keep them in ``folder``.
+
+    Args:
+        tasks: what to sample from.
+        devices: equal devices that share the work: one CPU, or the GPUs of a host.
+        folder: shards go to ``folder/shards``, merged files to ``folder``.
+        options: amounts and limits.
+        progress: called with a line for people, now and then.
+
+    Returns:
+        Document as of `merge_shards`.
+
+    Raises:
+        MissingDataError: no TVM.
+        SpecError: TVM of another version, or a folder that cannot be written.
+    """
+    run = _Run(tasks, devices, folder, options, require_tvm())
+    run.work(progress)
+    return merge_shards(folder / "shards", folder)
+
+
+class _Run:
+    def __init__(
+        self,
+        tasks: Sequence[Task],
+        devices: Sequence[TargetDevice],
+        folder: Path,
+        options: MeasureOptions,
+        toolchain: Toolchain,
+    ) -> None:
+        self._devices, self._options, self._toolchain = devices, options, toolchain
+        self._shards = folder / "shards"
+        self._shards.mkdir(parents=True, exist_ok=True)
+        self._journal = self._shards / "jobs.txt"
+        self._lock = threading.Lock()
+        self._known: dict[str, set[str]] = {}
+        self._records: list[ProgramRecord] = []
+        self._finished: list[str] = []
+        self._flushed_at = time.monotonic()
+        self._counts: dict[str, int] = {}
+        self._built: queue.Queue[_Job | None] = queue.Queue(maxsize=4 * len(devices))
+        limit = math.inf if options.minutes is None else 60.0 * options.minutes
+        self._deadline = time.monotonic() + limit
+        self._error: BaseException | None = None
+        self._jobs = self._plan(tasks)
+
+    def _plan(self, tasks: Sequence[Task]) -> Iterator[_Job]:
+        done: set[str] = set()
+        if self._journal.exists():
+            done = set(self._journal.read_text(encoding="utf-8").split())
+        if any(self._shards.glob("*.parquet")):
+            for record in read_records(self._shards):
+                self._known.setdefault(record.task_key, set()).add(record.program_key)
+        rounds = range(self._options.rounds)
+        jobs = [_Job(task, number) for number in rounds for task in tasks]
+        return iter([job for job in jobs if job.name not in done])
+
+    def work(self, progress: Callable[[str], None]) -> None:
+        """Run every job, until they end or time does."""
+        with tempfile.TemporaryDirectory(prefix="foreplan-") as scratch:
+            builders = [
+                threading.Thread(target=self._guard, args=(self._build_all, n, Path(scratch)))
+                for n in range(max(1, self._options.builders))
+            ]
+            timers = [
+                threading.Thread(target=self._guard, args=(self._time_all, device))
+                for device in self._devices
+            ]
+            for thread in (*builders, *timers):
+                thread.start()
+            while any(thread.is_alive() for thread in builders):
+                for thread in builders:
+                    thread.join(timeout=5.0 / len(builders))
+                progress(self._line())
+            for _ in timers:
+                self._put(None)
+            for thread in timers:
+                thread.join()
+            progress(self._line())
+        self._flush()
+        if self._error is not None:
+            raise self._error
+
+    def _guard(self, work: Callable[..., None], *arguments: Any) -> None:
+        """Hand an error in a thread to the caller, and let the other threads end."""
+        try:
+            work(*arguments)
+        except BaseException as error:
+            self._error = self._error or error
+            self._deadline = 0.0
+
+    def _put(self, job: _Job | None) -> None:
+        while True:
+            try:
+                return self._built.put(job, timeout=1.0)
+            except queue.Full:
+                if self._error is not None:
+                    return
+
+    def _build_all(self, number: int, scratch: Path) -> None:
+        count = 0
+        cores = _builder_cores(self._devices[0], self._options)
+        with WorkerProcess(_environment(None), cores) as worker:
+            while time.monotonic() < self._deadline:
+                with self._lock:
+                    job = next(self._jobs, None)
+                    known = sorted(self._known.get(job.task.key, ())) if job else []
+                if job is None:
+                    return
+                job.library = str(scratch / f"{number}-{count}.so")
+                count += 1
+                self._build(worker, job, known)
+                self._put(job)
+
+    def _build(self, worker: WorkerProcess, job: _Job, known: list[str]) -> None:
+        request = {
+            "do": "build",
+            "module": job.task.module,
+            "device": asdict(self._devices[0]),
+            "count": self._options.samples,
+            "start": 10_000 * job.round,
+            "known": known,
+            "library": job.library,
+        }
+        try:
+            job.reply = worker.ask(request, self._options.build_timeout_s)
+        except WorkerLost as lost:
+            job.reply = {"error": str(lost), "status": lost.status}
+
+    def _time_all(self, device: TargetDevice) -> None:
+        cores = () if device.kind == "cuda" else (_timer_core(self._options),)
+        with WorkerProcess(_environment(device), cores) as worker:
+            while (job := self._built.get()) is not None:
+                programs = job.reply.get("programs", [])
+                late = False
+                for program in programs:
+                    late = time.monotonic() > self._deadline + 60.0
+                    if late:
+                        break
+                    self._keep(self._timed(worker, device, job, program))
+                if not programs:
+                    self._keep(self._failed(device, job))
+                Path(job.library).unlink(missing_ok=True)
+                if not late:
+                    self._finish(job)
+
+    def _timed(
+        self, worker: WorkerProcess, device: TargetDevice, job: _Job, program: Mapping[str, Any]
+    ) -> ProgramRecord:
+        if "error" in program:
+            return self._record(device, job, program, status="build_failed", error=program["error"])
+        request = {
+            "do": "time",
+            "library": job.library,
+            "key": program["key"],
+            "arguments": job.reply["arguments"],
+            "kind": device.kind,
+            "slow_s": self._options.slow_s,
+        }
+        try:
+            reply = worker.ask(request, self._options.time_timeout_s)
+        except WorkerLost as lost:
+            return self._record(device, job, program, status=lost.status, error=str(lost))
+        if "error" in reply:
+            # A CUDA fault comes as an error first and poisons every later call.
+            worker.close()
+            return self._record(device, job, program, status="run_failed", error=reply["error"])
+        return self._record(device, job, program, status="slow" if reply["slow"] else "ok", **reply)
+
+    def _failed(self, device: TargetDevice, job: _Job) -> ProgramRecord:
+        nothing = {"key": "", "seed": -1, "module": "", "trace": ""}
+        reason = job.reply.get("error", "no new valid program was drawn")
+        status = job.reply.get("status", "build_failed" if "error" in job.reply else "no_sample")
+        return self._record(device, job, nothing, status=status, error=reason)
+
+    def _record(
+        self,
+        device: TargetDevice,
+        job: _Job,
+        program: Mapping[str, Any],
+        *,
+        status: str,
+        error: str = "",
+        times_s: Sequence[float] = (),
+        calls: int = 0,
+        slow: bool = False,
+        clock_hz: float | None = None,
+    ) -> ProgramRecord:
+        median = statistics.median(times_s) if times_s else math.nan
+        least, most = min(times_s, default=math.nan), max(times_s, default=math.nan)
+        return ProgramRecord(
+            task_key=job.task.key,
+            task_name=job.task.name,
+            program_key=program["key"],
+            networks=tuple(job.task.calls),
+            calls=tuple(job.task.calls.values()),
+            families=tuple(sorted(job.task.families)),
+            device=device.name if device.kind == "llvm" else "cuda:0",  # which of equals: no matter
+            chip=device.chip,
+            target=device.target,
+            seed=program["seed"],
+            module=program["module"],
+            trace=program["trace"],
+            status=status,
+            error=error,
+            median_s=median,
+            min_s=least,
+            max_s=most,
+            spread=(most - least) / median if median > 0 else math.nan,
+            repetitions=len(times_s),
+            calls_per_repetition=calls,
+            load=os.getloadavg()[0],
+            clock_hz=math.nan if clock_hz is None else clock_hz,
+            tvm=self._toolchain.tvm,
+            ffi=self._toolchain.ffi,
+            measured_at=time.time(),
+        )
+
+    def _keep(self, record: ProgramRecord) -> None:
+        with self._lock:
+            self._records.append(record)
+            self._counts[record.status] = self._counts.get(record.status, 0) + 1
+            if record.program_key:
+                self._known.setdefault(record.task_key, set()).add(record.program_key)
+
+    def _finish(self, job: _Job) -> None:
+        with self._lock:
+            self._finished.append(job.name)
+            old = time.monotonic() - self._flushed_at > _SHARD_S
+            full = len(self._records) >= _SHARD_ROWS
+        if old or full:
+            self._flush()
+
+    def _flush(self) -> None:
+        with self._lock:
+            records, self._records = self._records, []
+            finished, self._finished = self._finished, []
+            self._flushed_at = time.monotonic()
+        if records:
+            write_records(records, self._shards / f"shard-{time.time_ns()}.parquet")
+        if finished:
+            with self._journal.open("a", encoding="utf-8") as stream:
+                stream.write("".join(f"{name}\n" for name in finished))
+
+    def _line(self) -> str:
+        with self._lock:
+            return " ".join(f"{status}={count}" for status, count in sorted(self._counts.items()))
+
+
+def _environment(device: TargetDevice | None) -> dict[str, str]:
+    """One thread everywhere; a timing process sees its own GPU only, a builder any."""
+    found = {**os.environ, "TVM_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
+    if device is not None and device.kind == "cuda":
+        found["CUDA_VISIBLE_DEVICES"] = str(device.index)
+    return found
+
+
+def _timer_core(options: MeasureOptions) -> int:
+    return max(os.sched_getaffinity(0)) if options.timer_core is None else options.timer_core
+
+
+def _builder_cores(device: TargetDevice, options: MeasureOptions) -> tuple[int, ...]:
+    """Every core but the one that programs are timed on."""
+    mine = os.sched_getaffinity(0)
+    if device.kind == "cuda" or len(mine) == 1:
+        return tuple(mine)
+    return tuple(mine - {_timer_core(options)})

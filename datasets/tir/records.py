@@ -1,0 +1,196 @@
+"""ProgramRecord: one measured (or failed) scheduled program, kept as Parquet shards.
+
+A shard is written whole or not at all; a folder of shards is a dataset. Module texts are kept as
+they are: programs of a task are alike, and Parquet's compression of the column finds that, which
+base64 would hide.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from foreplan.datasets.storage import write_atomically
+from foreplan.errors import MissingDataError, SpecError
+
+#: Version of the table's columns; stands in each file's metadata.
+SCHEMA = "foreplan.programs/1"
+
+STATUSES = ("ok", "slow", "build_failed", "run_failed", "fault", "timeout", "no_sample")
+
+
+@dataclass(frozen=True, slots=True)
+class ProgramRecord:
+    """One scheduled program on one device.
+
+    Attributes:
+        task_key: key of the unscheduled task.
+        task_name: what a reader calls the task.
+        program_key: hash of the module's text, empty where there is none.
+        networks: networks at a shape that call the task.
+        calls: calls in one pass, one number for each of ``networks``.
+        families: families of those networks.
+        device: device name (``cpu:threads=1,isa=avx2``).
+        chip: the silicon.
+        target: TVM target, JSON.
+        seed: number of the draw.
+        module: JSON text of the scheduled module.
+        trace: JSON text of the trace that makes it from the task's module.
+        status: ``ok``, ``slow`` (ran once, not repeated), or how it failed (`STATUSES`).
+        error: why it failed, else empty.
+        median_s: median over repetitions of the time of one call; NaN if it never ran.
+        min_s: least.
+        max_s: greatest.
+        spread: (max - min) / median.
+        repetitions: repetitions kept.
+        calls_per_repetition: calls that one repetition averages over; arguments stay in place.
+        load: load average of the machine over the last minute.
+        clock_hz: clock right after the run, NaN where the system does not tell.
+        tvm: version of apache-tvm.
+        ffi: version of apache-tvm-ffi.
+        measured_at: seconds since 1970.
+    """
+
+    task_key: str
+    task_name: str
+    program_key: str
+    networks: tuple[str, ...]
+    calls: tuple[int, ...]
+    families: tuple[str, ...]
+    device: str
+    chip: str
+    target: str
+    seed: int
+    module: str
+    trace: str
+    status: str
+    error: str
+    median_s: float
+    min_s: float
+    max_s: float
+    spread: float
+    repetitions: int
+    calls_per_repetition: int
+    load: float
+    clock_hz: float
+    tvm: str
+    ffi: str
+    measured_at: float
+
+
+def _schema() -> Any:
+    import pyarrow as pa  # type: ignore[import-untyped,unused-ignore]
+
+    kinds = {
+        "str": pa.string(),
+        "int": pa.int64(),
+        "float": pa.float64(),
+        "tuple[str, ...]": pa.list_(pa.string()),
+        "tuple[int, ...]": pa.list_(pa.int64()),
+    }
+    columns = [pa.field(item.name, kinds[str(item.type)]) for item in fields(ProgramRecord)]
+    return pa.schema(columns, metadata={"schema": SCHEMA})
+
+
+def write_records(records: Sequence[ProgramRecord], path: Path) -> int:
+    """Write one shard and return its bytes.
+
+    Raises:
+        SpecError: the path cannot be written.
+    """
+    import pyarrow as pa  # type: ignore[import-untyped,unused-ignore]
+    import pyarrow.parquet as pq  # type: ignore[import-untyped,unused-ignore]
+
+    rows = [asdict(record) for record in records]
+    buffer = io.BytesIO()
+    pq.write_table(
+        pa.Table.from_pylist(rows, schema=_schema()),
+        buffer,
+        compression="zstd",
+        compression_level=9,
+        use_dictionary=[
+            "task_key", "task_name", "device", "chip", "target", "status", "tvm", "ffi",
+            "networks.list.element", "families.list.element",
+        ],
+        data_page_size=8 << 20,
+    )  # fmt: skip
+    write_atomically(path, buffer.getvalue())
+    return buffer.tell()
+
+
+def read_records(paths: Path | Iterable[Path]) -> Iterator[ProgramRecord]:
+    """Yield the records of a shard, of a folder of shards, or of several, in order of file names.
+
+    Raises:
+        MissingDataError: a folder without shards, or no such file.
+        SpecError: a file that is no Parquet or of another schema.
+    """
+    import pyarrow.parquet as pq  # type: ignore[import-untyped,unused-ignore]
+
+    for path in _shards([paths] if isinstance(paths, Path) else list(paths)):
+        try:
+            with pq.ParquetFile(path) as file:
+                found = (file.schema_arrow.metadata or {}).get(b"schema", b"").decode()
+                if found != SCHEMA:
+                    raise SpecError(f"{path}: schema", got=found, expected=SCHEMA)
+                for batch in file.iter_batches(256):
+                    for row in batch.to_pylist():
+                        for name in ("networks", "calls", "families"):
+                            row[name] = tuple(row[name])
+                        yield ProgramRecord(**row)
+        except OSError as error:  # pyarrow's ArrowInvalid is one, too
+            raise SpecError(str(path), got=str(error)[:80], expected="a Parquet file") from error
+        except ValueError as error:
+            raise SpecError(str(path), got=str(error)[:80], expected="a Parquet file") from error
+
+
+def _shards(paths: Sequence[Path]) -> Iterator[Path]:
+    for path in paths:
+        if not path.exists():
+            raise MissingDataError(f"no such dataset: {path}", fix="foreplan dataset build")
+        if not path.is_dir():
+            yield path
+            continue
+        shards = sorted(path.glob("*.parquet"))
+        if not shards:
+            raise MissingDataError(f"no Parquet shards in {path}", fix="foreplan dataset build")
+        yield from shards
+
+
+def merge_shards(source: Path, target: Path, *, files: int = 8) -> dict[str, Any]:
+    """Rewrite a folder of shards as at most ``files`` files, sorted by task, and count them.
+
+    Sorting brings programs of a task together, which compresses several times better.
+
+    Returns:
+        Document with ``rows``, ``by_status``, ``tasks``, ``files`` and ``bytes``.
+
+    Raises:
+        MissingDataError: no shards.
+        SpecError: a shard that cannot be read, or a path that cannot be written.
+    """
+    records = sorted(read_records(source), key=lambda r: (r.device, r.task_key, r.seed))
+    target.mkdir(parents=True, exist_ok=True)
+    for stale in target.glob("programs-*.parquet"):
+        stale.unlink()
+    size = max(2000, -(-len(records) // files))
+    written = [
+        write_records(records[at : at + size], target / f"programs-{number:03d}.parquet")
+        for number, at in enumerate(range(0, len(records), size))
+    ]
+    by_status: dict[str, int] = {}
+    for record in records:
+        by_status[record.status] = by_status.get(record.status, 0) + 1
+    summary = {
+        "rows": len(records),
+        "by_status": by_status,
+        "tasks": len({record.task_key for record in records}),
+        "files": len(written),
+        "bytes": sum(written),
+    }
+    write_atomically(target / "summary.json", json.dumps(summary, indent=1) + "\n")
+    return summary
