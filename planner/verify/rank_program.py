@@ -10,8 +10,8 @@ keeps the timed part free of bookkeeping:
 - a receive is posted only after the last earlier action of its stage and micro-batch, because it
   may fill the buffer which that action reads;
 - a posted action is waited for where the first action that depends on it runs, or at the end. The
-  next run of a stage and micro-batch also waits for the send of the former result: it may
-  overwrite what is still on its way.
+  next run of a stage or micro-batch also waits for the send of the former result: it may
+  overwrite what is still on its way. (Actions that name neither have to name dependencies.)
 
 Transfers of one rank over a common resource are left to the connection, which is a queue itself.
 """
@@ -29,6 +29,8 @@ from foreplan.cost_models.schedule import COMPUTE, SHARED_PREFIX, Action, Schedu
 from foreplan.errors import SpecError
 
 COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast")
+
+_NAMELESS = (-1, -1)
 
 Kind = Literal["run", "send", "recv", "collective"]
 
@@ -321,8 +323,10 @@ class _Order:
             else:
                 for needed in action.dependencies:
                     other = actions[needed]
-                    if needed < index and other.rank == action.rank and _kind(other) == "run":
-                        in_use[other.stage, other.microbatch].add(index)
+                    made = other.stage, other.microbatch
+                    earlier = needed < index and other.rank == action.rank
+                    if earlier and _kind(other) == "run" and made != _NAMELESS:
+                        in_use[made].add(index)
 
 
 def _queues(mine: list[int], links: _Links) -> list[list[int]]:

@@ -152,3 +152,16 @@ def test_collectives_of_a_group_keep_one_order() -> None:
     programs = rank_programs(builder.build())
     assert labels(programs[0]) == labels(programs[1]) == ["all_reduce0", "all_reduce1"]
     assert programs[0].pending == (0, 1)
+
+
+def test_a_collective_hides_behind_runs_that_name_no_stage() -> None:
+    builder = ScheduleBuilder(["a", "b"])
+    for rank in (0, 1):
+        done = builder.add("step", rank, FREE)
+        builder.add(
+            "all_reduce", rank, FREE, dependencies=(done,), rendezvous=0, resources=("link",)
+        )
+        builder.add("step", rank, FREE)
+    for program in rank_programs(builder.build()):
+        assert [step.waits for step in program.steps] == [(), (), ()]
+        assert program.pending == (1,)
