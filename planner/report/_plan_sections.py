@@ -27,11 +27,14 @@ from foreplan.planner.report.text import (
     number,
     percent,
     plain,
+    run_lengths,
     seconds,
     words,
 )
 
 TRANSFER, IDLE, REST = "waiting for transfers", "idle", "slowed by neighbours"
+OTHER = "all other"
+_MOST_CAUSES = 6
 #: What of ``cause_s`` is no compute: transfers run beside it.
 _BESIDE = ("collective",)
 _TONE = {"exceeded": "bad", "tight": "warn", "close": "note", "room": "good"}
@@ -54,13 +57,44 @@ def decision_section(summary: Summary) -> Html:
         for name, entries in stage.details
         if entries
     ]
+    by_layer = dict.fromkeys(name for stage in stages for name, _ in stage.by_layer)
     return section(
         "Decision",
         definitions(summary.decision.fields),
         table("What each stage holds", head, rows),
+        *(_layer_chart(summary, name) for name in by_layer),
         details("Details of each stage", *folded),
         note=f"Not used: {summary.unused}." if summary.unused else None,
     )
+
+
+def _layer_chart(summary: Summary, field: str) -> Html:
+    """One list of an entry a layer (bits), drawn layer by layer; empty where all are equal."""
+    stages = [(k, stage, dict(stage.by_layer).get(field, ())) for k, stage in
+              enumerate(summary.decision.stages)]  # fmt: skip
+    values = sorted({value for _, _, entries in stages for value in entries}, key=_by_number)
+    if len(values) < 2:
+        return Html("")
+    longest = max(len(entries) for _, _, entries in stages)
+    rows = []
+    for k, stage, entries in stages:
+        segments, at = [], stage.first
+        for value, count in run_lengths(entries):
+            name = f"{at}" if count == 1 else f"{at}–{at + count - 1}"
+            segments.append(Segment(f"{field} {value}", float(count), f"in {name}"))
+            at += count
+        rows.append(Bar(f"{k} · layers {stage.layers}", "", tuple(segments), float(longest)))
+    return element("h3", f"{field.capitalize()} by layer") + bars(
+        rows, palette([f"{field} {value}" for value in values])
+    )
+
+
+def _by_number(text: str) -> tuple[float, str]:
+    """Numbers from high to low, then words."""
+    try:
+        return -float(text), text
+    except ValueError:
+        return float("inf"), text
 
 
 def limits_section(limits: tuple[Limit, ...]) -> Html:
@@ -138,12 +172,9 @@ def _segments(items: Mapping[str, int], names: list[str]) -> tuple[Segment, ...]
 def time_section(plan: Plan, summary: Summary) -> Html:
     """Where each rank's share of the predicted run goes, by cause."""
     ranks = plan.predicted.ranks
-    parts = [_causes(rank) for rank in ranks]
-    totals: dict[str, float] = {}
-    for causes in parts:
-        for name, value in causes.items():
-            totals[name] = totals.get(name, 0.0) + value
-    names = sorted(totals, key=lambda name: -totals[name])
+    parts = _grouped([_causes(rank) for rank in ranks])
+    names = list(dict.fromkeys(name for causes in parts for name in causes))
+    names.sort(key=lambda name: (name == OTHER, -sum(causes.get(name, 0.0) for causes in parts)))
     colours = palette(names, {REST: "rest", TRANSFER: "wait", IDLE: "idle"})
     rows = []
     for k, (rank, causes) in enumerate(zip(ranks, parts, strict=True)):
@@ -187,9 +218,27 @@ def time_section(plan: Plan, summary: Summary) -> Html:
     )
 
 
+def _grouped(parts: list[dict[str, float]]) -> list[dict[str, float]]:
+    """The same with all but the largest causes summed."""
+    totals: dict[str, float] = {}
+    for causes in parts:
+        for name, value in causes.items():
+            totals[name] = totals.get(name, 0.0) + value
+    ordered = sorted((name for name in totals if name != REST), key=lambda name: -totals[name])
+    small = set(ordered[_MOST_CAUSES:])
+    if len(small) < 2:
+        return parts
+    grouped = []
+    for causes in parts:
+        kept = {name: value for name, value in causes.items() if name not in small}
+        kept[OTHER] = sum(value for name, value in causes.items() if name in small)
+        grouped.append(kept)
+    return grouped
+
+
 def _causes(rank: RankPrediction) -> dict[str, float]:
     """Compute time by cause; adds up to ``compute_s``."""
-    causes = {plain(k): v for k, v in rank.cause_s.items() if k not in _BESIDE and v > 0}
+    causes = {words(k): v for k, v in rank.cause_s.items() if k not in _BESIDE and v > 0}
     total = sum(causes.values())
     if not causes:
         return {"compute": rank.compute_s} if rank.compute_s > 0 else {}

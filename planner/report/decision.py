@@ -11,10 +11,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from foreplan.planner.report.text import compact, figure, plain, words
+from foreplan.planner.report.text import compact, figure, plain, runs, words
 
-#: A list of one entry a layer is unreadable for hundreds of layers; runs shorten it to this.
-_CELL = 120
+#: A list of one entry a layer is unreadable in a cell: from so many runs on, values are counted.
+_RUNS = 3
+_CELL = 120  # characters
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,13 +25,17 @@ class StageView:
     Attributes:
         device: label of its device, or "".
         layers: ``0–11`` or "".
+        first: its first layer, or 0.
         fields: what else it holds, in the document's order: (name, value).
+        by_layer: lists of one entry a layer (bits), as (name, entries).
         details: its mappings (kernels by phase), as (name, ((key, value), ...)).
     """
 
     device: str
     layers: str
+    first: int
     fields: tuple[tuple[str, str], ...]
+    by_layer: tuple[tuple[str, tuple[str, ...]], ...]
     details: tuple[tuple[str, tuple[tuple[str, str], ...]], ...]
 
     @property
@@ -74,18 +79,23 @@ def _stage(stage: Mapping[str, Any]) -> StageView:
     rest = dict(stage)
     device = plain(rest.pop("device", ""))
     rest.pop("rank", None)  # the device's label says it
-    layers = ""
+    layers, first, count = "", 0, -1
     start, end = rest.get("start"), rest.get("end")
     if isinstance(start, int) and isinstance(end, int) and end >= start:
         del rest["start"], rest["end"]
+        first, count = start, end - start
         layers = "none" if end == start else str(start)
         layers += f"–{end - 1}" if end > start + 1 else ""
-    details, fields = [], []
+    details, fields, by_layer = [], [], []
     for name, value in rest.items():
         if isinstance(value, Mapping):
             entries = tuple((plain(key), compact(item)) for key, item in value.items())
             details.append((words(name), entries))
+        elif isinstance(value, list | tuple):
+            fields.append((words(name), plain(runs(value, _RUNS), _CELL)))
+            if len(value) == count:
+                by_layer.append((words(name), tuple(compact(entry) for entry in value)))
         else:
             label, text = figure(name, value)
             fields.append((label, plain(text, _CELL)))
-    return StageView(device, layers, tuple(fields), tuple(details))
+    return StageView(device, layers, first, tuple(fields), tuple(by_layer), tuple(details))

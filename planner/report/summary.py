@@ -125,10 +125,9 @@ def _unused(plan: Plan) -> str:
 
 
 def _title(plan: Plan) -> str:
-    name = plain(plan.model.name) if plan.model is not None else f"{words(plan.kind)} plan"
     count = len(plan.predicted.ranks)
     where = _kinds(used_ranks(plan)) or f"{count} rank{'' if count == 1 else 's'}"
-    return f"{name} on {where}"
+    return where if plan.model is None else f"{plain(plan.model.name)} on {where}"
 
 
 def _headline(plan: Plan, decision: DecisionView) -> str:

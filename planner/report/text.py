@@ -6,6 +6,7 @@ no escape sequence reaches a terminal and no invisible character turns a line ar
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -113,17 +114,27 @@ def compact(value: Any) -> str:
     return plain(value)
 
 
-def runs(values: Iterable[Any]) -> str:
-    """A list with repeats counted; one value if all are equal."""
-    counted: list[tuple[str, int]] = []
-    for value in values:
-        text = compact(value)
-        if counted and counted[-1][0] == text:
-            counted[-1] = (text, counted[-1][1] + 1)
-        else:
-            counted.append((text, 1))
+def runs(values: Iterable[Any], most: int | None = None) -> str:
+    """A list with repeats counted; one value if all are equal.
+
+    Args:
+        values: the list.
+        most: beyond so many runs, values are counted wherever they stand: ``mixed: 8 ×9, 4 ×7``.
+    """
+    counted = run_lengths(compact(value) for value in values)
     if not counted:
         return "none"
     if len(counted) == 1:
         return counted[0][0]
+    if most is not None and len(counted) > most:
+        totals: dict[str, int] = {}
+        for text, n in counted:
+            totals[text] = totals.get(text, 0) + n
+        ordered = sorted(totals.items(), key=lambda item: -item[1])
+        return "mixed: " + plain(", ".join(f"{text} ×{n}" for text, n in ordered))
     return plain(", ".join(text if n == 1 else f"{text} ×{n}" for text, n in counted))
+
+
+def run_lengths(texts: Iterable[str]) -> list[tuple[str, int]]:
+    """Neighbouring equal texts as (text, how many)."""
+    return [(text, sum(1 for _ in group)) for text, group in itertools.groupby(texts)]

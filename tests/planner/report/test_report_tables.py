@@ -87,7 +87,7 @@ def test_a_failed_run(make_verification):
 
 def test_a_plan_of_another_kind(bare_plan):
     text = shown(plan_tables(bare_plan), 60)
-    assert "local-sgd plan on t4" in text
+    assert "local-sgd plan: t4" in text
     assert "tau 4: 1.5 s predicted" in text
     assert "Alternatives" not in text
 
