@@ -127,7 +127,8 @@ class Interpolation:
     # ------------------------------------------------------------------------------- fitting
 
     def _log2(self, dims: Dims) -> Array:
-        return np.log2(np.array([dims[name] for name in self._names], dtype=float))
+        sizes = np.array([dims[name] for name in self._names], dtype=float)
+        return np.asarray(np.log2(sizes))
 
     def _fit(self, design: Array, times: Array) -> Array:
         weights, _ = nnls(design / times[:, None] / self._scale, np.ones(len(times)))

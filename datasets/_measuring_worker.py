@@ -163,9 +163,8 @@ def _serve(device: _Device, requests: Any, answer: Callable[[object], None]) -> 
         answer(result)
 
 
-def _watch_parent() -> None:
+def _watch_parent(parent: int) -> None:
     """End this process once its parent is gone, also while a kernel runs."""
-    parent = os.getppid()
 
     def watch() -> None:
         while os.getppid() == parent:
@@ -179,7 +178,7 @@ def main() -> None:
     """Run the worker; see the module."""
     settings = json.loads(sys.argv[1])
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
-    _watch_parent()
+    _watch_parent(settings["parent"])
     # Answers have a descriptor of their own; what libraries print goes to the log.
     channel = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)

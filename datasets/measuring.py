@@ -147,6 +147,7 @@ class Worker:
             "device": str(self.device),
             "cores": list(self.cores),
             "memory_bytes": self.memory_bytes,
+            "parent": os.getpid(),
         }
         # The process outlives this block; `_end` closes both.
         log = self._log = tempfile.TemporaryFile()  # noqa: SIM115

@@ -1,0 +1,340 @@
+"""Measure the links among ranks: messages and collectives, on one host or between two.
+
+The ranks are real processes on gloo (CPUs) or NCCL (GPUs). Every kind of collective is timed for
+sizes from 1 KiB to 64 MiB and fitted by ``seconds = alpha + beta * payload`` with ``alpha, beta >=
+0`` and the squared *relative* errors least, so that small messages count as much as large ones.
+Payloads are as in `foreplan.datasets.tier`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+from scipy.optimize import nnls  # type: ignore[import-untyped]
+
+from foreplan import errors
+from foreplan.datasets.device_name import DeviceName
+from foreplan.datasets.tier import Backend, CollectiveFit, CollectiveKind, Tier
+from foreplan.datasets.worker_environment import worker_environment
+from foreplan.errors import MissingDataError, SpecError
+
+KINDS: tuple[CollectiveKind, ...] = (
+    "p2p",
+    "all_reduce",
+    "all_gather",
+    "reduce_scatter",
+    "broadcast",
+    "all_to_all",
+)
+SIZES = tuple(1 << power for power in range(10, 27, 2))  # 1 KiB .. 64 MiB
+
+
+class LinkSample(NamedTuple):
+    """Median time of one collective of one size."""
+
+    kind: CollectiveKind
+    ranks: int
+    payload_bytes: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Links:
+    """What was measured among some ranks.
+
+    Attributes:
+        backend: library.
+        samples: every (kind, size) measured.
+        unsupported: kinds that the backend cannot do here, with its reason.
+    """
+
+    backend: Backend
+    samples: tuple[LinkSample, ...]
+    unsupported: Mapping[str, str]
+
+    def fits(self) -> tuple[CollectiveFit, ...]:
+        """A fit for each kind that was measured."""
+        groups: dict[tuple[CollectiveKind, int], list[LinkSample]] = {}
+        for sample in self.samples:
+            groups.setdefault((sample.kind, sample.ranks), []).append(sample)
+        return tuple(fit_samples(group) for group in groups.values())
+
+    def tier(
+        self,
+        group: Iterable[str],
+        scope: Literal["host", "network"],
+        source: str,
+        *,
+        emulated: bool = False,
+    ) -> Tier:
+        """A tier with these figures; latency and bandwidth are those of ``p2p``.
+
+        Raises:
+            MissingDataError: ``p2p`` was not measured.
+        """
+        fits = self.fits()
+        message = next((fit for fit in fits if fit.kind == "p2p"), None)
+        if message is None:
+            raise MissingDataError("no message between two ranks was measured")
+        largest = max(s.payload_bytes for s in self.samples if s.kind == "p2p")
+        # Where the fit sees no cost of a byte, the largest message bounds the bandwidth.
+        per_byte = message.beta_s_per_byte or message.seconds(largest) / largest
+        return Tier(
+            group=tuple(group),
+            scope=scope,
+            latency_s=message.alpha_s,
+            bandwidth_bytes_per_s=1.0 / per_byte,
+            collectives=fits,
+            backend=self.backend,
+            emulated=emulated,
+            source=source,
+        )
+
+
+def fit_samples(samples: Sequence[LinkSample]) -> CollectiveFit:
+    """Fit alpha and beta to samples of one kind and number of ranks; see the module."""
+    payload = np.array([s.payload_bytes for s in samples], dtype=float)
+    seconds = np.array([s.seconds for s in samples])
+    scale = payload.max()
+    design = np.stack([1 / seconds, payload / scale / seconds], axis=1)
+    (alpha, beta), _ = nnls(design, np.ones(len(samples)))
+    alpha, beta = float(alpha), float(beta) / scale
+    residual = float(np.median(np.abs(alpha + beta * payload - seconds) / seconds))
+    return CollectiveFit(
+        kind=samples[0].kind,
+        ranks=samples[0].ranks,
+        alpha_s=alpha,
+        beta_s_per_byte=beta,
+        residual=residual,
+        samples=len(samples),
+    )
+
+
+def measure_links(
+    devices: Sequence[DeviceName],
+    *,
+    cores: Sequence[Sequence[int]] | None = None,
+    kinds: Sequence[CollectiveKind] = KINDS,
+    sizes: Sequence[int] = SIZES,
+    timeout_s: float = 300.0,
+) -> Links:
+    """Measure among processes of this host, one for each device.
+
+    Args:
+        devices: a device a rank, all ``cpu`` (gloo) or all ``cuda`` (NCCL, one rank a GPU).
+        cores: cores of each rank; by default one core each where there are enough, else all.
+        kinds: what to measure.
+        sizes: payloads in bytes.
+        timeout_s: give up after this long.
+
+    Raises:
+        SpecError: fewer than two devices, or CPUs and GPUs together.
+        MissingDataError: a rank failed or the time was up; no process is left behind.
+    """
+    backend = _backend(devices)
+    with tempfile.TemporaryDirectory(prefix="foreplan-links-") as folder:
+        shared = {
+            "world": len(devices),
+            "backend": backend,
+            "kinds": list(kinds),
+            "sizes": list(sizes),
+            "timeout_s": timeout_s,
+            # A file needs no free port and no name that resolves.
+            "rendezvous": f"file://{folder}/store",
+        }
+        settings = [
+            {**shared, "rank": rank, "device": str(device), "cores": list(mine)}
+            for rank, (device, mine) in enumerate(
+                zip(devices, cores or _spread(len(devices)), strict=True)
+            )
+        ]
+        environments = [worker_environment(device) for device in devices]
+        if backend == "gloo":
+            for environment in environments:
+                environment["GLOO_SOCKET_IFNAME"] = "lo"
+        return _links(_run(settings, environments, timeout_s), backend)
+
+
+def serve_link(
+    endpoint: str,
+    *,
+    device: DeviceName | None = None,
+    kinds: Sequence[CollectiveKind] = KINDS,
+    sizes: Sequence[int] = SIZES,
+    timeout_s: float = 600.0,
+) -> Links:
+    """Wait at ``HOST:PORT`` for the other host's `connect_link`, and measure the link to it.
+
+    Args:
+        endpoint: address of this host as the other one reaches it, and a free port.
+        device: what this end is; a CPU with one thread by default.
+        kinds: what to measure; this end decides.
+        sizes: payloads in bytes.
+        timeout_s: give up if nobody came, or it is not over, by then.
+
+    Returns:
+        The measurement; the other end gets the same.
+
+    Raises:
+        SpecError: not an address, or the port is taken.
+        MissingDataError: nobody came, or an end failed.
+    """
+    more = {"kinds": list(kinds), "sizes": list(sizes)}
+    return _two_hosts(endpoint, 0, device, timeout_s, more)
+
+
+def connect_link(
+    endpoint: str, *, device: DeviceName | None = None, timeout_s: float = 60.0
+) -> Links:
+    """Measure the link to the host that waits in `serve_link` at ``HOST:PORT``.
+
+    Args:
+        endpoint: the address given there.
+        device: what this end is; a CPU with one thread by default.
+        timeout_s: give up if the other end does not answer by then.
+
+    Raises:
+        SpecError: not an address.
+        MissingDataError: nobody answers there, or an end failed.
+    """
+    return _two_hosts(endpoint, 1, device, timeout_s, {})
+
+
+def parse_endpoint(endpoint: str) -> tuple[str, int]:
+    """Host and port of ``HOST:PORT`` or ``[IPV6]:PORT``.
+
+    Raises:
+        SpecError: no such form, or no such port.
+    """
+    match = re.fullmatch(r"(?:\[([0-9A-Fa-f:.%\w]+)\]|([^\s:\[\]/]+)):([0-9]{1,5})", endpoint)
+    if match is None or not 0 < int(match[3]) < 65536:
+        raise SpecError("endpoint", got=endpoint, expected="HOST:PORT, such as 10.0.0.5:29400")
+    return match[1] or match[2], int(match[3])
+
+
+# ----------------------------------------------------------------------------------- processes
+
+
+def _two_hosts(
+    endpoint: str, rank: int, device: DeviceName | None, timeout_s: float, more: dict[str, Any]
+) -> Links:
+    host, port = parse_endpoint(endpoint)
+    device = device or DeviceName.parse("cpu:threads=1")
+    backend = _backend([device, device])
+    settings = {
+        "rank": rank,
+        "world": 2,
+        "backend": backend,
+        "device": str(device),
+        "cores": [],
+        "host": host,
+        "port": port,
+        "timeout_s": timeout_s,
+        **more,
+    }
+    return _links(_run([settings], [worker_environment(device)], timeout_s), backend)
+
+
+def _backend(devices: Sequence[DeviceName]) -> Backend:
+    kinds = {device.kind for device in devices}
+    if len(devices) < 2:
+        raise SpecError("devices", got=[str(d) for d in devices], expected="at least two")
+    if kinds == {"cpu"}:
+        return "gloo"
+    if kinds == {"cuda"}:
+        return "nccl"
+    raise SpecError("devices", got=[str(d) for d in devices], expected="all cpu or all cuda")
+
+
+def _spread(ranks: int) -> list[list[int]]:
+    mine = sorted(os.sched_getaffinity(0))
+    return [[mine[rank]] if ranks <= len(mine) else mine for rank in range(ranks)]
+
+
+def _links(answer: Mapping[str, Any], backend: Backend) -> Links:
+    samples = tuple(LinkSample(*sample) for sample in answer["samples"])
+    return Links(backend, samples, dict(answer["unsupported"]))
+
+
+def _run(
+    settings: Sequence[Mapping[str, Any]],
+    environments: Sequence[Mapping[str, str]],
+    timeout_s: float,
+) -> dict[str, Any]:
+    """Start the ranks, wait for the first one's answer, and leave none behind."""
+    package = str(Path(errors.__file__).resolve().parent.parent)
+    with contextlib.ExitStack() as stack:
+        ranks: list[subprocess.Popen[bytes]] = []
+        answers = []
+        for setting, environment in zip(settings, environments, strict=True):
+            answer = stack.enter_context(tempfile.TemporaryFile())
+            path = os.pathsep.join([package, environment.get("PYTHONPATH", "")])
+            process = subprocess.Popen(
+                [sys.executable, "-m", "foreplan.datasets._link_rank",
+                 json.dumps({**setting, "parent": os.getpid()})],
+                stdin=subprocess.DEVNULL,
+                stdout=answer,
+                stderr=subprocess.DEVNULL,
+                env={**environment, "PYTHONPATH": path},
+            )  # fmt: skip
+            stack.callback(_end, process)
+            ranks.append(process)
+            answers.append(answer)
+        _wait(ranks, time.monotonic() + timeout_s + 20.0)
+        found = [_answer(answer) for answer in answers]
+    failed = [one["error"] for one in found if "error" in one]
+    if failed:
+        # The first to fail tells the cause; the others only lost their peer.
+        where = next((one["where"] for one in found if one.get("where")), None)
+        if where is not None:
+            raise SpecError(where, got=failed[0], expected="an address and port of this host")
+        raise MissingDataError(f"links were not measured: {failed[0]}", fix=_fix(settings[0]))
+    return found[0]
+
+
+def _fix(setting: Mapping[str, Any]) -> str | None:
+    if "port" not in setting:
+        return None
+    endpoint = f"{setting['host']}:{setting['port']}"
+    if setting["rank"] == 0:
+        return f"run 'foreplan profile --link {endpoint}' on the other host meanwhile"
+    return f"start 'foreplan profile --serve {endpoint}' on the other host first"
+
+
+def _wait(ranks: Sequence[subprocess.Popen[bytes]], deadline: float) -> None:
+    while time.monotonic() < deadline:
+        codes = [rank.poll() for rank in ranks]
+        if any(code not in (None, 0) for code in codes):
+            # Give the others a moment to say why, then end them all.
+            time.sleep(0.5)
+            return
+        if all(code == 0 for code in codes):
+            return
+        time.sleep(0.02)
+
+
+def _answer(file: Any) -> dict[str, Any]:
+    file.seek(0)
+    lines = file.read().decode(errors="replace").splitlines()
+    for line in reversed(lines):
+        with contextlib.suppress(ValueError):
+            answer: dict[str, Any] = json.loads(line)
+            return answer
+    return {"error": "a rank ended or hung without an answer"}
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    process.kill()
+    process.wait()

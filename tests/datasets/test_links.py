@@ -1,0 +1,227 @@
+"""Real processes over loopback, and once between two network namespaces."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from foreplan.datasets import links as links_module
+from foreplan.datasets.device_name import DeviceName
+from foreplan.datasets.links import (
+    KINDS,
+    Links,
+    LinkSample,
+    connect_link,
+    fit_samples,
+    measure_links,
+    parse_endpoint,
+    serve_link,
+)
+from foreplan.errors import MissingDataError, SpecError
+
+CPU = DeviceName.parse("cpu:threads=1")
+AVX2 = DeviceName.parse("cpu:threads=1,isa=avx2")
+ENVIRONMENT = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+SIZES = (1 << 10, 1 << 16, 1 << 20)
+
+
+def _ranks_running() -> list[int]:
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):
+            words = path.read_bytes().split(b"\0")
+            mine = f'"parent": {os.getpid()}'.encode()
+            if b"foreplan.datasets._link_rank" in words and any(mine in w for w in words):
+                found.append(int(path.parent.name))
+    return found
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def test_messages_and_collectives_of_unlike_local_ranks() -> None:
+    found = measure_links([CPU, AVX2], sizes=SIZES)
+    measured = {sample.kind for sample in found.samples}
+    assert {"p2p", "all_reduce", "broadcast"} <= measured
+    assert measured | set(found.unsupported) == set(KINDS)
+    assert {(s.kind, s.payload_bytes) for s in found.samples} == {
+        (kind, size) for kind in measured for size in SIZES
+    }
+    assert all(1e-6 < sample.seconds < 5.0 for sample in found.samples)
+    tier = found.tier(["localhost"], "host", "measured here")
+    assert tier.backend == "gloo"
+    assert tier.bandwidth_bytes_per_s > 1e6
+    fit = tier.fit("all_reduce", 2)
+    assert fit is not None
+    assert fit.samples == len(SIZES)
+    assert not _ranks_running()
+
+
+def test_both_ends_of_a_served_link_get_the_same() -> None:
+    endpoint = f"127.0.0.1:{_free_port()}"
+    served: list[Links] = []
+
+    def serve() -> None:
+        served.append(serve_link(endpoint, kinds=["p2p"], sizes=SIZES[:2], timeout_s=60))
+
+    other = threading.Thread(target=serve)
+    other.start()
+    connected = connect_link(endpoint, timeout_s=60)
+    other.join()
+    assert served == [connected]
+    assert [s.payload_bytes for s in connected.samples] == list(SIZES[:2])
+    assert not _ranks_running()
+
+
+def test_nobody_there_is_missing_data_in_time() -> None:
+    endpoint = f"127.0.0.1:{_free_port()}"
+    started = time.monotonic()
+    with pytest.raises(MissingDataError, match=f"--serve {endpoint}"):
+        connect_link(endpoint, timeout_s=0.5)
+    assert time.monotonic() - started < 20
+    assert not _ranks_running()
+
+
+def test_an_address_of_another_host_cannot_be_served() -> None:
+    with pytest.raises(SpecError, match="this host"):
+        serve_link("192.0.2.1:29400", timeout_s=1)
+
+
+def test_a_failing_rank_ends_all() -> None:
+    with pytest.raises(MissingDataError, match="not measured"):
+        measure_links([CPU, CPU], cores=[[0], [9999]], timeout_s=30)
+    assert not _ranks_running()
+
+
+def test_interrupting_leaves_no_process() -> None:
+    code = (
+        "import sys\n"
+        "from foreplan.datasets.device_name import DeviceName\n"
+        "from foreplan.datasets.links import measure_links\n"
+        "d = DeviceName.parse('cpu:threads=1')\n"
+        "print('go', flush=True)\n"
+        "measure_links([d, d])\n"
+    )
+    run = subprocess.Popen(
+        [sys.executable, "-c", code], env=ENVIRONMENT, stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL, start_new_session=True,
+    )  # fmt: skip
+    assert run.stdout is not None
+    run.stdout.readline()
+    time.sleep(1.0)
+    children = _children(run.pid)
+    assert len(children) == 2
+    run.send_signal(2)
+    run.wait(timeout=20)
+    run.stdout.close()
+    deadline = time.monotonic() + 10
+    while any(Path(f"/proc/{pid}").exists() for pid in children):
+        assert time.monotonic() < deadline, "a rank outlived its parent"
+        time.sleep(0.05)
+
+
+def _children(pid: int) -> list[int]:
+    text = Path(f"/proc/{pid}/task/{pid}/children").read_text()
+    return [int(word) for word in text.split()]
+
+
+@pytest.fixture
+def namespaces() -> Iterator[tuple[str, str]]:
+    """Two network namespaces joined by a cable: 10.83.0.1 in the first, 10.83.0.2 in the second."""
+    tag = f"fp{os.getpid() % 10000}"
+    a, b = f"{tag}a", f"{tag}b"
+
+    def ip(*words: str) -> None:
+        subprocess.run(["ip", *words], check=True, capture_output=True)
+
+    try:
+        for name in (a, b):
+            ip("netns", "add", name)
+        ip("link", "add", f"{a}0", "netns", a, "type", "veth", "peer", f"{b}0", "netns", b)
+        for number, name in ((1, a), (2, b)):
+            ip("-n", name, "addr", "add", f"10.83.0.{number}/24", "dev", f"{name}0")
+            ip("-n", name, "link", "set", f"{name}0", "up")
+            ip("-n", name, "link", "set", "lo", "up")
+    except (OSError, subprocess.CalledProcessError) as error:
+        for name in (a, b):
+            subprocess.run(["ip", "netns", "del", name], check=False, capture_output=True)
+        pytest.skip(f"network namespaces are not permitted here: {error}")
+    yield a, b
+    for name in (a, b):
+        subprocess.run(["ip", "netns", "del", name], check=False, capture_output=True)
+
+
+@pytest.mark.skipif(not Path("/usr/sbin/ip").exists(), reason="needs iproute2")
+def test_link_between_two_network_namespaces(namespaces: tuple[str, str]) -> None:
+    call = (
+        "import sys\n"
+        "from foreplan.datasets import links\n"
+        "more = {'sizes': (1024, 65536)} if sys.argv[1] == 'serve_link' else {}\n"
+        "found = getattr(links, sys.argv[1])('10.83.0.1:29400', timeout_s=60, **more)\n"
+        "print(sorted({s.kind for s in found.samples}), len(found.samples))\n"
+    )
+    runs = [
+        subprocess.Popen(
+            ["ip", "netns", "exec", name, sys.executable, "-c", call, side],
+            env=ENVIRONMENT, stdout=subprocess.PIPE,
+        )
+        for name, side in zip(namespaces, ("serve_link", "connect_link"), strict=True)
+    ]
+    said = [run.communicate(timeout=90)[0] for run in runs]
+    assert all(run.returncode == 0 for run in runs)
+    assert said[0] == said[1]
+    assert b"p2p" in said[0]
+
+
+def test_fit_recovers_alpha_and_beta() -> None:
+    samples = [
+        LinkSample("p2p", 2, size, 4e-5 + size * 1e-9) for size in (1 << 10, 1 << 14, 1 << 20)
+    ]
+    fit = fit_samples(samples)
+    assert fit.alpha_s == pytest.approx(4e-5)
+    assert fit.beta_s_per_byte == pytest.approx(1e-9)
+    assert fit.residual < 1e-9
+    noise = np.random.default_rng(0)
+    noisy = [s._replace(seconds=s.seconds * noise.uniform(0.9, 1.1)) for s in samples]
+    assert fit_samples(noisy).residual < 0.1
+    falling = [LinkSample("p2p", 2, 10, 1.0), LinkSample("p2p", 2, 1000, 0.5)]
+    assert fit_samples(falling).beta_s_per_byte == 0.0
+    tier = Links("gloo", tuple(falling), {}).tier(["all"], "host", "t")
+    assert np.isfinite(tier.bandwidth_bytes_per_s)
+    with pytest.raises(MissingDataError, match="message"):
+        Links("gloo", (), {}).tier(["all"], "host", "t")
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [("10.0.0.5:29400", ("10.0.0.5", 29400)), ("[::1]:80", ("::1", 80)), ("h-1:1", ("h-1", 1))],
+)
+def test_endpoints(text: str, expected: tuple[str, int]) -> None:
+    assert parse_endpoint(text) == expected
+
+
+@pytest.mark.parametrize("text", ["", "host", ":1", "h:0", "h:70000", "h:x", "a/b:1", "::1:80"])
+def test_wrong_endpoints_are_spec_errors(text: str) -> None:
+    with pytest.raises(SpecError, match="HOST:PORT"):
+        parse_endpoint(text)
+
+
+def test_ranks_must_be_alike_and_several() -> None:
+    with pytest.raises(SpecError, match="at least two"):
+        measure_links([CPU])
+    with pytest.raises(SpecError, match="all cpu or all cuda"):
+        measure_links([CPU, DeviceName.parse("cuda:0")])
+    assert links_module._backend([DeviceName.parse("cuda:0"), DeviceName.parse("cuda:1")]) == "nccl"
