@@ -165,7 +165,7 @@ class RandomWeights:
             return torch.ones(source.shape, dtype=self._dtype)
         if name == "head.weight" and self.model.tied:
             part, name = "embedding", "embed.weight"
-        return _bell(f"{self.seed}/{part}/{name}", source.shape).to(self._dtype)
+        return _bell(f"{self.seed}/{part}/{name}", source.shape, self._dtype)
 
 
 def _sources(model: Model, part: Part, prefix: str | None) -> dict[str, TensorSource]:
@@ -176,8 +176,8 @@ def _sources(model: Model, part: Part, prefix: str | None) -> dict[str, TensorSo
     return layer_sources(model, part, prefix)
 
 
-def _bell(key: str, shape: tuple[int, ...]) -> torch.Tensor:
-    """An fp32 tensor of sums of four bytes (Irwin-Hall), centred and scaled.
+def _bell(key: str, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    """A tensor of sums of four bytes (Irwin-Hall), centred, scaled in fp32, and rounded.
 
     torch's own normal generator goes through ``log`` and ``cos``, whose last bit depends on the
     instruction set; numpy guarantees a bit generator's raw stream, and sums of bytes are exact.
@@ -185,7 +185,7 @@ def _bell(key: str, shape: tuple[int, ...]) -> torch.Tensor:
     digest = hashlib.blake2b(key.encode(), digest_size=16).digest()
     stream = np.random.SFC64(int.from_bytes(digest, "little"))
     count = int(np.prod(shape))
-    values = np.empty(count, dtype=np.float32)
+    values = torch.empty(count, dtype=dtype)
     scale = np.float32(_INIT_STD / _FOUR_BYTES_STD)
     for start in range(0, count, _CHUNK):
         size = min(_CHUNK, count - start)
@@ -195,5 +195,5 @@ def _bell(key: str, shape: tuple[int, ...]) -> torch.Tensor:
         total += planes[2]
         total += planes[3]
         total -= 510  # four times the mean byte, 127.5
-        np.multiply(total, scale, out=values[start : start + size])
-    return torch.from_numpy(values.reshape(shape))
+        values[start : start + size] = torch.from_numpy(total * scale)
+    return values.view(shape)

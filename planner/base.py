@@ -143,12 +143,14 @@ class Planner(ABC, Generic[W, D]):
         workload_type: pydantic model of the workload.
         decision_type: pydantic model of the decision.
         needs_model: whether ``--model`` is required.
+        modes: ways of computing in which a run is compared with `reference`.
     """
 
     kind: ClassVar[str]
     workload_type: ClassVar[type[StrictModel]]
     decision_type: ClassVar[type[StrictModel]]
     needs_model: ClassVar[bool] = True
+    modes: ClassVar[tuple[str, ...]] = ("reference", "fast")
 
     @abstractmethod
     def decide(self, problem: Problem[W]) -> Choice[D]:

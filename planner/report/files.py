@@ -41,9 +41,9 @@ def write_report(
     run = verification
     if run is not None and not isinstance(run, Verification):
         run = load_verification(run)
-    if run is not None and run.plan != loaded.digest:
+    if run is not None and run.plan_digest != loaded.digest:
         raise SpecError(
-            "verification", got=run.plan[:12],
+            "verification", got=run.plan_digest[:12],
             expected=f"a run of this plan ({loaded.digest[:12]})", fix="verify the plan again",
         )  # fmt: skip
     predicted, measured = timelines(loaded, run)

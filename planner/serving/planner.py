@@ -46,6 +46,9 @@ class ServingPlanner(Planner[ServingWorkload, ServingDecision]):
     kind: ClassVar[str] = "serving"
     workload_type = ServingWorkload
     decision_type = ServingDecision
+    # Greedy tokens of unlike instruction sets part after one near tie, so that planned kernels are
+    # compared under teacher forcing.
+    modes: ClassVar[tuple[str, ...]] = ("reference", "forced")
 
     # ------------------------------------------------------------------------------- decide
 
@@ -226,7 +229,7 @@ class ServingPlanner(Planner[ServingWorkload, ServingDecision]):
         )
 
     def agree(self, result: dict[str, Any], reference: dict[str, Any], *, mode: str) -> Agreement:
-        """Equal tokens; in ``fast`` mode at least 98 % of teacher-forced top-1 choices."""
+        """Equal tokens; under teacher forcing at least 98 % of the top-1 choices."""
         from foreplan.planner.serving.kernels import compare_tokens
 
         return compare_tokens(result, reference, mode)

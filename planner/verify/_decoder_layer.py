@@ -36,8 +36,8 @@ Attend = Callable[[Tensor, Tensor, Tensor, int], Tensor]
 
 PREFILL, DECODE = 0, 1
 
-#: Weights that are quantised at a time: 64 MiB of fp32.
-_SLICE_ELEMENTS = 1 << 24
+#: Weights that are quantised at a time: few, because a stage is loaded under its memory cap.
+_SLICE_ELEMENTS = 1 << 19
 #: Dimension of a packed tensor that counts output features, where it is not the first.
 _ROW_DIMENSION = {"scale_and_zero": 1}
 
@@ -256,17 +256,21 @@ def pack(kernel: LinearKernel, plain: Tensor, device: torch.device) -> Packed:
     """
     # Torch's int4 layout stores blocks of up to 64 rows.
     rows = max(64, _SLICE_ELEMENTS // plain.shape[1] // 64 * 64)
-    slices = [
-        kernel.pack(piece.to(device, torch.float32))
-        for piece in plain.split_with_sizes(_sizes(plain.shape[0], rows))
-    ]
-    if len(slices) == 1:
-        return slices[0]
-    tensors = {
-        role: torch.cat([piece.tensors[role] for piece in slices], _ROW_DIMENSION.get(role, 0))
-        for role in slices[0].tensors
-    }
-    return Packed(slices[0].layout, plain.shape[0], plain.shape[1], tensors)
+    total, whole = plain.shape[0], {}
+    filled = 0
+    for piece in plain.split_with_sizes(_sizes(total, rows)):
+        part = kernel.pack(piece.to(device, torch.float32))
+        for role, tensor in part.tensors.items():
+            dimension = _ROW_DIMENSION.get(role, 0)
+            each = tensor.shape[dimension] / piece.shape[0]
+            if role not in whole:
+                shape = list(tensor.shape)
+                shape[dimension] = round(each * total)
+                whole[role] = tensor.new_empty(shape)
+            begin, length = round(each * filled), tensor.shape[dimension]
+            whole[role].narrow(dimension, begin, length).copy_(tensor)
+        filled += piece.shape[0]
+    return Packed(kernel.layout, total, plain.shape[1], whole)
 
 
 def _sizes(total: int, size: int) -> list[int]:

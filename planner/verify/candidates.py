@@ -25,7 +25,7 @@ from foreplan.planner.verify.session import Job
 
 CHOSEN = "chosen"
 #: How many rivals a thorough verification runs.
-RIVALS = 6
+RIVALS = 8
 
 Role = Literal["chosen", "alternative", "rival"]
 
@@ -72,8 +72,10 @@ class Candidate:
                 Job(
                     kind="rank", decision=self.decision, mode=mode, rank=i, ranks=len(self.ranks),
                     devices=tuple(self.ranks[k].name for k in beside), place=beside.index(i),
-                    label=rank.label, capacity_bytes=self.capacities[i], backend=backend,
-                    timeout_s=timeout_s,
+                    label=rank.label,
+                    # The exact way keeps weights in fp32, for which no device was chosen.
+                    capacity_bytes=None if mode == "reference" else self.capacities[i],
+                    backend=backend, timeout_s=timeout_s,
                 )
             )  # fmt: skip
         return tuple(jobs)

@@ -314,8 +314,7 @@ def _agreement(
     if type(planner).reference is Planner.reference:
         return []
     found: list[AgreementResult] = []
-    modes: tuple[Literal["reference", "fast"], ...] = ("reference", "fast")
-    for mode in modes:
+    for mode in planner.modes:
         try:
             say(f"{mode} result in one process")
             expected = runner.reference(chosen.candidate, mode)
