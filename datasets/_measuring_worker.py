@@ -28,7 +28,6 @@ from foreplan.datasets.worker_environment import confine, thread_count
 
 #: A sample covers at least this much time, so that reading the clock does not show.
 _SAMPLE_S = {"cpu": 1e-4, "cuda": 1e-3}
-_MAX_SAMPLES = 400
 _WARM_CALLS = 3
 
 
@@ -123,7 +122,7 @@ class _Device:
                 times.append(self.time_calls(call, count))
                 spent = time.perf_counter() - started
                 enough = len(times) >= effort["min_samples"] and spent >= effort["min_s"]
-                if enough or spent >= max_s or len(times) >= _MAX_SAMPLES:
+                if enough or spent >= max_s or len(times) >= effort["max_samples"]:
                     break
         finally:
             gc.enable()

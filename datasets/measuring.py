@@ -39,12 +39,14 @@ class Effort:
         min_samples: ... and at least this many samples, unless ``max_s`` is over.
         max_s: stop after this long; a program slower than that is timed by its warm-up call alone.
         timeout_s: kill a program (inputs included) that has not answered by then.
+        max_samples: stop after this many, however short they are.
     """
 
     min_s: float = 0.05
     min_samples: int = 7
     max_s: float = 0.4
     timeout_s: float = 60.0
+    max_samples: int = 400
 
 
 class Worker:
