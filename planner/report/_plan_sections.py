@@ -130,7 +130,7 @@ def memory_section(
         for name, size in items.items():
             totals[name] = totals.get(name, 0) + size
     names = sorted(totals, key=lambda name: -totals[name])
-    if not names:
+    if not any(totals.values()):
         return Html("")
     largest = max(sum(rank.memory_bytes.values()) for rank in ranks)
     rows: list[Bar] = []
@@ -311,7 +311,7 @@ def workload_line(plan: Plan) -> Html:
 
 
 def _says(value: Any) -> bool:
-    return value is not None and value is not False and value != []
+    return value is not None and value is not False and value not in ("", [], {})
 
 
 def metric_cards(plan: Plan) -> list[tuple[str, str]]:

@@ -208,7 +208,7 @@ def alternatives_section(plan: Plan, verification: Verification | None) -> Html:
                 spread = f"{seconds(one.p10_s)} – {seconds(one.p90_s)}"
             cells += [seconds(one.measured_s), spread, percent(one.error)]
         rows.append([*cells, one.verdict or UNKNOWN])
-    note = "Every alternative has the same kernels and the same search over micro-batches."
+    note = "The plan keeps its alternatives, and verifying it runs them beside the chosen decision."
     return section(
         "Alternatives",
         _chart(every),

@@ -130,16 +130,16 @@
     });
     ends(area);
   }
-  function ends(area) {
+  function ends(area) { // where each run ends
     area.pen.strokeStyle = colours.text;
     runs.forEach(function (run, k) {
-      var x = (run.end - view.from) / (view.to - view.from) * area.width;
-      if (x < 0 || x > area.width) return;
-      area.pen.setLineDash(k ? [2, 2] : []);
-      area.pen.beginPath(); area.pen.moveTo(Math.min(x, area.width - 0.5), 0);
-      area.pen.lineTo(Math.min(x, area.width - 0.5), area.height); area.pen.stroke();
+      var x = (run.end - view.from) / (view.to - view.from) * area.width, y = k * (ROW + STRIP + GAP);
+      if (x < 0 || x > area.width + 0.5) return;
+      area.pen.beginPath();
+      area.pen.moveTo(Math.min(x, area.width - 0.5), y);
+      area.pen.lineTo(Math.min(x, area.width - 0.5), y + ROW + STRIP);
+      area.pen.stroke();
     });
-    area.pen.setLineDash([]);
   }
   function drawAxis() {
     var area = prepare(axis, 20), span = view.to - view.from;

@@ -220,3 +220,30 @@ def test_limits_are_found_by_name(make_plan):
     assert "exceeded" in text
     assert "at least 4" in text
     assert text.count("gizmo") == 1  # among the workload's fields only
+
+
+def luminance(colour):
+    channels = [int(colour[k : k + 2], 16) / 255 for k in (1, 3, 5)]
+    linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in channels]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+
+def contrast(a, b):
+    light, dark = sorted((luminance(a), luminance(b)), reverse=True)
+    return (light + 0.05) / (dark + 0.05)
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark", "print"])
+def test_text_can_be_read(html, scheme):
+    style = html.partition("<style>")[2].partition("</style>")[0]
+    blocks = re.findall(r":root \{(.*?)\}", style, re.DOTALL)
+    assert len(blocks) == 3
+    colours = {}
+    for block in {"light": blocks[:1], "dark": blocks[:2], "print": blocks[::2]}[scheme]:
+        colours |= dict(re.findall(r"--([a-z0-9-]+): (#[0-9a-f]{6});", block))
+    pairs = [(text, ground) for text in ("text", "muted", "accent", "good", "warn", "bad")
+             for ground in ("page", "card")]  # fmt: skip
+    pairs += [(f"t{k}", f"c{k}") for k in range(9)]
+    pairs += [("label-text", "label"), ("wait-text", "wait"), ("muted", "idle")]
+    poor = {p: round(r, 2) for p in pairs if (r := contrast(*(colours[n] for n in p))) < 4.5}
+    assert not poor
