@@ -22,10 +22,6 @@ from foreplan.datasets.worker_environment import confine
 _LEAST, _MOST, _SECONDS = 5, 200, 0.15
 
 
-class _AddressError(Exception):
-    """The endpoint is no address of this host."""
-
-
 class _Rank:
     """This process as a member of the group."""
 
@@ -59,10 +55,6 @@ class _Rank:
     def _tcp_store(self, limit: datetime.timedelta) -> Any:
         host, port = self.settings["host"], int(self.settings["port"])
         server = self.rank == 0
-        if server:
-            _check_address(host, port)
-        else:
-            _wait_for(host, port, limit.total_seconds())
         from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
         store = TCPStore(host, port, self.world, server, limit, False)
@@ -177,34 +169,6 @@ def _drop(_: object) -> None:
     """Take a collective's work handle, which a synchronous call leaves empty."""
 
 
-def _check_address(host: str, port: int) -> None:
-    try:
-        family, kind, proto, _, address = socket.getaddrinfo(
-            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )[0]
-        with socket.socket(family, kind, proto) as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            probe.bind(address)
-    except OSError as error:
-        raise _AddressError(error.strerror or str(error)) from error
-
-
-def _wait_for(host: str, port: int, timeout_s: float) -> None:
-    """Wait until somebody listens, because the store's client gives up in its own way."""
-    deadline = time.monotonic() + timeout_s
-    while True:
-        try:
-            socket.create_connection((host, port), timeout=2.0).close()
-            return
-        except OSError as error:
-            if time.monotonic() > deadline:
-                reason = error.strerror or str(error)
-                raise TimeoutError(
-                    f"nobody answered at {host}:{port} within {timeout_s:g} s ({reason})"
-                ) from error
-            time.sleep(0.1)
-
-
 def _interface(host: str, server: bool) -> str:
     """Network interface that reaches the endpoint (or, on the server, holds its address)."""
     import psutil
@@ -243,8 +207,6 @@ def main() -> None:
         confine(settings["cores"])
         rank = _Rank(settings)
         answer = rank.close(rank.measure())
-    except _AddressError as error:
-        answer, code = {"error": str(error), "where": "endpoint"}, 1
     except Exception as error:
         name = "" if isinstance(error, TimeoutError) else f"{type(error).__name__}: "
         answer, code = {"error": " ".join(f"{name}{error}".split())[:300]}, 1

@@ -12,6 +12,7 @@ import contextlib
 import json
 import os
 import re
+import socket
 import subprocess
 import sys
 import tempfile
@@ -191,6 +192,7 @@ def serve_link(
         SpecError: not an address, or the port is taken.
         MissingDataError: nobody came, or an end failed.
     """
+    _check_address(endpoint)
     more = {"kinds": list(kinds), "sizes": list(sizes)}
     return _two_hosts(endpoint, 0, device, timeout_s, more)
 
@@ -209,6 +211,7 @@ def connect_link(
         SpecError: not an address.
         MissingDataError: nobody answers there, or an end failed.
     """
+    _wait_for(endpoint, timeout_s)
     return _two_hosts(endpoint, 1, device, timeout_s, {})
 
 
@@ -245,6 +248,41 @@ def _two_hosts(
         **more,
     }
     return _links(_run([settings], [worker_environment(device)], timeout_s), backend)
+
+
+def _check_address(endpoint: str) -> None:
+    """Raise `SpecError` if a store could not listen at the endpoint."""
+    host, port = parse_endpoint(endpoint)
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM
+        )[0]
+        with socket.socket(family, kind, protocol) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(address)
+    except OSError as error:
+        raise SpecError(
+            "endpoint", got=f"{endpoint} ({error.strerror})",
+            expected="an address of this host and a free port",
+        ) from error  # fmt: skip
+
+
+def _wait_for(endpoint: str, timeout_s: float) -> None:
+    """Wait until somebody listens at the endpoint."""
+    host, port = parse_endpoint(endpoint)
+    deadline = time.monotonic() + timeout_s
+    while True:
+        try:
+            socket.create_connection((host, port), timeout=2.0).close()
+            return
+        except OSError as error:
+            if time.monotonic() > deadline:
+                raise MissingDataError(
+                    f"nobody answered at {endpoint} within {timeout_s:g} s "
+                    f"({error.strerror or error})",
+                    fix=_fix({"host": host, "port": port, "rank": 1}),
+                ) from error
+            time.sleep(0.1)
 
 
 def _backend(devices: Sequence[DeviceName]) -> Backend:
@@ -297,9 +335,6 @@ def _run(
     failed = [one["error"] for one in found if "error" in one]
     if failed:
         # The first to fail tells the cause; the others only lost their peer.
-        where = next((one["where"] for one in found if one.get("where")), None)
-        if where is not None:
-            raise SpecError(where, got=failed[0], expected="an address and port of this host")
         raise MissingDataError(f"links were not measured: {failed[0]}", fix=_fix(settings[0]))
     return found[0]
 
@@ -308,9 +343,8 @@ def _fix(setting: Mapping[str, Any]) -> str | None:
     if "port" not in setting:
         return None
     endpoint = f"{setting['host']}:{setting['port']}"
-    if setting["rank"] == 0:
-        return f"run 'foreplan profile --link {endpoint}' on the other host meanwhile"
-    return f"start 'foreplan profile --serve {endpoint}' on the other host first"
+    side = "--link" if setting["rank"] == 0 else "--serve"
+    return f"run 'foreplan profile {side} {endpoint}' on the other host"
 
 
 def _wait(ranks: Sequence[subprocess.Popen[bytes]], deadline: float) -> None:

@@ -6,6 +6,7 @@ the exact shapes of given models, which are then priced as measured.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -15,9 +16,12 @@ from foreplan.datasets.program import Program, Variant, program
 #: (n, k) of the generic grid: square, widening and narrowing projections, factor 4 apart.
 _WEIGHTS = ((512, 512), (2048, 512), (512, 2048), (2048, 2048), (5632, 2048), (2048, 5632))
 _GPU_WEIGHTS = ((1024, 1024), (4096, 1024), (4096, 4096), (14336, 4096), (4096, 14336))
+#: (n, k) of a language model's head, whose weight is kept in bf16.
+_HEAD, _GPU_HEAD = (32000, 2048), (128256, 4096)
 _ROWS = (1, 8, 64, 256)
 _GPU_ROWS = (1, 16, 128, 1024, 8192)
 _COLS = (512, 2048, 8192)
+_VOCABULARIES = (32000, 131072)
 #: batch, queries, keys, heads, kv_heads, head_dim.
 _ATTENTION = (
     (1, 1, 32, 16, 16, 64),
@@ -77,6 +81,13 @@ class ProfileGrid:
                     found += [
                         program("linear", variant, rows=rows, n=n, k=k) for rows in row_counts
                     ]
+        head = dict(zip("nk", _HEAD if cpu else _GPU_HEAD, strict=True))
+        for variant in kernels_for("linear", device_kind, **head):
+            if variant.storage == "bf16" and (variants is None or variant in variants):
+                found += [program("linear", variant, rows=r, **head) for r in row_counts[:2]]
+        for rows, cols in itertools.product(row_counts[:2], _VOCABULARIES):
+            variant = kernels_for("argmax", device_kind)[0]
+            found.append(program("argmax", variant, rows=rows, cols=cols))
         for variant in kernels_for("attention", device_kind):
             names = ("batch", "queries", "keys", "heads", "kv_heads", "head_dim")
             for sizes in _ATTENTION:

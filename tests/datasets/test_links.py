@@ -91,12 +91,11 @@ def test_nobody_there_is_missing_data_in_time() -> None:
     started = time.monotonic()
     with pytest.raises(MissingDataError, match=f"--serve {endpoint}"):
         connect_link(endpoint, timeout_s=0.5)
-    assert time.monotonic() - started < 20
-    assert not _ranks_running()
+    assert time.monotonic() - started < 5
 
 
 def test_an_address_of_another_host_cannot_be_served() -> None:
-    with pytest.raises(SpecError, match="this host"):
+    with pytest.raises(SpecError, match="of this host"):
         serve_link("192.0.2.1:29400", timeout_s=1)
 
 
