@@ -6,13 +6,18 @@ Everything that is the same for every box of the search is worked out here once.
 from __future__ import annotations
 
 import itertools
+import math
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 
+from foreplan.errors import SpecError
 from foreplan.solvers._chain_path import used_vectors
 from foreplan.solvers.chain_problem import ChainProblem, FloatArray, IntArray
+
+MAX_STATES = 40_000_000
+"""Nodes of the dynamic programme that fit in memory (8 bytes each, a few copies)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,8 +64,21 @@ def model_of(problem: ChainProblem) -> ChainModel:
 
     Sum D can only exceed ``m * max D`` if more than m stages and hops lie on the round trip, so
     with enough micro-batches the decode round is the bottleneck alone.
+
+    Raises:
+        SpecError: too many different devices for the dynamic programme.
     """
     counts = np.minimum(problem.counts, problem.n_layers)
+    states = math.prod(int(c) + 1 for c in counts) * problem.n_types * (problem.n_layers + 1)
+    if problem.link_return_decode_s.any():
+        states *= problem.n_types
+    if states > MAX_STATES:
+        raise SpecError(
+            "ChainProblem.counts",
+            got=problem.counts.tolist(),
+            expected=f"at most {MAX_STATES} states of used devices, this makes {states}",
+            fix="leave out devices, or make equal ones equal in every number",
+        )
     used, stride = used_vectors(counts)
     decode_rounds = problem.new_tokens - 1
     link, back = problem.link_decode_s, problem.link_return_decode_s

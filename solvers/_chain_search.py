@@ -55,6 +55,7 @@ class Search:
         gap: relative gap to prove.
         cutoff: objective beyond which nothing is looked for.
         max_evaluations: bound evaluations allowed.
+        goal: an incumbent at or below this ends the search.
         best: incumbent.
         objective: its objective, ``inf`` without one.
         evaluations: spent so far.
@@ -65,6 +66,7 @@ class Search:
     gap: float
     cutoff: float
     max_evaluations: int
+    goal: float = -math.inf
     best: ChainAssignment | None = None
     objective: float = math.inf
     evaluations: int = 0
@@ -74,18 +76,22 @@ class Search:
     @property
     def stop(self) -> float:
         """Bound from which a box holds nothing worth finding."""
+        if self.objective <= self.goal:
+            return -math.inf
         known = min(self.objective, self.cutoff)
         return known - max(self.gap, _FLOAT_GAP) * abs(known) if known < math.inf else known
 
     @property
+    def has_budgets(self) -> bool:
+        """Whether omega or cost2 is limited."""
+        problem = self.model.problem
+        return problem.max_omega is not None or problem.max_cost2 is not None
+
+    @property
     def needs_labels(self) -> bool:
         """Whether boxes do not close by splitting alone."""
-        problem = self.model.problem
-        return (
-            problem.max_omega is not None
-            or problem.max_cost2 is not None
-            or (self.model.sums_decode and problem.decode_microbatches > 1)
-        )
+        sums = self.model.sums_decode and self.model.problem.decode_microbatches > 1
+        return self.has_budgets or sums
 
     def run(self, pricing: Pricing, boxes: list[Box]) -> list[Box]:
         """Work on boxes until each is bounded by the stop value, or the evaluations are spent.

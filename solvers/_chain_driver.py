@@ -1,0 +1,151 @@
+"""The course of a solve: a full table if that is small, else bounds first and filtered tables.
+
+The bounds (``_bound_pricing``) find good chains and narrow boxes; the filter they give makes the
+table of stages small enough to list, and the same search then settles the boxes on it. Targets
+close to the bound make small tables, so they grow step by step until nothing is left below the
+incumbent.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from foreplan.solvers._bound_pricing import BoundPricing
+from foreplan.solvers._chain_box import Box, whole
+from foreplan.solvers._chain_model import model_of
+from foreplan.solvers._chain_search import Search
+from foreplan.solvers._stage_table import TablePricing, build_table, no_filter
+from foreplan.solvers.chain_problem import ChainProblem, FloatArray, make_stage
+
+_SMALL = 25_000
+"""Labels up to which a table of all stages is built at once."""
+_LARGE = 3_000_000
+"""Labels up to which a filtered table is built."""
+
+
+_COARSE = 200
+"""Evaluations spent on narrowing boxes before each table."""
+_REACH = 5e-3
+"""Relative distance of the first target from the bound."""
+_LEAST_REACH = 1e-5
+"""The same below which a table that is still too large ends the solve."""
+
+
+def run_search(search: Search) -> list[Box]:
+    """Find the best chain and what is left to prove.
+
+    Args:
+        search: fresh state; holds the incumbent afterwards.
+
+    Returns:
+        Boxes that hold everything not proven to be no better than the incumbent, with bounds.
+    """
+    model = search.model
+    table = build_table(model, no_filter(model), _SMALL)
+    if table is not None:
+        pricing = TablePricing(table)
+        return search.run(pricing, [whole(model, pricing.view())])
+    bounds = BoundPricing(model)
+    frontier = [whole(model, None)]
+    reach, asked = _REACH, False
+    while frontier and search.evaluations < search.max_evaluations:
+        frontier = search.coarsen(bounds, frontier, reach, _COARSE)
+        if not frontier or frontier[0].bound >= search.stop:
+            break
+        if search.best is None and not asked and search.has_budgets:
+            asked = True
+            if not meet_budgets(search):
+                return []
+            if frontier[0].bound >= search.stop:
+                break
+        best = frontier[0]
+        step = reach * max(abs(best.bound), 1e-6 * model.ceiling_s)
+        target = min(search.stop, best.bound + step)
+        if target > model.ceiling_s:
+            target = math.inf
+        alive = [box for box in frontier if box.bound < target]
+        keep = bounds.stage_filter(search, alive, best.multipliers, target)
+        table = build_table(model, keep, _LARGE)
+        if table is None:
+            if reach < _LEAST_REACH:
+                break
+            reach /= 8
+            continue
+        pricing = TablePricing(table)
+        view = pricing.view()
+        rest = search.run(pricing, [replace(box, view=view, priced=False) for box in alive])
+        proven = min(rest[0].bound if rest else math.inf, target)
+        for box in alive:
+            box.bound = max(box.bound, proven)
+        if proven < min(target, search.stop):
+            break
+        frontier = [box for box in frontier if box.bound < math.inf]
+        reach *= 4
+    return frontier
+
+
+def meet_budgets(search: Search) -> bool:
+    """Look for any assignment that meets the budgets; it becomes the incumbent.
+
+    Returns:
+        False if it is proven that there is none.
+    """
+    problem = search.model.problem
+    relaxed, goal = least_budget(problem)
+    above = math.nextafter(goal, math.inf)
+    left = search.max_evaluations - search.evaluations
+    inner = Search(model_of(relaxed), 0.0, above, left, goal=goal)
+    rest = run_search(inner)
+    search.evaluations += inner.evaluations
+    if inner.best is not None:
+        search.accept(
+            tuple(
+                make_stage(problem, s.device_type, s.start, s.end, s.variants)
+                for s in inner.best.stages
+            )
+        )
+        return True
+    return min([inner.dropped, *(box.bound for box in rest)]) < inner.stop
+
+
+def least_budget(problem: ChainProblem) -> tuple[ChainProblem, float]:
+    """The problem of meeting one budget: omega under the cost2 budget, or else cost2 alone.
+
+    Returns:
+        A problem without times whose objective is the budgeted cost (cost2 is shifted so that no
+        layer's least cost is negative), and the largest value that meets the budget.
+    """
+    if problem.max_omega is not None:
+        return timeless(problem, problem.omega, problem.max_cost2), problem.omega_limit
+    least = problem.cost2.min(axis=1)
+    return timeless(problem, problem.cost2 - least[:, None], None), problem.cost2_limit - float(
+        least.sum()
+    )
+
+
+def timeless(problem: ChainProblem, omega: FloatArray, max_cost2: float | None) -> ChainProblem:
+    """The same devices, memory and availability, but only a cost by variant to minimise."""
+
+    def zeros(array: FloatArray) -> FloatArray:
+        return np.where(np.isfinite(array), 0.0, math.inf)
+
+    times = [
+        *(f"{part}_{phase}_s" for part in ("first", "last") for phase in ("prefill", "decode")),
+        *("prefill_s", "decode_s", "link_prefill_s", "link_decode_s", "link_return_decode_s"),
+    ]
+    changes: dict[str, Any] = {name: zeros(getattr(problem, name)) for name in times}
+    return replace(
+        problem,
+        **changes,
+        prefill_microbatches=1,
+        decode_microbatches=1,
+        new_tokens=1,
+        omega=omega,
+        theta=1.0,
+        max_omega=None,
+        max_cost2=max_cost2,
+    )
