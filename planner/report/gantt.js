@@ -169,8 +169,8 @@
   }
 
   // ------------------------------------------------------------------------------------ words
-  function time(seconds, step) {
-    var size = Math.max(Math.abs(seconds), step || 0);
+  function time(seconds, step) { // with a step: a tick, in the unit of the view's end
+    var size = step ? view.to : Math.abs(seconds);
     var unit = size >= 1 ? ["s", 1] : size >= 1e-3 ? ["ms", 1e3] : size >= 1e-6 ? ["us", 1e6] : ["ns", 1e9];
     var number = seconds * unit[1];
     if (seconds === 0) return "0";
@@ -180,7 +180,7 @@
   }
   function label(run, lane, i) { // as Action.label writes it
     var count = value(lane.raw.count, i), op = opOf(run, lane, i);
-    if (count > 1) return op + " ×" + count;
+    if (count > 1) return op + " and " + (count - 1) + " more";
     var stage = value(lane.raw.stage, i), batch = value(lane.raw.microbatch, i), step = value(lane.raw.step, i);
     return (stage >= 0 ? stage : "") + op + (batch >= 0 ? batch : "") + (step >= 0 ? "." + step : "");
   }
@@ -188,7 +188,7 @@
     var lane = run.ranks[rank][which], raw = lane.raw, length = lane.end[i] - lane.start[i];
     var lines = [label(run, lane, i) + " · " + run.name], parts = [];
     if (value(raw.count, i) > 1) {
-      parts.push(value(raw.count, i) + " neighbouring actions");
+      parts.push("neighbouring actions, drawn as one");
     } else {
       if (value(raw.stage, i) >= 0) parts.push("stage " + value(raw.stage, i));
       if (value(raw.microbatch, i) >= 0) parts.push("micro-batch " + value(raw.microbatch, i));
