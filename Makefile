@@ -13,7 +13,8 @@ demo: $(INSTALLED)
 	PATH="$(CURDIR)/$(BIN):$$PATH" bash docs/examples/demo.sh out/demo
 
 test: $(INSTALLED)
-	$(BIN)/python -m pytest -n $(JOBS) --dist loadgroup tests
+	$(BIN)/python -m pytest -n $(JOBS) -m 'not serial' tests
+	$(BIN)/python -m pytest -m serial tests
 
 check: $(CHECKED)
 	$(BIN)/ruff check
