@@ -45,6 +45,8 @@ if TYPE_CHECKING:
     from foreplan.planner.api import load_cluster, plan
     from foreplan.planner.base import Choice, Planner, Problem
     from foreplan.planner.plan import Plan, load_plan
+    from foreplan.planner.verify.verification import Verification, load_verification
+    from foreplan.planner.verify.verify import verify
     from foreplan.solvers.solution import Solution, SolutionStatus
 
 __all__ = [
@@ -80,6 +82,7 @@ __all__ = [
     "StorageAccess",
     "Timeline",
     "Variant",
+    "Verification",
     "VerificationError",
     "Work",
     "__version__",
@@ -87,8 +90,10 @@ __all__ = [
     "load_cluster",
     "load_model",
     "load_plan",
+    "load_verification",
     "plan",
     "simulate",
+    "verify",
 ]
 
 _NAMES_OF = {
@@ -108,6 +113,8 @@ _NAMES_OF = {
     "planner.api": "load_cluster plan",
     "planner.base": "Choice Planner Problem",
     "planner.plan": "Plan load_plan",
+    "planner.verify.verification": "Verification load_verification",
+    "planner.verify.verify": "verify",
     "solvers.solution": "Solution SolutionStatus",
 }
 _HOME = {name: module for module, names in _NAMES_OF.items() for name in names.split()}
