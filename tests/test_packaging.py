@@ -225,7 +225,9 @@ def test_every_import_is_a_declared_dependency() -> None:
         "tvm_ffi": "apache-tvm-ffi", "pydantic_core": "pydantic",
     }  # fmt: skip
     for path, name in third_party():
-        assert name in OPTIONAL or plain(distribution.get(name, name)) in declared, f"{path.name} imports {name}"
+        assert name in OPTIONAL or plain(distribution.get(name, name)) in declared, (
+            f"{path.name} imports {name}"
+        )
 
 
 def test_constraints_pin_every_dependency_and_name_no_host() -> None:
