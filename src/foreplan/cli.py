@@ -171,15 +171,25 @@ def profile(
     link: Annotated[
         str | None, typer.Option(help="HOST:PORT of a host that runs profile --serve.")
     ] = None,
+    peer: Annotated[
+        str | None, typer.Option(help="With --serve and --link: the other host's name.")
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Measure this machine: one file a device and cluster.yaml. Killed, it resumes where it was."""
-    from foreplan.planner.profiling import profile_host
+    from foreplan.planner.profile_command import profile_host, profile_link
 
-    result = profile_host(
-        names or [], output, models=model or [], workload=workload, memory=memory or [],
-        quick=quick, host=host, serve=serve, link=link, console=_console(),
-    )  # fmt: skip
+    if serve is not None or link is not None:
+        if peer is None:
+            raise SpecError("--peer", got=None, expected="the other host's name in the cluster")
+        result = profile_link(
+            output, host=host, peer=peer, serve=serve, link=link, console=_console()
+        )
+    else:
+        result = profile_host(
+            names or [], output, models=model or [], workload=workload, memory=memory or [],
+            quick=quick, host=host, console=_console(),
+        )  # fmt: skip
     if as_json:
         _print_json(result)
 
@@ -190,15 +200,10 @@ def cluster_merge(
     output: Output,
     as_json: Json = False,
 ) -> None:
-    """Join the clusters of several hosts into one."""
-    from foreplan.datasets.cluster import Cluster, merge
-    from foreplan.datasets.storage import write_atomically
+    """Join the clusters of several hosts, and the links measured between them, into one."""
+    from foreplan.planner.merge_command import merge_files
 
-    if len(files) < 2:
-        raise SpecError("cluster merge", got=[str(f) for f in files], expected="two files or more")
-    loaded = [Cluster.load(file).rebase(file.parent, output.parent) for file in files]
-    merged = merge(*loaded)
-    write_atomically(output, merged.to_yaml())
+    merged = merge_files(files, output)
     if as_json:
         _print_json(merged.model_dump(mode="json", exclude_defaults=True))
     else:

@@ -1,0 +1,258 @@
+"""What ``foreplan profile`` does: devices, links and contention of this host, into one folder.
+
+``<device>.json`` holds a device's profile, ``links.json`` what ranks of the host do to each other,
+``cluster.yaml`` puts both together. Every file is written as soon as it is measured and found again
+by the next run, so that an interrupted run loses the measurement it was in and nothing else.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from foreplan.datasets.cluster import Cluster
+from foreplan.datasets.contention import measure_contention
+from foreplan.datasets.device_name import DeviceName
+from foreplan.datasets.links import Links, connect_link, measure_links, serve_link
+from foreplan.datasets.model import load_model
+from foreplan.datasets.profile import Profile
+from foreplan.datasets.profile_grid import ProfileGrid
+from foreplan.datasets.profiling import Progress, measure_profile
+from foreplan.datasets.program import Program
+from foreplan.datasets.quantity import Dimension, parse_quantity
+from foreplan.datasets.specs import dump_document, load_document, validate
+from foreplan.datasets.storage import write_atomically
+from foreplan.datasets.tier import Contention, Tier
+from foreplan.errors import SpecError
+from foreplan.planner.api import load_workload
+from foreplan.planner.serving.shapes import serving_programs
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+
+def profile_host(
+    names: Sequence[str],
+    output: Path,
+    *,
+    models: Sequence[str] = (),
+    workload: str | None = None,
+    memory: Sequence[str] = (),
+    quick: bool = False,
+    host: str = "localhost",
+    console: Console,
+) -> dict[str, Any]:
+    """Measure devices of this host and how they are joined, and write the cluster.
+
+    Args:
+        names: devices; two unlike ones of this machine if empty, see `default_devices`.
+        output: folder to write to, made if missing.
+        models: measure the exact shapes of these instead of the generic grid.
+        workload: serving workload of these shapes; required with ``models``.
+        memory: caps, ``SIZE`` for all devices or ``DEVICE=SIZE``.
+        quick: one round instead of two.
+        host: name of this host in the cluster.
+        console: shows progress.
+
+    Returns:
+        What was written, as JSON.
+
+    Raises:
+        SpecError: a device, model, size or path that is wrong.
+        MissingDataError: a device cannot be measured here.
+    """
+    devices = [DeviceName.parse(name, "DEVICE") for name in names] or default_devices()
+    caps = _caps(memory, devices)
+    programs = {device: _programs(device, models, workload) for device in devices}
+    try:
+        output.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise SpecError("--output", got=str(output), expected="a folder that can be made") from error
+    profiles = {}
+    for device in devices:
+        path = output / f"{_slug(device)}.json"
+        profiles[device] = _profile(device, programs[device], path, quick, console)
+    tiers, contention = _together(devices, profiles, output, host, console)
+    document = {
+        "devices": [
+            {
+                "name": str(device),
+                "host": host,
+                "profile": f"{_slug(device)}.json",
+                **({"memory_bytes": caps[device]} if device in caps else {}),
+            }
+            for device in devices
+        ],
+        "tiers": [tier.model_dump(mode="json", exclude_defaults=True) for tier in tiers],
+        "contention": [c.model_dump(mode="json", exclude_defaults=True) for c in contention],
+    }
+    cluster = validate(Cluster, document, "measured cluster")
+    write_atomically(output / "cluster.yaml", cluster.to_yaml())
+    console.print(f"wrote {output / 'cluster.yaml'}: {len(devices)} devices of {host}")
+    return {
+        "cluster": str(output / "cluster.yaml"),
+        "devices": {
+            str(device): {
+                "profile": str(output / f"{_slug(device)}.json"),
+                "rows": len(profile.rows),
+                "failed": sum(row.status == "failed" for row in profile.rows),
+            }
+            for device, profile in profiles.items()
+        },
+    }
+
+
+def profile_link(
+    output: Path, *, host: str, peer: str, serve: str | None, link: str | None, console: Console
+) -> dict[str, Any]:
+    """Measure the link to another host and write it as a file that ``cluster merge`` takes.
+
+    Args:
+        output: folder to write to, made if missing.
+        host, peer: names of this host and of the other in the merged cluster.
+        serve: ``HOST:PORT`` to wait at, or ...
+        link: ... the one that the other host waits at.
+        console: says what is waited for.
+
+    Raises:
+        SpecError: an address that is wrong, or not exactly one of ``serve`` and ``link``.
+        MissingDataError: nobody came or answered.
+    """
+    if (serve is None) == (link is None):
+        raise SpecError("profile", got="both" if serve else "neither", expected="--serve or --link")
+    output.mkdir(parents=True, exist_ok=True)
+    with console.status(f"measuring the link between {host} and {peer}"):
+        found: Links = serve_link(serve) if serve is not None else connect_link(str(link))
+    tier = found.tier((host, peer), "network", f"measured between {host} and {peer}")
+    path = output / f"link-{host}-{peer}.yaml"
+    text = dump_document({"tiers": [tier.model_dump(mode="json", exclude_defaults=True)]})
+    write_atomically(path, text)
+    console.print(f"wrote {path}: give it to 'foreplan cluster merge' with both clusters")
+    return {"link": str(path), "tier": tier.model_dump(mode="json", exclude_defaults=True)}
+
+
+def default_devices() -> list[DeviceName]:
+    """Two unlike devices of this machine where it has none of its own kind of unlikeness.
+
+    GPUs: each whole. A processor with bf16 instructions: a thread held to AVX2 and a thread with
+    everything; one without: SSE4.1 and everything.
+    """
+    gpus = sorted(int(m[1]) for p in Path("/dev").glob("nvidia[0-9]*")
+                  if (m := re.fullmatch(r"nvidia([0-9]+)", p.name)))  # fmt: skip
+    if gpus:
+        return [DeviceName.parse(f"cuda:{index}") for index in gpus]
+    flags = Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").exists() else ""
+    low = "avx2" if "avx512" in flags else "sse41"
+    return [DeviceName.parse(f"cpu:threads=1,isa={low}"), DeviceName.parse("cpu:threads=1")]
+
+
+def _programs(
+    device: DeviceName, models: Sequence[str], workload: str | None
+) -> tuple[Program, ...]:
+    kind = "cuda" if device.kind == "cuda" else "cpu"
+    if not models:
+        return ProfileGrid.generic(kind).programs
+    if workload is None:
+        raise SpecError(
+            "--workload", got=None, expected="the serving workload whose shapes --model has",
+            fix="or leave out --model for the generic grid",
+        )  # fmt: skip
+    asked = load_workload("serving", workload)
+    wanted = [p for name in models for p in serving_programs(load_model(name), asked, kind)]  # type: ignore[arg-type]
+    return ProfileGrid.exact(wanted).programs
+
+
+def _caps(memory: Sequence[str], devices: Sequence[DeviceName]) -> dict[DeviceName, int]:
+    caps: dict[DeviceName, int] = {}
+    for text in memory:
+        name, equals, size = text.rpartition("=")
+        chosen = [DeviceName.parse(name, "--memory")] if equals else list(devices)
+        for device in chosen:
+            if device not in devices:
+                raise SpecError(
+                    "--memory", got=text,
+                    expected=f"SIZE or DEVICE=SIZE of {', '.join(str(d) for d in devices)}",
+                )  # fmt: skip
+            caps[device] = int(parse_quantity(size, Dimension.BYTES, "--memory"))
+    return caps
+
+
+def _profile(
+    device: DeviceName, programs: Sequence[Program], path: Path, quick: bool, console: Console
+) -> Profile:
+    """Measure one device under a progress bar."""
+    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
+    from rich.progress import Progress as Bar
+
+    columns = (
+        TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
+    )  # fmt: skip
+    with Bar(*columns, console=console, transient=True) as bar:
+        task = bar.add_task(str(device), total=None)
+
+        def show(progress: Progress) -> None:
+            bar.update(task, completed=progress.done, total=progress.total)
+            if progress.message:
+                console.print(progress.message)
+
+        rounds = 1 if quick else 2
+        profile = measure_profile(device, programs, path, rounds=rounds, on_progress=show)
+    failed = sum(row.status == "failed" for row in profile.rows)
+    console.print(
+        f"{device}: {len(profile.rows)} programs" + (f", {failed} failed" if failed else "")
+    )
+    return profile
+
+
+def _together(
+    devices: Sequence[DeviceName],
+    profiles: dict[DeviceName, Profile],
+    output: Path,
+    host: str,
+    console: Console,
+) -> tuple[list[Tier], list[Contention]]:
+    """Links and contention among the devices, measured once for the same devices and software."""
+    if len(devices) < 2 or len({device.kind for device in devices}) > 1:
+        return [], []
+    if len({device.index for device in devices}) < len(devices) and devices[0].kind == "cuda":
+        console.print("links not measured: slices of one GPU cannot run at the same time")
+        return [], []
+    path = output / "links.json"
+    key = {
+        "devices": [str(device) for device in devices],
+        "host": host,
+        "software": dict(profiles[devices[0]].software),
+    }
+    known: dict[str, Any] = {}
+    if path.exists():
+        document = load_document(path)
+        known = document if document.get("of") == key else {}
+    if "tiers" not in known:
+        with console.status("measuring links"):
+            tier = measure_links(devices).tier((host,), "host", "measured among ranks of the host")
+        known = {"of": key, "tiers": [tier.model_dump(mode="json", exclude_defaults=True)]}
+        write_atomically(path, _as_json(known))
+    if "contention" not in known:
+        found: tuple[Contention, ...] = ()
+        if devices[0].kind == "cpu":
+            with console.status("measuring contention"):
+                counts = range(2, min(len(devices), len(os.sched_getaffinity(0))) + 1)
+                found = measure_contention(devices[-1], ranks=counts, host=host)
+        known["contention"] = [c.model_dump(mode="json", exclude_defaults=True) for c in found]
+        write_atomically(path, _as_json(known))
+    return (
+        [validate(Tier, tier, "links.json: tiers") for tier in known["tiers"]],
+        [validate(Contention, c, "links.json: contention") for c in known["contention"]],
+    )
+
+
+def _as_json(document: dict[str, Any]) -> str:
+    return json.dumps(document, indent=1) + "\n"
+
+
+def _slug(device: DeviceName) -> str:
+    return re.sub(r"[^A-Za-z0-9]+", "-", str(device)).strip("-")
