@@ -147,7 +147,7 @@ def candidates_of(
                 )
             )  # fmt: skip
     if thorough:
-        found += _rivals(plan, planner, problem, costs, [c.decision for c in found])
+        found += _rivals(plan, planner, problem, costs, found)
     return tuple(found)
 
 
@@ -182,7 +182,7 @@ def _rivals(
     planner: Planner[Any, Any],
     problem: Problem[Any],
     costs: CostBook | None,
-    known: Sequence[dict[str, Any]],
+    others: Sequence[Candidate],
 ) -> list[Candidate]:
     if costs is None:
         from foreplan.cost_models.book import Profiles, cost_book
@@ -194,11 +194,11 @@ def _rivals(
     priced: Problem[Any] = Problem(
         problem.model, problem.cluster, problem.workload, costs, problem.seed
     )
-    chosen = validate(planner.decision_type, plan.decision, "decision of the plan")
+    known = [validate(planner.decision_type, other.decision, other.name) for other in others]
     found: list[Candidate] = []
-    for name, decision in planner.rivals(priced, chosen, RIVALS).items():
-        document = decision.model_dump(mode="json")
-        if document not in known:
+    for name, decision in planner.rivals(priced, known[0], RIVALS).items():
+        if decision not in known:
+            document = decision.model_dump(mode="json")
             predicted = Forecast(planner, priced, decision).prediction()
             limits_met = bool(getattr(decision, "limits_met", True))
             found.append(

@@ -13,7 +13,6 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Iterable
 from pathlib import Path
 from types import TracebackType
@@ -82,12 +81,6 @@ class LocalProcesses:
             output.close()
         self._processes.clear()
         self._output.clear()
-
-    def settle(self, timeout_s: float) -> None:
-        """Wait for workers that were told to end."""
-        deadline = time.monotonic() + timeout_s
-        while len(self.dead()) < len(self._processes) and time.monotonic() < deadline:
-            time.sleep(0.01)
 
     def __enter__(self) -> Self:
         return self

@@ -59,6 +59,7 @@ def measured_timeline(
             end[send] = max(start[send], end[receive])
     _meetings(schedule, start, end)
     _queues(schedule, start, end, loose)
+    _meetings(schedule, start, end)  # a queue of one rank may have held up all members
     for i in np.flatnonzero(loose):  # what it depends on was awaited, but perhaps after the posting
         start[i] = max(start[i], end[_needs(schedule, int(i))].max(initial=start[i]))
         end[i] = max(end[i], start[i])

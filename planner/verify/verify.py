@@ -35,6 +35,9 @@ from foreplan.planner.verify.session import problem_of
 from foreplan.planner.verify.verification import AgreementResult, Machine, Verification
 from foreplan.planner.verify.wire import parse_endpoint
 
+#: Load average of the last minute beyond which a machine was not idle before the run.
+BUSY = 0.5
+
 Say = Callable[[str], None]
 
 
@@ -171,7 +174,7 @@ def verify(
             ),
             rounds=rounds,
             tolerance=plan.verify.tolerance if tolerance is None else tolerance,
-            notes=_notes(plan, able),
+            notes=_notes(plan, able, load_before),
         )  # fmt: skip
         fleet.tell_followers({"done": document.model_dump(mode="json", by_alias=True)})
     timelines = {item.candidate.name: tuple(item.timelines) for item in measured}
@@ -351,9 +354,11 @@ def _merged(parts: Sequence[dict[str, Any] | None]) -> tuple[dict[str, Any], str
     return merged, None
 
 
-def _notes(plan: Plan, candidates: Sequence[Candidate]) -> tuple[str, ...]:
+def _notes(plan: Plan, candidates: Sequence[Candidate], load: float) -> tuple[str, ...]:
     """What no reader of the numbers may miss."""
     notes = []
+    if load > BUSY:
+        notes.append(f"other work disturbed the times: the load was {load:.1f} before the run")
     slices = {rank.label: rank.name for c in candidates for rank in c.ranks if rank.name.is_slice}
     for label in sorted(slices):
         notes.append(f"{label} is a slice of its chip, not a device of its own")

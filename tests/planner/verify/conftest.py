@@ -4,7 +4,7 @@ import os
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 
@@ -39,7 +39,8 @@ def toy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     shutil.copy(HERE / "fake_planner.py", home / "fake_planner.py")
     monkeypatch.syspath_prepend(str(home))
     source = str(HERE.parents[2] / "src")
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(home), source]))
+    paths = [str(home), source, *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, paths)))
     yield home
     import sys
 
@@ -53,6 +54,7 @@ def make_plan(toy: Path) -> Callable[..., Plan]:
         alternatives: dict[str, dict[str, Any]] | None = None,
         devices: list[dict[str, Any]] | None = None,
         tolerance: float = 0.5,
+        backend: Literal["gloo", "nccl"] = "gloo",
         **workload: Any,
     ) -> Plan:
         chosen = planner("toy")
@@ -76,7 +78,7 @@ def make_plan(toy: Path) -> Callable[..., Plan]:
             ),
             confidence=Confidence(probability_best=1.0, draws=1),
             bound=ProvenBound(status="heuristic", lower_s=None, gap=None, solver="toy"),
-            verify=VerifyHints(backend="gloo", ranks=2, tolerance=tolerance),
+            verify=VerifyHints(backend=backend, ranks=2, tolerance=tolerance),
             provenance=Provenance(foreplan="0", costs="measured", seed=0),
         )  # fmt: skip
 

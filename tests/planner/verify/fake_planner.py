@@ -7,6 +7,8 @@ while they compute. Busy time is slept, so that it is known; matrices make the r
 from __future__ import annotations
 
 import os
+import sys
+import threading
 import time
 from collections.abc import Mapping
 from typing import Any
@@ -17,7 +19,12 @@ from foreplan.cost_models.schedule import Action, Schedule, ScheduleBuilder
 from foreplan.datasets.specs import StrictModel
 from foreplan.planner.base import Bound, Choice, Planner, Problem
 
+if "TOY_THREAD" in os.environ and "foreplan.planner.verify.worker" in sys.orig_argv:
+    # A library that starts a thread when it is imported.
+    threading.Thread(target=time.sleep, args=(3600,), daemon=True).start()
+
 ROWS = 16
+GPU_HZ = 1.9e9  # clock of the cycles that torch.cuda._sleep counts, about
 MORE = ("all_gather", "reduce_scatter", "all_to_all", "broadcast")
 
 
@@ -39,24 +46,27 @@ class ToyDecision(StrictModel):
 
 
 class ToyKernels:
-    def __init__(self, workload: ToyWorkload, decision: ToyDecision, rank: int, mode: str) -> None:
+    def __init__(
+        self, workload: ToyWorkload, decision: ToyDecision, rank: int, mode: str, device: str
+    ) -> None:
         import torch
 
+        self._device = device
         self._torch, self._workload, self._decision = torch, workload, decision
         self._rank, self._mode = rank, mode
         if decision.die == "load" and rank == 1:
             raise ValueError("no weights today")
-        self._held = torch.zeros(workload.held_bytes // 4)
+        self._held = torch.zeros(workload.held_bytes // 4, device=device)
         self.reset()
 
     def reset(self) -> None:
         torch = self._torch
-        count = self._workload.microbatches
-        self._weight = torch.eye(ROWS) * (self._rank + 2)
-        self._out = [torch.zeros(ROWS, ROWS) for _ in range(count)]
-        self._in = [torch.zeros(ROWS, ROWS) for _ in range(count)]
-        self._sum = torch.full((8,), float(self._rank + 1))
-        mine = torch.arange(4.0) + 10 * (self._rank + 1)
+        count, device = self._workload.microbatches, self._device
+        self._weight = torch.eye(ROWS, device=device) * (self._rank + 2)
+        self._out = [torch.zeros(ROWS, ROWS, device=device) for _ in range(count)]
+        self._in = [torch.zeros(ROWS, ROWS, device=device) for _ in range(count)]
+        self._sum = torch.full((8,), float(self._rank + 1), device=device)
+        mine = torch.arange(4.0, device=device) + 10 * (self._rank + 1)
         self._moved = {op: mine.clone() for op in MORE}
 
     def run(self, action: Action) -> None:
@@ -64,10 +74,14 @@ class ToyKernels:
         if action.op == "F":
             if self._decision.die and self._rank == 1 and batch == 2:
                 self._die()
-            made = torch.full((ROWS, ROWS), float(batch + 1))
+            made = torch.full((ROWS, ROWS), float(batch + 1), device=self._device)
             source = made if self._rank == 0 else self._in[batch]
             self._out[batch] = source @ self._weight
-        time.sleep(self._workload.seconds * self._decision.slow)
+        seconds = self._workload.seconds * self._decision.slow
+        if self._device == "cuda":
+            torch.cuda._sleep(int(seconds * GPU_HZ))
+        else:
+            time.sleep(seconds)
 
     def _die(self) -> None:
         if self._decision.die == "exit":
@@ -77,7 +91,7 @@ class ToyKernels:
         if self._decision.die == "hang":
             time.sleep(3600)
         if self._decision.die == "memory":
-            self._torch.zeros(96 << 20, dtype=self._torch.uint8)
+            self._torch.zeros(96 << 20, dtype=self._torch.uint8, device=self._device)
 
     def payload(self, action: Action) -> Any:
         if action.op in MORE:
@@ -174,7 +188,14 @@ class ToyPlanner(Planner[ToyWorkload, ToyDecision]):
     def kernels(
         self, problem: Problem[ToyWorkload], decision: ToyDecision, rank: int, *, mode: str
     ) -> ToyKernels:
-        return ToyKernels(problem.workload, decision, rank, mode)
+        name = problem.cluster.ranks()[decision.order[rank]].name
+        device = "cuda" if name.kind == "cuda" else "cpu"
+        return ToyKernels(problem.workload, decision, rank, mode, device)
+
+    def rivals(
+        self, problem: Problem[ToyWorkload], decision: ToyDecision, count: int
+    ) -> dict[str, ToyDecision]:
+        return {"rival": ToyDecision(slow=2.0), "itself": decision}
 
     def reference(
         self, problem: Problem[ToyWorkload], decision: ToyDecision, *, mode: str

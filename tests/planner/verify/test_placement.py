@@ -15,7 +15,7 @@ from foreplan.planner.verify import placement
 from foreplan.planner.verify.local import describe_exit, rank_environment
 from foreplan.planner.verify.placement import assign_cores, check_present
 
-SOURCE = str(Path(__file__).parents[3] / "src")
+PATHS = os.pathsep.join([str(Path(__file__).parents[3] / "src"), *filter(None, sys.path)])
 
 
 def names(*words: str) -> list[DeviceName]:
@@ -72,7 +72,7 @@ lift_cap()
 torch.zeros(64 << 20, dtype=torch.uint8)
 """
     done = subprocess.run(
-        [sys.executable, "-c", code], env=os.environ | {"PYTHONPATH": SOURCE},
+        [sys.executable, "-c", code], env=os.environ | {"PYTHONPATH": PATHS},
         capture_output=True, text=True, timeout=60, check=False,
     )  # fmt: skip
     assert done.stdout.strip() == "refused True", done.stderr

@@ -18,8 +18,10 @@ from typing import Any
 import psutil
 import pytest
 
+from foreplan.cost_models.costs import CostBook
 from foreplan.errors import SpecError, VerificationError
 from foreplan.planner.plan import Plan
+from foreplan.planner.registry import planner
 from foreplan.planner.verify.follow import follow
 from foreplan.planner.verify.launch import Fleet
 from foreplan.planner.verify.verification import load_verification
@@ -69,7 +71,7 @@ def test_candidates_run_side_by_side_and_the_result_is_right(make_plan: MakePlan
         alternatives={
             "slow": {"slow": 4.0}, "swap": {"order": [1, 0]}, "dies": {"die": "exit"},
             "breaks": {"die": "raise"}, "big": {"die": "memory", "cap_bytes": 1 << 20},
-            "unloaded": {"die": "load"}, "stuck": {"deadlock": True},
+            "unloaded": {"die": "load"}, "stuck": {"deadlock": True}, "alone": {"order": [0]},
         },
         tolerance=50.0, collectives=True, held_bytes=1 << 20,
     )  # fmt: skip
@@ -97,6 +99,7 @@ def test_candidates_run_side_by_side_and_the_result_is_right(make_plan: MakePlan
     assert by_name["chosen"].measured_s is not None
     assert by_name["slow"].measured_s > by_name["chosen"].measured_s
     assert len(by_name["swap"].rounds_s) == 3
+    assert len(by_name["alone"].ranks) == 1
     # Failures are named, and do not stop the others.
     assert "rank 1 (localhost/cpu:threads=1): it exited with code 7" in str(by_name["dies"].failure)
     assert "rank 1" in str(by_name["breaks"].failure)
@@ -113,6 +116,29 @@ def test_candidates_run_side_by_side_and_the_result_is_right(make_plan: MakePlan
     assert run.timeline.makespan_s == pytest.approx(sorted(by_name["chosen"].rounds_s)[1], abs=1e-6)
     # Rounds turn: the second one does not start with the first candidate.
     assert said.count("round 3 of 3") == 1
+
+
+def test_rivals_are_priced_anew_and_run(make_plan: MakePlan) -> None:
+    plan = make_plan(tolerance=50.0, seconds=0.01)
+    chosen = planner("toy")
+    prices = CostBook((), given=chosen.given(chosen.workload_type(seconds=0.01)))
+    run = verify(plan, rounds=1, thorough=True, costs=prices)
+    assert run.document is not None
+    assert [c.name for c in run.document.candidates] == ["chosen", "rival"]
+    rival = run.document.candidates[1]
+    assert rival.role == "rival"
+    assert rival.predicted_s is not None
+    assert rival.predicted_s > plan.predicted.total_s
+    assert rival.measured_s is not None
+
+
+def test_where_a_fork_would_not_be_safe_jobs_are_fresh_processes(
+    make_plan: MakePlan, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TOY_THREAD", "1")
+    run = verify(make_plan(tolerance=50.0), rounds=1)
+    assert run.document is not None
+    assert run.document.passed
 
 
 def test_a_wrong_result_is_not_passed(make_plan: MakePlan) -> None:
