@@ -108,8 +108,10 @@ class _Device:
         """Warm up and time adaptively; see `foreplan.datasets.measuring.Effort`."""
         max_s = float(effort["max_s"])
         first = self.time_calls(call, 1)
-        if first > max_s:  # so slow that the effects of a first call do not show
-            return {"times_s": [first], "samples": 1, "calls": 1}
+        if first > max_s:  # a slow program, or a library that loads at its first call
+            first = self.time_calls(call, 1)
+            if first > max_s:
+                return {"times_s": [first], "samples": 1, "calls": 1}
         for _ in range(_WARM_CALLS - 1):
             first = min(first, self.time_calls(call, 1))
         count = max(1, math.ceil(_SAMPLE_S["cpu" if self.word == "cpu" else "cuda"] / first))

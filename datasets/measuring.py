@@ -37,7 +37,8 @@ class Effort:
     Attributes:
         min_s: measure at least this long after warm-up, in seconds ...
         min_samples: ... and at least this many samples, unless ``max_s`` is over.
-        max_s: stop after this long; a program slower than that is timed by its warm-up call alone.
+        max_s: stop after this long; a program slower than that is called twice, and the second
+            call counts.
         timeout_s: kill a program (inputs included) that has not answered by then.
         max_samples: stop after this many, however short they are.
     """

@@ -41,6 +41,13 @@ def test_measures_a_program(worker: Worker) -> None:
     assert result.cache_state == "warm"
 
 
+def test_a_slow_program_is_timed_by_its_second_call(worker: Worker) -> None:
+    slow = program("add", ADD.variant, rows=2048, cols=2048)
+    result = worker.measure(slow, Effort(min_s=0.0, max_s=1e-6))
+    assert result.samples == 1
+    assert result.error is None
+
+
 def test_weights_are_streamed_from_memory(worker: Worker) -> None:
     linear = program("linear", Variant("bf16", "bf16", "torch.linear"), rows=1, n=512, k=512)
     assert "weight cold" in worker.measure(linear, QUICK).cache_state
