@@ -18,7 +18,6 @@ settings.load_profile("foreplan")
 #: Files whose tests start several processes, pin cores or compare times: a neighbour on the same
 #: cores would make them slow or wrong.
 SERIAL = (
-    "benchmarks/test_simulator.py",
     "datasets/test_links.py",
     "datasets/test_measuring.py",
     "datasets/test_profile.py",
