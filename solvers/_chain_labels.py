@@ -10,9 +10,9 @@ from __future__ import annotations
 
 from typing import Any
 
-import numba
 import numpy as np
 
+from foreplan._compiled import compiled
 from foreplan.solvers._stage_labels import (
     COST2,
     DECODE,
@@ -27,7 +27,7 @@ P_SUM, D_SUM, O_SUM, C_SUM, P_MAX, D_MAX = range(6)
 """Columns of a chain label."""
 
 
-@numba.njit(cache=True, nogil=True)
+@compiled
 def best_chain(
     arc_start: Any,
     arc_stop: Any,
@@ -219,7 +219,7 @@ def best_chain(
     return best, chain, size, False
 
 
-@numba.njit(cache=True, nogil=True)
+@compiled
 def _alive(
     head: int,
     follow: Any,

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from typing import Any
 
-import numba
 import numpy as np
 
+from foreplan._compiled import compiled
 from foreplan.solvers.chain_problem import IntArray
 
 
@@ -32,7 +32,7 @@ def used_vectors(counts: IntArray) -> tuple[IntArray, IntArray]:
     return used, stride
 
 
-@numba.njit(cache=True, nogil=True)
+@compiled
 def completion_costs(
     arc: Any, hop: Any, back: Any, has_return: bool, used: Any, stride: Any, counts: Any
 ) -> Any:
@@ -107,7 +107,7 @@ def completion_costs(
     return node, opening
 
 
-@numba.njit(cache=True, nogil=True)
+@compiled
 def cheapest_path(
     arc: Any,
     hop: Any,
@@ -173,7 +173,7 @@ def cheapest_path(
         u += stride[k]
 
 
-@numba.njit(cache=True, nogil=True)
+@compiled
 def through_costs(
     arc: Any, hop: Any, has_return: bool, used: Any, stride: Any, counts: Any, node: Any
 ) -> Any:

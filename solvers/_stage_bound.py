@@ -13,11 +13,12 @@ from __future__ import annotations
 
 from typing import Any
 
-import numba
 import numpy as np
 
+from foreplan._compiled import compiled
 
-@numba.njit(cache=True, nogil=True)
+
+@compiled
 def layer_minima(scalar: Any, costs: Any, pool: Any, sizes: Any) -> Any:
     """Least priced cost of every layer, as prefix sums.
 
@@ -46,7 +47,7 @@ def layer_minima(scalar: Any, costs: Any, pool: Any, sizes: Any) -> Any:
     return out
 
 
-@numba.njit(cache=True, nogil=True)
+@compiled
 def bound_stages(
     minima: Any,
     least: Any,
@@ -114,7 +115,7 @@ def bound_stages(
     return bound, winner
 
 
-@numba.njit(cache=True, nogil=True)
+@compiled
 def _choose(scalar: Any, costs: Any, mu: Any, choice: Any, sums: Any) -> float:
     """Cheapest variants under multipliers; fills choice and adds to sums; the priced total."""
     total = 0.0
@@ -134,7 +135,7 @@ def _choose(scalar: Any, costs: Any, mu: Any, choice: Any, sums: Any) -> float:
     return total
 
 
-@numba.njit(cache=True, nogil=True)
+@compiled
 def tune(scalar: Any, costs: Any, extra: Any, caps: Any) -> Any:
     """Multipliers that bound one stage well: coordinate ascent by intersecting tangents.
 
@@ -190,7 +191,7 @@ def tune(scalar: Any, costs: Any, extra: Any, caps: Any) -> Any:
     return mu
 
 
-@numba.njit(cache=True, nogil=True)
+@compiled
 def repair(scalar: Any, costs: Any, extra: Any, caps: Any, start: Any) -> Any:
     """Variants of one stage that meet its caps, near the cheapest.
 
@@ -241,7 +242,7 @@ def repair(scalar: Any, costs: Any, extra: Any, caps: Any, start: Any) -> Any:
     return choice, True
 
 
-@numba.njit(cache=True, nogil=True)
+@compiled
 def ceilings(slack: Any, minima: Any, blocked: Any, last: Any) -> Any:
     """Largest value of a linear form over an open stage that can still close within its slack.
 

@@ -11,8 +11,9 @@ from __future__ import annotations
 
 from typing import Any
 
-import numba
 import numpy as np
+
+from foreplan._compiled import compiled
 
 PREFILL, DECODE, MEMORY, OMEGA, COST2 = range(5)
 """Columns of a label."""
@@ -21,14 +22,14 @@ _NEAR = 64
 """Comparisons a label has to survive; more only removes more, never changes the optimum."""
 
 
-@numba.njit(cache=True, nogil=True)
+@compiled
 def copy_row(target: Any, i: int, source: Any, j: int) -> None:
     """``target[i] = source[j]``, by element: numba takes seconds to compile array assignments."""
     for q in range(source.shape[1]):
         target[i, q] = source[j, q]
 
 
-@numba.njit(cache=True, nogil=True)
+@compiled
 def doubled(array: Any) -> Any:
     """A copy of a vector with twice the room."""
     out = np.empty(2 * len(array), array.dtype)
@@ -37,7 +38,7 @@ def doubled(array: Any) -> Any:
     return out
 
 
-@numba.njit(cache=True, nogil=True)
+@compiled
 def doubled_rows(array: Any) -> Any:
     """A copy of a matrix with room for twice the rows."""
     out = np.empty((2 * len(array), array.shape[1]), array.dtype)
@@ -46,7 +47,7 @@ def doubled_rows(array: Any) -> Any:
     return out
 
 
-@numba.njit(cache=True, nogil=True)
+@compiled
 def undominated(points: Any) -> Any:
     """Indices of rows that no earlier-sorted row beats in every component.
 
@@ -86,7 +87,7 @@ def undominated(points: Any) -> Any:
     return kept[:size]
 
 
-@numba.njit(cache=True, nogil=True)
+@compiled
 def _slot(table: Any, keys: Any, rows: Any, key: Any, row: Any) -> Any:
     """Find the label with this key in an open-addressing table, or the free slot for it."""
     mask = len(table) - 1
@@ -106,7 +107,7 @@ def _slot(table: Any, keys: Any, rows: Any, key: Any, row: Any) -> Any:
         place = (place + 1) & mask
 
 
-@numba.njit(cache=True, nogil=True)
+@compiled
 def extend_stages(
     start: int,
     stop: int,
@@ -282,7 +283,7 @@ def extend_stages(
     )
 
 
-@numba.njit(cache=True, nogil=True)
+@compiled
 def _point(
     points: Any,
     rows: Any,
@@ -314,7 +315,7 @@ def _point(
         points[i, 4] = max(rows[i, MEMORY], caps[2] - headroom[2, boundary])
 
 
-@numba.njit(cache=True, nogil=True)
+@compiled
 def stage_costs(
     arc_start: Any,
     arc_stop: Any,
@@ -359,7 +360,7 @@ def stage_costs(
     return cost, pick
 
 
-@numba.njit(cache=True, nogil=True)
+@compiled
 def thin_out(arc_start: Any, arc_stop: Any, rows: Any, weights: Any, high: Any, slack: Any) -> Any:
     """Leave out stages that no chain better than a target contains.
 

@@ -142,6 +142,8 @@ def _orders(problem: ChainProblem) -> Iterator[Order]:
     """Distinct orders of all devices, or of the types if there are too many."""
     counts = [int(c) for c in problem.counts]
     n = sum(counts)
+    if n == 0:
+        return
     distinct = math.factorial(n) // math.prod(math.factorial(c) for c in counts)
     if distinct > MAX_ORDERS:
         for types in itertools.permutations(range(problem.n_types)):

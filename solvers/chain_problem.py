@@ -149,7 +149,8 @@ class ChainProblem:
         """Copy one array in as read-only float64, or zeros if it was left out."""
         where = f"ChainProblem.{name}"
         try:
-            array = np.array(getattr(self, name), dtype=np.float64)
+            # One memory layout, so that the solvers' loops are compiled once.
+            array = np.array(getattr(self, name), dtype=np.float64, order="C")
         except (TypeError, ValueError) as error:
             raise SpecError(where, got=getattr(self, name), expected="numbers") from error
         if array.size == 0 and not required:

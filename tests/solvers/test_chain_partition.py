@@ -1,95 +1,164 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
+from foreplan.errors import SpecError
+from foreplan.solvers import _chain_driver, _stage_labels
 from foreplan.solvers.chain_partition import ChainProblem, evaluate, solve
 from foreplan.solvers.enumerate import brute_force
 from foreplan.solvers.solution import SolutionStatus
 
-
-def random_problem(
-    seed: int, *, identical: bool | None = None, max_layers: int = 5
-) -> ChainProblem:
-    """A small instance that switches every feature of the problem on and off at random."""
-    rng = np.random.default_rng(seed)
-    n_types = int(rng.integers(1, 4))
-    n_layers = int(rng.integers(1, max_layers + 1))
-    n_variants = int(rng.integers(1, 4))
-    shape = (n_types, n_layers, n_variants)
-    if identical is None:
-        identical = bool(rng.random() < 0.5)
-    rows = (n_types, 1, n_variants) if identical else shape
-
-    def draw(low: float, high: float, size: tuple[int, ...], chance: float = 1.0) -> np.ndarray:
-        return rng.uniform(low, high, size) * (rng.random() < chance)
-
-    prefill = np.broadcast_to(draw(0.5, 2.0, rows), shape).copy()
-    decode = np.broadcast_to(draw(0.1, 1.0, rows), shape).copy()
-    if rng.random() < 0.3:
-        prefill[rng.random(shape) < 0.15] = math.inf
-    if rng.random() < 0.2:
-        decode[rng.integers(n_types), :, rng.integers(n_variants)] = math.inf
-    memory = np.broadcast_to(rng.integers(1, 8, rows).astype(float), shape)
-    omega = rng.uniform(0.0, 1.0, (n_layers, n_variants))
-    bits = rng.choice([3.0, 4.0, 8.0, 16.0], n_variants)
-    cost2 = np.tile(-bits, (n_layers, 1)) if rng.random() < 0.6 else rng.uniform(-1, 1, omega.shape)
-    links = rng.random() < 0.6
-    edges = rng.random() < 0.5
-    k = (n_types,)
-    return ChainProblem(
-        counts=rng.integers(1 if rng.random() < 0.8 else 0, 3, n_types),
-        prefill_s=prefill,
-        decode_s=decode,
-        memory_bytes=memory,
-        capacity_bytes=rng.uniform(4, 7 * n_layers, n_types),
-        omega=omega,
-        first_prefill_s=draw(0, 1, k) * edges,
-        first_decode_s=draw(0, 1, k) * edges,
-        first_memory_bytes=draw(0, 3, k) * edges,
-        last_prefill_s=draw(0, 1, k) * edges,
-        last_decode_s=draw(0, 1, k) * edges,
-        last_memory_bytes=draw(0, 3, k) * edges,
-        fixed_memory_bytes=draw(0, 2, k, 0.4),
-        link_prefill_s=draw(0, 1.5, (n_types, n_types)) * links,
-        link_decode_s=draw(0, 1.5, (n_types, n_types)) * links,
-        link_return_decode_s=draw(0, 1.5, (n_types, n_types), 0.7) * links,
-        prefill_microbatches=int(rng.integers(1, 6)),
-        decode_microbatches=int(rng.integers(1, 5)),
-        new_tokens=int(rng.integers(1, 6)),
-        theta=float(draw(0, 5, (1,), 0.6)[0]),
-        max_omega=float(rng.uniform(0.1, 0.7) * n_layers) if rng.random() < 0.4 else None,
-        cost2=cost2,
-        max_cost2=float(np.quantile(cost2.sum(axis=0), rng.random()))
-        if rng.random() < 0.4
-        else None,
-    )
+Make = Callable[..., ChainProblem]
 
 
-@pytest.mark.parametrize("seed", range(250))
-def test_equals_brute_force(seed: int) -> None:
-    problem = random_problem(seed)
+def check_against_brute_force(problem: ChainProblem, gap: float) -> None:
     expected = brute_force(problem)
-    got = solve(problem, gap=0.0)
+    got = solve(problem, gap=gap)
     assert got.status == expected.status
     assert got.lower_bound <= got.objective
-    if expected.value is not None:
-        assert got.value is not None
+    if expected.value is None:
+        return
+    assert got.value is not None
+    assert got.gap <= gap + 1e-11
+    assert got.lower_bound <= expected.objective * (1 + 1e-9)
+    assert got.objective >= expected.objective * (1 - 1e-9)
+    score = evaluate(problem, got.value)
+    assert score.feasible
+    assert score.objective == pytest.approx(got.objective, rel=1e-12)
+    if gap == 0.0:
         assert got.objective == pytest.approx(expected.objective, rel=1e-9)
-        assert got.lower_bound == pytest.approx(expected.objective, rel=1e-9)
-        score = evaluate(problem, got.value)
-        assert score.feasible
-        assert score.objective == got.objective
 
 
-def test_cutoff_reports_that_nothing_is_better() -> None:
-    problem = random_problem(next(s for s in range(99) if brute_force(random_problem(s)).found))
-    best = solve(problem)
-    assert best.status == SolutionStatus.OPTIMAL
-    again = solve(problem, cutoff=best.objective)
-    assert again.status == SolutionStatus.CUTOFF
-    assert again.value is None
-    assert again.lower_bound <= best.objective
-    assert solve(problem, cutoff=best.objective * 1.1).status == SolutionStatus.OPTIMAL
+@pytest.mark.parametrize("block", range(10))
+def test_equals_brute_force(block: int, make_problem: Make) -> None:
+    for seed in range(40 * block, 40 * block + 40):
+        check_against_brute_force(make_problem(seed), gap=0.0)
+
+
+@pytest.mark.parametrize("block", range(10))
+@pytest.mark.parametrize("gap", [0.0, 1e-2])
+def test_filtered_tables_equal_brute_force(
+    block: int, gap: float, make_problem: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # As if every table were too large to list: bounds first, then filtered tables.
+    monkeypatch.setattr(_chain_driver, "_SMALL", -1)
+    for seed in range(1000 + 10 * block, 1010 + 10 * block):
+        check_against_brute_force(make_problem(seed), gap)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_filter_and_full_table_agree_on_longer_chains(
+    seed: int, make_problem: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    problem = make_problem(seed, n_layers=14, n_types=2, identical=True)
+    whole = solve(problem, gap=1e-7)
+    monkeypatch.setattr(_chain_driver, "_SMALL", -1)
+    filtered = solve(problem, gap=1e-7)
+    assert filtered.status == whole.status
+    if whole.found:
+        assert filtered.objective == pytest.approx(whole.objective, rel=3e-7)
+
+
+@pytest.mark.parametrize("limit", [1, 2, 5, 20])
+def test_bounds_hold_when_stopped_early(
+    limit: int, make_problem: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_chain_driver, "_SMALL", -1)
+    for seed in range(40):
+        problem = make_problem(seed)
+        expected = brute_force(problem)
+        got = solve(problem, gap=0.0, max_evaluations=limit)
+        assert got.lower_bound <= expected.objective * (1 + 1e-9)
+        assert got.objective >= expected.objective * (1 - 1e-9)
+        if got.status in (SolutionStatus.OPTIMAL, SolutionStatus.INFEASIBLE):
+            assert got.status == expected.status
+
+
+def test_same_problem_gives_the_same_answer(make_problem: Make) -> None:
+    problem = make_problem(3, n_layers=12, n_types=2, identical=True)
+    assert solve(problem) == solve(problem)
+
+
+def test_cutoff(make_problem: Make) -> None:
+    for seed in range(30):
+        problem = make_problem(seed)
+        best = solve(problem)
+        if not best.found:
+            # Bounds may pass the cutoff before they show that there is nothing at all.
+            got = solve(problem, cutoff=1e9).status
+            assert got in (SolutionStatus.INFEASIBLE, SolutionStatus.CUTOFF)
+            continue
+        none = solve(problem, cutoff=best.objective)
+        assert none.status == SolutionStatus.CUTOFF
+        assert none.value is None
+        assert none.lower_bound >= best.objective * (1 - 1e-5)
+        assert none.lower_bound <= best.objective * (1 + 1e-9)
+        again = solve(problem, cutoff=best.objective * 1.1)
+        assert again.objective == pytest.approx(best.objective, rel=2e-6)
+
+
+@pytest.mark.parametrize("arguments", [{"gap": -0.1}, {"gap": math.nan}, {"max_evaluations": 0}])
+def test_bad_arguments(arguments: dict[str, float], make_problem: Make) -> None:
+    with pytest.raises(SpecError):
+        solve(make_problem(0), **arguments)  # type: ignore[arg-type]
+
+
+def test_no_devices_is_infeasible(make_problem: Make) -> None:
+    problem = make_problem(0, n_types=2)
+    assert solve(replace(problem, counts=[0, 0])).status == SolutionStatus.INFEASIBLE
+
+
+def test_too_many_different_devices(make_problem: Make) -> None:
+    one = make_problem(0, n_types=1, n_layers=4, n_variants=1, budgets=False)
+    k = 22
+    problem = ChainProblem(
+        counts=np.ones(k, dtype=int),
+        prefill_s=np.repeat(one.prefill_s, k, axis=0) * np.arange(1, k + 1)[:, None, None],
+        decode_s=np.repeat(one.decode_s, k, axis=0),
+        memory_bytes=np.repeat(one.memory_bytes, k, axis=0),
+        capacity_bytes=np.full(k, 100.0),
+    )
+    with pytest.raises(SpecError, match="states"):
+        solve(problem)
+
+
+def test_equal_devices_listed_one_by_one_are_one_type(make_problem: Make) -> None:
+    base = make_problem(11, n_types=1, n_layers=5, identical=True, budgets=False)
+    link = np.full((1, 1), 0.2)
+    pool = replace(
+        base, counts=[4], link_prefill_s=link, link_decode_s=link, link_return_decode_s=link
+    )
+    names = [f"{part}_{q}" for part in ("first", "last") for q in ("prefill_s", "decode_s")]
+    names += ["first_memory_bytes", "last_memory_bytes", "fixed_memory_bytes", "capacity_bytes"]
+    names += ["prefill_s", "decode_s", "memory_bytes"]
+    # The diagonal is no hop that a lone device could make.
+    links = np.full((4, 4), 0.2) + np.diag([5.0, 6.0, 7.0, 8.0])
+    listed = replace(
+        pool,
+        counts=[1, 1, 1, 1],
+        link_prefill_s=links,
+        link_decode_s=links,
+        link_return_decode_s=links,
+        **{name: np.repeat(getattr(pool, name), 4, axis=0) for name in names},
+    )
+    together, apart = solve(pool), solve(listed)
+    assert apart.objective == pytest.approx(together.objective, rel=1e-9)
+    assert apart.evaluations == together.evaluations
+    assert apart.value is not None
+    assert len({s.device_type for s in apart.value.stages}) == len(apart.value.stages)
+
+
+def test_dominance_keeps_the_pareto_set() -> None:
+    rng = np.random.default_rng(5)
+    for _ in range(30):
+        points = rng.integers(0, 6, (60, 3)).astype(float)
+        kept = points[_stage_labels.undominated(points)]
+        for point in points:
+            assert (kept <= point).all(axis=1).any()
+        # Few points: the result is the Pareto set itself.
+        assert len(np.unique(kept, axis=0)) == len(kept)

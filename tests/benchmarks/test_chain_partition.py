@@ -1,0 +1,134 @@
+"""Time of the chain solver on synthetic roofline costs; nothing here asserts a time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from foreplan.solvers.chain_partition import ChainProblem, solve
+from foreplan.solvers.solution import SolutionStatus
+
+#: Peak FLOP/s, bytes/s and usable GiB: round figures, good for realistic proportions only.
+DEVICES = {
+    "h100": (990e12, 3.3e12, 76.0),
+    "a100-80": (312e12, 2.0e12, 76.0),
+    "a100-40": (312e12, 1.5e12, 36.5),
+    "v100": (112e12, 0.9e12, 29.0),
+    "t4": (65e12, 0.3e12, 12.5),
+}
+BATCH, PROMPT, TOKENS = 32, 512, 100
+
+
+@dataclass(frozen=True)
+class Instance:
+    """A decoder of equal layers on a mixed cluster."""
+
+    devices: dict[str, int]
+    layers: int
+    width: int
+    bits: tuple[int, ...] = (3, 4, 8, 16)
+    theta: float = 0.0
+    average_bits: float | None = None
+    linked: bool = False
+    noise: float = 0.0
+    changes: dict[str, Any] = field(default_factory=dict)
+
+    def problem(self, prefill_microbatches: int = 8) -> ChainProblem:
+        """Roofline costs with seeded noise; omega falls with bits and differs by layer."""
+        rng = np.random.default_rng(0)
+        k, n, v = len(self.devices), self.layers, len(self.bits)
+        peak, speed, room = (np.array(x) for x in zip(*map(DEVICES.get, self.devices), strict=True))
+        m = sum(self.devices.values())
+        tokens, batch = BATCH / prefill_microbatches * PROMPT, BATCH / m
+        bits = np.array(self.bits, dtype=float)
+        parameters = 12.0 * self.width**2
+        weight = parameters * (bits + np.where(bits < 16, 0.25, 0.0)) / 8
+        unpack = np.where(bits < 16, 4 * parameters, 0.0)
+        cache = 4.0 * self.width * (PROMPT + TOKENS)
+        per_type = peak[:, None], speed[:, None]
+        prefill = 2 * parameters * tokens / (0.55 * per_type[0]) + (unpack + weight) / per_type[1]
+        decode = np.maximum(
+            weight * np.where(bits < 8, 1.15, 1.0) / (0.75 * per_type[1]),
+            2 * parameters * batch / (0.3 * per_type[0]),
+        )
+        decode = decode + batch * cache / (0.7 * per_type[1]) + 2e-5
+        jitter = 1 + self.noise * rng.standard_normal((k, n, v))
+        loss = rng.lognormal(0, 0.7, n) * np.linspace(0.6, 1.6, n)
+        head = 50_000 * self.width * 2.0
+        link = np.where(np.eye(k), 50e9, 1.2e9)
+        payload = 2.0 * self.width * self.linked
+        return ChainProblem(
+            counts=np.array(list(self.devices.values())),
+            prefill_s=prefill[:, None] * jitter,
+            decode_s=decode[:, None] * jitter,
+            memory_bytes=np.broadcast_to(weight + BATCH * cache, (k, n, v)) * jitter,
+            capacity_bytes=room * 2**30,
+            omega=np.outer(loss, 1 / (2 ** (bits - 1) - 1) ** 2) * rng.uniform(0.8, 1.25, (n, v)),
+            first_memory_bytes=np.full(k, head),
+            last_memory_bytes=np.full(k, head),
+            last_prefill_s=head * tokens / (0.5 * peak),
+            last_decode_s=head / (0.8 * speed),
+            link_prefill_s=self.linked * 2e-5 + payload * tokens / link,
+            link_decode_s=self.linked * 2e-5 + payload * batch / link,
+            link_return_decode_s=np.full((k, k), self.linked * 2e-5),
+            prefill_microbatches=prefill_microbatches,
+            decode_microbatches=m,
+            new_tokens=TOKENS,
+            theta=self.theta,
+            cost2=np.tile(-bits, (n, 1)),
+            max_cost2=None if self.average_bits is None else -self.average_bits * n,
+            **self.changes,
+        )
+
+
+MIXED = {"a100-40": 4, "v100": 4}
+SMALL = Instance({"v100": 1, "t4": 1}, 24, 8192, (4, 8, 16), average_bits=6.5)
+FOUR = Instance({"v100": 1, "t4": 3}, 48, 7168, theta=10.0)
+CASES = {
+    "24 layers, 1+1, average bits": (SMALL, 1e-6),
+    "24 layers, 1+1, average bits, links": (replace(SMALL, linked=True), 1e-6),
+    "24 layers, 1+1, average bits, unequal layers": (replace(SMALL, noise=0.01), 1e-4),
+    "48 layers, 1+3": (FOUR, 1e-4),
+    "48 layers, 1+3, unequal layers": (replace(FOUR, noise=0.01), 1e-4),
+    "48 layers, 1+3, average bits": (replace(FOUR, theta=0.0, average_bits=5.5), 1e-6),
+    "96 layers, 4+4": (Instance(MIXED, 96, 12288, theta=10.0), 1e-4),
+    "96 layers, 4+4, links": (Instance(MIXED, 96, 12288, theta=10.0, linked=True), 1e-4),
+    "96 layers, 4+4, memory not scarce": (
+        Instance({"a100-80": 4, "h100": 4}, 96, 4096, theta=1.0),
+        1e-4,
+    ),
+    "96 layers, 4+4, average bits": (Instance(MIXED, 96, 12288, average_bits=6.0), 1e-3),
+    "96 layers, 4+4, max omega": (
+        Instance(MIXED, 96, 12288, changes={"max_omega": 1.0}),
+        1e-3,
+    ),
+    "96 layers, 4+4+8": (Instance({**MIXED, "t4": 8}, 96, 12288, theta=10.0), 1e-4),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_solve(benchmark: Callable[..., Any], name: str) -> None:
+    instance, gap = CASES[name]
+    problem = instance.problem()
+    solve(problem, gap=gap)
+    solution = benchmark(solve, problem, gap=gap)
+    assert solution.status == SolutionStatus.OPTIMAL
+
+
+@pytest.mark.parametrize("name", ["24 layers, 1+1, average bits", "48 layers, 1+3"])
+def test_search_over_microbatches(benchmark: Callable[..., Any], name: str) -> None:
+    instance, gap = CASES[name]
+    problems = [instance.problem(b) for b in (1, 2, 4, 8, 16, 32)]
+
+    def search() -> float:
+        best = float("inf")
+        for problem in problems:
+            best = min(best, solve(problem, gap=gap, cutoff=best).objective)
+        return best
+
+    search()
+    assert benchmark(search) < float("inf")

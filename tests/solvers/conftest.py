@@ -1,0 +1,85 @@
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from foreplan.solvers.chain_partition import ChainProblem
+
+
+def random_problem(
+    seed: int,
+    *,
+    n_layers: int | None = None,
+    n_types: int | None = None,
+    n_variants: int | None = None,
+    identical: bool | None = None,
+    budgets: bool | None = None,
+) -> ChainProblem:
+    """A small instance that switches every feature of the problem on and off at random."""
+    rng = np.random.default_rng(seed)
+    drawn = (int(rng.integers(1, 4)), int(rng.integers(1, 6)), int(rng.integers(1, 4)))
+    n_types, n_layers, n_variants = (
+        n_types or drawn[0],
+        n_layers or drawn[1],
+        n_variants or drawn[2],
+    )
+    shape = (n_types, n_layers, n_variants)
+    alike = rng.random() < 0.5
+    rows = (n_types, 1, n_variants) if (alike if identical is None else identical) else shape
+
+    def draw(low: float, high: float, size: tuple[int, ...], chance: float = 1.0) -> np.ndarray:
+        return rng.uniform(low, high, size) * (rng.random() < chance)
+
+    prefill = np.broadcast_to(draw(0.5, 2.0, rows), shape).copy()
+    decode = np.broadcast_to(draw(0.1, 1.0, rows), shape).copy()
+    if rng.random() < 0.3:
+        prefill[rng.random(shape) < 0.15] = math.inf
+    if rng.random() < 0.2:
+        decode[rng.integers(n_types), :, rng.integers(n_variants)] = math.inf
+    memory = np.broadcast_to(rng.integers(1, 8, rows).astype(float), shape)
+    omega = rng.uniform(0.0, 1.0, (n_layers, n_variants))
+    bits = rng.choice([3.0, 4.0, 8.0, 16.0], n_variants)
+    cost2 = np.tile(-bits, (n_layers, 1))
+    if rng.random() < 0.4:
+        cost2 = rng.uniform(-1, 1, omega.shape)
+    links = (n_types, n_types)
+    linked, edges = rng.random() < 0.6, rng.random() < 0.5
+    limited = rng.random(2) < 0.4 if budgets is None else np.array([budgets, budgets])
+    k = (n_types,)
+    link_decode = draw(0, 1.5, links) * linked
+    if rng.random() < 0.1:
+        link_decode[rng.integers(n_types), rng.integers(n_types)] = math.inf
+    return ChainProblem(
+        counts=rng.integers(1 if rng.random() < 0.8 else 0, 3, n_types),
+        prefill_s=prefill,
+        decode_s=decode,
+        memory_bytes=memory,
+        capacity_bytes=rng.uniform(4, 7 * n_layers, n_types),
+        omega=omega,
+        first_prefill_s=draw(0, 1, k) * edges,
+        first_decode_s=draw(0, 1, k) * edges,
+        first_memory_bytes=draw(0, 3, k) * edges,
+        last_prefill_s=draw(0, 1, k) * edges,
+        last_decode_s=draw(0, 1, k) * edges,
+        last_memory_bytes=draw(0, 3, k) * edges,
+        fixed_memory_bytes=draw(0, 2, k, 0.4),
+        link_prefill_s=draw(0, 1.5, links) * linked,
+        link_decode_s=link_decode,
+        link_return_decode_s=draw(0, 1.5, links, 0.7) * linked,
+        prefill_microbatches=int(rng.integers(1, 6)),
+        decode_microbatches=int(rng.integers(1, 5)),
+        new_tokens=int(rng.integers(1, 6)),
+        theta=float(draw(0, 5, (1,), 0.6)[0]),
+        max_omega=float(rng.uniform(0.1, 0.7) * n_layers) if limited[0] else None,
+        cost2=cost2,
+        max_cost2=float(np.quantile(cost2.sum(axis=0), rng.random())) if limited[1] else None,
+    )
+
+
+@pytest.fixture
+def make_problem() -> Callable[..., ChainProblem]:
+    """The generator of random instances."""
+    return random_problem
