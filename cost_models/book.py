@@ -23,7 +23,19 @@ from foreplan.datasets.profile import Profile
 from foreplan.errors import SpecError
 
 CostChoice = Literal["measured", "roofline"]
-COST_CHOICES: tuple[str, ...] = get_args(CostChoice)
+COST_CHOICES: tuple[CostChoice, ...] = get_args(CostChoice)
+
+
+def cost_choice(text: str) -> CostChoice:
+    """Check a word from the command line.
+
+    Raises:
+        SpecError: not one of `COST_CHOICES`.
+    """
+    for choice in COST_CHOICES:
+        if choice == text:
+            return choice
+    raise SpecError("--costs", got=text, expected=f"one of {', '.join(COST_CHOICES)}")
 
 
 @dataclass(frozen=True)
@@ -105,7 +117,7 @@ class Profiles:
 def cost_book(
     cluster: Cluster,
     profiles: Profiles,
-    choice: str,
+    choice: CostChoice,
     *,
     given: Mapping[Work, float] | None = None,
 ) -> CostBook:
@@ -116,12 +128,7 @@ def cost_book(
         profiles: what was measured on them.
         choice: one of `COST_CHOICES`.
         given: prices that override every source.
-
-    Raises:
-        SpecError: an unknown choice.
     """
-    if choice not in COST_CHOICES:
-        raise SpecError("costs", got=choice, expected=f"one of {', '.join(COST_CHOICES)}")
     sources: list[CostSource] = []
     if choice == "measured":
         sources += [MeasuredSource(profiles.by_label), InterpolatedSource(profiles.by_label)]

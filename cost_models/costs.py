@@ -188,5 +188,5 @@ class CostBook:
                 return found
         raise MissingDataError(
             f"no cost for {work} on {device}",
-            fix=f"measure it with 'foreplan profile {device}' or allow '--costs roofline'",
+            fix="measure it with 'foreplan profile', or use a device whose peak figures are known",
         )

@@ -59,9 +59,17 @@ class RooflineSource:
         if work.op not in ("linear", "attention"):
             # Few FLOP a byte: no matrix peak bounds them, and a vector peak seldom does.
             return _estimate(memory_s, launch)
-        dtype = work.variant.compute
-        peak = figures.peak(dtype) if dtype in PEAK_DTYPES else None
+        peak = _peak(figures, work.variant.compute)
         return None if peak is None else _estimate(max(work.flops / peak, memory_s), launch)
+
+
+def _peak(figures: Device, dtype: str) -> float | None:
+    """Peak of a dtype; where a chip has no bf16, programs run in fp16 or else in fp32 instead."""
+    for name in (dtype, "fp16", "fp32") if dtype == "bf16" else (dtype,):
+        peak = figures.peak(name) if name in PEAK_DTYPES else None
+        if peak is not None:
+            return peak
+    return None
 
 
 def _estimate(roofline_s: float, launch_s: float) -> Estimate:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
+import numpy.typing as npt
 
 from foreplan.cost_models.schedule import COMPUTE, FloatArray, IntArray, Schedule
 
@@ -61,7 +62,7 @@ class Timeline:
 
     def spans(self) -> list[tuple[float, float]]:
         """(first start, last end) of each rank's compute actions."""
-        compute = self._compute()
+        compute = self.is_compute
         result = []
         for rank in range(self.schedule.ranks):
             mine = compute & (self.schedule.rank == rank)
@@ -73,7 +74,7 @@ class Timeline:
 
     def busy_s(self) -> list[float]:
         """Compute time of each rank."""
-        compute = self._compute()
+        compute = self.is_compute
         length = np.where(compute, self.end_s - self.start_s, 0.0)
         sums = np.bincount(self.schedule.rank, weights=length, minlength=self.schedule.ranks)
         return [float(s) for s in sums]
@@ -92,7 +93,7 @@ class Timeline:
         that released the action was under way, and as bubble otherwise; so does all of a rank that
         never computes. The three add up to the makespan on every rank.
         """
-        compute, schedule = self._compute(), self.schedule
+        compute, schedule = self.is_compute, self.schedule
         begin = float(self.start_s.min(initial=np.inf))
         # A receive ends when its send does: follow instant actions to the one that took time.
         instant = ~compute & (self.end_s <= self.start_s)
@@ -212,7 +213,7 @@ class Timeline:
 
         if axes is None:
             _, axes = plt.subplots(figsize=(10, 0.6 * self.schedule.ranks + 1.2))
-        compute, s = self._compute(), self.schedule
+        compute, s = self.is_compute, self.schedule
         for o, op in enumerate(s.ops):
             for rank in range(s.ranks):
                 mine = np.flatnonzero(compute & (s.op == o) & (s.rank == rank))
@@ -244,14 +245,16 @@ class Timeline:
             f"{rows}</table>"
         )
 
-    def _compute(self) -> Any:
+    @property
+    def is_compute(self) -> npt.NDArray[np.bool_]:
         """Mask of actions that occupy their rank's compute resource."""
         s = self.schedule
         if COMPUTE not in s.resources:
             return np.zeros(len(s), dtype=bool)
         index = s.resources.index(COMPUTE)
         sets = [k for k, members in enumerate(s.resource_sets) if index in members]
-        return np.isin(s.resource_set, sets)
+        mask: npt.NDArray[np.bool_] = np.isin(s.resource_set, sets)
+        return mask
 
     def _op(self, op: str) -> int:
         return self.schedule.ops.index(op) if op in self.schedule.ops else -1

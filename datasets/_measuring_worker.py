@@ -29,6 +29,7 @@ from foreplan.datasets.worker_environment import confine, thread_count
 #: A sample covers at least this much time, so that reading the clock does not show.
 _SAMPLE_S = {"cpu": 1e-4, "cuda": 1e-3}
 _WARM_CALLS = 3
+_WARM_S = 0.02  # a call as long as this needs no second one to be warm
 
 
 class _Device:
@@ -113,7 +114,8 @@ class _Device:
             if first > max_s:
                 return {"times_s": [first], "samples": 1, "calls": 1}
         for _ in range(_WARM_CALLS - 1):
-            first = min(first, self.time_calls(call, 1))
+            if first < _WARM_S:
+                first = min(first, self.time_calls(call, 1))
         count = max(1, math.ceil(_SAMPLE_S["cpu" if self.word == "cpu" else "cuda"] / first))
         times: list[float] = []
         self.preempted = 0

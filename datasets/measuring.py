@@ -45,7 +45,7 @@ class Effort:
 
     min_s: float = 0.05
     min_samples: int = 7
-    max_s: float = 0.4
+    max_s: float = 0.3
     timeout_s: float = 60.0
     max_samples: int = 400
 

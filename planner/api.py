@@ -22,8 +22,8 @@ from foreplan.planner.confidence import confidence
 from foreplan.planner.plan import (
     Alternative,
     Plan,
-    ProvenBound,
     Provenance,
+    ProvenBound,
     Rejected,
     Times,
     VerifyHints,
@@ -39,7 +39,8 @@ def load_cluster(source: str | Path | Cluster, *, where: str = "cluster") -> tup
     """A cluster and the folder that its profile paths start from.
 
     Args:
-        source: a cluster, a YAML or JSON file, or the inline form ``2xa100-80g,4xt4``.
+        source: a cluster, a YAML or JSON file (a `Path`, or text that ends like one), or the inline
+            form ``2xa100-80g,4xt4``.
         where: what to call it in an error.
 
     Raises:
@@ -47,10 +48,9 @@ def load_cluster(source: str | Path | Cluster, *, where: str = "cluster") -> tup
     """
     if isinstance(source, Cluster):
         return source, Path()
-    path = Path(source)
-    if path.suffix.lower() in (".yaml", ".yml", ".json") or path.is_file():
-        return Cluster.load(path), path.parent
-    return parse_devices(str(source), where), Path()
+    if isinstance(source, Path) or source.lower().endswith((".yaml", ".yml", ".json")):
+        return Cluster.load(source), Path(source).parent
+    return parse_devices(source, where), Path()
 
 
 def load_workload(
@@ -154,7 +154,7 @@ def plan(
     quickest = min(eligible, key=lambda name: eligible[name].total_s, default=None)
     if quickest is not None and eligible[quickest].total_s < forecast.total_s * (1 - 1e-9):
         assumptions.append(
-            f"the simulator prefers the {quickest} baseline to the solver's decision; it is the plan"
+            f"the plan is the {quickest}: the simulator prefers it to the solver's decision"
         )
         swapped = (decision, forecast)
         decision, forecast = others.pop(quickest)

@@ -2,8 +2,8 @@
 
 A planner names its workload and its decision, decides, and turns a decision into the one `Schedule`
 that is simulated, executed, drawn and exported. From that, `foreplan.planner.api` makes the plan
-document, the runtime of ``planner/verify`` runs it for real, and the registry gives it a CLI command
-and a JSON Schema.
+document, the runtime of ``planner/verify`` runs it for real, and the registry gives it a CLI
+command and a JSON Schema.
 
 Order of calls: ``decide`` and ``baselines`` once a plan; ``schedule`` and ``memory`` once for each
 decision that is priced; ``kernels`` once in each rank's process of a real run. None may change its
@@ -57,8 +57,8 @@ class Bound:
 
     Attributes:
         status: ``optimal``, ``feasible`` (a limit was reached) or ``heuristic``.
-        lower_s: no decision of this problem can be faster, in seconds, by the solver's law; ``None``
-            where nothing is proven.
+        lower_s: no decision of this problem can be faster, in seconds, by the solver's law;
+            ``None`` where nothing is proven.
         gap: (objective - lower) / objective, or ``None``.
         solver: what found it.
         evaluations: how much it searched.
@@ -103,8 +103,10 @@ class Kernels(Protocol):
         ...
 
     def payload(self, action: Action) -> torch.Tensor:
-        """Contiguous tensor that a send or collective takes; unchanged until the next ``run`` of
-        the same stage and micro-batch."""
+        """Contiguous tensor that a send or collective takes.
+
+        It stays unchanged until the next ``run`` of the same stage and micro-batch.
+        """
         ...
 
     def buffer(self, action: Action) -> torch.Tensor:
@@ -182,6 +184,9 @@ class Planner(ABC, Generic[W, D]):
         """What runs the decision's actions on ``rank``.
 
         Args:
+            problem: without costs.
+            decision: the decision to carry out.
+            rank: of the decision's schedule.
             mode: ``fast`` as planned, or ``reference``: the same computation in the exact way that
                 `reference` computes it too.
         """

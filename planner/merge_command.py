@@ -35,7 +35,7 @@ def merge_files(files: Sequence[Path], output: Path) -> Cluster:
             clusters.append(cluster.rebase(file.parent, output.parent))
     if len(files) < 2 or not clusters:
         raise SpecError(
-            "cluster merge", got=[str(f) for f in files], expected="two files or more, one a cluster"
+            "cluster merge", got=[str(f) for f in files], expected="two or more, one a cluster"
         )
     merged = merge(*clusters)
     if links:

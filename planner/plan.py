@@ -8,10 +8,11 @@ preferred to), so it can be verified on another machine.
 from __future__ import annotations
 
 import hashlib
+import html
 import json
 import os
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 from pydantic import Field
@@ -21,6 +22,7 @@ from foreplan.cost_models.schedule import Schedule
 from foreplan.cost_models.timeline import Timeline
 from foreplan.datasets.cluster import Cluster
 from foreplan.datasets.model import Model
+from foreplan.datasets.quantity import format_seconds
 from foreplan.datasets.specs import StrictModel, load_document, validate
 from foreplan.datasets.storage import write_atomically
 from foreplan.errors import SpecError
@@ -28,6 +30,10 @@ from foreplan.errors import SpecError
 SCHEMA = "foreplan.plan/1"
 #: Schedules beyond this many actions are not written out with their times.
 MOST_ACTIONS = 50_000
+
+
+#: Bytes; bounded, so that a stranger's number fits every reader.
+Size = Annotated[int, Field(ge=0, lt=1 << 60)]
 
 
 class RankPrediction(StrictModel):
@@ -48,8 +54,8 @@ class RankPrediction(StrictModel):
     bubble_s: float
     cause_s: dict[str, float] = Field(default_factory=dict)
     phase_s: dict[str, float] = Field(default_factory=dict)
-    memory_bytes: dict[str, int] = Field(default_factory=dict)
-    capacity_bytes: int | None = None
+    memory_bytes: dict[str, Size] = Field(default_factory=dict)
+    capacity_bytes: Size | None = None
 
 
 class Prediction(StrictModel):
@@ -78,8 +84,8 @@ class Times(StrictModel):
         start_us, duration_us: one value an action.
     """
 
-    start_us: tuple[int, ...]
-    duration_us: tuple[int, ...]
+    start_us: tuple[Size, ...]
+    duration_us: tuple[Size, ...]
 
     @classmethod
     def of(cls, timeline: Timeline) -> Times | None:
@@ -210,7 +216,7 @@ class Plan(StrictModel):
         provenance: where the numbers come from.
     """
 
-    schema_: Literal["foreplan.plan/1"] = Field(default=SCHEMA, alias="schema")
+    schema_: Literal["foreplan.plan/1"] = Field(default="foreplan.plan/1", alias="schema")
     kind: str
     model: Model | None
     cluster: Cluster
@@ -249,14 +255,14 @@ class Plan(StrictModel):
 
     def _repr_html_(self) -> str:
         rows = "".join(
-            f"<tr><td>{r}</td><td>{p.device}</td><td>{p.compute_s * 1e3:.4g}</td>"
-            f"<td>{p.bubble_s * 1e3:.4g}</td>"
+            f"<tr><td>{r}</td><td>{html.escape(p.device)}</td><td>{format_seconds(p.compute_s)}</td>"
+            f"<td>{format_seconds(p.bubble_s)}</td>"
             f"<td>{show_bytes(sum(p.memory_bytes.values()))}</td></tr>"
             for r, p in enumerate(self.predicted.ranks)
         )
         return (
-            f"<p><b>{self.kind}</b> plan: {self.predicted.total_s * 1e3:.4g} ms predicted</p>"
-            "<table><tr><th>rank</th><th>device</th><th>compute ms</th><th>bubble ms</th>"
+            f"<p><b>{html.escape(self.kind)}</b> plan: {format_seconds(self.predicted.total_s)} "
+            "predicted</p><table><tr><th>rank</th><th>device</th><th>compute</th><th>bubble</th>"
             f"<th>memory</th></tr>{rows}</table>"
         )
 

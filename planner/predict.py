@@ -197,8 +197,10 @@ class Forecast:
 
     def _cause_s(self) -> list[dict[str, float]]:
         result: list[dict[str, float]] = []
+        busy = self.timeline.is_compute
         for r in range(self.schedule.ranks):
-            uses = np.bincount(self._code[self.schedule.rank == r], minlength=len(self._mean))
+            mine = busy & (self.schedule.rank == r)
+            uses = np.bincount(self._code[mine], minlength=len(self._mean))
             seconds = uses @ self._mean
             causes: dict[str, float] = {}
             for group, value in zip(self.groups, seconds, strict=True):

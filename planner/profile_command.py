@@ -71,7 +71,7 @@ def profile_host(
     try:
         output.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise SpecError("--output", got=str(output), expected="a folder that can be made") from error
+        raise SpecError("--output", got=str(output), expected="a folder to make") from error
     profiles = {}
     for device in devices:
         path = output / f"{_slug(device)}.json"
@@ -113,7 +113,8 @@ def profile_link(
 
     Args:
         output: folder to write to, made if missing.
-        host, peer: names of this host and of the other in the merged cluster.
+        host: name of this host in the merged cluster.
+        peer: name of the other host.
         serve: ``HOST:PORT`` to wait at, or ...
         link: ... the one that the other host waits at.
         console: says what is waited for.

@@ -48,7 +48,8 @@ def planner(kind: str) -> Planner[Any, Any]:
         try:
             found = point.load()
         except Exception as error:  # a stranger's package may fail in any way
-            raise SpecError(f"entry point {point.value}", got=error, expected="a Planner") from error
+            where = f"entry point {point.value}"
+            raise SpecError(where, got=error, expected="a Planner") from error
     made = found() if isinstance(found, type) else found
     if not isinstance(made, Planner):
         raise SpecError(f"planner {kind}", got=type(made).__name__, expected="a Planner")

@@ -13,6 +13,7 @@ from typing import Any
 
 from foreplan.datasets.cluster import Cluster
 from foreplan.datasets.model import Model
+from foreplan.datasets.specs import StrictModel
 from foreplan.datasets.storage import write_atomically
 from foreplan.planner.plan import Plan
 from foreplan.planner.registry import kinds, planner
@@ -32,8 +33,10 @@ def json_schema(name: str) -> dict[str, Any]:
     if name in COMMON:
         from foreplan.planner.verify.verification import Verification
 
-        model = {"cluster": Cluster, "model": Model, "verification": Verification}[name]
-        return model.model_json_schema(by_alias=True)
+        known: dict[str, type[StrictModel]] = {
+            "cluster": Cluster, "model": Model, "verification": Verification
+        }  # fmt: skip
+        return known[name].model_json_schema(by_alias=True)
     chosen = planner(name)
     schema = Plan.model_json_schema(by_alias=True)
     definitions = schema["$defs"]

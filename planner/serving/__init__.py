@@ -1,4 +1,4 @@
-"""The serving planner: contiguous stages, bits per layer and micro-batches for one language model."""
+"""The serving planner: contiguous stages, bits per layer and micro-batches for one model."""
 
 from foreplan.planner.serving.planner import ServingPlanner
 

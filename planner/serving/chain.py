@@ -16,8 +16,8 @@ from foreplan.datasets.cluster_entry import Rank
 from foreplan.datasets.decoder_memory import stage_bytes
 from foreplan.datasets.model import Model
 from foreplan.errors import MissingDataError
-from foreplan.planner.serving.pricing import DECODE, PREFILL, MicroBatches, Pricing, StageKernels
 from foreplan.planner.serving.pipeline import TOKEN_BYTES
+from foreplan.planner.serving.pricing import DECODE, PREFILL, MicroBatches, Pricing, StageKernels
 from foreplan.planner.serving.spec import (
     STORAGE,
     ServingDecision,
@@ -70,12 +70,12 @@ class ServingChains:
         decode = [w.decode_microbatch] if w.decode_microbatch else divisors
         return [MicroBatches(p, d) for p, d in itertools.product(prefill, decode)]
 
-    @functools.lru_cache(maxsize=None)  # noqa: B019 - lives as long as one plan's search
+    @functools.cache  # noqa: B019 - lives as long as one plan's search
     def kernels(self, k: int, sizes: MicroBatches) -> StageKernels:
         """Variants that devices of type ``k`` use."""
         return self.pricing.kernels(self.types[k][0], sizes)
 
-    @functools.lru_cache(maxsize=None)  # noqa: B019
+    @functools.cache  # noqa: B019
     def problem(self, sizes: MicroBatches) -> ChainProblem:
         """The chain problem of one pair of micro-batch sizes."""
         model, w, price = self.pricing.model, self.pricing.workload, self.pricing
@@ -147,7 +147,8 @@ class ServingChains:
         for stage in assignment.stages:
             rank = free[stage.device_type].pop(0)
             bits = tuple(self.bits[v] for v in stage.variants)
-            omega += float(sum(self.omega[stage.start + i, v] for i, v in enumerate(stage.variants)))
+            layers = range(stage.start, stage.end)
+            omega += float(self.omega[layers, stage.variants].sum())
             stages.append(
                 StageDecision(
                     rank=rank.index, device=rank.label, start=stage.start, end=stage.end,

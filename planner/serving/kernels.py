@@ -1,8 +1,8 @@
 """One stage of a serving decision in its rank's process; imports torch.
 
 Token ids live on the first stage in one tensor ``[batch]``: prefill and decode micro-batches cut it
-differently. Modes: ``fast`` runs the planned kernels greedily; ``reference`` runs fp32 arithmetic on
-the dequantised weights, where a distributed run must equal one process token for token; ``forced``
+differently. Modes: ``fast`` runs the planned kernels greedily; ``reference`` runs fp32 arithmetic
+on the dequantised weights, where a distributed run must equal one process token for token; ``forced``
 runs the planned kernels on given tokens (teacher forcing), so that one early difference between
 instruction sets does not change everything after it.
 """
@@ -111,7 +111,8 @@ class ServingKernels:
         """Take a micro-batch through the stage."""
         phase, index, step = action.op, action.microbatch, action.step
         if self._first:
-            x = self._prompts[self._rows(phase, index)] if phase == PREFILL else self._fed(index, step)
+            prompt = phase == PREFILL
+            x = self._prompts[self._rows(phase, index)] if prompt else self._fed(index, step)
         else:
             x = self._hidden[phase, index]
         if phase == PREFILL:

@@ -80,6 +80,7 @@ class ServingSchedule:
         """One micro-batch through every stage, and its tokens back to the first."""
         builder, last = self._builder, len(self._stages) - 1
         arrived: tuple[int, ...] = self._needed(phase, step, microbatch)
+        done = -1
         for stage in self._stages:
             if not stage.first:
                 arrived = (self._hop(phase, step, microbatch, stage.index - 1, stage.index, done),)

@@ -36,7 +36,7 @@ from foreplan.planner.serving.spec import ServingDecision, ServingWorkload
 from foreplan.solvers.chain_partition import ChainAssignment, solve
 from foreplan.solvers.chain_problem import FloatArray
 
-#: Relative gap at which the solver stops, and how far from the best an answer may be to be replayed.
+#: Relative gap at which the solver stops; how far from the best an answer may be to be replayed.
 GAP, REPLAY_WITHIN, REPLAYS = 1e-4, 0.02, 6
 
 
@@ -134,8 +134,8 @@ class ServingPlanner(Planner[ServingWorkload, ServingDecision]):
         notes = ["every prompt is padded to prompt_tokens and every request makes new_tokens"]
         if model.weights == "random":
             notes.append(
-                f"{model.name} has random weights: times are real, tokens and quality mean nothing, "
-                "and only plans of equal average bits compare"
+                f"{model.name} has random weights: times are real, tokens and quality mean "
+                "nothing, and only plans of equal average bits compare"
             )
         return tuple(notes)
 
@@ -186,7 +186,9 @@ class ServingPlanner(Planner[ServingWorkload, ServingDecision]):
             items = static_bytes(model, w, stage.start, stage.end, stage.bits)
             items["workspace"] = workspace_bytes(model, w, sizes)
             ledgers.append(
-                MemoryLedger(stage.device, capacity[stage.rank], {k: v for k, v in items.items() if v})
+                MemoryLedger(
+                    stage.device, capacity[stage.rank], {k: v for k, v in items.items() if v}
+                )
             )
         return tuple(ledgers)
 

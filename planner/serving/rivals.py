@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 
 import numpy as np
@@ -101,7 +102,7 @@ def _assign(
     problem: ChainProblem, order: list[int], cuts: list[int], variants: list[int]
 ) -> ChainAssignment | None:
     ends = [0, *cuts, problem.n_layers]
-    if any(a >= b for a, b in zip(ends[:-1], ends[1:], strict=True)):
+    if any(a >= b for a, b in itertools.pairwise(ends)):
         return None
     return ChainAssignment(
         tuple(

@@ -7,6 +7,8 @@ gets its own number of bits (LLM-PQ's setting).
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Annotated
 
 from pydantic import Field, field_validator, model_validator
@@ -14,7 +16,9 @@ from pydantic import Field, field_validator, model_validator
 from foreplan.datasets.specs import StrictModel
 
 #: Storage dtypes that a number of bits can mean, by preference where they cost the same.
-STORAGE: dict[int, tuple[str, ...]] = {16: ("bf16",), 8: ("int8", "fp8"), 4: ("int4",), 3: ("int3",)}
+STORAGE: Mapping[int, tuple[str, ...]] = MappingProxyType(
+    {16: ("bf16",), 8: ("int8", "fp8"), 4: ("int4",), 3: ("int3",)}
+)
 
 Count = Annotated[int, Field(gt=0, le=1 << 24)]
 

@@ -185,10 +185,10 @@ def _rivals(
     others: Sequence[Candidate],
 ) -> list[Candidate]:
     if costs is None:
-        from foreplan.cost_models.book import Profiles, cost_book
+        from foreplan.cost_models.book import Profiles, cost_book, cost_choice
 
         costs = cost_book(
-            plan.cluster, Profiles.of(plan.cluster, Path()), plan.provenance.costs,
+            plan.cluster, Profiles.of(plan.cluster, Path()), cost_choice(plan.provenance.costs),
             given=planner.given(problem.workload),
         )  # fmt: skip
     priced: Problem[Any] = Problem(

@@ -1,4 +1,4 @@
-"""What ``foreplan verify`` does: run, write the documents, show the tables, choose the exit code."""
+"""What ``foreplan verify`` does: run, write the documents, show tables, choose the exit code."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from foreplan.cost_models.book import Profiles, cost_book
+from foreplan.cost_models.book import Profiles, cost_book, cost_choice
 from foreplan.cost_models.costs import CostBook
 from foreplan.datasets.storage import write_atomically
 from foreplan.errors import VerificationError
@@ -43,7 +43,14 @@ def verify_command(
     Args:
         path: the plan.
         output: where the verification goes.
-        trace, report: where the Chrome trace and the HTML report go, if anywhere.
+        tolerance: largest error of the total that passes; the plan's own if ``None``.
+        rounds: timed runs of each decision.
+        thorough: also run random decisions predicted to be close.
+        trace: where the Chrome trace goes, if anywhere.
+        report: where the HTML report goes, if anywhere.
+        rdzv_endpoint: ``HOST:PORT`` where several hosts meet.
+        host: which host of the cluster this one is.
+        dry_run: say what would run, and start nothing.
         as_json: print the document on stdout, and nothing else there.
         console: hears progress and shows the tables.
 
@@ -84,7 +91,7 @@ def _costs(plan: Plan, folder: Path) -> CostBook:
     chosen = planner(plan.kind)
     given = chosen.given(problem_of(plan, chosen).workload)
     profiles = Profiles.of(plan.cluster, folder)
-    return cost_book(plan.cluster, profiles, plan.provenance.costs, given=given)
+    return cost_book(plan.cluster, profiles, cost_choice(plan.provenance.costs), given=given)
 
 
 def _show_sketch(run: VerificationRun, as_json: bool, console: Console) -> None:

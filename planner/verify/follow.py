@@ -38,7 +38,8 @@ def follow(
     """
     wire = dial(endpoint, timeout_s)
     try:
-        wire.send({"hello": "host", "host": host, "token": token})
+        members = [rank.index for rank in ranks]
+        wire.send({"hello": "host", "host": host, "members": members, "token": token})
         say(f"{host} joined {endpoint[0]}:{endpoint[1]}")
         with LocalProcesses(endpoint, token) as local:
             local.start(ranks)

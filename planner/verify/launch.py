@@ -227,7 +227,11 @@ class Fleet:
                     wire.send({"error": "the leader verifies another plan"})
             self._forget(wire)
             return None
-        if hello == "member" and message.get("member") in self._ranks:
+        if hello == "member" and message.get("member") not in self._ranks:
+            # Another host thought that a candidate could run which this one knows cannot.
+            self._hear(wire, lambda word: None)
+            return None
+        if hello == "member":
             index = int(message["member"])
             self._members[index] = wire
             with contextlib.suppress(WireClosed):
@@ -235,6 +239,7 @@ class Fleet:
             return self._hear(wire, lambda word: self._of_member(index, word))
         if hello == "host":
             self._followers[str(message["host"])] = wire
+            self._check_follower(str(message["host"]), message["members"])
             return self._hear(wire, self._of_follower)
         group = self._groups.get(int(message.get("job", -1)))
         if hello == "job" and group is not None:
@@ -271,6 +276,15 @@ class Fleet:
                     if peer.member == index:
                         peer.lost_at = peer.lost_at or time.monotonic()
                         peer.how = peer.how or "the worker of its device has gone"
+
+    def _check_follower(self, host: str, members: Collection[int]) -> None:
+        lacking = [
+            r.label for r in self._ranks.values() if r.host == host and r.index not in members
+        ]
+        if lacking:
+            raise VerificationError(
+                f"{host} cannot be {', '.join(lacking)}", fix="leave out what needs it with --only"
+            )
 
     def _of_follower(self, word: Message) -> None:
         if "dead" in word:

@@ -55,9 +55,9 @@ class LocalProcesses:
             )  # fmt: skip
 
     def dead(self) -> dict[int, str]:
-        """Workers that have ended, and how."""
+        """Workers that have ended without being told to, and how."""
         codes = {index: process.poll() for index, process in self._processes.items()}
-        return {index: describe_exit(code) for index, code in codes.items() if code is not None}
+        return {index: describe_exit(code) for index, code in codes.items() if code}
 
     def tail(self, index: int) -> str:
         """The last line that a worker printed, to tell why it died; "" where it said nothing."""

@@ -91,8 +91,12 @@ class Rounds:
         self._load_timeout_s = load_timeout_s
         self._say = say
 
-    def run(self, candidates: Sequence[Candidate]) -> list[Measured]:
+    def run(self, candidates: Sequence[Candidate], *, results: bool) -> list[Measured]:
         """Run every candidate in every round.
+
+        Args:
+            candidates: the chosen decision first.
+            results: run the first once more afterwards, untimed, and keep what it computes.
 
         Raises:
             VerificationError: the chosen decision could not be run (or the class of its error).
@@ -102,7 +106,7 @@ class Rounds:
         for number, wave in enumerate(waves):
             if len(waves) > 1:
                 self._say(f"memory holds {len(wave)} candidates at a time: wave {number + 1}")
-            self._wave([measured[k] for k in wave], collect=number == 0)
+            self._wave([measured[k] for k in wave], collect=results and number == 0)
         return measured
 
     def once(self, candidate: Candidate, mode: str) -> list[dict[str, Any] | None]:

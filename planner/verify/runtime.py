@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from foreplan.errors import VerificationError
 from foreplan.planner.base import Kernels
 from foreplan.planner.verify.channels import Channels, ConnectionLost
-from foreplan.planner.verify.clock import Clock
+from foreplan.planner.verify.clock import Clock, HostClock
 from foreplan.planner.verify.rank_program import RankProgram
 
 _RUN, _PAYLOAD, _BUFFER = range(3)
@@ -98,7 +98,9 @@ class Runtime:
             raise
         except Exception as error:  # a planner's kernels may fail in any way
             action = self._program.steps[place].action
-            raise VerificationError(f"at {action.label}: {describe(error)}") from error
+            # A GPU reports late: the action that failed may be an earlier one.
+            word = "at" if isinstance(self._clock, HostClock) else "at or before"
+            raise VerificationError(f"{word} {action.label}: {describe(error)}") from error
         finally:
             if collecting:
                 gc.enable()

@@ -19,6 +19,7 @@ from typing import Any, Literal
 from foreplan.cost_models.costs import CostBook
 from foreplan.cost_models.timeline import Timeline
 from foreplan.datasets.cluster_entry import Rank
+from foreplan.datasets.specs import validate
 from foreplan.datasets.worker_environment import worker_environment
 from foreplan.errors import SpecError
 from foreplan.planner.base import Planner
@@ -164,7 +165,8 @@ def verify(
             fleet, plan.verify.backend, here, rounds=rounds, timeout_s=timeout_s,
             load_timeout_s=load_timeout_s, say=say,
         )  # fmt: skip
-        measured = runner.run(able)
+        compared = type(planner).reference is not Planner.reference
+        measured = runner.run(able, results=compared and "fast" in planner.modes)
         agreement = _agreement(planner, problem, runner, measured[0], say)
         document = verification_of(
             plan, [*measured, *failed], agreement,
@@ -255,27 +257,13 @@ def _union(candidates: Sequence[Candidate]) -> list[Rank]:
 def _follow(
     plan: Plan, candidates: Sequence[Candidate], here: str, endpoint: tuple[str, int], say: Say
 ) -> VerificationRun:
-    # The leader may have left out candidates that only it knows to be impossible; a worker too
-    # many does no harm.
-    able, _ = _able_here(candidates, plan.verify.backend, here)
+    able, _ = _able(candidates, plan.verify.backend, here, None)
     ranks = [rank for rank in _union(able) if rank.host == here]
     told = follow(ranks, here, endpoint, plan.digest, say=say)
-    document = Verification.model_validate_json(_json(told["done"]))
+    document = validate(Verification, told["done"], "the leader's result")
     times: Times | None = document.times
     timeline = None if times is None else times.timeline(candidates[0].schedule, "measured")
     return VerificationRun(document, timeline)
-
-
-def _able_here(
-    candidates: Sequence[Candidate], backend: Literal["gloo", "nccl"], here: str
-) -> tuple[list[Candidate], list[Measured]]:
-    return _able(candidates, backend, here, None)
-
-
-def _json(data: Any) -> str:
-    import json
-
-    return json.dumps(data)
 
 
 def _sketch(candidates: Sequence[Candidate], here: str) -> tuple[ProcessSketch, ...]:

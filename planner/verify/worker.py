@@ -53,7 +53,10 @@ class Supervisor:
         self._children: dict[int, tuple[int, int]] = {}  # pidfd -> pid, job
         self._wire = dial(endpoint, _PATIENCE_S)
         self._wire.send({"hello": "member", "member": member, "token": token})
-        self._document = self._wire.receive(_PATIENCE_S)["plan"]
+        told = self._wire.receive(_PATIENCE_S)
+        if "plan" not in told:
+            raise VerificationError(str(told.get("error", "the leader needs no such device")))
+        self._document = told["plan"]
         self._plan = validate(Plan, self._document, "plan")
         self._import()
 

@@ -1,7 +1,7 @@
 """The command line: each command reads its arguments and calls the API; nothing is decided here.
 
-With ``--json`` a command prints one JSON document on stdout and nothing else. Progress and tables go
-to stderr. Exit codes: 0 done, 1 internal error, 2 bad input, 3 infeasible, 4 missing data, 5
+With ``--json`` a command prints one JSON document on stdout and nothing else. Progress and tables
+go to stderr. Exit codes: 0 done, 1 internal error, 2 bad input, 3 infeasible, 4 missing data, 5
 verification outside tolerance, 130 interrupted.
 """
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 app = typer.Typer(
     name="foreplan",
-    help="Predict how long tensor programs take on each device of a mixed cluster, and plan with it.",
+    help="Predict how long tensor programs take on each device of a cluster, and plan with it.",
     no_args_is_help=True,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
@@ -231,17 +231,16 @@ def plan_command(
     as_json: Json = False,
 ) -> None:
     """Decide, and write a plan that a launcher can read and `foreplan verify` can check."""
-    from foreplan.cost_models.book import COST_CHOICES
-    from foreplan.planner.api import plan
+    from foreplan.planner.plan_command import plan_files
 
-    if (cluster is None) == (devices is None):
-        raise SpecError(
-            "plan", got="both" if cluster else "neither", expected="one of --cluster and --devices"
-        )
-    if costs not in COST_CHOICES:
-        raise SpecError("--costs", got=costs, expected=f"one of {', '.join(COST_CHOICES)}")
-    made = plan(kind, model, cluster or devices or "", workload, costs=costs, seed=seed)
-    made.save(output)
+    if cluster is None or devices is not None:
+        if cluster is not None or devices is None:
+            both = "both" if cluster else "neither"
+            raise SpecError("plan", got=both, expected="one of --cluster and --devices")
+        source: str | Path = devices
+    else:
+        source = Path(cluster)
+    made = plan_files(kind, model, source, workload, costs=costs, seed=seed, output=output)
     if as_json:
         print(made.to_json(), end="")
         return

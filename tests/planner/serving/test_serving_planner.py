@@ -2,13 +2,13 @@
 
 import pytest
 
+from foreplan.cost_models.sensitivity import weight_sensitivity
 from foreplan.errors import InfeasibleError, SpecError
 from foreplan.planner.predict import Forecast
 from foreplan.planner.serving import ServingPlanner
 from foreplan.planner.serving.chain import ServingChains, capacities
 from foreplan.planner.serving.kernels import compare_tokens, single_process_tokens
 from foreplan.planner.serving.pricing import MicroBatches, Pricing
-from foreplan.cost_models.sensitivity import weight_sensitivity
 from foreplan.solvers.chain_problem import ChainAssignment, evaluate, make_stage
 
 PLANNER = ServingPlanner()

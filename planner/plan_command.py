@@ -1,0 +1,41 @@
+"""What ``foreplan plan`` does."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from foreplan.cost_models.book import cost_choice
+from foreplan.planner.api import plan
+from foreplan.planner.plan import Plan
+
+
+def plan_files(
+    kind: str,
+    model: str | None,
+    cluster: str | Path,
+    workload: str | None,
+    *,
+    costs: str,
+    seed: int,
+    output: Path,
+) -> Plan:
+    """Plan and write the plan; its profile paths start from its own folder.
+
+    Args:
+        kind: which planner.
+        model: a Hugging Face folder or a zoo name.
+        workload: a file or ``batch=8,...``.
+        seed: of every random choice.
+        cluster: a file (`Path`) or the inline form (text).
+        costs: one of ``cost_models.book.COST_CHOICES``.
+        output: the plan's file.
+
+    Raises:
+        ForeplanError: as `foreplan.planner.api.plan`.
+    """
+    made = plan(kind, model, cluster, workload, costs=cost_choice(costs), seed=seed)
+    if isinstance(cluster, Path):
+        moved = made.cluster.rebase(cluster.parent, output.parent)
+        made = made.model_copy(update={"cluster": moved})
+    made.save(output)
+    return made
