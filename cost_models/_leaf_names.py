@@ -1,0 +1,72 @@
+"""Names of the entries of a computation vector and of a program's totals, in order.
+
+Append only within one `FEATURE_VERSION`: learned models are bound to it. "log2" stands for
+log2(1 + x).
+"""
+
+from __future__ import annotations
+
+#: Changes whenever an entry changes its meaning or place.
+FEATURE_VERSION = 1
+
+#: Loads that have entries of their own, those with the most distinct bytes first.
+LOADS = 4
+
+#: Sizes of caches (bytes) for which a leaf's traffic is estimated.
+CACHE_SIZES = (2048, 16384, 32768, 262144, 1048576, 8388608, 33554432)
+
+_ARITHMETIC = (
+    "adds", "products", "quotients", "choices", "cheap_functions", "costly_functions",
+    "integer_operations", "casts", "logic", "address_operations",
+)  # fmt: skip
+_LOOPS = (
+    "iterations", "loops", "serial", "parallel", "vectorized", "unrolled", "auto_unrolled",
+    "auto_unroll_step", "innermost", "second_innermost", "reduction", "spatial", "per_job",
+)  # fmt: skip
+_BINDINGS = ("blocks", "threads_x", "threads_yz", "virtual_threads", "per_thread", "kernel")
+_STRUCTURE = ("is_init", "reduces", "reads_own_result", "predicates", "overhang", "depth")
+_BUFFER = (
+    "shared", "local", "indirect", "element_bytes", "accesses", "bytes", "unique_bytes",
+    "job_bytes", "thread_bytes", "stride_inner", "stride_lane", "reuse", "reuse_distance_bytes",
+    "unique_lines",
+)  # fmt: skip
+
+FEATURE_NAMES: tuple[str, ...] = (
+    *(f"arithmetic.{name}" for name in _ARITHMETIC),
+    "arithmetic.flops_per_iteration",
+    "dtype.floating", "dtype.bfloat16", "dtype.bytes",
+    *(f"loops.{name}" for name in _LOOPS),
+    *(f"bindings.{name}" for name in _BINDINGS),
+    *(f"structure.{name}" for name in _STRUCTURE),
+    "memory.unique_bytes",
+    *(f"memory.traffic_{size}" for size in CACHE_SIZES),
+    "memory.intensity_unique", "memory.intensity_32768", "memory.intensity_1048576",
+    "allocation.stored_bytes", "allocation.shared_bytes", "allocation.local_bytes",
+    *(f"store.{name}" for name in _BUFFER if name != "accesses"),
+    *(
+        f"load{number}.{name}"
+        for number in range(LOADS)
+        for name in ("present", *_BUFFER)
+    ),
+)  # fmt: skip
+
+#: Totals of a program, plain numbers in SI units, for the physical bound of a prediction.
+TOTAL_NAMES: tuple[str, ...] = (
+    "flops",  # floating operations, all leaves
+    "function_calls",  # cheap and costly functions
+    "integer_operations",  # of values and addresses
+    "argument_bytes",  # distinct bytes of the function's arguments that are touched
+    "scratch_bytes",  # distinct bytes of buffers in device memory that it allocates
+    "kernels",  # launches; 1 on a CPU
+    "blocks",  # most thread blocks of a kernel
+    "threads",  # most threads of a block
+    "shared_bytes",  # shared memory of a block, all kernels' greatest
+    "local_bytes",  # registers' worth of one thread
+    "parallel",  # most iterations of parallel loops
+    "leaves",
+    "iterations",  # executions of stores, all leaves
+    "traffic_32768",  # bytes through a cache of that size
+    "traffic_1048576",
+    "main_dtype_bytes",  # of the leaf with most arithmetic
+    "main_dtype_floating",  # 0 integer, 1 floating, 2 bfloat16
+)

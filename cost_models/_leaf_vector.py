@@ -1,0 +1,360 @@
+"""encode: text of a TIR module to computation vectors, positions, depths and totals, compiled.
+
+The order of the entries is that of `_leaf_names`; a test holds both together.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from foreplan._compiled import compiled
+from foreplan.cost_models import _leaf_names as names
+from foreplan.cost_models import _tir_words as w
+from foreplan.cost_models._leaf_buffers import allocation_entries, buffer_entries
+from foreplan.cost_models._leaf_loops import (
+    BLOCK,
+    PARALLEL,
+    SERIAL,
+    THREAD_X,
+    THREAD_YZ,
+    UNROLLED,
+    VECTOR,
+    VIRTUAL,
+    buffer,
+    how,
+    log,
+    product,
+    set_highest,
+)
+from foreplan.cost_models._tir_compiled import STAMP, part
+from foreplan.cost_models._tir_regions import (
+    arrange,
+    evaluate,
+    iterations,
+    touched,
+)
+from foreplan.cost_models._tir_scan import scan
+from foreplan.cost_models._tir_walk import (
+    ACCESSES,
+    ADDRESS,
+    ADDS,
+    BUFFER,
+    CHEAP,
+    CHOICES,
+    COSTLY,
+    DEPTH,
+    INDICES,
+    INIT,
+    INTEGER_OPS,
+    KERNEL,
+    LOOPS,
+    MAX_LOOPS,
+    NO_FUNCTION,
+    OPERATION_COLUMNS,
+    POSITION,
+    PREDICATES,
+    PRODUCTS,
+    QUOTIENTS,
+    REALIZE,
+    STORE,
+    TOO_LARGE,
+    UNKNOWN_DTYPE,
+    UNROLL,
+    constant,
+    gather,
+    main_function,
+    member,
+    ref,
+    size,
+    walk,
+)
+
+_A, _B, _C, _D, _E, _F, _G, _H = range(8)
+_KIND, _BUFFER_TYPE, _STRING = w.KIND, w.BUFFER_TYPE, w.STRING
+_BYTES_OF, _FLOATING_OF, _SCOPE_OF = w.BYTES_OF, w.FLOATING_OF, w.SCOPE_OF
+_CACHES = np.array(names.CACHE_SIZES, dtype=np.float64)
+_LOADS = names.LOADS
+_MAX_BUFFERS = 24
+
+@part
+def _leaf(
+    nodes: Any, pool: Any, alias: Any, loop_of: Any, leaves: Any, loops: Any, number: int,
+    operations: Any, accesses: Any, params: Any, buffers: Any, sizes: Any, touches: Any, found: int,
+    state: Any, order: Any, stack: Any, out: Any, totals: Any,
+) -> Any:  # fmt: skip
+    """Fill the vector of one leaf and add to the totals; 0, or what stopped it."""
+    leaf = leaves[number]
+    count, many = leaf[LOOPS], leaf[ACCESSES]
+    extents = np.ones(MAX_LOOPS)
+    highest = np.zeros(MAX_LOOPS, dtype=np.int64)
+    running = np.zeros(MAX_LOOPS, dtype=np.int64)
+    for loop in range(count):
+        row = loops[number, loop]
+        loop_of[ref(nodes, row, _H)] = loop
+        extents[loop] = constant(nodes, ref(nodes, row, _B), 1)
+        running[loop] = how(nodes, row)
+    everything = (1 << count) - 1
+    jobs = threads = 0
+    for loop in range(count):
+        if running[loop] == BLOCK or running[loop] == PARALLEL:
+            jobs |= 1 << loop
+        if running[loop] == THREAD_X or running[loop] == THREAD_YZ:
+            threads |= 1 << loop
+
+    # Index expressions of the accesses, and what the block's iterators are bound to.
+    starts = stack[:512]
+    used = 0
+    for item in range(many):
+        for dim in range(size(nodes, accesses[item, INDICES])):
+            if used == 400:
+                return TOO_LARGE
+            starts[used] = member(nodes, pool, accesses[item, INDICES], dim)
+            used += 1
+    first_binding = used
+    values = ref(nodes, leaf[REALIZE], _A)
+    iterators = ref(nodes, ref(nodes, leaf[REALIZE], _B), _A)
+    bindings = min(size(nodes, values), size(nodes, iterators), 64)
+    for item in range(bindings):
+        starts[used] = member(nodes, pool, values, item)
+        used += 1
+    state[:, 2] = -1
+    length = arrange(
+        nodes, pool, alias, loop_of, starts, used, state, order, stack[512:]
+    )
+    if length < 0:
+        return TOO_LARGE
+    reducing, domain = 0, 1.0
+    for item in range(bindings):
+        iterator = member(nodes, pool, iterators, item)
+        if nodes[iterator, _D] == 2:
+            reducing |= state[starts[first_binding + item], 2]
+        domain *= max(1, constant(nodes, ref(nodes, ref(nodes, iterator, _B), _B), 1))
+    reducing &= everything
+    if leaf[INIT]:  # runs once a result, not once a term
+        everything &= ~reducing
+    total = iterations(everything, extents, count)
+
+    # Distinct buffers of the leaf, the stored one first; elements by set of running loops.
+    own = np.zeros(_MAX_BUFFERS, dtype=np.int64)
+    distinct = 0
+    for item in range(many):
+        known = False
+        for slot in range(distinct):
+            known = known or own[slot] == accesses[item, BUFFER]
+        if not known and distinct < _MAX_BUFFERS:
+            own[distinct] = accesses[item, BUFFER]
+            distinct += 1
+    levels = np.zeros((count + 1, distinct))
+    whole_run = np.ones(distinct)
+    per_level = np.zeros(count + 1)
+    device_level = np.zeros(count + 1)
+    for level in range(count, -1, -1):
+        mask = everything & ~((1 << level) - 1)
+        if level < count and not (everything >> level & 1 and extents[level] > 1):
+            levels[level] = levels[level + 1]  # a loop of one iteration touches nothing new
+            per_level[level], device_level[level] = per_level[level + 1], device_level[level + 1]
+            continue
+        set_highest(extents, count, mask, highest)
+        evaluate(nodes, pool, alias, loop_of, highest, order, length, state)
+        for slot in range(distinct):
+            shape, width, _, scope = buffer(nodes, own[slot])
+            if width < 0:
+                return UNKNOWN_DTYPE
+            levels[level, slot], whole_run[slot] = touched(
+                nodes, pool, accesses, many, own[slot], shape, mask, extents, count, state
+            )
+            per_level[level] += levels[level, slot] * width
+            if scope == 0:
+                device_level[level] += levels[level, slot] * width
+
+    dtype = buffer(nodes, own[0])[2]
+    flops = (
+        operations[ADDS] + operations[PRODUCTS] + operations[QUOTIENTS] + operations[CHOICES]
+        + operations[CHEAP] + operations[COSTLY]
+    )  # fmt: skip
+    at = 0
+    for item in range(OPERATION_COLUMNS):
+        out[at] = log(operations[item] * total)
+        at += 1
+    out[at] = log(flops)
+    out[at + 1] = min(1.0, max(0.0, _FLOATING_OF[dtype]))
+    out[at + 2] = 1.0 if _FLOATING_OF[dtype] == 2 else 0.0
+    out[at + 3] = log(_BYTES_OF[dtype])
+    at += 4
+
+    # Loops.
+    vector = product(running, extents, count, VECTOR)
+    unrolled, still = 1.0, True
+    inner = second = lane = -1
+    for loop in range(count - 1, -1, -1):
+        if extents[loop] <= 1 or not everything >> loop & 1:
+            continue
+        kind = running[loop]
+        if kind == THREAD_X and (lane < 0 or running[lane] != VECTOR):
+            lane = loop
+        if kind == VECTOR:
+            lane = loop
+        if kind in (SERIAL, UNROLLED, VECTOR):
+            still = still and (kind != SERIAL or unrolled * extents[loop] <= leaf[UNROLL])
+            if still and kind == SERIAL:
+                unrolled *= extents[loop]
+            if inner < 0:
+                inner = loop
+            elif second < 0:
+                second = loop
+    parallel = product(running, extents, count, PARALLEL)
+    blocks = product(running, extents, count, BLOCK)
+    out[at] = log(total)
+    out[at + 1] = count
+    out[at + 2] = log(product(running, extents, count, SERIAL))
+    out[at + 3] = log(parallel)
+    out[at + 4] = log(vector)
+    out[at + 5] = log(product(running, extents, count, UNROLLED))
+    out[at + 6] = log(unrolled)
+    out[at + 7] = log(leaf[UNROLL])
+    out[at + 8] = log(extents[inner] if inner >= 0 else 1.0)
+    out[at + 9] = log(extents[second] if second >= 0 else 1.0)
+    out[at + 10] = log(iterations(reducing & everything, extents, count))
+    out[at + 11] = log(iterations(everything & ~reducing, extents, count))
+    out[at + 12] = log(iterations(everything & ~jobs, extents, count))
+    at += 13
+    threads_x = product(running, extents, count, THREAD_X)
+    threads_yz = product(running, extents, count, THREAD_YZ)
+    out[at] = log(blocks)
+    out[at + 1] = log(threads_x)
+    out[at + 2] = log(threads_yz)
+    out[at + 3] = log(product(running, extents, count, VIRTUAL))
+    out[at + 4] = log(iterations(everything & ~jobs & ~threads, extents, count))
+    out[at + 5] = leaf[KERNEL]
+    at += 6
+    reads_own = 0.0
+    for item in range(1, many):
+        if accesses[item, BUFFER] == own[0]:
+            reads_own = 1.0
+    out[at] = leaf[INIT]
+    out[at + 1] = 1.0 if reducing else 0.0
+    out[at + 2] = reads_own
+    out[at + 3] = leaf[PREDICATES]
+    out[at + 4] = log(iterations((1 << count) - 1, extents, count) / domain - 1.0)
+    out[at + 5] = leaf[DEPTH]
+    at += 6
+
+    # Memory: the outermost level whose data fits a cache is loaded once for each turn outside it.
+    unique = device_level[0]
+    out[at] = log(unique)
+    at += 1
+    for item in range(_CACHES.size):
+        level = 0
+        while level < count and per_level[level] > _CACHES[item]:
+            level += 1
+        traffic = device_level[level] * iterations(
+            everything & ((1 << level) - 1), extents, count
+        )
+        out[at] = log(traffic)
+        at += 1
+        if item == 2:
+            traffic_l1 = traffic
+        if item == 4:
+            traffic_l2 = traffic
+    out[at] = log(flops * total / max(1.0, unique))
+    out[at + 1] = log(flops * total / max(1.0, traffic_l1))
+    out[at + 2] = log(flops * total / max(1.0, traffic_l2))
+    at += 3
+
+    shared, local = allocation_entries(
+        nodes, pool, alias, loop_of, accesses, many, own, distinct, params, buffers, sizes,
+        touches, found, leaves, loops, number, extents, running, everything, levels[0], order,
+        length, state, out[at : at + 3],
+    )  # fmt: skip
+    at += 3
+    buffer_entries(
+        nodes, pool, alias, loop_of, accesses, many, own, distinct, count, extents, everything,
+        jobs, threads, total, levels[0], per_level, whole_run, inner, lane, order, length, state,
+        out[at:],
+    )  # fmt: skip
+
+    totals[0] += flops * total
+    totals[1] += (operations[CHEAP] + operations[COSTLY]) * total
+    totals[2] += (operations[INTEGER_OPS] + operations[ADDRESS]) * total
+    totals[6] = max(totals[6], blocks)
+    totals[7] = max(totals[7], threads_x * threads_yz)
+    totals[8] = max(totals[8], shared)
+    totals[9] = max(totals[9], local)
+    totals[10] = max(totals[10], parallel)
+    totals[12] += total
+    totals[13] += traffic_l1
+    totals[14] += traffic_l2
+    if flops * total >= totals[17]:
+        totals[15], totals[16] = _BYTES_OF[dtype], max(0, _FLOATING_OF[dtype])
+        totals[17] = flops * total
+    return 0
+
+
+@compiled
+def encode(
+    data: Any, nodes: Any, pool: Any, leaves: Any, loops: Any, rows: Any, state: Any, work: Any,
+    operations: Any, accesses: Any, touches: Any, out: Any, totals: Any,
+) -> Any:  # fmt: skip
+    """Encode one module; see `compact_ast.CompactAstEncoder` for the arrays.
+
+    Returns:
+        Number of leaves, or what stopped it (negative, `_tir_walk`); -10 for a damaged text.
+    """
+    used = data.size // 12 + 1
+    nodes[:used] = 0
+    root = scan(data, nodes[:used], pool)
+    if root < 0:
+        return -10
+    function = main_function(nodes[:used], pool, root)
+    if function == 0:
+        return NO_FUNCTION
+    alias, loop_of, params, buffers = rows[0], rows[1], rows[2], rows[3]
+    alias[:used], loop_of[:used], params[:used], buffers[:used] = 0, -1, 0, -1
+    found = walk(nodes[:used], pool, function, leaves, loops, alias, work)
+    if found < 0:
+        return found
+    arguments = ref(nodes, function, _D)
+    for item in range(size(nodes, arguments)):
+        params[member(nodes, pool, arguments, item)] = 1
+    operations[:found] = 0.0
+    touches[:found] = 0
+    known = 0
+    kernels = 0
+    for leaf in range(found):
+        stopped = gather(
+            nodes[:used], pool, alias, leaves[leaf], operations[leaf], accesses[leaf], work
+        )
+        if stopped < 0:
+            return stopped
+        kernels = max(kernels, leaves[leaf, KERNEL])
+        for item in range(leaves[leaf, ACCESSES]):
+            variable = accesses[leaf, item, BUFFER]
+            if buffers[variable] < 0:
+                if known == touches.shape[1]:
+                    return TOO_LARGE
+                buffers[variable] = known
+                known += 1
+            touches[leaf, buffers[variable]] = 1
+    sizes = np.zeros(touches.shape[1])
+    out[:found] = 0.0
+    totals[:] = 0.0
+    for leaf in range(found):
+        stopped = _leaf(
+            nodes[:used], pool, alias, loop_of, leaves, loops, leaf, operations[leaf],
+            accesses[leaf], params, buffers, sizes, touches, found, state[:used],
+            work[:2048], work[2048:], out[leaf], totals,
+        )  # fmt: skip
+        if stopped < 0:
+            return stopped
+    for row in range(used):
+        if buffers[row] >= 0 and buffer(nodes, row)[3] == 0:
+            totals[3 if params[row] else 4] += sizes[buffers[row]]
+    totals[5] = max(1, kernels)
+    totals[11] = found
+    totals[-1] = STAMP
+    return found
+
+
+STORE_COLUMN, POSITION_COLUMN, DEPTH_COLUMN = STORE, POSITION, DEPTH

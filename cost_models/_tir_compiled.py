@@ -1,0 +1,33 @@
+"""part and STAMP: how the parts of the program encoder are compiled, and when again.
+
+Only the outermost function, `_leaf_vector.encode`, keeps its machine code on disk; the others are
+compiled into it. numba renews that code when the outermost function's own file changes, but not
+when another file does, which after a ``git pull`` would mean old code and new names. So the
+machine code carries the checksum of all the sources, and its caller compares.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numba
+
+
+def part(function: Callable[..., Any]) -> Any:
+    """Compile when first called, as a part of the caller; nothing is kept on disk."""
+    return numba.njit(nogil=True)(function)
+
+
+def _checksum() -> int:
+    folder = Path(__file__).parent
+    try:
+        sources = sorted((*folder.glob("_tir_*.py"), *folder.glob("_leaf_*.py")))
+        return zlib.crc32(b"".join(path.read_bytes() for path in sources))
+    except OSError:  # no source files, which then do not change either
+        return 0
+
+
+STAMP = _checksum()
