@@ -1,8 +1,8 @@
 """What others would do: even, memory-proportional and min-max splits at one number of bits.
 
 No straw men: every baseline uses the kernels that the planner found fastest on each device, the
-best order of the devices, and the same search over micro-batch sizes. Baselines know nothing of quality
-limits; one that misses them is run and shown with its bits, but cannot be the plan.
+best order of the devices, and the same search over micro-batch sizes. Baselines know nothing of
+quality limits; one that misses them is run and shown with its bits, but cannot be the plan.
 """
 
 from __future__ import annotations

@@ -2,9 +2,9 @@
 
 Token ids live on the first stage in one tensor ``[batch]``: prefill and decode micro-batches cut it
 differently. Modes: ``fast`` runs the planned kernels greedily; ``reference`` runs fp32 arithmetic
-on the dequantised weights, where a distributed run must equal one process token for token; ``forced``
-runs the planned kernels on given tokens (teacher forcing), so that one early difference between
-instruction sets does not change everything after it.
+on the dequantised weights, where a distributed run must equal one process token for token;
+``forced`` runs the planned kernels on given tokens (teacher forcing), so that one early difference
+between instruction sets does not change everything after it.
 """
 
 from __future__ import annotations

@@ -229,7 +229,9 @@ class Fleet:
             return None
         if hello == "member" and message.get("member") not in self._ranks:
             # Another host thought that a candidate could run which this one knows cannot.
-            self._hear(wire, lambda word: None)
+            with contextlib.suppress(WireClosed):
+                wire.send({"unneeded": 1})
+            self._forget(wire)
             return None
         if hello == "member":
             index = int(message["member"])

@@ -54,8 +54,10 @@ class Supervisor:
         self._wire = dial(endpoint, _PATIENCE_S)
         self._wire.send({"hello": "member", "member": member, "token": token})
         told = self._wire.receive(_PATIENCE_S)
+        if "unneeded" in told:
+            raise SystemExit(0)
         if "plan" not in told:
-            raise VerificationError(str(told.get("error", "the leader needs no such device")))
+            raise VerificationError(str(told.get("error", "the leader sent no plan")))
         self._document = told["plan"]
         self._plan = validate(Plan, self._document, "plan")
         self._import()

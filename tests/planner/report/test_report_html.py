@@ -205,10 +205,10 @@ def test_extreme_numbers(make_plan, plan):
     document = plan.model_dump(mode="json", by_alias=True)["predicted"]
     zero = {"total_s": 0.0, "low_s": 0.0, "high_s": 0.0, "metrics": {"a_s": -0.0, "b": 1e300}}
     rank = {"device": "x", "compute_s": 0.0, "communication_s": 0.0, "bubble_s": 0.0,
-            "memory_bytes": {"weights": 0, "minus": -5}, "capacity_bytes": 0}  # fmt: skip
+            "memory_bytes": {"weights": 0, "more": 5}, "capacity_bytes": 0}  # fmt: skip
     Page(render_report(make_plan(predicted=document | zero | {"ranks": [rank]})))
     Page(render_report(make_plan(predicted=document | zero | {"ranks": []})))
-    huge = rank | {"memory_bytes": {"weights": 1 << 90}, "capacity_bytes": 1, "compute_s": 1e9}
+    huge = rank | {"memory_bytes": {"weights": (1 << 60) - 1}, "capacity_bytes": 1, "compute_s": 1e9}
     text = Page(render_report(make_plan(predicted=document | {"ranks": [huge] * 40}))).text()
     assert "exceeded" in text
 
