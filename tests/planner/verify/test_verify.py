@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import queue
@@ -22,10 +23,15 @@ from foreplan.cost_models.costs import CostBook
 from foreplan.errors import SpecError, VerificationError
 from foreplan.planner.plan import Plan
 from foreplan.planner.registry import planner
+from foreplan.planner.verify.candidates import candidates_of
 from foreplan.planner.verify.follow import follow
 from foreplan.planner.verify.launch import Fleet
+from foreplan.planner.verify.local import rank_environment
+from foreplan.planner.verify.rounds import Rounds
+from foreplan.planner.verify.session import problem_of
 from foreplan.planner.verify.verification import load_verification
 from foreplan.planner.verify.verify import VerificationRun, verify
+from foreplan.planner.verify.wire import dial
 
 MakePlan = Callable[..., Plan]
 
@@ -136,9 +142,16 @@ def test_where_a_fork_would_not_be_safe_jobs_are_fresh_processes(
     make_plan: MakePlan, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TOY_THREAD", "1")
-    run = verify(make_plan(tolerance=50.0), rounds=1)
-    assert run.document is not None
-    assert run.document.passed
+    plan = make_plan()
+    toy_planner = planner("toy")
+    (candidate,) = candidates_of(plan, toy_planner, problem_of(plan, toy_planner))
+    with Fleet(plan, candidate.ranks, (0, 1), "word") as fleet:
+        runner = Rounds(
+            fleet, "gloo", "localhost", rounds=1, timeout_s=30.0, load_timeout_s=60.0,
+            say=lambda text: None,
+        )  # fmt: skip
+        results = runner.once(candidate, "fast")
+    assert [result is not None and result["sum"] for result in results] == [[3.0, 3.0]] * 2
 
 
 def test_a_wrong_result_is_not_passed(make_plan: MakePlan) -> None:
@@ -268,6 +281,29 @@ def test_another_plan_is_refused_at_the_endpoint(make_plan: MakePlan) -> None:
     assert "no word from west/cpu:threads=1, east/cpu:threads=1" in str(problems[0])
     assert "with --rdzv-endpoint" in str(problems[0])
     assert "--host" in str(problems[0])
+
+
+def test_a_host_that_lacks_a_device_is_named_and_one_too_many_is_let_go(
+    make_plan: MakePlan,
+) -> None:
+    devices = [{"name": "cpu:threads=1", "host": "west"}, {"name": "cpu:threads=1", "host": "east"}]
+    plan = make_plan(devices=devices)
+    west, east = plan.cluster.ranks()
+    with Fleet(plan, [west], (0,), "word", join_timeout_s=30.0) as fleet:
+        environment = rank_environment(east, "word")
+        command = ["--leader", f"127.0.0.1:{fleet.endpoint[1]}", "--member", "1"]
+        spare = subprocess.Popen(
+            [sys.executable, "-P", "-m", "foreplan.planner.verify.worker", *command],
+            env=environment,
+        )
+        while spare.poll() is None:
+            fleet.pump(0.1)
+        assert spare.returncode == 0
+        with contextlib.closing(dial(fleet.endpoint, 5.0)) as wire:
+            wire.send({"hello": "host", "host": "west", "members": [], "token": "word"})
+            fleet.pump(5.0)  # the connection; then its message
+            with pytest.raises(VerificationError, match="west cannot be west/cpu:threads=1"):
+                fleet.pump(5.0)
 
 
 def test_torchrun_starts_the_ranks(make_plan: MakePlan, tmp_path: Path) -> None:
