@@ -66,6 +66,9 @@ def profile_host(
         MissingDataError: a device cannot be measured here.
     """
     devices = [DeviceName.parse(name, "DEVICE") for name in names] or default_devices()
+    for device in devices:
+        if device.kind == "zoo":
+            raise SpecError("DEVICE", got=str(device), expected="a device here: cpu:... or cuda:N")
     caps = _caps(memory, devices)
     programs = {device: _programs(device, models, workload) for device in devices}
     try:

@@ -34,6 +34,7 @@ app.add_typer(simulate_app, name="simulate")
 dataset_app = typer.Typer(help="Measured operators and programs.", no_args_is_help=True)
 app.add_typer(dataset_app, name="dataset")
 
+INTERRUPTED = 130
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout.")]
 Output = Annotated[Path, typer.Option("-o", "--output", help="File to write.")]
 OutputFolder = Annotated[Path, typer.Option("-o", "--output", help="Folder to write to.")]
@@ -45,18 +46,18 @@ def main() -> NoReturn:
         code = app(standalone_mode=False)
     except ForeplanError as error:
         _fail(str(error), error.exit_code, type(error).__name__)
-    except KeyboardInterrupt:
-        _fail("interrupted; what was finished is kept", 130, "KeyboardInterrupt")
     except typer.Exit as stop:
         code = stop.exit_code
-    except typer.Abort:
-        _fail("aborted", 130, "Abort")
+    except (KeyboardInterrupt, typer.Abort):
+        code = INTERRUPTED
     except Exception as error:
         # Click's own errors of usage; everything else is a bug and keeps its traceback.
         code, text = getattr(error, "exit_code", None), getattr(error, "format_message", None)
         if code is None or text is None:
             raise
         _fail(text(), code, type(error).__name__)
+    if code == INTERRUPTED:  # typer's own word for Ctrl-C
+        _fail("interrupted; what was finished is kept", INTERRUPTED, "KeyboardInterrupt")
     sys.exit(code if isinstance(code, int) else 0)
 
 

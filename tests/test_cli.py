@@ -1,0 +1,211 @@
+"""The command line: its surface is frozen, and every bad input is one line with the right exit code."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import typer
+
+from foreplan import cli
+
+SURFACE = Path(__file__).parent / "cli_surface.json"
+TIMES = "--forward-ms 2 --backward-input-ms 2 --backward-weight-ms 1".split()
+PIPELINE = ["simulate", "pipeline", "--schedule", "zb-h1", "--stages", "4", "--microbatches", "8"]
+WORKLOAD = "batch=4,prompt_tokens=16,new_tokens=8"
+CLUSTER = {
+    "devices": [{"name": "t4", "count": 2}],
+    "tiers": [
+        {
+            "group": "all", "scope": "host", "latency_s": 1e-5, "bandwidth_bytes_per_s": 1e10,
+            "source": "test",
+        }
+    ],
+}  # fmt: skip
+
+
+@pytest.fixture
+def run(monkeypatch, capsys, tmp_path):
+    """Run a command in a folder of its own; gives (exit code, stdout, stderr)."""
+    monkeypatch.chdir(tmp_path)
+
+    def call(*words):
+        monkeypatch.setattr(sys, "argv", ["foreplan", *words])
+        with pytest.raises(SystemExit) as stop:
+            cli.main()
+        out, err = capsys.readouterr()
+        return stop.value.code, out, err
+
+    return call
+
+
+@pytest.fixture
+def plan(run):
+    """A plan in plan.json, as a document."""
+    Path("cluster.json").write_text(json.dumps(CLUSTER))
+    code, _, err = run(
+        "plan", "serving", "-m", "tiny-llama-random", "-c", "cluster.json", "-w", WORKLOAD,
+        "--costs", "roofline",
+    )  # fmt: skip
+    assert code == 0, err
+    return json.loads(Path("plan.json").read_text())
+
+
+def surface():
+    """Commands with their arguments and options, from the command tree."""
+
+    def describe(command):
+        if hasattr(command, "commands"):
+            return {name: describe(sub) for name, sub in sorted(command.commands.items())}
+        return sorted(
+            word for p in command.params for word in (p.opts if p.opts[0][0] == "-" else [p.name])
+        )
+
+    return describe(typer.main.get_command(cli.app))
+
+
+def test_surface_is_frozen():
+    """After an intended change: python -m tests.test_cli > tests/cli_surface.json."""
+    assert surface() == json.loads(SURFACE.read_text())
+
+
+def test_json_is_one_document_and_nothing_else(run):
+    code, out, _ = run(*PIPELINE, *TIMES, "--json")
+    assert code == 0
+    assert set(json.loads(out)) == {
+        "bubble_rate", "iteration_s", "makespan_s", "peak_activations"
+    }  # fmt: skip
+
+
+def test_same_inputs_give_the_same_bytes(run, plan):
+    first = Path("plan.json").read_bytes()
+    words = ["plan", "serving", "-m", "tiny-llama-random", "-c", "cluster.json", "-w", WORKLOAD]
+    code, _, _ = run(*words, "--costs", "roofline")
+    assert code == 0
+    assert Path("plan.json").read_bytes() == first
+
+
+BAD = {
+    "unknown command": (["plam"], 2, "plam"),
+    "unknown option": (["devices", "--colour"], 2, "--colour"),
+    "unknown schedule": ([*PIPELINE[:3], "zb-h9", *PIPELINE[4:], *TIMES], 2, "zb-h1"),
+    "zero stages": ([*PIPELINE[:5], "0", *PIPELINE[6:], *TIMES], 2, "at least 1"),
+    "negative time": ([*PIPELINE, *TIMES, "--transfer-ms", "-1"], 2, "at least 0"),
+    "no number": ([*PIPELINE, *TIMES, "--transfer-ms", "x"], 2, "--transfer-ms"),
+    "unknown kind": (["plan", "surving", "-d", "t4"], 2, "serving"),
+    "no cluster": (["plan", "serving", "-m", "gpt2"], 2, "--cluster"),
+    "no model": (["plan", "serving", "-d", "t4", "-w", WORKLOAD], 2, "model"),
+    "unknown model": (["plan", "serving", "-m", "gpt5", "-d", "t4", "-w", WORKLOAD], 2, "gpt5"),
+    "unknown device": (["plan", "serving", "-m", "gpt2", "-d", "2xt9", "-w", WORKLOAD], 2, "t9"),
+    "zero devices": (["plan", "serving", "-m", "gpt2", "-d", "0xt4", "-w", WORKLOAD], 2, "count"),
+    "unknown field": (
+        ["plan", "serving", "-m", "gpt2", "-d", "t4", "-w", WORKLOAD + ",bacth=3"], 2, "bacth"
+    ),
+    "negative size": (
+        ["plan", "serving", "-m", "gpt2", "-d", "t4", "-w", "batch=-1,prompt_tokens=4,new_tokens=4"],
+        2, "batch",
+    ),
+    "unknown costs": (
+        ["plan", "serving", "-m", "gpt2", "-d", "t4", "-w", WORKLOAD, "--costs", "magic"], 2,
+        "measured",
+    ),
+    "missing file": (["verify", "nowhere.json"], 2, "nowhere.json"),
+    "missing cluster": (["plan", "serving", "-m", "gpt2", "-c", "no.yaml"], 2, "no.yaml"),
+    "does not fit": (
+        ["plan", "serving", "-m", "llama-2-70b", "-d", "t4", "-w", WORKLOAD], 3, "GiB"
+    ),
+    "nothing measured": (
+        ["plan", "serving", "-m", "gpt2", "-d", "cpu:threads=1", "-w", WORKLOAD], 4, "memory"
+    ),
+    "no folder": (
+        ["plan", "serving", "-m", "gpt2", "-d", "t4", "-w", WORKLOAD, "--costs", "roofline",
+         "-o", "no/such/folder/plan.json"], 2, "plan.json",
+    ),
+    "a zoo device is not here": (["profile", "t4"], 2, "t4"),
+    "one file to merge": (["cluster", "merge", "a.yaml", "-o", "b.yaml"], 2, "a.yaml"),
+    "both ends of a link": (
+        ["profile", "--serve", "a:1", "--link", "b:2", "--peer", "x"], 2, "--serve or --link"
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_bad_input_is_one_line(run, name):
+    words, expected, part = BAD[name]
+    code, out, err = run(*words)
+    assert code == expected, err
+    assert err.count("\n") == 1
+    assert err.startswith("foreplan: error: ")
+    assert part in err
+    assert out == ""
+    assert [p for p in Path().rglob("*") if p.is_file()] == []
+
+
+def test_an_error_is_a_document_too(run):
+    code, out, _ = run("verify", "nowhere.json", "--json")
+    error = json.loads(out)["error"]
+    assert code == error["exit_code"] == 2
+    assert error["type"] == "SpecError"
+
+
+DAMAGE = {
+    "truncated": lambda text: text[: len(text) // 2],
+    "empty": lambda text: "",
+    "newer schema": lambda text: text.replace("foreplan.plan/1", "foreplan.plan/2"),
+    "another schema": lambda text: text.replace("foreplan.plan/1", "something/1"),
+    "unknown field": lambda text: text.replace('"kind"', '"kin"'),
+    "wrong type": lambda text: text.replace('"total_s"', '"total_ms"'),
+    "a stage short": lambda text: text.replace('"start": 0', '"start": 1'),
+    "no JSON": lambda text: "stages: [",
+}
+
+
+@pytest.mark.parametrize("name", DAMAGE)
+@pytest.mark.parametrize("command", ["verify", "report"])
+def test_a_damaged_plan_is_refused(run, plan, name, command):
+    Path("bad.json").write_text(DAMAGE[name](Path("plan.json").read_text()))
+    code, _, err = run(command, "bad.json", "-o", "out.file")
+    assert code == 2, err
+    assert err.count("\n") == 1
+    assert "bad.json" in err
+    assert not Path("out.file").exists()
+
+
+def test_a_plan_for_devices_that_are_not_here(run, plan):
+    code, _, err = run("verify", "plan.json")
+    assert code in (2, 4)
+    assert err.count("\n") == 1
+    assert "t4" in err
+
+
+def test_dry_run_starts_nothing(run, plan):
+    code, out, _ = run("verify", "plan.json", "--dry-run", "--json")
+    assert code == 0
+    assert {p["candidate"] for p in json.loads(out)["processes"]} >= {"chosen"}
+    assert not Path("verification.json").exists()
+
+
+@pytest.mark.xdist_group("serial")
+def test_interrupting_a_profile_leaves_no_process_and_a_journal(tmp_path):
+    words = [sys.executable, "-m", "foreplan.cli", "profile", "cpu:threads=1", "-o", str(tmp_path)]
+    process = subprocess.Popen(words, stderr=subprocess.PIPE, text=True, start_new_session=True)
+    deadline = time.monotonic() + 60
+    journal = tmp_path / "cpu-threads-1.json.journal"
+    while time.monotonic() < deadline and not (journal.exists() and journal.stat().st_size > 2000):
+        time.sleep(0.1)
+    os.kill(process.pid, signal.SIGINT)
+    _, err = process.communicate(timeout=30)
+    assert process.returncode == 130
+    assert err.strip().splitlines()[-1].startswith("foreplan: error: interrupted")
+    assert journal.exists()
+    assert not (tmp_path / "cpu-threads-1.json").exists()
+    with pytest.raises(ProcessLookupError):
+        os.killpg(process.pid, 0)
+
+
+if __name__ == "__main__":
+    print(json.dumps(surface(), indent=1))
