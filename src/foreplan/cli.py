@@ -361,6 +361,43 @@ def train(
         _console().print(f"wrote {output}")
 
 
+@dataset_app.command("build")
+def dataset_build(
+    output: OutputFolder,
+    network: Annotated[
+        list[str] | None, typer.Option(help="Network of the workload zoo; all by default.")
+    ] = None,
+    tasks: Annotated[Path | None, typer.Option(help="Tasks that an earlier run wrote.")] = None,
+    device: Annotated[
+        list[str] | None, typer.Option("-d", "--device", help="cpu:threads=1,isa=avx2 or cuda:0 ...")
+    ] = None,
+    samples: Annotated[int, typer.Option(help="Programs of a task in a round.")] = 8,
+    rounds: Annotated[int, typer.Option(help="Rounds over all tasks.")] = 1,
+    builders: Annotated[int, typer.Option(help="Processes that build.")] = 1,
+    minutes: Annotated[float | None, typer.Option(help="Begin nothing later than this.")] = None,
+    slow_s: Annotated[float, typer.Option(help="Run programs slower than this once.")] = 1.0,
+    chip: Annotated[str | None, typer.Option(help="Name of the silicon.")] = None,
+    seed: Annotated[int, typer.Option(help="Of the order of tasks.")] = 0,
+    extract_only: Annotated[bool, typer.Option(help="Stop when the tasks are written.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Build and time scheduled programs of networks (TVM). Killed, it resumes where it was."""
+    from foreplan.datasets.tir.build_dataset import build_dataset
+    from foreplan.datasets.tir.measure import MeasureOptions
+
+    result = build_dataset(
+        output, networks=network or [], tasks=tasks, devices=device or ["cpu:threads=1"],
+        options=MeasureOptions(
+            samples=samples, rounds=rounds, builders=builders, minutes=minutes, slow_s=slow_s
+        ),
+        chip=chip, seed=seed, extract_only=extract_only, progress=_console().print,
+    )  # fmt: skip
+    if as_json:
+        _print_json(result)
+    else:
+        _console().print(f"{output}: {result.get('rows', 0)} programs of {result['tasks']} tasks")
+
+
 @dataset_app.command("import")
 def dataset_import(
     data: Annotated[Path, typer.Argument(metavar="FILE")],
