@@ -208,7 +208,7 @@ class BoundPricing:
             through = through_costs(
                 price.arc_cost,
                 price.hop,
-                model.has_return,
+                model.by_first,
                 model.used,
                 model.stride,
                 model.counts,

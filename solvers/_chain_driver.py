@@ -27,6 +27,8 @@ _LARGE = 3_000_000
 """Labels up to which a filtered table is built."""
 
 
+_LABELS_EACH = 1_000
+"""Labels listed that count as one evaluation: they take about as long."""
 _COARSE = 200
 """Evaluations spent on narrowing boxes before each table."""
 _REACH = 5e-3
@@ -70,6 +72,7 @@ def run_search(search: Search) -> list[Box]:
         alive = [box for box in frontier if box.bound < target]
         keep = bounds.stage_filter(search, alive, best.multipliers, target)
         table = build_table(model, keep, _LARGE)
+        search.evaluations += (_LARGE if table is None else len(table.parent)) // _LABELS_EACH
         if table is None:
             if reach < _LEAST_REACH:
                 break

@@ -36,7 +36,7 @@ def best_chain(
     hop_prefill: Any,
     hop_decode: Any,
     back_decode: Any,
-    has_return: bool,
+    by_first: bool,
     used: Any,
     stride: Any,
     counts: Any,
@@ -62,7 +62,7 @@ def best_chain(
         hop_prefill: ``[K, K]`` seconds, ``inf`` if above the caps.
         hop_decode: ``[K, K]`` seconds, likewise.
         back_decode: ``[K, K]`` seconds, likewise.
-        has_return: whether passes differ by first type.
+        by_first: whether passes differ by first type.
         used: used vectors, as in ``_chain_path``.
         stride: of the used vectors.
         counts: devices a type.
@@ -122,7 +122,7 @@ def best_chain(
                         spare = left * (high[1] + longest_hop) + longest_hop
                         alive = _alive(head[a, u, k], follow, sums, acts, theta, low, m, spare)
                     for j in range(n_types):
-                        if used[u, j] >= counts[j] or (a == 0 and has_return and j != f):
+                        if used[u, j] >= counts[j] or (a == 0 and by_first and j != f):
                             continue
                         hop_p = 0.0 if a == 0 else hop_prefill[k, j]
                         hop_d = 0.0 if a == 0 else hop_decode[k, j]
@@ -135,7 +135,7 @@ def best_chain(
                             back = 0.0
                             rest = node[f, v, j, b]
                             if b == n_layers:
-                                if a > 0 and has_return:
+                                if a > 0:
                                     back = back_decode[j, f]
                                 rest = weight_d * back if back < np.inf else np.inf
                             if rest == np.inf:

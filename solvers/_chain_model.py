@@ -34,7 +34,7 @@ class ChainModel:
         caps_prefill: whether max P acts.
         caps_decode: whether max D acts.
         sums_decode: whether sum D can exceed ``m * max D``.
-        has_return: whether return hops cost anything.
+        by_first: whether return hops depend on the first type, not only on the last.
         link_decode_s: ``[K, K]`` decode hop, zero where finite if there is no decode.
         back_decode_s: ``[K, K]`` return hop (last type, first type), likewise.
         codes: ``[L, V]`` uint64, equal rows for layers with equal costs.
@@ -51,7 +51,7 @@ class ChainModel:
     caps_prefill: bool
     caps_decode: bool
     sums_decode: bool
-    has_return: bool
+    by_first: bool
     link_decode_s: FloatArray
     back_decode_s: FloatArray
     codes: np.ndarray[tuple[int, int], np.dtype[np.uint64]]
@@ -68,10 +68,14 @@ def model_of(problem: ChainProblem) -> ChainModel:
     Raises:
         SpecError: too many different devices for the dynamic programme.
     """
+    decode_rounds = problem.new_tokens - 1
+    link, back = problem.link_decode_s, problem.link_return_decode_s
+    if decode_rounds == 0:
+        link, back = (np.where(np.isfinite(x), 0.0, x) for x in (link, back))
+    by_first = bool(np.any(back != back[:, :1]))
     counts = np.minimum(problem.counts, problem.n_layers)
     states = math.prod(int(c) + 1 for c in counts) * problem.n_types * (problem.n_layers + 1)
-    if problem.link_return_decode_s.any():
-        states *= problem.n_types
+    states *= problem.n_types if by_first else 1
     if states > MAX_STATES:
         raise SpecError(
             "ChainProblem.counts",
@@ -80,10 +84,6 @@ def model_of(problem: ChainProblem) -> ChainModel:
             fix="leave out devices, or make equal ones equal in every number",
         )
     used, stride = used_vectors(counts)
-    decode_rounds = problem.new_tokens - 1
-    link, back = problem.link_decode_s, problem.link_return_decode_s
-    if decode_rounds == 0:
-        link, back = (np.where(np.isfinite(x), 0.0, x) for x in (link, back))
     most = min(int(counts.sum()), problem.n_layers)
     on_the_way = most
     if most > 1:
@@ -102,7 +102,7 @@ def model_of(problem: ChainProblem) -> ChainModel:
         caps_prefill=problem.prefill_microbatches > 1,
         caps_decode=decode_rounds > 0 and m > 1,
         sums_decode=decode_rounds > 0 and (m == 1 or m < on_the_way),
-        has_return=bool(np.any(back > 0)),
+        by_first=by_first,
         link_decode_s=link,
         back_decode_s=back,
         codes=_codes(problem),

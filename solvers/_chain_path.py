@@ -34,27 +34,26 @@ def used_vectors(counts: IntArray) -> tuple[IntArray, IntArray]:
 
 @compiled
 def completion_costs(
-    arc: Any, hop: Any, back: Any, has_return: bool, used: Any, stride: Any, counts: Any
+    arc: Any, hop: Any, back: Any, by_first: bool, used: Any, stride: Any, counts: Any
 ) -> Any:
     """Cheapest completion from every node.
 
     Args:
         arc: ``[K, L, L+1]`` cost of a stage on type k over layers ``[a, b)``.
         hop: ``[K, K]`` cost of a hop between stages.
-        back: ``[K, K]`` cost of the return hop from last to first type.
-        has_return: whether ``back`` matters; if not, one pass serves every first type.
+        back: ``[K, K]`` cost of the return hop from last to first type; a single stage has none.
+        by_first: whether ``back`` depends on the first type; if not, one pass serves them all.
         used: ``[U, K]`` from :func:`used_vectors`.
         stride: ``[K]`` from :func:`used_vectors`.
         counts: ``[K]`` devices a type.
 
     Returns:
         ``node[F, U, K, L+1]`` cost to complete after a last stage on k ending at i, and
-        ``opening[F, U, K, L]`` the same before a stage on k (already in u) that starts at i; at
-        ``i = 0`` the whole-chain stage is left out if there are return hops (it has none).
+        ``opening[F, U, K, L]`` the same before a stage on k (already in u) that starts at i.
     """
     n_types, n_layers = arc.shape[0], arc.shape[1]
     n_used = used.shape[0]
-    passes = n_types if has_return else 1
+    passes = n_types if by_first else 1
     node = np.full((passes, n_used, n_types, n_layers + 1), np.inf)
     opening = np.full((passes, n_used, n_types, n_layers), np.inf)
     low = np.full((n_types, n_layers), n_layers + 1)
@@ -70,30 +69,27 @@ def completion_costs(
         total[u] = used[u].sum()
     for f in range(passes):
         for u in range(n_used):
-            if has_return and used[u, f] == 0:
+            if by_first and used[u, f] == 0:
                 continue
             for k in range(n_types):
                 if used[u, k] > 0:
-                    node[f, u, k, n_layers] = back[k, f] if has_return else 0.0
+                    node[f, u, k, n_layers] = back[k, f] if total[u] > 1 else 0.0
         for a in range(n_layers - 1, -1, -1):
             for u in range(n_used):
-                if total[u] > a + 1 or (has_return and used[u, f] == 0):
+                if total[u] > a + 1 or (by_first and used[u, f] == 0):
                     continue
                 for k in range(n_types):
                     if used[u, k] == 0:
                         continue
                     best = np.inf
-                    stop = high[k, a] + 1
-                    if a == 0 and has_return:
-                        stop = min(stop, n_layers)
-                    for b in range(low[k, a], stop):
+                    for b in range(low[k, a], high[k, a] + 1):
                         value = arc[k, a, b] + node[f, u, k, b]
                         best = min(best, value)
                     opening[f, u, k, a] = best
             if a == 0:
                 break
             for u in range(n_used):
-                if total[u] > a or (has_return and used[u, f] == 0):
+                if total[u] > a or (by_first and used[u, f] == 0):
                     continue
                 for k in range(n_types):
                     if used[u, k] == 0:
@@ -111,7 +107,7 @@ def completion_costs(
 def cheapest_path(
     arc: Any,
     hop: Any,
-    has_return: bool,
+    by_first: bool,
     stride: Any,
     counts: Any,
     used: Any,
@@ -123,7 +119,7 @@ def cheapest_path(
     Args:
         arc: as in :func:`completion_costs`, like the other arguments.
         hop: costs between stages.
-        has_return: whether passes differ by first type.
+        by_first: whether passes differ by first type.
         stride: of the used vectors.
         counts: devices a type.
         used: the used vectors.
@@ -135,26 +131,19 @@ def cheapest_path(
     """
     n_types, n_layers = arc.shape[0], arc.shape[1]
     best = np.inf
-    k, f, single = -1, 0, False
+    k, f = -1, 0
     for j in range(n_types):
-        if counts[j] == 0:
-            continue
-        g = j if has_return else 0
-        if opening[g, stride[j], j, 0] < best:
-            best, k, f, single = opening[g, stride[j], j, 0], j, g, False
-        if has_return and arc[j, 0, n_layers] < best:
-            best, k, f, single = arc[j, 0, n_layers], j, g, True
+        if counts[j] > 0:
+            g = j if by_first else 0
+            if opening[g, stride[j], j, 0] < best:
+                best, k, f = opening[g, stride[j], j, 0], j, g
     path = np.empty((n_layers, 3), dtype=np.int64)
     if k == -1:
         return best, path[:0]
-    if single:
-        path[0, 0], path[0, 1], path[0, 2] = k, 0, n_layers
-        return best, path[:1]
     a, u, size = 0, stride[k], 0
     while True:
         end, found = -1, np.inf
-        stop = n_layers if (a == 0 and has_return) else n_layers + 1
-        for b in range(a + 1, stop):
+        for b in range(a + 1, n_layers + 1):
             value = arc[k, a, b] + node[f, u, k, b]
             if value < found:
                 found, end = value, b
@@ -175,14 +164,14 @@ def cheapest_path(
 
 @compiled
 def through_costs(
-    arc: Any, hop: Any, has_return: bool, used: Any, stride: Any, counts: Any, node: Any
+    arc: Any, hop: Any, by_first: bool, used: Any, stride: Any, counts: Any, node: Any
 ) -> Any:
     """Cheapest whole chain through every stage, without the stage's own cost.
 
     Args:
         arc: as in :func:`completion_costs`, like the other arguments.
         hop: costs between stages.
-        has_return: whether passes differ by first type.
+        by_first: whether passes differ by first type.
         used: the used vectors.
         stride: of the used vectors.
         counts: devices a type.
@@ -204,7 +193,7 @@ def through_costs(
                     # Cost of everything before a stage on k that starts at a.
                     before = np.inf
                     if a == 0:
-                        if u == stride[k] and (not has_return or k == f):
+                        if u == stride[k] and (not by_first or k == f):
                             before = 0.0
                     else:
                         v = u - stride[k]
@@ -214,10 +203,8 @@ def through_costs(
                     if before == np.inf:
                         continue
                     for b in range(a + 1, n_layers + 1):
-                        rest = node[f, u, k, b]
-                        if a == 0 and b == n_layers:
-                            rest = 0.0
-                        through[k, a, b] = min(through[k, a, b], before + rest)
+                        rest = before + node[f, u, k, b]
+                        through[k, a, b] = min(through[k, a, b], rest)
                         value = before + arc[k, a, b]
                         reach[u, k, b] = min(reach[u, k, b], value)
     return through

@@ -179,10 +179,10 @@ class Search:
             hop = np.where(np.isfinite(hop_p + hop_d), hop_p + weights[1] * hop_d, math.inf)
             back = np.where(np.isfinite(back), weights[1] * back, math.inf)
         node, opening = completion_costs(
-            arc_cost, hop, back, model.has_return, model.used, model.stride, model.counts
+            arc_cost, hop, back, model.by_first, model.used, model.stride, model.counts
         )
         total, path = cheapest_path(
-            arc_cost, hop, model.has_return, model.stride, model.counts, model.used, node, opening
+            arc_cost, hop, model.by_first, model.stride, model.counts, model.used, node, opening
         )
         constant = self.constant(box, multipliers)
         price = Price(
@@ -312,7 +312,7 @@ class Search:
         through = through_costs(
             price.arc_cost,
             price.hop,
-            model.has_return,
+            model.by_first,
             model.used,
             model.stride,
             model.counts,
@@ -373,7 +373,7 @@ class Search:
                 hop_p,
                 hop_d,
                 back,
-                model.has_return,
+                model.by_first,
                 model.used,
                 model.stride,
                 model.counts,

@@ -234,9 +234,9 @@ def _cheapest(
         return _cheapest_in_order(order, stage, hop, back)
     counts = np.minimum(problem.counts, problem.n_layers)
     used, stride = used_vectors(counts)
-    closed = bool(np.isinf(back).any())
-    node, opening = completion_costs(stage, hop, back, closed, used, stride, counts)
-    cost, path = cheapest_path(stage, hop, closed, stride, counts, used, node, opening)
+    by_first = bool(np.any(back != back[:, :1]))
+    node, opening = completion_costs(stage, hop, back, by_first, used, stride, counts)
+    cost, path = cheapest_path(stage, hop, by_first, stride, counts, used, node, opening)
     return None if cost == math.inf else [(k, a, b) for k, a, b in path.tolist()]
 
 

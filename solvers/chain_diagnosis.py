@@ -168,11 +168,11 @@ def _least_shortage(
     linked = np.isfinite(problem.link_prefill_s) & np.isfinite(problem.link_decode_s)
     hop = np.where(linked, 0.0, math.inf)
     back = np.where(np.isfinite(problem.link_return_decode_s), 0.0, math.inf)
-    closed = bool(np.isinf(back).any())
+    by_first = bool(np.any(back != back[:, :1]))
     counts = np.minimum(problem.counts, n_layers)
     used, stride = used_vectors(counts)
-    node, opening = completion_costs(arc, hop, back, closed, used, stride, counts)
-    short, path = cheapest_path(arc, hop, closed, stride, counts, used, node, opening)
+    node, opening = completion_costs(arc, hop, back, by_first, used, stride, counts)
+    short, path = cheapest_path(arc, hop, by_first, stride, counts, used, node, opening)
     if short == math.inf:
         return None
     return float(short), [(k, a, b) for k, a, b in path.tolist()], need

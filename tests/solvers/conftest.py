@@ -52,6 +52,9 @@ def random_problem(
     link_decode = draw(0, 1.5, links) * linked
     if rng.random() < 0.1:
         link_decode[rng.integers(n_types), rng.integers(n_types)] = math.inf
+    link_return = draw(0, 1.5, links, 0.7) * linked
+    if rng.random() < 0.3:
+        link_return[:] = link_return[:, :1]
     return ChainProblem(
         counts=rng.integers(1 if rng.random() < 0.8 else 0, 3, n_types),
         prefill_s=prefill,
@@ -68,7 +71,7 @@ def random_problem(
         fixed_memory_bytes=draw(0, 2, k, 0.4),
         link_prefill_s=draw(0, 1.5, links) * linked,
         link_decode_s=link_decode,
-        link_return_decode_s=draw(0, 1.5, links, 0.7) * linked,
+        link_return_decode_s=link_return,
         prefill_microbatches=int(rng.integers(1, 6)),
         decode_microbatches=int(rng.integers(1, 5)),
         new_tokens=int(rng.integers(1, 6)),
