@@ -68,6 +68,7 @@ from foreplan.cost_models._tir_walk import (
     member,
     ref,
     size,
+    tag,
     walk,
 )
 
@@ -95,6 +96,15 @@ def _leaf(
         loop_of[ref(nodes, row, _H)] = loop
         extents[loop] = constant(nodes, ref(nodes, row, _B), 1)
         running[loop] = how(nodes, row)
+    # Loops bound to one axis are one loop: a block's threads copy together below the loop that
+    # they are.
+    for loop in range(count):
+        for below in range(loop + 1, count):
+            axis = tag(nodes, loops[number, loop])
+            if axis >= 0 and axis != 6 and axis == tag(nodes, loops[number, below]):
+                extents[below] = max(extents[below], extents[loop])
+                extents[loop] = 1.0
+                loop_of[ref(nodes, loops[number, loop], _H)] = below
     everything = (1 << count) - 1
     jobs = threads = 0
     for loop in range(count):

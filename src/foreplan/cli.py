@@ -369,7 +369,7 @@ def dataset_build(
     ] = None,
     tasks: Annotated[Path | None, typer.Option(help="Tasks that an earlier run wrote.")] = None,
     device: Annotated[
-        list[str] | None, typer.Option("-d", "--device", help="cpu:threads=1,isa=avx2 or cuda:0 ...")
+        list[str] | None, typer.Option("-d", "--device", help="cpu:threads=1,isa=... or cuda:0")
     ] = None,
     samples: Annotated[int, typer.Option(help="Programs of a task in a round.")] = 8,
     rounds: Annotated[int, typer.Option(help="Rounds over all tasks.")] = 1,

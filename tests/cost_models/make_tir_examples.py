@@ -1,0 +1,92 @@
+"""Write data/tir_examples.jsonl: programs small enough to be computed by hand (needs TVM).
+
+Run from this folder: python make_tir_examples.py
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from foreplan.datasets.tir.task import encode_module
+from foreplan.datasets.tir.toolchain import load_tvm
+
+tvm = load_tvm()
+te = tvm.te
+
+
+def _gemm(n=64, m=32, k=128):
+    a = te.placeholder((n, k), "float32", name="A")
+    b = te.placeholder((k, m), "float32", name="B")
+    r = te.reduce_axis((0, k), "k")
+    c = te.compute((n, m), lambda i, j: te.sum(a[i, r] * b[r, j], axis=r), name="C")
+    return tvm.s_tir.Schedule(tvm.IRModule({"main": te.create_prim_func([a, b, c])}))
+
+
+def gemm():
+    return _gemm().mod
+
+
+def gemm_tiled():
+    s = _gemm()
+    block = s.get_sblock("C")
+    i, j, k = s.get_loops(block)
+    i0, i1 = s.split(i, [None, 8])
+    j0, j1 = s.split(j, [None, 16])
+    s.reorder(i0, j0, k, i1, j1)
+    s.parallel(i0)
+    s.vectorize(j1)
+    s.decompose_reduction(block, k)
+    return s.mod
+
+
+def reduction():
+    a = te.placeholder((16, 256), "float16", name="A")
+    r = te.reduce_axis((0, 256), "k")
+    c = te.compute((16,), lambda i: te.max(a[i, r], axis=r), name="C")
+    s = tvm.s_tir.Schedule(tvm.IRModule({"main": te.create_prim_func([a, c])}))
+    s.unroll(s.get_loops(s.get_sblock("C"))[0])
+    return s.mod
+
+
+def chain():
+    a = te.placeholder((1000,), "float32", name="A")
+    b = te.compute((1000,), lambda i: tvm.tirx.exp(a[i]) + a[i] * 2.0, name="B")
+    c = te.compute((1000,), lambda i: tvm.tirx.Select(b[i] > 0.5, b[i], 0.0), name="C")
+    s = tvm.s_tir.Schedule(tvm.IRModule({"main": te.create_prim_func([a, c])}))
+    loop = s.get_loops(s.get_sblock("C"))[0]
+    _, inner = s.split(loop, [None, 64])  # 16 x 64 = 1024: a predicate keeps 24 out
+    s.unroll(inner)
+    return s.mod
+
+
+def cuda():
+    s = _gemm()
+    block = s.get_sblock("C")
+    shared = s.cache_read(block, 0, "shared")
+    local = s.cache_write(block, 0, "local")
+    i, j, k = s.get_loops(block)
+    i0, i1 = s.split(i, [None, 16])
+    j0, j1 = s.split(j, [None, 8])
+    k0, k1 = s.split(k, [None, 32])
+    s.reorder(i0, j0, i1, j1, k0, k1)
+    s.bind(s.fuse(i0, j0), "blockIdx.x")
+    thread = s.fuse(i1, j1)
+    s.bind(thread, "threadIdx.x")
+    s.reverse_compute_at(local, thread)
+    s.compute_at(shared, k0)
+    fill = s.fuse(*s.get_loops(shared)[3:])
+    _, lane = s.split(fill, [None, 128])
+    s.bind(lane, "threadIdx.x")
+    return s.mod
+
+
+if __name__ == "__main__":
+    lines = []
+    for build in (gemm, gemm_tiled, reduction, chain, cuda):
+        module = build()
+        print(module.script())
+        text = tvm.ir.save_json(module)
+        lines.append(json.dumps({"name": build.__name__, "mod": encode_module(text)}))
+    folder = Path(__file__).parent / "data"
+    (folder / "tir_examples.jsonl").write_text("\n".join(lines) + "\n")

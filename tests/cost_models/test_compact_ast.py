@@ -1,0 +1,195 @@
+"""Computation vectors against values computed by hand from the programs in make_tir_examples.py."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from foreplan.cost_models.compact_ast import FEATURE_NAMES, CompactAst, CompactAstEncoder
+from foreplan.datasets.tir.task import decode_module
+from foreplan.errors import SpecError
+
+_LINES = (Path(__file__).parent / "data" / "tir_examples.jsonl").read_text().splitlines()
+TEXTS = {line["name"]: decode_module(line["mod"]) for line in map(json.loads, _LINES)}
+
+
+@pytest.fixture(scope="module")
+def encoder() -> CompactAstEncoder:
+    return CompactAstEncoder()
+
+
+def check(ast: CompactAst, leaf: int, **expected: float) -> None:
+    """Entries of a leaf; magnitudes are given plain and stored as log2(1 + x)."""
+    plain = ("loops.loops", "bindings.kernel", "dtype.floating", "dtype.bfloat16")
+    flags = ("shared", "local", "indirect", "present")
+    for name, value in expected.items():
+        name = name.replace("__", ".")
+        found = float(ast.leaves[leaf, FEATURE_NAMES.index(name)])
+        raw = name in plain or name.split(".")[1] in flags
+        raw = raw or (name.startswith("structure.") and name != "structure.overhang")
+        wanted = value if raw else math.log2(1 + value)
+        assert found == pytest.approx(wanted, rel=1e-5), f"{name} of leaf {leaf}"
+
+
+def test_gemm(encoder: CompactAstEncoder) -> None:
+    ast = encoder.encode(TEXTS["gemm"])  # 64 x 32 x 128, fp32
+    assert ast.position.tolist() == [4, 5]  # three loops, init, update
+    assert ast.depth.tolist() == [4, 4]
+    check(ast, 0, loops__iterations=64 * 32, structure__is_init=1, arithmetic__adds=0)
+    n = 64 * 32 * 128
+    check(
+        ast, 1, arithmetic__adds=n, arithmetic__products=n, arithmetic__flops_per_iteration=2,
+        dtype__floating=1, dtype__bytes=4, loops__iterations=n, loops__loops=3, loops__serial=n,
+        loops__parallel=1, loops__vectorized=1, loops__innermost=128, loops__second_innermost=32,
+        loops__reduction=128, loops__spatial=2048, structure__reduces=1,
+        structure__reads_own_result=1, structure__is_init=0,
+    )  # fmt: skip
+    # A (64 x 128) comes first of the loads: it has more distinct bytes than B (128 x 32).
+    check(
+        ast, 1, store__unique_bytes=64 * 32 * 4, load0__unique_bytes=64 * 128 * 4,
+        load1__unique_bytes=128 * 32 * 4, store__bytes=2 * n * 4, load0__bytes=n * 4,
+        store__stride_inner=0, load0__stride_inner=1, load1__stride_inner=32,
+        load0__unique_lines=64 * 128 * 4 / 64, load2__present=0,
+    )  # fmt: skip
+    # Reuse: C over k (three elements between), A over j (a row, a column, one), B over i.
+    row = 4 * (128 + 128 + 1)
+    plane = 4 * (128 + 128 * 32 + 32)
+    check(
+        ast, 1, store__reuse=128, store__reuse_distance_bytes=12, load0__reuse=32,
+        load0__reuse_distance_bytes=row, load1__reuse=64, load1__reuse_distance_bytes=plane,
+    )  # fmt: skip
+    # 57,344 bytes in all; an i-plane has 17,024, an (i, j) pair 1,028.
+    check(
+        ast, 1, memory__unique_bytes=57344, memory__traffic_16384=row * 64 * 32,
+        memory__traffic_32768=plane * 64, memory__traffic_262144=57344,
+        memory__intensity_unique=2 * n / 57344,
+    )  # fmt: skip
+    assert ast.total("flops") == 2 * n
+    assert ast.total("argument_bytes") == 57344
+    assert (ast.total("scratch_bytes"), ast.total("kernels")) == (0, 1)
+
+
+def test_gemm_tiled_parallel_vectorized(encoder: CompactAstEncoder) -> None:
+    ast = encoder.encode(TEXTS["gemm_tiled"])
+    assert ast.position.tolist() == [5, 9]
+    assert ast.depth.tolist() == [5, 6]
+    n = 64 * 32 * 128
+    check(ast, 0, loops__iterations=64 * 32, loops__vectorized=16, loops__parallel=8)
+    check(
+        ast, 1, loops__iterations=n, loops__parallel=8, loops__vectorized=16,
+        loops__serial=2 * 128 * 8, loops__per_job=n / 8, loops__innermost=16,
+        loops__second_innermost=8, store__stride_lane=1, load0__stride_lane=0,
+        load1__stride_lane=1, store__job_bytes=8 * 32 * 4, load0__job_bytes=8 * 128 * 4,
+        load1__job_bytes=128 * 32 * 4, load0__reuse=16, store__reuse=128,
+        store__reuse_distance_bytes=4 * (8 * 16 + 8 + 16), store__unique_bytes=64 * 32 * 4,
+        arithmetic__adds=n,
+    )  # fmt: skip
+    # v_i = i_0 * 8 + i_1 and v_j = j_0 * 16 + j_1 in the store, the loads and the own result.
+    per_iteration = ast.leaves[1, FEATURE_NAMES.index("arithmetic.address_operations")]
+    assert 2**per_iteration - 1 == pytest.approx(n * 2 * 6, rel=1e-5)
+    assert ast.total("parallel") == 8
+
+
+def test_reduction(encoder: CompactAstEncoder) -> None:
+    ast = encoder.encode(TEXTS["reduction"])  # max over 256 of 16 rows, fp16
+    assert ast.position.tolist() == [3, 4]
+    check(ast, 0, loops__iterations=16, structure__is_init=1)
+    check(
+        ast, 1, arithmetic__choices=4096, loops__unrolled=16, loops__reduction=256,
+        dtype__bytes=2, store__unique_bytes=32, load0__unique_bytes=8192,
+        load0__unique_lines=128, load0__element_bytes=2, store__reuse=256,
+    )  # fmt: skip
+    assert ast.total("main_dtype_bytes") == 2
+
+
+def test_elementwise_chain(encoder: CompactAstEncoder) -> None:
+    ast = encoder.encode(TEXTS["chain"])  # exp(a) + 2 a, then a select in 16 x 64 >= 1000 steps
+    assert ast.position.tolist() == [2, 5]
+    assert ast.depth.tolist() == [2, 3]
+    check(
+        ast, 0, arithmetic__cheap_functions=1000, arithmetic__adds=1000, arithmetic__products=1000,
+        structure__predicates=0, load0__accesses=2, load0__bytes=8000, load0__unique_bytes=4000,
+        allocation__stored_bytes=4000,
+    )  # fmt: skip
+    check(
+        ast, 1, loops__iterations=1024, arithmetic__choices=2048, structure__predicates=1,
+        structure__overhang=0.024, loops__unrolled=64, load0__unique_bytes=4000,
+        allocation__stored_bytes=0,
+    )  # fmt: skip
+    assert ast.total("argument_bytes") == 8000
+    assert ast.total("scratch_bytes") == 4000
+    assert ast.total("function_calls") == 1000
+
+
+def test_cuda_bindings(encoder: CompactAstEncoder) -> None:
+    ast = encoder.encode(TEXTS["cuda"])
+    assert ast.position.tolist() == [6, 8, 9, 10]  # fill, init, update, write back
+    assert ast.depth.tolist() == [6, 5, 5, 3]
+    n = 64 * 32 * 128
+    # The copy runs on the block's own 128 threads, not on 128 times as many.
+    check(
+        ast, 0, loops__iterations=16 * 4 * 4 * 128, bindings__blocks=16, bindings__threads_x=128,
+        bindings__per_thread=16, store__shared=1, load0__shared=0, allocation__stored_bytes=2048,
+        store__stride_lane=1, load0__stride_lane=1, bindings__kernel=1,
+    )  # fmt: skip
+    check(ast, 1, loops__iterations=64 * 32, structure__is_init=1)
+    check(
+        ast, 2, arithmetic__adds=n, bindings__blocks=16, bindings__threads_x=128,
+        bindings__per_thread=128, store__local=1, allocation__local_bytes=4,
+        allocation__shared_bytes=2048, loops__reduction=128, loops__innermost=32,
+    )  # fmt: skip
+    # B (16,384 distinct bytes, global) and the tile of A (32,768 over the run, shared).
+    check(
+        ast, 2, load0__shared=1, load0__stride_inner=1, load0__stride_lane=0,
+        load0__thread_bytes=512, load1__shared=0, load1__stride_inner=32, load1__stride_lane=1,
+        load1__job_bytes=128 * 8 * 4,
+    )  # fmt: skip
+    check(ast, 3, loops__iterations=64 * 32, store__shared=0, load0__local=1)
+    totals = {"flops": 2 * n, "argument_bytes": 57344, "kernels": 1, "blocks": 16, "threads": 128}
+    totals |= {"shared_bytes": 2048, "local_bytes": 4, "scratch_bytes": 0, "leaves": 4}
+    for name, value in totals.items():
+        assert ast.total(name) == value, name
+
+
+def test_same_result_from_any_layout_of_the_text(encoder: CompactAstEncoder) -> None:
+    pretty = json.dumps(json.loads(TEXTS["cuda"]), indent=2, sort_keys=True)
+    first, second = encoder.encode(TEXTS["cuda"]), encoder.encode(pretty)
+    np.testing.assert_array_equal(first.leaves, second.leaves)
+    np.testing.assert_array_equal(first.totals, second.totals)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [b"", b"{}", b"[1, 2", b"not json", b'{"root_index": 99, "nodes": []}', TEXTS["gemm"][:-40]],
+)
+def test_damaged_text_is_refused(encoder: CompactAstEncoder, text: bytes) -> None:
+    with pytest.raises(SpecError, match="file:3"):
+        encoder.encode(text, "file:3")
+
+
+def test_unknown_dtype_and_dynamic_loop_are_refused(encoder: CompactAstEncoder) -> None:
+    odd = TEXTS["gemm"].replace(b'"dtype":"float32"', b'"dtype":"posit32"')
+    with pytest.raises(SpecError, match="data types among"):
+        encoder.encode(odd)
+
+
+def test_damaged_references_do_not_crash(encoder: CompactAstEncoder) -> None:
+    document = json.loads(TEXTS["cuda"])
+    generator = np.random.default_rng(0)
+    for _ in range(300):
+        nodes = json.loads(json.dumps(document["nodes"]))
+        for number in generator.integers(0, len(nodes), 5):
+            data = nodes[number].get("data")
+            if isinstance(data, dict):
+                key = list(data)[int(generator.integers(0, len(data)))]
+                data[key] = int(generator.integers(-5, 2 * len(nodes)))
+            elif isinstance(data, list) and data:
+                data[0] = int(generator.integers(-5, 2 * len(nodes)))
+        try:
+            encoder.encode(json.dumps({**document, "nodes": nodes}))
+        except SpecError:
+            continue
