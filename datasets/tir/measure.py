@@ -198,8 +198,10 @@ class _Run:
             "known": known,
             "library": job.library,
         }
+        # A job begun just before the end gets half a minute, so that the whole run ends in time.
+        left = self._deadline + 30.0 - time.monotonic()
         try:
-            job.reply = worker.ask(request, self._options.build_timeout_s)
+            job.reply = worker.ask(request, min(self._options.build_timeout_s, max(1.0, left)))
         except WorkerLost as lost:
             job.reply = {"error": str(lost), "status": lost.status}
 
@@ -210,7 +212,7 @@ class _Run:
                 programs = job.reply.get("programs", [])
                 late = False
                 for program in programs:
-                    late = time.monotonic() > self._deadline + 60.0
+                    late = time.monotonic() > self._deadline + 45.0
                     if late:
                         break
                     self._keep(self._timed(worker, device, job, program))

@@ -161,7 +161,7 @@ def _shards(paths: Sequence[Path]) -> Iterator[Path]:
         yield from shards
 
 
-def merge_shards(source: Path, target: Path, *, files: int = 8) -> dict[str, Any]:
+def merge_shards(source: Path, target: Path, *, files: int = 6) -> dict[str, Any]:
     """Rewrite a folder of shards as at most ``files`` files, sorted by task, and count them.
 
     Sorting brings programs of a task together, which compresses several times better.
