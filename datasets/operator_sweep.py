@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -59,15 +60,17 @@ def cases(counts: dict[str, int], seed: int, buffer: Any) -> Iterator[Case]:
             b, m, n, k = _product_shape(rng, batched=True, width=width)
             x, y = view(dtype, 0, b, m, k), view(dtype, b * m * k, b, k, n)
             yield Case("bmm", "bmm", name, {"b": b, "m": m, "n": n, "k": k},
-                       lambda x=x, y=y: torch.bmm(x, y))  # fmt: skip
+                       partial(torch.bmm, x, y))  # fmt: skip
         for _ in range(int(counts["linear"] * share)):
             _, m, n, k = _product_shape(rng, batched=False, width=width)
             x, w = view(dtype, 0, m, k), view(dtype, m * k, n, k)
             bias = view(dtype, 0, n)
             yield Case("linear", "linear", name, {"b": 1, "m": m, "n": n, "k": k},
-                       lambda x=x, w=w, bias=bias: F.linear(x, w, bias))  # fmt: skip
-    binary = {"add": torch.add, "mul": torch.mul, "div": torch.div, "pow": torch.pow}
-    unary = {"relu": torch.relu, "gelu": F.gelu, "tanh": torch.tanh}
+                       partial(F.linear, x, w, bias))  # fmt: skip
+    binary: dict[str, Any] = {
+        "add": torch.add, "mul": torch.mul, "div": torch.div, "pow": torch.pow,
+    }  # fmt: skip
+    unary: dict[str, Any] = {"relu": torch.relu, "gelu": F.gelu, "tanh": torch.tanh}
     cost = {"add": 1, "mul": 1, "div": 2, "pow": 8, "relu": 1, "gelu": 8, "tanh": 6}
     for _ in range(counts["wide"]):
         for op in (*binary, *(f"{name}u" for name in binary), *unary, "softmax", "ln"):
@@ -78,18 +81,18 @@ def cases(counts: dict[str, int], seed: int, buffer: Any) -> Iterator[Case]:
             inputs, kind = 1, "elementwise"
             if op in binary:
                 inputs = 2
-                call = lambda x=x, y=y, f=binary[op]: f(x, y)  # noqa: E731
+                call = partial(binary[op], x, y)
             elif base in binary:
-                call = lambda x=x, f=binary[base]: f(x, 2.0)  # noqa: E731
+                call = partial(binary[base], x, 2.0)
             elif op in unary:
-                call = lambda x=x, f=unary[op]: f(x)  # noqa: E731
+                call = partial(unary[op], x)
             elif op == "softmax":
                 inputs, kind = 0, "softmax"
-                call = lambda x=x: torch.softmax(x, -1)  # noqa: E731
+                call = partial(torch.softmax, x, -1)
             else:
                 inputs, kind = 0, "layernorm"
                 w = view(torch.float32, 0, cols)
-                call = lambda x=x, w=w: F.layer_norm(x, w.shape, w, w)  # noqa: E731
+                call = partial(F.layer_norm, x, w.shape, w, w)
             dims = {"rows": rows, "cols": cols, "inputs": inputs, "cost": cost.get(base, 0)}
             yield Case(op, kind, "fp32", dims, call)
 
@@ -125,7 +128,8 @@ def time_call(call: Callable[[], Any]) -> float:
     """Seconds of one call: mean of the 5 fastest, launch included, device idle before each."""
     import torch
 
-    start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    event: Any = torch.cuda.Event  # untyped
+    start, stop = event(enable_timing=True), event(enable_timing=True)
     times: list[float] = []
     repeat = 25
     for _ in range(3):
@@ -144,8 +148,8 @@ def time_call(call: Callable[[], Any]) -> float:
 
 def main() -> None:
     """Sweep, and write the table."""
-    import pyarrow as pa
-    import pyarrow.parquet as pq
+    import pyarrow as pa  # type: ignore[import-untyped, unused-ignore]
+    import pyarrow.parquet as pq  # type: ignore[import-untyped, unused-ignore]
     import torch
 
     parser = argparse.ArgumentParser(description=__doc__, add_help=True)
@@ -163,7 +167,7 @@ def main() -> None:
     library = "torch-" + ".".join(torch.__version__.split(".")[:2]) + "-cuda"
     wanted = list(cases({"bmm": options.bmm, "linear": options.linear, "wide": options.wide},
                         options.seed, buffer))  # fmt: skip
-    np.random.default_rng(options.seed).shuffle(wanted)  # type: ignore[arg-type]
+    wanted = [wanted[i] for i in np.random.default_rng(options.seed).permutation(len(wanted))]
     rows: list[dict[str, Any]] = []
     begun = time.monotonic()
     with torch.no_grad():

@@ -181,8 +181,8 @@ def write_operators(table: OperatorTable, path: str | os.PathLike[str]) -> None:
     Raises:
         SpecError: the path cannot be written.
     """
-    import pyarrow as pa
-    import pyarrow.parquet as pq
+    import pyarrow as pa  # type: ignore[import-untyped, unused-ignore]
+    import pyarrow.parquet as pq  # type: ignore[import-untyped, unused-ignore]
 
     from foreplan.datasets.storage import write_atomically
 

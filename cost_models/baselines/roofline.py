@@ -6,7 +6,7 @@ from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
-from sklearn.base import BaseEstimator
+from sklearn.base import BaseEstimator  # type: ignore[import-untyped, unused-ignore]
 
 from foreplan.cost_models.operator_work import operator_work
 from foreplan.datasets.operator_table import OperatorTable

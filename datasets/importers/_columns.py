@@ -60,7 +60,7 @@ class Columns:
         Raises:
             SpecError: no such column and no default, or a cell that is no number.
         """
-        import pyarrow as pa
+        import pyarrow as pa  # type: ignore[import-untyped, unused-ignore]
 
         found = self.find(*names)
         if found is None:
@@ -138,9 +138,9 @@ def read_columns(
     Raises:
         SpecError: cannot be read, is broken, or has no row.
     """
-    import pyarrow as pa
-    import pyarrow.csv as pv
-    import pyarrow.parquet as pq
+    import pyarrow as pa  # type: ignore[import-untyped, unused-ignore]
+    import pyarrow.csv as pv  # type: ignore[import-untyped, unused-ignore]
+    import pyarrow.parquet as pq  # type: ignore[import-untyped, unused-ignore]
 
     where = str(path)
     try:

@@ -1,0 +1,334 @@
+"""Features of library operators: dimensionless, so that what one chip teaches holds on another.
+
+Everything is a ratio of the operator's demand to what the device offers (waves of tiles per
+multiprocessor, working set to L2, arithmetic intensity to the ridge), never a raw figure of the
+device, which would only name the chip. A figure that is not known gives NaN.
+
+`structural_s` is the part with physics in it: for each candidate tile the waves it takes
+(NeuSight's tile and wave structure, MIT licence, (c) 2025 Georgia Institute of Technology and
+Microsoft; the formulas here are our own), bounded below by the bytes that must move. The learned
+part only corrects it.
+
+Shape legend: ``N`` rows of one family; ``F`` features.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
+import numpy as np
+from numpy.typing import NDArray
+
+from foreplan.cost_models.operator_work import OperatorWork, operator_work, out_size, visible_pairs
+from foreplan.datasets.operator_table import OperatorTable
+
+Floats = NDArray[np.float64]
+
+#: Families that are learned together, and the kinds in each.
+FAMILIES: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {
+        "product": ("bmm", "linear"),
+        "conv": ("conv",),
+        "wide": ("elementwise", "softmax", "layernorm"),
+        "context": ("context_attention",),
+        "generation": ("generation_attention",),
+        "collective": ("collective",),
+        "layer": ("decoder_layer",),
+    }
+)
+
+#: Tiles (rows x columns of output) that GEMM kernels use, largest first.
+TILES = ((256, 128), (128, 128), (128, 64), (64, 128), (64, 64), (128, 32), (32, 128), (32, 32))
+
+#: FP32 multiply-adds a chip can pay for, FLOP/s per watt of board power, by process generation.
+#: 16/12 nm: fitted by eye to P4 and T4 (3.0 TFLOP/s sustained at 75 and 70 W); newer: assumed from
+#: the growth of peak per watt between generations.
+_FLOPS_PER_WATT = MappingProxyType(
+    {"pascal": 4.8e10, "volta": 4.8e10, "turing": 4.8e10, "ampere": 9e10, "ada": 1.8e11,
+     "hopper": 1.8e11, "blackwell": 2.2e11}
+)  # fmt: skip
+
+#: Time after which a power limit bites: the control loop needs a few milliseconds and a label is
+#: the best of some 25 calls. Fitted by eye on T4.
+_THROTTLE_S = 3e-4
+
+
+#: Clock cycles of a kernel that does next to nothing: 2.1, 2.8 and 3.7 us on L40S, H100 and A100.
+#: Fitted, one parameter.
+_FIXED_CYCLES = 5400.0
+
+
+@dataclass(frozen=True, slots=True)
+class Features:
+    """Features of the rows of one family.
+
+    Attributes:
+        names: of the features (F,).
+        values: (N, F), float32, NaN where unknown.
+        structural_s: seconds of the device's work by the tile and wave structure (N,).
+        bound_s: seconds no kernel can beat, even with what fits in L2 already there (N,).
+        roofline_s: seconds of the plain roofline (N,).
+    """
+
+    names: tuple[str, ...]
+    values: NDArray[np.float32]
+    structural_s: Floats
+    bound_s: Floats
+    roofline_s: Floats
+
+
+def features(table: OperatorTable, family: str) -> Features:
+    """Features of a table whose rows are all of one family."""
+    work = operator_work(table)
+    offer = _offers(table)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        columns, structural = _FAMILY[family](table, work, offer)
+        columns |= _common(work, offer)
+    values = np.column_stack([np.asarray(column, dtype=np.float32) for column in columns.values()])
+    values[~np.isfinite(values)] = np.nan
+    bound = _bound(table, work, offer)
+    return Features(tuple(columns), values, structural, bound, work.roofline_s)
+
+
+def memory_time(
+    table: OperatorTable, work: OperatorWork, offer: Mapping[str, Floats]
+) -> Floats:
+    """Seconds to move a row's bytes (N,), those that stay in L2 from call to call at its rate.
+
+    The step from L2 to memory (half of the bytes at 0.75 of L2) is fitted by eye on the elementwise
+    rows of an A100, and so is the share of the memory's bandwidth that is reached, 0.85. An L2
+    gives 32 bytes a clock to each multiprocessor (theory), of which 0.7 is reached (assumed).
+    """
+    # NeuSight's loop repeats a call on the same buffers; aiconfigurator's GEMM loop goes round
+    # several copies (fitted on L40S, whose step comes at a fifth of its L2).
+    graphs = np.array([not name.startswith("torch") for name in table.library])
+    copies = np.where(graphs & (table.kind == "linear"), 5.0, 1.0)
+    filled = np.nan_to_num(copies * work.bytes / offer["l2"], nan=np.inf)
+    from_memory = 1 / (1 + (0.75 / np.maximum(filled, 1e-9)) ** 6)
+    cached = np.nan_to_num(work.bytes / (0.7 * 32 * work.units * offer["clock"]))
+    moved = work.bytes / (0.85 * work.bandwidth)
+    return np.asarray(moved * from_memory + np.minimum(cached, moved) * (1 - from_memory))
+
+
+def _bound(table: OperatorTable, work: OperatorWork, offer: Mapping[str, Floats]) -> Floats:
+    """Seconds no kernel can beat: arithmetic at peak, and bytes that no cache can have kept."""
+    missing = np.maximum(1 - np.nan_to_num(offer["l2"] / work.bytes), 0)
+    # Published generation tables read grouped caches at half of their bytes; see `_attention`.
+    missing = missing * np.where(_grouped(table), 0.5, 1.0)
+    # Winograd's F(4x4, 3x3) needs a quarter of the multiplications.
+    few = (table.kind == "conv") & (table.dims["window"] > 1) & (table.dims["stride"] == 1)
+    return np.asarray(np.maximum(
+        work.flops / work.peak * np.where(few, 0.25, 1.0), work.bytes * missing / work.bandwidth
+    ))
+
+
+def _grouped(table: OperatorTable) -> NDArray[np.bool_]:
+    return np.asarray(
+        (table.kind == "generation_attention") & (table.dims["heads"] > table.dims["kv_heads"])
+    )
+
+
+def _offers(table: OperatorTable) -> dict[str, Floats]:
+    """Figures of each row's device (N,), NaN where unknown."""
+    names = ("l2", "clock", "tdp", "threads", "fp32", "shared", "arch_flops_per_watt", "capability")
+    found: dict[str, tuple[float, ...]] = {}
+    nan = float("nan")
+    for name in set(table.device):
+        device = table.device_of(name)
+        if device is None:
+            found[name] = (nan,) * len(names)
+            continue
+        found[name] = (
+            float(device.l2_bytes or nan),
+            float(device.clock_hz or nan),
+            float(device.tdp_w or nan),
+            float(device.max_threads_per_unit or nan),
+            float(device.peak("fp32") or nan),
+            float(device.shared_memory_bytes_per_unit or nan),
+            _FLOPS_PER_WATT.get(device.architecture or "", nan),
+            float(device.compute_capability or nan) if device.kind == "cuda" else nan,
+        )
+    rows = np.array([found[name] for name in table.device], dtype=np.float64)
+    return {name: rows[:, i] for i, name in enumerate(names)}
+
+
+def sustained_share(work: OperatorWork, offer: Mapping[str, Floats]) -> Floats:
+    """Share of the peak that the power limit leaves over a kernel's duration (N,)."""
+    share = np.minimum(offer["tdp"] * offer["arch_flops_per_watt"] / offer["fp32"], 1.0)
+    share = np.where(np.isnan(share), 1.0, share)
+    late = work.roofline_s / (work.roofline_s + _THROTTLE_S)
+    # Matrix units spend less energy a FLOP, so the same limit costs them less (power 0.75,
+    # fitted by eye on L40S beside A100 and H100).
+    matrix = np.where(work.peak > 1.01 * offer["fp32"], 0.75, 1.0)
+    return np.asarray(np.exp(np.log(share) * late * matrix))
+
+
+def _common(work: OperatorWork, offer: Mapping[str, Floats]) -> dict[str, Floats]:
+    compute, memory = work.flops / work.peak, work.bytes / work.bandwidth
+    return {
+        "log_roofline_us": np.log(work.roofline_s * 1e6),
+        "log_compute_us": np.log(np.maximum(compute, 1e-12) * 1e6),
+        "log_compute_to_memory": np.log(np.maximum(compute, 1e-12) / memory),
+        "log_bytes_to_l2": np.log(work.bytes / offer["l2"]),
+        "log_bytes_per_unit": np.log(work.bytes / work.units),
+        "log_bytes_per_clock_unit": np.log(work.bandwidth / (offer["clock"] * work.units)),
+        "log_flops_per_clock_unit": np.log(work.peak / (offer["clock"] * work.units)),
+        "log_l2_per_unit": np.log(offer["l2"] / work.units),
+        "log_power_share": np.log(offer["tdp"] * offer["arch_flops_per_watt"] / offer["fp32"]),
+        "capability": offer["capability"],
+    }
+
+
+def _fixed(offer: Mapping[str, Floats]) -> Floats:
+    """Seconds of a kernel that does next to nothing (N,)."""
+    return _FIXED_CYCLES / np.nan_to_num(offer["clock"], nan=1.8e9)
+
+
+def _alignment(size: Floats) -> Floats:
+    """log2 of the largest power of two, at most 64, that divides a size."""
+    whole = np.maximum(size, 1).astype(np.int64)
+    return np.log2(np.minimum(whole & -whole, 64).astype(np.float64))
+
+
+_Block = tuple[dict[str, Floats], Floats]
+
+
+def _tiles(
+    b: Floats, m: Floats, n: Floats, k: Floats, work: OperatorWork, peak: Floats
+) -> tuple[dict[str, Floats], Floats]:
+    """Wave features of each tile, and the time of the best tile."""
+    columns: dict[str, Floats] = {}
+    times = []
+    for rows, cols in TILES:
+        count = b * np.ceil(m / rows) * np.ceil(n / cols)
+        waves = np.ceil(count / work.units)
+        # A tile streams rows + cols operands for rows * cols results: small ones starve the units.
+        feed = rows * cols / (rows + cols) / 64.0
+        share = feed / (feed + 0.15)
+        # The prologue and epilogue of a tile cost about as much as 16 + rows*cols/1024 steps of k.
+        steps = k + 16.0
+        times.append(waves * 2.0 * rows * cols * steps / (peak / work.units) / share)
+        if (rows, cols) in ((128, 128), (128, 64), (64, 64), (32, 32), (32, 128), (128, 32)):
+            name = f"{rows}x{cols}"
+            columns[f"log_waves_{name}"] = np.log(count / work.units)
+            columns[f"wave_fill_{name}"] = count / work.units / waves
+            columns[f"tile_fill_{name}"] = b * m * n / (count * rows * cols)
+    return columns, np.min(np.stack(times), axis=0)
+
+
+def _product(table: OperatorTable, work: OperatorWork, offer: Mapping[str, Floats]) -> _Block:
+    d = table.dims
+    b, m, n, k = d["b"], d["m"], d["n"], d["k"]
+    peak = work.peak * sustained_share(work, offer)
+    columns, compute = _tiles(b, m, n, k, work, peak)
+    structural = _fixed(offer) + np.maximum(compute, memory_time(table, work, offer))
+    columns |= {
+        "log_compute_to_roofline": np.log(compute / work.roofline_s),
+        "log_m": np.log(m), "log_n": np.log(n), "log_k": np.log(k), "log_b": np.log(b),
+        "align_m": _alignment(m), "align_n": _alignment(n), "align_k": _alignment(k),
+        "log_weights_to_l2": np.log(b * n * k * 4 / offer["l2"]),
+        "log_stripe_to_l2": np.log((m + n) * k * 4 / offer["l2"]),
+        "is_batched": (table.kind == "bmm").astype(np.float64),
+    }  # fmt: skip
+    return columns, structural
+
+
+def _conv(table: OperatorTable, work: OperatorWork, offer: Mapping[str, Floats]) -> _Block:
+    d = table.dims
+    out = out_size(d)
+    m, n, k = d["b"] * out**2, d["cout"], d["cin"] * d["window"] ** 2
+    peak = work.peak * sustained_share(work, offer)
+    columns, compute = _tiles(np.ones_like(m), m, n, k, work, peak)
+    columns |= {
+        "log_m": np.log(m), "log_n": np.log(n), "log_k": np.log(k), "log_b": np.log(d["b"]),
+        "cin": np.log(d["cin"]), "window": d["window"], "stride": d["stride"],
+        "padding": d["padding"], "log_out": np.log(out), "align_cin": _alignment(d["cin"]),
+        "align_cout": _alignment(n),
+    }  # fmt: skip
+    return columns, _fixed(offer) + np.maximum(compute, memory_time(table, work, offer))
+
+
+def _wide(table: OperatorTable, work: OperatorWork, offer: Mapping[str, Floats]) -> _Block:
+    d = table.dims
+    softmax, norm = table.kind == "softmax", table.kind == "layernorm"
+    # Rows that reduce take one block each; an elementwise block takes 512 elements.
+    blocks = np.where(softmax | norm, d["rows"], d["rows"] * d["cols"] / 512)
+    columns = {
+        "log_rows": np.log(d["rows"]), "log_cols": np.log(d["cols"]),
+        "align_cols": _alignment(d["cols"]),
+        "align_all": _alignment(d["rows"] * d["cols"]),
+        "inputs": d["inputs"], "cost": d["cost"],
+        "is_softmax": softmax.astype(np.float64), "is_norm": norm.astype(np.float64),
+        "log_blocks_per_unit": np.log(blocks / work.units),
+        "wave_fill": blocks / work.units / np.ceil(blocks / work.units / 8) / 8,
+        "log_row_threads": np.log(d["cols"] / offer["threads"]),
+        "log_two_passes_to_l2": np.log(work.bytes / 2 / offer["l2"]),
+    }  # fmt: skip
+    return columns, _fixed(offer) + memory_time(table, work, offer)
+
+
+def _attention(table: OperatorTable, work: OperatorWork, offer: Mapping[str, Floats]) -> _Block:
+    d = table.dims
+    group = d["heads"] / d["kv_heads"]
+    query_tiles = np.ceil(d["queries"] / 128)
+    tasks = d["b"] * d["heads"] * query_tiles
+    pairs = visible_pairs(d)
+    # Tensor-core tiles of 128 queries compute whole blocks of the causal mask.
+    padded = d["b"] * d["heads"] * query_tiles * 128 * np.maximum(pairs / d["queries"], 64)
+    compute = 4 * padded * d["head_dim"] / work.peak
+    waves = np.ceil(tasks / work.units)
+    generation = table.kind == "generation_attention"
+    kv_tasks = d["b"] * d["kv_heads"]
+    compute = compute * np.where(generation, 1.0, waves * work.units / tasks)
+    # Fitted, one parameter: with grouped heads the tables of all three systems imply half of the
+    # cache's bytes, as if keys and values shared one buffer in the benchmark.
+    memory = memory_time(table, work, offer) * np.where(_grouped(table), 0.55, 1.0)
+    structural = _fixed(offer) + np.maximum(np.where(generation, 0, compute), memory)
+    columns = {
+        "log_b": np.log(d["b"]), "log_queries": np.log(d["queries"]), "log_keys": np.log(d["keys"]),
+        "log_heads": np.log(d["heads"]), "log_kv_heads": np.log(d["kv_heads"]),
+        "log_group": np.log(group), "head_dim": d["head_dim"],
+        "window": (d["window"] > 0).astype(np.float64),
+        "align_keys": _alignment(d["keys"]),
+        "log_tasks_per_unit": np.log(tasks / work.units),
+        "wave_fill": tasks / work.units / waves,
+        "log_kv_tasks_per_unit": np.log(kv_tasks / work.units),
+        "kv_wave_fill": kv_tasks / work.units / np.ceil(kv_tasks / work.units),
+        "log_pairs_per_query": np.log(pairs / d["queries"]),
+        "log_kv_bytes_per_task": np.log(work.bytes / kv_tasks),
+        "log_compute_to_roofline": np.log(compute / work.roofline_s),
+    }  # fmt: skip
+    return columns, structural
+
+
+def _collective(table: OperatorTable, work: OperatorWork, offer: Mapping[str, Floats]) -> _Block:
+    d = table.dims
+    columns = {
+        "log_message": np.log(d["message_bytes"]),
+        "ranks": d["ranks"],
+        **{f"pattern_{i}": (d["pattern"] == i).astype(np.float64) for i in range(1, 5)},
+        "log_message_per_rank": np.log(d["message_bytes"] / d["ranks"]),
+    }
+    return columns, work.roofline_s
+
+
+def _layer(table: OperatorTable, work: OperatorWork, offer: Mapping[str, Floats]) -> _Block:
+    d = table.dims
+    columns = {
+        "log_tokens": np.log(d["tokens"]),
+        "is_decode": (d["context"] > 0).astype(np.float64),
+        "log_hidden": np.log(d["hidden"]),
+        "shards": d["shards"],
+        "log_waves": np.log(np.ceil(d["tokens"] / 128) * d["hidden"] / 128 / work.units),
+    }
+    return columns, work.roofline_s
+
+
+_FAMILY = MappingProxyType(
+    {
+        "product": _product, "conv": _conv, "wide": _wide, "context": _attention,
+        "generation": _attention, "collective": _collective, "layer": _layer,
+    }
+)  # fmt: skip

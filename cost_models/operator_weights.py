@@ -1,0 +1,172 @@
+"""Weights of the operator predictor on disk: ``weights.safetensors`` and ``card.json``.
+
+Thresholds and leaves are kept in half precision where that loses nothing that matters (leaves) and
+in single precision where it might (thresholds). The card says what every expert was fitted on, from
+which sources, under which licences.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from foreplan.cost_models.device_gate import GateScales
+from foreplan.cost_models.model_store import read_card
+from foreplan.cost_models.tree_ensemble import TreeEnsemble
+from foreplan.datasets.device import Device
+from foreplan.datasets.specs import validate
+from foreplan.datasets.storage import write_atomically
+from foreplan.errors import SpecError
+
+if TYPE_CHECKING:
+    from foreplan.cost_models.operator_predictor import OperatorPredictor
+
+SCHEMA = "foreplan.operator-predictor/1"
+
+LICENCES: Mapping[str, str] = {
+    "neusight": "sitar-lab/NeuSight, MIT, (c) 2025 Georgia Institute of Technology and Microsoft",
+    "aiconfigurator": "ai-dynamo/aiconfigurator, Apache-2.0, (c) NVIDIA",
+    "helix": "Thesys-lab/Helix-ASPLOS25, Apache-2.0",
+    "foreplan": "measured by this project (foreplan.datasets.operator_sweep), Apache-2.0",
+}
+
+
+def save(
+    model: OperatorPredictor, folder: Path, facts: Mapping[str, Any]
+) -> dict[str, object]:
+    """Write a fitted model.
+
+    Args:
+        model: fitted.
+        folder: made if missing.
+        facts: more fields of the card (``sources``, ``held_out``, ``metrics``); sources get their
+            licence by format.
+
+    Returns:
+        The card.
+
+    Raises:
+        SpecError: the folder cannot be written.
+    """
+    from safetensors.numpy import save as to_bytes
+
+    tensors: dict[str, NDArray[Any]] = {}
+    for index, expert in enumerate(model.experts_):
+        for name, array in _compact(expert.trees.arrays()).items():
+            tensors[f"{index}.{name}"] = array
+    sources = [
+        {**source, "licence": LICENCES.get(source.get("format", ""), "unknown")}
+        for source in facts.get("sources", ())
+    ]
+    card: dict[str, object] = {
+        "schema": SCHEMA,
+        "name": "library operators",
+        "method": "chip experts (gradient-boosted trees on dimensionless features) that correct a "
+        "tile-and-wave time, mixed by device likeness; bounded by the roofline",
+        "label": "torch: mean of the 5 fastest of 25 eager calls, launch included; other libraries:"
+        " as published, in CUDA graphs",
+        "parameters": {
+            "trees": model.trees, "depth": model.depth, "rate": model.rate, "seed": model.seed,
+            "gate": asdict(model.gate or GateScales()),
+        },
+        **facts,
+        "sources": sources,
+        "unseen_chip_quantiles": model.quantiles_,
+        "experts": [
+            {
+                "family": expert.family,
+                "device": expert.device.model_dump(
+                    mode="json", exclude_none=True, exclude={"sources", "notes"}
+                ),
+                "library": expert.library, "dtype": expert.dtype, "rows": expert.rows,
+                "overhead_s": expert.overhead_s,
+                "seen_quantile": expert.seen_quantile,
+            }
+            for expert in model.experts_
+        ],
+    }  # fmt: skip
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise SpecError(str(folder), got=str(error), expected="a folder to write to") from error
+    write_atomically(folder / "weights.safetensors", to_bytes(tensors))
+    write_atomically(folder / "card.json", json.dumps(card, indent=1, sort_keys=True) + "\n")
+    return card
+
+
+def load(folder: Path) -> OperatorPredictor:
+    """Read a model that `save` wrote.
+
+    Raises:
+        SpecError: another schema, a broken file, or a card and weights that do not agree.
+    """
+    from safetensors import SafetensorError
+    from safetensors.numpy import load_file
+
+    from foreplan.cost_models.operator_predictor import Expert, OperatorPredictor
+
+    card = read_card(folder)
+    if card.get("schema") != SCHEMA:
+        raise SpecError(f"{folder}/card.json: schema", got=card.get("schema"), expected=SCHEMA)
+    path = folder / "weights.safetensors"
+    try:
+        tensors = load_file(str(path))
+        entries: Any = card["experts"]
+        parameters: Any = card["parameters"]
+        gate = GateScales(**parameters["gate"])
+        model = OperatorPredictor(
+            trees=parameters["trees"], depth=parameters["depth"], rate=parameters["rate"],
+            seed=parameters["seed"], gate=gate,
+        )  # fmt: skip
+        model.experts_ = [
+            Expert(
+                family=entry["family"],
+                device=validate(Device, entry["device"], f"{folder}/card.json: experts[{index}]"),
+                library=entry["library"], dtype=entry["dtype"], rows=entry["rows"],
+                trees=TreeEnsemble(_restore(tensors, index)),
+                overhead_s=entry["overhead_s"],
+                seen_quantile=entry["seen_quantile"],
+            )
+            for index, entry in enumerate(entries)
+        ]  # fmt: skip
+        quantiles: Any = card["unseen_chip_quantiles"]
+        model.quantiles_ = {str(kind): float(value) for kind, value in quantiles.items()}
+    except (OSError, SafetensorError, KeyError, TypeError, ValueError) as error:
+        raise SpecError(str(path), got=str(error), expected="weights that fit the card") from error
+    return model
+
+
+def _compact(arrays: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
+    """Splits and leaves apart: a leaf needs a value alone, a split no leaf's precision."""
+    split = arrays["feature"] >= 0
+    value = arrays["value"]
+    return {
+        "roots": arrays["roots"].astype(np.int32),
+        "feature": arrays["feature"].astype(np.int8),
+        "threshold": value[split].astype(np.float32),
+        "leaf": value[~split].astype(np.float16),
+        # Children lie together, so the left child of a split is an offset from it.
+        "step": (arrays["left"] - np.arange(len(value)))[split].astype(np.int16),
+        "missing_left": np.packbits(arrays["missing_left"][split].astype(bool)),
+    }
+
+
+def _restore(tensors: Mapping[str, NDArray[Any]], index: int) -> dict[str, NDArray[Any]]:
+    packed = {name: tensors[f"{index}.{name}"] for name in
+              ("roots", "feature", "threshold", "leaf", "step", "missing_left")}  # fmt: skip
+    feature = packed["feature"].astype(np.int16)
+    split = feature >= 0
+    value = np.zeros(len(feature), dtype=np.float32)
+    value[split], value[~split] = packed["threshold"], packed["leaf"].astype(np.float32)
+    left = np.full(len(feature), -1, dtype=np.int32)
+    left[split] = packed["step"].astype(np.int32) + np.flatnonzero(split)
+    missing = np.zeros(len(feature), dtype=bool)
+    missing[split] = np.unpackbits(packed["missing_left"])[: int(split.sum())].astype(bool)
+    return {"roots": packed["roots"], "feature": feature, "value": value, "left": left,
+            "missing_left": missing}  # fmt: skip
