@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -62,9 +64,11 @@ def verify_command(
     """
     plan = load_plan(path)
     with console.status("starting") as status:
+        # A spinner shows nothing in a log: there every step is a line of its own.
+        say = status.update if console.is_terminal else _line(console)
         run = verify(
             plan, rounds=rounds, thorough=thorough, tolerance=tolerance,
-            rdzv_endpoint=rdzv_endpoint, host=host, dry_run=dry_run, progress=status.update,
+            rdzv_endpoint=rdzv_endpoint, host=host, dry_run=dry_run, progress=say,
             costs=_costs(plan, path.parent) if thorough else None,
         )  # fmt: skip
     if run.document is None:
@@ -84,6 +88,13 @@ def verify_command(
         console.print(verification_tables(run.document, plan))
         console.print("wrote " + ", ".join(str(file) for file in written))
     return 0 if run.document.passed else VerificationError.exit_code
+
+
+def _line(console: Console) -> Callable[[str], None]:
+    start = time.monotonic()
+    return lambda text: console.print(
+        f"{time.monotonic() - start:6.1f} s  {text}", markup=False, highlight=False
+    )
 
 
 def _costs(plan: Plan, folder: Path) -> CostBook:
