@@ -1,0 +1,21 @@
+"""Baselines for scheduled programs, under the contract of `ProgramPredictor`, by name."""
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any
+
+from foreplan.cost_models.baselines_programs.cdmpp_released import CdmppReleased
+from foreplan.cost_models.baselines_programs.leaf_mlp import LeafMlp
+from foreplan.cost_models.baselines_programs.tree_lstm import TreeLstm
+from foreplan.cost_models.baselines_programs.xgboost_programs import XGBoostPrograms
+
+BASELINES: Mapping[str, Any] = MappingProxyType(
+    {
+        "cdmpp": CdmppReleased,
+        "mlp": LeafMlp,
+        "tree_lstm": TreeLstm,
+        "xgboost": XGBoostPrograms,
+    }
+)
+
+__all__ = ["BASELINES", "CdmppReleased", "LeafMlp", "TreeLstm", "XGBoostPrograms"]
