@@ -38,6 +38,8 @@ PREFILL, DECODE = 0, 1
 
 #: Weights that are quantised at a time: few, because a stage is loaded under its memory cap.
 _SLICE_ELEMENTS = 1 << 19
+#: The same on a GPU, where a copy to the device costs more than room does.
+_GPU_SLICE_ELEMENTS = 1 << 24
 #: Dimension of a packed tensor that counts output features, where it is not the first.
 _ROW_DIMENSION = {"scale_and_zero": 1}
 
@@ -255,7 +257,8 @@ def pack(kernel: LinearKernel, plain: Tensor, device: torch.device) -> Packed:
         The packed weight on ``device``.
     """
     # Torch's int4 layout stores blocks of up to 64 rows.
-    rows = max(64, _SLICE_ELEMENTS // plain.shape[1] // 64 * 64)
+    elements = _SLICE_ELEMENTS if device.type == "cpu" else _GPU_SLICE_ELEMENTS
+    rows = max(64, elements // plain.shape[1] // 64 * 64)
     total, whole = plain.shape[0], {}
     filled = 0
     for piece in plain.split_with_sizes(_sizes(total, rows)):
