@@ -25,6 +25,10 @@ _GENERATION = MappingProxyType(
 )  # fmt: skip
 
 
+#: Data types whose kernels come from the vendor's library in every framework.
+_VENDOR = frozenset({"bfloat16", "float16", "fp8"})
+
+
 @dataclass(frozen=True, slots=True)
 class GateScales:
     """Scales of the gate.
@@ -33,7 +37,7 @@ class GateScales:
         generation: per generation between them.
         balance: per factor e in FLOP a clock and unit, bytes a clock and unit, L2 a unit.
         power: per factor e in power share.
-        library: another version of the same library; another library counts three times.
+        library: another version of the same library; see `library_distance`.
         dtype: another data type; one of the same bytes and arithmetic counts a tenth.
     """
 
@@ -75,8 +79,17 @@ def distance(target: Device, expert: Device, scales: GateScales) -> float:
     return total / 4 if target.chip == expert.chip else total
 
 
-def library_distance(target: str, expert: str, scales: GateScales) -> float:
-    """Gate distance of two libraries (``torch-2.1-cuda``, ``trtllm``)."""
+def library_distance(
+    target: str, expert: str, dtype: str, scales: GateScales, *, same_chip: bool
+) -> float:
+    """Gate distance of two libraries (``torch-2.1-cuda``, ``trtllm``) for a data type.
+
+    On one chip, frameworks call the vendor's kernels for plain products and their own for the rest.
+    Eager calls of torch are noisier than kernels in a CUDA graph, and far from them.
+    """
     if target == expert:
         return 0.0
-    return scales.library * (1.0 if target.split("-")[0] == expert.split("-")[0] else 3.0)
+    if target.split("-")[0] == expert.split("-")[0]:
+        return scales.library
+    eager = target.startswith("torch") or expert.startswith("torch")
+    return scales.library * (0.7 if same_chip and dtype in _VENDOR and not eager else 3.0)

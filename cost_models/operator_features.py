@@ -15,7 +15,7 @@ Shape legend: ``N`` rows of one family; ``F`` features.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 import numpy as np
@@ -55,6 +55,9 @@ _FLOPS_PER_WATT = MappingProxyType(
 _THROTTLE_S = 3e-4
 
 
+#: Multiprocessors of a large GPU whose number is not published. Assumed.
+_USUAL_UNITS = 140.0
+
 #: Clock cycles of a kernel that does next to nothing: 2.1, 2.8 and 3.7 us on L40S, H100 and A100.
 #: Fitted, one parameter.
 _FIXED_CYCLES = 5400.0
@@ -82,6 +85,7 @@ class Features:
 def features(table: OperatorTable, family: str) -> Features:
     """Features of a table whose rows are all of one family."""
     work = operator_work(table)
+    work = replace(work, units=np.nan_to_num(work.units, nan=_USUAL_UNITS))
     offer = _offers(table)
     with np.errstate(divide="ignore", invalid="ignore"):
         columns, structural = _FAMILY[family](table, work, offer)

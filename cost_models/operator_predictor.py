@@ -226,7 +226,7 @@ class OperatorPredictor(RegressorMixin, BaseEstimator):  # type: ignore[misc, un
                 correction[rows] = np.nan
                 continue
             total = sum(weight for _, weight in weights)
-            stranger = max(weight for _, weight in weights) < 1.0
+            stranger = all(expert.device.chip != device.chip for expert, _ in weights)
             belief = _BELIEF.get(family, 1.0) if stranger else 1.0
             for expert, weight in weights:
                 own = expert.trees.predict(block.values[rows])
@@ -247,13 +247,19 @@ class OperatorPredictor(RegressorMixin, BaseEstimator):  # type: ignore[misc, un
         found = []
         for expert in pool:
             away = distance(device, expert.device, scales)
-            away += library_distance(library, expert.library, scales)
+            same = device.chip == expert.device.chip
+            away += library_distance(library, expert.library, dtype, scales, same_chip=same)
             if expert.dtype != dtype:
                 away += scales.dtype * _dtype_distance(expert.dtype, dtype, expert.family)
             found.append((expert, float(np.exp(-away))))
         own = [pair for pair in found if pair[1] >= 1.0]
+        # Boards of one chip run the same kernels of the same library at other clocks and memory.
+        chip = [
+            pair for pair in found if pair[0].device.chip == device.chip
+            and pair[0].dtype == dtype and pair[0].library == library
+        ]  # fmt: skip
         best = max((weight for _, weight in found), default=0.0)
-        return own or [pair for pair in found if pair[1] >= 0.02 * best]
+        return own or chip or [pair for pair in found if pair[1] >= 0.02 * best]
 
 
 def _by_family(table: OperatorTable) -> list[tuple[str, NDArray[np.int64]]]:
@@ -262,9 +268,14 @@ def _by_family(table: OperatorTable) -> list[tuple[str, NDArray[np.int64]]]:
 
 
 def _by_expert(table: OperatorTable) -> list[NDArray[np.int64]]:
+    """Rows of each device (whatever a source calls it), library and data type."""
+    found = {name: table.device_of(name) for name in set(table.device)}
+    name_of = {name: name if device is None else device.name for name, device in found.items()}
     groups: dict[tuple[str, str, str], list[int]] = {}
-    for row, key in enumerate(zip(table.device, table.library, table.dtype, strict=True)):
-        groups.setdefault(key, []).append(row)
+    for row, (name, *rest) in enumerate(
+        zip(table.device, table.library, table.dtype, strict=True)
+    ):
+        groups.setdefault((name_of[name], *rest), []).append(row)
     return [np.array(groups[key]) for key in sorted(groups)]
 
 

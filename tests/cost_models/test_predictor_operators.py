@@ -1,0 +1,278 @@
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+from sklearn.base import clone
+
+from foreplan.cost_models.baselines import BASELINES, baseline
+from foreplan.cost_models.commands import evaluate_file, operator_stats, train_operators
+from foreplan.cost_models.evaluation import evaluate
+from foreplan.cost_models.launch_head import head, head_slope
+from foreplan.cost_models.model_store import load_operator_model
+from foreplan.cost_models.operator_features import FAMILIES, features
+from foreplan.cost_models.operator_predictor import OperatorPredictor
+from foreplan.cost_models.operator_work import operator_work
+from foreplan.cost_models.predicted import PredictedSource
+from foreplan.cost_models.predictor import Predictor
+from foreplan.datasets.device import Device
+from foreplan.datasets.operator_table import (
+    KINDS,
+    OperatorTable,
+    operator_table,
+    texts,
+    write_operators,
+)
+from foreplan.datasets.program import Variant, program
+from foreplan.errors import MissingDataError, SpecError
+
+BF16 = Variant("bf16", "bf16", "torch.linear")
+
+
+def synthetic(
+    devices: tuple[str, ...] = ("t4", "l4", "a100_sxm_80gb"), rows: int = 200
+) -> OperatorTable:
+    """Products that take twice their roofline and 5 us."""
+    rng = np.random.default_rng(0)
+    count = rows * len(devices)
+    dims = {name: np.round(2 ** rng.uniform(4, 12, count)) for name in ("m", "n", "k")}
+    table = operator_table(
+        op=texts(["gemm/bfloat16"] * count),
+        kind=texts(["linear"] * count),
+        dtype=texts(["bfloat16"] * count),
+        library=texts(["trtllm"] * count),
+        device=texts(np.repeat(devices, rows)),
+        dims={"b": np.ones(count), **dims},
+        latency_s=np.ones(count),
+    )
+    latency = 5e-6 + 2 * operator_work(table).roofline_s
+    return operator_table(
+        op=table.op, kind=table.kind, dtype=table.dtype, library=table.library,
+        device=table.device, dims=table.dims, latency_s=latency,
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def fitted() -> OperatorPredictor:
+    return OperatorPredictor(trees=60).fit(synthetic())
+
+
+def test_work_of_a_linear_by_hand() -> None:
+    table = synthetic(("t4",), 1)
+    work = operator_work(table)
+    m, n, k = (table.dims[name][0] for name in ("m", "n", "k"))
+    assert work.flops[0] == 2 * m * n * k
+    assert work.bytes[0] == 2 * (m * k + n * k + m * n)
+    assert work.peak[0] == 6.5e13  # no bf16 on a T4: its fp16
+    assert work.bandwidth[0] == 3.2e11
+
+
+def test_causal_attention_counts_visible_pairs() -> None:
+    table = _one("context_attention", "bfloat16/bfloat16", b=1, queries=4, keys=4, heads=1,
+                 kv_heads=1, head_dim=8)  # fmt: skip
+    assert operator_work(table).flops[0] == 4 * 8 * 10
+    windowed = _one("context_attention", "bfloat16/bfloat16", b=1, queries=4, keys=4, heads=1,
+                    kv_heads=1, head_dim=8, window=2)  # fmt: skip
+    assert operator_work(windowed).flops[0] == 4 * 8 * 7
+
+
+def _one(kind: str, dtype: str, device: str = "l4", **dims: float) -> OperatorTable:
+    return operator_table(
+        op=texts([kind]), kind=texts([kind]), dtype=texts([dtype]), library=texts(["trtllm"]),
+        device=texts([device]), dims={name: np.array([size]) for name, size in dims.items()},
+        latency_s=np.array([1e-3]),
+    )  # fmt: skip
+
+
+def test_every_kind_has_a_family_and_features() -> None:
+    assert {kind for kinds in FAMILIES.values() for kind in kinds} == set(KINDS)
+    for family, kinds in FAMILIES.items():
+        for kind in kinds:
+            dims = dict.fromkeys(KINDS[kind], 8.0) | {"padding": 0.0, "pattern": 1.0}
+            dtype = "bfloat16/fp8" if "attention" in kind else "bfloat16"
+            table = _one(kind, dtype, **{name: dims[name] for name in KINDS[kind]})
+            block = features(table, family)
+            assert block.values.shape == (1, len(block.names))
+            assert np.isfinite(block.structural_s).all()
+            assert (block.bound_s <= block.roofline_s * 1.0001).all()
+
+
+def test_head_hides_short_kernels_and_adds_long_ones() -> None:
+    overhead = np.array([26e-6, 26e-6, 0.0])
+    device = np.array([1e-6, 1e-3, 1e-3])
+    total = head(overhead, device)
+    assert total[0] == pytest.approx(26e-6, rel=1e-3)
+    assert total[1] == pytest.approx(1e-3 + 0.55 * 26e-6, rel=1e-3)
+    assert total[2] == pytest.approx(1e-3)
+    step = 1e-6
+    slope = (head(overhead, device * np.exp(step)) - total) / step
+    assert head_slope(overhead, device) == pytest.approx(slope, rel=1e-3, abs=1e-12)
+
+
+def test_learns_seen_devices_and_carries_over(fitted: OperatorPredictor) -> None:
+    seen = synthetic()
+    assert np.median(np.abs(fitted.predict(seen) / seen.latency_s - 1)) < 0.05
+    unseen = synthetic(("l40s", "h200"))
+    assert np.median(np.abs(fitted.predict(unseen) / unseen.latency_s - 1)) < 0.4
+
+
+def test_never_faster_than_the_bound(fitted: OperatorPredictor) -> None:
+    table = synthetic(("b200", "p4", "mi210"), 300)
+    bound = features(table, "product").bound_s
+    assert (fitted.predict(table) >= bound * 0.999).all()
+
+
+def test_interval_is_wider_for_strangers(fitted: OperatorPredictor) -> None:
+    mean, low, high = fitted.predict_interval(synthetic(("t4", "h200"), 5))
+    assert (low < mean).all()
+    assert (mean < high).all()
+    assert high[-1] / mean[-1] > high[0] / mean[0]
+
+
+def test_without_a_chip_is_training_without_it() -> None:
+    table = synthetic()
+    one = OperatorPredictor(trees=20).fit(table).without({"tu104"}).predict(table)
+    two = OperatorPredictor(trees=20).fit(table.take(table.chips != "tu104")).predict(table)
+    assert one == pytest.approx(two)
+
+
+def test_estimator_contract(fitted: OperatorPredictor) -> None:
+    model = OperatorPredictor(trees=7, seed=3)
+    assert clone(model).get_params() == model.get_params()
+    assert not [name for name in vars(model) if name.endswith("_")]
+    assert model.fit(synthetic(rows=60)) is model
+    same = OperatorPredictor(trees=7, seed=3).fit(synthetic(rows=60))
+    assert np.array_equal(model.predict(synthetic()), same.predict(synthetic()))
+
+
+def test_save_and_load(fitted: OperatorPredictor, tmp_path: Path) -> None:
+    card = fitted.save(tmp_path / "m", sources=[{"file": "x", "format": "neusight"}])
+    assert "MIT" in str(card["sources"])
+    again = OperatorPredictor.load(tmp_path / "m")
+    table = synthetic(("t4", "h200"), 20)
+    # Leaves are kept in half precision.
+    assert again.predict(table) == pytest.approx(fitted.predict(table), rel=5e-3)
+    (tmp_path / "m" / "weights.safetensors").write_bytes(b"no")
+    with pytest.raises(SpecError, match="weights that fit"):
+        OperatorPredictor.load(tmp_path / "m")
+    (tmp_path / "m" / "card.json").write_text('{"schema": "other"}')
+    with pytest.raises(SpecError, match="schema"):
+        OperatorPredictor.load(tmp_path / "m")
+
+
+def test_nothing_to_learn_from() -> None:
+    table = synthetic(("t4",), 40)
+    nobody = operator_table(
+        op=table.op, kind=texts(["unknown"] * 40), dtype=table.dtype, library=table.library,
+        device=table.device, dims=table.dims, latency_s=table.latency_s,
+    )  # fmt: skip
+    with pytest.raises(SpecError, match="no usable row"):
+        OperatorPredictor().fit(nobody)
+
+
+@pytest.mark.parametrize("name", BASELINES)
+def test_baselines_keep_the_contract(name: str) -> None:
+    table = synthetic(rows=60)
+    model = baseline(name)
+    assert model.fit(table) is model
+    predicted = model.predict(synthetic(("h200",), 10))
+    assert predicted.shape == (10,)
+    assert (predicted > 0).all()
+
+
+def test_unsupported_rows_are_counted() -> None:
+    strange = _one("linear", "nvfp4", b=1, m=8, n=8, k=8)
+    table = OperatorTable.concat([synthetic(("t4",), 5), strange])
+    document = evaluate(baseline("roofline"), table)
+    assert document["unsupported"] == 1
+    assert document["by_device_op"]["l4"]["linear"]["count"] == 0  # type: ignore[index]
+    assert document["overall"]["count"] == 5  # type: ignore[index]
+    assert json.loads(json.dumps(document, allow_nan=False))
+
+
+def test_device_the_zoo_lacks_counts_unless_figures_are_given() -> None:
+    table = synthetic(("t4",), 5)
+    table = operator_table(
+        op=table.op, kind=table.kind, dtype=table.dtype, library=table.library,
+        device=texts(["my-gpu"] * 5), dims=table.dims, latency_s=table.latency_s,
+    )  # fmt: skip
+    assert np.isnan(baseline("roofline").predict(table)).all()
+    mine = Device(
+        name="my-gpu", chip="x", vendor="me", kind="cuda", memory_bandwidth=1e12, units=10,
+        peak_flops={"bf16/matrix": 1e14},
+    )  # fmt: skip
+    given = operator_table(
+        op=table.op, kind=table.kind, dtype=table.dtype, library=table.library,
+        device=table.device, dims=table.dims, latency_s=table.latency_s, devices={"my-gpu": mine},
+    )  # fmt: skip
+    assert np.isfinite(baseline("roofline").predict(given)).all()
+
+
+def test_train_and_evaluate_files(tmp_path: Path) -> None:
+    write_operators(synthetic(rows=60), tmp_path / "t.parquet")
+    data = tmp_path / "t.parquet"
+    card = train_operators([data], ["foreplan"], tmp_path / "m", hold_out=["tu104"])
+    assert card["held_out"] == ["tu104"]
+    result = evaluate_file(str(tmp_path / "m"), data, "foreplan")
+    assert set(result) >= {"overall", "by_device", "by_op", "by_device_op", "unsupported"}
+    assert set(result["overall"]) == {  # type: ignore[call-overload]
+        "mape", "median_ape", "p90_ape", "within_10pct", "count"
+    }  # fmt: skip
+    assert operator_stats(data, "foreplan")["rows"] == 180
+    with pytest.raises(SpecError, match="--hold-out"):
+        train_operators([data], ["foreplan"], tmp_path / "m", hold_out=["nobody"])
+
+
+def test_models_that_are_not_there(tmp_path: Path) -> None:
+    with pytest.raises(MissingDataError, match="pretrained:none"):
+        load_operator_model("pretrained:none")
+    with pytest.raises(MissingDataError, match="crossval"):
+        load_operator_model("xgboost")
+    with pytest.raises(SpecError, match="--model"):
+        load_operator_model(str(tmp_path))
+
+
+def test_shipped_model_prices_programs() -> None:
+    source = PredictedSource()
+    small = program("linear", BF16, rows=8, n=4096, k=4096)
+    large = program("linear", BF16, rows=4096, n=4096, k=4096)
+    times = [source.estimate(work, "a100_sxm_80gb") for work in (small, large)]
+    assert times[0] is not None
+    assert times[1] is not None
+    # 32 MiB of weights at 2 TB/s; 137 GFLOP at 312 TFLOP/s
+    assert 14e-6 < times[0].mean_s < 50e-6
+    assert 4.4e-4 < times[1].mean_s < 9e-4
+    assert times[1].low_s < times[1].mean_s < times[1].high_s
+    assert times[0].source == "predicted"
+    four = program("linear", Variant("int4", "bf16", "x"), rows=8, n=8192, k=8192)
+    sixteen = program("linear", BF16, rows=8, n=8192, k=8192)
+    wide, narrow = (source.estimate(w, "l40s") for w in (sixteen, four))
+    assert wide is not None
+    assert narrow is not None
+    assert narrow.mean_s < 0.6 * wide.mean_s
+
+
+def test_outside_of_what_was_seen() -> None:
+    source = PredictedSource()
+    argmax = program("argmax", Variant("bf16", "bf16", "torch.argmax"), rows=8, cols=100)
+    assert source.estimate(argmax, "a100_sxm_80gb") is None
+    assert source.estimate(program("linear", BF16, rows=8, n=8, k=8), "cuda:0") is None
+    with pytest.raises(MissingDataError, match="argmax"):
+        Predictor.load().predict([argmax], "t4")
+
+
+@pytest.mark.parametrize(
+    ("name", "format_name", "most"),
+    [("neusight_ops_train", "neusight", 0.06), ("aiconfigurator_gemm", "aiconfigurator", 0.04),
+     ("helix_layer_times_llama1_30b", "helix", 0.13)],
+)  # fmt: skip
+def test_shipped_model_on_shared_data(name: str, format_name: str, most: float) -> None:
+    folder = os.environ.get("FOREPLAN_DATA")
+    if not folder:
+        pytest.skip("FOREPLAN_DATA names no folder of public latency data")
+    result = evaluate_file("pretrained:ops", Path(folder, f"{name}.parquet"), format_name)
+    assert result["unsupported"] == 0
+    assert result["overall"]["mape"] < most  # type: ignore[index]

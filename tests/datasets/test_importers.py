@@ -1,0 +1,156 @@
+from __future__ import annotations
+
+import gzip
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from foreplan.datasets.importers import read_operators
+from foreplan.datasets.operator_table import OperatorTable, write_operators
+from foreplan.errors import SpecError
+
+UPSTREAM_BMM = """OPName,Latency,Device,Torch Version,Kernel Name,B,M,N,K
+bmm,0.5,NVIDIA H100 80GB HBM3,2.1.0+cu121,ampere_sgemm,8,128,64,256
+bmm,0.7,Tesla T4,2.1.0+cu121,volta_sgemm,8,128,64,256
+"""
+GEMM = """framework,version,device,op_name,kernel_source,gemm_dtype,m,n,k,latency
+TRTLLM,1.0,NVIDIA L40S,gemm,torch_flow,bfloat16,16,4096,1024,0.01
+VLLM,0.9,Made-up GPU,gemm,x,nvfp4,16,4096,1024,0.02
+"""
+ATTENTION = """framework,op_name,batch_size,isl,num_heads,num_key_value_heads,head_dim,attn_dtype,\
+kv_cache_dtype,step,latency,device
+TRTLLM,context_attention,2,1024,32,8,128,bfloat16,fp8,0,0.4,NVIDIA L40S
+TRTLLM,generation_attention,2,1,32,0,128,bfloat16,bfloat16,1023,0.1,NVIDIA L40S
+"""
+NCCL = """framework,version,device,op_name,kernel_source,nccl_dtype,num_gpus,message_size,latency
+TRTLLM,2.27,NVIDIA A100-SXM4-80GB,all_reduce,NCCL,half,8,1024,0.02
+"""
+
+
+def _write(path: Path, text: str) -> Path:
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def test_neusight_upstream_csv_contracts_n(tmp_path: Path) -> None:
+    table = read_operators(_write(tmp_path / "bmm.csv", UPSTREAM_BMM), "neusight")
+    assert list(table.op) == ["bmm", "bmm"]
+    assert list(table.device) == ["NVIDIA H100 80GB HBM3", "Tesla T4"]
+    assert list(table.chips) == ["gh100", "tu104"]
+    # (B, M, N) x (B, N, K): N is contracted
+    assert (table.dims["m"][0], table.dims["n"][0], table.dims["k"][0]) == (128, 256, 64)
+    assert table.latency_s == pytest.approx([5e-4, 7e-4])
+    assert set(table.library) == {"torch-2.1-cuda"}
+
+
+def test_neusight_elementwise_and_unknown_operator(tmp_path: Path) -> None:
+    text = "OPName,Latency,Device,B,H\nVECadd,0.03,Tesla T4,4,8\nmystery,0.03,Tesla T4,4,8\n"
+    table = read_operators(_write(tmp_path / "v.csv", text), "neusight")
+    assert list(table.kind) == ["elementwise", "unknown"]
+    assert list(table.op) == ["VECadd", "mystery"]
+    assert table.dims["inputs"][0] == 2
+
+
+def test_gzip(tmp_path: Path) -> None:
+    path = tmp_path / "bmm.csv.gz"
+    path.write_bytes(gzip.compress(UPSTREAM_BMM.encode()))
+    assert len(read_operators(path, "neusight")) == 2
+
+
+def test_aiconfigurator_gemm_names_ops_by_dtype(tmp_path: Path) -> None:
+    table = read_operators(_write(tmp_path / "g.csv", GEMM), "aiconfigurator")
+    assert list(table.op) == ["gemm/bfloat16", "gemm/nvfp4"]
+    assert list(table.library) == ["trtllm", "vllm"]
+    assert table.device_of("Made-up GPU") is None
+    assert table.chip_of("Made-up GPU") == "Made-up GPU"
+
+
+def test_aiconfigurator_attention(tmp_path: Path) -> None:
+    table = read_operators(_write(tmp_path / "a.csv", ATTENTION), "aiconfigurator")
+    assert list(table.kind) == ["context_attention", "generation_attention"]
+    assert list(table.dtype) == ["bfloat16/fp8", "bfloat16/bfloat16"]
+    assert list(table.dims["queries"]) == [1024, 1]
+    assert list(table.dims["keys"]) == [1024, 1024]
+    assert list(table.dims["kv_heads"]) == [8, 32]
+
+
+def test_aiconfigurator_nccl(tmp_path: Path) -> None:
+    table = read_operators(_write(tmp_path / "n.csv", NCCL), "aiconfigurator")
+    assert list(table.kind) == ["collective"]
+    assert table.dims["message_bytes"][0] == 2048
+
+
+def test_helix_upstream_csv_takes_names_from_the_path(tmp_path: Path) -> None:
+    folder = tmp_path / "llama1_30b" / "t4x2"
+    folder.mkdir(parents=True)
+    table = read_operators(_write(folder / "prompt_bs2time.csv", "0,0\n100,12.5\n"), "helix")
+    assert (table.op[0], table.device[0], len(table)) == ("prompt", "t4x2", 1)
+    assert table.dims["shards"][0] == 2
+    assert table.chips[0] == "tu104"
+
+
+@pytest.mark.parametrize(
+    ("text", "format_name", "told"),
+    [
+        ("OPName,Latency,Device,B,M,N,K\nbmm,-1,Tesla T4,1,2,3,4\n", "neusight", "above 0 ms"),
+        ("OPName,Latency,Device,B,M,N,K\nbmm,1,Tesla T4,1,2.5,3,4\n", "neusight", "whole number"),
+        ("OPName,Latency,Device,B,M,N,K\nbmm,1,Tesla T4,1,x,3,4\n", "neusight", "numbers"),
+        ("OPName,Latency,B,M,N,K\nbmm,1,1,2,3,4\n", "neusight", "a column device or gpu"),
+        ("OPName,Latency,Device\n", "neusight", "at least one"),
+        ("a,b\n1,2\n", "aiconfigurator", "gemm, attention or nccl"),
+        ("a,b\n1,2\n", "nonsense", "one of foreplan, neusight"),
+        ("\x00\x01", "neusight", "expected"),
+    ],
+)
+def test_bad_files_are_one_line(tmp_path: Path, text: str, format_name: str, told: str) -> None:
+    with pytest.raises(SpecError, match=told) as caught:
+        read_operators(_write(tmp_path / "bad.csv", text), format_name)
+    assert "\n" not in str(caught.value)
+
+
+def test_broken_parquet_and_missing_file(tmp_path: Path) -> None:
+    broken = tmp_path / "x.parquet"
+    broken.write_bytes(b"PAR1 and no more")
+    with pytest.raises(SpecError, match="Parquet"):
+        read_operators(broken, "neusight")
+    with pytest.raises(SpecError, match="readable"):
+        read_operators(tmp_path / "none.csv", "neusight")
+
+
+def test_round_trip(tmp_path: Path) -> None:
+    table = read_operators(_write(tmp_path / "bmm.csv", UPSTREAM_BMM), "neusight")
+    write_operators(table, tmp_path / "t.parquet")
+    again = read_operators(tmp_path / "t.parquet", "foreplan")
+    assert list(again.op) == list(table.op)
+    assert again.latency_s == pytest.approx(table.latency_s)
+    assert all(np.array_equal(again.dims[name], table.dims[name]) for name in table.dims)
+
+
+def test_concat_and_take(tmp_path: Path) -> None:
+    one = read_operators(_write(tmp_path / "bmm.csv", UPSTREAM_BMM), "neusight")
+    two = read_operators(_write(tmp_path / "g.csv", GEMM), "aiconfigurator")
+    both = OperatorTable.concat([one, two])
+    assert len(both) == 4
+    assert list(both.take(both.kind == "linear").device) == ["NVIDIA L40S", "Made-up GPU"]
+
+
+@pytest.mark.parametrize(
+    ("name", "format_name", "rows"),
+    [
+        ("neusight_ops_train", "neusight", 256_509),
+        ("aiconfigurator_gemm", "aiconfigurator", 106_848),
+        ("aiconfigurator_attention", "aiconfigurator", 135_753),
+        ("aiconfigurator_nccl", "aiconfigurator", 1_512),
+        ("helix_layer_times_llama1_30b", "helix", 599),
+    ],
+)
+def test_shared_data(name: str, format_name: str, rows: int) -> None:
+    folder = os.environ.get("FOREPLAN_DATA")
+    if not folder:
+        pytest.skip("FOREPLAN_DATA names no folder of public latency data")
+    table = read_operators(Path(folder, f"{name}.parquet"), format_name)
+    assert len(table) == rows
+    assert "unknown" not in set(table.kind)
+    assert all(table.device_of(device) is not None for device in set(table.device))
