@@ -10,12 +10,20 @@ import math
 from dataclasses import dataclass, field
 
 import numpy as np
+import numpy.typing as npt
 
 from foreplan.solvers._chain_box import Box, Multipliers
 from foreplan.solvers._chain_model import ChainModel
 from foreplan.solvers._chain_path import through_costs
 from foreplan.solvers._chain_search import Search
-from foreplan.solvers._stage_bound import bound_stages, ceilings, layer_minima, repair, tune
+from foreplan.solvers._stage_bound import (
+    bound_stages,
+    ceilings,
+    layer_minima,
+    meet_budgets,
+    repair,
+    tune,
+)
 from foreplan.solvers._stage_table import StageFilter
 from foreplan.solvers.chain_problem import ChainStage, FloatArray, IntArray, make_stage
 
@@ -43,6 +51,7 @@ class BoundPricing:
     _least: FloatArray = field(init=False)
     _blocked: IntArray = field(init=False)
     _edges: FloatArray = field(init=False)
+    _weights: FloatArray = field(init=False)
     _scalar: FloatArray = field(init=False)
     _winner: IntArray = field(init=False)
     _arc: FloatArray = field(init=False)
@@ -73,7 +82,7 @@ class BoundPricing:
     def costs(self, box: Box, weights: FloatArray) -> FloatArray:
         """Bounds on all stages; see ``Pricing``, like the other methods."""
         problem = self.model.problem
-        self._scalar = self.scalar(weights)
+        self._weights, self._scalar = weights, self.scalar(weights)
         minima = layer_minima(self._scalar, self._costs, self._pool, self._sizes)
         caps = np.empty((problem.n_types, 3))
         caps[:, :2] = box.high
@@ -127,10 +136,40 @@ class BoundPricing:
         """The repaired stages."""
         if len(self._variants) < len(path):
             return None
+        problem = self.model.problem
+        if problem.max_omega is not None or problem.max_cost2 is not None:
+            self._variants = self._within_budgets(path)
         return [
             self._row(k, a, b, variants, self._extra(k, a, b))
             for (k, a, b), variants in zip(path.tolist(), self._variants, strict=True)
         ]
+
+    def _within_budgets(self, path: IntArray) -> list[IntArray]:
+        """The repaired stages, changed until budgets hold; unchanged if that fails."""
+        problem = self.model.problem
+        layers = np.arange(problem.n_layers)
+        stage = np.repeat(np.arange(len(path)), path[:, 2] - path[:, 1])
+        types = path[stage, 0]
+        plain = self.scalar(np.array([1.0, self._weights[1], 0.0, problem.theta, 0.0]))
+        costs = np.ascontiguousarray(self._costs[types, :, layers].transpose(1, 0, 2))
+        sums = np.array(
+            [
+                self._row(k, a, b, variants, self._extra(k, a, b))[:3]
+                for (k, a, b), variants in zip(path.tolist(), self._variants, strict=True)
+            ]
+        )
+        budgeted = np.stack([problem.omega, problem.cost2])
+        limits = np.array([problem.omega_limit, problem.cost2_limit])
+        caps = self._caps[path[:, 0]]
+        free = np.full_like(caps, math.inf)
+        free[:, 2] = caps[:, 2]
+        for allowed in (caps, free):
+            choice = np.concatenate(self._variants)
+            if meet_budgets(
+                choice, stage, plain[types, layers], costs, sums.copy(), allowed, budgeted, limits
+            ):
+                return np.split(choice, path[:-1, 2])
+        return self._variants
 
     def stages(self, path: IntArray) -> tuple[ChainStage, ...]:
         """The repaired stages."""
@@ -187,7 +226,12 @@ class BoundPricing:
         return mu
 
     def stage_filter(
-        self, search: Search, boxes: list[Box], multipliers: Multipliers, target: float
+        self,
+        search: Search,
+        boxes: list[Box],
+        multipliers: Multipliers,
+        target: float,
+        only: npt.NDArray[np.bool_] | None = None,
     ) -> StageFilter:
         """Say what a chain better than a target can contain, given boxes that hold them all.
 
@@ -196,6 +240,7 @@ class BoundPricing:
             boxes: with bounds below the target; chains outside them are not better.
             multipliers: lambda, u, w shared by all boxes here.
             target: objective, seconds.
+            only: ``[K, L, L+1]`` stages to consider at all, for a search that proves nothing.
         """
         model, problem = self.model, self.model.problem
         n_types, n_layers = problem.n_types, problem.n_layers
@@ -219,6 +264,8 @@ class BoundPricing:
                 reached, target - price.constant - np.where(reached, through, 0.0), -math.inf
             )
             slack = np.maximum(slack, np.where(price.arc_cost <= room, room, -math.inf))
+        if only is not None:
+            slack = np.where(only, slack, -math.inf)
         caps = tuple(max(box.high[q] for box in boxes) for q in range(2))
         floors = tuple(min(box.low[q] for box in boxes) for q in range(2))
         forms = np.zeros((n_types, FORMS, 5))

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from foreplan.solvers._bound_pricing import BoundPricing
-from foreplan.solvers._chain_box import Box, whole
+from foreplan.solvers._chain_box import Box, Multipliers, whole
 from foreplan.solvers._chain_model import model_of
 from foreplan.solvers._chain_search import Search
 from foreplan.solvers._stage_table import TablePricing, build_table, no_filter
@@ -27,6 +27,14 @@ _LARGE = 3_000_000
 """Labels up to which a filtered table is built."""
 
 
+_SOME = 300_000
+"""Labels up to which a table of the stages near an incumbent's is built."""
+_NEAR = 2
+"""Layers by which these may start or end elsewhere."""
+_FAR = 0.05
+"""Relative distance of incumbent and bound from which that is worth it."""
+_IMPROVEMENTS = 4
+"""Times that the neighbourhood moves on with the incumbent."""
 _LABELS_EACH = 1_000
 """Labels listed that count as one evaluation: they take about as long."""
 _COARSE = 200
@@ -53,7 +61,7 @@ def run_search(search: Search) -> list[Box]:
         return search.run(pricing, [whole(model, pricing.view())])
     bounds = BoundPricing(model)
     frontier = [whole(model, None)]
-    reach, asked = _REACH, False
+    reach, asked, improved = _REACH, False, math.inf
     while frontier and search.evaluations < search.max_evaluations:
         frontier = search.coarsen(bounds, frontier, reach, _COARSE)
         if not frontier or frontier[0].bound >= search.stop:
@@ -69,6 +77,13 @@ def run_search(search: Search) -> list[Box]:
         target = min(search.stop, best.bound + step)
         if target > model.ceiling_s:
             target = math.inf
+        far = search.stop - best.bound > _FAR * abs(best.bound)
+        if far and target < search.stop and search.objective < improved:
+            improve(search, bounds, best.multipliers)
+            improved = search.objective
+            if best.bound >= search.stop:
+                break
+            target = min(target, search.stop)
         alive = [box for box in frontier if box.bound < target]
         keep = bounds.stage_filter(search, alive, best.multipliers, target)
         table = build_table(model, keep, _LARGE)
@@ -89,6 +104,39 @@ def run_search(search: Search) -> list[Box]:
         frontier = [box for box in frontier if box.bound < math.inf]
         reach *= 4
     return frontier
+
+
+def improve(search: Search, bounds: BoundPricing, multipliers: Multipliers) -> None:
+    """Look for a better chain near the incumbent: stages that start and end close to its own.
+
+    Args:
+        search: holds the incumbent.
+        bounds: stage bounds.
+        multipliers: lambda, u, w that filter stages.
+    """
+    model, everything = search.model, whole(search.model, None)
+    boundary = np.arange(model.problem.n_layers + 1)
+    for _ in range(_IMPROVEMENTS):
+        if search.best is None or search.evaluations >= search.max_evaluations:
+            return
+        near = np.zeros((model.problem.n_types, len(boundary) - 1, len(boundary)), dtype=bool)
+        for stage in search.best.stages:
+            starts = np.abs(boundary[:-1] - stage.start) <= _NEAR
+            ends = np.abs(boundary - stage.end) <= _NEAR
+            near[stage.device_type] |= starts[:, None] & ends
+        keep = bounds.stage_filter(search, [everything], multipliers, search.stop, near)
+        table = build_table(model, keep, _SOME)
+        search.evaluations += (_SOME if table is None else len(table.parent)) // _LABELS_EACH
+        if table is None:
+            return
+        left = min(_COARSE, search.max_evaluations - search.evaluations)
+        inner = Search(model, max(search.gap, 1e-3), search.objective, left)
+        pricing = TablePricing(table)
+        inner.run(pricing, [replace(everything, multipliers=multipliers, view=pricing.view())])
+        search.evaluations += inner.evaluations
+        if inner.best is None:
+            return
+        search.accept(inner.best.stages)
 
 
 def meet_budgets(search: Search) -> bool:

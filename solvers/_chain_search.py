@@ -29,6 +29,7 @@ import numpy as np
 from foreplan.solvers._chain_box import Box, Multipliers, Price, Pricing, StageView
 from foreplan.solvers._chain_labels import best_chain
 from foreplan.solvers._chain_model import ChainModel, tally
+from foreplan.solvers._chain_multipliers import next_multipliers
 from foreplan.solvers._chain_path import cheapest_path, completion_costs, through_costs
 from foreplan.solvers._stage_labels import thin_out
 from foreplan.solvers.chain_problem import (
@@ -246,7 +247,7 @@ class Search:
             self.best, self.objective = assignment, score.objective
 
     def _ascend(self, pricing: Pricing, box: Box) -> Price:
-        """Improve the multipliers of a box, one coordinate after the other."""
+        """Improve the multipliers of a box, by line search or cutting planes."""
         problem = self.model.problem
         m = problem.decode_microbatches
         lam, u, w = box.multipliers
@@ -255,17 +256,38 @@ class Search:
         elif not self.model.sums_decode:
             lam = 0.0
         best = self.price(pricing, box, (lam, u, w))
-        coordinates = []
+        active = []
         if problem.max_omega is not None:
-            coordinates.append(1)
+            active.append(1)
         if problem.max_cost2 is not None:
-            coordinates.append(2)
+            active.append(2)
         if self.model.sums_decode and m > 1:
-            coordinates.append(0)
-        for _ in range(2 if len(coordinates) > 1 else 1):
-            for c in coordinates:
+            active.append(0)
+        if len(active) <= 1 or box.multipliers == (0.0, 0.0, 0.0):
+            for c in active:
                 if best.bound < min(self.stop, pricing.target):
                     best = self._line(pricing, box, best, c)
+        if len(active) > 1:
+            best = self._cut(pricing, box, best, active)
+        return best
+
+    def _cut(self, pricing: Pricing, box: Box, start: Price, active: list[int]) -> Price:
+        """Maximise the concave bound over several multipliers by cutting planes."""
+        best, prices, spread = start, [start], 2.0
+        # Without a table the stages' own bounds are coarser than that.
+        worth = 1e-3 if box.view is None else 1e-4
+        for _ in range(15):
+            if best.bound >= min(self.stop, pricing.target) or best.bound == math.inf:
+                break
+            found = next_multipliers(prices, best, active, spread)
+            if found is None or found[1] - best.bound <= worth * abs(best.bound):
+                break
+            price = self.price(pricing, box, found[0])
+            prices.append(price)
+            # Tangents far away mislead: stay close after a failure, look further after a success.
+            spread = 1.0 + (spread - 1.0) * (2.0 if price.bound > best.bound else 0.5)
+            if price.bound > best.bound:
+                best = price
         return best
 
     def _line(self, pricing: Pricing, box: Box, start: Price, c: int) -> Price:
@@ -294,7 +316,7 @@ class Search:
                 if not a < following < b:
                     break
                 crest = left.bound + rise * (following - a)
-                if crest - best.bound <= 1e-5 * abs(best.bound):
+                if crest - best.bound <= (1e-4 if box.view is None else 1e-5) * abs(best.bound):
                     break
             multipliers = list(current.multipliers)
             multipliers[c] = following

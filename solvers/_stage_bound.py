@@ -243,6 +243,83 @@ def repair(scalar: Any, costs: Any, extra: Any, caps: Any, start: Any) -> Any:
 
 
 @compiled
+def meet_budgets(
+    choice: Any,
+    stage: Any,
+    scalar: Any,
+    costs: Any,
+    sums: Any,
+    caps: Any,
+    budgeted: Any,
+    limits: Any,
+) -> bool:
+    """Change variants of a whole chain until its budgets hold, then lower its cost again.
+
+    Args:
+        choice: ``[L]`` variants, changed in place.
+        stage: ``[L]`` stage of each layer.
+        scalar: ``[L, V]`` cost of a layer on its device without the budgets' prices, ``inf`` if
+            unavailable.
+        costs: ``[3, L, V]`` prefill, decode, memory there.
+        sums: ``[S, 3]`` these of each stage, extras included; changed in place.
+        caps: ``[S, 3]`` their caps.
+        budgeted: ``[2, L, V]`` omega and cost2.
+        limits: ``[2]`` their limits, ``inf`` if none.
+
+    Returns:
+        Whether the budgets hold at the end.
+    """
+    n_layers, n_variants = scalar.shape
+    spent = np.zeros(2)
+    unit = np.ones(2)
+    for r in range(2):
+        for i in range(n_layers):
+            spent[r] += budgeted[r, i, choice[i]]
+        unit[r] = max(abs(spent[r] - limits[r]), 1e-300) if limits[r] < np.inf else 1.0
+    for _ in range(8 * n_layers):
+        over = 0.0
+        for r in range(2):
+            over += max(spent[r] - limits[r], 0.0) / unit[r]
+        best, at, to = np.inf, -1, 0
+        for i in range(n_layers):
+            j = stage[i]
+            for v in range(n_variants):
+                if v == choice[i] or scalar[i, v] == np.inf:
+                    continue
+                after = 0.0
+                for r in range(2):
+                    new = spent[r] + budgeted[r, i, v] - budgeted[r, i, choice[i]]
+                    after += max(new - limits[r], 0.0) / unit[r]
+                change = scalar[i, v] - scalar[i, choice[i]]
+                # While over budget: least cost per relief. Within: any saving that stays within.
+                if over > 0:
+                    if after >= over * (1 - 1e-9):
+                        continue
+                    value = change / (over - after)
+                else:
+                    if after > 0 or change >= 0:
+                        continue
+                    value = change
+                if value >= best:
+                    continue
+                fits = True
+                for q in range(3):
+                    if sums[j, q] + costs[q, i, v] - costs[q, i, choice[i]] > caps[j, q]:
+                        fits = False
+                if fits:
+                    best, at, to = value, i, v
+        if at == -1:
+            return over == 0.0
+        for q in range(3):
+            sums[stage[at], q] += costs[q, at, to] - costs[q, at, choice[at]]
+        for r in range(2):
+            spent[r] += budgeted[r, at, to] - budgeted[r, at, choice[at]]
+        choice[at] = to
+    held: bool = spent[0] <= limits[0] and spent[1] <= limits[1]
+    return held
+
+
+@compiled
 def ceilings(slack: Any, minima: Any, blocked: Any, last: Any) -> Any:
     """Largest value of a linear form over an open stage that can still close within its slack.
 

@@ -1,4 +1,25 @@
-"""Exact solver of the chain problem (see ``chain_problem`` for the law and the symbols)."""
+"""Exact solver of the chain problem: see ``chain_problem`` for the law and the symbols.
+
+Given caps on the bottlenecks ``max P`` and ``max D``, the law is a sum over stages, so a dynamic
+programme over (layer boundary, used devices per type, last type) finds the best chain over all
+device orders at once. The search is over boxes of caps::
+
+    bound(box) = cheapest chain within the box's caps + bottlenecks at the box's lower corner
+
+-> boxes, multipliers for budgets and for ``max(sum D, m max D)``, cutting: ``_chain_search``
+-> the dynamic programme: ``_chain_path``; boxes settled exactly by labels: ``_chain_labels``
+-> what a stage can be (labels over prefill, decode, memory, omega, cost2; layers with equal costs
+   are interchangeable up to omega): ``_stage_labels``, kept in a ``_stage_table``
+-> bounds on stages that need no table, and the filter that makes tables small: ``_stage_bound``,
+   ``_bound_pricing``
+-> the order of events: ``_chain_driver``
+
+Every part of the plane of caps keeps a proven bound, hence the answer's lower bound; limits are
+in evaluations, so that an answer does not depend on the machine.
+
+Source: the decomposition of the LLM-PQ problem in the project's notes (box branch and bound over
+caps, arbitrary omega by counts); the bounds, filters, cuts and labels here are our own.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +56,7 @@ def solve(
     *,
     gap: float = 1e-6,
     cutoff: float = math.inf,
-    max_evaluations: int = 100_000,
+    max_evaluations: int = 20_000,
 ) -> Solution[ChainAssignment]:
     """Find the best assignment and prove how good it is.
 
@@ -55,6 +76,8 @@ def solve(
     """
     if not gap >= 0:
         raise SpecError("solve.gap", got=gap, expected=">= 0")
+    if math.isnan(cutoff):
+        raise SpecError("solve.cutoff", got=cutoff, expected="a number")
     if max_evaluations < 1:
         raise SpecError("solve.max_evaluations", got=max_evaluations, expected=">= 1")
     merged, groups = merge_types(problem)

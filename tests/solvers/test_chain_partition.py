@@ -102,7 +102,9 @@ def test_cutoff(make_problem: Make) -> None:
         assert again.objective == pytest.approx(best.objective, rel=2e-6)
 
 
-@pytest.mark.parametrize("arguments", [{"gap": -0.1}, {"gap": math.nan}, {"max_evaluations": 0}])
+@pytest.mark.parametrize(
+    "arguments", [{"gap": -0.1}, {"gap": math.nan}, {"cutoff": math.nan}, {"max_evaluations": 0}]
+)
 def test_bad_arguments(arguments: dict[str, float], make_problem: Make) -> None:
     with pytest.raises(SpecError):
         solve(make_problem(0), **arguments)  # type: ignore[arg-type]

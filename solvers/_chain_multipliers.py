@@ -1,0 +1,54 @@
+"""Where to look next for the maximum of a concave function of few multipliers: cutting planes."""
+
+from __future__ import annotations
+
+import numpy as np
+from scipy.optimize import linprog  # type: ignore[import-untyped]
+
+from foreplan.solvers._chain_box import Multipliers, Price
+
+
+def next_multipliers(
+    prices: list[Price], centre: Price, active: list[int], spread: float
+) -> tuple[Multipliers, float] | None:
+    """Maximise the least tangent of all prices so far, near the best one.
+
+    Args:
+        prices: evaluations of one box; their tangents lie above the function.
+        centre: the best of them.
+        active: which of lambda (0), u (1), w (2) may move.
+        spread: each may grow or shrink by this factor, at least 1.
+
+    Returns:
+        Multipliers and the tangents' value there, an upper estimate of the maximum nearby; ``None``
+        if the linear programme fails.
+    """
+    x = np.array([centre.multipliers[c] for c in active])
+    slopes = np.array([[price.slope[c] for c in active] for price in prices])
+    at = np.array([[price.multipliers[c] for c in active] for price in prices])
+    values = np.array([price.bound for price in prices])
+    top = np.array([1.0 if c == 0 else np.inf for c in active])
+    # In units of its largest value, or of what would lift the bound by a twentieth, every
+    # coordinate is about 1.
+    lift = 0.05 * abs(centre.bound) / np.maximum(np.abs(slopes).max(axis=0), 1e-300)
+    unit = np.where(at.max(axis=0) > 0, at.max(axis=0), np.minimum(lift, top))
+    low, high = x / spread, np.maximum(x * spread, unit * (spread - 1))
+    low[x < 1e-3 * unit] = 0.0
+    high = np.minimum(high, top)
+    # Columns: the coordinates in their units, then the value.
+    rows = np.hstack([-slopes * unit, np.ones((len(prices), 1))])
+    right = values - (slopes * at).sum(axis=1)
+    scale = np.abs(rows).max(axis=1)
+    result = linprog(
+        np.array([0.0] * len(active) + [-1.0]),
+        A_ub=rows / scale[:, None],
+        b_ub=right / scale,
+        bounds=[*zip(low / unit, high / unit, strict=True), (None, None)],
+        method="highs",
+    )
+    if result.status != 0:
+        return None
+    found = list(centre.multipliers)
+    for c, value in zip(active, result.x[:-1] * unit, strict=True):
+        found[c] = float(min(max(value, 0.0), 1.0 if c == 0 else value))
+    return (found[0], found[1], found[2]), float(result.x[-1])
