@@ -43,7 +43,7 @@ def build_dataset(
 
     Returns:
         Document with ``tasks``, ``refused`` (network to reason), and of the measured programs
-        ``rows``, ``by_status``, ``files``, ``bytes``.
+        ``rows``, ``by_status``, ``measured_tasks``, ``files``, ``bytes``.
 
     Raises:
         MissingDataError: no TVM, no such file or GPU.

@@ -29,21 +29,34 @@ class _Found(NamedTuple):
     calls: int
 
 
-def extract(network: Network, shape: Shape) -> list[Task]:
+def extract(network: Network, shape: Shape, *, backward: bool = False) -> list[Task]:
     """Return the tasks of a network of the zoo at one shape.
+
+    Args:
+        network: what to capture.
+        shape: one of its shapes, or another of the same keys.
+        backward: capture forward and backward operators of a training step instead; the label
+            ends in ``/training`` then.
 
     Raises:
         MissingDataError: no TVM.
         SpecError: TVM of another version, or a network that cannot be captured.
     """
-    label = network.label(shape)
+    label = network.label(shape) + ("/training" if backward else "")
+    load_tvm()  # before transformers is loaded, see there
+
+    def capture(layers: int) -> dict[str, _Found]:
+        module, inputs = network.build(shape, layers)
+        if backward:
+            from foreplan.datasets.tir.backward import gradient
+
+            module, inputs = gradient(module, inputs)
+        return _capture(module, inputs, label)
+
     if network.layers <= 2:
-        found = _capture(*network.build(shape, network.layers), label)
+        found = capture(network.layers)
     else:
-        one = _capture(*network.build(shape, 1), label)
-        two = _capture(*network.build(shape, 2), label)
-        grown = _grow(one, two, network.layers)
-        found = grown or _capture(*network.build(shape, network.layers), label)
+        found = _grow(capture(1), capture(2), network.layers) or capture(network.layers)
     return _tasks(found, label, network.family)
 
 

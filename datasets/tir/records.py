@@ -167,7 +167,7 @@ def merge_shards(source: Path, target: Path, *, files: int = 6) -> dict[str, Any
     Sorting brings programs of a task together, which compresses several times better.
 
     Returns:
-        Document with ``rows``, ``by_status``, ``tasks``, ``files`` and ``bytes``.
+        Document with ``rows``, ``by_status``, ``measured_tasks``, ``files`` and ``bytes``.
 
     Raises:
         MissingDataError: no shards.
@@ -188,7 +188,7 @@ def merge_shards(source: Path, target: Path, *, files: int = 6) -> dict[str, Any
     summary = {
         "rows": len(records),
         "by_status": by_status,
-        "tasks": len({record.task_key for record in records}),
+        "measured_tasks": len({record.task_key for record in records}),
         "files": len(written),
         "bytes": sum(written),
     }
