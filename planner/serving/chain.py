@@ -17,7 +17,14 @@ from foreplan.datasets.decoder_memory import stage_bytes
 from foreplan.datasets.model import Model
 from foreplan.errors import MissingDataError
 from foreplan.planner.serving.pipeline import TOKEN_BYTES
-from foreplan.planner.serving.pricing import DECODE, PREFILL, MicroBatches, Pricing, StageKernels
+from foreplan.planner.serving.pricing import (
+    DECODE,
+    PREFILL,
+    MicroBatches,
+    Pricing,
+    StageKernels,
+    device_kind,
+)
 from foreplan.planner.serving.spec import (
     STORAGE,
     ServingDecision,
@@ -116,7 +123,12 @@ class ServingChains:
             last_prefill_s=edges[2],
             last_decode_s=edges[3],
             last_memory_bytes=both * held[0]["head"],
-            fixed_memory_bytes=both * (held[0]["buffers"] + workspace_bytes(model, w, sizes)),
+            fixed_memory_bytes=np.array(
+                [
+                    float(held[0]["buffers"] + workspace_bytes(model, w, sizes, device_kind(t[0])))
+                    for t in self.types
+                ]
+            ),
             link_prefill_s=self._links(price.hidden_bytes(PREFILL, sizes), "bf16"),
             link_decode_s=self._links(price.hidden_bytes(DECODE, sizes), "bf16"),
             link_return_decode_s=self._links(sizes.decode * TOKEN_BYTES, "int64"),
@@ -173,21 +185,34 @@ def static_bytes(
     )  # fmt: skip
 
 
-def workspace_bytes(model: Model, workload: ServingWorkload, sizes: MicroBatches) -> int:
-    """Temporary tensors of the largest pass and the buffers between stages, all bf16.
+def workspace_bytes(
+    model: Model, workload: ServingWorkload, sizes: MicroBatches, kind: str
+) -> int:
+    """Temporary tensors of the largest pass and the buffers between stages.
 
-    Per row: the residual stream twice and the wider of attention (qkv and its output) and MLP (up
-    and what the activation leaves). Besides: a hidden state for every token in flight, the logits,
-    and, for kernels that unpack a weight, the largest linear in fp32.
+    Per row in bf16: the residual stream and its norm, and the wider of attention (qkv twice,
+    because the rotation copies, and the output) and MLP (up; gated: the activation and the product
+    too). A processor that computes in fp32 casts the input and the output of a linear. Besides: a
+    hidden state for every token in flight, the logits, and the largest linear once in fp32 for
+    kernels that unpack it.
+
+    Args:
+        model: the model.
+        workload: batch and lengths.
+        sizes: of the micro-batches.
+        kind: ``cpu`` or ``cuda``.
     """
     rows = max(sizes.prefill * workload.prompt_tokens, sizes.decode)
     width = {linear.name: linear.n for linear in model.linears}
-    attention = width["qkv"] + model.heads * model.head_dim
-    per_row = 2 * model.hidden + max(attention, width["up"] + model.ffn)
-    in_flight = workload.batch * (workload.prompt_tokens + 1) * model.hidden
-    logits = max(sizes.prefill, sizes.decode) * model.vocab
+    attention = 2 * width["qkv"] + model.heads * model.head_dim
+    mlp = width["up"] + (2 if model.gated else 1) * model.ffn
+    per_row = 2 * (3 * model.hidden + max(attention, mlp))
+    if kind == "cpu":
+        per_row += 4 * max(linear.n + linear.k for linear in model.linears)
+    in_flight = 2 * workload.batch * (workload.prompt_tokens + 1) * model.hidden
+    logits = 2 * max(sizes.prefill, sizes.decode) * model.vocab
     unpacked = 4 * max(linear.n * linear.k for linear in model.linears)
-    return (rows * per_row + in_flight + logits) * 2 + unpacked
+    return rows * per_row + in_flight + logits + unpacked
 
 
 def capacities(cluster: Cluster) -> tuple[int, ...]:

@@ -30,7 +30,7 @@ from foreplan.planner.serving.chain import (
     workspace_bytes,
 )
 from foreplan.planner.serving.pipeline import ServingSchedule
-from foreplan.planner.serving.pricing import MicroBatches, Pricing
+from foreplan.planner.serving.pricing import MicroBatches, Pricing, device_kind
 from foreplan.planner.serving.rivals import serving_rivals
 from foreplan.planner.serving.spec import ServingDecision, ServingWorkload
 from foreplan.solvers.chain_partition import ChainAssignment, solve
@@ -115,7 +115,8 @@ class ServingPlanner(Planner[ServingWorkload, ServingDecision]):
         smallest = MicroBatches(w.prefill_microbatch or 1, w.decode_microbatch or 1)
         whole = static_bytes(model, w, 0, model.layers, (fewest,) * model.layers)
         used = len(problem.cluster.ranks())
-        need = sum(whole.values()) + workspace_bytes(model, w, smallest)
+        kind = device_kind(problem.cluster.ranks()[0])
+        need = sum(whole.values()) + workspace_bytes(model, w, smallest, kind)
         have = sum(float(c) * len(t) for c, t in zip(chains.capacity, chains.types, strict=True))
         if need > have:
             item = max(whole, key=whole.__getitem__)
@@ -184,7 +185,8 @@ class ServingPlanner(Planner[ServingWorkload, ServingDecision]):
         ledgers = []
         for stage in decision.stages:
             items = static_bytes(model, w, stage.start, stage.end, stage.bits)
-            items["workspace"] = workspace_bytes(model, w, sizes)
+            kind = device_kind(problem.cluster.ranks()[stage.rank])
+            items["workspace"] = workspace_bytes(model, w, sizes, kind)
             ledgers.append(
                 MemoryLedger(
                     stage.device, capacity[stage.rank], {k: v for k, v in items.items() if v}
