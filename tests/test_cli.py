@@ -1,4 +1,4 @@
-"""The command line: its surface is frozen, and every bad input is one line with the right exit code."""
+"""The command line: its surface is frozen; every bad input is one line and the right exit code."""
 
 import json
 import os
@@ -14,7 +14,7 @@ import typer
 from foreplan import cli
 
 SURFACE = Path(__file__).parent / "cli_surface.json"
-TIMES = "--forward-ms 2 --backward-input-ms 2 --backward-weight-ms 1".split()
+TIMES = ["--forward-ms", "2", "--backward-input-ms", "2", "--backward-weight-ms", "1"]
 PIPELINE = ["simulate", "pipeline", "--schedule", "zb-h1", "--stages", "4", "--microbatches", "8"]
 WORKLOAD = "batch=4,prompt_tokens=16,new_tokens=8"
 CLUSTER = {
@@ -106,8 +106,7 @@ BAD = {
         ["plan", "serving", "-m", "gpt2", "-d", "t4", "-w", WORKLOAD + ",bacth=3"], 2, "bacth"
     ),
     "negative size": (
-        ["plan", "serving", "-m", "gpt2", "-d", "t4", "-w", "batch=-1,prompt_tokens=4,new_tokens=4"],
-        2, "batch",
+        ["plan", "serving", "-m", "gpt2", "-d", "t4", "-w", "batch=-1,prompt_tokens=4"], 2, "batch"
     ),
     "unknown costs": (
         ["plan", "serving", "-m", "gpt2", "-d", "t4", "-w", WORKLOAD, "--costs", "magic"], 2,

@@ -81,7 +81,7 @@ def test_free_work_needs_no_source() -> None:
 def test_missing_prices_say_how_to_get_them(work: Work) -> None:
     book = CostBook([Table({}, "measured")])
     assert not book.can_price(work, "t4")
-    with pytest.raises(MissingDataError, match="on t4; .*foreplan profile") as caught:
+    with pytest.raises(MissingDataError, match=r"on t4; .*foreplan profile") as caught:
         book.cost(work, "t4")
     assert caught.value.exit_code == 4
 

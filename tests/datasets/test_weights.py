@@ -10,8 +10,8 @@ import torch
 import transformers
 
 from foreplan.datasets.model import load_model
-from foreplan.errors import SpecError
 from foreplan.datasets.weights import FolderWeights, RandomWeights, open_weights
+from foreplan.errors import SpecError
 
 SMALL = {
     "hidden_size": 24,
