@@ -114,8 +114,20 @@ class ProgramTable:
         )
 
     @classmethod
-    def from_records(cls, records: Iterable[ProgramRecord], device: Device) -> ProgramTable:
+    def from_records(
+        cls,
+        records: Iterable[ProgramRecord],
+        device: Device,
+        *,
+        max_spread: float | None = None,
+    ) -> ProgramTable:
         """Programs that ran, of records of one device.
+
+        Args:
+            records: those that failed are left out.
+            device: what they ran on, slices described as slices.
+            max_spread: records whose repetitions spread more ((max - min) / median) are left out:
+                a machine that others used while it measured spreads by more than one.
 
         Raises:
             SpecError: a module that cannot be read, or no program that ran.
@@ -125,7 +137,8 @@ class ProgramTable:
         times: list[float] = []
         texts: list[tuple[str, str, str]] = []
         for record in records:
-            if record.median_s > 0:
+            quiet = max_spread is None or record.spread <= max_spread
+            if record.median_s > 0 and quiet:
                 asts.append(encoder.encode(record.module, f"{record.task_key}/{record.seed}"))
                 times.append(record.median_s)
                 texts.append(

@@ -125,6 +125,33 @@ def test_baselines_keep_the_contract(name: str, table: ProgramTable) -> None:
     assert baseline.get_params()["seed"] == 0
 
 
+def test_tables_from_files_leave_out_what_failed_or_spread(tmp_path: Path) -> None:
+    from foreplan.datasets.tir.records import ProgramRecord
+    from foreplan.datasets.tir.tir_jsonl import write_tir_jsonl
+
+    module = decode_module(json.loads(_LINES[0])["mod"]).decode()
+    numbers = ("seed", "repetitions", "calls_per_repetition", "load", "clock_hz")
+    words = ("trace", "error", "tvm", "ffi", "target", "chip", "program_key")
+    plain: dict[str, Any] = dict.fromkeys(numbers, 0) | dict.fromkeys(words, "")
+    records = [
+        ProgramRecord(
+            **plain, task_key="k", task_name="gemm", networks=("a", "b"), calls=(1, 2),
+            families=("f",), device="cuda:0", module=module, status=status, median_s=median,
+            min_s=median, max_s=median, spread=spread, measured_at=0.0,
+        )
+        for status, median, spread in (
+            ("ok", 1e-3, 0.02), ("ok", 2e-3, 1.5), ("fault", float("nan"), float("nan")),
+        )
+    ]  # fmt: skip
+    device = device_zoo.device("h200")
+    assert ProgramTable.from_records(records, device).latency_s.tolist() == [1e-3, 2e-3]
+    assert len(ProgramTable.from_records(records, device, max_spread=0.1)) == 1
+    write_tir_jsonl(records, tmp_path / "x.jsonl")
+    table = ProgramTable.from_tir_jsonl(tmp_path / "x.jsonl", device)
+    assert table.network.tolist() == ["a+b", "a+b"]
+    assert table.task.tolist() == ["k", "k"]
+
+
 def test_masked_leaves_do_not_count() -> None:
     torch.manual_seed(0)
     network = ProgramNetwork(7, 4, width=16, layers=2).eval()
