@@ -1,7 +1,8 @@
 """Builds the `CostBook` of a cluster: which sources are asked for which device, in which order.
 
-``measured``: profiles (exact rows, then interpolation), then the roofline of published or measured
-figures. ``roofline``: those figures alone. Links come from the cluster's tiers in either case.
+``measured``: profiles (exact rows, then interpolation), then the shipped predictor for devices of
+the zoo, then the roofline of published or measured figures. ``predicted``: the same without
+profiles. ``roofline``: the figures alone. Links come from the cluster's tiers in every case.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, get_args
 
-from foreplan.cost_models.costs import CostBook, CostSource, Work
+from foreplan.cost_models.costs import CostBook, CostSource, Estimate, Work
 from foreplan.cost_models.link_costs import LinkSource
 from foreplan.cost_models.roofline import RooflineSource
 from foreplan.cost_models.tables import InterpolatedSource, MeasuredSource
@@ -22,7 +23,7 @@ from foreplan.datasets.device import Device
 from foreplan.datasets.profile import Profile
 from foreplan.errors import SpecError
 
-CostChoice = Literal["measured", "roofline"]
+CostChoice = Literal["measured", "predicted", "roofline"]
 COST_CHOICES: tuple[CostChoice, ...] = get_args(CostChoice)
 
 
@@ -114,6 +115,18 @@ class Profiles:
         return tuple(f"devices run the software of their profiles ({v})" for v in sorted(versions))
 
 
+class _ByZooName:
+    """Asks a source that knows zoo names about rank labels."""
+
+    def __init__(self, source: CostSource, names: Mapping[str, str]) -> None:
+        self._source, self._names = source, dict(names)
+
+    def estimate(self, work: Work, device: str) -> Estimate | None:
+        """Price ``work`` on the zoo device behind a rank label."""
+        name = self._names.get(device)
+        return None if name is None else self._source.estimate(work, name)
+
+
 def cost_book(
     cluster: Cluster,
     profiles: Profiles,
@@ -133,6 +146,12 @@ def cost_book(
     if choice == "measured":
         sources += [MeasuredSource(profiles.by_label), InterpolatedSource(profiles.by_label)]
     sources.append(LinkSource(cluster))
+    if choice != "roofline" and any(rank.name.zoo for rank in cluster.ranks()):
+        # Loads scikit-learn, which a plan from profiles does without.
+        from foreplan.cost_models.predicted import PredictedSource
+
+        zoo = {rank.label: rank.name.zoo for rank in cluster.ranks() if rank.name.zoo}
+        sources.append(_ByZooName(PredictedSource(), zoo))
     sources.append(RooflineSource(_figures(cluster, profiles)))
     return CostBook(sources, given=given)
 

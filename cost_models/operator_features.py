@@ -193,7 +193,7 @@ def _fixed(offer: Mapping[str, Floats]) -> Floats:
 def _alignment(size: Floats) -> Floats:
     """log2 of the largest power of two, at most 64, that divides a size."""
     whole = np.maximum(size, 1).astype(np.int64)
-    return np.log2(np.minimum(whole & -whole, 64).astype(np.float64))
+    return np.asarray(np.log2(np.minimum(whole & -whole, 64)), dtype=np.float64)
 
 
 _Block = tuple[dict[str, Floats], Floats]

@@ -114,7 +114,8 @@ def peak_flops(device: Device, dtype: str) -> float:
 
 def out_size(d: Mapping[str, Floats]) -> Floats:
     """Rows (= columns) of a convolution's output."""
-    return np.maximum(np.floor((d["size"] + 2 * d["padding"] - d["window"]) / d["stride"]) + 1, 1)
+    size: Floats = np.floor((d["size"] + 2 * d["padding"] - d["window"]) / d["stride"]) + 1
+    return np.asarray(np.maximum(size, 1), dtype=np.float64)
 
 
 def visible_pairs(d: Mapping[str, Floats]) -> Floats:

@@ -11,9 +11,9 @@ import functools
 import os
 import re
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from pathlib import Path
-from typing import Annotated, TypeVar
+from typing import Annotated, Any, Self, TypeVar
 
 from pydantic import Field, model_validator
 
@@ -152,6 +152,13 @@ class Cluster(StrictModel):
             contention=self.contention,
             assumptions=self.assumptions,
         )
+
+    def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
+        """A copy with other fields; what was derived from the old ones is derived anew."""
+        made = super().model_copy(update=update, deep=deep)
+        for name in ("_ranks", "_members"):
+            made.__dict__.pop(name, None)
+        return made
 
     # ----------------------------------------------------------------------------------- internal
 

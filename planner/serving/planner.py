@@ -33,6 +33,7 @@ from foreplan.planner.serving.pipeline import ServingSchedule
 from foreplan.planner.serving.pricing import MicroBatches, Pricing, device_kind
 from foreplan.planner.serving.rivals import serving_rivals
 from foreplan.planner.serving.spec import ServingDecision, ServingWorkload
+from foreplan.solvers.chain_diagnosis import Obstacle, diagnose
 from foreplan.solvers.chain_partition import ChainAssignment, solve
 from foreplan.solvers.chain_problem import FloatArray
 
@@ -62,20 +63,18 @@ class ServingPlanner(Planner[ServingWorkload, ServingDecision]):
         chains = self._chains(problem)
         answers: list[tuple[float, MicroBatches, ChainAssignment]] = []
         best, lower, evaluations, proven = math.inf, math.inf, 0, True
-        message = ""
         for sizes in chains.sizes():
             solution = solve(
                 chains.problem(sizes), gap=GAP, cutoff=best * (1 + REPLAY_WITHIN)
             )
             evaluations += solution.evaluations
             lower = min(lower, solution.lower_bound)
-            message = message or solution.message
             proven = proven and solution.status in ("optimal", "infeasible", "cutoff")
             if solution.value is not None:
                 answers.append((solution.objective, sizes, solution.value))
                 best = min(best, solution.objective)
         if not answers:
-            raise self._infeasible(problem, chains, message)
+            raise self._infeasible(problem, chains)
         answers.sort(key=lambda answer: answer[0])
         near = [a for a in answers if a[0] <= best * (1 + REPLAY_WITHIN)][:REPLAYS]
         decisions = [chains.decision(sizes, assignment) for _, sizes, assignment in near]
@@ -107,7 +106,7 @@ class ServingPlanner(Planner[ServingWorkload, ServingDecision]):
         )
 
     def _infeasible(
-        self, problem: Problem[ServingWorkload], chains: ServingChains, message: str
+        self, problem: Problem[ServingWorkload], chains: ServingChains
     ) -> InfeasibleError:
         """Say what lacks how much, in the user's words."""
         model, w = _model(problem), problem.workload
@@ -125,9 +124,28 @@ class ServingPlanner(Planner[ServingWorkload, ServingDecision]):
                 f"({show_bytes(whole[item])}); the {used} devices have {show_bytes(have)}",
                 fix=f"add {show_bytes(need - have)}, or lower the batch or the context",
             )
+        sizes = min(chains.sizes(), key=lambda s: (s.prefill, s.decode))  # the least workspace
+        found = diagnose(chains.problem(sizes))
+        if found.obstacle is Obstacle.COST2:
+            return InfeasibleError(
+                f"{model.name} fits the {used} devices at {-found.need / model.layers:.4g} bits on "
+                f"average at most, below min_average_bits {w.min_average_bits}",
+                fix="lower min_average_bits, the batch or the context, or give more memory",
+            )
+        if found.obstacle is Obstacle.MEMORY:
+            short = "; ".join(
+                f"layers {a}-{b - 1} need {show_bytes(size)} of the {show_bytes(room)} of "
+                f"{chains.types[k][0].label}"
+                for k, a, b, size, room in found.stages
+                if size > room
+            )
+            return InfeasibleError(
+                f"no split of {model.name} over {used} devices fits: {short}",
+                fix=f"give {show_bytes(found.excess)} more, or lower the batch or the context",
+            )
         return InfeasibleError(
-            f"no split of {model.name} over {used} devices meets every limit: {message}",
-            fix="relax min_average_bits or max_omega, or give the tightest device more memory",
+            f"no split of {model.name} over {used} devices meets every limit: {found.message}",
+            fix="relax min_average_bits or max_omega, or give more memory",
         )
 
     def _assumptions(self, problem: Problem[ServingWorkload]) -> tuple[str, ...]:

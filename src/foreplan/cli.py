@@ -227,7 +227,7 @@ def plan_command(
     workload: Annotated[
         str | None, typer.Option("-w", "--workload", help="File, or batch=8,prompt_tokens=64,...")
     ] = None,
-    costs: Annotated[str, typer.Option(help="measured or roofline.")] = "measured",
+    costs: Annotated[str, typer.Option(help="measured, predicted or roofline.")] = "measured",
     seed: Annotated[int, typer.Option(help="Of every random choice.")] = 0,
     as_json: Json = False,
 ) -> None:

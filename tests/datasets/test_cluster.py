@@ -344,3 +344,12 @@ def test_yaml_reads_back_equal(
     assert again == made
     assert again.to_yaml() == made.to_yaml()
     assert merge(made, made).ranks() == tuple(made.ranks())
+
+
+def test_a_copy_forgets_what_was_derived_from_the_old_fields():
+    cluster = parse_devices("2xt4")
+    assert cluster.ranks()[0].memory_bytes != 1 << 30
+    entries = tuple(e.model_copy(update={"memory_bytes": 1 << 30}) for e in cluster.devices)
+    copied = cluster.model_copy(update={"devices": entries})
+    assert {rank.memory_bytes for rank in copied.ranks()} == {1 << 30}
+    assert copied.model_copy(deep=True) == copied
