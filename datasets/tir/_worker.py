@@ -45,7 +45,8 @@ def build(request: dict[str, Any]) -> dict[str, Any]:
 
     Args:
         request: ``module``, ``device`` (fields of `TargetDevice`), ``count``, ``start``, ``known``
-            (keys of programs not wanted again), ``library`` (path to write).
+            (keys of programs not wanted again), ``only`` (number of the one sample to build, or
+            null for all), ``library`` (path to write).
 
     Returns:
         ``programs``: for each sample its key, seed, module, trace and, if it did not build, an
@@ -60,7 +61,10 @@ def build(request: dict[str, Any]) -> dict[str, Any]:
     device = TargetDevice(**request["device"])
     sampler = Sampler(request["module"], device)
     known, programs, functions = set(request["known"]), [], {}
-    for sample in sampler.samples(request["count"], start=request["start"], known=known):
+    drawn = sampler.samples(request["count"], start=request["start"], known=known)
+    for number, sample in enumerate(drawn):
+        if request["only"] not in (None, number):
+            continue
         key = program_key(sample.module)
         programs.append(
             {"key": key, "seed": sample.seed, "module": sample.module, "trace": sample.trace}

@@ -39,7 +39,8 @@ class MeasureOptions:
         builders: processes that build.
         minutes: no job is begun later than this; ``None`` for no limit.
         slow_s: a program that takes longer is run once.
-        build_timeout_s: longest time for one task's builds of a round.
+        build_timeout_s: longest time for one task's builds of a round. LLVM can take minutes for
+            one program; then each of the round is tried alone, for a third of the time.
         time_timeout_s: longest time for one program's timing.
         timer_core: core of the timing process (CPU only); the last one by default.
     """
@@ -49,7 +50,7 @@ class MeasureOptions:
     builders: int = 1
     minutes: float | None = None
     slow_s: float = 1.0
-    build_timeout_s: float = 180.0
+    build_timeout_s: float = 60.0
     time_timeout_s: float = 60.0
     timer_core: int | None = None
 
@@ -58,12 +59,13 @@ class MeasureOptions:
 class _Job:
     task: Task
     round: int
+    only: int | None = None
     library: str = ""
     reply: dict[str, Any] = field(default_factory=dict)
 
     @property
     def name(self) -> str:
-        return f"{self.task.key}/{self.round}"
+        return f"{self.task.key}/{self.round}" + ("" if self.only is None else f"/{self.only}")
 
 
 def measure(
@@ -186,22 +188,29 @@ class _Run:
                 job.library = str(scratch / f"{number}-{count}.so")
                 count += 1
                 self._build(worker, job, known)
+                alone = 0 if job.reply.get("status") != "timeout" else self._options.samples
                 self._put(job)
+                for only in range(alone):
+                    single = _Job(job.task, job.round, only, f"{job.library[:-3]}-{only}.so")
+                    self._build(worker, single, known)
+                    self._put(single)
 
     def _build(self, worker: WorkerProcess, job: _Job, known: list[str]) -> None:
         request = {
             "do": "build",
             "module": job.task.module,
             "device": asdict(self._devices[0]),
-            "count": self._options.samples,
+            "count": self._options.samples if job.only is None else job.only + 1,
+            "only": job.only,
             "start": 10_000 * job.round,
             "known": known,
             "library": job.library,
         }
         # A job begun just before the end gets half a minute, so that the whole run ends in time.
         left = self._deadline + 30.0 - time.monotonic()
+        limit = self._options.build_timeout_s / (1 if job.only is None else 3)
         try:
-            job.reply = worker.ask(request, min(self._options.build_timeout_s, max(1.0, left)))
+            job.reply = worker.ask(request, min(limit, max(1.0, left)))
         except WorkerLost as lost:
             job.reply = {"error": str(lost), "status": lost.status}
 
