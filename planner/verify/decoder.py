@@ -30,6 +30,7 @@ from foreplan.planner.verify._decoder_layer import (
     Norm,
     Pass,
     keep,
+    mapped_allocations,
     nbytes,
 )
 
@@ -170,17 +171,18 @@ class DecoderStage:
         attention = kernels.attention.both
         if self.reference:
             attention = (_REFERENCE_ATTENTION, _REFERENCE_ATTENTION)
-        # The largest matrices come first, while there is room for a second copy of them.
-        if self.first:
-            self._load_embedding(weights)
-        if self.last:
-            self._load_head(weights, kernels.head)
-        self._layers = []
-        for index, layer in enumerate(kernels.layers, self.start):
-            loaded = DecoderLayer(
-                model, index, weights, layer.both, attention, device, reference=self.reference
-            )
-            self._layers.append(loaded)
+        with mapped_allocations():
+            # The largest matrices come first, while there is room for a second copy of them.
+            if self.first:
+                self._load_embedding(weights)
+            if self.last:
+                self._load_head(weights, kernels.head)
+            self._layers = []
+            for index, layer in enumerate(kernels.layers, self.start):
+                loaded = DecoderLayer(
+                    model, index, weights, layer.both, attention, device, reference=self.reference
+                )
+                self._layers.append(loaded)
         self._allocate()
 
     def _load_embedding(self, weights: WeightSource) -> None:
