@@ -36,7 +36,7 @@ def measure_contention(
     *,
     ranks: Iterable[int] = (2,),
     cores: Sequence[Sequence[int]] | None = None,
-    repeats: int = 3,
+    repeats: int = 5,
     measure_s: float = 0.5,
     host: str | None = None,
 ) -> tuple[Contention, ...]:

@@ -1,8 +1,10 @@
 """Measure the links among ranks: messages and collectives, on one host or between two.
 
 The ranks are real processes on gloo (CPUs) or NCCL (GPUs). Every kind of collective is timed for
-sizes from 1 KiB to 64 MiB and fitted by ``seconds = alpha + beta * payload`` with ``alpha, beta >=
-0`` and the squared *relative* errors least, so that small messages count as much as large ones.
+sizes from 1 KiB to 64 MiB and fitted by ``seconds = alpha + beta * payload`` with ``alpha, beta >
+0`` and the sum of ``|log(fit / measured)|`` least: small messages count as much as large ones, and
+the few sizes that a machine happens to serve in no time (a processor that is still awake answers
+80 times sooner than one that went idle) do not decide.
 Payloads are as in `foreplan.datasets.tier`.
 """
 
@@ -23,7 +25,8 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
-from scipy.optimize import nnls  # type: ignore[import-untyped]
+import numpy.typing as npt
+from scipy.optimize import minimize  # type: ignore[import-untyped]
 
 from foreplan import errors
 from foreplan.datasets.device_name import DeviceName
@@ -108,10 +111,21 @@ def fit_samples(samples: Sequence[LinkSample]) -> CollectiveFit:
     """Fit alpha and beta to samples of one kind and number of ranks; see the module."""
     payload = np.array([s.payload_bytes for s in samples], dtype=float)
     seconds = np.array([s.seconds for s in samples])
-    scale = payload.max()
-    design = np.stack([1 / seconds, payload / scale / seconds], axis=1)
-    (alpha, beta), _ = nnls(design, np.ones(len(samples)))
-    alpha, beta = float(alpha), float(beta) / scale
+
+    def misfit(logs: npt.NDArray[np.float64]) -> float:
+        return float(np.abs(np.log((np.exp(logs[0]) + np.exp(logs[1]) * payload) / seconds)).sum())
+
+    # The sum of absolute values has kinks and several valleys: start from every sample's own time.
+    slope = float(seconds[payload.argmax()] / payload.max())
+    starts = [(np.log(t), np.log(slope)) for t in seconds]
+    options = {"maxiter": 2000, "xatol": 1e-12, "fatol": 1e-12}
+    found = min(
+        (minimize(misfit, start, method="Nelder-Mead", options=options) for start in starts),
+        key=lambda result: float(result.fun),
+    )
+    alpha, beta = (float(v) for v in np.exp(found.x))
+    if beta * payload.max() < 1e-6 * alpha:
+        beta = 0.0  # no cost of a byte can be seen
     residual = float(np.median(np.abs(alpha + beta * payload - seconds) / seconds))
     return CollectiveFit(
         kind=samples[0].kind,

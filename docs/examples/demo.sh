@@ -15,5 +15,9 @@ foreplan plan serving --model $model --cluster "$out/profiles/cluster.yaml" \
   --workload $workload -o "$out/plan.json"
 
 echo "== 3/3 verify: the plan and its baselines, two real processes each"
+code=0
 foreplan verify "$out/plan.json" -o "$out/verification.json" \
-  --report "$out/report.html" --trace "$out/trace.json" "${@:2}"
+  --report "$out/report.html" --trace "$out/trace.json" "${@:2}" || code=$?
+# 5: the prediction was off by more than the tolerance, as happens on a machine that is busy now and
+# was not while it was measured. The table says by how much; anything else is a failure.
+[ $code -eq 0 ] || [ $code -eq 5 ] || exit $code
