@@ -8,12 +8,13 @@ called ``host/device`` and, where a host has several of a name, ``host/device#k`
 from __future__ import annotations
 
 import functools
+import html
 import os
 import re
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Self, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Self, TypeVar
 
 from pydantic import Field, model_validator
 
@@ -21,9 +22,14 @@ from foreplan.datasets import device_zoo
 from foreplan.datasets.assumed_tiers import assumed_tiers
 from foreplan.datasets.cluster_entry import DEFAULT_HOST, DeviceEntry, Rank
 from foreplan.datasets.device_name import DeviceName
+from foreplan.datasets.quantity import format_bandwidth, format_bytes, format_seconds
 from foreplan.datasets.specs import StrictModel, dump_document, nearest, validate
 from foreplan.datasets.tier import EVERYONE, Backend, Contention, ContentionKind, Tier
 from foreplan.errors import MissingDataError, SpecError
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from matplotlib.axes import Axes
 
 
 class Cluster(StrictModel):
@@ -159,6 +165,49 @@ class Cluster(StrictModel):
         for name in ("_ranks", "_members"):
             made.__dict__.pop(name, None)
         return made
+
+    # ------------------------------------------------------------------------------- in a notebook
+
+    def to_frame(self) -> pd.DataFrame:
+        """One row a rank: label, host, device, memory in bytes, profile, price an hour."""
+        import pandas as pd
+
+        return pd.DataFrame(
+            {
+                "rank": rank.label,
+                "host": rank.host,
+                "device": str(rank.name),
+                "memory_bytes": rank.memory_bytes,
+                "profile": rank.profile,
+                "price_per_hour": rank.price_per_hour,
+            }
+            for rank in self.ranks()
+        )
+
+    def plot(self, axes: Axes | None = None) -> Axes:
+        """Draw the memory of each rank as a bar, in GiB; where it is not known there is none."""
+        import matplotlib.pyplot as plt
+
+        ranks = self.ranks()
+        if axes is None:
+            _, axes = plt.subplots(figsize=(8, 0.4 * len(ranks) + 1.0))
+        axes.barh([r.label for r in ranks], [(r.memory_bytes or 0) / (1 << 30) for r in ranks])
+        axes.invert_yaxis()
+        axes.set_xlabel("GiB")
+        return axes
+
+    def _repr_html_(self) -> str:
+        rows = "".join(
+            f"<tr><td>{html.escape(r.label)}</td>"
+            f"<td>{'' if r.memory_bytes is None else format_bytes(r.memory_bytes)}</td></tr>"
+            for r in self.ranks()
+        )
+        tiers = "".join(
+            f"<li>{html.escape(t.label)}: {format_bandwidth(t.bandwidth_bytes_per_s)}, "
+            f"{format_seconds(t.latency_s)}{' (emulated)' if t.emulated else ''}</li>"
+            for t in self.tiers
+        )
+        return f"<table><tr><th>rank</th><th>memory</th></tr>{rows}</table><ul>{tiers}</ul>"
 
     # ----------------------------------------------------------------------------------- internal
 

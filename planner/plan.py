@@ -12,7 +12,7 @@ import html
 import json
 import os
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import numpy as np
 from pydantic import Field
@@ -26,6 +26,10 @@ from foreplan.datasets.quantity import format_seconds
 from foreplan.datasets.specs import StrictModel, load_document, validate
 from foreplan.datasets.storage import write_atomically
 from foreplan.errors import SpecError
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from matplotlib.axes import Axes
 
 SCHEMA = "foreplan.plan/1"
 #: Schedules beyond this many actions are not written out with their times.
@@ -252,6 +256,37 @@ class Plan(StrictModel):
     def digest(self) -> str:
         """SHA-256 of the document; what a verification refers to."""
         return hashlib.sha256(self.to_json().encode()).hexdigest()
+
+    def to_frame(self) -> pd.DataFrame:
+        """One row a rank: device, where its time goes in seconds, memory in bytes."""
+        import pandas as pd
+
+        return pd.DataFrame(
+            {
+                "device": rank.device,
+                "compute_s": rank.compute_s,
+                "communication_s": rank.communication_s,
+                "bubble_s": rank.bubble_s,
+                "memory_bytes": sum(rank.memory_bytes.values()),
+                "capacity_bytes": rank.capacity_bytes,
+            }
+            for rank in self.predicted.ranks
+        )
+
+    def plot(self, axes: Axes | None = None) -> Axes:
+        """Draw the simulated timeline.
+
+        Raises:
+            SpecError: the plan keeps no times (a very long schedule).
+        """
+        from foreplan.planner.registry import planner
+        from foreplan.planner.verify.session import problem_of
+
+        if self.times is None:
+            raise SpecError("plan.times", got=None, expected="a plan that keeps its timeline")
+        chosen = planner(self.kind)
+        schedule = chosen.schedule(problem_of(self, chosen), decision_of(self))
+        return self.times.timeline(schedule, "simulated").plot(axes)
 
     def _repr_html_(self) -> str:
         rows = "".join(

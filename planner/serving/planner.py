@@ -29,6 +29,7 @@ from foreplan.planner.serving.chain import (
     static_bytes,
     workspace_bytes,
 )
+from foreplan.planner.serving.check import check_decision
 from foreplan.planner.serving.pipeline import ServingSchedule
 from foreplan.planner.serving.pricing import MicroBatches, Pricing, device_kind
 from foreplan.planner.serving.rivals import serving_rivals
@@ -183,7 +184,12 @@ class ServingPlanner(Planner[ServingWorkload, ServingDecision]):
     def schedule(
         self, problem: Problem[ServingWorkload], decision: ServingDecision
     ) -> Schedule:
-        """Prefill, then decode, stage by stage; see `ServingSchedule`."""
+        """Prefill, then decode, stage by stage; see `ServingSchedule`.
+
+        Raises:
+            SpecError: a decision for another model, cluster or workload; see `check_decision`.
+        """
+        check_decision(_model(problem), problem.cluster, problem.workload, decision)
         pricing = Pricing(_model(problem), problem.workload, problem.costs)
         return ServingSchedule(pricing, problem.cluster, decision).build()
 

@@ -1,0 +1,43 @@
+"""Whether a serving decision, perhaps edited by hand, can be meant for this model and cluster."""
+
+from __future__ import annotations
+
+from foreplan.datasets.cluster import Cluster
+from foreplan.datasets.model import Model
+from foreplan.errors import SpecError
+from foreplan.planner.serving.spec import STORAGE, ServingDecision, ServingWorkload
+
+
+def check_decision(
+    model: Model, cluster: Cluster, workload: ServingWorkload, decision: ServingDecision
+) -> None:
+    """Check what the decision's own types cannot know.
+
+    Raises:
+        SpecError: another number of layers, a device that the cluster does not have, bits without
+            a storage, micro-batches that do not divide the batch, a kernel that is not named.
+    """
+    if decision.layers != model.layers:
+        raise SpecError(
+            "decision.stages", got=f"{decision.layers} layers", expected=f"{model.layers}"
+        )
+    ranks = len(cluster.ranks())
+    for size in (decision.prefill_microbatch, decision.decode_microbatch):
+        if workload.batch % size:
+            raise SpecError(
+                "decision", got=f"micro-batches of {size}", expected=f"divisors of {workload.batch}"
+            )
+    for i, stage in enumerate(decision.stages):
+        where = f"decision.stages[{i}]"
+        if stage.rank >= ranks:
+            raise SpecError(f"{where}.rank", got=stage.rank, expected=f"0..{ranks - 1}")
+        unknown = sorted(set(stage.bits) - set(STORAGE))
+        if unknown:
+            raise SpecError(f"{where}.bits", got=unknown[0], expected=f"one of {sorted(STORAGE)}")
+        needed = {f"{phase}/attention" for phase in ("prefill", "decode")}
+        needed |= {f"{phase}/linear/{b}" for phase in ("prefill", "decode") for b in stage.bits}
+        if stage.end == model.layers:
+            needed |= {"prefill/head", "decode/head"}
+        missing = sorted(needed - set(stage.kernels))
+        if missing:
+            raise SpecError(f"{where}.kernels", got=f"no {missing[0]}", expected="a variant for it")

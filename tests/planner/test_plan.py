@@ -1,0 +1,86 @@
+"""Plan documents: every plan reads back equal, byte for byte, and says what a stranger may not."""
+
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import foreplan
+from foreplan.errors import InfeasibleError, SpecError
+from foreplan.planner.plan import Plan, load_plan
+
+DEVICES = st.lists(
+    st.sampled_from(["t4", "l4", "a10", "v100-32g", "2xa100-80g", "3xt4"]), min_size=1, max_size=3
+).map(",".join)
+WORKLOADS = st.fixed_dictionaries(
+    {
+        "batch": st.sampled_from([1, 2, 6, 8]),
+        "prompt_tokens": st.integers(1, 128),
+        "new_tokens": st.integers(1, 12),
+    },
+    optional={
+        "min_average_bits": st.floats(3.0, 16.0),
+        "bits": st.sampled_from([[16, 8], [8, 4], [16, 8, 4]]),
+        "theta_s": st.floats(0.0, 1.0),
+    },
+)
+
+
+@settings(
+    max_examples=25, deadline=None, derandomize=True,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)  # fmt: skip
+@given(devices=DEVICES, workload=WORKLOADS)
+def test_every_plan_reads_back_equal(tmp_path: Path, devices: str, workload: dict) -> None:
+    try:
+        made = foreplan.plan("serving", "tiny-llama-random", devices, workload, costs="roofline")
+    except (InfeasibleError, SpecError):  # contradictory limits, a floor above the bits
+        return
+    path = tmp_path / "plan.json"
+    made.save(path)
+    again = load_plan(path)
+    assert again == made
+    assert again.to_json() == path.read_text()
+    assert again.digest == made.digest
+    # Where a rank's time goes adds up to the total.
+    for rank in made.predicted.ranks:
+        parts = rank.compute_s + rank.communication_s + rank.bubble_s
+        assert parts == pytest.approx(made.predicted.total_s, rel=1e-6)
+        assert sum(rank.cause_s.values()) == pytest.approx(rank.compute_s, rel=1e-6)
+    assert made.predicted.low_s <= made.predicted.total_s <= made.predicted.high_s
+    assert made.bound.lower_s is not None
+
+
+@pytest.fixture(scope="module")
+def plan() -> Plan:
+    workload = {"batch": 4, "prompt_tokens": 16, "new_tokens": 8}
+    return foreplan.plan("serving", "tiny-llama-random", "2xt4,l4", workload, costs="roofline")
+
+
+def test_frame_plot_and_html(plan: Plan) -> None:
+    frame = plan.to_frame()
+    assert list(frame["device"]) == [rank.device for rank in plan.predicted.ranks]
+    assert "ms" in plan.plot().get_xlabel()
+    hostile = plan.model_copy(update={"kind": "<script>"})
+    assert "<script>" not in hostile._repr_html_()
+    cluster = plan.cluster
+    assert len(cluster.to_frame()) == len(cluster.ranks())
+    assert "t4" in cluster._repr_html_()
+    assert cluster.plot().get_xlabel() == "GiB"
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("start", -1), ("rank", 99), ("bits", [16]), ("bits", [7] * 8), ("kernels", {"x": 3}),
+     ("kernels", {}), ("end", 7)],
+)  # fmt: skip
+def test_a_hand_edited_decision_is_refused(plan: Plan, tmp_path: Path, field, value) -> None:
+    document = json.loads(plan.to_json())
+    document["decision"]["stages"][0][field] = value
+    path = tmp_path / "edited.json"
+    path.write_text(json.dumps(document))
+    with pytest.raises(SpecError) as caught:
+        foreplan.verify(load_plan(path), dry_run=True)
+    assert "\n" not in str(caught.value)
