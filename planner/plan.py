@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import html
-import json
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -23,9 +22,10 @@ from foreplan.cost_models.timeline import Timeline
 from foreplan.datasets.cluster import Cluster
 from foreplan.datasets.model import Model
 from foreplan.datasets.quantity import format_seconds
-from foreplan.datasets.specs import StrictModel, load_document, validate
+from foreplan.datasets.specs import StrictModel, validate
 from foreplan.datasets.storage import write_atomically
 from foreplan.errors import SpecError
+from foreplan.planner.document import document_json, read_document
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -238,11 +238,7 @@ class Plan(StrictModel):
 
     def to_json(self) -> str:
         """The document, keys in the fields' order, with a final newline."""
-        data = self.model_dump(mode="json", by_alias=True)
-        times = data.pop("times")
-        text = json.dumps(data, indent=2, allow_nan=False)
-        # Thousands of numbers, one a line, would bury the rest of the document.
-        return text[:-2] + f',\n  "times": {json.dumps(times)}\n}}\n'
+        return document_json(self)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the document; never half of it.
@@ -312,15 +308,7 @@ def load_plan(path: str | os.PathLike[str]) -> Plan:
     from foreplan.planner.registry import planner
 
     where = Path(path).name
-    document = load_document(path)
-    schema = document.get("schema")
-    if schema != SCHEMA:
-        newer = isinstance(schema, str) and schema.startswith("foreplan.plan/")
-        raise SpecError(
-            f"{where}: schema", got=schema, expected=SCHEMA,
-            fix="use a newer foreplan or plan again" if newer else None,
-        )  # fmt: skip
-    plan = validate(Plan, document, where)
+    plan = validate(Plan, read_document(path, SCHEMA, "plan"), where)
     chosen = planner(plan.kind)
     validate(chosen.workload_type, plan.workload, f"{where}: workload")
     validate(chosen.decision_type, plan.decision, f"{where}: decision")

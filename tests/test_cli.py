@@ -125,6 +125,11 @@ BAD = {
          "-o", "no/such/folder/plan.json"], 2, "plan.json",
     ),
     "a zoo device is not here": (["profile", "t4"], 2, "t4"),
+    "a dataset of a zoo device": (["dataset", "build", "-d", "t4", "-o", "x"], 2, "t4"),
+    "nothing to evaluate": (
+        ["evaluate", "--model", "pretrained:ops", "--data", "no.csv", "--format", "neusight"], 2,
+        "no.csv",
+    ),
     "one file to merge": (["cluster", "merge", "a.yaml", "-o", "b.yaml"], 2, "a.yaml"),
     "both ends of a link": (
         ["profile", "--serve", "a:1", "--link", "b:2", "--peer", "x"], 2, "--serve or --link"

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from foreplan.datasets.tir.measure import MeasureOptions, measure
-from foreplan.datasets.tir.target import target_device
+from foreplan.datasets.tir.target import TargetDevice, target_device
 from foreplan.datasets.tir.task import Task, merge
 from foreplan.datasets.tir.tir_jsonl import read_tasks, write_tasks
 from foreplan.errors import ForeplanError, SpecError
@@ -49,6 +49,8 @@ def build_dataset(
         MissingDataError: no TVM, no such file or GPU.
         SpecError: an unknown network or device, or devices of two kinds.
     """
+    # Devices come first: extraction takes minutes, and a wrong word needs none of them.
+    targets = [] if extract_only else _targets(devices, chip)
     folder.mkdir(parents=True, exist_ok=True)
     refused: dict[str, str] = {}
     if tasks is not None:
@@ -61,15 +63,20 @@ def build_dataset(
     document: dict[str, Any] = {"tasks": len(found), "refused": refused}
     if extract_only:
         return document
+    random.Random(seed).shuffle(found)
+    return document | measure(
+        found, targets, folder, options or MeasureOptions(), progress=progress
+    )
+
+
+def _targets(devices: Sequence[str], chip: str | None) -> list[TargetDevice]:
+    """The devices to measure on, all alike."""
     targets = [target_device(name, chip=chip) for name in devices]
     if len({target.target for target in targets}) > 1 or (
         targets[0].kind == "llvm" and len(targets) > 1
     ):
         raise SpecError("device", got=list(devices), expected="one CPU, or GPUs of one kind")
-    random.Random(seed).shuffle(found)
-    return document | measure(
-        found, targets, folder, options or MeasureOptions(), progress=progress
-    )
+    return targets
 
 
 def _extract(

@@ -7,16 +7,15 @@ It belongs to one plan (by digest) and one machine. Times are medians over the r
 from __future__ import annotations
 
 import html
-import json
 import os
 from pathlib import Path
 from typing import Literal
 
 from pydantic import Field
 
-from foreplan.datasets.specs import StrictModel, load_document, validate
+from foreplan.datasets.specs import StrictModel, validate
 from foreplan.datasets.storage import write_atomically
-from foreplan.errors import SpecError
+from foreplan.planner.document import document_json, read_document
 from foreplan.planner.plan import Times
 
 SCHEMA: Literal["foreplan.verification/1"] = "foreplan.verification/1"
@@ -213,11 +212,7 @@ class Verification(StrictModel):
 
     def to_json(self) -> str:
         """The document, keys in the fields' order, with a final newline."""
-        data = self.model_dump(mode="json", by_alias=True)
-        times = data.pop("times")
-        text = json.dumps(data, indent=2, allow_nan=False)
-        # Thousands of numbers, one a line, would bury the rest of the document.
-        return text[:-2] + f',\n  "times": {json.dumps(times)}\n}}\n'
+        return document_json(self)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the document; never half of it.
@@ -254,12 +249,4 @@ def load_verification(path: str | os.PathLike[str]) -> Verification:
         SpecError: no such file, a truncated or hand-edited document, another schema version.
     """
     where = Path(path).name
-    document = load_document(path)
-    schema = document.get("schema")
-    if schema != SCHEMA:
-        newer = isinstance(schema, str) and schema.startswith("foreplan.verification/")
-        raise SpecError(
-            f"{where}: schema", got=schema, expected=SCHEMA,
-            fix="use a newer foreplan or verify again" if newer else None,
-        )  # fmt: skip
-    return validate(Verification, document, where)
+    return validate(Verification, read_document(path, SCHEMA, "verify"), where)
