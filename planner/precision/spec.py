@@ -1,0 +1,214 @@
+"""What a precision plan is made for and what it decides.
+
+Synchronous data-parallel training on unlike devices with equal local batches (QSync, IPDPS 2024):
+every worker holds fp32 master weights and fp32 gradients in the same DDP buckets, and computes each
+operator of its step by a *variant* of its own.
+
+Contract between the planner and what executes a plan (``planner/precision/execution``):
+
+- ``WorkerDecision.operators`` names every *adjustable* module (linear, convolution, embedding) by
+  its path in ``TrainingTask.module`` and gives its variant, as `Variant.parse` reads it. The module
+  casts its input and its master weight to the variant's compute dtype, computes, and hands on a
+  result of the variant's output dtype, see `TrainingVariant`.
+- Every other operator runs in eager mode without autocast on what it is fed: element-wise operators
+  promote (bf16 + fp32 gives fp32); matrix products and attention of unlike inputs are promoted to
+  the widest of them before the call; a loss is computed on fp32.
+- Actions of a rank, in order: ``forward`` (whole forward pass and loss), then for every bucket
+  ``q = 0, 1, ...`` in launch order ``backward`` with ``step=q`` (the backward pass from where
+  bucket ``q - 1`` became ready until bucket ``q`` is; the last one runs to the end) and
+  ``all_reduce`` with ``step=q`` (mean of the bucket's fp32 gradients; a rendezvous of all ranks on
+  the queue ``link:all_reduce`` of each, so that it overlaps the backward pass), then ``optimizer``.
+  With one rank there are no ``all_reduce`` actions. Bytes on the wire are 4 a parameter.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, field_validator, model_validator
+
+from foreplan.datasets.program import Variant
+from foreplan.datasets.specs import StrictModel
+from foreplan.errors import SpecError
+
+Count = Annotated[int, Field(gt=0, le=1 << 24)]
+Precision = Literal["fp32", "bf16", "int8"]
+Indicator = Literal["gradient_variance", "hessian", "weight_change", "uniform", "random"]
+
+#: Ops of a rank's list, as the execution reads them.
+FORWARD, BACKWARD, ALL_REDUCE, OPTIMIZER = "forward", "backward", "all_reduce", "optimizer"
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingVariant:
+    """How an adjustable operator is computed in training.
+
+    Attributes:
+        precision: word of the workload's ``precisions``.
+        forward: dtype of the forward product; its operands are cast or quantised to it.
+        backward: dtype of both backward products; grad_output and the saved operands are cast or
+            dequantised to it. The gradient of the weight comes out fp32, that of the input in
+            ``backward``.
+        output: dtype of the result.
+        saved: dtype in which input and weight are kept for the backward pass; fp32 keeps no copy
+            of the weight, because the master is there.
+    """
+
+    precision: Precision
+    forward: str
+    backward: str
+    output: str
+    saved: str
+
+
+#: Variants of training by their text. All storage is fp32: the master weight.
+#: int8: symmetric, one scale a row of the input and a row of the weight, round to nearest, int32
+#: sums; the scale is chosen so that sums are exact (`foreplan.datasets._kernels_cpu.int8_limit`).
+TRAINING_VARIANTS: Mapping[str, TrainingVariant] = MappingProxyType(
+    {
+        "fp32/fp32/torch.linear": TrainingVariant("fp32", "fp32", "fp32", "fp32", "fp32"),
+        "fp32/bf16/torch.linear": TrainingVariant("bf16", "bf16", "bf16", "bf16", "bf16"),
+        "fp32/int8/torch.int_mm+bf16": TrainingVariant("int8", "int8", "bf16", "bf16", "int8"),
+        "fp32/int8/torch.int_mm+fp32": TrainingVariant("int8", "int8", "fp32", "fp32", "int8"),
+        "fp32/fp32/torch.conv2d": TrainingVariant("fp32", "fp32", "fp32", "fp32", "fp32"),
+        "fp32/bf16/torch.conv2d": TrainingVariant("bf16", "bf16", "bf16", "bf16", "bf16"),
+        # The rows are read in fp32 and handed on in bf16; nothing but ids is saved.
+        "fp32/fp32/torch.embedding": TrainingVariant("fp32", "fp32", "fp32", "fp32", "fp32"),
+        "fp32/bf16/torch.embedding": TrainingVariant("bf16", "fp32", "fp32", "bf16", "fp32"),
+    }
+)
+
+
+def training_variant(text: str) -> TrainingVariant:
+    """Look a variant up.
+
+    Raises:
+        SpecError: no such variant.
+    """
+    found = TRAINING_VARIANTS.get(text)
+    if found is None:
+        raise SpecError(
+            "training variant", got=text, expected=f"one of {', '.join(TRAINING_VARIANTS)}"
+        )
+    return found
+
+
+class PrecisionWorkload(StrictModel):
+    """Training step that a precision plan is made for.
+
+    Attributes:
+        batch: samples of each worker's step.
+        sequence_length: tokens of a sample; ``None`` where a sample is no sequence.
+        network: what is trained: ``model`` (the plan's decoder), ``byte_lm``, ``digits_mlp``,
+            ``digits_cnn``, or ``package.module:function``, see `foreplan.planner.precision.task`.
+        network_options: keyword arguments of the network's builder.
+        dataset: name of the samples' source; ``None`` = the network's own.
+        optimizer: ``sgd`` (momentum 0.9: one fp32 state a parameter) or ``adamw`` (two).
+        learning_rate: of the optimizer.
+        steps: training steps that a verification runs.
+        precisions: precisions that operators may have.
+        indicator: what the plan minimises the sum of.
+        calibration_batches: batches that the indicator's statistics are averaged over.
+        gamma: weight of the forward pass's variance in the indicator; 1 = the derivation's.
+        target_s: seconds an iteration may take; ``None``: the iteration time of the starting plan,
+            in which every device runs at the uniform precision that is fastest on it.
+        slack: share by which an iteration may exceed that.
+        memory_headroom: share of a device's memory that stays free.
+        full_precision: ranks (labels or device names) that stay at fp32, QSync's training devices.
+        share_layers: operators of repeated blocks get one precision a position in the block.
+        first_bucket_bytes, bucket_bytes: DDP's bucket limits.
+        max_nodes: of the solver's search tree.
+    """
+
+    batch: Count
+    sequence_length: Count | None = None
+    network: str = "model"
+    network_options: Mapping[str, Any] = Field(default_factory=dict)
+    dataset: str | None = None
+    optimizer: Literal["sgd", "adamw"] = "sgd"
+    learning_rate: Annotated[float, Field(gt=0)] = 1e-2
+    steps: Count = 4
+    precisions: tuple[Precision, ...] = ("fp32", "bf16", "int8")
+    indicator: Indicator = "gradient_variance"
+    calibration_batches: Count = 4
+    gamma: Annotated[float, Field(gt=0)] = 1.0
+    target_s: Annotated[float, Field(gt=0)] | None = None
+    slack: Annotated[float, Field(ge=0)] = 0.0
+    memory_headroom: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    full_precision: tuple[str, ...] = ()
+    share_layers: bool = False
+    first_bucket_bytes: Annotated[int, Field(gt=0)] = 1 << 20
+    bucket_bytes: Annotated[int, Field(gt=0)] = 25 << 20
+    max_nodes: Count = 20_000
+
+    @field_validator("precisions", "full_precision", mode="before")
+    @classmethod
+    def _one_word(cls, value: Any) -> Any:
+        return (value,) if isinstance(value, str) else value
+
+    @field_validator("precisions")
+    @classmethod
+    def _distinct(cls, value: tuple[Precision, ...]) -> tuple[Precision, ...]:
+        if "fp32" not in value or len(set(value)) < len(value):
+            raise ValueError("different precisions with fp32 among them")
+        return tuple(sorted(value, key=("fp32", "bf16", "int8").index))
+
+
+class WorkerDecision(StrictModel):
+    """Precisions of one worker.
+
+    Attributes:
+        rank: index of the device among the cluster's ranks; also the rank of its process.
+        device: its label, for readers.
+        operators: variant of every adjustable module, by the module's path.
+    """
+
+    rank: Annotated[int, Field(ge=0)]
+    device: str
+    operators: dict[str, str]
+
+    @field_validator("operators")
+    @classmethod
+    def _known(cls, value: dict[str, str]) -> dict[str, str]:
+        for name, text in value.items():
+            if text not in TRAINING_VARIANTS:
+                raise ValueError(f"for {name} one of {', '.join(TRAINING_VARIANTS)}, not {text}")
+        return value
+
+    def variant(self, name: str) -> Variant:
+        """Variant of a module."""
+        return Variant.parse(self.operators[name])
+
+
+class PrecisionDecision(StrictModel):
+    """A precision plan's decision.
+
+    Attributes:
+        workers: one a rank of the cluster, in its order.
+        buckets: names of the parameters of each DDP bucket, in launch order; equal on all ranks.
+        network: fingerprint of the network's parameters, see `task.fingerprint`.
+        omega: summed indicator over workers and operators.
+        target_s: seconds that an iteration was allowed.
+        limits_met: whether time and memory hold; a baseline may miss them.
+    """
+
+    workers: Annotated[tuple[WorkerDecision, ...], Field(min_length=1)]
+    buckets: Annotated[tuple[tuple[str, ...], ...], Field(min_length=1)]
+    network: str
+    omega: float
+    target_s: float
+    limits_met: bool = True
+
+    @model_validator(mode="after")
+    def _consistent(self) -> PrecisionDecision:
+        if [worker.rank for worker in self.workers] != list(range(len(self.workers))):
+            raise ValueError("one worker a rank, in the order of ranks from 0")
+        names = [name for bucket in self.buckets for name in bucket]
+        if len(set(names)) < len(names):
+            raise ValueError("every parameter in one bucket")
+        if len({frozenset(worker.operators) for worker in self.workers}) > 1:
+            raise ValueError("the same operators on every worker")
+        return self
