@@ -27,7 +27,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import nnls  # type: ignore[import-untyped]
 
-from foreplan.datasets.program import OPERATORS
+from foreplan.datasets.program import OPERATORS, PRODUCTS, Variant
 
 Array = NDArray[np.float64]
 Dims = Mapping[str, int]
@@ -44,8 +44,13 @@ _FEW = 4
 def _features(op: str) -> Callable[[Dims], list[float]]:
     """Features whose non-negative sum is the trend of an operator's time."""
     flops = OPERATORS[op].flops
-    if op == "linear":
+    if op == "linear" or op.startswith("linear_"):
         return lambda d: [1.0, flops(d), d["n"] * d["k"], d["rows"] * (d["n"] + d["k"])]
+    if op.startswith("embedding_"):
+        return lambda d: [1.0, d["rows"] * d["cols"], d["vocab"] * d["cols"]]
+    if op in PRODUCTS and op != "attention":
+        moved, fp32 = OPERATORS[op].bytes, Variant("fp32", "fp32", "any")
+        return lambda d: [1.0, flops(d), moved(d, fp32)]
     if op == "attention":
         return lambda d: [
             1.0,
@@ -59,7 +64,7 @@ def _features(op: str) -> Callable[[Dims], list[float]]:
             d["batch"] * d["tokens"] * d["kv_heads"] * d["head_dim"],
             d["batch"] * d["kv_heads"],
         ]
-    return lambda d: [1.0, math.prod(d.values()), d["rows"]]
+    return lambda d: [1.0, math.prod(d.values()), d.get("rows", 1)]
 
 
 class Prediction(NamedTuple):

@@ -1,4 +1,4 @@
-"""Tensor programs of decoders and their work: what is computed, on which shapes, by which kernel.
+"""Tensor programs and their work: what is computed, on which shapes, by which kernel.
 
 A `Program` names one fused operator by its canonical shape (the *task*) and says how it is computed
 (the *variant*). It is the unit that a profile measures, a predictor predicts, `CostBook` prices and
@@ -12,6 +12,7 @@ one head.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -108,6 +109,12 @@ def _visible(d: Mapping[str, int]) -> float:
     return q * keys - q * (q - 1) / 2
 
 
+def _conv_bytes(d: Mapping[str, int], v: Variant) -> float:
+    pixels = d["batch"] * (d["cin"] * d["inputs"] + d["cout"] * d["outputs"])
+    kernel = d["cin"] // d["groups"] * d["cout"] * d["taps"]
+    return pixels * DTYPE_BYTES[v.compute] + kernel * DTYPE_BYTES[v.storage]
+
+
 def _attention_bytes(d: Mapping[str, int], v: Variant) -> float:
     act, cache = DTYPE_BYTES[v.compute], DTYPE_BYTES[v.storage]
     queries_and_out = 2 * d["queries"] * d["heads"] * act
@@ -134,8 +141,9 @@ OPERATORS: Mapping[str, Operator] = MappingProxyType(
             ("batch", "tokens", "kv_heads", "head_dim"),
             lambda d: 0.0,
             lambda d, v: (
-                2.0 * d["batch"] * d["tokens"] * d["kv_heads"] * d["head_dim"]
-            ) * (DTYPE_BYTES[v.compute] + DTYPE_BYTES[v.storage]),
+                (2.0 * d["batch"] * d["tokens"] * d["kv_heads"] * d["head_dim"])
+                * (DTYPE_BYTES[v.compute] + DTYPE_BYTES[v.storage])
+            ),
         ),
         "rope": Operator(
             ("rows", "heads", "head_dim"),
@@ -153,7 +161,9 @@ OPERATORS: Mapping[str, Operator] = MappingProxyType(
             # A gated activation reads two tensors and writes one.
             lambda d, v: (
                 (3.0 if v.kernel.endswith("_mul") else 2.0)
-                * d["rows"] * d["cols"] * DTYPE_BYTES[v.compute]
+                * d["rows"]
+                * d["cols"]
+                * DTYPE_BYTES[v.compute]
             ),
         ),
         "add": Operator(
@@ -169,16 +179,140 @@ OPERATORS: Mapping[str, Operator] = MappingProxyType(
         "embedding": Operator(
             ("rows", "cols"),
             lambda d: 0.0,
-            lambda d, v: (
-                d["rows"] * d["cols"] * (DTYPE_BYTES[v.storage] + DTYPE_BYTES[v.compute])
-            ),
+            lambda d, v: d["rows"] * d["cols"] * (DTYPE_BYTES[v.storage] + DTYPE_BYTES[v.compute]),
         ),
         "argmax": Operator(
             ("rows", "cols"),
             lambda d: 1.0 * d["rows"] * d["cols"],
             lambda d, v: 1.0 * d["rows"] * d["cols"] * DTYPE_BYTES[v.compute],
         ),
+        # Below: operators of captured graphs, which no decoder of the runtime has.
+        "matmul": Operator(
+            ("batch", "m", "n", "k"),
+            lambda d: 2.0 * d["batch"] * d["m"] * d["n"] * d["k"],
+            lambda d, v: (
+                (1.0 * d["batch"] * (d["m"] * d["k"] + d["k"] * d["n"] + d["m"] * d["n"]))
+                * DTYPE_BYTES[v.compute]
+            ),
+        ),
+        # ``taps`` = elements of the window, ``inputs``/``outputs`` = positions of the images.
+        "conv": Operator(
+            ("batch", "groups", "cin", "cout", "taps", "inputs", "outputs"),
+            lambda d: (
+                2.0 * d["batch"] * d["outputs"] * d["cout"] * (d["cin"] // d["groups"]) * d["taps"]
+            ),
+            _conv_bytes,
+        ),
+        # Every query sees every key.
+        "full_attention": Operator(
+            ("batch", "queries", "keys", "heads", "kv_heads", "head_dim"),
+            lambda d: 4.0 * d["batch"] * d["heads"] * d["head_dim"] * d["queries"] * d["keys"],
+            _attention_bytes,
+        ),
+        "softmax": Operator(
+            ("rows", "cols"),
+            lambda d: 5.0 * d["rows"] * d["cols"],
+            lambda d, v: 2.0 * d["rows"] * d["cols"] * DTYPE_BYTES[v.compute],
+        ),
+        # Reads ``inputs`` tensors of this size and writes one.
+        "elementwise": Operator(
+            ("rows", "cols", "inputs"),
+            lambda d: 1.0 * d["rows"] * d["cols"],
+            lambda d, v: (d["inputs"] + 1.0) * d["rows"] * d["cols"] * DTYPE_BYTES[v.compute],
+        ),
+        "reduction": Operator(
+            ("rows", "cols"),
+            lambda d: 1.0 * d["rows"] * d["cols"],
+            lambda d, v: 1.0 * d["rows"] * (d["cols"] + 1) * DTYPE_BYTES[v.compute],
+        ),
+        # One fused update: reads parameter, gradient and two moments, writes all but the gradient.
+        "adamw": Operator(
+            ("parameters",),
+            lambda d: 12.0 * d["parameters"],
+            lambda d, v: 7.0 * d["parameters"] * DTYPE_BYTES[v.compute],
+        ),
     }
+)
+
+
+def _training(
+    dims: tuple[str, ...], flops: Callable[[Mapping[str, int]], float], *elements: str
+) -> dict[str, Operator]:
+    """An operator's passes in training: ``_forward``, ``_backward``, ``_weight_gradient``.
+
+    Args:
+        dims: names of the dimensions.
+        flops: of the forward pass; each of the two backward products takes as many.
+        elements: products of dimensions (``rows*k``): the tensors that move once in a product.
+    """
+
+    def moved(d: Mapping[str, int], v: Variant) -> float:
+        sizes = (math.prod(d[name] for name in text.split("*")) for text in elements)
+        return float(sum(sizes)) * DTYPE_BYTES[v.compute]
+
+    return {
+        "forward": Operator(dims, flops, moved),
+        "backward": Operator(dims, lambda d: 2.0 * flops(d), lambda d, v: 2.0 * moved(d, v)),
+        "weight_gradient": Operator(dims, flops, moved),
+    }
+
+
+_ROWS = ("rows", "cols")
+_CONVOLUTION = (
+    "batch", "channels", "height", "width", "filters", "kernel_height", "kernel_width",
+    "out_height", "out_width", "stride", "groups",
+)  # fmt: skip
+#: Operators of a training step: name, passes. ``weight_gradient`` is the backward pass of an
+#: operator whose input needs no gradient.
+_TRAINING = {
+    "linear": _training(
+        ("rows", "n", "k"), OPERATORS["linear"].flops, "rows*n", "rows*k", "n*k"
+    ),
+    "conv2d": _training(
+        _CONVOLUTION,
+        lambda d: (
+            2.0 * d["batch"] * d["filters"] * d["out_height"] * d["out_width"]
+            * d["channels"] // d["groups"] * d["kernel_height"] * d["kernel_width"]
+        ),
+        "batch*channels*height*width", "batch*filters*out_height*out_width",
+    ),
+    "attention": _training(
+        ("batch", "queries", "keys", "heads", "head_dim"),
+        lambda d: 4.0 * d["batch"] * d["heads"] * d["head_dim"] * d["queries"] * d["keys"],
+        "batch*queries*heads*head_dim", "batch*keys*heads*head_dim",
+    ),
+    "matmul": _training(
+        ("batch", "rows", "n", "k"),
+        lambda d: 2.0 * d["batch"] * d["rows"] * d["n"] * d["k"],
+        "batch*rows*n", "batch*rows*k", "batch*n*k",
+    ),
+    "embedding": _training(("rows", "vocab", "cols"), lambda d: 0.0, "rows*cols", "rows*cols"),
+    "norm": _training(_ROWS, OPERATORS["norm"].flops, "rows*cols", "rows*cols"),
+    "softmax": _training(_ROWS, OPERATORS["norm"].flops, "rows*cols", "rows*cols"),
+    "activation": _training(_ROWS, OPERATORS["activation"].flops, "rows*cols", "rows*cols"),
+    "elementwise": _training(_ROWS, OPERATORS["add"].flops, *["rows*cols"] * 3),
+    "cross_entropy": _training(_ROWS, OPERATORS["norm"].flops, "rows*cols"),
+}  # fmt: skip
+OPERATORS = MappingProxyType(
+    dict(OPERATORS)
+    | {f"{op}_{name}": row for op, passes in _TRAINING.items() for name, row in passes.items()}
+    | {
+        "optimizer_step": Operator(
+            ("parameters",),
+            lambda d: 4.0 * d["parameters"],
+            # Gradient, master and state are read, the latter two written.
+            lambda d, v: (7.0 if v.kernel == "torch.adamw" else 5.0) * 4.0 * d["parameters"],
+        )
+    }
+)
+#: Operators whose time is bound by products, so that a device's peak rate matters.
+PRODUCTS = frozenset(
+    ["linear", "attention"]
+    + [
+        f"{op}_{name}"
+        for op in ("linear", "conv2d", "attention", "matmul")
+        for name in _TRAINING[op]
+    ]
 )
 
 

@@ -24,76 +24,22 @@ Contract between the planner and what executes a plan (``planner/precision/execu
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
 from foreplan.datasets.program import Variant
 from foreplan.datasets.specs import StrictModel
-from foreplan.errors import SpecError
+from foreplan.datasets.training_variant import TRAINING_VARIANTS as TRAINING_VARIANTS
+from foreplan.datasets.training_variant import Precision
+from foreplan.datasets.training_variant import TrainingVariant as TrainingVariant
+from foreplan.datasets.training_variant import training_variant as training_variant
 
 Count = Annotated[int, Field(gt=0, le=1 << 24)]
-Precision = Literal["fp32", "bf16", "int8"]
 Indicator = Literal["gradient_variance", "hessian", "weight_change", "uniform", "random"]
 
 #: Ops of a rank's list, as the execution reads them.
 FORWARD, BACKWARD, ALL_REDUCE, OPTIMIZER = "forward", "backward", "all_reduce", "optimizer"
-
-
-@dataclass(frozen=True, slots=True)
-class TrainingVariant:
-    """How an adjustable operator is computed in training.
-
-    Attributes:
-        precision: word of the workload's ``precisions``.
-        forward: dtype of the forward product; its operands are cast or quantised to it.
-        backward: dtype of both backward products; grad_output and the saved operands are cast or
-            dequantised to it. The gradient of the weight comes out fp32, that of the input in
-            ``backward``.
-        output: dtype of the result.
-        saved: dtype in which input and weight are kept for the backward pass; fp32 keeps no copy
-            of the weight, because the master is there.
-    """
-
-    precision: Precision
-    forward: str
-    backward: str
-    output: str
-    saved: str
-
-
-#: Variants of training by their text. All storage is fp32: the master weight.
-#: int8: symmetric, one scale a row of the input and a row of the weight, round to nearest, int32
-#: sums; the scale is chosen so that sums are exact (`foreplan.datasets._kernels_cpu.int8_limit`).
-TRAINING_VARIANTS: Mapping[str, TrainingVariant] = MappingProxyType(
-    {
-        "fp32/fp32/torch.linear": TrainingVariant("fp32", "fp32", "fp32", "fp32", "fp32"),
-        "fp32/bf16/torch.linear": TrainingVariant("bf16", "bf16", "bf16", "bf16", "bf16"),
-        "fp32/int8/torch.int_mm+bf16": TrainingVariant("int8", "int8", "bf16", "bf16", "int8"),
-        "fp32/int8/torch.int_mm+fp32": TrainingVariant("int8", "int8", "fp32", "fp32", "int8"),
-        "fp32/fp32/torch.conv2d": TrainingVariant("fp32", "fp32", "fp32", "fp32", "fp32"),
-        "fp32/bf16/torch.conv2d": TrainingVariant("bf16", "bf16", "bf16", "bf16", "bf16"),
-        # The rows are read in fp32 and handed on in bf16; nothing but ids is saved.
-        "fp32/fp32/torch.embedding": TrainingVariant("fp32", "fp32", "fp32", "fp32", "fp32"),
-        "fp32/bf16/torch.embedding": TrainingVariant("bf16", "fp32", "fp32", "bf16", "fp32"),
-    }
-)
-
-
-def training_variant(text: str) -> TrainingVariant:
-    """Look a variant up.
-
-    Raises:
-        SpecError: no such variant.
-    """
-    found = TRAINING_VARIANTS.get(text)
-    if found is None:
-        raise SpecError(
-            "training variant", got=text, expected=f"one of {', '.join(TRAINING_VARIANTS)}"
-        )
-    return found
 
 
 class PrecisionWorkload(StrictModel):

@@ -1,0 +1,91 @@
+"""`TrainingVariant`: how an operator with a weight is computed in training, by the variant's text.
+
+All storage is fp32: the master weight. A variant's text names dtype and kernel of the forward
+pass; what follows ``+`` is the dtype of the backward pass of 8-bit kernels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Literal
+
+from foreplan.datasets.program import Variant
+from foreplan.errors import SpecError
+
+Precision = Literal["fp32", "bf16", "int8"]
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingVariant:
+    """How an adjustable operator is computed in training.
+
+    Attributes:
+        precision: word that users give.
+        forward: dtype of the forward product; its operands are cast or quantised to it.
+        backward: dtype of both backward products; grad_output and the saved operands are cast or
+            dequantised to it. The gradient of the weight comes out fp32, that of the input in
+            ``backward``.
+        output: dtype of the result.
+        saved: dtype in which input and weight are kept for the backward pass; fp32 keeps no copy
+            of the weight, because the master is there.
+    """
+
+    precision: Precision
+    forward: str
+    backward: str
+    output: str
+    saved: str
+
+
+#: int8: symmetric, one scale a row of the input and a row of the weight, round to nearest, int32
+#: sums; the scale is chosen so that sums are exact (`foreplan.datasets._kernels_cpu.int8_limit`).
+TRAINING_VARIANTS: Mapping[str, TrainingVariant] = MappingProxyType(
+    {
+        "fp32/fp32/torch.linear": TrainingVariant("fp32", "fp32", "fp32", "fp32", "fp32"),
+        "fp32/bf16/torch.linear": TrainingVariant("bf16", "bf16", "bf16", "bf16", "bf16"),
+        "fp32/int8/torch.int_mm+bf16": TrainingVariant("int8", "int8", "bf16", "bf16", "int8"),
+        "fp32/int8/torch.int_mm+fp32": TrainingVariant("int8", "int8", "fp32", "fp32", "int8"),
+        "fp32/fp32/torch.conv2d": TrainingVariant("fp32", "fp32", "fp32", "fp32", "fp32"),
+        "fp32/bf16/torch.conv2d": TrainingVariant("bf16", "bf16", "bf16", "bf16", "bf16"),
+        # The rows are read in fp32 and handed on in bf16; nothing but ids is saved.
+        "fp32/fp32/torch.embedding": TrainingVariant("fp32", "fp32", "fp32", "fp32", "fp32"),
+        "fp32/bf16/torch.embedding": TrainingVariant("bf16", "fp32", "fp32", "bf16", "fp32"),
+    }
+)
+_FAMILIES: Mapping[str, tuple[str, ...]] = {
+    "linear": ("torch.linear", "torch.int_mm"),
+    "conv2d": ("torch.conv2d",),
+    "embedding": ("torch.embedding",),
+}
+
+
+def training_variant(text: str) -> TrainingVariant:
+    """Look a variant up.
+
+    Raises:
+        SpecError: no such variant.
+    """
+    found = TRAINING_VARIANTS.get(text)
+    if found is None:
+        raise SpecError(
+            "training variant", got=text, expected=f"one of {', '.join(TRAINING_VARIANTS)}"
+        )
+    return found
+
+
+def variants_of(op: str, *, n: int = 0, k: int = 0) -> tuple[str, ...]:
+    """Texts of the variants of ``linear``, ``conv2d`` or ``embedding``, fp32 first.
+
+    Args:
+        op: the operator.
+        n: output features of a linear; 8-bit products need a multiple of 8.
+        k: input features, likewise.
+    """
+    return tuple(
+        text
+        for text, row in TRAINING_VARIANTS.items()
+        if Variant.parse(text).kernel.partition("+")[0] in _FAMILIES[op]
+        and (row.precision != "int8" or (n % 8 == 0 and k % 8 == 0))
+    )
