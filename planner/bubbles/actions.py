@@ -4,17 +4,18 @@ Close to the text form of PyTorch's pipeline schedules (``torch.distributed.pipe
 
     2F0        forward of virtual stage 2, micro-batch 0
     2B0        its backward; 2I0 and 2W0 are the halves for input and weights
-    2F0:1-3    pieces 1 to 3 of it (see below)
+    2F0:1      piece 1 of it (see below)
     e0.2F5     forward of unit 2 of encoder 0, micro-batch 5
     e0.2B5     its backward
     e0.0-7F5   units 0, 1 ... 7 in turn; e0.7-0B5 units 7, 6 ... 0
+    e0.2f5     the collective in front of unit 2 (tensor parallel encoders); e0.2b5 backwards
 
 Communication is not written: it follows from what is computed where. As actions
 (``Action.op, stage, microbatch, step``):
 
 ==================  ==============================================================================
 ``F``, ``B``,       stage = virtual stage; step -1. Split passes (only with tensor parallelism) have
-``I``, ``W``        step = first piece
+``I``, ``W``        step = piece
 ``encode``,         stage = ``decision.stage_number(encoder, stage)``, step = unit (numbered through
 ``encode_backward`` all stages of the encoder)
 ``send``, ``recv``  stage = the *receiver's* stage, micro-batch, step = ``2 * encoder + direction``,
@@ -24,7 +25,8 @@ Communication is not written: it follows from what is computed where. As actions
 ``reduce_scatter``  stage = first stage on the rank, or the encoder's stage
 ``all_reduce``      gradients of an encoder stage over its pipelines (no sharded optimizer), in
                     place; stage = the encoder's stage
-``tensor``          collective of a layer inside a split pass, step = the piece that follows it
+``tensor``          collective of a layer inside a split pass or in front of an encoder unit, step
+                    = the piece or unit that follows it
 ``optimizer``       once a rank, last
 ==================  ==============================================================================
 
@@ -32,9 +34,11 @@ What lies on one rank is handed over without send and recv: features of an encod
 of stage 0, consecutive stages of one rank.
 
 Pieces: with tensor parallelism a layer's pass computes twice (attention, MLP) between collectives.
-``2F0:1-3`` computes pieces 1 to 3 as one action; a split pass shows its collectives before each of
-its parts and behind the last as actions of their own, so that what is listed between parts runs
-while the link is busy. A pass that is written whole keeps them inside.
+``2F0:1`` computes piece 1 alone. A pass that is written piece by piece has its collectives in front
+of each piece and behind the last as actions of their own, so that what is listed between pieces
+runs while the link is busy; a pass that is written whole keeps them inside. Likewise the units of a
+micro-batch and stage: where a collective is written, all of theirs are, and else they are part of
+the units. One behind a stage's last unit bears the next unit's number (backwards: the one before).
 """
 
 from __future__ import annotations
@@ -51,8 +55,8 @@ ACTIVATION, GRADIENT = 0, 1
 PASSES = ("F", "B", "I", "W")
 
 _WORD = re.compile(
-    r"(?:e(?P<encoder>\d+)\.(?P<first>\d+)(?:-(?P<last>\d+))?|(?P<stage>\d+))(?P<op>[FBIW])"
-    r"(?P<microbatch>\d+)(?::(?P<begin>\d+)-(?P<end>\d+))?"
+    r"(?:e(?P<encoder>\d+)\.(?P<first>-?\d+)(?:-(?P<last>\d+))?(?P<unit_op>[FBfb])"
+    r"|(?P<stage>\d+)(?P<op>[FBIW]))(?P<microbatch>\d+)(?::(?P<piece>\d+))?"
 )
 
 
@@ -60,12 +64,12 @@ class Step(NamedTuple):
     """One entry of an order.
 
     Attributes:
-        op: ``F``, ``B``, ``I`` or ``W``.
+        op: ``F``, ``B``, ``I`` or ``W``; ``f`` or ``b`` for a collective of an encoder.
         microbatch: its micro-batch.
         stage: virtual stage, -1 for encoder work.
         encoder: encoder, -1 for the backbone's work.
         unit: unit of the encoder, -1 for the backbone's work.
-        pieces: first and last piece of a split pass, ``None`` for a whole one.
+        piece: of a split pass, -1 for a whole one.
     """
 
     op: str
@@ -73,15 +77,15 @@ class Step(NamedTuple):
     stage: int = -1
     encoder: int = -1
     unit: int = -1
-    pieces: tuple[int, int] | None = None
+    piece: int = -1
 
     @property
     def word(self) -> str:
         """Text form."""
         if self.encoder >= 0:
             return f"e{self.encoder}.{self.unit}{self.op}{self.microbatch}"
-        pieces = "" if self.pieces is None else f":{self.pieces[0]}-{self.pieces[1]}"
-        return f"{self.stage}{self.op}{self.microbatch}{pieces}"
+        piece = "" if self.piece < 0 else f":{self.piece}"
+        return f"{self.stage}{self.op}{self.microbatch}{piece}"
 
 
 def parse_order(text: str, where: str = "order") -> list[Step]:
@@ -95,17 +99,17 @@ def parse_order(text: str, where: str = "order") -> list[Step]:
 
 def _read(word: str, where: str) -> Iterator[Step]:
     match = _WORD.fullmatch(word)
-    if match is None or (match["encoder"] and (match["op"] in "IW" or match["begin"])):
+    if match is None or (match["encoder"] and match["piece"]):
         raise SpecError(where, got=word, expected="words such as 2F0, 1B3, e0.2F5 or e0.7-0B5")
     microbatch = int(match["microbatch"])
     if match["encoder"] is None:
-        pieces = None if match["begin"] is None else (int(match["begin"]), int(match["end"]))
-        yield Step(match["op"], microbatch, int(match["stage"]), pieces=pieces)
+        piece = -1 if match["piece"] is None else int(match["piece"])
+        yield Step(match["op"], microbatch, int(match["stage"]), piece=piece)
         return
     first = int(match["first"])
     last = first if match["last"] is None else int(match["last"])
     for unit in range(first, last + 1) if last >= first else range(first, last - 1, -1):
-        yield Step(match["op"], microbatch, encoder=int(match["encoder"]), unit=unit)
+        yield Step(match["unit_op"], microbatch, encoder=int(match["encoder"]), unit=unit)
 
 
 def write_order(steps: Iterable[Step]) -> str:
@@ -122,7 +126,7 @@ def write_order(steps: Iterable[Step]) -> str:
         run.clear()
 
     for step in steps:
-        turn = 1 if step.op == "F" else -1
+        turn = 1 if step.op in "Ff" else -1
         if run and step != run[-1]._replace(unit=run[-1].unit + turn):
             close()
         if step.encoder >= 0:

@@ -19,8 +19,9 @@ Fill = Literal["fine", "coarse", "three-phase", "unfilled"]
 
 
 class BackboneStage(StrictModel):
-    """Layers ``[start, end)`` of the backbone on one rank; the first one embeds, the last has the
-    head.
+    """Layers ``[start, end)`` of the backbone on one rank.
+
+    The first stage embeds, the last one has the head.
 
     Attributes:
         rank: of the schedule.

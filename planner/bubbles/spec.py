@@ -129,6 +129,7 @@ class GivenTimes(StrictModel):
         tensor_collective_s: one all-gather or reduce-scatter of a layer's activations.
         all_gather_s, reduce_scatter_s: parameters and gradients over the data parallel ranks, the
             part that nothing of the backbone hides.
+        encoder_all_gather_s, encoder_reduce_scatter_s: likewise of one encoder stage.
         transfer_s: activations from one pipeline rank to the next.
         optimizer_s: the optimizer's step.
     """
@@ -136,6 +137,8 @@ class GivenTimes(StrictModel):
     tensor_collective_s: Seconds | None = None
     all_gather_s: Seconds | None = None
     reduce_scatter_s: Seconds | None = None
+    encoder_all_gather_s: Seconds | None = None
+    encoder_reduce_scatter_s: Seconds | None = None
     transfer_s: Seconds | None = None
     optimizer_s: Seconds | None = None
 
