@@ -78,7 +78,7 @@ def _int8_dequant(x: Tensor, part: Packed) -> Tensor:
     return F.linear(x, part.tensors["weight"].to(x.dtype)).mul_(part.tensors["scale"])
 
 
-def _multiply_int8(q: Tensor, weight: Tensor, *, direct: bool) -> Tensor:
+def multiply_int8(q: Tensor, weight: Tensor, *, direct: bool) -> Tensor:
     """``q[rows, K] @ weight[N, K].T`` of int8 tensors, as int32 ``[rows, N]``."""
     if direct:
         return torch._int_mm(q, weight.t())
@@ -106,7 +106,7 @@ def int8_limit() -> int:
             weight = torch.full((n, k), 127, dtype=torch.int8)
             weight[::2] = -127
             expected = q.double() @ weight.double().t()
-            if not _multiply_int8(q, weight, direct=limit == 127).double().equal(expected):
+            if not multiply_int8(q, weight, direct=limit == 127).double().equal(expected):
                 break
         else:
             return limit
@@ -119,7 +119,7 @@ def _int_mm(x: Tensor, packed: Packed, bias: Tensor | None) -> Tensor:
     wide = x.float()
     scale = wide.abs().amax(1, keepdim=True).div_(limit).clamp_(min=1e-12)
     quantised = wide.div_(scale).round_().to(torch.int8)
-    out = _multiply_int8(quantised, packed.tensors["weight"], direct=limit == 127).float()
+    out = multiply_int8(quantised, packed.tensors["weight"], direct=limit == 127).float()
     out.mul_(scale).mul_(packed.tensors["scale"])
     return _add_bias(out, bias).to(x.dtype)
 

@@ -1,0 +1,1 @@
+"""Carries out precision plans: low-precision modules, one rank's kernels, training runs."""

@@ -1,0 +1,349 @@
+"""`apply_precision`: two lines make a training script compute as a plan says.
+
+    plan = foreplan.load_plan("plan.json")
+    foreplan.apply_precision(model, plan, rank)
+
+Planned modules change their class to a subclass of it that computes by its `Recipe`; parameters,
+names and ``state_dict`` stay what they were (fp32 masters, fp32 gradients), so that optimizers,
+DDP and checkpoints do not notice, and `remove_precision` undoes it. A planned module computes the
+same inside a region of autocast as outside.
+
+Operators that no module owns promote unlike operands: where torch would refuse a product or an
+attention of bf16 and fp32, both are computed in fp32 (`_PROMOTED`). What the model returns is fp32,
+because losses need it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable, Collection, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_map
+
+from foreplan.datasets.specs import validate
+from foreplan.errors import SpecError
+from foreplan.planner.plan import Plan, load_plan
+from foreplan.planner.precision.execution.linear import linear
+from foreplan.planner.precision.execution.quantise import DTYPES
+from foreplan.planner.precision.execution.recipe import Recipe, multiple_of, recipe
+from foreplan.planner.precision.spec import PrecisionDecision
+from foreplan.planner.precision.task import fingerprint
+
+_LOW = (torch.bfloat16, torch.float16)
+
+
+def apply_precision(
+    model: nn.Module, plan: Plan | PrecisionDecision | str | Path, rank: int
+) -> nn.Module:
+    """Make a model compute as a plan says for one rank.
+
+    Args:
+        model: with fp32 parameters, on the device it will run on; changed in place. Wrapped by
+            ``DistributedDataParallel`` before or afterwards.
+        plan: a precision plan, its decision, or the file of a plan.
+        rank: whose precisions; ``torch.distributed.get_rank()`` where processes follow the plan's
+            order.
+
+    Returns:
+        The model, for chaining.
+
+    Raises:
+        SpecError: the plan is of another kind or for another model (names the parameters that
+            differ), has no such rank, or a module cannot be computed as planned on its device.
+    """
+    decision = _decision(plan)
+    if not 0 <= rank < len(decision.workers):
+        raise SpecError("rank", got=rank, expected=f"0..{len(decision.workers) - 1} of this plan")
+    inner = model.module if isinstance(model, nn.parallel.DistributedDataParallel) else model
+    _check_same_network(inner, decision)
+    apply_variants(inner, decision.workers[rank].operators, seed=rank << 40)
+    return model
+
+
+def apply_variants(model: nn.Module, variants: Mapping[str, str], *, seed: int = 0) -> nn.Module:
+    """Make named modules compute by variants; everything else as it is.
+
+    Args:
+        model: changed in place; what an earlier call changed is undone first.
+        variants: text of the variant by the module's path.
+        seed: of stochastic rounding.
+
+    Raises:
+        SpecError: no such module, or one that cannot be computed so; the model is as it was.
+    """
+    modules = dict(model.named_modules())
+    planned: list[tuple[nn.Module, Recipe]] = []
+    for name, text in variants.items():
+        if name not in modules:
+            raise SpecError(f"plan: operator {name}", got="no such module", expected=_near(modules))
+        planned.append((modules[name], _fitting(name, modules[name], recipe(text))))
+    remove_precision(model)
+    for index, (module, found) in enumerate(planned):
+        module.planned = Planned(found, seed + (index << 24))  # type: ignore[assignment]
+        module.__class__ = _subclass(type(module), _MIXINS[found.operator])
+    model.__class__ = _subclass(type(model), _Root)
+    return model
+
+
+def remove_precision(model: nn.Module) -> nn.Module:
+    """Undo `apply_precision`; does nothing to a model that has no plan."""
+    for module in model.modules():
+        module.__class__ = _original(type(module))
+        module.__dict__.pop("planned", None)
+    return model
+
+
+def restart_rounding(model: nn.Module) -> None:
+    """Let stochastic rounding begin anew, so that a repeated run gives the same bits."""
+    for module in model.modules():
+        state = module.__dict__.get("planned")
+        if isinstance(state, Planned):
+            state.calls = 0
+
+
+class Planned:
+    """What a planned module knows beside its parameters.
+
+    Attributes:
+        recipe: how it computes.
+        seed: of its stochastic rounding.
+        calls: how often it ran.
+    """
+
+    def __init__(self, found: Recipe, seed: int) -> None:
+        self.recipe = found
+        self.seed = seed
+        self.calls = 0
+
+    def next_seed(self) -> int:
+        """A seed for one pass; the backward pass takes this one and the next."""
+        self.calls += 1
+        # Multiplied by an odd number, so that seeds of nearby calls and modules lie far apart.
+        return (self.seed + 2 * self.calls) * 0x2545F491 & 0x7FFFFFFE
+
+
+# ------------------------------------------------------------------------------------- modules
+
+
+class _Linear(nn.Module):
+    planned: Any
+
+    def forward(self, x: Tensor) -> Tensor:
+        module: Any = self
+        with _without_autocast(x):
+            return linear(
+                x, module.weight, module.bias, self.planned.recipe, self.planned.next_seed()
+            )
+
+
+class _Conv2d(nn.Module):
+    planned: Any
+
+    def forward(self, x: Tensor) -> Tensor:
+        module: Any = self
+        dtype = DTYPES[self.planned.recipe.forward]
+        bias = None if module.bias is None else module.bias.to(dtype)
+        with _without_autocast(x):
+            made: Tensor = module._conv_forward(x.to(dtype), module.weight.to(dtype), bias)
+        return made.to(DTYPES[self.planned.recipe.output])
+
+
+class _Embedding(nn.Module):
+    planned: Any
+
+    def forward(self, ids: Tensor) -> Tensor:
+        made: Tensor = super().forward(ids)
+        return made.to(DTYPES[self.planned.recipe.output])
+
+
+class _Other(nn.Module):
+    planned: Any
+
+    def forward(self, *inputs: Any, **named: Any) -> Any:
+        found: Recipe = self.planned.recipe
+        dtype = DTYPES[found.forward]
+        inputs, named = tree_map(_cast_to(dtype), (inputs, named))
+        kind = _kind_of((inputs, named), self)
+        with torch.autocast(kind, dtype=dtype if dtype in _LOW else None, enabled=dtype in _LOW):
+            made = super().forward(*inputs, **named)
+        return tree_map(_cast_to(DTYPES[found.output]), made)
+
+
+class _Root(nn.Module):
+    def forward(self, *inputs: Any, **named: Any) -> Any:
+        with _Promotion():
+            made = super().forward(*inputs, **named)
+        return tree_map(_cast_to(torch.float32), made)
+
+
+_MIXINS: Mapping[str, type[nn.Module]] = {
+    "linear": _Linear,
+    "conv2d": _Conv2d,
+    "embedding": _Embedding,
+    "other": _Other,
+}
+_TYPES: Mapping[str, type[nn.Module]] = {
+    "linear": nn.Linear,
+    "conv2d": nn.Conv2d,
+    "embedding": nn.Embedding,
+    "other": nn.Module,
+}
+
+
+@functools.cache
+def _subclass(cls: type[nn.Module], mixin: type[nn.Module]) -> type[nn.Module]:
+    """``cls`` with the mixin's ``forward`` in front, under the name that ``cls`` has."""
+    made = type(cls.__name__, (mixin, cls), {"__module__": cls.__module__})
+    made.planned_from = cls  # type: ignore[attr-defined]
+    return made
+
+
+def _original(cls: type[nn.Module]) -> type[nn.Module]:
+    while "planned_from" in cls.__dict__:
+        cls = cls.__dict__["planned_from"]
+    return cls
+
+
+def _cast_to(dtype: torch.dtype) -> Callable[[Any], Any]:
+    def cast(value: Any) -> Any:
+        if isinstance(value, Tensor) and value.is_floating_point():
+            return value.to(dtype)
+        return value
+
+    return cast
+
+
+def _kind_of(inputs: Any, module: nn.Module) -> str:
+    found: list[str] = [parameter.device.type for parameter in module.parameters()][:1]
+    tree_map(lambda value: found.append(value.device.type) if isinstance(value, Tensor) else None,
+             inputs)  # fmt: skip
+    return found[0] if found else "cpu"
+
+
+def _without_autocast(x: Tensor) -> contextlib.AbstractContextManager[Any]:
+    if torch.is_autocast_enabled(x.device.type):
+        return torch.autocast(x.device.type, enabled=False)
+    return contextlib.nullcontext()
+
+
+# ----------------------------------------------------------------------------------- promotion
+
+#: Functions that refuse operands of unlike float dtypes.
+_PROMOTED: Collection[Any] = frozenset(
+    {
+        torch.matmul, Tensor.matmul, Tensor.__matmul__, Tensor.__rmatmul__, torch.mm, Tensor.mm,
+        torch.bmm, Tensor.bmm, torch.baddbmm, Tensor.baddbmm, torch.addmm, Tensor.addmm,
+        torch.einsum, torch.dot, torch.mv, Tensor.mv, F.linear, F.bilinear, torch.conv1d,
+        torch.conv2d, torch.conv3d, F.scaled_dot_product_attention, torch.lerp, torch.cdist,
+    }
+)  # fmt: skip
+#: Norms take unlike dtypes on CPU, but not on every GPU; the parameters follow the input there.
+_NORMS: Collection[Any] = frozenset({F.layer_norm, F.group_norm, F.rms_norm})
+
+
+class _Promotion(TorchFunctionMode):
+    def __torch_function__(
+        self,
+        func: Any,
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        named = kwargs or {}
+        if func in _PROMOTED:
+            dtypes = {t.dtype for t in _floats((*args, *named.values()))}
+            if len(dtypes) > 1 and not dtypes.isdisjoint(_LOW):
+                widest = functools.reduce(torch.promote_types, dtypes)
+                args, named = tree_map(_cast_to(widest), (args, dict(named)))
+        elif func in _NORMS and isinstance(args[0], Tensor) and args[0].is_cuda:
+            args, named = tree_map(_cast_to(args[0].dtype), (args, dict(named)))
+        return func(*args, **named)
+
+
+def _floats(values: Any) -> Iterator[Tensor]:
+    for value in values:
+        if isinstance(value, Tensor):
+            if value.is_floating_point():
+                yield value
+        elif isinstance(value, (tuple, list)):
+            yield from _floats(value)
+
+
+# -------------------------------------------------------------------------------------- checks
+
+
+def _decision(plan: Plan | PrecisionDecision | str | Path) -> PrecisionDecision:
+    if isinstance(plan, PrecisionDecision):
+        return plan
+    if not isinstance(plan, Plan):
+        plan = load_plan(plan)
+    if plan.kind != "precision":
+        raise SpecError("plan.kind", got=plan.kind, expected="precision")
+    return validate(PrecisionDecision, plan.decision, "plan: decision")
+
+
+def _check_same_network(model: nn.Module, decision: PrecisionDecision) -> None:
+    parameters = dict(model.named_parameters())
+    planned = {name for bucket in decision.buckets for name in bucket}
+    trained = {name for name, value in parameters.items() if value.requires_grad}
+    if planned != trained:
+        lacking, more = sorted(planned - trained), sorted(trained - planned)
+        got = [f"no parameter {lacking[0]}"] if lacking else []
+        got += [f"{more[0]}, which the plan does not know"] if more else []
+        raise SpecError(
+            "model", got=" and ".join(got),
+            expected=f"the model that the plan was made for ({len(planned)} parameters)",
+        )  # fmt: skip
+    if fingerprint(parameters.items()) != decision.network:
+        largest = max(parameters, key=lambda name: parameters[name].numel())
+        raise SpecError(
+            "model",
+            got=f"parameters of other shapes (here {largest} is "
+            f"{list(parameters[largest].shape)})",
+            expected="the model that the plan was made for",
+        )
+    for name, value in parameters.items():
+        if value.dtype is not torch.float32 and name in planned:
+            raise SpecError(
+                f"model: {name}.dtype", got=str(value.dtype), expected="torch.float32",
+                fix="a plan keeps fp32 master weights: do not convert the model",
+            )  # fmt: skip
+
+
+def _fitting(name: str, module: nn.Module, found: Recipe) -> Recipe:
+    """Check that a module can be computed by a recipe where it is."""
+    where = f"plan: operator {name}"
+    original = _original(type(module))
+    wanted = _TYPES[found.operator]
+    if not issubclass(original, wanted) or (
+        found.operator != "other" and original.forward is not wanted.forward
+    ):
+        raise SpecError(
+            where, got=f"{original.__name__} as {found.text}", expected=f"a plain {wanted.__name__}"
+        )
+    kind = _kind_of((), module)
+    if kind not in found.kinds and kind != "meta":
+        raise SpecError(
+            where, got=f"{found.text} on {kind}", expected=f"{' or '.join(found.kinds)}"
+        )
+    multiple = multiple_of(found)
+    if isinstance(module, nn.Linear) and (
+        module.in_features % multiple or module.out_features % multiple
+    ):
+        raise SpecError(
+            where, got=f"{found.text} with {module.in_features} x {module.out_features} features",
+            expected=f"multiples of {multiple}",
+        )  # fmt: skip
+    return found
+
+
+def _near(modules: Mapping[str, nn.Module]) -> str:
+    names = [name for name in modules if name]
+    return f"one of its {len(names)} modules, as {names[0]}" if names else "a model with modules"
