@@ -1,0 +1,175 @@
+"""`FlatParameters`: weights, gradients and optimizer of some parts, each as one flat tensor.
+
+One tensor is what a collective takes and what an optimizer steps over in one call. Weights are
+drawn from a generator seeded by the parameter's name, so that each rank makes its own share and it
+equals that of any other process.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple, Protocol
+
+import torch
+from torch import Tensor, nn
+
+#: Of the optimizer (AdamW); nothing here depends on the values.
+LEARNING_RATE = 1e-4
+
+
+class Part(Protocol):
+    """A module that says what its parameters are called in the whole model."""
+
+    def names(self) -> Iterable[tuple[str, nn.Module, str]]:
+        """Each parameter's name in the whole model, its module and its name there."""
+        ...
+
+
+class Gradient(NamedTuple):
+    """Elements ``[begin, end)`` of a parameter's flat gradient."""
+
+    name: str
+    begin: int
+    end: int
+    size: int
+    values: Tensor
+
+
+class FlatParameters:
+    """See the module.
+
+    Args:
+        parts: built on the ``meta`` device; they get their parameters here.
+        seed: of the weights.
+        device: where.
+        dtype: of weights and arithmetic; gradients and optimizer are fp32.
+        frozen: without gradients and optimizer.
+        shards: ranks that share gradients and optimizer in equal parts of the flat tensor.
+        shard: which of them this one is.
+    """
+
+    def __init__(
+        self,
+        parts: Iterable[Part],
+        seed: int,
+        device: torch.device,
+        dtype: torch.dtype,
+        *,
+        frozen: bool = False,
+        shards: int = 1,
+        shard: int = 0,
+    ) -> None:
+        places = [place for part in parts for place in part.names()]
+        total, self._places = 0, []
+        for name, module, key in places:
+            meta = module.get_parameter(key)
+            self._places.append((name, total, meta.shape))
+            total += meta.numel()
+        total = math.ceil(total / shards) * shards
+        self._seed, self._frozen = seed, frozen
+        self.weights = torch.zeros(total, dtype=dtype, device=device)
+        self.gradients = torch.zeros(0 if frozen else total, device=device)
+        for (_, begin, shape), (_, module, key) in zip(self._places, places, strict=True):
+            self._install(module, key, begin, shape)
+        part = total // shards
+        self._own = slice(shard * part, (shard + 1) * part)
+        self._optimizer: torch.optim.Optimizer | None = None
+        self._master = torch.zeros(0, device=device)
+        self._scattered = self._stepped = False
+        self.draw()
+
+    def _install(self, module: nn.Module, key: str, begin: int, shape: torch.Size) -> None:
+        size = shape.numel()
+        made = nn.Parameter(
+            self.weights[begin : begin + size].view(shape), requires_grad=not self._frozen
+        )
+        setattr(module, key, made)
+        if self._frozen:
+            return
+        gradient = self.gradients[begin : begin + size].view(shape)
+        if made.dtype == gradient.dtype:
+            made.grad = gradient  # autograd adds to it in place
+            return
+
+        def add(parameter: Tensor) -> None:
+            if parameter.grad is not None:
+                gradient.add_(parameter.grad)
+                parameter.grad = None
+
+        made.register_post_accumulate_grad_hook(add)
+
+    # ------------------------------------------------------------------------------------- a step
+
+    def reset(self) -> None:
+        """Zero the gradients and undo what the optimizer did."""
+        self.gradients.zero_()
+        self._scattered = False
+        if self._stepped:
+            self.draw()
+
+    def draw(self) -> None:
+        """Draw the weights: linears for unit variance, norms about 1, vectors about 0."""
+        with torch.no_grad():
+            for name, begin, shape in self._places:
+                digest = hashlib.sha256(f"{self._seed} {name}".encode()).digest()
+                generator = torch.Generator(self.weights.device)
+                generator.manual_seed(int.from_bytes(digest[:7], "big"))
+                drawn = torch.randn(shape, generator=generator, device=self.weights.device)
+                if len(shape) > 1:
+                    drawn *= shape[-1] ** -0.5
+                else:
+                    drawn = 0.02 * drawn + (1.0 if name.endswith("norm.weight") else 0.0)
+                self.weights[begin : begin + shape.numel()] = drawn.flatten()
+        self._stepped = False
+        if self._optimizer is not None:
+            if self._master.dtype != self.weights.dtype:
+                self._master.data.copy_(self.weights[self._own])
+            for state in self._optimizer.state.values():
+                for value in state.values():
+                    value.zero_()
+
+    def scattered(self) -> None:
+        """Note that a reduce-scatter has left sums in this rank's part alone."""
+        self._scattered = True
+
+    def optimize(self) -> None:
+        """Take a step of AdamW over this rank's part of the parameters."""
+        if self._frozen:
+            return
+        own = self.weights[self._own]
+        if self._optimizer is None:
+            # Weights of a lower precision are rounded from a copy in full precision.
+            full = own if own.dtype == torch.float32 else own.float()
+            self._master = nn.Parameter(full.detach())
+            self._optimizer = torch.optim.AdamW([self._master], lr=LEARNING_RATE, fused=True)
+        self._master.grad = self.gradients[self._own]
+        self._optimizer.step()
+        if self._master.dtype != own.dtype:
+            own.copy_(self._master.detach())
+        self._stepped = True
+
+    # ------------------------------------------------------------------------------------ reports
+
+    def gradient(self) -> Iterator[Gradient]:
+        """What is known of each parameter's gradient here: all of it, or this rank's part."""
+        if self._frozen:
+            return
+        known = self._own if self._scattered else slice(0, len(self.gradients))
+        for name, begin, shape in self._places:
+            size = shape.numel()
+            first, last = max(known.start, begin), min(known.stop, begin + size)
+            if first < last:
+                values = self.gradients[first:last]
+                yield Gradient(name, first - begin, last - begin, size, values)
+
+    def memory_bytes(self) -> dict[str, int]:
+        """Bytes by the ledger's items."""
+        states = 0
+        if self._optimizer is not None:
+            held = [v for state in self._optimizer.state.values() for v in state.values()]
+            held += [self._master] if self._master.dtype != self.weights.dtype else []
+            states = sum(value.nbytes for value in held)
+        return {"weights": self.weights.nbytes, "gradients": self.gradients.nbytes,
+                "optimizer": states}  # fmt: skip

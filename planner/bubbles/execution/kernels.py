@@ -1,0 +1,307 @@
+"""`BubbleKernels`: carries out one rank's passes, encoder units and collectives.
+
+Every backbone stage and every encoder unit is a `Cut`, so that a backward pass can stop between any
+two. What one action hands to another has the key ``(stage, micro-batch, step)`` of the receive that
+would carry it (see `foreplan.planner.bubbles.actions`); where both lie on this rank, nothing is
+sent. Gradients add up over micro-batches; losses are means, so that nothing is scaled afterwards.
+
+Attention is fused, so that ``selective`` recomputation, which leaves out its inside, is what every
+run does; only ``full`` makes a difference.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from foreplan.cost_models.schedule import Action
+from foreplan.errors import SpecError
+from foreplan.planner.bubbles.actions import (
+    ACTIVATION,
+    ENCODE,
+    ENCODE_BACKWARD,
+    GRADIENT,
+    parse_order,
+)
+from foreplan.planner.bubbles.decision import BubblesDecision
+from foreplan.planner.bubbles.execution.batches import Batches
+from foreplan.planner.bubbles.execution.cut import Cut
+from foreplan.planner.bubbles.execution.flat_parameters import FlatParameters
+from foreplan.planner.bubbles.execution.layers import WeightGradients
+from foreplan.planner.bubbles.execution.parts import BackbonePart, EncoderPart
+from foreplan.planner.bubbles.execution.report import gradient_report, loss_report
+from foreplan.planner.bubbles.execution.step_sizes import StepSizes
+
+#: Stage of the receiver, micro-batch, step: as a receive names what it carries.
+Key = tuple[int, int, int]
+
+
+class BubbleKernels:
+    """One rank of a decision; see `foreplan.planner.base.Kernels`.
+
+    Args:
+        step: what is trained.
+        decision: who computes what.
+        rank: which rank this is.
+        device: where.
+        dtype: of weights, activations and arithmetic; gradients and losses are fp32.
+
+    Raises:
+        SpecError: a rank that the decision has not; split passes, which need tensor parallelism.
+    """
+
+    def __init__(
+        self,
+        step: StepSizes,
+        decision: BubblesDecision,
+        rank: int,
+        *,
+        device: torch.device | None = None,
+        dtype: torch.dtype = torch.float32,
+    ) -> None:
+        if not 0 <= rank < len(decision.orders):
+            raise SpecError("rank", got=rank, expected=f"0..{len(decision.orders) - 1}")
+        self._step, self._decision, self._rank = step, decision, rank
+        self._device = device or torch.device("cpu")
+        self._dtype = dtype
+        self._batches = Batches(step, self._device, dtype)
+        self._flat: dict[int, FlatParameters] = {}
+        self._stages: dict[int, Cut] = {}
+        self._units: dict[tuple[int, int], Cut] = {}
+        self._build_backbone()
+        for encoder, plan in enumerate(decision.encoders):
+            for stage in range(len(plan.stages)):
+                if any(row[stage] == rank for row in plan.ranks):
+                    self._build_encoder(encoder, stage)
+        self._ops: dict[str, Callable[[Action], None]] = {
+            "F": self._forward, "B": self._backward, "I": self._backward_inputs,
+            "W": self._backward_weights, ENCODE: self._encode,
+            ENCODE_BACKWARD: self._encode_backward, "optimizer": self._optimize,
+        }  # fmt: skip
+        self._buffers: dict[Key, Tensor] = {}
+        self._here: dict[Key, Tensor] = {}
+        self._leaving: dict[Key, Tensor] = {}
+        self._inside: dict[tuple[str, int, int, int], Tensor] = {}
+        self._losses: dict[int, Tensor] = {}
+
+    def _build_backbone(self) -> None:
+        decision, step = self._decision, self._step
+        words = parse_order(decision.orders[self._rank])
+        if any(word.piece >= 0 for word in words):
+            raise SpecError(
+                f"order of rank {self._rank}", got="split passes", expected="whole passes: a real "
+                "run has no tensor parallel ranks",
+            )  # fmt: skip
+        split = {word.stage for word in words if word.op == "W"}
+        parts = []
+        for number, stage in enumerate(decision.stages):
+            if stage.rank != self._rank:
+                continue
+            later = WeightGradients() if number in split else None
+            part = BackbonePart(step, stage.start, stage.end, later)
+            passes = [not spec.frozen for spec in step.workload.encoders] if number == 0 else [True]
+            self._stages[number] = Cut(self._runs(part), passes, later=later)
+            parts.append(part)
+        if parts:
+            first = min(self._stages)
+            self._flat[first] = FlatParameters(parts, step.seed, self._device, self._dtype)
+
+    def _runs(self, part: BackbonePart) -> Callable[[Sequence[Tensor], int], Tensor]:
+        batches = self._batches
+        return lambda inputs, i: part(inputs, batches.tokens(i), batches.labels(i))
+
+    def _build_encoder(self, encoder: int, stage: int) -> None:
+        plan, step = self._decision.encoders[encoder], self._step
+        spec = step.workload.encoders[encoder]
+        parts = []
+        for unit in plan.stage_units(stage):
+            part = EncoderPart(step, encoder, plan.units[unit], plan.units[unit + 1])
+            self._units[encoder, unit] = Cut(
+                lambda inputs, _, part=part: part(*inputs), [unit > 0], frozen=spec.frozen,
+                recompute=spec.recompute,
+            )  # fmt: skip
+            parts.append(part)
+        replicas = sorted({row[stage] for row in plan.ranks})
+        sharded = step.workload.sharded_optimizer
+        self._flat[self._decision.stage_number(encoder, stage)] = FlatParameters(
+            parts, step.seed, self._device, self._dtype, frozen=spec.frozen,
+            shards=len(replicas) if sharded else 1,
+            shard=replicas.index(self._rank) if sharded else 0,
+        )  # fmt: skip
+
+    # ---------------------------------------------------------------------------- the Kernels' side
+
+    def reset(self) -> None:
+        """Forget the last step: gradients, losses, what was on its way, the optimizer's step."""
+        for flat in self._flat.values():
+            flat.reset()
+        for cut in (*self._stages.values(), *self._units.values()):
+            cut.forget()
+        for values in (self._here, self._leaving, self._inside, self._losses):
+            values.clear()
+
+    def run(self, action: Action) -> None:
+        """Compute one action."""
+        self._ops[action.op](action)
+
+    def payload(self, action: Action) -> Tensor:
+        """What a send carries, or all of a stage's gradients or weights for a collective."""
+        if action.op == "send":
+            return self._leaving[action.stage, action.microbatch, action.step]
+        flat = self._flat[action.stage]
+        if action.op == "all_gather":
+            return flat.weights
+        if action.op == "reduce_scatter":
+            flat.scattered()
+        return flat.gradients
+
+    def buffer(self, action: Action) -> Tensor:
+        """Where a receive puts what it carries; the same memory in every step."""
+        key = action.stage, action.microbatch, action.step
+        if key not in self._buffers:
+            self._buffers[key] = torch.empty(
+                self._shape(*key), dtype=self._dtype, device=self._device
+            )
+        return self._buffers[key]
+
+    def result(self) -> dict[str, Any]:
+        """Losses and gradients that this rank has, see `report`."""
+        found = loss_report(self._losses)
+        for flat in self._flat.values():
+            found |= gradient_report(flat.gradient())
+        return found
+
+    def memory_bytes(self) -> dict[str, int]:
+        """Bytes this rank holds by item; ``buffers`` is what arrives and what is sent."""
+        found = {"weights": 0, "gradients": 0, "optimizer": 0}
+        for flat in self._flat.values():
+            for item, size in flat.memory_bytes().items():
+                found[item] += size
+        found["data"] = self._batches.bytes
+        held = (*self._buffers.values(), *self._leaving.values())
+        found["buffers"] = sum(tensor.nbytes for tensor in held)
+        return found
+
+    @property
+    def live(self) -> int:
+        """Micro-batches of stages and units that are between their two passes."""
+        return sum(cut.live for cut in (*self._stages.values(), *self._units.values()))
+
+    # -------------------------------------------------------------------------------- the backbone
+
+    def _forward(self, action: Action) -> None:
+        stage, microbatch = action.stage, action.microbatch
+        if stage == 0:
+            encoders = range(len(self._decision.encoders))
+            inputs = [self._take((0, microbatch, 2 * e + ACTIVATION)) for e in encoders]
+        else:
+            inputs = [self._take((stage, microbatch, ACTIVATION))]
+        made = self._stages[stage].forward(microbatch, inputs)
+        if stage == len(self._decision.stages) - 1:
+            self._losses[microbatch] = made
+        else:
+            self._give((stage + 1, microbatch, ACTIVATION), made)
+
+    def _backward(self, action: Action) -> None:
+        self._turn_back(action, weights=True)
+
+    def _backward_inputs(self, action: Action) -> None:
+        self._turn_back(action, weights=False)
+
+    def _turn_back(self, action: Action, *, weights: bool) -> None:
+        stage, microbatch = action.stage, action.microbatch
+        gradient = None
+        if stage < len(self._decision.stages) - 1:
+            gradient = self._take((stage, microbatch, GRADIENT))
+        found = self._stages[stage].backward(microbatch, gradient, weights=weights)
+        # The activation has been sent: a pass waits for what the same micro-batch sent before it.
+        self._leaving.pop((stage + 1, microbatch, ACTIVATION), None)
+        if stage > 0:
+            self._give((stage - 1, microbatch, GRADIENT), found[0])
+            return
+        for encoder, plan in enumerate(self._decision.encoders):
+            if found[encoder] is not None:
+                number = self._decision.stage_number(encoder, len(plan.stages) - 1)
+                self._give((number, microbatch, 2 * encoder + GRADIENT), found[encoder])
+
+    def _backward_weights(self, action: Action) -> None:
+        self._stages[action.stage].backward_weights(action.microbatch)
+
+    def _optimize(self, action: Action) -> None:
+        for flat in self._flat.values():
+            flat.optimize()
+
+    # -------------------------------------------------------------------------------- the encoders
+
+    def _encode(self, action: Action) -> None:
+        number, microbatch, unit = action.stage, action.microbatch, action.step
+        encoder, stage = self._decision.encoder_stage(number)
+        units = self._decision.encoders[encoder].stage_units(stage)
+        if unit > units[0]:
+            x = self._inside.pop(("activation", encoder, unit, microbatch))
+        elif stage > 0:
+            x = self._take((number, microbatch, 2 * encoder + ACTIVATION))
+        else:
+            x = self._batches.patches(encoder, microbatch)
+        made = self._units[encoder, unit].forward(microbatch, [x])
+        if unit < units[-1]:
+            self._inside["activation", encoder, unit + 1, microbatch] = made
+        else:
+            last = stage == len(self._decision.encoders[encoder].stages) - 1
+            receiver = 0 if last else number + 1
+            self._give((receiver, microbatch, 2 * encoder + ACTIVATION), made)
+
+    def _encode_backward(self, action: Action) -> None:
+        number, microbatch, unit = action.stage, action.microbatch, action.step
+        encoder, stage = self._decision.encoder_stage(number)
+        units = self._decision.encoders[encoder].stage_units(stage)
+        if unit < units[-1]:
+            gradient = self._inside.pop(("gradient", encoder, unit, microbatch))
+        else:
+            gradient = self._take((number, microbatch, 2 * encoder + GRADIENT))
+            for receiver in (0, number + 1):
+                self._leaving.pop((receiver, microbatch, 2 * encoder + ACTIVATION), None)
+        (found,) = self._units[encoder, unit].backward(microbatch, gradient)
+        if unit > units[0] and found is not None:
+            self._inside["gradient", encoder, unit - 1, microbatch] = found
+        elif stage > 0:
+            self._give((number - 1, microbatch, 2 * encoder + GRADIENT), found)
+
+    # -------------------------------------------------------------------------- handing things on
+
+    def _take(self, key: Key) -> Tensor:
+        """What an earlier action of this rank left, or what has been received."""
+        found = self._here.pop(key, None)
+        return self._buffers[key] if found is None else found
+
+    def _give(self, key: Key, tensor: Tensor | None) -> None:
+        """Leave something for its receiver, who may be this rank."""
+        if tensor is None:
+            raise RuntimeError(f"nothing to hand on as {key}")
+        here = self._owner(key[0], key[1]) == self._rank
+        (self._here if here else self._leaving)[key] = tensor
+
+    def _owner(self, number: int, microbatch: int) -> int:
+        decision = self._decision
+        if number < len(decision.stages):
+            return decision.stages[number].rank
+        encoder, stage = decision.encoder_stage(number)
+        plan = decision.encoders[encoder]
+        return plan.ranks[plan.slots[microbatch]][stage]
+
+    def _shape(self, number: int, microbatch: int, step: int) -> tuple[int, ...]:
+        """Shape of what is received under a key."""
+        work, encoder = self._step.workload, step // 2
+        features = number == 0 and step % 2 == ACTIVATION
+        if number < len(self._decision.stages):
+            length = work.encoders[encoder].features if features else work.sequence_length
+            return work.microbatch, length, self._step.backbone.hidden
+        _, stage = self._decision.encoder_stage(number)
+        last = stage == len(self._decision.encoders[encoder].stages) - 1
+        if last and step % 2 == GRADIENT:
+            return work.microbatch, work.encoders[encoder].features, self._step.backbone.hidden
+        tower, spec = self._step.encoders[encoder], work.encoders[encoder]
+        return self._step.sequences(encoder), spec.tokens, tower.hidden

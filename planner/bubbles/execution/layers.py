@@ -1,0 +1,198 @@
+"""Transformer layers that are trained: attention and MLP halves with the norm in front.
+
+Built on the ``meta`` device, where nothing is allocated; `FlatParameters` gives them memory.
+
+A gated layer is built as LLaMA's (RMS norm, SiLU gate, rotary positions, no biases), one without a
+gate as GPT's and ViT's (layer norm, GELU, positions learned in front of the first, biases).
+
+Shape legend: B = sequences, T = positions, C = features of the residual stream, H = heads, G =
+key/value heads, D = features of a head.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from foreplan.planner.bubbles.towers import Tower
+
+META = torch.device("meta")
+_NORM_EPS = 1e-5
+_ROTARY_BASE = 10000.0
+
+
+class WeightGradients:
+    """Weight gradients put off from a backward pass to a pass of their own.
+
+    The two halves of a backward pass that zero-bubble schedules tell apart (Qi et al. 2023, section
+    2): ``I`` computes what the stage before waits for, ``W`` the rest.
+    """
+
+    def __init__(self) -> None:
+        self._open: list[Callable[[], None]] | None = None
+        self._waiting: dict[int, list[Callable[[], None]]] = {}
+
+    def collect(self, microbatch: int) -> None:
+        """Put off what follows, until `close`."""
+        self._open = self._waiting[microbatch] = []
+
+    def close(self) -> None:
+        """From here on gradients are computed at once."""
+        self._open = None
+
+    def add(self, compute: Callable[[], None]) -> bool:
+        """Take ``compute`` if gradients are put off now."""
+        if self._open is None:
+            return False
+        self._open.append(compute)
+        return True
+
+    def finish(self, microbatch: int) -> None:
+        """Compute what was put off for a micro-batch."""
+        for compute in self._waiting.pop(microbatch):
+            compute()
+
+    def forget(self) -> None:
+        """Drop everything."""
+        self._open = None
+        self._waiting.clear()
+
+
+class _Deferring(torch.autograd.Function):
+    """A linear whose weight gradient can be put off."""
+
+    @staticmethod
+    def forward(  # type: ignore[override]
+        x: Tensor, weight: Tensor, later: WeightGradients
+    ) -> Tensor:
+        return F.linear(x, weight)
+
+    @staticmethod
+    def setup_context(ctx, inputs, output) -> None:  # type: ignore[no-untyped-def]
+        x, ctx.weight, ctx.later = inputs
+        # The weight itself is kept, not saved, because its gradient is added to it later.
+        ctx.save_for_backward(x)
+
+    @staticmethod
+    def backward(ctx, gradient: Tensor):  # type: ignore[no-untyped-def,override]
+        (x,) = ctx.saved_tensors
+        weight = ctx.weight
+
+        def compute() -> Tensor:
+            return gradient.flatten(0, -2).t() @ x.flatten(0, -2)
+
+        def add() -> None:
+            _accumulate(weight, compute())
+
+        dx = gradient @ weight if ctx.needs_input_grad[0] else None
+        return dx, None if ctx.later.add(add) else compute(), None
+
+
+def _accumulate(parameter: Tensor, gradient: Tensor) -> None:
+    """Add to a parameter's gradient as autograd would, hooks included."""
+    torch.autograd.backward([parameter], [gradient])
+
+
+class Linear(nn.Module):
+    """``[..., inputs] -> [..., outputs]``; weight ``[outputs, inputs]``."""
+
+    def __init__(self, inputs: int, outputs: int, *, bias: bool) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(outputs, inputs, device=META))
+        self.bias = nn.Parameter(torch.empty(outputs, device=META)) if bias else None
+        self.later: WeightGradients | None = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Apply it."""
+        if self.later is None:
+            return F.linear(x, self.weight, self.bias)
+        out: Tensor = _Deferring.apply(x, self.weight, self.later)  # type: ignore[no-untyped-call]
+        return out if self.bias is None else out + self.bias
+
+
+def norm(tower: Tower) -> nn.Module:
+    """The norm of a kind of layers."""
+    if tower.gated:
+        return nn.RMSNorm(tower.hidden, eps=_NORM_EPS, device=META)
+    return nn.LayerNorm(tower.hidden, eps=_NORM_EPS, device=META)
+
+
+class Rotation:
+    """Rotary positions, halves of D as pairs (Su et al. 2021, in LLaMA's form).
+
+    The tables are made once and shared by all layers of a stage.
+    """
+
+    def __init__(self) -> None:
+        self._cos = self._sin = torch.empty(0, 0)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Rotate ``x[B, H, T, D]``."""
+        length, width = x.shape[-2], x.shape[-1] // 2
+        if self._cos.shape != (length, width):
+            steps = torch.arange(width, device=x.device, dtype=torch.float32) / width
+            positions = torch.arange(length, device=x.device, dtype=torch.float32)
+            angles = positions[:, None] * _ROTARY_BASE**-steps
+            self._cos, self._sin = angles.cos().to(x.dtype), angles.sin().to(x.dtype)
+        cos, sin = self._cos, self._sin
+        a, b = x.chunk(2, -1)
+        return torch.cat((a * cos - b * sin, b * cos + a * sin), -1)
+
+
+class AttentionHalf(nn.Module):
+    """Norm, attention and residual: ``[B, T, C] -> [B, T, C]``."""
+
+    def __init__(self, tower: Tower, rotation: Rotation) -> None:
+        super().__init__()
+        inner, bias = tower.heads * tower.head_dim, not tower.gated
+        shared = tower.kv_heads * tower.head_dim
+        self._tower = tower
+        self._widths = (inner, shared, shared)
+        self._rotation = rotation
+        self.norm = norm(tower)
+        self.qkv = Linear(tower.hidden, sum(self._widths), bias=bias)
+        self.out = Linear(inner, tower.hidden, bias=bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Attend within each sequence."""
+        tower = self._tower
+        q, k, v = (
+            part.unflatten(-1, (-1, tower.head_dim)).transpose(1, 2)
+            for part in self.qkv(self.norm(x)).split(self._widths, -1)
+        )
+        if tower.gated:
+            q, k = self._rotation(q), self._rotation(k)
+        mixed = F.scaled_dot_product_attention(
+            q, k, v, is_causal=tower.causal, enable_gqa=tower.kv_heads != tower.heads
+        )
+        return x + self.out(mixed.transpose(1, 2).flatten(2))  # type: ignore[no-any-return]
+
+
+class MlpHalf(nn.Module):
+    """Norm, MLP and residual: ``[B, T, C] -> [B, T, C]``."""
+
+    def __init__(self, tower: Tower) -> None:
+        super().__init__()
+        self._gated = tower.gated
+        self.norm = norm(tower)
+        wide = 2 * tower.ffn if tower.gated else tower.ffn
+        self.up = Linear(tower.hidden, wide, bias=not tower.gated)
+        self.down = Linear(tower.ffn, tower.hidden, bias=not tower.gated)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Transform each position."""
+        wide = self.up(self.norm(x))
+        if self._gated:
+            gate, up = wide.chunk(2, -1)
+            wide = F.silu(gate) * up
+        else:
+            wide = F.gelu(wide)
+        return x + self.down(wide)  # type: ignore[no-any-return]
+
+
+def half(tower: Tower, index: int, rotation: Rotation) -> nn.Module:
+    """Half ``2 l`` is the attention of layer ``l``, half ``2 l + 1`` its MLP."""
+    return MlpHalf(tower) if index % 2 else AttentionHalf(tower, rotation)

@@ -1,0 +1,178 @@
+"""`BackbonePart` and `EncoderPart`: consecutive layers that run without a cut in between.
+
+A part is built without memory (see `layers`); its parameters have the names that they have in the
+whole model, so that equal names mean equal weights wherever a part is built.
+
+Shape legend: S = samples of a micro-batch, B = sequences of an encoder (S * images), T = positions,
+C = features of the residual stream.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
+
+from foreplan.planner.bubbles.execution.layers import (
+    META,
+    Linear,
+    Rotation,
+    WeightGradients,
+    half,
+    norm,
+)
+from foreplan.planner.bubbles.execution.step_sizes import StepSizes
+
+
+class BackbonePart(nn.Module):
+    """Consecutive layers of the backbone.
+
+    The first part embeds; the last ends in norm, head and loss.
+
+    Args:
+        step: what is trained.
+        start, end: layers ``[start, end)``.
+        later: where weight gradients are put off to, if they are.
+    """
+
+    def __init__(
+        self, step: StepSizes, start: int, end: int, later: WeightGradients | None = None
+    ) -> None:
+        super().__init__()
+        tower, rotation = step.backbone, Rotation()
+        self._start, self._scale = start, 1.0 / step.microbatches
+        self._recompute = step.workload.recompute == "full"
+        self.embedding: nn.Embedding | None = None
+        self.positions: nn.Parameter | None = None
+        self.norm: nn.Module | None = None
+        self.head: Linear | None = None
+        if start == 0:
+            self.embedding = nn.Embedding(tower.vocab, tower.hidden, device=META)
+            if not tower.gated:
+                shape = step.workload.sequence_length, tower.hidden
+                self.positions = nn.Parameter(torch.empty(shape, device=META))
+        self.halves = nn.ModuleList(
+            half(tower, index, rotation) for index in range(2 * start, 2 * end)
+        )
+        if end == tower.layers:
+            self.norm = norm(tower)
+            self.head = Linear(tower.hidden, tower.vocab, bias=False)
+        for module in self.modules():
+            if isinstance(module, Linear):
+                module.later = later
+
+    def names(self) -> Iterator[tuple[str, nn.Module, str]]:
+        """Each parameter's name in the whole model, its module and its name there."""
+        return _names(self, "backbone", self._start * 2)
+
+    def forward(self, inputs: Sequence[Tensor], tokens: Tensor, labels: Tensor) -> Tensor:
+        """Compute the residual stream behind the part, or the loss.
+
+        Args:
+            inputs: the residual stream ``[S, T, C]``; of the first part the features ``[S,
+                features, C]`` of every encoder, which come before the text.
+            tokens: ``[S, text]``, for the first part.
+            labels: ``[S, T]``, for the last part.
+
+        Returns:
+            ``[S, T, C]``, or the mean loss over all positions, divided by the number of
+            micro-batches so that the gradients of a step add up to those of its mean.
+        """
+        if self.embedding is None:
+            (x,) = inputs
+        else:
+            x = torch.cat((*inputs, self.embedding(tokens)), 1)
+            if self.positions is not None:
+                x = x + self.positions
+        again = self._recompute and torch.is_grad_enabled()
+        pieces = list(self.halves)
+        for attention, mlp in zip(pieces[::2], pieces[1::2], strict=True):
+            x = _recomputed(attention, mlp, x) if again else mlp(attention(x))
+        if self.head is None or self.norm is None:
+            return x
+        logits = self.head(self.norm(x)).flatten(0, 1).float()
+        return F.cross_entropy(logits, labels.flatten()) * self._scale
+
+
+class EncoderPart(nn.Module):
+    """Consecutive half layers of an encoder.
+
+    The first part embeds patches; the last ends in norm and projector.
+
+    Args:
+        step: what is trained.
+        encoder: which encoder.
+        start, end: half layers ``[start, end)``.
+    """
+
+    def __init__(self, step: StepSizes, encoder: int, start: int, end: int) -> None:
+        super().__init__()
+        tower, spec = step.encoders[encoder], step.workload.encoders[encoder]
+        self._start, self._name = start, f"encoders.{spec.name}"
+        self._features = spec.features
+        self._group = spec.tokens * spec.images // spec.features
+        self.patches: Linear | None = None
+        self.positions: nn.Parameter | None = None
+        self.norm: nn.Module | None = None
+        self.projector: nn.Module | None = None
+        if start == 0 and tower.entry is not None:
+            self.patches = Linear(tower.entry[1], tower.entry[0], bias=True)
+            self.positions = nn.Parameter(torch.empty(spec.tokens, tower.hidden, device=META))
+        rotation = Rotation()
+        self.halves = nn.ModuleList(half(tower, index, rotation) for index in range(start, end))
+        if end == 2 * tower.layers:
+            self.norm = norm(tower)
+            layers: list[nn.Module] = []
+            for n, k in tower.exits:
+                layers += [nn.GELU()] if layers else []
+                layers.append(Linear(k, n, bias=True))
+            self.projector = nn.Sequential(*layers)
+
+    def names(self) -> Iterator[tuple[str, nn.Module, str]]:
+        """Each parameter's name in the whole model, its module and its name there."""
+        return _names(self, self._name, self._start)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Take patches or the residual stream through the part.
+
+        Args:
+            x: ``[B, T, C]``, or ``[B, T, patch features]`` for the first part.
+
+        Returns:
+            ``[B, T, C]``; behind the last part the features ``[S, features, C of the backbone]``,
+            averages over equal groups of positions where there are fewer features than positions.
+        """
+        if self.patches is not None:
+            x = self.patches(x) + self.positions
+        for piece in self.halves:
+            x = piece(x)
+        if self.projector is None or self.norm is None:
+            return x
+        x = self.norm(x).reshape(-1, self._features, self._group, x.shape[-1])
+        x = x.squeeze(2) if self._group == 1 else x.mean(2)
+        return self.projector(x)  # type: ignore[no-any-return]
+
+
+def _recomputed(
+    attention: Callable[[Tensor], Tensor], mlp: Callable[[Tensor], Tensor], x: Tensor
+) -> Tensor:
+    def layer(y: Tensor) -> Tensor:
+        return mlp(attention(y))
+
+    # Nothing here draws random numbers, so that their state need not be kept.
+    out: Tensor = checkpoint(layer, x, use_reentrant=False, preserve_rng_state=False)
+    return out
+
+
+def _names(part: nn.Module, prefix: str, first_half: int) -> Iterator[tuple[str, nn.Module, str]]:
+    for path, module in part.named_modules():
+        for name, _ in module.named_parameters(recurse=False):
+            words = path.split(".") if path else []
+            if words and words[0] == "halves":
+                index = first_half + int(words[1])
+                kind = "mlp" if index % 2 else "attention"
+                words[:2] = ["layers", str(index // 2), kind]
+            yield ".".join((prefix, *words, name)), module, name
