@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from foreplan.cost_models.costs import Estimate, Work
 from foreplan.cost_models.predictor import Predictor
 from foreplan.datasets import device_zoo
+from foreplan.datasets.device import Device
 from foreplan.datasets.program import Program
 
 
@@ -18,15 +19,23 @@ class PredictedSource:
 
     Args:
         predictor: the loaded model; ``None`` loads ``pretrained:ops`` when first asked.
+        devices: figures of devices that the zoo lacks, by name.
     """
 
-    def __init__(self, predictor: Predictor | None = None) -> None:
+    def __init__(
+        self,
+        predictor: Predictor | None = None,
+        *,
+        devices: Mapping[str, Device] | None = None,
+    ) -> None:
         self._predictor = predictor
+        self._devices = dict(devices or {})
         self._known: dict[tuple[Program, str], Estimate | None] = {}
 
     def estimate(self, work: Work, device: str) -> Estimate | None:
         """Price ``work`` on ``device`` in seconds, or ``None``."""
-        if not isinstance(work, Program) or not device_zoo.is_known(device):
+        known = device in self._devices or device_zoo.is_known(device)
+        if not isinstance(work, Program) or not known:
             return None
         if (work, device) not in self._known:
             self.prepare([work], device)
@@ -37,5 +46,6 @@ class PredictedSource:
         if self._predictor is None:
             self._predictor = Predictor.load()
         wanted = [work for work in dict.fromkeys(programs) if (work, device) not in self._known]
-        for work, found in zip(wanted, self._predictor.supported(wanted, device), strict=True):
+        target = self._devices.get(device, device)
+        for work, found in zip(wanted, self._predictor.supported(wanted, target), strict=True):
             self._known[work, device] = found

@@ -7,6 +7,7 @@ the host is a `HostLaunch` of its own.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Self
 
@@ -87,13 +88,11 @@ class Predictor:
                 )
         return [estimate for estimate in found if estimate is not None]
 
-    def supported(
-        self, programs: Sequence[Program], device: Device | str
-    ) -> list[Estimate | None]:
+    def supported(self, programs: Sequence[Program], device: Device | str) -> list[Estimate | None]:
         """As `predict`, with ``None`` for what is outside of what the model saw.
 
-        Outside are CPUs (no row was of one), gathers, cache writes and arg-max, FP32 attention,
-        and three-bit weights.
+        Outside are CPUs (no row was of one), gathers, reductions, cache writes and arg-max, FP32
+        attention, grouped convolutions and three-bit weights.
         """
         target = device_zoo.device(device) if isinstance(device, str) else device
         if not programs or target.kind == "cpu":
@@ -136,17 +135,30 @@ def _row(program: Program) -> tuple[str, str, dict[str, int]]:
         dtype = _LINEAR.get((v.storage, v.compute))
         dims = {"b": 1, "m": d["rows"], "n": d["n"], "k": d["k"]}
         return ("linear", dtype, dims) if dtype else _NOTHING
-    if program.op == "attention":
+    if program.op in ("attention", "full_attention"):
         dtype = _ATTENTION.get((v.storage, v.compute))
         kind = "generation_attention" if d["queries"] == 1 else "context_attention"
-        shape = {"b": d["batch"], "queries": d["queries"], "keys": d["keys"]}
+        # The tables' attention is causal; so many keys leave as many pairs as no mask does.
+        more = (d["queries"] - 1) // 2 if program.op == "full_attention" else 0
+        shape = {"b": d["batch"], "queries": d["queries"], "keys": d["keys"] + more}
         shape |= {name: d[name] for name in ("heads", "kv_heads", "head_dim")}
         return (kind, dtype, shape) if dtype else _NOTHING
     dtype = _WIDE.get(v.compute)
     if dtype is None:
         return _NOTHING
-    if program.op == "norm":
-        return "layernorm", dtype, {"rows": d["rows"], "cols": d["cols"]}
+    if program.op in ("norm", "softmax"):
+        kind = "layernorm" if program.op == "norm" else "softmax"
+        return kind, dtype, {"rows": d["rows"], "cols": d["cols"]}
+    if program.op == "matmul":
+        return "bmm", dtype, {"b": d["batch"], "m": d["m"], "n": d["n"], "k": d["k"]}
+    if program.op == "conv":
+        square = _square_conv(d)
+        return ("conv", dtype, square) if square else _NOTHING
+    if program.op == "adamw":
+        return "elementwise", dtype, {"rows": 1, "cols": d["parameters"], "inputs": 6, "cost": 12}
+    if program.op == "elementwise":
+        return "elementwise", dtype, {name: d[name] for name in ("rows", "cols", "inputs")} | {
+            "cost": 1}  # fmt: skip
     if program.op == "rope":
         wide = {"rows": d["rows"], "cols": d["heads"] * d["head_dim"], "inputs": 1, "cost": 6}
         return "elementwise", dtype, wide
@@ -156,3 +168,14 @@ def _row(program: Program) -> tuple[str, str, dict[str, int]]:
     cost = 1 if program.op == "add" else 6
     return "elementwise", dtype, {"rows": d["rows"], "cols": d["cols"], "inputs": inputs,
                                   "cost": cost}  # fmt: skip
+
+
+def _square_conv(d: dict[str, int]) -> dict[str, int] | None:
+    """A convolution in the tables' words, which know square ones without groups alone."""
+    size, out, window = (math.isqrt(d[name]) for name in ("inputs", "outputs", "taps"))
+    if d["groups"] != 1 or size**2 != d["inputs"] or window**2 != d["taps"]:
+        return None
+    stride = max(1, round(size / out))
+    padding = max(0, ((out - 1) * stride + window - size + 1) // 2)
+    return {"b": d["batch"], "cin": d["cin"], "cout": d["cout"], "window": window, "size": size,
+            "stride": stride, "padding": padding}  # fmt: skip

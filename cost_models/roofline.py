@@ -17,13 +17,16 @@ from collections.abc import Iterable, Mapping
 from foreplan.cost_models._device_words import find
 from foreplan.cost_models.costs import Copy, Estimate, HostLaunch, Work
 from foreplan.datasets.device import PEAK_DTYPES, Device
-from foreplan.datasets.program import Program
+from foreplan.datasets.program import PRODUCTS, Program
 
 #: Low end, expectation and high end of time over roofline (fitted, see the module).
 FACTOR = (1.1, 2.0, 7.0)
 #: Launch of a kernel where a device's figures say nothing of it (assumed: a CUDA launch takes
 #: 3-6 us on the machines above).
 ASSUMED_LAUNCH_S = 4e-6
+
+#: Operators with enough FLOP a byte for a peak to bound them.
+_ARITHMETIC = frozenset({"linear", "matmul", "conv", "attention", "full_attention"})
 
 
 class RooflineSource:
@@ -56,7 +59,7 @@ class RooflineSource:
         if not isinstance(work, Program) or figures.memory_bandwidth is None:
             return None
         memory_s = work.bytes / figures.memory_bandwidth
-        if work.op not in ("linear", "attention"):
+        if work.op not in _ARITHMETIC and work.op not in PRODUCTS:
             # Few FLOP a byte: no matrix peak bounds them, and a vector peak seldom does.
             return _estimate(memory_s, launch)
         peak = _peak(figures, work.variant.compute)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -26,11 +27,25 @@ class TraceReader:
 
     Each node of the trace is a source (parameter, buffer, input), a view, part of a fused norm, or
     an operator of its own. Views are followed back to whatever wrote the data.
+
+    Args:
+        program: the exported program.
+        name: of the graph.
+        eager: keep what eager execution launches: a norm that is written out in primitive operators
+            stays several operators, and an operator that nothing is known of becomes one of kind
+            ``unknown`` (its bytes counted, its FLOP not) instead of an error.
     """
 
-    def __init__(self, program: torch.export.ExportedProgram, name: str) -> None:
+    def __init__(
+        self, program: torch.export.ExportedProgram, name: str, *, eager: bool = False
+    ) -> None:
         self.name = name
         self.program = program
+        self.eager = eager
+        # Views that no operator has read yet, and how many views each stands on. The host makes
+        # them just before the operator that reads them first.
+        self.views: dict[Any, int] = {}
+        self.calls: Counter[Any] = Counter()
         signature = program.graph_signature
         shared = _first_names(program.state_dict)
         self.parameter_of = {
@@ -82,10 +97,18 @@ class TraceReader:
             elif _aten_name(node) in IGNORED:
                 self.root[node] = None
             elif _is_view(node):
-                self.root[node] = self.root[_tensor_arguments(node)[0]]
+                source = _tensor_arguments(node)[0]
+                self.root[node] = self.root[source]
+                self.views[node] = 1 + self.views.pop(source, 0)
             else:
                 self.root[node] = node
-                self._join(_fused_name(node) or node.name, node)
+                self.calls[node] = 1 + sum(
+                    self.views.pop(argument, 0) for argument in _tensor_arguments(node)
+                )
+                self._join(self._fused_name(node) or node.name, node)
+
+    def _fused_name(self, node: Any) -> str | None:
+        return None if self.eager else _fused_name(node)
 
     def _is_source(self, node: Any) -> bool:
         return node.name in self.inputs or node.name in self.parameter_of
@@ -117,12 +140,14 @@ class TraceReader:
             for root in (self.root[argument] for argument in arguments)
             if root is not None and root.name in self.parameter_of
         }
-        path, fused = _module_path(last), _fused_name(last)
+        path, fused = _module_path(last), self._fused_name(last)
         if fused:
             kind, flops, target = "norm", 5.0 * outputs[0].elements, _module_class(last)
         else:
             call = self._call(last)
             found = classify(call)
+            if found is None and self.eager:
+                found = ("unknown", 0.0)
             if found is None:
                 raise SpecError(
                     f"module {self.name}: {path}",
@@ -150,6 +175,7 @@ class TraceReader:
             tuple(names),
             sum(names.values()),
             path,
+            calls=sum(self.calls[member] for member in members),
         )
 
     def _call(self, node: Any) -> Call:

@@ -27,6 +27,7 @@ def capture(
     batch: int = 1,
     tokens: int = 128,
     name: str | None = None,
+    eager: bool = False,
 ) -> OperatorGraph:
     """Capture one forward pass.
 
@@ -38,6 +39,7 @@ def capture(
         batch: sequences, for a described model.
         tokens: tokens of each.
         name: of the graph; the model's or the class's if ``None``.
+        eager: keep what eager execution launches; see `TraceReader`.
 
     Raises:
         SpecError: not a supported model; a module that cannot be traced, or with an operator that
@@ -46,17 +48,19 @@ def capture(
     if isinstance(source, (str, Path)):
         source = load_model(source)
     if isinstance(source, Model):
-        module, inputs = _build(source, batch, tokens)
-        return _capture_module(module, inputs, name or source.name)
+        module, inputs = _build(source, batch, tokens, eager)
+        return _capture_module(module, inputs, name or source.name, eager)
     if inputs is None:
         raise SpecError("capture.inputs", got=None, expected="example inputs of the module")
-    return _capture_module(source, inputs, name or type(source).__name__)
+    return _capture_module(source, inputs, name or type(source).__name__, eager)
 
 
 # Building and tracing ---------------------------------------------------------------------------
 
 
-def _build(model: Model, batch: int, tokens: int) -> tuple[torch.nn.Module, dict[str, Any]]:
+def _build(
+    model: Model, batch: int, tokens: int, eager: bool
+) -> tuple[torch.nn.Module, dict[str, Any]]:
     """The causal language model that transformers builds, empty, and its inputs."""
     import torch
     import transformers
@@ -67,8 +71,14 @@ def _build(model: Model, batch: int, tokens: int) -> tuple[torch.nn.Module, dict
         )
     if model.path is not None:
         config = transformers.AutoConfig.from_pretrained(model.path)
+        if config.num_hidden_layers != model.layers:  # fewer layers asked for than the folder has
+            config.num_hidden_layers = model.layers
+            if getattr(config, "layer_types", None):
+                config.layer_types = config.layer_types[: model.layers]
     else:
         config = transformers.AutoConfig.for_model(model.family, **_config_fields(model))
+    if eager:
+        config._attn_implementation = _causal_attention()
     dtype = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}[model.dtype]
     with torch.device("meta"):
         build: Any = transformers.AutoModelForCausalLM.from_config
@@ -76,6 +86,21 @@ def _build(model: Model, batch: int, tokens: int) -> tuple[torch.nn.Module, dict
         ids = torch.zeros(batch, tokens, dtype=torch.int64)
     # Without a cache every key and value of the pass is computed in the pass.
     return module, {"input_ids": ids, "use_cache": False}
+
+
+def _causal_attention() -> str:
+    """Name of an attention for transformers that does what its ``sdpa`` does when nobody traces.
+
+    Then it leaves the mask out and tells the kernel that attention is causal; traced, it would
+    build a mask and compute every pair.
+    """
+    from transformers import AttentionInterface, AttentionMaskInterface
+    from transformers.integrations.sdpa_attention import sdpa_attention_forward
+
+    name = "foreplan_causal"
+    AttentionInterface.register(name, sdpa_attention_forward)
+    AttentionMaskInterface.register(name, lambda *_, **__: None)
+    return name
 
 
 def _config_fields(model: Model) -> dict[str, Any]:
@@ -112,7 +137,7 @@ def _config_fields(model: Model) -> dict[str, Any]:
 
 
 def _capture_module(
-    module: torch.nn.Module, inputs: Sequence[Any] | Mapping[str, Any], name: str
+    module: torch.nn.Module, inputs: Sequence[Any] | Mapping[str, Any], name: str, eager: bool
 ) -> OperatorGraph:
     import torch
 
@@ -160,4 +185,4 @@ def _capture_module(
         ) from error
     finally:
         module.train(training)
-    return TraceReader(program, name).graph()
+    return TraceReader(program, name, eager=eager).graph()

@@ -26,7 +26,8 @@ class OperatorNode:
         name: unique in its graph.
         op: kind: ``linear`` (one operand is a parameter), ``matmul``, ``convolution``,
             ``attention``, ``norm``, ``softmax``, ``activation``, ``elementwise``, ``reduction``,
-            ``pool``, ``embedding``, ``copy``, ``create`` or ``input``.
+            ``pool``, ``embedding``, ``copy``, ``create``, ``input``, or ``unknown`` (only captured
+            with ``eager``).
         target: the operator's own name (``aten.linear``), or the module fused into it.
         inputs: shapes of the tensors it reads, parameters included.
         outputs: shapes of the tensors it writes.
@@ -38,6 +39,7 @@ class OperatorNode:
         module: path of the module it belongs to (``model.layers.3.mlp.up_proj``).
         block: key of the repeated block it belongs to, ``""`` if none.
         instance: module path of that block's instance (``model.layers.3``).
+        calls: ATen calls the host makes for it, views of its operands included.
     """
 
     name: str
@@ -53,6 +55,7 @@ class OperatorNode:
     module: str = ""
     block: str = ""
     instance: str = ""
+    calls: int = 1
 
     @property
     def signature(self) -> tuple[object, ...]:

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     )
     from foreplan.cost_models.layout import Layout
     from foreplan.cost_models.memory import MemoryLedger
+    from foreplan.cost_models.predictor import Predictor
+    from foreplan.cost_models.replay import Replay, predict_latency
     from foreplan.cost_models.schedule import Action, Memory, Schedule, ScheduleBuilder
     from foreplan.cost_models.simulator import Contention, Simulator, simulate
     from foreplan.cost_models.timeline import Timeline, chrome_trace
@@ -70,8 +72,10 @@ __all__ = [
     "Model",
     "Plan",
     "Planner",
+    "Predictor",
     "Problem",
     "Program",
+    "Replay",
     "Schedule",
     "ScheduleBuilder",
     "Segment",
@@ -92,6 +96,7 @@ __all__ = [
     "load_plan",
     "load_verification",
     "plan",
+    "predict_latency",
     "simulate",
     "verify",
 ]
@@ -102,6 +107,8 @@ _NAMES_OF = {
     ),
     "cost_models.layout": "Layout",
     "cost_models.memory": "MemoryLedger",
+    "cost_models.predictor": "Predictor",
+    "cost_models.replay": "Replay predict_latency",
     "cost_models.schedule": "Action Memory Schedule ScheduleBuilder",
     "cost_models.simulator": "Contention Simulator simulate",
     "cost_models.timeline": "Timeline chrome_trace",

@@ -361,6 +361,47 @@ def train(
         _console().print(f"wrote {output}")
 
 
+@app.command()
+def predict(
+    model: Annotated[str, typer.Argument(help="Hugging Face folder or zoo name.")],
+    device: Annotated[
+        list[str] | None,
+        typer.Option("-d", "--device", "--devices", help="Zoo names, with commas; or all."),
+    ] = None,
+    batch: Annotated[int, typer.Option(help="Sequences.")] = 1,
+    sequence_length: Annotated[int, typer.Option(help="New tokens of each sequence.")] = 128,
+    phase: Annotated[str, typer.Option(help="inference or training.")] = "inference",
+    rank_by: Annotated[str, typer.Option(help="latency.")] = "latency",
+    costs: Annotated[str, typer.Option(help="measured, predicted or roofline.")] = "predicted",
+    weights: Annotated[str, typer.Option(help="As evaluate --model.")] = "pretrained:ops",
+    profile: Annotated[
+        Path | None, typer.Option(help="Profile of the device, for --costs measured.")
+    ] = None,
+    device_file: Annotated[
+        list[Path] | None, typer.Option(help="Figures (YAML) of a device that the zoo lacks.")
+    ] = None,
+    launch_us: Annotated[
+        float | None, typer.Option(help="Host time of one operator call, in microseconds.")
+    ] = None,
+    trace: Annotated[Path | None, typer.Option(help="Chrome trace to write, one device.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Latency of a model's pass on devices that need not be here, fastest first."""
+    from foreplan.cost_models.predict_command import predict_model
+
+    result = predict_model(
+        model, device or [], batch=batch, sequence_length=sequence_length, phase=phase,
+        costs=costs, weights=weights, profile=profile, device_files=device_file or [],
+        launch_s=None if launch_us is None else launch_us / 1e6, rank_by=rank_by, trace=trace,
+    )  # fmt: skip
+    if as_json:
+        _print_json(result)
+        return
+    from foreplan.planner.report.predict_tables import predict_tables
+
+    _console().print(predict_tables(result))
+
+
 @dataset_app.command("build")
 def dataset_build(
     output: OutputFolder,

@@ -1,0 +1,155 @@
+"""What ``foreplan predict`` does: latency of a model's pass on one device, or a ranking of many."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from foreplan.cost_models.book import CostChoice, cost_choice
+from foreplan.cost_models.graph_programs import PHASES, Phase
+from foreplan.cost_models.replay import Replay, replay_book, replay_steps
+from foreplan.cost_models.step_store import stored_steps
+from foreplan.datasets import device_zoo
+from foreplan.datasets.device import Device
+from foreplan.datasets.model import Model, load_model
+from foreplan.datasets.profile import Profile
+from foreplan.datasets.program import DTYPE_BYTES
+from foreplan.errors import MissingDataError, SpecError
+
+if TYPE_CHECKING:
+    from foreplan.cost_models.predictor import Predictor
+
+#: Bytes of weights, gradients and two moments over those of the weights.
+_TRAINING_STATE = 4
+
+
+def predict_model(
+    model: str,
+    devices: Sequence[str],
+    *,
+    batch: int = 1,
+    sequence_length: int = 128,
+    phase: str = "inference",
+    costs: str = "predicted",
+    weights: str = "pretrained:ops",
+    profile: Path | None = None,
+    device_files: Sequence[Path] = (),
+    launch_s: float | None = None,
+    rank_by: str = "latency",
+    trace: Path | None = None,
+) -> dict[str, Any]:
+    """Predict a model's latency on devices, fastest first.
+
+    Args:
+        model: zoo name or Hugging Face folder.
+        devices: zoo names; ``all`` for the whole zoo.
+        batch: sequences.
+        sequence_length: new tokens of each.
+        phase: ``inference`` or ``training``.
+        costs: ``predicted``, ``roofline``, or ``measured`` with a profile.
+        weights: predictor, as `Predictor.load`.
+        profile: of the one device asked for, or of the device it names if none is.
+        device_files: figures of devices that the zoo lacks; each is predicted too.
+        launch_s: host time of one ATen call; published or assumed if ``None``.
+        rank_by: ``latency``.
+        trace: Chrome trace to write, for one device.
+
+    Returns:
+        ``model``, ``batch``, ``sequence_length``, ``phase``, ``costs``, ``weight_bytes``,
+        ``captured`` (``cache`` or ``now``), ``devices``: `Replay.document` each, with
+        ``fits`` (weights, when training also gradients and moments, in the device's memory; no
+        activations) and ``unpriced`` devices with the reason.
+
+    Raises:
+        SpecError: a name, number or file that is wrong.
+        MissingDataError: the one device asked for lacks a figure, or no device is left.
+    """
+    if phase not in PHASES:
+        raise SpecError("--phase", got=phase, expected=f"one of {', '.join(PHASES)}")
+    if rank_by != "latency":
+        raise SpecError("--rank-by", got=rank_by, expected="latency")
+    choice = cost_choice(costs)
+    measured = None if profile is None else Profile.load(profile)
+    if choice == "measured" and measured is None:
+        raise SpecError("--costs", got=costs, expected="a --profile to take measurements from")
+    targets = _targets(devices, device_files, measured)
+    if len(targets) > 1 and (trace is not None or measured is not None):
+        raise SpecError("--trace and --profile", got=f"{len(targets)} devices", expected="one")
+    described = load_model(model)
+    steps, cached = stored_steps(
+        described, batch=batch, tokens=sequence_length, phase=_phase(phase)
+    )
+    predictor = _predictor(choice, weights, targets)
+    found: list[Replay] = []
+    unpriced: dict[str, str] = {}
+    for target in targets:
+        book = replay_book(target, choice, profile=measured, predictor=predictor)
+        try:
+            found.append(replay_steps(steps, book, target, launch_s=launch_s))
+        except MissingDataError as error:
+            if len(targets) == 1:
+                raise
+            unpriced[target.name] = str(error)
+    if not found:
+        raise MissingDataError("no device has the figures that a price needs",
+                               fix="give one with a peak and a bandwidth")  # fmt: skip
+    found.sort(key=lambda result: (result.latency_s, result.device))
+    if trace is not None:
+        from foreplan.cost_models.timeline import chrome_trace
+        from foreplan.datasets.storage import write_atomically
+
+        write_atomically(trace, chrome_trace([(found[0].device, found[0].timeline)]))
+    held = _held_bytes(described, phase)
+    by_name = {target.name: target for target in targets}
+    return {
+        "model": described.name,
+        "batch": batch,
+        "sequence_length": sequence_length,
+        "phase": phase,
+        "costs": costs,
+        "weight_bytes": _held_bytes(described, "inference"),
+        "captured": "cache" if cached else "now",
+        "devices": [
+            {**result.document(), "fits": _fits(by_name[result.device], held)} for result in found
+        ],
+        "unpriced": unpriced,
+    }
+
+
+def _targets(names: Sequence[str], files: Sequence[Path], profile: Profile | None) -> list[Device]:
+    wanted = [name for text in names for name in text.split(",") if name]
+    if wanted == ["all"]:
+        wanted = list(device_zoo.names())
+    own = [Device.load(path) for path in files]
+    known = {device.name: device for device in own}
+    if profile is not None:
+        known[profile.device.name] = profile.device
+    targets = [known.get(name) or device_zoo.device(name, "--device") for name in wanted]
+    targets += [device for device in own if device not in targets]
+    if not targets and profile is not None:
+        targets = [profile.device]
+    if not targets:
+        raise SpecError("--device", got=None, expected="a device of 'foreplan devices', or all")
+    return targets
+
+
+def _predictor(choice: CostChoice, weights: str, targets: Sequence[Device]) -> Predictor | None:
+    if choice == "roofline" or all(target.kind == "cpu" for target in targets):
+        return None
+    from foreplan.cost_models.predictor import Predictor as Loaded
+
+    return Loaded.load(weights)
+
+
+def _phase(text: str) -> Phase:
+    return "training" if text == "training" else "inference"
+
+
+def _held_bytes(model: Model, phase: str) -> int:
+    weights = int(model.parameters * DTYPE_BYTES[model.dtype])
+    return weights * (_TRAINING_STATE if phase == "training" else 1)
+
+
+def _fits(device: Device, held_bytes: int) -> bool | None:
+    return None if device.memory_bytes is None else held_bytes <= device.memory_bytes

@@ -1,0 +1,293 @@
+"""Replays the steps of a pass on one device: prices, `Schedule`, simulator, end-to-end latency.
+
+On a GPU the host issues one operator after the other and the device runs them in order, so a pass
+is two queues: ``host`` holds a `HostLaunch` for each operator, ``compute`` the operator itself,
+which waits for its launch and for the operator before it. Where issuing takes longer than running,
+the host decides the latency and the device idles. On a CPU the host is the device: launches, where
+a price for them is given, run in the compute queue between the operators.
+
+Not modelled: kernels that overlap on a device, a host that must wait because too many launches
+are queued, transfers of the result, CUDA graphs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+
+from foreplan.cost_models.book import CostChoice
+from foreplan.cost_models.costs import Copy, CostBook, CostSource, Estimate, HostLaunch, Work
+from foreplan.cost_models.graph_programs import Phase, Step, lower, model_steps, programs
+from foreplan.cost_models.predicted import PredictedSource
+from foreplan.cost_models.roofline import RooflineSource
+from foreplan.cost_models.schedule import COMPUTE, Schedule, ScheduleBuilder
+from foreplan.cost_models.simulator import Simulator
+from foreplan.cost_models.tables import InterpolatedSource, MeasuredSource
+from foreplan.cost_models.timeline import Timeline
+from foreplan.datasets import device_zoo
+from foreplan.datasets.device import Device
+from foreplan.datasets.model import Model, load_model
+from foreplan.datasets.profile import Profile
+
+if TYPE_CHECKING:
+    import torch
+
+    from foreplan.cost_models.predictor import Predictor
+
+HOST, COPY = "host", "copy"
+
+#: Clock cycles of a kernel that does next to nothing; see `operator_features`.
+_SHORTEST_CYCLES, _USUAL_CLOCK_HZ = 5400.0, 1.8e9
+
+
+@dataclass(frozen=True)
+class Replay:
+    """A simulated pass.
+
+    Attributes:
+        device: its name.
+        latency_s: end of the last operator, from the start of the first launch.
+        low_s, high_s: latency with every price at its low and at its high end: errors are taken as
+            fully correlated, so the interval is wider than nominal.
+        host_s: time the host needs to issue the operators; 0 where it does not count.
+        device_s: time the device runs operators.
+        steps: what ran.
+        prices: of each step.
+        timeline: every action.
+    """
+
+    device: str
+    latency_s: float
+    low_s: float
+    high_s: float
+    host_s: float
+    device_s: float
+    steps: Sequence[Step]
+    prices: Sequence[Estimate]
+    timeline: Timeline
+
+    @property
+    def limit(self) -> Literal["host", "device"]:
+        """What decides the latency: issuing the operators or running them."""
+        return "host" if self.host_s > self.device_s else "device"
+
+    def by(self, name: Literal["kind", "part", "source"]) -> dict[str, float]:
+        """Device seconds by a step's kind or part, or by the price's source, largest first."""
+        found: dict[str, float] = {}
+        for step, price in zip(self.steps, self.prices, strict=True):
+            key = price.source if name == "source" else str(getattr(step, name))
+            found[key] = found.get(key, 0.0) + price.mean_s
+        return dict(sorted(found.items(), key=lambda item: -item[1]))
+
+    def unsupported(self) -> list[dict[str, Any]]:
+        """Operators that only the roofline could price: count and seconds, largest first."""
+        found: dict[str, list[float]] = {}
+        for step, price in zip(self.steps, self.prices, strict=True):
+            if price.source == "roofline":
+                found.setdefault(f"{step.kind}: {step.target}", []).append(price.mean_s)
+        rows = [
+            {"operator": name, "count": len(times), "seconds": sum(times)}
+            for name, times in found.items()
+        ]
+        return sorted(rows, key=lambda row: -float(str(row["seconds"])))
+
+    def document(self) -> dict[str, Any]:
+        """The result as ``foreplan predict --json`` prints it."""
+        return {
+            "device": self.device,
+            "latency_s": self.latency_s,
+            "low_s": self.low_s,
+            "high_s": self.high_s,
+            "host_s": self.host_s,
+            "device_s": self.device_s,
+            "limit": self.limit,
+            "operators": len(self.steps),
+            "by_kind_s": self.by("kind"),
+            "by_part_s": self.by("part"),
+            "by_source_s": self.by("source"),
+            "unsupported": self.unsupported(),
+        }
+
+
+def replay(
+    steps: Sequence[Step],
+    book: CostBook,
+    device: Device,
+    *,
+    launch_s: float | None = None,
+    input_bytes: int = 0,
+) -> Replay:
+    """Simulate one pass.
+
+    Args:
+        steps: from `graph_programs`.
+        book: prices them; asked for ``device.name``.
+        device: a CPU has no host beside it.
+        launch_s: time the host needs for one ATen call, measured or known; ``None`` takes the
+            book's price of a `HostLaunch`, on a CPU none.
+        input_bytes: copied to the device first.
+
+    Raises:
+        MissingDataError: a step that nothing can price, not even the roofline.
+    """
+    own_host = device.kind != "cpu"
+    schedule = replay_schedule(
+        steps, device.name, own_host=own_host, launches=own_host or launch_s is not None,
+        input_bytes=input_bytes if own_host else 0,
+    )  # fmt: skip
+    table = {work: _price(work, book, device.name, launch_s) for work in schedule.works}
+    ends = np.array([[p.mean_s, p.low_s, p.high_s] for p in table.values()]).reshape(-1, 3)
+    simulator = Simulator(schedule)
+    low, high = (simulator.run(ends[schedule.work, at]).makespan_s for at in (1, 2))
+    timeline = simulator.run(ends[schedule.work, 0])
+    prices = [table[step.work] for step in steps]
+    launches = schedule.op == schedule.ops.index("launch") if "launch" in schedule.ops else []
+    host_s = float(ends[schedule.work, 0][launches].sum()) if len(launches) else 0.0
+    device_s = sum(price.mean_s for price in prices)
+    return Replay(
+        device.name, timeline.makespan_s, low, high, host_s, device_s, tuple(steps),
+        tuple(prices), timeline,
+    )  # fmt: skip
+
+
+def replay_schedule(
+    steps: Sequence[Step],
+    device: str,
+    *,
+    own_host: bool = True,
+    launches: bool = True,
+    input_bytes: int = 0,
+) -> Schedule:
+    """The pass as a schedule of one rank.
+
+    Args:
+        steps: what runs, in order.
+        device: name of the rank's device.
+        own_host: launches have a queue of their own; else they share the compute queue.
+        launches: whether there are launches at all.
+        input_bytes: copied to the device before the first operator, by the copy engine.
+    """
+    builder = ScheduleBuilder([device])
+    ready: tuple[int, ...] = ()
+    if input_bytes:
+        copy = Copy(input_bytes, "host_to_device")
+        ready = (builder.add("copy", 0, copy, resources=(COPY,)),)
+    queue = (HOST,) if own_host else (COMPUTE,)
+    for step in steps:
+        waits = ready
+        if launches:
+            launch = builder.add("launch", 0, HostLaunch(step.calls), resources=queue)
+            waits = (*ready, launch) if own_host else ready
+        builder.add(step.kind, 0, step.work, dependencies=waits)
+        ready = ()
+    return builder.build()
+
+
+def replay_book(
+    device: Device,
+    costs: CostChoice = "predicted",
+    *,
+    profile: Profile | None = None,
+    predictor: Predictor | None = None,
+    given: Mapping[Work, float] | None = None,
+) -> CostBook:
+    """A cost book whose prices are of the device alone, without the launch.
+
+    Args:
+        device: its figures; a zoo device's also name what the predictor is asked for.
+        costs: ``measured`` needs a profile; ``predicted`` leaves it out, ``roofline`` the predictor
+            too.
+        profile: what was measured on the device.
+        predictor: loaded already; ``None`` loads ``pretrained:ops`` when it is needed.
+        given: seconds that override every source.
+    """
+    sources: list[CostSource] = []
+    if costs == "measured" and profile is not None:
+        by_name = {device.name: profile}
+        sources += [MeasuredSource(by_name), InterpolatedSource(by_name)]
+    if costs != "roofline" and device.kind != "cpu":
+        sources.append(PredictedSource(predictor, devices={device.name: device}))
+    sources += [_Launches(device), RooflineSource({device.name: _without_launch(device)})]
+    return CostBook(sources, given=given)
+
+
+def predict_latency(
+    model: str | Model | torch.nn.Module,
+    device: str | Device,
+    *,
+    inputs: Sequence[Any] | Mapping[str, Any] | None = None,
+    batch: int = 1,
+    sequence_length: int = 128,
+    phase: Phase = "inference",
+    costs: CostChoice = "predicted",
+    profile: Profile | None = None,
+    predictor: Predictor | None = None,
+    launch_s: float | None = None,
+) -> Replay:
+    """Latency of one pass of a model on a device that need not be here.
+
+    Args:
+        model: zoo name, Hugging Face folder, described model, or any module with ``inputs``.
+        device: zoo name, or figures.
+        inputs: example inputs of a module; a described model takes ``batch`` and
+            ``sequence_length`` instead.
+        batch: sequences.
+        sequence_length: tokens of each; all are new (prefill).
+        phase: ``inference``, or ``training``: forward, backward and a fused AdamW update.
+        costs: as `replay_book`.
+        profile: as `replay_book`.
+        predictor: as `replay_book`.
+        launch_s: as `replay`.
+
+    Raises:
+        SpecError: no such model or device, or a module that cannot be captured.
+        MissingDataError: a figure is missing that even the roofline needs.
+    """
+    target = device_zoo.device(device) if isinstance(device, str) else device
+    source = load_model(model) if isinstance(model, str) else model
+    if isinstance(source, Model):
+        steps = model_steps(source, batch=batch, tokens=sequence_length, phase=phase)
+    else:
+        from foreplan.datasets.capture import capture
+
+        steps = lower(capture(source, inputs, eager=True), phase)
+    book = replay_book(target, costs, profile=profile, predictor=predictor)
+    return replay_steps(steps, book, target, launch_s=launch_s)
+
+
+def replay_steps(
+    steps: Sequence[Step], book: CostBook, device: Device, *, launch_s: float | None = None
+) -> Replay:
+    """`replay`, with all programs predicted at once first, a hundred times cheaper."""
+    for source in book.sources:
+        if isinstance(source, PredictedSource):
+            source.prepare(programs(steps), device.name)
+    return replay(steps, book, device, launch_s=launch_s)
+
+
+class _Launches:
+    """Prices launches at the device's published or assumed overhead."""
+
+    def __init__(self, device: Device) -> None:
+        self._source = RooflineSource(device)
+
+    def estimate(self, work: Work, device: str) -> Estimate | None:
+        """Price a `HostLaunch`; ``None`` for anything else."""
+        return self._source.estimate(work, device) if isinstance(work, HostLaunch) else None
+
+
+def _without_launch(device: Device) -> Device:
+    """Figures for the roofline's programs: a launch is apart, but no kernel takes no time."""
+    if device.kind == "cpu":
+        return device
+    shortest = _SHORTEST_CYCLES / float(device.clock_hz or _USUAL_CLOCK_HZ)
+    return device.model_copy(update={"launch_overhead_s": shortest})
+
+
+def _price(work: Work, book: CostBook, device: str, launch_s: float | None) -> Estimate:
+    if isinstance(work, HostLaunch) and launch_s is not None:
+        return Estimate.exact(work.calls * launch_s)
+    return book.cost(work, device)

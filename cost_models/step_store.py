@@ -1,0 +1,108 @@
+"""Keeps the captured steps of a pass on disk, so that torch is loaded once a model and shape.
+
+One JSON file a pass below ``$FOREPLAN_CACHE`` (default ``$XDG_CACHE_HOME/foreplan``, else
+``~/.cache/foreplan``), named by a hash of everything the steps depend on: the model's description
+and configuration file, the shape, and the versions of torch, transformers and this format.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+from foreplan.cost_models.costs import Segment, Work
+from foreplan.cost_models.graph_programs import Phase, Step, model_steps
+from foreplan.datasets.model import Model
+from foreplan.datasets.program import Program, Variant
+from foreplan.datasets.storage import write_atomically
+from foreplan.errors import SpecError
+
+SCHEMA = "foreplan.steps/1"
+
+
+def cache_folder() -> Path:
+    """Where captured steps are kept."""
+    own = os.environ.get("FOREPLAN_CACHE")
+    if own:
+        return Path(own)
+    base = os.environ.get("XDG_CACHE_HOME")
+    return (Path(base) if base else Path.home() / ".cache") / "foreplan"
+
+
+def stored_steps(
+    model: Model, *, batch: int, tokens: int, phase: Phase, folder: Path | None = None
+) -> tuple[list[Step], bool]:
+    """Steps of a pass, and whether they were found on disk.
+
+    What is missing or unreadable is captured again and kept; a folder that cannot be written is
+    no error.
+
+    Args:
+        model: what runs.
+        batch: sequences.
+        tokens: tokens of each.
+        phase: as `graph_programs.lower`.
+        folder: instead of `cache_folder`.
+
+    Raises:
+        SpecError: as `graph_programs.model_steps`.
+    """
+    path = (folder or cache_folder()) / f"{_key(model, batch, tokens, phase)}.json"
+    try:
+        return _read(json.loads(path.read_text(encoding="utf-8"))), True
+    except (OSError, ValueError, KeyError, TypeError, IndexError):
+        steps = model_steps(model, batch=batch, tokens=tokens, phase=phase)
+    with contextlib.suppress(OSError, SpecError):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(path, json.dumps(_document(steps)))
+    return steps, False
+
+
+def _key(model: Model, batch: int, tokens: int, phase: Phase) -> str:
+    config = Path(model.path) / "config.json" if model.path else None
+    facts = [
+        SCHEMA, model.model_dump_json(), batch, tokens, phase, _version("torch"),
+        _version("transformers"),
+        config.read_text(encoding="utf-8") if config and config.is_file() else "",
+    ]  # fmt: skip
+    return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:24]
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return ""
+
+
+def _document(steps: list[Step]) -> dict[str, object]:
+    works: dict[Work, int] = {}
+    rows = [
+        [s.kind, s.target, s.part, works.setdefault(s.work, len(works)), s.calls] for s in steps
+    ]
+    return {"schema": SCHEMA, "works": [_pack(work) for work in works], "steps": rows}
+
+
+def _pack(work: Work) -> list[object]:
+    if isinstance(work, Segment):
+        ((part, count),) = work.parts
+        return [*_pack(part), work.name, count]
+    assert isinstance(work, Program)
+    return [work.op, list(work.sizes), str(work.variant)]
+
+
+def _read(document: dict[str, list[list[object]]]) -> list[Step]:
+    works = [_unpack(*entry) for entry in document["works"]]  # type: ignore[arg-type]
+    return [
+        Step(kind, target, part, works[index], calls)  # type: ignore[arg-type, call-overload]
+        for kind, target, part, index, calls in document["steps"]
+    ]
+
+
+def _unpack(op: str, sizes: list[int], variant: str, name: str = "", count: int = 0) -> Work:
+    made = Program(op, tuple(sizes), Variant.parse(variant))
+    return Segment(name, ((made, count),)) if name else made

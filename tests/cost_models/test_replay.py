@@ -1,0 +1,266 @@
+"""Replays: what a pass lowers to, how host and device share the time, and `foreplan predict`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+import foreplan
+from foreplan.cost_models.costs import CostBook, Segment
+from foreplan.cost_models.graph_programs import (
+    PHASES,
+    Phase,
+    Step,
+    lower,
+    model_steps,
+    programs,
+)
+from foreplan.cost_models.predict_command import predict_model
+from foreplan.cost_models.replay import predict_latency, replay, replay_book, replay_steps
+from foreplan.cost_models.step_store import stored_steps
+from foreplan.datasets import device_zoo
+from foreplan.datasets.capture import capture
+from foreplan.datasets.model import Model, load_model
+from foreplan.datasets.program import Program, Variant, program
+from foreplan.errors import MissingDataError, SpecError
+
+GPU, CPU = device_zoo.device("h200"), device_zoo.device("xeon_8480+")
+FP32 = Variant("fp32", "fp32", "torch.linear")
+
+
+def small(name: str, layers: int = 2) -> Model:
+    """A zoo model with few, narrow layers."""
+    shape = {"layers": layers, "hidden": 64, "heads": 4, "head_dim": 16, "ffn": 96, "vocab": 128}
+    found = load_model(name)
+    kv = 4 if found.kv_heads == found.heads else 2
+    return found.model_copy(update={**shape, "kv_heads": kv})
+
+
+def flops(steps: list[Step], part: str) -> float:
+    total = 0.0
+    for step in steps:
+        works = step.work.parts if isinstance(step.work, Segment) else ((step.work, 1),)
+        if step.part == part:
+            total += sum(work.flops * n for work, n in works if isinstance(work, Program))
+    return total
+
+
+def linears(count: int, calls: int = 1) -> list[Step]:
+    work = program("linear", FP32, rows=8, n=8, k=8)
+    return [Step("linear", "aten.linear", "forward", work, calls)] * count
+
+
+# Lowering ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("phase", PHASES)
+@pytest.mark.parametrize("name", ["llama-3.2-1b", "gpt2", "opt-125m", "qwen3-0.6b"])
+def test_repeating_a_layer_is_capturing_all(name: str, phase: Phase) -> None:
+    model = small(name, layers=4)
+    whole = lower(capture(model, batch=2, tokens=8, eager=True), phase)
+    assert model_steps(model, batch=2, tokens=8, phase=phase) == whole
+
+
+def test_flop_of_a_decoder_by_hand() -> None:
+    model, rows = small("llama-3.2-1b"), 2 * 8
+    linear = 2 * rows * (model.layers * model.linear_parameters + model.vocab * model.hidden)
+    steps = [s for s in model_steps(model, batch=2, tokens=8) if s.kind == "linear"]
+    assert flops(steps, "forward") == linear
+    pairs = 2 * model.heads * 8 * 9 / 2
+    attention = [s for s in model_steps(model, batch=2, tokens=8) if s.kind == "attention"]
+    assert flops(attention, "forward") == model.layers * 4 * pairs * model.head_dim
+
+
+def test_a_backward_pass_has_two_products_a_linear() -> None:
+    steps = model_steps(small("gpt2"), batch=2, tokens=8, phase="training")
+    products = [s for s in steps if isinstance(s.work, Program) and s.work.op == "linear"]
+    assert flops(products, "backward") == 2 * flops(products, "forward")
+    assert sum(s.part == "optimizer" for s in steps) == 1
+
+
+def test_the_update_moves_seven_tensors_of_all_parameters() -> None:
+    model = small("llama-3.2-1b", layers=3)
+    update = model_steps(model, batch=1, tokens=4, phase="training")[-1].work
+    assert isinstance(update, Program)
+    assert update.dims == {"parameters": model.parameters}
+    assert update.bytes == 7 * 2 * model.parameters
+
+
+class Network(nn.Module):
+    """A little of everything."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(4, 8, 3, stride=2, padding=1, groups=2)
+        self.norm = nn.BatchNorm2d(8)
+        self.head = nn.Linear(8, 10)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = torch.relu(self.norm(self.conv(x)))
+        x = x.flatten(2).transpose(1, 2)
+        x = torch.softmax(x @ x.transpose(1, 2), -1) @ x
+        out: torch.Tensor = self.head(x.mean(1))
+        return out
+
+
+def test_any_module_is_lowered() -> None:
+    steps = lower(capture(Network(), (torch.zeros(2, 4, 16, 16),), eager=True))
+    kinds = [step.kind for step in steps]
+    assert kinds == ["convolution", "norm", "activation", "matmul", "softmax", "matmul",
+                     "reduction", "linear"]  # fmt: skip
+    conv = steps[0].work
+    assert isinstance(conv, Program)
+    assert conv.flops == 2 * 2 * 64 * 8 * 2 * 9
+    # flatten, two transposes: the host makes them before the first product.
+    assert steps[3].calls == 4
+
+
+class Odd(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.fft.fft(x).real + torch.linalg.inv(x)
+
+
+def test_unknown_operators_are_kept_and_listed() -> None:
+    with pytest.raises(SpecError, match="an operator whose work is known"):
+        capture(Odd(), (torch.eye(8),))
+    result = predict_latency(Odd(), "h200", inputs=(torch.eye(8),))
+    named = {row["operator"] for row in result.unsupported()}
+    assert any("fft" in name for name in named)
+    assert all(price.mean_s > 0 for price in result.prices)
+
+
+# Time -------------------------------------------------------------------------------------------
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(1, 30), st.floats(1e-6, 1e-3), st.floats(1e-6, 1e-3), st.integers(1, 4))
+def test_host_and_device_are_two_queues(n: int, host: float, device: float, calls: int) -> None:
+    steps = linears(n, calls)
+    book = CostBook((), given={steps[0].work: device})
+    got = replay(steps, book, GPU, launch_s=host)
+    # The first launch and the last operator are never hidden; the slower queue sets the pace.
+    expected = calls * host + (n - 1) * max(calls * host, device) + device
+    assert got.latency_s == pytest.approx(expected)
+    if calls * host != pytest.approx(device):
+        assert got.limit == ("host" if calls * host > device else "device")
+    serial = replay(steps, book, CPU, launch_s=host)
+    assert serial.latency_s == pytest.approx(n * (calls * host + device))
+    assert replay(steps, book, CPU).latency_s == pytest.approx(n * device)
+
+
+def test_a_copy_of_the_input_comes_first() -> None:
+    steps = linears(1)
+    book = replay_book(GPU, "roofline")
+    without, with_copy = replay(steps, book, GPU), replay(steps, book, GPU, input_bytes=10**9)
+    assert GPU.host_link_bandwidth is not None
+    gain, bound = with_copy.latency_s - without.latency_s, 10**9 / GPU.host_link_bandwidth
+    assert bound < gain < 3 * bound
+    assert replay(steps, replay_book(CPU), CPU, input_bytes=10**9).latency_s < 1.0
+
+
+def test_the_parts_of_a_replay_add_up() -> None:
+    result = predict_latency(small("llama-3.2-1b"), "a100_sxm_80gb", phase="training")
+    for name in ("kind", "part", "source"):
+        assert sum(result.by(name).values()) == pytest.approx(result.device_s)  # type: ignore[arg-type]
+    assert result.low_s < result.latency_s < result.high_s
+    assert result.latency_s >= max(result.host_s, result.device_s)
+    assert set(result.by("part")) == {"forward", "loss", "backward", "optimizer"}
+    assert result.unsupported()
+    roofline = sum(row["seconds"] for row in result.unsupported())
+    assert roofline == pytest.approx(result.by("source")["roofline"])
+
+
+def test_a_cpu_is_priced_by_its_roofline() -> None:
+    steps = model_steps(small("gpt2"), batch=1, tokens=8)
+    result = replay_steps(steps, replay_book(CPU), CPU)
+    assert set(result.by("source")) == {"roofline"}
+    assert result.host_s == 0.0
+
+
+# Command ----------------------------------------------------------------------------------------
+
+
+def test_steps_are_kept_on_disk(tmp_path: Path) -> None:
+    model = small("llama-3.2-1b", layers=3)
+    for phase in PHASES:
+        steps, cached = stored_steps(model, batch=1, tokens=8, phase=phase, folder=tmp_path)
+        again, second = stored_steps(model, batch=1, tokens=8, phase=phase, folder=tmp_path)
+        assert (cached, second) == (False, True)
+        assert again == steps
+    _, other = stored_steps(model, batch=1, tokens=9, phase="inference", folder=tmp_path)
+    assert not other
+    for path in tmp_path.glob("*.json"):
+        path.write_text('{"works": [["linear"]], "steps": []}')
+    mended, cached = stored_steps(model, batch=1, tokens=8, phase="training", folder=tmp_path)
+    assert not cached
+    assert mended == steps
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("FOREPLAN_CACHE", str(tmp_path / "cache"))
+    return tmp_path
+
+
+def test_ranking_of_the_zoo(folder: Path) -> None:
+    result = predict_model("tiny-llama-random", ["all"], sequence_length=64)
+    times = [row["latency_s"] for row in result["devices"]]
+    assert times == sorted(times)
+    named = {row["device"] for row in result["devices"]} | set(result["unpriced"])
+    assert named == set(device_zoo.names())
+    json.dumps(result, allow_nan=False)
+    assert result["captured"] == "now"
+    again = predict_model("tiny-llama-random", ["t4,h200"], sequence_length=64)
+    assert again["captured"] == "cache"
+    by_name = {row["device"]: row for row in again["devices"]}
+    assert by_name["t4"] in result["devices"]
+
+
+def test_weights_that_do_not_fit_are_marked(folder: Path) -> None:
+    result = predict_model("tiny-llama-random", ["t4"], phase="training")
+    assert result["devices"][0]["fits"] is True
+    assert result["devices"][0]["by_part_s"]["optimizer"] > 0
+
+
+def test_a_trace_is_written(folder: Path) -> None:
+    path = folder / "trace.json"
+    predict_model("tiny-llama-random", ["t4"], trace=path)
+    assert "launch" in path.read_text()
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "match"),
+    [
+        ({"devices": ["nope"]}, SpecError, "--device: got 'nope'"),
+        ({"devices": []}, SpecError, "foreplan devices"),
+        ({"model": "nope"}, SpecError, "zoo name"),
+        ({"phase": "decode"}, SpecError, "inference, training"),
+        ({"rank_by": "price"}, SpecError, "--rank-by"),
+        ({"costs": "measured"}, SpecError, "--profile"),
+        ({"batch": 0}, SpecError, "at least 1"),
+        ({"trace": Path("t.json"), "devices": ["t4,h200"]}, SpecError, "expected one"),
+        ({"model": "opt-125m", "devices": ["epyc_7742"]}, MissingDataError, "no cost"),
+    ],
+)
+def test_wrong_questions(
+    change: dict[str, Any], error: type[Exception], match: str, folder: Path
+) -> None:
+    asked: dict[str, Any] = {"model": "tiny-llama-random", "devices": ["t4"], **change}
+    with pytest.raises(error, match=match):
+        predict_model(asked.pop("model"), asked.pop("devices"), **asked)
+
+
+def test_public_names() -> None:
+    loaded = foreplan.Predictor.load()
+    work = program("linear", Variant("bf16", "bf16", "torch.linear"), rows=64, n=512, k=512)
+    (estimate,) = loaded.predict([work], "h200")
+    assert 0 < estimate.low_s < estimate.mean_s < estimate.high_s
+    assert foreplan.predict_latency(small("gpt2"), GPU).device == "h200"
+    assert len(programs(model_steps(small("gpt2"), batch=1, tokens=8))) > 5
