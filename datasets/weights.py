@@ -37,7 +37,7 @@ TORCH_DTYPES: Mapping[str, torch.dtype] = MappingProxyType(
 )
 
 #: ``initializer_range`` of every family in transformers.
-_INIT_STD = 0.02
+INIT_STD = 0.02
 #: Standard deviation of the sum of four independent bytes: sqrt(4 * (256^2 - 1) / 12).
 _FOUR_BYTES_STD = 147.8005
 #: Elements made at a time; bounds the scratch memory to a few MiB.
@@ -165,7 +165,7 @@ class RandomWeights:
             return torch.ones(source.shape, dtype=self._dtype)
         if name == "head.weight" and self.model.tied:
             part, name = "embedding", "embed.weight"
-        return _bell(f"{self.seed}/{part}/{name}", source.shape, self._dtype)
+        return bell_shaped(f"{self.seed}/{part}/{name}", source.shape, self._dtype)
 
 
 def _sources(model: Model, part: Part, prefix: str | None) -> dict[str, TensorSource]:
@@ -176,7 +176,7 @@ def _sources(model: Model, part: Part, prefix: str | None) -> dict[str, TensorSo
     return layer_sources(model, part, prefix)
 
 
-def _bell(key: str, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+def bell_shaped(key: str, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
     """A tensor of sums of four bytes (Irwin-Hall), centred, scaled in fp32, and rounded.
 
     torch's own normal generator goes through ``log`` and ``cos``, whose last bit depends on the
@@ -186,7 +186,7 @@ def _bell(key: str, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
     stream = np.random.SFC64(int.from_bytes(digest, "little"))
     count = int(np.prod(shape))
     values = torch.empty(count, dtype=dtype)
-    scale = np.float32(_INIT_STD / _FOUR_BYTES_STD)
+    scale = np.float32(INIT_STD / _FOUR_BYTES_STD)
     for start in range(0, count, _CHUNK):
         size = min(_CHUNK, count - start)
         raw = stream.random_raw(-(-4 * size // 8)).astype("<u8", copy=False)

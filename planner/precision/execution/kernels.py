@@ -1,0 +1,191 @@
+"""One rank of a data-parallel training run in its process: `foreplan.planner.base.Kernels`.
+
+A real, unmodified module runs under the schedule: ``forward`` computes the loss of the rank's
+batch, ``backward`` of bucket ``q`` lets autograd run until all gradients of buckets ``0..q`` are
+there (see `Baton`), ``all_reduce`` is the runtime's, and ``optimizer`` steps. Gradients are divided
+by the number of ranks before they are summed, as DDP does. A ``forward`` begins the next training
+step, however many the schedule has; batches are those of ``task.batch(step, rank)``.
+
+Modes: ``fast`` computes as planned; ``reference`` computes everything in fp32, where a distributed
+run equals one process bit by bit (two ranks: a sum of two does not depend on the order).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from foreplan.cost_models.schedule import Action
+from foreplan.errors import SpecError
+from foreplan.planner.precision.execution._baton import Baton
+from foreplan.planner.precision.execution.buckets import GradientBuckets
+from foreplan.planner.precision.execution.loss_scale import LossScale
+from foreplan.planner.precision.execution.modules import apply_variants, restart_rounding
+from foreplan.planner.precision.execution.optimizers import make_optimizer, state_bytes
+from foreplan.planner.precision.spec import (
+    ALL_REDUCE,
+    BACKWARD,
+    FORWARD,
+    OPTIMIZER,
+    PrecisionDecision,
+    PrecisionWorkload,
+)
+from foreplan.planner.precision.task import TrainingTask
+
+MODES = ("fast", "reference")
+#: Gradient elements of each parameter that a run reports, spread evenly.
+SAMPLED_GRADIENTS = 16
+
+
+class TrainingKernels:
+    """Carries out the actions of one rank.
+
+    Args:
+        task: what is trained.
+        workload: optimizer and learning rate.
+        decision: precisions of all ranks and the buckets.
+        rank: this one.
+        mode: one of `MODES`.
+        device: where to compute.
+
+    Raises:
+        SpecError: an unknown mode or rank, a plan of another network, a variant that the device
+            does not have.
+    """
+
+    def __init__(
+        self, task: TrainingTask, workload: PrecisionWorkload, decision: PrecisionDecision,
+        rank: int, *, mode: str = "fast", device: torch.device | str = "cpu",
+    ) -> None:  # fmt: skip
+        if mode not in MODES:
+            raise SpecError("mode", got=mode, expected=f"one of {', '.join(MODES)}")
+        if not 0 <= rank < len(decision.workers):
+            raise SpecError("rank", got=rank, expected=f"0..{len(decision.workers) - 1}")
+        self._task, self._rank, self._world = task, rank, len(decision.workers)
+        self._device = torch.device(device)
+        self._module = task.module().to(self._device).train()
+        if mode == "fast":
+            apply_variants(self._module, decision.workers[rank].operators, seed=rank << 40)
+        self._buckets = GradientBuckets(self._module, decision.buckets, self._bucket_ready)
+        self._optimizer_words = workload.optimizer, workload.learning_rate
+        self._optimizer = make_optimizer(self._module, *self._optimizer_words)
+        self._scale = LossScale.of(
+            [text for worker in decision.workers for text in worker.operators.values()]
+            if mode == "fast" else []
+        )  # fmt: skip
+        self._baton = Baton(self._train, self._device)
+        self._step = 0
+        self._wanted = -1
+        self._done = -1
+        self._losses: list[Tensor] = []
+
+    def reset(self) -> None:
+        """Back to the weights of the start."""
+        self._baton.close()
+        if self._step:
+            fresh = self._task.module()
+            with torch.no_grad():
+                self._module.load_state_dict(fresh.state_dict())
+            self._optimizer = make_optimizer(self._module, *self._optimizer_words)
+        restart_rounding(self._module)
+        self._scale.restart()
+        self._step, self._losses = 0, []
+
+    def run(self, action: Action) -> None:
+        """Go on with the training step up to the end of an action."""
+        if action.op == BACKWARD:
+            self._wanted = action.step
+            if self._done >= self._wanted:  # became ready together with an earlier one
+                return
+        elif action.op not in (FORWARD, OPTIMIZER):
+            raise SpecError(
+                "action", got=action.op, expected=f"{FORWARD}, {BACKWARD} or {OPTIMIZER}"
+            )
+        self._baton.resume()
+
+    def payload(self, action: Action) -> Tensor:
+        """The flat gradients of a bucket, already divided by the number of ranks."""
+        if action.op != ALL_REDUCE:
+            raise SpecError("action", got=action.op, expected=ALL_REDUCE)
+        return self._buckets.flat[action.step]
+
+    def buffer(self, action: Action) -> Tensor:
+        """Nothing is received."""
+        raise SpecError("action", got=action.op, expected="no receives in data-parallel training")
+
+    def result(self) -> dict[str, Any]:
+        """Losses of this rank's batches, and of the last step's mean gradient norms and samples.
+
+        The gradients stand under one name for all ranks, so that merging the results of a run
+        finds ranks that disagree.
+        """
+        return {
+            f"losses_{self._rank}": [float(loss) for loss in self._losses],
+            "gradients": sampled_gradients(self._module, self._scale.value),
+        }
+
+    def memory_bytes(self) -> dict[str, int]:
+        """Bytes held between steps."""
+        return {
+            "weights": module_bytes(self._module),
+            "gradients": self._buckets.nbytes,
+            "optimizer": state_bytes(self._optimizer),
+        }
+
+    def close(self) -> None:
+        """End the thread that computes; `run` starts another."""
+        self._baton.close()
+
+    # --------------------------------------------------------------------- on the baton's thread
+
+    def _train(self) -> None:
+        while True:
+            inputs, target = self._task.batch(self._step, self._rank)
+            self._step += 1
+            self._buckets.clear()
+            self._done = -1
+            output = self._module(*(x.to(self._device) for x in inputs))
+            loss = self._task.loss(output.float(), target.to(self._device))
+            self._losses.append(loss.detach())
+            self._baton.pause()
+            # Hooks have to run on this thread, and a slice of a GPU ends where the thread ends.
+            with torch.autograd.set_multithreading_enabled(False):
+                (loss * self._scale.value).backward()
+            del output, loss
+            self._finish(len(self._buckets) - 1)
+            self._baton.pause()
+            self._scale.step(self._optimizer, self._buckets.flat)
+            self._baton.pause()
+
+    def _bucket_ready(self, q: int) -> None:
+        # The last bucket's action lasts to the end of the pass.
+        if q < len(self._buckets) - 1 and q >= self._wanted:
+            self._finish(q)
+            self._baton.pause()
+
+    def _finish(self, q: int) -> None:
+        """Average the buckets up to ``q``."""
+        for flat in self._buckets.flat[self._done + 1 : q + 1]:
+            flat.div_(self._world)
+        self._done = q
+
+
+def sampled_gradients(module: nn.Module, scale: float = 1.0) -> dict[str, list[float]]:
+    """Norm and evenly spread elements of every parameter's gradient, divided by ``scale``."""
+    found = {}
+    for name, parameter in module.named_parameters():
+        if parameter.grad is not None:
+            flat = parameter.grad.detach().reshape(-1)
+            every = max(1, flat.numel() // SAMPLED_GRADIENTS)
+            some = torch.cat([flat.norm().view(1), flat[::every][:SAMPLED_GRADIENTS]])
+            found[name] = (some / scale).tolist()
+    return found
+
+
+def module_bytes(module: nn.Module) -> int:
+    """Bytes of parameters and buffers."""
+    held: Sequence[Tensor] = (*module.parameters(), *module.buffers())
+    return sum(tensor.numel() * tensor.element_size() for tensor in held)

@@ -1,0 +1,127 @@
+"""All ranks of a training run in one process: the reference of a real run, and a fast simulation.
+
+Each rank keeps its own module and computes by its own plan, one after another; gradients are
+averaged in memory. Two ranks give the bits of a distributed run on the same processor, because it
+is the same `TrainingKernels` and a sum of two numbers has no order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from foreplan.cost_models.costs import HostLaunch
+from foreplan.cost_models.schedule import Action
+from foreplan.planner.base import Agreement
+from foreplan.planner.precision.execution.kernels import TrainingKernels
+from foreplan.planner.precision.spec import (
+    ALL_REDUCE,
+    BACKWARD,
+    FORWARD,
+    OPTIMIZER,
+    PrecisionDecision,
+    PrecisionWorkload,
+)
+from foreplan.planner.precision.task import TrainingTask
+
+#: Largest relative difference of losses, and of all sampled gradients together, that a run as
+#: planned may show against one process: ranks with other instruction sets round bf16 differently.
+LOSS_TOLERANCE, GRADIENT_TOLERANCE = 0.01, 0.05
+
+
+class LocalRanks:
+    """The ranks of a decision, side by side in this process.
+
+    Args:
+        task, workload, decision, mode, device: as of `TrainingKernels`.
+
+    Attributes:
+        ranks: kernels of each rank.
+    """
+
+    def __init__(
+        self, task: TrainingTask, workload: PrecisionWorkload, decision: PrecisionDecision, *,
+        mode: str = "fast", device: torch.device | str = "cpu",
+    ) -> None:  # fmt: skip
+        self.ranks = [
+            TrainingKernels(task, workload, decision, rank, mode=mode, device=device)
+            for rank in range(len(decision.workers))
+        ]
+        self._buckets = len(decision.buckets)
+
+    def step(self) -> None:
+        """One training step of all ranks."""
+        self._run(FORWARD)
+        for q in range(self._buckets):
+            self._run(BACKWARD, q)
+            sent = [rank.payload(_action(ALL_REDUCE, q)) for rank in self.ranks]
+            total = sent[0].clone()
+            for flat in sent[1:]:
+                total += flat
+            for flat in sent:
+                flat.copy_(total)
+        self._run(OPTIMIZER)
+
+    def result(self) -> dict[str, Any]:
+        """What a distributed run reports, merged."""
+        return {name: value for rank in self.ranks for name, value in rank.result().items()}
+
+    def close(self) -> None:
+        """End the ranks' threads."""
+        for rank in self.ranks:
+            rank.close()
+
+    def _run(self, op: str, step: int = -1) -> None:
+        for rank in self.ranks:
+            rank.run(_action(op, step))
+
+
+def single_process_training(
+    task: TrainingTask, workload: PrecisionWorkload, decision: PrecisionDecision, *, mode: str,
+    steps: int, device: torch.device | str = "cpu",
+) -> dict[str, Any]:  # fmt: skip
+    """What the ranks of a run of ``steps`` training steps must report."""
+    local = LocalRanks(task, workload, decision, mode=mode, device=device)
+    for _ in range(steps):
+        local.step()
+    result = local.result()
+    local.close()
+    return result
+
+
+def compare_training(
+    result: dict[str, Any], reference: dict[str, Any], *, mode: str
+) -> Agreement:
+    """Compare a run with `single_process_training`; in mode ``reference`` bits must be equal."""
+    exact = result == reference
+    losses = [
+        (mine, theirs)
+        for name in reference
+        if name.startswith("losses_")
+        for mine, theirs in zip(result.get(name, []), reference[name], strict=False)
+    ]
+    loss_error = max((abs(a - b) / max(abs(b), 1e-12) for a, b in losses), default=float("inf"))
+    gradient_error = relative_error(result.get("gradients", {}), reference["gradients"])
+    close = loss_error <= LOSS_TOLERANCE and gradient_error <= GRADIENT_TOLERANCE
+    return Agreement(
+        exact if mode == "reference" else close, exact,
+        {"loss_error": loss_error, "gradient_error": gradient_error},
+    )  # fmt: skip
+
+
+def relative_error(
+    found: dict[str, Sequence[float]], expected: dict[str, Sequence[float]]
+) -> float:
+    """Norm of the difference of all sampled gradients over the norm of those expected."""
+    if found.keys() != expected.keys():
+        return float("inf")
+    # The first number of each row is the norm, which is no sample.
+    pairs = [pair for n in expected for pair in zip(found[n][1:], expected[n][1:], strict=True)]
+    difference = sum((a - b) ** 2 for a, b in pairs)
+    return float((difference / max(sum(b * b for _, b in pairs), 1e-30)) ** 0.5)
+
+
+def _action(op: str, step: int = -1) -> Action:
+    return Action(op=op, rank=0, work=HostLaunch(), step=step)
