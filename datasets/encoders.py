@@ -1,4 +1,4 @@
-"""Vision encoders: `VisionEncoder` from the encoder zoo or from a Hugging Face vision configuration.
+"""Vision encoders: `VisionEncoder` from the zoo or from a Hugging Face vision configuration.
 
 ``zoo/encoders.yaml`` beside this module is the zoo. A folder's ``config.json`` may be a vision
 model's (CLIP, SigLIP, ViT) or a multimodal model's with a ``vision_config``.

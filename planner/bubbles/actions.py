@@ -35,10 +35,11 @@ of stage 0, consecutive stages of one rank.
 
 Pieces: with tensor parallelism a layer's pass computes twice (attention, MLP) between collectives.
 ``2F0:1`` computes piece 1 alone. A pass that is written piece by piece has its collectives in front
-of each piece and behind the last as actions of their own, so that what is listed between pieces
-runs while the link is busy; a pass that is written whole keeps them inside. Likewise the units of a
-micro-batch and stage: where a collective is written, all of theirs are, and else they are part of
-the units. One behind a stage's last unit bears the next unit's number (backwards: the one before).
+of each piece as actions of their own, and behind the last one that of the number that follows, so
+that what is listed between pieces runs while the link is busy; a pass that is written whole keeps
+them inside. Likewise the units of a micro-batch and stage: where a collective is written, all of
+theirs are, and else they are part of the units. One behind a stage's last unit bears the next
+unit's number (backwards: the one before).
 """
 
 from __future__ import annotations

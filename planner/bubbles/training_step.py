@@ -1,0 +1,190 @@
+"""`TrainingStep`: a problem under one layout, with the works and bytes of everything a rank can do.
+
+The one place that knows how a layout's groups lie on the cluster: pipeline rank ``r``, replica
+``d``, lane ``t`` of the tensor parallel group is cluster rank ``(r dp + d) tp + t``, so that tensor
+parallel groups are neighbours (Megatron's order). A rank of the schedule stands for lane 0 of
+replica 0.
+"""
+
+from __future__ import annotations
+
+import functools
+
+from foreplan.cost_models.costs import Work
+from foreplan.planner.base import Problem
+from foreplan.planner.bubbles.memory import stage_activation_bytes, unit_activation_bytes
+from foreplan.planner.bubbles.spec import BackbonePlan, BubblesWorkload, Encoder
+from foreplan.planner.bubbles.towers import Tower, backbone_tower, encoder_towers
+from foreplan.planner.bubbles.works import Shape, StepWorks, TowerWorks, segment, times
+
+
+class TrainingStep:
+    """Works and bytes under a layout.
+
+    Args:
+        problem: model, cluster, workload; its prices are not used.
+        plan: layout of the backbone.
+
+    Attributes:
+        backbone, encoders: the towers.
+        steps: works between passes.
+    """
+
+    def __init__(self, problem: Problem[BubblesWorkload], plan: BackbonePlan) -> None:
+        self.workload = problem.workload
+        self.plan = plan
+        self.backbone: Tower = backbone_tower(problem)
+        self.encoders: tuple[Tower, ...] = encoder_towers(problem)
+        self.steps = StepWorks(self.workload)
+        self._labels = tuple(rank.label for rank in problem.cluster.ranks())
+        w = self.workload
+        shape = Shape(self.backbone, w.microbatch, w.sequence_length, plan.tp, w.recompute)
+        self._backbone = TowerWorks(shape, self.lane_group(0), w.times.tensor_collective_s)
+
+    # ------------------------------------------------------------------------------- places
+
+    def cluster_rank(self, rank: int, replica: int = 0, lane: int = 0) -> int:
+        """Cluster rank of a pipeline rank."""
+        return (rank * self.plan.dp + replica) * self.plan.tp + lane
+
+    @property
+    def devices(self) -> tuple[str, ...]:
+        """Device label of each rank of the schedule."""
+        return tuple(self._labels[self.cluster_rank(r)] for r in range(self.plan.pp))
+
+    def lane_group(self, rank: int) -> tuple[int, ...]:
+        """Cluster ranks of a tensor parallel group."""
+        return tuple(self.cluster_rank(rank, 0, lane) for lane in range(self.plan.tp))
+
+    def replica_group(self, ranks: tuple[int, ...]) -> tuple[int, ...]:
+        """Cluster ranks that hold the same parameters as lane 0 of the given pipeline ranks."""
+        replicas = range(self.plan.dp)
+        return tuple(self.cluster_rank(r, d) for d in replicas for r in ranks)
+
+    # ------------------------------------------------------------------------------- backbone
+
+    @property
+    def hidden_bytes(self) -> int:
+        """What one lane sends to the next pipeline rank for a micro-batch."""
+        w = self.workload
+        return 2 * w.microbatch * w.sequence_length * self.backbone.hidden // self.plan.tp
+
+    def pieces(self, start: int, end: int) -> int:
+        """Pieces of a split pass over layers ``[start, end)``: their halves."""
+        return 2 * (end - start)
+
+    @functools.cache  # noqa: B019 - lives as long as one decision's schedule
+    def passes(self, start: int, end: int, op: str) -> Work:
+        """A whole pass of layers ``[start, end)``, its collectives included."""
+        layers, works = end - start, self._backbone
+        return segment(
+            op,
+            times(works.half(0, op), layers), times(works.half(1, op), layers),
+            works.ends(op, first=start == 0, last=end == self.backbone.layers),
+            works.tensor(works.collectives * 2 * layers * self._rounds(op)),
+        )  # fmt: skip
+
+    @functools.cache  # noqa: B019
+    def piece(self, start: int, end: int, op: str, piece: int) -> Work:
+        """Computation of one piece of a split pass, in the order in which they run."""
+        last = self.pieces(start, end) - 1
+        half = piece if op == "F" else last - piece
+        ends = self._backbone.ends(
+            op,
+            first=start == 0 and half == 0,
+            last=end == self.backbone.layers and half == last,
+        )
+        return segment(op, self._backbone.half(half % 2, op), ends)
+
+    @functools.cache  # noqa: B019
+    def collective(self, start: int, end: int, op: str, piece: int) -> Work:
+        """What is communicated in front of a piece; behind the last where ``piece`` is one more."""
+        edge = piece in (0, self.pieces(start, end))
+        count = (1 if edge else 2) * self._rounds(op)
+        return segment("tensor", self._backbone.tensor(count))
+
+    def _rounds(self, op: str) -> int:
+        """Times a pass communicates what a forward pass does."""
+        if op == "W":
+            return 0
+        return 2 if op != "F" and self.workload.recompute == "full" else 1
+
+    def activation_bytes(self, start: int, end: int) -> int:
+        """What layers ``[start, end)`` keep of one micro-batch."""
+        w = self.workload
+        return stage_activation_bytes(
+            self.backbone, start, end, rows=w.microbatch * w.sequence_length,
+            tokens=w.sequence_length, tp=self.plan.tp, recompute=w.recompute,
+        )  # fmt: skip
+
+    # ------------------------------------------------------------------------------- encoders
+
+    def encoder(self, index: int) -> Encoder:
+        """The workload's encoder."""
+        return self.workload.encoders[index]
+
+    @functools.cache  # noqa: B019
+    def _encoder(self, index: int, tp: int) -> TowerWorks:
+        spec, w = self.encoder(index), self.workload
+        sequences = w.microbatch * spec.images
+        recompute = "full" if spec.recompute else "selective"
+        shape = Shape(self.encoders[index], sequences, spec.tokens, tp, recompute)
+        return TowerWorks(shape, self.lane_group(0)[:tp], w.times.tensor_collective_s)
+
+    def rows(self, index: int) -> int:
+        """Tokens of a micro-batch inside an encoder."""
+        spec = self.encoder(index)
+        return self.workload.microbatch * spec.images * spec.tokens
+
+    @functools.cache  # noqa: B019
+    def unit(self, index: int, tp: int, begin: int, end: int, op: str, *, bare: bool) -> Work:
+        """Halves ``[begin, end)`` of an encoder, ``F`` or ``B``.
+
+        Args:
+            index: the encoder.
+            tp: devices that share it.
+            begin: first half.
+            end: one past the last.
+            op: direction.
+            bare: without the collectives around it, which are actions of their own then.
+        """
+        works = self._encoder(index, tp)
+        even = sum(1 for half in range(begin, end) if half % 2 == 0)
+        inside = works.collectives * (end - begin) * self._encoder_rounds(index, op)
+        if bare:
+            inside -= works.collectives * self._encoder_rounds(index, op)
+        return segment(
+            "encode" if op == "F" else "encode_backward",
+            times(works.half(0, op), even), times(works.half(1, op), end - begin - even),
+            works.ends(op, first=begin == 0, last=end == 2 * self.encoders[index].layers),
+            works.tensor(inside),
+        )  # fmt: skip
+
+    @functools.cache  # noqa: B019
+    def unit_collective(self, index: int, tp: int, op: str, *, edge: bool) -> Work:
+        """Collectives between two units of a stage; half of them at the edge of the stage."""
+        count = (1 if edge else 2) * self._encoder_rounds(index, op)
+        return segment("tensor", self._encoder(index, tp).tensor(count))
+
+    def _encoder_rounds(self, index: int, op: str) -> int:
+        return 2 if op == "B" and self.encoder(index).recompute else 1
+
+    def feature_bytes(self, index: int) -> int:
+        """What one lane sends of an encoder's features to the backbone."""
+        w = self.workload
+        rows = w.microbatch * self.encoder(index).features
+        return 2 * rows * self.backbone.hidden // self.plan.tp
+
+    def encoder_hidden_bytes(self, index: int, tp: int) -> int:
+        """What one lane sends from one encoder stage to the next."""
+        return 2 * self.rows(index) * self.encoders[index].hidden // tp
+
+    def unit_bytes(self, index: int, tp: int, begin: int, end: int) -> int:
+        """What halves ``[begin, end)`` keep of one micro-batch; nothing of a frozen encoder."""
+        spec = self.encoder(index)
+        if spec.frozen:
+            return 0
+        return unit_activation_bytes(
+            self.encoders[index], begin, end, rows=self.rows(index), tokens=spec.tokens, tp=tp,
+            recompute=spec.recompute,
+        )  # fmt: skip
