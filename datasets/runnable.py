@@ -19,6 +19,8 @@ from torch import Tensor
 
 from foreplan.datasets.kernels import Packed, function, linear_kernel
 from foreplan.datasets.program import Program
+from foreplan.datasets.training_programs import is_training
+from foreplan.datasets.training_runnable import training_call
 
 #: Rows of an embedding table: large enough that the rows read are seldom in a cache.
 _VOCABULARY = 32_000
@@ -66,6 +68,8 @@ class Inputs:
         """
         if program.op == "linear":
             return self._linear(program)
+        if is_training(program):
+            return Runnable(training_call(program, self.device), "warm")
         builder = getattr(self, f"_{program.op}", None)
         run = function(program.op, program.variant)
         if builder is None:

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from foreplan.cost_models.costs import CostBook, Estimate, Segment, Work
+from foreplan.cost_models.costs import Copy, CostBook, Estimate, Segment, Work
 from foreplan.cost_models.memory import MemoryLedger
 from foreplan.cost_models.schedule import FloatArray, Schedule
 from foreplan.cost_models.simulator import Contention, Simulator
@@ -77,9 +77,7 @@ class Forecast:
         self.schedule: Schedule = planner.schedule(problem, decision)
         ranks = planner.ranks(problem, decision)
         self._price(problem.costs)
-        self._simulator = Simulator(
-            self.schedule, contention=contention(problem.cluster, ranks)
-        )
+        self._simulator = Simulator(self.schedule, contention=contention(problem.cluster, ranks))
         self.timeline: Timeline = self._simulator.run(self._durations(self._mean))
         self.ledgers: tuple[MemoryLedger, ...] = tuple(
             ledger.with_peak(peak)
@@ -231,3 +229,23 @@ def contention(cluster: Cluster, ranks: tuple[int, ...]) -> Contention | None:
     if len(factors) < 2 or max(factors) == 1.0:
         return None
     return Contention(tuple(names.index(h) for h in hosts), tuple(factors))
+
+
+def memory_share(costs: CostBook, device: str, work: Work) -> float:
+    """Share of a segment's time that its memory traffic alone would take, 0..1.
+
+    The bandwidth is what the cost book says of a large copy on the device; without a price for one
+    the share is 0, and ranks of a host are taken not to slow each other down.
+    """
+    probe = Copy(1 << 28)
+    if not isinstance(work, Segment) or not costs.can_price(probe, device):
+        return 0.0
+    # A copy reads and writes: it moves its payload twice.
+    seconds_per_byte = costs.cost(probe, device).mean_s / (2 * probe.bytes)
+    total = bound = 0.0
+    for part, count in work.parts:
+        if isinstance(part, Program):
+            mean = costs.cost(part, device).mean_s
+            total += mean * count
+            bound += min(part.bytes * seconds_per_byte, mean) * count
+    return bound / total if total else 0.0

@@ -15,6 +15,7 @@ from foreplan.cost_models.costs import Collective, HostLaunch, Segment, Work
 from foreplan.cost_models.schedule import COMPUTE, Schedule, ScheduleBuilder
 from foreplan.datasets.cluster import Cluster
 from foreplan.datasets.program import Program, Variant
+from foreplan.planner.predict import memory_share
 from foreplan.planner.serving.pricing import DECODE, PREFILL, MicroBatches, Pricing, StageKernels
 from foreplan.planner.serving.spec import ServingDecision, StageDecision
 
@@ -146,12 +147,12 @@ class ServingSchedule:
         return Segment(phase, tuple(parts.items()))
 
     def _pressure(self, phase: str, stage: _Stage) -> float:
-        """Share of a pass that is bound by memory bandwidth; see `Pricing.memory_share`."""
+        """Share of a pass that is bound by memory bandwidth; see `memory_share`."""
         key = (phase, stage.index)
         if key not in self._pressures:
             work = self._work(phase, stage, 0 if phase == PREFILL else 1)
             rank = self._ranks[stage.index]
-            self._pressures[key] = self._pricing.memory_share(rank, work)
+            self._pressures[key] = memory_share(self._pricing.costs, rank.label, work)
         return self._pressures[key]
 
 

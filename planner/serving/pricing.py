@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from foreplan.cost_models.costs import Collective, Copy, CostBook, Estimate, Segment
+from foreplan.cost_models.costs import Collective, CostBook, Estimate
 from foreplan.datasets.cluster_entry import Rank
 from foreplan.datasets.decoder_programs import embedding_programs, head_programs, layer_programs
 from foreplan.datasets.kernels import kernels_for, layout_of, quantises_activations
@@ -222,25 +222,6 @@ class Pricing:
         """Time of one message between two devices."""
         work = Collective("p2p", payload_bytes, (source.index, target.index), dtype)
         return self.costs.cost(work, source.label).mean_s
-
-    def memory_share(self, rank: Rank, work: Segment) -> float:
-        """Share of a segment's time that its memory traffic alone would take, 0..1.
-
-        The bandwidth is what the cost book says of a large copy on the device; without a price for
-        one the share is 0, and ranks of a host are taken not to slow each other down.
-        """
-        probe = Copy(1 << 28)
-        if not self.costs.can_price(probe, rank.label):
-            return 0.0
-        # A copy reads and writes: it moves its payload twice.
-        seconds_per_byte = self.costs.cost(probe, rank.label).mean_s / (2 * probe.bytes)
-        total = bound = 0.0
-        for part, count in work.parts:
-            if isinstance(part, Program):
-                mean = self.costs.cost(part, rank.label).mean_s
-                total += mean * count
-                bound += min(part.bytes * seconds_per_byte, mean) * count
-        return bound / total if total else 0.0
 
     def hidden_bytes(self, phase: str, sizes: MicroBatches) -> int:
         """Bytes of the activations that go from stage to stage, always bf16."""

@@ -1,0 +1,233 @@
+"""Turn the programs of a training step into something that can be timed. Imports torch.
+
+An operator's forward pass is measured as it stands in the step: its operands are in the variant's
+dtype already, because casts are programs of their own. Its backward pass is what autograd runs for
+it: both products, the gradient of the weight in fp32 at the end, 8-bit operands dequantised first.
+Operands were just written or cast by what ran before, so that all of them are warm.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from foreplan.datasets.program import Program, Variant
+from foreplan.datasets.training_variant import TRAINING_VARIANTS
+from foreplan.errors import SpecError
+
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+_FORWARD, _BACKWARD, _WEIGHT_GRADIENT = "_forward", "_backward", "_weight_gradient"
+_RATE = 1e-6
+
+
+def training_call(program: Program, device: str) -> Callable[[], object]:
+    """The call that a profile times.
+
+    Args:
+        program: an operator of `foreplan.datasets.training_programs`.
+        device: torch device.
+
+    Raises:
+        SpecError: no such operator or kernel.
+    """
+    random = torch.Generator(device=device).manual_seed(0)
+
+    def draw(*shape: int, dtype: str = "fp32") -> Tensor:
+        drawn = torch.randn(*shape, generator=random, device=device)
+        return drawn.to(DTYPES[dtype])
+
+    if program.op == "optimizer_step":
+        return _optimizer(program, draw)
+    if program.op == "cast":
+        return _quantise(program, draw)
+    for suffix in (_FORWARD, _BACKWARD, _WEIGHT_GRADIENT):
+        if program.op.endswith(suffix):
+            op = program.op.removesuffix(suffix)
+            if op == "linear" and "int8" in (program.variant.storage, program.variant.compute):
+                return _int8_linear(program, suffix, draw)
+            builder = _BUILDERS.get(op)
+            if builder is not None:
+                return _passes(builder, program, suffix, draw)
+    raise SpecError("program", got=str(program), expected="an operator of a training step")
+
+
+def _passes(
+    builder: Callable[..., Any], program: Program, suffix: str, draw: Any
+) -> Callable[[], object]:
+    """Forward or backward of a differentiable function, by autograd."""
+    run, inputs, parameters = builder(program.dims, program.variant, draw)
+    if suffix == _FORWARD:
+
+        def forward() -> Tensor:
+            with torch.no_grad():
+                return run(*inputs, *parameters)  # type: ignore[no-any-return]
+
+        return forward
+    wanted = [*parameters] if suffix == _WEIGHT_GRADIENT else [*inputs, *parameters]
+    wanted = [t for t in wanted if t.is_floating_point()]
+    for tensor in wanted:
+        tensor.requires_grad_(True)
+    out = run(*inputs, *parameters)
+    gradient = torch.ones_like(out)
+
+    def backward() -> tuple[Tensor, ...]:
+        found = torch.autograd.grad(out, wanted, gradient, retain_graph=True)
+        # Gradients of parameters reach the bucket in fp32, whatever dtype they were computed in.
+        return tuple(g.float() if i >= len(inputs) else g for i, g in enumerate(found))
+
+    return backward
+
+
+def _linear(d: Any, v: Variant, draw: Any) -> Any:
+    dtype = v.compute
+    x, w, b = draw(d["rows"], d["k"], dtype=dtype), draw(d["n"], d["k"], dtype=dtype), draw(d["n"])
+    return F.linear, (x,), (w, b.to(x.dtype))
+
+
+def _conv2d(d: Any, v: Variant, draw: Any) -> Any:
+    stride, groups = d["stride"], d["groups"]
+    x = draw(d["batch"], d["channels"], d["height"], d["width"], dtype=v.compute)
+    w = draw(
+        d["filters"], d["channels"] // groups, d["kernel_height"], d["kernel_width"],
+        dtype=v.compute,
+    )  # fmt: skip
+    padding = tuple(
+        -(-max((out - 1) * stride + kernel - size, 0) // 2)
+        for out, kernel, size in (
+            (d["out_height"], d["kernel_height"], d["height"]),
+            (d["out_width"], d["kernel_width"], d["width"]),
+        )
+    )
+
+    def run(x: Tensor, w: Tensor) -> Tensor:
+        return F.conv2d(x, w, stride=stride, padding=padding, groups=groups)
+
+    return run, (x,), (w,)
+
+
+def _attention(d: Any, v: Variant, draw: Any) -> Any:
+    causal = v.kernel.endswith("_causal")
+    shape = (d["batch"], d["heads"], d["keys"], d["head_dim"])
+    q = draw(d["batch"], d["heads"], d["queries"], d["head_dim"], dtype=v.compute)
+    k, value = draw(*shape, dtype=v.compute), draw(*shape, dtype=v.compute)
+
+    def run(q: Tensor, k: Tensor, value: Tensor) -> Tensor:
+        return F.scaled_dot_product_attention(q, k, value, is_causal=causal)
+
+    return run, (q, k, value), ()
+
+
+def _matmul(d: Any, v: Variant, draw: Any) -> Any:
+    a = draw(d["batch"], d["rows"], d["k"], dtype=v.compute)
+    return torch.bmm, (a, draw(d["batch"], d["k"], d["n"], dtype=v.compute)), ()
+
+
+def _embedding(d: Any, v: Variant, draw: Any) -> Any:
+    table = draw(d["vocab"], d["cols"])
+    ids = (torch.arange(d["rows"], device=table.device) * 7919) % d["vocab"]
+    dtype = DTYPES[v.compute]
+    return (lambda ids, table: F.embedding(ids, table).to(dtype)), (ids,), (table,)
+
+
+def _norm(d: Any, v: Variant, draw: Any) -> Any:
+    x, w, b = draw(d["rows"], d["cols"], dtype=v.compute), draw(d["cols"]), draw(d["cols"])
+    if v.kernel == "torch.layer_norm":
+        return (lambda x, w, b: F.layer_norm(x, (d["cols"],), w, b)), (x,), (w, b)
+    if v.kernel == "torch.batch_norm":  # cols are channels, rows everything else
+        shaped = x.view(1, d["rows"], d["cols"]).transpose(1, 2)
+        return (lambda x, w, b: F.batch_norm(x, None, None, w, b, True)), (shaped,), (w, b)
+
+    def rms_norm(x: Tensor, w: Tensor) -> Tensor:
+        wide = x.float()
+        return w * (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + 1e-6)).to(x.dtype)
+
+    return rms_norm, (x,), (w,)
+
+
+_FUNCTIONS: dict[str, Callable[..., Tensor]] = {
+    "torch.softmax": lambda x: F.softmax(x, -1),
+    "torch.gelu": F.gelu,
+    "torch.gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
+    "torch.silu": F.silu,
+    "torch.relu": F.relu,
+    "torch.tanh": torch.tanh,
+    "torch.add": torch.add,
+    "torch.mul": torch.mul,
+}
+
+
+def _map(d: Any, v: Variant, draw: Any) -> Any:
+    run = _FUNCTIONS.get(v.kernel)
+    if run is None:
+        raise SpecError("kernel", got=v.kernel, expected=f"one of {', '.join(_FUNCTIONS)}")
+    count = 2 if v.kernel in ("torch.add", "torch.mul") else 1
+    return run, tuple(draw(d["rows"], d["cols"], dtype=v.compute) for _ in range(count)), ()
+
+
+def _cross_entropy(d: Any, v: Variant, draw: Any) -> Any:
+    x = draw(d["rows"], d["cols"], dtype=v.compute)
+    target = torch.arange(d["rows"], device=x.device) % d["cols"]
+    return (lambda x: F.cross_entropy(x, target)), (x,), ()
+
+
+_BUILDERS: dict[str, Callable[..., Any]] = {
+    "linear": _linear,
+    "conv2d": _conv2d,
+    "attention": _attention,
+    "matmul": _matmul,
+    "embedding": _embedding,
+    "norm": _norm,
+    "softmax": _map,
+    "activation": _map,
+    "elementwise": _map,
+    "cross_entropy": _cross_entropy,
+}
+
+
+def _int8_linear(program: Program, suffix: str, draw: Any) -> Callable[[], object]:
+    """8-bit forward product with its rescaling; backward from 8-bit operands."""
+    from foreplan.datasets.quantise import product, quantise
+
+    d = program.dims
+    x = quantise(draw(d["rows"], d["k"]), "int8")
+    w, b = quantise(draw(d["n"], d["k"]), "int8"), draw(d["n"])
+    if suffix == _FORWARD:
+        out = DTYPES[TRAINING_VARIANTS[str(program.variant)].output]
+        return lambda: product(x, w.transposed(), b, out)
+    dtype = DTYPES[program.variant.compute]
+    g = draw(d["rows"], d["n"]).to(dtype)
+
+    def backward() -> tuple[Tensor | None, Tensor, Tensor]:
+        dx = None
+        if suffix == _BACKWARD:
+            dx = g @ w.dequantised().to(dtype)
+        dw = (g.t() @ x.dequantised().to(dtype)).float()
+        return dx, dw, g.sum(0, dtype=torch.float32)
+
+    return backward
+
+
+def _quantise(program: Program, draw: Any) -> Callable[[], object]:
+    """Quantisation to int8 with one scale a row."""
+    from foreplan.datasets.quantise import quantise
+
+    x = draw(*program.sizes, dtype=program.variant.storage)
+    return lambda: quantise(x, "int8")
+
+
+def _optimizer(program: Program, draw: Any) -> Callable[[], object]:
+    """A step of torch's optimizer over one tensor."""
+    weight = torch.nn.Parameter(draw(program.dims["parameters"]))
+    weight.grad = torch.ones_like(weight)
+    made: torch.optim.Optimizer
+    if program.variant.kernel == "torch.adamw":
+        made = torch.optim.AdamW([weight], lr=_RATE)
+    elif program.variant.kernel == "torch.sgd":
+        made = torch.optim.SGD([weight], lr=_RATE, momentum=0.9)
+    else:
+        raise SpecError("kernel", got=program.variant.kernel, expected="torch.sgd or torch.adamw")
+    return made.step

@@ -1,0 +1,243 @@
+"""`TrainingGraph`: a operators of a training step, what each hands to whom, and their depth.
+
+Captured from the task's module and one batch; the loss stands at the end. Operators are in the
+order of the forward pass; the backward pass runs them the other way round, as autograd does.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from foreplan.datasets.capture import capture
+from foreplan.datasets.operator_graph import OperatorGraph, OperatorNode
+from foreplan.errors import SpecError
+from foreplan.planner.precision.task import TrainingTask, fingerprint
+
+if TYPE_CHECKING:
+    import torch
+
+_FLOATS = ("fp32", "fp16", "bf16", "fp64")
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingOperator:
+    """One operator of the step.
+
+    Attributes:
+        node: what it computes; fp32 as captured.
+        module: path of the module that a plan chooses for, ``""`` where none does.
+        family: ``linear``, ``conv2d`` or ``embedding`` of such a module.
+        producers: operators whose float results it reads.
+        trained: whether a gradient flows through it.
+        input_trained: whether its input needs one.
+        position: key shared by operators at the same place of repeated blocks, ``""`` if none.
+    """
+
+    node: OperatorNode
+    module: str
+    family: str
+    producers: tuple[int, ...]
+    trained: bool
+    input_trained: bool
+    position: str = ""
+
+    @property
+    def adjustable(self) -> bool:
+        """Whether a plan chooses how it is computed."""
+        return bool(self.module)
+
+    @property
+    def input_elements(self) -> int:
+        """Elements of its first input."""
+        return math.prod(self.node.inputs[0]) if self.node.inputs else 0
+
+    @property
+    def output_elements(self) -> int:
+        """Elements of its first output."""
+        return math.prod(self.node.outputs[0])
+
+    @property
+    def weight_shape(self) -> tuple[int, ...]:
+        """Shape of an adjustable operator's weight."""
+        return self.node.inputs[0] if self.family == "embedding" else self.node.inputs[1]
+
+
+class TrainingGraph:
+    """Operators of one training step of one worker.
+
+    Args:
+        name: of the network.
+        operators: in the order of the forward pass, the loss last.
+        parameters: elements by name, in the order of registration; a shared one once.
+        digest: of names and shapes; see `task.fingerprint`.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        operators: tuple[TrainingOperator, ...],
+        parameters: dict[str, int],
+        digest: str,
+    ) -> None:
+        self.name, self.operators, self.parameters = name, operators, parameters
+        self.digest = digest
+        self.adjustable = tuple(i for i, o in enumerate(operators) if o.adjustable)
+
+    def __len__(self) -> int:
+        return len(self.operators)
+
+    @property
+    def modules(self) -> tuple[str, ...]:
+        """Paths that a plan chooses for, in the order of the forward pass."""
+        return tuple(dict.fromkeys(self.operators[i].module for i in self.adjustable))
+
+    def depth(self) -> tuple[int, ...]:
+        """Fewest steps from the first operator that a plan chooses for, as QSync's depth maps.
+
+        Operators that cannot be reached from it (a second embedding) have depth 0.
+        """
+        successors: list[list[int]] = [[] for _ in self.operators]
+        for i, operator in enumerate(self.operators):
+            for producer in operator.producers:
+                successors[producer].append(i)
+        found = [0] * len(self.operators)
+        if not self.adjustable:
+            return tuple(found)
+        start = self.adjustable[0]
+        seen, queue = {start}, deque([start])
+        while queue:
+            u = queue.popleft()
+            for i in successors[u]:
+                if i not in seen:
+                    seen.add(i)
+                    found[i] = found[u] + 1
+                    queue.append(i)
+        return tuple(found)
+
+    def reaches(self) -> list[set[int]]:
+        """For every operator the operators that read its result, directly or not."""
+        after: list[set[int]] = [set() for _ in self.operators]
+        for i in reversed(range(len(self))):
+            for producer in self.operators[i].producers:
+                after[producer] |= {i} | after[i]
+        return after
+
+    @classmethod
+    def of(cls, task: TrainingTask) -> TrainingGraph:
+        """Capture a task.
+
+        Raises:
+            SpecError: a module that cannot be traced, or without a weight that a plan could lower.
+        """
+        module = task.module()
+        inputs, _ = task.batch(0, 0)
+        graph = capture(module, inputs, name=task.name)
+        return cls.from_capture(graph, module)
+
+    @classmethod
+    def from_capture(cls, graph: OperatorGraph, module: torch.nn.Module) -> TrainingGraph:
+        """A captured module's step, with a cross-entropy over its output's last dimension.
+
+        Raises:
+            SpecError: nothing that a plan could lower.
+        """
+        nodes = list(graph.operators())
+        index = {node.name: i for i, node in enumerate(nodes)}
+        families = _families(module)
+        operators: list[TrainingOperator] = []
+        constant: list[bool] = []
+        for node in nodes:
+            producers = tuple(sorted(index[p] for p in graph.graph.predecessors(node.name)))
+            floats = tuple(p for p in producers if nodes[p].dtype in _FLOATS)
+            alive = [p for p in floats if not constant[p]]
+            constant.append(
+                not node.parameters and not alive and (node.op != "input" or not _is_float(node))
+            )
+            if node.op == "attention":  # a mask takes the dtype of what it masks
+                floats = tuple(alive)
+            # A single number does not promote what it meets.
+            floats = tuple(p for p in floats if math.prod(nodes[p].outputs[0]) > 1)
+            known = families.get(node.module, "")
+            family = known if _computes(node, known) else ""
+            input_trained = any(operators[p].trained for p in floats)
+            operators.append(
+                TrainingOperator(
+                    node, node.module if family else "", family, floats,
+                    _is_float(node) and (bool(node.parameters) or input_trained), input_trained,
+                    _position(node, family),
+                )
+            )  # fmt: skip
+        last = len(operators) - 1
+        out = nodes[last].outputs[0]
+        loss = OperatorNode(
+            "loss", "loss", "cross_entropy", (out,), ((1,),), "fp32", 0.0, 4.0 * math.prod(out)
+        )
+        operators.append(TrainingOperator(loss, "", "", (last,), True, operators[last].trained))
+        made = cls(
+            graph.name, tuple(operators),
+            {name: p.numel() for name, p in module.named_parameters() if p.requires_grad},
+            fingerprint(module.named_parameters()),
+        )  # fmt: skip
+        if not made.adjustable:
+            raise SpecError(
+                f"network {graph.name}", got="no operator whose precision can be chosen",
+                expected="torch.nn.Linear, Conv2d or Embedding modules",
+            )  # fmt: skip
+        return made._renamed(module)
+
+    def _renamed(self, module: torch.nn.Module) -> TrainingGraph:
+        """Shared parameters under the name that ``named_parameters`` gives them."""
+        first: dict[int, str] = {}
+        alias = {
+            name: first.setdefault(id(p), name)
+            for name, p in module.named_parameters(remove_duplicate=False)
+        }
+        operators = tuple(
+            replace(
+                o,
+                node=replace(o.node, parameters=tuple(alias.get(n, n) for n in o.node.parameters)),
+            )
+            for o in self.operators
+        )
+        return TrainingGraph(self.name, operators, self.parameters, self.digest)
+
+
+def _is_float(node: OperatorNode) -> bool:
+    return node.dtype in _FLOATS
+
+
+def _computes(node: OperatorNode, family: str) -> bool:
+    return {"linear": "linear", "conv2d": "convolution", "embedding": "embedding"}.get(
+        family
+    ) == node.op
+
+
+def _families(module: torch.nn.Module) -> dict[str, str]:
+    """Modules that a plan may choose for, by path: torch's own classes, not their subclasses."""
+    import torch
+
+    words = {
+        torch.nn.Linear: "linear", torch.nn.Conv2d: "conv2d", torch.nn.Embedding: "embedding"
+    }  # fmt: skip
+    return {
+        path: words[type(part)]
+        for path, part in module.named_modules()
+        if type(part) in words and not _unusual(part)
+    }
+
+
+def _unusual(part: torch.nn.Module) -> bool:
+    """Convolutions whose programs say too little of them: dilated, or of another padding mode."""
+    return getattr(part, "dilation", (1, 1)) not in ((1, 1), 1) or (
+        getattr(part, "padding_mode", "zeros") != "zeros"
+    )
+
+
+def _position(node: OperatorNode, family: str) -> str:
+    """Where in its repeated block an adjustable operator stands."""
+    if not family or not node.block:
+        return ""
+    return f"{node.block}:{node.module.removeprefix(node.instance)}"

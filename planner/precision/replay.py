@@ -1,0 +1,183 @@
+"""`StepReplay`: time and memory of precision plans, hundreds a second, by the one simulator.
+
+Tables are flattened into arrays, so that a plan costs a few gathers; the schedule's shape is the
+same for every plan and is made ready once. The workers' seconds go into `Simulator.run`, which
+knows rendezvous, queues and contention.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from foreplan.cost_models.costs import CostBook, HostLaunch, Segment, Work
+from foreplan.cost_models.schedule import FloatArray, IntArray, Schedule
+from foreplan.cost_models.simulator import Contention, Simulator
+from foreplan.planner.precision.pricing import StepTables, Works
+from foreplan.planner.precision.saved import SavedBytes
+from foreplan.planner.precision.spec import ALL_REDUCE, BACKWARD, FORWARD, OPTIMIZER
+from foreplan.planner.precision.step import Buckets, WorkerStep, all_reduce, step_schedule
+from foreplan.planner.predict import memory_share
+
+
+class DeviceReplay:
+    """Seconds and bytes of one device's plans.
+
+    Args:
+        tables: options and casts of the device.
+        buckets: where the backward pass is cut.
+    """
+
+    def __init__(self, tables: StepTables, buckets: Buckets) -> None:
+        self.tables, self.buckets = tables, buckets
+        self.saved = SavedBytes(tables)
+        self._part = np.array(buckets.part)
+        sizes = [len(options) for options in tables.options]
+        self._start = np.concatenate(([0], np.cumsum(sizes)))[:-1]
+        self._forward = np.array([p.forward_s for options in tables.options for p in options])
+        self._backward = np.array([p.backward_s for options in tables.options for p in options])
+        edges = tables.edges
+        self._producer = np.array([e.producer for e in edges], dtype=np.int64)
+        self._consumer = np.array([e.consumer for e in edges], dtype=np.int64)
+        self._width = np.array([e.forward_s.shape[1] for e in edges], dtype=np.int64)
+        counts = [e.forward_s.size for e in edges]
+        self._edge = np.concatenate(([0], np.cumsum(counts)))[:-1].astype(np.int64)
+        empty = np.zeros(0)
+        self._cast = np.concatenate([empty, *(e.forward_s.ravel() for e in edges)])
+        self._cast_back = np.concatenate([empty, *(e.backward_s.ravel() for e in edges)])
+
+    def seconds(self, choice: IntArray) -> tuple[float, FloatArray]:
+        """Seconds of the forward pass and of each part of the backward pass."""
+        at = self._start + choice
+        cell = self._edge + choice[self._producer] * self._width + choice[self._consumer]
+        forward = float(self._forward[at].sum() + self._cast[cell].sum())
+        parts = len(self.buckets.bytes)
+        backward = np.bincount(self._part, self._backward[at], parts)
+        backward += np.bincount(self._part[self._consumer], self._cast_back[cell], parts)
+        return forward, backward
+
+    def saved_bytes(self, choice: IntArray) -> IntArray:
+        """Bytes of saved tensors that each part of the backward pass frees."""
+        held = self.saved.held_bytes(choice)
+        return np.bincount(self._part, held, len(self.buckets.bytes)).astype(np.int64)
+
+    def works(self, choice: IntArray) -> tuple[Work, tuple[Work, ...]]:
+        """The forward pass and the parts of the backward pass as works."""
+        forward: Counter[Work] = Counter()
+        backward: list[Counter[Work]] = [Counter() for _ in self.buckets.bytes]
+        for i, options in enumerate(self.tables.options):
+            _count(forward, options[choice[i]].forward)
+            _count(backward[self._part[i]], options[choice[i]].backward)
+        for edge in self.tables.edges:
+            a, b = choice[edge.producer], choice[edge.consumer]
+            _count(forward, edge.forward[a][b])
+            _count(backward[self._part[edge.consumer]], edge.backward[a][b])
+        return _segment(FORWARD, forward), tuple(_segment(BACKWARD, part) for part in backward)
+
+
+@dataclass(frozen=True, slots=True)
+class Replayed:
+    """What a replay says of a plan.
+
+    Attributes:
+        iteration_s: seconds of a step.
+        saved_bytes: tensors kept for the backward pass, by rank.
+    """
+
+    iteration_s: float
+    saved_bytes: tuple[int, ...]
+
+
+class StepReplay:
+    """Replays plans of all workers.
+
+    Args:
+        devices: one a rank; ranks alike may share one.
+        optimizer: work of the update.
+        costs: prices of collectives and of the update.
+        contention: measured slowdown between ranks of one host.
+    """
+
+    def __init__(
+        self,
+        devices: Sequence[DeviceReplay],
+        optimizer: Work,
+        costs: CostBook,
+        contention: Contention | None,
+    ) -> None:
+        self.devices, self.optimizer = tuple(devices), optimizer
+        self.buckets = devices[0].buckets
+        self._costs, self._contention = costs, contention
+        labels = [device.tables.device for device in devices]
+        self.optimizer_s = np.array([costs.cost(optimizer, label).mean_s for label in labels])
+        self.all_reduce_s = np.zeros(len(self.buckets.bytes))
+        if len(labels) > 1:
+            works = [all_reduce(size, len(labels)) for size in self.buckets.bytes]
+            self.all_reduce_s = np.array(
+                [max(costs.cost(work, label).mean_s for label in labels) for work in works]
+            )
+        full = [np.zeros(len(device.tables.graph), dtype=np.int64) for device in devices]
+        self._schedule = self.schedule(full)
+        self._simulator = Simulator(self._schedule, contention=contention)
+        self._place = {
+            op: np.flatnonzero(self._schedule.op == k) for k, op in enumerate(self._schedule.ops)
+        }
+
+    def schedule(self, choices: Sequence[IntArray], steps: int = 1) -> Schedule:
+        """The schedule of a plan, with its works."""
+        made: list[WorkerStep] = []
+        for device, choice in zip(self.devices, choices, strict=True):
+            label = device.tables.device
+            forward, backward = device.works(choice)
+            whole = Segment(BACKWARD, tuple(p for w in backward for p in _parts(w)))
+            made.append(
+                WorkerStep(
+                    label, forward, backward, self.optimizer,
+                    tuple(int(b) for b in device.saved_bytes(choice)),
+                    (
+                        memory_share(self._costs, label, forward),
+                        memory_share(self._costs, label, whole),
+                    ),
+                )
+            )  # fmt: skip
+        return step_schedule(made, self.buckets, steps)
+
+    def run(self, choices: Sequence[IntArray]) -> Replayed:
+        """Time and saved bytes of one step.
+
+        Args:
+            choices: option of every operator, one array a rank.
+        """
+        s = self._schedule
+        duration = np.zeros(len(s))
+        forward, backward = np.zeros(s.ranks), np.zeros((s.ranks, len(self.buckets.bytes)))
+        saved = []
+        for rank, (device, choice) in enumerate(zip(self.devices, choices, strict=True)):
+            forward[rank], backward[rank] = device.seconds(choice)
+            saved.append(int(device.saved.held_bytes(choice).sum()))
+        for op, values in (
+            (FORWARD, lambda at: forward[s.rank[at]]),
+            (BACKWARD, lambda at: backward[s.rank[at], s.step[at]]),
+            (ALL_REDUCE, lambda at: self.all_reduce_s[s.step[at]]),
+            (OPTIMIZER, lambda at: self.optimizer_s[s.rank[at]]),
+        ):
+            if op in self._place:
+                duration[self._place[op]] = values(self._place[op])
+        return Replayed(self._simulator.run(duration).makespan_s, tuple(saved))
+
+
+def _count(parts: Counter[Work], works: Works) -> None:
+    for work in works:
+        parts[work] += 1
+
+
+def _segment(name: str, parts: Mapping[Work, int]) -> Work:
+    """A segment, or nothing that costs time: a segment without parts has no price."""
+    return Segment(name, tuple(parts.items())) if parts else HostLaunch(0)
+
+
+def _parts(work: Work) -> tuple[tuple[Work, int], ...]:
+    return work.parts if isinstance(work, Segment) else ()
