@@ -111,7 +111,9 @@ class BubbleKernels:
 
     def _runs(self, part: BackbonePart) -> Callable[[Sequence[Tensor], int], Tensor]:
         batches = self._batches
-        return lambda inputs, i: part(inputs, batches.tokens(i), batches.labels(i))
+        if part.head is None:
+            return lambda inputs, i: part(inputs, batches.tokens(i))
+        return lambda inputs, i: part.loss(part(inputs, batches.tokens(i)), batches.labels(i))
 
     def _build_encoder(self, encoder: int, stage: int) -> None:
         plan, step = self._decision.encoders[encoder], self._step
@@ -169,7 +171,7 @@ class BubbleKernels:
 
     def result(self) -> dict[str, Any]:
         """Losses and gradients that this rank has, see `report`."""
-        found = loss_report(self._losses)
+        found = loss_report(self._losses, self._dtype)
         for flat in self._flat.values():
             found |= gradient_report(flat.gradient())
         return found

@@ -30,7 +30,7 @@ from foreplan.planner.bubbles.execution.step_sizes import StepSizes
 class BackbonePart(nn.Module):
     """Consecutive layers of the backbone.
 
-    The first part embeds; the last ends in norm, head and loss.
+    The first part embeds; the last ends in norm and head.
 
     Args:
         step: what is trained.
@@ -68,18 +68,16 @@ class BackbonePart(nn.Module):
         """Each parameter's name in the whole model, its module and its name there."""
         return _names(self, "backbone", self._start * 2)
 
-    def forward(self, inputs: Sequence[Tensor], tokens: Tensor, labels: Tensor) -> Tensor:
-        """Compute the residual stream behind the part, or the loss.
+    def forward(self, inputs: Sequence[Tensor], tokens: Tensor) -> Tensor:
+        """Compute the residual stream behind the part, or the logits.
 
         Args:
             inputs: the residual stream ``[S, T, C]``; of the first part the features ``[S,
                 features, C]`` of every encoder, which come before the text.
             tokens: ``[S, text]``, for the first part.
-            labels: ``[S, T]``, for the last part.
 
         Returns:
-            ``[S, T, C]``, or the mean loss over all positions, divided by the number of
-            micro-batches so that the gradients of a step add up to those of its mean.
+            ``[S, T, C]``, or ``[S, T, vocabulary]`` behind the last layer.
         """
         if self.embedding is None:
             (x,) = inputs
@@ -93,8 +91,18 @@ class BackbonePart(nn.Module):
             x = _recomputed(attention, mlp, x) if again else mlp(attention(x))
         if self.head is None or self.norm is None:
             return x
-        logits = self.head(self.norm(x)).flatten(0, 1).float()
-        return F.cross_entropy(logits, labels.flatten()) * self._scale
+        return self.head(self.norm(x))  # type: ignore[no-any-return]
+
+    def loss(self, logits: Tensor, labels: Tensor) -> Tensor:
+        """Mean loss over all positions, divided by the number of micro-batches.
+
+        So the gradients of a step add up to those of its mean.
+
+        Args:
+            logits: ``[S, T, vocabulary]``; the loss is computed in fp32.
+            labels: ``[S, T]``.
+        """
+        return F.cross_entropy(logits.flatten(0, 1).float(), labels.flatten()) * self._scale
 
 
 class EncoderPart(nn.Module):

@@ -55,13 +55,13 @@ def single_process_step(
     losses = {}
     for i in range(step.microbatches):
         features = [part(batches.patches(e, i)) for e, part in enumerate(encoders)]
-        loss = backbone(features, batches.tokens(i), batches.labels(i))
+        loss = backbone.loss(backbone(features, batches.tokens(i)), batches.labels(i))
         loss.backward()
         losses[i] = loss.detach()
         for one, plan, replicas in zip(flats, decision.encoders, sums, strict=True):
             replicas[plan.slots[i]] += one.gradients
             one.gradients.zero_()
-    found = loss_report(losses) | gradient_report(flat.gradient())
+    found = loss_report(losses, dtype) | gradient_report(flat.gradient())
     for one, replicas in zip(flats, sums, strict=True):
         for part_sum in replicas:
             one.gradients += part_sum

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -18,14 +19,15 @@ from foreplan.planner.bubbles.execution.flat_parameters import Gradient
 
 #: Elements of one parameter's gradient that are reported.
 REPORTED = 4096
-#: Largest difference that passes, as a share of the parameter's largest gradient: rounding that
-#: another order of additions can make (fp32), or the lower precision can (bf16).
-TOLERANCE: Mapping[str, float] = {"reference": 1e-4, "fast": 0.05}
+#: Largest difference that passes, as a share of the parameter's largest gradient, by the dtype of
+#: the arithmetic: what another order of additions may do to sums of a few hundred products.
+TOLERANCE: Mapping[str, float] = MappingProxyType({"float32": 1e-4, "bfloat16": 0.05})
 
 
-def loss_report(losses: Mapping[int, Tensor]) -> dict[str, Any]:
-    """Loss of each micro-batch, its share of the step's."""
-    return {f"loss {i}": float(losses[i]) for i in sorted(losses)}
+def loss_report(losses: Mapping[int, Tensor], dtype: torch.dtype) -> dict[str, Any]:
+    """Loss of each micro-batch, its share of the step's, and the dtype of the arithmetic."""
+    found: dict[str, Any] = {f"loss {i}": float(losses[i]) for i in sorted(losses)}
+    return found | {"dtype": str(dtype).removeprefix("torch.")}
 
 
 def gradient_report(gradients: Iterable[Gradient]) -> dict[str, Any]:
@@ -38,8 +40,12 @@ def gradient_report(gradients: Iterable[Gradient]) -> dict[str, Any]:
     return found
 
 
-def compare_steps(result: Mapping[str, Any], reference: Mapping[str, Any], mode: str) -> Agreement:
+def compare_steps(result: Mapping[str, Any], reference: Mapping[str, Any]) -> Agreement:
     """Compare a distributed step with one process's, in which every gradient is whole.
+
+    Args:
+        result: what all ranks report, together.
+        reference: from `single_process_step`.
 
     Returns:
         ``exact`` if all losses and reported elements are equal; ``passed`` if every loss is there,
@@ -90,6 +96,6 @@ def compare_steps(result: Mapping[str, Any], reference: Mapping[str, Any], mode:
         details["largest_at"] = where
     if lacking:
         details["lacking"] = ", ".join(lacking[:4])
-    limit = TOLERANCE[mode]
+    limit = TOLERANCE[str(reference["dtype"])]
     passed = not lacking and worst <= limit and all(gap <= limit for gap in gaps)
     return Agreement(passed, exact and not lacking, details)
