@@ -1,0 +1,247 @@
+"""Small multimodal steps with hand-made orders; also imported by the processes of a run."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from torch import Tensor
+
+from foreplan.cost_models.costs import CostBook
+from foreplan.cost_models.pipeline import pipeline_order
+from foreplan.cost_models.schedule import Schedule
+from foreplan.datasets.cluster import Cluster
+from foreplan.datasets.specs import validate
+from foreplan.planner.base import Kernels, Problem
+from foreplan.planner.bubbles.actions import Step, write_order
+from foreplan.planner.bubbles.decision import BubblesDecision
+from foreplan.planner.bubbles.schedule import StepSchedule
+from foreplan.planner.bubbles.spec import BubblesWorkload
+from foreplan.planner.bubbles.training_step import TrainingStep
+
+BACKBONE = {"layers": 4, "hidden": 16, "heads": 2, "ffn": 24, "gated": True, "vocab": 19}
+VIT = {"layers": 2, "hidden": 12, "heads": 2, "ffn": 20}
+AUDIO = {"layers": 1, "hidden": 8, "heads": 2, "ffn": 12}
+
+
+def encoder(name: str = "vit", **fields: Any) -> dict[str, Any]:
+    dims = {"vit": VIT, "audio": AUDIO}[name]
+    return {"name": name, "dims": dims, "tokens": 4, "patch_features": 6} | fields
+
+
+def problem(
+    ranks: int, encoders: list[dict[str, Any]], *, microbatches: int = 4, **fields: Any
+) -> Problem[BubblesWorkload]:
+    document = {
+        "encoders": encoders, "backbone": BACKBONE, "sequence_length": 10, "microbatch": 2,
+        "microbatches": microbatches,
+    } | fields  # fmt: skip
+    devices = [{"name": "cpu:threads=1", "count": ranks}]
+    cluster = validate(Cluster, {"devices": devices}, "cluster")
+    workload = validate(BubblesWorkload, document, "workload")
+    return Problem(None, cluster, workload, CostBook(()), seed=3)
+
+
+def decision(
+    problem: Problem[BubblesWorkload],
+    schedule: str,
+    *,
+    ranks: int,
+    chunks: int = 1,
+    encoder_ranks: list[list[list[int]]],
+    halves: int = 1,
+    fill: str = "fine",
+    shuffle: int | None = None,
+) -> BubblesDecision:
+    """A decision with `pipeline_order`'s backbone and encoder work put in by hand.
+
+    Args:
+        problem: what is trained.
+        schedule: name of the backbone's schedule.
+        ranks: of the pipeline.
+        chunks: virtual stages of a rank.
+        encoder_ranks: for each encoder the ranks of each pipeline's stages.
+        halves: half layers of a unit.
+        fill: ``fine`` puts a unit wherever a rank would wait, ``three-phase`` all forwards before
+            and all backwards behind the backbone.
+        shuffle: seed of a random choice among all that a rank could do next, instead.
+    """
+    workload = problem.workload
+    count = workload.microbatches or 1
+    plans = []
+    for spec, rows in zip(workload.encoders, encoder_ranks, strict=True):
+        assert spec.dims is not None
+        layers, stages = spec.dims.layers, len(rows[0])
+        cuts = [k * layers // stages for k in range(stages + 1)]
+        units = sorted({*range(0, 2 * layers, halves), *(2 * cut for cut in cuts)})
+        plans.append({
+            "name": spec.name, "stages": list(itertools.pairwise(cuts)), "units": units,
+            "ranks": rows, "slots": [i % len(rows) for i in range(count)],
+        })  # fmt: skip
+    virtual = ranks * chunks
+    backbone = workload.backbone
+    assert backbone is not None
+    ends = [k * backbone.layers // virtual for k in range(virtual + 1)]
+    document = {
+        "plan": {"pp": ranks, "chunks": chunks}, "schedule": schedule, "microbatches": count,
+        "warmup": [0] * ranks, "fill": fill, "encoders": plans, "orders": ["0F0"] * ranks,
+        "stages": [
+            {"rank": s % ranks, "start": ends[s], "end": ends[s + 1]} for s in range(virtual)
+        ],
+    }  # fmt: skip
+    bare = validate(BubblesDecision, document, "decision")
+    orders = _Orders(bare, problem.workload, schedule, chunks, fill, shuffle).make()
+    return bare.model_copy(update={"orders": tuple(write_order(order) for order in orders)})
+
+
+class _Orders:
+    """Lists what each rank does by walking through time, every action one tick long."""
+
+    def __init__(
+        self, plan: BubblesDecision, workload: BubblesWorkload, schedule: str, chunks: int,
+        fill: str, shuffle: int | None,
+    ) -> None:  # fmt: skip
+        ranks = len(plan.orders)
+        self.plan, self.workload, self.fill = plan, workload, fill
+        self.choose: Callable[[list[Step]], Step] = lambda ready: ready[0]
+        if shuffle is not None:
+            self.choose = random.Random(shuffle).choice
+        listed = pipeline_order(
+            schedule, stages=ranks, microbatches=plan.microbatches, chunks=chunks
+        )
+        letter = {"F": "F", "BW": "B", "B": "I", "W": "W"}
+        self.turn = "I" if schedule.startswith("zb") else "B"
+        self.backbone = [[Step(letter[op], i, s) for op, s, i in order] for order in listed]
+        self.units: list[list[Step]] = [[] for _ in range(ranks)]
+        for e, encoder_plan in enumerate(plan.encoders):
+            for op in "F" if workload.encoders[e].frozen else "FB":
+                for i in range(plan.microbatches):
+                    row = encoder_plan.ranks[encoder_plan.slots[i]]
+                    for u in range(len(encoder_plan.units) - 1)[:: 1 if op == "F" else -1]:
+                        rank = row[encoder_plan.stage_of(u)]
+                        self.units[rank].append(Step(op, i, encoder=e, unit=u))
+        self.done: set[Step] = set()
+
+    def make(self) -> list[list[Step]]:
+        orders: list[list[Step]] = [[] for _ in self.backbone]
+        while any(self.backbone) or any(self.units):
+            tick: list[tuple[int, Step]] = []
+            for rank in range(len(orders)):
+                ready = self.ready(rank)
+                if ready:
+                    tick.append((rank, self.choose(ready)))
+            assert tick, "nothing can go on"
+            for rank, step in tick:
+                orders[rank].append(step)
+                self.done.add(step)
+                (self.units if step.encoder >= 0 else self.backbone)[rank].remove(step)
+        return orders
+
+    def ready(self, rank: int) -> list[Step]:
+        backbone = [s for s in self.backbone[rank][:1] if self.may(s)]
+        units = [s for s in self.units[rank] if self.may(s)]
+        if self.fill == "three-phase":
+            if any(s.op == "F" for rows in self.units for s in rows):
+                backbone = []
+            if any(self.backbone):
+                units = [s for s in units if s.op == "F"]
+        return backbone + units
+
+    def may(self, step: Step) -> bool:
+        return all(needed in self.done for needed in self.needs(step))
+
+    def needs(self, step: Step) -> list[Step]:
+        i, plans = step.microbatch, self.plan.encoders
+        if step.encoder >= 0:
+            e, u = step.encoder, step.unit
+            last = len(plans[e].units) - 2
+            if step.op == "F":
+                return [Step("F", i, encoder=e, unit=u - 1)] if u else []
+            return [Step("B", i, encoder=e, unit=u + 1) if u < last else Step(self.turn, i, 0)]
+        last = len(self.plan.stages) - 1
+        if step.op == "F" and step.stage == 0:
+            return [Step("F", i, encoder=e, unit=len(p.units) - 2) for e, p in enumerate(plans)]
+        if step.op == "F":
+            return [Step("F", i, step.stage - 1)]
+        if step.op == "W":
+            return [Step("I", i, step.stage)]
+        if step.stage < last:
+            return [Step(self.turn, i, step.stage + 1)]
+        return [Step("F", i, step.stage)]
+
+
+def of_document(case: dict[str, Any]) -> tuple[Problem[BubblesWorkload], BubblesDecision]:
+    arguments, fields = case["problem"]
+    return problem(*arguments, **fields), validate(BubblesDecision, case["decision"], "decision")
+
+
+def schedule_of(problem: Problem[BubblesWorkload], decision: BubblesDecision) -> Schedule:
+    return StepSchedule(TrainingStep(problem, decision.plan), decision).build()
+
+
+def follow(schedule: Schedule, kernels: Sequence[Kernels]) -> dict[str, Any]:
+    """Carry out all ranks in this process, one action at a time, and merge what they report.
+
+    Everything that a rank hands over is copied at once, so that what still changes afterwards is
+    seen as a wrong result.
+    """
+    actions = list(schedule)
+    lists = [schedule.of_rank(rank) for rank in range(schedule.ranks)]
+    ended: set[int] = set()
+    sent: dict[int, Tensor] = {}
+    for one in kernels:
+        one.reset()
+    while any(lists):
+        moved = False
+        for rank, mine in enumerate(lists):
+            while mine and ended.issuperset(actions[mine[0]].dependencies):
+                index, action = mine[0], actions[mine[0]]
+                if action.rendezvous >= 0:
+                    meeting = [
+                        k for k, a in enumerate(actions) if a.rendezvous == action.rendezvous
+                    ]
+                    if any(lists[actions[k].rank][:1] != [k] for k in meeting):
+                        break
+                    collect(
+                        action.op, [kernels[actions[k].rank].payload(actions[k]) for k in meeting]
+                    )
+                    for k in meeting:
+                        lists[actions[k].rank].pop(0)
+                        ended.add(k)
+                    moved = True
+                    continue
+                if action.op == "send":
+                    sent[index] = kernels[rank].payload(action).clone()
+                elif action.op == "recv":
+                    source = next(d for d in action.dependencies if actions[d].op == "send")
+                    kernels[rank].buffer(action).copy_(sent.pop(source))
+                else:
+                    kernels[rank].run(action)
+                mine.pop(0)
+                ended.add(index)
+                moved = True
+        assert moved, "a deadlock"
+    merged: dict[str, Any] = {}
+    for one in kernels:
+        for key, value in one.result().items():
+            assert merged.setdefault(key, value) == value, f"ranks disagree about {key}"
+    return merged
+
+
+def collect(op: str, tensors: Sequence[Tensor]) -> None:
+    """A collective in place, in the order of the ranks."""
+    total = tensors[0].clone()
+    for tensor in tensors[1:]:
+        total += tensor
+    for place, tensor in enumerate(tensors):
+        parts, own = tensor.chunk(len(tensors)), total.chunk(len(tensors))[place]
+        if op == "all_reduce":
+            tensor.copy_(total)
+        elif op == "reduce_scatter":
+            parts[place].copy_(own)
+        else:
+            gathered = [t.chunk(len(tensors))[k].clone() for k, t in enumerate(tensors)]
+            for part, made in zip(parts, gathered, strict=True):
+                part.copy_(made)

@@ -1,0 +1,143 @@
+from __future__ import annotations
+
+from typing import Any
+
+import bubble_cases as cases
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from foreplan.errors import SpecError
+from foreplan.planner.base import Agreement
+from foreplan.planner.bubbles.execution.kernels import BubbleKernels
+from foreplan.planner.bubbles.execution.reference import single_process_step
+from foreplan.planner.bubbles.execution.report import compare_steps
+from foreplan.planner.bubbles.execution.step_sizes import StepSizes
+
+VIT, AUDIO = cases.encoder(), cases.encoder("audio", images=2, projected_tokens=2)
+
+
+def agreement(problem: Any, decision: Any) -> Agreement:
+    sizes = StepSizes.of(problem, decision)
+    kernels = [BubbleKernels(sizes, decision, rank) for rank in range(len(decision.orders))]
+    found = cases.follow(cases.schedule_of(problem, decision), kernels)
+    assert not any(one.live for one in kernels)
+    assert cases.follow(cases.schedule_of(problem, decision), kernels) == found
+    return compare_steps(found, single_process_step(sizes, decision))
+
+
+@pytest.mark.parametrize(
+    ("schedule", "ranks", "chunks"),
+    [("1f1b", 2, 1), ("gpipe", 3, 1), ("interleaved-1f1b", 2, 2), ("1f1b", 4, 1), ("zb-h1", 2, 1)],
+)
+@pytest.mark.parametrize("fill", ["fine", "three-phase"])
+def test_every_order_gives_the_gradients_of_one_process_bit_for_bit(
+    schedule: str, ranks: int, chunks: int, fill: str
+) -> None:
+    problem = cases.problem(ranks, [VIT], microbatches=2 * ranks)
+    decision = cases.decision(
+        problem, schedule, ranks=ranks, chunks=chunks, encoder_ranks=[[[0], [ranks - 1]]], fill=fill
+    )
+    found = agreement(problem, decision)
+    assert found.exact, found.details
+    assert found.details["gradient_elements"] > 10_000
+
+
+@pytest.mark.parametrize(
+    ("encoders", "rows", "fields"),
+    [
+        ([VIT], [[[0, 1], [2, 3]]], {}),
+        ([VIT], [[[1, 0], [2, 3]]], {"sharded_optimizer": False}),
+        ([VIT | {"recompute": True, "projector": "mlp"}], [[[0, 1]]], {"recompute": "full"}),
+        ([VIT | {"frozen": True}], [[[3], [2], [1]]], {}),
+        ([VIT, AUDIO], [[[0], [2]], [[1]]], {}),
+        ([AUDIO | {"frozen": True}, VIT], [[[0], [1], [2]], [[3, 2]]], {}),
+        ([VIT | {"dims": cases.VIT | {"gated": True, "kv_heads": 1}}], [[[2, 2]]], {}),
+    ],
+)
+@pytest.mark.parametrize("halves", [1, 3])
+def test_encoders_of_every_kind(
+    encoders: list[Any], rows: list[Any], fields: dict[str, Any], halves: int
+) -> None:
+    problem = cases.problem(4, encoders, **fields)
+    decision = cases.decision(problem, "1f1b", ranks=4, encoder_ranks=rows, halves=halves)
+    found = agreement(problem, decision)
+    assert found.exact, found.details
+
+
+@settings(max_examples=15, deadline=None)
+@given(seed=st.integers(0, 10**6), schedule=st.sampled_from(["1f1b", "interleaved-1f1b", "zb-h2"]))
+def test_any_order_that_can_run_gives_the_same_gradients(seed: int, schedule: str) -> None:
+    problem = cases.problem(2, [VIT, AUDIO])
+    decision = cases.decision(
+        problem, schedule, ranks=2, chunks=2 if schedule.startswith("inter") else 1,
+        encoder_ranks=[[[0], [1]], [[1], [0]]], shuffle=seed,
+    )  # fmt: skip
+    found = agreement(problem, decision)
+    assert found.passed, found.details
+    assert found.details["largest_gradient_difference"] < 1e-5
+
+
+def test_a_wrong_gradient_is_seen() -> None:
+    problem = cases.problem(2, [VIT])
+    decision = cases.decision(problem, "1f1b", ranks=2, encoder_ranks=[[[0], [1]]])
+    sizes = StepSizes.of(problem, decision)
+    reference = single_process_step(sizes, decision)
+    key = next(k for k in reference if "layers.1.mlp.up" in k)
+    wrong = reference | {key: [1.1 * x for x in reference[key]]}
+    found = compare_steps(wrong, reference)
+    assert not found.passed
+    assert found.details["largest_at"] in key
+    assert compare_steps(reference, reference).exact
+    lost = {k: v for k, v in reference.items() if k != key}
+    assert not compare_steps(lost, reference).passed
+    assert not compare_steps(reference | {"loss 0": float("nan")}, reference).passed
+
+
+def test_optimizer_steps_as_torch_does_and_reset_undoes_it() -> None:
+    problem = cases.problem(1, [VIT])
+    decision = cases.decision(problem, "1f1b", ranks=1, encoder_ranks=[[[0]]])
+    kernels = BubbleKernels(StepSizes.of(problem, decision), decision, 0)
+    schedule = cases.schedule_of(problem, decision)
+    before = kernels.payload(_collective(schedule, "all_gather")).clone()
+    cases.follow(schedule, [kernels])
+    after = kernels.payload(_collective(schedule, "all_gather"))
+    parameter = torch.nn.Parameter(before.clone())
+    parameter.grad = kernels.payload(_collective(schedule, "all_reduce")).clone()
+    torch.optim.AdamW([parameter], lr=1e-4).step()
+    assert not torch.equal(after, before)
+    torch.testing.assert_close(after, parameter.detach(), rtol=1e-6, atol=1e-7)
+    kernels.reset()
+    assert torch.equal(after, before)
+    assert kernels.memory_bytes()["optimizer"] >= 8 * before.numel()
+
+
+def _collective(schedule: Any, op: str) -> Any:
+    import dataclasses
+
+    return dataclasses.replace(schedule[0], op=op, stage=0)
+
+
+def test_every_rank_builds_its_own_share() -> None:
+    problem = cases.problem(2, [VIT])
+    decision = cases.decision(problem, "1f1b", ranks=2, encoder_ranks=[[[0]]])
+    sizes = StepSizes.of(problem, decision)
+    shares = [BubbleKernels(sizes, decision, r).memory_bytes()["weights"] for r in (0, 1)]
+    alone = cases.decision(cases.problem(1, [VIT]), "1f1b", ranks=1, encoder_ranks=[[[0]]])
+    assert sum(shares) == BubbleKernels(sizes, alone, 0).memory_bytes()["weights"]
+    assert min(shares) > 0
+
+
+def test_what_cannot_run_is_refused() -> None:
+    problem = cases.problem(2, [VIT])
+    decision = cases.decision(problem, "1f1b", ranks=2, encoder_ranks=[[[0]]])
+    sizes = StepSizes.of(problem, decision)
+    with pytest.raises(SpecError, match="rank: got 2"):
+        BubbleKernels(sizes, decision, 2)
+    split = decision.model_copy(update={"orders": ("0F0:0 0F0:1", decision.orders[1])})
+    with pytest.raises(SpecError, match="split passes"):
+        BubbleKernels(sizes, split, 0)
+    odd = cases.problem(2, [cases.encoder(projected_tokens=3)])
+    with pytest.raises(SpecError, match="projected_tokens: got 3, expected a divisor"):
+        StepSizes.of(odd, decision)
