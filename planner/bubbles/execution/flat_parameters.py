@@ -98,7 +98,7 @@ class FlatParameters:
                 gradient.add_(parameter.grad)
                 parameter.grad = None
 
-        made.register_post_accumulate_grad_hook(add)
+        made.register_post_accumulate_grad_hook(add)  # type: ignore[no-untyped-call]
 
     # ------------------------------------------------------------------------------------- a step
 

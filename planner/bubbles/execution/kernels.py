@@ -122,8 +122,7 @@ class BubbleKernels:
         for unit in plan.stage_units(stage):
             part = EncoderPart(step, encoder, plan.units[unit], plan.units[unit + 1])
             self._units[encoder, unit] = Cut(
-                lambda inputs, _, part=part: part(*inputs), [unit > 0], frozen=spec.frozen,
-                recompute=spec.recompute,
+                _runs_unit(part), [unit > 0], frozen=spec.frozen, recompute=spec.recompute
             )  # fmt: skip
             parts.append(part)
         replicas = sorted({row[stage] for row in plan.ranks})
@@ -307,3 +306,7 @@ class BubbleKernels:
             return work.microbatch, work.encoders[encoder].features, self._step.backbone.hidden
         tower, spec = self._step.encoders[encoder], work.encoders[encoder]
         return self._step.sequences(encoder), spec.tokens, tower.hidden
+
+
+def _runs_unit(part: EncoderPart) -> Callable[[Sequence[Tensor], int], Tensor]:
+    return lambda inputs, _: part(*inputs)

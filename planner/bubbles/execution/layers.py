@@ -65,9 +65,7 @@ class _Deferring(torch.autograd.Function):
     """A linear whose weight gradient can be put off."""
 
     @staticmethod
-    def forward(  # type: ignore[override]
-        x: Tensor, weight: Tensor, later: WeightGradients
-    ) -> Tensor:
+    def forward(x: Tensor, weight: Tensor, later: WeightGradients) -> Tensor:
         return F.linear(x, weight)
 
     @staticmethod
@@ -77,12 +75,13 @@ class _Deferring(torch.autograd.Function):
         ctx.save_for_backward(x)
 
     @staticmethod
-    def backward(ctx, gradient: Tensor):  # type: ignore[no-untyped-def,override]
+    def backward(ctx, gradient: Tensor):  # type: ignore[no-untyped-def]
         (x,) = ctx.saved_tensors
         weight = ctx.weight
 
         def compute() -> Tensor:
-            return gradient.flatten(0, -2).t() @ x.flatten(0, -2)
+            product: Tensor = gradient.flatten(0, -2).t() @ x.flatten(0, -2)
+            return product
 
         def add() -> None:
             _accumulate(weight, compute())

@@ -56,7 +56,7 @@ def single_process_step(
     for i in range(step.microbatches):
         features = [part(batches.patches(e, i)) for e, part in enumerate(encoders)]
         loss = backbone.loss(backbone(features, batches.tokens(i)), batches.labels(i))
-        loss.backward()
+        torch.autograd.backward([loss])
         losses[i] = loss.detach()
         for one, plan, replicas in zip(flats, decision.encoders, sums, strict=True):
             replicas[plan.slots[i]] += one.gradients
