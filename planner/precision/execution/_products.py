@@ -1,6 +1,7 @@
-"""Matrix products of 8-bit operands; looked up through `foreplan.planner.precision.execution.quantise`.
+"""Matrix products of 8-bit operands, found through the registry of `quantise`.
 
-Sums of int8 products are exact in int32 for up to 2^31 / 127^2 = 133,144 terms, longer ones are cut.
+Sums of int8 products are exact in int32 for up to 2^31 / 127^2 = 133,144 terms; longer ones are
+cut.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ _LONGEST = 1 << 17
 
 
 def int8_on_cpu(left: Quantised, right: Quantised, bias: Tensor | None, out: torch.dtype) -> Tensor:
-    """oneDNN's int8 product, rescaled in one visit."""
+    """Int8 product of oneDNN, rescaled in one visit."""
     direct = int8_limit() == 127
     terms = left.values.shape[1]
     total: Tensor | None = None
@@ -37,7 +38,7 @@ def int8_on_cpu(left: Quantised, right: Quantised, bias: Tensor | None, out: tor
 def int8_on_cuda(
     left: Quantised, right: Quantised, bias: Tensor | None, out: torch.dtype
 ) -> Tensor:
-    """cuBLASLt's int8 product; takes more than 16 rows, multiples of 8 elsewhere: zeros fill up."""
+    """Int8 product of cuBLASLt: more than 16 rows, else multiples of 8; zeros fill up."""
     (rows, terms), columns = left.values.shape, right.values.shape[1]
     a = F.pad(left.values, (0, -terms % 8, 0, max(17 - rows, 0)))
     b = F.pad(right.values, (0, -columns % 8, 0, -terms % 8))

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from foreplan._compiled import compiled
 
+
 def quantise_rows(
     x: Tensor, factor: Tensor | None, limit: int, dtype: torch.dtype, seed: int | None
 ) -> tuple[Tensor, Tensor]:

@@ -1,16 +1,16 @@
 """The linear layer as an autograd function that computes and saves as its `Recipe` says.
 
-With rows, K in and N out features, master weight ``W[N, K]`` and scales ``s`` a row of ``x[rows, K]``
-and ``t`` a row of ``W``, an 8-bit layer keeps ``p = x / s`` and ``q = W / t`` in 8 bits and computes
+With master weight ``W[N, K]``, scales ``s`` a row of ``x[rows, K]`` and ``t`` a row of ``W``, an
+8-bit layer keeps ``p = x / s`` and ``q = W / t`` in 8 bits and computes
 
     y  = s (p q^T) t^T + b                     forward
     gx = (g t^T) q                             the weight's scales ride on grad_output's columns,
     gW = (g s)^T p                             the input's on its rows
 
-so that the backward pass never quantises ``x`` or ``W`` again nor dequantises them: 8-bit values are
-exact in bf16, and in an 8-bit backward pass only ``g t^T`` (by rows) and ``g s`` (by columns) are
-quantised, stochastically: the gradient is unbiased given the forward pass. This is the straight-through
-estimator: the gradient of the layer at the quantised operands.
+so that the backward pass neither quantises ``x`` or ``W`` again nor dequantises them: 8-bit values
+are exact in bf16, and in an 8-bit backward pass only ``g t^T`` (by rows) and ``g s`` (by columns)
+are quantised, int8 stochastically: the gradient is unbiased given the forward pass. This is the
+straight-through estimator: the gradient of the layer at the quantised operands.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from foreplan.planner.precision.execution.quantise import (
     EIGHT_BITS,
     FP8_LIMIT,
     INT8_LIMIT,
+    Along,
     Quantised,
     product,
     quantise,
@@ -106,29 +107,32 @@ class _Linear(torch.autograd.Function):
 
 
 def _times(g: Tensor, factor: Tensor, values: Tensor, recipe: Recipe, seed: int) -> Tensor:
-    """``(g * factor) @ values``: ``g[rows, N]``, ``factor[1, N]`` or ``[1, 1]``, ``values[N, K]``."""
+    """``(g * factor) @ values`` of ``g[rows, N]``, ``factor[1, N]`` and ``values[N, K]``."""
     one = torch.ones(1, 1, device=g.device)
     if recipe.backward in EIGHT_BITS:
-        left = quantise(g, recipe.backward, recipe.along, factor=factor, seed=_rounding(recipe, seed))
+        left = _rounded(g, recipe.along, factor, recipe, seed)
         return product(left, Quantised(values, one), None, torch.bfloat16)
     dtype = DTYPES[recipe.backward]
     return _multiply((g * factor).to(dtype), values.to(dtype), recipe.backward, dtype)
 
 
-def _transposed_times(g: Tensor, factor: Tensor, values: Tensor, recipe: Recipe, seed: int) -> Tensor:
-    """``(g * factor)^T @ values``: ``g[rows, N]``, ``factor[rows, 1]``, ``values[rows, K]``."""
+def _transposed_times(
+    g: Tensor, factor: Tensor, values: Tensor, recipe: Recipe, seed: int
+) -> Tensor:
+    """``(g * factor)^T @ values`` of ``g[rows, N]``, ``factor[rows, 1]``, ``values[rows, K]``."""
     one = torch.ones(1, 1, device=g.device)
     if recipe.backward in EIGHT_BITS:
-        along = "tensor" if recipe.along == "tensor" else "column"
-        left = quantise(g, recipe.backward, along, factor=factor, seed=_rounding(recipe, seed))
+        along: Along = "tensor" if recipe.along == "tensor" else "column"
+        left = _rounded(g, along, factor, recipe, seed)
         return product(left.transposed(), Quantised(values, one), None, torch.float32)
     dtype = DTYPES[recipe.backward]
     low = (g * factor).to(dtype)
     return _multiply(low.t(), values.to(dtype), recipe.backward, torch.float32)
 
 
-def _rounding(recipe: Recipe, seed: int) -> int | None:
-    return seed if recipe.backward == "int8" else None
+def _rounded(g: Tensor, along: Along, factor: Tensor, recipe: Recipe, seed: int) -> Quantised:
+    rounding = seed if recipe.backward == "int8" else None
+    return quantise(g, recipe.backward, along, factor=factor, seed=rounding)
 
 
 def _multiply(

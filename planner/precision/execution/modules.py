@@ -305,8 +305,7 @@ def _check_same_network(model: nn.Module, decision: PrecisionDecision) -> None:
         largest = max(parameters, key=lambda name: parameters[name].numel())
         raise SpecError(
             "model",
-            got=f"parameters of other shapes (here {largest} is "
-            f"{list(parameters[largest].shape)})",
+            got=f"parameters of other shapes (here {largest} is {list(parameters[largest].shape)})",
             expected="the model that the plan was made for",
         )
     for name, value in parameters.items():
@@ -317,30 +316,36 @@ def _check_same_network(model: nn.Module, decision: PrecisionDecision) -> None:
             )  # fmt: skip
 
 
-def _fitting(name: str, module: nn.Module, found: Recipe) -> Recipe:
-    """Check that a module can be computed by a recipe where it is."""
-    where = f"plan: operator {name}"
+def fits(module: nn.Module, found: Recipe) -> bool:
+    """Whether a module can be computed by a recipe, on whichever device."""
+    return _misfit(module, found) is None
+
+
+def _misfit(module: nn.Module, found: Recipe) -> tuple[str, str] | None:
+    """(what it is, what it would have to be) of a module that a recipe is not for."""
     original = _original(type(module))
     wanted = _TYPES[found.operator]
-    if not issubclass(original, wanted) or (
-        found.operator != "other" and original.forward is not wanted.forward
-    ):
-        raise SpecError(
-            where, got=f"{original.__name__} as {found.text}", expected=f"a plain {wanted.__name__}"
-        )
-    kind = _kind_of((), module)
-    if kind not in found.kinds and kind != "meta":
-        raise SpecError(
-            where, got=f"{found.text} on {kind}", expected=f"{' or '.join(found.kinds)}"
-        )
+    own_forward = found.operator != "other" and original.forward is not wanted.forward
+    if not issubclass(original, wanted) or own_forward:
+        return f"{original.__name__} as {found.text}", f"a plain {wanted.__name__}"
     multiple = multiple_of(found)
-    if isinstance(module, nn.Linear) and (
-        module.in_features % multiple or module.out_features % multiple
-    ):
-        raise SpecError(
-            where, got=f"{found.text} with {module.in_features} x {module.out_features} features",
-            expected=f"multiples of {multiple}",
-        )  # fmt: skip
+    if isinstance(module, nn.Linear):
+        features = module.in_features, module.out_features
+        if any(size % multiple for size in features):
+            return f"{found.text} with {features[0]} x {features[1]} features", (
+                f"multiples of {multiple}"
+            )
+    return None
+
+
+def _fitting(name: str, module: nn.Module, found: Recipe) -> Recipe:
+    """The recipe, if a module can be computed by it where it is."""
+    wrong = _misfit(module, found)
+    kind = _kind_of((), module)
+    if wrong is None and kind not in (*found.kinds, "meta"):
+        wrong = f"{found.text} on {kind}", " or ".join(found.kinds)
+    if wrong is not None:
+        raise SpecError(f"plan: operator {name}", got=wrong[0], expected=wrong[1])
     return found
 
 

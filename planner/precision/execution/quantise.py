@@ -1,8 +1,8 @@
 """`Quantised`: a matrix in 8 bits with its scales, and the registry of functions that make one.
 
-A right operand may always use 127; a left one stays within `limit_of`. Scales are symmetric, largest magnitude over limit: 127 for int8 (less where a processor's sums
-would saturate, see `int8_limit`), 448 for fp8 (e4m3, OCP 8-bit floating point 1.0, table 2).
-Per-element error of rounding to nearest is at most scale / 2 for int8, 2^-4 of the value for fp8.
+Scales are symmetric, largest magnitude over limit: 127 for int8, for a left operand less where a
+processor's sums would saturate (`limit_of`); 448 for fp8 (e4m3, OCP 8-bit floating point 1.0, table
+2). The error of rounding to nearest is at most scale / 2 for int8, 2^-4 of the value for fp8.
 Stochastic rounding (a seed is given; int8 only) makes the error's expectation 0 at twice the
 variance.
 """

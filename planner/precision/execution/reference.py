@@ -91,9 +91,7 @@ def single_process_training(
     return result
 
 
-def compare_training(
-    result: dict[str, Any], reference: dict[str, Any], *, mode: str
-) -> Agreement:
+def compare_training(result: dict[str, Any], reference: dict[str, Any], *, mode: str) -> Agreement:
     """Compare a run with `single_process_training`; in mode ``reference`` bits must be equal."""
     exact = result == reference
     losses = [

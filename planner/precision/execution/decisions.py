@@ -1,0 +1,143 @@
+"""Decisions that no planner made: a precision for every operator that has it, rank by rank.
+
+For baselines, experiments and tests; and the schedule that the contract in
+`foreplan.planner.precision.spec` names, for any decision.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+import torch
+from torch import nn
+
+from foreplan.cost_models.costs import HostLaunch, Work
+from foreplan.cost_models.schedule import Schedule, ScheduleBuilder
+from foreplan.errors import SpecError
+from foreplan.planner.precision.execution.modules import fits
+from foreplan.planner.precision.execution.recipe import recipe
+from foreplan.planner.precision.spec import (
+    ALL_REDUCE,
+    BACKWARD,
+    FORWARD,
+    OPTIMIZER,
+    PrecisionDecision,
+    PrecisionWorkload,
+    WorkerDecision,
+)
+from foreplan.planner.precision.task import TrainingTask, fingerprint
+
+#: Queue of all-reduces, which overlaps the computation.
+ALL_REDUCE_QUEUE = "link:all_reduce"
+
+#: Variants of a precision by operator; operators that it does not name take the next lower entry.
+UNIFORM: Mapping[str, tuple[str, ...]] = {
+    "fp32": ("fp32/fp32/torch.linear", "fp32/fp32/torch.conv2d", "fp32/fp32/torch.embedding"),
+    "bf16": ("fp32/bf16/torch.linear", "fp32/bf16/torch.conv2d", "fp32/bf16/torch.embedding"),
+    "int8": ("fp32/int8/torch.int_mm+bf16",),
+    "int8-all": ("fp32/int8/torch.int_mm+int8",),
+    "tf32": ("fp32/tf32/torch.linear",),
+    "fp16": ("fp32/fp16/torch.linear",),
+    "fp8": ("fp32/fp8/torch.scaled_mm+fp8",),
+}
+#: What is taken where an operator does not have a precision.
+_FALLBACK: Mapping[str, str] = {
+    "bf16": "fp32", "int8": "bf16", "int8-all": "bf16", "tf32": "fp32", "fp16": "fp32",
+    "fp8": "bf16",
+}  # fmt: skip
+
+
+def uniform_variants(module: nn.Module, precision: str) -> dict[str, str]:
+    """Variant of every linear, convolution and embedding at one precision.
+
+    Operators that do not have it (an int8 convolution, a linear whose features are no multiple of
+    8) take 16 bits or fp32 instead.
+
+    Raises:
+        SpecError: no such precision.
+    """
+    if precision not in UNIFORM:
+        raise SpecError("precision", got=precision, expected=f"one of {', '.join(UNIFORM)}")
+    chosen = {}
+    for name, part in module.named_modules():
+        word: str | None = precision
+        while word is not None and name not in chosen:
+            text = next((text for text in UNIFORM[word] if fits(part, recipe(text))), None)
+            if text is not None:
+                chosen[name] = text
+            word = _FALLBACK.get(word)
+    return chosen
+
+
+def ddp_buckets(
+    module: nn.Module, first_bucket_bytes: int = 1 << 20, bucket_bytes: int = 25 << 20
+) -> tuple[tuple[str, ...], ...]:
+    """Parameters of each bucket in launch order, by the rule of ``DistributedDataParallel``.
+
+    The rule is torch's own function on the reversed parameters; DDP regroups them once after its
+    first step by the order in which gradients arrive, which is not followed here.
+    """
+    import torch.distributed as dist
+
+    trained = [(n, p) for n, p in module.named_parameters() if p.requires_grad][::-1]
+    # On the meta device, sizes are all that counts.
+    shapes = [torch.empty_like(p, dtype=torch.float32, device="meta") for _, p in trained]
+    assign = dist._compute_bucket_assignment_by_size
+    indices, _ = assign(shapes, [first_bucket_bytes, bucket_bytes])
+    return tuple(tuple(trained[i][0] for i in bucket) for bucket in indices)
+
+
+def uniform_decision(
+    task: TrainingTask, workload: PrecisionWorkload, plans: Sequence[str | Mapping[str, str]]
+) -> PrecisionDecision:
+    """A decision from a precision, or from variants by name, for each rank."""
+    with torch.device("meta"):
+        module = task.module()
+    chosen = [uniform_variants(module, p) if isinstance(p, str) else dict(p) for p in plans]
+    # Constructed without validation: variants that no planner decides about yet are allowed.
+    return PrecisionDecision.model_construct(
+        workers=tuple(
+            WorkerDecision.model_construct(rank=rank, device=f"rank {rank}", operators=operators)
+            for rank, operators in enumerate(chosen)
+        ),
+        buckets=ddp_buckets(module, workload.first_bucket_bytes, workload.bucket_bytes),
+        network=fingerprint(module.named_parameters()), omega=0.0, target_s=0.0, limits_met=True,
+    )  # fmt: skip
+
+
+def training_schedule(
+    decision: PrecisionDecision, devices: Sequence[str], *, steps: int = 1,
+    work: Callable[[str, int, int], Work] = lambda op, rank, bucket: HostLaunch(),
+) -> Schedule:  # fmt: skip
+    """Training steps of a decision as actions.
+
+    Args:
+        decision: its workers and buckets.
+        devices: name of each rank's device.
+        steps: training steps, one after another on each rank.
+        work: price of an action by (op, rank, bucket); bucket is -1 for whole passes.
+    """
+    builder = ScheduleBuilder(devices)
+    ranks, buckets = range(len(decision.workers)), range(len(decision.buckets))
+    stepped: dict[int, tuple[int, ...]] = dict.fromkeys(ranks, ())
+    for step in range(steps):
+        for rank in ranks:
+            began = builder.add(FORWARD, rank, work(FORWARD, rank, -1), dependencies=stepped[rank])
+            ready, reduced = began, []
+            for q in buckets:
+                ready = builder.add(
+                    BACKWARD, rank, work(BACKWARD, rank, q), step=q, dependencies=(ready,)
+                )
+                if len(ranks) > 1:
+                    reduced.append(
+                        builder.add(
+                            ALL_REDUCE, rank, work(ALL_REDUCE, rank, q), step=q,
+                            dependencies=(ready,), resources=(ALL_REDUCE_QUEUE,),
+                            rendezvous=step * len(buckets) + q,
+                        )
+                    )  # fmt: skip
+            last = builder.add(
+                OPTIMIZER, rank, work(OPTIMIZER, rank, -1), dependencies=(ready, *reduced)
+            )
+            stepped[rank] = (last,)
+    return builder.build()

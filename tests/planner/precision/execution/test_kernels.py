@@ -1,0 +1,214 @@
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from foreplan.cost_models.costs import HostLaunch
+from foreplan.cost_models.schedule import Action
+from foreplan.errors import SpecError
+from foreplan.planner.precision.execution.decisions import ddp_buckets, uniform_decision
+from foreplan.planner.precision.execution.kernels import TrainingKernels
+from foreplan.planner.precision.execution.reference import (
+    LocalRanks,
+    compare_training,
+    single_process_training,
+)
+from foreplan.planner.precision.spec import PrecisionWorkload
+from foreplan.planner.precision.task import training_task
+
+Make = Callable[..., PrecisionWorkload]
+
+
+def act(op: str, step: int = -1) -> Action:
+    return Action(op, 0, HostLaunch(), step=step)
+
+
+@pytest.mark.parametrize("network", ["byte_lm", "digits_mlp", "digits_cnn"])
+def test_the_mean_gradient_of_unlike_ranks_is_that_of_plain_torch(
+    network: str, workload: Make
+) -> None:
+    """Each rank alone with its plan, by an ordinary ``backward()``, gives the same mean."""
+    work = workload(network)
+    task = training_task(None, work, 0)
+    decision = uniform_decision(task, work, ["fp32", "bf16"])
+    assert len(decision.buckets) >= 2
+    local = LocalRanks(task, work, decision)
+    local._run("forward")
+    for q in range(len(decision.buckets)):
+        local._run("backward", q)
+    payloads = [[rank.payload(act("all_reduce", q)).clone() for q in range(len(decision.buckets))]
+                for rank in local.ranks]  # fmt: skip
+    local.close()
+    from foreplan.planner.precision.execution.modules import apply_precision
+
+    for rank, mine in enumerate(payloads):
+        model = apply_precision(task.module(), decision, rank)
+        inputs, target = task.batch(0, rank)
+        task.loss(model(*inputs), target).backward()
+        named = dict(model.named_parameters())
+        for names, flat in zip(decision.buckets, mine, strict=True):
+            expected = torch.cat([named[n].grad.flatten() / 2 for n in names])  # type: ignore[union-attr]
+            assert torch.equal(flat, expected)
+
+
+def test_control_comes_back_whenever_a_bucket_is_ready(workload: Make) -> None:
+    """Later layers' gradients are there, earlier ones' are not, and the pass has not ended."""
+    work = workload("digits_mlp", network_options={"width": 64, "layers": 6})
+    task = training_task(None, work, 0)
+    decision = uniform_decision(task, work, ["bf16"])
+    kernels = TrainingKernels(task, work, decision, 0)
+    kernels.run(act("forward"))
+    zero = [bool(flat.eq(0).all()) for flat in kernels._buckets.flat]
+    assert all(zero)
+    for q in range(len(zero)):
+        kernels.run(act("backward", q))
+        filled = [not bool(flat.eq(0).all()) for flat in kernels._buckets.flat]
+        assert filled[: q + 1] == [True] * (q + 1)
+        # A bucket may hold the first gradients of a layer whose second ends the bucket before it.
+        assert not any(filled[q + 2 :])
+    kernels.run(act("optimizer"))
+    kernels.close()
+
+
+def test_a_run_can_be_repeated_and_left(workload: Make) -> None:
+    threads = threading.active_count()
+    work = workload(optimizer="adamw")
+    task = training_task(None, work, 0)
+    decision = uniform_decision(task, work, ["int8-all", "bf16"])
+    local = LocalRanks(task, work, decision)
+    for _ in range(2):
+        local.step()
+    first = local.result()
+    local._run("forward")
+    local._run("backward", 0)  # left in the middle of a backward pass
+    for rank in local.ranks:
+        rank.reset()
+    for _ in range(2):
+        local.step()
+    assert local.result() == first
+    assert local.ranks[0].memory_bytes().keys() == {"weights", "gradients", "optimizer"}
+    local.close()
+    assert threading.active_count() == threads
+
+
+def test_modes_agree_as_far_as_they_should(workload: Make) -> None:
+    work = workload()
+    task = training_task(None, work, 0)
+    decision = uniform_decision(task, work, ["fp32", "bf16"])
+    fast, exact = (
+        single_process_training(task, work, decision, mode=mode, steps=2)
+        for mode in ("fast", "reference")
+    )
+    assert len(fast["losses_0"]) == len(fast["losses_1"]) == 2
+    assert compare_training(fast, fast, mode="reference").exact
+    rounded = compare_training(fast, exact, mode="fast")
+    assert rounded.passed
+    assert not rounded.exact
+    assert float(rounded.details["gradient_error"]) > 0
+    assert not compare_training(fast, exact, mode="reference").passed
+    other = single_process_training(
+        training_task(None, work, 1), work, decision, mode="fast", steps=2
+    )
+    assert not compare_training(other, exact, mode="fast").passed
+
+
+def test_training_learns(workload: Make) -> None:
+    work = workload("digits_mlp", batch=32, learning_rate=0.02)
+    task = training_task(None, work, 0)
+    decision = uniform_decision(task, work, ["bf16", "int8-all"])
+    result = single_process_training(task, work, decision, mode="fast", steps=40)
+    for rank in (0, 1):
+        losses = result[f"losses_{rank}"]
+        assert sum(losses[-5:]) < 0.35 * sum(losses[:5])
+
+
+class Branching(nn.Module):
+    """A parameter that is used twice, and one that is never used."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.shared, self.unused = nn.Linear(8, 8), nn.Linear(8, 8)
+        self.last = nn.Linear(8, 10)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        made: torch.Tensor = self.last(self.shared(self.shared(x.flatten(1)[:, :8])))
+        return made
+
+
+class Broken(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(8, 10)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        raise RuntimeError("a broken network")
+
+
+def swapped(task: Any, network: type[nn.Module]) -> Any:
+    def module() -> nn.Module:
+        with torch.random.fork_rng():
+            torch.manual_seed(0)
+            return network()
+
+    task.module = module
+    return task
+
+
+def test_shared_and_unused_parameters(workload: Make) -> None:
+    work = workload("digits_mlp", first_bucket_bytes=1, bucket_bytes=1)
+    task = swapped(training_task(None, work, 0), Branching)
+    decision = uniform_decision(task, work, ["fp32"])
+    assert len(decision.buckets) == 6
+    local = LocalRanks(task, work, decision)
+    local.step()
+    (inputs, target), model = task.batch(0, 0), task.module()
+    task.loss(model(*inputs), target).backward()
+    for q, names in enumerate(decision.buckets):
+        (name,) = names
+        expected = model.get_parameter(name).grad
+        flat = local.ranks[0].payload(act("all_reduce", q))
+        assert torch.equal(flat, torch.zeros_like(flat) if expected is None else expected.flatten())
+    local.close()
+
+
+def test_errors_of_the_network_come_out(workload: Make) -> None:
+    work = workload("digits_mlp")
+    task = swapped(training_task(None, work, 0), Broken)
+    kernels = TrainingKernels(task, work, uniform_decision(task, work, ["fp32"]), 0)
+    with pytest.raises(RuntimeError, match="a broken network"):
+        kernels.run(act("forward"))
+    kernels.close()
+
+
+def test_buckets_are_those_of_ddp() -> None:
+    """Public values: ResNet-50's buckets in torch's DDP (field note of QSync, section 4)."""
+    transformers = pytest.importorskip("transformers")
+    with torch.device("meta"):
+        config = transformers.ResNetConfig(num_labels=1000)
+        model = transformers.ResNetForImageClassification(config)
+    sizes = {name: p.numel() for name, p in model.named_parameters()}
+    buckets = ddp_buckets(model)
+    assert sum(sizes.values()) == 25_557_032
+    assert len(buckets) == 5
+
+
+def test_what_makes_no_sense_is_refused(workload: Make) -> None:
+    work = workload("digits_mlp")
+    task = training_task(None, work, 0)
+    decision = uniform_decision(task, work, ["fp32"])
+    with pytest.raises(SpecError, match="mode"):
+        TrainingKernels(task, work, decision, 0, mode="forced")
+    with pytest.raises(SpecError, match="rank"):
+        TrainingKernels(task, work, decision, 1)
+    kernels = TrainingKernels(task, work, decision, 0)
+    for call in (kernels.run, kernels.payload, kernels.buffer):
+        with pytest.raises(SpecError, match="action"):
+            call(act("recv"))
+    odd = decision.model_copy(update={"buckets": decision.buckets[1:]})
+    with pytest.raises(SpecError, match="every parameter in one bucket"):
+        TrainingKernels(task, work, odd, 0)
