@@ -238,9 +238,10 @@ class _Programme:
         spread = float(np.abs(totals[1:, 0]).sum())
         self.unit = spread / _OBJECTIVE_RANGE or 1.0
         self.constant = float(totals[0, 0])
+        # PuLP only knows columns that stand somewhere: those that cost nothing stand here.
         self._model.setObjective(
             pulp.LpAffineExpression(
-                {self._columns[c]: f / self.unit for c, f in enumerate(totals[1:, 0]) if f}
+                {self._columns[c]: f / self.unit for c, f in enumerate(totals[1:, 0])}
             )
         )
 

@@ -1,4 +1,4 @@
-"""Seeded instances of the multiple-choice problem; all costs are synthetic."""
+"""Seeded instances of the multiple-choice problem and their oracle; all costs are synthetic."""
 
 from __future__ import annotations
 
@@ -68,6 +68,23 @@ def random_problem(
     limits = np.round(usage + rng.uniform(-5, 4, n_rows) * np.sqrt(n))
     limits[rng.random(n_rows) < 0.1] = np.inf
     return problem.with_limits(limits)
+
+
+def brute_force(problem: ChoiceProblem) -> float:
+    """Least objective of all choices, ``inf`` if none is feasible; looks at one after the other."""
+    best = np.inf
+    free = [range(1 if item.dependent else item.n_options) for item in problem.items]
+    for options in itertools.product(*free):
+        groups: dict[int | None, int] = {}
+        if any(
+            item.group is not None and groups.setdefault(item.group, option) != option
+            for item, option in zip(problem.items, options, strict=True)
+        ):
+            continue
+        score = evaluate(problem, problem.complete(options))
+        if score.feasible:
+            best = min(best, score.objective)
+    return best
 
 
 class TransformerInstance:

@@ -1,7 +1,10 @@
 from __future__ import annotations
 
+import importlib.util
 import math
 from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
 
 import numpy as np
 import pytest
@@ -86,3 +89,15 @@ def random_problem(
 def make_problem() -> Callable[..., ChainProblem]:
     """The generator of random instances."""
     return random_problem
+
+
+@pytest.fixture(scope="session")
+def choice_instances() -> ModuleType:
+    """Generators and oracle of the multiple-choice problem; benchmarks read the same file."""
+    path = Path(__file__).with_name("choice_instances.py")
+    spec = importlib.util.spec_from_file_location("choice_instances", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
