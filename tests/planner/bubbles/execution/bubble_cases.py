@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import itertools
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
-
-from torch import Tensor
 
 from foreplan.cost_models.costs import CostBook
 from foreplan.cost_models.pipeline import pipeline_order
 from foreplan.cost_models.schedule import Schedule
 from foreplan.datasets.cluster import Cluster
 from foreplan.datasets.specs import validate
-from foreplan.planner.base import Kernels, Problem
+from foreplan.planner.base import Problem
 from foreplan.planner.bubbles.actions import Step, write_order
 from foreplan.planner.bubbles.decision import BubblesDecision
 from foreplan.planner.bubbles.schedule import StepSchedule
@@ -179,69 +177,3 @@ def of_document(case: dict[str, Any]) -> tuple[Problem[BubblesWorkload], Bubbles
 
 def schedule_of(problem: Problem[BubblesWorkload], decision: BubblesDecision) -> Schedule:
     return StepSchedule(TrainingStep(problem, decision.plan), decision).build()
-
-
-def follow(schedule: Schedule, kernels: Sequence[Kernels]) -> dict[str, Any]:
-    """Carry out all ranks in this process, one action at a time, and merge what they report.
-
-    Everything that a rank hands over is copied at once, so that what still changes afterwards is
-    seen as a wrong result.
-    """
-    actions = list(schedule)
-    lists = [schedule.of_rank(rank) for rank in range(schedule.ranks)]
-    ended: set[int] = set()
-    sent: dict[int, Tensor] = {}
-    for one in kernels:
-        one.reset()
-    while any(lists):
-        moved = False
-        for rank, mine in enumerate(lists):
-            while mine and ended.issuperset(actions[mine[0]].dependencies):
-                index, action = mine[0], actions[mine[0]]
-                if action.rendezvous >= 0:
-                    meeting = [
-                        k for k, a in enumerate(actions) if a.rendezvous == action.rendezvous
-                    ]
-                    if any(lists[actions[k].rank][:1] != [k] for k in meeting):
-                        break
-                    collect(
-                        action.op, [kernels[actions[k].rank].payload(actions[k]) for k in meeting]
-                    )
-                    for k in meeting:
-                        lists[actions[k].rank].pop(0)
-                        ended.add(k)
-                    moved = True
-                    continue
-                if action.op == "send":
-                    sent[index] = kernels[rank].payload(action).clone()
-                elif action.op == "recv":
-                    source = next(d for d in action.dependencies if actions[d].op == "send")
-                    kernels[rank].buffer(action).copy_(sent.pop(source))
-                else:
-                    kernels[rank].run(action)
-                mine.pop(0)
-                ended.add(index)
-                moved = True
-        assert moved, "a deadlock"
-    merged: dict[str, Any] = {}
-    for one in kernels:
-        for key, value in one.result().items():
-            assert merged.setdefault(key, value) == value, f"ranks disagree about {key}"
-    return merged
-
-
-def collect(op: str, tensors: Sequence[Tensor]) -> None:
-    """A collective in place, in the order of the ranks."""
-    total = tensors[0].clone()
-    for tensor in tensors[1:]:
-        total += tensor
-    for place, tensor in enumerate(tensors):
-        parts, own = tensor.chunk(len(tensors)), total.chunk(len(tensors))[place]
-        if op == "all_reduce":
-            tensor.copy_(total)
-        elif op == "reduce_scatter":
-            parts[place].copy_(own)
-        else:
-            gathered = [t.chunk(len(tensors))[k].clone() for k, t in enumerate(tensors)]
-            for part, made in zip(parts, gathered, strict=True):
-                part.copy_(made)

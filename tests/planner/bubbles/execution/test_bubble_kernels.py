@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from foreplan.errors import SpecError
 from foreplan.planner.base import Agreement
 from foreplan.planner.bubbles.execution.kernels import BubbleKernels
+from foreplan.planner.bubbles.execution.one_process import OneProcess
 from foreplan.planner.bubbles.execution.reference import single_process_step
 from foreplan.planner.bubbles.execution.report import compare_steps
 from foreplan.planner.bubbles.execution.step_sizes import StepSizes
@@ -21,9 +22,12 @@ VIT, AUDIO = cases.encoder(), cases.encoder("audio", images=2, projected_tokens=
 def agreement(problem: Any, decision: Any) -> Agreement:
     sizes = StepSizes.of(problem, decision)
     kernels = [BubbleKernels(sizes, decision, rank) for rank in range(len(decision.orders))]
-    found = cases.follow(cases.schedule_of(problem, decision), kernels)
+    process = OneProcess(cases.schedule_of(problem, decision), kernels)
+    process.step()
+    found = process.result()
     assert not any(one.live for one in kernels)
-    assert cases.follow(cases.schedule_of(problem, decision), kernels) == found
+    process.step()
+    assert process.result() == found
     return compare_steps(found, single_process_step(sizes, decision))
 
 
@@ -101,7 +105,7 @@ def test_optimizer_steps_as_torch_does_and_reset_undoes_it() -> None:
     kernels = BubbleKernels(StepSizes.of(problem, decision), decision, 0)
     schedule = cases.schedule_of(problem, decision)
     before = kernels.payload(_collective(schedule, "all_gather")).clone()
-    cases.follow(schedule, [kernels])
+    OneProcess(schedule, [kernels]).step()
     after = kernels.payload(_collective(schedule, "all_gather"))
     parameter = torch.nn.Parameter(before.clone())
     parameter.grad = kernels.payload(_collective(schedule, "all_reduce")).clone()
