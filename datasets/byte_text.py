@@ -65,7 +65,8 @@ def windows(text: ByteArray, count: int, length: int, key: tuple[int, ...]) -> B
         uint8 ``[count, length]``.
     """
     starts = np.random.default_rng(key).integers(0, len(text) - length + 1, count)
-    return text[starts[:, None] + np.arange(length)]
+    found: ByteArray = text[starts[:, None] + np.arange(length)]
+    return found
 
 
 def _split_of(name: str) -> Split:

@@ -19,7 +19,7 @@ def digits(split: Split) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.int64]
         Read-only fp32 ``[images, 1, 8, 8]`` of mean 0 and deviation 1 over the training images, and
         int64 ``[images]`` labels 0..9.
     """
-    from sklearn.datasets import load_digits
+    from sklearn.datasets import load_digits  # type: ignore[import-untyped, unused-ignore]
 
     images, labels = load_digits(return_X_y=True)
     test = np.arange(len(images)) % 5 == 0

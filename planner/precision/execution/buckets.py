@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -48,7 +49,8 @@ class GradientBuckets:
             flat = torch.zeros(sum(sizes), dtype=torch.float32, device=first.device)
             for name, part in zip(bucket, flat.split_with_sizes(sizes), strict=True):
                 parameters[name].grad = part.view(parameters[name].shape)
-                parameters[name].register_post_accumulate_grad_hook(self._hook(index))
+                parameter: Any = parameters[name]  # torch's annotations leave the hook's out
+                parameter.register_post_accumulate_grad_hook(self._hook(index))
             self.flat.append(flat)
 
     def __len__(self) -> int:

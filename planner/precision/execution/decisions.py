@@ -12,10 +12,11 @@ import torch
 from torch import nn
 
 from foreplan.cost_models.costs import HostLaunch, Work
+from foreplan.cost_models.ddp_buckets import ddp_buckets
 from foreplan.cost_models.schedule import Schedule, ScheduleBuilder
+from foreplan.datasets.training_recipe import recipe
 from foreplan.errors import SpecError
 from foreplan.planner.precision.execution.modules import fits
-from foreplan.planner.precision.execution.recipe import recipe
 from foreplan.planner.precision.spec import (
     ALL_REDUCE,
     BACKWARD,
@@ -69,24 +70,6 @@ def uniform_variants(module: nn.Module, precision: str) -> dict[str, str]:
     return chosen
 
 
-def ddp_buckets(
-    module: nn.Module, first_bucket_bytes: int = 1 << 20, bucket_bytes: int = 25 << 20
-) -> tuple[tuple[str, ...], ...]:
-    """Parameters of each bucket in launch order, by the rule of ``DistributedDataParallel``.
-
-    The rule is torch's own function on the reversed parameters; DDP regroups them once after its
-    first step by the order in which gradients arrive, which is not followed here.
-    """
-    import torch.distributed as dist
-
-    trained = [(n, p) for n, p in module.named_parameters() if p.requires_grad][::-1]
-    # On the meta device, sizes are all that counts.
-    shapes = [torch.empty_like(p, dtype=torch.float32, device="meta") for _, p in trained]
-    assign = dist._compute_bucket_assignment_by_size
-    indices, _ = assign(shapes, [first_bucket_bytes, bucket_bytes])
-    return tuple(tuple(trained[i][0] for i in bucket) for bucket in indices)
-
-
 def uniform_decision(
     task: TrainingTask, workload: PrecisionWorkload, plans: Sequence[str | Mapping[str, str]]
 ) -> PrecisionDecision:
@@ -100,7 +83,11 @@ def uniform_decision(
             WorkerDecision.model_construct(rank=rank, device=f"rank {rank}", operators=operators)
             for rank, operators in enumerate(chosen)
         ),
-        buckets=ddp_buckets(module, workload.first_bucket_bytes, workload.bucket_bytes),
+        buckets=ddp_buckets(
+            {name: p.numel() for name, p in module.named_parameters() if p.requires_grad},
+            first_bucket_bytes=workload.first_bucket_bytes,
+            bucket_bytes=workload.bucket_bytes,
+        ),
         network=fingerprint(module.named_parameters()), omega=0.0, target_s=0.0, limits_met=True,
     )  # fmt: skip
 

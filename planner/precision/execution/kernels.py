@@ -153,7 +153,7 @@ class TrainingKernels:
             self._baton.pause()
             # Hooks have to run on this thread, and a slice of a GPU ends where the thread ends.
             with torch.autograd.set_multithreading_enabled(False):
-                (loss * self._scale.value).backward()
+                torch.autograd.backward(loss * self._scale.value)
             del output, loss
             self._finish(len(self._buckets) - 1)
             self._baton.pause()

@@ -27,12 +27,12 @@ from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map
 
+from foreplan.datasets.quantise import DTYPES
 from foreplan.datasets.specs import validate
+from foreplan.datasets.training_linear import linear
+from foreplan.datasets.training_recipe import Recipe, multiple_of, recipe
 from foreplan.errors import SpecError
 from foreplan.planner.plan import Plan, load_plan
-from foreplan.planner.precision.execution.linear import linear
-from foreplan.planner.precision.execution.quantise import DTYPES
-from foreplan.planner.precision.execution.recipe import Recipe, multiple_of, recipe
 from foreplan.planner.precision.spec import PrecisionDecision
 from foreplan.planner.precision.task import fingerprint
 
@@ -198,11 +198,9 @@ _TYPES: Mapping[str, type[nn.Module]] = {
 
 
 @functools.cache
-def _subclass(cls: type[nn.Module], mixin: type[nn.Module]) -> type[nn.Module]:
+def _subclass(cls: Any, mixin: Any) -> Any:
     """``cls`` with the mixin's ``forward`` in front, under the name that ``cls`` has."""
-    made = type(cls.__name__, (mixin, cls), {"__module__": cls.__module__})
-    made.planned_from = cls  # type: ignore[attr-defined]
-    return made
+    return type(cls.__name__, (mixin, cls), {"__module__": cls.__module__, "planned_from": cls})
 
 
 def _original(cls: type[nn.Module]) -> type[nn.Module]:
@@ -244,8 +242,8 @@ _PROMOTED: Collection[Any] = frozenset(
         torch.conv2d, torch.conv3d, F.scaled_dot_product_attention, torch.lerp, torch.cdist,
     }
 )  # fmt: skip
-#: Norms take unlike dtypes on CPU, but not on every GPU; the parameters follow the input there.
-_NORMS: Collection[Any] = frozenset({F.layer_norm, F.group_norm, F.rms_norm})
+#: Norms that take a bf16 input beside fp32 parameters on CPU, but are fp32 on a GPU.
+_NORMS: Collection[Any] = frozenset({F.layer_norm, F.group_norm, F.rms_norm, F.batch_norm})
 
 
 class _Promotion(TorchFunctionMode):
@@ -257,13 +255,11 @@ class _Promotion(TorchFunctionMode):
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
         named = kwargs or {}
-        if func in _PROMOTED:
+        if func in _PROMOTED or (func in _NORMS and args[0].is_cuda):
             dtypes = {t.dtype for t in _floats((*args, *named.values()))}
             if len(dtypes) > 1 and not dtypes.isdisjoint(_LOW):
                 widest = functools.reduce(torch.promote_types, dtypes)
                 args, named = tree_map(_cast_to(widest), (args, dict(named)))
-        elif func in _NORMS and isinstance(args[0], Tensor) and args[0].is_cuda:
-            args, named = tree_map(_cast_to(args[0].dtype), (args, dict(named)))
         return func(*args, **named)
 
 

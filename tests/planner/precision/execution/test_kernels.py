@@ -11,7 +11,7 @@ from torch import nn
 from foreplan.cost_models.costs import HostLaunch
 from foreplan.cost_models.schedule import Action
 from foreplan.errors import SpecError
-from foreplan.planner.precision.execution.decisions import ddp_buckets, uniform_decision
+from foreplan.planner.precision.execution.decisions import uniform_decision
 from foreplan.planner.precision.execution.kernels import TrainingKernels
 from foreplan.planner.precision.execution.reference import (
     LocalRanks,
@@ -183,18 +183,6 @@ def test_errors_of_the_network_come_out(workload: Make) -> None:
     with pytest.raises(RuntimeError, match="a broken network"):
         kernels.run(act("forward"))
     kernels.close()
-
-
-def test_buckets_are_those_of_ddp() -> None:
-    """Public values: ResNet-50's buckets in torch's DDP (field note of QSync, section 4)."""
-    transformers = pytest.importorskip("transformers")
-    with torch.device("meta"):
-        config = transformers.ResNetConfig(num_labels=1000)
-        model = transformers.ResNetForImageClassification(config)
-    sizes = {name: p.numel() for name, p in model.named_parameters()}
-    buckets = ddp_buckets(model)
-    assert sum(sizes.values()) == 25_557_032
-    assert len(buckets) == 5
 
 
 def test_what_makes_no_sense_is_refused(workload: Make) -> None:

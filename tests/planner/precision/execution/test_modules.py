@@ -124,8 +124,14 @@ def test_unlike_operands_are_promoted() -> None:
     assert apart(made["logits"], exact) < 0.05
 
 
-@pytest.mark.parametrize("module", [nn.LSTM(8, 8, batch_first=True), nn.GELU(),
-                                    nn.TransformerEncoderLayer(8, 2, 16, 0.0, batch_first=True)])  # fmt: skip
+@pytest.mark.parametrize(
+    "module",
+    [
+        nn.LSTM(8, 8, batch_first=True),
+        nn.GELU(),
+        nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True),
+    ],
+)
 def test_any_module_runs_in_16_bits(module: nn.Module) -> None:
     outer = nn.Sequential(module)
     x = torch.randn(2, 3, 8, generator=torch.Generator().manual_seed(0))

@@ -11,8 +11,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from foreplan.datasets._kernels_cpu import int8_limit, multiply_int8
-from foreplan.planner.precision.execution._quantise_cpu import rescale
-from foreplan.planner.precision.execution.quantise import Quantised
+from foreplan.datasets._quantise_cpu import rescale
+from foreplan.datasets.quantise import Quantised
 
 _LONGEST = 1 << 17
 

@@ -51,9 +51,9 @@ _REGISTRY: Mapping[tuple[str, str, str], str] = MappingProxyType(
         ("quantise_rows", "fp8", "cuda"): "_quantise_cuda:quantise_rows",
         ("quantise_columns", "fp8", "cuda"): "_quantise_cuda:quantise_columns",
         ("quantise_tensor", "fp8", "cuda"): "_quantise_cuda:quantise_tensor",
-        ("product", "int8", "cpu"): "_products:int8_on_cpu",
-        ("product", "int8", "cuda"): "_products:int8_on_cuda",
-        ("product", "fp8", "cuda"): "_products:fp8_on_cuda",
+        ("product", "int8", "cpu"): "_eight_bit_products:int8_on_cpu",
+        ("product", "int8", "cuda"): "_eight_bit_products:int8_on_cuda",
+        ("product", "fp8", "cuda"): "_eight_bit_products:fp8_on_cuda",
     }
 )
 

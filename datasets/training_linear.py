@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from foreplan.planner.precision.execution.quantise import (
+from foreplan.datasets.quantise import (
     DTYPES,
     EIGHT_BITS,
     FP8_LIMIT,
@@ -34,7 +34,7 @@ from foreplan.planner.precision.execution.quantise import (
     product,
     quantise,
 )
-from foreplan.planner.precision.execution.recipe import Recipe
+from foreplan.datasets.training_recipe import Recipe
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None, recipe: Recipe, seed: int = 0) -> Tensor:

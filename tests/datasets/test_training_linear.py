@@ -1,4 +1,4 @@
-"""Errors of each variant against fp32, what it saves, and that gradients are what they should be."""
+"""Errors of each variant against fp32, what it saves, and whether gradients are biased."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from foreplan.datasets.quantise import quantise
+from foreplan.datasets.training_linear import linear
+from foreplan.datasets.training_recipe import MORE_VARIANTS, recipe
+from foreplan.datasets.training_variant import TRAINING_VARIANTS
 from foreplan.errors import SpecError
-from foreplan.planner.precision.execution.linear import linear
-from foreplan.planner.precision.execution.quantise import quantise
-from foreplan.planner.precision.execution.recipe import MORE_VARIANTS, recipe
-from foreplan.planner.precision.spec import TRAINING_VARIANTS
 
 FP32 = "fp32/fp32/torch.linear"
 BF16 = "fp32/bf16/torch.linear"

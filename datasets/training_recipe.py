@@ -1,6 +1,6 @@
 """`Recipe`: how a linear layer carries out a variant of training, and which variants there are.
 
-The planner's variants (`foreplan.planner.precision.spec.TRAINING_VARIANTS`) come first; those that
+The planner's variants (`foreplan.datasets.training_variant.TRAINING_VARIANTS`) come first; those that
 it does not yet decide about (fp8, tf32, fp16, int8 in all three products, one scale a tensor) can
 be carried out all the same and stand in `MORE_VARIANTS`, in the same spelling:
 ``STORAGE/FORWARD/KERNEL[+BACKWARD][@tensor]``.
@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Literal
 
+from foreplan.datasets.training_variant import TRAINING_VARIANTS
 from foreplan.errors import SpecError
-from foreplan.planner.precision.spec import TRAINING_VARIANTS
 
 Operator = Literal["linear", "conv2d", "embedding", "other"]
 
