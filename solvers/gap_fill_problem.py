@@ -154,7 +154,8 @@ class GapFillProblem:
         backward: units of a job's backward.
         deadline_s: ``[N]`` when the backbone needs the output of the forward in slot i; not
             falling.
-        release_s: ``[N]`` when the backbone has the input of the backward in slot i; not falling.
+        release_s: ``[N]`` when the backbone has the input of the backward in slot i; not falling
+            and no sooner than ``deadline_s``.
         forward_lag_s: ``[M, S]`` (or anything that broadcasts to it) transfer after stage s of a
             forward: to stage s + 1, from the last stage to the backbone. A lag occupies nothing.
         backward_lag_s: ``[M, S]`` transfer before stage s of a backward: from stage s + 1, to the
@@ -162,12 +163,13 @@ class GapFillProblem:
         compute_slowdown: factor (at least 1) on the time of a filler compute unit while the
             backbone occupies the link of the same device.
         link_slowdown: factor on the time of a filler link unit while the backbone computes.
-        max_live_jobs: cap on the live jobs of each pipeline, or ``None``; without a backward there
-            is nothing to keep and no cap.
+        max_live_jobs: cap on the live jobs of each pipeline, or ``None``; without units in both
+            directions nothing is kept and no cap holds.
 
     Raises:
         SpecError: a wrong shape, an interval outside ``[0, T]`` or overlapping, a device that hosts
-            two stages, deadlines or releases that fall, a stage order that is no chain.
+            two stages, deadlines or releases that fall, a release before its deadline, a stage
+            order that is no chain.
     """
 
     backbone_s: float
@@ -209,6 +211,12 @@ class GapFillProblem:
             raise SpecError(
                 "GapFillProblem.release_s", got=len(self.release_s),
                 expected=f"{len(self.deadline_s)} times, one per deadline",
+            )  # fmt: skip
+        early = np.flatnonzero(self.release_s < self.deadline_s)
+        if len(early):
+            raise SpecError(
+                f"GapFillProblem.release_s[{early[0]}]", got=float(self.release_s[early[0]]),
+                expected=f"no sooner than deadline_s, {self.deadline_s[early[0]]:g}",
             )  # fmt: skip
         for name in ("forward_lag_s", "backward_lag_s"):
             lag = getattr(self, name)
@@ -283,6 +291,14 @@ class GapFillProblem:
     def n_slots(self) -> int:
         """``N``."""
         return len(self.deadline_s)
+
+    @property
+    def live_cap(self) -> int | None:
+        """``max_live_jobs`` where it can matter."""
+        cap = self.max_live_jobs
+        if cap is None or cap >= self.n_slots or not (len(self.forward) and len(self.backward)):
+            return None
+        return int(cap)
 
     @property
     def tolerance_s(self) -> float:

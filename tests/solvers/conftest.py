@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from foreplan.solvers.chain_partition import ChainProblem
+from foreplan.solvers.gap_fill_problem import GapFillProblem, UnitChain
 
 
 def random_problem(
@@ -101,3 +102,62 @@ def choice_instances() -> ModuleType:
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
+
+
+def random_gaps(
+    seed: int,
+    *,
+    n_pipelines: int | None = None,
+    n_stages: int | None = None,
+    n_slots: int | None = None,
+    links: bool | None = None,
+    slowed: bool = False,
+    capped: bool = False,
+    per_pipeline: bool | None = None,
+) -> GapFillProblem:
+    """A small gap-filling instance of integer times, so that optima are integers."""
+    rng = np.random.default_rng(seed)
+    m = n_pipelines or int(rng.integers(1, 4))
+    s = n_stages or int(rng.integers(1, 3))
+    n = n_slots or int(rng.integers(1, 5))
+    with_links = bool(rng.random() < 0.4) if links is None else links
+    length = int(rng.integers(8, 30))
+
+    def busy() -> np.ndarray:
+        cuts = rng.choice(length + 1, 2 * int(rng.integers(0, min(5, length // 2))), replace=False)
+        return np.sort(cuts).reshape(-1, 2).astype(float)
+
+    def chain(sign: int) -> UnitChain:
+        if rng.random() < 0.05:
+            return UnitChain.empty()
+        counts = rng.integers(0 if s > 1 else 1, 3, s)
+        stage = np.repeat(np.arange(s), counts)[::sign]
+        differ = bool(rng.random() < 0.3) if per_pipeline is None else per_pipeline
+        return UnitChain(
+            stage=stage,
+            resource=rng.integers(0, 1 + with_links, len(stage)),
+            duration_s=rng.integers(1, 5, (m, len(stage)) if differ else len(stage)),
+        )
+
+    lags = rng.random() < 0.5
+    points = np.sort(rng.integers(0, length + 1, (n, 2)), axis=1)
+    return GapFillProblem(
+        backbone_s=float(length),
+        busy_s=tuple((busy(), busy()) for _ in range(m * s + int(rng.integers(0, 2)))),
+        stage_device=rng.permutation(m * s).reshape(m, s),
+        forward=chain(1),
+        backward=chain(-1),
+        deadline_s=np.sort(points[:, 0]),
+        release_s=np.sort(points[:, 1]),
+        forward_lag_s=rng.integers(0, 3, (m, s)) * lags,
+        backward_lag_s=rng.integers(0, 3, (m, s)) * lags,
+        compute_slowdown=float(rng.uniform(1, 2)) if slowed else 1.0,
+        link_slowdown=float(rng.uniform(1, 2)) if slowed else 1.0,
+        max_live_jobs=int(rng.integers(1, 3)) if capped else None,
+    )
+
+
+@pytest.fixture
+def make_gaps() -> Callable[..., GapFillProblem]:
+    """The generator of random gap-filling instances."""
+    return random_gaps

@@ -1,0 +1,406 @@
+"""Search over head, tail and map; see ``gap_fill`` for the method.
+
+Given the map, pipelines do not meet: each fills its own devices, and only the longest head and the
+longest tail count. ``Filler.fill`` is that one pipeline's answer; everything else looks for a head
+and a map.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from foreplan.solvers._gap_place import matched, merged, mirrored, place_jobs, without
+from foreplan.solvers._gap_rows import Direction, Rows
+from foreplan.solvers.gap_fill_problem import FloatArray, GapFillAnswer, IntArray
+
+BISECTIONS = 50
+"""Halvings of an interval of heads; the last are below the tolerance."""
+HEADS = (0.0, 0.02, 0.05, 0.1, 0.2, 0.35, 0.5, 0.75, 1.0)
+"""Heads tried beyond the least one, as shares of the tail that could be saved."""
+
+Pieces = tuple[FloatArray, FloatArray, FloatArray, IntArray]
+
+
+def least_head(rows: Rows) -> tuple[float, float]:
+    """Bracket of the least head at which the forwards alone meet every deadline (L3).
+
+    Feasibility is monotone in the head, hence bisection. Returns ``(low, high)``: a proven lower
+    bound and a head that does.
+    """
+    if not len(rows.forward.row):
+        return 0.0, 0.0
+    work = float(rows.forward.job_s.max())
+
+    def fits(head: float) -> bool:
+        return merged_map(rows, head)[1] == len(rows.deadline)
+
+    if fits(0.0):
+        return 0.0, 0.0
+    low, high = 0.0, max(work, work - float(rows.deadline[0]))
+    while not fits(high):
+        low, high = high, 2.0 * high
+    for _ in range(BISECTIONS):
+        if high - low <= 0.1 * rows.tolerance:
+            break
+        middle = 0.5 * (low + high)
+        low, high = (low, middle) if fits(middle) else (middle, high)
+    return low, high
+
+
+def merged_map(rows: Rows, head: float) -> tuple[IntArray, int]:
+    """Map by order of completion at a head, and how many slots meet their deadline (L2)."""
+    pipeline = np.zeros(len(rows.deadline), dtype=np.int64)
+    way = rows.forward
+    met = merged(
+        rows.start, rows.end, rows.rate, rows.first_piece, way.row, way.work, way.lag, way.edge,
+        head, rows.deadline, rows.tolerance, pipeline,
+    )  # fmt: skip
+    return pipeline, int(met)
+
+
+@dataclass(slots=True)
+class Filled:
+    """One pipeline's jobs; arrays ``[n, U]``.
+
+    Attributes:
+        forward_s, forward_end_s, backward_s, backward_end_s: starts and ends.
+        late_s: seconds by which forwards miss their deadlines, summed.
+        tail_s: end of the last unit beyond T.
+    """
+
+    forward_s: FloatArray
+    forward_end_s: FloatArray
+    backward_s: FloatArray
+    backward_end_s: FloatArray
+    late_s: float
+    tail_s: float
+
+
+@dataclass(slots=True)
+class Incumbent:
+    """Best answer so far."""
+
+    head: float = math.inf
+    total: float = math.inf
+    answer: GapFillAnswer | None = None
+
+
+@dataclass(slots=True)
+class Filler:
+    """Forwards leftmost from a head on, then backwards in what they leave."""
+
+    rows: Rows
+    mirror: Rows
+    """Rows of the reversed problem."""
+    evaluations: int = 0
+    """Passes over one pipeline's units, the unit of limits."""
+    _left: dict[tuple[float, int, int], tuple[FloatArray, Pieces]] = field(default_factory=dict)
+    _filled: dict[tuple[float, int, tuple[int, ...]], Filled] = field(default_factory=dict)
+
+    def forget(self) -> None:
+        """Drop what was kept for other heads."""
+        self._left.clear()
+        self._filled.clear()
+
+    def place(
+        self, pieces: Pieces, way: Direction, j: int, release: FloatArray, hold: FloatArray
+    ) -> tuple[FloatArray, FloatArray]:
+        """Starts and ends of jobs on a pipeline whose free pieces are given."""
+        self.evaluations += 1
+        begins = np.empty((len(release), len(way.row)))
+        ends = np.empty_like(begins)
+        place_jobs(
+            *pieces, way.row, way.work[j], way.lag[j], release, hold,
+            np.full(len(release), np.inf), self.rows.tolerance, begins, ends,
+        )  # fmt: skip
+        return begins, ends
+
+    def fill(self, head: float, j: int, slots: tuple[int, ...]) -> Filled:
+        """The jobs of some slots on one pipeline."""
+        key = (head, j, slots)
+        if key not in self._filled:
+            order = np.array(slots, dtype=np.int64)
+            self._filled[key] = self._fill_capped(head, j, order) if (
+                0 < self.rows.cap < len(slots)
+            ) else self._fill_free(head, j, order)  # fmt: skip
+        return self._filled[key]
+
+    def _release(self, j: int, slots: IntArray) -> FloatArray:
+        return np.asarray(self.rows.release[slots] + self.rows.backward.edge[j])
+
+    def _fill_free(self, head: float, j: int, slots: IntArray) -> Filled:
+        rows, none = self.rows, np.full(len(slots), -np.inf)
+        pieces = rows.of_pipeline(j)
+        begins, ends = self.place(pieces, rows.forward, j, np.full(len(slots), -head), none)
+        left = _without(pieces, rows.forward, begins, ends)
+        back, back_ends = self.place(left, rows.backward, j, self._release(j, slots), none)
+        return self._score(j, slots, begins, ends, back, back_ends)
+
+    def _fill_capped(self, head: float, j: int, slots: IntArray) -> Filled:
+        """As the cap wants it: a forward ends when the backward ``cap`` jobs before it has."""
+        rows, n = self.rows, len(slots)
+        ways = (rows.forward, rows.backward)
+        begins = [np.empty((n, len(way.row))) for way in ways]
+        ends = [np.empty((n, len(way.row))) for way in ways]
+        pieces = rows.of_pipeline(j)
+        ready = [np.full(2 * self.rows.first_piece.shape[1], -np.inf) for _ in ways]
+        release = [np.full(n, -head), self._release(j, slots)]
+        order = [(0, q) for q in range(rows.cap)]
+        for q in range(n):
+            order += [(1, q)] + ([(0, q + rows.cap)] if q + rows.cap < n else [])
+        for side, q in order:
+            way, hold = ways[side], -math.inf
+            if side == 0 and q >= rows.cap:
+                hold = float(ends[1][q - rows.cap, -1])
+            first = float(release[side][q])
+            if side == 1:
+                first = max(first, float(ends[0][q, -1]))
+            begin, end = self._place_one(pieces, way, j, first, hold, ready[side])
+            begins[side][q], ends[side][q] = begin[0], end[0]
+            pieces = _without(pieces, way, begin, end)
+        return self._score(j, slots, begins[0], ends[0], begins[1], ends[1])
+
+    def _place_one(
+        self, pieces: Pieces, way: Direction, j: int, first: float, hold: float, ready: FloatArray
+    ) -> tuple[FloatArray, FloatArray]:
+        """One job behind those of its direction: cut off each row's time before they ended."""
+        start, end, rate, heads = (np.array(part) for part in pieces)
+        keep = np.ones(len(start), dtype=bool)
+        bounds = [*heads.tolist(), len(start)]
+        for r, (a, b) in enumerate(itertools.pairwise(bounds)):
+            gone = int(np.searchsorted(end[a:b], ready[r], side="right"))
+            keep[a : a + gone] = False
+            start[a + gone] = max(float(start[a + gone]), float(ready[r]))
+        heads = np.array([int(keep[:a].sum()) for a in bounds[:-1]])
+        cut = (start[keep], end[keep], rate[keep], heads)
+        begins, ends = self.place(cut, way, j, np.array([first]), np.array([hold]))
+        for u, r in enumerate(way.row):
+            ready[r] = max(float(ready[r]), float(ends[0, u]))
+        return begins, ends
+
+    def _score(
+        self, j: int, slots: IntArray, begins: FloatArray, ends: FloatArray,
+        back: FloatArray, back_ends: FloatArray,
+    ) -> Filled:  # fmt: skip
+        late = 0.0
+        if ends.size:
+            missed = ends[:, -1] + self.rows.forward.edge[j] - self.rows.deadline[slots]
+            late = float(np.where(missed > self.rows.tolerance, missed, 0.0).sum())
+        last = max(float(x.max(initial=self.rows.length)) for x in (ends, back_ends))
+        return Filled(begins, ends, back, back_ends, late, last - self.rows.length)
+
+    def score(self, head: float, pipeline: IntArray) -> tuple[float, float]:
+        """Lateness and total of a map at a head."""
+        parts = [self.fill(head, j, slots) for j, slots in self.slots(pipeline)]
+        head_s = max(
+            [0.0] + [-float(x.min()) for p in parts for x in (p.forward_s, p.backward_s) if x.size]
+        )
+        tail = max(part.tail_s for part in parts)
+        return sum(part.late_s for part in parts), head_s + self.rows.length + tail
+
+    def slots(self, pipeline: IntArray) -> Iterator[tuple[int, tuple[int, ...]]]:
+        """Slots of each pipeline that has some."""
+        for j in range(len(self.rows.first_piece)):
+            mine = np.flatnonzero(pipeline == j)
+            if len(mine):
+                yield j, tuple(mine.tolist())
+
+    def answer(self, head: float, pipeline: IntArray) -> GapFillAnswer:
+        """The placement behind ``score``."""
+        starts = [np.empty((len(pipeline), len(w.row))) for w in self._ways]
+        for j, slots in self.slots(pipeline):
+            part = self.fill(head, j, slots)
+            starts[0][list(slots)] = part.forward_s
+            starts[1][list(slots)] = part.backward_s
+        return GapFillAnswer(
+            pipeline=pipeline, forward_start_s=starts[0], backward_start_s=starts[1]
+        )
+
+    @property
+    def _ways(self) -> tuple[Direction, Direction]:
+        return self.rows.forward, self.rows.backward
+
+    def windows(self, head: float, tail: float, j: int, n: int) -> tuple[IntArray, IntArray]:
+        """First and last slot that each of ``n`` jobs of a pipeline can take.
+
+        Forwards run leftmost from the head on, backwards rightmost up to the tail in what is left;
+        neither depends on the slots, so that any map within the windows is feasible.
+        """
+        rows, way = self.rows, self.mirror.forward
+        key = (head, j, n)
+        if key not in self._left:
+            none = np.full(n, -np.inf)
+            pieces = rows.of_pipeline(j)
+            begins, ends = self.place(pieces, rows.forward, j, np.full(n, -head), none)
+            left = _without(pieces, rows.forward, begins, ends)
+            arrive = ends[:, -1] + rows.forward.edge[j] if ends.size else none
+            seen = mirrored(*left, rows.length)
+            self._left[key] = (arrive, (*seen, left[3]))
+        arrive, seen = self._left[key]
+        low = np.searchsorted(rows.deadline, arrive - rows.tolerance, side="left")
+        high = np.full(n, len(rows.release) - 1)
+        if len(way.row):
+            none = np.full(n, -np.inf)
+            _, ends = self.place(seen, way, j, np.full(n, -tail), none)
+            latest = rows.length - (ends[::-1, -1] + way.edge[j])
+            high = np.searchsorted(rows.release, latest + rows.tolerance, side="right") - 1
+        return low, high
+
+    def match(self, head: float, tail: float, counts: IntArray) -> IntArray | None:
+        """A map for a head and a tail, from counts of jobs that are changed one by one."""
+        cache: dict[tuple[int, int], tuple[IntArray, IntArray]] = {}
+        slots = len(self.rows.deadline)
+
+        def attempt(numbers: IntArray) -> tuple[int, IntArray]:
+            jobs = [(j, int(n)) for j, n in enumerate(numbers) if n]
+            for job in jobs:
+                if job not in cache:
+                    cache[job] = self.windows(head, tail, *job)
+            low = np.concatenate([cache[job][0] for job in jobs])
+            high = np.concatenate([cache[job][1] for job in jobs])
+            pipeline = np.empty(slots, dtype=np.int64)
+            owner = np.repeat([j for j, _ in jobs], [n for _, n in jobs])
+            return int(matched(low, high, slots, pipeline, owner)), pipeline
+
+        counts = counts.copy()
+        best, pipeline = attempt(counts)
+        while best < slots:
+            step: tuple[int, int, int] | None = None
+            for a, b in np.ndindex(len(counts), len(counts)):
+                if a == b or counts[a] == 0:
+                    continue
+                counts[a] -= 1
+                counts[b] += 1
+                found, candidate = attempt(counts)
+                counts[a] += 1
+                counts[b] -= 1
+                if found > best:
+                    best, pipeline, step = found, candidate, (a, b, found)
+                    if found == slots:
+                        return pipeline
+            if step is None:
+                return None
+            counts[step[0]] -= 1
+            counts[step[1]] += 1
+        return pipeline
+
+
+def _without(pieces: Pieces, way: Direction, begins: FloatArray, ends: FloatArray) -> Pieces:
+    new = without(*pieces, way.row_units, way.row_first, begins, ends)
+    return new[0], new[1], new[2], new[3]
+
+
+@dataclass(slots=True)
+class Search:
+    """Heads and maps of one orientation of time.
+
+    Attributes:
+        filler: what places units.
+        best: incumbent, shared between orientations through ``total``.
+        target: total at which to stop.
+        max_evaluations: passes at which to stop.
+    """
+
+    filler: Filler
+    target: float
+    max_evaluations: int
+    best: Incumbent = field(default_factory=Incumbent)
+
+    @property
+    def over(self) -> bool:
+        """Whether nothing is left to do or to spend."""
+        return self.best.total <= self.target or self.filler.evaluations >= self.max_evaluations
+
+    def offer(self, head: float, pipeline: IntArray) -> float:
+        """Tail of a map at a head, kept if it is the best; ``inf`` if it is late."""
+        late, total = self.filler.score(head, pipeline)
+        if late > 0.0:
+            return math.inf
+        if total < self.best.total:
+            answer = self.filler.answer(head, pipeline)
+            self.best = Incumbent(head, total, answer)
+        return total - head - self.filler.rows.length
+
+    def run(self, head: float, tail: float) -> None:
+        """Search from the least head and the least tail of the two directions alone."""
+        rows = self.filler.rows
+        pipeline, _ = merged_map(rows, head)
+        longest = self.offer(head, pipeline)
+        if not math.isfinite(longest):
+            longest = self.best.total - rows.length - head
+        span = max(0.0, longest - tail)
+        other, _ = merged_map(self.filler.mirror, tail)
+        numbers = [np.bincount(x, minlength=len(rows.first_piece)) for x in (pipeline, other)]
+        for share in HEADS:
+            if self.over:
+                return
+            self.filler.forget()
+            self._shorten(head + share * span, tail, numbers)
+
+    def _shorten(self, head: float, tail: float, numbers: list[IntArray]) -> None:
+        """Bisect the tail at one head, asking first for less than the incumbent."""
+        rows = self.filler.rows
+        step = 0.25 * max(self.target - self._bound(head, tail), 1e-5 * rows.length)
+        low = tail
+        high = self.best.total - rows.length - head - step
+        first = True
+        while not self.over and high >= low:
+            middle = high if first else 0.5 * (low + high)
+            found = self._try(head, middle, numbers)
+            if found is None:
+                if first:
+                    return
+                low = middle + step
+            else:
+                numbers.insert(0, np.bincount(found, minlength=len(rows.first_piece)))
+                del numbers[4:]
+                high = min(middle, self.offer(head, found)) - step
+            first = False
+
+    def _bound(self, head: float, tail: float) -> float:
+        return head + self.filler.rows.length + tail
+
+    def _try(self, head: float, tail: float, numbers: list[IntArray]) -> IntArray | None:
+        for counts in numbers:
+            found = self.filler.match(head, tail, counts)
+            if found is not None or self.over:
+                return found
+        return None
+
+
+def improve(search: Search, head: float, pipeline: IntArray) -> None:
+    """Move slots between pipelines and swap them while lateness or the total falls."""
+    filler = search.filler
+    best = filler.score(head, pipeline)
+    search.offer(head, pipeline)
+    changed = True
+    while changed and not search.over:
+        changed = False
+        for candidate in _neighbours(pipeline, len(filler.rows.first_piece)):
+            if search.over:
+                break
+            score = filler.score(head, candidate)
+            if score < best:
+                best, pipeline, changed = score, candidate, True
+                search.offer(head, pipeline)
+                break
+
+
+def _neighbours(pipeline: IntArray, pipelines: int) -> Iterator[IntArray]:
+    for i in range(len(pipeline)):
+        for j in range(pipelines):
+            if j != pipeline[i]:
+                moved = pipeline.copy()
+                moved[i] = j
+                yield moved
+    for i in range(len(pipeline)):
+        for k in range(i + 1, len(pipeline)):
+            if pipeline[i] != pipeline[k]:
+                swapped = pipeline.copy()
+                swapped[[i, k]] = pipeline[[k, i]]
+                yield swapped
