@@ -151,13 +151,15 @@ def plan(
     assumptions = [*where.assumptions, *profiles.assumptions, *choice.assumptions]
     decision, bound = choice.decision, choice.bound
     eligible = {name: f for name, (d, f) in others.items() if getattr(d, "limits_met", True)}
-    quickest = min(eligible, key=lambda name: eligible[name].total_s, default=None)
-    if quickest is not None and eligible[quickest].total_s < forecast.total_s * (1 - 1e-9):
+    worth = {n: chosen.objective(problem, others[n][0], f.total_s) for n, f in eligible.items()}
+    best = min(worth, key=lambda name: worth[name], default=None)
+    mine = chosen.objective(problem, decision, forecast.total_s)
+    if best is not None and worth[best] < mine - 1e-9 * abs(mine):
         assumptions.append(
-            f"the plan is the {quickest}: the simulator prefers it to the solver's decision"
+            f"the plan is the {best}: the simulator prefers it to the solver's decision"
         )
         swapped = (decision, forecast)
-        decision, forecast = others.pop(quickest)
+        decision, forecast = others.pop(best)
         others = {"solver": swapped, **others}
         eligible = {name: f for name, (d, f) in others.items() if getattr(d, "limits_met", True)}
     cuda = all(rank.name.kind == "cuda" for rank in where.ranks())

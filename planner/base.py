@@ -203,6 +203,10 @@ class Planner(ABC, Generic[W, D]):
         """Figures a user of this kind of plan reads first; names carry the unit."""
         return {}
 
+    def objective(self, problem: Problem[W], decision: D, total_s: float) -> float:
+        """What decisions that meet every limit are compared by, least first: simulated seconds."""
+        return total_s
+
     def rivals(self, problem: Problem[W], decision: D, count: int) -> dict[str, D]:
         """Further decisions predicted within 10 % of the best, for a thorough verification."""
         return {}

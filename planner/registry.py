@@ -19,7 +19,10 @@ from foreplan.planner.base import Planner
 GROUP = "foreplan.planners"
 
 _OURS: Mapping[str, str] = MappingProxyType(
-    {"serving": "foreplan.planner.serving:ServingPlanner"}
+    {
+        "serving": "foreplan.planner.serving:ServingPlanner",
+        "precision": "foreplan.planner.precision:PrecisionPlanner",
+    }
 )
 
 

@@ -96,6 +96,7 @@ class StepReplay:
 
     Args:
         devices: one a rank; ranks alike may share one.
+        labels: label of each rank.
         optimizer: work of the update.
         costs: prices of collectives and of the update.
         contention: measured slowdown between ranks of one host.
@@ -104,6 +105,7 @@ class StepReplay:
     def __init__(
         self,
         devices: Sequence[DeviceReplay],
+        labels: Sequence[str],
         optimizer: Work,
         costs: CostBook,
         contention: Contention | None,
@@ -111,7 +113,7 @@ class StepReplay:
         self.devices, self.optimizer = tuple(devices), optimizer
         self.buckets = devices[0].buckets
         self._costs, self._contention = costs, contention
-        labels = [device.tables.device for device in devices]
+        self.labels = tuple(labels)
         self.optimizer_s = np.array([costs.cost(optimizer, label).mean_s for label in labels])
         self.all_reduce_s = np.zeros(len(self.buckets.bytes))
         if len(labels) > 1:
@@ -129,8 +131,7 @@ class StepReplay:
     def schedule(self, choices: Sequence[IntArray], steps: int = 1) -> Schedule:
         """The schedule of a plan, with its works."""
         made: list[WorkerStep] = []
-        for device, choice in zip(self.devices, choices, strict=True):
-            label = device.tables.device
+        for label, device, choice in zip(self.labels, self.devices, choices, strict=True):
             forward, backward = device.works(choice)
             whole = Segment(BACKWARD, tuple(p for w in backward for p in _parts(w)))
             made.append(

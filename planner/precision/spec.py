@@ -36,7 +36,9 @@ from foreplan.datasets.training_variant import TrainingVariant as TrainingVarian
 from foreplan.datasets.training_variant import training_variant as training_variant
 
 Count = Annotated[int, Field(gt=0, le=1 << 24)]
-Indicator = Literal["gradient_variance", "hessian", "weight_change", "uniform", "random"]
+Indicator = Literal[
+    "gradient_variance", "depth_weighted", "hessian", "weight_change", "uniform", "random"
+]
 
 #: Ops of a rank's list, as the execution reads them.
 FORWARD, BACKWARD, ALL_REDUCE, OPTIMIZER = "forward", "backward", "all_reduce", "optimizer"

@@ -1,0 +1,29 @@
+"""Builds the causal language model that a `Model` describes, with weights, by transformers."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from foreplan.datasets.capture import _config_fields
+from foreplan.datasets.model import Model
+
+if TYPE_CHECKING:
+    import torch
+
+
+def causal_lm(model: Model) -> torch.nn.Module:
+    """The module in fp32: the folder's weights where it has them, else torch's random ones."""
+    import torch
+    import transformers
+
+    if model.weights == "trained":
+        load: Any = transformers.AutoModelForCausalLM.from_pretrained
+        loaded: torch.nn.Module = load(model.path, dtype=torch.float32)
+        return loaded
+    if model.path is not None:
+        config = transformers.AutoConfig.from_pretrained(model.path)
+    else:
+        config = transformers.AutoConfig.for_model(model.family, **_config_fields(model))
+    build: Any = transformers.AutoModelForCausalLM.from_config
+    module: torch.nn.Module = build(config, dtype=torch.float32)
+    return module

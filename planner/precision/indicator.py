@@ -1,0 +1,94 @@
+"""The indicator that a workload asks for: what each variant of each module costs in quality."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+
+from foreplan.cost_models.gradient_variance import (
+    Batch,
+    Omega,
+    depth_weighted,
+    gradient_statistics,
+    propagated,
+)
+from foreplan.cost_models.weight_indicators import (
+    hessian,
+    hutchinson_traces,
+    random_order,
+    uniform,
+    weight_change,
+)
+from foreplan.datasets.training_variant import TRAINING_VARIANTS, TrainingVariant, variants_of
+from foreplan.planner.precision.graph import TrainingGraph
+from foreplan.planner.precision.spec import Indicator, PrecisionWorkload
+from foreplan.planner.precision.task import TrainingTask
+
+
+def module_variants(graph: TrainingGraph) -> dict[str, dict[str, TrainingVariant]]:
+    """Every variant that exists for each module, on whatever device."""
+    found: dict[str, dict[str, TrainingVariant]] = {}
+    for i in graph.adjustable:
+        o = graph.operators[i]
+        n, k = o.weight_shape[:2] if o.family == "linear" else (0, 0)
+        texts = variants_of(o.family, n=n, k=k)
+        found[o.module] = {text: TRAINING_VARIANTS[text] for text in texts}
+    return found
+
+
+def omega_table(
+    task: TrainingTask,
+    graph: TrainingGraph,
+    workload: PrecisionWorkload,
+    seed: int,
+    *,
+    indicator: Indicator | None = None,
+) -> Omega:
+    """Omega by module and variant; 0 for fp32.
+
+    Args:
+        task: whose calibration batches are run where the indicator needs them.
+        graph: of the task.
+        workload: names the indicator, its batches and gamma.
+        seed: of random choices.
+        indicator: another one than the workload's.
+
+    Raises:
+        SpecError: statistics that are not finite.
+    """
+    chosen, variants = indicator or workload.indicator, module_variants(graph)
+    if chosen == "uniform":
+        return uniform(variants)
+    if chosen == "random":
+        return random_order(variants, seed)
+    module = task.module()
+    if chosen == "weight_change":
+        return weight_change(module, variants)
+    if chosen == "hessian":
+        batches = _batches(task, workload)
+        traces = hutchinson_traces(module, batches, task.loss, variants, seed)
+        return hessian(module, variants, traces)
+    statistics = gradient_statistics(module, _batches(task, workload), task.loss, variants)
+    if chosen == "depth_weighted":
+        return depth_weighted(statistics, _depths(graph), workload.gamma)
+    return propagated(statistics, _after(graph), workload.gamma)
+
+
+def _batches(task: TrainingTask, workload: PrecisionWorkload) -> Iterator[Batch]:
+    """Calibration batches: steps before the first."""
+    steps = itertools.count(-1, -1)
+    return (task.batch(step, 0) for step in itertools.islice(steps, workload.calibration_batches))
+
+
+def _depths(graph: TrainingGraph) -> dict[str, int]:
+    depth = graph.depth()
+    return {graph.operators[i].module: depth[i] for i in reversed(graph.adjustable)}
+
+
+def _after(graph: TrainingGraph) -> dict[str, list[str]]:
+    """Modules that read each module's result, directly or not."""
+    reaches, operators = graph.reaches(), graph.operators
+    found: dict[str, set[str]] = {module: set() for module in graph.modules}
+    for i in graph.adjustable:
+        found[operators[i].module] |= {operators[j].module for j in reaches[i]} - {""}
+    return {module: sorted(others - {module}) for module, others in found.items()}

@@ -1,0 +1,193 @@
+"""`PrecisionPlanner`: the precision of each operator of a training step, device by device.
+
+Trains one network on unlike devices with equal local batches, fp32 masters and fp32 gradients: fast
+devices keep precision, slow or small ones give some up, and no more than the step's time and the
+device's memory ask for (QSync, IPDPS 2024). See ``search.py`` for how it chooses.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import numpy as np
+
+from foreplan.cost_models.memory import MemoryLedger
+from foreplan.cost_models.schedule import Schedule
+from foreplan.cost_models.timeline import Timeline
+from foreplan.planner.base import Agreement, Bound, Choice, Kernels, Planner, Problem
+from foreplan.planner.precision.baselines import precision_baselines
+from foreplan.planner.precision.indicator import omega_table
+from foreplan.planner.precision.search import GAP, PrecisionSearch
+from foreplan.planner.precision.situation import Situation
+from foreplan.planner.precision.spec import PrecisionDecision, PrecisionWorkload
+from foreplan.planner.precision.task import training_task
+
+
+class PrecisionPlanner(Planner[PrecisionWorkload, PrecisionDecision]):
+    """Plans the precisions of a training step on a cluster of unlike devices."""
+
+    kind: ClassVar[str] = "precision"
+    workload_type = PrecisionWorkload
+    decision_type = PrecisionDecision
+    needs_model: ClassVar[bool] = False
+    modes: ClassVar[tuple[str, ...]] = ("reference", "fast")
+
+    def __init__(self) -> None:
+        self._known: tuple[Problem[PrecisionWorkload], Situation] | None = None
+        self._searched: tuple[Situation, PrecisionSearch] | None = None
+
+    # ------------------------------------------------------------------------------- decide
+
+    def decide(self, problem: Problem[PrecisionWorkload]) -> Choice[PrecisionDecision]:
+        """Least omega within the target and every device's memory.
+
+        Raises:
+            InfeasibleError: memory does not hold the step, or nothing meets the target.
+            MissingDataError: an operator has no price, or a device no known memory.
+            SpecError: a network that cannot be traced, or whose calibration is not finite.
+        """
+        search = self._search(problem)
+        found = search.run()
+        decision = search.situation.decision(found.choices, search.omega, search.target_s)
+        gap = found.gap
+        proven = found.status == "optimal" and gap is not None and gap <= GAP
+        bound = Bound(
+            status="optimal" if proven else found.status,
+            lower_s=None,
+            gap=gap,
+            solver="multiple_choice",
+            evaluations=found.evaluations,
+        )
+        return Choice(decision, bound, self._assumptions(problem, search.situation))
+
+    def _assumptions(
+        self, problem: Problem[PrecisionWorkload], situation: Situation
+    ) -> tuple[str, ...]:
+        notes = [
+            "equal local batches, fp32 masters and gradients; the bound and the gap are of omega, "
+            "the summed indicator, not of time",
+            "dropout and other operators of training mode alone are not in the step's price",
+        ]
+        for k, device in enumerate(situation.devices):
+            have = {p.name for options in device.tables.options for p in options if "/" in p.name}
+            label = situation.ranks[situation.kinds[k][0]].label
+            notes.append(f"{label} chooses among {', '.join(sorted(have))}")
+        if problem.model is not None and problem.model.weights == "random":
+            notes.append(
+                f"{problem.model.name} has random weights: indicator and times are of a network "
+                "at the start of its training"
+            )
+        return tuple(notes)
+
+    def baselines(self, problem: Problem[PrecisionWorkload]) -> dict[str, PrecisionDecision | str]:
+        """Uniform precisions, QSync's heap and a random order; see `precision_baselines`."""
+        return precision_baselines(self._search(problem), problem.seed)
+
+    def objective(
+        self, problem: Problem[PrecisionWorkload], decision: PrecisionDecision, total_s: float
+    ) -> float:
+        """Omega: time is a limit here, not what is sought."""
+        return decision.omega
+
+    # ------------------------------------------------------------------------------- schedule
+
+    def schedule(
+        self, problem: Problem[PrecisionWorkload], decision: PrecisionDecision
+    ) -> Schedule:
+        """The workload's training steps, one after another.
+
+        Raises:
+            SpecError: a decision for another network, cluster or workload.
+        """
+        situation = self._situation(problem)
+        return situation.replay.schedule(situation.choices(decision), problem.workload.steps)
+
+    def memory(
+        self, problem: Problem[PrecisionWorkload], decision: PrecisionDecision
+    ) -> tuple[MemoryLedger, ...]:
+        """Weights, gradients, optimizer states and workspace; saved tensors come by actions."""
+        situation = self._situation(problem)
+        return tuple(
+            MemoryLedger(
+                rank.label,
+                int(situation.capacity[i] * (1.0 - problem.workload.memory_headroom)),
+                situation.static_bytes(situation.kind_of[i]),
+            )
+            for i, rank in enumerate(situation.ranks)
+        )
+
+    def metrics(
+        self,
+        problem: Problem[PrecisionWorkload],
+        decision: PrecisionDecision,
+        timeline: Timeline,
+    ) -> dict[str, float]:
+        """Seconds and samples of a step, omega, and the share of modules at each precision."""
+        w = problem.workload
+        iteration_s = timeline.makespan_s / w.steps
+        figures = {
+            "iteration_s": iteration_s,
+            "target_s": decision.target_s,
+            "throughput_samples_per_s": w.batch * len(decision.workers) / iteration_s,
+            "omega": decision.omega,
+        }
+        words = [text.split("/")[1] for o in decision.workers for text in o.operators.values()]
+        for word in sorted(set(words)):
+            figures[f"share_{word}"] = float(np.mean([w == word for w in words]))
+        return figures
+
+    # ------------------------------------------------------------------------------- real runs
+
+    def kernels(
+        self,
+        problem: Problem[PrecisionWorkload],
+        decision: PrecisionDecision,
+        rank: int,
+        *,
+        mode: str,
+    ) -> Kernels:
+        """The training step of ``rank``; imports torch."""
+        import torch
+
+        from foreplan.planner.precision.execution.kernels import TrainingKernels
+
+        cuda = "/cuda" in decision.workers[rank].device
+        device = torch.device("cuda", torch.cuda.current_device()) if cuda else "cpu"
+        task = training_task(problem.model, problem.workload, problem.seed)
+        return TrainingKernels(task, problem.workload, decision, rank, mode=mode, device=device)
+
+    def reference(
+        self,
+        problem: Problem[PrecisionWorkload],
+        decision: PrecisionDecision,
+        *,
+        mode: str,
+    ) -> dict[str, Any] | None:
+        """Losses and gradients of the same steps in one process."""
+        from foreplan.planner.precision.execution.reference import single_process_training
+
+        task = training_task(problem.model, problem.workload, problem.seed)
+        return single_process_training(
+            task, problem.workload, decision, mode=mode, steps=problem.workload.steps
+        )
+
+    def agree(self, result: dict[str, Any], reference: dict[str, Any], *, mode: str) -> Agreement:
+        """Equal bits in mode ``reference``; close losses and gradients as planned."""
+        from foreplan.planner.precision.execution.reference import compare_training
+
+        return compare_training(result, reference, mode=mode)
+
+    # ---------------------------------------------------------------------------------- cache
+
+    def _situation(self, problem: Problem[PrecisionWorkload]) -> Situation:
+        """Captured once a problem: decide, baselines and every forecast share it."""
+        if self._known is None or self._known[0] is not problem:
+            self._known = problem, Situation(problem)
+        return self._known[1]
+
+    def _search(self, problem: Problem[PrecisionWorkload]) -> PrecisionSearch:
+        situation = self._situation(problem)
+        if self._searched is None or self._searched[0] is not situation:
+            omega = omega_table(situation.task, situation.graph, problem.workload, problem.seed)
+            self._searched = situation, PrecisionSearch(situation, omega)
+        return self._searched[1]
