@@ -12,6 +12,7 @@ lag, as in ``cost_models.pipeline``.
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from collections.abc import Iterator
 from typing import NamedTuple
@@ -32,6 +33,10 @@ from foreplan.planner.bubbles.training_step import TrainingStep
 
 TENSOR, DP = "tensor", "dp"
 
+#: Pieces in which an encoder stage's sharded parameters are gathered and its gradients reduced, so
+#: that both overlap with computation.
+BUCKETS = 8
+
 _FREE = HostLaunch(0)
 
 
@@ -50,7 +55,7 @@ class _Row(NamedTuple):
     Attributes:
         kind: ``pass``, ``piece``, ``unit``, ``tensor``, ``send``, ``recv``, or a collective's name.
         task: what it belongs to; of a transfer, the sender's.
-        place: piece or unit; of a collective, stage or encoder stage number, -1 for the backbone.
+        place: piece or unit; of an encoder's bucket, its first unit.
         other: of a transfer, the receiver's task.
     """
 
@@ -226,7 +231,9 @@ class StepSchedule:
     def _shared(self, rank: int, kind: str) -> Iterator[_Row]:
         for e, k in self.hosted(rank):
             if len(self.replicas(e, k)) > 1 and self._trained[e]:
-                yield _Row(kind, Task("", k, rank, e))
+                buckets = self.buckets(e, k)
+                for first, _ in buckets if kind == "all_gather" else buckets[::-1]:
+                    yield _Row(kind, Task("", k, rank, e), first)
 
     def hosted(self, rank: int) -> list[tuple[int, int]]:
         """(encoder, stage) on a rank."""
@@ -236,6 +243,13 @@ class StepSchedule:
             for k in range(len(plan.stages))
             if any(row[k] == rank for row in plan.ranks)
         ]
+
+    def buckets(self, encoder: int, stage: int) -> list[tuple[int, int]]:
+        """First unit of each bucket of an encoder stage and one past its last."""
+        span = self._decision.encoders[encoder].stage_units(stage)
+        count = min(BUCKETS, len(span)) if self._step.workload.sharded_optimizer else 1
+        cuts = [span.start + len(span) * b // count for b in range(count + 1)]
+        return list(itertools.pairwise(cuts))
 
     def replicas(self, encoder: int, stage: int) -> tuple[int, ...]:
         """Cluster ranks that hold the same parameters of an encoder stage."""
@@ -310,10 +324,12 @@ class _RankWriter:
         self._of, self._builder, self._rank = of, builder, rank
         self._step, self._decision = of._step, of._decision
         self._started: set[Task] = set()
+        # What the first use of a unit (-1: of the backbone) waits for.
         self._gathered: dict[tuple[int, int], int] = {}
         self._chain: dict[Task, int] = {}
         self._previous: Task | None = None  # last pass of the backbone
-        self._done: dict[int, int] = {}  # last task of each encoder (-1: backbone) by its last row
+        # Last row of each (encoder, unit); (-1, -1) for the backbone.
+        self._done: dict[tuple[int, int], int] = {}
 
     def write(self, rows: list[_Row]) -> None:
         """Add every row."""
@@ -339,6 +355,8 @@ class _RankWriter:
         self._started.add(task)
         work, op = self._work(row)
         link = row.kind == "tensor"
+        if row.kind == "unit" and (task.encoder, row.place) in self._gathered:
+            needs = [*needs, self._gathered.pop((task.encoder, row.place))]
         made = self._builder.add(
             "tensor" if link else op, self._rank, work, stage=self._of.number(task),
             microbatch=task.microbatch, step=row.place, dependencies=needs,
@@ -346,7 +364,8 @@ class _RankWriter:
             memory=None if link else self._memory(row),
         )  # fmt: skip
         self._chain[task] = made
-        self._done[task.encoder] = made
+        if not link or task.encoder < 0:
+            self._done[task.encoder, row.place if task.encoder >= 0 else -1] = made
         if task.encoder < 0:
             self._previous = task
 
@@ -367,9 +386,8 @@ class _RankWriter:
         before = self._previous if task.encoder < 0 else None
         if before is not None and (task in of._split or before in of._split):
             needs.append(of._last[before])
-        gathered = self._gathered.get((task.encoder, task.stage if task.encoder >= 0 else -1))
-        if gathered is not None and task.op == "F":
-            needs.append(gathered)
+        if task.encoder < 0 and (-1, -1) in self._gathered:
+            needs.append(self._gathered.pop((-1, -1)))
         return list(dict.fromkeys(needs))
 
     def _work(self, row: _Row) -> tuple[Work, str]:
@@ -460,8 +478,10 @@ class _RankWriter:
         else:
             plan = self._decision.encoders[e]
             group, stage = of.replicas(e, k), self._decision.stage_number(e, k)
-            parameters = step.encoders[e].range_parameters(*plan.stages[k]) // plan.tp
-            meeting = (row.kind, e, k)
+            last = dict(of.buckets(e, k))[row.place]
+            halves = plan.units[row.place], plan.units[last]
+            parameters = step.encoders[e].half_range_parameters(*halves) // plan.tp
+            meeting = (row.kind, e, row.place)
         number = of._meetings.setdefault(meeting, len(of._meetings))
         if row.kind == "all_gather":
             work: Work = step.steps.gather(parameters, group, encoder=e >= 0)
@@ -469,13 +489,14 @@ class _RankWriter:
             work = step.steps.scatter(parameters, group, encoder=e >= 0)
         else:
             work = step.steps.reduce(parameters, group)
-        needs = [] if row.kind == "all_gather" else [self._done[e]] if e in self._done else []
+        done = self._done.get((e, row.place))
+        needs = [] if done is None or row.kind == "all_gather" else [done]
         made = self._builder.add(
             row.kind, self._rank, work, stage=stage, dependencies=needs, resources=(DP,),
             rendezvous=number,
         )  # fmt: skip
         if row.kind == "all_gather":
-            self._gathered[e, k] = made
+            self._gathered[e, row.place] = made
         return made
 
     def _exposed_parameters(self) -> int:

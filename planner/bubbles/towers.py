@@ -93,6 +93,12 @@ class Tower:
         total += self.entry_parameters if start == 0 else 0
         return total + (self.exit_parameters if end == self.layers else 0)
 
+    def half_range_parameters(self, begin: int, end: int) -> int:
+        """Weights of halves ``[begin, end)`` with what stands before the first, behind the last."""
+        total = sum(self.half_parameters[half % 2] for half in range(begin, end))
+        total += self.entry_parameters if begin == 0 else 0
+        return total + (self.exit_parameters if end == 2 * self.layers else 0)
+
     def takes_tp(self, tp: int) -> bool:
         """Whether ``tp`` devices can share a layer by heads and MLP features."""
         return self.heads % tp == 0 and self.ffn % tp == 0
