@@ -1,0 +1,87 @@
+"""Where encoders may lie: numbers of stages, pipelines, units; colocated with the backbone.
+
+Every device holds a share of the backbone and a share of each encoder (Optimus, section 4.1). With
+``PP_e`` encoder stages, ``PP_e`` dividing the backbone's ``PP_l``, and the backbone's tensor
+parallelism, one backbone pipeline holds ``m = PP_l / PP_e`` replicas of the encoder, each on
+consecutive ranks, so that ``DP_e = m DP_l``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from foreplan.errors import SpecError
+from foreplan.planner.bubbles.decision import EncoderPlan
+from foreplan.planner.bubbles.spec import BackbonePlan
+from foreplan.planner.bubbles.towers import Tower
+
+
+def colocated_ranks(plan: BackbonePlan, stages: int) -> tuple[tuple[int, ...], ...]:
+    """Ranks of each encoder pipeline, ``[pipeline][stage]``.
+
+    Raises:
+        SpecError: stages that do not divide the backbone's ranks.
+    """
+    if plan.pp % stages:
+        raise SpecError("encoder stages", got=stages, expected=f"a divisor of pp = {plan.pp}")
+    return tuple(tuple(range(first, first + stages)) for first in range(0, plan.pp, stages))
+
+
+def even_stages(tower: Tower, stages: int) -> tuple[tuple[int, int], ...]:
+    """Equal encoder stages.
+
+    Raises:
+        SpecError: layers that do not divide.
+    """
+    if tower.layers % stages:
+        raise SpecError(
+            f"encoder {tower.name}", got=f"{tower.layers} layers in {stages} stages",
+            expected="layers that divide",
+        )  # fmt: skip
+    size = tower.layers // stages
+    return tuple((k * size, (k + 1) * size) for k in range(stages))
+
+
+def unit_cuts(stages: Sequence[tuple[int, int]], unit_layers: float | None) -> tuple[int, ...]:
+    """Cuts in half layers: units of a size, the last of a stage perhaps smaller.
+
+    Args:
+        stages: layers of each stage.
+        unit_layers: layers of a unit; ``None`` for whole stages.
+    """
+    cuts = [0]
+    for start, end in stages:
+        size = 2 * (end - start) if unit_layers is None else max(1, round(2 * unit_layers))
+        cuts += [*range(2 * start + size, 2 * end, size), 2 * end]
+    return tuple(cuts)
+
+
+def encoder_plan(
+    tower: Tower,
+    plan: BackbonePlan,
+    *,
+    stages: int,
+    unit_layers: float | None,
+    slots: Sequence[int],
+) -> EncoderPlan:
+    """A colocated encoder.
+
+    Args:
+        tower: the encoder.
+        plan: the backbone's layout.
+        stages: of each encoder pipeline.
+        unit_layers: layers of a unit, ``None`` for whole stages.
+        slots: pipeline of each micro-batch.
+
+    Raises:
+        SpecError: sizes that do not divide.
+    """
+    cuts = even_stages(tower, stages)
+    return EncoderPlan(
+        name=tower.name,
+        tp=plan.tp,
+        stages=cuts,
+        units=unit_cuts(cuts, unit_layers),
+        ranks=colocated_ranks(plan, stages),
+        slots=tuple(slots),
+    )
