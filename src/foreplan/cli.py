@@ -114,9 +114,7 @@ def devices(
 
 @simulate_app.command("pipeline")
 def simulate_pipeline(
-    schedule: Annotated[
-        str, typer.Option(help="gpipe, 1f1b, interleaved-1f1b, zb-h1 or zb-h2.")
-    ],
+    schedule: Annotated[str, typer.Option(help="gpipe, 1f1b, interleaved-1f1b, zb-h1 or zb-h2.")],
     stages: Annotated[int, typer.Option(help="Pipeline stages.")],
     microbatches: Annotated[int, typer.Option(help="Micro-batches of a step.")],
     forward_ms: Annotated[float, typer.Option(help="Forward pass, per chunk.")],
@@ -269,9 +267,7 @@ def verify(
     rdzv_endpoint: Annotated[
         str | None, typer.Option(help="HOST:PORT where several hosts meet.")
     ] = None,
-    host: Annotated[
-        str | None, typer.Option(help="Which host of the cluster this one is.")
-    ] = None,
+    host: Annotated[str | None, typer.Option(help="Which host of the cluster this one is.")] = None,
     dry_run: Annotated[bool, typer.Option(help="Say what would run; start nothing.")] = False,
     as_json: Json = False,
 ) -> None:
@@ -304,6 +300,35 @@ def report(
         _print_json({"written": [str(path) for path in written]})
     else:
         _console().print("wrote " + ", ".join(str(path) for path in written))
+
+
+@app.command()
+def export(
+    plan: Annotated[Path, typer.Argument(metavar="PLAN.json")],
+    target: Annotated[
+        str, typer.Option("--to", help="vllm, sglang, tensorrt-llm, llama.cpp or torchrun.")
+    ],
+    output: OutputFolder,
+    as_json: Json = False,
+) -> None:
+    """Write a plan as a launcher's own files, or say what the launcher cannot express."""
+    from foreplan.planner.export import export_plan
+    from foreplan.planner.plan import load_plan
+
+    written = export_plan(load_plan(plan), target, output)
+    names = sorted(written.files)
+    if as_json:
+        _print_json(
+            {
+                "written": [str(output / name) for name in names],
+                "not_expressed": list(written.not_expressed),
+            }
+        )
+        return
+    console = _console()
+    console.print("wrote " + ", ".join(str(output / name) for name in names))
+    for line in written.not_expressed:
+        console.print(f"- {target} decides itself: {line}")
 
 
 @app.command("evaluate")

@@ -1,0 +1,57 @@
+"""What the exporters of GPU servers share: which GPU runs which stage, and what is left to them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from foreplan.planner.export.handover import Handover, Scheme, serving_decision
+from foreplan.planner.plan import Plan
+
+_STAGES = "FOREPLAN_STAGES"
+
+
+def gpu_environment(handover: Handover) -> tuple[dict[str, str], list[str]]:
+    """Environment that puts stage i on the plan's i-th GPU, and notes for people.
+
+    ``FOREPLAN_STAGES`` names host and GPU of every stage for whoever places ranks on several hosts;
+    no launcher reads it.
+    """
+    stages = ",".join(f"{host}/{gpu}" for host, gpu in handover.gpus)
+    environment = {_STAGES: stages}
+    if handover.one_host:
+        environment["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"
+        environment["CUDA_VISIBLE_DEVICES"] = ",".join(str(gpu) for _, gpu in handover.gpus)
+        return environment, ["stage i runs on the i-th of CUDA_VISIBLE_DEVICES"]
+    return environment, [
+        f"several hosts ({', '.join(handover.hosts)}): start this on each and place rank i on the",
+        f"i-th of {_STAGES} (host/GPU)",
+    ]
+
+
+def read_gpus(environment: Mapping[str, str]) -> tuple[tuple[str, int], ...]:
+    """What `gpu_environment` wrote."""
+    found = []
+    for word in environment[_STAGES].split(","):
+        host, _, gpu = word.rpartition("/")
+        found.append((host, int(gpu)))
+    return tuple(found)
+
+
+def unexpressed(plan: Plan, handover: Handover) -> tuple[str, ...]:
+    """What the plan says that a continuously batching server decides by itself."""
+    decision = serving_decision(plan)
+    lines = [
+        f"micro-batches of {decision.prefill_microbatch} (prefill) and "
+        f"{decision.decode_microbatch} (decode) requests: the server batches as requests come",
+    ]
+    if set(handover.schemes) != {Scheme("bf16")}:
+        lines.append(
+            "weights: quantise the checkpoint with the tool of the target; its rounding may "
+            "differ from the one this plan's quality figures assume"
+        )
+    if handover.one_host and any("#" in stage.device for stage in decision.stages):
+        lines.append(
+            "GPU numbers: the plan names devices of the zoo; they are counted in the order of the "
+            "cluster"
+        )
+    return tuple(lines)

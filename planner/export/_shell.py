@@ -1,0 +1,45 @@
+"""Launch scripts: environment, command and flags as text, and back."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping, Sequence
+
+from foreplan.errors import SpecError
+
+
+def script(
+    command: Sequence[str],
+    flags: Mapping[str, str],
+    environment: Mapping[str, str],
+    notes: Sequence[str] = (),
+) -> str:
+    """A bash script that exports ``environment`` and runs ``command`` with ``flags``.
+
+    Arguments that the caller adds go to the command.
+    """
+    lines = ["#!/usr/bin/env bash", *(f"# {note}" for note in notes), "set -euo pipefail"]
+    lines += [f"export {name}={shlex.quote(value)}" for name, value in environment.items()]
+    words = [shlex.join(command)]
+    words += [f"  {name} {shlex.quote(value)}" for name, value in flags.items()]
+    return "\n".join([*lines, " \\\n".join([*words, '  "$@"']), ""])
+
+
+def parse(text: str) -> tuple[dict[str, str], dict[str, str]]:
+    """Environment and flags of a script that `script` wrote.
+
+    Raises:
+        SpecError: not such a script.
+    """
+    environment: dict[str, str] = {}
+    flags: dict[str, str] = {}
+    for line in text.splitlines():
+        words = shlex.split(line.rstrip("\\"), comments=True)
+        if len(words) == 2 and words[0] == "export":
+            name, _, value = words[1].partition("=")
+            environment[name] = value
+        elif len(words) == 2 and words[0].startswith("-"):
+            flags[words[0]] = words[1]
+    if not flags:
+        raise SpecError("launch script", got="no flags", expected="a script of this exporter")
+    return environment, flags

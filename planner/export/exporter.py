@@ -1,0 +1,135 @@
+"""`Exporter`: writes a plan as the files and flags of one launcher, or refuses and says why.
+
+What a target cannot express at all is refused. What it decides by itself (vLLM its micro-batches)
+is listed in ``not_expressed`` and handed to the user. Every export is read back and compared.
+"""
+
+from __future__ import annotations
+
+import importlib
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib.metadata import entry_points
+from pathlib import Path
+from types import MappingProxyType
+from typing import ClassVar
+
+from foreplan.datasets.specs import nearest
+from foreplan.datasets.storage import write_atomically
+from foreplan.errors import SpecError
+from foreplan.planner.export.handover import Handover
+from foreplan.planner.plan import Plan
+
+GROUP = "foreplan.exporters"
+
+_OURS: Mapping[str, str] = MappingProxyType(
+    {
+        "vllm": "foreplan.planner.export.vllm:VllmExporter",
+        "sglang": "foreplan.planner.export.sglang:SglangExporter",
+        "tensorrt-llm": "foreplan.planner.export.tensorrt_llm:TensorRtLlmExporter",
+        "llama.cpp": "foreplan.planner.export.llama_cpp:LlamaCppExporter",
+        "torchrun": "foreplan.planner.export.torchrun:TorchrunExporter",
+    }
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """What an export produced.
+
+    Attributes:
+        files: text by file name.
+        not_expressed: what the plan says and the target decides by itself, one line each.
+    """
+
+    files: Mapping[str, str]
+    not_expressed: tuple[str, ...] = ()
+
+
+class Exporter(ABC):
+    """One target; stateless.
+
+    Attributes:
+        target: its word on the command line.
+    """
+
+    target: ClassVar[str]
+
+    @abstractmethod
+    def write(self, plan: Plan) -> Written:
+        """The plan in the target's words.
+
+        Raises:
+            SpecError: the target cannot express the plan; names the plan's line.
+        """
+
+    @abstractmethod
+    def read(self, files: Mapping[str, str]) -> object:
+        """What the files say, to be compared with `expected`; used to prove a round trip."""
+
+    def expected(self, plan: Plan) -> object:
+        """What `read` has to find: by default the plan's `Handover`."""
+        return Handover.of(plan)
+
+
+def targets() -> tuple[str, ...]:
+    """Names of every exporter, ours first."""
+    points = entry_points(group=GROUP)
+    return (*_OURS, *sorted(point.name for point in points if point.name not in _OURS))
+
+
+def exporter(target: str) -> Exporter:
+    """The exporter of a target.
+
+    Raises:
+        SpecError: no such target, or its package does not provide one.
+    """
+    if target in _OURS:
+        module, name = _OURS[target].split(":")
+        found = getattr(importlib.import_module(module), name)()
+    else:
+        point = next((p for p in entry_points(group=GROUP) if p.name == target), None)
+        if point is None:
+            guess = nearest(target, targets())
+            raise SpecError(
+                "--to", got=target, expected=f"one of {', '.join(targets())}",
+                fix=f"did you mean {guess}?" if guess else None,
+            )  # fmt: skip
+        try:
+            found = point.load()()
+        except Exception as error:  # a stranger's package may fail in any way
+            where = f"entry point {point.value}"
+            raise SpecError(where, got=error, expected="an Exporter") from error
+    if not isinstance(found, Exporter):
+        raise SpecError(f"exporter {target}", got=type(found).__name__, expected="an Exporter")
+    return found
+
+
+def export_plan(plan: Plan, target: str, folder: Path) -> Written:
+    """Write a plan for a target, after reading back what would be written.
+
+    Args:
+        plan: the plan.
+        target: one of `targets`.
+        folder: made where it does not exist; files of the same name are replaced.
+
+    Raises:
+        SpecError: no such target, a plan that it cannot express, a round trip that altered
+            something, or a folder that cannot be written.
+    """
+    found = exporter(target)
+    written = found.write(plan)
+    if found.read(written.files) != found.expected(plan):
+        raise SpecError(
+            f"export to {target}", got="another plan when read back", expected="the same plan"
+        )
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise SpecError(str(folder), got=error, expected="a folder that can be written") from None
+    for name, text in written.files.items():
+        write_atomically(folder / name, text)
+        if name.endswith(".sh"):
+            (folder / name).chmod(0o755)
+    return written

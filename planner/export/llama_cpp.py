@@ -1,0 +1,93 @@
+"""llama.cpp: ``--tensor-split`` by layers and a tensor-type file for ``llama-quantize``.
+
+llama.cpp gives layer i of L to the first device whose running share exceeds i / (L + 1), because
+the output counts as one more layer (``llama_model::load_tensors``). The exporter therefore hands
+the output to the last device and derives the layers again from the flag that it wrote.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from types import MappingProxyType
+
+import numpy as np
+
+from foreplan.errors import SpecError
+from foreplan.planner.export import _shell
+from foreplan.planner.export._pipeline_flags import gpu_environment, read_gpus, unexpressed
+from foreplan.planner.export.exporter import Exporter, Written
+from foreplan.planner.export.handover import Handover, Scheme, serving_workload
+from foreplan.planner.plan import Plan
+
+_TYPES_FILE = "tensor_types.txt"
+
+#: GGUF types by storage: Q8_0 is 8.5 bits a weight with its scales, Q4_K 4.5 and Q3_K 3.44.
+_TYPE: Mapping[str, str] = MappingProxyType({"int8": "q8_0", "int4": "q4_K", "int3": "q3_K"})
+_LINE = re.compile(r"blk\\\.\((?P<layers>[0-9|]+)\)\\\.\(attn\|ffn\)_\.\*=(?P<type>\w+)")
+
+
+class LlamaCppExporter(Exporter):
+    """``launch.sh`` and, where layers are quantised, ``tensor_types.txt``."""
+
+    target = "llama.cpp"
+
+    def write(self, plan: Plan) -> Written:
+        """See `Exporter.write`; one host only, weights only."""
+        handover = Handover.of(plan)
+        handover.refuse(("bf16", *_TYPE), "llama.cpp")
+        rounded = [i for i, s in enumerate(handover.schemes) if s.activations is not None]
+        if rounded:
+            raise SpecError(
+                f"decision: layer {rounded[0]}", got="8-bit activations",
+                expected="weights only: llama.cpp chooses how it rounds activations",
+                fix="plan again with quantise_activations=false",
+            )  # fmt: skip
+        if not handover.one_host:
+            raise SpecError(
+                "decision.stages", got=", ".join(handover.hosts),
+                expected="one host: llama.cpp's RPC devices have no names in a plan",
+            )  # fmt: skip
+        workload = serving_workload(plan)
+        environment, notes = gpu_environment(handover)
+        split = [*handover.layers[:-1], handover.layers[-1] + 1]
+        flags = {
+            "--tensor-split": ",".join(map(str, split)),
+            "--split-mode": "layer",
+            "--n-gpu-layers": str(len(handover.schemes) + 1),
+            "--parallel": str(workload.batch),
+            "--ctx-size": str(workload.batch * (workload.prompt_tokens + workload.new_tokens)),
+        }
+        text = _shell.script(("llama-server",), flags, environment, notes)
+        text = text.replace('  "$@"', '  --model "${MODEL:?GGUF file of the model}" "$@"')
+        lines = [
+            rf"blk\.({'|'.join(map(str, handover.layers_of(scheme)))})\.(attn|ffn)_.*="
+            + _TYPE[scheme.weights]
+            for scheme in sorted(set(handover.schemes) - {Scheme("bf16")})
+        ]
+        files = {"launch.sh": text}
+        if lines:
+            files[_TYPES_FILE] = "".join(f"{line}\n" for line in lines)
+        return Written(files, unexpressed(plan, handover))
+
+    def read(self, files: Mapping[str, str]) -> Handover:
+        """See `Exporter.read`."""
+        environment, flags = _shell.parse(files["launch.sh"])
+        split = [float(word) for word in flags["--tensor-split"].split(",")]
+        count = int(flags["--n-gpu-layers"]) - 1
+        schemes = [Scheme("bf16")] * count
+        by_type = {name: Scheme(storage) for storage, name in _TYPE.items()}
+        for line in files.get(_TYPES_FILE, "").splitlines():
+            if found := _LINE.fullmatch(line):
+                for number in found["layers"].split("|"):
+                    schemes[int(number)] = by_type[found["type"]]
+        return Handover(layers_by_split(split, count), tuple(schemes), read_gpus(environment))
+
+
+def layers_by_split(split: list[float], layers: int) -> tuple[int, ...]:
+    """Layers that llama.cpp gives each device for ``--tensor-split``, in its own arithmetic."""
+    running = np.cumsum(np.asarray(split, dtype=np.float32), dtype=np.float32)
+    shares = running / running[-1]
+    places = np.arange(layers, dtype=np.float32) / np.float32(layers + 1)
+    owner = np.searchsorted(shares, places, side="right")
+    return tuple(int(n) for n in np.bincount(owner, minlength=len(split)))

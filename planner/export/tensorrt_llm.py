@@ -1,0 +1,98 @@
+"""TensorRT-LLM: ``pp_partition`` of its LLM arguments and ModelOpt's ``hf_quant_config.json``."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any
+
+import yaml
+
+from foreplan.errors import SpecError
+from foreplan.planner.export import _shell
+from foreplan.planner.export._pipeline_flags import gpu_environment, read_gpus, unexpressed
+from foreplan.planner.export.exporter import Exporter, Written
+from foreplan.planner.export.handover import Handover, Scheme, serving_workload
+from foreplan.planner.plan import Plan
+
+_ARGUMENTS, _QUANTISATION = "llm_args.yaml", "hf_quant_config.json"
+
+#: Algorithms of TensorRT-LLM (``QuantAlgo``) for what a plan can ask.
+_ALGORITHM: Mapping[Scheme, str] = MappingProxyType(
+    {
+        Scheme("int8"): "W8A16",
+        Scheme("int4"): "W4A16_AWQ",
+        Scheme("fp8", "fp8"): "FP8_PER_CHANNEL_PER_TOKEN",
+    }
+)
+_PROJECTIONS = (
+    "self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj",
+    "mlp.gate_proj", "mlp.up_proj", "mlp.down_proj",
+)  # fmt: skip
+
+
+class TensorRtLlmExporter(Exporter):
+    """``launch.sh``, ``llm_args.yaml`` and, for quantised layers, ``hf_quant_config.json``."""
+
+    target = "tensorrt-llm"
+
+    def write(self, plan: Plan) -> Written:
+        """See `Exporter.write`."""
+        handover = Handover.of(plan)
+        known = {Scheme("bf16"), *_ALGORITHM}
+        for layer, scheme in enumerate(handover.schemes):
+            if scheme not in known:
+                raise SpecError(
+                    f"decision: layer {layer}",
+                    got=f"{scheme.weights} weights, {scheme.activations or '16-bit'} activations",
+                    expected="16 bits, or one of " + ", ".join(_ALGORITHM.values()),
+                )
+        workload = serving_workload(plan)
+        environment, notes = gpu_environment(handover)
+        arguments = {
+            "pipeline_parallel_size": len(handover.layers),
+            "tensor_parallel_size": 1,
+            "pp_partition": list(handover.layers),
+            "max_batch_size": workload.batch,
+            "max_seq_len": workload.prompt_tokens + workload.new_tokens,
+        }
+        flags = {"--extra_llm_api_options": _ARGUMENTS}
+        text = _shell.script(("trtllm-serve", "${MODEL:?folder of the model}"), flags,
+                             environment, notes)  # fmt: skip
+        text = text.replace("'${MODEL:?folder of the model}'", '"${MODEL:?folder of the model}"')
+        files = {"launch.sh": text, _ARGUMENTS: yaml.safe_dump(arguments, sort_keys=False)}
+        return Written({**files, **_quantisation(handover)}, unexpressed(plan, handover))
+
+    def read(self, files: Mapping[str, str]) -> Handover:
+        """See `Exporter.read`."""
+        environment, _ = _shell.parse(files["launch.sh"])
+        layers = tuple(yaml.safe_load(files[_ARGUMENTS])["pp_partition"])
+        schemes = [Scheme("bf16")] * sum(layers)
+        if _QUANTISATION in files:
+            by_name = {name: scheme for scheme, name in _ALGORITHM.items()}
+            named = json.loads(files[_QUANTISATION])["quantization"]["quantized_layers"]
+            for name, entry in named.items():
+                schemes[int(name.split(".")[2])] = by_name[entry["quant_algo"]]
+        return Handover(layers, tuple(schemes), read_gpus(environment))
+
+
+def _quantisation(handover: Handover) -> dict[str, str]:
+    layers: dict[str, Any] = {}
+    for layer, scheme in enumerate(handover.schemes):
+        if scheme in _ALGORITHM:
+            entry: dict[str, Any] = {"quant_algo": _ALGORITHM[scheme]}
+            if scheme.group:
+                entry["group_size"] = scheme.group
+            layers |= {f"model.layers.{layer}.{name}": entry for name in _PROJECTIONS}
+    if not layers:
+        return {}
+    document = {
+        "quantization": {
+            "quant_algo": "MIXED_PRECISION",
+            "kv_cache_quant_algo": None,
+            "quantized_layers": layers,
+            "exclude_modules": ["lm_head"],
+        }
+    }
+    return {_QUANTISATION: json.dumps(document, indent=2) + "\n"}

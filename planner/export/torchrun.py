@@ -1,0 +1,46 @@
+"""torchrun: the plan itself with a script that starts its ranks; any kind of plan.
+
+``python -m foreplan.planner.verify.worker`` is the program of each rank: it runs the plan and its
+baselines and compares. A launcher of its own reads the same plan through `foreplan.load_plan`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+
+from foreplan.errors import SpecError
+from foreplan.planner.export import _shell
+from foreplan.planner.export.exporter import Exporter, Written
+from foreplan.planner.plan import Plan
+from foreplan.planner.verify.local import WORKER_MODULE
+
+
+class TorchrunExporter(Exporter):
+    """``launch.sh`` and ``plan.json``."""
+
+    target = "torchrun"
+
+    def write(self, plan: Plan) -> Written:
+        """See `Exporter.write`; one host, because torchrun needs a process count for each."""
+        hosts = plan.cluster.hosts()
+        if len(hosts) > 1:
+            raise SpecError(
+                "cluster", got=", ".join(hosts), expected="one host for this script",
+                fix="start 'foreplan verify PLAN.json --rdzv-endpoint HOST:PORT --host NAME' on "
+                "each host",
+            )  # fmt: skip
+        flags = {"--nproc-per-node": str(plan.verify.ranks)}
+        text = _shell.script(("torchrun", "--standalone"), flags, {})
+        text = text.replace('  "$@"', f'  -m {WORKER_MODULE} plan.json "$@"')
+        text = text.replace("set -euo pipefail", 'set -euo pipefail\ncd "$(dirname "$0")"')
+        return Written({"launch.sh": text, "plan.json": plan.to_json()})
+
+    def read(self, files: Mapping[str, str]) -> object:
+        """See `Exporter.read`: the ranks to be started and the plan's document."""
+        _, flags = _shell.parse(files["launch.sh"])
+        return int(flags["--nproc-per-node"]), json.loads(files["plan.json"])
+
+    def expected(self, plan: Plan) -> object:
+        """See `Exporter.expected`."""
+        return plan.verify.ranks, json.loads(plan.to_json())

@@ -1,0 +1,152 @@
+import json
+import stat
+import subprocess
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import foreplan
+from foreplan.errors import SpecError
+from foreplan.planner.export import export_plan, targets
+from foreplan.planner.export.exporter import exporter
+from foreplan.planner.export.handover import Handover, Scheme
+from foreplan.planner.export.llama_cpp import layers_by_split
+from foreplan.planner.plan import Plan
+
+WORKLOAD = {"batch": 8, "prompt_tokens": 128, "new_tokens": 16}
+
+
+@pytest.fixture(scope="module")
+def plan() -> Plan:
+    return foreplan.plan(
+        "serving",
+        "llama-3.2-1b",
+        "a100-80g,2xt4",
+        WORKLOAD | {"bits": (16, 8, 4)},
+        costs="roofline",
+    )
+
+
+def with_layers(plan: Plan, sizes: list[int], bits: list[int], **storage: str) -> Plan:
+    """The plan with stages of these sizes, on its cluster's ranks in order."""
+    words = {16: "bf16/bf16", 8: "int8/bf16", 4: "int4/bf16", 3: "int3/bf16"}
+    words |= {int(k.removeprefix("w")): v for k, v in storage.items()}
+    ranks, stages, start = plan.cluster.ranks(), [], 0
+    for rank, size in enumerate(sizes):
+        own = bits[start : start + size]
+        kernels = {
+            f"{phase}/linear/{b}": f"{words[b]}/torch.linear"
+            for phase in ("prefill", "decode")
+            for b in set(own)
+        }
+        stages.append(
+            {
+                "rank": rank, "device": ranks[rank].label, "start": start, "end": start + size,
+                "bits": own, "kernels": kernels,
+            }
+        )  # fmt: skip
+        start += size
+    decision = plan.decision | {"stages": stages}
+    return Plan.model_validate_json(plan.model_copy(update={"decision": decision}).to_json())
+
+
+@pytest.mark.parametrize("target", targets())
+def test_every_target_writes_what_it_can_read_back(plan: Plan, target: str, tmp_path: Path) -> None:
+    mixed = with_layers(plan, [6, 5, 5], [16] * 4 + [8] * 6 + [4] * 6)
+    written = export_plan(mixed, target, tmp_path / "out")
+    for name, text in written.files.items():
+        assert (tmp_path / "out" / name).read_text() == text
+    script = tmp_path / "out" / "launch.sh"
+    assert script.stat().st_mode & stat.S_IXUSR
+    subprocess.run(["bash", "-n", script], check=True)
+
+
+@settings(max_examples=60, deadline=None)
+@given(data=st.data())
+def test_a_round_trip_alters_nothing(plan: Plan, data: st.DataObject) -> None:
+    sizes = data.draw(st.lists(st.integers(1, 12), min_size=1, max_size=3))
+    count = sum(sizes)
+    bits = data.draw(st.lists(st.sampled_from([16, 8, 4]), min_size=count, max_size=count))
+    made = with_layers(plan, sizes, bits)
+    for target in targets():
+        found = exporter(target)
+        assert found.read(found.write(made).files) == found.expected(made)
+
+
+def test_vllm_is_told_stages_and_bits(plan: Plan, tmp_path: Path) -> None:
+    made = with_layers(plan, [10, 6], [16] * 9 + [8] + [4] * 6)
+    export_plan(made, "vllm", tmp_path)
+    script = (tmp_path / "launch.sh").read_text()
+    assert "VLLM_PP_LAYER_PARTITION=10,6" in script
+    assert "--pipeline-parallel-size 2" in script
+    assert "CUDA_VISIBLE_DEVICES=0,1" in script
+    config = json.loads((tmp_path / "quantization_config.json").read_text())
+    assert config["format"] == "mixed-precision"
+    eight, four = sorted(config["config_groups"].values(), key=lambda g: -g["weights"]["num_bits"])
+    assert eight["targets"] == [r"re:.*layers\.(9)\..*proj$"]
+    assert four["weights"]["group_size"] == 64
+    assert four["targets"] == [r"re:.*layers\.(10|11|12|13|14|15)\..*proj$"]
+
+
+def test_the_target_s_own_classes_accept_the_configuration(plan: Plan, tmp_path: Path) -> None:
+    quantization = pytest.importorskip(
+        "compressed_tensors.quantization", reason="compressed-tensors is not installed"
+    )
+    export_plan(with_layers(plan, [8, 8], [16] * 4 + [8] * 6 + [4] * 6), "vllm", tmp_path)
+    config = json.loads((tmp_path / "quantization_config.json").read_text())
+    read = quantization.QuantizationConfig.model_validate(config)
+    assert {s.weights.num_bits for s in read.config_groups.values()} == {4, 8}
+
+
+def test_three_bits_are_refused_where_nothing_reads_them(plan: Plan, tmp_path: Path) -> None:
+    three = with_layers(plan, [8, 8], [3] * 16)
+    for target in ("vllm", "sglang", "tensorrt-llm"):
+        with pytest.raises(SpecError, match="layer 0"):
+            export_plan(three, target, tmp_path / target)
+        assert not (tmp_path / target).exists()
+    assert "q3_K" in export_plan(three, "llama.cpp", tmp_path).files["tensor_types.txt"]
+
+
+def test_rounded_activations_are_said_or_refused(plan: Plan, tmp_path: Path) -> None:
+    made = with_layers(plan, [8, 8], [8] * 16, w8="fp8/fp8")
+    config = json.loads(export_plan(made, "vllm", tmp_path).files["quantization_config.json"])
+    group = config["config_groups"]["group_0"]
+    assert group["input_activations"]["type"] == "float"
+    with pytest.raises(SpecError, match="layer 0"):
+        export_plan(made, "llama.cpp", tmp_path)
+
+
+@pytest.mark.parametrize("device", ["epyc_7742", "cpu:threads=1", "cuda:0/sms=32"])
+def test_a_stage_on_a_processor_or_a_slice_is_refused(
+    plan: Plan, device: str, tmp_path: Path
+) -> None:
+    document = json.loads(plan.to_json())
+    document["cluster"]["devices"] = [{"name": device, "count": 1}]
+    document["cluster"]["tiers"] = []
+    document["decision"]["stages"] = document["decision"]["stages"][:1]
+    with pytest.raises(SpecError, match="GPU"):
+        export_plan(Plan.model_validate_json(json.dumps(document)), "vllm", tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_an_unknown_target_is_named(plan: Plan, tmp_path: Path) -> None:
+    with pytest.raises(SpecError, match=r"did you mean vllm"):
+        export_plan(plan, "vlm", tmp_path)
+
+
+def test_llama_cpp_counts_the_output_as_a_layer() -> None:
+    assert layers_by_split([16, 16], 32) == (17, 15)  # what a naive export would give
+    assert layers_by_split([16, 17], 32) == (16, 16)
+
+
+def test_a_scheme_knows_its_bits() -> None:
+    assert Scheme("int3").bits == 3
+    assert Scheme("fp8", "fp8").group == 0
+
+
+def test_schemes_follow_the_layers(plan: Plan) -> None:
+    handover = Handover.of(with_layers(plan, [2, 1], [16, 8, 4]))
+    assert handover.layers == (2, 1)
+    assert [s.bits for s in handover.schemes] == [16, 8, 4]
