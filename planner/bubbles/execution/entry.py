@@ -14,10 +14,13 @@ from foreplan.errors import SpecError
 from foreplan.planner.base import Problem
 from foreplan.planner.bubbles.decision import BubblesDecision
 from foreplan.planner.bubbles.execution.kernels import BubbleKernels
+from foreplan.planner.bubbles.execution.lanes import Lanes
 from foreplan.planner.bubbles.execution.reference import single_process_step
 from foreplan.planner.bubbles.execution.report import compare_steps
 from foreplan.planner.bubbles.execution.step_sizes import StepSizes
+from foreplan.planner.bubbles.schedule import StepSchedule
 from foreplan.planner.bubbles.spec import BubblesWorkload
+from foreplan.planner.bubbles.training_step import TrainingStep
 
 MODES = ("reference", "fast")
 
@@ -29,14 +32,35 @@ def rank_kernels(
 ) -> BubbleKernels:
     """One rank of a run, in its own process.
 
+    Args:
+        problem: what is trained.
+        decision: with one data parallel replica.
+        rank: of the schedule, which `widen` has widened where a rank has several lanes. Then every
+            process of the run has to call this, because all of them open the lanes' groups.
+        mode: one of `MODES`.
+
     Raises:
-        SpecError: an unknown mode; a layout with replicas or tensor parallel ranks.
+        SpecError: an unknown mode; data parallel replicas; encoders on fewer lanes than the
+            backbone; lanes that are not connected.
     """
-    _check_layout(decision)
+    plan = decision.plan
+    if plan.dp > 1:
+        raise SpecError(
+            "decision.plan.dp", got=plan.dp, expected="1: replicas are alike, one of them is run"
+        )
+    for encoder in decision.encoders:
+        if encoder.tp != plan.tp:
+            raise SpecError(
+                f"decision: encoder {encoder.name}: tp", got=encoder.tp,
+                expected=f"{plan.tp}, the lanes of a rank, all of which a real run uses",
+            )  # fmt: skip
     device, dtype = _arithmetic(problem, mode)
+    backend = "gloo" if device.type == "cpu" else "nccl"
     return BubbleKernels(
-        StepSizes.of(problem, decision), decision, rank, device=device, dtype=dtype
-    )
+        StepSizes.of(problem, decision), decision, rank // plan.tp, device=device, dtype=dtype,
+        lanes=Lanes.connect(plan.pp, plan.tp, rank, backend),
+        buckets=StepSchedule(TrainingStep(problem, plan), decision).buckets,
+    )  # fmt: skip
 
 
 def reference_step(
@@ -45,22 +69,11 @@ def reference_step(
     """The same step in this process alone.
 
     Raises:
-        SpecError: as `rank_kernels`.
+        SpecError: an unknown mode.
     """
-    _check_layout(decision)
     device, dtype = _arithmetic(problem, mode)
-    return single_process_step(
-        StepSizes.of(problem, decision), decision, device=device, dtype=dtype
-    )
-
-
-def _check_layout(decision: BubblesDecision) -> None:
-    plan = decision.plan
-    if plan.dp > 1 or plan.tp > 1:
-        raise SpecError(
-            "decision.plan", got=f"dp = {plan.dp}, tp = {plan.tp}",
-            expected="dp = tp = 1: a real run has one process a pipeline rank",
-        )  # fmt: skip
+    sizes = StepSizes.of(problem, decision)
+    return single_process_step(sizes, decision, device=device, dtype=dtype)
 
 
 def _arithmetic(problem: Problem[BubblesWorkload], mode: str) -> tuple[torch.device, torch.dtype]:

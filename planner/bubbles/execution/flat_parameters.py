@@ -15,6 +15,10 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor, nn
 
+from foreplan.errors import SpecError
+from foreplan.planner.bubbles.execution.lanes import Lanes, Shard
+from foreplan.planner.bubbles.execution.layers import Linear
+
 #: Of the optimizer (AdamW); nothing here depends on the values.
 LEARNING_RATE = 1e-4
 
@@ -37,6 +41,13 @@ class Gradient(NamedTuple):
     values: Tensor
 
 
+class _Place(NamedTuple):
+    name: str
+    begin: int
+    shape: torch.Size
+    shard: Shard | None
+
+
 class FlatParameters:
     """See the module.
 
@@ -46,8 +57,9 @@ class FlatParameters:
         device: where.
         dtype: of weights and arithmetic; gradients and optimizer are fp32.
         frozen: without gradients and optimizer.
-        shards: ranks that share gradients and optimizer in equal parts of the flat tensor.
-        shard: which of them this one is.
+        replicas: ranks that share the optimizer in equal parts of the flat tensor.
+        replica: which of them this one is.
+        lanes: processes that share layers; each holds its shard of a cut parameter.
     """
 
     def __init__(
@@ -58,23 +70,27 @@ class FlatParameters:
         dtype: torch.dtype,
         *,
         frozen: bool = False,
-        shards: int = 1,
-        shard: int = 0,
+        replicas: int = 1,
+        replica: int = 0,
+        lanes: Lanes | None = None,
     ) -> None:
-        places = [place for part in parts for place in part.names()]
-        total, self._places = 0, []
-        for name, module, key in places:
+        named = [place for part in parts for place in part.names()]
+        self._lanes = lanes or Lanes()
+        self._places: list[_Place] = []
+        total = 0
+        for name, module, key in named:
             meta = module.get_parameter(key)
-            self._places.append((name, total, meta.shape))
+            shard = module.shard_of(key) if isinstance(module, Linear) else None
+            self._places.append(_Place(name, total, meta.shape, shard))
             total += meta.numel()
-        total = math.ceil(total / shards) * shards
+        total = math.ceil(total / replicas) * replicas
         self._seed, self._frozen = seed, frozen
         self.weights = torch.zeros(total, dtype=dtype, device=device)
         self.gradients = torch.zeros(0 if frozen else total, device=device)
-        for (_, begin, shape), (_, module, key) in zip(self._places, places, strict=True):
-            self._install(module, key, begin, shape)
-        part = total // shards
-        self._own = slice(shard * part, (shard + 1) * part)
+        for place, (_, module, key) in zip(self._places, named, strict=True):
+            self._install(module, key, place.begin, place.shape)
+        part = total // replicas
+        self._own = slice(replica * part, (replica + 1) * part)
         self._optimizer: torch.optim.Optimizer | None = None
         self._master = torch.zeros(0, device=device)
         self._scattered = self._stepped = False
@@ -85,7 +101,7 @@ class FlatParameters:
         made = nn.Parameter(
             self.weights[begin : begin + size].view(shape), requires_grad=not self._frozen
         )
-        setattr(module, key, made)
+        module.register_parameter(key, made)
         if self._frozen:
             return
         gradient = self.gradients[begin : begin + size].view(shape)
@@ -112,7 +128,8 @@ class FlatParameters:
     def draw(self) -> None:
         """Draw the weights: linears for unit variance, norms about 1, vectors about 0."""
         with torch.no_grad():
-            for name, begin, shape in self._places:
+            for name, begin, local, shard in self._places:
+                shape = tuple(local) if shard is None else shard.shape(local)
                 digest = hashlib.sha256(f"{self._seed} {name}".encode()).digest()
                 generator = torch.Generator(self.weights.device)
                 generator.manual_seed(int.from_bytes(digest[:7], "big"))
@@ -121,7 +138,8 @@ class FlatParameters:
                     drawn *= shape[-1] ** -0.5
                 else:
                     drawn = 0.02 * drawn + (1.0 if name.endswith("norm.weight") else 0.0)
-                self.weights[begin : begin + shape.numel()] = drawn.flatten()
+                drawn = drawn if shard is None else shard.take(drawn)
+                self.weights[begin : begin + drawn.numel()] = drawn.flatten()
         self._stepped = False
         if self._optimizer is not None:
             if self._master.dtype != self.weights.dtype:
@@ -153,15 +171,30 @@ class FlatParameters:
     # ------------------------------------------------------------------------------------ reports
 
     def gradient(self) -> Iterator[Gradient]:
-        """What is known of each parameter's gradient here: all of it, or this rank's part."""
+        """What is known of each parameter's gradient here: all of it, or this rank's part.
+
+        Shards of lanes are put together, which all lanes have to do at the same time.
+
+        Raises:
+            SpecError: shards of shards, which no report has words for.
+        """
         if self._frozen:
             return
         known = self._own if self._scattered else slice(0, len(self.gradients))
-        for name, begin, shape in self._places:
+        if self._scattered and self._lanes.size > 1:
+            raise SpecError(
+                "sharded_optimizer", got=True, expected="False with tensor parallel lanes"
+            )
+        for name, begin, shape, shard in self._places:
             size = shape.numel()
             first, last = max(known.start, begin), min(known.stop, begin + size)
-            if first < last:
-                values = self.gradients[first:last]
+            values = self.gradients[first:last]
+            if shard is not None:
+                whole = torch.zeros(shard.shape(shape), device=values.device)
+                shard.put(whole, values.view(shape))
+                self._lanes.sum(whole)
+                yield Gradient(name, 0, whole.numel(), whole.numel(), whole.flatten())
+            elif first < last:
                 yield Gradient(name, first - begin, last - begin, size, values)
 
     def memory_bytes(self) -> dict[str, int]:

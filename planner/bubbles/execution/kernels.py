@@ -30,6 +30,7 @@ from foreplan.planner.bubbles.decision import BubblesDecision
 from foreplan.planner.bubbles.execution.batches import Batches
 from foreplan.planner.bubbles.execution.cut import Cut
 from foreplan.planner.bubbles.execution.flat_parameters import FlatParameters
+from foreplan.planner.bubbles.execution.lanes import Lanes
 from foreplan.planner.bubbles.execution.layers import WeightGradients
 from foreplan.planner.bubbles.execution.parts import BackbonePart, EncoderPart
 from foreplan.planner.bubbles.execution.report import gradient_report, loss_report
@@ -37,6 +38,8 @@ from foreplan.planner.bubbles.execution.step_sizes import StepSizes
 
 #: Stage of the receiver, micro-batch, step: as a receive names what it carries.
 Key = tuple[int, int, int]
+#: ``buckets(encoder, stage)``, see `StepSchedule.buckets`.
+Buckets = Callable[[int, int], list[tuple[int, int]]]
 
 
 class BubbleKernels:
@@ -48,6 +51,9 @@ class BubbleKernels:
         rank: which rank this is.
         device: where.
         dtype: of weights, activations and arithmetic; gradients and losses are fp32.
+        lanes: tensor parallel processes of the rank, of which this is one.
+        buckets: first and one past the last unit of each bucket of an encoder's stage; a collective
+            carries one. All of the stage is one bucket if left out.
 
     Raises:
         SpecError: a rank that the decision has not; split passes, which need tensor parallelism.
@@ -61,14 +67,19 @@ class BubbleKernels:
         *,
         device: torch.device | None = None,
         dtype: torch.dtype = torch.float32,
+        lanes: Lanes | None = None,
+        buckets: Buckets | None = None,
     ) -> None:
         if not 0 <= rank < len(decision.orders):
             raise SpecError("rank", got=rank, expected=f"0..{len(decision.orders) - 1}")
         self._step, self._decision, self._rank = step, decision, rank
         self._device = device or torch.device("cpu")
         self._dtype = dtype
+        self._lanes = lanes or Lanes()
+        self._buckets = buckets or self._whole_stage
         self._batches = Batches(step, self._device, dtype)
-        self._flat: dict[int, FlatParameters] = {}
+        # By stage and first unit of a bucket, -1 for the backbone's on this rank.
+        self._flat: dict[tuple[int, int], FlatParameters] = {}
         self._stages: dict[int, Cut] = {}
         self._units: dict[tuple[int, int], Cut] = {}
         self._build_backbone()
@@ -90,10 +101,10 @@ class BubbleKernels:
     def _build_backbone(self) -> None:
         decision, step = self._decision, self._step
         words = parse_order(decision.orders[self._rank])
-        if any(word.piece >= 0 for word in words):
+        if any(word.piece >= 0 or word.op in "fb" for word in words):
             raise SpecError(
-                f"order of rank {self._rank}", got="split passes", expected="whole passes: a real "
-                "run has no tensor parallel ranks",
+                f"order of rank {self._rank}", got="split passes",
+                expected="whole passes, which hold their collectives",
             )  # fmt: skip
         split = {word.stage for word in words if word.op == "W"}
         parts = []
@@ -101,13 +112,15 @@ class BubbleKernels:
             if stage.rank != self._rank:
                 continue
             later = WeightGradients() if number in split else None
-            part = BackbonePart(step, stage.start, stage.end, later)
+            part = BackbonePart(step, stage.start, stage.end, later, self._lanes)
             passes = [not spec.frozen for spec in step.workload.encoders] if number == 0 else [True]
             self._stages[number] = Cut(self._runs(part), passes, later=later)
             parts.append(part)
         if parts:
             first = min(self._stages)
-            self._flat[first] = FlatParameters(parts, step.seed, self._device, self._dtype)
+            self._flat[first, -1] = FlatParameters(
+                parts, step.seed, self._device, self._dtype, lanes=self._lanes
+            )
 
     def _runs(self, part: BackbonePart) -> Callable[[Sequence[Tensor], int], Tensor]:
         batches = self._batches
@@ -115,23 +128,28 @@ class BubbleKernels:
             return lambda inputs, i: part(inputs, batches.tokens(i))
         return lambda inputs, i: part.loss(part(inputs, batches.tokens(i)), batches.labels(i))
 
+    def _whole_stage(self, encoder: int, stage: int) -> list[tuple[int, int]]:
+        units = self._decision.encoders[encoder].stage_units(stage)
+        return [(units.start, units.stop)]
+
     def _build_encoder(self, encoder: int, stage: int) -> None:
         plan, step = self._decision.encoders[encoder], self._step
         spec = step.workload.encoders[encoder]
-        parts = []
+        parts = {}
         for unit in plan.stage_units(stage):
-            part = EncoderPart(step, encoder, plan.units[unit], plan.units[unit + 1])
+            part = EncoderPart(step, encoder, plan.units[unit], plan.units[unit + 1], self._lanes)
             self._units[encoder, unit] = Cut(
                 _runs_unit(part), [unit > 0], frozen=spec.frozen, recompute=spec.recompute
             )  # fmt: skip
-            parts.append(part)
+            parts[unit] = part
         replicas = sorted({row[stage] for row in plan.ranks})
         sharded = step.workload.sharded_optimizer
-        self._flat[self._decision.stage_number(encoder, stage)] = FlatParameters(
-            parts, step.seed, self._device, self._dtype, frozen=spec.frozen,
-            shards=len(replicas) if sharded else 1,
-            shard=replicas.index(self._rank) if sharded else 0,
-        )  # fmt: skip
+        for first, end in self._buckets(encoder, stage):
+            self._flat[self._decision.stage_number(encoder, stage), first] = FlatParameters(
+                [parts[unit] for unit in range(first, end)], step.seed, self._device, self._dtype,
+                frozen=spec.frozen, replicas=len(replicas) if sharded else 1,
+                replica=replicas.index(self._rank) if sharded else 0, lanes=self._lanes,
+            )  # fmt: skip
 
     # ---------------------------------------------------------------------------- the Kernels' side
 
@@ -149,10 +167,10 @@ class BubbleKernels:
         self._ops[action.op](action)
 
     def payload(self, action: Action) -> Tensor:
-        """What a send carries, or all of a stage's gradients or weights for a collective."""
+        """What a send carries, or a bucket's gradients or weights for a collective."""
         if action.op == "send":
             return self._leaving[action.stage, action.microbatch, action.step]
-        flat = self._flat[action.stage]
+        flat = self._flat[action.stage, action.step]
         if action.op == "all_gather":
             return flat.weights
         if action.op == "reduce_scatter":

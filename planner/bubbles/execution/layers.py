@@ -17,6 +17,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from foreplan.errors import SpecError
+from foreplan.planner.bubbles.execution.lanes import Lanes, Shard
 from foreplan.planner.bubbles.towers import Tower
 
 META = torch.device("meta")
@@ -96,20 +98,46 @@ def _accumulate(parameter: Tensor, gradient: Tensor) -> None:
 
 
 class Linear(nn.Module):
-    """``[..., inputs] -> [..., outputs]``; weight ``[outputs, inputs]``."""
+    """``[..., inputs] -> [..., outputs]``; weight ``[outputs, inputs]``.
 
-    def __init__(self, inputs: int, outputs: int, *, bias: bool) -> None:
+    Args:
+        inputs, outputs: features.
+        bias: whether to add one.
+        lanes: that share it.
+        shard: this lane's part of its outputs (dimension 0) or inputs (dimension 1: what the lanes
+            compute is summed).
+    """
+
+    def __init__(
+        self, inputs: int, outputs: int, *, bias: bool, lanes: Lanes | None = None,
+        shard: Shard | None = None,
+    ) -> None:  # fmt: skip
         super().__init__()
+        self._lanes = lanes if shard is not None and shard.dimension == 1 else None
+        self.shard = shard
+        if shard is not None:
+            inputs, outputs = (shard.size, outputs) if shard.dimension else (inputs, shard.size)
         self.weight = nn.Parameter(torch.empty(outputs, inputs, device=META))
         self.bias = nn.Parameter(torch.empty(outputs, device=META)) if bias else None
         self.later: WeightGradients | None = None
 
     def forward(self, x: Tensor) -> Tensor:
         """Apply it."""
-        if self.later is None:
+        if self.later is None and self._lanes is None:
             return F.linear(x, self.weight, self.bias)
-        out: Tensor = _Deferring.apply(x, self.weight, self.later)  # type: ignore[no-untyped-call]
+        out: Tensor
+        if self.later is None:
+            out = F.linear(x, self.weight)
+        else:
+            out = _Deferring.apply(x, self.weight, self.later)  # type: ignore[no-untyped-call]
+        if self._lanes is not None:
+            out = self._lanes.leave(out)
         return out if self.bias is None else out + self.bias
+
+    def shard_of(self, key: str) -> Shard | None:
+        """This lane's part of a parameter, ``None`` for all of it."""
+        cut = self.shard is not None and (key == "weight" or self.shard.dimension == 0)
+        return self.shard if cut else None
 
 
 def norm(tower: Tower) -> nn.Module:
@@ -144,23 +172,27 @@ class Rotation:
 class AttentionHalf(nn.Module):
     """Norm, attention and residual: ``[B, T, C] -> [B, T, C]``."""
 
-    def __init__(self, tower: Tower, rotation: Rotation) -> None:
+    def __init__(self, tower: Tower, rotation: Rotation, lanes: Lanes) -> None:
         super().__init__()
         inner, bias = tower.heads * tower.head_dim, not tower.gated
         shared = tower.kv_heads * tower.head_dim
-        self._tower = tower
-        self._widths = (inner, shared, shared)
+        if tower.kv_heads % lanes.size:
+            raise SpecError("tp", got=lanes.size, expected=f"a divisor of {tower.kv_heads} heads")
+        self._tower, self._lanes = tower, lanes
+        self._widths = tuple(width // lanes.size for width in (inner, shared, shared))
         self._rotation = rotation
         self.norm = norm(tower)
-        self.qkv = Linear(tower.hidden, sum(self._widths), bias=bias)
-        self.out = Linear(inner, tower.hidden, bias=bias)
+        self.qkv = Linear(
+            tower.hidden, inner + 2 * shared, bias=bias, shard=lanes.cut(0, inner, shared, shared)
+        )
+        self.out = Linear(inner, tower.hidden, bias=bias, lanes=lanes, shard=lanes.cut(1, inner))
 
     def forward(self, x: Tensor) -> Tensor:
         """Attend within each sequence."""
         tower = self._tower
         q, k, v = (
             part.unflatten(-1, (-1, tower.head_dim)).transpose(1, 2)
-            for part in self.qkv(self.norm(x)).split(self._widths, -1)
+            for part in self.qkv(self._lanes.enter(self.norm(x))).split(self._widths, -1)
         )
         if tower.gated:
             q, k = self._rotation(q), self._rotation(k)
@@ -173,17 +205,20 @@ class AttentionHalf(nn.Module):
 class MlpHalf(nn.Module):
     """Norm, MLP and residual: ``[B, T, C] -> [B, T, C]``."""
 
-    def __init__(self, tower: Tower) -> None:
+    def __init__(self, tower: Tower, lanes: Lanes) -> None:
         super().__init__()
-        self._gated = tower.gated
+        self._gated, self._lanes = tower.gated, lanes
         self.norm = norm(tower)
-        wide = 2 * tower.ffn if tower.gated else tower.ffn
-        self.up = Linear(tower.hidden, wide, bias=not tower.gated)
-        self.down = Linear(tower.ffn, tower.hidden, bias=not tower.gated)
+        blocks = (tower.ffn,) * (2 if tower.gated else 1)
+        bias = not tower.gated
+        self.up = Linear(tower.hidden, sum(blocks), bias=bias, shard=lanes.cut(0, *blocks))
+        self.down = Linear(
+            tower.ffn, tower.hidden, bias=bias, lanes=lanes, shard=lanes.cut(1, tower.ffn)
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         """Transform each position."""
-        wide = self.up(self.norm(x))
+        wide = self.up(self._lanes.enter(self.norm(x)))
         if self._gated:
             gate, up = wide.chunk(2, -1)
             wide = F.silu(gate) * up
@@ -192,6 +227,6 @@ class MlpHalf(nn.Module):
         return x + self.down(wide)  # type: ignore[no-any-return]
 
 
-def half(tower: Tower, index: int, rotation: Rotation) -> nn.Module:
+def half(tower: Tower, index: int, rotation: Rotation, lanes: Lanes) -> nn.Module:
     """Half ``2 l`` is the attention of layer ``l``, half ``2 l + 1`` its MLP."""
-    return MlpHalf(tower) if index % 2 else AttentionHalf(tower, rotation)
+    return MlpHalf(tower, lanes) if index % 2 else AttentionHalf(tower, rotation, lanes)

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
+from foreplan.planner.bubbles.execution.lanes import Lanes
 from foreplan.planner.bubbles.execution.layers import (
     META,
     Linear,
@@ -36,10 +37,16 @@ class BackbonePart(nn.Module):
         step: what is trained.
         start, end: layers ``[start, end)``.
         later: where weight gradients are put off to, if they are.
+        lanes: that share each layer; embedding, head and loss are computed by all.
     """
 
     def __init__(
-        self, step: StepSizes, start: int, end: int, later: WeightGradients | None = None
+        self,
+        step: StepSizes,
+        start: int,
+        end: int,
+        later: WeightGradients | None = None,
+        lanes: Lanes | None = None,
     ) -> None:
         super().__init__()
         tower, rotation = step.backbone, Rotation()
@@ -55,7 +62,7 @@ class BackbonePart(nn.Module):
                 shape = step.workload.sequence_length, tower.hidden
                 self.positions = nn.Parameter(torch.empty(shape, device=META))
         self.halves = nn.ModuleList(
-            half(tower, index, rotation) for index in range(2 * start, 2 * end)
+            half(tower, index, rotation, lanes or Lanes()) for index in range(2 * start, 2 * end)
         )
         if end == tower.layers:
             self.norm = norm(tower)
@@ -114,9 +121,12 @@ class EncoderPart(nn.Module):
         step: what is trained.
         encoder: which encoder.
         start, end: half layers ``[start, end)``.
+        lanes: that share each layer; patch matrix and projector are computed by all.
     """
 
-    def __init__(self, step: StepSizes, encoder: int, start: int, end: int) -> None:
+    def __init__(
+        self, step: StepSizes, encoder: int, start: int, end: int, lanes: Lanes | None = None
+    ) -> None:
         super().__init__()
         tower, spec = step.encoders[encoder], step.workload.encoders[encoder]
         self._start, self._name = start, f"encoders.{spec.name}"
@@ -130,7 +140,9 @@ class EncoderPart(nn.Module):
             self.patches = Linear(tower.entry[1], tower.entry[0], bias=True)
             self.positions = nn.Parameter(torch.empty(spec.tokens, tower.hidden, device=META))
         rotation = Rotation()
-        self.halves = nn.ModuleList(half(tower, index, rotation) for index in range(start, end))
+        self.halves = nn.ModuleList(
+            half(tower, index, rotation, lanes or Lanes()) for index in range(start, end)
+        )
         if end == 2 * tower.layers:
             self.norm = norm(tower)
             layers: list[nn.Module] = []

@@ -15,6 +15,8 @@ from foreplan.datasets.specs import validate
 from foreplan.planner.base import Problem
 from foreplan.planner.bubbles.actions import Step, write_order
 from foreplan.planner.bubbles.decision import BubblesDecision
+from foreplan.planner.bubbles.execution.entry import rank_kernels
+from foreplan.planner.bubbles.execution.kernels import BubbleKernels
 from foreplan.planner.bubbles.schedule import StepSchedule
 from foreplan.planner.bubbles.spec import BubblesWorkload
 from foreplan.planner.bubbles.training_step import TrainingStep
@@ -177,3 +179,10 @@ def of_document(case: dict[str, Any]) -> tuple[Problem[BubblesWorkload], Bubbles
 
 def schedule_of(problem: Problem[BubblesWorkload], decision: BubblesDecision) -> Schedule:
     return StepSchedule(TrainingStep(problem, decision.plan), decision).build()
+
+
+def kernels_of(problem: Problem[BubblesWorkload], decision: BubblesDecision) -> list[BubbleKernels]:
+    return [
+        rank_kernels(problem, decision, rank, mode="reference")
+        for rank in range(len(decision.orders))
+    ]

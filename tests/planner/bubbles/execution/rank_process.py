@@ -17,7 +17,7 @@ import bubble_cases
 import torch
 import torch.distributed as dist
 
-from foreplan.planner.bubbles.execution.kernels import BubbleKernels
+from foreplan.planner.bubbles.execution.entry import rank_kernels
 from foreplan.planner.bubbles.execution.step_sizes import StepSizes
 from foreplan.planner.verify.channels import connect
 from foreplan.planner.verify.clock import HostClock
@@ -40,7 +40,7 @@ def run_case(case: dict[str, Any], rank: int) -> dict[str, Any]:
     channels = connect(
         programs, rank, backend="gloo", clock=clock, device=torch.device("cpu"), timeout_s=TIMEOUT_S
     )
-    kernels = BubbleKernels(StepSizes.of(problem, decision), decision, rank)
+    kernels = rank_kernels(problem, decision, rank, mode="reference")
     runtime = Runtime(programs[rank], kernels, channels, clock)
     results = []
     for _ in range(2):  # the second step starts from what the first one left behind

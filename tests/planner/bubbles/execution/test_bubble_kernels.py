@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import bubble_cases as cases
@@ -10,6 +11,8 @@ from hypothesis import strategies as st
 
 from foreplan.errors import SpecError
 from foreplan.planner.base import Agreement
+from foreplan.planner.bubbles.execution.entry import reference_step
+from foreplan.planner.bubbles.execution.flat_parameters import LEARNING_RATE
 from foreplan.planner.bubbles.execution.kernels import BubbleKernels
 from foreplan.planner.bubbles.execution.one_process import OneProcess
 from foreplan.planner.bubbles.execution.reference import single_process_step
@@ -20,15 +23,14 @@ VIT, AUDIO = cases.encoder(), cases.encoder("audio", images=2, projected_tokens=
 
 
 def agreement(problem: Any, decision: Any) -> Agreement:
-    sizes = StepSizes.of(problem, decision)
-    kernels = [BubbleKernels(sizes, decision, rank) for rank in range(len(decision.orders))]
+    kernels = cases.kernels_of(problem, decision)
     process = OneProcess(cases.schedule_of(problem, decision), kernels)
     process.step()
     found = process.result()
     assert not any(one.live for one in kernels)
     process.step()
     assert process.result() == found
-    return compare_steps(found, single_process_step(sizes, decision))
+    return compare_steps(found, reference_step(problem, decision, mode="reference"))
 
 
 @pytest.mark.parametrize(
@@ -102,25 +104,20 @@ def test_a_wrong_gradient_is_seen() -> None:
 def test_optimizer_steps_as_torch_does_and_reset_undoes_it() -> None:
     problem = cases.problem(1, [VIT])
     decision = cases.decision(problem, "1f1b", ranks=1, encoder_ranks=[[[0]]])
-    kernels = BubbleKernels(StepSizes.of(problem, decision), decision, 0)
+    (kernels,) = cases.kernels_of(problem, decision)
     schedule = cases.schedule_of(problem, decision)
-    before = kernels.payload(_collective(schedule, "all_gather")).clone()
+    whole = replace(schedule[0], op="all_gather", stage=0, step=-1)
+    before = kernels.payload(whole).clone()
     OneProcess(schedule, [kernels]).step()
-    after = kernels.payload(_collective(schedule, "all_gather"))
+    after = kernels.payload(whole)
     parameter = torch.nn.Parameter(before.clone())
-    parameter.grad = kernels.payload(_collective(schedule, "all_reduce")).clone()
-    torch.optim.AdamW([parameter], lr=1e-4).step()
+    parameter.grad = kernels.payload(replace(whole, op="all_reduce")).clone()
+    torch.optim.AdamW([parameter], lr=LEARNING_RATE).step()
     assert not torch.equal(after, before)
     torch.testing.assert_close(after, parameter.detach(), rtol=1e-6, atol=1e-7)
     kernels.reset()
     assert torch.equal(after, before)
     assert kernels.memory_bytes()["optimizer"] >= 8 * before.numel()
-
-
-def _collective(schedule: Any, op: str) -> Any:
-    import dataclasses
-
-    return dataclasses.replace(schedule[0], op=op, stage=0)
 
 
 def test_every_rank_builds_its_own_share() -> None:

@@ -18,7 +18,6 @@ from foreplan.planner.bubbles.execution.profile import (
     profile_step,
     with_measured_layers,
 )
-from foreplan.planner.bubbles.execution.step_sizes import StepSizes
 
 CPU = torch.device("cpu")
 
@@ -40,9 +39,9 @@ class Slowed:
 def test_every_kind_of_action_is_named_timed_and_priced() -> None:
     problem = cases.problem(2, [cases.encoder(), cases.encoder("audio", frozen=True)])
     decision = cases.decision(problem, "1f1b", ranks=2, encoder_ranks=[[[0], [1]], [[1]]], halves=2)
-    sizes, schedule = StepSizes.of(problem, decision), cases.schedule_of(problem, decision)
+    schedule = cases.schedule_of(problem, decision)
     told = {"F": 0.002, "B": 0.008, "encode": 0.004}
-    kernels: list[Any] = [Slowed(BubbleKernels(sizes, decision, r), told) for r in (0, 1)]
+    kernels: list[Any] = [Slowed(one, told) for one in cases.kernels_of(problem, decision)]
     profile = profile_step(schedule, decision, kernels, CPU, rounds=2)
     names = {"0F", "0B", "1F", "1B", "e0.0F", "e0.1F", "e0.0B", "e0.1B", "e1.0F", "optimizer"}
     assert set(profile.timings) == names
