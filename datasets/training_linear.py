@@ -88,7 +88,8 @@ class _Linear(torch.autograd.Function):
         need_x, need_weight, need_bias = ctx.needs_input_grad[:3]
         g = grads[0].reshape(-1, grads[0].shape[-1])
         saved = ctx.saved_tensors
-        gx = gw = gb = None
+        gx = gw = None
+        gb = g.sum(0, dtype=torch.float32) if need_bias else None
         if recipe.saved in EIGHT_BITS:
             p, q = Quantised(*saved[:2]), Quantised(*saved[2:])
             if need_x:
@@ -101,8 +102,6 @@ class _Linear(torch.autograd.Function):
                 gx = _multiply(low, saved[1], recipe.backward, low.dtype)
             if need_weight:
                 gw = _multiply(low.t(), saved[0], recipe.backward, torch.float32)
-        if need_bias:
-            gb = g.sum(0, dtype=torch.float32)
         return None if gx is None else gx.view(ctx.shape), gw, gb, None, None
 
 

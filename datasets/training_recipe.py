@@ -1,8 +1,8 @@
 """`Recipe`: how a linear layer carries out a variant of training, and which variants there are.
 
-The planner's variants (`foreplan.datasets.training_variant.TRAINING_VARIANTS`) come first; those that
-it does not yet decide about (fp8, tf32, fp16, int8 in all three products, one scale a tensor) can
-be carried out all the same and stand in `MORE_VARIANTS`, in the same spelling:
+The planner's variants (`foreplan.datasets.training_variant`) come first; those that it does not yet
+decide about (fp8, tf32, fp16, int8 in all three products, one scale a tensor) can be carried out
+all the same and stand in `MORE_VARIANTS`, in the same spelling:
 ``STORAGE/FORWARD/KERNEL[+BACKWARD][@tensor]``.
 """
 

@@ -48,7 +48,9 @@ def operands(rows: int, k: int, n: int, seed: int = 0, device: str = "cpu") -> t
 
 def results(text: str, x: Tensor, w: Tensor, b: Tensor, g: Tensor, seed: int = 0) -> list[Tensor]:
     y = linear(x, w, b, recipe(text), seed)
-    gradients = torch.autograd.grad(y, (x, w, b), g.to(y.dtype))
+    # On this thread: cuBLAS warns where it is the first to use a GPU on autograd's own.
+    with torch.autograd.set_multithreading_enabled(False):
+        gradients = torch.autograd.grad(y, (x, w, b), g.to(y.dtype))
     return [y.detach(), *gradients]
 
 

@@ -66,6 +66,8 @@ class TrainingKernels:
             raise SpecError("rank", got=rank, expected=f"0..{len(decision.workers) - 1}")
         self._task, self._rank, self._world = task, rank, len(decision.workers)
         self._device = torch.device(device)
+        if self._device.type == "cuda" and self._device.index is None:
+            self._device = torch.device("cuda", torch.cuda.current_device())
         self._module = task.module().to(self._device).train()
         if mode == "fast":
             apply_variants(self._module, decision.workers[rank].operators, seed=rank << 40)

@@ -197,10 +197,13 @@ _TYPES: Mapping[str, type[nn.Module]] = {
 }
 
 
-@functools.cache
-def _subclass(cls: Any, mixin: Any) -> Any:
+def _make_subclass(cls: type[nn.Module], mixin: type[nn.Module]) -> type[nn.Module]:
     """``cls`` with the mixin's ``forward`` in front, under the name that ``cls`` has."""
     return type(cls.__name__, (mixin, cls), {"__module__": cls.__module__, "planned_from": cls})
+
+
+#: One class for each pair, so that equal modules have equal types.
+_subclass: Callable[[type[nn.Module], type[nn.Module]], Any] = functools.cache(_make_subclass)
 
 
 def _original(cls: type[nn.Module]) -> type[nn.Module]:
