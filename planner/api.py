@@ -7,7 +7,8 @@ decision and the plan says so.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import dataclasses
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from foreplan.cost_models.book import CostChoice, Profiles, cost_book
 from foreplan.datasets.cluster import Cluster, parse_devices
 from foreplan.datasets.model import Model, load_model
 from foreplan.datasets.specs import StrictModel, load_document, validate
-from foreplan.errors import InfeasibleError, SpecError
+from foreplan.errors import InfeasibleError, MissingDataError, SpecError
 from foreplan.planner.base import Choice, Planner, Problem
 from foreplan.planner.confidence import confidence
 from foreplan.planner.plan import (
@@ -106,6 +107,7 @@ def plan(
     workload: str | Path | Mapping[str, Any] | StrictModel | None,
     *,
     costs: CostChoice = "measured",
+    beside: Sequence[CostChoice] = (),
     seed: int = 0,
 ) -> Plan:
     """Plan.
@@ -118,6 +120,8 @@ def plan(
         workload: the planner's workload, its fields, or a file.
         costs: ``measured`` uses profiles and falls back on published figures, ``roofline`` uses
             published figures alone.
+        beside: decide from these costs too and keep the decisions among the alternatives, priced
+            by ``costs``; a verification then says what each source of costs is worth.
         seed: of every random choice.
 
     Returns:
@@ -147,7 +151,12 @@ def plan(
     )
     choice: Choice[Any] = chosen.decide(problem)
     forecast = _checked(chosen, problem, choice.decision)
-    others, rejected = _others(chosen, problem, choice.decision)
+    rivals = {
+        f"decided from {other} costs": _decide(chosen, problem, profiles, other)
+        for other in beside
+        if other != costs
+    }
+    others, rejected = _others(chosen, problem, choice.decision, rivals)
     assumptions = [*where.assumptions, *profiles.assumptions, *choice.assumptions]
     decision, bound = choice.decision, choice.bound
     eligible = {name: f for name, (d, f) in others.items() if getattr(d, "limits_met", True)}
@@ -205,13 +214,28 @@ def _checked(chosen: Planner[Any, Any], problem: Problem[Any], decision: Any) ->
     return forecast
 
 
+def _decide(
+    chosen: Planner[Any, Any], problem: Problem[Any], profiles: Profiles, costs: CostChoice
+) -> Any:
+    """The decision from other costs, or the reason why there is none."""
+    given = chosen.given(problem.workload)
+    book = cost_book(problem.cluster, profiles, costs, given=given)
+    try:
+        return chosen.decide(dataclasses.replace(problem, costs=book)).decision
+    except (InfeasibleError, MissingDataError) as error:
+        return str(error)
+
+
 def _others(
-    chosen: Planner[Any, Any], problem: Problem[Any], decision: Any
+    chosen: Planner[Any, Any],
+    problem: Problem[Any],
+    decision: Any,
+    rivals: Mapping[str, Any],
 ) -> tuple[dict[str, tuple[Any, Forecast]], dict[str, str]]:
-    """Baselines that fit, with their forecasts, and the reason for those that do not."""
+    """Baselines and rivals that fit, with their forecasts; for those that do not, the reason."""
     kept: dict[str, tuple[Any, Forecast]] = {}
     rejected: dict[str, str] = {}
-    for name, other in chosen.baselines(problem).items():
+    for name, other in {**chosen.baselines(problem), **rivals}.items():
         if isinstance(other, str):
             rejected[name] = other
             continue

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from foreplan.cost_models.book import cost_choice
@@ -16,6 +17,7 @@ def plan_files(
     workload: str | None,
     *,
     costs: str,
+    beside: Sequence[str] = (),
     seed: int,
     output: Path,
 ) -> Plan:
@@ -28,12 +30,16 @@ def plan_files(
         seed: of every random choice.
         cluster: a file (`Path`) or the inline form (text).
         costs: one of ``cost_models.book.COST_CHOICES``.
+        beside: others of them to decide from as well.
         output: the plan's file.
 
     Raises:
         ForeplanError: as `foreplan.planner.api.plan`.
     """
-    made = plan(kind, model, cluster, workload, costs=cost_choice(costs), seed=seed)
+    made = plan(
+        kind, model, cluster, workload, costs=cost_choice(costs),
+        beside=[cost_choice(word) for word in beside], seed=seed,
+    )  # fmt: skip
     if isinstance(cluster, Path):
         moved = made.cluster.rebase(cluster.parent, output.parent)
         made = made.model_copy(update={"cluster": moved})

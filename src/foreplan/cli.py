@@ -157,8 +157,11 @@ def profile(
         list[str] | None, typer.Option(help="Also measure this model's exact shapes.")
     ] = None,
     workload: Annotated[
-        str | None, typer.Option("-w", "--workload", help="Serving workload of these shapes.")
+        str | None, typer.Option("-w", "--workload", help="Workload of these shapes.")
     ] = None,
+    purpose: Annotated[
+        str, typer.Option("--for", help="Plans to measure for: serving or precision.")
+    ] = "serving",
     memory: Annotated[
         list[str] | None, typer.Option(help="DEVICE=SIZE: cap to write into the cluster.")
     ] = None,
@@ -186,8 +189,8 @@ def profile(
         )
     else:
         result = profile_host(
-            names or [], output, models=model or [], workload=workload, memory=memory or [],
-            quick=quick, host=host, console=_console(),
+            names or [], output, models=model or [], workload=workload, purpose=purpose,
+            memory=memory or [], quick=quick, host=host, console=_console(),
         )  # fmt: skip
     if as_json:
         _print_json(result)
@@ -226,6 +229,10 @@ def plan_command(
         str | None, typer.Option("-w", "--workload", help="File, or batch=8,prompt_tokens=64,...")
     ] = None,
     costs: Annotated[str, typer.Option(help="measured, predicted or roofline.")] = "measured",
+    beside: Annotated[
+        list[str] | None,
+        typer.Option(help="Decide from these costs too, to be verified beside the plan."),
+    ] = None,
     seed: Annotated[int, typer.Option(help="Of every random choice.")] = 0,
     as_json: Json = False,
 ) -> None:
@@ -239,7 +246,9 @@ def plan_command(
         source: str | Path = devices
     else:
         source = Path(cluster)
-    made = plan_files(kind, model, source, workload, costs=costs, seed=seed, output=output)
+    made = plan_files(
+        kind, model, source, workload, costs=costs, beside=beside or [], seed=seed, output=output
+    )
     if as_json:
         print(made.to_json(), end="")
         return
@@ -334,7 +343,10 @@ def export(
 @app.command("evaluate")
 def evaluate_command(
     model: Annotated[
-        str, typer.Option("-m", "--model", help="pretrained:ops, a trained folder, or roofline.")
+        str,
+        typer.Option(
+            "-m", "--model", help="pretrained:ops or :programs, a trained folder, roofline."
+        ),
     ],
     data: Annotated[Path, typer.Option(help="Measured operators or programs.")],
     format_name: Annotated[
@@ -362,24 +374,32 @@ def evaluate_command(
 
 @app.command()
 def train(
-    data: Annotated[list[Path], typer.Option(help="Measured operators; may be given again.")],
+    data: Annotated[
+        list[Path], typer.Option(help="Measured operators or programs; may be given again.")
+    ],
     output: OutputFolder,
     format_name: Annotated[
         list[str] | None,
         typer.Option("--format", help="Format of each --data, or one of all; see evaluate."),
     ] = None,
     hold_out: Annotated[
-        list[str] | None, typer.Option(help="Chip or device to leave out; may be given again.")
+        list[str] | None,
+        typer.Option(help="Chip, device or family to leave out; may be given again."),
     ] = None,
     seed: Annotated[int, typer.Option(help="Of every random choice.")] = 0,
+    device: Annotated[
+        str | None, typer.Option(help="What every row ran on, where the file does not say.")
+    ] = None,
+    torch_device: Annotated[str, typer.Option(help="Where networks are trained.")] = "cpu",
     as_json: Json = False,
 ) -> None:
-    """Train the predictor of library operators and write its weights and card."""
-    from foreplan.cost_models.commands import train_operators
+    """Train the predictor of library operators or of programs; write its weights and card."""
+    from foreplan.cost_models.commands import train_files
 
-    card = train_operators(
-        data, format_name or ["foreplan"], output, hold_out=hold_out or [], seed=seed
-    )
+    card = train_files(
+        data, format_name or ["foreplan"], output, hold_out=hold_out or [], seed=seed,
+        device=device, torch_device=torch_device,
+    )  # fmt: skip
     if as_json:
         _print_json(card)
     else:

@@ -84,3 +84,19 @@ def test_a_hand_edited_decision_is_refused(plan: Plan, tmp_path: Path, field, va
     with pytest.raises(SpecError) as caught:
         foreplan.verify(load_plan(path), dry_run=True)
     assert "\n" not in str(caught.value)
+
+
+def test_other_costs_decide_beside_the_plan() -> None:
+    made = foreplan.plan(
+        "serving", "tiny-llama-random", "t4,a100-80g", {"batch": 8, "prompt_tokens": 16,
+        "new_tokens": 4}, costs="predicted", beside=("roofline", "measured", "predicted"),
+    )  # fmt: skip
+    names = [a.name for a in made.alternatives] + [r.name for r in made.rejected]
+    assert names.count("decided from roofline costs") == 1
+    # Without profiles nothing is measured, so the same prices decide.
+    same = {r.name: r.reason for r in made.rejected}
+    assert same["decided from measured costs"] == "the same decision as the plan's"
+    assert "decided from predicted costs" not in names
+    for alternative in made.alternatives:
+        if alternative.limits_met:
+            assert alternative.predicted.total_s >= made.predicted.total_s * (1 - 1e-9)
