@@ -16,7 +16,6 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from foreplan.datasets.program import Program, Variant
-from foreplan.datasets.training_variant import TRAINING_VARIANTS
 from foreplan.errors import SpecError
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
@@ -34,6 +33,12 @@ def training_call(program: Program, device: str) -> Callable[[], object]:
     Raises:
         SpecError: no such operator or kernel.
     """
+    # A measuring process runs in inference mode; graphs that are made outside can be used in it.
+    with torch.inference_mode(False), torch.enable_grad():
+        return _call(program, device)
+
+
+def _call(program: Program, device: str) -> Callable[[], object]:
     random = torch.Generator(device=device).manual_seed(0)
 
     def draw(*shape: int, dtype: str = "fp32") -> Tensor:
@@ -47,8 +52,8 @@ def training_call(program: Program, device: str) -> Callable[[], object]:
     for suffix in (_FORWARD, _BACKWARD, _WEIGHT_GRADIENT):
         if program.op.endswith(suffix):
             op = program.op.removesuffix(suffix)
-            if op == "linear" and "int8" in (program.variant.storage, program.variant.compute):
-                return _int8_linear(program, suffix, draw)
+            if op == "linear":
+                return _linear(program, suffix, draw)
             builder = _BUILDERS.get(op)
             if builder is not None:
                 return _passes(builder, program, suffix, draw)
@@ -80,12 +85,6 @@ def _passes(
         return tuple(g.float() if i >= len(inputs) else g for i, g in enumerate(found))
 
     return backward
-
-
-def _linear(d: Any, v: Variant, draw: Any) -> Any:
-    dtype = v.compute
-    x, w, b = draw(d["rows"], d["k"], dtype=dtype), draw(d["n"], d["k"], dtype=dtype), draw(d["n"])
-    return F.linear, (x,), (w, b.to(x.dtype))
 
 
 def _conv2d(d: Any, v: Variant, draw: Any) -> Any:
@@ -175,7 +174,6 @@ def _cross_entropy(d: Any, v: Variant, draw: Any) -> Any:
 
 
 _BUILDERS: dict[str, Callable[..., Any]] = {
-    "linear": _linear,
     "conv2d": _conv2d,
     "attention": _attention,
     "matmul": _matmul,
@@ -188,27 +186,36 @@ _BUILDERS: dict[str, Callable[..., Any]] = {
 }
 
 
-def _int8_linear(program: Program, suffix: str, draw: Any) -> Callable[[], object]:
-    """8-bit forward product with its rescaling; backward from 8-bit operands."""
-    from foreplan.datasets.quantise import product, quantise
+def _linear(program: Program, suffix: str, draw: Any) -> Callable[[], object]:
+    """The linear that the execution of plans calls, without the casts of its operands."""
+    from foreplan.datasets.quantise import INT8_LIMIT, product, quantise
+    from foreplan.datasets.training_linear import linear
+    from foreplan.datasets.training_recipe import recipe
 
-    d = program.dims
-    x = quantise(draw(d["rows"], d["k"]), "int8")
-    w, b = quantise(draw(d["n"], d["k"]), "int8"), draw(d["n"])
+    d, v = program.dims, program.variant
+    b = draw(d["n"])
     if suffix == _FORWARD:
-        out = DTYPES[TRAINING_VARIANTS[str(program.variant)].output]
-        return lambda: product(x, w.transposed(), b, out)
-    dtype = DTYPES[program.variant.compute]
-    g = draw(d["rows"], d["n"]).to(dtype)
+        if v.compute == "int8":
+            x = quantise(draw(d["rows"], d["k"]), "int8")
+            w = quantise(draw(d["n"], d["k"]), "int8", limit=INT8_LIMIT).transposed()
+            out = DTYPES[recipe(str(v)).output]
+            return lambda: product(x, w, b, out)
+        low = draw(d["rows"], d["k"], dtype=v.compute), draw(d["n"], d["k"], dtype=v.compute)
+        how = recipe(f"fp32/{v.compute}/torch.linear")
 
-    def backward() -> tuple[Tensor | None, Tensor, Tensor]:
-        dx = None
-        if suffix == _BACKWARD:
-            dx = g @ w.dequantised().to(dtype)
-        dw = (g.t() @ x.dequantised().to(dtype)).float()
-        return dx, dw, g.sum(0, dtype=torch.float32)
+        def forward() -> Tensor:
+            with torch.no_grad():
+                return linear(*low, b, how)
 
-    return backward
+        return forward
+    text = f"fp32/{v.storage}/torch.linear"
+    how = recipe(f"fp32/int8/torch.int_mm+{v.compute}" if v.storage == "int8" else text)
+    given = draw(d["rows"], d["k"], dtype=v.compute).requires_grad_(suffix == _BACKWARD)
+    weight = draw(d["n"], d["k"]).requires_grad_()
+    made = linear(given, weight, b.requires_grad_(), how)
+    gradient = torch.ones_like(made)
+    wanted = [t for t in (given, weight, b) if t.requires_grad]
+    return lambda: torch.autograd.grad(made, wanted, gradient, retain_graph=True)
 
 
 def _quantise(program: Program, draw: Any) -> Callable[[], object]:

@@ -41,6 +41,7 @@ def profile_host(
     *,
     models: Sequence[str] = (),
     workload: str | None = None,
+    purpose: str = "serving",
     memory: Sequence[str] = (),
     quick: bool = False,
     host: str = "localhost",
@@ -52,7 +53,8 @@ def profile_host(
         names: devices; two unlike ones of this machine if empty, see `default_devices`.
         output: folder to write to, made if missing.
         models: measure the exact shapes of these instead of the generic grid.
-        workload: serving workload of these shapes; required with ``models``.
+        workload: of these shapes; required with ``models`` and to measure for ``precision``.
+        purpose: kind of plans that the shapes are for: ``serving`` or ``precision``.
         memory: caps, ``SIZE`` for all devices or ``DEVICE=SIZE``.
         quick: one round instead of two.
         host: name of this host in the cluster.
@@ -70,7 +72,7 @@ def profile_host(
         if device.kind == "zoo":
             raise SpecError("DEVICE", got=str(device), expected="a device here: cpu:... or cuda:N")
     caps = _caps(memory, devices)
-    programs = {device: _programs(device, models, workload) for device in devices}
+    programs = {device: _programs(device, models, workload, purpose) for device in devices}
     try:
         output.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -155,18 +157,27 @@ def default_devices() -> list[DeviceName]:
 
 
 def _programs(
-    device: DeviceName, models: Sequence[str], workload: str | None
+    device: DeviceName, models: Sequence[str], workload: str | None, purpose: str
 ) -> tuple[Program, ...]:
     kind = "cuda" if device.kind == "cuda" else "cpu"
-    if not models:
+    if purpose not in ("serving", "precision"):
+        raise SpecError("--for", got=purpose, expected="serving or precision")
+    if not models and purpose == "serving":
         return ProfileGrid.generic(kind).programs
     if workload is None:
         raise SpecError(
-            "--workload", got=None, expected="the serving workload whose shapes --model has",
-            fix="or leave out --model for the generic grid",
+            "--workload", got=None, expected=f"the {purpose} workload whose shapes are measured",
+            fix="or leave out --model and --for, for the generic grid",
         )  # fmt: skip
-    asked = load_workload("serving", workload)
-    wanted = [p for name in models for p in serving_programs(load_model(name), asked, kind)]  # type: ignore[arg-type]
+    asked: Any = load_workload(purpose, workload)
+    described = [load_model(name) for name in models]
+    if purpose == "serving":
+        wanted = [p for model in described for p in serving_programs(model, asked, kind)]
+    else:
+        # Loads torch, which the shapes of a decoder do without.
+        from foreplan.planner.precision.shapes import precision_programs
+
+        wanted = [p for m in described or [None] for p in precision_programs(m, asked, kind)]
     return ProfileGrid.exact(wanted).programs
 
 
