@@ -95,7 +95,8 @@ class PrecisionWorkload(StrictModel):
     @field_validator("precisions", "full_precision", mode="before")
     @classmethod
     def _one_word(cls, value: Any) -> Any:
-        return (value,) if isinstance(value, str) else value
+        # A list is no tuple to strict checks behind a validator, also where it comes from JSON.
+        return (value,) if isinstance(value, str) else tuple(value)
 
     @field_validator("precisions")
     @classmethod
