@@ -22,9 +22,10 @@ Communication is not written: it follows from what is computed where. As actions
                     direction 0 for activations, 1 for gradients; ``encoder`` is that of the
                     features (stage 0) or of their gradient, and 0 between backbone stages
 ``all_gather``,     sharded parameters before the first use, gradients behind the last backward;
-``reduce_scatter``  stage = first stage on the rank, or the encoder's stage
-``all_reduce``      gradients of an encoder stage over its pipelines (no sharded optimizer), in
-                    place; stage = the encoder's stage
+``reduce_scatter``  stage = first stage on the rank, step -1; or the encoder's stage, step = first
+                    unit of the bucket (`StepSchedule.buckets`)
+``all_reduce``      gradients without sharded optimizer, in place; stage and step likewise, an
+                    encoder stage being one bucket
 ``tensor``          collective of a layer inside a split pass or in front of an encoder unit, step
                     = the piece or unit that follows it
 ``optimizer``       once a rank, last

@@ -109,6 +109,7 @@ class BackboneTimeline:
         start_s, end_s: of each pass of each rank.
         gathered_s: end of each rank's all-gather, 0 without one.
         reduced_s: start and end of each rank's reduction, both the end of the passes without one.
+        activations: most bytes of activations on each rank.
         costs: the prices it was made with.
     """
 
@@ -119,6 +120,7 @@ class BackboneTimeline:
     end_s: tuple[FloatArray, ...]
     gathered_s: FloatArray
     reduced_s: FloatArray
+    activations: tuple[int, ...]
     costs: CostBook
 
     @classmethod
@@ -155,9 +157,10 @@ class BackboneTimeline:
             else:
                 reduced[rank] = timeline.start_s[i], timeline.end_s[i]
         orders = backbone_orders(name, step.plan, microbatches, warmup)
+        activations = tuple(sum(peak.values()) for peak in timeline.peak_memory())
         return cls(
             decision, step, tuple(tuple(order) for order in orders), tuple(starts), tuple(ends),
-            gathered, reduced, costs,
+            gathered, reduced, activations, costs,
         )  # fmt: skip
 
     @property

@@ -36,7 +36,7 @@ def first_stage(step: TrainingStep, bare: BubblesDecision) -> BubblesDecision:
     plans = tuple(
         EncoderPlan(
             name=tower.name, tp=step.plan.tp, stages=((0, tower.layers),),
-            units=(0, 2 * tower.layers), ranks=((0,),), slots=(0,) * count,
+            units=unit_cuts([(0, tower.layers)], None), ranks=((0,),), slots=(0,) * count,
         )
         for tower in step.encoders
     )  # fmt: skip
@@ -79,8 +79,18 @@ def three_phase(step: TrainingStep, bare: BubblesDecision, stages: int) -> Bubbl
     for rank, text in enumerate(bare.orders):
         pipeline, stage = divmod(rank, stages)
         mine = [mb for mb in range(count) if slots[mb] == pipeline]
-        before = [x for mb in mine for x in _units(plans, "F", mb) if x.unit == stage]
-        after = [x for mb in mine for x in _units(plans, "B", mb) if x.unit == stage]
+        before = [
+            x
+            for mb in mine
+            for plan in range(len(plans))
+            for x in _stage_units(plans[plan], "F", mb, stage, plan)
+        ]
+        after = [
+            x
+            for mb in mine
+            for plan in reversed(range(len(plans)))
+            for x in _stage_units(plans[plan], "B", mb, stage, plan)
+        ]
         words = (write_order(before), text, write_order(_trained(step, after)))
         texts.append(" ".join(word for word in words if word))
     return bare.model_copy(
@@ -204,6 +214,13 @@ def _units(plans: Sequence[EncoderPlan], op: str, microbatch: int) -> list[Step]
         for e, plan in enumerate(plans)
         for unit in range(len(plan.units) - 1)
     ]
+    return found if op == "F" else found[::-1]
+
+
+def _stage_units(
+    plan: EncoderPlan, op: str, microbatch: int, stage: int, encoder: int = 0
+) -> list[Step]:
+    found = [Step(op, microbatch, encoder=encoder, unit=u) for u in plan.stage_units(stage)]
     return found if op == "F" else found[::-1]
 
 

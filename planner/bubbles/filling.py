@@ -43,7 +43,7 @@ class Filling:
     Attributes:
         timeline: the backbone.
         stages: of each encoder pipeline.
-        unit_layers: layers of a unit; ``None`` for whole stages.
+        unit_layers: layers of a unit; see `placement.unit_cuts`.
         fill: ``fine`` uses all idle time, ``coarse`` what lies before the first and behind the last
             pass of a rank.
         max_live: cap on the micro-batches whose encoder activations one pipeline keeps.

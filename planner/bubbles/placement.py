@@ -15,6 +15,10 @@ from foreplan.planner.bubbles.decision import EncoderPlan
 from foreplan.planner.bubbles.spec import BackbonePlan
 from foreplan.planner.bubbles.towers import Tower
 
+#: Pieces in which an encoder stage's sharded parameters are gathered and its gradients reduced, so
+#: that both overlap with computation.
+BUCKETS = 8
+
 
 def colocated_ranks(plan: BackbonePlan, stages: int) -> tuple[tuple[int, ...], ...]:
     """Ranks of each encoder pipeline, ``[pipeline][stage]``.
@@ -47,11 +51,13 @@ def unit_cuts(stages: Sequence[tuple[int, int]], unit_layers: float | None) -> t
 
     Args:
         stages: layers of each stage.
-        unit_layers: layers of a unit; ``None`` for whole stages.
+        unit_layers: layers of a unit; ``None`` for `BUCKETS` units a stage, as large as still
+            allows its communication to overlap.
     """
     cuts = [0]
     for start, end in stages:
-        size = 2 * (end - start) if unit_layers is None else max(1, round(2 * unit_layers))
+        halves = -(-2 * (end - start) // BUCKETS) if unit_layers is None else round(2 * unit_layers)
+        size = max(1, halves)
         cuts += [*range(2 * start + size, 2 * end, size), 2 * end]
     return tuple(cuts)
 
@@ -70,7 +76,7 @@ def encoder_plan(
         tower: the encoder.
         plan: the backbone's layout.
         stages: of each encoder pipeline.
-        unit_layers: layers of a unit, ``None`` for whole stages.
+        unit_layers: layers of a unit; see `unit_cuts`.
         slots: pipeline of each micro-batch.
 
     Raises:

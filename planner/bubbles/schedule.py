@@ -29,13 +29,11 @@ from foreplan.planner.bubbles.actions import (
     parse_order,
 )
 from foreplan.planner.bubbles.decision import BubblesDecision
+from foreplan.planner.bubbles.placement import BUCKETS
 from foreplan.planner.bubbles.training_step import TrainingStep
 
 TENSOR, DP = "tensor", "dp"
 
-#: Pieces in which an encoder stage's sharded parameters are gathered and its gradients reduced, so
-#: that both overlap with computation.
-BUCKETS = 8
 
 _FREE = HostLaunch(0)
 
@@ -492,8 +490,8 @@ class _RankWriter:
         done = self._done.get((e, row.place))
         needs = [] if done is None or row.kind == "all_gather" else [done]
         made = self._builder.add(
-            row.kind, self._rank, work, stage=stage, dependencies=needs, resources=(DP,),
-            rendezvous=number,
+            row.kind, self._rank, work, stage=stage, step=row.place, dependencies=needs,
+            resources=(DP,), rendezvous=number,
         )  # fmt: skip
         if row.kind == "all_gather":
             self._gathered[e, row.place] = made

@@ -1,0 +1,220 @@
+"""Layouts of the backbone worth a closer look, and why the others are not.
+
+``dp x pp x tp`` devices with ``chunks`` virtual stages a rank; tensor parallel groups stay inside a
+host. The estimate that ranks them is the usual one (``theory``; Narayanan et al. 2021):
+
+    passes of a rank x (1 + (pp - 1) / (chunks x microbatches)) + exposed gather and reduction
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from foreplan.cost_models.costs import Work
+from foreplan.cost_models.memory import show_bytes
+from foreplan.errors import InfeasibleError, SpecError
+from foreplan.planner.base import Problem
+from foreplan.planner.bubbles.backbone import backbone_stages, schedule_name
+from foreplan.planner.bubbles.ledger import capacity_bytes
+from foreplan.planner.bubbles.memory import state_bytes
+from foreplan.planner.bubbles.spec import BackbonePlan, BubblesWorkload
+from foreplan.planner.bubbles.training_step import TrainingStep
+
+#: Layouts that are simulated and filled, best estimate first.
+CLOSER = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """A layout that may fit.
+
+    Attributes:
+        plan: the layout.
+        microbatches: of each pipeline in a step.
+        estimate_s: seconds of the backbone's step.
+        work_s: no step under this layout is shorter: the larger of a rank's passes of the backbone
+            and of the average computation of a rank, encoders included.
+    """
+
+    plan: BackbonePlan
+    microbatches: int
+    estimate_s: float
+    work_s: float
+
+
+def device_count(problem: Problem[BubblesWorkload]) -> int:
+    """Devices that the plan may use.
+
+    Raises:
+        SpecError: more than the cluster has.
+    """
+    have = len(problem.cluster.ranks())
+    wanted = problem.workload.devices or have
+    if wanted > have:
+        raise SpecError("workload.devices", got=wanted, expected=f"at most the cluster's {have}")
+    return wanted
+
+
+def microbatches_of(workload: BubblesWorkload, plan: BackbonePlan) -> int:
+    """Micro-batches of each pipeline in a step.
+
+    Raises:
+        SpecError: a batch that does not divide.
+    """
+    if workload.microbatches is not None:
+        return workload.microbatches
+    assert workload.global_batch is not None
+    samples = plan.dp * workload.microbatch
+    if workload.global_batch % samples:
+        raise SpecError(
+            "global_batch", got=workload.global_batch,
+            expected=f"a multiple of dp x microbatch = {plan.dp} x {workload.microbatch}",
+        )  # fmt: skip
+    return workload.global_batch // samples
+
+
+def layouts(problem: Problem[BubblesWorkload]) -> tuple[list[Layout], dict[str, str]]:
+    """Layouts that may fit, best first, and the reasons against the rest.
+
+    With a layout in the workload that one alone.
+
+    Raises:
+        SpecError: the workload's layout does not suit the model, the batch or the cluster.
+        InfeasibleError: no layout fits.
+    """
+    w = problem.workload
+    count = device_count(problem)
+    if w.plan is not None:
+        plan = w.plan
+        if plan.devices > count:
+            raise SpecError(
+                "plan", got=f"dp {plan.dp} x pp {plan.pp} x tp {plan.tp} = {plan.devices} devices",
+                expected=f"at most {count} devices",
+            )  # fmt: skip
+        step = TrainingStep(problem, plan)
+        microbatches = microbatches_of(w, plan)
+        reason = _unsuitable(step, w, microbatches)
+        if reason is not None:
+            raise SpecError("plan", got=_text(plan), expected=reason)
+        return [_layout(problem, step, microbatches)], {}
+    if w.global_batch is None:
+        # Micro-batches of one pipeline are given: other numbers of replicas are other batches.
+        replicas = [1]
+    else:
+        replicas = [dp for dp in range(1, count + 1) if count % dp == 0]
+    kept: list[Layout] = []
+    reasons: Counter[str] = Counter()
+    examples: dict[str, BackbonePlan] = {}
+    for plan in _candidates(problem, count, replicas):
+        step = TrainingStep(problem, plan)
+        try:
+            microbatches = microbatches_of(w, plan)
+            reason = _unsuitable(step, w, microbatches) or _too_large(problem, step, microbatches)
+        except SpecError as error:
+            reason = f"{error.where} that is {error.expected}"
+        if reason is None:
+            kept.append(_layout(problem, step, microbatches))
+        else:
+            reasons[reason] += 1
+            examples.setdefault(reason, plan)
+    rejected = {
+        f"{times} layout{'s' if times > 1 else ''} such as {_text(examples[reason])}": reason
+        for reason, times in reasons.most_common(8)
+    }
+    if not kept:
+        shown = "; ".join(f"{name}: needs {reason}" for name, reason in rejected.items())
+        raise InfeasibleError(
+            f"no layout of {count} devices suits the backbone: {shown or 'none divides'}",
+            fix="use another number of devices, a smaller micro-batch or more recomputation",
+        )
+    return sorted(kept, key=lambda layout: layout.estimate_s), rejected
+
+
+def _candidates(
+    problem: Problem[BubblesWorkload], count: int, replicas: list[int]
+) -> Iterator[BackbonePlan]:
+    hosts = Counter(rank.host for rank in problem.cluster.ranks()[:count])
+    widest = min(hosts.values())
+    for dp in replicas:
+        rest = count // dp
+        for tp in (t for t in range(1, min(rest, widest, 8) + 1) if rest % t == 0):
+            pp = rest // tp
+            for chunks in (1, 2, 3, 4, 6, 8, 12) if pp > 1 else (1,):
+                yield BackbonePlan(dp=dp, pp=pp, tp=tp, chunks=chunks)
+
+
+def _unsuitable(step: TrainingStep, w: BubblesWorkload, microbatches: int) -> str | None:
+    """What a layout would need to suit model and batch, or ``None``."""
+    plan = step.plan
+    if step.backbone.layers % (plan.pp * plan.chunks):
+        return f"pp x chunks that divides the {step.backbone.layers} layers of the backbone"
+    for tower in (step.backbone, *step.encoders):
+        if not tower.takes_tp(plan.tp):
+            return f"tp that divides the {tower.heads} heads and the MLP of {tower.name}"
+    if plan.chunks > 1:
+        if w.schedule != "interleaved-1f1b":
+            return f"one chunk, as {w.schedule} has"
+        if microbatches % plan.pp:
+            return f"micro-batches ({microbatches}) in multiples of pp, to interleave"
+    return None
+
+
+def _too_large(
+    problem: Problem[BubblesWorkload], step: TrainingStep, microbatches: int
+) -> str | None:
+    """Why the backbone alone does not fit: states, and activations of what is in flight.
+
+    Source of the number in flight: Korthikanti et al. 2022, section 4.2.3.
+    """
+    plan, w = step.plan, step.workload
+    stages = backbone_stages(step.backbone.layers, plan)
+    own = sum(step.backbone.range_parameters(s.start, s.end) for s in stages if s.rank == 0)
+    states = state_bytes(own // plan.tp, replicas=plan.dp, sharded=w.sharded_optimizer)
+    flying = min(microbatches, plan.pp) * (1 + (plan.pp - 1) / (plan.pp * plan.chunks))
+    if w.schedule == "gpipe":
+        flying = microbatches
+    each = sum(step.activation_bytes(s.start, s.end) for s in stages if s.rank == 0)
+    need = sum(states.values()) + min(flying, microbatches) * each
+    room = capacity_bytes(problem, step, 0)
+    if need <= room:
+        return None
+    return f"more than the {show_bytes(room)} of a device for the backbone alone"
+
+
+def _layout(problem: Problem[BubblesWorkload], step: TrainingStep, microbatches: int) -> Layout:
+    plan, costs, device = step.plan, problem.costs, step.devices[0]
+    count = microbatches * step.backbone.layers // plan.pp
+
+    def seconds(work: Work) -> float:
+        return costs.cost(work, device).mean_s
+
+    # A layer inside, without embedding and head; pieces leave out the collectives.
+    one = (1, 2) if step.backbone.layers > 2 else (0, 1)
+    passes = count * sum(seconds(step.passes(*one, op)) for op in ("F", "B"))
+    halves = [step.piece(*one, op, piece) for op in ("F", "B") for piece in (0, 1)]
+    computing = count * sum(seconds(half) for half in halves)
+    for e, tower in enumerate(step.encoders):
+        ops = ("F",) if step.encoder(e).frozen else ("F", "B")
+        units = [step.unit(e, plan.tp, half, half + 1, op, bare=True)
+                 for half in (0, 1) for op in ops]  # fmt: skip
+        share = microbatches * tower.layers / plan.pp
+        computing += share * sum(seconds(unit) for unit in units)
+    name = schedule_name(step.workload.schedule, plan.chunks)
+    chunks = plan.chunks if name == "interleaved-1f1b" else 1
+    estimate = passes * (1 + (plan.pp - 1) / (chunks * microbatches))
+    if plan.dp > 1:
+        own = step.backbone.range_parameters(*one) // plan.tp
+        own *= step.backbone.layers // (plan.pp * plan.chunks)
+        # Each device of a long ring moves twice the share that each of two does.
+        group = step.replica_group((0,))[:2]
+        estimate += 2 * seconds(step.steps.gather(own, group, encoder=False))
+        estimate += 2 * seconds(step.steps.scatter(own, group, encoder=False))
+    # Ranks of unlike devices: one device's prices prove nothing about the others.
+    alike = len({problem.cluster.ranks()[step.cluster_rank(r)].name for r in range(plan.pp)}) == 1
+    return Layout(plan, microbatches, estimate, max(passes, computing) if alike else 0.0)
+
+
+def _text(plan: BackbonePlan) -> str:
+    return f"dp {plan.dp} x pp {plan.pp} x tp {plan.tp}, {plan.chunks} chunks"

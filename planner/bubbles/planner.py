@@ -1,0 +1,319 @@
+"""`BubblesPlanner`: encoders of a multimodal model into the idle time of its language model.
+
+How it chooses: layouts of the backbone are ranked by an estimate (or given), the best ones
+simulated; for each, encoders are colocated in every number of stages, cut into units of several
+sizes, and ``solvers.gap_fill`` places the units beside the backbone's own passes, in the idle time
+of pipelines, data and tensor parallelism; the best answers are replayed by the simulator, which
+also knows what follows the encoders (reductions, the optimizer). Where filling does not pay, a
+baseline is faster in the simulator and becomes the plan.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar
+
+import numpy as np
+
+from foreplan.cost_models.costs import Work
+from foreplan.cost_models.memory import MemoryLedger
+from foreplan.cost_models.mfu import model_flops_utilisation
+from foreplan.cost_models.schedule import Schedule
+from foreplan.cost_models.timeline import Timeline
+from foreplan.datasets import device_zoo
+from foreplan.errors import InfeasibleError, SpecError
+from foreplan.planner.base import Agreement, Bound, Choice, Kernels, Planner, Problem
+from foreplan.planner.bubbles.backbone import bare_decision, schedule_name
+from foreplan.planner.bubbles.baselines import balanced, first_stage, three_phase
+from foreplan.planner.bubbles.decision import BubblesDecision
+from foreplan.planner.bubbles.filling import Filling, fill
+from foreplan.planner.bubbles.layouts import Layout
+from foreplan.planner.bubbles.ledger import ledgers
+from foreplan.planner.bubbles.robustness import inside_share, jittered_s
+from foreplan.planner.bubbles.schedule import StepSchedule
+from foreplan.planner.bubbles.search import BubbleSearch, Replay
+from foreplan.planner.bubbles.spec import BubblesWorkload
+from foreplan.planner.bubbles.towers import backbone_tower, encoder_towers
+from foreplan.planner.bubbles.training_step import TrainingStep
+from foreplan.planner.bubbles.works import given_prices
+
+#: Jitter that a plan reports, and from how many draws.
+JITTER, DRAWS = 0.05, 20
+#: Reasons against other candidates that a plan repeats.
+_REASONS = 8
+
+
+class BubblesPlanner(Planner[BubblesWorkload, BubblesDecision]):
+    """Plans one training step of a multimodal model."""
+
+    kind: ClassVar[str] = "bubbles"
+    workload_type = BubblesWorkload
+    decision_type = BubblesDecision
+    needs_model: ClassVar[bool] = False
+
+    # ------------------------------------------------------------------------------- decide
+
+    def decide(self, problem: Problem[BubblesWorkload]) -> Choice[BubblesDecision]:
+        """Best decision found and what is proven about it.
+
+        Raises:
+            SpecError: sizes that do not divide.
+            InfeasibleError: backbone or encoders do not fit.
+            MissingDataError: a price or the memory of a device is not known.
+        """
+        search = BubbleSearch(problem)
+        answers = search.candidates()
+        replays = search.best(answers)
+        notes = list(_assumptions(problem))
+        if replays:
+            best = replays[0]
+            assert best.filled is not None
+            decision, found = best.decision, best.filled
+            notes.append(
+                f"with this order of the backbone, {found.filling.stages} encoder stages and units "
+                f"of {found.filling.unit_layers:g} layers no placement ends before "
+                f"{found.solution.lower_bound:.4g} s; the solver's takes "
+                f"{found.solution.objective:.4g} s, reductions and optimizer not counted"
+            )
+        else:
+            decision = self._fallback(problem, search)
+            notes.append("filling is not possible: " + str(search.nothing_fits()))
+        notes += [
+            f"not taken: {name}: {reason}"
+            for name, reason in list(search.findings.rejected.items())[:_REASONS]
+        ]
+        total = search.replay(decision).total_s
+        lower = min(search.lower_s, total)
+        bound = Bound(
+            status="heuristic", lower_s=lower, gap=(total - lower) / total,
+            solver="layout search, gap_fill", evaluations=search.findings.evaluations,
+        )  # fmt: skip
+        return Choice(decision, bound, tuple(notes))
+
+    def _fallback(self, problem: Problem[BubblesWorkload], search: BubbleSearch) -> BubblesDecision:
+        """The fastest baseline that fits, where nothing can be filled."""
+        made = [d for d in self._baselines(problem, search).values() if not isinstance(d, str)]
+        if not made:
+            raise search.nothing_fits()
+        return min(made, key=lambda decision: search.replay(decision).total_s)
+
+    # ------------------------------------------------------------------------------- decisions
+
+    def baselines(self, problem: Problem[BubblesWorkload]) -> dict[str, BubblesDecision | str]:
+        """Encoders on the first stage, balanced, three-phase and coarse; see `baselines.py`."""
+        return self._baselines(problem, BubbleSearch(problem))
+
+    def _baselines(
+        self, problem: Problem[BubblesWorkload], search: BubbleSearch
+    ) -> dict[str, BubblesDecision | str]:
+        name = problem.workload.schedule
+        made: dict[str, list[Callable[[], BubblesDecision]]] = {}
+
+        def bare(layout: Layout) -> BubblesDecision:
+            return bare_decision(search.step(layout), name, layout.microbatches)
+
+        for layout in search.layouts:
+            step = search.step(layout)
+            stages = search.stages(layout)
+            first = made.setdefault("encoders on the first stage", [])
+            first.append(lambda step=step, layout=layout: first_stage(step, bare(layout)))  # type: ignore[misc]
+            one = made.setdefault("balanced chain of encoder and backbone", [])
+            for chunks in sorted({1, layout.plan.chunks}):
+                one.append(
+                    lambda step=step, layout=layout, chunks=chunks: balanced(  # type: ignore[misc]
+                        step, problem.costs, name, layout.microbatches, chunks
+                    )
+                )
+            for count in stages:
+                made.setdefault("three phases", []).append(
+                    lambda step=step, layout=layout, count=count: three_phase(  # type: ignore[misc]
+                        step, bare(layout), count
+                    )
+                )
+                made.setdefault("coarse filling", []).append(
+                    lambda layout=layout, count=count: _coarse(search, layout, count)  # type: ignore[misc]
+                )
+        return {kind: self._quickest(search, options) for kind, options in made.items()}
+
+    def _quickest(
+        self, search: BubbleSearch, options: list[Callable[[], BubblesDecision]]
+    ) -> BubblesDecision | str:
+        """The fastest of the options that fit, or why none does."""
+        replays: list[Replay] = []
+        reason = "no form of it"
+        for option in options:
+            try:
+                replay = search.replay(option())
+            except (SpecError, InfeasibleError) as error:
+                reason = str(error)
+                continue
+            lacking = search.lacks(replay)
+            if lacking is None:
+                replays.append(replay)
+            else:
+                reason = lacking
+        if not replays:
+            return reason
+        return min(replays, key=lambda replay: replay.total_s).decision
+
+    def schedule(self, problem: Problem[BubblesWorkload], decision: BubblesDecision) -> Schedule:
+        """The orders of all ranks with their communication; see `StepSchedule`.
+
+        Raises:
+            SpecError: a decision for another model or workload, or orders that are not whole.
+        """
+        step = TrainingStep(problem, decision.plan)
+        _check(problem, step, decision)
+        return StepSchedule(step, decision).build()
+
+    def ranks(
+        self, problem: Problem[BubblesWorkload], decision: BubblesDecision
+    ) -> tuple[int, ...]:
+        """Cluster rank of lane 0 in replica 0 of each pipeline rank."""
+        step = TrainingStep(problem, decision.plan)
+        return tuple(step.cluster_rank(rank) for rank in range(decision.plan.pp))
+
+    def memory(
+        self, problem: Problem[BubblesWorkload], decision: BubblesDecision
+    ) -> tuple[MemoryLedger, ...]:
+        """Model states of backbone and encoders, and workspace, of one device of each rank."""
+        return ledgers(problem, TrainingStep(problem, decision.plan), decision)
+
+    def given(self, workload: BubblesWorkload) -> Mapping[Work, float]:
+        """Times that the workload states."""
+        return given_prices(workload)
+
+    def metrics(
+        self, problem: Problem[BubblesWorkload], decision: BubblesDecision, timeline: Timeline
+    ) -> dict[str, float]:
+        """Throughput, share of encoder time inside the backbone's step, idle share, jitter."""
+        w, total = problem.workload, timeline.makespan_s
+        samples = decision.microbatches * w.microbatch * decision.plan.dp
+        idle = 1.0 - float(np.mean(timeline.busy_s())) / total
+        jitter = jittered_s(timeline, JITTER, draws=DRAWS, seed=problem.seed)
+        figures = {
+            "samples_per_s": samples / total,
+            "tokens_per_s": samples * w.sequence_length / total,
+            "encoder_inside_share": inside_share(timeline),
+            "compute_idle_share": idle,
+            "jitter_5_percent_p95_s": float(np.percentile(jitter, 95)),
+        }
+        peak = _peak_flops(problem)
+        if peak is not None:
+            flops = training_flops(problem) * samples
+            figures["model_flops_utilisation"] = model_flops_utilisation(
+                flops_per_token=flops, tokens=1, step_s=total, devices=decision.plan.devices,
+                peak_flops=peak,
+            )  # fmt: skip
+        return figures
+
+    # ------------------------------------------------------------------------------- real runs
+
+    def kernels(
+        self, problem: Problem[BubblesWorkload], decision: BubblesDecision, rank: int, *, mode: str
+    ) -> Kernels:
+        """The passes and units of ``rank``; imports torch."""
+        from foreplan.planner.bubbles.execution.entry import rank_kernels
+
+        return rank_kernels(problem, decision, rank, mode=mode)
+
+    def reference(
+        self, problem: Problem[BubblesWorkload], decision: BubblesDecision, *, mode: str
+    ) -> dict[str, Any] | None:
+        """Losses and gradients of the same step in one process."""
+        from foreplan.planner.bubbles.execution.entry import reference_step
+
+        return reference_step(problem, decision, mode=mode)
+
+    def agree(self, result: dict[str, Any], reference: dict[str, Any], *, mode: str) -> Agreement:
+        """Losses and gradients within the rounding of another order of additions."""
+        from foreplan.planner.bubbles.execution.entry import compare_steps
+
+        return compare_steps(result, reference)
+
+
+def training_flops(problem: Problem[BubblesWorkload]) -> float:
+    """Model FLOP of one sample: forward and backward, nothing computed again (``theory``).
+
+    Products 2 FLOP a weight and token forwards and 4 backwards (none of a frozen encoder),
+    attention 4 s h a token and layer for each direction's pass, half of it under a causal mask
+    counted in full, as is usual.
+    """
+    w = problem.workload
+    total = 0.0
+    towers = [(backbone_tower(problem), w.sequence_length, 1, 3.0)]
+    for spec, tower in zip(w.encoders, encoder_towers(problem), strict=True):
+        towers.append((tower, spec.tokens, spec.images, 1.0 if spec.frozen else 3.0))
+    for tower, tokens, sequences, passes in towers:
+        weights = tower.parameters - tower.vocab * tower.hidden
+        attention = 4.0 * tower.layers * tower.heads * tower.head_dim * tokens
+        total += passes * sequences * tokens * (2.0 * weights + attention)
+    return total
+
+
+def _coarse(search: BubbleSearch, layout: Layout, stages: int) -> BubblesDecision:
+    timeline = search.timeline(layout)
+    assert timeline is not None  # the schedule's own warm-up
+    cap = search.max_live(timeline, stages)
+    if cap == 0:
+        raise InfeasibleError("one micro-batch of the encoders does not fit")
+    filled = fill(Filling(timeline, stages, None, "coarse", max_live=cap))
+    if filled is None:
+        raise InfeasibleError("no order keeps the encoders' activations in memory")
+    return filled.decision
+
+
+def _assumptions(problem: Problem[BubblesWorkload]) -> tuple[str, ...]:
+    w = problem.workload
+    notes = [
+        "data parallel replicas and tensor parallel lanes are alike: one rank of the schedule "
+        "stands for lane 0 of replica 0, collectives are priced for the whole group",
+        "parameters of a rank's first virtual stage are gathered and its gradients reduced in the "
+        "open, those of its other stages behind computation",
+        "encoder work beside the backbone's communication slows neither down",
+        "backward passes cost what their matrix products do, attention twice its forward pass and "
+        "once more where its inside is computed again",
+    ]
+    if any(encoder.dims and encoder.dims.layer_forward_s for encoder in w.encoders) or (
+        w.backbone is not None and w.backbone.layer_forward_s is not None
+    ):
+        notes.append("times of layers are the workload's own")
+    if any(value is not None for value in w.times.model_dump().values()):
+        notes.append("times of collectives, transfers or the optimizer are the workload's own")
+    if schedule_name(w.schedule, w.plan.chunks if w.plan else 2) != w.schedule:
+        notes.append("with one chunk a rank interleaved 1F1B is 1F1B")
+    return tuple(notes)
+
+
+def _peak_flops(problem: Problem[BubblesWorkload]) -> float | None:
+    """Dense bf16 peak of the devices, where all are of one published kind."""
+    names = {rank.name.zoo for rank in problem.cluster.ranks()}
+    if len(names) != 1 or (name := names.pop()) is None:
+        return None
+    return device_zoo.device(name).peak("bf16")
+
+
+def _check(
+    problem: Problem[BubblesWorkload], step: TrainingStep, decision: BubblesDecision
+) -> None:
+    """Refuse a decision for another problem."""
+    if decision.stages[-1].end != step.backbone.layers:
+        raise SpecError(
+            "decision.stages", got=f"{decision.stages[-1].end} layers",
+            expected=f"the {step.backbone.layers} of {step.backbone.name}",
+        )  # fmt: skip
+    names = tuple(encoder.name for encoder in decision.encoders)
+    wanted = tuple(encoder.name for encoder in problem.workload.encoders)
+    if names != wanted:
+        raise SpecError("decision.encoders", got=names, expected=f"{wanted}")
+    for plan, tower in zip(decision.encoders, step.encoders, strict=True):
+        if plan.stages[-1][1] != tower.layers:
+            raise SpecError(
+                f"decision: encoder {plan.name}", got=f"{plan.stages[-1][1]} layers",
+                expected=f"{tower.layers}",
+            )  # fmt: skip
+    if decision.plan.devices > len(problem.cluster.ranks()):
+        raise SpecError(
+            "decision.plan", got=f"{decision.plan.devices} devices",
+            expected=f"at most the cluster's {len(problem.cluster.ranks())}",
+        )  # fmt: skip

@@ -1,0 +1,309 @@
+"""The search: layouts of the backbone, warm-ups, encoder stages and unit sizes, each one filled.
+
+For every layout worth it and every number of encoder stages the idle time is filled in units of
+every size; the best two are filled again with other warm-ups of the backbone, because running
+fewer forwards ahead moves its need for features to later (Optimus, section 4.3, figure 12), at a
+price once transfers take time. Answers are ranked by the simulator.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+from foreplan.cost_models.memory import show_bytes
+from foreplan.cost_models.simulator import simulate
+from foreplan.cost_models.timeline import Timeline
+from foreplan.errors import InfeasibleError, SpecError
+from foreplan.planner.base import Problem
+from foreplan.planner.bubbles.backbone import BackboneTimeline, schedule_name
+from foreplan.planner.bubbles.decision import BubblesDecision
+from foreplan.planner.bubbles.filling import Filled, Filling, describe_unfit, fill
+from foreplan.planner.bubbles.layouts import CLOSER, Layout, layouts
+from foreplan.planner.bubbles.ledger import capacity_bytes, ledgers, static_items
+from foreplan.planner.bubbles.placement import encoder_plan
+from foreplan.planner.bubbles.schedule import StepSchedule
+from foreplan.planner.bubbles.spec import BubblesWorkload
+from foreplan.planner.bubbles.training_step import TrainingStep
+
+#: Answers whose warm-up is searched, answers that are simulated.
+REFINED, REPLAYED = 2, 4
+
+
+@dataclass(frozen=True, slots=True)
+class Replay:
+    """A decision with its simulated time.
+
+    Attributes:
+        decision: what was simulated.
+        timeline: of the simulator.
+        filled: how it was found, ``None`` for baselines.
+    """
+
+    decision: BubblesDecision
+    timeline: Timeline
+    filled: Filled | None = None
+
+    @property
+    def total_s(self) -> float:
+        """Simulated step."""
+        return self.timeline.makespan_s
+
+
+@dataclass(slots=True)
+class Findings:
+    """What the search saw.
+
+    Attributes:
+        rejected: candidates that were not filled, and why.
+        evaluations: of the solver.
+    """
+
+    rejected: dict[str, str] = field(default_factory=dict)
+    evaluations: int = 0
+
+
+class BubbleSearch:
+    """Searches one problem; keeps timelines between calls.
+
+    Args:
+        problem: what to plan.
+
+    Attributes:
+        layouts: those that are searched.
+        lower_s: no step under any layout is shorter.
+        findings: what was seen on the way.
+    """
+
+    def __init__(self, problem: Problem[BubblesWorkload]) -> None:
+        self.problem = problem
+        self.findings = Findings()
+        found, rejected = layouts(problem)
+        self.layouts = found[:CLOSER]
+        self.findings.rejected |= rejected
+        self.lower_s = min(layout.work_s for layout in found)
+        for layout in found[CLOSER:][:8]:
+            p = layout.plan
+            self.findings.rejected[f"dp {p.dp} x pp {p.pp} x tp {p.tp}, {p.chunks} chunks"] = (
+                f"the backbone alone is estimated at {layout.estimate_s:.4g} s, the best at "
+                f"{found[0].estimate_s:.4g} s"
+            )
+
+    # ------------------------------------------------------------------------------- timelines
+
+    @functools.cache  # noqa: B019 - lives as long as one plan's search
+    def step(self, layout: Layout) -> TrainingStep:
+        """Works under a layout."""
+        return TrainingStep(self.problem, layout.plan)
+
+    @functools.cache  # noqa: B019
+    def timeline(
+        self, layout: Layout, warmup: tuple[int, ...] | None = None
+    ) -> BackboneTimeline | None:
+        """The backbone alone, or ``None`` where a warm-up deadlocks."""
+        try:
+            return BackboneTimeline.of(
+                self.step(layout), self.problem.costs, self.problem.workload.schedule,
+                layout.microbatches, warmup,
+            )  # fmt: skip
+        except SpecError:
+            if warmup is None:
+                raise
+            return None
+
+    def warmups(self, layout: Layout) -> Iterator[tuple[int, ...]]:
+        """Warm-ups beside the schedule's own: between it and the paper's adjusted one.
+
+        Rank r of p with v chunks runs ``2 (p - 1 - r) + (v - 1) p`` chunk forwards ahead by
+        default and ``(p - 1 - r) + (v - 1) p`` adjusted.
+        """
+        plan, count = layout.plan, layout.microbatches
+        name = schedule_name(self.problem.workload.schedule, plan.chunks)
+        if name != "interleaved-1f1b" or plan.pp == 1 or count % plan.pp:
+            return
+        p, base = plan.pp, (plan.chunks - 1) * plan.pp
+        yield tuple(p - 1 - r + base for r in range(p))
+        if p > 2:
+            yield tuple(-(-3 * (p - 1 - r) // 2) + base for r in range(p))
+
+    # ------------------------------------------------------------------------------- filling
+
+    def stages(self, layout: Layout) -> list[int]:
+        """Numbers of encoder stages to try; the others go to the findings."""
+        w, pp = self.problem.workload, layout.plan.pp
+        wanted = w.encoder_stages or tuple(k for k in range(1, pp + 1) if pp % k == 0)
+        found = []
+        for stages in wanted:
+            reason = self._unsuitable(layout, stages)
+            if reason is None:
+                found.append(stages)
+            else:
+                self.findings.rejected[f"{stages} encoder stages"] = reason
+        return found
+
+    def _unsuitable(self, layout: Layout, stages: int) -> str | None:
+        pp = layout.plan.pp
+        if pp % stages:
+            return f"{stages} does not divide the {pp} ranks of the backbone"
+        if pp // stages > layout.microbatches:
+            return (
+                f"{pp // stages} encoder pipelines for {layout.microbatches} micro-batches: some "
+                "would have none"
+            )
+        for tower in self.step(layout).encoders:
+            if tower.layers % stages:
+                return f"{stages} does not divide the {tower.layers} layers of {tower.name}"
+        return None
+
+    def max_live(self, timeline: BackboneTimeline, stages: int) -> int | None:
+        """Micro-batches of encoder activations that fit beside everything else.
+
+        Returns:
+            The cap, ``None`` where all fit, 0 where not one does.
+        """
+        step, count = timeline.step, timeline.decision.microbatches
+        plans = tuple(
+            encoder_plan(t, step.plan, stages=stages, unit_layers=None, slots=(0,) * count)
+            for t in step.encoders
+        )
+        trial = timeline.decision.model_copy(update={"encoders": plans})
+        most = -(-count // (step.plan.pp // stages))
+        cap = most
+        for rank in range(step.plan.pp):
+            held = sum(
+                step.unit_bytes(e, plan.tp, plan.units[u], plan.units[u + 1])
+                for e, plan in enumerate(plans)
+                for u in plan.stage_units(rank % stages)
+            )
+            room = capacity_bytes(self.problem, step, rank) - timeline.activations[rank]
+            room -= sum(static_items(step, trial, rank).values())
+            if room < 0:
+                self._short = (rank, -room)
+                return 0
+            cap = min(cap, room // held if held else most)
+            if cap == 0:
+                self._short = (rank, held - room)
+        return None if cap >= most else int(cap)
+
+    def fillings(
+        self, layout: Layout, warmup: tuple[int, ...] | None, stages: Sequence[int]
+    ) -> list[Filled]:
+        """Every unit size for every number of encoder stages."""
+        timeline = self.timeline(layout, warmup)
+        if timeline is None:
+            return []
+        found = []
+        for count in stages:
+            cap = self.max_live(timeline, count)
+            if cap == 0:
+                rank, short = self._short
+                self.findings.rejected[f"{count} encoder stages"] = (
+                    f"rank {rank} lacks {show_bytes(short)} for one micro-batch of the encoders"
+                )
+                continue
+            for size in self.problem.workload.unit_layers:
+                filling = Filling(timeline, count, size, max_live=cap)
+                answer = self._fill(filling)
+                if answer is not None:
+                    found.append(answer)
+        return found
+
+    def _fill(self, filling: Filling) -> Filled | None:
+        answer = fill(filling)
+        name = f"{filling.stages} encoder stages, units of {filling.unit_layers} layers"
+        if answer is None:
+            self.findings.rejected[name] = "no order keeps the encoders' activations in memory"
+            return None
+        self.findings.evaluations += answer.solution.evaluations
+        if (unfit := describe_unfit(filling)) is not None:
+            self.findings.rejected[f"{name}, inside the step"] = unfit
+        return answer
+
+    def candidates(self) -> list[Filled]:
+        """Answers of every layout, best by the solver's objective first."""
+        found: list[Filled] = []
+        for layout in self.layouts:
+            stages = self.stages(layout)
+            plain = sorted(self.fillings(layout, None, stages), key=self.estimate_s)
+            found += plain
+            again = dict.fromkeys(f.filling.stages for f in plain[:REFINED])
+            for warmup in self.warmups(layout):
+                found += self.fillings(layout, warmup, list(again))
+        return sorted(found, key=self.estimate_s)
+
+    def estimate_s(self, filled: Filled) -> float:
+        """The solver's objective, and what gathering and reducing the encoders may add."""
+        return filled.solution.objective + self._exchange_s(filled.filling)
+
+    def _exchange_s(self, filling: Filling) -> float:
+        """First bucket's gather and last bucket's reduction of the encoders' parameters.
+
+        What exceeds the computation it hides behind: one micro-batch of the stage.
+        """
+        timeline = filling.timeline
+        step, costs = timeline.step, timeline.costs
+        w, device = step.workload, step.devices[0]
+        if not w.sharded_optimizer:
+            return 0.0
+        gather = scatter = forward = backward = 0.0
+        for e, tower in enumerate(step.encoders):
+            ranks = tuple(range(0, step.plan.pp, filling.stages))
+            group = step.replica_group(ranks)
+            if len(group) < 2 or step.encoder(e).frozen:
+                continue
+            layers = tower.layers // filling.stages
+            own = tower.range_parameters(0, layers) // step.plan.tp
+            gather += costs.cost(step.steps.gather(own, group, encoder=True), device).mean_s
+            scatter += costs.cost(step.steps.scatter(own, group, encoder=True), device).mean_s
+            for op in ("F", "B"):
+                work = step.unit(e, step.plan.tp, 0, 2 * layers, op, bare=False)
+                seconds = costs.cost(work, device).mean_s
+                forward, backward = (
+                    (forward + seconds, backward) if op == "F" else (forward, backward + seconds)
+                )
+        return max(gather / 8, gather - forward) + max(scatter / 8, scatter - backward)
+
+    # ------------------------------------------------------------------------------- replays
+
+    def replay(self, decision: BubblesDecision, filled: Filled | None = None) -> Replay:
+        """Simulate a decision and write down what it adds to the backbone's own step."""
+        step = TrainingStep(self.problem, decision.plan)
+        timeline = simulate(StepSchedule(step, decision).build(), self.problem.costs)
+        return Replay(decision, timeline, filled)
+
+    def lacks(self, replay: Replay) -> str | None:
+        """Which rank lacks how much memory for what, or ``None``."""
+        step = TrainingStep(self.problem, replay.decision.plan)
+        peaks = replay.timeline.peak_memory()
+        held = zip(ledgers(self.problem, step, replay.decision), peaks, strict=True)
+        for rank, (ledger, peak) in enumerate(held):
+            try:
+                ledger.with_peak(peak).check(rank)
+            except InfeasibleError as error:
+                return str(error)
+        return None
+
+    def best(self, answers: Sequence[Filled], count: int = REPLAYED) -> list[Replay]:
+        """The first ``count`` answers that fit, simulated, fastest first."""
+        kept: list[Replay] = []
+        for answer in answers:
+            if len(kept) == count:
+                break
+            replay = self.replay(answer.decision, answer)
+            lacking = self.lacks(replay)
+            if lacking is None:
+                kept.append(replay)
+            else:
+                f = answer.filling
+                name = f"{f.stages} encoder stages, units of {f.unit_layers} layers"
+                self.findings.rejected[name] = lacking
+        return sorted(kept, key=lambda replay: replay.total_s)
+
+    def nothing_fits(self) -> InfeasibleError:
+        """Why no encoder can be placed anywhere."""
+        shown = "; ".join(f"{k}: {v}" for k, v in list(self.findings.rejected.items())[-4:])
+        return InfeasibleError(
+            f"the encoders fit beside the backbone in no way: {shown or 'nothing was tried'}",
+            fix="recompute the encoders, use more devices, a smaller micro-batch or more stages",
+        )
