@@ -17,6 +17,7 @@ from foreplan.planner.bubbles.actions import Step, write_order
 from foreplan.planner.bubbles.decision import BubblesDecision
 from foreplan.planner.bubbles.execution.entry import rank_kernels
 from foreplan.planner.bubbles.execution.kernels import BubbleKernels
+from foreplan.planner.bubbles.execution.lanes import widen
 from foreplan.planner.bubbles.schedule import StepSchedule
 from foreplan.planner.bubbles.spec import BubblesWorkload
 from foreplan.planner.bubbles.training_step import TrainingStep
@@ -54,6 +55,7 @@ def decision(
     halves: int = 1,
     fill: str = "fine",
     shuffle: int | None = None,
+    tp: int = 1,
 ) -> BubblesDecision:
     """A decision with `pipeline_order`'s backbone and encoder work put in by hand.
 
@@ -66,6 +68,7 @@ def decision(
         halves: half layers of a unit.
         fill: ``fine`` puts a unit wherever a rank would wait, ``three-phase`` all forwards before
             and all backwards behind the backbone.
+        tp: lanes of each rank.
         shuffle: seed of a random choice among all that a rank could do next, instead.
     """
     workload = problem.workload
@@ -78,14 +81,15 @@ def decision(
         units = sorted({*range(0, 2 * layers, halves), *(2 * cut for cut in cuts)})
         plans.append({
             "name": spec.name, "stages": list(itertools.pairwise(cuts)), "units": units,
-            "ranks": rows, "slots": [i % len(rows) for i in range(count)],
+            "ranks": rows, "tp": tp, "slots": [i % len(rows) for i in range(count)],
         })  # fmt: skip
     virtual = ranks * chunks
     backbone = workload.backbone
     assert backbone is not None
     ends = [k * backbone.layers // virtual for k in range(virtual + 1)]
     document = {
-        "plan": {"pp": ranks, "chunks": chunks}, "schedule": schedule, "microbatches": count,
+        "plan": {"pp": ranks, "chunks": chunks, "tp": tp}, "schedule": schedule,
+        "microbatches": count,
         "warmup": [0] * ranks, "fill": fill, "encoders": plans, "orders": ["0F0"] * ranks,
         "stages": [
             {"rank": s % ranks, "start": ends[s], "end": ends[s + 1]} for s in range(virtual)
@@ -178,7 +182,11 @@ def of_document(case: dict[str, Any]) -> tuple[Problem[BubblesWorkload], Bubbles
 
 
 def schedule_of(problem: Problem[BubblesWorkload], decision: BubblesDecision) -> Schedule:
-    return StepSchedule(TrainingStep(problem, decision.plan), decision).build()
+    """One rank for every process."""
+    made = StepSchedule(TrainingStep(problem, decision.plan), decision).build()
+    lanes = decision.plan.tp
+    labels = [rank.label for rank in problem.cluster.ranks()]
+    return made if lanes == 1 else widen(made, labels, lanes)
 
 
 def kernels_of(problem: Problem[BubblesWorkload], decision: BubblesDecision) -> list[BubbleKernels]:

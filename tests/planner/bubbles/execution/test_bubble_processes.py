@@ -1,4 +1,7 @@
-"""The same steps on ranks that are real processes, through the runtime and gloo."""
+"""The same steps on ranks that are real processes, through the runtime and gloo.
+
+Processes are started once for two ranks and once for four, and walk all cases.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,8 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -13,87 +18,118 @@ import bubble_cases as cases
 import pytest
 
 from foreplan.planner.base import Agreement
-from foreplan.planner.bubbles.execution.reference import single_process_step
-from foreplan.planner.bubbles.execution.report import compare_steps
-from foreplan.planner.bubbles.execution.step_sizes import StepSizes
+from foreplan.planner.bubbles.execution.entry import compare_steps, reference_step
+
+pytestmark = pytest.mark.serial
 
 VIT, AUDIO = cases.encoder(), cases.encoder("audio", frozen=True)
+#: Eight layers, so that four ranks can have two chunks; lanes need a divisible number of heads.
 DEEP = {"backbone": cases.BACKBONE | {"layers": 8}}
-
-TWO: dict[str, tuple[tuple[Any, ...], dict[str, Any]]] = {
-    "1f1b": ((2, [VIT]), {"encoder_ranks": [[[0], [1]]]}),
-    "gpipe": ((2, [VIT]), {"encoder_ranks": [[[1, 0]]]}),
-    "interleaved-1f1b": ((2, [VIT, AUDIO]), {"encoder_ranks": [[[0], [1]], [[1]]], "chunks": 2}),
-    "zb-h1": ((2, [VIT]), {"encoder_ranks": [[[0], [1]]]}),
-    "1f1b three-phase": ((2, [VIT]), {"encoder_ranks": [[[0], [1]]], "fill": "three-phase"}),
-    "1f1b unfilled": ((2, [VIT]), {"encoder_ranks": [[[0]]]}),
-}
-FOUR: dict[str, tuple[tuple[Any, ...], dict[str, Any]]] = {
-    "1f1b": ((4, [VIT]), {"encoder_ranks": [[[0], [1], [2], [3]]]}),
-    "gpipe": ((4, [VIT, AUDIO]), {"encoder_ranks": [[[0, 1], [2, 3]], [[2], [3]]]}),
-    "interleaved-1f1b": ((4, [VIT]), {"encoder_ranks": [[[0, 1], [2, 3]]], "chunks": 2}),
-}
+REDUCED = DEEP | {"sharded_optimizer": False}
 
 
-@pytest.mark.serial
-@pytest.mark.parametrize(("ranks", "table"), [(2, TWO), (4, FOUR)])
-def test_processes_agree_with_one_process(ranks: int, table: Any, tmp_path: Path) -> None:
-    made = {}
-    for name, ((count, encoders), options) in table.items():
-        fields = {"microbatches": 2 * count} | DEEP
-        problem = cases.problem(count, encoders, **fields)
-        decision = cases.decision(problem, name.split()[0], ranks=count, **options)
-        made[name] = (problem, decision, {
-            "problem": [[count, encoders], fields], "decision": decision.model_dump(mode="json")
-        })  # fmt: skip
-    for (name, (problem, decision, _)), found in zip(
-        made.items(), run(ranks, [m[2] for m in made.values()], tmp_path), strict=True
-    ):
-        agreed = compared(problem, decision, found)
-        assert agreed.passed, (name, agreed.details)
-        # Of two replicas' sums the order does not matter; of four it is gloo's.
-        replicas = max(len(rows) for rows in options_rows(table[name]))
-        assert agreed.exact or replicas > 2, (name, agreed.details)
-        assert agreed.details["largest_gradient_difference"] < 1e-5
+@dataclass
+class Case:
+    """A decision to be run, by torch's own pipeline where ``stock`` names its schedule."""
+
+    schedule: str
+    ranks: int
+    rows: list[Any]
+    encoders: list[Any] = field(default_factory=lambda: [VIT])
+    fields: dict[str, Any] = field(default_factory=lambda: DEEP)
+    options: dict[str, Any] = field(default_factory=dict)
+    stock: str = ""
+
+    @property
+    def processes(self) -> int:
+        return self.ranks * int(self.options.get("tp", 1))
+
+    @cached_property
+    def arguments(self) -> tuple[list[Any], dict[str, Any]]:
+        return [self.processes, self.encoders], {"microbatches": 2 * self.ranks} | self.fields
+
+    @cached_property
+    def problem(self) -> Any:
+        return cases.problem(*self.arguments[0], **self.arguments[1])
+
+    @cached_property
+    def decision(self) -> Any:
+        return cases.decision(
+            self.problem, self.schedule, ranks=self.ranks, encoder_ranks=self.rows, **self.options
+        )
+
+    def document(self) -> dict[str, Any]:
+        found = {"problem": self.arguments, "decision": self.decision.model_dump(mode="json")}
+        return found | ({"stock": self.stock} if self.stock else {})
+
+    def agreement(self, parts: list[dict[str, Any]]) -> Agreement:
+        merged: dict[str, Any] = {}
+        for part in parts:
+            for key, value in part.items():
+                assert merged.setdefault(key, value) == value, f"ranks disagree about {key}"
+        reference = reference_step(self.problem, self.decision, mode="reference")
+        return compare_steps(merged, reference)
 
 
-@pytest.mark.serial
-def test_torchs_own_pipeline_gives_the_same_gradients(tmp_path: Path) -> None:
-    problem = cases.problem(2, [VIT], **DEEP)
-    decision = cases.decision(problem, "1f1b", ranks=2, encoder_ranks=[[[0], [1]]])
-    job = {"problem": [[2, [VIT]], DEEP], "decision": decision.model_dump(mode="json")}
-    jobs = [job | {"stock": "1f1b"}, job | {"stock": "gpipe"}, job]
-    stock, breadth_first, ours = run(2, jobs, tmp_path)
-    for found in (stock, breadth_first, ours):
-        agreed = compared(problem, decision, found)
-        assert agreed.passed, agreed.details
-        assert agreed.details["largest_gradient_difference"] < 1e-5
-        assert agreed.details["losses"] == 4
+CASES = {
+    "1f1b on two": Case("1f1b", 2, [[[0], [1]]]),
+    "gpipe on two": Case("gpipe", 2, [[[1, 0]]]),
+    "interleaved on two": Case(
+        "interleaved-1f1b", 2, [[[0], [1]], [[1]]], [VIT, AUDIO], options={"chunks": 2}
+    ),
+    "zero bubble on two": Case("zb-h1", 2, [[[0], [1]]]),
+    "three phases on two": Case("1f1b", 2, [[[0], [1]]], options={"fill": "three-phase"}),
+    "unfilled on two": Case("1f1b", 2, [[[0]]]),
+    "all-reduced on two": Case("1f1b", 2, [[[0], [1]]], fields=REDUCED),
+    "two lanes": Case("1f1b", 1, [[[0]]], fields=REDUCED, options={"tp": 2}),
+    "torch's 1f1b": Case("1f1b", 2, [[[0]]], stock="1f1b"),
+    "torch's gpipe": Case("gpipe", 2, [[[0]]], stock="gpipe"),
+    "1f1b on four": Case("1f1b", 4, [[[0], [1], [2], [3]]]),
+    "gpipe on four": Case("gpipe", 4, [[[0, 1], [2, 3]], [[2], [3]]], [VIT, AUDIO]),
+    "interleaved on four": Case(
+        "interleaved-1f1b", 4, [[[0, 1], [2, 3]]], options={"chunks": 2}
+    ),
+    "two ranks of two lanes": Case(
+        "1f1b", 2, [[[0], [1]]], fields=REDUCED, options={"tp": 2}
+    ),
+}  # fmt: skip
+#: Sums whose order is gloo's (four replicas), the lanes' or torch's: close, not equal.
+CLOSE = {"1f1b on four", "two lanes", "two ranks of two lanes", "torch's 1f1b", "torch's gpipe"}
 
 
-def options_rows(entry: tuple[Any, dict[str, Any]]) -> list[Any]:
-    rows: list[Any] = entry[1]["encoder_ranks"]
-    return rows
+@pytest.fixture(scope="module")
+def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[dict[str, Any]]]:
+    found: dict[str, list[dict[str, Any]]] = {}
+    for processes in (2, 4):
+        mine = {name: case for name, case in CASES.items() if case.processes == processes}
+        jobs = {"ranks": processes, "cases": [case.document() for case in mine.values()]}
+        folder = tmp_path_factory.mktemp("run")
+        parts = run(jobs, folder)
+        found |= {name: [part[k] for part in parts] for k, name in enumerate(mine)}
+    return found
 
 
-def compared(problem: Any, decision: Any, ranks: list[dict[str, Any]]) -> Agreement:
-    merged: dict[str, Any] = {}
-    for found in ranks:
-        for key, value in found.items():
-            assert merged.setdefault(key, value) == value, f"ranks disagree about {key}"
-    return compare_steps(merged, single_process_step(StepSizes.of(problem, decision), decision))
-
-
-def run(ranks: int, jobs: list[dict[str, Any]], folder: Path) -> list[list[dict[str, Any]]]:
-    """What each rank reports of each job."""
+def run(jobs: dict[str, Any], folder: Path) -> list[list[dict[str, Any]]]:
+    """What each rank reports of each case."""
     path = folder / "jobs.json"
-    path.write_text(json.dumps({"ranks": ranks, "cases": jobs}))
-    here = Path(__file__).parent
+    path.write_text(json.dumps(jobs))
+    script = Path(__file__).parent / "rank_process.py"
     environment = os.environ | {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
     done = subprocess.run(
-        [sys.executable, str(here / "rank_process.py"), str(path)], env=environment,
-        capture_output=True, text=True, timeout=120,
+        [sys.executable, str(script), str(path)], env=environment, capture_output=True, text=True,
+        timeout=240,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    parts = [json.loads((folder / f"result.{r}.json").read_text()) for r in range(ranks)]
-    return [[part[k] for part in parts] for k in range(len(jobs))]
+    return [json.loads((folder / f"result.{r}.json").read_text()) for r in range(jobs["ranks"])]
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_processes_agree_with_one_process(
+    name: str, results: dict[str, list[dict[str, Any]]]
+) -> None:
+    agreed = CASES[name].agreement(results[name])
+    assert agreed.passed, agreed.details
+    assert agreed.exact or name in CLOSE, agreed.details
+    assert agreed.details["largest_gradient_difference"] < 1e-5
+    assert agreed.details["losses"] == CASES[name].decision.microbatches
+    assert agreed.details["gradient_elements"] > 10_000
