@@ -87,6 +87,7 @@ class Incumbent:
 
     head: float = math.inf
     total: float = math.inf
+    pipeline: IntArray | None = None
     answer: GapFillAnswer | None = None
 
 
@@ -301,12 +302,14 @@ class Search:
 
     Attributes:
         filler: what places units.
-        best: incumbent, shared between orientations through ``total``.
+        floor: least head of the forwards alone.
         target: total at which to stop.
         max_evaluations: passes at which to stop.
+        best: incumbent; between orientations its ``total`` alone.
     """
 
     filler: Filler
+    floor: float
     target: float
     max_evaluations: int
     best: Incumbent = field(default_factory=Incumbent)
@@ -323,12 +326,12 @@ class Search:
             return math.inf
         if total < self.best.total:
             answer = self.filler.answer(head, pipeline)
-            self.best = Incumbent(head, total, answer)
+            self.best = Incumbent(head, total, pipeline.copy(), answer)
         return total - head - self.filler.rows.length
 
-    def run(self, head: float, tail: float) -> None:
+    def run(self, tail: float) -> None:
         """Search from the least head and the least tail of the two directions alone."""
-        rows = self.filler.rows
+        rows, head = self.filler.rows, self.floor
         pipeline, _ = merged_map(rows, head)
         longest = self.offer(head, pipeline)
         if not math.isfinite(longest):
@@ -341,6 +344,7 @@ class Search:
                 return
             self.filler.forget()
             self._shorten(head + share * span, tail, numbers)
+        self.tighten()
 
     def _shorten(self, head: float, tail: float, numbers: list[IntArray]) -> None:
         """Bisect the tail at one head, asking first for less than the incumbent."""
@@ -364,6 +368,17 @@ class Search:
 
     def _bound(self, head: float, tail: float) -> float:
         return head + self.filler.rows.length + tail
+
+    def tighten(self) -> None:
+        """Bisect the head of the incumbent's map, as long as its total does not rise."""
+        low, high, pipeline = self.floor, self.best.head, self.best.pipeline
+        while pipeline is not None and high - low > self.filler.rows.tolerance and not self.over:
+            self.filler.forget()
+            middle = 0.5 * (low + high)
+            before = self.best.total
+            tail = self.offer(middle, pipeline)
+            fell = middle + self.filler.rows.length + tail <= before
+            low, high = (low, middle) if fell else (middle, high)
 
     def _try(self, head: float, tail: float, numbers: list[IntArray]) -> IntArray | None:
         for counts in numbers:

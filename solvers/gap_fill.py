@@ -88,14 +88,14 @@ def solve(
         best, spent = _capped(rows, mirror, head, tail, target, max_evaluations)
         answer = best.answer
     else:
-        search = Search(Filler(rows, mirror), target, max_evaluations // 2)
-        search.run(head, tail)
+        search = Search(Filler(rows, mirror), head, target, max_evaluations // 2)
+        search.run(tail)
         answer, best = search.best.answer, search.best
         spent = search.filler.evaluations
         if not best.total <= target:
-            back = Search(Filler(mirror, rows), target, max_evaluations - spent)
-            back.best = Incumbent(math.inf, best.total, None)
-            back.run(tail, head)
+            back = Search(Filler(mirror, rows), tail, target, max_evaluations - spent)
+            back.best = Incumbent(total=best.total)
+            back.run(head)
             spent += back.filler.evaluations
             if back.best.answer is not None:
                 answer = reversed_answer(turned, back.best.answer)
@@ -120,7 +120,7 @@ def _capped(
     rows: Rows, mirror: Rows, head: float, tail: float, target: float, max_evaluations: int
 ) -> tuple[Incumbent, int]:
     """Search with a cap: from several maps and heads, by moves and swaps."""
-    search = Search(Filler(rows, mirror), target, max_evaluations)
+    search = Search(Filler(rows, mirror), head, target, max_evaluations)
     slots, pipelines = len(rows.deadline), len(rows.first_piece)
     maps = [
         merged_map(rows, head)[0],
@@ -134,4 +134,5 @@ def _capped(
                 break
             search.filler.forget()
             improve(search, head + share * longest, start)
+            search.tighten()
     return search.best, search.filler.evaluations
