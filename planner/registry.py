@@ -22,6 +22,7 @@ _OURS: Mapping[str, str] = MappingProxyType(
     {
         "serving": "foreplan.planner.serving:ServingPlanner",
         "precision": "foreplan.planner.precision:PrecisionPlanner",
+        "bubbles": "foreplan.planner.bubbles:BubblesPlanner",
     }
 )
 

@@ -144,9 +144,8 @@ def balanced(
         mine: list[Step] = []
         for op, c, mb in order:
             backbone = [Step(letters[op], mb, own.index(c))] if c in own else []
-            units = (
-                [Step("F" if op == "F" else "B", mb, encoder=0, unit=c)] if c in encoding else []
-            )
+            letter = "F" if op == "F" else "B"
+            units = _stage_units(encoder, letter, mb, c) if c in encoding else []
             if op == "F":
                 mine += units + backbone
             else:

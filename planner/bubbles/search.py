@@ -9,9 +9,11 @@ price once transfers take time. Answers are ranked by the simulator.
 from __future__ import annotations
 
 import functools
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
+from foreplan.cost_models.costs import Work
 from foreplan.cost_models.memory import show_bytes
 from foreplan.cost_models.simulator import simulate
 from foreplan.cost_models.timeline import Timeline
@@ -22,13 +24,13 @@ from foreplan.planner.bubbles.decision import BubblesDecision
 from foreplan.planner.bubbles.filling import Filled, Filling, describe_unfit, fill
 from foreplan.planner.bubbles.layouts import CLOSER, Layout, layouts
 from foreplan.planner.bubbles.ledger import capacity_bytes, ledgers, static_items
-from foreplan.planner.bubbles.placement import encoder_plan
+from foreplan.planner.bubbles.placement import BUCKETS, encoder_plan
 from foreplan.planner.bubbles.schedule import StepSchedule
 from foreplan.planner.bubbles.spec import BubblesWorkload
 from foreplan.planner.bubbles.training_step import TrainingStep
 
 #: Answers whose warm-up is searched, answers that are simulated.
-REFINED, REPLAYED = 2, 4
+REFINED, REPLAYED = 2, 6
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,36 +235,40 @@ class BubbleSearch:
         return sorted(found, key=self.estimate_s)
 
     def estimate_s(self, filled: Filled) -> float:
-        """The solver's objective, and what gathering and reducing the encoders may add."""
-        return filled.solution.objective + self._exchange_s(filled.filling)
+        """The solver's objective and what exchange and optimizer of the encoders add to it."""
+        return filled.solution.objective + self._after_s(filled.filling)
 
-    def _exchange_s(self, filling: Filling) -> float:
-        """First bucket's gather and last bucket's reduction of the encoders' parameters.
-
-        What exceeds the computation it hides behind: one micro-batch of the stage.
-        """
+    def _after_s(self, filling: Filling) -> float:
+        """What is exchanged beyond the computation of one micro-batch, and the optimizer."""
         timeline = filling.timeline
         step, costs = timeline.step, timeline.costs
-        w, device = step.workload, step.devices[0]
-        if not w.sharded_optimizer:
-            return 0.0
-        gather = scatter = forward = backward = 0.0
+        device, sharded = step.devices[0], step.workload.sharded_optimizer
+        gather = scatter = forward = backward = optimizer = 0.0
+
+        def seconds(work: Work) -> float:
+            return costs.cost(work, device).mean_s
+
         for e, tower in enumerate(step.encoders):
-            ranks = tuple(range(0, step.plan.pp, filling.stages))
-            group = step.replica_group(ranks)
-            if len(group) < 2 or step.encoder(e).frozen:
+            if step.encoder(e).frozen:
                 continue
+            group = step.replica_group(tuple(range(0, step.plan.pp, filling.stages)))
             layers = tower.layers // filling.stages
             own = tower.range_parameters(0, layers) // step.plan.tp
-            gather += costs.cost(step.steps.gather(own, group, encoder=True), device).mean_s
-            scatter += costs.cost(step.steps.scatter(own, group, encoder=True), device).mean_s
-            for op in ("F", "B"):
-                work = step.unit(e, step.plan.tp, 0, 2 * layers, op, bare=False)
-                seconds = costs.cost(work, device).mean_s
-                forward, backward = (
-                    (forward + seconds, backward) if op == "F" else (forward, backward + seconds)
-                )
-        return max(gather / 8, gather - forward) + max(scatter / 8, scatter - backward)
+            optimizer += seconds(step.steps.optimizer(own // (len(group) if sharded else 1)))
+            if len(group) < 2:
+                continue
+            if not sharded:
+                scatter += seconds(step.steps.reduce(own, group))
+                continue
+            gather += seconds(step.steps.gather(own, group, encoder=True))
+            scatter += seconds(step.steps.scatter(own, group, encoder=True))
+            halves = 2 * layers
+            forward += seconds(step.unit(e, step.plan.tp, 0, halves, "F", bare=False))
+            backward += seconds(step.unit(e, step.plan.tp, 0, halves, "B", bare=False))
+        exposed = max(gather / BUCKETS, gather - forward) + max(
+            scatter / BUCKETS, scatter - backward
+        )
+        return exposed + optimizer
 
     # ------------------------------------------------------------------------------- replays
 
@@ -285,17 +291,29 @@ class BubbleSearch:
         return None
 
     def best(self, answers: Sequence[Filled], count: int = REPLAYED) -> list[Replay]:
-        """The first ``count`` answers that fit, simulated, fastest first."""
+        """The first answers that fit, simulated, fastest first.
+
+        Args:
+            answers: by estimate; at most two of them for one layout and number of encoder stages
+                are simulated.
+            count: how many to simulate.
+        """
         kept: list[Replay] = []
+        seen: Counter[tuple[object, int]] = Counter()
         for answer in answers:
             if len(kept) == count:
                 break
+            f = answer.filling
+            kind = answer.decision.plan, f.stages
+            known = any(replay.decision.orders == answer.decision.orders for replay in kept)
+            if known or seen[kind] == 2:
+                continue
+            seen[kind] += 1
             replay = self.replay(answer.decision, answer)
             lacking = self.lacks(replay)
             if lacking is None:
                 kept.append(replay)
             else:
-                f = answer.filling
                 name = f"{f.stages} encoder stages, units of {f.unit_layers} layers"
                 self.findings.rejected[name] = lacking
         return sorted(kept, key=lambda replay: replay.total_s)
