@@ -14,6 +14,7 @@ from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
+from torch.optim.adamw import adamw
 
 from foreplan.errors import SpecError
 from foreplan.planner.bubbles.execution.lanes import Lanes, Shard
@@ -91,8 +92,12 @@ class FlatParameters:
             self._install(module, key, place.begin, place.shape)
         part = total // replicas
         self._own = slice(replica * part, (replica + 1) * part)
-        self._optimizer: torch.optim.Optimizer | None = None
-        self._master = torch.zeros(0, device=device)
+        self._own_weights = self.weights[self._own]
+        # Weights of a lower precision are rounded from a copy in full precision.
+        full = self._own_weights.float() if not frozen else self.gradients
+        self._master = full
+        self._moments = (torch.zeros_like(full), torch.zeros_like(full))
+        self._count = torch.zeros((), device=device)
         self._scattered = self._stepped = False
         self.draw()
 
@@ -141,12 +146,10 @@ class FlatParameters:
                 drawn = drawn if shard is None else shard.take(drawn)
                 self.weights[begin : begin + drawn.numel()] = drawn.flatten()
         self._stepped = False
-        if self._optimizer is not None:
-            if self._master.dtype != self.weights.dtype:
-                self._master.data.copy_(self.weights[self._own])
-            for state in self._optimizer.state.values():
-                for value in state.values():
-                    value.zero_()
+        if not self._frozen and self._master.dtype != self.weights.dtype:
+            self._master.copy_(self._own_weights)
+        for value in (*self._moments, self._count):
+            value.zero_()
 
     def scattered(self) -> None:
         """Note that a reduce-scatter has left sums in this rank's part alone."""
@@ -156,16 +159,15 @@ class FlatParameters:
         """Take a step of AdamW over this rank's part of the parameters."""
         if self._frozen:
             return
-        own = self.weights[self._own]
-        if self._optimizer is None:
-            # Weights of a lower precision are rounded from a copy in full precision.
-            full = own if own.dtype == torch.float32 else own.float()
-            self._master = nn.Parameter(full.detach())
-            self._optimizer = torch.optim.AdamW([self._master], lr=LEARNING_RATE, fused=True)
-        self._master.grad = self.gradients[self._own]
-        self._optimizer.step()
-        if self._master.dtype != own.dtype:
-            own.copy_(self._master.detach())
+        first, second = self._moments
+        # The function, because torch.optim's classes load all of torch.compile.
+        adamw(
+            [self._master], [self.gradients[self._own]], [first], [second], [], [self._count],
+            fused=True, amsgrad=False, beta1=0.9, beta2=0.999, lr=LEARNING_RATE, weight_decay=0.01,
+            eps=1e-8, maximize=False,
+        )  # fmt: skip
+        if self._master.dtype != self.weights.dtype:
+            self._own_weights.copy_(self._master)
         self._stepped = True
 
     # ------------------------------------------------------------------------------------ reports
@@ -199,10 +201,8 @@ class FlatParameters:
 
     def memory_bytes(self) -> dict[str, int]:
         """Bytes by the ledger's items."""
-        states = 0
-        if self._optimizer is not None:
-            held = [v for state in self._optimizer.state.values() for v in state.values()]
-            held += [self._master] if self._master.dtype != self.weights.dtype else []
-            states = sum(value.nbytes for value in held)
+        states = sum(moment.nbytes for moment in self._moments)
+        if not self._frozen and self._master.dtype != self.weights.dtype:
+            states += self._master.nbytes
         return {"weights": self.weights.nbytes, "gradients": self.gradients.nbytes,
                 "optimizer": states}  # fmt: skip

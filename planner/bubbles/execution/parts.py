@@ -57,7 +57,9 @@ class BackbonePart(nn.Module):
         self.norm: nn.Module | None = None
         self.head: Linear | None = None
         if start == 0:
-            self.embedding = nn.Embedding(tower.vocab, tower.hidden, device=META)
+            # Its constructor draws weights, which on the meta device loads all of torch.compile.
+            rows = torch.empty(tower.vocab, tower.hidden, device=META)
+            self.embedding = nn.Embedding.from_pretrained(rows, freeze=False)  # type: ignore[no-untyped-call]
             if not tower.gated:
                 shape = step.workload.sequence_length, tower.hidden
                 self.positions = nn.Parameter(torch.empty(shape, device=META))

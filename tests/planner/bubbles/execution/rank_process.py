@@ -6,6 +6,7 @@ runtime of ``planner/verify`` over gloo and writes what it computed beside the j
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import sys
@@ -69,6 +70,7 @@ def be_rank(jobs: dict[str, Any], rank: int, folder: Path) -> None:
 def main(path: Path) -> int:
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     jobs = json.loads(path.read_text())
+    gc.freeze()  # what is loaded by now need not be looked at before every step
     children = []
     for rank in range(jobs["ranks"]):
         child = os.fork()
