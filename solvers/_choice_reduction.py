@@ -100,6 +100,11 @@ class Reduction:
                 return j
         return 0
 
+    def least_value(self) -> float:
+        """Bound on the objective: every variable and pair at its least."""
+        singles = sum(float(variable.values.min()) for variable in self.variables)
+        return self.base_value + singles + sum(float(v.min()) for v, _ in self.pairs.values())
+
     def scarce_rows(self) -> list[int]:
         """Rows that some choice could break; the others need no attention."""
         most = self.base.copy()

@@ -38,10 +38,16 @@ _FEASIBILITY = 5e-10
 """Tolerance of HiGHS on a row scaled to its unit: half of the slack that the evaluator allows."""
 
 _OBJECTIVE_RANGE = 1e3
-"""What the objective's spread is scaled to, so that HiGHS's absolute tolerances are small to it."""
+"""What the largest cost is scaled to, so that HiGHS's absolute tolerances are small to it."""
 
 _ABSOLUTE_GAP = 1e-7
-"""Gap at which HiGHS stops, in its own objective: a ten-billionth of the spread."""
+"""Gap at which HiGHS stops, in its own objective: a ten-billionth of the largest cost."""
+
+_MARGIN = 1e-3
+"""Share of the room below the cutoff that is added to it before costs are cut."""
+
+_MAX_PASSES = 4
+"""Programmes that a solve may need where values differ by many orders of magnitude."""
 
 Terms = dict[int, float]
 """Coefficient of each column; column ``_ONE`` is the constant 1."""
@@ -79,40 +85,51 @@ def solve_milp(
         )
     warm = solve_heap(problem, start)
     reduction = reduce_problem(problem)
-    programme = _Programme(reduction)
-    if warm.value is not None:
-        programme.start = reduction.options(warm.value)
-    answer = programme.solve(gap, max_nodes, time_limit_s)
-    best, objective = warm.value, warm.objective
-    if answer.options is not None:
-        found = reduction.choice(answer.options)
-        score = evaluate(problem, found)
-        if score.feasible and score.objective < objective:
-            best, objective = found, score.objective
-    lower = answer.lower_bound
+    best, objective, lower, nodes, finished = warm.value, warm.objective, -math.inf, 0, False
+    for _ in range(_MAX_PASSES):
+        options = None if best is None else reduction.options(best)
+        programme = _Programme(reduction, start=options, cutoff=objective)
+        answer = programme.solve(gap, max_nodes - nodes, time_limit_s)
+        nodes, finished = nodes + answer.nodes, answer.finished
+        if finished and answer.options is None and best is None:
+            return _nothing(SolutionStatus.INFEASIBLE, nodes)
+        if answer.lower_bound < math.inf:
+            # Else rows are met by the evaluator's slack alone: HiGHS proved nothing about them.
+            lower = max(lower, answer.lower_bound)
+        before = objective
+        if answer.options is not None:
+            found = reduction.choice(answer.options)
+            score = evaluate(problem, found)
+            if score.feasible and score.objective < objective:
+                best, objective = found, score.objective
+        # HiGHS's tolerances are relative to the costs that can still matter: a far better choice
+        # leaves smaller ones, which a second look can tell apart.
+        proven = objective - lower <= gap * abs(objective)
+        if proven or not finished or objective >= before or nodes >= max_nodes:
+            break
     if best is None:
-        empty = answer.finished and answer.options is None
-        return Solution(
-            status=SolutionStatus.INFEASIBLE if empty else SolutionStatus.LIMIT,
-            value=None,
-            objective=math.inf,
-            lower_bound=math.inf if empty else lower,
-            evaluations=answer.nodes,
-            solver=_SOLVER,
-            message="no choice meets every row" if empty else "",
-        )
-    if lower == math.inf:
-        # Rows met by the evaluator's slack alone: HiGHS proved nothing about this choice.
-        lower = -math.inf
+        return _nothing(SolutionStatus.LIMIT, nodes, lower)
     proven = objective - lower <= max(gap * abs(objective), programme.tolerance)
     return Solution(
-        status=SolutionStatus.OPTIMAL if answer.finished and proven else SolutionStatus.FEASIBLE,
+        status=SolutionStatus.OPTIMAL if finished and proven else SolutionStatus.FEASIBLE,
         value=best,
         objective=objective,
         lower_bound=min(lower, objective),
-        evaluations=answer.nodes,
+        evaluations=nodes,
         solver=_SOLVER,
-        message="" if answer.finished else "a limit came before the gap was closed",
+        message="" if finished else "a limit came before the gap was closed",
+    )
+
+
+def _nothing(status: SolutionStatus, nodes: int, lower_bound: float = math.inf) -> Solution[Choice]:
+    return Solution(
+        status=status,
+        value=None,
+        objective=math.inf,
+        lower_bound=lower_bound,
+        evaluations=nodes,
+        solver=_SOLVER,
+        message="no choice meets every row" if status == SolutionStatus.INFEASIBLE else "",
     )
 
 
@@ -156,6 +173,8 @@ class _Programme:
         reduction: the variables.
         elastic: minimise the largest excess of a row, in its unit, instead of the objective.
         start: options of a feasible choice for HiGHS to begin with.
+        cutoff: its objective. Costs that exceed it by themselves are cut to just above, which
+            changes no choice that is better and keeps the numbers of the programme comparable.
         unit: of HiGHS's objective.
         constant: part of the objective that HiGHS does not see.
     """
@@ -163,6 +182,7 @@ class _Programme:
     reduction: Reduction
     elastic: bool = False
     start: list[int] | None = None
+    cutoff: float = math.inf
     unit: float = 1.0
     constant: float = 0.0
     _model: pulp.LpProblem = field(init=False)
@@ -212,7 +232,11 @@ class _Programme:
         # Column 0 of every cost is the objective, the others are the scarce rows in their units.
         scale = np.concatenate([[1.0], 1 / problem.row_units[scarce]])
 
+        # A value this much above its least leads to no better choice, whatever else is chosen.
+        room = max(self.cutoff - reduction.least_value(), 0.0) * (1 + _MARGIN)
+
         def costs(values: FloatArray, weights: FloatArray) -> FloatArray:
+            values = np.minimum(values, values.min() + room)
             cost: FloatArray = np.concatenate([values[..., None], weights[..., scarce]], axis=-1)
             cost *= scale
             return cost
@@ -235,8 +259,7 @@ class _Programme:
             totals[1 + excess, 0] = 1.0
         for k, room in enumerate(rooms, 1):
             self._row(dict(enumerate(totals[:, k], -1)), pulp.LpConstraintLE, room)
-        spread = float(np.abs(totals[1:, 0]).sum())
-        self.unit = spread / _OBJECTIVE_RANGE or 1.0
+        self.unit = float(np.abs(totals[1:, 0]).max(initial=0.0)) / _OBJECTIVE_RANGE or 1.0
         self.constant = float(totals[0, 0])
         # PuLP only knows columns that stand somewhere: those that cost nothing stand here.
         self._model.setObjective(
@@ -341,7 +364,12 @@ def _run(
     max_nodes: int,
     limit_s: float,
 ) -> highspy.Highs:
-    """Run HiGHS, which is asked itself: PuLP 3.3 calls a stopped programme "Optimal"."""
+    """Run HiGHS, which is asked itself: PuLP 3.3 calls a stopped programme "Optimal".
+
+    Without its presolve, which cuts off optimal points of programmes with both kinds of columns:
+    1.14 does on two columns and one row (ERGO-Code/HiGHS#2957), 1.15.1 on one in thousands of our
+    random instances (parallel columns, then probing). The reduction does most of its work already.
+    """
     solver = pulp.HiGHS(
         msg=False,
         gapRel=gap,
@@ -350,6 +378,7 @@ def _run(
         timeLimit=limit_s,
         mip_max_nodes=max_nodes,
         random_seed=0,
+        presolve="off",
         mip_feasibility_tolerance=_FEASIBILITY,
         primal_feasibility_tolerance=_FEASIBILITY,
         small_matrix_value=1e-12,

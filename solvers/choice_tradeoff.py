@@ -5,13 +5,22 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 import numpy as np
 
 from foreplan.errors import SpecError
 from foreplan.solvers.choice_milp import solve_milp
-from foreplan.solvers.choice_problem import Choice, ChoiceProblem, FloatArray, evaluate
+from foreplan.solvers.choice_problem import (
+    Choice,
+    ChoiceItem,
+    ChoicePair,
+    ChoiceProblem,
+    evaluate,
+)
 from foreplan.solvers.solution import Solution
+
+Part = TypeVar("Part", ChoiceItem, ChoicePair)
 
 
 def row_as_objective(problem: ChoiceProblem, row: str, cap: float = math.inf) -> ChoiceProblem:
@@ -27,16 +36,16 @@ def row_as_objective(problem: ChoiceProblem, row: str, cap: float = math.inf) ->
     """
     r = problem.row(row)
 
-    def swapped(values: FloatArray, weights: FloatArray) -> dict[str, FloatArray]:
-        others = weights.copy()
-        others[..., r] = values
-        return {"values": weights[..., r], "weights": others}
+    def swapped(part: Part) -> Part:
+        weights = part.weights.copy()
+        weights[..., r] = part.values
+        return replace(part, values=part.weights[..., r], weights=weights)
 
     base, limits, rows = problem.base.copy(), problem.limits.copy(), list(problem.rows)
     base[r], limits[r], rows[r] = problem.base_value, cap, "objective"
     return ChoiceProblem(
-        items=tuple(replace(i, **swapped(i.values, i.weights)) for i in problem.items),
-        pairs=tuple(replace(p, **swapped(p.values, p.weights)) for p in problem.pairs),
+        items=tuple(map(swapped, problem.items)),
+        pairs=tuple(map(swapped, problem.pairs)),
         limits=limits,
         base=base,
         base_value=float(problem.base[r]),

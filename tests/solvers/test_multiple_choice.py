@@ -122,6 +122,32 @@ def test_stopped_is_not_optimal(choice_instances: ModuleType) -> None:
             assert early.status in (SolutionStatus.LIMIT, SolutionStatus.FEASIBLE)
 
 
+def test_an_instance_on_which_presolve_of_highs_is_wrong(choice_instances: ModuleType) -> None:
+    # HiGHS 1.15.1 with presolve calls 31.79 optimal here.
+    problem = choice_instances.random_problem(11145, n_items=7, n_rows=1)
+    assert choice_instances.brute_force(problem) == pytest.approx(0.3517194206)
+    assert solve(problem).objective == pytest.approx(0.3517194206)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_values_of_many_magnitudes(seed: int) -> None:
+    # The best choice is worth a billionth of what the worst options cost.
+    rng = np.random.default_rng(seed)
+    weights = np.array([[0.3, 1.0], [1.0, 2.0], [2.0, 4.0]])
+    items = [
+        ChoiceItem(
+            values=[10.0 ** rng.uniform(-6, 6), 10.0 ** rng.uniform(-9, -6), 0.0],
+            weights=weights * rng.uniform(0.8, 1.2, (3, 2)),
+        )
+        for _ in range(10)
+    ]
+    problem = ChoiceProblem(items=tuple(items), limits=[13.0, 30.0])
+    solution = solve(problem)
+    assert solution.status == SolutionStatus.OPTIMAL
+    assert solution.gap <= 1e-8
+    assert solution.objective == pytest.approx(solve_frontier(problem).objective, rel=1e-9, abs=0)
+
+
 @given(seed=st.integers(0, 10**6), power=st.integers(-12, 12))
 def test_units_do_not_matter(seed: int, power: int, choice_instances: ModuleType) -> None:
     problem = choice_instances.random_problem(seed, n_rows=2)
