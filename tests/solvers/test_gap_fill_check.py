@@ -76,13 +76,13 @@ def test_a_unit_inside_another_is_found_past_its_neighbour(problem: GapFillProbl
     """A long unit can overlap the interval after next."""
     lone = replace(
         problem,
-        busy_s=(([[1.0, 20.0], [21.0, 22.0]], []),) + problem.busy_s[1:],
+        busy_s=(([[1.0, 20.0], [21.0, 22.0]], []), *problem.busy_s[1:]),
         max_live_jobs=None,
     )
     answer = solved(problem)
     starts = answer.forward_start_s.copy()
     starts[0, 0] = 18.0
-    broken = [v for v in violations(lone, replace(answer, forward_start_s=starts))]
+    broken = violations(lone, replace(answer, forward_start_s=starts))
     assert any(v.rule == Rule.GAP and "slot 0 unit 0" in v.message for v in broken)
 
 
