@@ -22,7 +22,7 @@ def tower(hidden, heads, layers=4):
 
 
 @pytest.mark.parametrize("tp", [1, 8])
-@pytest.mark.parametrize("hidden,heads", [(6144, 64), (12288, 96)])
+@pytest.mark.parametrize(("hidden", "heads"), [(6144, 64), (12288, 96)])
 def test_layers_keep_what_korthikanti_counts(hidden, heads, tp):
     s, b = 2048, 2
 
@@ -36,7 +36,7 @@ def test_layers_keep_what_korthikanti_counts(hidden, heads, tp):
     assert kept("full") == pytest.approx(2 * s * b * 2 * hidden / tp)
 
 
-@pytest.mark.parametrize("pipelines,gigabytes", [(2, 2.06), (4, 6.19), (8, 14.4)])
+@pytest.mark.parametrize(("pipelines", "gigabytes"), [(2, 2.06), (4, 6.19), (8, 14.4)])
 def test_overhead_of_colocation_is_the_papers(pipelines, gigabytes):
     # ViT-22B on 3072 GPUs, DP_l = 48 (T8); the paper's 22e9 parameters, k = 6.
     found = colocation_overhead_bytes(
