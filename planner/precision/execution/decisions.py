@@ -1,35 +1,28 @@
 """Decisions that no planner made: a precision for every operator that has it, rank by rank.
 
-For baselines, experiments and tests; and the schedule that the contract in
-`foreplan.planner.precision.spec` names, for any decision.
+For experiments and tests; and the schedule that runs a decision without being priced.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import nn
 
-from foreplan.cost_models.costs import HostLaunch, Work
-from foreplan.cost_models.ddp_buckets import ddp_buckets
-from foreplan.cost_models.schedule import Schedule, ScheduleBuilder
+from foreplan.cost_models.costs import HostLaunch
+from foreplan.cost_models.ddp_buckets import GRADIENT_BYTES, ddp_buckets
+from foreplan.cost_models.schedule import Schedule
 from foreplan.datasets.training_recipe import recipe
 from foreplan.errors import SpecError
 from foreplan.planner.precision.execution.modules import fits
 from foreplan.planner.precision.spec import (
-    ALL_REDUCE,
-    BACKWARD,
-    FORWARD,
-    OPTIMIZER,
     PrecisionDecision,
     PrecisionWorkload,
     WorkerDecision,
 )
+from foreplan.planner.precision.step import Buckets, WorkerStep, step_schedule
 from foreplan.planner.precision.task import TrainingTask, fingerprint
-
-#: Queue of all-reduces, which overlaps the computation.
-ALL_REDUCE_QUEUE = "link:all_reduce"
 
 #: Variants of a precision by operator; operators that it does not name take the next lower entry.
 UNIFORM: Mapping[str, tuple[str, ...]] = {
@@ -93,38 +86,17 @@ def uniform_decision(
 
 
 def training_schedule(
-    decision: PrecisionDecision, devices: Sequence[str], *, steps: int = 1,
-    work: Callable[[str, int, int], Work] = lambda op, rank, bucket: HostLaunch(),
-) -> Schedule:  # fmt: skip
-    """Training steps of a decision as actions.
+    decision: PrecisionDecision, devices: Sequence[str], parameters: Mapping[str, int]
+) -> Schedule:
+    """One training step of a decision, to be run and not to be priced.
 
     Args:
         decision: its workers and buckets.
         devices: name of each rank's device.
-        steps: training steps, one after another on each rank.
-        work: price of an action by (op, rank, bucket); bucket is -1 for whole passes.
+        parameters: elements of each parameter, by name.
     """
-    builder = ScheduleBuilder(devices)
-    ranks, buckets = range(len(decision.workers)), range(len(decision.buckets))
-    stepped: dict[int, tuple[int, ...]] = dict.fromkeys(ranks, ())
-    for step in range(steps):
-        for rank in ranks:
-            began = builder.add(FORWARD, rank, work(FORWARD, rank, -1), dependencies=stepped[rank])
-            ready, reduced = began, []
-            for q in buckets:
-                ready = builder.add(
-                    BACKWARD, rank, work(BACKWARD, rank, q), step=q, dependencies=(ready,)
-                )
-                if len(ranks) > 1:
-                    reduced.append(
-                        builder.add(
-                            ALL_REDUCE, rank, work(ALL_REDUCE, rank, q), step=q,
-                            dependencies=(ready,), resources=(ALL_REDUCE_QUEUE,),
-                            rendezvous=step * len(buckets) + q,
-                        )
-                    )  # fmt: skip
-            last = builder.add(
-                OPTIMIZER, rank, work(OPTIMIZER, rank, -1), dependencies=(ready, *reduced)
-            )
-            stepped[rank] = (last,)
-    return builder.build()
+    free = HostLaunch(0)
+    count = len(decision.buckets)
+    sizes = tuple(GRADIENT_BYTES * sum(parameters[n] for n in b) for b in decision.buckets)
+    workers = [WorkerStep(device, free, (free,) * count, free, (0,) * count) for device in devices]
+    return step_schedule(workers, Buckets(decision.buckets, sizes, ()))

@@ -12,7 +12,8 @@ run equals one process bit by bit (two ranks: a sum of two does not depend on th
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -25,6 +26,7 @@ from foreplan.planner.precision.execution.buckets import GradientBuckets
 from foreplan.planner.precision.execution.loss_scale import LossScale
 from foreplan.planner.precision.execution.modules import apply_variants, restart_rounding
 from foreplan.planner.precision.execution.optimizers import make_optimizer, state_bytes
+from foreplan.planner.precision.execution.saved_tensors import SavedTensors
 from foreplan.planner.precision.spec import (
     ALL_REDUCE,
     BACKWARD,
@@ -36,6 +38,8 @@ from foreplan.planner.precision.spec import (
 from foreplan.planner.precision.task import TrainingTask
 
 MODES = ("fast", "reference")
+Batch = tuple[tuple[Tensor, ...], Tensor]
+
 #: Gradient elements of each parameter that a run reports, spread evenly.
 SAMPLED_GRADIENTS = 16
 
@@ -50,6 +54,10 @@ class TrainingKernels:
         rank: this one.
         mode: one of `MODES`.
         device: where to compute.
+        count_saved: count what the first step keeps for its backward pass, which slows that step.
+
+    Attributes:
+        module: what is trained, as planned.
 
     Raises:
         SpecError: an unknown mode or rank, a plan of another network, a variant that the device
@@ -59,6 +67,7 @@ class TrainingKernels:
     def __init__(
         self, task: TrainingTask, workload: PrecisionWorkload, decision: PrecisionDecision,
         rank: int, *, mode: str = "fast", device: torch.device | str = "cpu",
+        count_saved: bool = False,
     ) -> None:  # fmt: skip
         if mode not in MODES:
             raise SpecError("mode", got=mode, expected=f"one of {', '.join(MODES)}")
@@ -68,16 +77,17 @@ class TrainingKernels:
         self._device = torch.device(device)
         if self._device.type == "cuda" and self._device.index is None:
             self._device = torch.device("cuda", torch.cuda.current_device())
-        self._module = task.module().to(self._device).train()
+        self.module = task.module().to(self._device).train()
         if mode == "fast":
-            apply_variants(self._module, decision.workers[rank].operators, seed=rank << 40)
-        self._buckets = GradientBuckets(self._module, decision.buckets, self._bucket_ready)
+            apply_variants(self.module, decision.workers[rank].operators, seed=rank << 40)
+        self._buckets = GradientBuckets(self.module, decision.buckets, self._bucket_ready)
         self._optimizer_words = workload.optimizer, workload.learning_rate
-        self._optimizer = make_optimizer(self._module, *self._optimizer_words)
+        self._optimizer = make_optimizer(self.module, *self._optimizer_words)
         self._scale = LossScale.of(
             [text for worker in decision.workers for text in worker.operators.values()]
             if mode == "fast" else []
         )  # fmt: skip
+        self._saved = SavedTensors(self.module) if count_saved else None
         self._baton = Baton(self._train, self._device)
         self._step = 0
         self._wanted = -1
@@ -90,9 +100,9 @@ class TrainingKernels:
         if self._step:
             fresh = self._task.module()
             with torch.no_grad():
-                self._module.load_state_dict(fresh.state_dict())
-            self._optimizer = make_optimizer(self._module, *self._optimizer_words)
-        restart_rounding(self._module)
+                self.module.load_state_dict(fresh.state_dict())
+            self._optimizer = make_optimizer(self.module, *self._optimizer_words)
+        restart_rounding(self.module)
         self._scale.restart()
         self._step, self._losses = 0, []
 
@@ -126,16 +136,32 @@ class TrainingKernels:
         """
         return {
             f"losses_{self._rank}": [float(loss) for loss in self._losses],
-            "gradients": sampled_gradients(self._module, self._scale.value),
+            "gradients": sampled_gradients(self.module, self._scale.value),
         }
 
     def memory_bytes(self) -> dict[str, int]:
         """Bytes held between steps."""
         return {
-            "weights": module_bytes(self._module),
+            "weights": module_bytes(self.module),
             "gradients": self._buckets.nbytes,
             "optimizer": state_bytes(self._optimizer),
         }
+
+    @property
+    def saved_bytes(self) -> int:
+        """Bytes that the first step kept for its backward pass; 0 where they were not counted."""
+        return self._saved.bytes if self._saved is not None else 0
+
+    def validation_loss(self, batches: Iterable[Batch]) -> float:
+        """Mean loss of the weights over batches, in fp32 whatever was planned."""
+        plain = self._task.module().to(self._device).eval()
+        plain.load_state_dict(self.module.state_dict())
+        losses = []
+        with torch.no_grad():
+            for inputs, target in batches:
+                output = plain(*(x.to(self._device) for x in inputs))
+                losses.append(float(self._task.loss(output, target.to(self._device))))
+        return sum(losses) / len(losses)
 
     def close(self) -> None:
         """End the thread that computes; `run` starts another."""
@@ -149,8 +175,9 @@ class TrainingKernels:
             self._step += 1
             self._buckets.clear()
             self._done = -1
-            output = self._module(*(x.to(self._device) for x in inputs))
-            loss = self._task.loss(output.float(), target.to(self._device))
+            with self._counting():
+                output = self.module(*(x.to(self._device) for x in inputs))
+                loss = self._task.loss(output.float(), target.to(self._device))
             self._losses.append(loss.detach())
             self._baton.pause()
             # Hooks have to run on this thread, and a slice of a GPU ends where the thread ends.
@@ -167,6 +194,10 @@ class TrainingKernels:
         if q < len(self._buckets) - 1 and q >= self._wanted:
             self._finish(q)
             self._baton.pause()
+
+    def _counting(self) -> contextlib.AbstractContextManager[None]:
+        counts = self._saved is not None and self._step == 1
+        return self._saved.counting() if self._saved and counts else contextlib.nullcontext()
 
     def _finish(self, q: int) -> None:
         """Average the buckets up to ``q``."""

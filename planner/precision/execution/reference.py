@@ -35,7 +35,7 @@ class LocalRanks:
     """The ranks of a decision, side by side in this process.
 
     Args:
-        task, workload, decision, mode, device: as of `TrainingKernels`.
+        task, workload, decision, mode, device, count_saved: as of `TrainingKernels`.
 
     Attributes:
         ranks: kernels of each rank.
@@ -43,10 +43,12 @@ class LocalRanks:
 
     def __init__(
         self, task: TrainingTask, workload: PrecisionWorkload, decision: PrecisionDecision, *,
-        mode: str = "fast", device: torch.device | str = "cpu",
+        mode: str = "fast", device: torch.device | str = "cpu", count_saved: bool = False,
     ) -> None:  # fmt: skip
         self.ranks = [
-            TrainingKernels(task, workload, decision, rank, mode=mode, device=device)
+            TrainingKernels(
+                task, workload, decision, rank, mode=mode, device=device, count_saved=count_saved
+            )
             for rank in range(len(decision.workers))
         ]
         self._buckets = len(decision.buckets)
