@@ -1,0 +1,189 @@
+"""The planner end to end: plans, baselines, memory, and what it refuses."""
+
+import json
+
+import numpy as np
+import pytest
+from tests.planner.bubbles.problems import encoder, problem, workload
+
+from foreplan.errors import InfeasibleError, SpecError
+from foreplan.planner.api import load_workload, plan
+from foreplan.planner.bubbles.planner import BubblesPlanner, training_flops
+from foreplan.planner.bubbles.robustness import jittered_s
+from foreplan.planner.bubbles.search import BubbleSearch
+from foreplan.planner.bubbles.spec import BackbonePlan, TransformerDims
+from foreplan.planner.plan import load_plan
+from foreplan.planner.report.html import render_report
+from foreplan.planner.schema import json_schema
+
+
+def asked(**rest):
+    return workload(encoder(layers=8, forward_s=0.02, backward_s=0.04), **rest)
+
+
+@pytest.fixture(scope="module")
+def made():
+    return plan("bubbles", None, "4xh200", asked(), costs="roofline")
+
+
+def test_plan_is_complete_valid_and_reproducible(made, tmp_path):
+    path = tmp_path / "plan.json"
+    made.save(path)
+    assert load_plan(path) == made
+    assert plan("bubbles", None, "4xh200", asked(), costs="roofline").to_json() == made.to_json()
+    document, schema = json.loads(made.to_json()), json_schema("bubbles")
+    decision = schema["$defs"][schema["properties"]["decision"]["$ref"].rsplit("/", 1)[1]]
+    assert set(document["decision"]) == set(decision["properties"])
+    assert made.decision["fill"] == "fine"
+    assert made.verify.ranks == 4
+
+
+def test_plan_beats_every_baseline_and_respects_its_bounds(made):
+    names = {a.name: a.predicted.total_s for a in made.alternatives}
+    assert set(names) | {r.name for r in made.rejected} == {
+        "encoders on the first stage", "balanced chain of encoder and backbone", "three phases",
+        "coarse filling",
+    }  # fmt: skip
+    assert all(total >= made.predicted.total_s * (1 - 1e-9) for total in names.values())
+    assert names["coarse filling"] <= names["three phases"] * (1 + 1e-9)
+    assert 0 < made.bound.lower_s <= made.predicted.total_s
+    metrics = made.predicted.metrics
+    assert 0.0 < metrics["encoder_inside_share"] <= 1.0
+    assert metrics["samples_per_s"] == pytest.approx(8 / made.predicted.total_s)
+    coarse = next(a for a in made.alternatives if a.name == "coarse filling")
+    assert coarse.predicted.metrics["encoder_inside_share"] < metrics["encoder_inside_share"]
+
+
+def test_report_renders(made):
+    assert "e0." in made.to_json()
+    assert "bubbles" in render_report(made)
+
+
+def test_jitter_moves_a_step_by_about_as_much():
+    planner, where = BubblesPlanner(), problem(asked())
+    search = BubbleSearch(where)
+    best = search.best(search.candidates(), 1)[0]
+    still = jittered_s(best.timeline, 0.0, draws=1, seed=0)
+    assert still[0] == pytest.approx(best.total_s)
+    spread = {share: jittered_s(best.timeline, share, draws=10, seed=0) for share in (0.02, 0.1)}
+    for share, totals in spread.items():
+        assert (np.abs(totals / best.total_s - 1) <= share + 1e-9).all()
+    assert spread[0.1].mean() > spread[0.02].mean() > best.total_s * 0.995
+    with pytest.raises(SpecError, match="jitter"):
+        jittered_s(best.timeline, 1.5, draws=1, seed=0)
+    assert planner.metrics(where, best.decision, best.timeline)["jitter_5_percent_p95_s"] > 0
+
+
+def test_several_and_frozen_encoders():
+    several = workload(
+        encoder("image", layers=8), encoder("sound", layers=4, frozen=True), sequence_length=64
+    )
+    found = plan("bubbles", None, "4xh200", several, costs="roofline")
+    assert [e["name"] for e in found.decision["encoders"]] == ["image", "sound"]
+    text = " ".join(found.decision["orders"])
+    assert "B" in text
+    assert "e1." in text
+    assert not [w for w in text.split() if w.startswith("e1.") and "B" in w]
+    assert any(r.name.startswith("balanced") for r in found.rejected)
+
+
+def test_layout_is_searched_where_none_is_given():
+    free = workload(
+        encoder(layers=4), plan=None, microbatches=None, global_batch=32, microbatch=2, layers=8
+    )
+    found = plan("bubbles", None, "4xh200", free, costs="roofline")
+    chosen = BackbonePlan(**found.decision["plan"])
+    assert chosen.devices == 4
+    assert found.decision["microbatches"] * chosen.dp * 2 == 32
+    assert any(note.startswith("not taken") for note in found.assumptions)
+
+
+def test_filling_that_does_not_pay_is_said():
+    # One rank has no bubbles at all: nothing to fill, every placement is the same.
+    one = workload(encoder(layers=4), pp=1, chunks=1, layers=4, microbatches=4)
+    found = plan("bubbles", None, "1xh200", one, costs="roofline")
+    serial = 4 * (4 * 0.3 + 4 * 0.03)
+    assert found.predicted.total_s == pytest.approx(serial, rel=1e-3)
+
+
+def test_units_longer_than_any_idle_time_are_said():
+    huge = workload(encoder(layers=4, forward_s=50.0, backward_s=60.0), unit_layers=(4.0,))
+    found = plan("bubbles", None, "4xh200", huge, costs="roofline")
+    assert any("the longest idle interval" in note for note in found.assumptions)
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "words"),
+    [
+        ({"layers": 6}, SpecError, "divides the 6 layers"),
+        ({"microbatches": 6}, SpecError, "multiples of pp"),
+        ({"pp": 8}, SpecError, "at most 4 devices"),
+        ({"tp": 16, "pp": 1, "chunks": 1}, SpecError, "at most 4 devices"),
+        ({"schedule": "zb-h1"}, SpecError, "one chunk"),
+    ],
+)
+def test_sizes_that_do_not_suit_are_refused(change, error, words):
+    with pytest.raises(error, match=words):
+        plan("bubbles", None, "4xh200", asked(**change), costs="roofline")
+
+
+def test_wrong_workloads_are_one_clear_line():
+    base = asked().model_dump(mode="json")
+    for change, words in (
+        ({"microbatches": 0}, "microbatches"),
+        ({"global_batch": 8}, "one of microbatches and global_batch"),
+        ({"unit_layers": [0.3]}, "multiples of 0.5"),
+        ({"sequence_length": 4}, "at least the 16 positions"),
+        ({"encoders": []}, "encoders"),
+        ({"spare": 1}, "spare"),
+    ):
+        with pytest.raises(SpecError, match=words) as caught:
+            load_workload("bubbles", {**base, **change})
+        assert "\n" not in str(caught.value)
+
+
+def test_encoders_beyond_the_memory_left_are_infeasible_and_say_by_how_much():
+    dims = TransformerDims(layers=48, hidden=12288, heads=96)
+    big = encoder().model_copy(update={"dims": dims, "tokens": 32})
+    with pytest.raises(InfeasibleError, match=r"GiB|lacks"):
+        plan("bubbles", None, "4xt4", workload(big), costs="roofline")
+
+
+def test_recomputing_encoders_needs_less_memory_and_more_time():
+    dims = TransformerDims(layers=8, hidden=1024, heads=16)
+    peaks, totals = [], []
+    for recompute in (False, True):
+        one = encoder().model_copy(update={"dims": dims, "tokens": 64, "recompute": recompute})
+        found = plan("bubbles", None, "4xh200", workload(one), costs="roofline")
+        ranks = found.predicted.ranks
+        peaks.append(max(r.memory_bytes.get("encoder_activations", 0) for r in ranks))
+        totals.append(sum(r.phase_s["encode_backward"] for r in ranks))
+    assert peaks[1] < peaks[0] / 3
+    assert totals[1] > totals[0]
+
+
+def test_model_flops_are_the_published_counts():
+    # GPT-175B and ViT-22B on 2048 tokens each, 6 N a token and attention (field note, section 5:
+    # 2.487e15 FLOP a sample without attention).
+    from foreplan.planner.bubbles.spec import BubblesWorkload, Encoder
+
+    w = BubblesWorkload(
+        encoders=(Encoder(name="vit", model="vit-22b", tokens=2048),),
+        backbone=TransformerDims(layers=96, hidden=12288, heads=96, vocab=51200),
+        sequence_length=2048, microbatches=8,
+    )  # fmt: skip
+    where = problem(w, "4xh200")
+    attention = 12 * 2048 * 2048 * (96 * 12288 + 48 * 6144)
+    assert training_flops(where) - attention == pytest.approx(2.43e15, rel=0.03)
+
+
+def test_a_decision_for_something_else_is_refused():
+    planner, where = BubblesPlanner(), problem(asked())
+    search = BubbleSearch(where)
+    decision = search.best(search.candidates(), 1)[0].decision
+    other = problem(workload(encoder("sound", layers=8)))
+    with pytest.raises(SpecError, match=r"decision\.encoders"):
+        planner.schedule(other, decision)
+    deeper = problem(asked(layers=16))
+    with pytest.raises(SpecError, match=r"decision\.stages"):
+        planner.schedule(deeper, decision)
