@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from foreplan.errors import SpecError
 from foreplan.solvers.gap_fill_problem import (
     FloatArray,
     GapFillAnswer,
@@ -155,6 +156,20 @@ def _direction(chain: UnitChain, lag_s: FloatArray, stages: int, *, falling: boo
 def sorted_pair(a: IntArray, b: IntArray) -> tuple[IntArray, IntArray]:
     """Elementwise smaller and larger."""
     return np.minimum(a, b), np.maximum(a, b)
+
+
+def refuse_interference(problem: GapFillProblem) -> None:
+    """Exact methods take a unit's time as given.
+
+    Raises:
+        SpecError: a slowdown above 1.
+    """
+    factors = problem.compute_slowdown, problem.link_slowdown
+    if max(factors) > 1.0:
+        raise SpecError(
+            "slowdown", got=factors, expected="1.0 for both",
+            fix="exact methods know no interference; use gap_fill.solve",
+        )  # fmt: skip
 
 
 def reversed_problem(problem: GapFillProblem) -> GapFillProblem:

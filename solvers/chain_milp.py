@@ -24,11 +24,11 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-import highspy
 import numpy as np
 import pulp  # type: ignore[import-untyped]
 
 from foreplan.errors import SpecError
+from foreplan.solvers._highs import TOLERANCE, run
 from foreplan.solvers.chain_problem import (
     ChainAssignment,
     ChainProblem,
@@ -38,9 +38,6 @@ from foreplan.solvers.chain_problem import (
 )
 from foreplan.solvers.enumerate import type_sequences
 from foreplan.solvers.solution import Solution, SolutionStatus
-
-_TOLERANCE = 1e-9
-"""Feasibility tolerance handed to HiGHS; rows are scaled to about 1."""
 
 
 def solve_milp(
@@ -81,7 +78,7 @@ def solve_milp(
             if score.feasible and score.objective < objective:
                 best, objective = found, score.objective
     if best is not None:
-        proven = objective - lower <= max(gap, _TOLERANCE) * 10 * abs(objective)
+        proven = objective - lower <= max(gap, TOLERANCE) * 10 * abs(objective)
         status = SolutionStatus.OPTIMAL if complete and proven else SolutionStatus.FEASIBLE
     else:
         status = SolutionStatus.INFEASIBLE if complete else SolutionStatus.LIMIT
@@ -145,7 +142,7 @@ class _Programme:
         model += turn >= pulp.lpSum(decode) + (sum(d_hops) + sum(back)) / unit
         model += turn >= m * top_d
         self._budgets(model, z)
-        values, bound, finished = _run(model, gap, max_nodes)
+        values, bound, finished = run(model, gap, max_nodes)
         constant = float(objective.constant)
         # Below the cutoff row nothing may exist: then the cutoff is the bound.
         bound = min((bound + constant) * unit, cutoff)
@@ -268,36 +265,3 @@ class _Programme:
             start, end = mine[0][0], mine[-1][0] + 1
             stages.append(make_stage(self.problem, k, start, end, [v for _, v in mine]))
         return ChainAssignment(tuple(stages))
-
-
-def _run(
-    model: pulp.LpProblem, gap: float, max_nodes: int
-) -> tuple[list[float] | None, float, bool]:
-    """Run HiGHS; values by column, bound without the objective's constant, whether it finished.
-
-    HiGHS is asked itself: PuLP 3.3 calls a programme that met its time limit "Optimal" and does
-    not know the status of one that met its node limit.
-    """
-    solver = pulp.HiGHS(
-        msg=False,
-        gapRel=gap,
-        gapAbs=0.0,
-        threads=1,
-        mip_max_nodes=max_nodes,
-        random_seed=0,
-        mip_feasibility_tolerance=_TOLERANCE,
-        primal_feasibility_tolerance=_TOLERANCE,
-    )
-    solver.createAndConfigureSolver(model)
-    solver.buildSolverModel(model)
-    highs = model.solverModel
-    highs.run()
-    status = highs.getModelStatus()
-    kinds = highspy.HighsModelStatus
-    if status in (kinds.kInfeasible, kinds.kUnboundedOrInfeasible):
-        return None, math.inf, True
-    info = highs.getInfo()
-    bound = float(info.mip_dual_bound)
-    if info.primal_solution_status != highspy.SolutionStatus.kSolutionStatusFeasible:
-        return None, bound, False
-    return list(highs.getSolution().col_value), bound, status == kinds.kOptimal

@@ -14,7 +14,8 @@ and ``o`` (a backward unit first); continuous starts ``s``, ``H`` (head) and ``C
     s >= -H,  s + p <= C,  C >= T
 
 A forward of slot i and a backward of slot k >= i need no binary: deadlines come before releases.
-The head and the tail gap are cut where an incumbent from ``gap_fill.solve`` ends, which bounds M.
+The head and the tail gap are cut where an incumbent from ``gap_fill.solve`` ends (without one,
+where all jobs would end one after another), which bounds M.
 Interference makes a unit's time depend on where it lies and is not in this programme.
 """
 
@@ -24,11 +25,11 @@ import itertools
 import math
 from dataclasses import dataclass, field
 
-import highspy
 import numpy as np
 import pulp  # type: ignore[import-untyped]
 
-from foreplan.errors import SpecError
+from foreplan.solvers._gap_rows import Rows, refuse_interference
+from foreplan.solvers._highs import TOLERANCE, run
 from foreplan.solvers.gap_fill import solve
 from foreplan.solvers.gap_fill_problem import (
     FloatArray,
@@ -40,12 +41,9 @@ from foreplan.solvers.gap_fill_problem import (
 )
 from foreplan.solvers.solution import Solution, SolutionStatus
 
-_TOLERANCE = 1e-9
-"""Feasibility tolerance handed to HiGHS; times are in units of T."""
-
 
 def solve_milp(
-    problem: GapFillProblem, *, gap: float = 1e-7, max_nodes: int = 100_000, slack: float = 0.5
+    problem: GapFillProblem, *, gap: float = 1e-7, max_nodes: int = 100_000
 ) -> Solution[GapFillAnswer]:
     """Solve with HiGHS.
 
@@ -53,8 +51,6 @@ def solve_milp(
         problem: the instance; meant for a few dozen units.
         gap: relative gap to close.
         max_nodes: branch-and-bound nodes.
-        slack: with a cap the heuristic may find nothing; then the horizon is that of all jobs one
-            after another, stretched by this share.
 
     Returns:
         The best answer, which the heuristic's own may be; ``evaluations`` is 1.
@@ -62,22 +58,12 @@ def solve_milp(
     Raises:
         SpecError: interference (a slowdown above 1), which this programme does not know.
     """
-    if problem.compute_slowdown > 1.0 or problem.link_slowdown > 1.0:
-        raise SpecError(
-            "slowdown", got=(problem.compute_slowdown, problem.link_slowdown),
-            expected="1.0 for both", fix="exact methods know no interference; use gap_fill.solve",
-        )  # fmt: skip
+    refuse_interference(problem)
     known = solve(problem)
     reach = known.objective - problem.backbone_s
-    if not known.found:
-        job = sum(
-            float((chain.duration_s.sum(axis=1) + lag.sum(axis=1)).max())
-            for chain, lag in (
-                (problem.forward, problem.forward_lag_s),
-                (problem.backward, problem.backward_lag_s),
-            )
-        )
-        reach = (1.0 + slack) * job * problem.n_slots
+    if not known.found:  # all jobs one after another, before and after
+        rows = Rows.of(problem)
+        reach = problem.n_slots * float(rows.forward.job_s.max() + rows.backward.job_s.max())
     found, bound, finished = _Programme(problem, reach).solve(gap, max_nodes)
     best, objective = known.value, known.objective
     if found is not None:
@@ -89,7 +75,7 @@ def solve_milp(
         status = SolutionStatus.INFEASIBLE if finished else SolutionStatus.LIMIT
         lower = math.inf if finished else known.lower_bound
     else:
-        proven = objective - lower <= max(gap, 10 * _TOLERANCE) * objective
+        proven = objective - lower <= max(gap, 10 * TOLERANCE) * objective
         status = SolutionStatus.OPTIMAL if proven else SolutionStatus.FEASIBLE
     return Solution(
         status=status, value=best, objective=objective, lower_bound=lower, evaluations=1,
@@ -183,7 +169,7 @@ class _Programme:
         self._chains()
         self._directions()
         self._cap()
-        values, bound, finished = _run(self.model, gap, max_nodes)
+        values, bound, finished = run(self.model, gap, max_nodes)
         if values is None:
             return None, bound * self.unit, finished
         return self._answer(values), bound * self.unit, finished
@@ -199,7 +185,7 @@ class _Programme:
             row = j, int(side.chain.stage[u]), Resource(int(side.chain.resource[u]))
             a, b = self.gaps[row][g]
             length = float(side.chain.duration_s[j, u]) / self.unit
-            if length > b - a + _TOLERANCE:
+            if length > b - a + TOLERANCE:
                 self.model += x == 0
                 continue
             start = side.start[i, u]
@@ -320,26 +306,3 @@ class _Programme:
         return GapFillAnswer(
             pipeline=chosen.argmax(axis=1), forward_start_s=starts[0], backward_start_s=starts[1]
         )
-
-
-def _run(
-    model: pulp.LpProblem, gap: float, max_nodes: int
-) -> tuple[list[float] | None, float, bool]:
-    """Run HiGHS and ask it itself what it has proven, as in ``chain_milp``."""
-    solver = pulp.HiGHS(
-        msg=False, gapRel=gap, gapAbs=0.0, threads=1, mip_max_nodes=max_nodes, random_seed=0,
-        mip_feasibility_tolerance=_TOLERANCE, primal_feasibility_tolerance=_TOLERANCE,
-    )  # fmt: skip
-    solver.createAndConfigureSolver(model)
-    solver.buildSolverModel(model)
-    highs = model.solverModel
-    highs.run()
-    status = highs.getModelStatus()
-    kinds = highspy.HighsModelStatus
-    if status in (kinds.kInfeasible, kinds.kUnboundedOrInfeasible):
-        return None, math.inf, True
-    info = highs.getInfo()
-    bound = float(info.mip_dual_bound)
-    if info.primal_solution_status != highspy.SolutionStatus.kSolutionStatusFeasible:
-        return None, bound, False
-    return list(highs.getSolution().col_value), bound, status == kinds.kOptimal
