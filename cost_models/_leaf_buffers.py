@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from foreplan.cost_models import _leaf_names as names
+from foreplan.cost_models._leaf_lanes import MAX_DIMS, spans
 from foreplan.cost_models._leaf_loops import (
     THREAD_X,
     THREAD_YZ,
@@ -24,7 +25,7 @@ from foreplan.cost_models._leaf_loops import (
 )
 from foreplan.cost_models._tir_compiled import part
 from foreplan.cost_models._tir_regions import INDIRECT, evaluate, touched
-from foreplan.cost_models._tir_walk import BUFFER, INDICES, LOOPS, member, size
+from foreplan.cost_models._tir_walk import BUFFER, INDICES, LOOPS, constant, member, size
 
 _LOADS = names.LOADS
 
@@ -34,15 +35,18 @@ def allocation_entries(
     nodes: Any, pool: Any, alias: Any, loop_of: Any, accesses: Any, many: int, own: Any,
     distinct: int, params: Any, buffers: Any, sizes: Any, touches: Any, found: int, leaves: Any,
     loops: Any, number: int, extents: Any, running: Any, everything: int, whole: Any, order: Any,
-    length: int, state: Any, out: Any,
+    length: int, state: Any, widths: Any, out: Any,
 ) -> Any:  # fmt: skip
     """Fill the three entries of allocation, note the greatest size of each buffer in ``sizes``.
+
+    ``widths`` (distinct, MAX_DIMS) gets the extents that each buffer is laid out with: those of its
+    region for a buffer that the function allocates, which TVM makes as small as that.
 
     Returns:
         Bytes of shared memory and of one thread's own memory that the leaf's buffers take.
     """
     count = leaves[number, LOOPS]
-    highest = np.zeros(extents.size, dtype=np.int64)
+    zeros, highest = np.zeros(extents.size, dtype=np.int64), np.zeros(extents.size, dtype=np.int64)
     # Allocation: what lives at once below the loops that are common to all users of the buffer.
     stored = shared = local = 0.0
     for slot in range(distinct):
@@ -63,12 +67,15 @@ def allocation_entries(
                 elif scope == 2 and (kind in (THREAD_X, THREAD_YZ)):
                     mask &= ~(1 << loop)
             set_highest(extents, count, mask, highest)
-            evaluate(nodes, pool, alias, loop_of, highest, order, length, state)
+            evaluate(nodes, pool, alias, loop_of, zeros, highest, order, length, state)
             bytes_now = width * touched(
                 nodes, pool, accesses, many, own[slot], shape, mask, extents, count, state
             )[0]
+            spans(nodes, pool, accesses, many, own[slot], shape, state, widths[slot])
         else:
             bytes_now = width * whole[slot]
+            for dim in range(min(MAX_DIMS, size(nodes, shape))):
+                widths[slot, dim] = constant(nodes, member(nodes, pool, shape, dim), 1)
         sizes[entry] = max(sizes[entry], bytes_now)
         if not params[own[slot]]:
             if slot == 0:
@@ -84,17 +91,17 @@ def buffer_entries(
     nodes: Any, pool: Any, alias: Any, loop_of: Any, accesses: Any, many: int, own: Any,
     distinct: int, count: int, extents: Any, everything: int, jobs: int, threads: int,
     total: float, whole: Any, per_level: Any, whole_run: Any, inner: int, lane: int, order: Any,
-    length: int, state: Any, out: Any,
+    length: int, state: Any, units: Any, requests: Any, out: Any,
 ) -> None:  # fmt: skip
     """Fill the entries of the stored buffer and of the loads with most distinct bytes."""
     at = 0
-    highest = np.zeros(extents.size, dtype=np.int64)
+    zeros, highest = np.zeros(extents.size, dtype=np.int64), np.zeros(extents.size, dtype=np.int64)
     job_elements = np.zeros(distinct)
     thread_elements = np.zeros(distinct)
     for turn in range(2):
         mask = everything & ~jobs if turn == 0 else everything & ~jobs & ~threads
         set_highest(extents, count, mask, highest)
-        evaluate(nodes, pool, alias, loop_of, highest, order, length, state)
+        evaluate(nodes, pool, alias, loop_of, zeros, highest, order, length, state)
         for slot in range(distinct):
             shape = buffer(nodes, own[slot])[0]
             elements = touched(
@@ -139,15 +146,16 @@ def buffer_entries(
         out[at + 2] = log(job_elements[slot] * width)
         out[at + 3] = log(thread_elements[slot] * width)
         set_highest(extents, count, 0, highest)
-        evaluate(nodes, pool, alias, loop_of, highest, order, length, state)
+        evaluate(nodes, pool, alias, loop_of, zeros, highest, order, length, state)
         start = address(nodes, pool, indices, shape, state)
         for item in range(2):
             loop = inner if item == 0 else lane
             if loop >= 0:
                 highest[loop] = 1
                 place = moved(
-                    nodes, pool, alias, loop_of, highest, order, length, state, indices, shape
-                )
+                    nodes, pool, alias, loop_of, zeros, highest, order, length, state, indices,
+                    shape,
+                )  # fmt: skip
                 out[at + 4 + item] = log(abs(place - start))
                 highest[loop] = 0
         reuse, distance = 1.0, 0.0
@@ -158,5 +166,6 @@ def buffer_entries(
         out[at + 6], out[at + 7] = log(reuse), log(distance)
         run = max(1.0, whole_run[slot])
         out[at + 8] = log(whole[slot] / run * math.ceil(run * width / 64.0))
-        at += 9
+        out[at + 9], out[at + 10] = log(units[slot]), log(requests[slot])
+        at += 11
         filled += 1

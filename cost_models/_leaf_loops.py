@@ -94,11 +94,11 @@ def address(nodes: Any, pool: Any, indices: int, shape: int, state: Any) -> Any:
 
 @part
 def moved(
-    nodes: Any, pool: Any, alias: Any, loop_of: Any, highest: Any, order: Any, length: int,
-    state: Any, indices: int, shape: int,
+    nodes: Any, pool: Any, alias: Any, loop_of: Any, zeros: Any, highest: Any, order: Any,
+    length: int, state: Any, indices: int, shape: int,
 ) -> Any:  # fmt: skip
     """Element met at the upper end of every interval: with ``highest`` 1 for one loop, a step."""
-    evaluate(nodes, pool, alias, loop_of, highest, order, length, state)
+    evaluate(nodes, pool, alias, loop_of, zeros, highest, order, length, state)
     place = 0.0
     for dim in range(size(nodes, indices)):
         extent = 1

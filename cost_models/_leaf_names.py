@@ -7,7 +7,7 @@ log2(1 + x).
 from __future__ import annotations
 
 #: Changes whenever an entry changes its meaning or place.
-FEATURE_VERSION = 1
+FEATURE_VERSION = 2
 
 #: Loads that have entries of their own, those with the most distinct bytes first.
 LOADS = 4
@@ -17,18 +17,27 @@ CACHE_SIZES = (2048, 16384, 32768, 262144, 1048576, 8388608, 33554432)
 
 _ARITHMETIC = (
     "adds", "products", "quotients", "choices", "cheap_functions", "costly_functions",
-    "integer_operations", "casts", "logic", "address_operations",
+    "integer_operations", "casts", "logic", "address_operations", "called_functions",
 )  # fmt: skip
 _LOOPS = (
     "iterations", "loops", "serial", "parallel", "vectorized", "unrolled", "auto_unrolled",
     "auto_unroll_step", "innermost", "second_innermost", "reduction", "spatial", "per_job",
 )  # fmt: skip
 _BINDINGS = ("blocks", "threads_x", "threads_yz", "virtual_threads", "per_thread", "kernel")
+#: Of all warps of a GPU together; on a CPU zeros but for "requests". "arithmetic" counts
+#: instructions of warps; "own_requests" ask for memory of a single thread; "indexed" counts
+#: positions in it that only a running loop knows, which keeps it out of registers (far: even if the
+#: compiler unrolls more than asked); "pipelined" is 1 where a loop around overlaps its copies with
+#: its arithmetic.
+_GPU = (
+    "warps", "sectors", "wavefronts", "requests", "own_requests", "arithmetic", "indexed",
+    "indexed_far", "pipelined",
+)  # fmt: skip
 _STRUCTURE = ("is_init", "reduces", "reads_own_result", "predicates", "overhang", "depth")
 _BUFFER = (
     "shared", "local", "indirect", "element_bytes", "accesses", "bytes", "unique_bytes",
     "job_bytes", "thread_bytes", "stride_inner", "stride_lane", "reuse", "reuse_distance_bytes",
-    "unique_lines",
+    "unique_lines", "warp_units", "requests",
 )  # fmt: skip
 
 FEATURE_NAMES: tuple[str, ...] = (
@@ -42,6 +51,7 @@ FEATURE_NAMES: tuple[str, ...] = (
     *(f"memory.traffic_{size}" for size in CACHE_SIZES),
     "memory.intensity_unique", "memory.intensity_32768", "memory.intensity_1048576",
     "allocation.stored_bytes", "allocation.shared_bytes", "allocation.local_bytes",
+    *(f"gpu.{name}" for name in _GPU),
     *(f"store.{name}" for name in _BUFFER if name != "accesses"),
     *(
         f"load{number}.{name}"
@@ -69,4 +79,5 @@ TOTAL_NAMES: tuple[str, ...] = (
     "traffic_1048576",
     "main_dtype_bytes",  # of the leaf with most arithmetic
     "main_dtype_floating",  # 0 integer, 1 floating, 2 bfloat16
+    "arguments",  # of the function, which a call passes
 )

@@ -5,6 +5,7 @@ The order of the entries is that of `_leaf_names`; a test holds both together.
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,15 @@ from foreplan._compiled import compiled
 from foreplan.cost_models import _leaf_names as names
 from foreplan.cost_models import _tir_words as w
 from foreplan.cost_models._leaf_buffers import allocation_entries, buffer_entries
+from foreplan.cost_models._leaf_lanes import (
+    MAX_DIMS,
+    UNASKED,
+    UNASKED_CPU,
+    UNASKED_FAR,
+    lane_entries,
+    lane_requests,
+    lane_units,
+)
 from foreplan.cost_models._leaf_loops import (
     BLOCK,
     PARALLEL,
@@ -41,6 +51,7 @@ from foreplan.cost_models._tir_walk import (
     ADDRESS,
     ADDS,
     BUFFER,
+    CALLED,
     CHEAP,
     CHOICES,
     COSTLY,
@@ -53,6 +64,7 @@ from foreplan.cost_models._tir_walk import (
     MAX_LOOPS,
     NO_FUNCTION,
     OPERATION_COLUMNS,
+    PIPELINED,
     POSITION,
     PREDICATES,
     PRODUCTS,
@@ -89,7 +101,7 @@ def _leaf(
     leaf = leaves[number]
     count, many = leaf[LOOPS], leaf[ACCESSES]
     extents = np.ones(MAX_LOOPS)
-    highest = np.zeros(MAX_LOOPS, dtype=np.int64)
+    zeros, highest = np.zeros(MAX_LOOPS, dtype=np.int64), np.zeros(MAX_LOOPS, dtype=np.int64)
     running = np.zeros(MAX_LOOPS, dtype=np.int64)
     for loop in range(count):
         row = loops[number, loop]
@@ -135,6 +147,13 @@ def _leaf(
     )
     if length < 0:
         return TOO_LARGE
+    # What is the same in all virtual threads, as their copy to shared memory, is done once.
+    meant = 0
+    for item in range(first_binding):
+        meant |= state[starts[item], 2]
+    for loop in range(count):
+        if running[loop] == VIRTUAL and not meant >> loop & 1:
+            everything &= ~(1 << loop)
     reducing, domain = 0, 1.0
     for item in range(bindings):
         iterator = member(nodes, pool, iterators, item)
@@ -167,7 +186,7 @@ def _leaf(
             per_level[level], device_level[level] = per_level[level + 1], device_level[level + 1]
             continue
         set_highest(extents, count, mask, highest)
-        evaluate(nodes, pool, alias, loop_of, highest, order, length, state)
+        evaluate(nodes, pool, alias, loop_of, zeros, highest, order, length, state)
         for slot in range(distinct):
             shape, width, _, scope = buffer(nodes, own[slot])
             if width < 0:
@@ -182,7 +201,7 @@ def _leaf(
     dtype = buffer(nodes, own[0])[2]
     flops = (
         operations[ADDS] + operations[PRODUCTS] + operations[QUOTIENTS] + operations[CHOICES]
-        + operations[CHEAP] + operations[COSTLY]
+        + operations[CHEAP] + operations[COSTLY] + operations[CALLED]
     )  # fmt: skip
     at = 0
     for item in range(OPERATION_COLUMNS):
@@ -273,20 +292,54 @@ def _leaf(
     out[at + 2] = log(flops * total / max(1.0, traffic_l2))
     at += 3
 
+    widths = np.ones((distinct, MAX_DIMS))
     shared, local = allocation_entries(
         nodes, pool, alias, loop_of, accesses, many, own, distinct, params, buffers, sizes,
         touches, found, leaves, loops, number, extents, running, everything, levels[0], order,
-        length, state, out[at : at + 3],
+        length, state, widths, out[at : at + 3],
     )  # fmt: skip
     at += 3
+    units, requests = np.zeros(distinct), np.zeros(distinct)
+    if leaf[KERNEL] > 0:
+        lane_units(
+            nodes, pool, alias, loop_of, accesses, many, own, distinct, count, loops[number],
+            extents, running, widths, order, length, state, units,
+        )  # fmt: skip
+        step = float(leaf[UNROLL])
+        out[at + 7] = log(
+            lane_requests(
+                nodes, pool, accesses, many, own, max(UNASKED_FAR, step), distinct, count, extents,
+                running, everything, levels, state, requests,
+            ) - 1.0
+        )  # fmt: skip
+        out[at + 6] = log(
+            lane_requests(
+                nodes, pool, accesses, many, own, max(UNASKED, step), distinct, count, extents,
+                running, everything, levels, state, requests,
+            ) - 1.0
+        )  # fmt: skip
+        fused = min(operations[ADDS], operations[PRODUCTS])  # one instruction does both
+        mine = iterations(everything & ~jobs & ~threads, extents, count)
+        lane_entries(
+            nodes, own, distinct, blocks * math.ceil(threads_x * threads_yz / 32.0), units,
+            requests, (flops - fused) * mine, out[at : at + 6],
+        )  # fmt: skip
+    else:
+        lane_requests(
+            nodes, pool, accesses, many, own, max(UNASKED_CPU, float(leaf[UNROLL])), distinct,
+            count, extents, running, everything, levels, state, requests,
+        )  # fmt: skip
+        out[at + 3] = log(requests.sum() * iterations(jobs & everything, extents, count))
+    out[at + 8] = leaf[PIPELINED]
+    at += 9
     buffer_entries(
         nodes, pool, alias, loop_of, accesses, many, own, distinct, count, extents, everything,
         jobs, threads, total, levels[0], per_level, whole_run, inner, lane, order, length, state,
-        out[at:],
+        units, requests, out[at:],
     )  # fmt: skip
 
     totals[0] += flops * total
-    totals[1] += (operations[CHEAP] + operations[COSTLY]) * total
+    totals[1] += (operations[CHEAP] + operations[COSTLY] + operations[CALLED]) * total
     totals[2] += (operations[INTEGER_OPS] + operations[ADDRESS]) * total
     totals[6] = max(totals[6], blocks)
     totals[7] = max(totals[7], threads_x * threads_yz)
@@ -296,10 +349,24 @@ def _leaf(
     totals[12] += total
     totals[13] += traffic_l1
     totals[14] += traffic_l2
-    if flops * total >= totals[17]:
+    if flops * total >= totals[18]:
         totals[15], totals[16] = _BYTES_OF[dtype], max(0, _FLOATING_OF[dtype])
-        totals[17] = flops * total
+        totals[18] = flops * total
     return 0
+
+
+@part
+def _drop_loaded(leaf: Any, accesses: Any, before: Any, accesses_before: Any) -> None:
+    """Drop loads that the store before, of the same block, has made: sums updated together."""
+    kept = 1
+    for item in range(1, leaf[ACCESSES]):
+        loaded = False
+        for other in range(1, before[ACCESSES]):
+            loaded = loaded or accesses_before[other, BUFFER] == accesses[item, BUFFER]
+        if not loaded or accesses[item, BUFFER] == accesses[0, BUFFER]:
+            accesses[kept] = accesses[item]
+            kept += 1
+    leaf[ACCESSES] = kept
 
 
 @compiled
@@ -338,6 +405,8 @@ def encode(
         )
         if stopped < 0:
             return stopped
+        if leaf > 0 and leaves[leaf, REALIZE] == leaves[leaf - 1, REALIZE]:
+            _drop_loaded(leaves[leaf], accesses[leaf], leaves[leaf - 1], accesses[leaf - 1])
         kernels = max(kernels, leaves[leaf, KERNEL])
         for item in range(leaves[leaf, ACCESSES]):
             variable = accesses[leaf, item, BUFFER]
@@ -363,6 +432,7 @@ def encode(
             totals[3 if params[row] else 4] += sizes[buffers[row]]
     totals[5] = max(1, kernels)
     totals[11] = found
+    totals[17] = size(nodes, arguments)
     totals[-1] = STAMP
     return found
 

@@ -117,10 +117,10 @@ def _depends(nodes: Any, pool: Any, alias: Any, loop_of: Any, row: int, state: A
 
 @part
 def evaluate(
-    nodes: Any, pool: Any, alias: Any, loop_of: Any, highest: Any, order: Any, length: int,
-    state: Any,
+    nodes: Any, pool: Any, alias: Any, loop_of: Any, lowest: Any, highest: Any, order: Any,
+    length: int, state: Any,
 ) -> None:  # fmt: skip
-    """Interval of every ordered expression where loop j runs from 0 to ``highest[j]``."""
+    """Interval of every ordered expression: loop j runs from ``lowest[j]`` to ``highest[j]``."""
     for number in range(length):
         row = order[number]
         kind = nodes[row, _KIND]
@@ -131,7 +131,7 @@ def evaluate(
             if alias[row] > 0:
                 low, high = state[alias[row], 0], state[alias[row], 1]
             elif loop_of[row] >= 0:
-                high = highest[loop_of[row]]
+                low, high = lowest[loop_of[row]], highest[loop_of[row]]
         elif kind == _CAST:
             low, high = state[ref(nodes, row, _A), 0], state[ref(nodes, row, _A), 1]
         elif kind == _CALL:

@@ -12,12 +12,16 @@ from foreplan.cost_models import _tir_words as w
 from foreplan.cost_models._tir_compiled import part
 
 #: Columns of a leaf.
-(STORE, LOOPS, POSITION, DEPTH, INIT, PREDICATES, KERNEL, REALIZE, UNROLL, ACCESSES) = range(10)
-LEAF_COLUMNS = 10
+(
+    STORE, LOOPS, POSITION, DEPTH, INIT, PREDICATES, KERNEL, REALIZE, UNROLL, ACCESSES, PIPELINED,
+) = range(11)  # fmt: skip
+LEAF_COLUMNS = 11
 
 #: Operations counted of a leaf: of one execution of the store.
-(ADDS, PRODUCTS, QUOTIENTS, CHOICES, CHEAP, COSTLY, INTEGER_OPS, CASTS, LOGIC, ADDRESS) = range(10)
-OPERATION_COLUMNS = 10
+(
+    ADDS, PRODUCTS, QUOTIENTS, CHOICES, CHEAP, COSTLY, INTEGER_OPS, CASTS, LOGIC, ADDRESS, CALLED,
+) = range(11)  # fmt: skip
+OPERATION_COLUMNS = 11
 
 #: Columns of an access; the store comes first.
 BUFFER, INDICES = 0, 1
@@ -30,7 +34,7 @@ _LEAVE_LOOP, _LEAVE_BLOCK, _LEAVE_BRANCH, _ENTER_INIT, _LEAVE_INIT = -1, -2, -3,
 
 _A, _B, _C, _D, _E, _F, _G, _H = range(8)
 _KIND, _VALUE = w.KIND, w.VALUE
-_TAG_OF, _UNROLL_STEP = w.TAG_OF, w.UNROLL_STEP
+_TAG_OF, _UNROLL_STEP, _PIPELINE = w.TAG_OF, w.UNROLL_STEP, w.PIPELINE
 _FLOATING_OF, _BYTES_OF, _PRICE_OF = w.FLOATING_OF, w.BYTES_OF, w.PRICE_OF
 _ARRAY, _MAP, _STRING, _INT, _BOOL, _MODULE = w.ARRAY, w.MAP, w.STRING, w.INT, w.BOOL, w.MODULE
 _FUNCTION, _FOR, _SEQUENCE, _BRANCH = w.FUNCTION, w.FOR, w.SEQUENCE, w.BRANCH
@@ -38,7 +42,7 @@ _STORE, _BLOCK, _REALIZE, _PRIMITIVE = w.STORE, w.BLOCK, w.REALIZE, w.PRIMITIVE
 _VARIABLE, _INTEGER, _LOAD, _CALL, _CAST = w.VARIABLE, w.INTEGER, w.LOAD, w.CALL, w.CAST
 _SELECT, _ADD, _SUB, _MUL, _DIV, _MOD = w.SELECT, w.ADD, w.SUB, w.MUL, w.DIV, w.MOD
 _FLOOR_DIV, _FLOOR_MOD, _MIN, _MAX = w.FLOOR_DIV, w.FLOOR_MOD, w.MIN, w.MAX
-_EQ, _GE, _AND, _NOT = w.EQ, w.GE, w.AND, w.NOT
+_EQ, _GE, _AND, _NOT, _BIND = w.EQ, w.GE, w.AND, w.NOT, w.BIND
 
 
 @part
@@ -110,12 +114,21 @@ def _unroll_step(nodes: Any, pool: Any, loop: int, otherwise: int) -> Any:
 
 
 @part
+def _pipelined(nodes: Any, pool: Any, loop: int) -> Any:
+    notes = ref(nodes, loop, _F)
+    for number in range(0, size(nodes, notes), 2):
+        if nodes[member(nodes, pool, notes, number), _A] == _PIPELINE:
+            return True
+    return False
+
+
+@part
 def _bind(nodes: Any, pool: Any, realize: int, alias: Any) -> None:
     """Note what the iterators of a block stand for."""
     values = ref(nodes, realize, _A)
     iterators = ref(nodes, ref(nodes, realize, _B), _A)
     for number in range(min(size(nodes, values), size(nodes, iterators))):
-        variable = ref(nodes, member(nodes, pool, iterators, number), _A)
+        variable = ref(nodes, member(nodes, pool, iterators, number), _H)
         alias[variable] = member(nodes, pool, values, number)
 
 
@@ -131,7 +144,7 @@ def walk(
         function: row of the function.
         leaves: int32 (MAX_LEAVES, LEAF_COLUMNS), filled.
         loops: int32 (MAX_LEAVES, MAX_LOOPS), rows of each leaf's loops, outermost first; filled.
-        alias: int32 (rows), 0; filled with what block iterators are bound to.
+        alias: int32 (rows), 0; filled with what block iterators and names stand for.
         work: int32 (>= 4096 + 4 * MAX_LOOPS), scratch.
 
     Returns:
@@ -214,6 +227,8 @@ def walk(
             stack[top], stack[top + 1] = _LEAVE_BRANCH, ref(nodes, row, _B)
             stack[top + 2] = ref(nodes, row, _A)
             top += 3
+        elif kind == _BIND:  # a value with a name, as sums that are updated together have
+            alias[ref(nodes, row, _H)] = ref(nodes, row, _A)
         elif kind == _STORE:
             if found == MAX_LEAVES:
                 return TOO_LARGE
@@ -223,6 +238,9 @@ def walk(
             leaf[DEPTH], leaf[INIT], leaf[PREDICATES] = depth + 1, init, predicates
             leaf[KERNEL] = kernel
             leaf[REALIZE] = blocks[nested - 1] if nested > 0 else 0
+            leaf[PIPELINED] = 0
+            for number in range(length):
+                leaf[PIPELINED] |= _pipelined(nodes, pool, path[number])
             leaf[UNROLL] = steps[length - 1] if length > 0 else 0
             loops[found, :length] = path[:length]
             found += 1
@@ -246,6 +264,8 @@ def _count(nodes: Any, row: int, operations: Any) -> None:
             operations[COSTLY] += 1
         elif price == 3:
             operations[CHOICES] += 1
+        elif price == 5:
+            operations[CALLED] += 1
     elif kind == _CAST:
         operations[CASTS] += 1
     elif kind in (_SELECT, _MIN, _MAX) or _EQ <= kind <= _GE:

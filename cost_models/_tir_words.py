@@ -23,7 +23,7 @@ _FIELDS = {
     "annotations": SLOT_F, "loop_var": SLOT_H,
     "iter_values": SLOT_A, "block": SLOT_B, "predicate": SLOT_D,
     "iter_vars": SLOT_A, "init": SLOT_E,
-    "dom": SLOT_B, "var": SLOT_A, "iter_type": SLOT_D, "thread_tag": SLOT_E,
+    "dom": SLOT_B, "var": SLOT_H, "iter_type": SLOT_D, "thread_tag": SLOT_E,
     "buffer": SLOT_E, "source": SLOT_E, "indices": SLOT_B,
     "dtype": SLOT_A, "shape": SLOT_B, "storage_scope": SLOT_D,
     "params": SLOT_D, "op": SLOT_A, "args": SLOT_B, "seq": SLOT_A, "functions": SLOT_A,
@@ -36,7 +36,7 @@ _TYPES = (
     "ir.PrimType", "tirx.BufferType", "ir.Var", "ir.IntImm", "ir.FloatImm", "ir.TensorLoad",
     "ir.Call", "prim.Cast", "prim.Select", "prim.Add", "prim.Sub", "prim.Mul", "prim.Div",
     "prim.Mod", "prim.FloorDiv", "prim.FloorMod", "prim.Min", "prim.Max", "prim.EQ", "prim.NE",
-    "prim.LT", "prim.LE", "prim.GT", "prim.GE", "prim.And", "prim.Or", "prim.Not",
+    "prim.LT", "prim.LE", "prim.GT", "prim.GE", "prim.And", "prim.Or", "prim.Not", "tirx.Bind",
 )  # fmt: skip
 (
     ARRAY, MAP, STRING, OP, INT, BOOL,
@@ -45,7 +45,7 @@ _TYPES = (
     PRIMITIVE, BUFFER_TYPE, VARIABLE, INTEGER, FLOATING, LOAD,
     CALL, CAST, SELECT, ADD, SUB, MUL, DIV,
     MOD, FLOOR_DIV, FLOOR_MOD, MIN, MAX, EQ, NE,
-    LT, LE, GT, GE, AND, OR, NOT,
+    LT, LE, GT, GE, AND, OR, NOT, BIND,
 ) = range(1, len(_TYPES) + 1)  # fmt: skip
 
 #: Data types: bytes of an element, and whether it is floating (2 = bfloat16).
@@ -57,12 +57,12 @@ _DTYPES = {
 }  # fmt: skip
 
 #: Functions by price: 1 a few instructions (roots, exponentials in hardware), 2 a polynomial or
-#: more, 3 a choice between values, 4 nothing.
+#: more, 3 a choice between values, 4 nothing, 5 a call of the C library.
 _FUNCTIONS = {
     "exp": 1, "exp2": 1, "log": 1, "log2": 1, "sqrt": 1, "rsqrt": 1, "fabs": 4, "floor": 4,
     "ceil": 4, "round": 4, "nearbyint": 4, "trunc": 4, "fma": 4,
-    "erf": 2, "tanh": 2, "sigmoid": 2, "pow": 2, "sin": 2, "cos": 2, "tan": 2, "exp10": 2,
-    "log10": 2, "log1p": 2, "atan": 2, "atan2": 2, "sinh": 2, "cosh": 2, "asin": 2, "acos": 2,
+    "erf": 2, "tanh": 2, "sigmoid": 2, "pow": 5, "sin": 5, "cos": 5, "tan": 5, "exp10": 5,
+    "log10": 5, "log1p": 5, "atan": 5, "atan2": 5, "sinh": 5, "cosh": 5, "asin": 5, "acos": 5,
     "if_then_else": 3, "likely": 4, "reinterpret": 4, "isnan": 4, "isinf": 4, "isfinite": 4,
 }  # fmt: skip
 
@@ -71,14 +71,15 @@ _TAGS = (
     "vthread", "vthread.x", "vthread.y", "vthread.z",
 )  # fmt: skip
 _SCOPES = ("global", "shared", "local", "shared.dyn", "warp", "")
-_OTHERS = ("root_index", "nodes", "type", "data", "pragma_auto_unroll_max_step")
+_OTHERS = ("root_index", "nodes", "type", "data", "pragma_auto_unroll_max_step",
+           "software_pipeline_stage")  # fmt: skip
 
 _CALLS = tuple(f"tirx.{function}" for function in _FUNCTIONS)
 WORDS: tuple[str, ...] = tuple(
     dict.fromkeys((*_FIELDS, *_TYPES, *_DTYPES, *_CALLS, *_TAGS, *_SCOPES, *_OTHERS))
 )
 _CODE = {word: code for code, word in enumerate(WORDS)}
-ROOT_INDEX, NODES, TYPE, DATA, UNROLL_STEP = (_CODE[word] for word in _OTHERS)
+ROOT_INDEX, NODES, TYPE, DATA, UNROLL_STEP, PIPELINE = (_CODE[word] for word in _OTHERS)
 
 
 def _by_code(entries: dict[str, int]) -> np.ndarray[tuple[int], np.dtype[np.int64]]:

@@ -6,10 +6,15 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from foreplan.cost_models.program_commands import (
+    evaluate_program_files,
+    holds_programs,
+    train_programs,
+)
 from foreplan.datasets.device import Device
 from foreplan.datasets.importers import read_operators
 from foreplan.datasets.operator_table import OperatorTable, write_operators
-from foreplan.errors import MissingDataError, SpecError
+from foreplan.errors import SpecError
 
 
 def evaluate_file(
@@ -23,8 +28,8 @@ def evaluate_file(
     """Errors of a model on a file of measurements; see `evaluation.evaluate`.
 
     Args:
-        model: ``pretrained:ops``, a trained model's folder, or ``roofline``.
-        data: the file.
+        model: ``pretrained:ops``, ``pretrained:programs``, a trained model's folder, ``roofline``.
+        data: the file; of programs a folder of Parquet files, too.
         format_name: ``foreplan``, ``neusight``, ``aiconfigurator``, ``helix`` or ``tir-jsonl``.
         device: device of every row, for files that do not say.
         device_files: figures of devices that the zoo lacks.
@@ -33,14 +38,54 @@ def evaluate_file(
         SpecError: a bad file, format or device.
         MissingDataError: the model is not there.
     """
-    if format_name == "tir-jsonl" or model == "pretrained:programs":
-        return _evaluate_programs(model, data, device)
+    if holds_programs(data, format_name):
+        return evaluate_program_files(
+            model, [data], format_name, device=device, device_files=device_files
+        )
     from foreplan.cost_models.evaluation import evaluate
     from foreplan.cost_models.model_store import load_operator_model
 
     predictor = load_operator_model(model)
     table = read_operators(data, format_name, device=device, devices=_devices(device_files))
     return {"model": model, "format": format_name, **evaluate(predictor, table)}
+
+
+def train_files(
+    data: Sequence[Path],
+    formats: Sequence[str],
+    output: Path,
+    *,
+    hold_out: Sequence[str] = (),
+    seed: int = 0,
+    device: str | None = None,
+    torch_device: str = "cpu",
+) -> dict[str, object]:
+    """Fit the predictor of what the data is of, operators or programs; returns its card.
+
+    Args:
+        data: files of measurements, or folders of measured programs.
+        formats: one for all, or one each.
+        output: folder to write to; made if missing.
+        hold_out: chips, devices or (of programs) families that no row may come from.
+        seed: of every random choice.
+        device: what every program of a tir-jsonl file ran on.
+        torch_device: where networks are trained.
+
+    Raises:
+        SpecError: a bad file or format, or operators and programs together.
+    """
+    names = list(formats) * len(data) if len(formats) == 1 else list(formats)
+    if len(names) != len(data):
+        raise SpecError("--format", got=names, expected="one, or one for each --data")
+    programs = [holds_programs(path, name) for path, name in zip(data, names, strict=True)]
+    if any(programs) and not all(programs):
+        raise SpecError("--data", got=[str(p) for p in data], expected="operators or programs")
+    if all(programs):
+        return train_programs(
+            data, names, output, hold_out=hold_out, seed=seed, device=device,
+            settings={"torch_device": torch_device},
+        )  # fmt: skip
+    return train_operators(data, formats, output, hold_out=hold_out, seed=seed)
 
 
 def train_operators(
@@ -133,11 +178,3 @@ def _stats(table: OperatorTable) -> dict[str, object]:
 def _devices(files: Sequence[Path]) -> Mapping[str, Device]:
     devices = [Device.load(path) for path in files]
     return {device.name: device for device in devices}
-
-
-def _evaluate_programs(model: str, data: Path, device: str | None) -> dict[str, object]:
-    """Scheduled programs; their predictor is not part of this version."""
-    raise MissingDataError(
-        f"no predictor of scheduled programs is installed, so {data.name} cannot be evaluated",
-        fix="use --format foreplan, neusight, aiconfigurator or helix with pretrained:ops",
-    )

@@ -1,12 +1,13 @@
 """ProgramPredictor: latency of scheduled programs on any device, from their compact ASTs.
 
-    latency = bound + launch * sigmoid(theta) + reference * exp(raw)            (program_bound)
+A weighted sum of the program's parts (`program_scale`) is corrected twice, by boosted trees over
+the program's summary and hottest leaf (`program_trees`) and by a transformer over all its leaves
+(`program_transformer`); the prediction is their weighted geometric mean, never below the roofline.
 
-with ``raw`` from a masked transformer over leaves and the device's figures (`_program_network`).
-So efficiency against the roofline stays below one on every chip and shape. The loss is the relative
-error, linear beyond a factor of two: one bad label does not rule a batch. Embeddings of the
-devices (or families) of a batch are pulled together by central moment discrepancy; training rows
-only. The interval is conformal on tasks kept out of the fit.
+Training rows are dealt to groups of whole families (`program_folds.validation_groups`). Each group
+is predicted by trees and a network that never saw it; on those predictions the weight of the two is
+chosen and the interval is calibrated (conformal, by ranges of predicted latency). The networks of
+the groups are kept and averaged; trees and scale are fitted once more on all rows.
 """
 
 from __future__ import annotations
@@ -22,57 +23,86 @@ from sklearn.base import (  # type: ignore[import-untyped, unused-ignore]
     RegressorMixin,
 )
 
-from foreplan.cost_models._leaf_names import FEATURE_NAMES, FEATURE_VERSION
-from foreplan.cost_models.program_bound import program_bound
-from foreplan.cost_models.program_table import Floats, ProgramTable, by_leaf_count
+from foreplan.cost_models._leaf_names import FEATURE_VERSION
+from foreplan.cost_models.program_folds import validation_groups
+from foreplan.cost_models.program_inputs import ProgramInputs, fit_scale, program_inputs
+from foreplan.cost_models.program_scale import ProgramScale
+from foreplan.cost_models.program_table import Floats, ProgramTable
+from foreplan.cost_models.program_transformer import NetworkSettings, ProgramTransformer
+from foreplan.cost_models.program_trees import ProgramTrees
+from foreplan.cost_models.tree_ensemble import TreeEnsemble
 from foreplan.datasets.device import FEATURE_NAMES as DEVICE_FEATURES
+from foreplan.datasets.device import Device
 from foreplan.datasets.storage import write_atomically
 from foreplan.errors import MissingDataError, SpecError
 
-SCHEMA = "foreplan.program-predictor/1"
+SCHEMA = "foreplan.program-predictor/2"
+
+#: Upper ends (seconds, predicted) of the ranges that are calibrated apart.
+_RANGES_S = (6e-6, 2e-5, 2e-4, float("inf"))
+_LEAST_ROWS = 40
 
 
 class ProgramPredictor(RegressorMixin, BaseEstimator):  # type: ignore[misc, unused-ignore]
-    """Masked transformer over leaves, bounded by the roofline.
+    """Trees and transformers on a sum of parts, bounded by the roofline.
 
     Args:
-        width: of the network.
-        layers: of the encoder.
-        epochs: passes over the training rows.
+        rounds: boosted trees; 0 for none.
+        depth: of a tree.
+        tree_rate: learning rate of boosting.
+        networks: transformers, one a group, at most ``groups``; 0 for none.
+        groups: of families, for the choice of weights and the interval.
+        width: of a network.
+        layers: of its encoder.
+        epochs: passes over its training rows.
         batch: programs of a step.
         learning_rate: peak of a one-cycle schedule.
         positional: whether position and depth of leaves are used.
-        bounded: whether the bound is added; without it the reference alone sets the scale.
+        bounded: whether predictions are held to the roofline.
         cmd_weight: weight of the discrepancy between domains of a batch.
         domains: what the domains are.
-        calibration: share of tasks kept out of the fit for the interval.
         coverage: nominal coverage of the interval.
-        torch_device: where the network runs.
-        seed: of weights, batches and the calibration tasks.
+        torch_device: where networks run.
+        threads: of boosting.
+        seed: of every random choice.
 
     Attributes:
-        network_: the fitted network.
-        quantile_: of abs(ln error) on the calibration tasks.
+        scale_: the fitted `ProgramScale`.
+        trees_: the fitted `ProgramTrees`, and those that fine-tuning added.
+        shift_: added to the logarithm of the scale that trees correct; 0 before fine-tuning.
+        networks_: the fitted `ProgramTransformer`s.
+        weight_: of the networks in the mean of logarithms.
+        quantiles_: of abs(ln error) on rows kept out, by range of predicted latency.
         card_: facts of the fit, as stored beside the weights.
     """
 
     def __init__(
         self,
         *,
-        width: int = 128,
-        layers: int = 3,
-        epochs: int = 30,
+        rounds: int = 400,
+        depth: int = 6,
+        tree_rate: float = 0.05,
+        networks: int = 4,
+        groups: int = 4,
+        width: int = 96,
+        layers: int = 2,
+        epochs: int = 40,
         batch: int = 256,
         learning_rate: float = 1e-3,
         positional: bool = True,
         bounded: bool = True,
         cmd_weight: float = 0.02,
-        domains: Literal["device", "family"] = "device",
-        calibration: float = 0.1,
+        domains: Literal["device", "family"] = "family",
         coverage: float = 0.9,
         torch_device: str = "cpu",
+        threads: int = 1,
         seed: int = 0,
     ) -> None:
+        self.rounds = rounds
+        self.depth = depth
+        self.tree_rate = tree_rate
+        self.networks = networks
+        self.groups = groups
         self.width = width
         self.layers = layers
         self.epochs = epochs
@@ -82,9 +112,9 @@ class ProgramPredictor(RegressorMixin, BaseEstimator):  # type: ignore[misc, unu
         self.bounded = bounded
         self.cmd_weight = cmd_weight
         self.domains = domains
-        self.calibration = calibration
         self.coverage = coverage
         self.torch_device = torch_device
+        self.threads = threads
         self.seed = seed
 
     def fit(self, table: ProgramTable, y: Floats | None = None) -> Self:
@@ -95,44 +125,80 @@ class ProgramPredictor(RegressorMixin, BaseEstimator):  # type: ignore[misc, unu
             y: seconds (N,); the table's own by default.
 
         Raises:
-            SpecError: fewer than two programs, or a label that is no positive number.
+            SpecError: too few programs or tasks, no model to fit, or a label that is no positive
+                number.
         """
         seconds = table.latency_s if y is None else np.asarray(y, dtype=float)
-        if len(table) < 2 or not np.all(seconds > 0):
-            raise SpecError("labels", got=len(table), expected="two programs or more, all > 0 s")
-        generator = np.random.default_rng(self.seed)
-        tasks = generator.permutation(np.unique(table.task))
-        kept = tasks[: int(len(tasks) * self.calibration)]
-        held = np.isin(table.task, kept)
-        train = np.flatnonzero(~held)
-        self._scale(table.take(train))
-        self._build(len(FEATURE_NAMES))
-        self._train(table.take(train), seconds[train], generator)
-        self.quantile_ = self._quantile(table, seconds, held)
+        if len(table) < 2 * self.groups or not np.all(seconds > 0):
+            raise SpecError(
+                "labels", got=len(table), expected=f"{2 * self.groups} programs or more, all > 0 s"
+            )
+        if self.rounds == 0 and self.networks == 0:
+            raise SpecError("rounds and networks", got=0, expected="one of them above 0")
+        group = validation_groups(table, self.groups)
+        by_trees, by_network = np.full(len(table), np.nan), np.full(len(table), np.nan)
+        floor = np.zeros(len(table))
+        self.networks_: list[ProgramTransformer] = []
+        for number in np.unique(group):
+            held = group == number
+            rest, out = table.take(~held), table.take(held)
+            scale = fit_scale(rest, seconds[~held])
+            inside, outside = program_inputs(rest, scale), program_inputs(out, scale)
+            floor[held] = self._floor(outside)
+            if self.rounds:
+                trees = self._trees(inside, seconds[~held])
+                by_trees[held] = np.log(outside.scale_s) + trees.predict(outside)
+            if len(self.networks_) < self.networks:
+                network = ProgramTransformer.fit(
+                    self._settings(int(number)), rest, inside, seconds[~held]
+                )
+                network.scales["parts"] = scale.weights.astype(np.float32)
+                self.networks_.append(network)
+                by_network[held] = network.predict(out, outside)[0]
+        self.weight_ = self._weight(by_trees, by_network, np.log(seconds))
+        kept = np.isfinite(by_trees if self.rounds else by_network)
+        both = np.isfinite(by_network) & np.isfinite(by_trees)
+        logs = np.where(
+            both, (1 - self.weight_) * np.nan_to_num(by_trees)
+            + self.weight_ * np.nan_to_num(by_network),
+            by_trees if self.rounds else by_network,
+        )  # fmt: skip
+        kept_s = np.maximum(np.exp(logs[kept]), floor[kept])
+        self.quantiles_ = _quantiles(kept_s, seconds[kept], self.coverage)
+        self.scale_ = fit_scale(table, seconds)
+        self.shift_ = 0.0
+        self.trees_ = (
+            [self._trees(program_inputs(table, self.scale_), seconds)] if self.rounds else []
+        )
+        error = np.abs(kept_s / seconds[kept] - 1)
         self.card_ = {
-            "rows": len(train),
-            "tasks": len(tasks) - len(kept),
-            "calibration_rows": int(held.sum()),
-            "devices": [device.name for device in table.devices],
-            "chips": sorted({device.chip for device in table.devices}),
-            "families": sorted(set(table.family.tolist())),
-        }
+            "rows": len(table),
+            "tasks": len(set(table.task.tolist())),
+            "devices": [device.model_dump(mode="json") for device in table.devices],
+            "families": sorted(set("+".join(set(table.family.tolist())).split("+"))),
+            "validation": {
+                "rule": "groups of families, each predicted by a fit on the others",
+                "mape": float(error.mean()), "median_ape": float(np.median(error)),
+                "mape_trees": _mape(by_trees, seconds), "mape_networks": _mape(by_network, seconds),
+            },
+            "parts": self.scale_.named(),
+        }  # fmt: skip
         return self
 
-    def continue_fit(self, table: ProgramTable, *, epochs: int, learning_rate: float) -> Self:
-        """Fine-tune on programs of a new device; scales and the interval stay.
+    def continue_fit(
+        self, table: ProgramTable, *, epochs: int = 20, learning_rate: float = 3e-4
+    ) -> Self:
+        """Fine-tune on programs of a new device, from its labels.
+
+        The trees' scale gets one factor, few trees are added for what is left, and the networks
+        are trained on. The interval stays.
 
         Raises:
             SpecError: a label that is no positive number.
         """
-        if not np.all(table.latency_s > 0):
-            raise SpecError("labels", got="zero or unknown", expected="all > 0 s")
-        old = self.epochs, self.learning_rate
-        self.epochs, self.learning_rate = epochs, learning_rate
-        try:
-            self._train(table, table.latency_s, np.random.default_rng(self.seed))
-        finally:
-            self.epochs, self.learning_rate = old
+        from foreplan.cost_models.program_tuning import tune
+
+        tune(self, table, epochs=epochs, learning_rate=learning_rate)
         return self
 
     def predict(self, table: ProgramTable) -> Floats:
@@ -141,20 +207,37 @@ class ProgramPredictor(RegressorMixin, BaseEstimator):  # type: ignore[misc, unu
         Raises:
             MissingDataError: a device without peak or bandwidth.
         """
-        return self._forward(table)[0]
+        inputs = program_inputs(table, self.scale_)
+        logs = np.zeros(len(table))
+        if self.trees_:
+            corrected = np.log(inputs.scale_s) + self.shift_
+            corrected += np.sum([trees.predict(inputs) for trees in self.trees_], 0)
+            logs += (1 - self.weight_) * corrected
+        if self.networks_:
+            logs += self.weight_ * np.mean(
+                [self._network_logs(network, table, inputs) for network in self.networks_], 0
+            )
+        return np.maximum(np.exp(logs), self._floor(inputs))
 
     def predict_interval(self, table: ProgramTable) -> tuple[Floats, Floats, Floats]:
         """Return seconds and the ends of the interval, each (N,)."""
         seconds = self.predict(table)
-        factor = float(np.exp(self.quantile_))
+        factor = np.exp(self.quantiles_[np.searchsorted(_RANGES_S, seconds)])
         return seconds, seconds / factor, seconds * factor
 
     def embed(self, table: ProgramTable) -> NDArray[np.float32]:
-        """Return embeddings in [-1, 1] (N, width), as used to choose tasks of a new device."""
-        return self._forward(table)[1]
+        """Return embeddings (N, E), as used to choose tasks of a new device.
 
-    def save(self, folder: str | Path, **facts: Any) -> None:
-        """Write ``weights.safetensors`` and ``card.json``.
+        Those of the first network; of a model of trees alone the standardised summaries.
+        """
+        inputs = program_inputs(table, self.scale_)
+        if self.networks_:
+            return self.networks_[0].predict(table, inputs)[1]
+        width = np.maximum(inputs.summary.std(0), 0.05)
+        return np.asarray((inputs.summary - inputs.summary.mean(0)) / width, dtype=np.float32)
+
+    def save(self, folder: str | Path, **facts: Any) -> dict[str, Any]:
+        """Write ``weights.safetensors`` and ``card.json``; return the card.
 
         Args:
             folder: made if need be.
@@ -167,29 +250,39 @@ class ProgramPredictor(RegressorMixin, BaseEstimator):  # type: ignore[misc, unu
 
         where = Path(folder)
         where.mkdir(parents=True, exist_ok=True)
-        tensors = {k: v.detach().cpu().numpy() for k, v in self.network_.state_dict().items()}
-        tensors |= {f"scale.{k}": v for k, v in self.scales_.items()}
+        tensors: dict[str, Any] = {f"parts.{k}": v for k, v in self.scale_.arrays().items()}
+        tensors["quantiles"] = self.quantiles_
+        for number, trees in enumerate(self.trees_):
+            tensors |= {f"trees{number}.{k}": v for k, v in trees.arrays().items()}
+        for number, network in enumerate(self.networks_):
+            tensors |= {f"network{number}.{k}": v for k, v in network.arrays().items()}
         card = {
             "schema": SCHEMA,
+            "kind": "programs",
             "features": FEATURE_VERSION,
             "device_features": list(DEVICE_FEATURES),
-            "parameters": self.get_params(),
-            "quantile": self.quantile_,
+            "parameters": {**self.get_params(), "torch_device": "cpu"},
+            "networks": len(self.networks_),
+            "trees": len(self.trees_),
+            "weight": self.weight_,
+            "shift": self.shift_,
+            "ranges_s": [limit for limit in _RANGES_S if np.isfinite(limit)],
             **self.card_,
             **facts,
         }
-        write_atomically(where / "weights.safetensors", save(tensors))
+        contiguous = {k: np.ascontiguousarray(v) for k, v in tensors.items()}
+        write_atomically(where / "weights.safetensors", save(contiguous))
         write_atomically(where / "card.json", json.dumps(card, indent=1, sort_keys=True) + "\n")
+        return card
 
     @classmethod
-    def load(cls, folder: str | Path, *, torch_device: str = "cpu") -> ProgramPredictor:
+    def load(cls, folder: str | Path, *, torch_device: str = "cpu") -> Self:
         """Read what `save` wrote.
 
         Raises:
             MissingDataError: no such folder.
-            SpecError: weights of another version of the features.
+            SpecError: weights of something else, or of another version of the features.
         """
-        import torch
         from safetensors.numpy import load_file
 
         where = Path(folder)
@@ -199,164 +292,97 @@ class ProgramPredictor(RegressorMixin, BaseEstimator):  # type: ignore[misc, unu
         for name, wanted in (("schema", SCHEMA), ("features", FEATURE_VERSION)):
             if card.get(name) != wanted:
                 raise SpecError(
-                    f"{where}/card.json: {name}", got=card.get(name), expected=str(wanted)
-                )
+                    f"{where}/card.json: {name}", got=card.get(name), expected=str(wanted),
+                    fix="train the model again with this version: foreplan train",
+                )  # fmt: skip
         model = cls(**{**card["parameters"], "torch_device": torch_device})
         tensors = load_file(where / "weights.safetensors")
-        model.scales_ = {k[6:]: v for k, v in tensors.items() if k.startswith("scale.")}
-        model._build(len(FEATURE_NAMES))
-        state = {k: torch.from_numpy(v) for k, v in tensors.items() if not k.startswith("scale.")}
-        model.network_.load_state_dict(state)
-        model.quantile_ = float(card["quantile"])
-        known = ("schema", "features", "device_features", "parameters", "quantile")
+
+        def part(prefix: str) -> dict[str, Any]:
+            return {k[len(prefix) :]: v for k, v in tensors.items() if k.startswith(prefix)}
+
+        model.scale_ = ProgramScale(part("parts.")["weights"])
+        model.trees_ = [
+            ProgramTrees(TreeEnsemble(part(f"trees{number}."))) for number in range(card["trees"])
+        ]
+        model.networks_ = [
+            ProgramTransformer.from_arrays(model._settings(number), part(f"network{number}."))
+            for number in range(card["networks"])
+        ]
+        model.weight_, model.shift_ = float(card["weight"]), float(card["shift"])
+        model.quantiles_ = tensors["quantiles"]
+        known = ("schema", "kind", "features", "device_features", "parameters", "networks",
+                 "trees", "weight", "shift", "ranges_s")  # fmt: skip
         model.card_ = {k: v for k, v in card.items() if k not in known}
         return model
 
-    def _scale(self, table: ProgramTable) -> None:
-        """Means and widths of the inputs, from training rows alone."""
-        devices = np.stack([_figures(device.vector().values) for device in table.devices])
-        unknown = np.isnan(devices).all(0)
-        devices[:, unknown] = 0.0  # no device has it: its input is zero anyway
-        self.scales_ = {
-            "leaf_mean": table.leaves.mean(0).astype(np.float32),
-            "leaf_width": np.maximum(table.leaves.std(0), 0.1).astype(np.float32),
-            "device_mean": np.nanmean(devices, 0).astype(np.float32),
-            # One chip has no width of its own: a factor of ten counts as one.
-            "device_width": np.fmax(np.nanstd(devices, 0), 1.0).astype(np.float32),
+    def known_devices(self) -> dict[str, Device]:
+        """Devices that were trained on, by name and by the part of it after the chip."""
+        found: dict[str, Device] = {}
+        for item in self.card_["devices"]:
+            device = Device.model_validate_json(json.dumps(item))
+            found.setdefault(device.name.rpartition("/")[2], device)
+            found[device.name] = device
+        return found
+
+    def _settings(self, number: int) -> NetworkSettings:
+        return NetworkSettings(
+            width=self.width, layers=self.layers, epochs=self.epochs, batch=self.batch,
+            learning_rate=self.learning_rate, positional=self.positional, bounded=self.bounded,
+            cmd_weight=self.cmd_weight, domains=self.domains, torch_device=self.torch_device,
+            seed=1000 * self.seed + number,
+        )  # fmt: skip
+
+    def _trees(self, inputs: ProgramInputs, seconds: Floats) -> ProgramTrees:
+        return ProgramTrees.fit(
+            inputs, seconds, rounds=self.rounds, depth=self.depth, learning_rate=self.tree_rate,
+            threads=self.threads, seed=self.seed,
+        )  # fmt: skip
+
+    def _network_logs(
+        self, network: ProgramTransformer, table: ProgramTable, inputs: ProgramInputs
+    ) -> Floats:
+        """A network reads the parts as its own training rows weighed them."""
+        own = ProgramScale(network.scales["parts"].astype(np.float64))
+        return network.predict(table, program_inputs(table, own))[0]
+
+    def _floor(self, inputs: ProgramInputs) -> Floats:
+        return inputs.bound.bound_s if self.bounded else np.zeros(len(inputs.scale_s))
+
+    def _weight(self, by_trees: Floats, by_network: Floats, target: Floats) -> float:
+        """Weight of the networks that makes the error of both together least."""
+        if self.rounds == 0 or self.networks == 0:
+            return 1.0 if self.rounds == 0 else 0.0
+        both = np.isfinite(by_network)
+        trees, network, wanted = by_trees[both], by_network[both], target[both]
+        errors = {
+            share: np.abs(np.expm1((1 - share) * trees + share * network - wanted)).mean()
+            for share in (0.0, 0.2, 0.4, 0.5, 0.6, 0.8, 1.0)
         }
-
-    def _build(self, features: int) -> None:
-        import torch
-
-        from foreplan.cost_models._program_network import ProgramNetwork
-
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(self.seed)
-            self.network_ = ProgramNetwork(
-                features, 2 * len(DEVICE_FEATURES), width=self.width, layers=self.layers,
-                positional=self.positional,
-            ).to(self.torch_device)  # fmt: skip
-
-    def _inputs(self, table: ProgramTable) -> dict[str, Any]:
-        """Everything that batches are cut from, on the network's device."""
-        import torch
-
-        bound = program_bound(table)
-        device = np.stack([_figures(item.vector().values) for item in table.devices])
-        known = ~np.isnan(device)
-        scaled = (device - self.scales_["device_mean"]) / self.scales_["device_width"]
-        described = np.concatenate([np.where(known, scaled, 0.0), known], 1).astype(np.float32)
-        leaves = (table.leaves - self.scales_["leaf_mean"]) / self.scales_["leaf_width"]
-        # A zero row at the end stands for "no leaf".
-        arrays = {
-            "leaves": np.concatenate([leaves, np.zeros_like(leaves[:1])]),
-            "places": np.concatenate(
-                [np.stack([table.position, table.depth], 1), np.zeros((1, 2), dtype=np.int32)]
-            ).astype(np.float32),
-            "described": described[table.device],
-            "bound": (bound.bound_s if self.bounded else 0.0 * bound.bound_s).astype(np.float32),
-            "reference": np.log(bound.reference_s).astype(np.float32),
-            "launch": bound.launch_s.astype(np.float32),
-        }
-        return {k: torch.from_numpy(v).to(self.torch_device) for k, v in arrays.items()}
-
-    def _log_seconds(self, inputs: dict[str, Any], table: ProgramTable, rows: Any) -> Any:
-        """Natural logarithm of seconds (B,) and embeddings (B, W)."""
-        import torch
-
-        counts = table.counts[rows]
-        longest = int(counts.max())
-        slots = np.arange(longest)[None, :]
-        exists = slots < counts[:, None]
-        last = len(table.leaves)
-        at = torch.from_numpy(np.where(exists, table.offsets[rows][:, None] + slots, last))
-        at, mask = at.to(self.torch_device), torch.from_numpy(exists).to(self.torch_device)
-        chosen = torch.from_numpy(rows).to(self.torch_device)
-        raw, embedding = self.network_(
-            inputs["leaves"][at], inputs["places"][at], mask, inputs["described"][chosen]
-        )
-        launch = inputs["launch"][chosen] * torch.sigmoid(self.network_.launch)
-        least = torch.log(inputs["bound"][chosen] + launch + 1e-12)
-        return torch.logaddexp(least, inputs["reference"][chosen] + raw), embedding
-
-    def _train(self, table: ProgramTable, seconds: Floats, generator: np.random.Generator) -> None:
-        import torch
-
-        inputs = self._inputs(table)
-        target = torch.from_numpy(np.log(seconds).astype(np.float32)).to(self.torch_device)
-        domain = table.device if self.domains == "device" else _numbers(table.family)
-        steps = self.epochs * max(1, -(-len(table) // self.batch))
-        optimiser = torch.optim.AdamW(
-            self.network_.parameters(), self.learning_rate, weight_decay=0.01
-        )
-        schedule = torch.optim.lr_scheduler.OneCycleLR(
-            optimiser, self.learning_rate, total_steps=steps + 1, pct_start=0.1
-        )
-        self.network_.train()
-        for _ in range(self.epochs):
-            for rows in by_leaf_count(table.counts, self.batch, generator):
-                logs, embedding = self._log_seconds(inputs, table, rows)
-                loss = _relative_loss(logs - target[torch.from_numpy(rows).to(logs.device)])
-                if self.cmd_weight > 0:
-                    loss = loss + self.cmd_weight * _discrepancy(embedding, domain[rows])
-                optimiser.zero_grad(set_to_none=True)
-                loss.backward()
-                torch.nn.utils.clip_grad_norm_(self.network_.parameters(), 1.0)
-                optimiser.step()
-                schedule.step()
-
-    def _forward(self, table: ProgramTable) -> tuple[Floats, NDArray[np.float32]]:
-        import torch
-
-        inputs = self._inputs(table)
-        seconds = np.empty(len(table))
-        embeddings = np.empty((len(table), self.width), dtype=np.float32)
-        self.network_.eval()
-        with torch.inference_mode():
-            for rows in by_leaf_count(table.counts, max(self.batch, 1024)):
-                logs, embedding = self._log_seconds(inputs, table, rows)
-                seconds[rows] = np.exp(logs.double().cpu().numpy())
-                embeddings[rows] = embedding.cpu().numpy()
-        return seconds, embeddings
-
-    def _quantile(self, table: ProgramTable, seconds: Floats, held: NDArray[np.bool_]) -> float:
-        """Conformal quantile over tasks kept out; of the training rows where none were."""
-        rows = held if held.any() else np.ones(len(table), dtype=np.bool_)
-        errors = np.abs(np.log(self.predict(table.take(rows)) / seconds[rows]))
-        level = min(1.0, self.coverage * (1 + 1 / len(errors)))
-        return float(np.quantile(errors, level, method="higher"))
+        return min(errors, key=lambda share: errors[share])
 
 
-def _figures(values: Floats) -> Floats:
-    """Figures of a device on a logarithmic scale (base 10), NaN where unknown."""
-    return np.log10(np.maximum(values, 1e-12))
+def _mape(logs: Floats, seconds: Floats) -> float | None:
+    known = np.isfinite(logs)
+    if not known.any():
+        return None
+    return float(np.abs(np.exp(logs[known]) / seconds[known] - 1).mean())
 
 
-def _numbers(words: NDArray[np.str_]) -> NDArray[np.int64]:
-    return np.unique(words, return_inverse=True)[1]
+def _quantiles(predicted_s: Floats, seconds: Floats, coverage: float) -> Floats:
+    """Quantile of abs(ln error) by range of prediction; of all where a range has few rows."""
+    errors = np.abs(np.log(predicted_s / seconds))
+    where = np.searchsorted(_RANGES_S, predicted_s)
 
+    def quantile(values: Floats) -> float:
+        level = min(1.0, coverage * (1 + 1 / len(values)))
+        return float(np.quantile(values, level, method="higher"))
 
-def _relative_loss(difference: Any) -> Any:
-    """Mean of abs(predicted / measured - 1), continued as lines beyond a factor of two.
-
-    Without the lower line a prediction that is far too small would hardly be moved.
-    """
-    import torch
-
-    limit = 0.6931471805599453
-    inside = torch.expm1(difference.clamp(-limit, limit)).abs()
-    above, below = (difference - limit).clamp(min=0), (-difference - limit).clamp(min=0)
-    return (inside + 2.0 * above + 0.5 * below).mean()
-
-
-def _discrepancy(embedding: Any, domain: NDArray[np.int64]) -> Any:
-    """Discrepancy of the batch's most frequent domain from the others, 0 where it has one."""
-    import torch
-
-    from foreplan.cost_models._program_network import central_moment_discrepancy
-
-    names, counts = np.unique(domain, return_counts=True)
-    if len(names) < 2 or counts.max() > len(domain) - 8:
-        return embedding.new_zeros(())
-    first = torch.from_numpy(domain == names[counts.argmax()]).to(embedding.device)
-    return central_moment_discrepancy(embedding[first], embedding[~first])
+    return np.array(
+        [
+            quantile(errors[where == number])
+            if (where == number).sum() >= _LEAST_ROWS
+            else quantile(errors)
+            for number in range(len(_RANGES_S))
+        ]
+    )

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from foreplan.cost_models.compact_ast import TOTAL_NAMES, CompactAst, CompactAstEncoder
+from foreplan.cost_models.compact_ast import TOTAL_NAMES, CompactAst
 from foreplan.datasets.device import Device
-from foreplan.datasets.tir.records import ProgramRecord
-from foreplan.datasets.tir.tir_jsonl import read_tir_jsonl
 from foreplan.errors import SpecError
 
 Floats = NDArray[np.float64]
@@ -35,6 +32,7 @@ class ProgramTable:
         task: key of each program's task (N).
         family: families that call the task, joined by ``+`` (N).
         network: networks that call the task, joined by ``+`` (N).
+        spread: (greatest - least) / median of the label's repetitions, NaN if not known (N).
     """
 
     leaves: NDArray[np.float32]
@@ -48,6 +46,7 @@ class ProgramTable:
     task: NDArray[np.str_]
     family: NDArray[np.str_]
     network: NDArray[np.str_]
+    spread: Floats
 
     def __len__(self) -> int:
         return len(self.device)
@@ -76,7 +75,7 @@ class ProgramTable:
         return ProgramTable(
             self.leaves[at], offsets, self.position[at], self.depth[at], self.totals[chosen],
             self.device[chosen], self.devices, self.latency_s[chosen], self.task[chosen],
-            self.family[chosen], self.network[chosen],
+            self.family[chosen], self.network[chosen], self.spread[chosen],
         )  # fmt: skip
 
     @classmethod
@@ -89,6 +88,7 @@ class ProgramTable:
         task: Sequence[str] | None = None,
         family: Sequence[str] | None = None,
         network: Sequence[str] | None = None,
+        spread: Sequence[float] | None = None,
     ) -> ProgramTable:
         """Programs of one device.
 
@@ -111,73 +111,8 @@ class ProgramTable:
             task=np.array(unknown if task is None else task, dtype=np.str_),
             family=np.array(unknown if family is None else family, dtype=np.str_),
             network=np.array(unknown if network is None else network, dtype=np.str_),
+            spread=np.array([np.nan] * count if spread is None else spread, dtype=float),
         )
-
-    @classmethod
-    def from_records(
-        cls,
-        records: Iterable[ProgramRecord],
-        device: Device,
-        *,
-        max_spread: float | None = None,
-    ) -> ProgramTable:
-        """Programs that ran, of records of one device.
-
-        Args:
-            records: those that failed are left out.
-            device: what they ran on, slices described as slices.
-            max_spread: records whose repetitions spread more ((max - min) / median) are left out:
-                a machine that others used while it measured spreads by more than one.
-
-        Raises:
-            SpecError: a module that cannot be read, or no program that ran.
-        """
-        encoder = CompactAstEncoder()
-        asts: list[CompactAst] = []
-        times: list[float] = []
-        texts: list[tuple[str, str, str]] = []
-        for record in records:
-            quiet = max_spread is None or record.spread <= max_spread
-            if record.median_s > 0 and quiet:
-                asts.append(encoder.encode(record.module, f"{record.task_key}/{record.seed}"))
-                times.append(record.median_s)
-                texts.append(
-                    (record.task_key, "+".join(record.families), "+".join(record.networks))
-                )
-        return cls._labelled(asts, device, times, texts)
-
-    @classmethod
-    def from_tir_jsonl(cls, path: Path, device: Device) -> ProgramTable:
-        """Programs of a tir-jsonl file.
-
-        Raises:
-            MissingDataError: no such file.
-            SpecError: a line or module that cannot be read.
-        """
-        encoder = CompactAstEncoder()
-        asts: list[CompactAst] = []
-        times: list[float] = []
-        texts: list[tuple[str, str, str]] = []
-        for line in read_tir_jsonl(path):
-            callers = "+".join(name for name, _ in line.nets)
-            for row in line.rows:
-                asts.append(encoder.encode(row.module, row.where))
-                times.append(row.median_s)
-                texts.append((line.key, "", callers))
-        return cls._labelled(asts, device, times, texts)
-
-    @classmethod
-    def _labelled(
-        cls,
-        asts: list[CompactAst],
-        device: Device,
-        times: list[float],
-        texts: list[tuple[str, str, str]],
-    ) -> ProgramTable:
-        return cls.from_asts(
-            asts, device, latency_s=times, task=[t[0] for t in texts],
-            family=[t[1] for t in texts], network=[t[2] for t in texts],
-        )  # fmt: skip
 
     @staticmethod
     def join(tables: Sequence[ProgramTable]) -> ProgramTable:
@@ -195,7 +130,7 @@ class ProgramTable:
         return ProgramTable(
             glue("leaves"), np.concatenate([[0], np.cumsum(counts)]).astype(np.int64),
             glue("position"), glue("depth"), glue("totals"), np.concatenate(numbers), devices,
-            glue("latency_s"), glue("task"), glue("family"), glue("network"),
+            glue("latency_s"), glue("task"), glue("family"), glue("network"), glue("spread"),
         )  # fmt: skip
 
 

@@ -92,6 +92,11 @@ class TreeEnsemble:
             "seed": seed, "tree_method": "hist",
         }  # fmt: skip
         booster = xgboost.train(parameters, xgboost.DMatrix(values), trees, obj=objective)
+        return cls.from_booster(booster)
+
+    @classmethod
+    def from_booster(cls, booster: Any) -> Self:
+        """Take over the trees of a fitted ``xgboost.Booster`` with a base score of zero."""
         return cls(_pack(booster))
 
     def predict(self, values: NDArray[np.float32]) -> Floats:

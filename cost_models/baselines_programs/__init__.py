@@ -6,6 +6,7 @@ from typing import Any
 
 from foreplan.cost_models.baselines_programs.cdmpp_released import CdmppReleased
 from foreplan.cost_models.baselines_programs.leaf_mlp import LeafMlp
+from foreplan.cost_models.baselines_programs.roofline_programs import RooflinePrograms
 from foreplan.cost_models.baselines_programs.tree_lstm import TreeLstm
 from foreplan.cost_models.baselines_programs.xgboost_programs import XGBoostPrograms
 
@@ -13,9 +14,17 @@ BASELINES: Mapping[str, Any] = MappingProxyType(
     {
         "cdmpp": CdmppReleased,
         "mlp": LeafMlp,
+        "roofline": RooflinePrograms,
         "tree_lstm": TreeLstm,
         "xgboost": XGBoostPrograms,
     }
 )
 
-__all__ = ["BASELINES", "CdmppReleased", "LeafMlp", "TreeLstm", "XGBoostPrograms"]
+__all__ = [
+    "BASELINES",
+    "CdmppReleased",
+    "LeafMlp",
+    "RooflinePrograms",
+    "TreeLstm",
+    "XGBoostPrograms",
+]

@@ -1,0 +1,216 @@
+"""Lanes of a leaf: what one warp asks of memory when the leaf's accesses run on a GPU.
+
+The addresses of the 32 lanes of a block's first warp are evaluated one by one, so fused and split
+thread loops come out right. Device memory is counted in sectors of 32 bytes, shared memory in
+wavefronts: the most distinct words that one of 32 banks of 4 bytes must give. Compiled; called by
+`_leaf_vector`.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from foreplan.cost_models._leaf_loops import (
+    BLOCK,
+    PARALLEL,
+    THREAD_X,
+    THREAD_YZ,
+    VECTOR,
+    VIRTUAL,
+    buffer,
+    log,
+)
+from foreplan.cost_models._tir_compiled import part
+from foreplan.cost_models._tir_regions import evaluate, iterations
+from foreplan.cost_models._tir_walk import BUFFER, INDICES, constant, member, size, tag
+
+_LANES = 32
+_SECTOR_BYTES = 32
+_BANKS, _BANK_BYTES = 32, 4
+MAX_DIMS = 12
+#: Iterations that a compiler unrolls unasked, at least and at most; on a CPU.
+UNASKED, UNASKED_FAR, UNASKED_CPU = 64.0, 1024.0, 16.0
+#: So many virtual threads become a loop (TVM's InjectVirtualThread).
+_VIRTUAL_LOOP = 16
+
+
+@part
+def spans(
+    nodes: Any, pool: Any, accesses: Any, many: int, variable: int, shape: int, state: Any, out: Any
+) -> None:
+    """Width of the region of a buffer in each dimension, from intervals: as it is laid out."""
+    out[:] = 1.0
+    for dim in range(min(MAX_DIMS, size(nodes, shape))):
+        low, high = 1 << 40, -(1 << 40)
+        for item in range(many):
+            if accesses[item, BUFFER] == variable and dim < size(nodes, accesses[item, INDICES]):
+                row = member(nodes, pool, accesses[item, INDICES], dim)
+                low, high = min(low, state[row, 0]), max(high, state[row, 1])
+        extent = constant(nodes, member(nodes, pool, shape, dim), 1)
+        out[dim] = max(1.0, min(float(extent), high - low + 1.0))
+
+
+@part
+def _place(nodes: Any, pool: Any, indices: int, widths: Any, state: Any) -> Any:
+    place = 0.0
+    for dim in range(min(MAX_DIMS, size(nodes, indices))):
+        place = place * widths[dim] + state[member(nodes, pool, indices, dim), 0]
+    return place
+
+
+@part
+def _distinct(values: Any, count: int) -> Any:
+    """Number of different values among the first ``count``, which are sorted in place."""
+    found = 0
+    for item in range(count):
+        value = values[item]
+        at = item
+        while at > 0 and values[at - 1] > value:
+            values[at] = values[at - 1]
+            at -= 1
+        values[at] = value
+    for item in range(count):
+        if item == 0 or values[item] != values[item - 1]:
+            found += 1
+    return found
+
+
+@part
+def lane_units(
+    nodes: Any, pool: Any, alias: Any, loop_of: Any, accesses: Any, many: int, own: Any,
+    distinct: int, count: int, loops: Any, extents: Any, running: Any, widths: Any, order: Any,
+    length: int, state: Any, units: Any,
+) -> None:  # fmt: skip
+    """Sectors or wavefronts of one warp's access to each buffer, 0 for a thread's own memory."""
+    at = np.zeros(extents.size, dtype=np.int64)
+    lanes, vector = 1, -1
+    for loop in range(count):
+        if running[loop] in (THREAD_X, THREAD_YZ):
+            lanes *= int(extents[loop])
+        if running[loop] == VECTOR and extents[loop] > 1:
+            vector = loop
+    lanes = min(_LANES, lanes)
+    wide = int(min(16.0, extents[vector])) if vector >= 0 else 1
+    places = np.zeros((distinct, _LANES))
+    steps = np.zeros(distinct)
+    indices = np.zeros(distinct, dtype=np.int64)
+    for slot in range(distinct):
+        for item in range(many - 1, -1, -1):
+            if accesses[item, BUFFER] == own[slot]:
+                indices[slot] = accesses[item, INDICES]
+    for lane in range(lanes + (1 if vector >= 0 else 0)):
+        at[:] = 0
+        if lane == lanes:
+            at[vector] = 1
+        else:
+            rest = lane
+            for axis in range(3, 6):  # threadIdx.x runs fastest
+                for loop in range(count):
+                    if extents[loop] > 1 and tag(nodes, loops[loop]) == axis:
+                        at[loop] = rest % int(extents[loop])
+                        rest //= int(extents[loop])
+        evaluate(nodes, pool, alias, loop_of, at, at, order, length, state)
+        for slot in range(distinct):
+            place = _place(nodes, pool, indices[slot], widths[slot], state)
+            if lane == lanes:
+                steps[slot] = place - places[slot, 0]
+            else:
+                places[slot, lane] = place
+    keys = np.zeros(_LANES * 16)
+    per_bank = np.zeros(_BANKS, dtype=np.int64)
+    for slot in range(distinct):
+        _, width, _, scope = buffer(nodes, own[slot])
+        if scope == 2:
+            continue
+        many_keys = 0
+        unit = _SECTOR_BYTES if scope == 0 else _BANK_BYTES
+        for lane in range(lanes):
+            for item in range(wide if steps[slot] != 0 else 1):
+                keys[many_keys] = (places[slot, lane] + item * steps[slot]) * width // unit
+                many_keys += 1
+        found = _distinct(keys, many_keys)
+        if scope == 0:
+            units[slot] = found
+            continue
+        per_bank[:] = 0
+        for item in range(many_keys):
+            if item == 0 or keys[item] != keys[item - 1]:
+                per_bank[int(keys[item]) % _BANKS] += 1
+        units[slot] = per_bank.max()
+
+
+@part
+def lane_requests(
+    nodes: Any, pool: Any, accesses: Any, many: int, own: Any, limit: float, distinct: int,
+    count: int, extents: Any, running: Any, everything: int, levels: Any, state: Any, requests: Any,
+) -> Any:  # fmt: skip
+    """Times that one thread asks for each buffer: equal loads among unrolled iterations are one.
+
+    Few virtual threads are unrolled around everything: a load that is the same for all is one load.
+    Many are a loop.
+
+    Returns:
+        Positions in the thread's own memory that loops beyond ``limit`` iterations give.
+    """
+    window, level, wide = 1.0, count, 1.0
+    closed = False
+    outer, virtual = 0, 0
+    for loop in range(count):
+        if running[loop] == VIRTUAL and everything >> loop & 1 and extents[loop] < _VIRTUAL_LOOP:
+            virtual |= 1 << loop
+    window = iterations(virtual, extents, count)
+    for loop in range(count - 1, -1, -1):
+        kind = running[loop]
+        if not everything >> loop & 1 or kind in (BLOCK, PARALLEL):
+            continue
+        if kind in (THREAD_X, THREAD_YZ):
+            closed = True
+        elif kind == VIRTUAL:
+            if not virtual >> loop & 1:
+                outer |= 1 << loop
+        else:
+            if kind == VECTOR:
+                wide *= extents[loop]
+            closed = closed or window * extents[loop] > limit
+            if closed:
+                outer |= 1 << loop
+            else:
+                window *= extents[loop]
+                level = loop
+    indexed = 1.0
+    outside = iterations(outer, extents, count)
+    for slot in range(distinct):
+        depends = 0
+        for item in range(many):
+            if accesses[item, BUFFER] == own[slot]:
+                for dim in range(size(nodes, accesses[item, INDICES])):
+                    depends |= state[member(nodes, pool, accesses[item, INDICES], dim), 2]
+        copies = iterations(virtual & depends, extents, count)
+        requests[slot] = max(1.0, levels[level, slot] / wide) * outside * copies
+        if buffer(nodes, own[slot])[3] == 2:
+            indexed = max(indexed, iterations(outer & depends, extents, count))
+    return indexed
+
+
+@part
+def lane_entries(
+    nodes: Any, own: Any, distinct: int, warps: float, units: Any, requests: Any,
+    arithmetic: float, out: Any,
+) -> None:  # fmt: skip
+    """Fill the six entries of the leaf's work on a GPU, all warps together."""
+    sectors = wavefronts = asked = asked_own = 0.0
+    for slot in range(distinct):
+        scope = buffer(nodes, own[slot])[3]
+        if scope == 2:
+            asked_own += requests[slot] * warps
+        else:
+            asked += requests[slot] * warps
+        if scope == 0:
+            sectors += requests[slot] * warps * units[slot]
+        elif scope == 1:
+            wavefronts += requests[slot] * warps * units[slot]
+    out[0], out[1], out[2] = log(warps), log(sectors), log(wavefronts)
+    out[3], out[4], out[5] = log(asked), log(asked_own), log(math.ceil(warps * arithmetic))

@@ -1,0 +1,140 @@
+"""gpu_parts: seconds that each kind of work of a program's kernels would take on a GPU, by theory.
+
+For a kernel of B blocks of T threads on U units at clock f, b blocks fit one unit:
+
+    b       = min(threads of a unit / T, shared memory of a unit / shared, registers / (T r), 32)
+    limit_x = counts_x * ceil(B / U) / B / (rate_x * f)       throughput of the busiest unit
+    chain_x = ceil(B / (U b)) * counts_x of one warp * cycles_x / f      one warp waits for itself
+
+Rates are those of the CUDA programming guide's throughput tables, cycles are round figures of
+published microbenchmarks; `program_scale` fits one weight for each kind of work.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from foreplan.cost_models._program_counts import Counts
+
+Floats = NDArray[np.float64]
+
+#: Of a unit and cycle: instructions of warps, wavefronts of shared memory, sectors of L1 and L2.
+_ISSUE, _WAVEFRONTS, _L1_SECTORS, _L2_SECTORS = 4.0, 1.0, 4.0, 2.0
+#: Cycles until an answer: device memory, L1, shared memory, arithmetic.
+_MEMORY_CYCLES, _L1_CYCLES, _SHARED_CYCLES, _ARITHMETIC_CYCLES = 600.0, 35.0, 30.0, 4.0
+_BLOCKS_PER_UNIT, _SPARE_REGISTERS, _MOST_REGISTERS = 32.0, 32.0, 255.0
+_RESERVED_SHARED, _NEAR_BYTES = 1024.0, 131072.0
+#: From one block to the next, all units together.
+_DISPATCH_S = 1e-9
+
+#: Names of the columns of `GpuParts.parts`.
+PARTS = (
+    "arithmetic", "requests", "integer", "l1", "shared", "l2", "chain_arithmetic", "chain_shared",
+    "chain_l1", "chain_memory", "iterations", "spilled", "spilled_far", "chain_spilled",
+    "chain_spilled_far", "indexed", "indexed_far", "chain_indexed", "chain_indexed_far", "stages",
+    "stages_pipelined", "blocks",
+)  # fmt: skip
+#: Names of the columns of `GpuParts.terms`: means over kernels by rough time.
+TERMS = (
+    "blocks_per_unit", "warps_per_unit", "rounds", "filled", "registers", "spilled_share",
+    "far_share", "pipelined", "own_bytes", "shared_bytes", "blocks", "threads",
+    "sectors_per_request", "wavefronts_per_request", "flops_per_byte_asked",
+)  # fmt: skip
+
+
+class GpuParts(NamedTuple):
+    """Work of N programs with M leaves.
+
+    Attributes:
+        parts: seconds by kind of work (N, ``len(PARTS)``).
+        terms: how the kernels lie on the chip (N, ``len(TERMS)``).
+        leaf_s: rough time of each leaf (M).
+        slow: how many times longer the chip takes because blocks do not fill it, at most 4 (N).
+    """
+
+    parts: Floats
+    terms: Floats
+    leaf_s: Floats
+    slow: Floats
+
+
+def gpu_parts(counts: Counts) -> GpuParts:
+    """Return the parts of every program; those of a CPU are to be ignored."""
+    c, k = counts, counts.kernel
+    blocks = np.maximum(1.0, c.most(c.plain("bindings.blocks")))
+    across = np.maximum(1.0, c.plain("bindings.threads_x"))
+    threads = c.most(across * np.maximum(1.0, c.plain("bindings.threads_yz")))
+    shared = c.most(c.plain("allocation.shared_bytes"))
+    own = c.most(c.plain("allocation.local_bytes")) / 4
+    units, clock = c.figure("units")[c.owner], c.figure("clock_hz")[c.owner]
+    file = c.figure("register_bytes_per_unit")[c.owner] / 4
+    # The compiler is told the threads of a block, so it never takes more registers than fit.
+    allowed = np.minimum(_MOST_REGISTERS, file / threads)
+    registers = np.minimum(allowed, own + _SPARE_REGISTERS)
+    spilled = np.clip((own + _SPARE_REGISTERS) / allowed - 1.0, 0.0, 1.0)
+    warps_each = np.ceil(threads / 32)
+    room = c.figure("max_threads_per_unit")[c.owner] / (32 * warps_each)
+    room = np.minimum(room, file / (registers * threads))
+    memory = c.figure("shared_memory_bytes_per_unit")[c.owner]
+    room = np.minimum(room, memory / (shared + _RESERVED_SHARED))
+    fits = np.clip(np.floor(room), 1.0, _BLOCKS_PER_UNIT)
+    rounds = np.ceil(blocks / (units * fits))
+    busiest = (np.ceil(blocks / units) / blocks / clock)[k]
+    warps = np.maximum(1.0, c.plain("gpu.warps"))
+    alone = (rounds / clock)[k] / warps
+
+    asked, sectors = c.plain("gpu.requests"), c.plain("gpu.sectors")
+    waves, math = c.plain("gpu.wavefronts"), c.plain("gpu.arithmetic")
+    missed = np.minimum(sectors, c.plain("memory.traffic_32768") / 32)
+    asked_global = np.where(sectors > 0, asked, 0.0)
+    width = np.maximum(1.0, sectors / np.maximum(1.0, asked_global))
+    # What does not fit registers lies in memory, near while that of all threads fits the L1 cache.
+    mine = c.plain("gpu.own_requests")
+    resident = own * 4 * threads * np.minimum(fits, np.ceil(blocks / units))
+    far = np.clip(resident / _NEAR_BYTES - 1.0, 0.0, 1.0)
+    lost, lost_far = mine * spilled[k], mine * (spilled * far)[k]
+    loose = mine * (c.raw("gpu.indexed") > 0) * (spilled < 1)[k]
+    looser = mine * (c.raw("gpu.indexed_far") > 0) * (spilled < 1)[k]
+    # A copy to shared memory ends at a barrier, once for each of its stages.
+    stored = np.maximum(1.0, c.plain("allocation.stored_bytes"))
+    copied = c.plain("loops.iterations") * c.plain("dtype.bytes") / blocks[k] / stored
+    copied = np.where((waves > 0) & (sectors > 0), copied, 0.0)
+    stage = copied * (rounds / clock)[k] * _MEMORY_CYCLES
+    piped = c.raw("gpu.pipelined") > 0
+    by_leaf = [
+        math * busiest / _ISSUE, asked * busiest / _ISSUE,
+        c.plain("arithmetic.address_operations") / 32 * busiest / _ISSUE,
+        sectors * busiest / _L1_SECTORS, waves * busiest / _WAVEFRONTS,
+        missed * busiest / _L2_SECTORS, math * alone * _ARITHMETIC_CYCLES,
+        waves * alone * _SHARED_CYCLES, asked_global * alone * _L1_CYCLES,
+        missed / width * alone * _MEMORY_CYCLES,
+        c.plain("bindings.per_thread") * (rounds / clock)[k],
+        lost * busiest * 4 / _L1_SECTORS, lost_far * busiest * 4 / _L2_SECTORS,
+        lost * alone * _L1_CYCLES, lost_far * alone * _MEMORY_CYCLES, loose * busiest,
+        looser * busiest, loose * alone * _L1_CYCLES, looser * alone * _L1_CYCLES,
+        np.where(piped, 0.0, stage), np.where(piped, stage, 0.0),
+    ]  # fmt: skip
+    leaf_s = sum(by_leaf[:6]) + (by_leaf[8] + by_leaf[9]) / 8 + by_leaf[11] + by_leaf[12] + 1e-12
+    weight = c.total(np.asarray(leaf_s))
+
+    def mean(values: Floats) -> Floats:
+        return c.kernels(values * weight) / c.kernels(weight)
+
+    requests = np.maximum(1.0, c.whole(asked))
+    terms = [
+        mean(fits), mean(fits * warps_each), np.log(mean(rounds)),
+        mean(blocks / (units * np.ceil(blocks / units))), mean(registers), mean(spilled), mean(far),
+        mean(c.most(piped.astype(np.float64))), np.log1p(mean(4 * own)), np.log1p(mean(shared)),
+        np.log(mean(blocks)), np.log(mean(threads)), c.whole(sectors) / requests,
+        c.whole(waves) / requests,
+        np.log1p(c.table.total("flops") / (1 + 32 * c.whole(sectors))),
+    ]  # fmt: skip
+    slow = np.ones(len(c.table))
+    np.maximum.at(slow, c.owner, np.minimum(4.0, units / blocks))
+    return GpuParts(
+        np.concatenate([c.columns(by_leaf), c.kernels(blocks * _DISPATCH_S)[:, None]], 1),
+        np.stack(terms, 1), np.asarray(leaf_s), slow,
+    )  # fmt: skip

@@ -1,0 +1,173 @@
+"""Held-out errors of the program predictor, its ablations and its baselines.
+
+Run as ``python -m foreplan.cost_models.program_crossval --data FOLDER [--data FOLDER ...] -o OUT``.
+Every fold's predictions are written as soon as they are made, so a run that is stopped loses
+nothing: started again it goes on, and ``--report`` prints tables of what is there. Models are
+fitted on a fold's training rows alone; the predictor cuts its own validation from them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from foreplan.cost_models.baselines_programs import BASELINES
+from foreplan.cost_models.program_data import read_programs
+from foreplan.cost_models.program_folds import SPLITS, Fold, folds
+from foreplan.cost_models.program_predictor import ProgramPredictor
+from foreplan.cost_models.program_table import ProgramTable
+from foreplan.datasets.storage import write_atomically
+from foreplan.errors import SpecError
+
+#: Settings of the predictor by name: itself, its halves, and one thing left out at a time.
+VARIANTS: dict[str, dict[str, Any]] = {
+    "foreplan": {},
+    "trees": {"networks": 0},
+    "networks": {"rounds": 0},
+    "no-position": {"positional": False},
+    "no-bound": {"bounded": False},
+    "no-cmd": {"cmd_weight": 0.0},
+}
+_ON_DEVICE = ("mlp", "tree_lstm", "cdmpp")
+
+
+class Job(NamedTuple):
+    """One fit.
+
+    Attributes:
+        split: of `program_folds`.
+        fold: held out and trained on.
+        model: one of `VARIANTS` or a baseline.
+        seed: of the model.
+    """
+
+    split: str
+    fold: Fold
+    model: str
+    seed: int
+
+    @property
+    def name(self) -> str:
+        """File that the fit's predictions go to, without the ending."""
+        return f"{self.split}__{self.fold.name}__{self.model}__{self.seed}"
+
+
+def jobs(
+    table: ProgramTable, splits: Sequence[str], models: Sequence[str], seeds: Sequence[int]
+) -> Iterator[Job]:
+    """Yield the fits, those of the first seed first; baselines have no other."""
+    for number, seed in enumerate(seeds):
+        for model in models:
+            if number and model not in VARIANTS:
+                continue
+            for split in splits:
+                for fold in folds(table, split):
+                    yield Job(split, fold, model, seed)
+
+
+def make_model(name: str, *, seed: int, device: str, epochs: int | None, threads: int) -> Any:
+    """An unfitted model.
+
+    Raises:
+        SpecError: no such model.
+    """
+    if name in VARIANTS:
+        settings = {**VARIANTS[name], "torch_device": device, "threads": threads}
+        return ProgramPredictor(seed=seed, **settings, **({"epochs": epochs} if epochs else {}))
+    if name not in BASELINES:
+        raise SpecError(
+            "--models", got=name, expected="one of " + ", ".join([*VARIANTS, *sorted(BASELINES)])
+        )
+    settings = {"torch_device": device} if name in _ON_DEVICE else {}
+    if name == "xgboost":
+        settings["threads"] = threads
+    if epochs and name in _ON_DEVICE:
+        settings["epochs"] = epochs
+    return BASELINES[name](seed=seed, **settings)
+
+
+def run(job: Job, table: ProgramTable, model: Any, folder: Path, max_spread: float) -> float:
+    """Fit and score one job; return its mean error. Noisy labels are tested but not trained on."""
+    train = table.take(job.fold.train & ~(table.spread > max_spread))
+    test = table.take(job.fold.test)
+    begun = time.perf_counter()
+    model.fit(train)
+    fitted = time.perf_counter()
+    low = high = None
+    if hasattr(model, "predict_interval"):
+        predicted, low, high = model.predict_interval(test)
+    else:
+        predicted = model.predict(test)
+    rows = np.flatnonzero(job.fold.test)
+    arrays = {"rows": rows, "predicted_s": predicted}
+    if low is not None and high is not None:
+        arrays |= {"low_s": low, "high_s": high}
+    facts = {
+        "split": job.split, "fold": job.fold.name, "model": job.model, "seed": job.seed,
+        "train_rows": len(train), "fit_s": fitted - begun,
+        "predict_s": time.perf_counter() - fitted,
+        "samples_per_s": [n.samples_per_s for n in getattr(model, "networks_", [])],
+        "weight": getattr(model, "weight_", None),
+        "validation": getattr(model, "card_", {}).get("validation"),
+    }  # fmt: skip
+    np.savez_compressed(folder / f"{job.name}.part.npz", **arrays)
+    (folder / f"{job.name}.part.npz").replace(folder / f"{job.name}.npz")
+    write_atomically(folder / f"{job.name}.json", json.dumps(facts) + "\n")
+    return float(np.abs(predicted / test.latency_s - 1).mean())
+
+
+def main(arguments: Iterable[str] | None = None) -> None:
+    """Run the folds that are missing, within the time limit; then print the report."""
+    parser = argparse.ArgumentParser(description="Held-out errors of program predictors.")
+    parser.add_argument("--data", action="append", required=True, type=Path)
+    parser.add_argument("-o", "--output", required=True, type=Path)
+    parser.add_argument("--splits", nargs="+", default=["family"], choices=SPLITS)
+    parser.add_argument("--models", nargs="+", default=["foreplan"])
+    parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
+    parser.add_argument("--folds", nargs="+", help="only these, by name")
+    parser.add_argument("--device", default="cpu", help="where networks are trained, as cuda")
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--epochs", type=int, help="of networks, for a quick look")
+    parser.add_argument("--max-spread", type=float, default=0.5, help="of training labels")
+    parser.add_argument("--minutes", type=float, default=float("inf"))
+    parser.add_argument("--report", action="store_true", help="only print what is there")
+    options = parser.parse_args(None if arguments is None else list(arguments))
+    deadline = time.monotonic() + 60 * options.minutes
+    table = read_programs(options.data).table
+    options.output.mkdir(parents=True, exist_ok=True)
+    if options.device.startswith("cpu"):
+        import torch
+
+        torch.set_num_threads(options.threads)
+    wanted = [] if options.report else jobs(table, options.splits, options.models, options.seeds)
+    slowest: dict[str, float] = {}
+    for job in wanted:
+        known = (options.output / f"{job.name}.json").exists()
+        if known or (options.folds and job.fold.name not in options.folds):
+            continue
+        if time.monotonic() + slowest.get(job.model, 0.0) > deadline:
+            print(f"no time for {job.name}", file=sys.stderr)
+            continue
+        begun = time.monotonic()
+        model = make_model(
+            job.model, seed=job.seed, device=options.device, epochs=options.epochs,
+            threads=options.threads,
+        )  # fmt: skip
+        error = run(job, table, model, options.output, options.max_spread)
+        took = time.monotonic() - begun
+        slowest[job.model] = max(took, slowest.get(job.model, 0.0))
+        print(f"{job.name} {100 * error:.1f} % in {took:.0f} s", file=sys.stderr, flush=True)
+    from foreplan.cost_models.program_report import report
+
+    print(report(table, options.output))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,191 @@
+"""read_programs: measured programs of Parquet folders and tir-jsonl files as one `ProgramTable`."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from foreplan.cost_models.compact_ast import CompactAst, CompactAstEncoder
+from foreplan.cost_models.program_devices import named_device, record_device
+from foreplan.cost_models.program_table import ProgramTable
+from foreplan.datasets.device import Device
+from foreplan.datasets.tir.records import ProgramRecord, read_records
+from foreplan.datasets.tir.tir_jsonl import read_tir_jsonl
+from foreplan.errors import MissingDataError, SpecError
+
+FORMATS = ("foreplan", "tir-jsonl")
+
+
+class Unsupported(NamedTuple):
+    """A measured program that cannot be encoded.
+
+    Attributes:
+        device: name of its device.
+        network: networks that call it, joined by ``+``.
+        reason: why, in words.
+    """
+
+    device: str
+    network: str
+    reason: str
+
+
+class ProgramData(NamedTuple):
+    """What was read.
+
+    Attributes:
+        table: programs that ran and can be encoded.
+        unsupported: programs that ran and cannot.
+    """
+
+    table: ProgramTable
+    unsupported: tuple[Unsupported, ...]
+
+
+@dataclass
+class _Rows:
+    """Programs of one device on their way into a table."""
+
+    asts: list[CompactAst] = field(default_factory=list)
+    latency_s: list[float] = field(default_factory=list)
+    spread: list[float] = field(default_factory=list)
+    task: list[str] = field(default_factory=list)
+    family: list[str] = field(default_factory=list)
+    network: list[str] = field(default_factory=list)
+
+    def table(self, device: Device) -> ProgramTable:
+        return ProgramTable.from_asts(
+            self.asts, device, latency_s=self.latency_s, spread=self.spread, task=self.task,
+            family=self.family, network=self.network,
+        )  # fmt: skip
+
+
+class _Reader:
+    """Encodes programs; keeps apart what cannot be encoded."""
+
+    def __init__(self) -> None:
+        self._encoder = CompactAstEncoder()
+        self.unsupported: list[Unsupported] = []
+
+    def add(
+        self, rows: _Rows, module: str | bytes, where: str, device: str, *, seconds: float,
+        spread: float, task: str, families: Iterable[str], networks: Sequence[str],
+    ) -> None:  # fmt: skip
+        network = "+".join(networks)
+        try:
+            rows.asts.append(self._encoder.encode(module, where))
+        except SpecError as error:
+            self.unsupported.append(Unsupported(device, network, error.expected))
+            return
+        rows.latency_s.append(seconds)
+        rows.spread.append(spread)
+        rows.task.append(task)
+        rows.family.append("+".join(sorted(families)))
+        rows.network.append(network)
+
+
+def read_programs(
+    paths: Sequence[Path],
+    format_name: str = "foreplan",
+    *,
+    device: str | None = None,
+    known: Mapping[str, Device] | None = None,
+    max_spread: float | None = None,
+) -> ProgramData:
+    """Read measured programs of any number of files, folders and devices.
+
+    Args:
+        paths: Parquet shards or folders of them (``foreplan``), or tir-jsonl files.
+        format_name: one of `FORMATS`.
+        device: what every row ran on; needed for tir-jsonl, which does not say.
+        known: devices that the zoo lacks, by name.
+        max_spread: programs whose repetitions spread more are left out: a machine that others used
+            while it measured spreads by more than one.
+
+    Raises:
+        MissingDataError: no such file or folder, or no program that ran.
+        SpecError: a file that cannot be read, an unknown device or format.
+    """
+    if format_name not in FORMATS:
+        raise SpecError("--format", got=format_name, expected="one of " + ", ".join(FORMATS))
+    reader = _Reader()
+    named = None if device is None else named_device(device, known or {})
+    if format_name == "tir-jsonl":
+        if named is None or device is None:
+            raise SpecError(
+                "--device", got=None, expected="what the programs ran on: tir-jsonl does not say"
+            )
+        tables = _tir_jsonl(reader, paths, device, named)
+    else:
+        tables = _records(reader, paths, named, known or {})
+    if not tables:
+        raise MissingDataError(
+            f"no measured program that can be encoded in {', '.join(str(p) for p in paths)}",
+            fix="foreplan dataset build",
+        )
+    table = ProgramTable.join(tables)
+    if max_spread is not None:
+        table = table.take(~(table.spread > max_spread))
+    return ProgramData(table, tuple(reader.unsupported))
+
+
+def _tir_jsonl(
+    reader: _Reader, paths: Sequence[Path], name: str, device: Device
+) -> list[ProgramTable]:
+    rows = _Rows()
+    for path in paths:
+        for line in read_tir_jsonl(path):
+            networks = [network for network, _ in line.nets]
+            for row in line.rows:
+                reader.add(
+                    rows, row.module, row.where, name, seconds=row.median_s,
+                    spread=(row.max_s - row.min_s) / row.median_s, task=line.key, families=(),
+                    networks=networks,
+                )  # fmt: skip
+    return [rows.table(device)] if rows.asts else []
+
+
+def _records(
+    reader: _Reader, paths: Sequence[Path], device: Device | None, known: Mapping[str, Device]
+) -> list[ProgramTable]:
+    groups: dict[tuple[str, str], _Rows] = defaultdict(_Rows)
+    clocks: dict[tuple[str, str], list[float]] = defaultdict(list)
+    families: dict[str, set[str]] = defaultdict(set)
+    for record in _ran(paths):
+        key = (record.device, record.chip)
+        families[record.task_key].update(record.families)
+        clocks[key].append(record.clock_hz)
+        reader.add(
+            groups[key], record.module, f"{record.task_key}/{record.seed}", record.device,
+            seconds=record.median_s, spread=record.spread, task=record.task_key,
+            families=record.families, networks=record.networks,
+        )  # fmt: skip
+    tables = []
+    for (name, chip), rows in groups.items():
+        if not rows.asts:
+            continue
+        # Two folders may know different callers of one task; folds must see them all.
+        rows.family = ["+".join(sorted(families[task])) for task in rows.task]
+        clock = np.array(clocks[name, chip], dtype=float)
+        middle = float(np.median(clock[clock > 0])) if (clock > 0).any() else float("nan")
+        found = device or known.get(chip) or known.get(name) or record_device(name, chip, middle)
+        tables.append(rows.table(found))
+    return tables
+
+
+def _ran(paths: Iterable[Path]) -> Iterable[ProgramRecord]:
+    """Records that ran, each program of a task and device once: the quietest of its repetitions."""
+    best: dict[tuple[str, str, str, str], ProgramRecord] = {}
+    for record in read_records(list(paths)):
+        if not record.median_s > 0:
+            continue
+        key = (record.device, record.chip, record.task_key, record.program_key)
+        seen = best.get(key)
+        if seen is None or record.spread < seen.spread:
+            best[key] = record
+    return best.values()

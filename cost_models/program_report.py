@@ -1,0 +1,107 @@
+"""report: Markdown tables of what `program_crossval` has written."""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from foreplan.cost_models.program_evaluation import noise_floor
+from foreplan.cost_models.program_folds import DEVELOPMENT_FAMILIES
+from foreplan.cost_models.program_table import ProgramTable
+
+Floats = NDArray[np.float64]
+
+
+class Scored(NamedTuple):
+    """Predictions of one fit.
+
+    Attributes:
+        facts: its JSON document.
+        rows: rows of the table that were predicted (n).
+        error: absolute relative errors (n).
+        inside: whether the interval holds the label (n), empty where there is none.
+    """
+
+    facts: Mapping[str, Any]
+    rows: NDArray[np.int64]
+    error: Floats
+    inside: NDArray[np.bool_]
+
+
+def read_scores(table: ProgramTable, folder: Path) -> list[Scored]:
+    """Read every finished fit of a folder."""
+    found = []
+    for path in sorted(folder.glob("*.json")):
+        facts = json.loads(path.read_text(encoding="utf-8"))
+        with np.load(path.with_suffix(".npz")) as arrays:
+            rows, predicted = arrays["rows"], arrays["predicted_s"]
+            measured = table.latency_s[rows]
+            inside = np.zeros(0, dtype=np.bool_)
+            if "low_s" in arrays:
+                inside = (arrays["low_s"] <= measured) & (measured <= arrays["high_s"])
+        found.append(Scored(facts, rows, np.abs(predicted / measured - 1), inside))
+    return found
+
+
+def report(table: ProgramTable, folder: Path) -> str:
+    """Tables by split, device and fold, of mean errors in percent over seeds."""
+    scores = read_scores(table, folder)
+    parts = []
+    for split in sorted({s.facts["split"] for s in scores}):
+        for number, device in enumerate(table.devices):
+            parts.append(_table(table, [s for s in scores if s.facts["split"] == split], number))
+            parts[-1] = f"## {split}: {device.name}\n\n{parts[-1]}"
+    return "\n\n".join(parts)
+
+
+def _table(table: ProgramTable, scores: list[Scored], device: int) -> str:
+    cells: dict[tuple[str, str], list[Floats]] = defaultdict(list)
+    inside: dict[str, list[NDArray[np.bool_]]] = defaultdict(list)
+    rows: dict[str, NDArray[np.int64]] = {}
+    for item in scores:
+        here = table.device[item.rows] == device
+        if not here.any():
+            continue
+        fold, model = item.facts["fold"], item.facts["model"]
+        cells[fold, model].append(item.error[here])
+        rows[fold] = item.rows[here]
+        if model == "foreplan" and len(item.inside):
+            inside[fold].append(item.inside[here])
+    names = sorted({fold for fold, _ in cells})
+    models = sorted({model for _, model in cells}, key=lambda m: (m != "foreplan", m))
+    head = ["held out", "programs", *models, "median", "±", "coverage", "noise"]
+    lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
+
+    def mean(fold: str, model: str, of: Callable[[Floats], Any] = np.mean) -> float:
+        runs = cells.get((fold, model), [])
+        return float(np.mean([of(run) for run in runs])) if runs else float("nan")
+
+    def line(label: str, chosen: list[str]) -> str:
+        count = sum(len(rows[fold]) for fold in chosen)
+        values = [np.mean([mean(fold, model) for fold in chosen]) for model in models]
+        middle = np.mean([mean(fold, "foreplan", np.median) for fold in chosen])
+        seeds = min((len(cells.get((fold, "foreplan"), [])) for fold in chosen), default=0)
+        by_seed = [
+            np.mean([cells[fold, "foreplan"][seed].mean() for fold in chosen])
+            for seed in range(seeds)
+        ]
+        covered = [np.mean(inside[fold]) for fold in chosen if inside[fold]]
+        floor = [noise_floor(table.take(rows[fold]))["mean"] or float("nan") for fold in chosen]
+        shown = [*values, middle, np.ptp(by_seed) if seeds > 1 else float("nan"),
+                 np.mean(covered) if covered else float("nan"), np.mean(floor)]  # fmt: skip
+        text = ["-" if not np.isfinite(v) else f"{100 * v:.1f}" for v in shown]
+        return "| " + " | ".join([label, str(count), *text]) + " |"
+
+    lines += [line(fold, [fold]) for fold in names]
+    chosen = [fold for fold in names if fold in DEVELOPMENT_FAMILIES]
+    if chosen and len(chosen) < len(names):
+        lines.append(line("**mean of development folds**", chosen))
+        lines.append(line("**mean of other folds**", [f for f in names if f not in chosen]))
+    lines.append(line("**mean**", names))
+    return "\n".join(lines)

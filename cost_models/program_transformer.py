@@ -1,0 +1,261 @@
+"""ProgramTransformer: a masked transformer over a program's leaves, bounded by the roofline.
+
+    latency = bound + launch * sigmoid(theta) + scale * exp(raw)      (program_bound, program_scale)
+
+with ``raw`` from the leaves, the device's figures and the program's summary (`_program_network`).
+So efficiency against the roofline stays below one on every chip and shape. The loss is the relative
+error, linear beyond a factor of two: one bad label does not rule a batch. Embeddings of the
+devices (or families) of a batch are pulled together by central moment discrepancy; training rows
+only.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from foreplan.cost_models.program_inputs import DEVICE_ENTRIES, ProgramInputs
+from foreplan.cost_models.program_table import Floats, ProgramTable, by_leaf_count
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NetworkSettings:
+    """Size and training of the network.
+
+    Attributes:
+        width: of the network.
+        layers: of the encoder.
+        epochs: passes over the training rows.
+        batch: programs of a step.
+        learning_rate: peak of a one-cycle schedule.
+        positional: whether position and depth of leaves are used.
+        bounded: whether the bound is added; without it the scale alone sets the size.
+        cmd_weight: weight of the discrepancy between domains of a batch.
+        domains: what the domains are.
+        torch_device: where the network runs.
+        seed: of weights and batches.
+    """
+
+    width: int
+    layers: int
+    epochs: int
+    batch: int
+    learning_rate: float
+    positional: bool
+    bounded: bool
+    cmd_weight: float
+    domains: Literal["device", "family"]
+    torch_device: str
+    seed: int
+
+
+class ProgramTransformer:
+    """One network with the means and widths of its inputs.
+
+    Attributes:
+        settings: size and training.
+        scales: means and widths of the inputs, from training rows alone.
+        network: the torch module.
+        samples_per_s: training samples per second of the last fit, 0 before one.
+    """
+
+    def __init__(
+        self, settings: NetworkSettings, scales: Mapping[str, NDArray[np.float32]]
+    ) -> None:
+        import torch
+
+        from foreplan.cost_models._program_network import ProgramNetwork
+
+        self.settings, self.scales = settings, dict(scales)
+        self.samples_per_s = 0.0
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(settings.seed)
+            self.network = ProgramNetwork(
+                len(scales["leaf_mean"]), 2 * DEVICE_ENTRIES + len(scales["summary_mean"]),
+                width=settings.width, layers=settings.layers, positional=settings.positional,
+            ).to(settings.torch_device)  # fmt: skip
+
+    @classmethod
+    def fit(
+        cls, settings: NetworkSettings, table: ProgramTable, inputs: ProgramInputs, seconds: Floats
+    ) -> Self:
+        """Fit a network.
+
+        Args:
+            settings: size and training.
+            table: training programs.
+            inputs: theirs.
+            seconds: labels (N).
+        """
+        unknown = np.isnan(inputs.device).all(0)
+        device = np.where(unknown, 0.0, inputs.device)  # its input is zero anyway
+        scales = {
+            "leaf_mean": table.leaves.mean(0),
+            "leaf_width": np.maximum(table.leaves.std(0), 0.1),
+            "summary_mean": inputs.summary.mean(0),
+            "summary_width": np.maximum(inputs.summary.std(0), 0.05),
+            "device_mean": np.nanmean(device, 0),
+            # One chip has no width of its own: a factor of ten counts as one.
+            "device_width": np.fmax(np.nanstd(device, 0), 1.0),
+        }
+        found = cls(settings, {k: v.astype(np.float32) for k, v in scales.items()})
+        found.train(table, inputs, seconds, settings.epochs, settings.learning_rate)
+        return found
+
+    def train(
+        self,
+        table: ProgramTable,
+        inputs: ProgramInputs,
+        seconds: Floats,
+        epochs: int,
+        learning_rate: float,
+    ) -> None:
+        """Train on programs, from the weights as they are; scales stay."""
+        import torch
+
+        s = self.settings
+        generator = np.random.default_rng(s.seed)
+        arrays = self._arrays(table, inputs)
+        target = torch.from_numpy(np.log(seconds).astype(np.float32)).to(s.torch_device)
+        domain = table.device if s.domains == "device" else _numbers(table.family)
+        steps = epochs * max(1, -(-len(table) // s.batch))
+        optimiser = torch.optim.AdamW(self.network.parameters(), learning_rate, weight_decay=0.01)
+        schedule = torch.optim.lr_scheduler.OneCycleLR(
+            optimiser, learning_rate, total_steps=steps + 1, pct_start=0.1
+        )
+        self.network.train()
+        begun = time.perf_counter()
+        for _ in range(epochs):
+            for rows in by_leaf_count(table.counts, s.batch, generator):
+                logs, embedding = self._log_seconds(arrays, table, rows)
+                loss = _relative_loss(logs - target[torch.from_numpy(rows).to(logs.device)])
+                if s.cmd_weight > 0:
+                    loss = loss + s.cmd_weight * _discrepancy(embedding, domain[rows])
+                optimiser.zero_grad(set_to_none=True)
+                loss.backward()
+                torch.nn.utils.clip_grad_norm_(self.network.parameters(), 1.0)
+                optimiser.step()
+                schedule.step()
+        if s.torch_device.startswith("cuda"):
+            torch.cuda.synchronize()
+        self.samples_per_s = epochs * len(table) / (time.perf_counter() - begun)
+
+    def predict(
+        self, table: ProgramTable, inputs: ProgramInputs
+    ) -> tuple[Floats, NDArray[np.float32]]:
+        """Return ln(latency) (N) and embeddings in [-1, 1] (N, width)."""
+        import torch
+
+        arrays = self._arrays(table, inputs)
+        logs = np.empty(len(table))
+        embeddings = np.empty((len(table), self.settings.width), dtype=np.float32)
+        self.network.eval()
+        with torch.inference_mode():
+            for rows in by_leaf_count(table.counts, 1024):
+                found, embedding = self._log_seconds(arrays, table, rows)
+                logs[rows] = found.double().cpu().numpy()
+                embeddings[rows] = embedding.cpu().numpy()
+        return logs, embeddings
+
+    def arrays(self) -> dict[str, NDArray[Any]]:
+        """Weights and scales, for saving."""
+        state = self.network.state_dict()
+        found = {f"weight.{k}": v.detach().cpu().numpy() for k, v in state.items()}
+        return found | {f"scale.{k}": v for k, v in self.scales.items()}
+
+    @classmethod
+    def from_arrays(cls, settings: NetworkSettings, arrays: Mapping[str, NDArray[Any]]) -> Self:
+        """Build a network from what `arrays` gave."""
+        import torch
+
+        scales = {k[6:]: v for k, v in arrays.items() if k.startswith("scale.")}
+        found = cls(settings, scales)
+        found.network.load_state_dict(
+            {k[7:]: torch.from_numpy(v) for k, v in arrays.items() if k.startswith("weight.")}
+        )
+        return found
+
+    def _arrays(self, table: ProgramTable, inputs: ProgramInputs) -> dict[str, Any]:
+        """Everything that batches are cut from, on the network's device."""
+        import torch
+
+        scales = self.scales
+        known = ~np.isnan(inputs.device)
+        device = (inputs.device - scales["device_mean"]) / scales["device_width"]
+        summary = (inputs.summary - scales["summary_mean"]) / scales["summary_width"]
+        leaves = (table.leaves - scales["leaf_mean"]) / scales["leaf_width"]
+        least = inputs.bound.bound_s if self.settings.bounded else 0.0 * inputs.scale_s
+        # A zero row at the end stands for "no leaf".
+        arrays = {
+            "leaves": np.concatenate([leaves, np.zeros_like(leaves[:1])]),
+            "places": np.concatenate(
+                [np.stack([table.position, table.depth], 1), np.zeros((1, 2), dtype=np.int32)]
+            ),
+            # Far outside of what was seen a summary says no more than at its edge.
+            "described": np.concatenate(
+                [np.where(known, device, 0.0), known, np.clip(summary, -4.0, 4.0)], 1
+            ),
+            "bound": least,
+            "scale": np.log(inputs.scale_s),
+            "launch": inputs.bound.launch_s * (1.0 if self.settings.bounded else 0.0),
+        }
+        return {
+            k: torch.from_numpy(v.astype(np.float32)).to(self.settings.torch_device)
+            for k, v in arrays.items()
+        }
+
+    def _log_seconds(
+        self, arrays: dict[str, Any], table: ProgramTable, rows: NDArray[np.int64]
+    ) -> tuple[Any, Any]:
+        """Natural logarithm of seconds (B,) and embeddings (B, W)."""
+        import torch
+
+        counts = table.counts[rows]
+        slots = np.arange(int(counts.max()))[None, :]
+        exists = slots < counts[:, None]
+        last = len(table.leaves)
+        where = self.settings.torch_device
+        at = torch.from_numpy(np.where(exists, table.offsets[rows][:, None] + slots, last))
+        at, mask = at.to(where), torch.from_numpy(exists).to(where)
+        chosen = torch.from_numpy(rows).to(where)
+        raw, embedding = self.network(
+            arrays["leaves"][at], arrays["places"][at], mask, arrays["described"][chosen]
+        )
+        launch = arrays["launch"][chosen] * torch.sigmoid(self.network.launch)
+        least = torch.log(arrays["bound"][chosen] + launch + 1e-12)
+        return torch.logaddexp(least, arrays["scale"][chosen] + raw), embedding
+
+
+def _numbers(words: NDArray[np.str_]) -> NDArray[np.int64]:
+    return np.unique(words, return_inverse=True)[1]
+
+
+def _relative_loss(difference: Any) -> Any:
+    """Mean of abs(predicted / measured - 1), continued as lines beyond a factor of two.
+
+    Without the lower line a prediction that is far too small would hardly be moved.
+    """
+    import torch
+
+    limit = 0.6931471805599453
+    inside = torch.expm1(difference.clamp(-limit, limit)).abs()
+    above, below = (difference - limit).clamp(min=0), (-difference - limit).clamp(min=0)
+    return (inside + 2.0 * above + 0.5 * below).mean()
+
+
+def _discrepancy(embedding: Any, domain: NDArray[np.int64]) -> Any:
+    """Discrepancy of the batch's most frequent domain from the others, 0 where it has one."""
+    import torch
+
+    from foreplan.cost_models._program_network import central_moment_discrepancy
+
+    names, counts = np.unique(domain, return_counts=True)
+    if len(names) < 2 or counts.max() > len(domain) - 8:
+        return embedding.new_zeros(())
+    first = torch.from_numpy(domain == names[counts.argmax()]).to(embedding.device)
+    return central_moment_discrepancy(embedding[first], embedding[~first])

@@ -1,0 +1,86 @@
+"""Fine-tuning on few tasks of a new device, and the choice of those tasks.
+
+Tasks are chosen as CDMPP does (`choose_tasks`): the programs' embeddings are clustered by KMeans
+with as many centres as tasks are wanted; from the largest cluster to the smallest, each takes the
+nearest task that is not taken yet. No latency of the device is needed for that.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from foreplan.cost_models.program_inputs import program_inputs
+from foreplan.cost_models.program_scale import ProgramScale
+from foreplan.cost_models.program_table import ProgramTable
+from foreplan.cost_models.program_trees import ProgramTrees
+from foreplan.errors import SpecError
+
+if TYPE_CHECKING:
+    from foreplan.cost_models.program_predictor import ProgramPredictor
+
+#: Rows of the new device that count for one in the trust of its own mean.
+_PRIOR_ROWS = 8.0
+_ROUNDS = 80
+
+
+def choose_tasks(
+    embedding: NDArray[np.float32], task: NDArray[np.str_], count: int, *, seed: int = 0
+) -> list[str]:
+    """Choose tasks to measure on a new device.
+
+    Args:
+        embedding: of every candidate program (N, E), as `ProgramPredictor.embed` gives.
+        task: key of each program's task (N).
+        count: tasks wanted.
+        seed: of KMeans.
+
+    Raises:
+        SpecError: more tasks wanted than there are.
+    """
+    from sklearn.cluster import KMeans  # type: ignore[import-untyped, unused-ignore]
+
+    names = np.unique(task)
+    if not 0 < count <= len(names):
+        raise SpecError("tasks to choose", got=count, expected=f"1 to {len(names)}")
+    clusters = KMeans(count, random_state=seed, n_init=1).fit(embedding)
+    distance = clusters.transform(embedding)
+    mean = np.stack([distance[task == name].mean(0) for name in names])
+    sizes = np.bincount(clusters.labels_, minlength=count)
+    taken: list[int] = []
+    for centre in np.argsort(-sizes, kind="stable"):
+        order = np.argsort(mean[:, centre], kind="stable")
+        taken.append(next(int(at) for at in order if int(at) not in taken))
+    return [str(names[at]) for at in taken]
+
+
+def tune(
+    model: ProgramPredictor, table: ProgramTable, *, epochs: int, learning_rate: float
+) -> None:
+    """Fine-tune a predictor in place; see `ProgramPredictor.continue_fit`.
+
+    Raises:
+        SpecError: a label that is no positive number.
+    """
+    seconds = table.latency_s
+    if len(table) == 0 or not np.all(seconds > 0):
+        raise SpecError("labels", got="none, zero or unknown", expected="all > 0 s")
+    inputs = program_inputs(table, model.scale_)
+    if model.trees_:
+        by_trees = np.log(inputs.scale_s) + model.shift_
+        by_trees += np.sum([trees.predict(inputs) for trees in model.trees_], 0)
+        left = np.log(seconds) - by_trees
+        # Few rows say how much faster the device is, more say what it is faster at.
+        shift = float(np.median(left)) * len(left) / (len(left) + _PRIOR_ROWS)
+        model.shift_ += shift
+        model.trees_.append(
+            ProgramTrees.fit(
+                inputs, seconds, rounds=_ROUNDS, depth=3, learning_rate=0.05,
+                threads=model.threads, seed=model.seed, start=by_trees + shift,
+            )
+        )  # fmt: skip
+    for network in model.networks_:
+        own = ProgramScale(network.scales["parts"].astype(np.float64))
+        network.train(table, program_inputs(table, own), seconds, epochs, learning_rate)
