@@ -11,6 +11,7 @@ run does; only ``full`` makes a difference.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -194,15 +195,16 @@ class BubbleKernels:
         return found
 
     def memory_bytes(self) -> dict[str, int]:
-        """Bytes this rank holds by item; ``buffers`` is what arrives and what is sent."""
-        found = {"weights": 0, "gradients": 0, "optimizer": 0}
-        for flat in self._flat.values():
+        """Bytes this rank holds by the ledger's items; ``buffers`` is what arrives and is sent."""
+        found: dict[str, int] = defaultdict(int)
+        for (stage, _), flat in self._flat.items():
+            prefix = "" if stage < len(self._decision.stages) else "encoder_"
             for item, size in flat.memory_bytes().items():
-                found[item] += size
+                found[prefix + item] += size
         found["data"] = self._batches.bytes
         held = (*self._buffers.values(), *self._leaving.values())
         found["buffers"] = sum(tensor.nbytes for tensor in held)
-        return found
+        return dict(found)
 
     @property
     def live(self) -> int:

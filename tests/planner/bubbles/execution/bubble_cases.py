@@ -33,13 +33,22 @@ def encoder(name: str = "vit", **fields: Any) -> dict[str, Any]:
 
 
 def problem(
-    ranks: int, encoders: list[dict[str, Any]], *, microbatches: int = 4, **fields: Any
+    ranks: int,
+    encoders: list[dict[str, Any]],
+    *,
+    microbatches: int = 4,
+    gpu: bool = False,
+    **fields: Any,
 ) -> Problem[BubblesWorkload]:
     document = {
         "encoders": encoders, "backbone": BACKBONE, "sequence_length": 10, "microbatch": 2,
         "microbatches": microbatches,
     } | fields  # fmt: skip
-    devices = [{"name": "cpu:threads=1", "count": ranks}]
+    devices: list[dict[str, Any]] = [
+        {"name": "cpu:threads=1", "count": ranks, "memory_bytes": 1 << 30}
+    ]
+    if gpu:
+        devices = [{"name": f"cuda:{i}", "memory_bytes": 64 << 30} for i in range(ranks)]
     cluster = validate(Cluster, {"devices": devices}, "cluster")
     workload = validate(BubblesWorkload, document, "workload")
     return Problem(None, cluster, workload, CostBook(()), seed=3)
@@ -189,8 +198,9 @@ def schedule_of(problem: Problem[BubblesWorkload], decision: BubblesDecision) ->
     return made if lanes == 1 else widen(made, labels, lanes)
 
 
-def kernels_of(problem: Problem[BubblesWorkload], decision: BubblesDecision) -> list[BubbleKernels]:
+def kernels_of(
+    problem: Problem[BubblesWorkload], decision: BubblesDecision, mode: str = "reference"
+) -> list[BubbleKernels]:
     return [
-        rank_kernels(problem, decision, rank, mode="reference")
-        for rank in range(len(decision.orders))
+        rank_kernels(problem, decision, rank, mode=mode) for rank in range(len(decision.orders))
     ]

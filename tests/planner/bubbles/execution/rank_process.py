@@ -21,7 +21,7 @@ import torch.distributed as dist
 from foreplan.planner.bubbles.execution.entry import rank_kernels
 from foreplan.planner.bubbles.execution.step_sizes import StepSizes
 from foreplan.planner.verify.channels import connect
-from foreplan.planner.verify.clock import HostClock
+from foreplan.planner.verify.clock import Clock, CudaClock, HostClock
 from foreplan.planner.verify.rank_program import rank_programs
 from foreplan.planner.verify.runtime import Runtime
 
@@ -36,19 +36,23 @@ def run_case(case: dict[str, Any], rank: int) -> dict[str, Any]:
         sizes = StepSizes.of(problem, decision)
         return stock_step(sizes, case["stock"], rank, len(decision.orders))
     schedule = bubble_cases.schedule_of(problem, decision)
-    programs = rank_programs(schedule)
-    clock = HostClock(len(programs[rank].steps))
+    gpu = case["problem"][1].get("gpu", False)
+    programs = rank_programs(schedule, ordered=gpu)
+    count = len(programs[rank].steps)
+    device = torch.device("cuda", rank) if gpu else torch.device("cpu")
+    clock: Clock = CudaClock(count, device) if gpu else HostClock(count)
     channels = connect(
-        programs, rank, backend="gloo", clock=clock, device=torch.device("cpu"), timeout_s=TIMEOUT_S
-    )
-    kernels = rank_kernels(problem, decision, rank, mode="reference")
+        programs, rank, backend="nccl" if gpu else "gloo", clock=clock, device=device,
+        timeout_s=TIMEOUT_S,
+    )  # fmt: skip
+    kernels = rank_kernels(problem, decision, rank, mode=case.get("mode", "reference"))
     runtime = Runtime(programs[rank], kernels, channels, clock)
     results = []
     for _ in range(2):  # the second step starts from what the first one left behind
         kernels.reset()
         runtime.execute(dist.barrier)
         results.append(kernels.result())
-    assert results[0] == results[1], "two steps differ"
+    assert gpu or results[0] == results[1], "two steps differ"  # atomic sums have no order
     assert kernels.live == 0, "activations were left behind"
     return results[1]
 
@@ -57,6 +61,8 @@ def be_rank(jobs: dict[str, Any], rank: int, folder: Path) -> None:
     cores = sorted(os.sched_getaffinity(0))
     os.sched_setaffinity(0, {cores[rank % len(cores)]})
     torch.set_num_threads(1)
+    if jobs.get("gpu"):
+        torch.cuda.set_device(rank)
     store = dist.FileStore(str(folder / "store"), jobs["ranks"])
     dist.init_process_group(
         "gloo", store=store, rank=rank, world_size=jobs["ranks"],

@@ -1,0 +1,97 @@
+"""Steps on GPUs: one GPU in one process, two over NCCL."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import bubble_cases as cases
+import pytest
+import torch
+
+from foreplan.planner.bubbles.execution.entry import compare_steps, reference_step
+from foreplan.planner.bubbles.execution.one_process import OneProcess
+from foreplan.planner.bubbles.execution.profile import layer_times, profile_step
+
+GPUS = torch.cuda.device_count() if torch.cuda.is_available() else 0
+needs_one = pytest.mark.skipif(GPUS < 1, reason="needs a GPU")
+needs_two = pytest.mark.skipif(GPUS < 2, reason="needs two GPUs, one a rank")
+
+#: Head widths that flash attention takes, and work enough for its kernels.
+SIZES = {
+    "backbone": {"layers": 4, "hidden": 256, "heads": 4, "gated": True, "vocab": 1000},
+    "sequence_length": 192,
+}
+VIT = cases.encoder() | {
+    "dims": {"layers": 4, "hidden": 128, "heads": 2}, "tokens": 64, "patch_features": 48
+}  # fmt: skip
+
+
+def problem_of(ranks: int, **fields: Any) -> Any:
+    return cases.problem(ranks, [VIT], gpu=True, **(SIZES | fields))
+
+
+@needs_one
+@pytest.mark.parametrize("mode", ["reference", "fast"])
+@pytest.mark.parametrize("schedule", ["1f1b", "zb-h1"])
+def test_one_gpu_computes_what_one_process_does(schedule: str, mode: str) -> None:
+    problem = problem_of(2)
+    decision = cases.decision(problem, schedule, ranks=2, encoder_ranks=[[[0], [1]]])
+    process = OneProcess(
+        cases.schedule_of(problem, decision), cases.kernels_of(problem, decision, mode)
+    )
+    process.step()
+    agreed = compare_steps(process.result(), reference_step(problem, decision, mode=mode))
+    print(schedule, mode, agreed)
+    assert agreed.passed, agreed.details
+
+
+@needs_one
+def test_a_profile_of_a_gpu() -> None:
+    problem = problem_of(2, recompute="full")
+    decision = cases.decision(problem, "1f1b", ranks=2, encoder_ranks=[[[0], [1]]])
+    kernels = cases.kernels_of(problem, decision, "fast")
+    device = torch.device("cuda")
+    profile = profile_step(cases.schedule_of(problem, decision), decision, kernels, device)
+    print(json.dumps(profile.document()))
+    assert all(timing.median_s > 0.0 for timing in profile.timings.values())
+    times = layer_times(problem, decision, device, torch.bfloat16)
+    print(times)
+    assert times["backbone"][1].median_s > times["backbone"][0].median_s > 0.0
+
+
+@needs_two
+@pytest.mark.parametrize("mode", ["reference", "fast"])
+def test_two_gpus_over_nccl(mode: str, tmp_path: Path) -> None:
+    made: dict[str, Any] = {}
+    for name, fields, ranks, rows, options in (
+        ("1f1b", {}, 2, [[[0], [1]]], {}),
+        ("interleaved-1f1b", {}, 2, [[[0, 1]]], {"chunks": 2}),
+        ("zb-h1", {"sharded_optimizer": False}, 2, [[[1], [0]]], {}),
+        ("gpipe", {"sharded_optimizer": False}, 1, [[[0]]], {"tp": 2}),
+    ):
+        problem = problem_of(2, **fields)
+        decision = cases.decision(problem, name, ranks=ranks, encoder_ranks=rows, **options)
+        case = {
+            "problem": [[2, [VIT]], SIZES | fields | {"gpu": True}], "mode": mode,
+            "decision": decision.model_dump(mode="json"),
+        }  # fmt: skip
+        made[name] = problem, decision, case
+    jobs = {"ranks": 2, "gpu": True, "cases": [case for _, _, case in made.values()]}
+    (tmp_path / "jobs.json").write_text(json.dumps(jobs))
+    script = Path(__file__).parent / "rank_process.py"
+    done = subprocess.run(
+        [sys.executable, str(script), str(tmp_path / "jobs.json")], capture_output=True, text=True,
+        env=os.environ | {"NCCL_NVLS_ENABLE": "0"}, timeout=240,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-4000:]
+    parts = [json.loads((tmp_path / f"result.{r}.json").read_text()) for r in (0, 1)]
+    for k, (name, (problem, decision, _)) in enumerate(made.items()):
+        merged = parts[0][k] | parts[1][k]
+        agreed = compare_steps(merged, reference_step(problem, decision, mode=mode))
+        print(name, mode, agreed)
+        assert agreed.passed, (name, agreed.details)

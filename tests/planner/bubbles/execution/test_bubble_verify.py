@@ -1,0 +1,77 @@
+"""``foreplan verify`` of bubble plans: pinned processes, memory caps, equal to one process."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import bubble_cases as cases
+import pytest
+
+from foreplan.cost_models.costs import CostBook, Estimate, Work
+from foreplan.planner.bubbles import BubblesPlanner
+from foreplan.planner.bubbles.decision import BubblesDecision
+from foreplan.planner.plan import (
+    Alternative,
+    Confidence,
+    Plan,
+    Provenance,
+    ProvenBound,
+    Times,
+    VerifyHints,
+)
+from foreplan.planner.predict import Forecast
+from foreplan.planner.verify.verify import verify
+
+
+class Everything:
+    """Prices whatever is asked at a millisecond."""
+
+    def estimate(self, work: Work, device: str) -> Estimate | None:
+        return Estimate.exact(1e-3)
+
+
+@pytest.mark.serial
+def test_verify_runs_the_plan_and_its_baselines_and_finds_them_exact() -> None:
+    problem = replace(cases.problem(2, [cases.encoder()]), costs=CostBook([Everything()]))
+    rows = [[[0], [1]]]
+    filled = cases.decision(problem, "interleaved-1f1b", ranks=2, chunks=2, encoder_ranks=rows)
+    others = {
+        "three phases": cases.decision(
+            problem, "1f1b", ranks=2, encoder_ranks=rows, fill="three-phase"
+        ),
+        "on the first stage": cases.decision(problem, "1f1b", ranks=2, encoder_ranks=[[[0]]]),
+    }
+
+    def forecast(decision: BubblesDecision) -> Forecast:
+        return Forecast(BubblesPlanner(), problem, decision)
+
+    main = forecast(filled)
+    plan = Plan(
+        kind="bubbles", model=None, cluster=problem.cluster, predicted=main.prediction(),
+        workload=problem.workload.model_dump(mode="json"),
+        decision=filled.model_dump(mode="json"), times=Times.of(main.timeline),
+        alternatives=tuple(
+            Alternative(
+                name=name, decision=decision.model_dump(mode="json"),
+                predicted=forecast(decision).prediction(),
+            )
+            for name, decision in others.items()
+        ),
+        confidence=Confidence(probability_best=1.0, draws=1),
+        bound=ProvenBound(status="heuristic", lower_s=None, gap=None, solver="hand"),
+        verify=VerifyHints(backend="gloo", ranks=2, tolerance=1e6),
+        provenance=Provenance(foreplan="0", costs="measured", seed=problem.seed),
+    )  # fmt: skip
+    document = verify(plan, rounds=1).document
+    assert document is not None
+    assert document.passed
+    assert [(a.mode, a.exact) for a in document.agreement] == [("reference", True), ("fast", True)]
+    assert all(a.details["gradient_elements"] > 10_000 for a in document.agreement)
+    found = [(one.name, one.failure) for one in document.candidates]
+    assert found == [(name, None) for name in ("chosen", *others)]
+    ops = {phase.op for phase in document.chosen.ranks[0].phases}
+    assert {"F", "B", "encode", "encode_backward", "optimizer"} <= ops
+    # What the ledger names is what the kernels report, so that the two can be compared.
+    held = {item.item: item for item in document.chosen.ranks[0].memory}
+    for name in ("weights", "encoder_gradients", "optimizer", "encoder_optimizer"):
+        assert held[name].held_bytes
