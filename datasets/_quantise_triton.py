@@ -1,4 +1,4 @@
-# mypy: allow-untyped-defs, allow-untyped-decorators, allow-untyped-calls
+# mypy: disable-error-code="no-untyped-def, untyped-decorator, no-untyped-call"
 """Triton kernels of `_quantise_cuda`: largest magnitude, scale, rounding and cast in one pass.
 
 Imports triton, so that only `_quantise_cuda` imports it, on machines that have it. A NaN counts as

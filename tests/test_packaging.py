@@ -214,7 +214,7 @@ def plain(requirement: str) -> str:
 
 
 #: Used where it happens to be installed; its absence is caught.
-OPTIONAL = {"pynvml"}
+OPTIONAL = {"pynvml", "triton"}
 
 
 def test_every_import_is_a_declared_dependency() -> None:

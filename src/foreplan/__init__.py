@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from foreplan.planner.api import load_cluster, plan
     from foreplan.planner.base import Choice, Planner, Problem
     from foreplan.planner.plan import Plan, load_plan
+    from foreplan.planner.precision.execution.modules import apply_precision, remove_precision
     from foreplan.planner.verify.verification import Verification, load_verification
     from foreplan.planner.verify.verify import verify
     from foreplan.solvers.solution import Solution, SolutionStatus
@@ -90,6 +91,7 @@ __all__ = [
     "VerificationError",
     "Work",
     "__version__",
+    "apply_precision",
     "chrome_trace",
     "load_cluster",
     "load_model",
@@ -97,6 +99,7 @@ __all__ = [
     "load_verification",
     "plan",
     "predict_latency",
+    "remove_precision",
     "simulate",
     "verify",
 ]
@@ -120,6 +123,7 @@ _NAMES_OF = {
     "planner.api": "load_cluster plan",
     "planner.base": "Choice Planner Problem",
     "planner.plan": "Plan load_plan",
+    "planner.precision.execution.modules": "apply_precision remove_precision",
     "planner.verify.verification": "Verification load_verification",
     "planner.verify.verify": "verify",
     "solvers.solution": "Solution SolutionStatus",

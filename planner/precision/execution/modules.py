@@ -203,7 +203,7 @@ def _make_subclass(cls: type[nn.Module], mixin: type[nn.Module]) -> type[nn.Modu
 
 
 #: One class for each pair, so that equal modules have equal types.
-_subclass: Callable[[type[nn.Module], type[nn.Module]], Any] = functools.cache(_make_subclass)
+_subclass: Any = functools.cache(_make_subclass)
 
 
 def _original(cls: type[nn.Module]) -> type[nn.Module]:

@@ -45,6 +45,7 @@ def _train(order: RankOrder) -> dict[str, Any]:
 def _train_seated(order: RankOrder, seat: Any) -> dict[str, Any]:
     import torch
     import torch.distributed as dist
+    from torch._C._distributed_c10d import FileStore
 
     from foreplan.planner.precision.execution.decisions import training_schedule
     from foreplan.planner.precision.execution.kernels import TrainingKernels
@@ -65,7 +66,7 @@ def _train_seated(order: RankOrder, seat: Any) -> dict[str, Any]:
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # all ranks are here
     timeout = timedelta(seconds=order.timeout_s)
     dist.init_process_group(
-        "gloo", store=dist.FileStore(order.store, len(order.devices)), rank=order.rank,
+        "gloo", store=FileStore(order.store, len(order.devices)), rank=order.rank,
         world_size=len(order.devices), timeout=timeout,
     )  # fmt: skip
     programs = rank_programs(schedule, ordered=order.backend == "nccl")
