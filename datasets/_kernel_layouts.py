@@ -3,7 +3,7 @@
 Rounding is to nearest. ``int8.rows``: symmetric, one bf16 scale a row. ``int4.*`` and
 ``int3.words``: groups of 64 inputs with a bf16 scale and zero, ``w = (q - offset) * scale + zero``
 with ``offset`` = 8 or 4, so that the zero is the middle of the group's range. ``fp8.rows``: e4m3
-with one fp32 scale a row.
+with one fp32 scale a row. ``*.fragments`` hold the same values in the order of tensor cores.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from foreplan.datasets._fragment_linear import from_fragments, to_fragments
 from foreplan.datasets.kernels import Packed
 from foreplan.datasets.program import GROUP_SIZE
 
@@ -105,6 +106,40 @@ def unpack_nibbles(packed: Packed, dtype: torch.dtype) -> Tensor:
     q = torch.cat([byte & 15, byte >> 4], dim=2)
     scale, zero = packed.tensors["scale"].to(dtype), packed.tensors["zero"].to(dtype)
     return dequantise_groups(q, scale, zero, 8, packed.k)
+
+
+# --- fragments: operands of a GPU's tensor cores, see `_fragment_linear` ------------------------
+
+
+def _pack_int4_fragments(weight: Tensor) -> Packed:
+    n, k = weight.shape
+    q, scale, zero = _quantise_groups(weight, 4)
+    both = torch.stack([scale, zero], dim=2).view(n // 16, 2, 8, k // GROUP, 2)
+    # One lane needs scale and zero of features r and r + 8: [N/16, K/64, r, 2, (scale, zero)].
+    scales = both.permute(0, 3, 2, 1, 4).contiguous()
+    tensors = {"weight": to_fragments(q.view(n, k)), "scale": scales}
+    return _packed("int4.fragments", weight, tensors)
+
+
+def _dequantise_int4_fragments(packed: Packed) -> Tensor:
+    n, k = packed.n, packed.k
+    both = packed.tensors["scale"].float().permute(0, 3, 2, 1, 4).reshape(n, k // GROUP, 2)
+    q = from_fragments(packed.tensors["weight"]).view(n, k // GROUP, GROUP)
+    return ((q.float() - 8) * both[..., :1] + both[..., 1:]).view(n, k)
+
+
+def _pack_int8_fragments(weight: Tensor) -> Packed:
+    plain = _pack_int8_rows(weight)
+    shifted = (plain.tensors["weight"].to(torch.int16) + 128).to(torch.uint8)
+    planes = [to_fragments(shifted & 15), to_fragments(shifted >> 4)]
+    tensors = {"weight": torch.stack(planes, dim=2), "scale": plain.tensors["scale"]}
+    return _packed("int8.fragments", weight, tensors)
+
+
+def _dequantise_int8_fragments(packed: Packed) -> Tensor:
+    low, high = (from_fragments(plane) for plane in packed.tensors["weight"].unbind(2))
+    values = high.to(torch.int16) * 16 + low.to(torch.int16) - 128
+    return values.float() * packed.tensors["scale"].float()[:, None]
 
 
 def _pack_int3_words(weight: Tensor) -> Packed:
@@ -210,5 +245,7 @@ LAYOUTS: dict[str, Layout] = {
     "int8.rows": Layout(_pack_int8_rows, _dequantise_rows),
     "int4.pack": Layout(_pack_int4_pack, lambda p: unpack_int4(p, torch.float32).t().contiguous()),
     "int4.nibbles": Layout(_pack_int4_nibbles, lambda p: unpack_nibbles(p, torch.float32)),
+    "int4.fragments": Layout(_pack_int4_fragments, _dequantise_int4_fragments),
+    "int8.fragments": Layout(_pack_int8_fragments, _dequantise_int8_fragments),
     "int3.words": Layout(_pack_int3_words, lambda p: unpack_words(p, torch.float32)),
 }

@@ -104,6 +104,8 @@ _LINEAR_ROWS = (
     _Row("int4/fp32/torch.unpack_linear", "int4.pack", ("cpu",), 16, 64),
     _Row("int4/bf16/torch.dequant_linear", "int4.nibbles", _BOTH),
     _Row("int4/fp32/torch.dequant_linear", "int4.nibbles", ("cpu",)),
+    _Row("int8/bf16/foreplan.fragment_linear", "int8.fragments", ("cuda",), 16, 64),
+    _Row("int4/bf16/foreplan.fragment_linear", "int4.fragments", ("cuda",), 16, 64),
     _Row("int3/bf16/torch.dequant_linear", "int3.words", _BOTH),
     _Row("int3/fp32/torch.dequant_linear", "int3.words", ("cpu",)),
 )

@@ -22,7 +22,12 @@ KINDS = ["cpu", pytest.param("cuda", marks=CUDA)]
 #: uniform error step/sqrt(12) = 0.7 %; int4/int3: a group of 64 spans about 4.7 sigma in 15 or 7
 #: steps, 9 % and 19 %; fp8 e4m3: 3 bits of mantissa, 2.6 %.
 FORMAT_ERROR = {
-    "fp32": 0.0, "bf16": 0.003, "fp8": 0.04, "int8": 0.012, "int4": 0.11, "int3": 0.24,
+    "fp32": 0.0,
+    "bf16": 0.003,
+    "fp8": 0.04,
+    "int8": 0.012,
+    "int4": 0.11,
+    "int3": 0.24,
 }
 #: Largest relative error (in norm) of the arithmetic against fp32 on the dequantised weight.
 #: int8: 0.9 % with activations in 8 bits, twice that in 7 (processors without VNNI).
@@ -59,7 +64,7 @@ def test_linear_matches_fp32_on_its_own_weight(kind: str, variant: Variant) -> N
         assert held.dtype == torch.float32
         if k >= 64 and n > 1:
             assert _relative(held, weight) <= FORMAT_ERROR[variant.storage]
-        for rows in (1, 2, 3, 17, 64):
+        for rows in (1, 2, 3, 17, 64, 100):
             x = _weight(rows, k, kind).to(torch.bfloat16)
             for bias in (None, _weight(n, 1, kind)[:, 0].to(torch.bfloat16)):
                 out = kernel.run(x, packed, bias)
@@ -246,3 +251,32 @@ def test_cache_write_fills_only_its_positions() -> None:
     assert cache_v[:, :, 5:8].eq(2).all()
     assert cache_k.sum() == k.numel()
     assert cache_v.sum() == 2 * v.numel()
+
+
+def test_fragments_hold_the_same_values_as_the_plain_layouts() -> None:
+    from foreplan.datasets._fragment_linear import from_fragments, to_fragments
+    from foreplan.datasets._kernel_layouts import LAYOUTS
+
+    values = torch.randint(0, 16, (48, 192), generator=torch.Generator().manual_seed(1))
+    assert torch.equal(from_fragments(to_fragments(values)), values.to(torch.uint8))
+    weight = _weight(48, 192)
+    for fragments, plain in (("int4.fragments", "int4.nibbles"), ("int8.fragments", "int8.rows")):
+        packed = LAYOUTS[fragments].pack(weight)
+        held = LAYOUTS[plain].dequantise(LAYOUTS[plain].pack(weight))
+        assert torch.equal(LAYOUTS[fragments].dequantise(packed), held)
+        assert packed.bytes == pytest.approx(weight_bytes(48, 192, fragments[:4]), rel=0.002)
+
+
+def test_a_lane_s_word_holds_what_the_tensor_core_takes() -> None:
+    """Nibbles of one word of one lane, by the operand layout of mma.m16n8k16."""
+    from foreplan.datasets._fragment_linear import to_fragments
+
+    values = torch.zeros(16, 64, dtype=torch.int64)
+    lane, word = 4 * 5 + 2, 3  # r = 5, t = 2
+    at = 16 * 2 + 4 * word
+    values[5, at], values[5, at + 1], values[13, at + 2], values[13, at + 3] = 1, 2, 3, 4
+    words = to_fragments(values)
+    assert words.shape == (1, 1, 32, 4)
+    expected = 1 | 2 << 16 | 3 << 12 | 4 << 28
+    assert int(words[0, 0, lane, word]) & 0xFFFFFFFF == expected
+    assert int(words.ne(0).sum()) == 1

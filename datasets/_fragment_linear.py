@@ -1,0 +1,133 @@
+"""Weight-only int4 and int8 linears for CUDA that read packed weights at memory speed.
+
+A weight ``[N, K]`` is cut into tiles of 16 features x 64 inputs, and each tile is stored as the
+operand fragments of the tensor cores' ``mma.m16n8k16``: ``[N/16, K/64, 32 lanes, 4]`` 32-bit words
+of eight 4-bit values (int8: a plane of low and a plane of high halves). At few rows the kernel of
+``_fragment_linear.cu`` multiplies from that form; at many rows the weight is unpacked to bf16 once
+and multiplied by cuBLAS. Compiled on first use by NVRTC, which torch brings along.
+
+Measured in ``docs/results/kernels.md``.
+"""
+
+from __future__ import annotations
+
+import functools
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from foreplan.datasets.kernels import Packed
+from foreplan.errors import MissingDataError
+
+GROUP = 64
+
+#: Rows of one call of the fused kernel, and the most rows for which several calls of it are faster
+#: than unpacking (``measured``, kernels.md: 27-36 us a call against 120 us at 8192 x 8192).
+_ROWS_A_CALL = 32
+FEW_ROWS = 96
+
+
+def to_fragments(values: Tensor) -> Tensor:
+    """Values 0..15 ``[N, K]`` as int32 words ``[N/16, K/64, 32, 4]``.
+
+    Lane 4r + t holds features r and r + 8 of the tile and its inputs 16t .. 16t + 15, four of them
+    a word: nibble j and j + 4 of word i are feature r + 8 * (j % 2) at the inputs
+    16t + 4i + 2 * (j // 2) and one more.
+    """
+    n, k = values.shape
+    parts = values.view(n // 16, 2, 8, k // GROUP, 4, 4, 2, 2).to(torch.int32)
+    words = torch.zeros(n // 16, 8, k // GROUP, 4, 4, dtype=torch.int32, device=values.device)
+    for j in range(4):
+        pair = parts[:, j % 2, :, :, :, :, j // 2]
+        words |= (pair[..., 0] << (4 * j)) | (pair[..., 1] << (4 * j + 16))
+    return words.permute(0, 2, 1, 3, 4).reshape(n // 16, k // GROUP, 32, 4).contiguous()
+
+
+def from_fragments(words: Tensor) -> Tensor:
+    """The inverse of `to_fragments`, as uint8 ``[N, K]``."""
+    tiles, groups = words.shape[:2]
+    by_lane = words.view(tiles, groups, 8, 4, 4)
+    values = torch.empty(tiles, 2, 8, groups, 4, 4, 2, 2, dtype=torch.uint8, device=words.device)
+    for j in range(4):
+        for one in range(2):
+            nibble = (by_lane >> (4 * j + 16 * one)) & 15
+            values[:, j % 2, :, :, :, :, j // 2, one] = nibble.permute(0, 2, 1, 3, 4).to(
+                torch.uint8
+            )
+    return values.view(tiles * 16, groups * GROUP)
+
+
+def run(x: Tensor, packed: Packed, bias: Tensor | None) -> Tensor:
+    """Bf16 ``x[rows, K]`` times the weight's transpose.
+
+    Raises:
+        MissingDataError: this torch cannot compile kernels (before 2.9, or without NVRTC).
+    """
+    bits = 4 if packed.layout.startswith("int4") else 8
+    if x.shape[0] > FEW_ROWS:
+        return F.linear(x, _unpacked(packed, bits), bias)
+    x = x.contiguous()
+    out = torch.empty(x.shape[0], packed.n, dtype=torch.bfloat16, device=x.device)
+    for start in range(0, x.shape[0], _ROWS_A_CALL):
+        part = slice(start, start + _ROWS_A_CALL)
+        _few_rows(x[part], packed, bias, out[part], bits)
+    return out
+
+
+def _few_rows(x: Tensor, packed: Packed, bias: Tensor | None, out: Tensor, bits: int) -> None:
+    rows, n = x.shape[0], packed.n
+    nothing, scale = _nothing(x.device), packed.tensors["scale"]
+    tiles = 1 if rows <= 8 else 2
+    warps = 4 if rows > 16 else 16 if n <= 4096 else 8
+    kernel, _ = _compiled(bits, 1 if rows <= 8 else 2 if rows <= 16 else 4, tiles, warps)
+    kernel(
+        grid=(-(-n // (16 * tiles)), 1, 1), block=(32 * warps, 1, 1),
+        args=[
+            x, packed.tensors["weight"], scale if bits == 4 else nothing,
+            nothing if bits == 4 else scale, out, nothing if bias is None else bias,
+            rows, n, packed.k,
+        ],
+    )  # fmt: skip
+
+
+def _unpacked(packed: Packed, bits: int) -> Tensor:
+    """The weight in bf16 ``[N, K]``."""
+    weight = packed.tensors["weight"]
+    out = torch.empty(packed.n, packed.k, dtype=torch.bfloat16, device=weight.device)
+    scale, nothing = packed.tensors["scale"], _nothing(weight.device)
+    _, unpack = _compiled(bits, 1, 1, 8)
+    unpack(
+        grid=(-(-packed.n * packed.k // 8 // 256), 1, 1), block=(256, 1, 1),
+        args=[
+            weight, scale if bits == 4 else nothing, nothing if bits == 4 else scale, out,
+            packed.n, packed.k,
+        ],
+    )  # fmt: skip
+    return out
+
+
+@functools.cache
+def _nothing(device: torch.device) -> Tensor:
+    """A tensor whose address is null: an argument that is not there."""
+    return torch.empty(0, dtype=torch.bfloat16, device=device)
+
+
+@functools.cache
+def _compiled(bits: int, row_tiles: int, feature_tiles: int, warps: int) -> tuple[Any, Any]:
+    """The kernel for few rows and the one that unpacks."""
+    compile_kernel = getattr(torch.cuda, "_compile_kernel", None)
+    if compile_kernel is None:
+        raise MissingDataError(
+            "this torch has no torch.cuda._compile_kernel", fix="install torch 2.9 or newer"
+        )
+    name = f"fragment_linear_{bits}_{row_tiles}_{feature_tiles}_{warps}"
+    macros = {
+        "BITS": bits, "NT": row_tiles, "MT": feature_tiles, "KW": warps, "DEPTH": 2,
+        "NAME": name, "UNPACK": f"{name}_unpack",
+    }  # fmt: skip
+    source = "".join(f"#define {macro} {value}\n" for macro, value in macros.items())
+    source += Path(__file__).with_suffix(".cu").read_text(encoding="utf-8")
+    return compile_kernel(source, name), compile_kernel(source, f"{name}_unpack")
