@@ -58,11 +58,12 @@ def run_case(case: dict[str, Any], rank: int) -> dict[str, Any]:
 
 
 def be_rank(jobs: dict[str, Any], rank: int, folder: Path) -> None:
-    cores = sorted(os.sched_getaffinity(0))
-    os.sched_setaffinity(0, {cores[rank % len(cores)]})
     torch.set_num_threads(1)
     if jobs.get("gpu"):
         torch.cuda.set_device(rank)
+    else:
+        cores = sorted(os.sched_getaffinity(0))
+        os.sched_setaffinity(0, {cores[rank % len(cores)]})
     store = dist.FileStore(str(folder / "store"), jobs["ranks"])
     dist.init_process_group(
         "gloo", store=store, rank=rank, world_size=jobs["ranks"],
