@@ -54,21 +54,24 @@ def diagnose(problem: ChoiceProblem, *, max_nodes: int = 100_000) -> ChoiceDiagn
 
     Args:
         problem: the instance.
-        max_nodes: branch-and-bound nodes of each of the ``2 R + 1`` programmes.
+        max_nodes: branch-and-bound nodes of each of at most ``2 R + 1`` programmes.
     """
     unlimited = problem.with_limits(np.full(problem.n_rows, math.inf))
     least, needed = np.full(problem.n_rows, -math.inf), np.full(problem.n_rows, math.inf)
     for r, row in enumerate(problem.rows):
         least[r] = solve_milp(row_as_objective(unlimited, row), max_nodes=max_nodes).lower_bound
-        needed[r] = solve_milp(row_as_objective(problem, row), max_nodes=max_nodes).objective
+    hopeless = least > problem.slack_limits
+    for r, row in enumerate(problem.rows):
+        # With another row that nothing meets, no limit of this one helps.
+        if not np.delete(hopeless, r).any():
+            needed[r] = solve_milp(row_as_objective(problem, row), max_nodes=max_nodes).objective
     nearest, bound = least_excess(problem, max_nodes=max_nodes)
     shortage, feasible = np.zeros(problem.n_rows), False
     if nearest is not None:
         score = evaluate(problem, nearest)
         feasible = score.feasible
         shortage = np.where(score.usage > problem.slack_limits, score.usage - problem.limits, 0.0)
-    hopeless = bool((least > problem.slack_limits).any())
-    proven = not feasible and (hopeless or bound > RELATIVE_TOLERANCE)
+    proven = not feasible and (bool(hopeless.any()) or bound > RELATIVE_TOLERANCE)
     for array in (least, needed, shortage):
         array.setflags(write=False)
     return ChoiceDiagnosis(

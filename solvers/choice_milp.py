@@ -70,7 +70,7 @@ def solve_milp(
         start: a feasible choice that the heap starts from; left out: it looks for one.
         gap: relative gap at which to stop.
         max_nodes: branch-and-bound nodes, the deterministic limit.
-        time_limit_s: seconds for HiGHS; an answer that met it depends on the machine.
+        time_limit_s: seconds for HiGHS in all; an answer that met it depends on the machine.
 
     Returns:
         The better of heap and programme; ``optimal`` only if the gap is proven; ``evaluations``
@@ -85,12 +85,14 @@ def solve_milp(
         )
     warm = solve_heap(problem, start)
     reduction = reduce_problem(problem)
-    best, objective, lower, nodes, finished = warm.value, warm.objective, -math.inf, 0, False
+    best, objective, lower = warm.value, warm.objective, reduction.least_value()
+    nodes, left_s, finished = 0, time_limit_s, False
     for _ in range(_MAX_PASSES):
         options = None if best is None else reduction.options(best)
         programme = _Programme(reduction, start=options, cutoff=objective)
-        answer = programme.solve(gap, max_nodes - nodes, time_limit_s)
+        answer = programme.solve(gap, max_nodes - nodes, left_s)
         nodes, finished = nodes + answer.nodes, answer.finished
+        left_s = max(left_s - answer.seconds, 0.0)
         if finished and answer.options is None and best is None:
             return _nothing(SolutionStatus.INFEASIBLE, nodes)
         if answer.lower_bound < math.inf:
@@ -110,14 +112,15 @@ def solve_milp(
     if best is None:
         return _nothing(SolutionStatus.LIMIT, nodes, lower)
     proven = objective - lower <= max(gap * abs(objective), programme.tolerance)
+    optimal = finished and proven
     return Solution(
-        status=SolutionStatus.OPTIMAL if finished and proven else SolutionStatus.FEASIBLE,
+        status=SolutionStatus.OPTIMAL if optimal else SolutionStatus.FEASIBLE,
         value=best,
         objective=objective,
         lower_bound=min(lower, objective),
         evaluations=nodes,
         solver=_SOLVER,
-        message="" if finished else "a limit came before the gap was closed",
+        message="" if optimal else "a limit came before the gap was closed",
     )
 
 
@@ -162,7 +165,8 @@ class _Answer:
     options: list[int] | None
     lower_bound: float
     finished: bool
-    nodes: int
+    nodes: int = 0
+    seconds: float = 0.0
 
 
 @dataclass(slots=True)
@@ -202,17 +206,17 @@ class _Programme:
         self._build()
         if not self._columns:
             held = not self.reduction.scarce_rows()
-            return _Answer([] if held else None, self.constant if held else math.inf, True, 0)
+            return _Answer([] if held else None, self.constant if held else math.inf, True)
         starts = {} if self.start is None else dict(zip(self._columns, self._starts, strict=True))
         highs = _run(self._model, starts, gap, max_nodes, limit_s)
         info, status = highs.getInfo(), highs.getModelStatus()
-        nodes = max(int(info.mip_node_count), 0)
+        nodes, seconds = max(int(info.mip_node_count), 0), float(highs.getRunTime())
         kinds = highspy.HighsModelStatus
         if status in (kinds.kInfeasible, kinds.kUnboundedOrInfeasible):
-            return _Answer(None, math.inf, True, nodes)
+            return _Answer(None, math.inf, True, nodes, seconds)
         bound = float(info.mip_dual_bound) * self.unit + self.constant
         if info.primal_solution_status != highspy.SolutionStatus.kSolutionStatusFeasible:
-            return _Answer(None, bound, False, nodes)
+            return _Answer(None, bound, False, nodes, seconds)
         found = highs.getSolution().col_value
         values = [*(found[column.index] for column in self._columns), 1.0]  # and column _ONE
         options = [
@@ -223,7 +227,7 @@ class _Programme:
             for literals in self._literals
         ]
         self.reduction.derive(options)
-        return _Answer(options, bound, status == kinds.kOptimal, nodes)
+        return _Answer(options, bound, status == kinds.kOptimal, nodes, seconds)
 
     def _build(self) -> None:
         """Columns and rows of the whole programme."""

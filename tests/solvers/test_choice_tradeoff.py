@@ -120,7 +120,7 @@ def test_what_is_needed_suffices_and_nothing_less(seed: int, choice_instances: M
 
 
 def test_without_a_proof_nothing_is_called_infeasible(choice_instances: ModuleType) -> None:
-    problem = choice_instances.TransformerInstance(memory=0.5, seed=3).problem
+    problem = choice_instances.TransformerInstance(blocks=4, memory=0.5, seed=3).problem
     choice, bound = least_excess(problem)
     assert bound == 0.0
     assert choice is not None
