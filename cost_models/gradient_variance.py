@@ -2,32 +2,35 @@
 
 Rounding to nearest with step ``q`` leaves an error of variance ``q^2 / 12`` on a residue that is
 uniform (theory). For int8 ``q`` is the largest magnitude of the row over 127; for a float with
-``k`` stored mantissa bits it is ``2^(e - k)`` at exponent ``e``, number by number. Errors of two
-operands are independent, so that a product ``A[m, k] B[k, n]`` with error variances ``a`` and
-``b`` gets
+``k`` stored mantissa bits it is ``2^(e - k)`` at exponent ``e``, number by number.
 
-    sum_k (sum_m a) (sum_n B^2) + (sum_m A^2) (sum_n b) + (sum_m a) (sum_n b)
+A variant rounds its input ``v``, its weight ``w``, its result ``z``, the gradient ``g`` of the
+result and the gradient ``d`` of the input. `gradient_variance` is what these errors do to ``G``,
+the gradients of all parameters, in first order: with random signs ``u`` (Hutchinson's estimator),
+``E_u (d(u.G) / dx_i)^2 = sum_p (dG_p / dx_i)^2``, so that one double backward pass gives the effect
+of an error anywhere on all gradients:
 
-in all (`product_variance`). With input ``v[R, K]``, weight ``w[N, K]`` and gradient ``g[R, N]`` of
-the output, a linear's products are ``v w^T`` (forward), ``g w`` (input gradient) and ``g^T v``
-(weight gradient). A convolution is treated as the same products over channels, its positions taken
-as alike.
+    omega = gamma (Var(v).S_v + Var(w).S_w + Var(z).S_z) + Var(g).S_g + Var(d).S_d
+    S_x   = (d(u.G) / dx)^2, element by element
 
-Two indicators come from these statistics:
+An input's and a weight's error act on the forward product and on the backward products at once,
+which ``S`` takes into account; so it does that one weight's error meets every row. A look-up's
+result is rounded row by row of the table: an error of ``w``. First order leaves out that an error
+can move a number across a kink (relu) or change which one is largest (max pooling).
 
-- `propagated`: the relative error of the result, ``forward / |z|^2``, reaches the gradients of all
-  operators that read it; that of the input gradient reaches those before; the weight gradient's
-  stands by itself. All three are then in units of squared gradients.
-- `depth_weighted`: QSync's (arXiv 2407.02327, released code), ``gamma (L - d) forward + d weight``
-  with depth ``d`` of at most ``L``; squared norms, exponents number by number and rounding to
-  nearest in place of the released code's slips.
+`depth_weighted` is QSync's indicator (arXiv 2407.02327, released code), which puts depth in place
+of the effect, at depth ``d`` of at most ``L``:
 
-Statistics are means over calibration batches at fp32, with unscaled gradients. Imports torch.
+    omega = gamma (L - d) (|w|^2 Var(v) + |v|^2 Var(w)) + d (|g|^2 Var(v) + |v|^2 Var(g))
+
+with sums over elements; squared norms, exponents number by number and rounding to nearest stand in
+place of the code's slips. Both are means over calibration batches at fp32, of unscaled gradients.
+Imports torch.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -48,45 +51,14 @@ INT8_LIMIT = 127
 Batch = tuple[tuple[Any, ...], Any]
 Loss = Callable[[Any, Any], Any]
 Omega = dict[str, dict[str, float]]
-
-
-@dataclass(frozen=True, slots=True)
-class Added:
-    """Variance that one variant of one module adds, summed over a tensor's elements.
-
-    Attributes:
-        forward: to the result.
-        input_gradient: to the gradient of the input.
-        weight_gradient: to the gradient of the weight.
-    """
-
-    forward: float
-    input_gradient: float
-    weight_gradient: float
-
-
-@dataclass(frozen=True, slots=True)
-class Statistics:
-    """Means over calibration batches.
-
-    Attributes:
-        added: by module, then by the variant's text.
-        output: squared norm of each module's result.
-        input_gradient: squared norm of the gradient of its input.
-        weight_gradient: squared norm of the gradient of its weight.
-    """
-
-    added: Mapping[str, Mapping[str, Added]]
-    output: Mapping[str, float]
-    input_gradient: Mapping[str, float]
-    weight_gradient: Mapping[str, float]
+Variants = Mapping[str, Mapping[str, TrainingVariant]]
 
 
 def rounding_variance(x: Tensor, dtype: str) -> Tensor:
     """``q^2 / 12`` of every number of ``x`` when it is rounded to ``dtype``.
 
     Args:
-        x: any shape; int8 has one scale for each index of the first dimension.
+        x: any shape; int8 has one scale for each row ``x[..., :]``.
         dtype: ``fp32`` (nothing), ``bf16``, ``fp16`` or ``int8``.
 
     Raises:
@@ -97,8 +69,7 @@ def rounding_variance(x: Tensor, dtype: str) -> Tensor:
     if dtype == "fp32":
         return torch.zeros_like(x)
     if dtype == "int8":
-        largest = x.abs().flatten(1).amax(1) if x.dim() > 1 else x.abs().amax()
-        step = (largest / INT8_LIMIT).reshape(-1, *[1] * (x.dim() - 1))
+        step = x.abs().amax(-1, keepdim=True) / INT8_LIMIT
         return (step.square() / 12).expand_as(x)
     if dtype not in MANTISSA_BITS:
         raise SpecError("dtype", got=dtype, expected="fp32, bf16, fp16 or int8")
@@ -107,257 +78,224 @@ def rounding_variance(x: Tensor, dtype: str) -> Tensor:
     return torch.where(x == 0, 0.0, step.square() / 12)
 
 
-def product_variance(a: Tensor, a_error: Tensor, b: Tensor, b_error: Tensor) -> float:
-    """Summed variance of ``a[M, K] @ b[K, N]``; see the module. Errors are variances."""
-    left, left_error = a.square().sum(0), a_error.sum(0)
-    right, right_error = b.square().sum(1), b_error.sum(1)
-    return float((left_error * right + left * right_error + left_error * right_error).sum())
-
-
-def gradient_statistics(
+def gradient_variance(
     module: torch.nn.Module,
     batches: Iterable[Batch],
     loss: Loss,
-    variants: Mapping[str, Mapping[str, TrainingVariant]],
-) -> Statistics:
-    """Run calibration batches and gather what every variant of every module would add.
+    variants: Variants,
+    *,
+    gamma: float = 1.0,
+    seed: int = 0,
+) -> Omega:
+    """First-order variance that each variant of each module adds to all gradients.
 
     Args:
-        module: fp32; its gradients are set to ``None`` afterwards.
+        module: fp32.
         batches: (inputs, target) each.
         loss: of (output, target).
         variants: by module path, then by text.
+        gamma: weight of the forward part; 1 = the derivation's.
+        seed: of the random signs.
+
+    Returns:
+        Squared gradient units, by module and variant.
 
     Raises:
         SpecError: no batch, or numbers that are not finite.
     """
-    gathered = _Gathered(variants)
-    parts = dict(module.named_modules())
-    handles = [
-        parts[name].register_forward_hook(gathered.hook(name, parts[name])) for name in variants
-    ]
-    training, count = module.training, 0
-    module.train()
-    squared: dict[str, float] = dict.fromkeys(variants, 0.0)
-    try:
-        for inputs, target in batches:
-            module.zero_grad(set_to_none=True)
-            value = loss(module(*inputs).float(), target)
-            value.backward()
-            count += 1
-            for name in variants:
-                gradient: Any = parts[name].weight.grad
-                if gradient is not None:
-                    squared[name] += float(gradient.square().sum())
-    finally:
-        for handle in handles:
-            handle.remove()
-        module.zero_grad(set_to_none=True)
-        module.train(training)
-    if not count:
-        raise SpecError("calibration batches", got=0, expected="at least one")
-    return gathered.means(count, squared)
-
-
-class _Gathered:
-    """Sums over batches, filled by hooks."""
-
-    def __init__(self, variants: Mapping[str, Mapping[str, TrainingVariant]]) -> None:
-        self.variants = variants
-        self.sums = {
-            name: {text: np.zeros(3) for text in found} for name, found in variants.items()
-        }
-        self.norms = {name: np.zeros(2) for name in variants}
-
-    def hook(self, name: str, part: torch.nn.Module) -> Callable[..., None]:
-        """A forward hook that follows a module's result to its gradient."""
-
-        def forward(_: Any, inputs: tuple[Tensor, ...], out: Tensor) -> None:
-            x = inputs[0].detach()
-
-            def backward(g: Tensor) -> None:
-                self._add(name, part, x, out.detach(), g.detach())
-
-            if out.requires_grad:
-                out.register_hook(backward)
-
-        return forward
-
-    def _add(self, name: str, part: torch.nn.Module, x: Tensor, out: Tensor, g: Tensor) -> None:
-        products = _products(part, x, g)
-        gx = products.input_gradient()
-        self.norms[name] += [float(out.square().sum()), float(gx.square().sum())]
-        for text, variant in self.variants[name].items():
-            added = products.added(variant)
-            added[0] += float(rounding_variance(_rows(out), variant.output).sum())
-            added[1] += float(rounding_variance(_rows(gx), variant.backward).sum())
-            self.sums[name][text] += added
-
-    def means(self, count: int, squared: Mapping[str, float]) -> Statistics:
-        """Statistics of ``count`` batches."""
-        for name, found in self.sums.items():
-            values = [*self.norms[name], squared[name], *np.ravel(list(found.values()))]
-            if not np.isfinite(values).all():
-                raise SpecError(
-                    f"calibration of {name}", got="numbers that are not finite",
-                    expected="finite activations and gradients",
-                    fix="check the data and the weights, or lower the loss scale",
-                )  # fmt: skip
-        return Statistics(
-            added={
-                name: {
-                    text: Added(*(float(value) for value in sums / count))
-                    for text, sums in found.items()
-                }
-                for name, found in self.sums.items()
-            },
-            output={name: float(norms[0]) / count for name, norms in self.norms.items()},
-            input_gradient={name: float(norms[1]) / count for name, norms in self.norms.items()},
-            weight_gradient={name: value / count for name, value in squared.items()},
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class _Products:
-    """A linear's three products; also a convolution's, with channels for features.
-
-    Attributes:
-        v: ``[R, K]`` input; w: ``[N, K]`` weight; g: ``[R, N]`` gradient of the result.
-        reach: how many results one number of the input takes part in (a convolution's kernel).
-        gradient: gradient of the input.
-    """
-
-    v: Tensor
-    w: Tensor
-    g: Tensor
-    gradient: Tensor
-    reach: float = 1.0
-    looked_up: bool = False
-
-    def input_gradient(self) -> Tensor:
-        return self.gradient
-
-    def added(self, variant: TrainingVariant) -> Any:
-        """Variances of forward, input gradient and weight gradient, without rounded results."""
-        # A gradient is rounded to the result's dtype by whoever hands it back.
-        low = variant.output if variant.backward == "fp32" else variant.backward
-        g_error = rounding_variance(self.g, low)
-        if self.looked_up:
-            return np.array([0.0, 0.0, float(g_error.sum())])
-        v_error = rounding_variance(self.v, variant.forward)
-        w_error = rounding_variance(self.w, variant.forward)
-        return np.array(
-            [
-                self.reach * product_variance(self.v, v_error, self.w.t(), w_error.t()),
-                self.reach * product_variance(self.g, g_error, self.w, w_error),
-                product_variance(self.g.t(), g_error.t(), self.v, v_error),
-            ]
-        )
-
-
-def _products(part: torch.nn.Module, x: Tensor, g: Tensor) -> _Products:
-    import torch
-
-    weight: Any = part.weight
-    w: Tensor = weight.detach()
-    if isinstance(part, torch.nn.Embedding):
-        rows = g.reshape(-1, g.shape[-1])
-        return _Products(rows, rows, rows, torch.zeros_like(rows), looked_up=True)
-    if isinstance(part, torch.nn.Conv2d):
-        gx = torch.nn.grad.conv2d_input(
-            x.shape,
-            w,
-            g,
-            part.stride,
-            part.padding,
-            part.dilation,
-            part.groups,  # type: ignore[arg-type]
-        )
-        # Positions are rows. A number of the input meets every tap that the stride leaves, and
-        # only the filters of its group.
-        v = x.transpose(1, -1).reshape(-1, w.shape[1])
-        wide = w.transpose(1, -1).reshape(-1, w.shape[1])
-        rows = g.transpose(1, -1).reshape(-1, g.shape[1])
-        reach = 1.0 / (float(np.prod(part.stride)) * part.groups)
-        return _Convolved(v, wide, rows, gx, reach, taps=w.shape[2] * w.shape[3])
-    return _Products(_rows(x), w, _rows(g), _rows(g) @ w)
-
-
-@dataclass(frozen=True, slots=True)
-class _Convolved(_Products):
-    """Products of a convolution, positions taken as alike.
-
-    Attributes:
-        taps: positions of the kernel.
-    """
-
-    taps: int = 1
-
-    def added(self, variant: TrainingVariant) -> Any:
-        """As for a linear, from mean squares over positions."""
-        low = variant.output if variant.backward == "fp32" else variant.backward
-        v_error, g_error = (
-            rounding_variance(self.v, variant.forward), rounding_variance(self.g, low)
-        )  # fmt: skip
-        w_error = rounding_variance(self.w, variant.forward)
-        forward = self.reach * product_variance(self.v, v_error, self.w.t(), w_error.t())
-        weight = float(self.w.square().sum()), float(w_error.sum())
-        squares = float(self.g.square().sum()), float(g_error.sum())
-        back = (squares[1] * weight[0] + (squares[0] + squares[1]) * weight[1]) / self.g.shape[1]
-        per_row = 1.0 / self.v.shape[0]  # positions times groups
-        values = float(self.v.square().sum()), float(v_error.sum())
-        mixed = squares[1] * values[0] + (squares[0] + squares[1]) * values[1]
-        return np.array([forward, back, self.taps * per_row * mixed])
-
-
-def _rows(x: Tensor) -> Tensor:
-    return x.reshape(-1, x.shape[-1])
-
-
-def propagated(
-    statistics: Statistics, after: Mapping[str, Sequence[str]], gamma: float = 1.0
-) -> Omega:
-    """Variance added to all weight gradients; see the module.
-
-    Args:
-        statistics: of calibration batches.
-        after: modules that read a module's result, directly or not.
-        gamma: weight of the forward part.
-
-    Returns:
-        Squared gradient units, by module and variant.
-    """
-    squares = statistics.weight_gradient
-    omega: Omega = {}
-    for name, found in statistics.added.items():
-        later = sum(squares[other] for other in after[name] if other in squares)
-        earlier = sum(squares[other] for other in squares if name in after[other])
-        omega[name] = {
-            text: gamma * later * _ratio(added.forward, statistics.output[name])
-            + earlier * _ratio(added.input_gradient, statistics.input_gradient[name])
-            + added.weight_gradient
-            for text, added in found.items()
-        }
-    return omega
-
-
-def depth_weighted(statistics: Statistics, depth: Mapping[str, int], gamma: float = 1.0) -> Omega:
-    """QSync's indicator, mended; see the module.
-
-    Args:
-        statistics: of calibration batches.
-        depth: of each module.
-        gamma: weight of the forward part.
-    """
-    most = max(depth.values(), default=0)
+    found = _means(module, batches, loss, variants, seed)
     return {
-        name: {
-            text: gamma * (most - depth[name]) * added.forward + depth[name] * added.weight_gradient
-            for text, added in found.items()
-        }
-        for name, found in statistics.added.items()
+        name: {text: gamma * forward + backward for text, (forward, backward) in rows.items()}
+        for name, rows in found.items()
     }
 
 
-def _ratio(part: float, whole: float) -> float:
-    return part / whole if whole > 0 else 0.0
+def depth_weighted(
+    module: torch.nn.Module,
+    batches: Iterable[Batch],
+    loss: Loss,
+    variants: Variants,
+    depth: Mapping[str, int],
+    *,
+    gamma: float = 1.0,
+) -> Omega:
+    """QSync's indicator, mended; arguments as of `gradient_variance`.
+
+    Args:
+        module: fp32.
+        batches: (inputs, target) each.
+        loss: of (output, target).
+        variants: by module path, then by text.
+        depth: of each module.
+        gamma: weight of the forward part.
+
+    Raises:
+        SpecError: no batch, or numbers that are not finite.
+    """
+    found = _means(module, batches, loss, variants, None)
+    most = max(depth.values(), default=0)
+    return {
+        name: {
+            text: gamma * (most - depth[name]) * forward + depth[name] * backward
+            for text, (forward, backward) in rows.items()
+        }
+        for name, rows in found.items()
+    }
+
+
+# Calibration --------------------------------------------------------------------------------------
+
+
+def _means(
+    module: torch.nn.Module,
+    batches: Iterable[Batch],
+    loss: Loss,
+    variants: Variants,
+    seed: int | None,
+) -> dict[str, dict[str, tuple[float, float]]]:
+    """(forward, backward) means over batches; by effect on all gradients where a seed is given."""
+    import torch
+
+    random = None if seed is None else torch.Generator().manual_seed(seed)
+    parts = {name: part for name, part in module.named_modules() if name in variants}
+    sums = {name: {text: np.zeros(2) for text in rows} for name, rows in variants.items()}
+    count, training = 0, module.training
+    module.train()
+    try:
+        for batch in batches:
+            count += 1
+            for call in _calls(module, parts, batch, loss, random):
+                for text, variant in variants[call.name].items():
+                    sums[call.name][text] += call.added(variant, weighted=random is not None)
+    finally:
+        module.train(training)
+    if not count:
+        raise SpecError("calibration batches", got=0, expected="at least one")
+    for name, rows in sums.items():
+        if not np.isfinite(list(rows.values())).all():
+            raise SpecError(
+                f"calibration of {name}", got="numbers that are not finite",
+                expected="finite activations and gradients",
+                fix="check the data and the weights",
+            )  # fmt: skip
+    return {
+        name: {t: (float(a[0]) / count, float(a[1]) / count) for t, a in rows.items()}
+        for name, rows in sums.items()
+    }
+
+
+@dataclass(slots=True)
+class _Call:
+    """One call of a module in a calibration batch: its tensors and the effects of errors in them.
+
+    Attributes:
+        name: of the module.
+        looked_up: it is an embedding, whose input is not rounded.
+        tensors: ``v``, ``w``, ``z``, ``g`` and ``d``, as far as there are such.
+        effects: ``S`` of each; empty where effects are not asked for.
+    """
+
+    name: str
+    looked_up: bool
+    tensors: dict[str, Tensor]
+    effects: dict[str, Tensor]
+
+    def added(self, variant: TrainingVariant, *, weighted: bool) -> Any:
+        """What a variant adds in the forward and in the backward part."""
+        # Whoever hands a gradient back rounds it to the dtype of the result.
+        low = variant.output if variant.backward == "fp32" else variant.backward
+        dtypes = {
+            "v": variant.forward,
+            "w": variant.output if self.looked_up else variant.forward,
+            "z": variant.output,
+            "g": low,
+            "d": variant.backward,
+        }
+        errors = {
+            word: rounding_variance(tensor, dtypes[word])
+            for word, tensor in self.tensors.items()
+            if dtypes[word] != "fp32"
+        }
+        if weighted:
+            effect = {
+                word: float((error * self.effects[word]).sum())
+                for word, error in errors.items()
+                if word in self.effects
+            }
+            forward = sum(effect.get(word, 0.0) for word in "vwz")
+            return np.array([forward, sum(effect.get(word, 0.0) for word in "gd")])
+        total = {word: float(error.sum()) for word, error in errors.items()}
+        norm = {word: float(tensor.square().sum()) for word, tensor in self.tensors.items()}
+        v, w, g = (total.get(word, 0.0) for word in "vwg")
+        if self.looked_up:  # only the result and its gradient are rounded
+            return np.array([w, g])
+        return np.array([norm["w"] * v + norm["v"] * w, norm["g"] * v + norm["v"] * g])
+
+
+def _calls(
+    module: torch.nn.Module,
+    parts: Mapping[str, torch.nn.Module],
+    batch: Batch,
+    loss: Loss,
+    random: torch.Generator | None,
+) -> list[_Call]:
+    """Forward and backward pass of one batch, the latter twice where effects are asked for."""
+    import torch
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+
+    seen: list[tuple[str, Any, Tensor, Tensor]] = []
+
+    def own_input(part: Any, inputs: tuple[Tensor, ...]) -> Any:
+        # A node of its own, so that effects by way of other readers of the tensor stay apart.
+        x = inputs[0]
+        if not x.is_floating_point():
+            return None
+        return (x.view_as(x) if x.requires_grad else x.detach().requires_grad_(), *inputs[1:])
+
+    def keep(name: str) -> Callable[..., None]:
+        def hook(part: Any, inputs: tuple[Tensor, ...], out: Tensor) -> None:
+            seen.append((name, part, inputs[0], out))
+
+        return hook
+
+    handles = [part.register_forward_pre_hook(own_input) for part in parts.values()]
+    handles += [part.register_forward_hook(keep(name)) for name, part in parts.items()]
+    try:
+        # The other kernels of attention have no second derivative.
+        with sdpa_kernel(SDPBackend.MATH), torch.enable_grad():
+            value = loss(module(*batch[0]).float(), batch[1])
+            parameters = [p for p in module.parameters() if p.requires_grad]
+            asked: list[Any] = [out for *_, out in seen]
+            asked += [x for _, _, x, _ in seen if x.is_floating_point()]
+            found = torch.autograd.grad(
+                value, [*asked, *parameters], create_graph=random is not None, allow_unused=True
+            )
+            inner: Any = 0.0
+            if random is not None:
+                for gradient in found[len(asked) :]:
+                    if gradient is not None:
+                        signs = torch.randint(0, 2, gradient.shape, generator=random) * 2 - 1
+                        inner = inner + (gradient * signs.to(gradient)).sum()
+    finally:
+        for handle in handles:
+            handle.remove()
+    backward = iter(found[len(seen) : len(asked)])
+    calls: list[_Call] = []
+    watched: list[tuple[_Call, str, Any]] = []
+    for (name, part, x, out), g in zip(seen, found, strict=False):
+        looked_up = not x.is_floating_point()
+        tensors: dict[str, Any] = {"w": part.weight, "g": g}
+        if not looked_up:
+            tensors |= {"v": x, "z": out, "d": next(backward)}
+        call = _Call(name, looked_up, {}, {})
+        for word, tensor in tensors.items():
+            if tensor is not None:
+                call.tensors[word] = tensor.detach()
+                watched.append((call, word, tensor))
+        calls.append(call)
+    if random is not None:
+        effects = torch.autograd.grad(inner, [t for *_, t in watched], allow_unused=True)
+        for (call, word, _), effect in zip(watched, effects, strict=True):
+            if effect is not None:
+                call.effects[word] = effect.detach().square()
+    return calls

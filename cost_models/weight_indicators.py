@@ -12,14 +12,18 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from foreplan.cost_models.gradient_variance import Batch, Loss, Omega, rounding_variance
-from foreplan.datasets.training_variant import TrainingVariant
+from foreplan.cost_models.gradient_variance import (
+    Batch,
+    Loss,
+    Omega,
+    Variants,
+    rounding_variance,
+)
 from foreplan.errors import SpecError
 
 if TYPE_CHECKING:
     import torch
 
-Variants = Mapping[str, Mapping[str, TrainingVariant]]
 #: How far a precision is from fp32, where nothing else is known.
 _STEPS = {"fp32": 0.0, "bf16": 1.0, "int8": 2.0}
 

@@ -9,8 +9,7 @@ from foreplan.cost_models.gradient_variance import (
     Batch,
     Omega,
     depth_weighted,
-    gradient_statistics,
-    propagated,
+    gradient_variance,
 )
 from foreplan.cost_models.weight_indicators import (
     hessian,
@@ -68,10 +67,12 @@ def omega_table(
         batches = _batches(task, workload)
         traces = hutchinson_traces(module, batches, task.loss, variants, seed)
         return hessian(module, variants, traces)
-    statistics = gradient_statistics(module, _batches(task, workload), task.loss, variants)
+    batches = _batches(task, workload)
     if chosen == "depth_weighted":
-        return depth_weighted(statistics, _depths(graph), workload.gamma)
-    return propagated(statistics, _after(graph), workload.gamma)
+        return depth_weighted(
+            module, batches, task.loss, variants, _depths(graph), gamma=workload.gamma
+        )
+    return gradient_variance(module, batches, task.loss, variants, gamma=workload.gamma, seed=seed)
 
 
 def _batches(task: TrainingTask, workload: PrecisionWorkload) -> Iterator[Batch]:
@@ -83,12 +84,3 @@ def _batches(task: TrainingTask, workload: PrecisionWorkload) -> Iterator[Batch]
 def _depths(graph: TrainingGraph) -> dict[str, int]:
     depth = graph.depth()
     return {graph.operators[i].module: depth[i] for i in reversed(graph.adjustable)}
-
-
-def _after(graph: TrainingGraph) -> dict[str, list[str]]:
-    """Modules that read each module's result, directly or not."""
-    reaches, operators = graph.reaches(), graph.operators
-    found: dict[str, set[str]] = {module: set() for module in graph.modules}
-    for i in graph.adjustable:
-        found[operators[i].module] |= {operators[j].module for j in reaches[i]} - {""}
-    return {module: sorted(others - {module}) for module, others in found.items()}

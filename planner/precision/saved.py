@@ -56,10 +56,10 @@ class SavedBytes:
         self._always, self._takers = always, takers
 
     def own_bytes(self, i: int, option: int) -> int:
-        """What an operator keeps of its own: its cast weight; the loss its log-probabilities."""
+        """What an operator keeps beside inputs and outputs: a cast weight, or its statistics."""
         o = self.tables.graph.operators[i]
-        if o.node.op == "loss":
-            return 4 * o.input_elements
+        if o.trained and not o.adjustable:
+            return _statistics_bytes(o)
         if not o.adjustable or o.family == "embedding":
             return 0
         saved = training_variant(self.tables.options[i][option].name).saved
@@ -132,6 +132,21 @@ class SavedBytes:
     def workspace_bytes(self) -> int:
         """Most that one operator needs beside what is kept: its operands, casts and gradients."""
         return max(4 * _moved(o) for o in self.tables.graph.operators)
+
+
+def _statistics_bytes(o: TrainingOperator) -> int:
+    """What operators without a choice compute for their own backward pass, always fp32 or int64."""
+    shape = o.node.outputs[0]
+    if o.node.op == "loss":
+        return 4 * o.input_elements  # log-probabilities
+    if o.node.op == "norm":
+        channels = o.node.target.endswith("batch_norm")
+        return 8 * (shape[1] if channels else math.prod(shape[:-1]))  # mean and deviation
+    if o.node.op == "attention":
+        return 4 * math.prod(shape[:-1])  # sums of exponentials
+    if o.node.op == "pool" and "max" in o.node.target:
+        return 8 * o.output_elements  # where the maxima were
+    return 0
 
 
 def _moved(o: TrainingOperator) -> int:
