@@ -1,0 +1,218 @@
+"""The captured step against published depths and plans; cascade and casts on small networks."""
+
+import json
+import math
+import os
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from foreplan.cost_models.costs import CostBook, Estimate
+from foreplan.datasets.capture import capture
+from foreplan.errors import InfeasibleError, MissingDataError, SpecError
+from foreplan.planner.precision.graph import TrainingGraph
+from foreplan.planner.precision.pricing import StepTables
+
+FP32, BF16 = "fp32/fp32/torch.linear", "fp32/bf16/torch.linear"
+INT8 = "fp32/int8/torch.int_mm+bf16"
+
+
+class Unit:
+    """Every work takes a second."""
+
+    def estimate(self, work, device):
+        return Estimate.exact(1.0)
+
+
+@pytest.fixture(scope="module")
+def published():
+    folder = os.environ.get("FOREPLAN_DATA")
+    if folder is None:
+        pytest.skip("FOREPLAN_DATA is not set: no published depths and plans")
+    return json.loads((Path(folder) / "qsync_fixtures.json").read_text())
+
+
+@pytest.mark.parametrize("name", ["resnet50", "vgg16"])
+def test_depths_are_the_published_ones(published, public_graph, name):
+    _, graph = public_graph(name)
+    depth, ours = graph.depth(), {"conv2d": [], "linear": []}
+    for i in graph.adjustable:
+        ours[graph.operators[i].family].append(depth[i])
+    theirs = {"conv2d": [], "linear": []}
+    for operator, value in published["depth"][name].items():
+        theirs[operator.removeprefix("aten::").rpartition("_")[0]].append(value)
+    assert sorted(ours["conv2d"]) == sorted(theirs["conv2d"])
+    # Theirs counts the flatten before the classifier as an operator; to us it is a view.
+    assert [d + 1 for d in ours["linear"]] == theirs["linear"]
+
+
+@pytest.mark.parametrize(
+    ("name", "folder", "plan", "share"),
+    [
+        ("resnet50", "resnet", "resnet50_GVAR", 0.4000),
+        ("resnet50", "resnet", "resnet50_HESS", 0.3998),
+        ("resnet50", "resnet", "resnet50_WVAR", 0.3997),
+        ("vgg16", "vgg", "vgg16_GVAR", 0.3998),
+        ("vgg16", "vgg", "vgg16_HESS", 0.3931),
+        ("vgg16", "vgg", "vgg16_WVAR", 0.3931),
+    ],
+)
+def test_published_plans_take_two_fifths_of_fp32(
+    published, public_graph, name, folder, plan, share
+):
+    """Input and weight in the planned bits, batch 64: each plan solves "at most 0.40 of fp32"."""
+    module, graph = public_graph(name)
+    sizes = {
+        graph.operators[i].module: graph.operators[i].input_elements
+        + math.prod(graph.operators[i].weight_shape)
+        for i in graph.adjustable
+    }
+    order = {
+        word: [n for n, part in module.named_modules() if isinstance(part, kind)]
+        for word, kind in (("conv", nn.Conv2d), ("linear", nn.Linear))
+    }
+    whole = used = 0.0
+    for operator, bits in published["bit_plans"][folder][plan].items():
+        word, _, index = operator.rpartition("_")
+        size = sizes[order[word][int(index)]]
+        whole, used = whole + size, used + size * bits / 32
+    assert used / whole == pytest.approx(share, abs=6e-5)
+
+
+class Branches(nn.Module):
+    """Two linears that are added, a third that reads the sum, and a residual."""
+
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = nn.Linear(16, 16), nn.Linear(16, 16)
+        self.norm, self.c = nn.LayerNorm(16), nn.Linear(16, 8)
+
+    def forward(self, x):
+        return self.c(F.gelu(self.norm(self.a(x) + self.b(x))))
+
+
+def tables(module, example, *, kind="cpu", precisions=("fp32", "bf16", "int8"), costs=None):
+    graph = TrainingGraph.from_capture(capture(module, (example,)), module)
+    return StepTables(graph, costs or CostBook([Unit()]), "device", kind, precisions)
+
+
+def states(table, names):
+    choice = table.choice(names)
+    return {
+        o.module or o.node.op: table.options[i][choice[i]].state
+        for i, o in enumerate(table.graph.operators)
+    }
+
+
+@pytest.mark.parametrize(("a", "b", "low"), [(BF16, BF16, 1), (BF16, FP32, 0), (FP32, FP32, 0),
+                                             (INT8, BF16, 1)])  # fmt: skip
+def test_cascade_takes_what_all_producers_agree_on(a, b, low):
+    found = states(tables(Branches(), torch.zeros(4, 16)), {"a": a, "b": b, "c": FP32})
+    assert found["elementwise"] == found["norm"] == found["activation"] == low
+    assert found["loss"] == 0
+
+
+def test_norms_are_pinned_on_cuda():
+    names = {"a": BF16, "b": BF16, "c": BF16}
+    found = states(tables(Branches(), torch.zeros(4, 16), kind="cuda"), names)
+    assert (found["elementwise"], found["norm"], found["activation"]) == (1, 0, 0)
+
+
+def casts(table, names):
+    """Casts of a plan: (producer, consumer, pass, variant)."""
+    choice, operators = table.choice(names), table.graph.operators
+    found = []
+    for edge in table.edges:
+        a, b = choice[edge.producer], choice[edge.consumer]
+        for word, works in (("forward", edge.forward[a][b]), ("backward", edge.backward[a][b])):
+            for work in works:
+                ends = (operators[i].module or operators[i].node.op
+                        for i in (edge.producer, edge.consumer))  # fmt: skip
+                found.append((*ends, word, f"{work.variant.storage}>{work.variant.compute}"))
+    return sorted(found)
+
+
+def test_a_change_renews_the_casts_of_both_neighbours():
+    """QSync's code refreshes successors only; here c's change shows on the edge before it too."""
+    table = tables(Branches(), torch.zeros(4, 16))
+    low = {"a": BF16, "b": BF16, "c": BF16}
+    assert ("activation", "c", "forward", "bf16>fp32") not in casts(table, low)
+    raised = casts(table, {**low, "c": FP32})
+    assert ("activation", "c", "forward", "bf16>fp32") in raised
+    assert ("activation", "c", "backward", "fp32>bf16") in raised
+    assert ("c", "loss", "forward", "bf16>fp32") in casts(table, low)
+    assert not [cast for cast in raised if cast[:2] == ("c", "loss")]
+
+
+def test_casts_of_data_have_no_way_back():
+    found = casts(tables(Branches(), torch.zeros(4, 16)), {"a": BF16, "b": INT8, "c": FP32})
+    assert ("input", "a", "forward", "fp32>bf16") in found
+    assert ("input", "b", "forward", "fp32>int8") in found
+    assert not [cast for cast in found if cast[0] == "input" and cast[2] == "backward"]
+
+
+def test_cascade_is_what_torch_does():
+    """Dtypes of the operators of a real module under a plan."""
+    from foreplan.planner.precision.execution.modules import apply_variants
+
+    seen = {}
+    module = Branches()
+    module.norm.register_forward_hook(lambda _, x, out: seen.update(norm=(x[0].dtype, out.dtype)))
+    table = tables(module, torch.zeros(4, 16))
+    dtypes = (torch.float32, torch.bfloat16)
+    for a in (FP32, BF16, INT8):
+        for b in (FP32, BF16):
+            names = {"a": a, "b": b, "c": FP32}
+            apply_variants(module, names)
+            module(torch.randn(4, 16))
+            state = states(table, names)
+            assert seen["norm"] == (dtypes[state["elementwise"]], dtypes[state["norm"]])
+
+
+def test_int8_needs_multiples_of_eight():
+    module = nn.Sequential(nn.Linear(16, 12), nn.Linear(12, 8))
+    table = tables(module, torch.zeros(4, 16))
+    texts = {o.module: [p.name for p in table.options[i]]
+             for i, o in enumerate(table.graph.operators)}  # fmt: skip
+    assert INT8 not in texts["0"]
+    assert BF16 in texts["0"]
+
+
+def test_plan_of_another_network_is_refused():
+    table = tables(Branches(), torch.zeros(4, 16))
+    with pytest.raises(SpecError, match="for which the plan was not made"):
+        table.choice({"a": FP32, "b": FP32, "c": FP32, "d": FP32})
+    with pytest.raises(SpecError, match=r"operators\[c\]"):
+        table.choice({"a": FP32, "b": FP32})
+
+
+def test_without_a_price_in_fp32_the_module_is_named():
+    with pytest.raises(MissingDataError, match=r"a on device.*\n?.*profile --for precision"):
+        tables(Branches(), torch.zeros(4, 16), costs=CostBook([]))
+
+
+def test_without_a_kernel_the_module_is_named():
+    with pytest.raises(InfeasibleError, match="no kernel for linear a on device"):
+        tables(Branches(), torch.zeros(4, 16), precisions=("int8",))
+
+
+def test_nothing_to_lower():
+    module = nn.LayerNorm(8)
+    with pytest.raises(SpecError, match="no operator whose precision can be chosen"):
+        tables(module, torch.zeros(4, 8))
+
+
+def test_untraceable_module():
+    class Branching(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a = nn.Linear(8, 8)
+
+        def forward(self, x):
+            return self.a(x) if x.sum() > 0 else x
+
+    with pytest.raises(SpecError, match="torch.export can trace"):
+        tables(Branching(), torch.zeros(4, 8))
