@@ -19,8 +19,6 @@ A group whose pairs lie on several tiers runs at the pace of its slowest.
 
 from __future__ import annotations
 
-import itertools
-
 from foreplan.cost_models.costs import Collective, Estimate, Work
 from foreplan.datasets.cluster import Cluster
 from foreplan.datasets.tier import Backend, CollectiveFit, Tier
@@ -55,14 +53,11 @@ class LinkSource:
             return Estimate.exact(0.0, "theory")  # nothing to send
         if not all(0 <= rank < count for rank in group):
             return None
-        tiers: dict[int, Tier] = {}
-        for a, b in itertools.combinations(group, 2):
-            try:
-                tier = self.cluster.link(a, b, self.backend)
-            except MissingDataError:
-                return None
-            tiers[id(tier)] = tier
-        found = [_on_tier(work, len(group), tier) for tier in tiers.values()]
+        try:
+            tiers = self.cluster.links(group, self.backend)
+        except MissingDataError:
+            return None
+        found = [_on_tier(work, len(group), tier) for tier in tiers]
         if any(estimate is None for estimate in found):
             return None
         return max((e for e in found if e is not None), key=lambda e: e.mean_s)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import html
+import itertools
 import os
 import re
 from collections import Counter
@@ -113,6 +114,38 @@ class Cluster(StrictModel):
             )
         return self.tiers[best[1]]
 
+    def links(self, group: Iterable[int], backend: Backend | None = None) -> tuple[Tier, ...]:
+        """Return the tiers over which the ranks of a group reach each other, each once.
+
+        Args:
+            group: ranks by index.
+            backend: as for `link`.
+
+        Raises:
+            SpecError: an index out of range.
+            MissingDataError: no tier joins two of them.
+        """
+        ranks = [self._rank(index) for index in dict.fromkeys(group)]
+        pairs: dict[tuple[Hashable, Hashable], tuple[Rank, Rank]] = {}
+        hosts: dict[str, list[Rank]] = {}
+        # Pairs of hosts are as many as squares of them; what joins two depends on the network
+        # tiers of both alone, so that one pair stands for all of its kind.
+        kinds: dict[frozenset[int], list[Rank]] = {}
+        for rank in ranks:
+            hosts.setdefault(rank.host, []).append(rank)
+            kind = frozenset(t for t in self._networks if rank.index in self._members[t])
+            firsts = kinds.setdefault(kind, [])
+            if len(firsts) < 2 and rank.host not in {first.host for first in firsts}:
+                firsts.append(rank)
+        for here in hosts.values():
+            pairs |= {(a.index, b.index): (a, b) for a, b in itertools.combinations(here, 2)}
+        for one, other in itertools.combinations_with_replacement(kinds, 2):
+            for a, b in itertools.product(kinds[one], kinds[other]):
+                if a.host != b.host:
+                    pairs.setdefault((one, other), (a, b))
+        tiers = [self.link(a, b, backend) for a, b in pairs.values()]
+        return tuple({id(tier): tier for tier in tiers}.values())
+
     def slowdown(self, host: str, kind: ContentionKind, ranks: int) -> float | None:
         """Return how much slower work is when several ranks of a host run together.
 
@@ -162,7 +195,7 @@ class Cluster(StrictModel):
     def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
         """A copy with other fields; what was derived from the old ones is derived anew."""
         made = super().model_copy(update=update, deep=deep)
-        for name in ("_ranks", "_members"):
+        for name in ("_ranks", "_members", "_networks"):
             made.__dict__.pop(name, None)
         return made
 
@@ -252,6 +285,11 @@ class Cluster(StrictModel):
         return tuple(
             Counter(self._ranks[index].host for index in members) for members in self._members
         )
+
+    @functools.cached_property
+    def _networks(self) -> tuple[int, ...]:
+        """Positions of the tiers between hosts."""
+        return tuple(t for t, tier in enumerate(self.tiers) if tier.scope != "host")
 
     @functools.cached_property
     def _members(self) -> tuple[frozenset[int], ...]:

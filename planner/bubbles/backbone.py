@@ -223,6 +223,7 @@ class BackboneTimeline:
         offset = (self.start_s[rank] - first)[owner]
         return owner, ends - lengths + offset, ends + offset
 
+    @functools.cached_property
     def busy_s(self) -> tuple[tuple[FloatArray, FloatArray], ...]:
         """Intervals ``[n, 2]`` in which each rank's compute and tensor link are occupied."""
         found = []

@@ -10,6 +10,7 @@ collectives occupy the link. Larger units keep their collectives inside.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -25,6 +26,7 @@ from foreplan.planner.bubbles.placement import encoder_plan
 from foreplan.solvers.gap_fill import (
     GapFillAnswer,
     GapFillProblem,
+    GapFillScore,
     Resource,
     UnitChain,
     evaluate,
@@ -56,25 +58,54 @@ class Filling:
     max_live: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Filled:
     """An answer.
 
     Attributes:
         filling: what was asked.
-        decision: all orders.
+        problem: as the solver saw it.
         solution: of the solver; its objective leaves out what follows the encoders' last backward
             pass (reduction, optimizer).
-        inside: share of the encoders' time that lies inside the backbone's step.
-        head_s, tail_s: what the encoders add in front of it and behind it.
+        score: of its answer.
     """
 
     filling: Filling
-    decision: BubblesDecision
+    problem: GapFillProblem
     solution: Solution[GapFillAnswer]
-    inside: float
-    head_s: float
-    tail_s: float
+    score: GapFillScore
+
+    @property
+    def inside(self) -> float:
+        """Share of the encoders' time that lies inside the backbone's step."""
+        return self.score.inside_fraction
+
+    @property
+    def head_s(self) -> float:
+        """What the encoders add in front of the backbone's step."""
+        return self.score.head_s
+
+    @property
+    def tail_s(self) -> float:
+        """What they add behind it."""
+        return self.score.tail_s
+
+    @functools.cached_property
+    def decision(self) -> BubblesDecision:
+        """All orders; made when they are first asked for, because most answers are not taken."""
+        answer = self.solution.value
+        assert answer is not None
+        slots = tuple(int(j) for j in answer.pipeline)
+        plans = _plans(self.filling, slots)
+        return self.filling.timeline.decision.model_copy(
+            update={
+                "encoders": tuple(plans),
+                "orders": _orders(self.filling, _Chains(self.filling, plans), self),
+                "fill": self.filling.fill,
+                "head_s": self.head_s,
+                "tail_s": self.tail_s,
+            }
+        )
 
 
 class _Chains:
@@ -157,37 +188,27 @@ def fill(filling: Filling, *, gap: float = 1e-3, max_evaluations: int = 2_000) -
         SpecError: encoder layers or ranks that do not divide.
         MissingDataError: a unit without a price.
     """
-    timeline = filling.timeline
-    step, count = timeline.step, timeline.decision.microbatches
-    plans = [
-        encoder_plan(
-            tower, step.plan, stages=filling.stages, unit_layers=filling.unit_layers,
-            slots=(0,) * count,
-        )
-        for tower in step.encoders
-    ]  # fmt: skip
-    chains = _Chains(filling, plans)
-    problem = _problem(filling, chains)
+    count = filling.timeline.decision.microbatches
+    problem = _problem(filling, _Chains(filling, _plans(filling, (0,) * count)))
     solution = solve(problem, gap=gap, max_evaluations=max_evaluations)
     if solution.value is None:
         return None
-    score = evaluate(problem, solution.value)
-    slots = tuple(int(j) for j in solution.value.pipeline)
-    decision = timeline.decision.model_copy(
-        update={
-            "encoders": tuple(plan.model_copy(update={"slots": slots}) for plan in plans),
-            "orders": _orders(filling, chains, problem, solution.value),
-            "fill": filling.fill,
-            "head_s": score.head_s,
-            "tail_s": score.tail_s,
-        }
-    )
-    return Filled(filling, decision, solution, score.inside_fraction, score.head_s, score.tail_s)
+    return Filled(filling, problem, solution, evaluate(problem, solution.value))
+
+
+def _plans(filling: Filling, slots: tuple[int, ...]) -> list[EncoderPlan]:
+    step = filling.timeline.step
+    return [
+        encoder_plan(
+            tower, step.plan, stages=filling.stages, unit_layers=filling.unit_layers, slots=slots
+        )
+        for tower in step.encoders
+    ]
 
 
 def _problem(filling: Filling, chains: _Chains) -> GapFillProblem:
     timeline = filling.timeline
-    busy = timeline.busy_s()
+    busy = timeline.busy_s
     if filling.fill == "coarse":
         busy = tuple((_hull(compute), _hull(link)) for compute, link in busy)
     ranks = np.array(chains.plans[0].ranks)
@@ -231,14 +252,12 @@ def _transfer_s(filling: Filling, source: int, target: int, last: bool) -> float
     return max(found)
 
 
-def _orders(
-    filling: Filling, chains: _Chains, problem: GapFillProblem, answer: GapFillAnswer
-) -> tuple[str, ...]:
+def _orders(filling: Filling, chains: _Chains, filled: Filled) -> tuple[str, ...]:
     """Backbone and encoder work of every rank by start."""
-    timeline = filling.timeline
+    timeline, answer, score = filling.timeline, filled.solution.value, filled.score
+    assert answer is not None
     units: list[list[tuple[float, int, Step]]] = [[] for _ in timeline.orders]
     ends: list[list[float]] = [[] for _ in timeline.orders]
-    score = evaluate(problem, answer)
     for op, starts, finish in (
         ("F", answer.forward_start_s, score.forward_end_s),
         ("B", answer.backward_start_s, score.backward_end_s),
@@ -250,7 +269,7 @@ def _orders(
                 placed = (float(starts[mb, u]), len(units[rank]), word._replace(microbatch=mb))
                 units[rank].append(placed)
                 ends[rank].append(float(finish[mb, u]))
-    slack = problem.tolerance_s
+    slack = filled.problem.tolerance_s
     return tuple(
         write_order(_merged(timeline, rank, units[rank], ends[rank], slack))
         for rank in range(len(units))
@@ -280,10 +299,10 @@ def _merged(
         if not touched[k] or inside is None:
             rows.append((float(start[k]), 1, k, item))
             continue
-        owner, begin, _ = inside
+        owner, begins, _ = inside
         first, after = np.searchsorted(owner, [k, k + 1])
         # Pieces stand at odd places; behind the last one its collective.
-        times = [*begin[first + 1 : after : 2], begin[after - 1]]
+        times = [*begins[first + 1 : after : 2], begins[after - 1]]
         rows += [(float(t), 1, k, item._replace(piece=p)) for p, t in enumerate(times)]
     rows += [(t, 0, k, word) for t, k, word in units]
     moments = sorted(rows, key=lambda row: row[0])
@@ -313,7 +332,7 @@ def describe_unfit(filling: Filling) -> str | None:
         return None
     step = filling.timeline.step
     longest = 0.0
-    for compute, _ in filling.timeline.busy_s():
+    for compute, _ in filling.timeline.busy_s:
         edges = np.concatenate(([0.0], compute.ravel(), [filling.timeline.total_s]))
         longest = max(longest, float((edges[1::2] - edges[::2]).max()))
     shortest = math.inf

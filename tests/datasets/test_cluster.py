@@ -1,3 +1,4 @@
+import itertools
 import pickle
 from pathlib import Path
 from typing import Any
@@ -353,3 +354,12 @@ def test_a_copy_forgets_what_was_derived_from_the_old_fields():
     copied = cluster.model_copy(update={"devices": entries})
     assert {rank.memory_bytes for rank in copied.ranks()} == {1 << 30}
     assert copied.model_copy(deep=True) == copied
+
+
+def test_links_of_a_group_are_those_of_its_pairs():
+    hosts = ",".join(f"4xh100@h{i}" for i in range(5)) + ",2xt4@h5"
+    cluster = parse_devices(hosts)
+    for group in ((0, 1, 2), (0, 4, 8, 20), (3, 4, 5, 20, 21), range(22)):
+        pairs = {cluster.link(a, b).label for a, b in itertools.combinations(group, 2)}
+        assert {tier.label for tier in cluster.links(group)} == pairs
+    assert cluster.links((7,)) == ()

@@ -84,7 +84,7 @@ def test_insides_of_passes_add_up_to_them():
         assert start[mine][0] == pytest.approx(found.start_s[1][k])
         assert end[mine][-1] == pytest.approx(found.end_s[1][k])
         assert (end - start)[mine][0::2].sum() == pytest.approx(2 * 4 * 0.003)
-    for compute, link in found.busy_s():
+    for compute, link in found.busy_s:
         flat = np.concatenate((compute, link))
         assert (flat[:, 1] >= flat[:, 0]).all()
         assert flat.max() <= found.total_s
