@@ -372,7 +372,8 @@ def _run(
 
     Without its presolve, which cuts off optimal points of programmes with both kinds of columns:
     1.14 does on two columns and one row (ERGO-Code/HiGHS#2957), 1.15.1 on one in thousands of our
-    random instances (parallel columns, then probing). The reduction does most of its work already.
+    random instances (parallel columns, then probing). The reduction does most of its work already,
+    and restarts, which only pay with it, are off too.
     """
     solver = pulp.HiGHS(
         msg=False,
@@ -383,6 +384,7 @@ def _run(
         mip_max_nodes=max_nodes,
         random_seed=0,
         presolve="off",
+        mip_allow_restart=False,
         mip_feasibility_tolerance=_FEASIBILITY,
         primal_feasibility_tolerance=_FEASIBILITY,
         small_matrix_value=1e-12,
