@@ -56,11 +56,13 @@ def rank_kernels(
             )  # fmt: skip
     device, dtype = _arithmetic(problem, mode)
     backend = "gloo" if device.type == "cpu" else "nccl"
-    return BubbleKernels(
+    kernels = BubbleKernels(
         StepSizes.of(problem, decision), decision, rank // plan.tp, device=device, dtype=dtype,
         lanes=Lanes.connect(plan.pp, plan.tp, rank, backend),
         buckets=StepSchedule(TrainingStep(problem, plan), decision).buckets,
     )  # fmt: skip
+    kernels.rehearse()
+    return kernels
 
 
 def reference_step(

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from foreplan.cost_models.costs import HostLaunch
 from foreplan.cost_models.schedule import Action
 from foreplan.errors import SpecError
 from foreplan.planner.bubbles.actions import (
@@ -41,6 +42,8 @@ from foreplan.planner.bubbles.execution.step_sizes import StepSizes
 Key = tuple[int, int, int]
 #: ``buckets(encoder, stage)``, see `StepSchedule.buckets`.
 Buckets = Callable[[int, int], list[tuple[int, int]]]
+
+_FREE = HostLaunch(0)
 
 
 class BubbleKernels:
@@ -163,6 +166,24 @@ class BubbleKernels:
         for values in (self._here, self._leaving, self._inside, self._losses):
             values.clear()
 
+    def rehearse(self) -> None:
+        """Compute the rank's whole list once on whatever its buffers hold, and forget it.
+
+        A step then finds every kernel loaded and all memory at hand. Between GPUs it has to:
+        loading a kernel waits for the device, where a receive may already be waiting for a message
+        that needs this kernel first.
+        """
+        for word in parse_order(self._decision.orders[self._rank]):
+            op, stage, step = word.op, word.stage, -1
+            if word.encoder >= 0:
+                plan = self._decision.encoders[word.encoder]
+                op = ENCODE if word.op == "F" else ENCODE_BACKWARD
+                stage = self._decision.stage_number(word.encoder, plan.stage_of(word.unit))
+                step = word.unit
+            self.run(Action(op, self._rank, _FREE, stage, word.microbatch, step))
+        self.run(Action("optimizer", self._rank, _FREE))
+        self.reset()
+
     def run(self, action: Action) -> None:
         """Compute one action."""
         self._ops[action.op](action)
@@ -180,12 +201,7 @@ class BubbleKernels:
 
     def buffer(self, action: Action) -> Tensor:
         """Where a receive puts what it carries; the same memory in every step."""
-        key = action.stage, action.microbatch, action.step
-        if key not in self._buffers:
-            self._buffers[key] = torch.empty(
-                self._shape(*key), dtype=self._dtype, device=self._device
-            )
-        return self._buffers[key]
+        return self._buffer((action.stage, action.microbatch, action.step))
 
     def result(self) -> dict[str, Any]:
         """Losses and gradients that this rank has, see `report`."""
@@ -296,7 +312,13 @@ class BubbleKernels:
     def _take(self, key: Key) -> Tensor:
         """What an earlier action of this rank left, or what has been received."""
         found = self._here.pop(key, None)
-        return self._buffers[key] if found is None else found
+        return self._buffer(key) if found is None else found
+
+    def _buffer(self, key: Key) -> Tensor:
+        if key not in self._buffers:
+            shape = self._shape(*key)
+            self._buffers[key] = torch.zeros(shape, dtype=self._dtype, device=self._device)
+        return self._buffers[key]
 
     def _give(self, key: Key, tensor: Tensor | None) -> None:
         """Leave something for its receiver, who may be this rank."""

@@ -147,3 +147,17 @@ def test_what_cannot_run_is_refused() -> None:
     odd = cases.problem(2, [cases.encoder(projected_tokens=3)])
     with pytest.raises(SpecError, match="projected_tokens: got 3, expected a divisor"):
         StepSizes.of(odd, decision)
+
+
+def test_a_rehearsal_leaves_nothing_behind() -> None:
+    problem = cases.problem(2, [VIT])
+    decision = cases.decision(problem, "1f1b", ranks=2, encoder_ranks=[[[0], [1]]])
+    sizes = StepSizes.of(problem, decision)
+    fresh, rehearsed = (BubbleKernels(sizes, decision, 0) for _ in range(2))
+    weights = replace(cases.schedule_of(problem, decision)[0], op="all_gather", stage=0, step=-1)
+    rehearsed.rehearse()
+    assert torch.equal(fresh.payload(weights), rehearsed.payload(weights))
+    assert rehearsed.live == 0
+    assert all(set(v) == {0.0} for k, v in rehearsed.result().items() if k.startswith("gradient"))
+    # Everything that will arrive has its memory now.
+    assert rehearsed.memory_bytes()["buffers"] > fresh.memory_bytes()["buffers"] == 0
