@@ -55,11 +55,11 @@ def place_jobs(
     lag: Any,
     release: Any,
     hold: Any,
-    limit: Any,
     tolerance: float,
+    idle: Any,
     begins: Any,
     ends: Any,
-) -> int:
+) -> None:
     """Place jobs one after another, each leftmost in FIFO order.
 
     Args:
@@ -72,16 +72,12 @@ def place_jobs(
         lag: ``[U]`` seconds between the end of the unit before it in the job and its start.
         release: ``[n]`` earliest start of each job.
         hold: ``[n]`` time before which a job's last unit may not end.
-        limit: ``[n]`` latest end of each job.
-        tolerance: seconds by which a unit may exceed its gap or a job its limit.
+        tolerance: seconds by which a unit may exceed its gap.
+        idle: ``[R]`` when each row is done with earlier jobs; updated.
         begins: ``[n, U]`` output.
         ends: ``[n, U]`` output.
-
-    Returns:
-        The number of jobs placed; the one at that index ends after its limit.
     """
     at = first_piece.copy()
-    idle = np.full(len(first_piece), -np.inf)
     units = len(row)
     for q in range(len(release)):
         t = release[q]
@@ -94,9 +90,6 @@ def place_jobs(
             begins[q, u] = begin
             ends[q, u] = t
             idle[r] = t
-        if t > limit[q] + tolerance:
-            return q
-    return len(release)
 
 
 @compiled

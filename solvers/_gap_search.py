@@ -7,7 +7,6 @@ and a map.
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -63,6 +62,21 @@ def merged_map(rows: Rows, head: float) -> tuple[IntArray, int]:
     return pipeline, int(met)
 
 
+def place(
+    pieces: Pieces, way: Direction, j: int, release: FloatArray, tolerance: float,
+    hold: FloatArray | None = None, idle: FloatArray | None = None,
+) -> tuple[FloatArray, FloatArray]:  # fmt: skip
+    """``place_jobs`` on one pipeline, into new arrays ``[n, U]``."""
+    begins = np.empty((len(release), len(way.row)))
+    ends = np.empty_like(begins)
+    hold = np.full(len(release), -np.inf) if hold is None else hold
+    idle = np.full(len(pieces[3]), -np.inf) if idle is None else idle
+    place_jobs(
+        *pieces, way.row, way.work[j], way.lag[j], release, hold, tolerance, idle, begins, ends
+    )
+    return begins, ends
+
+
 @dataclass(slots=True)
 class Filled:
     """One pipeline's jobs; arrays ``[n, U]``.
@@ -109,41 +123,36 @@ class Filler:
         self._filled.clear()
 
     def place(
-        self, pieces: Pieces, way: Direction, j: int, release: FloatArray, hold: FloatArray
-    ) -> tuple[FloatArray, FloatArray]:
+        self, pieces: Pieces, way: Direction, j: int, release: FloatArray,
+        hold: FloatArray | None = None, idle: FloatArray | None = None,
+    ) -> tuple[FloatArray, FloatArray]:  # fmt: skip
         """Starts and ends of jobs on a pipeline whose free pieces are given."""
         self.evaluations += 1
-        begins = np.empty((len(release), len(way.row)))
-        ends = np.empty_like(begins)
-        place_jobs(
-            *pieces, way.row, way.work[j], way.lag[j], release, hold,
-            np.full(len(release), np.inf), self.rows.tolerance, begins, ends,
-        )  # fmt: skip
-        return begins, ends
+        return place(pieces, way, j, release, self.rows.tolerance, hold, idle)
 
     def fill(self, head: float, j: int, slots: tuple[int, ...]) -> Filled:
         """The jobs of some slots on one pipeline."""
         key = (head, j, slots)
         if key not in self._filled:
             order = np.array(slots, dtype=np.int64)
-            self._filled[key] = self._fill_capped(head, j, order) if (
-                0 < self.rows.cap < len(slots)
-            ) else self._fill_free(head, j, order)  # fmt: skip
+            capped = 0 < self.rows.cap < len(slots)
+            fill = self._fill_capped if capped else self._fill_free
+            self._filled[key] = fill(head, j, order)
         return self._filled[key]
 
     def _release(self, j: int, slots: IntArray) -> FloatArray:
         return np.asarray(self.rows.release[slots] + self.rows.backward.edge[j])
 
     def _fill_free(self, head: float, j: int, slots: IntArray) -> Filled:
-        rows, none = self.rows, np.full(len(slots), -np.inf)
+        rows = self.rows
         pieces = rows.of_pipeline(j)
-        begins, ends = self.place(pieces, rows.forward, j, np.full(len(slots), -head), none)
+        begins, ends = self.place(pieces, rows.forward, j, np.full(len(slots), -head))
         left = _without(pieces, rows.forward, begins, ends)
-        back, back_ends = self.place(left, rows.backward, j, self._release(j, slots), none)
+        back, back_ends = self.place(left, rows.backward, j, self._release(j, slots))
         return self._score(j, slots, begins, ends, back, back_ends)
 
     def _fill_capped(self, head: float, j: int, slots: IntArray) -> Filled:
-        """As the cap wants it: a forward ends when the backward ``cap`` jobs before it has."""
+        """Job by job, with the cap: a forward ends when the backward ``cap`` jobs before has."""
         rows, n = self.rows, len(slots)
         ways = (rows.forward, rows.backward)
         begins = [np.empty((n, len(way.row))) for way in ways]
@@ -151,6 +160,7 @@ class Filler:
         pieces = rows.of_pipeline(j)
         ready = [np.full(2 * self.rows.first_piece.shape[1], -np.inf) for _ in ways]
         release = [np.full(n, -head), self._release(j, slots)]
+        # Forwards first, until the cap leaves no choice.
         order = [(0, q) for q in range(rows.cap)]
         for q in range(n):
             order += [(1, q)] + ([(0, q + rows.cap)] if q + rows.cap < n else [])
@@ -161,28 +171,12 @@ class Filler:
             first = float(release[side][q])
             if side == 1:
                 first = max(first, float(ends[0][q, -1]))
-            begin, end = self._place_one(pieces, way, j, first, hold, ready[side])
+            begin, end = self.place(
+                pieces, way, j, np.array([first]), np.array([hold]), ready[side]
+            )
             begins[side][q], ends[side][q] = begin[0], end[0]
             pieces = _without(pieces, way, begin, end)
         return self._score(j, slots, begins[0], ends[0], begins[1], ends[1])
-
-    def _place_one(
-        self, pieces: Pieces, way: Direction, j: int, first: float, hold: float, ready: FloatArray
-    ) -> tuple[FloatArray, FloatArray]:
-        """One job behind those of its direction: cut off each row's time before they ended."""
-        start, end, rate, heads = (np.array(part) for part in pieces)
-        keep = np.ones(len(start), dtype=bool)
-        bounds = [*heads.tolist(), len(start)]
-        for r, (a, b) in enumerate(itertools.pairwise(bounds)):
-            gone = int(np.searchsorted(end[a:b], ready[r], side="right"))
-            keep[a : a + gone] = False
-            start[a + gone] = max(float(start[a + gone]), float(ready[r]))
-        heads = np.array([int(keep[:a].sum()) for a in bounds[:-1]])
-        cut = (start[keep], end[keep], rate[keep], heads)
-        begins, ends = self.place(cut, way, j, np.array([first]), np.array([hold]))
-        for u, r in enumerate(way.row):
-            ready[r] = max(float(ready[r]), float(ends[0, u]))
-        return begins, ends
 
     def _score(
         self, j: int, slots: IntArray, begins: FloatArray, ends: FloatArray,
@@ -191,7 +185,7 @@ class Filler:
         late = 0.0
         if ends.size:
             missed = ends[:, -1] + self.rows.forward.edge[j] - self.rows.deadline[slots]
-            late = float(np.where(missed > self.rows.tolerance, missed, 0.0).sum())
+            late = float(np.where(missed > 2 * self.rows.tolerance, missed, 0.0).sum())
         last = max(float(x.max(initial=self.rows.length)) for x in (ends, back_ends))
         return Filled(begins, ends, back, back_ends, late, last - self.rows.length)
 
@@ -235,19 +229,17 @@ class Filler:
         rows, way = self.rows, self.mirror.forward
         key = (head, j, n)
         if key not in self._left:
-            none = np.full(n, -np.inf)
             pieces = rows.of_pipeline(j)
-            begins, ends = self.place(pieces, rows.forward, j, np.full(n, -head), none)
+            begins, ends = self.place(pieces, rows.forward, j, np.full(n, -head))
             left = _without(pieces, rows.forward, begins, ends)
-            arrive = ends[:, -1] + rows.forward.edge[j] if ends.size else none
+            arrive = ends[:, -1] + rows.forward.edge[j] if ends.size else np.full(n, -np.inf)
             seen = mirrored(*left, rows.length)
             self._left[key] = (arrive, (*seen, left[3]))
         arrive, seen = self._left[key]
         low = np.searchsorted(rows.deadline, arrive - rows.tolerance, side="left")
         high = np.full(n, len(rows.release) - 1)
         if len(way.row):
-            none = np.full(n, -np.inf)
-            _, ends = self.place(seen, way, j, np.full(n, -tail), none)
+            _, ends = self.place(seen, way, j, np.full(n, -tail))
             latest = rows.length - (ends[::-1, -1] + way.edge[j])
             high = np.searchsorted(rows.release, latest + rows.tolerance, side="right") - 1
         return low, high

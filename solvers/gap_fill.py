@@ -21,7 +21,9 @@ before it as any placement, hence leave as much after it.
 
 from __future__ import annotations
 
+import itertools
 import math
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -34,7 +36,7 @@ from foreplan.solvers._gap_search import (
     improve,
     merged_map,
 )
-from foreplan.solvers.gap_fill_bounds import GapFillBounds, bounds_and_ends, lower_bounds
+from foreplan.solvers.gap_fill_bounds import GapFillBounds, bounds_and_ends, least_cap, lower_bounds
 from foreplan.solvers.gap_fill_problem import (
     GapFillAnswer,
     GapFillProblem,
@@ -53,9 +55,12 @@ __all__ = [
     "Resource",
     "UnitChain",
     "evaluate",
+    "least_cap",
     "lower_bounds",
     "solve",
 ]
+
+_SOLVER = "leftmost placement with matched windows"
 
 
 def solve(
@@ -70,8 +75,8 @@ def solve(
 
     Returns:
         The best answer found with the largest of `lower_bounds`; ``evaluations`` counts passes.
-        ``OPTIMAL`` only if the bound proves it within ``gap``. ``LIMIT`` if no answer was found,
-        which can happen with a cap only.
+        ``OPTIMAL`` only if the bound proves it within ``gap``. With a cap there may be no answer:
+        ``INFEASIBLE`` if the cap is below `least_cap`, ``LIMIT`` if none was found.
 
     Raises:
         SpecError: a negative gap or no evaluation allowed.
@@ -80,25 +85,22 @@ def solve(
         raise SpecError("gap", got=gap, expected="at least 0")
     if max_evaluations < 1:
         raise SpecError("max_evaluations", got=max_evaluations, expected="at least 1")
-    turned = reversed_problem(problem)
-    rows, mirror = Rows.of(problem), Rows.of(turned)
+    rows, mirror = Rows.of(problem), Rows.of(reversed_problem(problem))
+    if rows.cap and rows.cap < (least := least_cap(problem)):
+        return Solution(
+            status=SolutionStatus.INFEASIBLE, value=None, objective=math.inf,
+            lower_bound=math.inf, evaluations=0, solver=_SOLVER,
+            message=f"a pipeline has at least {least} live jobs, the cap is {rows.cap}",
+        )  # fmt: skip
     bounds, head, tail = bounds_and_ends(problem, rows, mirror)
     target = bounds.best_s * (1.0 + 0.5 * gap)
+    best = _both_ways(problem, rows, mirror, (head, tail), target, max_evaluations)
+    spent, answer = best.evaluations, best.answer
     if rows.cap:
-        best, spent = _capped(rows, mirror, head, tail, target, max_evaluations)
-        answer = best.answer
-    else:
-        search = Search(Filler(rows, mirror), head, target, max_evaluations // 2)
-        search.run(tail)
-        answer, best = search.best.answer, search.best
-        spent = search.filler.evaluations
-        if not best.total <= target:
-            back = Search(Filler(mirror, rows), tail, target, max_evaluations - spent)
-            back.best = Incumbent(total=best.total)
-            back.run(head)
-            spent += back.filler.evaluations
-            if back.best.answer is not None:
-                answer = reversed_answer(turned, back.best.answer)
+        filler = Filler(rows, mirror)
+        search = Search(filler, head, target, max(1, max_evaluations - spent))
+        _capped(search, tail, best)
+        spent, answer = spent + filler.evaluations, search.best.answer
     total = math.inf if answer is None else evaluate(problem, answer).total_s
     status = SolutionStatus.FEASIBLE
     if answer is None:
@@ -111,28 +113,58 @@ def solve(
         objective=total,
         lower_bound=min(bounds.best_s, total),
         evaluations=spent,
-        solver="leftmost placement with matched windows",
+        solver=_SOLVER,
         message="" if answer is not None else "no map met both the deadlines and the cap",
     )
 
 
-def _capped(
-    rows: Rows, mirror: Rows, head: float, tail: float, target: float, max_evaluations: int
-) -> tuple[Incumbent, int]:
-    """Search with a cap: from several maps and heads, by moves and swaps."""
-    search = Search(Filler(rows, mirror), head, target, max_evaluations)
+@dataclass(frozen=True, slots=True)
+class _Free:
+    """Best answer without a cap: its head, total and map, and passes spent."""
+
+    head: float
+    total: float
+    answer: GapFillAnswer
+    evaluations: int
+
+
+def _both_ways(
+    problem: GapFillProblem, rows: Rows, mirror: Rows, ends: tuple[float, float],
+    target: float, max_evaluations: int,
+) -> _Free:  # fmt: skip
+    """Search with time running forwards, then backwards for something better."""
+    rows, mirror = replace(rows, cap=0), replace(mirror, cap=0)
+    search = Search(Filler(rows, mirror), ends[0], target, max_evaluations // 2)
+    search.run(ends[1])
+    best, spent = search.best, search.filler.evaluations
+    answer = best.answer
+    if best.total > target:
+        back = Search(Filler(mirror, rows), ends[1], target, max_evaluations - spent)
+        back.best = Incumbent(total=best.total)
+        back.run(ends[0])
+        spent += back.filler.evaluations
+        if back.best.answer is not None:
+            answer = reversed_answer(reversed_problem(problem), back.best.answer)
+    assert answer is not None  # the merged map is feasible at the least head
+    score = evaluate(problem, answer)
+    return _Free(score.head_s, score.total_s, answer, spent)
+
+
+def _capped(search: Search, tail: float, free: _Free) -> None:
+    """From several maps and heads, by moves and swaps."""
+    rows, mirror = search.filler.rows, search.filler.mirror
     slots, pipelines = len(rows.deadline), len(rows.first_piece)
     maps = [
-        merged_map(rows, head)[0],
+        free.answer.pipeline,
+        merged_map(rows, search.floor)[0],
         np.arange(slots) % pipelines,
-        merged_map(mirror, tail)[0][::-1].copy(),
+        np.ascontiguousarray(merged_map(mirror, tail)[0][::-1]),
     ]
-    longest = float(rows.forward.job_s.max()) * -(-slots // pipelines)
-    for start in maps:
-        for share in (0.0, 0.25, 1.0):
-            if search.over:
-                break
-            search.filler.forget()
-            improve(search, head + share * longest, start)
-            search.tighten()
-    return search.best, search.filler.evaluations
+    span = float(rows.forward.job_s.max()) * -(-slots // pipelines)
+    heads = [free.head, *(search.floor + share * span for share in (0.0, 0.25, 0.5, 1.0))]
+    for head, start in itertools.product(heads, maps):
+        if search.over:
+            break
+        search.filler.forget()
+        improve(search, head, start)
+        search.tighten()

@@ -23,9 +23,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from foreplan.solvers._gap_place import mirrored, place_jobs, without
+from foreplan.solvers._gap_place import mirrored, without
 from foreplan.solvers._gap_rows import Direction, Rows, reversed_problem
-from foreplan.solvers._gap_search import BISECTIONS, Pieces
+from foreplan.solvers._gap_search import BISECTIONS, Pieces, place
 from foreplan.solvers.gap_fill import solve
 from foreplan.solvers.gap_fill_check import violations
 from foreplan.solvers.gap_fill_problem import (
@@ -129,8 +129,9 @@ class _Line:
 
     def place(self, head: float, whole: int, moved: int) -> Placed:
         """``whole`` jobs from the head on, ``moved`` ones between the computations."""
-        first = self._jobs(self.outer, -head, whole)
-        second = self._jobs(self.inner, 0.0, moved)
+        way, j, slack = self.way, self.j, self.tolerance
+        first = place(self.outer, way, j, np.full(whole, -head), slack)
+        second = place(self.inner, way, j, np.zeros(moved), slack)
         return np.concatenate([first[0], second[0]]), np.concatenate([first[1], second[1]])
 
     def arrivals(self, head: float, whole: int, moved: int) -> FloatArray:
@@ -138,15 +139,6 @@ class _Line:
         if not len(self.way.row):
             return np.full(whole + moved, -np.inf)
         return np.asarray(self.place(head, whole, moved)[1][:, -1] + self.way.edge[self.j])
-
-    def _jobs(self, pieces: Pieces, t: float, n: int) -> Placed:
-        begins = np.empty((n, len(self.way.row)))
-        ends = np.empty_like(begins)
-        place_jobs(
-            *pieces, self.way.row, self.way.work[self.j], self.way.lag[self.j], np.full(n, t),
-            np.full(n, -np.inf), np.full(n, np.inf), self.tolerance, begins, ends,
-        )  # fmt: skip
-        return begins, ends
 
 
 class _Greedy:

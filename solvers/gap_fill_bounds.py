@@ -23,7 +23,7 @@ from dataclasses import dataclass, fields
 import numpy as np
 
 from foreplan.solvers._gap_rows import Rows, reversed_problem
-from foreplan.solvers._gap_search import BISECTIONS, least_head
+from foreplan.solvers._gap_search import BISECTIONS, least_head, place
 from foreplan.solvers.gap_fill_problem import FloatArray, GapFillProblem, Resource
 
 
@@ -63,6 +63,29 @@ class GapFillBounds:
 def lower_bounds(problem: GapFillProblem) -> GapFillBounds:
     """Every bound of an instance."""
     return bounds_and_ends(problem, Rows.of(problem), Rows.of(reversed_problem(problem)))[0]
+
+
+def least_cap(problem: GapFillProblem) -> int:
+    """Live jobs of some pipeline that no answer can avoid.
+
+    At a deadline every forward up to its slot has ended. Backwards that even alone on the best
+    pipeline end after it have not, and their jobs are live together, on all pipelines at best
+    evenly.
+    """
+    if not (len(problem.forward) and len(problem.backward)):
+        return 0
+    rows = Rows.of(problem)
+    way, done = rows.backward, np.full(problem.n_slots, np.inf)
+    for j in range(problem.n_pipelines):
+        pieces = rows.of_pipeline(j)
+        for i, t in enumerate(problem.release_s + way.edge[j]):
+            end = place(pieces, way, j, np.array([t]), rows.tolerance)[1][0, -1]
+            done[i] = min(done[i], float(end))
+    live = [
+        int((done[: k + 1] > t + problem.tolerance_s).sum())
+        for k, t in enumerate(problem.deadline_s)
+    ]
+    return -(-max(live) // problem.n_pipelines)
 
 
 def bounds_and_ends(

@@ -65,6 +65,8 @@ def solve_cp(
     if not (math.isfinite(tick_s) and tick_s > 0):
         raise SpecError("tick_s", got=tick_s, expected="above 0")
     known = solve(problem)
+    if known.status == SolutionStatus.INFEASIBLE:
+        return known
     ticks = _Ticks(tick_s)
     given = _document(problem, known, ticks) | {"limit": limit, "workers": workers}
     process = subprocess.run(

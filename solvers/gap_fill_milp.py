@@ -60,6 +60,8 @@ def solve_milp(
     """
     refuse_interference(problem)
     known = solve(problem)
+    if known.status == SolutionStatus.INFEASIBLE:
+        return known
     reach = known.objective - problem.backbone_s
     if not known.found:  # all jobs one after another, before and after
         rows = Rows.of(problem)

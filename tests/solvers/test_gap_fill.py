@@ -20,9 +20,8 @@ from foreplan.cost_models.pipeline import (
 from foreplan.cost_models.simulator import simulate
 from foreplan.cost_models.timeline import Timeline
 from foreplan.errors import SpecError
-from foreplan.solvers._gap_place import place_jobs
 from foreplan.solvers._gap_rows import Rows, reversed_problem
-from foreplan.solvers._gap_search import least_head, merged_map
+from foreplan.solvers._gap_search import least_head, merged_map, place
 from foreplan.solvers.gap_fill import (
     GapFillBounds,
     GapFillProblem,
@@ -42,16 +41,10 @@ SEEDS = st.integers(0, 10**6)
 def completions(problem: GapFillProblem, head: float) -> list[np.ndarray]:
     """When each job reaches the backbone, pipeline by pipeline, all slots on each."""
     rows, n = Rows.of(problem), problem.n_slots
-    way, none = rows.forward, np.full(n, np.inf)
-    result = []
+    way, result = rows.forward, []
     for j in range(problem.n_pipelines):
-        begins = np.empty((n, len(way.row)))
-        ends = np.empty_like(begins)
-        place_jobs(
-            *rows.of_pipeline(j), way.row, way.work[j], way.lag[j], np.full(n, -head), -none, none,
-            rows.tolerance, begins, ends,
-        )  # fmt: skip
-        result.append(ends[:, -1] + way.edge[j] if len(way.row) else -none)
+        _, ends = place(rows.of_pipeline(j), way, j, np.full(n, -head), rows.tolerance)
+        result.append(ends[:, -1] + way.edge[j] if len(way.row) else np.full(n, -np.inf))
     return result
 
 
@@ -124,12 +117,7 @@ def test_waiting_helps_nobody(
     results = []
     for wait in (0.0, delay):
         release[pick % n] += wait
-        begins = np.empty((n, len(way.row)))
-        ends = np.empty_like(begins)
-        place_jobs(
-            *rows.of_pipeline(0), way.row, way.work[0], way.lag[0], release, np.full(n, -np.inf),
-            np.full(n, np.inf), rows.tolerance, begins, ends,
-        )  # fmt: skip
+        _, ends = place(rows.of_pipeline(0), way, 0, release, rows.tolerance)
         results.append(ends)
     assert (results[0] <= results[1] + 1e-7).all()
 
