@@ -143,6 +143,32 @@ def lane_units(
 
 
 @part
+def lane_segments(
+    nodes: Any, pool: Any, alias: Any, loop_of: Any, accesses: Any, many: int, own: Any,
+    distinct: int, extents: Any, lane: int, widths: Any, order: Any, length: int, state: Any,
+    units: Any,
+) -> None:  # fmt: skip
+    """Runs of neighbours (or of one element) among eight iterations of a CPU's vector loop.
+
+    One is a vector load or a broadcast, eight are gathered one by one.
+    """
+    at = np.zeros(extents.size, dtype=np.int64)
+    before = np.zeros(distinct)
+    for turn in range(int(min(8.0, extents[lane]))):
+        at[lane] = turn
+        evaluate(nodes, pool, alias, loop_of, at, at, order, length, state)
+        for slot in range(distinct):
+            for item in range(many):
+                if accesses[item, BUFFER] == own[slot]:
+                    place = _place(nodes, pool, accesses[item, INDICES], widths[slot], state)
+                    break
+            step = place - before[slot]
+            if turn == 0 or (step != 1.0 and step != 0.0):
+                units[slot] += 1.0
+            before[slot] = place
+
+
+@part
 def lane_requests(
     nodes: Any, pool: Any, accesses: Any, many: int, own: Any, limit: float, distinct: int,
     count: int, extents: Any, running: Any, everything: int, levels: Any, state: Any, requests: Any,

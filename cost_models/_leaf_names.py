@@ -24,7 +24,8 @@ _LOOPS = (
     "auto_unroll_step", "innermost", "second_innermost", "reduction", "spatial", "per_job",
 )  # fmt: skip
 _BINDINGS = ("blocks", "threads_x", "threads_yz", "virtual_threads", "per_thread", "kernel")
-#: Of all warps of a GPU together; on a CPU zeros but for "requests". "arithmetic" counts
+#: Of all warps of a GPU together; on a CPU zeros but for "requests" and "sectors", which
+#: there are runs of neighbours in vector loops. "arithmetic" counts
 #: instructions of warps; "own_requests" ask for memory of a single thread; "indexed" counts
 #: positions in it that only a running loop knows, which keeps it out of registers (far: even if the
 #: compiler unrolls more than asked); "pipelined" is 1 where a loop around overlaps its copies with

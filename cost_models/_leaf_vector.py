@@ -21,6 +21,7 @@ from foreplan.cost_models._leaf_lanes import (
     UNASKED_FAR,
     lane_entries,
     lane_requests,
+    lane_segments,
     lane_units,
 )
 from foreplan.cost_models._leaf_loops import (
@@ -329,7 +330,14 @@ def _leaf(
             nodes, pool, accesses, many, own, max(UNASKED_CPU, float(leaf[UNROLL])), distinct,
             count, extents, running, everything, levels, state, requests,
         )  # fmt: skip
-        out[at + 3] = log(requests.sum() * iterations(jobs & everything, extents, count))
+        if max(lane, inner) >= 0:
+            lane_segments(
+                nodes, pool, alias, loop_of, accesses, many, own, distinct, extents,
+                lane if lane >= 0 else inner, widths, order, length, state, units,
+            )  # fmt: skip
+        all_jobs = iterations(jobs & everything, extents, count)
+        out[at + 1] = log((requests * units).sum() * all_jobs)
+        out[at + 3] = log(requests.sum() * all_jobs)
     out[at + 8] = leaf[PIPELINED]
     at += 9
     buffer_entries(

@@ -21,7 +21,8 @@ _CHEAP_CYCLES, _COSTLY_CYCLES, _CALL_CYCLES, _MISS_CYCLES = 8.0, 30.0, 60.0, 10.
 #: Names of the columns.
 PARTS = (
     "vector", "scalar", "iterations", "unvectorized", "address", "cheap", "costly", "called",
-    "quotients", "strided", "requests", "integer", *(f"traffic_{size}" for size in CACHE_SIZES),
+    "quotients", "strided", "requests", "integer", "gathered", "scalarised", "index_divided",
+    *(f"traffic_{size}" for size in CACHE_SIZES),
 )  # fmt: skip
 
 
@@ -38,6 +39,8 @@ def cpu_parts(counts: Counts) -> tuple[Floats, Floats]:
     vector = np.minimum(8.0, lanes)
     stride = np.minimum(c.plain("load0.stride_inner"), c.plain("load1.stride_inner"))
     stride = np.where(c.raw("load1.present") > 0, stride, c.plain("load0.stride_inner"))
+    choices = c.plain("arithmetic.choices")
+    gathered = c.plain("gpu.sectors") > 1.5 * c.plain("gpu.requests")
     by_leaf = [
         flops / peak[c.table.device][c.program], flops / vector / clock, iterations / clock,
         np.where(lanes > 1, 0.0, flops) / clock, c.plain("arithmetic.address_operations") / clock,
@@ -47,10 +50,12 @@ def cpu_parts(counts: Counts) -> tuple[Floats, Floats]:
         c.plain("arithmetic.quotients") * _CHEAP_CYCLES / clock,
         np.where(stride > 8, iterations, 0.0) * _MISS_CYCLES / clock,
         c.plain("gpu.requests") / clock, c.plain("arithmetic.integer_operations") / clock,
+        c.plain("gpu.sectors") / clock, np.where(lanes > 1, choices, 0.0) / clock,
+        np.where(gathered, c.plain("arithmetic.address_operations"), 0.0) / clock,
         *[
             c.plain(f"memory.traffic_{size}") / (_BYTES_PER_CYCLE * clock)
             for size in CACHE_SIZES
         ],
     ]  # fmt: skip
-    leaf_s = by_leaf[1] + by_leaf[2] / vector + by_leaf[7] + by_leaf[14] + 1e-12
+    leaf_s = by_leaf[1] + by_leaf[2] / vector + by_leaf[7] + by_leaf[17] + 1e-12
     return c.columns(by_leaf), np.asarray(leaf_s)

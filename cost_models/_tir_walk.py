@@ -43,6 +43,7 @@ _VARIABLE, _INTEGER, _LOAD, _CALL, _CAST = w.VARIABLE, w.INTEGER, w.LOAD, w.CALL
 _SELECT, _ADD, _SUB, _MUL, _DIV, _MOD = w.SELECT, w.ADD, w.SUB, w.MUL, w.DIV, w.MOD
 _FLOOR_DIV, _FLOOR_MOD, _MIN, _MAX = w.FLOOR_DIV, w.FLOOR_MOD, w.MIN, w.MAX
 _EQ, _GE, _AND, _NOT, _BIND = w.EQ, w.GE, w.AND, w.NOT, w.BIND
+_FLOATING = w.FLOATING
 
 
 @part
@@ -251,7 +252,7 @@ def walk(
 
 
 @part
-def _count(nodes: Any, row: int, operations: Any) -> None:
+def _count(nodes: Any, pool: Any, row: int, operations: Any) -> None:
     """Add one operator of a value to its leaf's counts."""
     kind = nodes[row, _KIND]
     code = dtype_code(nodes, row)
@@ -266,6 +267,10 @@ def _count(nodes: Any, row: int, operations: Any) -> None:
             operations[CHOICES] += 1
         elif price == 5:
             operations[CALLED] += 1
+        elif price == 6:
+            exponent = member(nodes, pool, ref(nodes, row, _B), 1)
+            squared = nodes[exponent, _KIND] == _FLOATING and nodes[exponent, _A] == 2
+            operations[PRODUCTS if squared else CALLED] += 1
     elif kind == _CAST:
         operations[CASTS] += 1
     elif kind in (_SELECT, _MIN, _MAX) or _EQ <= kind <= _GE:
@@ -347,7 +352,7 @@ def gather(
         if address:
             operations[ADDRESS] += _ADD <= kind <= _NOT or kind == _CALL
         elif kind > 0:
-            _count(nodes, row, operations)
+            _count(nodes, pool, row, operations)
         for child in (first, second, third):
             if child > 0:
                 stack[top] = -child - 1 if address else child

@@ -57,11 +57,12 @@ _DTYPES = {
 }  # fmt: skip
 
 #: Functions by price: 1 a few instructions (roots, exponentials in hardware), 2 a polynomial or
-#: more, 3 a choice between values, 4 nothing, 5 a call of the C library.
+#: more, 3 a choice between values, 4 nothing, 5 a call of the C library,
+#: 6 the same, but a product where the second argument is two.
 _FUNCTIONS = {
     "exp": 1, "exp2": 1, "log": 1, "log2": 1, "sqrt": 1, "rsqrt": 1, "fabs": 4, "floor": 4,
     "ceil": 4, "round": 4, "nearbyint": 4, "trunc": 4, "fma": 4,
-    "erf": 2, "tanh": 2, "sigmoid": 2, "pow": 5, "sin": 5, "cos": 5, "tan": 5, "exp10": 5,
+    "erf": 2, "tanh": 2, "sigmoid": 2, "pow": 6, "sin": 5, "cos": 5, "tan": 5, "exp10": 5,
     "log10": 5, "log1p": 5, "atan": 5, "atan2": 5, "sinh": 5, "cosh": 5, "asin": 5, "acos": 5,
     "if_then_else": 3, "likely": 4, "reinterpret": 4, "isnan": 4, "isinf": 4, "isfinite": 4,
 }  # fmt: skip

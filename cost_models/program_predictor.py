@@ -86,7 +86,7 @@ class ProgramPredictor(RegressorMixin, BaseEstimator):  # type: ignore[misc, unu
         groups: int = 4,
         width: int = 96,
         layers: int = 2,
-        epochs: int = 40,
+        epochs: int = 25,
         batch: int = 256,
         learning_rate: float = 1e-3,
         positional: bool = True,
