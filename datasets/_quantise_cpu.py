@@ -10,6 +10,7 @@ numba compiles for the host's processor, whatever instruction set torch was conf
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,7 @@ import torch
 from torch import Tensor
 
 from foreplan._compiled import compiled
+from foreplan.datasets._row_threads import in_parts
 
 
 def quantise_rows(
@@ -32,7 +34,8 @@ def quantise_rows(
     by = _factors(factor, plain.shape[1])
     values = torch.empty(plain.shape, dtype=dtype)
     scale = torch.empty(len(plain), 1, dtype=torch.float32)
-    _rows(plain.numpy(), by, np.float32(limit), _seed(seed), values.numpy(), scale.numpy()[:, 0])
+    arrays = plain.numpy(), by, np.float32(limit), _seed(seed), values.numpy(), scale.numpy()[:, 0]
+    in_parts(functools.partial(_rows, *arrays), len(plain), plain.numel())
     return values, scale
 
 
@@ -49,7 +52,8 @@ def quantise_columns(
     by = _factors(factor, rows)
     values = torch.empty(plain.shape, dtype=dtype)
     scale = torch.empty(1, columns, dtype=torch.float32)
-    _columns(plain.numpy(), by, np.float32(limit), _seed(seed), values.numpy(), scale.numpy()[0])
+    arrays = plain.numpy(), by, np.float32(limit), _seed(seed), values.numpy(), scale.numpy()[0]
+    in_parts(functools.partial(_columns, *arrays), columns, plain.numel())
     return values, scale
 
 
@@ -83,7 +87,8 @@ def rescale(products: Tensor, left: Tensor, right: Tensor, bias: Tensor | None) 
     by_row = left.expand(rows, 1).contiguous().view(-1).numpy()
     by_column = right.expand(1, columns).contiguous().view(-1).numpy()
     added = torch.zeros(columns) if bias is None else bias.detach().float().contiguous()
-    _rescale(products.contiguous().numpy(), by_row, by_column, added.numpy(), out.numpy())
+    arrays = products.contiguous().numpy(), by_row, by_column, added.numpy(), out.numpy()
+    in_parts(functools.partial(_rescale, *arrays), rows, products.numel())
     return out
 
 
@@ -120,11 +125,13 @@ def _round(value: Any, low: Any, high: Any, seed: Any, index: Any) -> Any:
 
 
 @compiled
-def _rows(x: Any, factor: Any, limit: Any, seed: Any, values: Any, scale: Any) -> None:
-    rows, columns = x.shape
+def _rows(
+    x: Any, factor: Any, limit: Any, seed: Any, values: Any, scale: Any, begin: Any, end: Any
+) -> None:
+    columns = x.shape[1]
     row = np.empty(columns, np.float32)
     bits = row.view(np.int32)
-    for i in range(rows):
+    for i in range(begin, end):
         out = values[i]
         for j in range(columns):
             row[j] = x[i, j] * factor[j]
@@ -141,30 +148,39 @@ def _rows(x: Any, factor: Any, limit: Any, seed: Any, values: Any, scale: Any) -
 
 
 @compiled
-def _columns(x: Any, factor: Any, limit: Any, seed: Any, values: Any, scale: Any) -> None:
+def _columns(
+    x: Any, factor: Any, limit: Any, seed: Any, values: Any, scale: Any, begin: Any, end: Any
+) -> None:
     rows, columns = x.shape
-    row = np.empty(columns, np.float32)
-    largest = np.zeros(columns, np.int32)
+    width = end - begin
+    row = np.empty(width, np.float32)
+    bits = row.view(np.int32)
+    largest = np.zeros(width, np.int32)
     for i in range(rows):
-        for j in range(columns):
-            row[j] = x[i, j] * factor[i]
-        bits = row.view(np.int32)
-        for j in range(columns):
+        part = x[i, begin:end]
+        for j in range(width):
+            row[j] = part[j] * factor[i]
+        for j in range(width):
             magnitude = bits[j] & np.int32(0x7FFFFFFF)
             largest[j] = magnitude if magnitude > largest[j] else largest[j]
-    inverse = np.empty(columns, np.float32)
-    for j in range(columns):
-        scale[j] = largest.view(np.float32)[j] / limit
-        inverse[j] = np.float32(1.0) / scale[j] if scale[j] > 0 else np.float32(0.0)
+    inverse = np.empty(width, np.float32)
+    for j in range(width):
+        step = largest.view(np.float32)[j] / limit
+        scale[begin + j] = step
+        inverse[j] = np.float32(1.0) / step if step > 0 else np.float32(0.0)
     for i in range(rows):
-        for j in range(columns):
-            value = x[i, j] * factor[i] * inverse[j]
-            values[i, j] = _round(value, -limit, limit, seed, np.uint32(i * columns + j))
+        part, out = x[i, begin:end], values[i, begin:end]
+        index = i * columns + begin
+        for j in range(width):
+            value = part[j] * factor[i] * inverse[j]
+            out[j] = _round(value, -limit, limit, seed, np.uint32(index + j))
 
 
 @compiled
-def _rescale(products: Any, left: Any, right: Any, bias: Any, out: Any) -> None:
-    rows, columns = products.shape
-    for i in range(rows):
+def _rescale(
+    products: Any, left: Any, right: Any, bias: Any, out: Any, begin: Any, end: Any
+) -> None:
+    columns = products.shape[1]
+    for i in range(begin, end):
         for j in range(columns):
             out[i, j] = np.float32(products[i, j]) * left[i] * right[j] + bias[j]

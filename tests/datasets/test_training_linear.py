@@ -205,3 +205,17 @@ def test_what_no_device_has_is_refused() -> None:
         linear(x, w, None, recipe("fp32/fp8/torch.scaled_mm+fp8"))
     with pytest.raises(SpecError, match="training variant"):
         recipe("fp32/int4/magic")
+
+
+@pytest.mark.parametrize("along", ["row", "column"])
+def test_several_threads_compute_what_one_does(along: str) -> None:
+    x = torch.randn(700, 800, generator=torch.Generator().manual_seed(0))
+    before, made = torch.get_num_threads(), []
+    try:
+        for threads in (1, 3):
+            torch.set_num_threads(threads)
+            made.append(quantise(x, "int8", along, seed=5))  # type: ignore[arg-type]
+    finally:
+        torch.set_num_threads(before)
+    assert torch.equal(made[0].values, made[1].values)
+    assert torch.equal(made[0].scale, made[1].scale)
