@@ -9,6 +9,7 @@ holds at least its limit (Li et al., PyTorch Distributed, VLDB 2020, section 3.2
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 from foreplan.errors import SpecError
 
@@ -41,9 +42,8 @@ def ddp_buckets(
     import torch
     import torch.distributed as dist
 
-    names = list(reversed(parameters))
+    assign: Any = dist._compute_bucket_assignment_by_size  # type: ignore[attr-defined]
+    names = list(parameters)[::-1]
     tensors = [torch.empty(1).expand(parameters[name]) for name in names]
-    indices, _ = dist._compute_bucket_assignment_by_size(
-        tensors, [first_bucket_bytes, bucket_bytes]
-    )
+    indices, _ = assign(tensors, [first_bucket_bytes, bucket_bytes])
     return tuple(tuple(names[i] for i in bucket) for bucket in indices)

@@ -170,14 +170,14 @@ def _programs(
             fix="or leave out --model and --for, for the generic grid",
         )  # fmt: skip
     asked: Any = load_workload(purpose, workload)
-    described = [load_model(name) for name in models]
     if purpose == "serving":
-        wanted = [p for model in described for p in serving_programs(model, asked, kind)]
+        wanted = [p for name in models for p in serving_programs(load_model(name), asked, kind)]
     else:
         # Loads torch, which the shapes of a decoder do without.
         from foreplan.planner.precision.shapes import precision_programs
 
-        wanted = [p for m in described or [None] for p in precision_programs(m, asked, kind)]
+        described = [load_model(name) for name in models] or [None]
+        wanted = [p for model in described for p in precision_programs(model, asked, kind)]
     return ProfileGrid.exact(wanted).programs
 
 

@@ -55,7 +55,7 @@ class DeviceReplay:
         cell = self._edge + choice[self._producer] * self._width + choice[self._consumer]
         forward = float(self._forward[at].sum() + self._cast[cell].sum())
         parts = len(self.buckets.bytes)
-        backward = np.bincount(self._part, self._backward[at], parts)
+        backward: FloatArray = np.bincount(self._part, self._backward[at], parts).astype(float)
         backward += np.bincount(self._part[self._consumer], self._cast_back[cell], parts)
         return forward, backward
 

@@ -67,7 +67,7 @@ def measure_perturbations(
             for name, buffer in module.named_buffers():
                 buffer.copy_(buffers[name])
         module.zero_grad(set_to_none=True)
-        task.loss(module(*batch[0]).float(), batch[1]).backward()
+        torch.autograd.backward(task.loss(module(*batch[0]).float(), batch[1]))
         found = [p.grad.flatten() for p in module.parameters() if p.grad is not None]
         return torch.cat(found).double()
 

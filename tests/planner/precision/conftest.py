@@ -1,4 +1,4 @@
-"""Public architectures as plain modules, and precision problems on zoo devices at roofline prices."""
+"""Public architectures as plain modules; precision problems on zoo devices at roofline prices."""
 
 from __future__ import annotations
 
@@ -91,8 +91,8 @@ def public_graph():
     return build
 
 
-#: A byte model of two blocks, small enough that calibration takes a moment.
-BYTES = {"context": 16, "width": 32, "layers": 2, "heads": 2}
+#: A byte model of two blocks: small, but large enough that products cost more than launches.
+BYTES = {"context": 32, "width": 128, "layers": 2, "heads": 2}
 
 
 @pytest.fixture(scope="session")
@@ -100,6 +100,7 @@ def make_problem():
     """A problem on zoo devices: ``make_problem("1xt4", batch=4, ...)``."""
 
     def make(devices="1xa100-80g,1xt4", *, seed=0, memory_bytes=None, **fields):
+        """A problem; ``fields`` are the workload's."""
         cluster = parse_devices(devices, "--devices")
         if memory_bytes is not None:
             entries = tuple(
@@ -108,7 +109,7 @@ def make_problem():
             cluster = cluster.model_copy(update={"devices": entries})
         cluster = Profiles().completed(cluster)
         fields = {
-            "batch": 64, "network": "byte_lm", "network_options": BYTES, "steps": 1,
+            "batch": 32, "network": "byte_lm", "network_options": BYTES, "steps": 1,
             "calibration_batches": 1, "first_bucket_bytes": 1 << 14, "bucket_bytes": 1 << 16,
         } | fields  # fmt: skip
         workload = PrecisionWorkload(**fields)
