@@ -7,6 +7,7 @@ waking them.
 from __future__ import annotations
 
 import functools
+import itertools
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -33,7 +34,7 @@ def in_parts(run: Callable[[int, int], None], count: int, elements: int) -> None
         return
     cuts = [count * i // threads for i in range(threads + 1)]
     pool = _pool(threads - 1)
-    others = [pool.submit(run, begin, end) for begin, end in zip(cuts[1:-1], cuts[2:], strict=True)]
+    others = [pool.submit(run, begin, end) for begin, end in itertools.pairwise(cuts[1:])]
     run(0, cuts[1])
     for other in others:
         other.result()

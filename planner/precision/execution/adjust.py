@@ -102,8 +102,9 @@ class LiveAdjustment:
     def _now(self) -> Any:
         if self._device.type != "cuda":
             return time.perf_counter()
-        event = torch.cuda.Event(enable_timing=True)
-        event.record(torch.cuda.current_stream(self._device))
+        cuda: Any = torch.cuda
+        event = cuda.Event(enable_timing=True)
+        event.record(cuda.current_stream(self._device))
         return event
 
     def _over_group(self, seconds: float) -> Sequence[float]:
