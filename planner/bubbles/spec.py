@@ -126,7 +126,8 @@ class GivenTimes(StrictModel):
     """Seconds that override the cost book, for published settings.
 
     Attributes:
-        tensor_collective_s: one all-gather or reduce-scatter of a layer's activations.
+        tensor_collective_s: one all-gather or reduce-scatter of a backbone layer's activations.
+        encoder_tensor_collective_s: one of an encoder layer's.
         all_gather_s, reduce_scatter_s: parameters and gradients over the data parallel ranks, the
             part that nothing of the backbone hides.
         encoder_all_gather_s, encoder_reduce_scatter_s: likewise of one encoder stage.
@@ -135,6 +136,7 @@ class GivenTimes(StrictModel):
     """
 
     tensor_collective_s: Seconds | None = None
+    encoder_tensor_collective_s: Seconds | None = None
     all_gather_s: Seconds | None = None
     reduce_scatter_s: Seconds | None = None
     encoder_all_gather_s: Seconds | None = None

@@ -129,7 +129,9 @@ class TrainingStep:
         sequences = w.microbatch * spec.images
         recompute = "full" if spec.recompute else "selective"
         shape = Shape(self.encoders[index], sequences, spec.tokens, tp, recompute)
-        return TowerWorks(shape, self.lane_group(0)[:tp], w.times.tensor_collective_s)
+        return TowerWorks(
+            shape, self.lane_group(0)[:tp], w.times.encoder_tensor_collective_s, "encoder_"
+        )
 
     def rows(self, index: int) -> int:
         """Tokens of a micro-batch inside an encoder."""

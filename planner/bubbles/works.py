@@ -92,10 +92,14 @@ class TowerWorks:
         shape: of its micro-batches.
         group: cluster ranks that share a layer.
         tensor_s: seconds of one collective inside a layer, where given.
+        kind: what the workload calls those, before ``tensor_collective_s``.
     """
 
-    def __init__(self, shape: Shape, group: tuple[int, ...], tensor_s: float | None) -> None:
+    def __init__(
+        self, shape: Shape, group: tuple[int, ...], tensor_s: float | None, kind: str = ""
+    ) -> None:
         self.shape = shape
+        self._tensor_name = f"{kind}tensor_collective_s"
         self._group = group
         self._tensor_s = tensor_s
 
@@ -164,7 +168,7 @@ class TowerWorks:
         if self.shape.tp == 1 or not count:
             return ()
         if self._tensor_s is not None:
-            return ((given("tensor_collective_s", self._tensor_s), count),)
+            return ((given(self._tensor_name, self._tensor_s), count),)
         size = self.shape.hidden_bytes
         gather = Collective("all_gather", size, self._group)
         scatter = Collective("reduce_scatter", size, self._group)

@@ -122,7 +122,8 @@ def korthikanti(name, rate, bandwidth, recompute):
             layer_forward_s=forward, layer_backward_s=2 * forward + again,
         ),
         times=GivenTimes(
-            tensor_collective_s=2 * mb * S * h / bandwidth, optimizer_s=0.0, transfer_s=0.0
+            tensor_collective_s=2 * mb * S * h / bandwidth, encoder_tensor_collective_s=0.0,
+            optimizer_s=0.0, transfer_s=0.0,
         ),
     )  # fmt: skip
     made = problem(asked, f"{pp * TP}xa100-80g")
