@@ -18,6 +18,9 @@ def run(
 
     PuLP 3.3 calls a programme that met its time limit "Optimal" and does not know the status of
     one that met its node limit. An infeasible programme has no values and the bound ``inf``.
+
+    Presolve is off, and with it restarts: HiGHS 1.14 and 1.15 cut off optimal points of programmes
+    with both kinds of columns (ERGO-Code/HiGHS#2957; `choice_milp` keeps a case as a test).
     """
     solver = pulp.HiGHS(
         msg=False,
@@ -26,6 +29,8 @@ def run(
         threads=1,
         mip_max_nodes=max_nodes,
         random_seed=0,
+        presolve="off",
+        mip_allow_restart=False,
         mip_feasibility_tolerance=TOLERANCE,
         primal_feasibility_tolerance=TOLERANCE,
     )
