@@ -13,9 +13,13 @@ from numpy.typing import NDArray
 
 from foreplan.cost_models.program_evaluation import noise_floor
 from foreplan.cost_models.program_folds import DEVELOPMENT_FAMILIES
+from foreplan.cost_models.program_replay import search_curve
 from foreplan.cost_models.program_table import ProgramTable
+from foreplan.errors import SpecError
 
 Floats = NDArray[np.float64]
+
+_BUDGETS = (1, 2, 3, 5)
 
 
 class Scored(NamedTuple):
@@ -26,12 +30,14 @@ class Scored(NamedTuple):
         rows: rows of the table that were predicted (n).
         error: absolute relative errors (n).
         inside: whether the interval holds the label (n), empty where there is none.
+        predicted_s: predictions (n).
     """
 
     facts: Mapping[str, Any]
     rows: NDArray[np.int64]
     error: Floats
     inside: NDArray[np.bool_]
+    predicted_s: Floats
 
 
 def read_scores(table: ProgramTable, folder: Path) -> list[Scored]:
@@ -45,7 +51,7 @@ def read_scores(table: ProgramTable, folder: Path) -> list[Scored]:
             inside = np.zeros(0, dtype=np.bool_)
             if "low_s" in arrays:
                 inside = (arrays["low_s"] <= measured) & (measured <= arrays["high_s"])
-        found.append(Scored(facts, rows, np.abs(predicted / measured - 1), inside))
+        found.append(Scored(facts, rows, np.abs(predicted / measured - 1), inside, predicted))
     return found
 
 
@@ -57,7 +63,54 @@ def report(table: ProgramTable, folder: Path) -> str:
         for number, device in enumerate(table.devices):
             parts.append(_table(table, [s for s in scores if s.facts["split"] == split], number))
             parts[-1] = f"## {split}: {device.name}\n\n{parts[-1]}"
+    parts += [
+        f"## search: {device.name}\n\n{_search(table, scores, number)}"
+        for number, device in enumerate(table.devices)
+    ]
     return "\n\n".join(parts)
+
+
+def _search(table: ProgramTable, scores: list[Scored], device: int) -> str:
+    """Best found over best of the pool, by model and number of measurements."""
+    lines = [
+        "| ranked by | tasks | " + " | ".join(f"{k} measured" for k in _BUDGETS) + " |",
+        "|" + "---|" * (2 + len(_BUDGETS)),
+    ]
+    seen: dict[str, dict[str, Any]] = {}
+    for model in sorted({s.facts["model"] for s in scores}):
+        curves = []
+        for item in scores:
+            facts = item.facts
+            if facts["split"] != "family" or facts["model"] != model or facts["seed"]:
+                continue
+            here = table.device[item.rows] == device
+            rows = item.rows[here]
+            if not len(rows):
+                continue
+            try:
+                curves.append(
+                    search_curve(
+                        item.predicted_s[here], table.latency_s[rows], table.task[rows], _BUDGETS
+                    )
+                )
+            except SpecError:  # a fold of small tasks only
+                continue
+        if curves:
+            weight = np.array([curve["tasks"] for curve in curves], dtype=float)
+            seen[model] = {
+                name: np.average([curve[name] for curve in curves], axis=0, weights=weight)
+                for name in ("model", "random")
+            } | {"tasks": int(weight.sum())}
+    for model, curve in seen.items():
+        lines.append(_row(model, curve["tasks"], curve["model"]))
+    if seen:
+        last = next(iter(seen.values()))
+        lines.append(_row("random order", last["tasks"], last["random"]))
+    return "\n".join(lines)
+
+
+def _row(label: str, tasks: int, values: Floats) -> str:
+    return f"| {label} | {tasks} | " + " | ".join(f"{value:.3f}" for value in values) + " |"
 
 
 def _table(table: ProgramTable, scores: list[Scored], device: int) -> str:
