@@ -26,7 +26,9 @@ ONE_CORE = DeviceName.parse("cpu:threads=1")
 PLANS = ["bf16", "int8-all"]
 
 
-def test_gradients_are_those_of_ddp(workload: Make, tmp_path: Path) -> None:
+def test_gradients_are_those_of_ddp_and_slow_ranks_keep_low_precision(
+    workload: Make, tmp_path: Path
+) -> None:
     work = workload()
     task = training_task(None, work, 0)
     decision = uniform_decision(task, work, PLANS)
@@ -42,10 +44,15 @@ def test_gradients_are_those_of_ddp(workload: Make, tmp_path: Path) -> None:
                 env=worker_environment(ONE_CORE),
             )
         )  # fmt: skip
-    for process in processes:
-        out, _ = process.communicate(timeout=120)
-        assert process.returncode == 0
-        assert json.loads(out) == expected
+    said = [process.communicate(timeout=180)[0].splitlines() for process in processes]
+    assert [process.returncode for process in processes] == [0, 0]
+    assert [json.loads(lines[0]) for lines in said] == [expected, expected]
+    (fast, seen), (slow, also_seen) = (json.loads(lines[1]) for lines in said)
+    assert set(fast.values()) == {"fp32/fp32/torch.linear"}, "the fast rank got precision back"
+    assert set(slow.values()) == {"fp32/bf16/torch.linear"}
+    # Both saw the same times, in which the wait for the slow rank is not the fast rank's.
+    assert [row[:2] for row in seen] == [row[:2] for row in also_seen]
+    assert all(mine < other for _, (mine, other), _ in seen)
 
 
 def test_real_ranks_compute_what_one_process_computes(workload: Make) -> None:
