@@ -79,13 +79,15 @@ def make_model(name: str, *, seed: int, device: str, epochs: int | None, threads
         SpecError: no such model.
     """
     if name in VARIANTS:
-        settings = {**VARIANTS[name], "torch_device": device, "threads": threads}
-        return ProgramPredictor(seed=seed, **settings, **({"epochs": epochs} if epochs else {}))
+        chosen: dict[str, Any] = {**VARIANTS[name], "torch_device": device, "threads": threads}
+        if epochs:
+            chosen["epochs"] = epochs
+        return ProgramPredictor(seed=seed, **chosen)
     if name not in BASELINES:
         raise SpecError(
             "--models", got=name, expected="one of " + ", ".join([*VARIANTS, *sorted(BASELINES)])
         )
-    settings = {"torch_device": device} if name in _ON_DEVICE else {}
+    settings: dict[str, Any] = {"torch_device": device} if name in _ON_DEVICE else {}
     if name == "xgboost":
         settings["threads"] = threads
     if epochs and name in _ON_DEVICE:

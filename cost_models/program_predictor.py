@@ -171,7 +171,7 @@ class ProgramPredictor(RegressorMixin, BaseEstimator):  # type: ignore[misc, unu
             [self._trees(program_inputs(table, self.scale_), seconds)] if self.rounds else []
         )
         error = np.abs(kept_s / seconds[kept] - 1)
-        self.card_ = {
+        self.card_: dict[str, Any] = {
             "rows": len(table),
             "tasks": len(set(table.task.tolist())),
             "devices": [device.model_dump(mode="json") for device in table.devices],
