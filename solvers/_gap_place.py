@@ -104,6 +104,7 @@ def merged(
     arrival: Any,
     head: float,
     deadline: Any,
+    most: int,
     tolerance: float,
     pipeline: Any,
 ) -> int:
@@ -123,6 +124,7 @@ def merged(
         arrival: ``[M]`` lag after the last unit.
         head: seconds before 0.
         deadline: ``[N]``.
+        most: jobs that one pipeline may have; ``M * most`` is at least N.
         tolerance: as in ``place_jobs``.
         pipeline: ``[N]`` output.
 
@@ -134,6 +136,7 @@ def merged(
     at = first_piece.copy()
     idle = np.full((pipelines, rows), -head)
     ready = np.zeros(pipelines)
+    jobs = np.zeros(pipelines, np.int64)
     last = -1
     for i in range(len(deadline)):
         for j in range(pipelines):
@@ -146,11 +149,12 @@ def merged(
                         start, end, rate, at[j, r], t, work[j, u], tolerance
                     )
                     idle[j, r] = t
-                ready[j] = t + arrival[j]
+                ready[j] = t + arrival[j] if jobs[j] < most else np.inf
         last = np.argmin(ready)
         if units and ready[last] > deadline[i] + tolerance:
             return i
         pipeline[i] = last if units else i % pipelines
+        jobs[last] += 1
     return len(deadline)
 
 

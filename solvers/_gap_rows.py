@@ -59,6 +59,7 @@ class Rows:
         release: ``[N]``.
         tolerance: slack in seconds, below the checker's.
         cap: live jobs of a pipeline; 0 for no cap.
+        most: jobs of a pipeline, with ``M * most >= N``.
     """
 
     start: FloatArray
@@ -72,6 +73,7 @@ class Rows:
     release: FloatArray
     tolerance: float
     cap: int
+    most: int
 
     @classmethod
     def of(cls, problem: GapFillProblem) -> Rows:
@@ -100,6 +102,7 @@ class Rows:
             problem.release_s,
             0.1 * problem.tolerance_s,
             problem.live_cap or 0,
+            problem.n_slots,
         )
 
     def of_pipeline(self, j: int) -> tuple[FloatArray, FloatArray, FloatArray, IntArray]:

@@ -57,7 +57,7 @@ def merged_map(rows: Rows, head: float) -> tuple[IntArray, int]:
     way = rows.forward
     met = merged(
         rows.start, rows.end, rows.rate, rows.first_piece, way.row, way.work, way.lag, way.edge,
-        head, rows.deadline, rows.tolerance, pipeline,
+        head, rows.deadline, rows.most, rows.tolerance, pipeline,
     )  # fmt: skip
     return pipeline, int(met)
 
@@ -265,7 +265,7 @@ class Filler:
         while best < slots:
             step: tuple[int, int, int] | None = None
             for a, b in np.ndindex(len(counts), len(counts)):
-                if a == b or counts[a] == 0:
+                if a == b or counts[a] == 0 or counts[b] == self.rows.most:
                     continue
                 counts[a] -= 1
                 counts[b] += 1

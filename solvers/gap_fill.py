@@ -34,6 +34,7 @@ from foreplan.solvers._gap_search import (
     Incumbent,
     Search,
     improve,
+    least_head,
     merged_map,
 )
 from foreplan.solvers.gap_fill_bounds import GapFillBounds, bounds_and_ends, least_cap, lower_bounds
@@ -94,13 +95,13 @@ def solve(
         )  # fmt: skip
     bounds, head, tail = bounds_and_ends(problem, rows, mirror)
     target = bounds.best_s * (1.0 + 0.5 * gap)
-    best = _both_ways(problem, rows, mirror, (head, tail), target, max_evaluations)
-    spent, answer = best.evaluations, best.answer
+    free = _both_ways(problem, rows, mirror, (head, tail), target, max_evaluations)
+    spent = free.evaluations
+    answer: GapFillAnswer | None = free.answer
     if rows.cap:
-        filler = Filler(rows, mirror)
-        search = Search(filler, head, target, max(1, max_evaluations - spent))
-        _capped(search, tail, best)
-        spent, answer = spent + filler.evaluations, search.best.answer
+        search = Search(Filler(rows, mirror), head, target, max(1, max_evaluations - spent))
+        _capped(problem, search, tail, free)
+        spent, answer = spent + search.filler.evaluations, search.best.answer
     total = math.inf if answer is None else evaluate(problem, answer).total_s
     status = SolutionStatus.FEASIBLE
     if answer is None:
@@ -150,18 +151,27 @@ def _both_ways(
     return _Free(score.head_s, score.total_s, answer, spent)
 
 
-def _capped(search: Search, tail: float, free: _Free) -> None:
-    """From several maps and heads, by moves and swaps."""
+def _capped(problem: GapFillProblem, search: Search, tail: float, free: _Free) -> None:
+    """Without a job too many for the cap to matter, then from several maps by moves and swaps."""
     rows, mirror = search.filler.rows, search.filler.mirror
     slots, pipelines = len(rows.deadline), len(rows.first_piece)
+    starts = [free]
+    if pipelines * rows.cap >= slots:
+        few, turned = (replace(side, cap=0, most=rows.cap) for side in (rows, mirror))
+        ends = least_head(few)[1], least_head(turned)[1]
+        starts.insert(
+            0, _both_ways(problem, few, turned, ends, search.target, search.max_evaluations)
+        )
+        search.best = Incumbent(total=starts[0].total, answer=starts[0].answer)
+    span = float(rows.forward.job_s.max()) * -(-slots // pipelines)
+    heads = [start.head for start in starts]
+    heads += [search.floor + share * span for share in (0.0, 0.25, 0.5, 1.0)]
     maps = [
-        free.answer.pipeline,
+        *(start.answer.pipeline for start in starts),
         merged_map(rows, search.floor)[0],
         np.arange(slots) % pipelines,
         np.ascontiguousarray(merged_map(mirror, tail)[0][::-1]),
     ]
-    span = float(rows.forward.job_s.max()) * -(-slots // pipelines)
-    heads = [free.head, *(search.floor + share * span for share in (0.0, 0.25, 0.5, 1.0))]
     for head, start in itertools.product(heads, maps):
         if search.over:
             break

@@ -6,21 +6,21 @@ Times are whole ticks. Where one is none, it is rounded to the safe side: units 
 backbone outwards, deadlines down, releases up. The answer is then feasible but CP-SAT's bound is
 not one of the original problem and is dropped.
 
-``ortools`` is optional; it runs in a process of its own (``_gap_cp_worker``).
+``ortools`` is optional and cannot share a process with ``highspy``. Solvers start no processes, so
+the caller says how to run ``gap_fill_cp_model.solve_document`` elsewhere; both its argument and its
+result are what JSON can hold.
 """
 
 from __future__ import annotations
 
 import importlib.util
-import json
 import math
-import subprocess
-import sys
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
-from foreplan.errors import MissingDataError, SpecError
+from foreplan.errors import SpecError
 from foreplan.solvers._gap_rows import Direction, Rows, refuse_interference
 from foreplan.solvers.gap_fill import solve
 from foreplan.solvers.gap_fill_problem import (
@@ -37,17 +37,24 @@ WHOLE = 1e-6
 
 
 def is_available() -> bool:
-    """Whether ``ortools`` is installed; it is not imported."""
+    """Whether this interpreter has ``ortools``; it is not imported."""
     return importlib.util.find_spec("ortools") is not None
 
 
 def solve_cp(
-    problem: GapFillProblem, *, tick_s: float, limit: float = 60.0, workers: int = 1
+    problem: GapFillProblem,
+    run: Callable[[dict[str, Any]], dict[str, Any]],
+    *,
+    tick_s: float,
+    limit: float = 60.0,
+    workers: int = 1,
 ) -> Solution[GapFillAnswer]:
-    """Solve with CP-SAT in a process of its own.
+    """Solve with CP-SAT.
 
     Args:
         problem: the instance, without interference.
+        run: calls ``gap_fill_cp_model.solve_document`` on its argument, in a process that has not
+            loaded ``highspy``.
         tick_s: seconds of one tick.
         limit: CP-SAT's deterministic time, about seconds of one worker.
         workers: threads; the answer is deterministic with one.
@@ -56,11 +63,8 @@ def solve_cp(
         The better of CP-SAT's answer and the heuristic's; ``evaluations`` is 1.
 
     Raises:
-        MissingDataError: ``ortools`` is not installed.
         SpecError: interference, or a tick that is not above 0.
     """
-    if not is_available():
-        raise MissingDataError("ortools is not installed", fix="pip install ortools")
     refuse_interference(problem)
     if not (math.isfinite(tick_s) and tick_s > 0):
         raise SpecError("tick_s", got=tick_s, expected="above 0")
@@ -68,12 +72,7 @@ def solve_cp(
     if known.status == SolutionStatus.INFEASIBLE:
         return known
     ticks = _Ticks(tick_s)
-    given = _document(problem, known, ticks) | {"limit": limit, "workers": workers}
-    process = subprocess.run(
-        [sys.executable, "-m", "foreplan.solvers._gap_cp_worker"],
-        input=json.dumps(given), capture_output=True, text=True, check=True,
-    )  # fmt: skip
-    outcome = json.loads(process.stdout)
+    outcome = run(_document(problem, known, ticks) | {"limit": limit, "workers": workers})
     best, objective = known.value, known.objective
     if outcome["map"] is not None:
         found = GapFillAnswer(

@@ -120,7 +120,7 @@ CASES = {
     "N=16, interference": Instance(16, changes=INTERFERENCE),
     "N=16, long encoder layers": Instance(16, forward_s=4e-3, backward_s=6e-3),
     "N=16, no data-parallel bubbles": Instance(16, gather_s=0.0, scatter_s=0.0),
-    "N=16, at most 2 live jobs": Instance(16, changes={"max_live_jobs": 2}),
+    "N=16, at most 4 live jobs": Instance(16, changes={"max_live_jobs": 4}),
     "N=32": Instance(32),
     "N=32, two pipelines of four stages, no bubbles": Instance(
         32, chunks=6, stages=4, forward_s=3e-3, backward_s=4.2e-3, gather_s=0.0, scatter_s=0.0

@@ -55,7 +55,7 @@ def test_answers_obey_every_rule(seed: int, slowed: bool, capped: bool, make_gap
     solution = solve(problem)
     if solution.value is None:
         assert problem.live_cap is not None
-        assert solution.status == SolutionStatus.LIMIT
+        assert solution.status in (SolutionStatus.LIMIT, SolutionStatus.INFEASIBLE)
         return
     assert violations(problem, solution.value) == ()
     assert evaluate(problem, solution.value).total_s == solution.objective

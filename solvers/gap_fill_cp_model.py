@@ -1,26 +1,35 @@
-"""The process in which CP-SAT runs: a gap-filling problem in ticks in, starts out, as JSON.
+"""CP-SAT's model of a gap-filling problem in whole ticks: plain numbers in, plain numbers out.
 
-``ortools`` and ``highspy`` bring their own builds of HiGHS and cannot live in one process, so this
-module imports nothing of ours and is only ever run with ``python -m``. See ``gap_fill_cp`` for what
-the numbers mean.
+``ortools`` and ``highspy`` bring their own builds of HiGHS and cannot live in one process. Hence
+this module imports neither the programmes nor ``ortools`` before it is called, and a document can
+be sent to another process as JSON. See ``gap_fill_cp`` for what the numbers mean.
 """
 
 from __future__ import annotations
 
 import itertools
-import json
-import sys
 from typing import Any
 
-from ortools.sat.python import cp_model  # type: ignore[import-not-found,import-untyped,unused-ignore]
+from foreplan.errors import MissingDataError
 
 
-def main() -> None:
-    """Read a problem from stdin, write the outcome to stdout."""
-    json.dump(_solve(json.load(sys.stdin)), sys.stdout)
+def solve_document(given: dict[str, Any]) -> dict[str, Any]:
+    """Solve what ``gap_fill_cp.solve_cp`` hands to its ``run``.
 
+    Args:
+        given: the document; all its times are ticks.
 
-def _solve(given: dict[str, Any]) -> dict[str, Any]:
+    Returns:
+        ``status`` in CP-SAT's words, ``bound`` in ticks (``None`` if infeasible), ``map`` by slot
+        and ``starts`` by direction, slot and unit, both ``None`` without an answer.
+
+    Raises:
+        MissingDataError: ``ortools`` is not installed.
+    """
+    try:
+        from ortools.sat.python import cp_model  # type: ignore[import-not-found,import-untyped,unused-ignore]
+    except ImportError:
+        raise MissingDataError("ortools is not installed", fix="pip install ortools") from None
     model = cp_model.CpModel()
     slots, pipelines = range(given["slots"]), range(given["pipelines"])
     low, high = -given["reach"], given["length"] + given["reach"]
@@ -125,7 +134,3 @@ def _cap(model: Any, given: dict[str, Any], on: Any, starts: list[Any]) -> None:
                 starts[0][k, last_f] + forward[j][last_f]
                 >= starts[1][i, last_b] + backward[j][last_b]
             ).only_enforce_if(full, on[i, j], on[k, j])
-
-
-if __name__ == "__main__":
-    main()
