@@ -180,3 +180,29 @@ def test_what_cannot_be_carried_out_is_refused_as_a_whole(
         apply_variants(model, {"0": "fp32/bf16/torch.linear", **variants})
     assert type(model[0]) is nn.Linear
     assert type(model) is nn.Sequential
+
+
+def test_a_hugging_face_model_with_a_mixed_plan() -> None:
+    transformers = pytest.importorskip("transformers")
+    config = transformers.LlamaConfig(
+        vocab_size=64, hidden_size=32, intermediate_size=64, num_hidden_layers=2,
+        num_attention_heads=4, num_key_value_heads=2,
+    )  # fmt: skip
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = transformers.LlamaForCausalLM(config)
+    ids = torch.arange(32).view(2, 16)
+    exact = model(input_ids=ids).logits
+    variants = uniform_variants(model, "int8-all")
+    assert {name.rsplit(".", 1)[-1] for name in variants} == {
+        "embed_tokens", "q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj",
+        "lm_head",
+    }  # fmt: skip
+    # Unlike operands in attention, in the gate's product and in residual sums.
+    mixed = {n: "fp32/fp32/torch.linear" if n.endswith(("k_proj", "up_proj")) else t
+             for n, t in variants.items()}  # fmt: skip
+    apply_variants(model, mixed)
+    made = model(input_ids=ids).logits
+    assert 0 < apart(made, exact) < 0.05
+    made.square().mean().backward()
+    assert all(p.grad is not None and p.grad.dtype is torch.float32 for p in model.parameters())
