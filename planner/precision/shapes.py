@@ -2,22 +2,14 @@
 
 from __future__ import annotations
 
-from foreplan.cost_models.costs import CostBook, Estimate, Work
+from foreplan.cost_models.costs import CostBook, Work
 from foreplan.datasets.model import Model
 from foreplan.datasets.program import Program
 from foreplan.datasets.training_programs import optimizer_program
 from foreplan.planner.precision.graph import TrainingGraph
-from foreplan.planner.precision.pricing import StepTables
+from foreplan.planner.precision.pricing import StepTables, Unpriced
 from foreplan.planner.precision.spec import PrecisionWorkload
 from foreplan.planner.precision.task import training_task
-
-
-class _Anything:
-    """Prices everything, so that no variant is left out."""
-
-    def estimate(self, work: Work, device: str) -> Estimate:
-        """One second."""
-        return Estimate.exact(1.0)
 
 
 def precision_programs(
@@ -37,7 +29,7 @@ def precision_programs(
         SpecError: a network that cannot be traced.
     """
     graph = TrainingGraph.of(training_task(model, workload, seed=0))
-    tables = StepTables(graph, CostBook([_Anything()]), "device", device_kind, workload.precisions)
+    tables = StepTables(graph, CostBook([Unpriced()]), "device", device_kind, workload.precisions)
     found: dict[Work, None] = {}
     for options in tables.options:
         for option in options:

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from foreplan.cost_models.costs import CostBook
 from foreplan.cost_models.ddp_buckets import GRADIENT_BYTES, ddp_buckets
 from foreplan.cost_models.memory import show_bytes
 from foreplan.cost_models.schedule import IntArray
@@ -19,7 +20,7 @@ from foreplan.errors import InfeasibleError, SpecError
 from foreplan.planner.base import Problem
 from foreplan.planner.precision.allocation import Allocation, Omega
 from foreplan.planner.precision.graph import TrainingGraph
-from foreplan.planner.precision.pricing import StepTables
+from foreplan.planner.precision.pricing import StepTables, Unpriced
 from foreplan.planner.precision.replay import DeviceReplay, Replayed, StepReplay
 from foreplan.planner.precision.spec import (
     PrecisionDecision,
@@ -43,7 +44,7 @@ class Situation:
     """See the module.
 
     Args:
-        problem: with prices.
+        problem: with prices, or without in a rank's process, where works alone matter.
 
     Raises:
         SpecError: a network that cannot be traced, a rank in ``full_precision`` that is not there.
@@ -52,6 +53,8 @@ class Situation:
 
     def __init__(self, problem: Problem[PrecisionWorkload]) -> None:
         self.problem, self.workload = problem, problem.workload
+        # A process that only carries a decision out knows no prices.
+        self.costs = problem.costs if problem.costs.sources else CostBook([Unpriced()])
         self.task: TrainingTask = training_task(problem.model, problem.workload, problem.seed)
         self.graph = TrainingGraph.of(self.task)
         w = self.workload
@@ -70,7 +73,7 @@ class Situation:
             [self.devices[k] for k in self.kind_of],
             [rank.label for rank in self.ranks],
             optimizer_program(w.optimizer, sum(self.graph.parameters.values())),
-            problem.costs,
+            self.costs,
             contention(problem.cluster, tuple(range(len(self.ranks)))),
         )
         self.capacity = capacities(problem.cluster)
@@ -95,7 +98,7 @@ class Situation:
 
     def _tables(self, rank: Rank) -> StepTables:
         precisions = ("fp32",) if self._stays_full(rank) else self.workload.precisions
-        return StepTables(self.graph, self.problem.costs, rank.label, device_kind(rank), precisions)
+        return StepTables(self.graph, self.costs, rank.label, device_kind(rank), precisions)
 
     # -------------------------------------------------------------------------------- memory
 

@@ -8,6 +8,7 @@ import pytest
 from typer.testing import CliRunner
 
 from foreplan.cli import app
+from foreplan.cost_models.costs import CostBook
 from foreplan.errors import InfeasibleError, SpecError
 from foreplan.planner.api import load_workload, plan
 from foreplan.planner.precision import PrecisionPlanner
@@ -240,3 +241,12 @@ def test_random_plans_replay_reproducibly(make_problem):
     situation = Situation(make_problem())
     choices = situation.each([situation.uniform(k, "bf16") for k in range(2)])
     assert situation.replay.run(choices) == situation.replay.run([np.copy(c) for c in choices])
+
+
+def test_a_rank_needs_no_prices(planner, decided):
+    """In a rank's process the cost book is empty; the schedule's actions are the same."""
+    problem, choice = decided
+    bare = dataclasses.replace(problem, costs=CostBook(()))
+    ours, theirs = (planner.schedule(p, choice.decision) for p in (problem, bare))
+    assert [a.label for a in ours] == [a.label for a in theirs]
+    assert [a.work for a in ours] == [a.work for a in theirs]
