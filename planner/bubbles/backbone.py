@@ -8,6 +8,7 @@ sorted by its cause as in Optimus (ATC 2025), table 1.
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -19,6 +20,7 @@ from foreplan.cost_models.schedule import FloatArray, IntArray
 from foreplan.cost_models.simulator import simulate
 from foreplan.errors import SpecError
 from foreplan.planner.bubbles.actions import Step, write_order
+from foreplan.planner.bubbles.cuts import min_max_cuts
 from foreplan.planner.bubbles.decision import BackboneStage, BubblesDecision
 from foreplan.planner.bubbles.schedule import StepSchedule
 from foreplan.planner.bubbles.spec import BackbonePlan, PipelineName
@@ -26,6 +28,9 @@ from foreplan.planner.bubbles.training_step import TrainingStep
 
 #: Causes of idle time, in the order of the paper's table 1.
 BUBBLES = ("dp_all_gather", "dp_reduce_scatter", "pp_warm_up", "pp_cool_down", "pp_other", "tp")
+
+#: Share by which uneven stages have to be faster than equal ones.
+_WORTH = 1e-3
 
 _OPS = {"F": "F", "BW": "B", "B": "I", "W": "W"}
 
@@ -81,17 +86,46 @@ def forwards_first(order: Sequence[Step]) -> int:
     return next((k for k, op in enumerate(passes) if op != "F"), len(passes))
 
 
+def balanced_stages(step: TrainingStep, costs: CostBook) -> tuple[BackboneStage, ...]:
+    """Virtual stages of which the slowest is fastest, embedding and head counted.
+
+    Equal stages where nothing else is shorter.
+
+    Raises:
+        SpecError: layers that do not divide.
+        MissingDataError: a pass without a price.
+    """
+    even = backbone_stages(step.backbone.layers, step.plan)
+    device, ops = step.devices[0], ("F", "B")
+
+    def seconds(start: int, end: int) -> float:
+        return sum(costs.cost(step.passes(start, end, op), device).mean_s for op in ops)
+
+    layers = [seconds(layer, layer + 1) for layer in range(step.backbone.layers)]
+    cuts = min_max_cuts(layers, len(even))
+    stages = tuple(
+        BackboneStage(rank=s % step.plan.pp, start=a, end=b)
+        for s, (a, b) in enumerate(itertools.pairwise(cuts))
+    )
+    longest = [max(seconds(s.start, s.end) for s in some) for some in (even, stages)]
+    return stages if longest[1] < longest[0] * (1 - _WORTH) else even
+
+
 def bare_decision(
-    step: TrainingStep, name: PipelineName, microbatches: int, warmup: Sequence[int] | None = None
+    step: TrainingStep,
+    name: PipelineName,
+    microbatches: int,
+    warmup: Sequence[int] | None = None,
+    stages: tuple[BackboneStage, ...] | None = None,
 ) -> BubblesDecision:
-    """The backbone alone, without any encoder."""
+    """The backbone alone, without any encoder; in equal stages if none are given."""
     orders = backbone_orders(name, step.plan, microbatches, warmup)
     return BubblesDecision(
         plan=step.plan,
         schedule=schedule_name(name, step.plan.chunks),
         microbatches=microbatches,
         warmup=tuple(forwards_first(order) for order in orders),
-        stages=backbone_stages(step.backbone.layers, step.plan),
+        stages=stages or backbone_stages(step.backbone.layers, step.plan),
         encoders=(),
         orders=tuple(write_order(order) for order in orders),
         fill="unfilled",
@@ -131,14 +165,15 @@ class BackboneTimeline:
         name: PipelineName,
         microbatches: int,
         warmup: Sequence[int] | None = None,
+        stages: tuple[BackboneStage, ...] | None = None,
     ) -> BackboneTimeline:
-        """Simulate the backbone.
+        """Simulate the backbone; in equal stages if none are given.
 
         Raises:
             SpecError: sizes that do not divide, a warm-up that deadlocks.
             MissingDataError: a work without a price.
         """
-        decision = bare_decision(step, name, microbatches, warmup)
+        decision = bare_decision(step, name, microbatches, warmup, stages)
         schedule = StepSchedule(step, decision).build()
         timeline = simulate(schedule, costs)
         passes = timeline.is_compute & (schedule.stage >= 0)

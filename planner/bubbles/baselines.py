@@ -12,14 +12,12 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable, Sequence
 
-import numpy as np
-
 from foreplan.cost_models.costs import CostBook
 from foreplan.cost_models.pipeline import pipeline_order
-from foreplan.cost_models.schedule import FloatArray
 from foreplan.errors import SpecError
 from foreplan.planner.bubbles.actions import Step, write_order
 from foreplan.planner.bubbles.backbone import backbone_orders, forwards_first, schedule_name
+from foreplan.planner.bubbles.cuts import min_max_cuts
 from foreplan.planner.bubbles.decision import BackboneStage, BubblesDecision, EncoderPlan
 from foreplan.planner.bubbles.placement import encoder_plan, unit_cuts
 from foreplan.planner.bubbles.training_step import TrainingStep
@@ -121,10 +119,6 @@ def balanced(
     tower, plan = step.encoders[0], step.plan
     count = plan.pp * chunks
     seconds = _layer_seconds(step, costs)
-    if len(seconds) < count:
-        raise SpecError(
-            "balanced", got=f"{len(seconds)} layers", expected=f"at least {count} virtual stages"
-        )
     cuts = min_max_cuts(seconds, count)
     spans = list(itertools.pairwise(cuts))
     split = tower.layers
@@ -166,29 +160,6 @@ def balanced(
         orders=tuple(write_order(order) for order in orders),
         fill="unfilled",
     )
-
-
-def min_max_cuts(seconds: Sequence[float] | FloatArray, parts: int) -> list[int]:
-    """Cut a chain into parts of at least one item so that the longest part is shortest.
-
-    Source: the balanced baseline's recurrence, ``F(l, m) = min_j max(F(j, m - 1), sum (j, l])``.
-    """
-    total = np.concatenate(([0.0], np.cumsum(np.asarray(seconds, dtype=float))))
-    n = len(total) - 1
-    best = np.full(n + 1, np.inf)
-    best[0] = 0.0
-    choice = np.zeros((parts + 1, n + 1), dtype=np.int64)
-    for part in range(1, parts + 1):
-        new = np.full(n + 1, np.inf)
-        for end in range(part, n + 1):
-            value = np.maximum(best[:end], total[end] - total[:end])
-            choice[part, end] = j = int(np.argmin(value))
-            new[end] = value[j]
-        best = new
-    cuts = [n]
-    for part in range(parts, 0, -1):
-        cuts.append(int(choice[part, cuts[-1]]))
-    return cuts[::-1]
 
 
 def _layer_seconds(step: TrainingStep, costs: CostBook) -> list[float]:

@@ -110,7 +110,9 @@ class BubblesPlanner(Planner[BubblesWorkload, BubblesDecision]):
         made: dict[str, list[Callable[[], BubblesDecision]]] = {}
 
         def bare(layout: Layout) -> BubblesDecision:
-            return bare_decision(search.step(layout), name, layout.microbatches)
+            return bare_decision(
+                search.step(layout), name, layout.microbatches, stages=search.cuts(layout)
+            )
 
         for layout in search.layouts:
             step = search.step(layout)

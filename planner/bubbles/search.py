@@ -19,8 +19,12 @@ from foreplan.cost_models.simulator import simulate
 from foreplan.cost_models.timeline import Timeline
 from foreplan.errors import InfeasibleError, SpecError
 from foreplan.planner.base import Problem
-from foreplan.planner.bubbles.backbone import BackboneTimeline, schedule_name
-from foreplan.planner.bubbles.decision import BubblesDecision
+from foreplan.planner.bubbles.backbone import (
+    BackboneTimeline,
+    balanced_stages,
+    schedule_name,
+)
+from foreplan.planner.bubbles.decision import BackboneStage, BubblesDecision
 from foreplan.planner.bubbles.filling import Filled, Filling, describe_unfit, fill
 from foreplan.planner.bubbles.layouts import CLOSER, Layout, layouts
 from foreplan.planner.bubbles.ledger import capacity_bytes, ledgers, static_items
@@ -100,6 +104,11 @@ class BubbleSearch:
         return TrainingStep(self.problem, layout.plan)
 
     @functools.cache  # noqa: B019
+    def cuts(self, layout: Layout) -> tuple[BackboneStage, ...]:
+        """Virtual stages of the backbone."""
+        return balanced_stages(self.step(layout), self.problem.costs)
+
+    @functools.cache  # noqa: B019
     def timeline(
         self, layout: Layout, warmup: tuple[int, ...] | None = None
     ) -> BackboneTimeline | None:
@@ -107,7 +116,7 @@ class BubbleSearch:
         try:
             return BackboneTimeline.of(
                 self.step(layout), self.problem.costs, self.problem.workload.schedule,
-                layout.microbatches, warmup,
+                layout.microbatches, warmup, self.cuts(layout),
             )  # fmt: skip
         except SpecError:
             if warmup is None:
@@ -161,6 +170,9 @@ class BubbleSearch:
     def max_live(self, timeline: BackboneTimeline, stages: int) -> int | None:
         """Micro-batches of encoder activations that fit beside everything else.
 
+        The solver counts a micro-batch from the end of its forward pass, memory from the start: one
+        more than the cap is held. Features that wait on the first rank count for all micro-batches.
+
         Returns:
             The cap, ``None`` where all fit, 0 where not one does.
         """
@@ -172,6 +184,7 @@ class BubbleSearch:
         trial = timeline.decision.model_copy(update={"encoders": plans})
         most = -(-count // (step.plan.pp // stages))
         cap = most
+        features = count * sum(step.feature_bytes(e) for e in range(len(plans)))
         for rank in range(step.plan.pp):
             held = sum(
                 step.unit_bytes(e, plan.tp, plan.units[u], plan.units[u + 1])
@@ -180,12 +193,13 @@ class BubbleSearch:
             )
             room = capacity_bytes(self.problem, step, rank) - timeline.activations[rank]
             room -= sum(static_items(step, trial, rank).values())
-            if room < 0:
-                self._short = (rank, -room)
-                return 0
-            cap = min(cap, room // held if held else most)
-            if cap == 0:
+            room -= features if rank == timeline.decision.stages[0].rank else 0
+            if room < held:
                 self._short = (rank, held - room)
+                return 0
+            if held and room < most * held:
+                # Where one micro-batch alone fits, the next starts when its backward pass is done.
+                cap = min(cap, max(1, room // held - 1))
         return None if cap >= most else int(cap)
 
     def fillings(

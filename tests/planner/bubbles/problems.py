@@ -31,7 +31,8 @@ def workload(
         layer_forward_s=forward_s, layer_backward_s=backward_s,
     )  # fmt: skip
     times = GivenTimes(
-        transfer_s=transfer_s, tensor_collective_s=tensor_s, encoder_tensor_collective_s=tensor_s, optimizer_s=0.0, all_gather_s=gather_s,
+        transfer_s=transfer_s, tensor_collective_s=tensor_s,
+        encoder_tensor_collective_s=tensor_s, optimizer_s=0.0, all_gather_s=gather_s,
         reduce_scatter_s=scatter_s, encoder_all_gather_s=0.0, encoder_reduce_scatter_s=0.0,
     )  # fmt: skip
     return BubblesWorkload(

@@ -10,7 +10,8 @@ from foreplan.cost_models.simulator import simulate
 from foreplan.errors import SpecError
 from foreplan.planner.bubbles.actions import parse_order, write_order
 from foreplan.planner.bubbles.backbone import BackboneTimeline, bare_decision
-from foreplan.planner.bubbles.baselines import balanced, first_stage, min_max_cuts, three_phase
+from foreplan.planner.bubbles.baselines import balanced, first_stage, three_phase
+from foreplan.planner.bubbles.cuts import min_max_cuts
 from foreplan.planner.bubbles.filling import Filling, fill
 from foreplan.planner.bubbles.schedule import StepSchedule
 from foreplan.planner.bubbles.training_step import TrainingStep
@@ -177,6 +178,9 @@ def test_min_max_cuts_are_optimal():
         )  # fmt: skip
         mine = max(times[a:b].sum() for a, b in itertools.pairwise(cuts))
         assert mine == pytest.approx(best)
+    assert min_max_cuts([1.0] * 12, 4) == [0, 3, 6, 9, 12]
+    with pytest.raises(SpecError, match="at least the 4 stages"):
+        min_max_cuts([1.0] * 3, 4)
 
 
 # Mutations ------------------------------------------------------------------------------------
