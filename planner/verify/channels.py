@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 #: Thread blocks of a transfer between two GPUs. A receive is posted long before its message comes
 #: and keeps its multiprocessors until then: with NCCL's 32 the passes of a training step beside it
-#: took 24-32 % longer on two H200, with 2 at most 8 %, and 16 MiB took 0.4 ms instead of 0.1
+#: took 24-32 % longer on two H200, with 2 at most 8 %, and 16 MiB took 0.6 ms instead of 0.1
 #: (measured).
 _PAIR_CTAS = 2
 
