@@ -102,13 +102,16 @@ def balanced_stages(step: TrainingStep, costs: CostBook) -> tuple[BackboneStage,
         return sum(costs.cost(step.passes(start, end, op), device).mean_s for op in ops)
 
     layers = [seconds(layer, layer + 1) for layer in range(step.backbone.layers)]
+    longest_even = max(seconds(s.start, s.end) for s in even)
+    if longest_even <= max([*layers, sum(layers) / len(even)]) * (1 + _WORTH):
+        return even
     cuts = min_max_cuts(layers, len(even))
     stages = tuple(
         BackboneStage(rank=s % step.plan.pp, start=a, end=b)
         for s, (a, b) in enumerate(itertools.pairwise(cuts))
     )
-    longest = [max(seconds(s.start, s.end) for s in some) for some in (even, stages)]
-    return stages if longest[1] < longest[0] * (1 - _WORTH) else even
+    longest = max(seconds(s.start, s.end) for s in stages)
+    return stages if longest < longest_even * (1 - _WORTH) else even
 
 
 def bare_decision(

@@ -89,6 +89,11 @@ class BubbleSearch:
         self.layouts = found[:CLOSER]
         self.findings.rejected |= rejected
         self.lower_s = min(layout.work_s for layout in found)
+        if any(layout.plan.tp > 1 for layout in self.layouts):
+            self.findings.rejected["encoders on fewer lanes than the backbone"] = (
+                "lanes of one tensor parallel group would run unlike work, and one rank of the "
+                "schedule stands for all of them"
+            )
         for layout in found[CLOSER:][:8]:
             p = layout.plan
             self.findings.rejected[f"dp {p.dp} x pp {p.pp} x tp {p.tp}, {p.chunks} chunks"] = (
