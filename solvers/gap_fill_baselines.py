@@ -37,6 +37,8 @@ from foreplan.solvers.gap_fill_problem import (
     evaluate,
 )
 
+MAX_SORTED = 10_000
+"""Partitions up to which all are looked at before the most even ones are taken."""
 Placed = tuple[FloatArray, FloatArray]
 """Starts and ends ``[n, U]`` of one pipeline's jobs."""
 
@@ -48,7 +50,7 @@ def coarse(problem: GapFillProblem) -> GapFillAnswer | None:
 
 
 def accept_or_stop(problem: GapFillProblem, *, max_partitions: int = 100) -> GapFillAnswer | None:
-    """The paper's greedy, best of all partitions.
+    """The paper's greedy, best of the partitions that it is given time for.
 
     Args:
         problem: the instance.
@@ -58,9 +60,9 @@ def accept_or_stop(problem: GapFillProblem, *, max_partitions: int = 100) -> Gap
         The best answer, ``None`` if all break the cap, which the paper does not know.
     """
     greedy = _Greedy(problem)
-    parts = partitions(problem.n_slots, min(problem.n_slots, problem.n_pipelines))
+    parts = min(problem.n_slots, problem.n_pipelines)
     best, objective = None, math.inf
-    for counts in _balanced_first(parts, max_partitions):
+    for counts in _balanced_first(problem.n_slots, parts, max_partitions):
         padded = np.zeros(problem.n_pipelines, dtype=np.int64)
         padded[: len(counts)] = counts
         answer = greedy.run(padded)
@@ -76,9 +78,14 @@ def partitions(slots: int, pipelines: int) -> Iterator[tuple[int, ...]]:
         yield tuple(b - a for a, b in itertools.pairwise((0, *cuts, slots)))
 
 
-def _balanced_first(parts: Iterator[tuple[int, ...]], limit: int) -> list[tuple[int, ...]]:
-    window = list(itertools.islice(parts, 200_000))
-    return sorted(window, key=lambda counts: sum(n * n for n in counts))[:limit]
+def _balanced_first(slots: int, pipelines: int, limit: int) -> list[tuple[int, ...]]:
+    """Partitions nearest to equal parts; of very many, only those of parts that differ by one."""
+    if math.comb(slots - 1, pipelines - 1) <= MAX_SORTED:
+        every = partitions(slots, pipelines)
+        return sorted(every, key=lambda counts: sum(n * n for n in counts))[:limit]
+    least, more = divmod(slots, pipelines)
+    longer = itertools.islice(itertools.combinations(range(pipelines), more), limit)
+    return [tuple(least + (j in chosen) for j in range(pipelines)) for chosen in longer]
 
 
 def _split(problem: GapFillProblem, *, inner: bool) -> GapFillProblem:
