@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from foreplan.errors import SpecError
 from foreplan.planner.base import Agreement
-from foreplan.planner.bubbles.execution.entry import reference_step
+from foreplan.planner.bubbles.execution.entry import rank_kernels, reference_step
 from foreplan.planner.bubbles.execution.flat_parameters import LEARNING_RATE
 from foreplan.planner.bubbles.execution.kernels import BubbleKernels
 from foreplan.planner.bubbles.execution.one_process import OneProcess
@@ -161,3 +161,44 @@ def test_a_rehearsal_leaves_nothing_behind() -> None:
     assert all(set(v) == {0.0} for k, v in rehearsed.result().items() if k.startswith("gradient"))
     # Everything that will arrive has its memory now.
     assert rehearsed.memory_bytes()["buffers"] > fresh.memory_bytes()["buffers"] == 0
+
+
+class Watched:
+    """Kernels that note how many micro-batches live at once."""
+
+    def __init__(self, inner: BubbleKernels) -> None:
+        self._inner, self.peak = inner, 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+    def run(self, action: Any) -> None:
+        self._inner.run(action)
+        self.peak = max(self.peak, self._inner.live)
+
+
+@pytest.mark.parametrize(("schedule", "peaks"), [("1f1b", [3, 2, 1]), ("gpipe", [6, 6, 6])])
+def test_activations_live_as_long_as_the_schedule_needs_them(
+    schedule: str, peaks: list[int]
+) -> None:
+    problem = cases.problem(3, [VIT | {"frozen": True}], microbatches=6)
+    decision = cases.decision(problem, schedule, ranks=3, encoder_ranks=[[[0], [1], [2]]])
+    watched: list[Any] = [Watched(one) for one in cases.kernels_of(problem, decision)]
+    OneProcess(cases.schedule_of(problem, decision), watched).step()
+    assert [one.peak for one in watched] == peaks  # a frozen encoder keeps nothing
+
+
+def test_layouts_that_no_real_run_has_are_refused() -> None:
+    problem = cases.problem(4, [VIT])
+    decision = cases.decision(problem, "1f1b", ranks=2, encoder_ranks=[[[0]]])
+    replicated = decision.model_copy(update={"plan": decision.plan.model_copy(update={"dp": 2})})
+    with pytest.raises(SpecError, match=r"plan\.dp: got 2"):
+        rank_kernels(problem, replicated, 0, mode="fast")
+    lanes = decision.model_copy(update={"plan": decision.plan.model_copy(update={"tp": 2})})
+    with pytest.raises(SpecError, match="encoder vit: tp: got 1, expected 2"):
+        rank_kernels(problem, lanes, 0, mode="fast")
+    shared = cases.decision(problem, "1f1b", ranks=2, encoder_ranks=[[[0]]], tp=2)
+    with pytest.raises(SpecError, match="connected"):
+        rank_kernels(problem, shared, 0, mode="fast")
+    with pytest.raises(SpecError, match="mode: got 'quick'"):
+        rank_kernels(problem, decision, 0, mode="quick")
