@@ -171,6 +171,8 @@ def plan(
         decision, forecast = others.pop(best)
         others = {"solver": swapped, **others}
         eligible = {name: f for name, (d, f) in others.items() if getattr(d, "limits_met", True)}
+    # Prices say nothing about which decision is best where something else than time is sought.
+    by_time = type(chosen).objective is Planner.objective
     cuda = all(rank.name.kind == "cuda" for rank in where.ranks())
     return Plan(
         kind=kind,
@@ -190,7 +192,7 @@ def plan(
             for name, (d, f) in sorted(others.items(), key=lambda item: item[1][1].total_s)
         ),
         rejected=tuple(Rejected(name=name, reason=reason) for name, reason in rejected.items()),
-        confidence=confidence(forecast, eligible, seed=seed),
+        confidence=confidence(forecast, eligible if by_time else {}, seed=seed),
         bound=ProvenBound(
             status=bound.status, lower_s=bound.lower_s, gap=bound.gap, solver=bound.solver,
             evaluations=bound.evaluations,

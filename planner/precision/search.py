@@ -27,7 +27,7 @@ from foreplan.solvers.choice_problem import ChoiceProblem, evaluate
 from foreplan.solvers.solution import Solution, SolutionStatus
 
 #: Rounds of tightening, and relative gap at which the solver stops.
-ROUNDS, GAP = 8, 1e-6
+ROUNDS, GAP = 8, 1e-4
 #: Share by which a replayed time may exceed its target: rounding of sums.
 TOLERANCE = 1e-9
 
