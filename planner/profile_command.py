@@ -18,7 +18,7 @@ from foreplan.datasets.cluster import Cluster
 from foreplan.datasets.contention import measure_contention
 from foreplan.datasets.device_name import DeviceName
 from foreplan.datasets.links import Links, connect_link, measure_links, serve_link
-from foreplan.datasets.model import load_model
+from foreplan.datasets.model import Model, load_model
 from foreplan.datasets.profile import Profile
 from foreplan.datasets.profile_grid import ProfileGrid
 from foreplan.datasets.profiling import Progress, measure_profile
@@ -176,7 +176,8 @@ def _programs(
         # Loads torch, which the shapes of a decoder do without.
         from foreplan.planner.precision.shapes import precision_programs
 
-        described = [load_model(name) for name in models] or [None]
+        described: list[Model | None] = [load_model(name) for name in models]
+        described = described or [None]
         wanted = [p for model in described for p in precision_programs(model, asked, kind)]
     return ProfileGrid.exact(wanted).programs
 
