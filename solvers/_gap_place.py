@@ -150,7 +150,7 @@ def merged(
                     )
                     idle[j, r] = t
                 ready[j] = t + arrival[j] if jobs[j] < most else np.inf
-        last = np.argmin(ready)
+        last = int(np.argmin(ready))
         if units and ready[last] > deadline[i] + tolerance:
             return i
         pipeline[i] = last if units else i % pipelines

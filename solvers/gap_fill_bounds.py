@@ -48,7 +48,7 @@ class GapFillBounds:
     @property
     def best_s(self) -> float:
         """The largest of them."""
-        return max(getattr(self, each.name) for each in fields(self))
+        return max(float(getattr(self, each.name)) for each in fields(self))
 
     @property
     def best_name(self) -> str:
