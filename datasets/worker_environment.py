@@ -26,6 +26,9 @@ _ISA_SETTINGS: Mapping[str, tuple[str, str, str]] = {
 }
 _ISA_VARIABLES = ("ONEDNN_MAX_CPU_ISA", "ATEN_CPU_CAPABILITY", "MKL_ENABLE_INSTRUCTIONS")
 _THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
+#: Hardware queues of a GPU (the driver's own number is 8, at most 32): streams beyond it share one,
+#: and what is queued behind a receive that still waits for its message would wait with it.
+_CONNECTIONS = "32"
 #: Old spelling of oneDNN's variable, which would win over ours.
 _STALE = ("DNNL_MAX_CPU_ISA",)
 
@@ -51,6 +54,8 @@ def worker_environment(
         found.update(zip(_ISA_VARIABLES, _ISA_SETTINGS[device.isa], strict=True))
     if device.kind == "cpu":
         found.update(dict.fromkeys(_THREAD_VARIABLES, str(thread_count(device))))
+    if device.kind == "cuda":
+        found.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", _CONNECTIONS)
     return found
 
 

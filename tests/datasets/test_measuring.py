@@ -142,6 +142,10 @@ def test_environment_sets_the_instruction_set_and_forgets_others() -> None:
     assert "ONEDNN_MAX_CPU_ISA" not in plain
     with pytest.raises(SpecError, match="t4"):
         worker_environment(DeviceName.parse("t4"))
+    gpu = worker_environment(DeviceName.parse("cuda:0"), base={})
+    assert gpu == {"CUDA_DEVICE_MAX_CONNECTIONS": "32"}
+    asked = {"CUDA_DEVICE_MAX_CONNECTIONS": "1"}
+    assert worker_environment(DeviceName.parse("cuda:0"), base=asked) == asked
     with pytest.raises(SpecError, match="threads"):
         default_cores(DeviceName.parse("cpu:threads=9999"))
 
