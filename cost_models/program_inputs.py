@@ -44,7 +44,7 @@ class ProgramInputs(NamedTuple):
 
 def fit_scale(table: ProgramTable, latency_s: Floats) -> ProgramScale:
     """Fit the weights of parts on a table's rows."""
-    return ProgramScale.fit(program_estimate(table).parts, _on_cpu(table), latency_s)
+    return ProgramScale.fit(program_estimate(table).parts, on_cpus(table), latency_s)
 
 
 def program_inputs(table: ProgramTable, scale: ProgramScale) -> ProgramInputs:
@@ -53,7 +53,7 @@ def program_inputs(table: ProgramTable, scale: ProgramScale) -> ProgramInputs:
     Raises:
         MissingDataError: a device without peak or bandwidth.
     """
-    estimate, cpu = program_estimate(table), _on_cpu(table)
+    estimate, cpu = program_estimate(table), on_cpus(table)
     seconds = scale.seconds(estimate.parts, cpu)
     figures = np.stack([device.vector().values for device in table.devices])
     summary = [
@@ -73,5 +73,6 @@ def program_inputs(table: ProgramTable, scale: ProgramScale) -> ProgramInputs:
 DEVICE_ENTRIES = len(DEVICE_FEATURES)
 
 
-def _on_cpu(table: ProgramTable) -> NDArray[np.bool_]:
+def on_cpus(table: ProgramTable) -> NDArray[np.bool_]:
+    """Whether each program ran on a CPU (N)."""
     return np.array([d.kind == "cpu" for d in table.devices], dtype=np.bool_)[table.device]

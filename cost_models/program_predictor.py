@@ -25,7 +25,7 @@ from sklearn.base import (  # type: ignore[import-untyped, unused-ignore]
 
 from foreplan.cost_models._leaf_names import FEATURE_VERSION
 from foreplan.cost_models.program_folds import validation_groups
-from foreplan.cost_models.program_inputs import ProgramInputs, fit_scale, program_inputs
+from foreplan.cost_models.program_inputs import ProgramInputs, fit_scale, on_cpus, program_inputs
 from foreplan.cost_models.program_scale import ProgramScale
 from foreplan.cost_models.program_table import Floats, ProgramTable
 from foreplan.cost_models.program_transformer import NetworkSettings, ProgramTransformer
@@ -72,7 +72,8 @@ class ProgramPredictor(RegressorMixin, BaseEstimator):  # type: ignore[misc, unu
         shift_: added to the logarithm of the scale that trees correct; 0 before fine-tuning.
         networks_: the fitted `ProgramTransformer`s.
         weight_: of the networks in the mean of logarithms.
-        quantiles_: of abs(ln error) on rows kept out, by range of predicted latency.
+        quantiles_: of abs(ln error) on rows kept out, for GPUs and CPUs, by range of predicted
+            latency (2, ranges).
         card_: facts of the fit, as stored beside the weights.
     """
 
@@ -164,7 +165,8 @@ class ProgramPredictor(RegressorMixin, BaseEstimator):  # type: ignore[misc, unu
             by_trees if self.rounds else by_network,
         )  # fmt: skip
         kept_s = np.maximum(np.exp(logs[kept]), floor[kept])
-        self.quantiles_ = _quantiles(kept_s, seconds[kept], self.coverage)
+        on_cpu = on_cpus(table)
+        self.quantiles_ = _quantiles(kept_s, seconds[kept], on_cpu[kept], self.coverage)
         self.scale_ = fit_scale(table, seconds)
         self.shift_ = 0.0
         self.trees_ = (
@@ -222,7 +224,8 @@ class ProgramPredictor(RegressorMixin, BaseEstimator):  # type: ignore[misc, unu
     def predict_interval(self, table: ProgramTable) -> tuple[Floats, Floats, Floats]:
         """Return seconds and the ends of the interval, each (N,)."""
         seconds = self.predict(table)
-        factor = np.exp(self.quantiles_[np.searchsorted(_RANGES_S, seconds)])
+        row = on_cpus(table).astype(np.int64)
+        factor = np.exp(self.quantiles_[row, np.searchsorted(_RANGES_S, seconds)])
         return seconds, seconds / factor, seconds * factor
 
     def embed(self, table: ProgramTable) -> NDArray[np.float32]:
@@ -369,8 +372,10 @@ def _mape(logs: Floats, seconds: Floats) -> float | None:
     return float(np.abs(np.exp(logs[known]) / seconds[known] - 1).mean())
 
 
-def _quantiles(predicted_s: Floats, seconds: Floats, coverage: float) -> Floats:
-    """Quantile of abs(ln error) by range of prediction; of all where a range has few rows."""
+def _quantiles(
+    predicted_s: Floats, seconds: Floats, cpu: NDArray[np.bool_], coverage: float
+) -> Floats:
+    """Quantile of abs(ln error) by kind and range; of all of a kind where a range has few rows."""
     errors = np.abs(np.log(predicted_s / seconds))
     where = np.searchsorted(_RANGES_S, predicted_s)
 
@@ -378,11 +383,10 @@ def _quantiles(predicted_s: Floats, seconds: Floats, coverage: float) -> Floats:
         level = min(1.0, coverage * (1 + 1 / len(values)))
         return float(np.quantile(values, level, method="higher"))
 
-    return np.array(
-        [
-            quantile(errors[where == number])
-            if (where == number).sum() >= _LEAST_ROWS
-            else quantile(errors)
-            for number in range(len(_RANGES_S))
-        ]
-    )
+    found = np.empty((2, len(_RANGES_S)))
+    for row, kind in enumerate((~cpu, cpu)):
+        for number in range(len(_RANGES_S)):
+            rows = kind & (where == number)
+            wider = kind if kind.any() else np.ones_like(kind)
+            found[row, number] = quantile(errors[rows if rows.sum() >= _LEAST_ROWS else wider])
+    return found

@@ -1,8 +1,8 @@
 """Errors on a new device after fine-tuning on few of its tasks, chosen by KMeans or at random.
 
-Run as ``python -m foreplan.cost_models.program_transfer --data FOLDER ... --target NAME``. The model
-is fitted without the target (``--hold-out`` takes more out, such as the target's whole chip), a
-fifth of the target's tasks are tested, and tasks to measure come from the others.
+Run as ``python -m foreplan.cost_models.program_transfer --data FOLDER ... --target NAME``. The
+model is fitted without the target (``--hold-out`` takes more out, such as the target's whole chip),
+a fifth of the target's tasks are tested, and tasks to measure come from the others.
 """
 
 from __future__ import annotations

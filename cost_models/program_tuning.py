@@ -7,6 +7,7 @@ nearest task that is not taken yet. No latency of the device is needed for that.
 
 from __future__ import annotations
 
+import warnings
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -45,7 +46,10 @@ def choose_tasks(
     names = np.unique(task)
     if not 0 < count <= len(names):
         raise SpecError("tasks to choose", got=count, expected=f"1 to {len(names)}")
-    clusters = KMeans(count, random_state=seed, n_init=1).fit(embedding)
+    with warnings.catch_warnings():
+        # Fewer distinct programs than centres: the centres that coincide take different tasks.
+        warnings.filterwarnings("ignore", message="Number of distinct clusters")
+        clusters = KMeans(count, random_state=seed, n_init=1).fit(embedding)
     distance = clusters.transform(embedding)
     mean = np.stack([distance[task == name].mean(0) for name in names])
     sizes = np.bincount(clusters.labels_, minlength=count)

@@ -158,6 +158,21 @@ def test_crossval_keeps_what_it_did_and_reports(
     assert "## family: h200" in capsys.readouterr().out
 
 
+def test_transfer_to_a_new_device(folder: Path) -> None:
+    from foreplan.cost_models.program_predictor import ProgramPredictor
+    from foreplan.cost_models.program_transfer import transfer_errors
+
+    table = read_programs([folder]).table
+    model = ProgramPredictor(rounds=30, networks=0, groups=2).fit(table)
+    slow = table.take(np.arange(len(table)))
+    object.__setattr__(slow, "latency_s", 5 * table.latency_s)
+    before = model.predict(slow)
+    found = transfer_errors(model, slow, [8], draws=1)
+    assert found["kmeans"]["8"][0] < found["untuned"]["0"][0]
+    assert found["random"]["8"][0] < found["untuned"]["0"][0]
+    np.testing.assert_array_equal(model.predict(slow), before)  # the model itself is not tuned
+
+
 def test_replay_of_a_search() -> None:
     generator = np.random.default_rng(0)
     latency = generator.uniform(1, 2, 40)
