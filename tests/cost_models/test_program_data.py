@@ -165,11 +165,12 @@ def test_transfer_to_a_new_device(folder: Path) -> None:
     table = read_programs([folder]).table
     model = ProgramPredictor(rounds=30, networks=0, groups=2).fit(table)
     slow = table.take(np.arange(len(table)))
-    object.__setattr__(slow, "latency_s", 5 * table.latency_s)
+    object.__setattr__(slow, "latency_s", 5 * model.predict(table))
     before = model.predict(slow)
     found = transfer_errors(model, slow, [8], draws=1)
-    assert found["kmeans"]["8"][0] < found["untuned"]["0"][0]
-    assert found["random"]["8"][0] < found["untuned"]["0"][0]
+    assert found["untuned"]["0"][0] == pytest.approx(0.8)
+    assert found["kmeans"]["8"][0] < 0.4
+    assert found["random"]["8"][0] < 0.4
     np.testing.assert_array_equal(model.predict(slow), before)  # the model itself is not tuned
 
 
