@@ -5,10 +5,12 @@ import json
 
 import numpy as np
 import pytest
+import torch
 from typer.testing import CliRunner
 
 from foreplan.cli import app
 from foreplan.cost_models.costs import CostBook
+from foreplan.datasets.runnable import Inputs
 from foreplan.errors import InfeasibleError, SpecError
 from foreplan.planner.api import load_workload, plan
 from foreplan.planner.precision import PrecisionPlanner
@@ -251,3 +253,18 @@ def test_a_rank_needs_no_prices(planner, decided):
     ours, theirs = (planner.schedule(p, choice.decision) for p in (problem, bare))
     assert [a.label for a in ours] == [a.label for a in theirs]
     assert [a.work for a in ours] == [a.work for a in theirs]
+
+
+@pytest.mark.parametrize("network", ["digits_cnn", "byte_lm"])
+def test_every_program_to_measure_runs(network):
+    """As the measuring process runs them: built and called in inference mode."""
+    options = {"context": 8, "width": 16, "layers": 1, "heads": 2} if network == "byte_lm" else {}
+    workload = PrecisionWorkload(
+        batch=2, network=network, network_options=options, optimizer="adamw"
+    )
+    inputs = Inputs("cpu")
+    with torch.inference_mode():
+        for program in precision_programs(None, workload, "cpu"):
+            call = inputs.runnable(program).call
+            call()
+            call()
