@@ -1,9 +1,8 @@
-"""Steps on GPUs: one GPU in one process, two over NCCL."""
+"""Steps on GPUs: one GPU in one process, two and four over NCCL."""
 
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -13,6 +12,8 @@ import bubble_cases as cases
 import pytest
 import torch
 
+from foreplan.datasets.device_name import DeviceName
+from foreplan.datasets.worker_environment import worker_environment
 from foreplan.planner.bubbles.execution.entry import compare_steps, reference_step
 from foreplan.planner.bubbles.execution.one_process import OneProcess
 from foreplan.planner.bubbles.execution.profile import layer_times, profile_step
@@ -64,34 +65,51 @@ def test_a_profile_of_a_gpu() -> None:
     assert times["backbone"][1].median_s > times["backbone"][0].median_s > 0.0
 
 
-@needs_two
+#: Schedule, fields of the workload, pipeline ranks, ranks of the encoder's pipelines, options.
+ON_TWO = (
+    ("1f1b", {}, 2, [[[0], [1]]], {}),
+    ("interleaved-1f1b", {}, 2, [[[0, 1]]], {"chunks": 2}),
+    ("zb-h1", {"sharded_optimizer": False}, 2, [[[1], [0]]], {}),
+    ("gpipe", {"sharded_optimizer": False}, 1, [[[0]]], {"tp": 2}),
+)
+ON_FOUR = (
+    ("1f1b", {}, 4, [[[0], [1], [2], [3]]], {}),
+    ("1f1b", {}, 4, [[[0, 1], [2, 3]]], {}),
+    ("1f1b", {}, 4, [[[0], [1], [2], [3]]], {"fill": "three-phase"}),
+    ("1f1b", {"sharded_optimizer": False}, 2, [[[0], [1]]], {"tp": 2}),
+)
+
+
 @pytest.mark.parametrize("mode", ["reference", "fast"])
-def test_two_gpus_over_nccl(mode: str, tmp_path: Path) -> None:
-    made: dict[str, Any] = {}
-    for name, fields, ranks, rows, options in (
-        ("1f1b", {}, 2, [[[0], [1]]], {}),
-        ("interleaved-1f1b", {}, 2, [[[0, 1]]], {"chunks": 2}),
-        ("zb-h1", {"sharded_optimizer": False}, 2, [[[1], [0]]], {}),
-        ("gpipe", {"sharded_optimizer": False}, 1, [[[0]]], {"tp": 2}),
-    ):
-        problem = problem_of(2, **fields)
+@pytest.mark.parametrize(
+    ("gpus", "table"),
+    [
+        pytest.param(2, ON_TWO, marks=needs_two),
+        pytest.param(4, ON_FOUR, marks=pytest.mark.skipif(GPUS < 4, reason="needs four GPUs")),
+    ],
+)
+def test_gpus_over_nccl(gpus: int, table: Any, mode: str, tmp_path: Path) -> None:
+    made: list[tuple[str, Any, Any, dict[str, Any]]] = []
+    for name, fields, ranks, rows, options in table:
+        problem = problem_of(gpus, **fields)
         decision = cases.decision(problem, name, ranks=ranks, encoder_ranks=rows, **options)
         case = {
-            "problem": [[2, [VIT]], SIZES | fields | {"gpu": True}], "mode": mode,
+            "problem": [[gpus, [VIT]], SIZES | fields | {"gpu": True}], "mode": mode,
             "decision": decision.model_dump(mode="json"),
         }  # fmt: skip
-        made[name] = problem, decision, case
-    jobs = {"ranks": 2, "gpu": True, "cases": [case for _, _, case in made.values()]}
+        made.append((name, problem, decision, case))
+    jobs = {"ranks": gpus, "gpu": True, "cases": [case for *_, case in made]}
     (tmp_path / "jobs.json").write_text(json.dumps(jobs))
     script = Path(__file__).parent / "rank_process.py"
+    environment = worker_environment(DeviceName.parse("cuda:0")) | {"NCCL_NVLS_ENABLE": "0"}
     done = subprocess.run(
         [sys.executable, str(script), str(tmp_path / "jobs.json")], capture_output=True, text=True,
-        env=os.environ | {"NCCL_NVLS_ENABLE": "0"}, timeout=240,
+        env=environment, timeout=240,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-4000:]
-    parts = [json.loads((tmp_path / f"result.{r}.json").read_text()) for r in (0, 1)]
-    for k, (name, (problem, decision, _)) in enumerate(made.items()):
-        merged = parts[0][k] | parts[1][k]
+    parts = [json.loads((tmp_path / f"result.{r}.json").read_text()) for r in range(gpus)]
+    for k, (name, problem, decision, _) in enumerate(made):
+        merged = {key: value for part in parts for key, value in part[k].items()}
         agreed = compare_steps(merged, reference_step(problem, decision, mode=mode))
         print(name, mode, agreed)
         assert agreed.passed, (name, agreed.details)
