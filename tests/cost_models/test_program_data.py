@@ -246,3 +246,14 @@ def test_every_family_goes_to_one_group() -> None:
     groups = validation_groups(table, 4)
     assert np.bincount(groups).tolist() == [10, 10, 10, 10]
     assert all(len(set(groups[table.family == f"f{f}"])) == 1 for f in range(8))
+
+
+def test_shipped_weights_fit_their_features_and_the_folder(folder: Path) -> None:
+    from foreplan.cost_models.model_store import model_folder, read_card
+
+    where = model_folder("pretrained:programs")
+    assert (where / "weights.safetensors").stat().st_size <= 16 << 20
+    assert read_card(where)["kind"] == "programs"
+    found: dict[str, Any] = evaluate_file("pretrained:programs", folder, "foreplan")
+    assert found["overall"]["count"] == 64
+    assert 0 <= found["interval_90"]["coverage"] <= 1
