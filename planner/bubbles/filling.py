@@ -115,7 +115,7 @@ class _Chains:
         self._step = filling.timeline.step
         self._costs = filling.timeline.costs
         self.plans = plans
-        self.bare = self._step.plan.tp > 1 and filling.unit_layers == 0.5
+        self.bare = filling.unit_layers == 0.5 and self._collective_s() > _SHORTEST_S
         self.rows: dict[str, list[tuple[int, int, Step]]] = {"F": [], "B": []}
         for stage in range(filling.stages):
             for e, plan in enumerate(plans):
@@ -124,6 +124,16 @@ class _Chains:
             for e, plan in reversed(list(enumerate(plans))):
                 if not self._step.encoder(e).frozen:
                     self.rows["B"] += self._stage(e, plan, stage, "B")
+
+    def _collective_s(self) -> float:
+        """Seconds of the shortest collective of the encoders; 0 without tensor parallelism."""
+        step = self._step
+        if step.plan.tp == 1:
+            return 0.0
+        works = [
+            step.unit_collective(e, plan.tp, "F", edge=True) for e, plan in enumerate(self.plans)
+        ]
+        return min(self._costs.cost(work, step.devices[0]).mean_s for work in works)
 
     def _stage(
         self, e: int, plan: EncoderPlan, stage: int, op: str
@@ -292,35 +302,26 @@ def _merged(
             a = int(np.searchsorted(end, begin + slack, side="right"))
             b = int(np.searchsorted(start, finish - slack, side="left"))
             touched[a:b] = True
-    # Work that starts at one moment keeps this order: what has no duration before what has.
-    rows: list[tuple[float, int, int, Step]] = []
+    # A piece's word carries the collective in front of it, so that it stands where the piece
+    # starts; units and their collectives stand at the middle of their time, which lies clearly on
+    # one side of that whatever the rounding: both queues then keep their planned order.
+    rows: list[tuple[float, int, Step]] = []
     inside = timeline.pieces(rank) if touched.any() else None
     for k, item in enumerate(passes):
         if not touched[k] or inside is None:
-            rows.append((float(start[k]), 1, k, item))
+            rows.append((float(start[k]), k, item))
             continue
         owner, begins, _ = inside
         first, after = np.searchsorted(owner, [k, k + 1])
         # Pieces stand at odd places; behind the last one its collective.
         times = [*begins[first + 1 : after : 2], begins[after - 1]]
-        rows += [(float(t), 1, k, item._replace(piece=p)) for p, t in enumerate(times)]
-    rows += [(t, 0, k, word) for t, k, word in units]
-    moments = sorted(rows, key=lambda row: row[0])
-    yield from (row[-1] for row in _settled(moments, slack))
-
-
-def _settled(
-    rows: list[tuple[float, int, int, Step]], slack: float
-) -> list[tuple[float, int, int, Step]]:
-    """Rows by start, where starts within the solver's slack of each other count as one moment."""
-    settled: list[tuple[float, int, int, Step]] = []
-    group: list[tuple[float, int, int, Step]] = []
-    for row in rows:
-        if group and row[0] - group[0][0] > slack:
-            settled += group
-            group = []
-        group.append(row)
-    return settled + group
+        rows += [(float(t), k, item._replace(piece=p)) for p, t in enumerate(times)]
+    rows += [
+        ((begin + finish) / 2, k, word)
+        for (begin, k, word), finish in zip(units, ends, strict=True)
+    ]
+    for _, _, word in sorted(rows, key=lambda row: row[0]):
+        yield word
 
 
 def describe_unfit(filling: Filling) -> str | None:

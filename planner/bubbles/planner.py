@@ -68,7 +68,7 @@ class BubblesPlanner(Planner[BubblesWorkload, BubblesDecision]):
         if replays:
             best = replays[0]
             assert best.filled is not None
-            decision, found = best.decision, best.filled
+            decision, found, total = best.decision, best.filled, best.total_s
             notes.append(
                 f"with this order of the backbone, {found.filling.stages} encoder stages and units "
                 f"of {found.filling.unit_layers:g} layers no placement ends before "
@@ -77,12 +77,12 @@ class BubblesPlanner(Planner[BubblesWorkload, BubblesDecision]):
             )
         else:
             decision = self._fallback(problem, search)
+            total = search.replay(decision).total_s
             notes.append("filling is not possible: " + str(search.nothing_fits()))
         notes += [
             f"not taken: {name}: {reason}"
             for name, reason in list(search.findings.rejected.items())[:_REASONS]
         ]
-        total = search.replay(decision).total_s
         lower = min(search.lower_s, total)
         bound = Bound(
             status="heuristic", lower_s=lower, gap=(total - lower) / total,

@@ -4,6 +4,8 @@ import itertools
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from tests.planner.bubbles.problems import encoder, problem, workload
 
 from foreplan.cost_models.simulator import simulate
@@ -70,6 +72,32 @@ def test_simulation_is_what_the_solver_says():
         assert timeline.makespan_s <= found.solution.objective * (1 + 1e-9)
         assert timeline.makespan_s == pytest.approx(found.solution.objective, rel=0.02)
         assert timeline.makespan_s >= found.filling.timeline.total_s * (1 - 1e-9)
+
+
+@settings(max_examples=20, deadline=None)
+@given(
+    pp=st.sampled_from([1, 2, 3, 4]), chunks=st.sampled_from([1, 2]), groups=st.integers(1, 3),
+    tp=st.sampled_from([1, 2]), unit=st.sampled_from([0.5, 1.0, 2.0, None]),
+    mode=st.sampled_from(["fine", "coarse"]), forward_s=st.floats(0.001, 0.2),
+    ratio=st.floats(0.5, 3.0), transfer_s=st.floats(0.0, 0.05), tensor_s=st.floats(0.0, 0.05),
+    frozen=st.booleans(), data=st.data(),
+)  # fmt: skip
+def test_any_filling_is_carried_out_no_later_than_planned(
+    pp, chunks, groups, tp, unit, mode, forward_s, ratio, transfer_s, tensor_s, frozen, data
+):
+    asked = workload(
+        encoder(forward_s=forward_s, backward_s=ratio * forward_s, frozen=frozen), pp=pp,
+        chunks=chunks, tp=tp, layers=pp * chunks, microbatches=pp * groups, transfer_s=transfer_s,
+        tensor_s=tensor_s,
+    )  # fmt: skip
+    stages = data.draw(st.sampled_from([k for k in (1, 2, 4) if pp % k == 0]))
+    made, step, found = filled(asked, stages, unit, mode)
+    schedule = StepSchedule(step, found.decision).build()
+    timeline = simulate(schedule, made.costs)
+    assert timeline.makespan_s <= found.solution.objective * (1 + 1e-6)
+    assert timeline.makespan_s >= found.filling.timeline.total_s * (1 - 1e-9)
+    assert found.solution.lower_bound <= found.solution.objective
+    assert write_order(parse_order(found.decision.orders[0])) == found.decision.orders[0]
 
 
 def test_units_run_inside_tensor_collectives():
