@@ -269,8 +269,9 @@ def _count(nodes: Any, pool: Any, row: int, operations: Any) -> None:
             operations[CALLED] += 1
         elif price == 6:
             exponent = member(nodes, pool, ref(nodes, row, _B), 1)
-            squared = nodes[exponent, _KIND] == _FLOATING and nodes[exponent, _A] == 2
-            operations[PRODUCTS if squared else CALLED] += 1
+            known = nodes[exponent, _A] if nodes[exponent, _KIND] == _FLOATING else 0
+            if known != 1:  # compilers fold x ** 1 and x ** 2
+                operations[PRODUCTS if known == 2 else CALLED] += 1
     elif kind == _CAST:
         operations[CASTS] += 1
     elif kind in (_SELECT, _MIN, _MAX) or _EQ <= kind <= _GE:

@@ -58,7 +58,7 @@ _DTYPES = {
 
 #: Functions by price: 1 a few instructions (roots, exponentials in hardware), 2 a polynomial or
 #: more, 3 a choice between values, 4 nothing, 5 a call of the C library,
-#: 6 the same, but a product where the second argument is two.
+#: 6 the same, but a product or nothing where the second argument is two or one.
 _FUNCTIONS = {
     "exp": 1, "exp2": 1, "log": 1, "log2": 1, "sqrt": 1, "rsqrt": 1, "fabs": 4, "floor": 4,
     "ceil": 4, "round": 4, "nearbyint": 4, "trunc": 4, "fma": 4,

@@ -22,7 +22,7 @@ def search_curve(
     task: NDArray[np.str_],
     budgets: Sequence[int],
     *,
-    least: int = 6,
+    least: int = 4,
 ) -> dict[str, Floats | int]:
     """Best latency found within a number of measurements, over the best of the pool.
 
