@@ -58,6 +58,8 @@ def tracked() -> set[str]:
     for line in git("ls-tree", "-r", "HEAD").decode().splitlines():
         mode, path = line.split()[0], line.split("\t", 1)[1]
         parts = PurePosixPath(path).parts
+        if parts[:2] == ("datasets", "measured") and "_programs" in parts[2]:
+            continue  # training data stays in the repository
         if parts[0] in FOLDERS:
             names.add(f"foreplan/{path}")
         elif parts[:2] == ("src", "foreplan") and mode != "120000" and parts[2] != "_empty.py":
@@ -215,11 +217,14 @@ def plain(requirement: str) -> str:
 
 #: Used where it happens to be installed; its absence is caught.
 OPTIONAL = {"pynvml", "triton"}
+#: What `pip install foreplan[...]` brings; imported only where it is asked for.
+EXTRAS = ("cp",)
 
 
 def test_every_import_is_a_declared_dependency() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    declared = {plain(d) for d in project["dependencies"]}
+    extras = [d for extra in EXTRAS for d in project["optional-dependencies"][extra]]
+    declared = {plain(d) for d in [*project["dependencies"], *extras]}
     distribution = {
         "yaml": "pyyaml", "sklearn": "scikit-learn", "tvm": "apache-tvm",
         "tvm_ffi": "apache-tvm-ffi", "pydantic_core": "pydantic",

@@ -43,7 +43,8 @@ def test_ours_is_no_worse(seed: int, slowed: bool, make_gaps: Make) -> None:
     problem = make_gaps(seed, slowed=slowed)
     ours = solve(problem).objective
     for answer in (coarse(problem), accept_or_stop(problem)):
-        assert answer is not None
+        if answer is None:  # a baseline may break a rule where ours does not
+            continue
         assert ours <= evaluate(problem, answer).total_s * (1 + 1e-4)
 
 
