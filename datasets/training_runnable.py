@@ -227,14 +227,14 @@ def _quantise(program: Program, draw: Any) -> Callable[[], object]:
 
 
 def _optimizer(program: Program, draw: Any) -> Callable[[], object]:
-    """A step of torch's optimizer over one tensor."""
+    """A step of torch's fused optimizer over one tensor, as the execution takes it over many."""
     weight = torch.nn.Parameter(draw(program.dims["parameters"]))
     weight.grad = torch.ones_like(weight)
     made: torch.optim.Optimizer
     if program.variant.kernel == "torch.adamw":
-        made = torch.optim.AdamW([weight], lr=_RATE)
+        made = torch.optim.AdamW([weight], lr=_RATE, fused=True)
     elif program.variant.kernel == "torch.sgd":
-        made = torch.optim.SGD([weight], lr=_RATE, momentum=0.9)
+        made = torch.optim.SGD([weight], lr=_RATE, momentum=0.9, fused=True)
     else:
         raise SpecError("kernel", got=program.variant.kernel, expected="torch.sgd or torch.adamw")
     return made.step

@@ -51,7 +51,7 @@ class PrecisionWorkload(StrictModel):
         batch: samples of each worker's step.
         sequence_length: tokens of a sample; ``None`` where a sample is no sequence.
         network: what is trained: ``model`` (the plan's decoder), ``byte_lm``, ``digits_mlp``,
-            ``digits_cnn``, or ``package.module:function``, see `foreplan.planner.precision.task`.
+            ``digits_cnn``, or a registered name, see `foreplan.planner.precision.networks`.
         network_options: keyword arguments of the network's builder.
         dataset: name of the samples' source; ``None`` = the network's own.
         optimizer: ``sgd`` (momentum 0.9: one fp32 state a parameter) or ``adamw`` (two).

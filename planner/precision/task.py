@@ -7,25 +7,15 @@ equal wherever they should be. Imports torch when a task is made.
 from __future__ import annotations
 
 import hashlib
-import importlib
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Protocol
 
 from foreplan.datasets.model import Model
-from foreplan.errors import SpecError
+from foreplan.planner.precision.networks import network_builder
 from foreplan.planner.precision.spec import PrecisionWorkload
 
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
-
-#: Networks by name: ``module:function``; the function is called with (model, workload, seed).
-_NETWORKS = {
-    "model": "foreplan.planner.precision.decoder_task:decoder_task",
-    "byte_lm": "foreplan.planner.precision.execution.tasks:byte_lm",
-    "digits_mlp": "foreplan.planner.precision.execution.tasks:digits_mlp",
-    "digits_cnn": "foreplan.planner.precision.execution.tasks:digits_cnn",
-}
 
 
 class TrainingTask(Protocol):
@@ -63,20 +53,7 @@ def training_task(model: Model | None, workload: PrecisionWorkload, seed: int) -
     Raises:
         SpecError: no such network, or it does not take these options.
     """
-    where = _NETWORKS.get(workload.network, workload.network)
-    module, colon, name = where.partition(":")
-    if not colon:
-        raise SpecError(
-            "workload.network", got=workload.network,
-            expected=f"one of {', '.join(_NETWORKS)}, or package.module:function",
-        )  # fmt: skip
-    try:
-        build: Callable[..., TrainingTask] = getattr(importlib.import_module(module), name)
-    except (ImportError, AttributeError) as error:
-        raise SpecError(
-            "workload.network", got=workload.network, expected="a function that can be imported"
-        ) from error
-    return build(model, workload, seed)
+    return network_builder(workload.network)(model, workload, seed)
 
 
 def fingerprint(parameters: Any) -> str:
