@@ -29,6 +29,7 @@ from foreplan.datasets.storage import write_atomically
 from foreplan.datasets.tier import Contention, Tier
 from foreplan.errors import SpecError
 from foreplan.planner.api import load_workload
+from foreplan.planner.bubbles.shapes import bubbles_programs
 from foreplan.planner.serving.shapes import serving_programs
 
 if TYPE_CHECKING:
@@ -53,8 +54,8 @@ def profile_host(
         names: devices; two unlike ones of this machine if empty, see `default_devices`.
         output: folder to write to, made if missing.
         models: measure the exact shapes of these instead of the generic grid.
-        workload: of these shapes; required with ``models`` and to measure for ``precision``.
-        purpose: kind of plans that the shapes are for: ``serving`` or ``precision``.
+        workload: of these shapes; required with ``models`` and unless ``serving``.
+        purpose: kind of plans that the shapes are for: ``serving``, ``precision`` or ``bubbles``.
         memory: caps, ``SIZE`` for all devices or ``DEVICE=SIZE``.
         quick: one round instead of two.
         host: name of this host in the cluster.
@@ -72,7 +73,8 @@ def profile_host(
         if device.kind == "zoo":
             raise SpecError("DEVICE", got=str(device), expected="a device here: cpu:... or cuda:N")
     caps = _caps(memory, devices)
-    programs = {device: _programs(device, models, workload, purpose) for device in devices}
+    count = len(devices)
+    programs = {d: _programs(d, models, workload, purpose, count) for d in devices}
     try:
         output.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -157,11 +159,11 @@ def default_devices() -> list[DeviceName]:
 
 
 def _programs(
-    device: DeviceName, models: Sequence[str], workload: str | None, purpose: str
+    device: DeviceName, models: Sequence[str], workload: str | None, purpose: str, count: int
 ) -> tuple[Program, ...]:
     kind = "cuda" if device.kind == "cuda" else "cpu"
-    if purpose not in ("serving", "precision"):
-        raise SpecError("--for", got=purpose, expected="serving or precision")
+    if purpose not in ("serving", "precision", "bubbles"):
+        raise SpecError("--for", got=purpose, expected="serving, precision or bubbles")
     if not models and purpose == "serving":
         return ProfileGrid.generic(kind).programs
     if workload is None:
@@ -170,15 +172,23 @@ def _programs(
             fix="or leave out --model and --for, for the generic grid",
         )  # fmt: skip
     asked: Any = load_workload(purpose, workload)
+    described: list[Model | None]
     if purpose == "serving":
         wanted = [p for name in models for p in serving_programs(load_model(name), asked, kind)]
+    elif purpose == "bubbles":
+        described = [load_model(name) for name in models]
+        wanted = [
+            p for model in described or [None]
+            for p in bubbles_programs(model, asked, device, devices=count)
+        ]  # fmt: skip
     else:
         # Loads torch, which the shapes of a decoder do without.
         from foreplan.planner.precision.shapes import precision_programs
 
-        described: list[Model | None] = [load_model(name) for name in models]
-        described = described or [None]
-        wanted = [p for model in described for p in precision_programs(model, asked, kind)]
+        described = [load_model(name) for name in models]
+        wanted = [
+            p for model in described or [None] for p in precision_programs(model, asked, kind)
+        ]
     return ProfileGrid.exact(wanted).programs
 
 

@@ -171,7 +171,11 @@ def _too_large(
     plan, w = step.plan, step.workload
     stages = backbone_stages(step.backbone.layers, plan)
     own = sum(step.backbone.range_parameters(s.start, s.end) for s in stages if s.rank == 0)
-    states = state_bytes(own // plan.tp, replicas=plan.dp, sharded=w.sharded_optimizer)
+    states = state_bytes(
+        own // plan.tp, replicas=plan.dp, sharded=w.sharded_optimizer,
+        weight_bytes=step.arithmetic.element_bytes,
+        optimizer_bytes=step.arithmetic.optimizer_bytes,
+    )  # fmt: skip
     flying = min(microbatches, plan.pp) * (1 + (plan.pp - 1) / (plan.pp * plan.chunks))
     if w.schedule == "gpipe":
         flying = microbatches

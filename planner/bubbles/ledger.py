@@ -36,11 +36,17 @@ def capacity_bytes(problem: Problem[BubblesWorkload], step: TrainingStep, rank: 
 def static_items(step: TrainingStep, decision: BubblesDecision, rank: int) -> dict[str, int]:
     """Model states and workspace of one device of a rank, by item."""
     w, plan = step.workload, step.plan
+    sizes = {
+        "weight_bytes": step.arithmetic.element_bytes,
+        "optimizer_bytes": step.arithmetic.optimizer_bytes,
+    }
     items: Counter[str] = Counter()
     own = sum(
         step.backbone.range_parameters(s.start, s.end) for s in decision.stages if s.rank == rank
     )
-    items.update(state_bytes(own // plan.tp, replicas=plan.dp, sharded=w.sharded_optimizer))
+    items.update(
+        state_bytes(own // plan.tp, replicas=plan.dp, sharded=w.sharded_optimizer, **sizes)
+    )
     for e, encoder in enumerate(decision.encoders):
         for k, layers in enumerate(encoder.stages):
             holders = {row[k] for row in encoder.ranks}
@@ -50,6 +56,7 @@ def static_items(step: TrainingStep, decision: BubblesDecision, rank: int) -> di
                     replicas=plan.dp * len(holders),
                     sharded=w.sharded_optimizer,
                     frozen=step.encoder(e).frozen,
+                    **sizes,
                 )
                 items.update({f"encoder_{name}": size for name, size in states.items()})
     items["workspace"] = _workspace(step, decision.encoders)
@@ -63,7 +70,7 @@ def _workspace(step: TrainingStep, encoders: tuple[EncoderPlan, ...]) -> int:
     largest = sum(
         half_activation_bytes(
             step.backbone, half, rows=rows, tokens=w.sequence_length, tp=step.plan.tp,
-            recompute="selective",
+            recompute="selective", element_bytes=step.arithmetic.element_bytes,
         )
         for half in (0, 1)
     )  # fmt: skip
@@ -74,7 +81,7 @@ def _workspace(step: TrainingStep, encoders: tuple[EncoderPlan, ...]) -> int:
         inside = sum(
             half_activation_bytes(
                 step.encoders[e], half, rows=step.rows(e), tokens=spec.tokens, tp=plan.tp,
-                recompute="selective",
+                recompute="selective", element_bytes=step.arithmetic.element_bytes,
             )
             for half in halves
         )  # fmt: skip

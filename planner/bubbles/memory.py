@@ -19,8 +19,9 @@ WEIGHT_BYTES, GRADIENT_BYTES, OPTIMIZER_BYTES = 2, 4, 12
 
 
 def half_activation_bytes(
-    tower: Tower, half: int, *, rows: int, tokens: int, tp: int, recompute: str
-) -> int:
+    tower: Tower, half: int, *, rows: int, tokens: int, tp: int, recompute: str,
+    element_bytes: int = 2,
+) -> int:  # fmt: skip
     """What an attention block (even ``half``) or MLP block (odd) keeps of one micro-batch.
 
     Args:
@@ -30,6 +31,7 @@ def half_activation_bytes(
         tokens: positions of a sequence.
         tp: devices that share it.
         recompute: ``none``, ``selective`` or ``full``.
+        element_bytes: of an activation; the published terms are for 2.
 
     Returns:
         Bytes on one device. With ``full`` the input of the layer counts in its first half.
@@ -45,15 +47,24 @@ def half_activation_bytes(
     else:
         inside = (3 if tower.gated else 2) * tower.ffn
         per_token = 2 * h + 2 * h + 2 * inside + h
-    return rows * per_token // tp
+    return rows * per_token * element_bytes // (2 * tp)
 
 
 def stage_activation_bytes(
-    tower: Tower, start: int, end: int, *, rows: int, tokens: int, tp: int, recompute: str
-) -> int:
+    tower: Tower, start: int, end: int, *, rows: int, tokens: int, tp: int, recompute: str,
+    element_bytes: int = 2,
+) -> int:  # fmt: skip
     """What layers ``[start, end)`` keep of one micro-batch; the last stage its logits in fp32."""
     layer = sum(
-        half_activation_bytes(tower, half, rows=rows, tokens=tokens, tp=tp, recompute=recompute)
+        half_activation_bytes(
+            tower,
+            half,
+            rows=rows,
+            tokens=tokens,
+            tp=tp,
+            recompute=recompute,
+            element_bytes=element_bytes,
+        )
         for half in (0, 1)
     )
     logits = 4 * rows * tower.vocab // tp if end == tower.layers else 0
@@ -61,20 +72,30 @@ def stage_activation_bytes(
 
 
 def unit_activation_bytes(
-    tower: Tower, begin: int, end: int, *, rows: int, tokens: int, tp: int, recompute: bool
-) -> int:
+    tower: Tower, begin: int, end: int, *, rows: int, tokens: int, tp: int, recompute: bool,
+    element_bytes: int = 2,
+) -> int:  # fmt: skip
     """What halves ``[begin, end)`` of an encoder keep; with ``recompute`` their input alone."""
     if recompute:
-        return 2 * rows * tower.hidden // tp
+        return element_bytes * rows * tower.hidden // tp
     return sum(
-        half_activation_bytes(tower, half, rows=rows, tokens=tokens, tp=tp, recompute="selective")
+        half_activation_bytes(
+            tower,
+            half,
+            rows=rows,
+            tokens=tokens,
+            tp=tp,
+            recompute="selective",
+            element_bytes=element_bytes,
+        )
         for half in range(begin, end)
     )
 
 
 def state_bytes(
-    parameters: int, *, replicas: int, sharded: bool, frozen: bool = False
-) -> dict[str, int]:
+    parameters: int, *, replicas: int, sharded: bool, frozen: bool = False,
+    weight_bytes: int = WEIGHT_BYTES, optimizer_bytes: int = OPTIMIZER_BYTES,
+) -> dict[str, int]:  # fmt: skip
     """Model states of the parameters of one device, by item.
 
     Args:
@@ -82,13 +103,15 @@ def state_bytes(
         replicas: devices that hold the same parameters.
         sharded: they share the optimizer's states.
         frozen: weights alone.
+        weight_bytes: of a parameter.
+        optimizer_bytes: likewise; without bf16 weights there is no master copy.
     """
     if frozen:
-        return {"weights": WEIGHT_BYTES * parameters}
+        return {"weights": weight_bytes * parameters}
     return {
-        "weights": WEIGHT_BYTES * parameters,
+        "weights": weight_bytes * parameters,
         "gradients": GRADIENT_BYTES * parameters,
-        "optimizer": OPTIMIZER_BYTES * parameters // (replicas if sharded else 1),
+        "optimizer": optimizer_bytes * parameters // (replicas if sharded else 1),
     }
 
 

@@ -12,10 +12,13 @@ import functools
 
 from foreplan.cost_models.costs import Work
 from foreplan.planner.base import Problem
+from foreplan.planner.bubbles.arithmetic import Arithmetic
 from foreplan.planner.bubbles.memory import stage_activation_bytes, unit_activation_bytes
+from foreplan.planner.bubbles.pass_shape import PassShape
 from foreplan.planner.bubbles.spec import BackbonePlan, BubblesWorkload, Encoder
 from foreplan.planner.bubbles.towers import Tower, backbone_tower, encoder_towers
-from foreplan.planner.bubbles.works import Shape, StepWorks, TowerWorks, segment, times
+from foreplan.planner.bubbles.work_parts import segment, times
+from foreplan.planner.bubbles.works import StepWorks, TowerWorks
 
 
 class TrainingStep:
@@ -26,6 +29,7 @@ class TrainingStep:
         plan: layout of the backbone.
 
     Attributes:
+        arithmetic: what the devices compute with.
         backbone, encoders: the towers.
         steps: works between passes.
     """
@@ -35,11 +39,17 @@ class TrainingStep:
         self.plan = plan
         self.backbone: Tower = backbone_tower(problem)
         self.encoders: tuple[Tower, ...] = encoder_towers(problem)
-        self.steps = StepWorks(self.workload)
+        self.arithmetic = Arithmetic.of(problem.cluster)
+        self.steps = StepWorks(self.workload, self.arithmetic)
         self._labels = tuple(rank.label for rank in problem.cluster.ranks())
         w = self.workload
-        shape = Shape(self.backbone, w.microbatch, w.sequence_length, plan.tp, w.recompute)
-        self._backbone = TowerWorks(shape, self.lane_group(0), w.times.tensor_collective_s)
+        shape = PassShape(
+            self.backbone, w.microbatch, w.sequence_length, plan.tp, w.recompute,
+            self.arithmetic.element_bytes, w.microbatch * w.sequence_length,
+        )  # fmt: skip
+        self._backbone = TowerWorks(
+            shape, self.arithmetic, self.lane_group(0), w.times.tensor_collective_s
+        )
 
     # ------------------------------------------------------------------------------- places
 
@@ -67,7 +77,8 @@ class TrainingStep:
     def hidden_bytes(self) -> int:
         """What one lane sends to the next pipeline rank for a micro-batch."""
         w = self.workload
-        return 2 * w.microbatch * w.sequence_length * self.backbone.hidden // self.plan.tp
+        elements = w.microbatch * w.sequence_length * self.backbone.hidden
+        return self.arithmetic.element_bytes * elements // self.plan.tp
 
     def pieces(self, start: int, end: int) -> int:
         """Pieces of a split pass over layers ``[start, end)``: their halves."""
@@ -115,6 +126,7 @@ class TrainingStep:
         return stage_activation_bytes(
             self.backbone, start, end, rows=w.microbatch * w.sequence_length,
             tokens=w.sequence_length, tp=self.plan.tp, recompute=w.recompute,
+            element_bytes=self.arithmetic.element_bytes,
         )  # fmt: skip
 
     # ------------------------------------------------------------------------------- encoders
@@ -128,10 +140,14 @@ class TrainingStep:
         spec, w = self.encoder(index), self.workload
         sequences = w.microbatch * spec.images
         recompute = "full" if spec.recompute else "selective"
-        shape = Shape(self.encoders[index], sequences, spec.tokens, tp, recompute)
+        shape = PassShape(
+            self.encoders[index], sequences, spec.tokens, tp, recompute,
+            self.arithmetic.element_bytes, w.microbatch * spec.features,
+        )  # fmt: skip
         return TowerWorks(
-            shape, self.lane_group(0)[:tp], w.times.encoder_tensor_collective_s, "encoder_"
-        )
+            shape, self.arithmetic, self.lane_group(0)[:tp], w.times.encoder_tensor_collective_s,
+            "encoder_",
+        )  # fmt: skip
 
     def rows(self, index: int) -> int:
         """Tokens of a micro-batch inside an encoder."""
@@ -175,11 +191,12 @@ class TrainingStep:
         """What one lane sends of an encoder's features to the backbone."""
         w = self.workload
         rows = w.microbatch * self.encoder(index).features
-        return 2 * rows * self.backbone.hidden // self.plan.tp
+        return self.arithmetic.element_bytes * rows * self.backbone.hidden // self.plan.tp
 
     def encoder_hidden_bytes(self, index: int, tp: int) -> int:
         """What one lane sends from one encoder stage to the next."""
-        return 2 * self.rows(index) * self.encoders[index].hidden // tp
+        elements = self.rows(index) * self.encoders[index].hidden
+        return self.arithmetic.element_bytes * elements // tp
 
     def unit_bytes(self, index: int, tp: int, begin: int, end: int) -> int:
         """What halves ``[begin, end)`` keep of one micro-batch; nothing of a frozen encoder."""
@@ -188,5 +205,5 @@ class TrainingStep:
             return 0
         return unit_activation_bytes(
             self.encoders[index], begin, end, rows=self.rows(index), tokens=spec.tokens, tp=tp,
-            recompute=spec.recompute,
+            recompute=spec.recompute, element_bytes=self.arithmetic.element_bytes,
         )  # fmt: skip

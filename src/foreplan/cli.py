@@ -160,7 +160,7 @@ def profile(
         str | None, typer.Option("-w", "--workload", help="Workload of these shapes.")
     ] = None,
     purpose: Annotated[
-        str, typer.Option("--for", help="Plans to measure for: serving or precision.")
+        str, typer.Option("--for", help="Plans to measure for: serving, precision or bubbles.")
     ] = "serving",
     memory: Annotated[
         list[str] | None, typer.Option(help="DEVICE=SIZE: cap to write into the cluster.")

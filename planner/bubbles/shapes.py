@@ -1,0 +1,58 @@
+"""The programs that a multimodal step is made of: what to measure before planning."""
+
+from __future__ import annotations
+
+from foreplan.cost_models.costs import CostBook, Segment, Work
+from foreplan.datasets.cluster import Cluster
+from foreplan.datasets.device_name import DeviceName
+from foreplan.datasets.model import Model
+from foreplan.datasets.program import Program
+from foreplan.datasets.specs import validate
+from foreplan.planner.base import Problem
+from foreplan.planner.bubbles.spec import BackbonePlan, BubblesWorkload
+from foreplan.planner.bubbles.training_step import TrainingStep
+
+
+def bubbles_programs(
+    model: Model | None, workload: BubblesWorkload, device: DeviceName, *, devices: int
+) -> list[Program]:
+    """Every operator of every pass of backbone and encoders.
+
+    They depend on a layout by its tensor parallelism alone: on the workload's own where it states
+    one, else on each that the devices allow.
+
+    Args:
+        model: the backbone, or ``None`` where the workload states its sizes.
+        workload: encoders, batch and lengths.
+        device: where; says the dtype.
+        devices: how many there are.
+
+    Returns:
+        Each program once.
+
+    Raises:
+        SpecError: neither a model nor sizes of the backbone, or an unknown encoder.
+    """
+    cluster = validate(Cluster, {"devices": [{"name": str(device)}]}, "cluster")
+    problem = Problem(model, cluster, workload, CostBook(()))
+    plans = [BackbonePlan(tp=tp) for tp in range(1, devices + 1) if devices % tp == 0]
+    found: dict[Program, None] = {}
+    for plan in [workload.plan] if workload.plan is not None else plans:
+        step = TrainingStep(problem, plan)
+        if not all(tower.takes_tp(plan.tp) for tower in (step.backbone, *step.encoders)):
+            continue
+        split = workload.schedule.startswith("zb")
+        for op in ("F", "B", *(("I", "W") if split else ())):
+            _collect(step.passes(0, step.backbone.layers, op), found)
+        for e, tower in enumerate(step.encoders):
+            for op in ("F",) if step.encoder(e).frozen else ("F", "B"):
+                _collect(step.unit(e, plan.tp, 0, 2 * tower.layers, op, bare=False), found)
+    return list(found)
+
+
+def _collect(work: Work, found: dict[Program, None]) -> None:
+    if isinstance(work, Program):
+        found[work] = None
+    elif isinstance(work, Segment):
+        for part, _ in work.parts:
+            _collect(part, found)
