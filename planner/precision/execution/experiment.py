@@ -158,7 +158,7 @@ def simulate_training(
     from foreplan.planner.precision.task import training_task
 
     task = training_task(None, workload, seed)
-    local = LocalRanks(task, workload, decision, count_saved=True)
+    local = LocalRanks(task, workload, decision, count_memory=True)
     try:
         for _ in range(steps):
             local.step()

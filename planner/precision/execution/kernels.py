@@ -3,7 +3,7 @@
 A real, unmodified module runs under the schedule: ``forward`` computes the loss of the rank's
 batch, ``backward`` of bucket ``q`` lets autograd run until all gradients of buckets ``0..q`` are
 there (see `Baton`), ``all_reduce`` is the runtime's, and ``optimizer`` steps. Gradients are divided
-by the number of ranks before they are summed, as DDP does. A ``forward`` begins the next training
+by the number of ranks before they are summed (see `GradientBuckets`). A ``forward`` begins the next training
 step, however many the schedule has; batches are those of ``task.batch(step, rank)``.
 
 Modes: ``fast`` computes as planned; ``reference`` computes everything in fp32, where a distributed
@@ -23,6 +23,7 @@ from foreplan.cost_models.schedule import Action
 from foreplan.errors import SpecError
 from foreplan.planner.precision.execution._baton import Baton
 from foreplan.planner.precision.execution.buckets import GradientBuckets
+from foreplan.planner.precision.execution.live_peak import LivePeak
 from foreplan.planner.precision.execution.loss_scale import LossScale
 from foreplan.planner.precision.execution.modules import apply_variants, restart_rounding
 from foreplan.planner.precision.execution.optimizers import make_optimizer, state_bytes
@@ -54,7 +55,8 @@ class TrainingKernels:
         rank: this one.
         mode: one of `MODES`.
         device: where to compute.
-        count_saved: count what the first step keeps for its backward pass, which slows that step.
+        count_memory: count what the first step keeps for its backward pass and what it takes beside
+            that, which slows that step.
 
     Attributes:
         module: what is trained, as planned.
@@ -67,7 +69,7 @@ class TrainingKernels:
     def __init__(
         self, task: TrainingTask, workload: PrecisionWorkload, decision: PrecisionDecision,
         rank: int, *, mode: str = "fast", device: torch.device | str = "cpu",
-        count_saved: bool = False,
+        count_memory: bool = False,
     ) -> None:  # fmt: skip
         if mode not in MODES:
             raise SpecError("mode", got=mode, expected=f"one of {', '.join(MODES)}")
@@ -80,14 +82,17 @@ class TrainingKernels:
         self.module = task.module().to(self._device).train()
         if mode == "fast":
             apply_variants(self.module, decision.workers[rank].operators, seed=rank << 40)
-        self._buckets = GradientBuckets(self.module, decision.buckets, self._bucket_ready)
+        self._buckets = GradientBuckets(
+            self.module, decision.buckets, self._world, self._bucket_ready
+        )
         self._optimizer_words = workload.optimizer, workload.learning_rate
         self._optimizer = make_optimizer(self.module, *self._optimizer_words)
         self._scale = LossScale.of(
             [text for worker in decision.workers for text in worker.operators.values()]
             if mode == "fast" else []
         )  # fmt: skip
-        self._saved = SavedTensors(self.module) if count_saved else None
+        self._saved = SavedTensors(self.module) if count_memory else None
+        self._peak_bytes = 0
         self._baton = Baton(self._train, self._device)
         self._step = 0
         self._wanted = -1
@@ -140,12 +145,20 @@ class TrainingKernels:
         }
 
     def memory_bytes(self) -> dict[str, int]:
-        """Bytes held between steps."""
-        return {
+        """Bytes held between steps and, where they were counted, at a step's peak.
+
+        ``activations`` is what was kept for the backward pass, ``workspace`` what operators had at
+        the peak beside that, so that the items add up to the peak.
+        """
+        held = {
             "weights": module_bytes(self.module),
             "gradients": self._buckets.nbytes,
             "optimizer": state_bytes(self._optimizer),
         }
+        if self._peak_bytes:
+            held["activations"] = self.saved_bytes
+            held["workspace"] = max(0, self._peak_bytes - self.saved_bytes)
+        return held
 
     @property
     def saved_bytes(self) -> int:
@@ -175,16 +188,20 @@ class TrainingKernels:
             self._step += 1
             self._buckets.clear()
             self._done = -1
-            with self._counting():
+            saved, peak = self._observers()
+            with saved, peak:
                 output = self.module(*(x.to(self._device) for x in inputs))
                 loss = self._task.loss(output.float(), target.to(self._device))
             self._losses.append(loss.detach())
             self._baton.pause()
             # Hooks have to run on this thread, and a slice of a GPU ends where the thread ends.
-            with torch.autograd.set_multithreading_enabled(False):
+            with torch.autograd.set_multithreading_enabled(False), peak:
                 torch.autograd.backward(loss * self._scale.value)
             del output, loss
-            self._finish(len(self._buckets) - 1)
+            if isinstance(peak, LivePeak):
+                self._peak_bytes = peak.peak_bytes
+            self._buckets.close()
+            self._done = len(self._buckets) - 1
             self._baton.pause()
             self._scale.step(self._optimizer, self._buckets.flat)
             self._baton.pause()
@@ -192,18 +209,17 @@ class TrainingKernels:
     def _bucket_ready(self, q: int) -> None:
         # The last bucket's action lasts to the end of the pass.
         if q < len(self._buckets) - 1 and q >= self._wanted:
-            self._finish(q)
+            self._done = q
             self._baton.pause()
 
-    def _counting(self) -> contextlib.AbstractContextManager[None]:
-        counts = self._saved is not None and self._step == 1
-        return self._saved.counting() if self._saved and counts else contextlib.nullcontext()
-
-    def _finish(self, q: int) -> None:
-        """Average the buckets up to ``q``."""
-        for flat in self._buckets.flat[self._done + 1 : q + 1]:
-            flat.div_(self._world)
-        self._done = q
+    def _observers(
+        self,
+    ) -> tuple[contextlib.AbstractContextManager[Any], contextlib.AbstractContextManager[Any]]:
+        """What counts memory during the very first step; nothing afterwards."""
+        if self._saved is None or self._peak_bytes:
+            return contextlib.nullcontext(), contextlib.nullcontext()
+        held = (*self.module.parameters(), *self.module.buffers(), *self._buckets.flat)
+        return self._saved.counting(), LivePeak(held)
 
 
 def sampled_gradients(module: nn.Module, scale: float = 1.0) -> dict[str, list[float]]:

@@ -59,7 +59,7 @@ def _train_seated(order: RankOrder, seat: Any) -> dict[str, Any]:
     decision = _decision(PrecisionDecision, order.decision)
     task = training_task(None, order.workload, order.seed)
     kernels = TrainingKernels(
-        task, order.workload, decision, order.rank, device=seat.device, count_saved=True
+        task, order.workload, decision, order.rank, device=seat.device, count_memory=True
     )
     sizes = {name: value.numel() for name, value in kernels.module.named_parameters()}
     schedule = training_schedule(decision, [str(device) for device in order.devices], sizes)
