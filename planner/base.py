@@ -199,6 +199,13 @@ class Planner(ABC, Generic[W, D]):
         """Cluster rank (index in ``cluster.ranks()``) of each rank of the schedule."""
         return tuple(range(len(problem.cluster.ranks())))
 
+    def occupied(self, problem: Problem[W], decision: D) -> tuple[int, ...]:
+        """Cluster ranks that the decision keeps busy.
+
+        More than `ranks` where one rank of the schedule stands for several that do the same.
+        """
+        return self.ranks(problem, decision)
+
     def metrics(self, problem: Problem[W], decision: D, timeline: Timeline) -> dict[str, float]:
         """Figures a user of this kind of plan reads first; names carry the unit."""
         return {}

@@ -175,6 +175,12 @@ class BubblesPlanner(Planner[BubblesWorkload, BubblesDecision]):
         step = TrainingStep(problem, decision.plan)
         return tuple(step.cluster_rank(rank) for rank in range(decision.plan.pp))
 
+    def occupied(
+        self, problem: Problem[BubblesWorkload], decision: BubblesDecision
+    ) -> tuple[int, ...]:
+        """Every lane of every replica."""
+        return tuple(range(decision.plan.devices))
+
     def memory(
         self, problem: Problem[BubblesWorkload], decision: BubblesDecision
     ) -> tuple[MemoryLedger, ...]:

@@ -14,9 +14,11 @@ from typing import TypeGuard
 from foreplan.datasets import device_zoo
 from foreplan.datasets.cluster_entry import Rank
 from foreplan.errors import MissingDataError
-from foreplan.planner.plan import Plan
+from foreplan.planner.plan import Plan, decision_of
+from foreplan.planner.registry import kinds, planner
 from foreplan.planner.report.decision import DecisionView
 from foreplan.planner.report.text import bytes_of, number, percent, plain, seconds, words
+from foreplan.planner.verify.session import problem_of
 
 #: Sources of prices that no measurement stands behind.
 _UNMEASURED = ("roofline", "theory")
@@ -107,10 +109,18 @@ def short_labels(labels: list[str]) -> tuple[str, ...]:
 
 
 def used_ranks(plan: Plan) -> list[Rank]:
-    """The cluster's devices that the plan uses, in the order of its ranks."""
-    by_label = {rank.label: rank for rank in plan.cluster.ranks()}
-    found = (by_label.get(rank.device) for rank in plan.predicted.ranks)
-    return [rank for rank in found if rank is not None]
+    """The cluster's devices that the plan uses: of its ranks in their order, then the others.
+
+    Others are those that do the same as one of the schedule's ranks.
+    """
+    ranks = plan.cluster.ranks()
+    by_label = {rank.label: rank for rank in ranks}
+    found = [by_label[rank.device] for rank in plan.predicted.ranks if rank.device in by_label]
+    if len(found) < len(ranks) and plan.kind in kinds():
+        chosen = planner(plan.kind)
+        occupied = chosen.occupied(problem_of(plan, chosen), decision_of(plan))
+        found += [ranks[index] for index in occupied]
+    return list(dict.fromkeys(found))
 
 
 def _kinds(ranks: list[Rank]) -> str:
@@ -120,8 +130,8 @@ def _kinds(ranks: list[Rank]) -> str:
 
 
 def _unused(plan: Plan) -> str:
-    used = {rank.device for rank in plan.predicted.ranks}
-    return _kinds([rank for rank in plan.cluster.ranks() if rank.label not in used])
+    used = set(used_ranks(plan))
+    return _kinds([rank for rank in plan.cluster.ranks() if rank not in used])
 
 
 def _title(plan: Plan) -> str:

@@ -14,6 +14,7 @@ from foreplan.planner.bubbles.search import BubbleSearch
 from foreplan.planner.bubbles.spec import BackbonePlan, TransformerDims
 from foreplan.planner.plan import load_plan
 from foreplan.planner.report.html import render_report
+from foreplan.planner.report.summary import Summary
 from foreplan.planner.schema import json_schema
 
 
@@ -57,6 +58,13 @@ def test_plan_beats_every_baseline_and_respects_its_bounds(made):
 def test_report_renders(made):
     assert "e0." in made.to_json()
     assert "bubbles" in render_report(made)
+
+
+def test_report_counts_replicas_and_lanes_as_used():
+    wide = workload(encoder(layers=4), pp=2, dp=2, layers=8)
+    found = Summary.of(plan("bubbles", None, "5xh200", wide, costs="roofline"))
+    assert found.title == "4 × h200"
+    assert found.unused == "h200"
 
 
 def test_jitter_moves_a_step_by_about_as_much():
