@@ -23,6 +23,7 @@ from foreplan.cost_models.timeline import Timeline
 from foreplan.datasets import device_zoo
 from foreplan.errors import InfeasibleError, SpecError
 from foreplan.planner.base import Agreement, Bound, Choice, Kernels, Planner, Problem
+from foreplan.planner.bubbles.arithmetic import Arithmetic
 from foreplan.planner.bubbles.backbone import bare_decision, schedule_name
 from foreplan.planner.bubbles.baselines import balanced, first_stage, three_phase
 from foreplan.planner.bubbles.decision import BubblesDecision
@@ -278,9 +279,13 @@ def _assumptions(problem: Problem[BubblesWorkload]) -> tuple[str, ...]:
         "stands for lane 0 of replica 0, collectives are priced for the whole group",
         "parameters of a rank's first virtual stage are gathered and its gradients reduced in the "
         "open, those of its other stages behind computation",
-        "encoder work beside the backbone's communication slows neither down",
-        "backward passes cost what their matrix products do, attention twice its forward pass and "
-        "once more where its inside is computed again",
+        "encoder work beside the backbone's communication slows neither down, apart from the "
+        "contention that the cluster states between ranks of a host",
+        "passes cost what their operators do one by one; slices, averages over positions and the "
+        "host's time between operators are left out"
+        if Arithmetic.of(problem.cluster).measurable
+        else "backward passes cost what their matrix products do, attention twice its forward pass "
+        "and once more where its inside is computed again",
     ]
     if any(encoder.dims and encoder.dims.layer_forward_s for encoder in w.encoders) or (
         w.backbone is not None and w.backbone.layer_forward_s is not None

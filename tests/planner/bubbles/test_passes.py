@@ -1,0 +1,156 @@
+"""Passes as what runs: dtypes, work, and that a profile measures every program of every plan."""
+
+import pytest
+
+from foreplan.cost_models.costs import Collective, Copy, CostBook, Estimate, Segment
+from foreplan.datasets.cluster import Cluster
+from foreplan.datasets.device_name import DeviceName
+from foreplan.datasets.program import Program
+from foreplan.datasets.specs import validate
+from foreplan.datasets.training_runnable import training_call
+from foreplan.planner.base import Problem
+from foreplan.planner.bubbles.arithmetic import Arithmetic
+from foreplan.planner.bubbles.execution.entry import rank_kernels
+from foreplan.planner.bubbles.planner import BubblesPlanner
+from foreplan.planner.bubbles.shapes import bubbles_programs
+from foreplan.planner.bubbles.spec import BackbonePlan, BubblesWorkload
+from foreplan.planner.bubbles.training_step import TrainingStep
+
+CPU = DeviceName.parse("cpu:threads=1")
+
+
+def asked(**rest):
+    document = {
+        "backbone": {"layers": 4, "hidden": 32, "heads": 4, "vocab": 64},
+        "encoders": [
+            {"name": "vit", "tokens": 8, "images": 2, "projected_tokens": 4, "patch_features": 12,
+             "projector": "mlp", "dims": {"layers": 4, "hidden": 16, "heads": 2}},
+        ],
+        "sequence_length": 16, "microbatches": 4, "plan": {"pp": 2},
+    } | rest  # fmt: skip
+    return validate(BubblesWorkload, document, "workload")
+
+
+def on(name, workload, costs=None):
+    devices = [{"name": name, "count": 2, "memory_bytes": 1 << 30}]
+    if name.startswith("cuda"):
+        devices = [{"name": f"cuda:{i}", "memory_bytes": 1 << 30} for i in range(2)]
+    cluster = validate(Cluster, {"devices": devices}, "cluster")
+    return Problem(None, cluster, workload, costs or CostBook(()))
+
+
+class Only:
+    """Prices the programs that a profile would hold, and what moves memory."""
+
+    def __init__(self, programs):
+        self.programs = set(programs)
+
+    def estimate(self, work, device):
+        if isinstance(work, Collective):
+            return Estimate.exact(1e-6)
+        if isinstance(work, Copy):
+            return Estimate.exact(work.bytes * 1e-10, "measured")
+        known = isinstance(work, Program) and work in self.programs
+        return Estimate.exact(1e-6 + work.flops * 1e-10, "measured") if known else None
+
+
+def flops(work, op):
+    if isinstance(work, Segment):
+        return sum(flops(part, op) * count for part, count in work.parts)
+    return work.flops if isinstance(work, Program) and work.op.startswith(op) else 0.0
+
+
+GATED = {"layers": 4, "hidden": 32, "heads": 4, "kv_heads": 2, "vocab": 64, "gated": True}
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {},
+        {"schedule": "zb-h1"},
+        {"plan": {"pp": 2, "chunks": 2}, "recompute": "full"},
+        {"backbone": GATED},
+        {"plan": None, "microbatches": None, "global_batch": 4},
+    ],
+    ids=str,
+)
+def test_a_profile_holds_every_program_of_a_plan_and_its_baselines(change):
+    workload = asked(**change)
+    costs = CostBook([Only(bubbles_programs(None, workload, CPU, devices=2))])
+    where, planner = on("cpu:threads=1", workload, costs), BubblesPlanner()
+    made = [planner.decide(where).decision, *planner.baselines(where).values()]
+    decisions = [decision for decision in made if not isinstance(decision, str)]
+    assert len(decisions) > 2
+    for decision in decisions:
+        schedule = planner.schedule(where, decision)
+        for action in schedule:
+            assert costs.can_price(action.work, schedule.devices[action.rank])
+
+
+@pytest.mark.parametrize("gated", [False, True])
+def test_every_program_can_be_timed_here(gated):
+    workload = asked(schedule="zb-h1", **({"backbone": GATED} if gated else {}))
+    programs = bubbles_programs(None, workload, CPU, devices=2)
+    assert {p.op for p in programs} > {"linear_backward", "attention_forward", "norm_backward"}
+    for item in programs:
+        training_call(item, "cpu")()
+
+
+def test_a_dtype_is_that_of_the_run():
+    for name, dtype, measurable in (
+        ("cpu:threads=1", "fp32", True), ("cuda", "bf16", True), ("h200", "bf16", False)
+    ):  # fmt: skip
+        where = on(name, asked())
+        found = Arithmetic.of(where.cluster)
+        assert (found.dtype, found.measurable) == (dtype, measurable)
+        step = TrainingStep(where, BackbonePlan(pp=2))
+        elements = 16 * 32
+        assert step.hidden_bytes == elements * (4 if dtype == "fp32" else 2)
+        assert step.feature_bytes(0) == 4 * 32 * (4 if dtype == "fp32" else 2)
+    programs = bubbles_programs(None, asked(), DeviceName.parse("cuda:0"), devices=2)
+    computed = {p.variant.compute for p in programs if p.op.startswith("linear")}
+    assert computed == {"bf16"}
+
+
+def test_passes_do_the_work_of_their_products():
+    step = TrainingStep(on("cpu:threads=1", asked()), BackbonePlan(pp=2))
+    linears = 2 * 16 * (12 * 32 * 32)  # a layer's: 4 h^2 and 8 h^2 weights
+    for start, end, ends in ((1, 2, 0), (0, 4, 2 * 16 * 32 * 64)):
+        forward = flops(step.passes(start, end, "F"), "linear")
+        assert forward == (end - start) * linears + ends
+        backward = flops(step.passes(start, end, "B"), "linear")
+        assert backward == 2 * forward
+        halves = [flops(step.passes(start, end, op), "linear") for op in ("I", "W")]
+        assert halves == [forward, forward]
+    # Two images of 8 positions; a sample's features are 4 averages, which alone are projected.
+    vit = 4 * 2 * 16 * (12 * 16 * 16)
+    entry, projector = 2 * 16 * 16 * 12, 2 * 4 * (32 * 16 + 32 * 32)
+    assert flops(step.unit(0, 1, 0, 8, "F", bare=False), "linear") == vit + entry + projector
+    backward = flops(step.unit(0, 1, 0, 8, "B", bare=False), "linear")
+    assert backward == 2 * (vit + projector) + entry  # patches need no gradient
+
+
+def test_recomputation_adds_a_forward_pass():
+    plain = TrainingStep(on("cpu:threads=1", asked()), BackbonePlan(pp=2))
+    again = TrainingStep(on("cpu:threads=1", asked(recompute="full")), BackbonePlan(pp=2))
+    more = flops(again.passes(1, 2, "B"), "") - flops(plain.passes(1, 2, "B"), "")
+    assert more == flops(plain.passes(1, 2, "F"), "")
+
+
+def test_model_states_are_what_the_kernels_hold():
+    workload = asked(microbatches=2)
+    costs = CostBook([Only(bubbles_programs(None, workload, CPU, devices=2))])
+    where, planner = on("cpu:threads=1", workload, costs), BubblesPlanner()
+    decision = planner.baselines(where)["encoders on the first stage"]
+    for rank, ledger in enumerate(planner.memory(where, decision)):
+        held = rank_kernels(where, decision, rank, mode="fast").memory_bytes()
+        for item in ("weights", "gradients", "optimizer"):
+            # Norms, biases and positions are left out of the ledger; here they are a tenth.
+            assert ledger.items[item] == pytest.approx(held[item], rel=0.15)
+
+
+def test_zoo_devices_keep_their_forward_programs():
+    where = on("h200", asked())
+    found = TrainingStep(where, BackbonePlan(pp=2)).passes(0, 4, "B")
+    assert flops(found, "linear") > 0
+    assert not flops(found, "linear_")
