@@ -17,7 +17,13 @@ from foreplan.datasets.training_variant import training_variant
 
 FORWARD, BACKWARD, WEIGHT_GRADIENT = "forward", "backward", "weight_gradient"
 
-_ACTIVATIONS = {"gelu": "torch.gelu", "silu": "torch.silu", "relu": "torch.relu"}
+#: Ends the kernel of a cast whose input is not in any cache.
+COLD = "_cold"
+
+_ACTIVATIONS = {
+    "gelu": "torch.gelu", "gelu_tanh": "torch.gelu_tanh", "silu": "torch.silu",
+    "relu": "torch.relu",
+}  # fmt: skip
 #: Columns that a flat tensor is measured with: any row length of a memory-bound map costs alike.
 _COLUMNS = 1024
 
@@ -87,13 +93,19 @@ def loss_program(direction: str, rows: int, classes: int) -> Program:
     return program(f"cross_entropy_{direction}", plain, rows=rows, cols=classes)
 
 
-def cast_program(elements: int, row: int, source: str, target: str) -> Program:
-    """A cast of ``elements`` numbers; to int8 with one scale for each ``row`` of them."""
+def cast_program(
+    elements: int, row: int, source: str, target: str, *, cold: bool = False
+) -> Program:
+    """A cast of ``elements`` numbers; to int8 with one scale for each ``row`` of them.
+
+    ``cold`` casts read what was long not used (a master weight), others what was just written.
+    """
+    suffix = COLD if cold else ""
     if target == "int8":
-        variant = Variant(source, "int8", "torch.quantise_rows")
+        variant = Variant(source, "int8", f"torch.quantise_rows{suffix}")
         return program("cast", variant, rows=max(1, elements // row), cols=row)
     cols = min(elements, _COLUMNS)
-    variant = Variant(source, target, "torch.to")
+    variant = Variant(source, target, f"torch.to{suffix}")
     return program("cast", variant, rows=max(1, -(-elements // cols)), cols=cols)
 
 
@@ -107,7 +119,8 @@ def optimizer_program(optimizer: str, parameters: int) -> Program:
 def is_training(item: Program) -> bool:
     """Whether a program is a pass or a quantisation of a training step."""
     if item.op in ("cast", "optimizer_step"):
-        return item.op != "cast" or item.variant.compute == "int8"
+        cold = item.variant.kernel.endswith(COLD)
+        return item.op != "cast" or item.variant.compute == "int8" or cold
     return item.op.endswith(("_forward", "_backward", "_weight_gradient"))
 
 

@@ -3,11 +3,13 @@
 An operator's forward pass is measured as it stands in the step: its operands are in the variant's
 dtype already, because casts are programs of their own. Its backward pass is what autograd runs for
 it: both products, the gradient of the weight in fp32 at the end, 8-bit operands dequantised first.
-Operands were just written or cast by what ran before, so that all of them are warm.
+Operands were just written or cast by what ran before, so that all of them are warm; but between two
+casts of a master weight lies a whole step, so that it is cold.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -16,6 +18,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from foreplan.datasets.program import Program, Variant
+from foreplan.datasets.training_programs import COLD
 from foreplan.errors import SpecError
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
@@ -48,7 +51,7 @@ def _call(program: Program, device: str) -> Callable[[], object]:
     if program.op == "optimizer_step":
         return _optimizer(program, draw)
     if program.op == "cast":
-        return _quantise(program, draw)
+        return _cast(program, draw)
     for suffix in (_FORWARD, _BACKWARD, _WEIGHT_GRADIENT):
         if program.op.endswith(suffix):
             op = program.op.removesuffix(suffix)
@@ -218,12 +221,26 @@ def _linear(program: Program, suffix: str, draw: Any) -> Callable[[], object]:
     return lambda: torch.autograd.grad(made, wanted, gradient, retain_graph=True)
 
 
-def _quantise(program: Program, draw: Any) -> Callable[[], object]:
-    """Quantisation to int8 with one scale a row."""
-    from foreplan.datasets.quantise import quantise
+def _cast(program: Program, draw: Any) -> Callable[[], object]:
+    """A cast to bf16, or to int8 with one scale a row; of a cold input, of many in turn."""
+    from foreplan.datasets.quantise import INT8_LIMIT, quantise
 
     x = draw(*program.sizes, dtype=program.variant.storage)
-    return lambda: quantise(x, "int8")
+    dtype, cold = program.variant.compute, program.variant.kernel.endswith(COLD)
+    # Masters are the right operands of products, which take the whole range.
+    limit = INT8_LIMIT if cold else None
+    turn = itertools.cycle([x, *(x.clone() for _ in range(_copies(x) - 1 if cold else 0))])
+    if dtype == "int8":
+        return lambda: quantise(next(turn), "int8", limit=limit)
+    wanted = DTYPES[dtype]
+    return lambda: next(turn).to(wanted)
+
+
+def _copies(x: Tensor) -> int:
+    """Copies that no cache holds together."""
+    from foreplan.datasets.runnable import last_level_cache
+
+    return max(1, -(-2 * last_level_cache(str(x.device)) // (x.numel() * x.element_size())))
 
 
 def _optimizer(program: Program, draw: Any) -> Callable[[], object]:

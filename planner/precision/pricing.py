@@ -236,7 +236,7 @@ class StepTables:
         cast: Works = ()
         if variant.forward != "fp32":
             row = o.weight_shape[-1]
-            cast = (cast_program(size, row, "fp32", variant.forward),)
+            cast = (cast_program(size, row, "fp32", variant.forward, cold=True),)
         if o.family == "conv2d":
             return (
                 (*cast, conv2d_program(FORWARD, node, text)), (conv2d_program(back, node, text),)

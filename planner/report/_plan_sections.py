@@ -62,6 +62,15 @@ def decision_section(summary: Summary) -> Html:
         "Decision",
         definitions(summary.decision.fields),
         table("What each stage holds", head, rows),
+        *(
+            table(
+                f"{choice.name.capitalize()} by device",
+                [choice.name.capitalize(), "Count", *choice.devices],
+                [[breakable(names), count, *given] for names, count, given in choice.rows],
+                numeric=".n",
+            )
+            for choice in summary.decision.choices
+        ),
         *(_layer_chart(summary, name) for name in by_layer),
         details("Details of each stage", *folded),
         note=f"Not used: {summary.unused}." if summary.unused else None,

@@ -1,13 +1,16 @@
 """`DecisionView`: any planner's decision as text, without knowing the planner.
 
-A decision that has ``stages`` (a list of records) becomes a table with a row a stage; every other
-field becomes a name and a value. Two conventions make that readable: a stage's ``start`` and
-``end`` are its layers, and a number called ``..._s`` or ``..._bytes`` has that unit.
+A decision that has ``stages`` (a list of records) becomes a table with a row a stage; a list of
+records of devices that each hold one mapping with the same keys (the variant of every operator)
+becomes a table with a column a device, in which keys of equal values share a row; every other field
+becomes a name and a value. Two conventions make that readable: a stage's ``start`` and ``end`` are
+its layers, and a number called ``..._s`` or ``..._bytes`` has that unit.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -46,20 +49,41 @@ class StageView:
 
 
 @dataclass(frozen=True, slots=True)
+class ChoiceTable:
+    """What each device was given for every key of a mapping that all of them have.
+
+    Attributes:
+        name: of the mapping, ``operators``.
+        devices: labels, a column each.
+        rows: keys with equal values on every device: (their names, how many, value by device).
+    """
+
+    name: str
+    devices: tuple[str, ...]
+    rows: tuple[tuple[str, int, tuple[str, ...]], ...]
+
+
+@dataclass(frozen=True, slots=True)
 class DecisionView:
     """A decision for readers.
 
     Attributes:
         stages: one entry a stage; empty where the decision has none.
         fields: everything else: (name, value).
+        choices: mappings that devices choose values in; empty where the decision has none.
     """
 
     stages: tuple[StageView, ...]
     fields: tuple[tuple[str, str], ...]
+    choices: tuple[ChoiceTable, ...] = ()
 
     @classmethod
-    def of(cls, decision: Mapping[str, Any]) -> DecisionView:
-        """Read a decision as its planner wrote it."""
+    def of(
+        cls,
+        decision: Mapping[str, Any],
+        shorten: Callable[[list[str]], tuple[str, ...]] = tuple,
+    ) -> DecisionView:
+        """Read a decision as its planner wrote it; ``shorten`` makes device labels column heads."""
         stages = decision.get("stages")
         rows: tuple[StageView, ...] = ()
         rest = dict(decision)
@@ -67,12 +91,60 @@ class DecisionView:
         if isinstance(stages, Sequence) and all(isinstance(s, Mapping) for s in stages):
             rows = tuple(_stage(stage) for stage in stages)
             rest.pop("stages")
-        return cls(rows, tuple(figure(name, value) for name, value in rest.items()))
+        choices = []
+        for name, value in list(rest.items()):
+            if (table := _choices(value, shorten)) is not None:
+                choices.append(table)
+                del rest[name]
+        return cls(rows, tuple(_field(name, value) for name, value in rest.items()), tuple(choices))
 
     @property
     def sentence(self) -> str:
         """The first few settings on one line: ``tau 4, groups 2``."""
         return ", ".join(f"{name} {value}" for name, value in self.fields[:4])
+
+
+def _choices(value: Any, shorten: Callable[[list[str]], tuple[str, ...]]) -> ChoiceTable | None:
+    """The table of a list of devices' records, if it is one."""
+    if not isinstance(value, list | tuple) or not value:
+        return None
+    if not all(isinstance(record, Mapping) and "device" in record for record in value):
+        return None
+    maps = [[n for n, v in record.items() if isinstance(v, Mapping)] for record in value]
+    if len(maps[0]) != 1 or any(names != maps[0] for names in maps):
+        return None
+    field = maps[0][0]
+    keys = list(value[0][field])
+    if not keys or any(set(record[field]) != set(keys) for record in value):
+        return None
+    groups: dict[tuple[str, ...], list[str]] = {}
+    for key in keys:
+        given = tuple(plain(compact(record[field][key]), _CELL) for record in value)
+        groups.setdefault(given, []).append(plain(key))
+    devices = shorten([plain(record["device"]) for record in value])
+    rows = tuple((_names(found), len(found), given) for given, found in groups.items())
+    return ChoiceTable(words(field), devices, rows)
+
+
+def _names(keys: Sequence[str]) -> str:
+    """Names on one line; those that differ in numbers alone once, ``blocks.*.up (×2)``."""
+    patterns: dict[str, list[str]] = {}
+    for key in keys:
+        patterns.setdefault(re.sub(r"\d+", "*", key), []).append(key)
+    shown = [
+        found[0] if len(found) == 1 else f"{pattern} (×{len(found)})"
+        for pattern, found in patterns.items()
+    ]
+    return plain(", ".join(shown), 2 * _CELL)
+
+
+def _field(name: str, value: Any) -> tuple[str, str]:
+    """A name and a value; of a list of lists, how long each is."""
+    nested = isinstance(value, list | tuple) and bool(value)
+    if nested and all(isinstance(entry, list | tuple) for entry in value):
+        sizes = ", ".join(str(len(entry)) for entry in value)
+        return words(name), plain(f"{len(value)} (entries: {sizes})", _CELL)
+    return figure(name, value)
 
 
 def _stage(stage: Mapping[str, Any]) -> StageView:

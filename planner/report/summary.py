@@ -86,8 +86,8 @@ class Summary:
     @classmethod
     def of(cls, plan: Plan) -> Summary:
         """Summarise a plan."""
-        decision = DecisionView.of(plan.decision)
         devices = short_labels([rank.device for rank in plan.predicted.ranks])
+        decision = DecisionView.of(plan.decision, short_labels)
         limits = sorted([*_memory(plan, devices), *_named(plan)], key=lambda item: -item.share)
         return cls(
             title=_title(plan),

@@ -49,6 +49,7 @@ def plan_tables(plan: Plan) -> RenderableType:
         Text(summary.headline),
         *_labels(summary.labels),
         _ranks(plan, summary),
+        *_choices(summary),
         _limits(summary),
         _compared("Alternatives", contenders(plan, None)),
         heading("Prediction"),
@@ -127,6 +128,24 @@ def _ranks(plan: Plan, summary: Summary) -> Grid:
     ]
     note = f"not used: {summary.unused}" if summary.unused else ""
     return Grid("Stages" if len(stages) == len(ranks) else "Ranks", columns, note)
+
+
+def _choices(summary: Summary) -> list[Grid]:
+    """What each device was given, keys of equal values in one row."""
+    return [
+        Grid(
+            f"{choice.name.capitalize()} by device",
+            [
+                Column(choice.name, [names for names, _, _ in choice.rows]),
+                Column("count", [str(count) for _, count, _ in choice.rows], numeric=True),
+                *(
+                    Column(device, [given[k] for _, _, given in choice.rows])
+                    for k, device in enumerate(choice.devices)
+                ),
+            ],
+        )
+        for choice in summary.decision.choices
+    ]
 
 
 def _limits(summary: Summary) -> Grid:

@@ -3,8 +3,8 @@
 A real, unmodified module runs under the schedule: ``forward`` computes the loss of the rank's
 batch, ``backward`` of bucket ``q`` lets autograd run until all gradients of buckets ``0..q`` are
 there (see `Baton`), ``all_reduce`` is the runtime's, and ``optimizer`` steps. Gradients are divided
-by the number of ranks before they are summed (see `GradientBuckets`). A ``forward`` begins the next training
-step, however many the schedule has; batches are those of ``task.batch(step, rank)``.
+by the number of ranks before they are summed (see `GradientBuckets`). A ``forward`` begins the next
+training step, however many the schedule has; batches are those of ``task.batch(step, rank)``.
 
 Modes: ``fast`` computes as planned; ``reference`` computes everything in fp32, where a distributed
 run equals one process bit by bit (two ranks: a sum of two does not depend on the order).

@@ -236,7 +236,8 @@ def test_programs_to_measure_are_those_that_plans_price():
     assert {"attention_backward", "cast", "cross_entropy_forward", "optimizer_step"} <= ops
     casts = {str(p.variant) for p in programs if p.op == "cast"}
     assert {"fp32/bf16/torch.to", "bf16/fp32/torch.to", "fp32/int8/torch.quantise_rows",
-            "bf16/int8/torch.quantise_rows"} == casts  # fmt: skip
+            "bf16/int8/torch.quantise_rows", "fp32/bf16/torch.to_cold",
+            "fp32/int8/torch.quantise_rows_cold"} == casts  # fmt: skip
     assert len(set(programs)) == len(programs)
 
 

@@ -10,6 +10,7 @@ from rich.console import Console
 from foreplan.datasets import device_zoo
 from foreplan.datasets.profile import Profile
 from foreplan.datasets.specs import validate
+from foreplan.planner.report.decision import DecisionView
 from foreplan.planner.report.tables import (
     device_table,
     devices_table,
@@ -149,3 +150,31 @@ def test_profile():
     assert "linear" in text
     assert "30 %" in text
     assert "10 GB/s" in text
+
+
+def test_what_devices_choose_is_grouped():
+    """Operators of equal variants share a row, and numbered names a pattern."""
+    names = ["embed", *(f"blocks.{i}.{part}" for i in range(3) for part in ("up", "down"))]
+    low = dict.fromkeys(names, "int8") | {"embed": "fp32"}
+    high = dict.fromkeys(names, "fp32") | {"blocks.1.down": "bf16"}
+    view = DecisionView.of(
+        {
+            "workers": [
+                {"rank": 0, "device": "here/a", "operators": low},
+                {"rank": 1, "device": "here/b", "operators": high},
+            ],
+            "buckets": [["x", "y"], ["z"]],
+            "omega": 0.5,
+        }
+    )
+    (table,) = view.choices
+    assert table.name == "operators"
+    assert table.devices == ("here/a", "here/b")
+    assert table.rows == (
+        ("embed", 1, ("fp32", "fp32")),
+        ("blocks.*.up (×3), blocks.*.down (×2)", 5, ("int8", "fp32")),
+        ("blocks.1.down", 1, ("int8", "bf16")),
+    )
+    assert dict(view.fields) == {"buckets": "2 (entries: 2, 1)", "omega": "0.5"}
+    other = DecisionView.of({"workers": [{"device": "a", "operators": {"x": 1}}, {"device": "b"}]})
+    assert not other.choices

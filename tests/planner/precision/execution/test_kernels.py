@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -8,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from foreplan.cost_models.costs import HostLaunch
+from foreplan.cost_models.costs import CostBook, HostLaunch
 from foreplan.cost_models.schedule import Action
 from foreplan.errors import SpecError
 from foreplan.planner.precision.execution.decisions import uniform_decision
@@ -18,6 +19,9 @@ from foreplan.planner.precision.execution.reference import (
     compare_training,
     single_process_training,
 )
+from foreplan.planner.precision.pricing import StepTables, Unpriced
+from foreplan.planner.precision.saved import SavedBytes
+from foreplan.planner.precision.situation import Situation
 from foreplan.planner.precision.spec import PrecisionWorkload
 from foreplan.planner.precision.task import training_task
 
@@ -115,6 +119,65 @@ def test_modes_agree_as_far_as_they_should(workload: Make) -> None:
         training_task(None, work, 1), work, decision, mode="fast", steps=2
     )
     assert not compare_training(other, exact, mode="fast").passed
+
+
+def test_fp32_may_round_otherwise_on_unlike_processors_and_nothing_else(workload: Make) -> None:
+    work = workload()
+    task = training_task(None, work, 0)
+    decision = uniform_decision(task, work, ["fp32", "fp32"])
+    exact = single_process_training(task, work, decision, mode="reference", steps=2)
+
+    def changed(factor: float) -> dict[str, Any]:
+        """All gradients and the second rank's losses, multiplied."""
+        return {
+            "losses_0": exact["losses_0"],
+            "losses_1": [factor * loss for loss in exact["losses_1"]],
+            "gradients": {n: [factor * g for g in row] for n, row in exact["gradients"].items()},
+        }
+
+    rounded = compare_training(changed(1 + 2.0**-22), exact, mode="reference")
+    assert rounded.passed
+    assert not rounded.exact
+    for factor in (1 + 2.0**-9, math.nan):  # one rounding to bf16; an overflow
+        assert not compare_training(changed(factor), exact, mode="reference").passed
+    assert not compare_training(changed(math.nan), exact, mode="fast").passed
+    short = {**exact, "losses_1": exact["losses_1"][:1]}
+    assert not compare_training(short, exact, mode="fast").passed
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "int8"])
+def test_the_ledger_tells_a_steps_peak(
+    precision: str, workload: Make, make_problem: Callable[..., Any]
+) -> None:
+    """Held items exactly, saved tensors within 1 %; the workspace is an upper bound."""
+    options = {"width": 128, "layers": 2, "heads": 4, "context": 32}
+    problem = make_problem("1xt4", batch=8, network="byte_lm", network_options=options)
+    situation, work = Situation(problem), problem.workload
+    tables = StepTables(
+        situation.graph, CostBook([Unpriced()]), "device", "cpu", problem.workload.precisions
+    )
+    names = {}
+    for i in situation.graph.adjustable:
+        words = {p.name.split("/")[1]: p.name for p in tables.options[i]}
+        names[situation.graph.operators[i].module] = words.get(precision, words["fp32"])
+    decision = uniform_decision(situation.task, work, [names])
+    kernels = TrainingKernels(situation.task, work, decision, 0, count_memory=True)
+    assert "activations" not in kernels.memory_bytes()  # nothing ran yet
+    for _ in range(2):
+        for action in (act("forward"), *(act("backward", q) for q in range(len(decision.buckets)))):
+            kernels.run(action)
+        kernels.run(act("optimizer"))
+    kernels.close()
+    saved = SavedBytes(tables)
+    held, ledger = kernels.memory_bytes(), situation.static_bytes(0)
+    ledger["activations"] = int(saved.held_bytes(tables.choice(names)).sum())
+    ledger["workspace"] = saved.workspace_bytes()
+    for item in ("weights", "gradients", "optimizer"):
+        assert held[item] == ledger[item]
+    assert held["activations"] == pytest.approx(ledger["activations"], rel=0.01)
+    assert 0 < held["workspace"] <= ledger["workspace"]
+    # The smaller the network, the more the bound of the workspace is of the whole.
+    assert sum(ledger.values()) <= 1.2 * sum(held.values())
 
 
 def test_training_learns(workload: Make) -> None:
