@@ -4,10 +4,13 @@ For every module and variant the module alone is computed by that variant, with 
 execution, and the gradients of all parameters are compared with those of fp32 on the same batches.
 An indicator is as good as its ranks: Spearman's correlation with the measured perturbation, within
 each precision, because precisions lie orders of magnitude apart and would order themselves.
+
+``python -m foreplan.planner.precision.validation`` prints the table of ``docs/results``.
 """
 
 from __future__ import annotations
 
+import argparse
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
@@ -16,7 +19,10 @@ import numpy as np
 from foreplan.cost_models.gradient_variance import Batch
 from foreplan.datasets.training_variant import training_variant
 from foreplan.errors import SpecError
-from foreplan.planner.precision.task import TrainingTask
+from foreplan.planner.precision.graph import TrainingGraph
+from foreplan.planner.precision.indicator import module_variants, omega_table
+from foreplan.planner.precision.spec import Indicator, PrecisionWorkload
+from foreplan.planner.precision.task import TrainingTask, training_task
 
 #: Fewest modules whose ranks say anything.
 LEAST = 4
@@ -92,26 +98,90 @@ def measure_perturbations(
 def rank_correlation(
     omega: Mapping[str, Mapping[str, float]], measured: Iterable[Perturbed]
 ) -> dict[str, float]:
-    """Spearman's correlation of an indicator with measured perturbations, by variant's precision.
+    """Spearman's correlation of an indicator with measured perturbations, by precision.
 
     Args:
         omega: by module and variant.
         measured: from `measure_perturbations`.
 
     Returns:
-        By precision and kernel; variants of fewer than `LEAST` modules are left out, and so are
-        indicators that rank all alike.
+        By precision, 8 bits with the dtype of the backward pass (``int8+bf16``), whatever the kind
+        of operator; those of fewer than `LEAST` modules are left out, and so are indicators that
+        rank all alike.
     """
     from scipy.stats import spearmanr  # type: ignore[import-untyped]
 
-    by_variant: dict[str, list[Perturbed]] = {}
+    by_precision: dict[str, list[Perturbed]] = {}
     for row in measured:
-        by_variant.setdefault(row.variant, []).append(row)
+        found = training_variant(row.variant)
+        eight = found.precision == "int8"
+        key = f"{found.precision}+{found.backward}" if eight else found.precision
+        by_precision.setdefault(key, []).append(row)
     result: dict[str, float] = {}
-    for text, rows in by_variant.items():
-        ours = [omega[row.module][text] for row in rows]
-        if len(rows) < LEAST or len(set(ours)) < 2:
-            continue
-        correlation = float(spearmanr(ours, [row.squared for row in rows]).statistic)
-        result[f"{training_variant(text).precision} {text.rpartition('/')[2]}"] = correlation
+    for key, rows in by_precision.items():
+        ours = [omega[row.module][row.variant] for row in rows]
+        if len(rows) >= LEAST and len(set(ours)) > 1:
+            result[key] = float(spearmanr(ours, [row.squared for row in rows]).statistic)
     return result
+
+
+#: Networks of the printed table: name, options, batch.
+_NETWORKS: tuple[tuple[str, dict[str, int], int], ...] = (
+    ("byte_lm", {"context": 64, "width": 128, "layers": 3, "heads": 4}, 8),
+    ("digits_mlp", {"width": 128, "layers": 6}, 64),
+    ("digits_cnn", {"width": 16}, 64),
+)
+_INDICATORS: tuple[Indicator, ...] = (
+    "gradient_variance", "depth_weighted", "hessian", "weight_change", "random"
+)  # fmt: skip
+
+
+def _print_table(seeds: int, batches: int) -> None:
+    """Mean and range of the correlation over seeds of weights and samples, as Markdown."""
+    print(f"| network, precision (modules) | {' | '.join(_INDICATORS)} |")
+    print("|---|" + "---|" * len(_INDICATORS))
+    for name, options, batch in _NETWORKS:
+        found: dict[str, dict[str, list[float]]] = {}
+        counts: dict[str, int] = {}
+        work = PrecisionWorkload(
+            batch=batch, network=name, network_options=options, calibration_batches=batches
+        )
+        for seed in range(seeds):
+            task = training_task(None, work, seed)
+            graph = TrainingGraph.of(task)
+            # Batches that the indicator has not seen.
+            held_out = [task.batch(-1000 - i, 0) for i in range(batches)]
+            rows = measure_perturbations(task, module_variants(graph), held_out)
+            for word in _INDICATORS:
+                omega = omega_table(task, graph, work, seed, indicator=word)
+                for key, value in rank_correlation(omega, rows).items():
+                    found.setdefault(key, {}).setdefault(word, []).append(value)
+            counts = {key: _count(rows, key) for key in found}
+        for key, by_word in found.items():
+            cells = [_cell(by_word.get(word, [])) for word in _INDICATORS]
+            print(f"| {name}, {key} ({counts[key]}) | {' | '.join(cells)} |", flush=True)
+
+
+def _count(rows: Iterable[Perturbed], key: str) -> int:
+    word, _, backward = key.partition("+")
+    variants = [training_variant(row.variant) for row in rows]
+    return sum(v.precision == word and backward in ("", v.backward) for v in variants)
+
+
+def _cell(values: list[float]) -> str:
+    if not values:
+        return "ranks all alike"
+    return f"{np.mean(values):.2f} ({min(values):.2f} to {max(values):.2f})"
+
+
+def main() -> None:
+    """The command of the module's docstring."""
+    parser = argparse.ArgumentParser(description="Spearman correlation of indicators")
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--batches", type=int, default=4)
+    given = parser.parse_args()
+    _print_table(given.seeds, given.batches)
+
+
+if __name__ == "__main__":
+    main()

@@ -17,7 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 
-class LivePeak(TorchDispatchMode):
+class LivePeak(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """See the module; a context manager, which slows every operator down a little.
 
     Args:
@@ -28,7 +28,7 @@ class LivePeak(TorchDispatchMode):
     """
 
     def __init__(self, known: Iterable[Tensor]) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self._known = {tensor.untyped_storage().data_ptr() for tensor in known}
         self._alive: set[int] = set()
         self._now = 0
