@@ -192,7 +192,9 @@ def predict(row: Row, images: int, layer_s: float, exposed: float) -> Prediction
     )
 
 
-_HEAD = """# Bubble plans against Optimus' strong scaling
+_TITLE = "# Bubble plans\n\n"
+_HEADING = "## Against Optimus' strong scaling"
+_HEAD = f"""{_HEADING}
 
 Written by `python -m foreplan.planner.bubbles.scaling`. Simulated; a calibration, no reproduction:
 the paper's encoder plans, recomputation and encoder tokens are unpublished. Its FLOP count fits
@@ -209,7 +211,7 @@ down. Free parameters: 2, fitted on the baseline rows marked *fitted*; everythin
 def table(images: int, layer_s: float, exposed: float, found: list[Prediction]) -> str:
     """One reading as Markdown."""
     lines = [
-        f"## {images} sequence{'s' if images > 1 else ''} a sample",
+        f"### {images} sequence{'s' if images > 1 else ''} a sample",
         "",
         f"A backbone layer's forward pass takes {layer_s * 1e3:.2f} ms, {exposed:.0%} of the "
         "published gather and reduction are exposed.",
@@ -250,8 +252,9 @@ def _rises(values: list[float]) -> bool:
 
 
 def main(path: Path) -> None:
-    """Fit, predict and write the report."""
-    parts = [_HEAD]
+    """Fit, predict and write the report's last section; what stands before it is kept."""
+    before = path.read_text(encoding="utf-8").partition(_HEADING)[0] if path.exists() else _TITLE
+    parts = [before + _HEAD]
     for images in (1, 4):
         layer_s, exposed = calibrate((PUBLISHED[0], PUBLISHED[1]), images)
         found = [predict(row, images, layer_s, exposed) for row in PUBLISHED]
