@@ -38,11 +38,3 @@ class Arithmetic:
     def optimizer_bytes(self) -> int:
         """Bytes of a parameter's optimizer states: two moments, and a master copy beside bf16."""
         return 8 if self.dtype == "fp32" else 12
-
-    @property
-    def optimizer_traffic_bytes(self) -> int:
-        """Bytes that a fused AdamW step moves for a parameter (theory).
-
-        The fp32 weight and two moments in and out and the gradient in; beside bf16 its weight out.
-        """
-        return 4 * 3 * 2 + 4 + (0 if self.dtype == "fp32" else 2)

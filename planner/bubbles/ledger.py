@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections import Counter
 
 from foreplan.cost_models.memory import MemoryLedger
@@ -36,27 +37,23 @@ def capacity_bytes(problem: Problem[BubblesWorkload], step: TrainingStep, rank: 
 def static_items(step: TrainingStep, decision: BubblesDecision, rank: int) -> dict[str, int]:
     """Model states and workspace of one device of a rank, by item."""
     w, plan = step.workload, step.plan
-    sizes = {
-        "weight_bytes": step.arithmetic.element_bytes,
-        "optimizer_bytes": step.arithmetic.optimizer_bytes,
-    }
+    states_of = functools.partial(
+        state_bytes, sharded=w.sharded_optimizer, weight_bytes=step.arithmetic.element_bytes,
+        optimizer_bytes=step.arithmetic.optimizer_bytes,
+    )  # fmt: skip
     items: Counter[str] = Counter()
     own = sum(
         step.backbone.range_parameters(s.start, s.end) for s in decision.stages if s.rank == rank
     )
-    items.update(
-        state_bytes(own // plan.tp, replicas=plan.dp, sharded=w.sharded_optimizer, **sizes)
-    )
+    items.update(states_of(own // plan.tp, replicas=plan.dp))
     for e, encoder in enumerate(decision.encoders):
         for k, layers in enumerate(encoder.stages):
             holders = {row[k] for row in encoder.ranks}
             if rank in holders:
-                states = state_bytes(
+                states = states_of(
                     step.encoders[e].range_parameters(*layers) // encoder.tp,
                     replicas=plan.dp * len(holders),
-                    sharded=w.sharded_optimizer,
                     frozen=step.encoder(e).frozen,
-                    **sizes,
                 )
                 items.update({f"encoder_{name}": size for name, size in states.items()})
     items["workspace"] = _workspace(step, decision.encoders)

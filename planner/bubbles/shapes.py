@@ -47,7 +47,17 @@ def bubbles_programs(
         for e, tower in enumerate(step.encoders):
             for op in ("F",) if step.encoder(e).frozen else ("F", "B"):
                 _collect(step.unit(e, plan.tp, 0, 2 * tower.layers, op, bare=False), found)
+        for count in _optimizer_sizes(step, plan.devices if workload.plan else devices):
+            _collect(step.steps.optimizer(count), found)
     return list(found)
+
+
+def _optimizer_sizes(step: TrainingStep, devices: int) -> tuple[int, ...]:
+    """Parameters of an optimizer's step around a device's even share: decisions differ in it."""
+    towers = [step.backbone]
+    towers += [t for e, t in enumerate(step.encoders) if not step.encoder(e).frozen]
+    share = sum(tower.parameters for tower in towers) // devices
+    return max(1, share // 4), share, share * 3 // 2
 
 
 def _collect(work: Work, found: dict[Program, None]) -> None:

@@ -14,12 +14,17 @@ from __future__ import annotations
 import functools
 
 from foreplan.cost_models.costs import Collective, Copy, HostLaunch, Segment, Work
+from foreplan.datasets.training_programs import optimizer_program
 from foreplan.planner.bubbles.arithmetic import Arithmetic
 from foreplan.planner.bubbles.pass_shape import PassShape
 from foreplan.planner.bubbles.spec import BubblesWorkload
 from foreplan.planner.bubbles.theory_passes import TheoryPasses
 from foreplan.planner.bubbles.training_passes import TrainingPasses
 from foreplan.planner.bubbles.work_parts import Parts
+
+#: Bytes a parameter's optimizer step moves: fp32 weight and two moments in and out, the gradient
+#: in, the bf16 weight out (theory); a copy of ``b`` bytes moves ``2 b``.
+_OPTIMIZER_BYTES = (4 * 3 * 2 + 4 + 2) // 2
 
 
 def given(name: str, seconds: float) -> Segment:
@@ -151,6 +156,9 @@ class StepWorks:
             return given("optimizer_s", self._times.optimizer_s)
         if not parameters:
             return HostLaunch(0)
-        # A copy of ``b`` bytes moves ``2 b``.
-        moved = self._arithmetic.optimizer_traffic_bytes * parameters
-        return Segment("optimizer", ((Copy(moved // 2), 1),))
+        if not self._arithmetic.measurable:
+            return Segment("optimizer", ((Copy(_OPTIMIZER_BYTES * parameters), 1),))
+        parts: list[tuple[Work, int]] = [(optimizer_program("adamw", parameters), 1)]
+        if self._arithmetic.dtype != "fp32":  # weights are rounded from the master copy
+            parts.append((Copy(3 * parameters), 1))
+        return Segment("optimizer", tuple(parts))

@@ -51,6 +51,10 @@ class Only:
         if isinstance(work, Copy):
             return Estimate.exact(work.bytes * 1e-10, "measured")
         known = isinstance(work, Program) and work in self.programs
+        if isinstance(work, Program) and work.op == "optimizer_step":
+            # Its size depends on the decision; it is interpolated between those measured.
+            sizes = [p.sizes[0] for p in self.programs if p.op == "optimizer_step"]
+            known = min(sizes) / 2 <= work.sizes[0] <= 2 * max(sizes)
         return Estimate.exact(1e-6 + work.flops * 1e-10, "measured") if known else None
 
 
