@@ -64,17 +64,27 @@ def _heap(search: PrecisionSearch) -> list[IntArray] | str:
 
 
 def _random_order(search: PrecisionSearch, seed: int) -> list[IntArray]:
-    """Modules raised to fp32 in random order while the replay stays within the limits."""
+    """Modules of all devices raised to fp32 in random order while the replay meets the limits.
+
+    Again and again until none can be: what one saves (a cast less) may let another one in.
+    """
     s = search.situation
     plan = list(search.start)
-    for k in range(len(s.kinds)):
-        tables = s.devices[k].tables
-        names = tables.names(plan[k])
-        for module in np.random.default_rng([seed, k]).permutation(sorted(names)):
-            raised = {**names, str(module): _full(tables, str(module))}
-            trial = [*plan[:k], tables.choice(raised), *plan[k + 1 :]]
+    pairs = [
+        (k, m) for k in range(len(s.kinds)) for m in sorted(s.devices[k].tables.names(plan[k]))
+    ]
+    order = [pairs[i] for i in np.random.default_rng(seed).permutation(len(pairs))]
+    raised = True
+    while raised:
+        raised = False
+        for k, module in order:
+            tables = s.devices[k].tables
+            names, top = tables.names(plan[k]), _full(tables, module)
+            if names[module] == top:
+                continue
+            trial = [*plan[:k], tables.choice({**names, module: top}), *plan[k + 1 :]]
             if search.meets(s.replay.run(s.each(trial))):
-                plan, names = trial, raised
+                plan, raised = trial, True
     return plan
 
 
