@@ -68,6 +68,7 @@ class RankWriter:
             "tensor" if link else op, self._rank, work, stage=self._of.number(task),
             microbatch=task.microbatch, step=row.place, dependencies=needs,
             resources=(TENSOR,) if link else (COMPUTE,),
+            pressure=0.0 if link else self._step.pressure(self._rank, work),
             memory=None if link else self._memory(row),
         )  # fmt: skip
         self._chain[task] = made

@@ -294,7 +294,8 @@ class BubbleSearch:
     def replay(self, decision: BubblesDecision, filled: Filled | None = None) -> Replay:
         """Simulate a decision and write down what it adds to the backbone's own step."""
         step = TrainingStep(self.problem, decision.plan)
-        timeline = simulate(StepSchedule(step, decision).build(), self.problem.costs)
+        schedule = StepSchedule(step, decision).build()
+        timeline = simulate(schedule, self.problem.costs, contention=step.contention)
         return Replay(decision, timeline, filled)
 
     def lacks(self, replay: Replay) -> str | None:

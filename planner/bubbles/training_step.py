@@ -11,6 +11,7 @@ from __future__ import annotations
 import functools
 
 from foreplan.cost_models.costs import Work
+from foreplan.cost_models.simulator import Contention
 from foreplan.planner.base import Problem
 from foreplan.planner.bubbles.arithmetic import Arithmetic
 from foreplan.planner.bubbles.memory import stage_activation_bytes, unit_activation_bytes
@@ -19,13 +20,15 @@ from foreplan.planner.bubbles.spec import BackbonePlan, BubblesWorkload, Encoder
 from foreplan.planner.bubbles.towers import Tower, backbone_tower, encoder_towers
 from foreplan.planner.bubbles.work_parts import segment, times
 from foreplan.planner.bubbles.works import StepWorks, TowerWorks
+from foreplan.planner.predict import contention, memory_share
 
 
 class TrainingStep:
     """Works and bytes under a layout.
 
     Args:
-        problem: model, cluster, workload; its prices are not used.
+        problem: model, cluster, workload; its prices say how far passes are bound by memory, where
+            the cluster states what ranks of a host do to each other.
         plan: layout of the backbone.
 
     Attributes:
@@ -42,6 +45,7 @@ class TrainingStep:
         self.arithmetic = Arithmetic.of(problem.cluster)
         self.steps = StepWorks(self.workload, self.arithmetic)
         self._labels = tuple(rank.label for rank in problem.cluster.ranks())
+        self._cluster, self._costs = problem.cluster, problem.costs
         w = self.workload
         shape = PassShape(
             self.backbone, w.microbatch, w.sequence_length, plan.tp, w.recompute,
@@ -70,6 +74,20 @@ class TrainingStep:
         """Cluster ranks that hold the same parameters as lane 0 of the given pipeline ranks."""
         replicas = range(self.plan.dp)
         return tuple(self.cluster_rank(r, d) for d in replicas for r in ranks)
+
+    # ------------------------------------------------------------------------------- neighbours
+
+    @functools.cached_property
+    def contention(self) -> Contention | None:
+        """What the ranks do to each other, as far as the cluster states it."""
+        return contention(self._cluster, tuple(map(self.cluster_rank, range(self.plan.pp))))
+
+    @functools.cache  # noqa: B019 - lives as long as one decision's schedule
+    def pressure(self, rank: int, work: Work) -> float:
+        """Share of a work's time that memory bounds, 0..1; 0 without contention or prices."""
+        if self.contention is None:
+            return 0.0
+        return memory_share(self._costs, self.devices[rank], work)
 
     # ------------------------------------------------------------------------------- backbone
 

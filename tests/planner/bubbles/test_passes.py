@@ -1,5 +1,7 @@
 """Passes as what runs: dtypes, work, and that a profile measures every program of every plan."""
 
+from dataclasses import replace
+
 import pytest
 
 from foreplan.cost_models.costs import Collective, Copy, CostBook, Estimate, Segment
@@ -12,9 +14,11 @@ from foreplan.planner.base import Problem
 from foreplan.planner.bubbles.arithmetic import Arithmetic
 from foreplan.planner.bubbles.execution.entry import rank_kernels
 from foreplan.planner.bubbles.planner import BubblesPlanner
+from foreplan.planner.bubbles.search import BubbleSearch
 from foreplan.planner.bubbles.shapes import bubbles_programs
 from foreplan.planner.bubbles.spec import BackbonePlan, BubblesWorkload
 from foreplan.planner.bubbles.training_step import TrainingStep
+from foreplan.planner.predict import Forecast
 
 CPU = DeviceName.parse("cpu:threads=1")
 
@@ -158,3 +162,22 @@ def test_zoo_devices_keep_their_forward_programs():
     found = TrainingStep(where, BackbonePlan(pp=2)).passes(0, 4, "B")
     assert flops(found, "linear") > 0
     assert not flops(found, "linear_")
+
+
+def test_neighbours_slow_down_what_memory_bounds_and_the_search_knows():
+    workload = asked()
+    costs = CostBook([Only(bubbles_programs(None, workload, CPU, devices=2))])
+    where, planner = on("cpu:threads=1", workload, costs), BubblesPlanner()
+    decision, totals = planner.decide(where).decision, []
+    for factor in (None, 1.5, 2.0):
+        cluster = where.cluster
+        if factor is not None:
+            measured = [{"kind": "memory", "factors": {2: factor}}]
+            document = cluster.model_dump(mode="json") | {"contention": measured}
+            cluster = validate(Cluster, document, "cluster")
+        beside = replace(where, cluster=cluster)
+        schedule = planner.schedule(beside, decision)
+        assert bool(schedule.pressure.any()) == (factor is not None)
+        totals.append(Forecast(planner, beside, decision).total_s)
+        assert BubbleSearch(beside).replay(decision).total_s == pytest.approx(totals[-1])
+    assert totals[0] < totals[1] < totals[2] < 2 * totals[0]
