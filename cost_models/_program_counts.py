@@ -75,7 +75,7 @@ class Counts:
 
     def kernels(self, values: Floats) -> Floats:
         """Sum over the kernels of each program (N)."""
-        return np.bincount(self.owner, values, len(self.table))
+        return np.asarray(np.bincount(self.owner, values, len(self.table)), dtype=np.float64)
 
     def columns(self, values: Sequence[Floats]) -> Floats:
         """Sums over programs, one column each (N, len(values))."""
