@@ -5,6 +5,10 @@ Every row of a chip (all boards) is out of training when it is predicted. The pr
 are independent, so it is fitted once a seed and each fold leaves the chip's experts out; baselines
 are fitted anew in each fold. Coverage is that of intervals whose widths come from the other chips
 only (each in turn held out beside the fold's chip).
+
+``--calibrate 1 8 64`` adds, apart from the zero-shot errors, those after `CalibratedPredictor` saw
+so many rows of each operator class, data type and library of the held-out device. They are drawn
+anew for each seed from the rows that are not scored.
 """
 
 from __future__ import annotations
@@ -20,6 +24,7 @@ from numpy.typing import NDArray
 
 from foreplan.cost_models.baselines import baseline
 from foreplan.cost_models.conformal import unseen_quantiles
+from foreplan.cost_models.operator_calibration import CalibratedPredictor
 from foreplan.cost_models.operator_predictor import OperatorPredictor
 from foreplan.datasets.importers import read_operators
 from foreplan.datasets.operator_table import OperatorTable
@@ -32,6 +37,7 @@ def cross_validate(
     *,
     seeds: Sequence[int],
     baselines: Sequence[str] = (),
+    calibrate: Sequence[int] = (),
     score_rows: int = 40_000,
     train_rows: int = 60_000,
 ) -> dict[str, object]:
@@ -41,6 +47,7 @@ def cross_validate(
         table: measured rows of several chips.
         seeds: of training.
         baselines: names for `baselines.baseline`, fitted with the first seed only.
+        calibrate: rows of the held-out device that a calibrated variant sees in each group.
         score_rows: most rows that are scored; a random choice, the same for every model.
         train_rows: most rows a *baseline* is fitted on in a fold (the predictor takes all).
 
@@ -49,25 +56,36 @@ def cross_validate(
         seeds, with ``spread``), and ``coverage`` of the nominal 90 % interval.
     """
     rng = np.random.default_rng(0)
-    scored = table.take(np.sort(rng.permutation(len(table))[:score_rows]))
-    chips = scored.chips
+    order = rng.permutation(len(table))
+    scored = table.take(np.sort(order[:score_rows]))
+    # Rows to calibrate with, never scored; a small table is scored whole and has none.
+    spare = table.take(np.sort(order[score_rows:]))
+    chips, spare_chips = scored.chips, spare.chips
     errors: dict[str, list[Floats]] = {"foreplan": []}
+    errors |= {f"foreplan, {rows} rows": [] for rows in calibrate}
     inside = np.full(len(scored), np.nan)
     for seed in seeds:
         print(f"seed {seed}", file=sys.stderr, flush=True)
         model = OperatorPredictor(seed=seed).fit(table)
         error = np.full(len(scored), np.nan)
+        few = {rows: np.full(len(scored), np.nan) for rows in calibrate}
         for chip in sorted(set(chips)):
             rows = np.flatnonzero(chips == chip)
             part, fold = scored.take(rows), model.without({chip})
             predicted = fold.predict(part)
             error[rows] = np.abs(predicted / part.latency_s - 1)
+            for count in calibrate:
+                shown = _draw(spare.take(spare_chips == chip), count, seed)
+                found = CalibratedPredictor(fold).fit(shown).predict(part)
+                few[count][rows] = np.abs(found / part.latency_s - 1)
             if seed == seeds[0]:
                 others = scored.take(chips != chip)
                 width = unseen_quantiles(fold, others, others.latency_s)
                 limit = np.array([width.get(kind, 0.7) for kind in part.kind])
                 inside[rows] = np.abs(np.log(predicted / part.latency_s)) <= limit
         errors["foreplan"].append(error)
+        for count in calibrate:
+            errors[f"foreplan, {count} rows"].append(few[count])
     table_chips = table.chips
     for name in baselines:
         print(f"baseline {name}", file=sys.stderr, flush=True)
@@ -81,6 +99,17 @@ def cross_validate(
             error[rows] = np.abs(predicted / scored.latency_s[rows] - 1)
         errors[name] = [error]
     return {"cells": _cells(scored, errors, inside), "seeds": list(seeds), "scored": len(scored)}
+
+
+def _draw(table: OperatorTable, count: int, seed: int) -> OperatorTable:
+    """``count`` random rows of each device, library, data type and kind."""
+    rng = np.random.default_rng(seed)
+    groups: dict[tuple[str, ...], list[int]] = {}
+    keys = zip(table.device, table.library, table.dtype, table.kind, strict=True)
+    for row, key in enumerate(keys):
+        groups.setdefault(key, []).append(row)
+    chosen = [rng.permutation(groups[key])[:count] for key in sorted(groups)]
+    return table.take(np.concatenate(chosen).astype(np.int64))
 
 
 def _cells(
@@ -115,6 +144,7 @@ def main(arguments: Iterable[str] | None = None) -> None:
     parser.add_argument("--format", action="append", required=True)
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
     parser.add_argument("--baselines", nargs="*", default=[])
+    parser.add_argument("--calibrate", nargs="*", type=int, default=[])
     parser.add_argument("--score-rows", type=int, default=40_000)
     parser.add_argument("--train-rows", type=int, default=60_000)
     options = parser.parse_args(None if arguments is None else list(arguments))
@@ -123,8 +153,8 @@ def main(arguments: Iterable[str] | None = None) -> None:
         read_operators(path, name) for path, name in zip(options.data, formats, strict=True)
     )
     result = cross_validate(
-        table, seeds=options.seeds, baselines=options.baselines, score_rows=options.score_rows,
-        train_rows=options.train_rows,
+        table, seeds=options.seeds, baselines=options.baselines, calibrate=options.calibrate,
+        score_rows=options.score_rows, train_rows=options.train_rows,
     )  # fmt: skip
     print(json.dumps(result, indent=1))
 

@@ -37,9 +37,7 @@ LICENCES: Mapping[str, str] = {
 }
 
 
-def save(
-    model: OperatorPredictor, folder: Path, facts: Mapping[str, Any]
-) -> dict[str, object]:
+def save(model: OperatorPredictor, folder: Path, facts: Mapping[str, Any]) -> dict[str, object]:
     """Write a fitted model.
 
     Args:
@@ -86,7 +84,7 @@ def save(
                 ),
                 "library": expert.library, "dtype": expert.dtype, "rows": expert.rows,
                 "overhead_s": expert.overhead_s,
-                "seen_quantile": expert.seen_quantile,
+                "seen_quantile": expert.seen_quantile, "offsets": expert.offsets,
             }
             for expert in model.experts_
         ],
@@ -109,7 +107,8 @@ def load(folder: Path) -> OperatorPredictor:
     from safetensors import SafetensorError
     from safetensors.numpy import load_file
 
-    from foreplan.cost_models.operator_predictor import Expert, OperatorPredictor
+    from foreplan.cost_models.operator_experts import Expert
+    from foreplan.cost_models.operator_predictor import OperatorPredictor
 
     card = read_card(folder)
     if card.get("schema") != SCHEMA:
@@ -131,7 +130,7 @@ def load(folder: Path) -> OperatorPredictor:
                 library=entry["library"], dtype=entry["dtype"], rows=entry["rows"],
                 trees=TreeEnsemble(_restore(tensors, index)),
                 overhead_s=entry["overhead_s"],
-                seen_quantile=entry["seen_quantile"],
+                seen_quantile=entry["seen_quantile"], offsets=entry.get("offsets", {}),
             )
             for index, entry in enumerate(entries)
         ]  # fmt: skip

@@ -7,7 +7,9 @@ memory. Imports torch and transformers when called.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -48,7 +50,7 @@ def capture(
     if isinstance(source, (str, Path)):
         source = load_model(source)
     if isinstance(source, Model):
-        module, inputs = _build(source, batch, tokens, eager)
+        module, inputs = _build(source, batch, tokens)
         return _capture_module(module, inputs, name or source.name, eager)
     if inputs is None:
         raise SpecError("capture.inputs", got=None, expected="example inputs of the module")
@@ -58,9 +60,7 @@ def capture(
 # Building and tracing ---------------------------------------------------------------------------
 
 
-def _build(
-    model: Model, batch: int, tokens: int, eager: bool
-) -> tuple[torch.nn.Module, dict[str, Any]]:
+def _build(model: Model, batch: int, tokens: int) -> tuple[torch.nn.Module, dict[str, Any]]:
     """The causal language model that transformers builds, empty, and its inputs."""
     import torch
     import transformers
@@ -77,8 +77,6 @@ def _build(
                 config.layer_types = config.layer_types[: model.layers]
     else:
         config = transformers.AutoConfig.for_model(model.family, **_config_fields(model))
-    if eager:
-        config._attn_implementation = _causal_attention()
     dtype = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}[model.dtype]
     with torch.device("meta"):
         build: Any = transformers.AutoModelForCausalLM.from_config
@@ -88,19 +86,30 @@ def _build(
     return module, {"input_ids": ids, "use_cache": False}
 
 
-def _causal_attention() -> str:
-    """Name of an attention for transformers that does what its ``sdpa`` does when nobody traces.
+@contextlib.contextmanager
+def _attention_of_eager(module: torch.nn.Module) -> Iterator[None]:
+    """Let a module of transformers attend as its ``sdpa`` does when nobody traces.
 
-    Then it leaves the mask out and tells the kernel that attention is causal; traced, it would
-    build a mask and compute every pair.
+    Then it leaves out a mask that masks nothing but the future and tells the kernel that attention
+    is causal; traced, it would build the mask and compute every pair.
     """
-    from transformers import AttentionInterface, AttentionMaskInterface
-    from transformers.integrations.sdpa_attention import sdpa_attention_forward
+    found: dict[int, Any] = {
+        id(part.config): part.config for part in module.modules() if hasattr(part, "config")
+    }
+    configs = [c for c in found.values() if getattr(c, "_attn_implementation", "") == "sdpa"]
+    if configs:
+        from transformers import AttentionInterface, AttentionMaskInterface
+        from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
-    name = "foreplan_causal"
-    AttentionInterface.register(name, sdpa_attention_forward)
-    AttentionMaskInterface.register(name, lambda *_, **__: None)
-    return name
+        AttentionInterface.register("foreplan_eager", sdpa_attention_forward)
+        AttentionMaskInterface.register("foreplan_eager", lambda *_, **__: None)
+    try:
+        for config in configs:
+            config._attn_implementation = "foreplan_eager"
+        yield
+    finally:
+        for config in configs:
+            config._attn_implementation = "sdpa"
 
 
 def _config_fields(model: Model) -> dict[str, Any]:
@@ -172,8 +181,10 @@ def _capture_module(
         wrapper, values = Wrapped((), {}), tuple(place(value) for value in inputs)
     training = module.training
     wrapper.eval()
+    given_mask = isinstance(inputs, Mapping) and "attention_mask" in inputs
+    attention = _attention_of_eager(module) if eager and not given_mask else nullcontext()
     try:
-        with torch.no_grad():
+        with torch.no_grad(), attention:
             program = torch.export.export(wrapper, values, strict=False)
     except Exception as error:  # torch.export raises whatever the module's code runs into
         lines = [line.strip() for line in str(error).splitlines() if line.strip()]

@@ -1,0 +1,241 @@
+"""Experts of the operator predictor, and how the experts of like devices answer for another one.
+
+The law is that of `operator_predictor`.
+
+Shape legend: ``N`` rows of one device, library and data type; ``E`` experts that answer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from types import MappingProxyType
+
+import numpy as np
+from numpy.typing import NDArray
+
+from foreplan.cost_models.device_gate import GateScales, distance, library_distance
+from foreplan.cost_models.launch_head import head
+from foreplan.cost_models.operator_work import PRECISIONS
+from foreplan.cost_models.tree_ensemble import TreeEnsemble
+from foreplan.datasets.device import Device
+from foreplan.datasets.operator_table import OperatorTable
+
+Floats = NDArray[np.float64]
+
+#: Share of the experts' correction that is believed on a device none of them has seen; the rest
+#: falls back to the structure. Fitted on leave-one-chip-out folds, one a family.
+_BELIEF = MappingProxyType({"product": 0.8, "wide": 0.85})
+
+#: Share of the experts' median offset that such a device gets, by family; others take the believed
+#: share of the weighted mean. Chosen in each fold by folds among the other chips (see the results).
+_ANCHOR = MappingProxyType({"product": 0.5})
+
+#: Chips with the row's data type from which a median says something of offsets. Assumed.
+_ENOUGH_CHIPS = 3
+
+#: Rows of an expert that only measure the host, at most this much roofline time.
+_LAUNCH_BOUND_S = 2e-6
+
+
+@dataclass(frozen=True, slots=True)
+class Expert:
+    """Trees of one device, library and data type in one family.
+
+    Attributes:
+        family: one of `operator_features.FAMILIES`.
+        device: figures of the device.
+        library: as `OperatorTable.library`.
+        dtype: as `OperatorTable.dtype`.
+        trees: the correction.
+        rows: rows it was fitted on.
+        overhead_s: launch overhead by operator name; empty for libraries timed in CUDA graphs.
+        seen_quantile: 90 % quantile of abs(ln error) on rows of the expert kept out of its fit.
+        offsets: mean correction by kind.
+    """
+
+    family: str
+    device: Device
+    library: str
+    dtype: str
+    trees: TreeEnsemble
+    rows: int
+    overhead_s: dict[str, float] = field(default_factory=dict)
+    seen_quantile: float = 0.3
+    offsets: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def key(self) -> str:
+        """Name of the expert in a weight file."""
+        return f"{self.family}|{self.device.name}|{self.library}|{self.dtype}"
+
+
+@dataclass(frozen=True, slots=True)
+class Mixture:
+    """What experts say of rows of one device, library and data type in one family.
+
+    Attributes:
+        rows: of the table (N,).
+        corrections: of each expert (N, E).
+        offsets: mean correction of each expert for the row's kind (N, E).
+        base: the mixed correction (N,), NaN where no expert answers.
+        overhead_s: launch overhead (N,).
+        seen_quantile: of the very device's expert, NaN if there is none.
+    """
+
+    rows: NDArray[np.int64]
+    corrections: Floats
+    offsets: Floats
+    base: Floats
+    overhead_s: Floats
+    seen_quantile: float
+
+
+def mix(
+    pool: Sequence[Expert], table: OperatorTable, values: NDArray[np.float32], device: Device,
+    scales: GateScales,
+) -> Mixture:  # fmt: skip
+    """What experts of one family say of rows of one device, library and data type.
+
+    Args:
+        pool: the experts, at least one.
+        table: the rows (N,).
+        values: their features (N, F).
+        device: their device.
+        scales: of the gate.
+    """
+    family, library, dtype = pool[0].family, table.library[0], table.dtype[0]
+    count = len(table)
+    weights = _weights(device, library, dtype, pool, scales)
+    own = np.zeros((count, len(weights)))
+    offsets = np.zeros_like(own)
+    for column, (expert, _) in enumerate(weights):
+        own[:, column] = expert.trees.predict(values)
+        offsets[:, column] = [expert.offsets.get(kind, 0.0) for kind in table.kind]
+    share = np.array([weight for _, weight in weights])
+    stranger = all(expert.device.chip != device.chip for expert, _ in weights)
+    if not weights:
+        base = np.full(count, np.nan)
+    elif stranger:
+        share = share / share.sum()
+        belief = _BELIEF.get(family, 1.0)
+        alike = {expert.device.chip for expert, _ in weights if expert.dtype == dtype}
+        if family in _ANCHOR and len(alike) >= _ENOUGH_CHIPS:
+            anchor = _ANCHOR[family] * _weighted_median(offsets, share)
+            base = belief * (own - offsets) @ share + anchor
+        else:
+            base = belief * own @ share
+    else:
+        base = own @ (share / share.sum())
+    seen = [e.seen_quantile for e, weight in weights if weight >= 1.0]
+    overhead = _launch(table.op, device, library, dtype, pool)
+    return Mixture(
+        np.arange(count), own, offsets, base, overhead, seen[-1] if seen else float("nan")
+    )
+
+
+def seconds(overhead: Floats, structural: Floats, bound: Floats, correction: Floats) -> Floats:
+    """Measured seconds (N,) of a correction; see `operator_predictor`."""
+    with np.errstate(invalid="ignore"):
+        device_s = np.maximum(structural * np.exp(np.clip(correction, -8, 12)), bound)
+        return head(overhead, device_s)
+
+
+def overheads(part: OperatorTable, latency: Floats, roofline_s: Floats) -> dict[str, float]:
+    """Launch overhead by operator: the median of rows with next to no work.
+
+    Only torch's eager calls have one; the other libraries are timed inside CUDA graphs.
+    """
+    if not part.library[0].startswith("torch"):
+        return {}
+    found = {}
+    for name in sorted(set(part.op)):
+        rows = part.op == name
+        small = rows & (roofline_s < _LAUNCH_BOUND_S)
+        floor = np.median(latency[small]) if small.sum() > 20 else np.quantile(latency[rows], 0.1)
+        found[str(name)] = float(min(floor, np.quantile(latency[rows], 0.3)))
+    return found
+
+
+def _weights(
+    device: Device, library: str, dtype: str, pool: Sequence[Expert], scales: GateScales
+) -> list[tuple[Expert, float]]:
+    """Experts that answer for a device, with weights; the very device's own answers alone."""
+    if dtype not in PRECISIONS:
+        return []
+    found = []
+    for expert in pool:
+        away = distance(device, expert.device, scales)
+        same = device.chip == expert.device.chip
+        away += library_distance(library, expert.library, dtype, scales, same_chip=same)
+        if expert.dtype != dtype:
+            away += scales.dtype * _dtype_distance(expert.dtype, dtype, expert.family)
+        found.append((expert, float(np.exp(-away))))
+    own = [pair for pair in found if pair[1] >= 1.0]
+    # Boards of one chip run the same kernels of the same library at other clocks and memory.
+    chip = [
+        pair for pair in found if pair[0].device.chip == device.chip
+        and pair[0].dtype == dtype and pair[0].library == library
+    ]  # fmt: skip
+    best = max((weight for _, weight in found), default=0.0)
+    return own or chip or [pair for pair in found if pair[1] >= 0.02 * best]
+
+
+def _weighted_median(values: Floats, weights: Floats) -> Floats:
+    """Median of each row of ``values`` (N, E) under the weights (E,)."""
+    order = np.argsort(values, axis=1)
+    reached = np.cumsum(weights[order], axis=1) >= 0.5 * weights.sum()
+    chosen = np.take_along_axis(order, reached.argmax(axis=1)[:, None], axis=1)
+    return np.asarray(np.take_along_axis(values, chosen, axis=1)[:, 0])
+
+
+def _same_arithmetic(one: str, two: str) -> bool:
+    """Whether two data types move the same bytes through the same kind of unit."""
+    if one == two:
+        return True
+    a, b = PRECISIONS.get(one), PRECISIONS.get(two)
+    half = ("bf16", "fp16")
+    return (
+        a is not None
+        and b is not None
+        and (a.activation_bytes, a.weight_bytes) == (b.activation_bytes, b.weight_bytes)
+        and (a.compute[0] == b.compute[0] or (a.compute[0] in half and b.compute[0] in half))
+        and not {one, two} & {"fp8_block", "sq"}
+    )
+
+
+def _dtype_distance(one: str, two: str, family: str) -> float:
+    """0.1 for types of the same bytes and arithmetic, else more; most for another width."""
+    if _same_arithmetic(one, two):
+        return 0.1
+    a, b = PRECISIONS[one].activation_bytes, PRECISIONS[two].activation_bytes
+    # Attention kernels of one library are alike for every cache type, GEMM kernels are not.
+    base = 3.0 if family == "product" else 0.7
+    return base + 3.0 * (max(a, b) > 2.0 >= min(a, b))
+
+
+def _launch(
+    ops: NDArray[np.object_], device: Device, library: str, dtype: str, pool: Sequence[Expert]
+) -> Floats:
+    """Launch overhead of each row: of the very device, else a low middle of the library's.
+
+    It is a property of the host and the framework, not of the chip, so likeness plays no part.
+    """
+    if not library.startswith("torch"):
+        return np.zeros(len(ops))
+    tiers = (
+        [e for e in pool if e.device.name == device.name and e.library == library],
+        [e for e in pool if e.library == library],
+        [e for e in pool if e.overhead_s],
+    )
+    by_op = {}
+    for op in set(ops):
+        for tier in tiers:
+            values = [e.overhead_s[op] for e in tier if op in e.overhead_s]
+            if values:
+                break
+        else:
+            values = [v for e in pool for v in e.overhead_s.values()] or [0.0]
+        # A busy host only ever adds, so the lower of the middle values.
+        by_op[op] = float(np.quantile(values, 0.4, method="lower"))
+    return np.array([by_op[op] for op in ops])

@@ -1,0 +1,229 @@
+"""Times the programs of a captured graph on this machine, host and device apart. Imports torch.
+
+What a program's dimensions do not say is chosen: operands are contiguous, biases are left out, a
+reduction is over the last dimension, casts and gathers are copies. A weight is held in as many
+copies as the whole network's weights would displace from the caches, and the calls take them in
+turn; activations are warm.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import time
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from foreplan.datasets.program import Program
+from foreplan.datasets.runnable import last_level_cache
+
+DTYPES = {
+    "fp64": torch.float64, "fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16,
+    "int8": torch.int8, "int32": torch.int32, "int64": torch.int64,
+}  # fmt: skip
+
+_UNARY: dict[str, Callable[[Tensor], Tensor]] = {
+    "silu": F.silu, "gelu": F.gelu, "relu": torch.relu, "tanh": torch.tanh, "neg": torch.neg,
+    "sigmoid": torch.sigmoid, "exp": torch.exp, "cos": torch.cos, "sin": torch.sin,
+    "rsqrt": torch.rsqrt, "pow": torch.square,
+}  # fmt: skip
+_VOCABULARY = 8192
+
+
+class Timing(NamedTuple):
+    """Time of one call.
+
+    Attributes:
+        device_s: on the device, back to back, without the host's launch where that is apart.
+        host_s: until the call returns; on a CPU the same as ``device_s``.
+    """
+
+    device_s: float
+    host_s: float
+
+
+class ProgramTimer:
+    """Times programs on one torch device.
+
+    Args:
+        device: ``cpu`` or ``cuda:N``.
+        weight_bytes: of the whole network; decides how many copies of a weight take turns.
+        seconds: spent on each program after warm-up.
+    """
+
+    def __init__(self, device: str, *, weight_bytes: float = 0.0, seconds: float = 0.05) -> None:
+        self.device = device
+        self.cuda = torch.device(device).type == "cuda"
+        self.seconds = seconds
+        self._displaced = min(weight_bytes, 2.0 * last_level_cache(device))
+
+    def time(self, program: Program) -> Timing:
+        """Time one program: medians over repeated calls."""
+        call = self.call(program)
+        with torch.inference_mode(program.op != "adamw"):
+            return self._time_cuda(call) if self.cuda else self._time_cpu(call)
+
+    def call(self, program: Program) -> Callable[[], object]:
+        """A function that runs the program once on inputs of its own."""
+        d, dtype = program.dims, DTYPES[program.variant.compute]
+        name = program.variant.kernel.rpartition(".")[2]
+        if program.op == "linear":
+            x, weights = self._draw(dtype, d["rows"], d["k"]), self._weights(dtype, d["n"], d["k"])
+            return lambda: F.linear(x, next(weights))
+        if program.op == "matmul":
+            a = self._draw(dtype, d["batch"], d["m"], d["k"])
+            b = self._draw(dtype, d["batch"], d["k"], d["n"])
+            return lambda: torch.bmm(a, b)
+        if program.op == "conv":
+            return self._convolution(d, dtype)
+        if program.op in ("attention", "full_attention"):
+            return self._attention(d, dtype, program.op == "attention")
+        if program.op == "adamw":
+            parameter = torch.nn.Parameter(self._draw(dtype, d["parameters"]))
+            parameter.grad = torch.zeros_like(parameter)
+            return torch.optim.AdamW([parameter], fused=True).step
+        if program.op == "embedding":
+            table = self._draw(dtype, _VOCABULARY, d["cols"])
+            ids = torch.randint(0, _VOCABULARY, (d["rows"],), device=self.device)
+            return lambda: F.embedding(ids, table)
+        x = self._draw(dtype, d["rows"], d["cols"])
+        if program.op == "softmax":
+            return lambda: torch.softmax(x, -1)
+        if program.op == "norm":
+            return self._norm(x, name)
+        if program.op == "reduction":
+            floating = dtype.is_floating_point
+            return lambda: x.mean(-1) if floating else x.sum(-1)
+        return self._elementwise(x, name, d.get("inputs", 1))
+
+    # ---------------------------------------------------------------------------- operators
+
+    def _convolution(self, d: dict[str, int], dtype: torch.dtype) -> Callable[[], object]:
+        channels = d["cin"] // d["groups"]
+        size, window = math.isqrt(d["inputs"]), math.isqrt(d["taps"])
+        square = size**2 == d["inputs"] and window**2 == d["taps"]
+        extent, taps = (size, window) if square else (d["inputs"], d["taps"])
+        out = math.isqrt(d["outputs"]) if square else d["outputs"]
+        stride = max(1, round(extent / out))
+        padding = max(0, ((out - 1) * stride + taps - extent + 1) // 2)
+        rank = 2 if square else 1
+        x = self._draw(dtype, d["batch"], d["cin"], *(extent,) * rank)
+        weights = self._weights(dtype, d["cout"], channels, *(taps,) * rank)
+        run: Any = F.conv2d if square else F.conv1d
+        return lambda: run(x, next(weights), None, stride, padding, 1, d["groups"])
+
+    def _attention(
+        self, d: dict[str, int], dtype: torch.dtype, causal: bool
+    ) -> Callable[[], object]:
+        q = self._draw(dtype, d["batch"], d["heads"], d["queries"], d["head_dim"])
+        k, v = (
+            self._draw(dtype, d["batch"], d["kv_heads"], d["keys"], d["head_dim"]) for _ in "kv"
+        )
+        causal = causal and d["queries"] > 1
+        grouped = d["heads"] != d["kv_heads"]
+        return lambda: F.scaled_dot_product_attention(q, k, v, is_causal=causal, enable_gqa=grouped)
+
+    def _norm(self, x: Tensor, name: str) -> Callable[[], object]:
+        if name == "batch_norm":
+            image, mean = x[None], torch.zeros(x.shape[0], dtype=x.dtype, device=x.device)
+            variance = torch.ones_like(mean)
+            return lambda: F.batch_norm(image, mean, variance, mean, variance)
+        weight = torch.ones(x.shape[1], dtype=x.dtype, device=x.device)
+        if name == "rms_norm":
+            return lambda: F.rms_norm(x, (x.shape[1],), weight)
+        return lambda: F.layer_norm(x, (x.shape[1],), weight, weight)
+
+    def _elementwise(self, x: Tensor, name: str, inputs: int) -> Callable[[], object]:
+        if inputs == 1:
+            unary = _UNARY.get(name) if x.is_floating_point() else None
+            return (lambda: unary(x)) if unary else x.clone
+        y = self._like(x)
+        if inputs == 2 or not x.is_floating_point():
+            return (lambda: torch.mul(x, y)) if name in ("mul", "backward") else (
+                lambda: torch.add(x, y)
+            )  # fmt: skip
+        z = self._like(x)
+        return lambda: torch.addcmul(x, y, z)
+
+    # ------------------------------------------------------------------------------- inputs
+
+    def _draw(self, dtype: torch.dtype, *shape: int) -> Tensor:
+        if not dtype.is_floating_point:
+            return torch.ones(shape, dtype=dtype, device=self.device)
+        # Values near one: no zeros, no denormals.
+        return torch.rand(shape, device=self.device).add_(0.5).to(dtype)
+
+    def _like(self, x: Tensor) -> Tensor:
+        return self._draw(x.dtype, *x.shape)
+
+    def _weights(self, dtype: torch.dtype, *shape: int) -> Any:
+        first = self._draw(dtype, *shape)
+        size = first.numel() * first.element_size()
+        copies = max(1, min(64, math.ceil(self._displaced / max(size, 1))))
+        return itertools.cycle([first, *(first.clone() for _ in range(copies - 1))])
+
+    # ------------------------------------------------------------------------------- timing
+
+    def _time_cpu(self, call: Callable[[], object]) -> Timing:
+        seconds = median_call(call, self.seconds)
+        return Timing(seconds, seconds)
+
+    def _time_cuda(self, call: Callable[[], object]) -> Timing:
+        for _ in range(3):
+            call()
+        torch.cuda.synchronize()
+        issued = []
+        for _ in range(5):
+            started = time.perf_counter()
+            for _ in range(20):
+                call()
+            issued.append((time.perf_counter() - started) / 20)
+            torch.cuda.synchronize()
+        return Timing(self._graph_seconds(call), sorted(issued)[2])
+
+    def _graph_seconds(self, call: Callable[[], object]) -> float:
+        """Seconds on the device: calls in a CUDA graph, or between events where none records."""
+        event: Any = torch.cuda.Event  # untyped
+        start, stop = event(enable_timing=True), event(enable_timing=True)
+        count = 20
+        run: Callable[[], object]
+        try:
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph):
+                for _ in range(count):
+                    call()
+            run = graph.replay
+        except RuntimeError:
+            torch.cuda.synchronize()
+            run = lambda: [call() for _ in range(count)]  # noqa: E731
+        run()
+        torch.cuda.synchronize()
+        times: list[float] = []
+        begun = time.perf_counter()
+        while len(times) < 5 or (time.perf_counter() - begun < self.seconds and len(times) < 50):
+            start.record()
+            run()
+            stop.record()
+            stop.synchronize()
+            times.append(start.elapsed_time(stop) / 1e3 / count)
+        return sorted(times)[len(times) // 2]
+
+
+def median_call(call: Callable[[], object], seconds: float, *, least: int = 5) -> float:
+    """Median wall-clock time of a call on this host, after a warm-up."""
+    call()
+    begun = time.perf_counter()
+    call()
+    count = max(1, math.ceil(1e-4 / max(time.perf_counter() - begun, 1e-9)))
+    times: list[float] = []
+    begun = time.perf_counter()
+    while len(times) < least or time.perf_counter() - begun < seconds:
+        started = time.perf_counter()
+        for _ in range(count):
+            call()
+        times.append((time.perf_counter() - started) / count)
+    return sorted(times)[len(times) // 2]

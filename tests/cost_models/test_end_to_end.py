@@ -1,0 +1,90 @@
+"""The end-to-end check: networks are run, their operators timed, and both replayed."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from foreplan.cost_models.costs import CostBook
+from foreplan.cost_models.end_to_end import NETWORKS, build, example, main, measure, score
+from foreplan.cost_models.graph_programs import lower, programs
+from foreplan.cost_models.program_timer import ProgramTimer
+from foreplan.cost_models.replay import replay
+from foreplan.datasets import device_zoo
+from foreplan.datasets.capture import capture
+from foreplan.datasets.program import Program
+
+CPU = device_zoo.device("xeon_8480+")
+
+
+@pytest.fixture(scope="module")
+def measured() -> dict[str, Any]:
+    return measure("cpu", size="tiny", networks=["llama", "convnext"], seconds=0.02)
+
+
+def test_every_program_of_every_network_can_be_timed() -> None:
+    timer = ProgramTimer("cpu", seconds=0.0)
+    seen: set[Program] = set()
+    for name in NETWORKS:
+        if name == "resnet":
+            continue  # half a second of convolutions that convnext has too
+        module = build(name, "tiny").eval()
+        inputs = example(name, "tiny", (1, 32 if name in ("vit", "convnext") else 1), "cpu",
+                         torch.float32)  # fmt: skip
+        steps = lower(capture(module, inputs, eager=True), "training")
+        for program in set(programs(steps)) - seen:
+            timer.call(program)()
+            seen.add(program)
+    assert {p.op for p in seen} >= {"linear", "conv", "norm", "attention", "full_attention",
+                                    "elementwise", "softmax", "adamw", "embedding"}  # fmt: skip
+
+
+def test_a_timed_call_does_what_the_program_says() -> None:
+    timer = ProgramTimer("cpu")
+    module = build("convnext", "tiny").eval()
+    inputs = example("convnext", "tiny", (2, 32), "cpu", torch.float32)
+    for step in lower(capture(module, inputs, eager=True)):
+        if isinstance(step.work, Program) and step.work.op == "conv":
+            out = timer.call(step.work)()
+            assert isinstance(out, torch.Tensor)
+            d = step.work.dims
+            assert out.numel() == d["batch"] * d["cout"] * d["outputs"]
+
+
+def test_document_and_score(measured: dict[str, Any]) -> None:
+    assert len(measured["cases"]) == 4
+    assert measured["launch_s"] >= 0.0
+    assert measured["figures"]["kind"] == "cpu"
+    for case in measured["cases"]:
+        # What was measured, put in the place of the truth, is replayed without error.
+        alone = score({**measured, "cases": [case]}, CPU)
+        case = {**case, "real_s": alone["cases"][0]["latency_s"]["measured"]}
+        again = score({**measured, "cases": [case]}, CPU)
+        assert again["cases"][0]["error"]["measured"] == pytest.approx(0.0)
+        assert again["mape"][case["phase"]]["measured"] == pytest.approx(0.0)
+
+
+def test_a_sum_is_never_longer_than_a_replay(measured: dict[str, Any]) -> None:
+    for row in score(measured, CPU)["cases"]:
+        assert row["latency_s"]["sum"] <= row["latency_s"]["measured"] * (1 + 1e-9)
+
+
+def test_score_by_command(
+    measured: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "measured.json"
+    path.write_text(json.dumps(measured))
+    main(["score", str(path)])
+    assert set(json.loads(capsys.readouterr().out)["mape"]) == {"inference", "training"}
+
+
+def test_a_slow_host_decides(measured: dict[str, Any]) -> None:
+    gpu = device_zoo.device("h200")
+    document = {**measured, "launch_s": 1.0}
+    (row, *_) = score(document, gpu)["cases"]
+    assert row["limit"] == "host"
+    assert replay([], CostBook(()), gpu).latency_s == 0.0
