@@ -196,7 +196,11 @@ def test_dry_run_starts_nothing(run, plan):
 @pytest.mark.xdist_group("serial")
 def test_interrupting_a_profile_leaves_no_process_and_a_journal(tmp_path):
     words = [sys.executable, "-m", "foreplan.cli", "profile", "cpu:threads=1", "-o", str(tmp_path)]
-    process = subprocess.Popen(words, stderr=subprocess.PIPE, text=True, start_new_session=True)
+    process = subprocess.Popen(
+        words, stderr=subprocess.PIPE, text=True, start_new_session=True,
+        # Jobs that a shell put into the background inherit that Ctrl-C is ignored.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )  # fmt: skip
     deadline = time.monotonic() + 60
     journal = tmp_path / "cpu-threads-1.json.journal"
     while time.monotonic() < deadline and not (journal.exists() and journal.stat().st_size > 2000):
