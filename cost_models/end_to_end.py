@@ -8,9 +8,9 @@ with predicted prices, and prints the errors:
     python -m foreplan.cost_models.end_to_end score measured.json --zoo h200
 
 A predicted price uses no measurement of the networks or of their operators. One figure of the host
-is measured, by a small GPT-NeoX that is none of the networks: what an ATen call costs in eager
-execution, Python included (``launch_s``); the score is also given with the published launch
-overhead in its place.
+is measured, by a small GPT-NeoX that is none of the networks: what an ATen call costs the host in
+eager execution, Python and autograd included (``launch_s``, in inference and by part of a training
+step); the score is also given with the published launch overhead in its place.
 """
 
 from __future__ import annotations
@@ -25,7 +25,16 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from foreplan.cost_models.graph_programs import PHASES, Phase, Step, lower, programs
+from foreplan.cost_models.costs import Segment, Work
+from foreplan.cost_models.graph_programs import (
+    PARTS,
+    PHASES,
+    Part,
+    Phase,
+    Step,
+    lower,
+    programs,
+)
 from foreplan.datasets.program import Program, Variant
 from foreplan.errors import SpecError
 
@@ -186,22 +195,23 @@ def score(document: Mapping[str, Any], device: Device, *, weights: str = "pretra
         ``sum`` (the same operators, added up), ``predicted`` (host measured) and
         ``predicted_published_launch``.
     """
-    from foreplan.cost_models.costs import CostBook, Work
+    from foreplan.cost_models.costs import CostBook
     from foreplan.cost_models.predictor import Predictor
     from foreplan.cost_models.replay import replay, replay_book, replay_steps
 
-    launch = float(document["launch_s"])
+    host = document["launch_s"]
     cpu = device.kind == "cpu"
     predictor = None if cpu else Predictor.load(weights)
     rows = []
     for case in document["cases"]:
         steps = _steps(case["steps"])
+        launch: Mapping[Part, float] = host[case["phase"]]
         given: dict[Work, float] = {_program(t): s[0] for t, s in case["programs"].items()}
         measured = CostBook((), given=given)
         book = replay_book(device, "predicted", predictor=predictor)
         found = {
             "measured": replay(steps, measured, device, launch_s=launch).latency_s,
-            "sum": replay(steps, measured, device, launch_s=0.0).device_s,
+            "sum": replay(steps, measured, device, launch_s=0.0).device_s,  # no host
             "predicted": replay_steps(steps, book, device, launch_s=launch).latency_s,
             "predicted_published_launch": replay_steps(steps, book, device).latency_s,
         }
@@ -230,71 +240,101 @@ def _real_seconds(
     module: torch.nn.Module, inputs: Mapping[str, Any], phase: Phase, seconds: float
 ) -> tuple[float, float, float]:
     """10th percentile, median and 90th of a pass, start to synchronised end."""
-    import torch
+    run = _inference(module, inputs) if phase == "inference" else _training(module, inputs)
+    times = [sum(parts) for parts in _wall([lambda: [part() for part in run]], module, seconds)]
+    low, median, high = np.quantile(times, [0.1, 0.5, 0.9])
+    return float(low), float(median), float(high)
 
-    cuda = next(module.parameters()).is_cuda
-    optimizer = torch.optim.AdamW(module.parameters(), lr=1e-6, fused=True)
+
+def _inference(module: torch.nn.Module, inputs: Mapping[str, Any]) -> list[Callable[[], object]]:
+    import torch
 
     def infer() -> None:
         with torch.inference_mode():
             module(**inputs)
 
-    def train() -> None:
+    return [infer]
+
+
+def _training(module: torch.nn.Module, inputs: Mapping[str, Any]) -> list[Callable[[], object]]:
+    """Forward pass with loss, backward pass, update."""
+    import torch
+
+    optimizer = torch.optim.AdamW(module.parameters(), lr=1e-6, fused=True)
+    losses: list[Any] = []
+
+    def forward() -> None:
         logits = module(**inputs).logits
         flat = logits.reshape(-1, logits.shape[-1])
         goal = torch.zeros(flat.shape[0], dtype=torch.int64, device=flat.device)
-        loss = torch.nn.functional.cross_entropy(flat, goal)
-        loss.backward()  # type: ignore[no-untyped-call, unused-ignore]
+        losses[:] = [torch.nn.functional.cross_entropy(flat, goal)]
+
+    def update() -> None:
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
 
-    run = infer if phase == "inference" else train
-    times = _wall(run, cuda, seconds)
-    low, median, high = np.quantile(times, [0.1, 0.5, 0.9])
-    return float(low), float(median), float(high)
+    return [forward, lambda: losses[0].backward(), update]
 
 
-def _wall(run: Callable[[], None], cuda: bool, seconds: float) -> list[float]:
+def _wall(
+    parts: list[Callable[[], object]], module: torch.nn.Module, seconds: float
+) -> list[list[float]]:
+    """Times of parts that run one after the other, the device idle between them."""
     import torch
 
+    cuda = next(module.parameters()).is_cuda
     wait: Callable[[], object] = torch.cuda.synchronize if cuda else (lambda: None)
-    for _ in range(3):
-        run()
-    wait()
-    times: list[float] = []
+    times: list[list[float]] = []
     begun = time.perf_counter()
-    while len(times) < 7 or time.perf_counter() - begun < seconds:
-        started = time.perf_counter()
-        run()
-        wait()
-        times.append(time.perf_counter() - started)
-    return times
+    while len(times) < 10 or time.perf_counter() - begun < seconds:
+        row = []
+        for part in parts:
+            started = time.perf_counter()
+            part()
+            wait()
+            row.append(time.perf_counter() - started)
+        times.append(row)
+    return times[3:]  # the first ones warm up
 
 
-def _host_seconds(device: str, dtype: Any) -> float:
-    """Host time of one ATen call of an eager network: Python, dispatch and, on a GPU, launch.
+def _host_seconds(device: str, dtype: Any) -> dict[str, dict[str, float]]:
+    """Host time of one ATen call of an eager network by phase and part.
 
-    A narrow GPT-NeoX of one token runs; on a CPU the time its operators take by themselves is taken
-    off, because their prices hold it already.
+    A narrow GPT-NeoX of one token runs, whose kernels are shorter than their launch. On a CPU the
+    time its operators take by themselves is taken off, because their prices hold it already.
     """
-    import torch
-
     from foreplan.cost_models.program_timer import ProgramTimer
     from foreplan.datasets.capture import capture
 
     module = build("gpt_neox", "tiny").to(device=device, dtype=dtype).eval()
     inputs = example("gpt_neox", "tiny", (1, 1), device, dtype)
-    steps = lower(capture(module, inputs, eager=True))
-    calls = sum(step.calls for step in steps)
-    with torch.inference_mode():
-        # Kernels are shorter than their launch here, so the device adds one kernel at the end.
-        seconds = float(np.median(_wall(lambda: module(**inputs), device.startswith("cuda"), 0.5)))
-    if device.startswith("cuda"):
-        return seconds / calls
-    timer = ProgramTimer(device, seconds=0.02)
-    known = {program: timer.time(program).device_s for program in programs(steps)}
-    alone = sum(known[step.work] for step in steps if isinstance(step.work, Program))
-    return max(0.0, seconds - alone) / calls
+    graph = capture(module, inputs, eager=True)
+    steps = lower(graph, "training")
+    alone = dict.fromkeys(PARTS, 0.0)
+    if not device.startswith("cuda"):
+        timer = ProgramTimer(device, seconds=0.02)
+        known = {program: timer.time(program).device_s for program in programs(steps)}
+        for step in steps:
+            ((work, count),) = step.work.parts if isinstance(step.work, Segment) else (
+                (step.work, 1),
+            )  # fmt: skip
+            assert isinstance(work, Program)
+            alone[step.part] += count * known[work]
+    calls = {part: sum(step.calls for step in steps if step.part == part) for part in PARTS}
+
+    def rate(seconds: float, *parts: Part) -> float:
+        own = sum(alone[part] for part in parts)
+        return max(0.0, seconds - own) / sum(calls[part] for part in parts)
+
+    (inference,) = np.median(_wall(_inference(module, inputs), module, 0.5), axis=0)
+    forward, backward, update = np.median(_wall(_training(module, inputs), module, 1.0), axis=0)
+    return {
+        "inference": dict.fromkeys(PARTS, rate(inference, "forward")),
+        "training": {
+            "forward": rate(forward, "forward", "loss"), "loss": rate(forward, "forward", "loss"),
+            "backward": rate(backward, "backward"), "optimizer": rate(update, "optimizer"),
+        },
+    }  # fmt: skip
 
 
 def _cpu_figures(threads: int) -> dict[str, Any]:
@@ -329,8 +369,6 @@ def _words(step: Step) -> list[Any]:
 
 
 def _steps(rows: Iterable[Any]) -> list[Step]:
-    from foreplan.cost_models.costs import Segment, Work
-
     steps = []
     for kind, target, part, (text, count), calls in rows:
         work: Work = _program(text)

@@ -27,6 +27,7 @@ Phase = Literal["inference", "training"]
 Part = Literal["forward", "loss", "backward", "optimizer"]
 
 PHASES: tuple[Phase, ...] = ("inference", "training")
+PARTS: tuple[Part, ...] = ("forward", "loss", "backward", "optimizer")
 
 #: What an attention's backward pass costs in forward passes; see the module.
 ATTENTION_BACKWARD = 3
@@ -67,7 +68,9 @@ def lower(graph: OperatorGraph, phase: Phase = "inference") -> list[Step]:
     if phase == "inference":
         return forward
     readers = {name: graph.graph.out_degree(name) for name in graph.graph.nodes}
-    return [*forward, *_training(nodes, forward, readers, graph.parameter_bytes)]
+    return [
+        *forward, *_training(nodes, forward, readers, graph.parameter_bytes, len(graph.parameters))
+    ]  # fmt: skip
 
 
 def model_steps(model: Model, *, batch: int, tokens: int, phase: Phase = "inference") -> list[Step]:
@@ -102,7 +105,9 @@ def model_steps(model: Model, *, batch: int, tokens: int, phase: Phase = "infere
         return forward
     readers = {name: graph.graph.out_degree(name) for name in graph.graph.nodes}
     size = model.parameters * int(DTYPE_BYTES[model.dtype])
-    return [*forward, *_training(repeated, forward, readers, size)]
+    inside = sum(name.startswith(f"{instances[0]}.") for name in graph.parameters)
+    tensors = len(graph.parameters) + inside * (model.layers - few)
+    return [*forward, *_training(repeated, forward, readers, size, tensors)]
 
 
 def programs(steps: Iterable[Step]) -> list[Program]:
@@ -200,6 +205,7 @@ def _training(
     forward: Sequence[Step],
     readers: dict[str, int],
     parameter_bytes: int,
+    tensors: int,
 ) -> list[Step]:
     """Loss, backward pass and update of a forward pass."""
     steps: list[Step] = []
@@ -225,7 +231,8 @@ def _training(
     count = int(parameter_bytes / DTYPE_BYTES[dtype])
     if count:
         update = program("adamw", Variant(dtype, dtype, "torch.adamw"), parameters=count)
-        steps.append(Step("optimizer", "adamw", "optimizer", update))
+        # One kernel, but the host goes through the tensors.
+        steps.append(Step("optimizer", "adamw", "optimizer", update, tensors))
     return steps
 
 

@@ -28,7 +28,8 @@ Floats = NDArray[np.float64]
 _BELIEF = MappingProxyType({"product": 0.8, "wide": 0.85})
 
 #: Share of the experts' median offset that such a device gets, by family; others take the believed
-#: share of the weighted mean. Chosen in each fold by folds among the other chips (see the results).
+#: share of the weighted mean. Fitted on leave-one-chip-out folds, like the belief; what is left of
+#: the gain when each fold's other chips choose stands in docs/results/operators.md.
 _ANCHOR = MappingProxyType({"product": 0.5})
 
 #: Chips with the row's data type from which a median says something of offsets. Assumed.

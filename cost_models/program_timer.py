@@ -85,7 +85,7 @@ class ProgramTimer:
         if program.op == "adamw":
             parameter = torch.nn.Parameter(self._draw(dtype, d["parameters"]))
             parameter.grad = torch.zeros_like(parameter)
-            return torch.optim.AdamW([parameter], fused=True).step
+            return torch.optim.AdamW([parameter], fused=True, capturable=self.cuda).step
         if program.op == "embedding":
             table = self._draw(dtype, _VOCABULARY, d["cols"])
             ids = torch.randint(0, _VOCABULARY, (d["rows"],), device=self.device)

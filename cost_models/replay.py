@@ -20,7 +20,15 @@ import numpy as np
 
 from foreplan.cost_models.book import CostChoice
 from foreplan.cost_models.costs import Copy, CostBook, CostSource, Estimate, HostLaunch, Work
-from foreplan.cost_models.graph_programs import Phase, Step, lower, model_steps, programs
+from foreplan.cost_models.graph_programs import (
+    PARTS,
+    Part,
+    Phase,
+    Step,
+    lower,
+    model_steps,
+    programs,
+)
 from foreplan.cost_models.predicted import PredictedSource
 from foreplan.cost_models.roofline import RooflineSource
 from foreplan.cost_models.schedule import COMPUTE, Schedule, ScheduleBuilder
@@ -117,7 +125,7 @@ def replay(
     book: CostBook,
     device: Device,
     *,
-    launch_s: float | None = None,
+    launch_s: float | Mapping[Part, float] | None = None,
     input_bytes: int = 0,
 ) -> Replay:
     """Simulate one pass.
@@ -126,8 +134,8 @@ def replay(
         steps: from `graph_programs`.
         book: prices them; asked for ``device.name``.
         device: a CPU has no host beside it.
-        launch_s: time the host needs for one ATen call, measured or known; ``None`` takes the
-            book's price of a `HostLaunch`, on a CPU none.
+        launch_s: time the host needs for one ATen call, measured or known, of every part of a pass
+            or by part; ``None`` takes the book's price of a `HostLaunch`, on a CPU none.
         input_bytes: copied to the device first.
 
     Raises:
@@ -140,12 +148,16 @@ def replay(
     )  # fmt: skip
     table = {work: _price(work, book, device.name, launch_s) for work in schedule.works}
     ends = np.array([[p.mean_s, p.low_s, p.high_s] for p in table.values()]).reshape(-1, 3)
+    durations = ends[schedule.work]
+    launches = np.array([op == "launch" for op in schedule.ops], dtype=bool)[schedule.op]
+    if launch_s is not None:
+        rate = launch_s if isinstance(launch_s, Mapping) else dict.fromkeys(PARTS, launch_s)
+        durations[launches] = [[step.calls * rate[step.part]] for step in steps]
     simulator = Simulator(schedule)
-    low, high = (simulator.run(ends[schedule.work, at]).makespan_s for at in (1, 2))
-    timeline = simulator.run(ends[schedule.work, 0])
+    low, high = (simulator.run(durations[:, at]).makespan_s for at in (1, 2))
+    timeline = simulator.run(durations[:, 0])
     prices = [table[step.work] for step in steps]
-    launches = schedule.op == schedule.ops.index("launch") if "launch" in schedule.ops else []
-    host_s = float(ends[schedule.work, 0][launches].sum()) if len(launches) else 0.0
+    host_s = float(durations[launches, 0].sum())
     device_s = sum(price.mean_s for price in prices)
     return Replay(
         device.name, timeline.makespan_s, low, high, host_s, device_s, tuple(steps),
@@ -225,7 +237,7 @@ def predict_latency(
     costs: CostChoice = "predicted",
     profile: Profile | None = None,
     predictor: Predictor | None = None,
-    launch_s: float | None = None,
+    launch_s: float | Mapping[Part, float] | None = None,
 ) -> Replay:
     """Latency of one pass of a model on a device that need not be here.
 
@@ -259,7 +271,11 @@ def predict_latency(
 
 
 def replay_steps(
-    steps: Sequence[Step], book: CostBook, device: Device, *, launch_s: float | None = None
+    steps: Sequence[Step],
+    book: CostBook,
+    device: Device,
+    *,
+    launch_s: float | Mapping[Part, float] | None = None,
 ) -> Replay:
     """`replay`, with all programs predicted at once first, a hundred times cheaper."""
     for source in book.sources:
@@ -287,7 +303,7 @@ def _without_launch(device: Device) -> Device:
     return device.model_copy(update={"launch_overhead_s": shortest})
 
 
-def _price(work: Work, book: CostBook, device: str, launch_s: float | None) -> Estimate:
+def _price(work: Work, book: CostBook, device: str, launch_s: object) -> Estimate:
     if isinstance(work, HostLaunch) and launch_s is not None:
-        return Estimate.exact(work.calls * launch_s)
+        return Estimate.exact(0.0)  # priced step by step
     return book.cost(work, device)

@@ -21,7 +21,7 @@ from foreplan.datasets.program import Program, Variant
 from foreplan.datasets.storage import write_atomically
 from foreplan.errors import SpecError
 
-SCHEMA = "foreplan.steps/1"
+SCHEMA = "foreplan.steps/2"
 
 
 def cache_folder() -> Path:

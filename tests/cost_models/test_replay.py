@@ -15,6 +15,7 @@ from torch import nn
 import foreplan
 from foreplan.cost_models.costs import CostBook, Segment
 from foreplan.cost_models.graph_programs import (
+    PARTS,
     PHASES,
     Phase,
     Step,
@@ -153,6 +154,8 @@ def test_host_and_device_are_two_queues(n: int, host: float, device: float, call
     serial = replay(steps, book, CPU, launch_s=host)
     assert serial.latency_s == pytest.approx(n * (calls * host + device))
     assert replay(steps, book, CPU).latency_s == pytest.approx(n * device)
+    by_part = dict.fromkeys(PARTS, 0.0) | {"forward": host}
+    assert replay(steps, book, GPU, launch_s=by_part).latency_s == got.latency_s  # type: ignore[arg-type]
 
 
 def test_a_copy_of_the_input_comes_first() -> None:
