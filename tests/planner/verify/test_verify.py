@@ -211,6 +211,8 @@ def test_a_dry_run_says_what_would_start(make_plan: MakePlan) -> None:
 
 def start(code: str, *, core: int | None = None, cwd: Path | None = None) -> subprocess.Popen[str]:
     def pin() -> None:
+        # Jobs that a shell put into the background inherit that Ctrl-C is ignored.
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
         if core is not None:
             os.sched_setaffinity(0, [sorted(os.sched_getaffinity(0))[core]])
 
