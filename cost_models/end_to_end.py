@@ -282,17 +282,20 @@ def _wall(
     """Times of parts that run one after the other, the device idle between them."""
     import torch
 
-    cuda = next(module.parameters()).is_cuda
-    wait: Callable[[], object] = torch.cuda.synchronize if cuda else (lambda: None)
+    from foreplan.cost_models.program_timer import clock
+
+    device = next(module.parameters()).device
+    wait: Callable[[], object] = torch.cuda.synchronize if device.type == "cuda" else lambda: None
+    now = clock(str(device))
     times: list[list[float]] = []
     begun = time.perf_counter()
     while len(times) < 10 or time.perf_counter() - begun < seconds:
         row = []
         for part in parts:
-            started = time.perf_counter()
+            started = now()
             part()
             wait()
-            row.append(time.perf_counter() - started)
+            row.append(now() - started)
         times.append(row)
     return times[3:]  # the first ones warm up
 
