@@ -45,7 +45,7 @@ def modules() -> Iterator[tuple[str, Path]]:
     for folder in ("datasets", "cost_models", "solvers", "planner"):
         for path in sorted((ROOT / folder).rglob("*.py")):
             yield folder, path
-    for path in sorted((ROOT / "src/foreplan").glob("*.py")):
+    for path in sorted((ROOT / "src/foreplan").rglob("*.py")):
         yield (path.stem if path.stem in MAY_IMPORT else "top"), path
 
 

@@ -1,0 +1,74 @@
+"""The command line: each command reads its arguments and calls the API; nothing is decided here.
+
+With ``--json`` a command prints one JSON document on stdout and nothing else. Progress and tables
+go to stderr. Exit codes: 0 done, 1 internal error, 2 bad input, 3 infeasible, 4 missing data, 5
+verification outside tolerance, 130 interrupted.
+
+The commands stand by what they are about: `machines`, `plans`, `models` and `data`. What a command
+does is imported when it runs, so that ``--help`` and completion answer at once.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import Annotated, NoReturn
+
+import typer
+
+from foreplan.cli import data, machines, models, plans
+from foreplan.cli._app import app, cluster_app, dataset_app, simulate_app
+from foreplan.errors import ForeplanError
+
+__all__ = ["app", "data", "machines", "main", "models", "plans"]
+
+app.add_typer(cluster_app, name="cluster")
+app.add_typer(simulate_app, name="simulate")
+app.add_typer(dataset_app, name="dataset")
+
+INTERRUPTED = 130
+
+
+def main() -> NoReturn:
+    """Run the command line; expected errors become one line and an exit code."""
+    try:
+        code = app(standalone_mode=False)
+    except ForeplanError as error:
+        _fail(str(error), error.exit_code, type(error).__name__)
+    except typer.Exit as stop:
+        code = stop.exit_code
+    except (KeyboardInterrupt, typer.Abort):
+        code = INTERRUPTED
+    except Exception as error:
+        # Click's own errors of usage; everything else is a bug and keeps its traceback.
+        code, text = getattr(error, "exit_code", None), getattr(error, "format_message", None)
+        if code is None or text is None:
+            raise
+        _fail(text(), code, type(error).__name__)
+    if code == INTERRUPTED:  # typer's own word for Ctrl-C
+        _fail("interrupted; what was finished is kept", INTERRUPTED, "KeyboardInterrupt")
+    sys.exit(code if isinstance(code, int) else 0)
+
+
+def _fail(message: str, code: int, kind: str) -> NoReturn:
+    if "--json" in sys.argv:
+        print(json.dumps({"error": {"type": kind, "message": message, "exit_code": code}}))
+    print(f"foreplan: error: {message}", file=sys.stderr)
+    sys.exit(code)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        import foreplan
+
+        print(f"foreplan {foreplan.__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    """Predict how long tensor programs take on each device of a mixed cluster, and plan with it."""

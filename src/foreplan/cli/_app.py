@@ -1,0 +1,40 @@
+"""The command tree that the other files add to, and what all commands share."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+app = typer.Typer(
+    name="foreplan",
+    help="Predict how long tensor programs take on each device of a cluster, and plan with it.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+cluster_app = typer.Typer(help="Work with cluster descriptions.", no_args_is_help=True)
+simulate_app = typer.Typer(help="Simulate schedules with given times.", no_args_is_help=True)
+dataset_app = typer.Typer(help="Measured operators and programs.", no_args_is_help=True)
+
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout.")]
+Output = Annotated[Path, typer.Option("-o", "--output", help="File to write.")]
+OutputFolder = Annotated[Path, typer.Option("-o", "--output", help="Folder to write to.")]
+
+
+def console() -> Console:
+    """Where progress and tables go."""
+    from rich.console import Console
+
+    return Console(stderr=True)
+
+
+def print_json(document: Any) -> None:
+    """The one document on stdout."""
+    print(json.dumps(document, allow_nan=False))

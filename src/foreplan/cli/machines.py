@@ -1,0 +1,94 @@
+"""Commands about machines: what there is, what this one can do, what its hosts measured."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from foreplan.cli._app import Json, Output, OutputFolder, app, cluster_app, console, print_json
+from foreplan.errors import SpecError
+
+
+@app.command()
+def profile(
+    names: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[DEVICE]...", help="cpu:threads=1,isa=avx2 or cuda:0/sms=32 ..."),
+    ] = None,
+    output: OutputFolder = Path("profiles"),
+    model: Annotated[
+        list[str] | None, typer.Option(help="Also measure this model's exact shapes.")
+    ] = None,
+    workload: Annotated[
+        str | None, typer.Option("-w", "--workload", help="Workload of these shapes.")
+    ] = None,
+    purpose: Annotated[
+        str, typer.Option("--for", help="Plans to measure for: serving, precision or bubbles.")
+    ] = "serving",
+    memory: Annotated[
+        list[str] | None, typer.Option(help="DEVICE=SIZE: cap to write into the cluster.")
+    ] = None,
+    quick: Annotated[bool, typer.Option(help="Fewer shapes and repetitions.")] = False,
+    host: Annotated[str, typer.Option(help="Name of this host in the cluster.")] = "localhost",
+    serve: Annotated[
+        str | None, typer.Option(help="HOST:PORT: wait there for another host's --link.")
+    ] = None,
+    link: Annotated[
+        str | None, typer.Option(help="HOST:PORT of a host that runs profile --serve.")
+    ] = None,
+    peer: Annotated[
+        str | None, typer.Option(help="With --serve and --link: the other host's name.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Measure this machine: one file a device and cluster.yaml. Killed, it resumes where it was."""
+    from foreplan.planner.profile_command import profile_host, profile_link
+
+    if serve is not None or link is not None:
+        if peer is None:
+            raise SpecError("--peer", got=None, expected="the other host's name in the cluster")
+        result = profile_link(
+            output, host=host, peer=peer, serve=serve, link=link, console=console()
+        )
+    else:
+        result = profile_host(
+            names or [], output, models=model or [], workload=workload, purpose=purpose,
+            memory=memory or [], quick=quick, host=host, console=console(),
+        )  # fmt: skip
+    if as_json:
+        print_json(result)
+
+
+@cluster_app.command("merge")
+def cluster_merge(
+    files: Annotated[list[Path], typer.Argument(metavar="A.yaml B.yaml ...")],
+    output: Output,
+    as_json: Json = False,
+) -> None:
+    """Join the clusters of several hosts, and the links measured between them, into one."""
+    from foreplan.planner.merge_command import merge_files
+
+    merged = merge_files(files, output)
+    if as_json:
+        print_json(merged.model_dump(mode="json", exclude_defaults=True))
+    else:
+        console().print(f"{output}: {len(merged.ranks())} devices of {len(merged.hosts())} hosts")
+
+
+@app.command()
+def devices(
+    name: Annotated[str | None, typer.Argument(help="One device, with sources.")] = None,
+    as_json: Json = False,
+) -> None:
+    """List the device zoo: published figures, and where each comes from."""
+    from foreplan.datasets import device_zoo
+
+    chosen = [device_zoo.device(n) for n in ([name] if name else device_zoo.names())]
+    if as_json:
+        print_json([d.model_dump(mode="json", exclude_none=True) for d in chosen])
+        return
+    from foreplan.planner.report.tables import device_table, devices_table
+
+    console().print(device_table(chosen[0]) if name else devices_table(chosen))

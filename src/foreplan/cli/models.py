@@ -1,0 +1,151 @@
+"""Commands about cost models: train, judge, predict; and schedules with given times."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from foreplan.cli._app import Json, OutputFolder, app, console, print_json, simulate_app
+
+
+@app.command()
+def train(
+    data: Annotated[
+        list[Path], typer.Option(help="Measured operators or programs; may be given again.")
+    ],
+    output: OutputFolder,
+    format_name: Annotated[
+        list[str] | None,
+        typer.Option("--format", help="Format of each --data, or one of all; see evaluate."),
+    ] = None,
+    hold_out: Annotated[
+        list[str] | None,
+        typer.Option(help="Chip, device or family to leave out; may be given again."),
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Of every random choice.")] = 0,
+    device: Annotated[
+        str | None, typer.Option(help="What every row ran on, where the file does not say.")
+    ] = None,
+    torch_device: Annotated[str, typer.Option(help="Where networks are trained.")] = "cpu",
+    as_json: Json = False,
+) -> None:
+    """Train the predictor of library operators or of programs; write its weights and card."""
+    from foreplan.cost_models.commands import train_files
+
+    card = train_files(
+        data, format_name or ["foreplan"], output, hold_out=hold_out or [], seed=seed,
+        device=device, torch_device=torch_device,
+    )  # fmt: skip
+    if as_json:
+        print_json(card)
+    else:
+        console().print(f"wrote {output}")
+
+
+@app.command("evaluate")
+def evaluate_command(
+    model: Annotated[
+        str,
+        typer.Option(
+            "-m", "--model", help="pretrained:ops or :programs, a trained folder, roofline."
+        ),
+    ],
+    data: Annotated[Path, typer.Option(help="Measured operators or programs.")],
+    format_name: Annotated[
+        str, typer.Option("--format", help="foreplan, neusight, aiconfigurator, helix, tir-jsonl.")
+    ] = "foreplan",
+    device: Annotated[
+        str | None, typer.Option(help="What every row ran on, where the file does not say.")
+    ] = None,
+    device_file: Annotated[
+        list[Path] | None, typer.Option(help="Figures (YAML) of a device that the zoo lacks.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Error of a model on measured latencies, by device and operator."""
+    from foreplan.cost_models.commands import evaluate_file
+
+    result = evaluate_file(model, data, format_name, device=device, device_files=device_file or [])
+    if as_json:
+        print_json(result)
+        return
+    from foreplan.planner.report.operator_tables import error_table
+
+    console().print(error_table(result))
+
+
+@app.command()
+def predict(
+    model: Annotated[str, typer.Argument(help="Hugging Face folder or zoo name.")],
+    device: Annotated[
+        list[str] | None,
+        typer.Option("-d", "--device", "--devices", help="Zoo names, with commas; or all."),
+    ] = None,
+    batch: Annotated[int, typer.Option(help="Sequences.")] = 1,
+    sequence_length: Annotated[int, typer.Option(help="New tokens of each sequence.")] = 128,
+    phase: Annotated[str, typer.Option(help="inference or training.")] = "inference",
+    rank_by: Annotated[str, typer.Option(help="latency.")] = "latency",
+    costs: Annotated[str, typer.Option(help="measured, predicted or roofline.")] = "predicted",
+    weights: Annotated[str, typer.Option(help="As evaluate --model.")] = "pretrained:ops",
+    profile: Annotated[
+        Path | None, typer.Option(help="Profile of the device, for --costs measured.")
+    ] = None,
+    device_file: Annotated[
+        list[Path] | None, typer.Option(help="Figures (YAML) of a device that the zoo lacks.")
+    ] = None,
+    launch_us: Annotated[
+        float | None, typer.Option(help="Host time of one operator call, in microseconds.")
+    ] = None,
+    trace: Annotated[Path | None, typer.Option(help="Chrome trace to write, one device.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Latency of a model's pass on devices that need not be here, fastest first."""
+    from foreplan.cost_models.predict_command import predict_model
+
+    result = predict_model(
+        model, device or [], batch=batch, sequence_length=sequence_length, phase=phase,
+        costs=costs, weights=weights, profile=profile, device_files=device_file or [],
+        launch_s=None if launch_us is None else launch_us / 1e6, rank_by=rank_by, trace=trace,
+    )  # fmt: skip
+    if as_json:
+        print_json(result)
+        return
+    from foreplan.planner.report.predict_tables import predict_tables
+
+    console().print(predict_tables(result))
+
+
+@simulate_app.command("pipeline")
+def simulate_pipeline(
+    schedule: Annotated[str, typer.Option(help="gpipe, 1f1b, interleaved-1f1b, zb-h1 or zb-h2.")],
+    stages: Annotated[int, typer.Option(help="Pipeline stages.")],
+    microbatches: Annotated[int, typer.Option(help="Micro-batches of a step.")],
+    forward_ms: Annotated[float, typer.Option(help="Forward pass, per chunk.")],
+    backward_input_ms: Annotated[float, typer.Option(help="Backward pass for the input.")],
+    backward_weight_ms: Annotated[float, typer.Option(help="Backward pass for the weights.")],
+    transfer_ms: Annotated[float, typer.Option(help="Sending an activation on.")] = 0.0,
+    chunks: Annotated[int, typer.Option(help="Model chunks of a stage (interleaved).")] = 1,
+    trace: Annotated[Path | None, typer.Option(help="Chrome trace to write.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Bubble rate, iteration time and peak activations of a pipeline schedule."""
+    from foreplan.cost_models.pipeline_step import simulate_pipeline as run
+
+    result = run(
+        schedule, stages=stages, microbatches=microbatches, chunks=chunks,
+        forward_s=forward_ms / 1e3, backward_input_s=backward_input_ms / 1e3,
+        backward_weight_s=backward_weight_ms / 1e3, transfer_s=transfer_ms / 1e3,
+    )  # fmt: skip
+    if trace is not None:
+        from foreplan.cost_models.timeline import chrome_trace
+        from foreplan.datasets.storage import write_atomically
+
+        write_atomically(trace, chrome_trace([(schedule, result.timeline)]))
+    if as_json:
+        print_json(result.document())
+        return
+    from foreplan.planner.report.tables import pipeline_table
+
+    console().print(pipeline_table(result.document()))

@@ -1,0 +1,139 @@
+"""Commands about plans: make, run for real, show, hand over."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from foreplan.cli._app import Json, Output, OutputFolder, app, console, print_json
+from foreplan.errors import SpecError
+
+
+@app.command("plan")
+def plan_command(
+    kind: Annotated[str, typer.Argument(help="What to plan: serving, or an installed planner.")],
+    output: Output = Path("plan.json"),
+    model: Annotated[
+        str | None, typer.Option("-m", "--model", help="Hugging Face folder or zoo name.")
+    ] = None,
+    cluster: Annotated[
+        str | None, typer.Option("-c", "--cluster", help="Cluster file (YAML or JSON).")
+    ] = None,
+    devices: Annotated[
+        str | None, typer.Option("-d", "--devices", help='Inline cluster: "2xa100-80g,4xt4".')
+    ] = None,
+    workload: Annotated[
+        str | None, typer.Option("-w", "--workload", help="File, or batch=8,prompt_tokens=64,...")
+    ] = None,
+    costs: Annotated[str, typer.Option(help="measured, predicted or roofline.")] = "measured",
+    beside: Annotated[
+        list[str] | None,
+        typer.Option(help="Decide from these costs too, to be verified beside the plan."),
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Of every random choice.")] = 0,
+    as_json: Json = False,
+) -> None:
+    """Decide, and write a plan that a launcher can read and `foreplan verify` can check."""
+    from foreplan.planner.plan_command import plan_files
+
+    if cluster is None or devices is not None:
+        if cluster is not None or devices is None:
+            both = "both" if cluster else "neither"
+            raise SpecError("plan", got=both, expected="one of --cluster and --devices")
+        source: str | Path = devices
+    else:
+        source = Path(cluster)
+    made = plan_files(
+        kind, model, source, workload, costs=costs, beside=beside or [], seed=seed, output=output
+    )
+    if as_json:
+        print(made.to_json(), end="")
+        return
+    from foreplan.planner.report.tables import plan_tables
+
+    console().print(plan_tables(made))
+    console().print(f"wrote {output}")
+
+
+@app.command()
+def verify(
+    plan: Annotated[Path, typer.Argument(metavar="PLAN.json")],
+    output: Output = Path("verification.json"),
+    tolerance: Annotated[
+        float | None, typer.Option(help="Largest relative error of the total that passes.")
+    ] = None,
+    rounds: Annotated[int, typer.Option(help="Timed runs of each decision, interleaved.")] = 5,
+    thorough: Annotated[
+        bool, typer.Option(help="Also run random plans predicted within 10 % of the best.")
+    ] = False,
+    trace: Annotated[
+        Path | None, typer.Option(help="Chrome trace of predicted and measured.")
+    ] = None,
+    report: Annotated[Path | None, typer.Option(help="HTML report to write.")] = None,
+    rdzv_endpoint: Annotated[
+        str | None, typer.Option(help="HOST:PORT where several hosts meet.")
+    ] = None,
+    host: Annotated[str | None, typer.Option(help="Which host of the cluster this one is.")] = None,
+    dry_run: Annotated[bool, typer.Option(help="Say what would run; start nothing.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Run a plan and its baselines for real, and compare with what was predicted."""
+    from foreplan.planner.verify.command import verify_command
+
+    code = verify_command(
+        plan, output, tolerance=tolerance, rounds=rounds, thorough=thorough, trace=trace,
+        report=report, rdzv_endpoint=rdzv_endpoint, host=host, dry_run=dry_run, as_json=as_json,
+        console=console(),
+    )  # fmt: skip
+    raise typer.Exit(code)
+
+
+@app.command()
+def report(
+    plan: Annotated[Path, typer.Argument(metavar="PLAN.json")],
+    output: Output = Path("report.html"),
+    verification: Annotated[
+        Path | None, typer.Option(help="verification.json of a run of this plan.")
+    ] = None,
+    trace: Annotated[Path | None, typer.Option(help="Chrome trace to write as well.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Write one self-contained HTML page about a plan and, if there is one, its real run."""
+    from foreplan.planner.report.files import write_report
+
+    written = write_report(plan, output, verification=verification, trace=trace)
+    if as_json:
+        print_json({"written": [str(path) for path in written]})
+    else:
+        console().print("wrote " + ", ".join(str(path) for path in written))
+
+
+@app.command()
+def export(
+    plan: Annotated[Path, typer.Argument(metavar="PLAN.json")],
+    target: Annotated[
+        str, typer.Option("--to", help="vllm, sglang, tensorrt-llm, llama.cpp or torchrun.")
+    ],
+    output: OutputFolder,
+    as_json: Json = False,
+) -> None:
+    """Write a plan as a launcher's own files, or say what the launcher cannot express."""
+    from foreplan.planner.export import export_plan
+    from foreplan.planner.plan import load_plan
+
+    written = export_plan(load_plan(plan), target, output)
+    names = sorted(written.files)
+    if as_json:
+        print_json(
+            {
+                "written": [str(output / name) for name in names],
+                "not_expressed": list(written.not_expressed),
+            }
+        )
+        return
+    screen = console()
+    screen.print("wrote " + ", ".join(str(output / name) for name in names))
+    for line in written.not_expressed:
+        screen.print(f"- {target} decides itself: {line}")
