@@ -1,20 +1,20 @@
 """`WeightSource`: the weights of a model tensor by tensor, trained from a folder or random.
 
-A source hands out one of our tensors at a time (fused, ``[n, k]``, on the host), so that whoever
-loads a layer can pack each linear and free it before it asks for the next. Random weights are a
-function of (seed, layer, tensor) alone and use integer arithmetic only: each rank creates just its
-own layers, and ranks with other instruction sets create the same bits.
+A source hands out one of our tensors at a time (fused, ``[n, k]``), so that whoever loads a layer
+can pack each linear and free it before it asks for the next. Random weights are a function of
+(seed, layer, tensor) alone and use integer arithmetic only: each rank creates just its own layers,
+a GPU its own on itself, and ranks of every kind create the same bits.
 """
 
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType, TracebackType
 from typing import Any, Literal, Protocol, Self
 
-import numpy as np
 import torch
 from safetensors import safe_open
 
@@ -40,8 +40,8 @@ TORCH_DTYPES: Mapping[str, torch.dtype] = MappingProxyType(
 INIT_STD = 0.02
 #: Standard deviation of the sum of four independent bytes: sqrt(4 * (256^2 - 1) / 12).
 _FOUR_BYTES_STD = 147.8005
-#: Elements made at a time; bounds the scratch memory to a few MiB.
-_CHUNK = 1 << 20
+#: Elements made at a time; scratch memory is 16 bytes of each.
+_CHUNK, _GPU_CHUNK = 1 << 17, 1 << 24
 
 
 class WeightSource(Protocol):
@@ -54,20 +54,29 @@ class WeightSource(Protocol):
         ...
 
     def tensor(self, part: Part, name: str) -> torch.Tensor:
-        """One tensor: contiguous, on the host, in the dtype it is stored in.
+        """One tensor: contiguous, in the dtype it is stored in.
 
         The caller may keep it but not write to it.
         """
         ...
 
 
-def open_weights(model: Model, *, seed: int = 0) -> WeightSource:
+def open_weights(
+    model: Model, *, seed: int = 0, device: str | torch.device = "cpu"
+) -> WeightSource:
     """The trained weights of a model that has some, else random ones of ``seed``.
+
+    Args:
+        model: says which.
+        seed: of random weights.
+        device: where random weights are made; trained ones come from files to the host.
 
     Raises:
         SpecError: the folder no longer holds what ``load_model`` found there.
     """
-    return FolderWeights(model) if model.weights == "trained" else RandomWeights(model, seed=seed)
+    if model.weights == "trained":
+        return FolderWeights(model)
+    return RandomWeights(model, seed=seed, device=device)
 
 
 class FolderWeights:
@@ -145,11 +154,20 @@ class RandomWeights:
         model: what the weights are for.
         seed: any integer; the same seed means the same weights everywhere.
         dtype: dtype to hand tensors out in; the model's own if ``None``.
+        device: torch device to make them on.
     """
 
-    def __init__(self, model: Model, *, seed: int = 0, dtype: str | None = None) -> None:
+    def __init__(
+        self,
+        model: Model,
+        *,
+        seed: int = 0,
+        dtype: str | None = None,
+        device: str | torch.device = "cpu",
+    ) -> None:
         self.model = model
         self.seed = seed
+        self._device = device
         self._dtype = TORCH_DTYPES[dtype or model.dtype]
 
     def names(self, part: Part) -> tuple[str, ...]:
@@ -160,12 +178,13 @@ class RandomWeights:
         """One tensor, made anew at each call."""
         source = _sources(self.model, part, None)[name]
         if name.endswith(".bias"):
-            return torch.zeros(source.shape, dtype=self._dtype)
+            return torch.zeros(source.shape, dtype=self._dtype, device=self._device)
         if len(source.shape) == 1:
-            return torch.ones(source.shape, dtype=self._dtype)
+            return torch.ones(source.shape, dtype=self._dtype, device=self._device)
         if name == "head.weight" and self.model.tied:
             part, name = "embedding", "embed.weight"
-        return bell_shaped(f"{self.seed}/{part}/{name}", source.shape, self._dtype)
+        key = f"{self.seed}/{part}/{name}"
+        return bell_shaped(key, source.shape, self._dtype, self._device)
 
 
 def _sources(model: Model, part: Part, prefix: str | None) -> dict[str, TensorSource]:
@@ -176,24 +195,43 @@ def _sources(model: Model, part: Part, prefix: str | None) -> dict[str, TensorSo
     return layer_sources(model, part, prefix)
 
 
-def bell_shaped(key: str, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+def bell_shaped(
+    key: str, shape: tuple[int, ...], dtype: torch.dtype, device: str | torch.device = "cpu"
+) -> torch.Tensor:
     """A tensor of sums of four bytes (Irwin-Hall), centred, scaled in fp32, and rounded.
 
-    torch's own normal generator goes through ``log`` and ``cos``, whose last bit depends on the
-    instruction set; numpy guarantees a bit generator's raw stream, and sums of bytes are exact.
+    The bytes are a hash of key and index. Integer arithmetic is exact, so that every device and
+    instruction set makes the same bits, which torch's own normal generators do not; and a GPU makes
+    its weights without the host.
+
+    Args:
+        key: names the tensor; another key gives other values.
+        shape: of the tensor.
+        dtype: of the tensor.
+        device: torch device to make it on.
     """
-    digest = hashlib.blake2b(key.encode(), digest_size=16).digest()
-    stream = np.random.SFC64(int.from_bytes(digest, "little"))
-    count = int(np.prod(shape))
-    values = torch.empty(count, dtype=dtype)
-    scale = np.float32(INIT_STD / _FOUR_BYTES_STD)
-    for start in range(0, count, _CHUNK):
-        size = min(_CHUNK, count - start)
-        raw = stream.random_raw(-(-4 * size // 8)).astype("<u8", copy=False)
-        planes = raw.view(np.uint8)[: 4 * size].reshape(4, size)
-        total = np.add(planes[0], planes[1], dtype=np.int16)
-        total += planes[2]
-        total += planes[3]
-        total -= 510  # four times the mean byte, 127.5
-        values[start : start + size] = torch.from_numpy(total * scale)
+    digest = hashlib.blake2b(key.encode(), digest_size=8).digest()
+    words = [int.from_bytes(part, "little", signed=True) for part in (digest[:4], digest[4:])]
+    count = math.prod(shape)
+    values = torch.empty(count, dtype=dtype, device=device)
+    chunk = _CHUNK if values.device.type == "cpu" else _GPU_CHUNK
+    for start in range(0, count, chunk):
+        stop = min(start + chunk, count)
+        index = torch.arange(start, stop, dtype=torch.int64, device=device).to(torch.int32)
+        hashed = _hashed(index, *words)
+        pairs = ((hashed >> 8) & 0x00FF00FF).add_(hashed.bitwise_and_(0x00FF00FF))
+        total = (pairs >> 16).add_(pairs.bitwise_and_(0xFFFF)).sub_(510)  # four mean bytes
+        values[start:stop] = total.to(torch.float32).mul_(INIT_STD / _FOUR_BYTES_STD)
     return values.view(shape)
+
+
+def _hashed(x: torch.Tensor, first: int, second: int) -> torch.Tensor:
+    """32 mixed bits of each int32 and two keys, in place.
+
+    Multipliers and shifts are those of ``lowbias32`` (Wellons, Prospecting for hash functions,
+    2018); products wrap around.
+    """
+    x.bitwise_xor_(first)
+    x.bitwise_xor_((x >> 16).bitwise_and_(0xFFFF)).mul_(0x7FEB352D).bitwise_xor_(second)
+    x.bitwise_xor_((x >> 15).bitwise_and_(0x1FFFF)).mul_(0x846CA68B - (1 << 32))
+    return x.bitwise_xor_((x >> 16).bitwise_and_(0xFFFF))

@@ -75,7 +75,7 @@ class ServingKernels:
             return PhaseKernels(table.variant(PREFILL, op, bits), table.variant(DECODE, op, bits))
 
         self._stage.load(
-            open_weights(model, seed=seed),
+            open_weights(model, seed=seed, device=self._device),
             StageKernels(
                 layers=tuple(both("linear", bits) for bits in chosen.bits),
                 attention=both("attention"),

@@ -5,12 +5,13 @@ from __future__ import annotations
 import hashlib
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 import transformers
 
 from foreplan.datasets.model import load_model
-from foreplan.datasets.weights import FolderWeights, RandomWeights, open_weights
+from foreplan.datasets.weights import FolderWeights, RandomWeights, bell_shaped, open_weights
 from foreplan.errors import SpecError
 
 SMALL = {
@@ -83,8 +84,31 @@ def test_random_weights_are_a_function_of_seed_layer_and_name() -> None:
     assert not torch.equal(weight, first.tensor(4, "qkv.weight"))
     assert weight.shape == (512, 256)
     assert weight.dtype == torch.float32
-    # A frozen digest: the same bits on every machine and with every version of numpy.
-    assert digest(weight) == "8910ea8d3379846d"
+    # A frozen digest: the same bits on every machine and on every device.
+    assert digest(weight) == "8ab73462090637b5"
+
+
+def test_random_bits_are_a_wrapping_hash_of_key_and_index() -> None:
+    """The docstring's words in numpy's unsigned integers."""
+    first, second = np.frombuffer(hashlib.blake2b(b"key", digest_size=8).digest(), dtype="<u4")
+    x = np.arange(70_000, dtype=np.uint32) ^ first
+    x ^= x >> 16
+    x *= np.uint32(0x7FEB352D)
+    x ^= second
+    x ^= x >> 15
+    x *= np.uint32(0x846CA68B)
+    x ^= x >> 16
+    total = sum((x >> shift & 255).astype(np.int64) for shift in (0, 8, 16, 24)) - 510
+    made = bell_shaped("key", (70_000,), torch.float32)
+    assert np.array_equal(made.numpy(), total.astype(np.float32) * np.float32(0.02 / 147.8005))
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_a_gpu_makes_the_bits_of_the_processor() -> None:
+    model = load_model("tiny-llama-random")
+    here = RandomWeights(model, seed=3).tensor("head", "head.weight")
+    there = RandomWeights(model, seed=3, device="cuda:0").tensor("head", "head.weight")
+    assert torch.equal(here, there.cpu())
 
 
 def test_random_weights_are_scaled_like_transformers() -> None:
