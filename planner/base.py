@@ -79,11 +79,27 @@ class Choice(Generic[D]):
         decision: the best found.
         bound: what is proven.
         assumptions: what the answer rests on that the user did not say.
+        near: close decisions that the search met, by name; they share in the plan's confidence,
+            nothing else. They meet every limit but, maybe, the time limit.
     """
 
     decision: D
     bound: Bound
     assumptions: tuple[str, ...] = ()
+    near: Mapping[str, D] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class TimeLimit(Generic[D]):
+    """What a decision's simulated total must not exceed.
+
+    Attributes:
+        basis: seconds, or a decision: its total, at whatever prices, is the limit.
+        factor: of the basis.
+    """
+
+    basis: float | D
+    factor: float = 1.0
 
 
 class Kernels(Protocol):
@@ -206,6 +222,14 @@ class Planner(ABC, Generic[W, D]):
         """
         return self.ranks(problem, decision)
 
+    def real(self, problem: Problem[W], decision: D) -> tuple[Schedule, tuple[int, ...]]:
+        """What a real run carries out, and the cluster rank of each of its processes.
+
+        `schedule` and `ranks`, unless one rank of the schedule stands for several processes that
+        work together; those of one rank then follow each other.
+        """
+        return self.schedule(problem, decision), self.ranks(problem, decision)
+
     def metrics(self, problem: Problem[W], decision: D, timeline: Timeline) -> dict[str, float]:
         """Figures a user of this kind of plan reads first; names carry the unit."""
         return {}
@@ -213,6 +237,13 @@ class Planner(ABC, Generic[W, D]):
     def objective(self, problem: Problem[W], decision: D, total_s: float) -> float:
         """What decisions that meet every limit are compared by, least first: simulated seconds."""
         return total_s
+
+    def time_limit(self, problem: Problem[W]) -> TimeLimit[D] | None:
+        """The limit on a decision's total, where time is not (only) what is sought.
+
+        Called after `decide` and `baselines` of the same problem.
+        """
+        return None
 
     def rivals(self, problem: Problem[W], decision: D, count: int) -> dict[str, D]:
         """Further decisions predicted within 10 % of the best, for a thorough verification."""

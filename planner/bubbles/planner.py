@@ -182,6 +182,20 @@ class BubblesPlanner(Planner[BubblesWorkload, BubblesDecision]):
         """Every lane of every replica."""
         return tuple(range(decision.plan.devices))
 
+    def real(
+        self, problem: Problem[BubblesWorkload], decision: BubblesDecision
+    ) -> tuple[Schedule, tuple[int, ...]]:
+        """Every lane of a pipeline rank is a process; of replicas one is run."""
+        schedule, ranks = self.schedule(problem, decision), self.ranks(problem, decision)
+        lanes = decision.plan.tp
+        if lanes == 1:
+            return schedule, ranks
+        from foreplan.planner.bubbles.execution.lanes import widen
+
+        members = tuple(rank + lane for rank in ranks for lane in range(lanes))
+        every = problem.cluster.ranks()
+        return widen(schedule, [every[member].label for member in members], lanes), members
+
     def memory(
         self, problem: Problem[BubblesWorkload], decision: BubblesDecision
     ) -> tuple[MemoryLedger, ...]:

@@ -57,9 +57,10 @@ class Candidate:
     @property
     def memory_bytes(self) -> tuple[int, ...]:
         """What each rank is predicted to hold; 0 where nothing is."""
-        if self.predicted is None or len(self.predicted.ranks) != len(self.ranks):
+        if self.predicted is None or not self.predicted.ranks:
             return (0,) * len(self.ranks)
-        return tuple(sum(rank.memory_bytes.values()) for rank in self.predicted.ranks)
+        found = [sum(rank.memory_bytes.values()) for rank in self.predicted.ranks]
+        return tuple(found[k * len(found) // len(self.ranks)] for k in range(len(self.ranks)))
 
     def jobs(
         self, backend: Literal["gloo", "nccl"], mode: str, timeout_s: float
@@ -161,8 +162,7 @@ def _candidate(
     problem: Problem[Any],
 ) -> Candidate:
     decision = validate(planner.decision_type, document, f"decision of {name}")
-    schedule = planner.schedule(problem, decision)
-    members = planner.ranks(problem, decision)
+    schedule, members = planner.real(problem, decision)
     known = problem.cluster.ranks()
     if len(members) != schedule.ranks or any(not 0 <= m < len(known) for m in members):
         raise SpecError(
@@ -170,10 +170,11 @@ def _candidate(
             expected=f"one of 0..{len(known) - 1} for each of {schedule.ranks} ranks",
         )  # fmt: skip
     ledgers = planner.memory(problem, decision)
+    lanes = schedule.ranks // len(ledgers)  # processes that a ledger stands for
     return Candidate(
         name, role, document, limits_met, predicted, schedule,
         tuple(known[member] for member in members),
-        tuple(ledger.capacity_bytes for ledger in ledgers),
+        tuple(ledger.capacity_bytes for ledger in ledgers for _ in range(lanes)),
     )  # fmt: skip
 
 

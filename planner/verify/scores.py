@@ -134,8 +134,10 @@ def _candidate(item: Measured) -> CandidateResult:
 def _rank(item: Measured, rank: int) -> RankResult:
     candidate = item.candidate
     predicted: RankPrediction | None = None
-    if candidate.predicted is not None and rank < len(candidate.predicted.ranks):
-        predicted = candidate.predicted.ranks[rank]
+    if candidate.predicted is not None and candidate.predicted.ranks:
+        ranks = candidate.predicted.ranks
+        # Fewer than run where one of the schedule stands for several that work together.
+        predicted = ranks[rank * len(ranks) // len(candidate.ranks)]
     expected = None if predicted is None else predicted.compute_s
     busy = float(np.median([timeline.busy_s()[rank] for timeline in item.timelines]))
     return RankResult(

@@ -135,10 +135,8 @@ class Session:
         seat = _seat(job)
         with seat.computing():
             self._join()
-            programs = rank_programs(
-                self._planner.schedule(self._problem, self._decision),
-                ordered=job.backend == "nccl",
-            )
+            schedule, _ = self._planner.real(self._problem, self._decision)
+            programs = rank_programs(schedule, ordered=job.backend == "nccl")
             program = programs[job.rank]
             clock = _clock(seat, len(program.steps))
             channels = connect(

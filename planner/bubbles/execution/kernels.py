@@ -5,6 +5,9 @@ two. What one action hands to another has the key ``(stage, micro-batch, step)``
 would carry it (see `foreplan.planner.bubbles.actions`); where both lie on this rank, nothing is
 sent. Gradients add up over micro-batches; losses are means, so that nothing is scaled afterwards.
 
+With tensor parallelism passes may be listed piece by piece, and units with their collectives apart;
+such stages are `Pieces`. A ``tensor`` action then waits for the sum that the piece before started.
+
 Attention is fused, so that ``selective`` recomputation, which leaves out its inside, is what every
 run does; only ``full`` makes a difference.
 """
@@ -26,15 +29,18 @@ from foreplan.planner.bubbles.actions import (
     ENCODE,
     ENCODE_BACKWARD,
     GRADIENT,
+    Step,
     parse_order,
 )
 from foreplan.planner.bubbles.decision import BubblesDecision
 from foreplan.planner.bubbles.execution.batches import Batches
 from foreplan.planner.bubbles.execution.cut import Cut
+from foreplan.planner.bubbles.execution.encoder_stage import EncoderStage
 from foreplan.planner.bubbles.execution.flat_parameters import FlatParameters
 from foreplan.planner.bubbles.execution.lanes import Lanes
 from foreplan.planner.bubbles.execution.layers import WeightGradients
 from foreplan.planner.bubbles.execution.parts import BackbonePart, EncoderPart
+from foreplan.planner.bubbles.execution.pieces import Pieces
 from foreplan.planner.bubbles.execution.report import gradient_report, loss_report
 from foreplan.planner.bubbles.execution.step_sizes import StepSizes
 
@@ -60,7 +66,9 @@ class BubbleKernels:
             carries one. All of the stage is one bucket if left out.
 
     Raises:
-        SpecError: a rank that the decision has not; split passes, which need tensor parallelism.
+        SpecError: a rank that the decision has not; passes in pieces or units with collectives of
+            their own where weights' gradients are put off, layers computed again, or units larger
+            than half a layer.
     """
 
     def __init__(
@@ -84,8 +92,9 @@ class BubbleKernels:
         self._batches = Batches(step, self._device, dtype)
         # By stage and first unit of a bucket, -1 for the backbone's on this rank.
         self._flat: dict[tuple[int, int], FlatParameters] = {}
-        self._stages: dict[int, Cut] = {}
-        self._units: dict[tuple[int, int], Cut] = {}
+        self._stages: dict[int, Cut | Pieces] = {}
+        self._encoders: dict[int, EncoderStage] = {}  # by number of the stage
+        self._words = parse_order(decision.orders[rank])
         self._build_backbone()
         for encoder, plan in enumerate(decision.encoders):
             for stage in range(len(plan.stages)):
@@ -94,23 +103,23 @@ class BubbleKernels:
         self._ops: dict[str, Callable[[Action], None]] = {
             "F": self._forward, "B": self._backward, "I": self._backward_inputs,
             "W": self._backward_weights, ENCODE: self._encode,
-            ENCODE_BACKWARD: self._encode_backward, "optimizer": self._optimize,
+            ENCODE_BACKWARD: self._encode_backward, "tensor": self._await_sum,
+            "optimizer": self._optimize,
         }  # fmt: skip
         self._buffers: dict[Key, Tensor] = {}
         self._here: dict[Key, Tensor] = {}
         self._leaving: dict[Key, Tensor] = {}
-        self._inside: dict[tuple[str, int, int, int], Tensor] = {}
         self._losses: dict[int, Tensor] = {}
 
     def _build_backbone(self) -> None:
         decision, step = self._decision, self._step
-        words = parse_order(decision.orders[self._rank])
-        if any(word.piece >= 0 or word.op in "fb" for word in words):
+        split = {word.stage for word in self._words if word.op == "W"}
+        pieces = {word.stage for word in self._words if word.piece >= 0}
+        if pieces and (split or step.workload.recompute == "full"):
             raise SpecError(
-                f"order of rank {self._rank}", got="split passes",
-                expected="whole passes, which hold their collectives",
+                f"order of rank {self._rank}", got="passes in pieces",
+                expected="whole passes with a zero-bubble schedule or recompute: full",
             )  # fmt: skip
-        split = {word.stage for word in words if word.op == "W"}
         parts = []
         for number, stage in enumerate(decision.stages):
             if stage.rank != self._rank:
@@ -118,7 +127,10 @@ class BubbleKernels:
             later = WeightGradients() if number in split else None
             part = BackbonePart(step, stage.start, stage.end, later, self._lanes)
             passes = [not spec.frozen for spec in step.workload.encoders] if number == 0 else [True]
-            self._stages[number] = Cut(self._runs(part), passes, later=later)
+            self._stages[number] = (
+                self._pieces(part, passes) if number in pieces
+                else Cut(self._runs(part), passes, later=later)
+            )  # fmt: skip
             parts.append(part)
         if parts:
             first = min(self._stages)
@@ -132,6 +144,18 @@ class BubbleKernels:
             return lambda inputs, i: part(inputs, batches.tokens(i))
         return lambda inputs, i: part.loss(part(inputs, batches.tokens(i)), batches.labels(i))
 
+    def _pieces(self, part: BackbonePart, passes: list[bool]) -> Pieces:
+        batches = self._batches
+
+        def closing(x: Tensor, i: int) -> Tensor:
+            x = part.close(x)
+            return x if part.head is None else part.loss(x, batches.labels(i))
+
+        return Pieces(
+            part.pieces, lambda inputs, i: part.open(inputs, batches.tokens(i)), closing, passes,
+            self._lanes,
+        )  # fmt: skip
+
     def _whole_stage(self, encoder: int, stage: int) -> list[tuple[int, int]]:
         units = self._decision.encoders[encoder].stage_units(stage)
         return [(units.start, units.stop)]
@@ -139,13 +163,14 @@ class BubbleKernels:
     def _build_encoder(self, encoder: int, stage: int) -> None:
         plan, step = self._decision.encoders[encoder], self._step
         spec = step.workload.encoders[encoder]
-        parts = {}
-        for unit in plan.stage_units(stage):
-            part = EncoderPart(step, encoder, plan.units[unit], plan.units[unit + 1], self._lanes)
-            self._units[encoder, unit] = Cut(
-                _runs_unit(part), [unit > 0], frozen=spec.frozen, recompute=spec.recompute
-            )  # fmt: skip
-            parts[unit] = part
+        parts = {
+            unit: EncoderPart(step, encoder, plan.units[unit], plan.units[unit + 1], self._lanes)
+            for unit in plan.stage_units(stage)
+        }
+        self._encoders[self._decision.stage_number(encoder, stage)] = EncoderStage(
+            spec, parts, self._lanes, first=stage == 0,
+            apart=any(word.op in "fb" and word.encoder == encoder for word in self._words),
+        )  # fmt: skip
         replicas = sorted({row[stage] for row in plan.ranks})
         sharded = step.workload.sharded_optimizer
         for first, end in self._buckets(encoder, stage):
@@ -161,9 +186,9 @@ class BubbleKernels:
         """Forget the last step: gradients, losses, what was on its way, the optimizer's step."""
         for flat in self._flat.values():
             flat.reset()
-        for cut in (*self._stages.values(), *self._units.values()):
+        for cut in self._cuts:
             cut.forget()
-        for values in (self._here, self._leaving, self._inside, self._losses):
+        for values in (self._here, self._leaving, self._losses):
             values.clear()
 
     def rehearse(self) -> None:
@@ -173,8 +198,10 @@ class BubbleKernels:
         loading a kernel waits for the device, where a receive may already be waiting for a message
         that needs this kernel first.
         """
-        for word in parse_order(self._decision.orders[self._rank]):
-            op, stage, step = word.op, word.stage, -1
+        for word in self._words:
+            op, stage, step = word.op, word.stage, word.piece
+            if word.op in "fb" or self._is_sum(word):
+                continue  # the next piece waits for it itself
             if word.encoder >= 0:
                 plan = self._decision.encoders[word.encoder]
                 op = ENCODE if word.op == "F" else ENCODE_BACKWARD
@@ -183,6 +210,11 @@ class BubbleKernels:
             self.run(Action(op, self._rank, _FREE, stage, word.microbatch, step))
         self.run(Action("optimizer", self._rank, _FREE))
         self.reset()
+
+    def _is_sum(self, word: Step) -> bool:
+        """Whether a word stands for the collective behind the last piece."""
+        cut = self._stages[word.stage] if word.piece >= 0 else None
+        return isinstance(cut, Pieces) and word.piece == len(cut)
 
     def run(self, action: Action) -> None:
         """Compute one action."""
@@ -225,18 +257,32 @@ class BubbleKernels:
     @property
     def live(self) -> int:
         """Micro-batches of stages and units that are between their two passes."""
-        return sum(cut.live for cut in (*self._stages.values(), *self._units.values()))
+        return sum(cut.live for cut in self._cuts)
+
+    @property
+    def _cuts(self) -> tuple[Cut | Pieces | EncoderStage, ...]:
+        return (*self._stages.values(), *self._encoders.values())
 
     # -------------------------------------------------------------------------------- the backbone
 
     def _forward(self, action: Action) -> None:
         stage, microbatch = action.stage, action.microbatch
-        if stage == 0:
+        inputs: list[Tensor] = []
+        if action.step > 0:
+            pass  # a later piece
+        elif stage == 0:
             encoders = range(len(self._decision.encoders))
             inputs = [self._take((0, microbatch, 2 * e + ACTIVATION)) for e in encoders]
         else:
             inputs = [self._take((stage, microbatch, ACTIVATION))]
-        made = self._stages[stage].forward(microbatch, inputs)
+        cut = self._stages[stage]
+        if action.step >= 0 and isinstance(cut, Pieces):
+            found = cut.forward_piece(microbatch, action.step, inputs)
+            if found is None:
+                return
+            made = found
+        else:
+            made = cut.forward(microbatch, inputs)
         if stage == len(self._decision.stages) - 1:
             self._losses[microbatch] = made
         else:
@@ -251,9 +297,16 @@ class BubbleKernels:
     def _turn_back(self, action: Action, *, weights: bool) -> None:
         stage, microbatch = action.stage, action.microbatch
         gradient = None
-        if stage < len(self._decision.stages) - 1:
+        if stage < len(self._decision.stages) - 1 and action.step <= 0:
             gradient = self._take((stage, microbatch, GRADIENT))
-        found = self._stages[stage].backward(microbatch, gradient, weights=weights)
+        cut = self._stages[stage]
+        if action.step >= 0 and isinstance(cut, Pieces):
+            turned = cut.backward_piece(microbatch, action.step, gradient)
+            if turned is None:
+                return
+            found = turned
+        else:
+            found = cut.backward(microbatch, gradient, weights=weights)
         # The activation has been sent: a pass waits for what the same micro-batch sent before it.
         self._leaving.pop((stage + 1, microbatch, ACTIVATION), None)
         if stage > 0:
@@ -267,6 +320,11 @@ class BubbleKernels:
     def _backward_weights(self, action: Action) -> None:
         self._stages[action.stage].backward_weights(action.microbatch)
 
+    def _await_sum(self, action: Action) -> None:
+        known = self._encoders.get(action.stage, self._stages.get(action.stage))
+        if isinstance(known, Pieces | EncoderStage):
+            known.wait(action.microbatch)
+
     def _optimize(self, action: Action) -> None:
         for flat in self._flat.values():
             flat.optimize()
@@ -276,17 +334,14 @@ class BubbleKernels:
     def _encode(self, action: Action) -> None:
         number, microbatch, unit = action.stage, action.microbatch, action.step
         encoder, stage = self._decision.encoder_stage(number)
-        units = self._decision.encoders[encoder].stage_units(stage)
-        if unit > units[0]:
-            x = self._inside.pop(("activation", encoder, unit, microbatch))
-        elif stage > 0:
-            x = self._take((number, microbatch, 2 * encoder + ACTIVATION))
-        else:
-            x = self._batches.patches(encoder, microbatch)
-        made = self._units[encoder, unit].forward(microbatch, [x])
-        if unit < units[-1]:
-            self._inside["activation", encoder, unit + 1, microbatch] = made
-        else:
+        units, x = self._encoders[number], None
+        if units.starts(unit, backward=False):
+            x = (
+                self._take((number, microbatch, 2 * encoder + ACTIVATION)) if stage > 0
+                else self._batches.patches(encoder, microbatch)
+            )  # fmt: skip
+        made = units.forward(unit, microbatch, x)
+        if made is not None:
             last = stage == len(self._decision.encoders[encoder].stages) - 1
             receiver = 0 if last else number + 1
             self._give((receiver, microbatch, 2 * encoder + ACTIVATION), made)
@@ -294,17 +349,13 @@ class BubbleKernels:
     def _encode_backward(self, action: Action) -> None:
         number, microbatch, unit = action.stage, action.microbatch, action.step
         encoder, stage = self._decision.encoder_stage(number)
-        units = self._decision.encoders[encoder].stage_units(stage)
-        if unit < units[-1]:
-            gradient = self._inside.pop(("gradient", encoder, unit, microbatch))
-        else:
+        units, gradient = self._encoders[number], None
+        if units.starts(unit, backward=True):
             gradient = self._take((number, microbatch, 2 * encoder + GRADIENT))
             for receiver in (0, number + 1):
                 self._leaving.pop((receiver, microbatch, 2 * encoder + ACTIVATION), None)
-        (found,) = self._units[encoder, unit].backward(microbatch, gradient)
-        if unit > units[0] and found is not None:
-            self._inside["gradient", encoder, unit - 1, microbatch] = found
-        elif stage > 0:
+        found = units.backward(unit, microbatch, gradient)
+        if found is not None and stage > 0:
             self._give((number - 1, microbatch, 2 * encoder + GRADIENT), found)
 
     # -------------------------------------------------------------------------- handing things on
@@ -348,7 +399,3 @@ class BubbleKernels:
             return work.microbatch, work.encoders[encoder].features, self._step.backbone.hidden
         tower, spec = self._step.encoders[encoder], work.encoders[encoder]
         return self._step.sequences(encoder), spec.tokens, tower.hidden
-
-
-def _runs_unit(part: EncoderPart) -> Callable[[Sequence[Tensor], int], Tensor]:
-    return lambda inputs, _: part(*inputs)

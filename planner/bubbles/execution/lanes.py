@@ -101,6 +101,14 @@ class Lanes:
         if self.size > 1:
             dist.all_reduce(x, group=self._group)
 
+    def start_sum(self, x: Tensor) -> Any:
+        """Start to sum over lanes, in place.
+
+        Returns:
+            What has a ``wait()``; until then nobody may read ``x``. ``None`` for a single lane.
+        """
+        return dist.all_reduce(x, group=self._group, async_op=True) if self.size > 1 else None
+
     def cut(self, dimension: int, *blocks: int) -> Shard | None:
         """This lane's part of a dimension made of blocks, each cut evenly.
 

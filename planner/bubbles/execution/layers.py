@@ -125,14 +125,18 @@ class Linear(nn.Module):
         """Apply it."""
         if self.later is None and self._lanes is None:
             return F.linear(x, self.weight, self.bias)
-        out: Tensor
+        out = self.partial(x)
+        return self.finish(out if self._lanes is None else self._lanes.leave(out))
+
+    def partial(self, x: Tensor) -> Tensor:
+        """This lane's share of the sum that `finish` takes."""
         if self.later is None:
-            out = F.linear(x, self.weight)
-        else:
-            out = _Deferring.apply(x, self.weight, self.later)  # type: ignore[no-untyped-call]
-        if self._lanes is not None:
-            out = self._lanes.leave(out)
-        return out if self.bias is None else out + self.bias
+            return F.linear(x, self.weight)
+        return _Deferring.apply(x, self.weight, self.later)  # type: ignore[no-untyped-call,no-any-return]
+
+    def finish(self, summed: Tensor) -> Tensor:
+        """The output from the sum over lanes."""
+        return summed if self.bias is None else summed + self.bias
 
     def shard_of(self, key: str) -> Shard | None:
         """This lane's part of a parameter, ``None`` for all of it."""
@@ -189,17 +193,21 @@ class AttentionHalf(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Attend within each sequence."""
+        return x + self.out(self.inside(self._lanes.enter(self.norm(x))))  # type: ignore[no-any-return]
+
+    def inside(self, normed: Tensor) -> Tensor:
+        """From the normed input to what ``out`` takes."""
         tower = self._tower
         q, k, v = (
             part.unflatten(-1, (-1, tower.head_dim)).transpose(1, 2)
-            for part in self.qkv(self._lanes.enter(self.norm(x))).split(self._widths, -1)
+            for part in self.qkv(normed).split(self._widths, -1)
         )
         if tower.gated:
             q, k = self._rotation(q), self._rotation(k)
         mixed = F.scaled_dot_product_attention(
             q, k, v, is_causal=tower.causal, enable_gqa=tower.kv_heads != tower.heads
         )
-        return x + self.out(mixed.transpose(1, 2).flatten(2))  # type: ignore[no-any-return]
+        return mixed.transpose(1, 2).flatten(2)
 
 
 class MlpHalf(nn.Module):
@@ -216,17 +224,27 @@ class MlpHalf(nn.Module):
             tower.ffn, tower.hidden, bias=bias, lanes=lanes, shard=lanes.cut(1, tower.ffn)
         )
 
+    @property
+    def out(self) -> Linear:
+        """What brings the inside back to the residual stream."""
+        return self.down
+
     def forward(self, x: Tensor) -> Tensor:
         """Transform each position."""
-        wide = self.up(self._lanes.enter(self.norm(x)))
+        return x + self.down(self.inside(self._lanes.enter(self.norm(x))))  # type: ignore[no-any-return]
+
+    def inside(self, normed: Tensor) -> Tensor:
+        """From the normed input to what ``down`` takes."""
+        wide: Tensor = self.up(normed)
         if self._gated:
             gate, up = wide.chunk(2, -1)
-            wide = F.silu(gate) * up
-        else:
-            wide = F.gelu(wide)
-        return x + self.down(wide)  # type: ignore[no-any-return]
+            return F.silu(gate) * up
+        return F.gelu(wide)
 
 
-def half(tower: Tower, index: int, rotation: Rotation, lanes: Lanes) -> nn.Module:
+Half = AttentionHalf | MlpHalf
+
+
+def half(tower: Tower, index: int, rotation: Rotation, lanes: Lanes) -> Half:
     """Half ``2 l`` is the attention of layer ``l``, half ``2 l + 1`` its MLP."""
     return MlpHalf(tower, lanes) if index % 2 else AttentionHalf(tower, rotation, lanes)

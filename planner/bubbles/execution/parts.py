@@ -19,6 +19,7 @@ from torch.utils.checkpoint import checkpoint
 from foreplan.planner.bubbles.execution.lanes import Lanes
 from foreplan.planner.bubbles.execution.layers import (
     META,
+    Half,
     Linear,
     Rotation,
     WeightGradients,
@@ -88,16 +89,27 @@ class BackbonePart(nn.Module):
         Returns:
             ``[S, T, C]``, or ``[S, T, vocabulary]`` behind the last layer.
         """
+        x = self.open(inputs, tokens)
+        again = self._recompute and torch.is_grad_enabled()
+        for attention, mlp in zip(self.pieces[::2], self.pieces[1::2], strict=True):
+            x = _recomputed(attention, mlp, x) if again else mlp(attention(x))
+        return self.close(x)
+
+    @property
+    def pieces(self) -> list[Half]:
+        """Its halves, in order."""
+        return list(self.halves)  # type: ignore[arg-type]
+
+    def open(self, inputs: Sequence[Tensor], tokens: Tensor) -> Tensor:
+        """What comes before the first half; arguments as of `forward`."""
         if self.embedding is None:
             (x,) = inputs
-        else:
-            x = torch.cat((*inputs, self.embedding(tokens)), 1)
-            if self.positions is not None:
-                x = x + self.positions
-        again = self._recompute and torch.is_grad_enabled()
-        pieces = list(self.halves)
-        for attention, mlp in zip(pieces[::2], pieces[1::2], strict=True):
-            x = _recomputed(attention, mlp, x) if again else mlp(attention(x))
+            return x
+        x = torch.cat((*inputs, self.embedding(tokens)), 1)
+        return x if self.positions is None else x + self.positions
+
+    def close(self, x: Tensor) -> Tensor:
+        """What comes behind the last half."""
         if self.head is None or self.norm is None:
             return x
         return self.head(self.norm(x))  # type: ignore[no-any-return]
@@ -167,10 +179,22 @@ class EncoderPart(nn.Module):
             ``[B, T, C]``; behind the last part the features ``[S, features, C of the backbone]``,
             averages over equal groups of positions where there are fewer features than positions.
         """
-        if self.patches is not None:
-            x = self.patches(x) + self.positions
+        x = self.open(x)
         for piece in self.halves:
             x = piece(x)
+        return self.close(x)
+
+    @property
+    def pieces(self) -> list[Half]:
+        """Its halves, in order."""
+        return list(self.halves)  # type: ignore[arg-type]
+
+    def open(self, x: Tensor) -> Tensor:
+        """What comes before the first half."""
+        return x if self.patches is None else self.patches(x) + self.positions
+
+    def close(self, x: Tensor) -> Tensor:
+        """What comes behind the last half."""
         if self.projector is None or self.norm is None:
             return x
         x = self.norm(x).reshape(-1, self._features, self._group, x.shape[-1])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from foreplan.cost_models.costs import CostBook
@@ -65,6 +65,7 @@ def decision(
     fill: str = "fine",
     shuffle: int | None = None,
     tp: int = 1,
+    pieces: int | None = None,
 ) -> BubblesDecision:
     """A decision with `pipeline_order`'s backbone and encoder work put in by hand.
 
@@ -79,6 +80,8 @@ def decision(
             and all backwards behind the backbone.
         tp: lanes of each rank.
         shuffle: seed of a random choice among all that a rank could do next, instead.
+        pieces: seed of a choice of passes that are written piece by piece; units of encoders then
+            have their collectives apart.
     """
     workload = problem.workload
     count = workload.microbatches or 1
@@ -106,7 +109,37 @@ def decision(
     }  # fmt: skip
     bare = validate(BubblesDecision, document, "decision")
     orders = _Orders(bare, problem.workload, schedule, chunks, fill, shuffle).make()
+    if pieces is not None:
+        draw = random.Random(pieces)
+        orders = [list(_in_pieces(bare, order, draw)) for order in orders]
     return bare.model_copy(update={"orders": tuple(write_order(order) for order in orders)})
+
+
+def _in_pieces(plan: BubblesDecision, order: list[Step], draw: random.Random) -> Iterator[Step]:
+    """Split some passes, with a unit between pieces where one follows, and the units' sums."""
+    rest = list(order)
+    while rest:
+        step = rest.pop(0)
+        if step.encoder >= 0:
+            yield from _with_sums(plan, step)
+        elif draw.random() < 0.3:
+            yield step
+        else:
+            stage = plan.stages[step.stage]
+            for piece in range(2 * (stage.end - stage.start) + 1):
+                yield step._replace(piece=piece)
+                # A forward unit needs nothing of the backbone.
+                if rest and rest[0].encoder >= 0 and rest[0].op == "F" and draw.random() < 0.7:
+                    yield from _with_sums(plan, rest.pop(0))
+
+
+def _with_sums(plan: BubblesDecision, unit: Step) -> Iterator[Step]:
+    encoder = plan.encoders[unit.encoder]
+    span = encoder.stage_units(encoder.stage_of(unit.unit))
+    yield unit._replace(op=unit.op.lower())
+    yield unit
+    if unit.unit == (span[-1] if unit.op == "F" else span[0]):
+        yield unit._replace(op=unit.op.lower(), unit=unit.unit + (1 if unit.op == "F" else -1))
 
 
 class _Orders:

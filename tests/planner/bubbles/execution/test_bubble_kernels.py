@@ -50,6 +50,21 @@ def test_every_order_gives_the_gradients_of_one_process_bit_for_bit(
     assert found.details["gradient_elements"] > 10_000
 
 
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("encoders", [[VIT], [VIT | {"frozen": True}, AUDIO]])
+def test_passes_in_pieces_give_the_same_gradients(encoders: list[Any], seed: int) -> None:
+    problem = cases.problem(2, encoders)
+    decision = cases.decision(
+        problem, "interleaved-1f1b", ranks=2, chunks=2, pieces=seed,
+        encoder_ranks=[[[0, 1]], [[0], [1]]][: len(encoders)],
+    )  # fmt: skip
+    words = [word for order in decision.orders for word in order.split()]
+    assert any(":" in word for word in words)
+    assert any("f" in word for word in words)
+    found = agreement(problem, decision)
+    assert found.exact, found.details
+
+
 @pytest.mark.parametrize(
     ("encoders", "rows", "fields"),
     [
@@ -141,9 +156,13 @@ def test_what_cannot_run_is_refused() -> None:
     sizes = StepSizes.of(problem, decision)
     with pytest.raises(SpecError, match="rank: got 2"):
         BubbleKernels(sizes, decision, 2)
-    split = decision.model_copy(update={"orders": ("0F0:0 0F0:1", decision.orders[1])})
-    with pytest.raises(SpecError, match="split passes"):
-        BubbleKernels(sizes, split, 0)
+    again = cases.problem(2, [VIT], recompute="full")
+    split = cases.decision(again, "1f1b", ranks=2, encoder_ranks=[[[0]]], pieces=0)
+    with pytest.raises(SpecError, match="passes in pieces"):
+        BubbleKernels(StepSizes.of(again, split), split, 1)
+    large = cases.decision(problem, "1f1b", ranks=2, encoder_ranks=[[[0]]], halves=2, pieces=0)
+    with pytest.raises(SpecError, match="units of encoder vit"):
+        BubbleKernels(sizes, large, 0)
     odd = cases.problem(2, [cases.encoder(projected_tokens=3)])
     with pytest.raises(SpecError, match="projected_tokens: got 3, expected a divisor"):
         StepSizes.of(odd, decision)

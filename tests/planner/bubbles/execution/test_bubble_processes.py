@@ -92,9 +92,15 @@ CASES = {
     "two ranks of two lanes": Case(
         "1f1b", 2, [[[0], [1]]], fields=REDUCED, options={"tp": 2}
     ),
+    "two ranks of two lanes in pieces": Case(
+        "1f1b", 2, [[[0], [1]]], fields=REDUCED, options={"tp": 2, "pieces": 1}
+    ),
 }  # fmt: skip
 #: Sums whose order is gloo's (four replicas), the lanes' or torch's: close, not equal.
-CLOSE = {"1f1b on four", "two lanes", "two ranks of two lanes", "torch's 1f1b", "torch's gpipe"}
+CLOSE = {
+    "1f1b on four", "two lanes", "two ranks of two lanes", "two ranks of two lanes in pieces",
+    "torch's 1f1b", "torch's gpipe",
+}  # fmt: skip
 
 
 @pytest.fixture(scope="module")

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import bubble_cases as cases
 import pytest
 
 from foreplan.cost_models.costs import CostBook, Estimate, Work
+from foreplan.planner.base import Problem
 from foreplan.planner.bubbles import BubblesPlanner
 from foreplan.planner.bubbles.decision import BubblesDecision
+from foreplan.planner.bubbles.spec import BubblesWorkload
 from foreplan.planner.plan import (
     Alternative,
     Confidence,
@@ -30,26 +33,17 @@ class Everything:
         return Estimate.exact(1e-3)
 
 
-@pytest.mark.serial
-def test_verify_runs_the_plan_and_its_baselines_and_finds_them_exact() -> None:
-    problem = replace(cases.problem(2, [cases.encoder()]), costs=CostBook([Everything()]))
-    rows = [[[0], [1]]]
-    filled = cases.decision(problem, "interleaved-1f1b", ranks=2, chunks=2, encoder_ranks=rows)
-    others = {
-        "three phases": cases.decision(
-            problem, "1f1b", ranks=2, encoder_ranks=rows, fill="three-phase"
-        ),
-        "on the first stage": cases.decision(problem, "1f1b", ranks=2, encoder_ranks=[[[0]]]),
-    }
-
+def plan_of(
+    problem: Problem[BubblesWorkload], chosen: BubblesDecision, others: dict[str, BubblesDecision]
+) -> Plan:
     def forecast(decision: BubblesDecision) -> Forecast:
         return Forecast(BubblesPlanner(), problem, decision)
 
-    main = forecast(filled)
-    plan = Plan(
+    main = forecast(chosen)
+    return Plan(
         kind="bubbles", model=None, cluster=problem.cluster, predicted=main.prediction(),
         workload=problem.workload.model_dump(mode="json"),
-        decision=filled.model_dump(mode="json"), times=Times.of(main.timeline),
+        decision=chosen.model_dump(mode="json"), times=Times.of(main.timeline),
         alternatives=tuple(
             Alternative(
                 name=name, decision=decision.model_dump(mode="json"),
@@ -62,6 +56,42 @@ def test_verify_runs_the_plan_and_its_baselines_and_finds_them_exact() -> None:
         verify=VerifyHints(backend="gloo", ranks=2, tolerance=1e6),
         provenance=Provenance(foreplan="0", costs="measured", seed=problem.seed),
     )  # fmt: skip
+
+
+@pytest.mark.serial
+def test_every_lane_of_a_rank_is_a_process() -> None:
+    made = cases.problem(2, [cases.encoder()], sharded_optimizer=False)
+    problem = replace(made, costs=CostBook([Everything()]))
+    options: dict[str, Any] = {"ranks": 1, "encoder_ranks": [[[0]]], "tp": 2}
+    split = cases.decision(problem, "1f1b", pieces=1, **options)
+    whole = cases.decision(problem, "1f1b", **options)
+    document = verify(plan_of(problem, split, {"whole": whole}), rounds=1).document
+    assert document is not None
+    assert document.passed
+    assert all(one.failure is None for one in document.candidates)
+    first, second = document.chosen.ranks
+    assert first.device != second.device
+    # Both lanes do what the plan says of their pipeline rank.
+    assert first.predicted_s == second.predicted_s
+    assert {p.op: p.predicted_s for p in first.phases} == {
+        p.op: p.predicted_s for p in second.phases
+    }
+    assert all(a.details["largest_gradient_difference"] < 1e-5 for a in document.agreement)
+
+
+@pytest.mark.serial
+def test_verify_runs_the_plan_and_its_baselines_and_finds_them_exact() -> None:
+    problem = replace(cases.problem(2, [cases.encoder()]), costs=CostBook([Everything()]))
+    rows = [[[0], [1]]]
+    filled = cases.decision(problem, "interleaved-1f1b", ranks=2, chunks=2, encoder_ranks=rows)
+    others = {
+        "three phases": cases.decision(
+            problem, "1f1b", ranks=2, encoder_ranks=rows, fill="three-phase"
+        ),
+        "on the first stage": cases.decision(problem, "1f1b", ranks=2, encoder_ranks=[[[0]]]),
+    }
+
+    plan = plan_of(problem, filled, others)
     document = verify(plan, rounds=1).document
     assert document is not None
     assert document.passed
