@@ -11,10 +11,10 @@ import hashlib
 import html
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, overload
 
 import numpy as np
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from foreplan.cost_models.memory import show_bytes
 from foreplan.cost_models.schedule import Schedule
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 SCHEMA = "foreplan.plan/1"
+D = TypeVar("D", bound=StrictModel)
 #: Schedules beyond this many actions are not written out with their times.
 MOST_ACTIONS = 50_000
 
@@ -166,21 +167,53 @@ class VerifyHints(StrictModel):
     tolerance: float
 
 
-class Confidence(StrictModel):
-    """How sure the choice is.
+class Measurement(StrictModel):
+    """A price that is worth being measured.
 
     Attributes:
-        probability_best: share of draws, all costs resampled from their intervals, in which no
-            alternative is faster.
-        draws: how many draws.
-        runner_up: the alternative that wins most of the others, if any.
-        measure_next: operators on devices whose intervals cost the most certainty.
+        program: operator and variant, or the kind of a transfer.
+        device: device or link.
+        source: where most of today's price comes from.
+        low, high: ends of its 90 % interval, as shares of the price.
+        probability_best: chance that the best decision is taken once this price, and those before
+            it in the list, are known; expected over what may be measured.
+    """
+
+    program: str
+    device: str
+    source: str
+    low: float
+    high: float
+    probability_best: float
+
+
+class Confidence(StrictModel):
+    """How sure the choice is; see `foreplan.planner.confidence`.
+
+    Attributes:
+        probability_best: share of draws, all prices resampled from their intervals, in which no
+            other decision is better and the time limit, if there is one, is met.
+        draws: how many draws; 0 where there was nothing to compare with.
+        runner_up: the decision that wins most of the others, if any.
+        share: share of draws that each other decision wins, by name. What is missing from 1: draws
+            in which no decision meets the time limit.
+        measure_next: up to two measurements that raise the chance most, the best first; none where
+            none does.
     """
 
     probability_best: float
     draws: int
     runner_up: str | None = None
-    measure_next: tuple[str, ...] = ()
+    share: dict[str, float] = Field(default_factory=dict)
+    measure_next: tuple[Measurement, ...] = ()
+
+    @field_validator("measure_next", mode="before")
+    @classmethod
+    def _without_names(cls, value: Any) -> Any:
+        # Plans of early versions named operators here that moved the comparison, without their
+        # worth: they can still be read and run, and say nothing about measurements.
+        items = tuple(value)
+        return () if any(isinstance(item, str) for item in items) else items
 
 
 class Provenance(StrictModel):
@@ -202,7 +235,7 @@ class Provenance(StrictModel):
 
 
 class Plan(StrictModel):
-    """A decision with what it rests on; see ARCHITECTURE for the contract.
+    """A decision with what it rests on; the same inputs and seed give the same bytes.
 
     Attributes:
         schema_: format and version of the document.
@@ -318,12 +351,28 @@ def load_plan(path: str | os.PathLike[str]) -> Plan:
     return plan
 
 
-def decision_of(plan: Plan) -> Any:
+@overload
+def decision_of(plan: Plan) -> Any: ...
+
+
+@overload
+def decision_of(plan: Plan, wanted: type[D]) -> D: ...
+
+
+def decision_of(plan: Plan, wanted: type[Any] | None = None) -> Any:
     """The plan's decision as its planner's type.
 
+    Args:
+        plan: a plan.
+        wanted: the decision's type, `ServingDecision` for instance, for callers that know only one
+            kind of plan; type checkers then know what comes back.
+
     Raises:
-        SpecError: the planner does not accept it.
+        SpecError: the planner does not accept it, or the plan is of another kind.
     """
     from foreplan.planner.registry import planner
 
-    return validate(planner(plan.kind).decision_type, plan.decision, "plan: decision")
+    chosen = planner(plan.kind)
+    if wanted is not None and not issubclass(chosen.decision_type, wanted):
+        raise SpecError("plan.kind", got=plan.kind, expected=f"a plan with a {wanted.__name__}")
+    return validate(chosen.decision_type, plan.decision, "plan: decision")

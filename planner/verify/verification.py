@@ -148,7 +148,7 @@ class AgreementResult(StrictModel):
 
 
 class Verification(StrictModel):
-    """See the module.
+    """The document of a real run: what was predicted, what was measured, and how far off.
 
     Attributes:
         schema_: format and version of the document.

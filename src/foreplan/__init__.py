@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from foreplan.datasets.device import Device
     from foreplan.datasets.model import Model, load_model
     from foreplan.datasets.program import Program, Variant
+    from foreplan.datasets.specs import StrictModel
     from foreplan.errors import (
         ForeplanError,
         InfeasibleError,
@@ -45,15 +46,27 @@ if TYPE_CHECKING:
         VerificationError,
     )
     from foreplan.planner.api import load_cluster, plan
-    from foreplan.planner.base import Choice, Planner, Problem
-    from foreplan.planner.plan import Plan, load_plan
+    from foreplan.planner.base import Agreement, Bound, Choice, Kernels, Planner, Problem
+    from foreplan.planner.bubbles.decision import BubblesDecision
+    from foreplan.planner.bubbles.spec import BubblesWorkload
+    from foreplan.planner.export.exporter import Exporter, Written, export_plan
+    from foreplan.planner.plan import Plan, decision_of, load_plan
     from foreplan.planner.precision.execution.modules import apply_precision, remove_precision
+    from foreplan.planner.precision.networks import register_network
+    from foreplan.planner.precision.spec import PrecisionDecision, PrecisionWorkload
+    from foreplan.planner.precision.task import TrainingTask
+    from foreplan.planner.report.files import write_report
+    from foreplan.planner.serving.spec import ServingDecision, ServingWorkload
     from foreplan.planner.verify.verification import Verification, load_verification
     from foreplan.planner.verify.verify import verify
     from foreplan.solvers.solution import Solution, SolutionStatus
 
 __all__ = [
     "Action",
+    "Agreement",
+    "Bound",
+    "BubblesDecision",
+    "BubblesWorkload",
     "Choice",
     "Cluster",
     "Collective",
@@ -63,9 +76,11 @@ __all__ = [
     "CostSource",
     "Device",
     "Estimate",
+    "Exporter",
     "ForeplanError",
     "HostLaunch",
     "InfeasibleError",
+    "Kernels",
     "Layout",
     "Memory",
     "MemoryLedger",
@@ -73,6 +88,8 @@ __all__ = [
     "Model",
     "Plan",
     "Planner",
+    "PrecisionDecision",
+    "PrecisionWorkload",
     "Predictor",
     "Problem",
     "Program",
@@ -80,28 +97,37 @@ __all__ = [
     "Schedule",
     "ScheduleBuilder",
     "Segment",
+    "ServingDecision",
+    "ServingWorkload",
     "Simulator",
     "Solution",
     "SolutionStatus",
     "SpecError",
     "StorageAccess",
+    "StrictModel",
     "Timeline",
+    "TrainingTask",
     "Variant",
     "Verification",
     "VerificationError",
     "Work",
+    "Written",
     "__version__",
     "apply_precision",
     "chrome_trace",
+    "decision_of",
+    "export_plan",
     "load_cluster",
     "load_model",
     "load_plan",
     "load_verification",
     "plan",
     "predict_latency",
+    "register_network",
     "remove_precision",
     "simulate",
     "verify",
+    "write_report",
 ]
 
 _NAMES_OF = {
@@ -119,11 +145,20 @@ _NAMES_OF = {
     "datasets.device": "Device",
     "datasets.model": "Model load_model",
     "datasets.program": "Program Variant",
+    "datasets.specs": "StrictModel",
     "errors": "ForeplanError InfeasibleError MissingDataError SpecError VerificationError",
     "planner.api": "load_cluster plan",
-    "planner.base": "Choice Planner Problem",
-    "planner.plan": "Plan load_plan",
+    "planner.base": "Agreement Bound Choice Kernels Planner Problem",
+    "planner.bubbles.decision": "BubblesDecision",
+    "planner.bubbles.spec": "BubblesWorkload",
+    "planner.export.exporter": "Exporter Written export_plan",
+    "planner.plan": "Plan decision_of load_plan",
     "planner.precision.execution.modules": "apply_precision remove_precision",
+    "planner.precision.networks": "register_network",
+    "planner.precision.spec": "PrecisionDecision PrecisionWorkload",
+    "planner.precision.task": "TrainingTask",
+    "planner.report.files": "write_report",
+    "planner.serving.spec": "ServingDecision ServingWorkload",
     "planner.verify.verification": "Verification load_verification",
     "planner.verify.verify": "verify",
     "solvers.solution": "Solution SolutionStatus",
