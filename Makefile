@@ -1,4 +1,4 @@
-# make demo | test | check | wheel-check | bench: each makes .venv first where it is missing or old.
+# make demo | test | check | docs | wheel-check | bench: each makes .venv first where it is missing or old.
 PYTHON ?= python3
 JOBS ?= 2
 BIN := .venv/bin
@@ -6,19 +6,24 @@ BIN := .venv/bin
 KEY := $(shell cat pyproject.toml constraints.txt hatch_build.py | cksum | cut -d' ' -f1)
 INSTALLED := .venv/installed-$(KEY)
 CHECKED := .venv/checked-$(KEY)
+RAY := .venv/ray-$(KEY)
 
-.PHONY: demo test check wheel-check bench clean
+.PHONY: demo test check docs wheel-check bench clean
 
 demo: $(INSTALLED)
 	PATH="$(CURDIR)/$(BIN):$$PATH" bash docs/examples/demo.sh out/demo
 
-test: $(INSTALLED)
+test: $(INSTALLED) $(RAY)
 	$(BIN)/python -m pytest -n $(JOBS) -m 'not serial' tests
 	$(BIN)/python -m pytest -m serial tests
 
-check: $(CHECKED)
+check: $(CHECKED) docs
 	$(BIN)/ruff check
 	$(BIN)/mypy --strict
+
+# Into out/docs; a warning is an error. The variable silences an announcement of the theme's authors.
+docs: $(CHECKED)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build -q
 
 wheel-check: $(INSTALLED)
 	.ci/wheel $(BIN)/python
@@ -37,5 +42,10 @@ $(INSTALLED): | .venv/bin/python
 	touch $@
 
 $(CHECKED): $(INSTALLED)
-	$(BIN)/python -m pip install -q -c constraints.txt -e '.[test,check]'
+	$(BIN)/python -m pip install -q -c constraints.txt -e '.[test,check,docs]'
+	touch $@
+
+# Large, and not built for every machine; without it the test of its example says that it is skipped.
+$(RAY): $(INSTALLED)
+	$(BIN)/python -m pip install -q -c constraints.txt -e '.[ray]' || echo "ray: not installed here"
 	touch $@
