@@ -17,8 +17,8 @@ from foreplan.cost_models.gradient_variance import (
     Loss,
     Omega,
     Variants,
-    rounding_variance,
 )
+from foreplan.cost_models.rounding import rounding_variance
 from foreplan.errors import SpecError
 
 if TYPE_CHECKING:

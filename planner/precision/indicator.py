@@ -9,6 +9,7 @@ from foreplan.cost_models.gradient_variance import (
     Batch,
     Omega,
     depth_weighted,
+    first_order,
     gradient_variance,
 )
 from foreplan.cost_models.weight_indicators import (
@@ -72,7 +73,8 @@ def omega_table(
         return depth_weighted(
             module, batches, task.loss, variants, _depths(graph), gamma=workload.gamma
         )
-    return gradient_variance(module, batches, task.loss, variants, gamma=workload.gamma, seed=seed)
+    added = first_order if chosen == "first_order" else gradient_variance
+    return added(module, batches, task.loss, variants, gamma=workload.gamma, seed=seed)
 
 
 def _batches(task: TrainingTask, workload: PrecisionWorkload) -> Iterator[Batch]:

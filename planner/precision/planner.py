@@ -14,9 +14,10 @@ import numpy as np
 from foreplan.cost_models.memory import MemoryLedger
 from foreplan.cost_models.schedule import Schedule
 from foreplan.cost_models.timeline import Timeline
-from foreplan.planner.base import Agreement, Bound, Choice, Kernels, Planner, Problem
+from foreplan.planner.base import Agreement, Bound, Choice, Kernels, Planner, Problem, TimeLimit
 from foreplan.planner.precision.baselines import precision_baselines
 from foreplan.planner.precision.indicator import omega_table
+from foreplan.planner.precision.near import precision_near
 from foreplan.planner.precision.search import GAP, PrecisionSearch
 from foreplan.planner.precision.situation import Situation
 from foreplan.planner.precision.spec import PrecisionDecision, PrecisionWorkload
@@ -58,7 +59,8 @@ class PrecisionPlanner(Planner[PrecisionWorkload, PrecisionDecision]):
             solver="multiple_choice",
             evaluations=found.evaluations,
         )
-        return Choice(decision, bound, self._assumptions(problem, search.situation))
+        near = precision_near(search, found.choices)
+        return Choice(decision, bound, self._assumptions(problem, search.situation), near)
 
     def _assumptions(
         self, problem: Problem[PrecisionWorkload], situation: Situation
@@ -88,6 +90,14 @@ class PrecisionPlanner(Planner[PrecisionWorkload, PrecisionDecision]):
     ) -> float:
         """Omega: time is a limit here, not what is sought."""
         return decision.omega
+
+    def time_limit(self, problem: Problem[PrecisionWorkload]) -> TimeLimit[PrecisionDecision]:
+        """The workload's target, or what the starting plan takes."""
+        search, w = self._search(problem), problem.workload
+        if w.target_s is not None:
+            return TimeLimit(w.target_s * w.steps, 1.0 + w.slack)
+        start = search.situation.decision(search.start, search.omega, search.target_s)
+        return TimeLimit(start, 1.0 + w.slack)
 
     # ------------------------------------------------------------------------------- schedule
 

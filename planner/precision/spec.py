@@ -37,8 +37,9 @@ from foreplan.datasets.training_variant import training_variant as training_vari
 
 Count = Annotated[int, Field(gt=0, le=1 << 24)]
 Indicator = Literal[
-    "gradient_variance", "depth_weighted", "hessian", "weight_change", "uniform", "random"
-]
+    "gradient_variance", "first_order", "depth_weighted", "hessian", "weight_change", "uniform",
+    "random",
+]  # fmt: skip
 
 #: Ops of a rank's list, as the execution reads them.
 FORWARD, BACKWARD, ALL_REDUCE, OPTIMIZER = "forward", "backward", "all_reduce", "optimizer"

@@ -4,6 +4,8 @@ For every module and variant the module alone is computed by that variant, with 
 execution, and the gradients of all parameters are compared with those of fp32 on the same batches.
 An indicator is as good as its ranks: Spearman's correlation with the measured perturbation, within
 each precision, because precisions lie orders of magnitude apart and would order themselves.
+Networks are trained and measured at several states of their training: where errors make gradients
+jump at kinks, few samples weigh heavily, and one state's measurement ranks operators at random.
 
 ``python -m foreplan.planner.precision.validation`` prints the table of ``docs/results``.
 """
@@ -11,18 +13,25 @@ each precision, because precisions lie orders of magnitude apart and would order
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterable, Mapping
+import copy
+import math
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from foreplan.cost_models.gradient_variance import Batch
+from foreplan.cost_models.gradient_variance import Batch, Omega
 from foreplan.datasets.training_variant import training_variant
 from foreplan.errors import SpecError
 from foreplan.planner.precision.graph import TrainingGraph
 from foreplan.planner.precision.indicator import module_variants, omega_table
 from foreplan.planner.precision.spec import Indicator, PrecisionWorkload
 from foreplan.planner.precision.task import TrainingTask, training_task
+
+if TYPE_CHECKING:
+    import torch
 
 #: Fewest modules whose ranks say anything.
 LEAST = 4
@@ -125,41 +134,165 @@ def rank_correlation(
     return result
 
 
-#: Networks of the printed table: name, options, batch.
-_NETWORKS: tuple[tuple[str, dict[str, int], int], ...] = (
-    ("byte_lm", {"context": 64, "width": 128, "layers": 3, "heads": 4}, 8),
-    ("digits_mlp", {"width": 128, "layers": 6}, 64),
-    ("digits_cnn", {"width": 16}, 64),
+class TrainedTask:
+    """A task that starts from weights that were trained; see `TrainingTask`.
+
+    Args:
+        task: what it was.
+        trained: its module.
+
+    Attributes:
+        name: the task's.
+    """
+
+    def __init__(self, task: TrainingTask, trained: torch.nn.Module) -> None:
+        self.name, self._task, self._trained = task.name, task, trained
+
+    def module(self) -> torch.nn.Module:
+        """A copy of the trained module."""
+        made: torch.nn.Module = copy.deepcopy(self._trained)
+        return made
+
+    def batch(self, step: int, rank: int) -> Batch:
+        """As the task's."""
+        return self._task.batch(step, rank)
+
+    def loss(self, output: Any, target: Any) -> Any:
+        """As the task's."""
+        return self._task.loss(output, target)
+
+
+def trained_states(
+    task: TrainingTask, steps: int, states: int, every: int
+) -> Iterator[tuple[TrainedTask, float]]:
+    """A network at several states of its training in fp32, by AdamW at 1e-3.
+
+    Args:
+        task: what is trained, on its batches of rank 0.
+        steps: before the first state; 0 = as initialised.
+        states: how many.
+        every: steps from one to the next.
+
+    Yields:
+        The task from there on, and the loss of the batch before.
+    """
+    import torch
+
+    from foreplan.planner.precision.execution.optimizers import make_optimizer
+
+    module = task.module().train()
+    optimizer, last = make_optimizer(module, "adamw", 1e-3), math.nan
+    for step in range(steps + (states - 1) * every + 1):
+        if step >= steps and (step - steps) % every == 0:
+            yield TrainedTask(task, module), last
+        inputs, target = task.batch(step, 0)
+        optimizer.zero_grad(set_to_none=True)
+        loss = task.loss(module(*inputs).float(), target)
+        torch.autograd.backward(loss)
+        optimizer.step()
+        last = float(loss.detach())
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """A network of the printed table.
+
+    Attributes:
+        name, options, batch: of the workload.
+        trained: steps before the first state.
+        batches: at each state, for the measurement and for the indicators (others).
+    """
+
+    name: str
+    options: Mapping[str, int]
+    batch: int
+    trained: int
+    batches: int
+
+
+_SETTINGS: tuple[Setting, ...] = (
+    Setting("byte_lm", {"context": 64, "width": 128, "layers": 3, "heads": 4}, 8, 200, 4),
+    Setting("digits_mlp", {"width": 256, "layers": 8}, 64, 60, 12),
+    Setting("digits_cnn", {"width": 16}, 64, 60, 12),
 )
+#: States of each training, and steps between them.
+_STATES, _EVERY = 6, 10
 _INDICATORS: tuple[Indicator, ...] = (
-    "gradient_variance", "depth_weighted", "hessian", "weight_change", "random"
+    "gradient_variance", "first_order", "depth_weighted", "hessian", "weight_change", "random",
+    "uniform",
 )  # fmt: skip
+_AGAIN = "measured again"
+Correlations = dict[str, dict[str, float]]
 
 
-def _print_table(seeds: int, batches: int) -> None:
-    """Mean and range of the correlation over seeds of weights and samples, as Markdown."""
-    print(f"| network, precision (modules) | {' | '.join(_INDICATORS)} |")
-    print("|---|" + "---|" * len(_INDICATORS))
-    for name, options, batch in _NETWORKS:
-        found: dict[str, dict[str, list[float]]] = {}
-        counts: dict[str, int] = {}
-        work = PrecisionWorkload(
-            batch=batch, network=name, network_options=options, calibration_batches=batches
+def correlations(setting: Setting, seed: int) -> tuple[Correlations, dict[str, int], float]:
+    """Rank correlations of every indicator with perturbations, means over states of a training.
+
+    Returns:
+        By precision and indicator; modules by precision; the loss at the last state. ``measured
+        again`` is the measurement at every other state with that at the rest: the noise.
+    """
+    work = PrecisionWorkload(
+        batch=setting.batch, network=setting.name, network_options=setting.options,
+        calibration_batches=setting.batches,
+    )  # fmt: skip
+    task = training_task(None, work, seed)
+    graph = TrainingGraph.of(task)
+    variants = module_variants(graph)
+    measured: list[list[Perturbed]] = []
+    omegas: dict[Indicator, list[Omega]] = {word: [] for word in _INDICATORS}
+    losses = []
+    for state, (trained, loss) in enumerate(trained_states(task, setting.trained, _STATES, _EVERY)):
+        # Batches that neither the training nor the indicators have seen.
+        losses.append(loss)
+        first = -1000 * (state + 1)
+        batches = [task.batch(first - i, 0) for i in range(setting.batches)]
+        measured.append(measure_perturbations(trained, variants, batches))
+        for word, tables in omegas.items():
+            tables.append(omega_table(trained, graph, work, seed, indicator=word))
+    rows = _mean_rows(measured)
+    again: Omega = {}
+    for row in _mean_rows(measured[::2]):
+        again.setdefault(row.module, {})[row.variant] = row.squared
+    found: Correlations = {}
+    for key, value in rank_correlation(again, _mean_rows(measured[1::2])).items():
+        found[key] = {_AGAIN: value}
+    for word, tables in omegas.items():
+        for key, value in rank_correlation(_mean_omega(tables), rows).items():
+            found[key][word] = value
+    return found, {key: _count(rows, key) for key in found}, losses[-1]
+
+
+def _mean_rows(states: Sequence[Sequence[Perturbed]]) -> list[Perturbed]:
+    return [
+        Perturbed(
+            same[0].module, same[0].variant, float(np.mean([row.squared for row in same])),
+            float(np.mean([row.relative for row in same])),
         )
-        for seed in range(seeds):
-            task = training_task(None, work, seed)
-            graph = TrainingGraph.of(task)
-            # Batches that the indicator has not seen.
-            held_out = [task.batch(-1000 - i, 0) for i in range(batches)]
-            rows = measure_perturbations(task, module_variants(graph), held_out)
-            for word in _INDICATORS:
-                omega = omega_table(task, graph, work, seed, indicator=word)
-                for key, value in rank_correlation(omega, rows).items():
-                    found.setdefault(key, {}).setdefault(word, []).append(value)
-            counts = {key: _count(rows, key) for key in found}
-        for key, by_word in found.items():
-            cells = [_cell(by_word.get(word, [])) for word in _INDICATORS]
-            print(f"| {name}, {key} ({counts[key]}) | {' | '.join(cells)} |", flush=True)
+        for same in zip(*states, strict=True)
+    ]  # fmt: skip
+
+
+def _mean_omega(tables: Sequence[Omega]) -> Omega:
+    return {
+        name: {text: float(np.mean([table[name][text] for table in tables])) for text in row}
+        for name, row in tables[0].items()
+    }
+
+
+def _print_table(seeds: Sequence[int]) -> None:
+    """Mean and range of the correlation over seeds of weights and samples, as Markdown."""
+    words = (_AGAIN, *_INDICATORS)
+    print(f"| network, precision (modules) | {' | '.join(words)} |")
+    print("|---|" + "---|" * len(words))
+    for setting in _SETTINGS:
+        found = [correlations(setting, seed) for seed in seeds]
+        for key in found[0][0]:
+            cells = [_cell([one[key][w] for one, *_ in found if w in one[key]]) for w in words]
+            print(f"| {setting.name}, {key} ({found[0][1][key]}) | {' | '.join(cells)} |")
+        losses = ", ".join(f"{loss:.3f}" for *_, loss in found)
+        print(f"{setting.name}: training loss at the last state, by seed: {losses}",
+              file=sys.stderr, flush=True)  # fmt: skip
 
 
 def _count(rows: Iterable[Perturbed], key: str) -> int:
@@ -170,17 +303,15 @@ def _count(rows: Iterable[Perturbed], key: str) -> int:
 
 def _cell(values: list[float]) -> str:
     if not values:
-        return "ranks all alike"
+        return "all alike"
     return f"{np.mean(values):.2f} ({min(values):.2f} to {max(values):.2f})"
 
 
 def main() -> None:
     """The command of the module's docstring."""
     parser = argparse.ArgumentParser(description="Spearman correlation of indicators")
-    parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--batches", type=int, default=4)
-    given = parser.parse_args()
-    _print_table(given.seeds, given.batches)
+    parser.add_argument("--seeds", type=int, nargs="+", default=[3, 4, 5, 6, 7])
+    _print_table(parser.parse_args().seeds)
 
 
 if __name__ == "__main__":

@@ -11,8 +11,8 @@ from torch.nn import functional as F
 from foreplan.cost_models.gradient_variance import (
     depth_weighted,
     gradient_variance,
-    rounding_variance,
 )
+from foreplan.cost_models.rounding import rounding_variance
 from foreplan.cost_models.weight_indicators import (
     hessian,
     hutchinson_traces,

@@ -137,7 +137,7 @@ class _Linear(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         module: Any = self
-        with _without_autocast(x):
+        with _without_autocast(x), _without_promotion():
             return linear(
                 x, module.weight, module.bias, self.planned.recipe, self.planned.next_seed()
             )
@@ -149,10 +149,10 @@ class _Conv2d(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         module: Any = self
         dtype = DTYPES[self.planned.recipe.forward]
-        bias = None if module.bias is None else module.bias.to(dtype)
-        with _without_autocast(x):
+        with _without_autocast(x), _without_promotion():
+            bias = None if module.bias is None else module.bias.to(dtype)
             made: Tensor = module._conv_forward(x.to(dtype), module.weight.to(dtype), bias)
-        return made.to(DTYPES[self.planned.recipe.output])
+            return made.to(DTYPES[self.planned.recipe.output])
 
 
 class _Embedding(nn.Module):
@@ -178,7 +178,8 @@ class _Other(nn.Module):
 
 class _Root(nn.Module):
     def forward(self, *inputs: Any, **named: Any) -> Any:
-        with _Promotion():
+        # Every call of a function goes through Python then, so only where there is a need.
+        with _Promotion() if _hands_on_low(self) else contextlib.nullcontext():
             made = super().forward(*inputs, **named)
         return tree_map(_cast_to(torch.float32), made)
 
@@ -232,6 +233,17 @@ def _without_autocast(x: Tensor) -> contextlib.AbstractContextManager[Any]:
     if torch.is_autocast_enabled(x.device.type):
         return torch.autocast(x.device.type, enabled=False)
     return contextlib.nullcontext()
+
+
+def _without_promotion() -> contextlib.AbstractContextManager[Any]:
+    """A planned module sees to its own dtypes; a call through `_Promotion` takes microseconds."""
+    found: contextlib.AbstractContextManager[Any] = torch._C.DisableTorchFunction()
+    return found
+
+
+def _hands_on_low(model: nn.Module) -> bool:
+    planned = (module.__dict__.get("planned") for module in model.modules())
+    return any(isinstance(p, Planned) and DTYPES[p.recipe.output] in _LOW for p in planned)
 
 
 # ----------------------------------------------------------------------------------- promotion

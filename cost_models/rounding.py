@@ -1,0 +1,44 @@
+"""`rounding_variance`: the mean squared error of rounding to a low precision, number by number.
+
+Rounding to nearest with step ``q`` leaves an error of variance ``q^2 / 12`` on a residue that is
+uniform (theory). For int8 ``q`` is the largest magnitude of the row over 127; for a float with
+``k`` stored mantissa bits it is ``2^(e - k)`` at exponent ``e``. Imports torch.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from foreplan.errors import SpecError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+#: Stored mantissa bits (IEEE 754, bfloat16).
+MANTISSA_BITS = {"fp16": 10, "bf16": 7}
+#: Largest int8 magnitude.
+INT8_LIMIT = 127
+
+
+def rounding_variance(x: Tensor, dtype: str) -> Tensor:
+    """``q^2 / 12`` of every number of ``x`` when it is rounded to ``dtype``.
+
+    Args:
+        x: any shape; int8 has one scale for each row ``x[..., :]``.
+        dtype: ``fp32`` (nothing), ``bf16``, ``fp16`` or ``int8``.
+
+    Raises:
+        SpecError: another dtype.
+    """
+    import torch
+
+    if dtype == "fp32":
+        return torch.zeros_like(x)
+    if dtype == "int8":
+        step = x.abs().amax(-1, keepdim=True) / INT8_LIMIT
+        return (step.square() / 12).expand_as(x)
+    if dtype not in MANTISSA_BITS:
+        raise SpecError("dtype", got=dtype, expected="fp32, bf16, fp16 or int8")
+    _, exponent = torch.frexp(x)  # x = m 2^exponent with 0.5 <= |m| < 1
+    step = torch.ldexp(torch.ones_like(x), exponent - 1 - MANTISSA_BITS[dtype])
+    return torch.where(x == 0, 0.0, step.square() / 12)
