@@ -19,7 +19,7 @@ from foreplan.datasets.model import Model, load_model
 from foreplan.datasets.specs import StrictModel, load_document, validate
 from foreplan.errors import InfeasibleError, MissingDataError, SpecError
 from foreplan.planner.base import Choice, Planner, Problem
-from foreplan.planner.confidence import confidence
+from foreplan.planner.confidence import Contender, confidence
 from foreplan.planner.plan import (
     Alternative,
     Plan,
@@ -110,7 +110,7 @@ def plan(
     beside: Sequence[CostChoice] = (),
     seed: int = 0,
 ) -> Plan:
-    """Plan.
+    """Decide, replay the decision in the simulator, and describe it as a plan document.
 
     Args:
         kind: a planner, ``serving`` for instance; see `foreplan.planner.registry.kinds`.
@@ -171,8 +171,16 @@ def plan(
         decision, forecast = others.pop(best)
         others = {"solver": swapped, **others}
         eligible = {name: f for name, (d, f) in others.items() if getattr(d, "limits_met", True)}
-    # Prices say nothing about which decision is best where something else than time is sought.
-    by_time = type(chosen).objective is Planner.objective
+    rated = confidence(
+        chosen,
+        problem,
+        Contender("this plan", decision, forecast),
+        [
+            *(Contender(name, others[name][0], f) for name, f in eligible.items()),
+            *_near(chosen, problem, choice.near, [decision, *(d for d, _ in others.values())]),
+        ],
+        seed=seed,
+    )
     cuda = all(rank.name.kind == "cuda" for rank in where.ranks())
     return Plan(
         kind=kind,
@@ -192,7 +200,7 @@ def plan(
             for name, (d, f) in sorted(others.items(), key=lambda item: item[1][1].total_s)
         ),
         rejected=tuple(Rejected(name=name, reason=reason) for name, reason in rejected.items()),
-        confidence=confidence(forecast, eligible if by_time else {}, seed=seed),
+        confidence=rated,
         bound=ProvenBound(
             status=bound.status, lower_s=bound.lower_s, gap=bound.gap, solver=bound.solver,
             evaluations=bound.evaluations,
@@ -249,3 +257,19 @@ def _others(
         except InfeasibleError as error:
             rejected[name] = str(error)
     return kept, rejected
+
+
+def _near(
+    chosen: Planner[Any, Any], problem: Problem[Any], near: Mapping[str, Any], known: list[Any]
+) -> list[Contender]:
+    """Close decisions that fit and are not among the known ones."""
+    found: list[Contender] = []
+    for name, decision in near.items():
+        if any(decision == other for other in known):
+            continue
+        known.append(decision)
+        try:
+            found.append(Contender(name, decision, _checked(chosen, problem, decision)))
+        except InfeasibleError:
+            continue
+    return found

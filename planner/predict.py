@@ -1,27 +1,30 @@
 """What the simulator says about a decision: `Forecast`, the priced schedule of one decision.
 
-Prices are grouped by (operator and variant, device). Errors of one group are taken as fully
-correlated and of different groups as independent, which is how an interpolation table goes wrong; a
-decision's low and high end therefore move every group together, and `Forecast.draws` resamples
-group by group.
+Prices are grouped by (operator and variant, kind of device). Errors of one group are taken as fully
+correlated and of different groups as independent, which is how a table or a predictor goes wrong;
+equal devices share theirs. A decision's low and high end move every group together, and
+`Forecast.resampled` moves them one by one.
 """
 
 from __future__ import annotations
 
+import functools
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from statistics import NormalDist
 from typing import Any
 
 import numpy as np
 
-from foreplan.cost_models.costs import Copy, CostBook, Estimate, Segment, Work
+from foreplan.cost_models.costs import Collective, Copy, CostBook, Estimate, Segment, Work
 from foreplan.cost_models.memory import MemoryLedger
 from foreplan.cost_models.schedule import FloatArray, Schedule
 from foreplan.cost_models.simulator import Contention, Simulator
 from foreplan.cost_models.timeline import Timeline
 from foreplan.datasets.cluster import Cluster
 from foreplan.datasets.program import Program
+from foreplan.errors import ForeplanError
 from foreplan.planner.base import Planner, Problem
 from foreplan.planner.plan import Prediction, RankPrediction
 
@@ -35,7 +38,7 @@ class Group:
     Attributes:
         name: operator and variant, or what else the work is.
         op: operator alone.
-        device: rank label.
+        device: device, or the link of a transfer.
     """
 
     name: str
@@ -44,6 +47,16 @@ class Group:
 
     def __str__(self) -> str:
         return f"{self.name} on {self.device}"
+
+    def deviations(self, count: int, seed: int) -> FloatArray:
+        """Standard normal draws of this group, stratified; alike in every forecast.
+
+        One draw falls into each of ``count`` equally likely intervals (Latin hypercube sampling,
+        McKay, Beckman, Conover 1979), so that few draws cover the tails.
+        """
+        rng = np.random.default_rng([seed, zlib.crc32(str(self).encode())])
+        normal = NormalDist()
+        return np.array([normal.inv_cdf((int(k) + 0.5) / count) for k in rng.permutation(count)])
 
 
 def _leaves(work: Work, count: int) -> Iterator[tuple[Work, int]]:
@@ -54,11 +67,39 @@ def _leaves(work: Work, count: int) -> Iterator[tuple[Work, int]]:
         yield work, count
 
 
-def _group(work: Work, device: str) -> Group:
-    if isinstance(work, Program):
-        return Group(f"{work.op}@{work.variant}", work.op, device)
-    name = work.name if isinstance(work, Segment) else type(work).__name__.lower()
-    return Group(name, name, device)
+class _Places:
+    """What prices of a rank, or between ranks, are known by: equal devices go wrong together."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster = cluster
+        ranks = cluster.ranks()
+        profiles: dict[str, set[str | None]] = {}
+        for rank in ranks:
+            profiles.setdefault(str(rank.name), set()).add(rank.profile)
+        self._device = {
+            rank.label: str(rank.name)
+            if len(profiles[str(rank.name)]) == 1
+            else f"{rank.host}/{rank.name}"
+            for rank in ranks
+        }
+
+    def group(self, work: Work, label: str) -> Group:
+        """The group of a work on the rank with this label."""
+        device = self._device.get(label, label)
+        if isinstance(work, Program):
+            return Group(f"{work.op}@{work.variant}", work.op, device)
+        if isinstance(work, Collective):
+            return Group(work.kind, "collective", self._link(work) or device)
+        name = work.name if isinstance(work, Segment) else type(work).__name__.lower()
+        return Group(name, name, device)
+
+    def _link(self, work: Collective) -> str | None:
+        if len(set(work.group)) < 2:
+            return None
+        try:
+            return " and ".join(dict.fromkeys(t.label for t in self._cluster.links(work.group)))
+        except ForeplanError:  # priced by the workload alone
+            return None
 
 
 class Forecast:
@@ -76,7 +117,7 @@ class Forecast:
     def __init__(self, planner: Planner[Any, Any], problem: Problem[Any], decision: Any) -> None:
         self.schedule: Schedule = planner.schedule(problem, decision)
         ranks = planner.ranks(problem, decision)
-        self._price(problem.costs)
+        self._price(problem.costs, _Places(problem.cluster))
         self._simulator = Simulator(self.schedule, contention=contention(problem.cluster, ranks))
         self.timeline: Timeline = self._simulator.run(self._durations(self._mean))
         self.ledgers: tuple[MemoryLedger, ...] = tuple(
@@ -87,7 +128,7 @@ class Forecast:
         )
         self.metrics = planner.metrics(problem, decision, self.timeline)
 
-    def _price(self, costs: CostBook) -> None:
+    def _price(self, costs: CostBook, places: _Places) -> None:
         """Fill ``[distinct (work, device), group]`` tables of mean, low and high seconds."""
         s = self.schedule
         names = sorted(set(s.devices))
@@ -97,16 +138,19 @@ class Forecast:
         groups: dict[Group, int] = {}
         cells: list[tuple[int, int, Estimate]] = []
         self._source_s: dict[str, float] = {}
+        self._group_source_s: dict[Group, dict[str, float]] = {}
         uses = np.bincount(self._code, minlength=len(codes))
         for row, code in enumerate(codes):
             work, name = s.works[int(code) // len(names)], names[int(code) % len(names)]
             if work in costs.given:
                 estimate = costs.cost(work, name)
-                cells.append((row, groups.setdefault(_group(work, name), len(groups)), estimate))
+                cells.append(
+                    (row, groups.setdefault(places.group(work, name), len(groups)), estimate)
+                )
                 continue
             for leaf, count in _leaves(work, 1):
                 estimate = costs.cost(leaf, name).times(count)
-                place = groups.setdefault(_group(leaf, name), len(groups))
+                place = groups.setdefault(places.group(leaf, name), len(groups))
                 cells.append((row, place, estimate))
                 share = estimate.mean_s * float(uses[row])
                 self._source_s[estimate.source] = self._source_s.get(estimate.source, 0.0) + share
@@ -114,6 +158,9 @@ class Forecast:
         shape = (len(codes), len(groups))
         self._mean, self._low, self._high = np.zeros(shape), np.zeros(shape), np.zeros(shape)
         for row, place, estimate in cells:
+            of_group = self._group_source_s.setdefault(self.groups[place], {})
+            seconds = estimate.mean_s * float(uses[row])
+            of_group[estimate.source] = of_group.get(estimate.source, 0.0) + seconds
             self._mean[row, place] += estimate.mean_s
             self._low[row, place] += estimate.low_s
             self._high[row, place] += estimate.high_s
@@ -138,28 +185,44 @@ class Forecast:
         seconds: FloatArray = uses @ self._mean
         return seconds
 
-    def draws(self, count: int, seed: int, only: int | None = None) -> FloatArray:
-        """Makespans with resampled prices, shape ``(count,)``.
-
-        Args:
-            count: number of draws.
-            seed: draws of one seed resample a group alike in every forecast, so that alternatives
-                are compared on the same luck.
-            only: index of the one group to resample; all if left out.
-        """
-        mean = self._mean.sum(axis=0)
+    @functools.cached_property
+    def spread(self) -> FloatArray:
+        """Standard deviation of the logarithm of each group's prices, from their 90 % interval."""
         with np.errstate(divide="ignore", invalid="ignore"):
             spread = np.log(self._high.sum(axis=0) / self._low.sum(axis=0)) / (2 * _Z90)
-        spread = np.where(np.isfinite(spread) & (mean > 0), spread, 0.0)
-        factors = np.ones((count, len(self.groups)))
+        known = np.isfinite(spread) & (self._mean.sum(axis=0) > 0)
+        found: FloatArray = np.where(known, np.maximum(spread, 0.0), 0.0)
+        return found
+
+    def resampled(self, deviations: Mapping[Group, FloatArray], count: int) -> FloatArray:
+        """Makespans in ``count`` worlds.
+
+        Args:
+            deviations: standard normal draws of groups; the others keep their mean.
+            count: number of worlds.
+        """
+        off = np.zeros((count, len(self.groups)))
         for g, group in enumerate(self.groups):
-            if spread[g] > 0 and only in (None, g):
-                rng = np.random.default_rng([seed, zlib.crc32(str(group).encode())])
-                factors[:, g] = np.exp(spread[g] * rng.standard_normal(count))
-        result = np.empty(count)
-        for i in range(count):
-            result[i] = self._simulator.run((self._mean @ factors[i])[self._code]).makespan_s
-        return result
+            if group in deviations:
+                off[:, g] = deviations[group]
+        factors = np.exp(off * self.spread)
+        seconds = (self._simulator.run((self._mean @ row)[self._code]) for row in factors)
+        return np.fromiter((timeline.makespan_s for timeline in seconds), float, count)
+
+    def elasticity(self, group: Group) -> float:
+        """Change of the logarithm of the makespan with one standard deviation of a group."""
+        if group not in self.groups:
+            return 0.0
+        down, up = self.resampled({group: np.array([-1.0, 1.0])}, 2)
+        return float(np.log(up / down) / 2) if down > 0 else 0.0
+
+    def priced(self, group: Group) -> tuple[float, float, str]:
+        """Ends of a group's 90 % interval as shares of its mean, and the source of most of it."""
+        g = self.groups.index(group)
+        mean = float(self._mean[:, g].sum())
+        sources = self._group_source_s[group]
+        low, high = float(self._low[:, g].sum()) / mean, float(self._high[:, g].sum()) / mean
+        return low, high, max(sorted(sources), key=lambda name: sources[name])
 
     def prediction(self) -> Prediction:
         """The plan document's account of this forecast."""

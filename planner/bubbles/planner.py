@@ -89,7 +89,11 @@ class BubblesPlanner(Planner[BubblesWorkload, BubblesDecision]):
             status="heuristic", lower_s=lower, gap=(total - lower) / total,
             solver="layout search, gap_fill", evaluations=search.findings.evaluations,
         )  # fmt: skip
-        return Choice(decision, bound, tuple(notes))
+        near = {
+            f"answer {k} of the search ({_described(replay)})": replay.decision
+            for k, replay in enumerate(replays[1:], 2)
+        }
+        return Choice(decision, bound, tuple(notes), near)
 
     def _fallback(self, problem: Problem[BubblesWorkload], search: BubbleSearch) -> BubblesDecision:
         """The fastest baseline that fits, where nothing can be filled."""
@@ -272,6 +276,16 @@ def training_flops(problem: Problem[BubblesWorkload]) -> float:
         attention = 4.0 * tower.layers * tower.heads * tower.head_dim * tokens
         total += passes * sequences * tokens * (2.0 * weights + attention)
     return total
+
+
+def _described(replay: Replay) -> str:
+    """What makes an answer of the search another one."""
+    plan, filled = replay.decision.plan, replay.filled
+    text = f"dp {plan.dp}, tp {plan.tp}, pp {plan.pp}"
+    if filled is not None and filled.filling.unit_layers is not None:
+        f = filled.filling
+        text += f", {f.stages} encoder stages, units of {f.unit_layers:g} layers"
+    return text
 
 
 def _coarse(search: BubbleSearch, layout: Layout, stages: int) -> BubblesDecision:

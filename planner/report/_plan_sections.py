@@ -260,7 +260,7 @@ def _causes(rank: RankPrediction) -> dict[str, float]:
 
 
 def foundations_section(plan: Plan) -> Html:
-    """Assumptions, the proven bound, confidence, and where the prices come from."""
+    """Assumptions, the proven bound, and where the prices come from."""
     shares = sorted(plan.provenance.source_share.items(), key=lambda item: -item[1])
     priced = Html("")
     if shares:
@@ -287,26 +287,19 @@ def foundations_section(plan: Plan) -> Html:
         "What it rests on",
         element("h3", "Assumptions") + element("ul", *notes, class_="notes") if notes else "",
         element("h3", "Prices by source") + priced if priced else "",
-        element("h3", "Proof and confidence") + definitions(confidence(plan)),
+        element("h3", "Proof") + definitions(proof(plan)),
         element("h3", "Origin") + definitions(origin),
     )
 
 
-def confidence(plan: Plan) -> list[tuple[str, str]]:
-    """What is proven and how sure the choice is, as names and values."""
-    bound, sure = plan.bound, plan.confidence
+def proof(plan: Plan) -> list[tuple[str, str]]:
+    """What is proven, as names and values."""
+    bound = plan.bound
     pairs = [("search", f"{words(bound.status)} ({plain(bound.solver)})")]
     if bound.lower_s is not None:
         pairs.append(("no plan is faster than", f"{seconds(bound.lower_s)} (by the solver's law)"))
     if bound.gap is not None:
         pairs.append(("proven gap", percent(bound.gap)))
-    if sure.draws:
-        chance = f"{percent(sure.probability_best)} of {sure.draws} draws of all prices"
-        pairs.append(("the choice is the best in", chance))
-    if sure.runner_up:
-        pairs.append(("else the best is", plain(sure.runner_up)))
-    if sure.measure_next:
-        pairs.append(("measure next", "; ".join(plain(name) for name in sure.measure_next)))
     return pairs
 
 

@@ -13,6 +13,7 @@ from foreplan.planner.report._markup import (
     section,
     table,
 )
+from foreplan.planner.report.certainty import certainty, close_decisions
 from foreplan.planner.report.comparison import Contender, contenders
 from foreplan.planner.report.summary import Label, Summary
 from foreplan.planner.report.text import (
@@ -198,7 +199,9 @@ def alternatives_section(plan: Plan, verification: Verification | None) -> Html:
     if len(every) < 2:
         return Html("")
     ran = verification is not None
-    head = ["Decision", "Predicted", *(["Measured", "10–90 %", "Error"] if ran else []), "Compared"]
+    rated = any(one.share is not None for one in every)
+    head = ["Decision", "Predicted", *(["Measured", "10–90 %", "Error"] if ran else [])]
+    head += [*(["Best in"] if rated else []), "Compared"]
     rows = []
     for one in every:
         cells: list[object] = [_named(one), seconds(one.predicted_s)]
@@ -207,16 +210,42 @@ def alternatives_section(plan: Plan, verification: Verification | None) -> Html:
             if one.p10_s is not None and one.p90_s is not None:
                 spread = f"{seconds(one.p10_s)} – {seconds(one.p90_s)}"
             cells += [seconds(one.measured_s), spread, percent(one.error)]
+        if rated:
+            cells.append(percent(one.share))
         rows.append([*cells, one.verdict or UNKNOWN])
     note = "The plan keeps its alternatives, and verifying it runs them beside the chosen decision."
     return section(
         "Alternatives",
         _chart(every),
         table(
-            "The plan and what it was preferred to", head, rows, numeric=".nnnn" if ran else ".n"
+            "The plan and what it was preferred to", head, rows,
+            numeric="." + "n" * (len(head) - 2),
         ),
+        *_confidence(plan),
         note=note,
+    )  # fmt: skip
+
+
+def _confidence(plan: Plan) -> list[Html]:
+    """How sure the choice is: figures, and the close decisions that are no alternatives."""
+    pairs = certainty(plan)
+    if not pairs:
+        return []
+    draws = plan.confidence.draws
+    lead = (
+        f"All prices were drawn {draws} times from their intervals, and these decisions timed "
+        "again: a share says in how many of the draws a decision is the best."
     )
+    near = [(name, percent(share)) for name, share in close_decisions(plan)]
+    return [
+        element("h3", "Confidence"),
+        element("p", lead, class_="note"),
+        definitions(pairs),
+        details(
+            "Close decisions that took part",
+            table("Met by the search, not run", ["Decision", "Best in"], near, numeric=".n"),
+        ),
+    ]
 
 
 def _named(one: Contender) -> Html:

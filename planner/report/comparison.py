@@ -22,6 +22,7 @@ class Contender:
         p10_s, p90_s: spread of the measured totals.
         error: |predicted - measured| / measured.
         verdict: how it compares with the chosen decision, or why it was left out.
+        share: share of draws of all prices in which it is the best decision.
     """
 
     name: str
@@ -32,6 +33,7 @@ class Contender:
     p90_s: float | None = None
     error: float | None = None
     verdict: str = ""
+    share: float | None = None
 
 
 def contenders(plan: Plan, verification: Verification | None) -> list[Contender]:
@@ -39,13 +41,16 @@ def contenders(plan: Plan, verification: Verification | None) -> list[Contender]
     ran = {c.name: c for c in verification.candidates[1:]} if verification else {}
     chosen = verification.chosen if verification else None
     base = (plan.predicted.total_s, chosen.measured_s if chosen else None)
-    rows = [_row("this plan", "chosen", plan.predicted.total_s, chosen, "")]
+    sure = plan.confidence
+    mine = sure.probability_best if sure.share else None
+    rows = [_row("this plan", "chosen", plan.predicted.total_s, chosen, "", mine)]
     for other in sorted(plan.alternatives, key=lambda a: a.predicted.total_s):
         seen = ran.pop(other.name, None)
         predicted = other.predicted.total_s
         tag = "" if other.limits_met else "misses a limit"
         verdict = _verdict(predicted, seen.measured_s if seen else None, base, other.limits_met)
-        rows.append(_row(plain(other.name), tag, predicted, seen, verdict))
+        share = sure.share.get(other.name)
+        rows.append(_row(plain(other.name), tag, predicted, seen, verdict, share))
     for seen in ran.values():
         tag = "rival" if seen.limits_met else "misses a limit"
         verdict = _verdict(seen.predicted_s, seen.measured_s, base, seen.limits_met)
@@ -58,14 +63,19 @@ def contenders(plan: Plan, verification: Verification | None) -> list[Contender]
 
 
 def _row(
-    name: str, tag: str, predicted_s: float | None, seen: CandidateResult | None, verdict: str
+    name: str,
+    tag: str,
+    predicted_s: float | None,
+    seen: CandidateResult | None,
+    verdict: str,
+    share: float | None = None,
 ) -> Contender:
     if seen is None:
-        return Contender(name, tag, predicted_s, verdict=verdict)
+        return Contender(name, tag, predicted_s, verdict=verdict, share=share)
     if seen.failure is not None:
-        return Contender(name, "failed", predicted_s, verdict=plain(seen.failure))
+        return Contender(name, "failed", predicted_s, verdict=plain(seen.failure), share=share)
     return Contender(
-        name, tag, predicted_s, seen.measured_s, seen.p10_s, seen.p90_s, seen.error, verdict
+        name, tag, predicted_s, seen.measured_s, seen.p10_s, seen.p90_s, seen.error, verdict, share
     )
 
 

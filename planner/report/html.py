@@ -123,7 +123,7 @@ def _cards(plan: Plan, verification: Verification | None) -> Html:
             _card(
                 "Chance to be the best",
                 percent(sure.probability_best),
-                f"of {1 + sum(a.limits_met for a in plan.alternatives)} decisions",
+                f"of {1 + len(sure.share)} decisions",
             )
         )
     cards += [_card(name.capitalize(), value, "predicted") for name, value in metric_cards(plan)]

@@ -10,6 +10,7 @@ from rich.text import Text
 
 from foreplan.planner.plan import Plan
 from foreplan.planner.report._grid import Column, Facts, Grid, Narrow, Tone, bullets, heading, toned
+from foreplan.planner.report.certainty import certainty
 from foreplan.planner.report.comparison import Contender, contenders
 from foreplan.planner.report.listings import (
     device_table as device_table,
@@ -166,7 +167,7 @@ def _limits(summary: Summary) -> Grid:
 
 
 def _prediction(plan: Plan) -> list[tuple[str, str | Text]]:
-    predicted, bound, sure = plan.predicted, plan.bound, plan.confidence
+    predicted, bound = plan.predicted, plan.bound
     pairs: list[tuple[str, str | Text]] = [
         (
             "total",
@@ -179,11 +180,7 @@ def _prediction(plan: Plan) -> list[tuple[str, str | Text]]:
     if bound.lower_s is not None:
         gap = "" if bound.gap is None else f", gap {percent(bound.gap)}"
         pairs.append(("proven bound", f"{seconds(bound.lower_s)}{gap}"))
-    if sure.draws:
-        rival = f", else {plain(sure.runner_up)}" if sure.runner_up else ""
-        pairs.append(("best of all", f"in {percent(sure.probability_best)} of draws{rival}"))
-    if sure.measure_next:
-        pairs.append(("measure next", "; ".join(plain(name) for name in sure.measure_next)))
+    pairs += certainty(plan)
     shares = sorted(plan.provenance.source_share.items(), key=lambda item: -item[1])
     if shares:
         text = ", ".join(f"{plain(name)} {percent(share)}" for name, share in shares)
@@ -217,6 +214,8 @@ def _compared(title: str, rows: list[Contender]) -> Grid:
             Column("10–90 %", spread, True, 100),
             Column("error", [percent(row.error) for row in rows], True),
         ]
+    if any(row.share is not None for row in rows):
+        columns.append(Column("best in", [percent(row.share) for row in rows], True, 70))
     if any(row.verdict for row in rows):
         least = 0 if len(columns) < 4 else _WITH_VERDICT
         columns.append(Column("compared", [row.verdict or UNKNOWN for row in rows], least=least))

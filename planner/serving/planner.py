@@ -32,7 +32,7 @@ from foreplan.planner.serving.chain import (
 from foreplan.planner.serving.check import check_decision
 from foreplan.planner.serving.pipeline import ServingSchedule
 from foreplan.planner.serving.pricing import MicroBatches, Pricing, device_kind
-from foreplan.planner.serving.rivals import serving_rivals
+from foreplan.planner.serving.rivals import serving_near, serving_rivals
 from foreplan.planner.serving.spec import ServingDecision, ServingWorkload
 from foreplan.solvers.chain_diagnosis import Obstacle, diagnose
 from foreplan.solvers.chain_partition import ChainAssignment, solve
@@ -80,7 +80,8 @@ class ServingPlanner(Planner[ServingWorkload, ServingDecision]):
         near = [a for a in answers if a[0] <= best * (1 + REPLAY_WITHIN)][:REPLAYS]
         decisions = [chains.decision(sizes, assignment) for _, sizes, assignment in near]
         replays = [Forecast(self, problem, decision).total_s for decision in decisions]
-        chosen = int(np.argmin(replays))
+        worth = [self.objective(problem, d, s) for d, s in zip(decisions, replays, strict=True)]
+        chosen = int(np.argmin(worth))
         lower = min(lower, best)
         bound = Bound(
             status="optimal" if proven else "feasible",
@@ -89,7 +90,13 @@ class ServingPlanner(Planner[ServingWorkload, ServingDecision]):
             solver="chain_partition",
             evaluations=evaluations,
         )
-        return Choice(decisions[chosen], bound, self._assumptions(problem))
+        close = {
+            f"micro-batches of {d.prefill_microbatch} and {d.decode_microbatch}": d
+            for k, d in enumerate(decisions)
+            if k != chosen
+        }
+        close |= serving_near(chains, decisions[chosen], seed=problem.seed)
+        return Choice(decisions[chosen], bound, self._assumptions(problem), close)
 
     def _chains(self, problem: Problem[ServingWorkload]) -> ServingChains:
         model, workload = _model(problem), problem.workload
@@ -180,6 +187,12 @@ class ServingPlanner(Planner[ServingWorkload, ServingDecision]):
             seed=problem.seed,
             total_s=lambda other: Forecast(self, problem, other).total_s,
         )
+
+    def objective(
+        self, problem: Problem[ServingWorkload], decision: ServingDecision, total_s: float
+    ) -> float:
+        """Simulated seconds, and the seconds that the workload says quality loss is worth."""
+        return total_s + problem.workload.theta_s * decision.omega
 
     def schedule(
         self, problem: Problem[ServingWorkload], decision: ServingDecision

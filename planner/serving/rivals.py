@@ -1,4 +1,4 @@
-"""Random decisions close to a plan, to see in a real run whether any of them is better."""
+"""Decisions close to a plan: would any of them be better, in a real run or at other prices?"""
 
 from __future__ import annotations
 
@@ -73,6 +73,64 @@ def serving_rivals(
         if total_s(rival) <= limit:
             found[f"random {len(found) + 1}"] = rival
     return found
+
+
+def serving_near(
+    chains: ServingChains, decision: ServingDecision, *, seed: int, tries: int = 160, count: int = 6
+) -> dict[str, ServingDecision]:
+    """Decisions one change away from ``decision`` that the solver's law puts next to it.
+
+    Args:
+        chains: the chain problems of the plan.
+        decision: what they are close to.
+        seed: of the changes tried.
+        tries: changes tried; they are judged by the law alone, which is quick.
+        count: how many to keep.
+
+    Returns:
+        The best by the law, named by what differs; all meet every limit.
+    """
+    rng = np.random.default_rng(seed)
+    sizes = chains.sizes()
+    start = MicroBatches(decision.prefill_microbatch, decision.decode_microbatch)
+    order = [chains.type_of(stage.rank) for stage in decision.stages]
+    cuts = [stage.end for stage in decision.stages[:-1]]
+    variants = [chains.bits.index(b) for b in decision.bits]
+    seen = {(start, tuple(order), tuple(cuts), tuple(variants))}
+    ranked: list[tuple[float, int, MicroBatches, ChainAssignment]] = []
+    for turn in range(tries):
+        state = (start, list(order), list(cuts), list(variants))
+        size, kinds, ends, chosen = _step(rng, state, sizes, len(chains.bits))
+        key = (size, tuple(kinds), tuple(ends), tuple(chosen))
+        if key in seen:
+            continue
+        seen.add(key)
+        problem = chains.problem(size)
+        assignment = _assign(problem, kinds, ends, chosen)
+        if assignment is None:
+            continue
+        judged = evaluate(problem, assignment)
+        if not judged.violations:
+            ranked.append((judged.objective, turn, size, assignment))
+    best = [chains.decision(s, a) for _, _, s, a in sorted(ranked, key=lambda r: r[:2])[:count]]
+    named: dict[str, ServingDecision] = {}
+    for found in best:
+        name = _difference(decision, found)
+        number = sum(other.startswith(name) for other in named)
+        named[f"{name} ({number + 1})" if number else name] = found
+    return named
+
+
+def _difference(base: ServingDecision, other: ServingDecision) -> str:
+    """What makes a decision another one, in a few words."""
+    sizes = (other.prefill_microbatch, other.decode_microbatch)
+    if sizes != (base.prefill_microbatch, base.decode_microbatch):
+        return f"micro-batches of {sizes[0]} and {sizes[1]}"
+    if [s.device for s in other.stages] != [s.device for s in base.stages]:
+        return "other order of devices"
+    if [s.end for s in other.stages] != [s.end for s in base.stages]:
+        return "layers " + " + ".join(str(s.end - s.start) for s in other.stages)
+    return "other bits"
 
 
 _State = tuple[MicroBatches, list[int], list[int], list[int]]

@@ -136,8 +136,14 @@ def plan_document(timeline: Timeline, **changes: object) -> dict[str, object]:
             {"name": "even split", "decision": decision, "predicted": slower},
         ],
         "rejected": [{"name": "all on t4", "reason": "rank 1 (hosta/t4) needs 18.2 GiB of 15 GiB"}],
-        "confidence": {"probability_best": 0.97, "draws": 64, "runner_up": "even split",
-                       "measure_next": ["linear@int8/bf16/weight_only on hosta/t4"]},
+        "confidence": {
+            "probability_best": 0.75, "draws": 64, "runner_up": "layers 15 + 13 + 4",
+            "share": {"even split": 0.0625, "layers 15 + 13 + 4": 0.125},
+            "measure_next": [
+                {"program": "linear@int8/bf16/weight_only", "device": "t4", "source": "roofline",
+                 "low": 0.5, "high": 2.0, "probability_best": 0.9},
+            ],
+        },
         "bound": {"status": "optimal", "lower_s": 0.99 * total, "gap": 0.006,
                   "solver": "chain_partition", "evaluations": 1234},
         "verify": {"backend": "gloo", "ranks": 3, "tolerance": 0.1},

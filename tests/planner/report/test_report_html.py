@@ -84,6 +84,10 @@ def test_it_says_what_matters(page):
         "1.0 % faster (measured)",
         "every prompt is padded to prompt_tokens",
         "measured 71 %",
+        "in 75 % of 64 draws",
+        "layers 15 + 13 + 4 (12 %); even split (6.2 %)",
+        "none in time in 6.2 % of draws",
+        "linear@int8/bf16/weight_only on t4 (roofline, ×0.5 to ×2): best choice in 90 % once known",
     ):  # fmt: skip
         assert said in text, said
 
@@ -171,7 +175,11 @@ def test_hostile_texts_stay_texts(evil, make_plan, make_verification, timeline, 
         predicted=document["predicted"] | {"ranks": ranks, "metrics": {evil: 1.0}},
         workload={evil: evil}, assumptions=[evil], rejected=[{"name": evil, "reason": evil}],
         alternatives=[a | {"name": evil} for a in document["alternatives"]],
-        confidence={"probability_best": 0.5, "draws": 9, "runner_up": evil, "measure_next": [evil]},
+        confidence={
+            "probability_best": 0.5, "draws": 9, "runner_up": evil, "share": {evil: 0.25},
+            "measure_next": [{"program": evil, "device": evil, "source": evil, "low": 0.5,
+                              "high": 2.0, "probability_best": 0.9}],
+        },
         bound=document["bound"] | {"solver": evil, "status": evil},
         provenance={"foreplan": evil, "costs": evil, "seed": 0, "source_share": {evil: 1.0},
                     "profiles": {evil: evil}},

@@ -44,11 +44,13 @@ def test_plan_at_every_width(plan, width):
 
 
 def test_plan_says_why_and_how_sure(plan):
-    text = shown(plan_tables(plan))
+    text = shown(plan_tables(plan), 110)
     assert "31 % slower (predicted)" in text
     assert "does not meet every limit; 18 % faster (predicted)" in text
     assert "rank 1 (hosta/t4) needs 18.2 GiB of 15 GiB" in text
-    assert "in 97 % of draws, else even split" in text
+    assert "in 75 % of 64 draws" in text
+    assert "layers 15 + 13 + 4 (12 %); even split (6.2 %)" in text
+    assert "on t4 (roofline, ×0.5 to ×2): best choice in 90 % once known" in text
     assert "gap 0.6 %" in text
     assert "every prompt is padded" in text
 

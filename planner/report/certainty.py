@@ -1,0 +1,48 @@
+"""How sure a plan's choice is, as names and values for the terminal and the page."""
+
+from __future__ import annotations
+
+from foreplan.planner.plan import Measurement, Plan
+from foreplan.planner.report.text import number, percent, plain
+
+#: Shares below this are not worth a line.
+_LEAST = 0.005
+
+
+def certainty(plan: Plan) -> list[tuple[str, str]]:
+    """How often the choice is the best, what beats it, and what to measure next."""
+    sure = plan.confidence
+    if not sure.draws:
+        return []
+    pairs = [("best choice", f"in {percent(sure.probability_best)} of {sure.draws} draws")]
+    beaten = sorted(sure.share.items(), key=lambda item: (-item[1], item[0]))
+    if not beaten and sure.runner_up:
+        pairs.append(("otherwise", plain(sure.runner_up)))
+    shown = [f"{plain(name)} ({percent(share)})" for name, share in beaten if share >= _LEAST]
+    if shown:
+        more = f" and {len(shown) - 3} more" if len(shown) > 3 else ""
+        pairs.append(("otherwise", "; ".join(shown[:3]) + more))
+    late = 1.0 - sure.probability_best - sum(sure.share.values())
+    if sure.share and late >= _LEAST:
+        pairs.append(("none in time", f"in {percent(late)} of draws"))
+    pairs += [
+        ("measure next" if k == 0 else "then", measurement(item))
+        for k, item in enumerate(sure.measure_next)
+    ]
+    return pairs
+
+
+def close_decisions(plan: Plan) -> list[tuple[str, float]]:
+    """Decisions of the search that are no alternatives of the plan, and what they win."""
+    known = {other.name for other in plan.alternatives}
+    near = [(n, share) for n, share in plan.confidence.share.items() if n not in known]
+    return sorted(near, key=lambda item: (-item[1], item[0]))
+
+
+def measurement(item: Measurement) -> str:
+    """``linear@bf16 on t4 (roofline, ×0.55 to ×3.5): right in 48 % of draws``."""
+    return (
+        f"{plain(item.program)} on {plain(item.device)} ({plain(item.source)}, "
+        f"×{number(round(item.low, 3))} to ×{number(round(item.high, 3))}): best choice in "
+        f"{percent(item.probability_best)} once known"
+    )
