@@ -144,7 +144,8 @@ class _Contest:
         # Of equals the first wins, the choice before all.
         winner = np.argmax(values <= best + 1e-12 * np.abs(best), axis=0)
         wins = np.bincount(winner[np.isfinite(best)], minlength=count)
-        return wins.astype(np.float64) / totals.shape[1]
+        share: FloatArray = wins.astype(np.float64) / totals.shape[1]
+        return share
 
 
 @dataclass(frozen=True)
