@@ -50,7 +50,7 @@ def read_card(folder: Path) -> dict[str, object]:
     path = folder / "card.json"
     try:
         card = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise SpecError(str(path), got=str(error), expected="a model's JSON card") from error
     if not isinstance(card, dict):
         raise SpecError(str(path), got=card, expected="a JSON object")

@@ -19,8 +19,9 @@ from foreplan.errors import SpecError
 
 _INDEX = "model.safetensors.index.json"
 _SINGLE = "model.safetensors"
-#: Longest header that the safetensors library itself accepts.
-_MAX_HEADER_BYTES = 100_000_000
+#: Longest header that is read: some 100,000 tensors. The safetensors library itself takes 100 MB,
+#: which can be 3 GB once parsed.
+_MAX_HEADER_BYTES = 16 << 20
 #: Dtypes of weights that are not quantised, with our names.
 _DTYPES: Mapping[str, str] = MappingProxyType({"F32": "fp32", "F16": "fp16", "BF16": "bf16"})
 
@@ -105,7 +106,13 @@ def _weight_map(index: Path) -> dict[str, str]:
 
 
 def _indexed_files(index: Path) -> list[Path]:
-    files = [index.parent / name for name in sorted(set(_weight_map(index).values()))]
+    names = sorted(set(_weight_map(index).values()))
+    stray = [name for name in names if Path(name).name != name or len(name) > 200 or "\0" in name]
+    if stray:
+        raise SpecError(
+            f"{index}: weight_map", got=stray[0], expected="names of files beside the index"
+        )
+    files = [index.parent / name for name in names]
     missing = [file.name for file in files if not file.is_file()]
     if missing:
         raise SpecError(
@@ -136,7 +143,7 @@ def _read_header(file: Path) -> dict[str, StoredTensor]:
             raise _not_safetensors(file, size, "its header does not fit into it")
         try:
             header: Any = json.loads(stream.read(length))
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise _not_safetensors(file, size, "its header is no JSON") from error
     if not isinstance(header, dict):
         raise _not_safetensors(file, size, "its header is no mapping")
@@ -145,13 +152,15 @@ def _read_header(file: Path) -> dict[str, StoredTensor]:
     for name, entry in header.items():
         try:
             begin, end = entry["data_offsets"]
-            shape = tuple(int(extent) for extent in entry["shape"])
-            dtype = str(entry["dtype"])
-            tensors[name] = StoredTensor(file, _DTYPES.get(dtype, dtype), shape, end - begin)
+            shape, dtype = tuple(entry["shape"]), entry["dtype"]
+            whole = all(type(number) is int for number in (begin, end, *shape))
+            if not whole or not isinstance(dtype, str) or not 0 <= begin <= end:
+                raise ValueError
         except (KeyError, TypeError, ValueError) as error:
             raise _not_safetensors(file, size, f"no dtype, shape, offsets of {name}") from error
         if 8 + length + end > size:
             raise _not_safetensors(file, size, f"{name} ends behind its end: cut off")
+        tensors[name] = StoredTensor(file, _DTYPES.get(dtype, dtype), shape, end - begin)
     return tensors
 
 

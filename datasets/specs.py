@@ -21,12 +21,19 @@ from typing import Any, NoReturn, Self, TypeVar
 
 import yaml
 from pydantic import BaseModel, ConfigDict, ValidationError
-from pydantic_core import ErrorDetails, to_json
+from pydantic_core import ErrorDetails, PydanticSerializationError, to_json
 
 from foreplan.errors import SpecError
 
 _Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # libyaml is ten times faster
 _MAX_DEPTH = 100  # of nested brackets; specs need five
+#: Longest documents that are read; parsed, the worst of this length take half a GB (measured).
+_MAX_JSON_BYTES, _MAX_YAML_BYTES = 16 << 20, 1 << 20
+_MAX_DIGITS = 400  # of a whole number; a float has 309 at most
+#: Most values of a document; YAML's aliases (``*name``) of aliases multiply.
+_MAX_VALUES = 1_000_000
+#: More errors than these are not listed one by one: a kilobyte each.
+_MAX_ERRORS = 10_000
 
 
 class StrictModel(BaseModel):
@@ -72,23 +79,33 @@ def load_document(path: str | os.PathLike[str]) -> dict[str, Any]:
         The document, unchecked; see `validate`.
 
     Raises:
-        SpecError: no such file, not UTF-8, empty, a syntax error (with its line), a key given
-            twice (with its line), NaN or infinity in JSON, or a top that is not a mapping.
+        SpecError: no such file, not UTF-8, empty, too long, a syntax error (with its line), a key
+            given twice (with its line), NaN or infinity in JSON, or a top that is not a mapping.
     """
     where = os.fspath(path)
+    json_text = where.lower().endswith(".json")
+    longest = _MAX_JSON_BYTES if json_text else _MAX_YAML_BYTES
     try:
-        text = Path(path).read_text(encoding="utf-8-sig")
-    except OSError as error:
+        with Path(path).open("rb") as stream:
+            data = stream.read(longest + 1)  # a file may have no end: /dev/zero
+    except (OSError, ValueError) as error:  # a name with a null byte is a ValueError
+        got = getattr(error, "strerror", None) or str(error)
+        raise SpecError(where, got=got, expected="a readable file") from error
+    if len(data) > longest:
         raise SpecError(
-            where, got=error.strerror or str(error), expected="a readable file"
-        ) from error
+            where, got=_Words(f"more than {longest} bytes"),
+            expected=f"at most {_MAX_YAML_BYTES} bytes of YAML or {_MAX_JSON_BYTES} of JSON",
+        )  # fmt: skip
+    try:
+        text = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise SpecError(
             where, got=f"bytes that are not UTF-8 (at byte {error.start})", expected="a text file"
         ) from error
-    parse = _parse_json if where.lower().endswith(".json") else _parse_yaml
+    parse = _parse_json if json_text else _parse_yaml
     try:
         document = parse(text, where)
+        _refuse_large(document, where)
     except RecursionError as error:
         raise SpecError(
             where, got="brackets nested too deeply", expected="a plain document"
@@ -100,6 +117,27 @@ def load_document(path: str | os.PathLike[str]) -> dict[str, Any]:
             where, got=document, expected="a mapping of fields at the top of the document"
         )
     return document
+
+
+def _refuse_large(document: object, where: str) -> None:
+    """Refuse what would take others memory or depth; goes through the document by levels."""
+    level: list[Any] = [document] if isinstance(document, dict | list) else []
+    count = 0
+    for _ in range(_MAX_DEPTH):
+        inside: list[Any] = []
+        for item in level:
+            count += len(item) if isinstance(item, dict | list) else 0
+            if count > _MAX_VALUES:
+                raise SpecError(
+                    where, got=_Words(f"more than {_MAX_VALUES} values"),
+                    expected="a smaller document",
+                )  # fmt: skip
+            values = item.values() if isinstance(item, dict) else item
+            inside += (v for v in values if isinstance(v, dict | list))
+        if not inside:
+            return
+        level = inside
+    raise RecursionError
 
 
 def dump_document(data: Mapping[str, Any]) -> str:
@@ -128,13 +166,26 @@ def validate(model_cls: type[Model], data: object, where: str) -> Model:
 
     Raises:
         SpecError: the first thing wrong (an unknown field before all else, because a misspelt
-            one also shows as a missing one) and how many more there are.
+            one also shows as a missing one) and how many more there are; brackets nested too
+            deeply; half a character (a lone surrogate).
     """
     try:
         # As JSON, because there a list may fill a tuple and "2" an integer key, and yet no
         # number is taken from a text: Python-mode "strict" would refuse the first two.
-        return model_cls.model_validate_json(to_json(data, inf_nan_mode="constants"))
+        text = to_json(data, inf_nan_mode="constants")
+    except (PydanticSerializationError, ValueError, RecursionError) as error:
+        raise SpecError(
+            where, got=_Words(f"what JSON cannot say ({error})"), expected="a plain document"
+        ) from error
+    try:
+        return model_cls.model_validate_json(text)
     except ValidationError as error:
+        if error.error_count() > _MAX_ERRORS:
+            _, place, problem, *_ = str(error).split("\n", 3)
+            raise SpecError(
+                f"{where}: {place}", got=_Words(f"{error.error_count()} errors"),
+                expected=_expected(problem.strip().partition(" [type=")[0]),
+            ) from error  # fmt: skip
         problems = _telling(error.errors(include_url=False))
         problems.sort(key=lambda problem: problem["type"] != "extra_forbidden")
         raise _as_spec_error(model_cls, problems, where) from error
@@ -277,8 +328,13 @@ def _parse_json(text: str, where: str) -> object:
             raise _Duplicate(twice)
         return mapping
 
+    def integer(digits: str) -> int:
+        if len(digits) > _MAX_DIGITS:
+            raise SpecError(where, got=_Words(f"{digits[:20]}..."), expected="shorter numbers")
+        return int(digits)
+
     try:
-        return json.loads(text, object_pairs_hook=unique, parse_constant=refuse)
+        return json.loads(text, object_pairs_hook=unique, parse_constant=refuse, parse_int=integer)
     except json.JSONDecodeError as error:
         raise SpecError(
             f"{where}: line {error.lineno}",
@@ -286,7 +342,8 @@ def _parse_json(text: str, where: str) -> object:
             expected="JSON",
         ) from error
     except _Duplicate as error:
-        _parse_yaml(text, where)  # knows the line, and JSON is YAML but for some tabs
+        if len(text) <= _MAX_YAML_BYTES:
+            _parse_yaml(text, where)  # knows the line, and JSON is YAML but for some tabs
         raise SpecError(
             where, got=_Words(f"the key {error.key!r} twice"), expected="each key once"
         ) from error
@@ -338,6 +395,8 @@ _DocumentDumper.add_representer(str, _text)
 
 def _integer(loader: Any, node: yaml.ScalarNode) -> int:
     text = loader.construct_scalar(node)
+    if len(text) > _MAX_DIGITS:
+        raise yaml.constructor.ConstructorError(None, None, "a longer number", node.start_mark)
     return int(text, 0) if text.lstrip("+-")[:2] in ("0x", "0o") else int(text)
 
 
@@ -365,19 +424,38 @@ _DocumentLoader.add_constructor("tag:yaml.org,2002:int", _integer)
 _DocumentLoader.add_constructor("tag:yaml.org,2002:float", _floating)
 
 
-def _refuse_depth(text: str) -> None:
-    """Raise ``RecursionError`` where libyaml, which recurses in C, would end the process."""
-    depth = 0
+def _refuse_size(text: str) -> None:
+    """Raise before libyaml, which recurses in C, ends the process, or aliases fill the memory."""
+    sizes: dict[str, int] = {}  # values that an anchor stands for
+    inside: list[tuple[str | None, int]] = []  # open collections: anchor, values before them
+    values = 0
     for event in yaml.parse(text, Loader=_Loader):
-        depth += isinstance(event, yaml.CollectionStartEvent)
-        depth -= isinstance(event, yaml.CollectionEndEvent)
-        if depth > _MAX_DEPTH:
+        if isinstance(event, yaml.CollectionEndEvent):
+            anchor, before = inside.pop()
+            if anchor is not None:
+                sizes[anchor] = values - before
+        elif isinstance(event, yaml.NodeEvent):
+            # An alias of what is still open has no size yet and would have no end.
+            values += sizes.get(event.anchor, _MAX_VALUES) if _is_alias(event) else 1
+            if isinstance(event, yaml.CollectionStartEvent):
+                inside.append((event.anchor, values - 1))
+            elif event.anchor is not None and not _is_alias(event):
+                sizes[event.anchor] = 1
+        if len(inside) > _MAX_DEPTH:
             raise RecursionError
+        if values > _MAX_VALUES:
+            raise yaml.YAMLError(
+                f"more than {_MAX_VALUES} values, or an alias inside what it names"
+            )
+
+
+def _is_alias(event: object) -> bool:
+    return isinstance(event, yaml.AliasEvent)
 
 
 def _parse_yaml(text: str, where: str) -> object:
     try:
-        _refuse_depth(text)
+        _refuse_size(text)
         # A subclass of SafeLoader: builds plain data only, so this is no arbitrary yaml.load.
         loader = _DocumentLoader(text)
         try:

@@ -16,7 +16,7 @@ from types import MappingProxyType, TracebackType
 from typing import Any, Literal, Protocol, Self
 
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 
 from foreplan.datasets.checkpoint import read_checkpoint
 from foreplan.datasets.model import Model
@@ -131,10 +131,16 @@ class FolderWeights:
     def _stored(self, source: TensorSource, index: int) -> torch.Tensor:
         name = source.names[index]
         file = self._checkpoint.tensor(name).file
-        handle = self._open.get(file)
-        if handle is None:
-            handle = self._open[file] = safe_open(file, framework="pt", device="cpu")
-        tensor: torch.Tensor = handle.get_tensor(name)
+        try:
+            handle = self._open.get(file)
+            if handle is None:
+                handle = self._open[file] = safe_open(file, framework="pt", device="cpu")
+            tensor: torch.Tensor = handle.get_tensor(name)
+        except (OSError, SafetensorError) as error:
+            raise SpecError(
+                f"{file}: {name}", got=str(error), expected="a tensor of a complete file",
+                fix="download it again",
+            ) from error  # fmt: skip
         if tuple(tensor.shape) != source.stored_shape(index):
             raise SpecError(
                 f"{file}: {name}.shape",

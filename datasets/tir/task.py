@@ -12,6 +12,9 @@ from types import MappingProxyType
 
 from foreplan.errors import SpecError
 
+#: Of an unpacked module: zlib packs a thousand zeros into one byte.
+_MAX_BYTES = 64 << 20
+
 
 @dataclass(frozen=True, slots=True)
 class Task:
@@ -68,10 +71,14 @@ def decode_module(packed: str, where: str = "mod") -> bytes:
         where: file, line and field, for the error.
 
     Raises:
-        SpecError: not base64, or not zlib.
+        SpecError: not base64, not zlib, cut off, or of more than 64 MiB.
     """
+    unpack = zlib.decompressobj()
     try:
-        return zlib.decompress(base64.b64decode(packed, validate=True))
+        text = unpack.decompress(base64.b64decode(packed, validate=True), _MAX_BYTES)
+        if not unpack.eof:
+            raise ValueError(f"cut off, or more than {_MAX_BYTES} bytes")
+        return text
     except (binascii.Error, zlib.error, ValueError) as error:
         raise SpecError(
             where, got=str(packed), expected=f"base64 of zlib of a TVM module ({error})"

@@ -13,7 +13,7 @@ import gzip
 import io
 import json
 import lzma
-import math
+import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +24,11 @@ from foreplan.datasets.storage import write_atomically
 from foreplan.datasets.tir.records import ProgramRecord
 from foreplan.datasets.tir.task import Task, decode_module, encode_module
 from foreplan.errors import MissingDataError, SpecError
+
+#: Characters of a line; a program takes a few thousand.
+_MAX_LINE = 16 << 20
+#: No program is measured for longer.
+_LONGEST_S = 1e6
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,9 +168,9 @@ def read_tasks(path: Path) -> list[Task]:
         Task(
             key=_get(document, "key", str, where),
             name=str(document.get("name", "")),
-            module=decode_module(_get(document, "task", str, where), f"{where}.task").decode(),
+            module=_text(decode_module(_get(document, "task", str, where), f"{where}.task"), where),
             calls=MappingProxyType(dict(_nets(document, where))),
-            families=frozenset(document.get("families", ())),
+            families=frozenset(_families(document, where)),
         )
         for where, document in _documents(path)
     ]
@@ -192,22 +197,33 @@ def _documents(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     number = 0
     try:
         with _open(path) as stream:
-            for number, line in enumerate(stream, 1):
+            # A few bytes of an archive can stand for a line without end.
+            for number, line in enumerate(iter(lambda: stream.readline(_MAX_LINE), ""), 1):
+                where = f"{path}:{number}"
+                if len(line) == _MAX_LINE:
+                    raise SpecError(where, got=f"{line[:20]}...", expected="a shorter line")
                 if line.strip():
-                    where = f"{path}:{number}"
-                    document = json.loads(line)
+                    document = _parse(line, where)
                     if not isinstance(document, dict):
                         raise SpecError(where, got=document, expected="a JSON object")
                     yield where, document
     except FileNotFoundError as error:
         raise MissingDataError(f"no such file: {path}", fix="check the path") from error
-    except (OSError, EOFError, lzma.LZMAError, UnicodeDecodeError, json.JSONDecodeError) as error:
-        raise SpecError(
-            f"{path}:{number + (not isinstance(error, json.JSONDecodeError))}",
-            got=str(error)[:100],
-            expected="a line of JSON",
-            fix="fetch the file again",
-        ) from error
+    except (OSError, EOFError, lzma.LZMAError, zlib.error, UnicodeDecodeError) as error:
+        raise _no_line(f"{path}:{number + 1}", error) from error
+
+
+def _parse(line: str, where: str) -> Any:
+    try:
+        return json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise _no_line(where, error) from error
+
+
+def _no_line(where: str, error: Exception) -> SpecError:
+    return SpecError(
+        where, got=str(error)[:100], expected="a line of JSON", fix="fetch the file again"
+    )
 
 
 def _get(document: Mapping[str, Any], key: str, kind: type, where: str) -> Any:
@@ -221,8 +237,22 @@ def _nets(document: Mapping[str, Any], where: str) -> tuple[tuple[str, int], ...
     pairs: Sequence[Any] = _get(document, "nets", list, where)
     try:
         return tuple((str(name), int(calls)) for name, calls in pairs)
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, OverflowError) as error:
         raise SpecError(f"{where}.nets", got=pairs, expected="[[network, calls], ...]") from error
+
+
+def _families(document: Mapping[str, Any], where: str) -> Sequence[str]:
+    families = document.get("families", [])
+    if not isinstance(families, list) or not all(isinstance(name, str) for name in families):
+        raise SpecError(f"{where}.families", got=families, expected="a list of texts")
+    return families
+
+
+def _text(module: bytes, where: str) -> str:
+    try:
+        return module.decode()
+    except UnicodeDecodeError as error:
+        raise SpecError(f"{where}.task", got=str(error), expected="UTF-8") from error
 
 
 def _row(row: Any, where: str) -> MeasuredProgram:
@@ -233,7 +263,7 @@ def _row(row: Any, where: str) -> MeasuredProgram:
         value = row.get(name)
         if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
             raise SpecError(f"{where}.{name}", got=value, expected="seconds above zero")
-        if not math.isfinite(value):
-            raise SpecError(f"{where}.{name}", got=value, expected="a finite number")
+        if not value < _LONGEST_S:
+            raise SpecError(f"{where}.{name}", got=value, expected=f"less than {_LONGEST_S:g} s")
         times.append(float(value))
     return MeasuredProgram(_get(row, "mod", str, where), f"{where}.mod", *times)

@@ -9,9 +9,14 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+#: Longest message; names and values from files can be of any length.
+MOST_CHARACTERS = 1500
+
 
 class ForeplanError(Exception):
     """Base of every error that Foreplan raises on purpose.
+
+    Its message is one line: line ends become spaces, control characters are written out.
 
     Attributes:
         exit_code: what the CLI exits with.
@@ -22,8 +27,10 @@ class ForeplanError(Exception):
 
     def __init__(self, message: str, *, fix: str | None = None) -> None:
         self.fix = fix
-        text = message if fix is None else f"{message}; {fix}"
-        super().__init__(" ".join(text.split()))
+        text = " ".join((message if fix is None else f"{message}; {fix}").split())
+        if len(text) > MOST_CHARACTERS:
+            text = text[: MOST_CHARACTERS - 3] + "..."
+        super().__init__("".join(c if c.isprintable() else ascii(c)[1:-1] for c in text))
 
 
 class SpecError(ForeplanError):
