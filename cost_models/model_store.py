@@ -2,15 +2,27 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
+
+from numpy.typing import NDArray
 
 from foreplan.cost_models.evaluation import OperatorModel
+from foreplan.datasets.storage import write_atomically
 from foreplan.errors import MissingDataError, SpecError
 
 #: Weights that ship with the project, by the name after ``pretrained:``.
 PRETRAINED = Path(__file__).with_name("pretrained")
+
+WEIGHTS, CARD = "weights.safetensors", "card.json"
+#: Field of the card that binds it to its weights.
+CHECKSUM = "weights_sha256"
+#: What building a model from a card and tensors that do not agree can raise.
+MISFITS = (KeyError, TypeError, ValueError, AttributeError, IndexError, OverflowError, RuntimeError)
 
 
 def model_folder(name_or_path: str | os.PathLike[str]) -> Path:
@@ -55,6 +67,53 @@ def read_card(folder: Path) -> dict[str, object]:
     if not isinstance(card, dict):
         raise SpecError(str(path), got=card, expected="a JSON object")
     return card
+
+
+def write_model(folder: Path, tensors: Mapping[str, NDArray[Any]], card: Mapping[str, Any]) -> None:
+    """Write weights, then the card with their checksum.
+
+    A process that dies between the two leaves a folder without a card, which is no model, or one
+    whose old card does not fit the new weights, which `read_weights` says.
+
+    Raises:
+        SpecError: the folder cannot be written.
+    """
+    from safetensors.numpy import save
+
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise SpecError(str(folder), got=str(error), expected="a folder to write to") from error
+    data = save(dict(tensors))
+    text = json.dumps(
+        {**card, CHECKSUM: hashlib.sha256(data).hexdigest()}, indent=1, sort_keys=True
+    )
+    write_atomically(folder / WEIGHTS, data)
+    write_atomically(folder / CARD, text + "\n")
+
+
+def read_weights(folder: Path, card: Mapping[str, object]) -> dict[str, NDArray[Any]]:
+    """The tensors of a saved model.
+
+    Raises:
+        SpecError: they cannot be read, are damaged, or are those of another card.
+    """
+    from safetensors import SafetensorError
+    from safetensors.numpy import load
+
+    path = folder / WEIGHTS
+    try:
+        data = path.read_bytes()
+        tensors = load(data)
+    except (OSError, SafetensorError, *MISFITS) as error:
+        raise SpecError(str(path), got=str(error), expected="weights that fit the card") from error
+    # Models of before the checksum have none.
+    if card.get(CHECKSUM) not in (None, hashlib.sha256(data).hexdigest()):
+        raise SpecError(
+            str(path), got="damaged weights, or those of another card",
+            expected=f"the {CHECKSUM} of {CARD}", fix="train the model again, or fetch both files",
+        )  # fmt: skip
+    return tensors
 
 
 def load_operator_model(name_or_path: str) -> OperatorModel:

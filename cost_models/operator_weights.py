@@ -7,7 +7,6 @@ which sources, under which licences.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -17,11 +16,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from foreplan.cost_models.device_gate import GateScales
-from foreplan.cost_models.model_store import read_card
+from foreplan.cost_models.model_store import MISFITS, read_card, read_weights, write_model
 from foreplan.cost_models.tree_ensemble import TreeEnsemble
 from foreplan.datasets.device import Device
 from foreplan.datasets.specs import validate
-from foreplan.datasets.storage import write_atomically
 from foreplan.errors import SpecError
 
 if TYPE_CHECKING:
@@ -52,8 +50,6 @@ def save(model: OperatorPredictor, folder: Path, facts: Mapping[str, Any]) -> di
     Raises:
         SpecError: the folder cannot be written.
     """
-    from safetensors.numpy import save as to_bytes
-
     tensors: dict[str, NDArray[Any]] = {}
     for index, expert in enumerate(model.experts_):
         for name, array in _compact(expert.trees.arrays()).items():
@@ -89,12 +85,7 @@ def save(model: OperatorPredictor, folder: Path, facts: Mapping[str, Any]) -> di
             for expert in model.experts_
         ],
     }  # fmt: skip
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise SpecError(str(folder), got=str(error), expected="a folder to write to") from error
-    write_atomically(folder / "weights.safetensors", to_bytes(tensors))
-    write_atomically(folder / "card.json", json.dumps(card, indent=1, sort_keys=True) + "\n")
+    write_model(folder, tensors, card)
     return card
 
 
@@ -104,18 +95,14 @@ def load(folder: Path) -> OperatorPredictor:
     Raises:
         SpecError: another schema, a broken file, or a card and weights that do not agree.
     """
-    from safetensors import SafetensorError
-    from safetensors.numpy import load_file
-
     from foreplan.cost_models.operator_experts import Expert
     from foreplan.cost_models.operator_predictor import OperatorPredictor
 
     card = read_card(folder)
     if card.get("schema") != SCHEMA:
         raise SpecError(f"{folder}/card.json: schema", got=card.get("schema"), expected=SCHEMA)
-    path = folder / "weights.safetensors"
+    tensors = read_weights(folder, card)
     try:
-        tensors = load_file(str(path))
         entries: Any = card["experts"]
         parameters: Any = card["parameters"]
         gate = GateScales(**parameters["gate"])
@@ -136,9 +123,21 @@ def load(folder: Path) -> OperatorPredictor:
         ]  # fmt: skip
         quantiles: Any = card["unseen_chip_quantiles"]
         model.quantiles_ = {str(kind): float(value) for kind, value in quantiles.items()}
-    except (OSError, SafetensorError, KeyError, TypeError, ValueError) as error:
-        raise SpecError(str(path), got=str(error), expected="weights that fit the card") from error
+        if not all(map(_sound, model.experts_)):
+            raise ValueError("a text or a number where another belongs")
+    except MISFITS as error:
+        raise SpecError(
+            str(folder), got=str(error), expected="weights that fit the card"
+        ) from error
     return model
+
+
+def _sound(expert: Expert) -> bool:
+    """Whether the fields of a card's entry are of their types and sizes."""
+    numbers = [expert.seen_quantile, *expert.overhead_s.values(), *expert.offsets.values()]
+    return all(
+        isinstance(text, str) for text in (expert.family, expert.library, expert.dtype)
+    ) and all(isinstance(number, int | float) and abs(number) < 1e6 for number in numbers)
 
 
 def _compact(arrays: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:

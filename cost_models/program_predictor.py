@@ -12,7 +12,7 @@ the groups are kept and averaged; trees and scale are fitted once more on all ro
 
 from __future__ import annotations
 
-import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -24,6 +24,8 @@ from sklearn.base import (  # type: ignore[import-untyped, unused-ignore]
 )
 
 from foreplan.cost_models._leaf_names import FEATURE_VERSION
+from foreplan.cost_models.model_store import MISFITS, read_card, read_weights, write_model
+from foreplan.cost_models.program_estimate import PART_NAMES
 from foreplan.cost_models.program_folds import validation_groups
 from foreplan.cost_models.program_inputs import ProgramInputs, fit_scale, on_cpus, program_inputs
 from foreplan.cost_models.program_scale import ProgramScale
@@ -33,7 +35,7 @@ from foreplan.cost_models.program_trees import ProgramTrees
 from foreplan.cost_models.tree_ensemble import TreeEnsemble
 from foreplan.datasets.device import FEATURE_NAMES as DEVICE_FEATURES
 from foreplan.datasets.device import Device
-from foreplan.datasets.storage import write_atomically
+from foreplan.datasets.specs import validate
 from foreplan.errors import MissingDataError, SpecError
 
 SCHEMA = "foreplan.program-predictor/2"
@@ -249,10 +251,6 @@ class ProgramPredictor(RegressorMixin, BaseEstimator):  # type: ignore[misc, unu
         Raises:
             SpecError: the folder cannot be written.
         """
-        from safetensors.numpy import save
-
-        where = Path(folder)
-        where.mkdir(parents=True, exist_ok=True)
         tensors: dict[str, Any] = {f"parts.{k}": v for k, v in self.scale_.arrays().items()}
         tensors["quantiles"] = self.quantiles_
         for number, trees in enumerate(self.trees_):
@@ -274,8 +272,7 @@ class ProgramPredictor(RegressorMixin, BaseEstimator):  # type: ignore[misc, unu
             **facts,
         }
         contiguous = {k: np.ascontiguousarray(v) for k, v in tensors.items()}
-        write_atomically(where / "weights.safetensors", save(contiguous))
-        write_atomically(where / "card.json", json.dumps(card, indent=1, sort_keys=True) + "\n")
+        write_model(Path(folder), contiguous, card)
         return card
 
     @classmethod
@@ -284,27 +281,39 @@ class ProgramPredictor(RegressorMixin, BaseEstimator):  # type: ignore[misc, unu
 
         Raises:
             MissingDataError: no such folder.
-            SpecError: weights of something else, or of another version of the features.
+            SpecError: weights of something else, of another version of the features, damaged, or
+                not those of the card.
         """
-        from safetensors.numpy import load_file
-
         where = Path(folder)
         if not (where / "card.json").exists():
             raise MissingDataError(f"no program predictor in {where}", fix="foreplan train")
-        card = json.loads((where / "card.json").read_text(encoding="utf-8"))
+        card = read_card(where)
         for name, wanted in (("schema", SCHEMA), ("features", FEATURE_VERSION)):
             if card.get(name) != wanted:
                 raise SpecError(
                     f"{where}/card.json: {name}", got=card.get(name), expected=str(wanted),
                     fix="train the model again with this version: foreplan train",
                 )  # fmt: skip
+        tensors = read_weights(where, card)
+        try:
+            return cls._built(card, tensors, torch_device)
+        except MISFITS as error:
+            raise SpecError(
+                str(where), got=str(error), expected="weights that fit the card"
+            ) from error
+
+    @classmethod
+    def _built(
+        cls, card: Mapping[str, Any], tensors: Mapping[str, NDArray[Any]], torch_device: str
+    ) -> Self:
         model = cls(**{**card["parameters"], "torch_device": torch_device})
-        tensors = load_file(where / "weights.safetensors")
 
         def part(prefix: str) -> dict[str, Any]:
             return {k[len(prefix) :]: v for k, v in tensors.items() if k.startswith(prefix)}
 
         model.scale_ = ProgramScale(part("parts.")["weights"])
+        if model.scale_.weights.shape != (2, len(PART_NAMES)):
+            raise ValueError(f"weights of {model.scale_.weights.shape[1:]} parts")
         model.trees_ = [
             ProgramTrees(TreeEnsemble(part(f"trees{number}."))) for number in range(card["trees"])
         ]
@@ -313,17 +322,28 @@ class ProgramPredictor(RegressorMixin, BaseEstimator):  # type: ignore[misc, unu
             for number in range(card["networks"])
         ]
         model.weight_, model.shift_ = float(card["weight"]), float(card["shift"])
+        if not (0 <= model.weight_ <= 1 and abs(model.shift_) < 100):
+            raise ValueError(f"weight {model.weight_}, shift {model.shift_}")
         model.quantiles_ = tensors["quantiles"]
+        if model.quantiles_.shape != (2, len(_RANGES_S)):
+            raise ValueError(f"quantiles of shape {model.quantiles_.shape}")
         known = ("schema", "kind", "features", "device_features", "parameters", "networks",
                  "trees", "weight", "shift", "ranges_s")  # fmt: skip
         model.card_ = {k: v for k, v in card.items() if k not in known}
         return model
 
     def known_devices(self) -> dict[str, Device]:
-        """Devices that were trained on, by name and by the part of it after the chip."""
+        """Devices that were trained on, by name and by the part of it after the chip.
+
+        Raises:
+            SpecError: the card has none, or a field of one is wrong.
+        """
         found: dict[str, Device] = {}
-        for item in self.card_["devices"]:
-            device = Device.model_validate_json(json.dumps(item))
+        items = self.card_.get("devices")
+        if not isinstance(items, list):
+            raise SpecError("card.json: devices", got=items, expected="a list of devices")
+        for number, item in enumerate(items):
+            device = validate(Device, item, f"card.json: devices[{number}]")
             found.setdefault(device.name.rpartition("/")[2], device)
             found[device.name] = device
         return found

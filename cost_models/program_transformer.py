@@ -170,10 +170,20 @@ class ProgramTransformer:
 
     @classmethod
     def from_arrays(cls, settings: NetworkSettings, arrays: Mapping[str, NDArray[Any]]) -> Self:
-        """Build a network from what `arrays` gave."""
+        """Build a network from what `arrays` gave.
+
+        Raises:
+            ValueError: settings that are not those of the arrays, before anything of their size is
+                made.
+            RuntimeError: arrays of other shapes.
+        """
         import torch
 
         scales = {k[6:]: v for k, v in arrays.items() if k.startswith("scale.")}
+        width = arrays["weight.norm.weight"].shape
+        layers = {k.split(".")[2] for k in arrays if k.startswith("weight.encoder.")}
+        if (settings.width,) != width or settings.layers != len(layers):
+            raise ValueError(f"{settings.layers} layers of width {settings.width}, not {width}")
         found = cls(settings, scales)
         found.network.load_state_dict(
             {k[7:]: torch.from_numpy(v) for k, v in arrays.items() if k.startswith("weight.")}

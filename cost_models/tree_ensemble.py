@@ -22,6 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from foreplan.cost_models.launch_head import head, head_slope
+from foreplan.errors import SpecError
 
 Floats = NDArray[np.float64]
 
@@ -45,6 +46,7 @@ class TreeEnsemble:
         self.value = np.asarray(arrays["value"], dtype=np.float32)
         self.left = np.asarray(arrays["left"], dtype=np.int32)
         self.missing_left = np.asarray(arrays["missing_left"], dtype=np.bool_)
+        self._check()
 
     @classmethod
     def fit(
@@ -99,8 +101,30 @@ class TreeEnsemble:
         """Take over the trees of a fitted ``xgboost.Booster`` with a base score of zero."""
         return cls(_pack(booster))
 
+    def _check(self) -> None:
+        """Raise where the walk, which trusts its arrays, would leave them or not end."""
+        count = len(self.feature)
+        columns = (self.feature, self.value, self.left, self.missing_left)
+        if any(column.shape != (count,) for column in columns) or self.roots.ndim != 1:
+            raise ValueError("trees of columns of unlike length")
+        place, inner = np.arange(count), self.feature >= 0
+        # Children stand behind their parent, the right one behind the left one.
+        if np.any(inner & ((self.left <= place) | (self.left >= count - 1))):
+            raise ValueError("trees with a child that is not behind its parent")
+        if np.any((self.roots < 0) | (self.roots >= count)):
+            raise ValueError("trees with a root that is no node")
+
     def predict(self, values: NDArray[np.float32]) -> Floats:
-        """Sum of the trees (N,)."""
+        """Sum of the trees (N,).
+
+        Raises:
+            SpecError: the trees ask for a feature that the rows do not have.
+        """
+        if self.feature.max(initial=-1) >= values.shape[1]:
+            raise SpecError(
+                "trees", got=int(self.feature.max()), expected=f"features below {values.shape[1]}",
+                fix="these are weights of other features: train them again",
+            )  # fmt: skip
         rows = np.ascontiguousarray(values, dtype=np.float32)
         return np.asarray(
             _walk(rows, self.roots, self.feature, self.value, self.left, self.missing_left)
