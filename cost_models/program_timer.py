@@ -18,8 +18,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from foreplan.datasets.cold_operands import last_level_cache
 from foreplan.datasets.program import Program
-from foreplan.datasets.runnable import last_level_cache
 
 DTYPES = {
     "fp64": torch.float64, "fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16,

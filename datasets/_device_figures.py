@@ -14,8 +14,8 @@ from typing import Any
 import torch
 
 from foreplan.datasets import device_zoo
+from foreplan.datasets.cold_operands import last_level_cache
 from foreplan.datasets.device_name import DeviceName
-from foreplan.datasets.runnable import last_level_cache
 from foreplan.datasets.worker_environment import thread_count
 
 Timer = Callable[[Callable[[], object], int], float]

@@ -11,12 +11,12 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from foreplan.datasets.cold_operands import last_level_cache
 from foreplan.datasets.kernels import Packed, function, linear_kernel
 from foreplan.datasets.program import Program
 from foreplan.datasets.training_programs import is_training
@@ -26,7 +26,6 @@ from foreplan.datasets.training_runnable import training_call
 _VOCABULARY = 32_000
 #: Positions a cache holds beyond the filled ones, as a runtime's static buffer does.
 _SPARE_POSITIONS = 64
-_ASSUMED_CACHE_BYTES = 64 << 20  # where the machine does not say
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +68,7 @@ class Inputs:
         if program.op == "linear":
             return self._linear(program)
         if is_training(program):
-            return Runnable(training_call(program, self.device), "warm")
+            return Runnable(training_call(program, self.device), "as in a training step")
         builder = getattr(self, f"_{program.op}", None)
         run = function(program.op, program.variant)
         if builder is None:
@@ -176,21 +175,6 @@ class Inputs:
 def runnable(program: Program, device: str) -> Runnable:
     """Make one program runnable on a torch device; see `Inputs` for many."""
     return Inputs(device).runnable(program)
-
-
-def last_level_cache(device: str) -> int:
-    """Bytes of the largest cache of a torch device, 64 MiB where it does not say."""
-    if torch.device(device).type == "cuda":
-        return int(torch.cuda.get_device_properties(device).L2_cache_size)
-    sizes = [_ASSUMED_CACHE_BYTES // 1024 if not _cache_files() else 0]
-    for path in _cache_files():
-        text = path.read_text().strip()
-        sizes.append(int(text[:-1]) * {"K": 1, "M": 1024}[text[-1]] if text[-1:] in "KM" else 0)
-    return max(sizes) * 1024
-
-
-def _cache_files() -> list[Path]:
-    return list(Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size"))
 
 
 def _count(shape: tuple[int, ...]) -> int:

@@ -2,22 +2,25 @@
 
 An operator's forward pass is measured as it stands in the step: its operands are in the variant's
 dtype already, because casts are programs of their own. Its backward pass is what autograd runs for
-it: both products, the gradient of the weight in fp32 at the end, 8-bit operands dequantised first.
-Operands were just written or cast by what ran before, so that all of them are warm; but between two
-casts of a master weight lies a whole step, so that it is cold.
+it: both products, 8-bit operands dequantised first, gradients of parameters added to fp32 buffers.
+
+What the operator before has just written is warm: activations in the forward pass, gradients in the
+backward pass, casts of weights. Cold is what was last used about a step ago: master weights, what
+was saved for the backward pass, gradient buffers; see `foreplan.datasets.cold_operands`.
 """
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from foreplan.datasets.cold_operands import in_turn
 from foreplan.datasets.program import Program, Variant
+from foreplan.datasets.quantise import INT8_LIMIT, product, quantise
 from foreplan.datasets.training_programs import COLD
 from foreplan.errors import SpecError
 
@@ -70,24 +73,49 @@ def _passes(
     run, inputs, parameters = builder(program.dims, program.variant, draw)
     if suffix == _FORWARD:
 
-        def forward() -> Tensor:
+        def forward(*cold: Tensor) -> Tensor:
             with torch.no_grad():
-                return run(*inputs, *parameters)  # type: ignore[no-any-return]
+                return run(*inputs, *cold)  # type: ignore[no-any-return]
 
-        return forward
-    wanted = [*parameters] if suffix == _WEIGHT_GRADIENT else [*inputs, *parameters]
-    wanted = [t for t in wanted if t.is_floating_point()]
-    for tensor in wanted:
-        tensor.requires_grad_(True)
-    out = run(*inputs, *parameters)
-    gradient = torch.ones_like(out)
+        return in_turn(forward, lambda: [p.clone() for p in parameters])
+    passed = inputs if suffix == _BACKWARD else ()
+    return _backward(run, inputs, parameters, passed)
 
-    def backward() -> tuple[Tensor, ...]:
-        found = torch.autograd.grad(out, wanted, gradient, retain_graph=True)
-        # Gradients of parameters reach the bucket in fp32, whatever dtype they were computed in.
-        return tuple(g.float() if i >= len(inputs) else g for i, g in enumerate(found))
 
-    return backward
+def _backward(
+    run: Callable[..., Tensor],
+    inputs: Sequence[Tensor],
+    parameters: Sequence[Tensor],
+    passed: Sequence[Tensor],
+) -> Callable[[], object]:
+    """What autograd does for ``run``: gradients of ``passed`` inputs handed on, others added up.
+
+    Every set is a graph of its own, with its own saved tensors and gradient buffers.
+    """
+    handed = [x.is_floating_point() and any(x is p for p in passed) for x in inputs]
+    gradient: Tensor | None = None
+
+    def graph() -> list[Any]:
+        nonlocal gradient
+        given = [_leaf(x, wanted) for x, wanted in zip(inputs, handed, strict=True)]
+        held = [_leaf(p, True) for p in parameters]
+        out = run(*given, *held)
+        if gradient is None:
+            gradient = torch.ones_like(out)
+        sums = [torch.zeros_like(p, dtype=torch.float32) for p in held]
+        return [out, [x for x, wanted in zip(given, handed, strict=True) if wanted], held, sums]
+
+    def backward(out: Tensor, given: list[Tensor], held: list[Tensor], sums: list[Tensor]) -> Any:
+        found = torch.autograd.grad(out, [*given, *held], gradient, retain_graph=True)
+        for total, part in zip(sums, found[len(given) :], strict=True):
+            total.add_(part)
+        return found
+
+    return in_turn(backward, graph)
+
+
+def _leaf(x: Tensor, wanted: bool) -> Tensor:
+    return x.detach().clone().requires_grad_(wanted)
 
 
 def _conv2d(d: Any, v: Variant, draw: Any) -> Any:
@@ -191,7 +219,6 @@ _BUILDERS: dict[str, Callable[..., Any]] = {
 
 def _linear(program: Program, suffix: str, draw: Any) -> Callable[[], object]:
     """The linear that the execution of plans calls, without the casts of its operands."""
-    from foreplan.datasets.quantise import INT8_LIMIT, product, quantise
     from foreplan.datasets.training_linear import linear
     from foreplan.datasets.training_recipe import recipe
 
@@ -202,56 +229,51 @@ def _linear(program: Program, suffix: str, draw: Any) -> Callable[[], object]:
             x = quantise(draw(d["rows"], d["k"]), "int8")
             w = quantise(draw(d["n"], d["k"]), "int8", limit=INT8_LIMIT).transposed()
             out = DTYPES[recipe(str(v)).output]
-            return lambda: product(x, w, b, out)
-        low = draw(d["rows"], d["k"], dtype=v.compute), draw(d["n"], d["k"], dtype=v.compute)
+            return in_turn(lambda: product(x, w, b, out), list)
+        given = draw(d["rows"], d["k"], dtype=v.compute)
+        weight = draw(d["n"], d["k"], dtype=v.compute)
         how = recipe(f"fp32/{v.compute}/torch.linear")
 
-        def forward() -> Tensor:
+        def forward(w: Tensor) -> Tensor:
             with torch.no_grad():
-                return linear(*low, b, how)
+                return linear(given, w, b, how)
 
-        return forward
+        # A weight in another dtype was just cast from its master, which is a program of its own.
+        return in_turn(forward, lambda: [weight.clone() if v.compute == "fp32" else weight])
     text = f"fp32/{v.storage}/torch.linear"
     how = recipe(f"fp32/int8/torch.int_mm+{v.compute}" if v.storage == "int8" else text)
-    given = draw(d["rows"], d["k"], dtype=v.compute).requires_grad_(suffix == _BACKWARD)
-    weight = draw(d["n"], d["k"]).requires_grad_()
-    made = linear(given, weight, b.requires_grad_(), how)
-    gradient = torch.ones_like(made)
-    wanted = [t for t in (given, weight, b) if t.requires_grad]
-    return lambda: torch.autograd.grad(made, wanted, gradient, retain_graph=True)
+    inputs = (draw(d["rows"], d["k"], dtype=v.compute),)
+    return _backward(
+        lambda x, w, b: linear(x, w, b, how), inputs, (draw(d["n"], d["k"]), b),
+        inputs if suffix == _BACKWARD else (),
+    )  # fmt: skip
 
 
 def _cast(program: Program, draw: Any) -> Callable[[], object]:
     """A cast to bf16, or to int8 with one scale a row; of a cold input, of many in turn."""
-    from foreplan.datasets.quantise import INT8_LIMIT, quantise
-
     x = draw(*program.sizes, dtype=program.variant.storage)
     dtype, cold = program.variant.compute, program.variant.kernel.endswith(COLD)
     # Masters are the right operands of products, which take the whole range.
     limit = INT8_LIMIT if cold else None
-    turn = itertools.cycle([x, *(x.clone() for _ in range(_copies(x) - 1 if cold else 0))])
-    if dtype == "int8":
-        return lambda: quantise(next(turn), "int8", limit=limit)
-    wanted = DTYPES[dtype]
-    return lambda: next(turn).to(wanted)
 
+    def cast(x: Tensor) -> Any:
+        return quantise(x, "int8", limit=limit) if dtype == "int8" else x.to(DTYPES[dtype])
 
-def _copies(x: Tensor) -> int:
-    """Copies that no cache holds together."""
-    from foreplan.datasets.runnable import last_level_cache
-
-    return max(1, -(-2 * last_level_cache(str(x.device)) // (x.numel() * x.element_size())))
+    return in_turn(cast, lambda: [x.clone() if cold else x])
 
 
 def _optimizer(program: Program, draw: Any) -> Callable[[], object]:
     """A step of torch's fused optimizer over one tensor, as the execution takes it over many."""
-    weight = torch.nn.Parameter(draw(program.dims["parameters"]))
-    weight.grad = torch.ones_like(weight)
-    made: torch.optim.Optimizer
-    if program.variant.kernel == "torch.adamw":
-        made = torch.optim.AdamW([weight], lr=_RATE, fused=True)
-    elif program.variant.kernel == "torch.sgd":
-        made = torch.optim.SGD([weight], lr=_RATE, momentum=0.9, fused=True)
-    else:
-        raise SpecError("kernel", got=program.variant.kernel, expected="torch.sgd or torch.adamw")
-    return made.step
+    weight = draw(program.dims["parameters"])
+    kernel = program.variant.kernel
+    if kernel not in ("torch.adamw", "torch.sgd"):
+        raise SpecError("kernel", got=kernel, expected="torch.sgd or torch.adamw")
+
+    def optimizer() -> list[torch.optim.Optimizer]:
+        held = torch.nn.Parameter(weight.clone())
+        held.grad = torch.ones_like(held)
+        if kernel == "torch.adamw":
+            return [torch.optim.AdamW([held], lr=_RATE, fused=True)]
+        return [torch.optim.SGD([held], lr=_RATE, momentum=0.9, fused=True)]
+
+    return in_turn(lambda made: made.step(), optimizer)
