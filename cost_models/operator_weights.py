@@ -23,6 +23,7 @@ from foreplan.datasets.specs import validate
 from foreplan.errors import SpecError
 
 if TYPE_CHECKING:
+    from foreplan.cost_models.operator_experts import Expert
     from foreplan.cost_models.operator_predictor import OperatorPredictor
 
 SCHEMA = "foreplan.operator-predictor/1"
