@@ -70,8 +70,8 @@ class _Linear(torch.autograd.Function):
         out = DTYPES[recipe.output]
         if recipe.forward in EIGHT_BITS:
             limit = INT8_LIMIT if recipe.forward == "int8" else FP8_LIMIT
-            p = quantise(rows, recipe.forward, recipe.along)
-            q = quantise(weight, recipe.forward, recipe.along, limit=limit)
+            p = quantise(rows, recipe.forward, recipe.along, limit=recipe.limit)
+            q = quantise(weight, recipe.forward, recipe.along, limit=recipe.limit or limit)
             ctx.save_for_backward(p.values, p.scale, q.values, q.scale)
             made = product(p, q.transposed(), bias, out)
         else:
@@ -131,7 +131,7 @@ def _transposed_times(
 
 def _rounded(g: Tensor, along: Along, factor: Tensor, recipe: Recipe, seed: int) -> Quantised:
     rounding = seed if recipe.backward == "int8" else None
-    return quantise(g, recipe.backward, along, factor=factor, seed=rounding)
+    return quantise(g, recipe.backward, along, factor=factor, limit=recipe.limit, seed=rounding)
 
 
 def _multiply(

@@ -3,7 +3,8 @@
 The planner's variants (`foreplan.datasets.training_variant`) come first; those that it does not yet
 decide about (fp8, tf32, fp16, int8 in all three products, one scale a tensor) can be carried out
 all the same and stand in `MORE_VARIANTS`, in the same spelling:
-``STORAGE/FORWARD/KERNEL[+BACKWARD][@tensor]``.
+``STORAGE/FORWARD/KERNEL[+BACKWARD][@tensor]``. ``@bits4`` rounds all 8-bit operands to four bits:
+an emulation of smaller formats, at the speed of int8.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ class Recipe:
         saved: dtype in which input and weight are kept for the backward pass.
         along: scales of 8-bit operands: one a row or one a tensor.
         kinds: kinds of device it runs on.
+        limit: largest magnitude of 8-bit values, where fewer bits than they have are emulated.
     """
 
     text: str
@@ -42,8 +44,11 @@ class Recipe:
     saved: str
     along: Literal["row", "tensor"] = "row"
     kinds: tuple[str, ...] = ("cpu", "cuda")
+    limit: int | None = None
 
 
+#: Largest magnitude of a symmetric value of four bits.
+_FOUR_BITS = 7
 _CUDA = ("cuda",)
 
 #: Variants of linears beyond the planner's: forward, backward, output, saved, along, kinds.
@@ -57,6 +62,13 @@ MORE_VARIANTS: Mapping[str, Recipe] = MappingProxyType(
             Recipe(
                 "fp32/int8/torch.int_mm+bf16@tensor", "linear", "int8", "bf16", "bf16", "int8",
                 "tensor",
+            ),
+            *(
+                Recipe(
+                    f"fp32/int8/torch.int_mm+{back}@bits4", "linear", "int8", back,
+                    "fp32" if back == "fp32" else "bf16", "int8", limit=_FOUR_BITS,
+                )
+                for back in ("fp32", "bf16", "int8")
             ),
             Recipe("fp32/fp8/torch.scaled_mm+bf16", "linear", "fp8", "bf16", "bf16", "fp8",
                    kinds=_CUDA),
