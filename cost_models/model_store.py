@@ -19,6 +19,8 @@ from foreplan.errors import MissingDataError, SpecError
 PRETRAINED = Path(__file__).with_name("pretrained")
 
 WEIGHTS, CARD = "weights.safetensors", "card.json"
+#: Weights on their way to become those of the folder.
+_NEW_WEIGHTS = "weights.new.safetensors"
 #: Field of the card that binds it to its weights.
 CHECKSUM = "weights_sha256"
 #: What building a model from a card and tensors that do not agree can raise.
@@ -70,10 +72,9 @@ def read_card(folder: Path) -> dict[str, object]:
 
 
 def write_model(folder: Path, tensors: Mapping[str, NDArray[Any]], card: Mapping[str, Any]) -> None:
-    """Write weights, then the card with their checksum.
+    """Write a model; a folder that holds one holds the old or the new one at every moment.
 
-    A process that dies between the two leaves a folder without a card, which is no model, or one
-    whose old card does not fit the new weights, which `read_weights` says.
+    The new weights go beside the old ones until the card names them by their checksum.
 
     Raises:
         SpecError: the folder cannot be written.
@@ -88,8 +89,12 @@ def write_model(folder: Path, tensors: Mapping[str, NDArray[Any]], card: Mapping
     text = json.dumps(
         {**card, CHECKSUM: hashlib.sha256(data).hexdigest()}, indent=1, sort_keys=True
     )
-    write_atomically(folder / WEIGHTS, data)
+    write_atomically(folder / _NEW_WEIGHTS, data)
     write_atomically(folder / CARD, text + "\n")
+    try:
+        os.replace(folder / _NEW_WEIGHTS, folder / WEIGHTS)
+    except OSError as error:
+        raise SpecError(str(folder), got=str(error), expected="a folder to write to") from error
 
 
 def read_weights(folder: Path, card: Mapping[str, object]) -> dict[str, NDArray[Any]]:
@@ -102,18 +107,26 @@ def read_weights(folder: Path, card: Mapping[str, object]) -> dict[str, NDArray[
     from safetensors.numpy import load
 
     path = folder / WEIGHTS
+    wanted = card.get(CHECKSUM)  # models of before the checksum have none
     try:
-        data = path.read_bytes()
-        tensors = load(data)
+        data = _bytes_of(path, wanted) or _bytes_of(folder / _NEW_WEIGHTS, wanted)
+        tensors = {} if data is None else load(data)
     except (OSError, SafetensorError, *MISFITS) as error:
         raise SpecError(str(path), got=str(error), expected="weights that fit the card") from error
-    # Models of before the checksum have none.
-    if card.get(CHECKSUM) not in (None, hashlib.sha256(data).hexdigest()):
+    if data is None:
         raise SpecError(
             str(path), got="damaged weights, or those of another card",
-            expected=f"the {CHECKSUM} of {CARD}", fix="train the model again, or fetch both files",
+            expected="weights that fit the card", fix="train the model again, or fetch both files",
         )  # fmt: skip
     return tensors
+
+
+def _bytes_of(path: Path, checksum: object) -> bytes | None:
+    """A file's content if it has the checksum."""
+    if checksum is not None and not path.exists():
+        return None
+    data = path.read_bytes()
+    return data if checksum in (None, hashlib.sha256(data).hexdigest()) else None
 
 
 def load_operator_model(name_or_path: str) -> OperatorModel:

@@ -33,6 +33,8 @@ FloatArray = npt.NDArray[np.float64]
 
 COMPUTE = "compute"
 SHARED_PREFIX = "shared:"
+#: Most actions of a schedule: half a kilobyte each while it is built.
+MOST_ACTIONS = 2_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,7 +219,15 @@ class ScheduleBuilder:
 
         Returns:
             The action's index. Dependencies may name actions that are added later.
+
+        Raises:
+            SpecError: more than `MOST_ACTIONS`.
         """
+        if len(self._rows) >= MOST_ACTIONS:
+            raise SpecError(
+                "schedule", got=f"more than {MOST_ACTIONS} actions", expected="fewer",
+                fix="larger micro-batches, or fewer of them (samples, tokens)",
+            )  # fmt: skip
         item, allocate, free = -1, 0, 0
         if memory is not None:
             item = self._items.setdefault(memory.item, len(self._items))

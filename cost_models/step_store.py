@@ -15,11 +15,11 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from foreplan.cost_models.costs import Segment, Work
-from foreplan.cost_models.graph_programs import Phase, Step, model_steps
+from foreplan.cost_models.graph_programs import PARTS, Phase, Step, model_steps
 from foreplan.datasets.model import Model
 from foreplan.datasets.program import Program, Variant
 from foreplan.datasets.storage import write_atomically
-from foreplan.errors import SpecError
+from foreplan.errors import ForeplanError, SpecError
 
 SCHEMA = "foreplan.steps/2"
 
@@ -54,7 +54,7 @@ def stored_steps(
     path = (folder or cache_folder()) / f"{_key(model, batch, tokens, phase)}.json"
     try:
         return _read(json.loads(path.read_text(encoding="utf-8"))), True
-    except (OSError, ValueError, KeyError, TypeError, IndexError):
+    except (OSError, ValueError, KeyError, TypeError, IndexError, RecursionError, ForeplanError):
         steps = model_steps(model, batch=batch, tokens=tokens, phase=phase)
     with contextlib.suppress(OSError, SpecError):
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -97,12 +97,21 @@ def _pack(work: Work) -> list[object]:
 
 def _read(document: dict[str, list[list[object]]]) -> list[Step]:
     works = [_unpack(*entry) for entry in document["works"]]  # type: ignore[arg-type]
-    return [
+    steps = [
         Step(kind, target, part, works[index], calls)  # type: ignore[arg-type, call-overload]
         for kind, target, part, index, calls in document["steps"]
     ]
+    if not all(
+        type(s.calls) is int and isinstance(s.kind, str) and isinstance(s.target, str)
+        and s.part in PARTS
+        for s in steps
+    ):  # fmt: skip
+        raise ValueError("a step that is none")
+    return steps
 
 
 def _unpack(op: str, sizes: list[int], variant: str, name: str = "", count: int = 0) -> Work:
+    if not all(type(size) is int for size in (*sizes, count)) or not isinstance(op + name, str):
+        raise ValueError("sizes that are none")
     made = Program(op, tuple(sizes), Variant.parse(variant))
     return Segment(name, ((made, count),)) if name else made

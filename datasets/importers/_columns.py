@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gzip
 import os
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,11 @@ from numpy.typing import NDArray
 
 from foreplan.datasets.operator_table import Texts, texts
 from foreplan.errors import SpecError
+
+#: Larger sizes overflow when they are multiplied.
+_MOST = 1e18
+#: Of a Parquet file, and bytes of a CSV: about half a GB once read.
+_MOST_CELLS, _MOST_BYTES = 20_000_000, 256 << 20
 
 
 class Columns:
@@ -51,7 +58,12 @@ class Columns:
             if default is None:
                 raise self._missing(names)
             return texts([default] * len(self))
-        values = self._table.column(self._names[found]).to_pylist()
+        try:
+            values = self._table.column(self._names[found]).to_pylist()
+        except UnicodeDecodeError as error:
+            raise SpecError(
+                f"{self.where}: column {found}", got=str(error), expected="texts in UTF-8"
+            ) from error
         return texts((default or "") if value is None else str(value).strip() for value in values)
 
     def numbers(self, *names: str, default: float | None = None) -> NDArray[np.float64]:
@@ -76,6 +88,7 @@ class Columns:
             ) from error
         if default is not None:
             values = np.where(np.isnan(values), default, values)
+        self._refuse(np.abs(values) > _MOST, values, found, "a number of a size that computes")
         return np.asarray(values, dtype=np.float64)
 
     def sizes(self, *names: str, rows: NDArray[np.bool_] | None = None) -> NDArray[np.float64]:
@@ -147,8 +160,13 @@ def read_columns(
         with Path(path).open("rb") as stream:
             magic = stream.read(4)
         if magic == b"PAR1":
+            facts = pq.read_metadata(where)
+            cells = facts.num_rows * facts.num_columns
+            if cells > _MOST_CELLS:
+                raise SpecError(where, got=f"{cells} cells", expected=f"at most {_MOST_CELLS}")
             table = pq.read_table(where)
         else:
+            _refuse_bomb(where)
             options = pv.ReadOptions()
             if not header and not _has_header(where):
                 options.autogenerate_column_names = True
@@ -158,11 +176,27 @@ def read_columns(
     except OSError as error:
         got = error.strerror or str(error)
         raise SpecError(where, got=got, expected="a readable CSV or Parquet file") from error
-    except (pa.ArrowException, UnicodeDecodeError) as error:
+    except (pa.ArrowException, UnicodeDecodeError, EOFError, zlib.error) as error:
         raise SpecError(where, got=str(error), expected="a CSV or Parquet file") from error
     if table.num_rows == 0:
         raise SpecError(where, got="no row", expected="at least one measured operator")
-    return Columns(where, table, device)
+    try:
+        return Columns(where, table, device)
+    except UnicodeDecodeError as error:
+        raise SpecError(where, got=str(error), expected="names of columns in UTF-8") from error
+
+
+def _refuse_bomb(where: str) -> None:
+    """Refuse a text, or an archive of one, too long to hold; reads it once if it is an archive."""
+    size, count = os.path.getsize(where), 1
+    if where.endswith(".gz"):
+        size = 0
+        with gzip.open(where, "rb") as stream:
+            while count and size <= _MOST_BYTES:
+                count = len(stream.read(1 << 20))
+                size += count
+    if size > _MOST_BYTES:
+        raise SpecError(where, got=f"more than {_MOST_BYTES} bytes of text", expected="fewer")
 
 
 def _has_header(where: str) -> bool:

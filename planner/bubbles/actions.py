@@ -57,9 +57,14 @@ ACTIVATION, GRADIENT = 0, 1
 PASSES = ("F", "B", "I", "W")
 
 _WORD = re.compile(
-    r"(?:e(?P<encoder>\d+)\.(?P<first>-?\d+)(?:-(?P<last>\d+))?(?P<unit_op>[FBfb])"
-    r"|(?P<stage>\d+)(?P<op>[FBIW]))(?P<microbatch>\d+)(?::(?P<piece>\d+))?"
+    r"(?:e(?P<encoder>\d{1,7})\.(?P<first>-?\d{1,7})(?:-(?P<last>\d{1,7}))?(?P<unit_op>[FBfb])"
+    r"|(?P<stage>\d{1,7})(?P<op>[FBIW]))(?P<microbatch>\d{1,7})(?::(?P<piece>\d{1,7}))?",
+    re.ASCII,
 )
+#: Twice the layers of any encoder; a run of units is written as one word whatever its length.
+_MOST_UNITS = 4096
+#: Of one rank's order, units one by one.
+MOST_STEPS = 1_000_000
 
 
 class Step(NamedTuple):
@@ -96,7 +101,12 @@ def parse_order(text: str, where: str = "order") -> list[Step]:
     Raises:
         SpecError: a word that is none.
     """
-    return [step for word in text.split() for step in _read(word, where)]
+    steps: list[Step] = []
+    for word in text.split():
+        steps += _read(word, where)
+        if len(steps) > MOST_STEPS:
+            raise SpecError(where, got=f"{text[:40]}...", expected=f"at most {MOST_STEPS} passes")
+    return steps
 
 
 def _read(word: str, where: str) -> Iterator[Step]:
@@ -110,6 +120,8 @@ def _read(word: str, where: str) -> Iterator[Step]:
         return
     first = int(match["first"])
     last = first if match["last"] is None else int(match["last"])
+    if abs(last - first) > _MOST_UNITS:
+        raise SpecError(where, got=word, expected=f"runs of at most {_MOST_UNITS} units")
     for unit in range(first, last + 1) if last >= first else range(first, last - 1, -1):
         yield Step(match["unit_op"], microbatch, encoder=int(match["encoder"]), unit=unit)
 

@@ -97,7 +97,9 @@ class PrecisionWorkload(StrictModel):
     @classmethod
     def _one_word(cls, value: Any) -> Any:
         # A list is no tuple to strict checks behind a validator, also where it comes from JSON.
-        return (value,) if isinstance(value, str) else tuple(value)
+        if isinstance(value, str):
+            return (value,)
+        return tuple(value) if isinstance(value, list) else value
 
     @field_validator("precisions")
     @classmethod
