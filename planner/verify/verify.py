@@ -171,7 +171,7 @@ def verify(
         document = verification_of(
             plan, [*measured, *failed], agreement,
             machine=Machine(
-                cpu=_cpu_model(), cores=len(os.sched_getaffinity(0)), load_before=load_before,
+                cpu=cpu_model(), cores=len(os.sched_getaffinity(0)), load_before=load_before,
                 load_after=os.getloadavg()[0],
             ),
             rounds=rounds,
@@ -356,7 +356,8 @@ def _notes(plan: Plan, candidates: Sequence[Candidate], load: float) -> tuple[st
     return tuple(notes)
 
 
-def _cpu_model() -> str:
+def cpu_model() -> str:
+    """Name of this machine's processor."""
     for line in _lines(Path("/proc/cpuinfo")):
         key, _, value = line.partition(":")
         if key.strip() == "model name":

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from foreplan.cli._app import Json, Output, OutputFolder, app, cluster_app, console, print_json
-from foreplan.errors import SpecError
+from foreplan.errors import MissingDataError, SpecError
 
 
 @app.command()
@@ -75,6 +75,22 @@ def cluster_merge(
         print_json(merged.model_dump(mode="json", exclude_defaults=True))
     else:
         console().print(f"{output}: {len(merged.ranks())} devices of {len(merged.hosts())} hosts")
+
+
+@app.command()
+def doctor(as_json: Json = False) -> None:
+    """What this machine can do, what is missing, and the command to get it."""
+    from foreplan.planner.doctor import examine
+
+    found = examine()
+    if as_json:
+        print_json(found.document())
+    else:
+        from foreplan.planner.report.doctor_tables import doctor_tables
+
+        console().print(doctor_tables(found))
+    if not all(found.ready.values()):
+        raise typer.Exit(MissingDataError.exit_code)
 
 
 @app.command()

@@ -111,6 +111,24 @@ def report(
 
 
 @app.command()
+def compare(
+    first: Annotated[Path, typer.Argument(metavar="A.json", help="Plan, verification, profile.")],
+    second: Annotated[Path, typer.Argument(metavar="B.json", help="Another one of its sort.")],
+    as_json: Json = False,
+) -> None:
+    """What differs between two plans, two verifications or two profiles."""
+    from foreplan.planner.compare import compare as run
+
+    found = run(first, second)
+    if as_json:
+        print_json(found.document())
+        return
+    from foreplan.planner.report.compare_tables import compare_tables
+
+    console().print(compare_tables(found))
+
+
+@app.command()
 def export(
     plan: Annotated[Path, typer.Argument(metavar="PLAN.json")],
     target: Annotated[
