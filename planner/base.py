@@ -107,7 +107,9 @@ class Kernels(Protocol):
 
     The runtime walks the rank's list: it calls ``run`` for every action that is not communication,
     after what the action depends on has arrived, and moves ``payload`` into the peer's ``buffer``
-    for sends and receives; a collective works on ``payload`` in place.
+    for sends and receives; a collective works on ``payload`` in place. Kernels with an attribute
+    ``keeps_buffers = True`` have for every receive of a run a buffer of its own, the same in every
+    run.
     """
 
     def reset(self) -> None:

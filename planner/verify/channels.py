@@ -3,18 +3,21 @@
 gloo matches messages by tag, so one process group carries every transfer; it moves host memory, so
 a GPU's tensors are staged through it. NCCL matches by order, so each pair and direction has a
 communicator and a stream of its own, and so has each group of a collective; they are set up before
-anything is timed.
+anything is timed. Where the kernels receive into the same memory in every run and the GPUs of all
+ranks can reach it, messages go by copy engines instead (`PeerMemory`).
 """
 
 from __future__ import annotations
 
+import contextlib
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Protocol
 
 from foreplan.errors import VerificationError
 from foreplan.planner.verify.clock import Clock, CudaClock, HostClock
+from foreplan.planner.verify.peer_memory import Offer, PeerMemory
 from foreplan.planner.verify.rank_program import RankProgram, Step
 
 if TYPE_CHECKING:
@@ -34,6 +37,15 @@ class ConnectionLost(VerificationError):
 
 class Channels(Protocol):
     """Posts transfers and waits for them, and stamps both."""
+
+    def prepare(self, sends: Sequence[int], buffers: Mapping[int, torch.Tensor] | None) -> None:
+        """Make ready for messages; called once by all ranks, before anything is posted.
+
+        Args:
+            sends: tags of this rank's sends.
+            buffers: what it receives into, by tag, if that is the same in every run.
+        """
+        ...
 
     def post(self, place: int, step: Step, tensor: torch.Tensor) -> None:
         """Start a transfer of ``tensor`` and return at once."""
@@ -98,6 +110,9 @@ class _Gloo:
         self._works: dict[int, tuple[Any, Callable[[], None] | None]] = {}
         self._seen: dict[int, list[int]] = {}
 
+    def prepare(self, sends: Sequence[int], buffers: Mapping[int, torch.Tensor] | None) -> None:
+        """Nothing to do."""
+
     def post(self, place: int, step: Step, tensor: torch.Tensor) -> None:
         """Start a transfer; a GPU's tensor goes through host memory."""
         finish: Callable[[], None] | None = None
@@ -156,29 +171,61 @@ class _Nccl:
         timeout: timedelta,
     ) -> None:
         import torch
-        import torch.distributed as dist
 
         if not isinstance(clock, CudaClock):
             raise TypeError("NCCL transfers are timed by a CudaClock")
         self._cuda: Any = torch.cuda
         self._rank = rank
         self._clock = clock
+        self._device = device
+        self._timeout = timeout
+        self._pairs = [members for kind, members in groups if kind == "pair"]
         self._groups: dict[tuple[str, tuple[int, ...]], Any] = {}
         self._streams: dict[tuple[str, tuple[int, ...]], Any] = {}
-        for kind, members in groups:
-            ranks = sorted(members)
-            options = _pair_options(timeout) if kind == "pair" else None
-            made = dist.new_group(ranks, backend="nccl", timeout=timeout, pg_options=options)
-            if rank in ranks:
-                self._groups[kind, members] = made
-                self._streams[kind, members] = self._cuda.Stream(device)
-        for kind, members in groups:
+        self._peers: PeerMemory | None = None
+        self._open("collective", [members for kind, members in groups if kind == "collective"])
+        for members in self._pairs:
             if rank in members:
-                self._warm_up(kind, members, torch.zeros(1, device=device))
-        self._cuda.synchronize(device)
+                self._streams["pair", members] = self._cuda.Stream(device)
+
+    def _open(self, kind: str, groups: Sequence[tuple[int, ...]]) -> None:
+        """Make communicators now: NCCL makes them at the first message."""
+        import torch
+        import torch.distributed as dist
+
+        for members in groups:
+            ranks = sorted(members)
+            options = _pair_options(self._timeout) if kind == "pair" else None
+            made = dist.new_group(ranks, backend="nccl", timeout=self._timeout, pg_options=options)
+            if self._rank in ranks:
+                self._groups[kind, members] = made
+                self._streams.setdefault((kind, members), self._cuda.Stream(self._device))
+        for members in groups:
+            if self._rank in members:
+                self._warm_up(kind, members, torch.zeros(1, device=self._device))
+        self._cuda.synchronize(self._device)
+
+    def prepare(self, sends: Sequence[int], buffers: Mapping[int, torch.Tensor] | None) -> None:
+        """Open one another's memory; connections of NCCL's where a rank cannot."""
+        peers, offers = None, None
+        if buffers is not None:
+            with contextlib.suppress(OSError, RuntimeError):
+                peers = PeerMemory(buffers, self._device)
+                offers = peers.offers()
+        told = _exchange(offers)
+        ready = peers is not None and all(part is not None for part in told)
+        if ready and peers is not None:
+            try:
+                peers.open(sends, {tag: Offer(*o) for part in told for tag, o in part.items()})
+            except RuntimeError:
+                ready = False
+        if all(_exchange(ready)):
+            self._peers = peers
+        else:
+            self._open("pair", self._pairs)
 
     def _warm_up(self, kind: str, members: tuple[int, ...], tensor: torch.Tensor) -> None:
-        """Make the communicator now: NCCL makes it at the first message."""
+        """Send a first message, or sum one."""
         import torch.distributed as dist
 
         group = self._groups[kind, members]
@@ -193,10 +240,18 @@ class _Nccl:
     def post(self, place: int, step: Step, tensor: torch.Tensor) -> None:
         """Queue a transfer behind what the compute stream holds by now."""
         key = "collective" if step.kind == "collective" else "pair", step.group
-        group, stream = self._groups[key], self._streams[key]
+        stream = self._streams[key]
         stream.wait_stream(self._cuda.current_stream())
         with self._cuda.stream(stream):
             self._clock.start(place)
+            if self._peers is not None and step.kind != "collective":
+                if step.kind == "send":
+                    self._peers.send(step.tag, tensor, stream)
+                else:
+                    self._peers.receive(step.tag, stream)
+                self._clock.end(place)
+                return
+            group = self._groups[key]
             work: Any
             if step.kind == "send":
                 work = group.send([tensor], sorted(step.group).index(step.group[1]), 0)
@@ -210,6 +265,22 @@ class _Nccl:
     def wait(self, place: int) -> None:
         """Let the compute stream wait for the transfer."""
         self._cuda.current_stream().wait_event(self._clock.event(place))
+
+
+def _exchange(mine: Any) -> list[Any]:
+    """What every rank says.
+
+    Raises:
+        ConnectionLost: a rank says nothing.
+    """
+    import torch.distributed as dist
+
+    told: list[Any] = [None] * dist.get_world_size()
+    try:
+        dist.all_gather_object(told, mine)
+    except RuntimeError as error:
+        raise ConnectionLost(f"another rank is not ready: {error}") from error
+    return told
 
 
 def _pair_options(timeout: timedelta) -> Any:

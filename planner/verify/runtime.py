@@ -41,7 +41,7 @@ class Runtime:
     Args:
         program: what to do.
         kernels: the planner's kernels of this rank.
-        channels: open connections to the other ranks.
+        channels: open connections to the other ranks, which make their runtimes at the same time.
         clock: the clock that the channels stamp too.
     """
 
@@ -57,6 +57,12 @@ class Runtime:
             (place, codes[step.kind], step, step.action, step.waits, step.blocking)
             for place, step in enumerate(program.steps)
         ]
+        fixed = getattr(kernels, "keeps_buffers", False)
+        channels.prepare(
+            [step.tag for step in program.steps if step.kind == "send"],
+            {s.tag: kernels.buffer(s.action) for s in program.steps if s.kind == "recv"}
+            if fixed else None,
+        )  # fmt: skip
         order = sorted(range(len(program.steps)), key=lambda k: program.steps[k].index)
         self._in_schedule = tuple(order)
 

@@ -23,6 +23,9 @@ class Idle:
 
     buffer = payload
 
+    def prepare(self, sends, buffers):
+        pass
+
     def post(self, place, step, tensor):
         pass
 

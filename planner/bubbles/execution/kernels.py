@@ -71,6 +71,8 @@ class BubbleKernels:
             than half a layer.
     """
 
+    keeps_buffers: bool = True
+
     def __init__(
         self,
         step: StepSizes,

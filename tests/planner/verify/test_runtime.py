@@ -52,6 +52,9 @@ class Loopback:
         self.clock, self.lost = clock, lost
         self.log: list[str] = []
 
+    def prepare(self, sends: Any, buffers: Any) -> None:
+        self.log.clear()
+
     def post(self, place: int, step: Any, tensor: Any) -> None:
         self.clock.start(place)
         self.log.append(f"post {step.action.label}")
