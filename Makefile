@@ -1,4 +1,4 @@
-# make demo | test | check | docs | wheel-check | bench: each makes .venv first where it is missing or old.
+# make demo | test | check | docs | wheel-check | accept-drift | bench: each makes .venv first where it is missing or old.
 PYTHON ?= python3
 JOBS ?= 2
 BIN := .venv/bin
@@ -8,7 +8,7 @@ INSTALLED := .venv/installed-$(KEY)
 CHECKED := .venv/checked-$(KEY)
 RAY := .venv/ray-$(KEY)
 
-.PHONY: demo test check docs wheel-check bench clean
+.PHONY: demo test check docs wheel-check accept-drift bench clean
 
 demo: $(INSTALLED)
 	PATH="$(CURDIR)/$(BIN):$$PATH" bash docs/examples/demo.sh out/demo
@@ -27,6 +27,10 @@ docs: $(CHECKED)
 
 wheel-check: $(INSTALLED)
 	.ci/wheel $(BIN)/python
+
+# Freeze what is predicted and planned now, after a change that means to move it; shows what moved.
+accept-drift: $(INSTALLED)
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.drift.gate --accept
 
 bench: $(INSTALLED)
 	$(BIN)/python -m pytest --benchmark-enable --benchmark-only tests/benchmarks

@@ -96,7 +96,7 @@ def test_profiles():
 
 def test_two_sorts_are_refused(made, write):
     path = write("a.json", document(made))
-    with pytest.raises(SpecError, match="a profile.*expected a plan"):
+    with pytest.raises(SpecError, match=r"a profile.*expected a plan"):
         compare(path, PROFILES / "cpu-threads-1.json")
     with pytest.raises(SpecError, match=r"foreplan\.plan/1"):
         compare(path, write("b.json", {"schema": "something/1"}))
@@ -111,7 +111,7 @@ def test_two_kinds_are_refused(write):
     }  # fmt: skip
     one = plan("bubbles", None, "2xa100-80g", bubbles, costs="roofline")
     other = plan("serving", "tiny-llama-random", "t4", WORKLOAD, costs="roofline")
-    with pytest.raises(SpecError, match="kind serving.*kind bubbles") as caught:
+    with pytest.raises(SpecError, match=r"kind serving.*kind bubbles") as caught:
         compare(write("a.json", document(one)), write("b.json", document(other)))
     assert "\n" not in str(caught.value)
 
