@@ -11,7 +11,7 @@ from typing import Any
 from foreplan.cost_models import _tir_words as w
 from foreplan.cost_models._tir_compiled import part
 from foreplan.cost_models._tir_regions import evaluate
-from foreplan.cost_models._tir_walk import LOOPS, constant, member, ref, size, tag
+from foreplan.cost_models._tir_walk import LOOPS, constant, member, ref, size, tag, word
 
 _A, _B, _D, _G = 0, 1, 3, 6
 _KIND, _BUFFER_TYPE, _STRING = w.KIND, w.BUFFER_TYPE, w.STRING
@@ -43,7 +43,7 @@ def buffer(nodes: Any, variable: int) -> Any:
     kind = ref(nodes, variable, _G)
     if nodes[kind, _KIND] != _BUFFER_TYPE:
         return 0, -1, -1, 0
-    dtype = nodes[ref(nodes, kind, _A), _A]
+    dtype = word(nodes, ref(nodes, kind, _A))
     scope = ref(nodes, kind, _D)
     place = _SCOPE_OF[nodes[scope, _A]] if nodes[scope, _KIND] == _STRING else 0
     return ref(nodes, kind, _B), _BYTES_OF[dtype], dtype, max(0, place)

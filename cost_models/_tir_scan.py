@@ -16,6 +16,7 @@ _LOW_BITS = (1 << w.TABLE_BITS) - 1
 _SEED, _PRIME, _UNKNOWN = w.HASH_SEED, w.HASH_PRIME, len(w.WORDS)
 _KIND, _VALUE = w.KIND, w.VALUE
 _ARRAY, _MAP, _STRING, _OP, _INT, _BOOL = w.ARRAY, w.MAP, w.STRING, w.OP, w.INT, w.BOOL
+_PRIMITIVE = w.PRIMITIVE
 _ROOT_INDEX, _NODES, _TYPE, _DATA = w.ROOT_INDEX, w.NODES, w.TYPE, w.DATA
 _QUOTE, _BACKSLASH, _OPEN, _CLOSE, _OPEN_LIST, _CLOSE_LIST = 34, 92, 123, 125, 91, 93
 _COMMA, _COLON, _MINUS, _TRUE = 44, 58, 45, 116
@@ -115,9 +116,10 @@ def _list(data: Any, at: int, row: Any, pool: Any, used: int) -> Any:
     while at < data.size and data[at] != _CLOSE_LIST:
         if data[at] == _COMMA:
             at = _blank(data, at + 1)
+        before = at
         pool[used], at = _number(data, at)
         used += 1
-        at = _blank(data, at)
+        at = _blank(data, at if at > before else at + 1)  # a damaged text must end as well
     row[0], row[1] = start, used - start
     return at + 1, used
 
@@ -171,6 +173,19 @@ def _node(data: Any, at: int, row: Any, pool: Any, used: int) -> Any:
 
 
 @part
+def _settle(nodes: Any, count: int, used: int) -> None:
+    """Make members lie in the pool and words in their tables, whatever a damaged text says."""
+    for row in range(count):
+        kind = nodes[row, _KIND]
+        start, members = nodes[row, 0], nodes[row, 1]
+        if kind in (_ARRAY, _MAP):
+            if start < 0 or members < 0 or start > used - members:
+                nodes[row, 0] = nodes[row, 1] = 0
+        elif kind in (_STRING, _OP, _PRIMITIVE) and not 0 <= start <= _UNKNOWN:
+            nodes[row, 0] = _UNKNOWN
+
+
+@part
 def scan(data: Any, nodes: Any, pool: Any) -> Any:
     """Fill ``nodes`` and ``pool`` from the text.
 
@@ -213,4 +228,5 @@ def scan(data: Any, nodes: Any, pool: Any) -> Any:
         else:
             at = _skip(data, at)
         at = _blank(data, at)
+    _settle(nodes, count, used)
     return root if 0 <= root < count and at < data.size else -1

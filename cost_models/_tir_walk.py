@@ -44,6 +44,7 @@ _SELECT, _ADD, _SUB, _MUL, _DIV, _MOD = w.SELECT, w.ADD, w.SUB, w.MUL, w.DIV, w.
 _FLOOR_DIV, _FLOOR_MOD, _MIN, _MAX = w.FLOOR_DIV, w.FLOOR_MOD, w.MIN, w.MAX
 _EQ, _GE, _AND, _NOT, _BIND = w.EQ, w.GE, w.AND, w.NOT, w.BIND
 _FLOATING = w.FLOATING
+_UNKNOWN = len(w.WORDS)
 
 
 @part
@@ -55,9 +56,19 @@ def ref(nodes: Any, row: int, slot: int) -> Any:
 
 @part
 def member(nodes: Any, pool: Any, row: int, number: int) -> Any:
-    """Row of a member of the array ``row``."""
-    found = pool[nodes[row, _A] + number]
+    """Row of a member of the array ``row``; 0 where there is none."""
+    place = nodes[row, _A] + number
+    if place < 0 or place >= pool.size:
+        return 0
+    found = pool[place]
     return found if 0 <= found < nodes.shape[0] else 0
+
+
+@part
+def word(nodes: Any, row: int) -> Any:
+    """Code of the word that a row holds, or of an unknown one."""
+    code = nodes[row, _A]
+    return code if 0 <= code < _UNKNOWN else _UNKNOWN
 
 
 @part
@@ -258,7 +269,7 @@ def _count(nodes: Any, pool: Any, row: int, operations: Any) -> None:
     code = dtype_code(nodes, row)
     floating = code >= 0 and _FLOATING_OF[code] > 0
     if kind == _CALL:
-        price = _PRICE_OF[nodes[ref(nodes, row, _A), _A]]
+        price = _PRICE_OF[word(nodes, ref(nodes, row, _A))]
         if price == 1:
             operations[CHEAP] += 1
         elif price == 2 or price < 0:  # a function that is not known is taken as costly
@@ -313,6 +324,8 @@ def gather(
     count = 1
     stack[0] = ref(nodes, store, _A)
     top = 1
+    if size(nodes, ref(nodes, store, _B)) > 64:
+        return TOO_LARGE
     for number in range(size(nodes, ref(nodes, store, _B))):
         stack[top] = -member(nodes, pool, ref(nodes, store, _B), number) - 1
         top += 1

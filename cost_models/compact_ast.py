@@ -58,6 +58,10 @@ class CompactAst:
         return float(self.totals[TOTAL_NAMES.index(name)])
 
 
+#: Of a module's text; the arrays that it is read into take twenty times as much.
+MAX_BYTES = 16 << 20
+
+
 class CompactAstEncoder:
     """Encodes programs one after another in arrays that it keeps; one for each thread.
 
@@ -95,6 +99,8 @@ class CompactAstEncoder:
             SpecError: no such text, or a program beyond what is read (see the message).
         """
         raw = text.encode() if isinstance(text, str) else text
+        if len(raw) > MAX_BYTES:
+            raise SpecError(where, got=_shown(raw), expected=f"at most {MAX_BYTES} bytes")
         if len(raw) > self._size:
             self._grow(2 * len(raw))
         data = np.frombuffer(raw + bytes(8), dtype=np.uint8)  # zeros: no check at every byte

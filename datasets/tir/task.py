@@ -13,7 +13,7 @@ from types import MappingProxyType
 from foreplan.errors import SpecError
 
 #: Of an unpacked module: zlib packs a thousand zeros into one byte.
-_MAX_BYTES = 64 << 20
+_MAX_BYTES = 16 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +71,7 @@ def decode_module(packed: str, where: str = "mod") -> bytes:
         where: file, line and field, for the error.
 
     Raises:
-        SpecError: not base64, not zlib, cut off, or of more than 64 MiB.
+        SpecError: not base64, not zlib, cut off, or of more than 16 MiB.
     """
     unpack = zlib.decompressobj()
     try:
