@@ -12,7 +12,7 @@ from typing import Any
 from numpy.typing import NDArray
 
 from foreplan.cost_models.evaluation import OperatorModel
-from foreplan.datasets.storage import write_atomically
+from foreplan.datasets.storage import exclusive, write_atomically
 from foreplan.errors import MissingDataError, SpecError
 
 #: Weights that ship with the project, by the name after ``pretrained:``.
@@ -89,12 +89,13 @@ def write_model(folder: Path, tensors: Mapping[str, NDArray[Any]], card: Mapping
     text = json.dumps(
         {**card, CHECKSUM: hashlib.sha256(data).hexdigest()}, indent=1, sort_keys=True
     )
-    write_atomically(folder / _NEW_WEIGHTS, data)
-    write_atomically(folder / CARD, text + "\n")
-    try:
-        os.replace(folder / _NEW_WEIGHTS, folder / WEIGHTS)
-    except OSError as error:
-        raise SpecError(str(folder), got=str(error), expected="a folder to write to") from error
+    with exclusive(folder / CARD, wait=True):
+        write_atomically(folder / _NEW_WEIGHTS, data)
+        write_atomically(folder / CARD, text + "\n")
+        try:
+            os.replace(folder / _NEW_WEIGHTS, folder / WEIGHTS)
+        except OSError as error:
+            raise SpecError(str(folder), got=str(error), expected="a folder to write to") from error
 
 
 def read_weights(folder: Path, card: Mapping[str, object]) -> dict[str, NDArray[Any]]:

@@ -54,7 +54,10 @@ def stored_steps(
     path = (folder or cache_folder()) / f"{_key(model, batch, tokens, phase)}.json"
     try:
         return _read(json.loads(path.read_text(encoding="utf-8"))), True
-    except (OSError, ValueError, KeyError, TypeError, IndexError, RecursionError, ForeplanError):
+    except (
+        OSError, ValueError, KeyError, TypeError, IndexError, AttributeError, RecursionError,
+        ForeplanError,
+    ):  # fmt: skip
         steps = model_steps(model, batch=batch, tokens=tokens, phase=phase)
     with contextlib.suppress(OSError, SpecError):
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -111,7 +114,7 @@ def _read(document: dict[str, list[list[object]]]) -> list[Step]:
 
 
 def _unpack(op: str, sizes: list[int], variant: str, name: str = "", count: int = 0) -> Work:
-    if not all(type(size) is int for size in (*sizes, count)) or not isinstance(op + name, str):
+    if not (all(type(n) is int for n in (*sizes, count)) and isinstance(op + name + variant, str)):
         raise ValueError("sizes that are none")
     made = Program(op, tuple(sizes), Variant.parse(variant))
     return Segment(name, ((made, count),)) if name else made

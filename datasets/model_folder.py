@@ -143,7 +143,9 @@ def _family(config: _Config) -> str:
             fix="capture any other model as a module (foreplan.datasets.capture)",
         )
     architectures = config.fields.get("architectures")
-    if architectures and _ARCHITECTURES[family] not in architectures:
+    if architectures and not (
+        isinstance(architectures, list) and _ARCHITECTURES[family] in architectures
+    ):
         raise config.error("architectures", f"[{_ARCHITECTURES[family]!r}], a language model")
     if config.fields.get("quantization_config") is not None:
         raise config.error(

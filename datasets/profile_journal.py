@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import json
+import math
 import os
 from collections.abc import Mapping
 from dataclasses import asdict
@@ -128,7 +129,7 @@ class ProfileJournal:
         for raw in data.splitlines(keepends=True):
             try:
                 line = json.loads(raw)
-            except ValueError:
+            except (ValueError, RecursionError):
                 break
             if not raw.endswith(b"\n") or not isinstance(line, dict):
                 break
@@ -138,14 +139,18 @@ class ProfileJournal:
 
     def _take(self, line: dict[str, Any]) -> None:
         # A line of an unknown shape is measured again rather than trusted.
-        with contextlib.suppress(KeyError, TypeError, ForeplanError):
+        with contextlib.suppress(
+            KeyError, TypeError, ValueError, AttributeError, OverflowError, ForeplanError
+        ):
             if "figures" in line:
                 self.figures = {name: float(value) for name, value in line["figures"].items()}
                 return
             measured = program(line["op"], Variant.parse(line["variant"]), **line["dims"])
             result = line["result"]
             times = tuple(float(t) for t in result["times_s"])
-            self.parts[measured, int(line["round"])] = Measurement(**{**result, "times_s": times})
+            if all(0 < t < math.inf for t in times) and (times or result["error"]):
+                part = Measurement(**{**result, "times_s": times})
+                self.parts[measured, int(line["round"])] = part
 
     def _append(self, line: Mapping[str, Any]) -> None:
         data = json.dumps(line).encode() + b"\n"

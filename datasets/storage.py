@@ -1,4 +1,4 @@
-"""Writing files so that nobody ever reads half of one.
+"""Writing files so that nobody ever reads half of one, and so that two do not write one.
 
 The content goes to a new file beside the target, is flushed to the disk, and takes the target's
 name in one step (POSIX ``rename``). A reader sees the old file or the new one.
@@ -7,9 +7,11 @@ name in one step (POSIX ``rename``). A reader sees the old file or the new one.
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import secrets
 import stat
+from collections.abc import Iterator
 from pathlib import Path
 
 from foreplan.errors import SpecError
@@ -43,6 +45,51 @@ def write_atomically(path: str | os.PathLike[str], content: str | bytes) -> None
         raise SpecError(
             str(path), got=error.strerror or str(error), expected="a path that can be written"
         ) from error
+
+
+@contextlib.contextmanager
+def exclusive(path: str | os.PathLike[str], *, wait: bool = False) -> Iterator[None]:
+    """Be the only process of this machine that writes a file or folder, until the block ends.
+
+    The lock is a file beside it, ``.NAME.lock``; the system lets go of it when its holder dies.
+
+    Args:
+        path: what is written; its folder must exist.
+        wait: for another process to end, rather than to refuse.
+
+    Raises:
+        SpecError: another process writes it, or the lock cannot be made.
+    """
+    target = Path(os.path.realpath(path))
+    lock = target.with_name(f".{target.name[:64]}.lock")
+    while True:
+        try:
+            descriptor = os.open(lock, os.O_RDWR | os.O_CREAT, 0o666)
+        except OSError as error:
+            raise SpecError(
+                str(path), got=error.strerror, expected="a path that can be written"
+            ) from error
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+            # The holder before may have removed the file between our opening and locking it.
+            if os.path.exists(lock) and os.path.samestat(os.fstat(descriptor), lock.stat()):
+                break
+        except FileNotFoundError:
+            pass
+        except BlockingIOError as error:
+            os.close(descriptor)
+            raise SpecError(
+                str(path), got="a path that another process writes",
+                expected="one process at a time",
+                fix="wait for it to end, or choose another output",
+            ) from error  # fmt: skip
+        os.close(descriptor)
+    try:
+        yield
+    finally:
+        with contextlib.suppress(OSError):
+            lock.unlink()
+        os.close(descriptor)
 
 
 def _mode(target: Path) -> int | None:

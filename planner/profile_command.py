@@ -1,8 +1,9 @@
 """What ``foreplan profile`` does: devices, links and contention of this host, into one folder.
 
-``<device>.json`` holds a device's profile, ``links.json`` what ranks of the host do to each other,
-``cluster.yaml`` puts both together. Every file is written as soon as it is measured and found again
-by the next run, so that an interrupted run loses the measurement it was in and nothing else.
+``<device>.json`` holds a device's profile, ``<device>.fit.json`` the predictor fitted to it,
+``links.json`` what ranks of the host do to each other, ``cluster.yaml`` puts all together. Every
+file is written as soon as it is measured and found again by the next run, so that an interrupted
+run loses the measurement it was in and nothing else.
 """
 
 from __future__ import annotations
@@ -11,9 +12,11 @@ import json
 import os
 import re
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from foreplan.cost_models.device_fit import DeviceFit, fit_path
 from foreplan.datasets.cluster import Cluster
 from foreplan.datasets.contention import measure_contention
 from foreplan.datasets.device_name import DeviceName
@@ -25,11 +28,12 @@ from foreplan.datasets.profiling import Progress, measure_profile
 from foreplan.datasets.program import Program
 from foreplan.datasets.quantity import Dimension, parse_quantity
 from foreplan.datasets.specs import dump_document, load_document, validate
-from foreplan.datasets.storage import write_atomically
+from foreplan.datasets.storage import exclusive, write_atomically
 from foreplan.datasets.tier import Contention, Tier
 from foreplan.errors import SpecError
 from foreplan.planner.api import load_workload
 from foreplan.planner.bubbles.shapes import bubbles_programs
+from foreplan.planner.fit_command import fit_device, fit_line
 from foreplan.planner.serving.shapes import serving_programs
 
 if TYPE_CHECKING:
@@ -45,6 +49,7 @@ def profile_host(
     purpose: str = "serving",
     memory: Sequence[str] = (),
     quick: bool = False,
+    tasks: int | None = None,
     host: str = "localhost",
     console: Console,
 ) -> dict[str, Any]:
@@ -58,6 +63,7 @@ def profile_host(
         purpose: kind of plans that the shapes are for: ``serving``, ``precision`` or ``bubbles``.
         memory: caps, ``SIZE`` for all devices or ``DEVICE=SIZE``.
         quick: one round instead of two.
+        tasks: time this many of the programs alone, and fit the predictor to each device by them.
         host: name of this host in the cluster.
         console: shows progress.
 
@@ -65,7 +71,7 @@ def profile_host(
         What was written, as JSON.
 
     Raises:
-        SpecError: a device, model, size or path that is wrong.
+        SpecError: a device, model, size or path that is wrong, or one that another process writes.
         MissingDataError: a device cannot be measured here.
     """
     devices = [DeviceName.parse(name, "DEVICE") for name in names] or default_devices()
@@ -79,11 +85,20 @@ def profile_host(
         output.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise SpecError("--output", got=str(output), expected="a folder to make") from error
-    profiles = {}
-    for device in devices:
-        path = output / f"{_slug(device)}.json"
-        profiles[device] = _profile(device, programs[device], path, quick, console)
-    tiers, contention = _together(devices, profiles, output, host, console)
+    profiles: dict[DeviceName, Profile] = {}
+    fits: dict[DeviceName, DeviceFit] = {}
+    # Two at a time would not only write the same files: each would slow what the other measures.
+    with exclusive(output / "cluster.yaml"):
+        for device in devices:
+            path = output / f"{_slug(device)}.json"
+            measure = partial(_profile, device, path=path, quick=quick, console=console)
+            if tasks is None:
+                profiles[device] = measure(programs[device])
+                continue
+            fits[device] = fit_device(programs[device], path, tasks, measure)
+            profiles[device] = Profile.load(path)
+            console.print(fit_line(fits[device]))
+        tiers, contention = _together(devices, profiles, output, host, console)
     document = {
         "devices": [
             {
@@ -107,10 +122,16 @@ def profile_host(
                 "profile": str(output / f"{_slug(device)}.json"),
                 "rows": len(profile.rows),
                 "failed": sum(row.status == "failed" for row in profile.rows),
+                **({"fit": _said(path, fits[device])} if device in fits else {}),
             }
             for device, profile in profiles.items()
+            for path in [output / f"{_slug(device)}.json"]
         },
     }
+
+
+def _said(profile: Path, fit: DeviceFit) -> dict[str, Any]:
+    return {"path": str(fit_path(profile)), "tasks": len(fit.tasks), "errors": fit.errors()}
 
 
 def profile_link(
@@ -132,7 +153,10 @@ def profile_link(
     """
     if (serve is None) == (link is None):
         raise SpecError("profile", got="both" if serve else "neither", expected="--serve or --link")
-    output.mkdir(parents=True, exist_ok=True)
+    try:
+        output.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise SpecError("--output", got=str(output), expected="a folder to make") from error
     with console.status(f"measuring the link between {host} and {peer}"):
         found: Links = serve_link(serve) if serve is not None else connect_link(str(link))
     tier = found.tier((host, peer), "network", f"measured between {host} and {peer}")
@@ -208,7 +232,7 @@ def _caps(memory: Sequence[str], devices: Sequence[DeviceName]) -> dict[DeviceNa
 
 
 def _profile(
-    device: DeviceName, programs: Sequence[Program], path: Path, quick: bool, console: Console
+    device: DeviceName, programs: Sequence[Program], *, path: Path, quick: bool, console: Console
 ) -> Profile:
     """Measure one device under a progress bar."""
     from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
@@ -257,12 +281,12 @@ def _together(
     if path.exists():
         document = load_document(path)
         known = document if document.get("of") == key else {}
-    if "tiers" not in known:
+    if not isinstance(known.get("tiers"), list):
         with console.status("measuring links"):
             tier = measure_links(devices).tier((host,), "host", "measured among ranks of the host")
         known = {"of": key, "tiers": [tier.model_dump(mode="json", exclude_defaults=True)]}
         write_atomically(path, _as_json(known))
-    if "contention" not in known:
+    if not isinstance(known.get("contention"), list):
         found: tuple[Contention, ...] = ()
         if devices[0].kind == "cpu":
             with console.status("measuring contention"):

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from foreplan.datasets.storage import exclusive
 from foreplan.datasets.tir.measure import MeasureOptions, measure
 from foreplan.datasets.tir.target import TargetDevice, target_device
 from foreplan.datasets.tir.task import Task, merge
@@ -47,11 +48,32 @@ def build_dataset(
 
     Raises:
         MissingDataError: no TVM, no such file or GPU.
-        SpecError: an unknown network or device, or devices of two kinds.
+        SpecError: an unknown network or device, devices of two kinds, a folder that cannot be
+            written or that another process writes.
     """
     # Devices come first: extraction takes minutes, and a wrong word needs none of them.
     targets = [] if extract_only else _targets(devices, chip)
-    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise SpecError("--output", got=str(folder), expected="a folder to make") from error
+    with exclusive(folder / TASKS_FILE):
+        return _build(
+            folder, networks, tasks, targets, options or MeasureOptions(), seed, extract_only,
+            progress,
+        )  # fmt: skip
+
+
+def _build(
+    folder: Path,
+    networks: Sequence[str],
+    tasks: Path | None,
+    targets: Sequence[TargetDevice],
+    options: MeasureOptions,
+    seed: int,
+    extract_only: bool,
+    progress: Callable[[str], None],
+) -> dict[str, Any]:
     refused: dict[str, str] = {}
     if tasks is not None:
         found = read_tasks(tasks)
@@ -64,9 +86,7 @@ def build_dataset(
     if extract_only:
         return document
     random.Random(seed).shuffle(found)
-    return document | measure(
-        found, targets, folder, options or MeasureOptions(), progress=progress
-    )
+    return document | measure(found, targets, folder, options, progress=progress)
 
 
 def _targets(devices: Sequence[str], chip: str | None) -> list[TargetDevice]:

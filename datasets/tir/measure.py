@@ -19,11 +19,13 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from foreplan.datasets.storage import write_atomically
 from foreplan.datasets.tir.records import ProgramRecord, merge_shards, read_records, write_records
 from foreplan.datasets.tir.target import TargetDevice
 from foreplan.datasets.tir.task import Task
 from foreplan.datasets.tir.toolchain import Toolchain, require_tvm
 from foreplan.datasets.tir.worker_process import WorkerLost, WorkerProcess
+from foreplan.errors import SpecError
 
 _SHARD_ROWS = 400
 _SHARD_S = 60.0
@@ -125,7 +127,11 @@ class _Run:
     def _plan(self, tasks: Sequence[Task]) -> Iterator[_Job]:
         done: set[str] = set()
         if self._journal.exists():
-            done = set(self._journal.read_text(encoding="utf-8").split())
+            text = self._journal.read_text(encoding="utf-8", errors="replace")
+            whole, _, torn = text.rpartition("\n")  # a process can die while it writes a line
+            done = set(whole.split("\n"))
+            if torn:
+                write_atomically(self._journal, whole + "\n" if whole else "")
         if any(self._shards.glob("*.parquet")):
             for record in read_records(self._shards):
                 self._known.setdefault(record.task_key, set()).add(record.program_key)
@@ -326,8 +332,15 @@ class _Run:
         if records:
             write_records(records, self._shards / f"shard-{time.time_ns()}.parquet")
         if finished:
-            with self._journal.open("a", encoding="utf-8") as stream:
-                stream.write("".join(f"{name}\n" for name in finished))
+            try:
+                with self._journal.open("a", encoding="utf-8") as stream:
+                    stream.write("".join(f"{name}\n" for name in finished))
+                    stream.flush()
+                    os.fsync(stream.fileno())
+            except OSError as error:
+                raise SpecError(
+                    str(self._journal), got=error.strerror, expected="a disk with room"
+                ) from error
 
     def _line(self) -> str:
         with self._lock:

@@ -175,13 +175,15 @@ def merge_shards(source: Path, target: Path, *, files: int = 6) -> dict[str, Any
     """
     records = sorted(read_records(source), key=lambda r: (r.device, r.task_key, r.seed))
     target.mkdir(parents=True, exist_ok=True)
-    for stale in target.glob("programs-*.parquet"):
-        stale.unlink()
     size = max(2000, -(-len(records) // files))
+    names = [f"programs-{number:03d}.parquet" for number in range(-(-len(records) // size))]
     written = [
-        write_records(records[at : at + size], target / f"programs-{number:03d}.parquet")
-        for number, at in enumerate(range(0, len(records), size))
+        write_records(records[number * size : (number + 1) * size], target / name)
+        for number, name in enumerate(names)
     ]
+    for stale in target.glob("programs-*.parquet"):
+        if stale.name not in names:
+            stale.unlink()
     by_status: dict[str, int] = {}
     for record in records:
         by_status[record.status] = by_status.get(record.status, 0) + 1

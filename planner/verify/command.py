@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import time
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from foreplan.cost_models.book import Profiles, cost_book, cost_choice
 from foreplan.cost_models.costs import CostBook
-from foreplan.datasets.storage import write_atomically
+from foreplan.datasets.storage import exclusive, write_atomically
 from foreplan.errors import VerificationError
 from foreplan.planner.plan import Plan, load_plan
 from foreplan.planner.registry import planner
@@ -60,10 +61,13 @@ def verify_command(
         The exit code: 0, or 5 where the run is outside the tolerance or computes something else.
 
     Raises:
-        ForeplanError: as `foreplan.planner.verify.verify.verify`.
+        ForeplanError: as `foreplan.planner.verify.verify.verify`; another process verifies into the
+            same output.
     """
     plan = load_plan(path)
-    with console.status("starting") as status:
+    # Hosts that meet may share a folder; and a path that cannot be written is found before the run.
+    alone = exclusive(output) if rdzv_endpoint is None and not dry_run else contextlib.nullcontext()
+    with alone, console.status("starting") as status:
         # A spinner shows nothing in a log: there every step is a line of its own.
         say = status.update if console.is_terminal else _line(console)
         run = verify(
@@ -71,10 +75,11 @@ def verify_command(
             rdzv_endpoint=rdzv_endpoint, host=host, dry_run=dry_run, progress=say,
             costs=_costs(plan, path.parent) if thorough else None,
         )  # fmt: skip
+        if run.document is not None:
+            run.document.save(output)
     if run.document is None:
         _show_sketch(run, as_json, console)
         return 0
-    run.document.save(output)
     written = [output]
     if trace is not None:
         predicted, measured = timelines(plan, run.document)
