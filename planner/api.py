@@ -31,6 +31,7 @@ from foreplan.planner.plan import (
 )
 from foreplan.planner.predict import Forecast
 from foreplan.planner.registry import planner as find_planner
+from foreplan.planner.what_if import what_if
 
 #: Largest relative error of a real run's total that passes unless the caller says otherwise.
 TOLERANCE = 0.10
@@ -108,6 +109,7 @@ def plan(
     *,
     costs: CostChoice = "measured",
     beside: Sequence[CostChoice] = (),
+    relax: bool = False,
     seed: int = 0,
 ) -> Plan:
     """Decide, replay the decision in the simulator, and describe it as a plan document.
@@ -122,6 +124,8 @@ def plan(
             published figures alone.
         beside: decide from these costs too and keep the decisions among the alternatives, priced
             by ``costs``; a verification then says what each source of costs is worth.
+        relax: decide again with each binding limit relaxed by 10 %, one at a time, and say what it
+            would bring (``what_if`` of the plan); takes as long again for each.
         seed: of every random choice.
 
     Returns:
@@ -181,6 +185,10 @@ def plan(
         ],
         seed=seed,
     )
+    predicted = forecast.prediction()
+    eased = None
+    if relax:
+        eased = what_if(chosen, problem, decision, predicted, forecast.total_s)
     cuda = all(rank.name.kind == "cuda" for rank in where.ranks())
     return Plan(
         kind=kind,
@@ -188,7 +196,7 @@ def plan(
         cluster=where,
         workload=problem.workload.model_dump(mode="json"),
         decision=decision.model_dump(mode="json"),
-        predicted=forecast.prediction(),
+        predicted=predicted,
         times=Times.of(forecast.timeline),
         alternatives=tuple(
             Alternative(
@@ -201,6 +209,7 @@ def plan(
         ),
         rejected=tuple(Rejected(name=name, reason=reason) for name, reason in rejected.items()),
         confidence=rated,
+        what_if=eased,
         bound=ProvenBound(
             status=bound.status, lower_s=bound.lower_s, gap=bound.gap, solver=bound.solver,
             evaluations=bound.evaluations,

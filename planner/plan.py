@@ -216,6 +216,23 @@ class Confidence(StrictModel):
         return () if any(isinstance(item, str) for item in items) else items
 
 
+class WhatIf(StrictModel):
+    """What relaxing one binding limit would bring; see `foreplan.planner.what_if`.
+
+    Attributes:
+        limit: field of the workload, or ``memory of t4``.
+        relaxed: by which share.
+        total_s: predicted total of the decision then made.
+        gain: share by which the planner's objective (seconds, for most) falls; 0 where nothing
+            better was found.
+    """
+
+    limit: str
+    relaxed: float
+    total_s: float
+    gain: float
+
+
 class Provenance(StrictModel):
     """Where the numbers come from.
 
@@ -247,6 +264,7 @@ class Plan(StrictModel):
         alternatives: decisions it was preferred to.
         rejected: baselines that do not fit, with the reason.
         confidence: how sure the choice is.
+        what_if: what relaxing each binding limit would bring; ``None`` where it was not asked for.
         bound: what is proven.
         verify: how to check it.
         assumptions: what the plan rests on that the user did not say.
@@ -264,6 +282,7 @@ class Plan(StrictModel):
     alternatives: tuple[Alternative, ...] = ()
     rejected: tuple[Rejected, ...] = ()
     confidence: Confidence
+    what_if: tuple[WhatIf, ...] | None = None
     bound: ProvenBound
     verify: VerifyHints
     assumptions: tuple[str, ...] = ()

@@ -18,6 +18,7 @@ def plan_files(
     *,
     costs: str,
     beside: Sequence[str] = (),
+    relax: bool = False,
     seed: int,
     output: Path,
 ) -> Plan:
@@ -31,6 +32,7 @@ def plan_files(
         cluster: a file (`Path`) or the inline form (text).
         costs: one of ``cost_models.book.COST_CHOICES``.
         beside: others of them to decide from as well.
+        relax: see `foreplan.planner.api.plan`.
         output: the plan's file.
 
     Raises:
@@ -38,7 +40,7 @@ def plan_files(
     """
     made = plan(
         kind, model, cluster, workload, costs=cost_choice(costs),
-        beside=[cost_choice(word) for word in beside], seed=seed,
+        beside=[cost_choice(word) for word in beside], relax=relax, seed=seed,
     )  # fmt: skip
     if isinstance(cluster, Path):
         moved = made.cluster.rebase(cluster.parent, output.parent)

@@ -107,7 +107,8 @@ def _by_number(text: str) -> tuple[float, str]:
 
 
 def limits_section(limits: tuple[Limit, ...]) -> Html:
-    """Limits with how much of each is used, tightest first."""
+    """Limits with how much of each is used and what relaxing it would bring, tightest first."""
+    asked = any(limit.eased for limit in limits)
     rows = [
         [
             breakable(limit.what),
@@ -116,12 +117,13 @@ def limits_section(limits: tuple[Limit, ...]) -> Html:
             limit.used,
             limit.limit,
             limit.free,
+            *([limit.eased or UNKNOWN] if asked else []),
         ]
         for limit in limits
     ]
     tight = [f"{limit.what} ({limit.free} free)" for limit in limits if limit.share >= 0.98]
     note = f"Tight: {', '.join(tight)}." if tight else "No limit is tight."
-    head = ["Limit", "State", "Share", "Used", "Allowed", "Free"]
+    head = ["Limit", "State", "Share", "Used", "Allowed", "Free", *(["What if"] if asked else [])]
     return section(
         "What limits the plan",
         table("Limits, tightest first", head, rows, numeric="...nnn"),

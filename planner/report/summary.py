@@ -45,6 +45,7 @@ class Limit:
         what: ``memory of t4#0``.
         used, limit, free: for readers.
         share: part of the limit that is used; at most 1 where it is met.
+        eased: what relaxing it would bring, "" where that was not asked for.
     """
 
     what: str
@@ -52,6 +53,7 @@ class Limit:
     limit: str
     free: str
     share: float
+    eased: str = ""
 
     @property
     def verdict(self) -> str:
@@ -237,6 +239,7 @@ def _memory(plan: Plan, devices: tuple[str, ...]) -> list[Limit]:
                     limit=bytes_of(rank.capacity_bytes),
                     free=bytes_of(free),
                     share=total / rank.capacity_bytes,
+                    eased=_eased(plan, f"memory of {_device_name(plan, rank.device)}"),
                 )
             )
     return limits
@@ -260,9 +263,25 @@ def _named(plan: Plan) -> list[Limit]:
                 limit=f"at {'most' if at_most else 'least'} {_shown(name, limit)}",
                 free=_shown(name, large - small),
                 share=small / large if large > 0 else 1.0,
+                eased=_eased(plan, field),
             )
         )
     return limits
+
+
+def _device_name(plan: Plan, label: str) -> str:
+    return next((str(r.name) for r in plan.cluster.ranks() if r.label == label), label)
+
+
+def _eased(plan: Plan, limit: str) -> str:
+    """``10 % more: 3.1 % better (712 ms)``."""
+    found = next((item for item in plan.what_if or () if item.limit == limit), None)
+    if found is None:
+        return ""
+    by = f"{percent(found.relaxed)} {'less' if limit.startswith('min_') else 'more'}"
+    if found.gain < 5e-4:
+        return f"{by}: nothing gained"
+    return f"{by}: {percent(found.gain)} better ({seconds(found.total_s)})"
 
 
 def _is_number(value: object) -> TypeGuard[int | float]:

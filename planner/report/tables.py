@@ -153,6 +153,7 @@ def _limits(summary: Summary) -> Grid:
     limits = summary.limits[:6]
     tones: dict[str, Tone] = {"exceeded": "bad", "tight": "warn", "close": "", "room": "good"}
     hidden = len(summary.limits) - len(limits)
+    asked = any(limit.eased for limit in limits)
     return Grid(
         "Limits, tightest first",
         [
@@ -161,6 +162,7 @@ def _limits(summary: Summary) -> Grid:
             Column("used", [limit.used for limit in limits], True),
             Column("allowed", [limit.limit for limit in limits], True),
             Column("free", [limit.free for limit in limits], True, 80),
+            *([Column("what if", [limit.eased or UNKNOWN for limit in limits])] if asked else []),
         ],
         note=f"and {hidden} more with more room" if hidden > 0 else "",
     )

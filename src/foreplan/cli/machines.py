@@ -31,6 +31,12 @@ def profile(
         list[str] | None, typer.Option(help="DEVICE=SIZE: cap to write into the cluster.")
     ] = None,
     quick: Annotated[bool, typer.Option(help="Fewer shapes and repetitions.")] = False,
+    fit: Annotated[
+        bool, typer.Option(help="Time a few of the shapes and fit the predictor to each device.")
+    ] = False,
+    tasks: Annotated[
+        int | None, typer.Option(help="With --fit: how many shapes to time; 32 if left out.")
+    ] = None,
     host: Annotated[str, typer.Option(help="Name of this host in the cluster.")] = "localhost",
     serve: Annotated[
         str | None, typer.Option(help="HOST:PORT: wait there for another host's --link.")
@@ -44,8 +50,11 @@ def profile(
     as_json: Json = False,
 ) -> None:
     """Measure this machine: one file a device and cluster.yaml. Killed, it resumes where it was."""
+    from foreplan.planner.fit_command import TASKS
     from foreplan.planner.profile_command import profile_host, profile_link
 
+    if tasks is not None and not fit:
+        raise SpecError("--tasks", got=tasks, expected="--fit with it")
     if serve is not None or link is not None:
         if peer is None:
             raise SpecError("--peer", got=None, expected="the other host's name in the cluster")
@@ -55,7 +64,8 @@ def profile(
     else:
         result = profile_host(
             names or [], output, models=model or [], workload=workload, purpose=purpose,
-            memory=memory or [], quick=quick, host=host, console=console(),
+            memory=memory or [], quick=quick, tasks=(tasks or TASKS) if fit else None, host=host,
+            console=console(),
         )  # fmt: skip
     if as_json:
         print_json(result)

@@ -32,6 +32,9 @@ def plan_command(
         list[str] | None,
         typer.Option(help="Decide from these costs too, to be verified beside the plan."),
     ] = None,
+    what_if: Annotated[
+        bool, typer.Option("--what-if", help="Decide again with each binding limit relaxed.")
+    ] = False,
     seed: Annotated[int, typer.Option(help="Of every random choice.")] = 0,
     as_json: Json = False,
 ) -> None:
@@ -46,8 +49,9 @@ def plan_command(
     else:
         source = Path(cluster)
     made = plan_files(
-        kind, model, source, workload, costs=costs, beside=beside or [], seed=seed, output=output
-    )
+        kind, model, source, workload, costs=costs, beside=beside or [], relax=what_if, seed=seed,
+        output=output,
+    )  # fmt: skip
     if as_json:
         print(made.to_json(), end="")
         return
