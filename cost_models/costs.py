@@ -186,7 +186,7 @@ class CostBook:
             found = source.estimate(work, device)
             if found is not None:
                 return found
-        raise MissingDataError(
-            f"no cost for {work} on {device}",
-            fix="measure it with 'foreplan profile', or use a device whose peak figures are known",
-        )
+        fix = "measure it with 'foreplan profile', or use a device whose peak figures are known"
+        if isinstance(work, Collective):
+            fix = "write the link between these ranks under tiers of the cluster, or their hosts (t4@a)"
+        raise MissingDataError(f"no cost for {work} on {device}", fix=fix)

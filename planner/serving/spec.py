@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Annotated
+from typing import Annotated, Any
 
 from pydantic import Field, field_validator, model_validator
 
@@ -48,6 +48,12 @@ class ServingWorkload(StrictModel):
     quantise_activations: bool = False
     prefill_microbatch: Count | None = None
     decode_microbatch: Count | None = None
+
+    @field_validator("bits", mode="before")
+    @classmethod
+    def _one_number(cls, value: Any) -> Any:
+        # ``bits=8`` on the command line; a list is no tuple to strict checks behind a validator.
+        return tuple(value) if isinstance(value, list) else (value,) if type(value) is int else value
 
     @field_validator("bits")
     @classmethod

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from foreplan.datasets.cluster import Cluster
     from foreplan.datasets.device import Device
     from foreplan.datasets.model import Model, load_model
+    from foreplan.datasets.profile import Profile
     from foreplan.datasets.program import Program, Variant
     from foreplan.datasets.specs import StrictModel
     from foreplan.errors import (
@@ -53,10 +54,10 @@ if TYPE_CHECKING:
     from foreplan.planner.plan import Plan, decision_of, load_plan
     from foreplan.planner.precision.execution.modules import apply_precision, remove_precision
     from foreplan.planner.precision.networks import register_network
-    from foreplan.planner.precision.spec import PrecisionDecision, PrecisionWorkload
+    from foreplan.planner.precision.spec import PrecisionDecision, PrecisionWorkload, WorkerDecision
     from foreplan.planner.precision.task import TrainingTask
     from foreplan.planner.report.files import write_report
-    from foreplan.planner.serving.spec import ServingDecision, ServingWorkload
+    from foreplan.planner.serving.spec import ServingDecision, ServingWorkload, StageDecision
     from foreplan.planner.verify.verification import Verification, load_verification
     from foreplan.planner.verify.verify import verify
     from foreplan.solvers.solution import Solution, SolutionStatus
@@ -92,6 +93,7 @@ __all__ = [
     "PrecisionWorkload",
     "Predictor",
     "Problem",
+    "Profile",
     "Program",
     "Replay",
     "Schedule",
@@ -103,6 +105,7 @@ __all__ = [
     "Solution",
     "SolutionStatus",
     "SpecError",
+    "StageDecision",
     "StorageAccess",
     "StrictModel",
     "Timeline",
@@ -111,6 +114,7 @@ __all__ = [
     "Verification",
     "VerificationError",
     "Work",
+    "WorkerDecision",
     "Written",
     "__version__",
     "apply_precision",
@@ -144,6 +148,7 @@ _NAMES_OF = {
     "datasets.cluster": "Cluster",
     "datasets.device": "Device",
     "datasets.model": "Model load_model",
+    "datasets.profile": "Profile",
     "datasets.program": "Program Variant",
     "datasets.specs": "StrictModel",
     "errors": "ForeplanError InfeasibleError MissingDataError SpecError VerificationError",
@@ -155,10 +160,10 @@ _NAMES_OF = {
     "planner.plan": "Plan decision_of load_plan",
     "planner.precision.execution.modules": "apply_precision remove_precision",
     "planner.precision.networks": "register_network",
-    "planner.precision.spec": "PrecisionDecision PrecisionWorkload",
+    "planner.precision.spec": "PrecisionDecision PrecisionWorkload WorkerDecision",
     "planner.precision.task": "TrainingTask",
     "planner.report.files": "write_report",
-    "planner.serving.spec": "ServingDecision ServingWorkload",
+    "planner.serving.spec": "ServingDecision ServingWorkload StageDecision",
     "planner.verify.verification": "Verification load_verification",
     "planner.verify.verify": "verify",
     "solvers.solution": "Solution SolutionStatus",

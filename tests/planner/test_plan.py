@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 import foreplan
 from foreplan.errors import InfeasibleError, SpecError
+from foreplan.planner.api import load_workload
 from foreplan.planner.plan import Plan, load_plan
 
 DEVICES = st.lists(
@@ -100,3 +101,9 @@ def test_other_costs_decide_beside_the_plan() -> None:
     for alternative in made.alternatives:
         if alternative.limits_met:
             assert alternative.predicted.total_s >= made.predicted.total_s * (1 - 1e-9)
+
+
+@pytest.mark.parametrize(("text", "bits"), [("8", (8,)), ("8+4", (8, 4))])
+def test_one_number_of_bits_needs_no_list(text, bits):
+    workload = load_workload("serving", f"batch=8,prompt_tokens=16,new_tokens=4,bits={text}")
+    assert workload.bits == bits
