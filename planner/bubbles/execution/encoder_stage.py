@@ -56,6 +56,11 @@ class EncoderStage:
             )  # fmt: skip
 
     @property
+    def apart(self) -> bool:
+        """Whether sums are apart."""
+        return self._pieces is not None
+
+    @property
     def live(self) -> int:
         """Micro-batches of units that are between their two passes."""
         return sum(cut.live for cut in self._cuts.values()) + (

@@ -123,10 +123,14 @@ class FlatParameters:
 
     # ------------------------------------------------------------------------------------- a step
 
-    def reset(self) -> None:
-        """Zero the gradients and undo what the optimizer did."""
+    def advance(self) -> None:
+        """Zero the gradients."""
         self.gradients.zero_()
         self._scattered = False
+
+    def reset(self) -> None:
+        """Zero the gradients and undo what the optimizer did."""
+        self.advance()
         if self._stepped:
             self.draw()
 

@@ -188,10 +188,52 @@ class BubbleKernels:
         """Forget the last step: gradients, losses, what was on its way, the optimizer's step."""
         for flat in self._flat.values():
             flat.reset()
+        self._forget()
+
+    def _forget(self) -> None:
         for cut in self._cuts:
             cut.forget()
         for values in (self._here, self._leaving, self._losses):
             values.clear()
+
+    def advance(self) -> None:
+        """Begin the next step of a training run: as `reset`, but weights stay as they are."""
+        for flat in self._flat.values():
+            flat.advance()
+        self._forget()
+
+    def adopt(self, decision: BubblesDecision) -> None:
+        """Carry out another order of the same parts from the next step on.
+
+        Args:
+            decision: with the same layout, stages, units and ranks.
+
+        Raises:
+            SpecError: a decision with other parts, or one with passes in pieces where the former
+                had none.
+        """
+        same = decision.plan == self._decision.plan and decision.stages == self._decision.stages
+        slots = {"slots": ()}
+        ours, theirs = (
+            [plan.model_copy(update=slots) for plan in one.encoders]
+            for one in (self._decision, decision)
+        )
+        if not same or ours != theirs:
+            raise SpecError(
+                "decision", got="other stages, units or ranks", expected="another order alone"
+            )
+        words = parse_order(decision.orders[self._rank])
+        split = {word.stage for word in words if word.piece >= 0}
+        apart = any(word.op in "fb" for word in words)
+        built = {number for number, cut in self._stages.items() if isinstance(cut, Pieces)}
+        if not split <= built or (apart and not all(e.apart for e in self._encoders.values())):
+            raise SpecError("decision", got="passes in pieces", expected="whole ones, as before")
+        self._decision, self._words = decision, words
+        self._buffers.clear()
+
+    def losses(self) -> dict[int, float]:
+        """Each micro-batch's share of the step's loss, where this rank has it."""
+        return {i: float(loss) for i, loss in self._losses.items()}
 
     def rehearse(self) -> None:
         """Compute the rank's whole list once on whatever its buffers hold, and forget it.

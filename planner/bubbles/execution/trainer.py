@@ -1,0 +1,123 @@
+"""`BubbleTrainer`: one process's part of a training loop that carries out a bubble plan.
+
+Every process of the run makes one and calls `step` in turn. With an `OnlinePlanner` on rank 0 the
+measured steps are fed back, and a new order takes effect between two steps: weights, optimizer and
+processes stay as they are.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from foreplan.cost_models.timeline import Timeline
+from foreplan.datasets.specs import validate
+from foreplan.planner.base import Problem
+from foreplan.planner.bubbles.decision import BubblesDecision
+from foreplan.planner.bubbles.execution.entry import rank_kernels
+from foreplan.planner.bubbles.execution.kernels import BubbleKernels
+from foreplan.planner.bubbles.online import OnlinePlanner
+from foreplan.planner.bubbles.planner import BubblesPlanner
+from foreplan.planner.bubbles.spec import BubblesWorkload
+from foreplan.planner.verify.channels import connect
+from foreplan.planner.verify.clock import Clock, CudaClock, HostClock
+from foreplan.planner.verify.measured import measured_timeline
+from foreplan.planner.verify.rank_program import rank_programs
+from foreplan.planner.verify.runtime import Record, Runtime
+
+
+@dataclass(frozen=True)
+class StepReport:
+    """What came of a step.
+
+    Attributes:
+        loss: mean over the step's micro-batches.
+        timeline: as measured.
+        replanned: whether the next step has another order.
+    """
+
+    loss: float
+    timeline: Timeline
+    replanned: bool
+
+
+class BubbleTrainer:
+    """See the module.
+
+    Args:
+        problem: what is trained; costs are not needed.
+        decision: of a plan.
+        rank: of this process among ``pp * tp``; ``torch.distributed`` is connected over gloo.
+        mode: ``fast`` or ``reference``, see `rank_kernels`.
+        online: on rank 0, to feed steps back; every process says whether there is one.
+        adaptive: whether rank 0 has one.
+        timeout_s: after which a transfer counts as lost.
+    """
+
+    def __init__(
+        self, problem: Problem[BubblesWorkload], decision: BubblesDecision, rank: int, *,
+        mode: str = "fast", online: OnlinePlanner | None = None, adaptive: bool = False,
+        timeout_s: float = 120.0,
+    ) -> None:  # fmt: skip
+        self._problem, self._rank, self._timeout_s = problem, rank, timeout_s
+        self._online, self._adaptive = online, adaptive
+        gpu = problem.cluster.ranks()[0].name.kind == "cuda"
+        self._backend = "nccl" if gpu else "gloo"
+        self._device = (
+            torch.device("cuda", torch.cuda.current_device()) if gpu else torch.device("cpu")
+        )
+        self.kernels: BubbleKernels = rank_kernels(problem, decision, rank, mode=mode)
+        self._install(decision)
+
+    def step(self) -> StepReport:
+        """Train on one batch; called by all processes at the same time.
+
+        Raises:
+            VerificationError: a kernel failed, or another process has gone.
+        """
+        self.kernels.advance()
+        record = self._runtime.execute(dist.barrier)
+        losses = self.kernels.losses()
+        told: list[tuple[Record, dict[int, float]]] = [(record, losses)] * dist.get_world_size()
+        dist.all_gather_object(told, (record, losses))
+        timeline = measured_timeline(self._schedule, [one for one, _ in told])
+        known = {i: loss for _, some in told for i, loss in some.items()}
+        return StepReport(sum(known.values()), timeline, self._feed_back(timeline))
+
+    def close(self) -> None:
+        """Leave the run; called by all processes."""
+        dist.destroy_process_group()
+
+    def _feed_back(self, timeline: Timeline) -> bool:
+        if not self._adaptive:
+            return False
+        made: list[Any] = [None]
+        if self._online is not None:
+            replanned = self._online.observe(timeline)
+            if replanned is not None:
+                made = [replanned.decision.model_dump(mode="json")]
+        dist.broadcast_object_list(made)
+        if made[0] is None:
+            return False
+        decision = validate(BubblesDecision, made[0], "decision")
+        self.kernels.adopt(decision)
+        self._install(decision)
+        return True
+
+    def _install(self, decision: BubblesDecision) -> None:
+        """Connections and list of an order."""
+        self._schedule, _ = BubblesPlanner().real(self._problem, decision)
+        programs = rank_programs(self._schedule, ordered=self._backend == "nccl")
+        program = programs[self._rank]
+        count = len(program.steps)
+        clock: Clock = (
+            HostClock(count) if self._device.type == "cpu" else CudaClock(count, self._device)
+        )
+        channels = connect(
+            programs, self._rank, backend=self._backend, clock=clock, device=self._device,
+            timeout_s=self._timeout_s,
+        )  # fmt: skip
+        self._runtime = Runtime(program, self.kernels, channels, clock)

@@ -1,0 +1,114 @@
+"""Measured steps fed back: prices are scaled, orders change where that pays, parameters stay."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from foreplan.cost_models.costs import CostBook, Estimate, HostLaunch, Work
+from foreplan.cost_models.simulator import simulate
+from foreplan.cost_models.timeline import Timeline
+from foreplan.datasets.cluster import Cluster
+from foreplan.datasets.specs import validate
+from foreplan.errors import SpecError
+from foreplan.planner.base import Problem
+from foreplan.planner.bubbles import BubblesPlanner
+from foreplan.planner.bubbles.decision import BubblesDecision
+from foreplan.planner.bubbles.online import Kind, OnlinePlanner, ScaledBook
+from foreplan.planner.bubbles.spec import BubblesWorkload
+
+
+class Priced:
+    def estimate(self, work: Work, device: str) -> Estimate | None:
+        return Estimate.exact(0.0 if isinstance(work, HostLaunch) else 1e-3)
+
+
+def problem_of() -> Problem[BubblesWorkload]:
+    dims = {"layers": 4, "hidden": 64, "heads": 2}
+    workload = validate(BubblesWorkload, {
+        "encoders": [{"name": "vit", "dims": dims | {"layers": 2}, "tokens": 8}],
+        "backbone": dims | {"vocab": 50}, "sequence_length": 16, "microbatches": 6,
+        "plan": {"pp": 2}, "unit_layers": [0.5],
+    }, "workload")  # fmt: skip
+    devices = [{"name": "cpu:threads=1", "count": 2, "memory_bytes": 1 << 30}]
+    cluster = validate(Cluster, {"devices": devices}, "cluster")
+    return Problem(None, cluster, workload, CostBook([Priced()]))
+
+
+PROBLEM = problem_of()
+PLANNER = BubblesPlanner()
+DECISION = PLANNER.decide(PROBLEM).decision
+SLOW, FAST = "localhost/cpu:threads=1#1", "localhost/cpu:threads=1#0"
+
+
+def measured(decision: BubblesDecision, factors: dict[Kind, float]) -> Timeline:
+    """A step whose works take longer than priced."""
+    book = ScaledBook(PROBLEM.costs, factors)
+    return simulate(PLANNER.schedule(PROBLEM, decision), book)
+
+
+def everything(device: str, factor: float) -> dict[Kind, float]:
+    return {(device, op): factor for op in ("F", "B", "encode", "encode_backward")}
+
+
+def test_a_slow_rank_gets_a_new_order_once_it_has_lasted() -> None:
+    online = OnlinePlanner(PROBLEM, DECISION, patience=3)
+    slow = everything(SLOW, 2.0)
+    seen = [online.observe(measured(DECISION, slow)) for _ in range(3)]
+    assert seen[:2] == [None, None]
+    found = seen[2]
+    assert found is not None
+    assert found.factors[SLOW, "encode"] == pytest.approx(2.0)
+    assert found.factors[FAST, "F"] == pytest.approx(1.0)
+    assert found.before_s == pytest.approx(measured(DECISION, slow).makespan_s)
+    assert found.after_s == pytest.approx(measured(found.decision, slow).makespan_s)
+    assert found.after_s < 0.99 * found.before_s
+    slots = found.decision.encoders[0].slots
+    assert slots.count(1) < DECISION.encoders[0].slots.count(1)
+    kept = {"slots": ()}
+    assert found.decision.stages == DECISION.stages
+    assert found.decision.encoders[0].model_copy(update=kept) == (
+        DECISION.encoders[0].model_copy(update=kept)
+    )
+    # The new prices hold: what was drift is none any more.
+    again = [online.observe(measured(found.decision, slow)) for _ in range(4)]
+    assert again == [None] * 4
+
+
+def test_one_bad_step_or_small_drift_changes_nothing() -> None:
+    online = OnlinePlanner(PROBLEM, DECISION, threshold=0.1, patience=2)
+    for factor in (1.0, 3.0, 1.0, 3.0, 1.05, 1.05, 1.05):
+        assert online.observe(measured(DECISION, everything(SLOW, factor))) is None
+    assert online.factors == {}
+
+
+@settings(max_examples=12, deadline=None)
+@given(st.lists(st.floats(0.5, 3.0), min_size=4, max_size=4))
+def test_a_new_order_is_never_slower_at_the_prices_measured(values: list[float]) -> None:
+    kinds = [(device, op) for device in (SLOW, FAST) for op in ("F", "encode")]
+    factors: dict[Kind, float] = dict(zip(kinds, values, strict=True))
+    online = OnlinePlanner(PROBLEM, DECISION, patience=1)
+    found = online.observe(measured(DECISION, factors))
+    if found is not None:
+        assert found.after_s <= found.before_s * (1 - 0.01)
+        assert measured(found.decision, factors).makespan_s == pytest.approx(found.after_s)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [({"threshold": 0.0}, "threshold: got 0.0"), ({"patience": 0}, "patience: got 0"),
+     ({"gain": 1.0}, "gain: got 1.0")],
+)  # fmt: skip
+def test_limits_that_mean_nothing_are_refused(options: dict[str, Any], words: str) -> None:
+    with pytest.raises(SpecError, match=words):
+        OnlinePlanner(PROBLEM, DECISION, **options)
+
+
+def test_encoders_of_the_first_stage_have_no_other_order() -> None:
+    first = PLANNER.baselines(PROBLEM)["encoders on the first stage"]
+    assert isinstance(first, BubblesDecision)
+    with pytest.raises(SpecError, match="colocated on all ranks"):
+        OnlinePlanner(PROBLEM, first)
