@@ -35,10 +35,13 @@ class Runnable:
     Attributes:
         call: runs the program once on the next set of inputs.
         cache_state: what was cold and what warm, for the record.
+        turns: calls until the same inputs come back; ``None`` where calls have to be issued one by
+            one, as a training step does.
     """
 
     call: Callable[[], object]
     cache_state: str
+    turns: int | None = 1
 
 
 class Inputs:
@@ -68,7 +71,7 @@ class Inputs:
         if program.op == "linear":
             return self._linear(program)
         if is_training(program):
-            return Runnable(training_call(program, self.device), "as in a training step")
+            return Runnable(training_call(program, self.device), "as in a training step", None)
         builder = getattr(self, f"_{program.op}", None)
         run = function(program.op, program.variant)
         if builder is None:
@@ -99,7 +102,8 @@ class Inputs:
         x = self._draw(rows, k)
         turn = itertools.cycle(self._weights)
         run = kernel.run
-        return Runnable(lambda: run(x, next(turn), None), self._cold("weight", len(self._weights)))
+        copies = len(self._weights)
+        return Runnable(lambda: run(x, next(turn), None), self._cold("weight", copies), copies)
 
     def _attention(self, program: Program, run: Callable[..., Any]) -> Runnable:
         d = program.dims
@@ -111,7 +115,7 @@ class Inputs:
         caches = [(self._draw(*shape), self._draw(*shape)) for _ in range(copies)]
         turn, keys = itertools.cycle(caches), d["keys"]
         state = "keys and values warm" if prefill else self._cold("keys and values", copies)
-        return Runnable(lambda: run(q, *next(turn), keys), state)
+        return Runnable(lambda: run(q, *next(turn), keys), state, copies)
 
     def _cache_write(self, program: Program, run: Callable[..., Any]) -> Runnable:
         d = program.dims
@@ -121,7 +125,8 @@ class Inputs:
         copies = self._copies(4 * _count(shape))
         caches = [(self._draw(*shape), self._draw(*shape)) for _ in range(copies)]
         turn = itertools.cycle(caches)
-        return Runnable(lambda: run(*next(turn), k, v, 0), self._cold("keys and values", copies))
+        state = self._cold("keys and values", copies)
+        return Runnable(lambda: run(*next(turn), k, v, 0), state, copies)
 
     def _rope(self, program: Program, run: Callable[..., Any]) -> Runnable:
         rows, heads, head_dim = program.sizes
@@ -152,7 +157,7 @@ class Inputs:
         table = self._draw(64, cols).repeat(_VOCABULARY // 64, 1)
         ids = torch.randint(0, _VOCABULARY, (64, rows), generator=self._random, device=self.device)
         turn = itertools.cycle(ids)
-        return Runnable(lambda: run(table, next(turn)), "table cold; ids warm")
+        return Runnable(lambda: run(table, next(turn)), "table cold; ids warm", len(ids))
 
     def _row_wise(self, program: Program, run: Callable[..., Any]) -> Runnable:
         dtype = torch.float32 if program.variant.storage == "fp32" else torch.bfloat16

@@ -119,24 +119,13 @@ class DecoderStage:
             raise SpecError(
                 "stage", got=[start, end], expected=f"layers within [0, {model.layers})"
             )
-        _check_batches(prefill_batches, decode_batches)
-        if not 1 <= prompt <= positions:
-            raise SpecError("stage.prompt", got=prompt, expected=f"1 to {positions} positions")
-        if positions > model.max_sequence:
-            raise SpecError(
-                "stage.positions",
-                got=positions,
-                expected=f"at most {model.max_sequence}, what {model.name} attends to in full",
-            )
         self.model = model
         self.start, self.end = start, end
         self.first, self.last = start == 0, end == model.layers
-        self.prompt, self.positions = prompt, positions
         self.device = torch.device(device)
         self.reference = reference
         self.keep_logits = False
         self.logits: Tensor | None = None
-        self._batches = (tuple(prefill_batches), tuple(decode_batches))
         self._dtype = torch.float32 if reference else torch.bfloat16
         self._layers: list[DecoderLayer] = []
         self._caches: tuple[list[list[tuple[Tensor, Tensor]]], ...] = ([], [])
@@ -149,6 +138,23 @@ class DecoderStage:
         self._embedding = function("embedding", fixed_variant(model, "embedding"))
         self._add = function("add", fixed_variant(model, "add"))
         self._argmax = function("argmax", fixed_variant(model, "argmax"))
+        self._fit(prefill_batches, decode_batches, prompt, positions)
+
+    def _fit(
+        self, prefill: Sequence[int], decode: Sequence[int], prompt: int, positions: int
+    ) -> None:
+        _check_batches(prefill, decode)
+        if not 1 <= prompt <= positions:
+            raise SpecError("stage.prompt", got=prompt, expected=f"1 to {positions} positions")
+        if positions > self.model.max_sequence:
+            raise SpecError(
+                "stage.positions",
+                got=positions,
+                expected=f"at most {self.model.max_sequence}, what {self.model.name} attends to in "
+                "full",
+            )
+        self.prompt, self.positions = prompt, positions
+        self._batches = (tuple(prefill), tuple(decode))
 
     # Loading ----------------------------------------------------------------------------------
 
@@ -183,6 +189,25 @@ class DecoderStage:
                     model, index, weights, layer.both, attention, device, reference=self.reference
                 )
                 self._layers.append(loaded)
+        self._allocate()
+
+    @torch.inference_mode()
+    def resize(
+        self,
+        prefill_batches: Sequence[int],
+        decode_batches: Sequence[int],
+        prompt: int,
+        positions: int,
+    ) -> None:
+        """Make a loaded stage one for other requests; its weights stay, its cache is emptied.
+
+        Raises:
+            SpecError: as of the stage itself.
+        """
+        self._fit(prefill_batches, decode_batches, prompt, positions)
+        self._cache = None
+        self._caches[PREFILL].clear()
+        self._caches[DECODE].clear()
         self._allocate()
 
     def _load_embedding(self, weights: WeightSource) -> None:

@@ -1,0 +1,282 @@
+"""Priced against timed passes of a decoder: ``python tests/benchmarks/serving_passes.py DEVICE``.
+
+Profiles a grid of programs on the device, draws workloads (batch, prompt, context) of which none is
+on the grid, prices the passes of three layers (16, 8 and 4 bits) and the head, and times them on a
+real stage. Prints a JSON line a workload and phase, and one with the errors. Weights are random.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import statistics
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from foreplan.cost_models.costs import CostBook
+from foreplan.cost_models.tables import InterpolatedSource, MeasuredSource
+from foreplan.datasets.cluster import Cluster
+from foreplan.datasets.decoder_memory import stage_bytes
+from foreplan.datasets.decoder_programs import head_programs, layer_programs
+from foreplan.datasets.device_name import DeviceName
+from foreplan.datasets.measuring import Effort
+from foreplan.datasets.model import Model, load_model
+from foreplan.datasets.profile import Profile
+from foreplan.datasets.profile_grid import ProfileGrid
+from foreplan.datasets.profiling import measure_profile
+from foreplan.datasets.program import Program, Variant
+from foreplan.datasets.specs import validate
+from foreplan.datasets.weights import open_weights
+from foreplan.planner.serving.chain import workspace_bytes
+from foreplan.planner.serving.pricing import DECODE, PREFILL, MicroBatches, Pricing, StageKernels
+from foreplan.planner.serving.spec import ServingWorkload
+from foreplan.planner.verify.decoder import DecoderStage, PhaseKernels
+from foreplan.planner.verify.decoder import StageKernels as LoadedKernels
+from foreplan.planner.verify.pass_graphs import PassGraphs
+from foreplan.planner.verify.placement import take_seat
+
+#: Three layers, one of each number of bits.
+BITS = (16, 8, 4)
+LINEAR = {
+    "cuda": {
+        16: "bf16/bf16/torch.linear", 8: "int8/bf16/foreplan.fragment_linear",
+        4: "int4/bf16/foreplan.fragment_linear",
+    },
+    "cpu": {
+        16: "bf16/bf16/torch.linear", 8: "int8/bf16/torch.int8pack_mm",
+        4: "int4/bf16/torch.int4pack_mm",
+    },
+}  # fmt: skip
+STORAGE = {16: "bf16", 8: "int8", 4: "int4"}
+#: Measured shapes: (batch, prompt) of prefill, batches and contexts of decode.
+PREFILLS = (
+    (1, 64), (4, 64), (16, 64), (64, 64), (1, 256), (4, 256), (16, 256), (64, 256), (1, 1024),
+    (4, 1024), (16, 1024), (1, 2048), (4, 2048), (8, 2048),
+)  # fmt: skip
+BATCHES = (1, 2, 4, 8, 12, 16, 20, 24, 32, 40, 48, 64)
+CONTEXTS = (64, 256, 512, 1024, 2048, 4096)
+MOST_ROWS, MOST_PROMPT = 16384, 2048
+
+
+def kernel_table(kind: str) -> StageKernels:
+    """The same kernels for every workload, so that the stage is loaded once."""
+    table = {}
+    for phase in (PREFILL, DECODE):
+        table[f"{phase}/attention"] = Variant.parse("bf16/bf16/torch.sdpa")
+        table[f"{phase}/head"] = Variant.parse("bf16/bf16/torch.linear")
+        for bits, text in LINEAR[kind].items():
+            table[f"{phase}/linear/{bits}"] = Variant.parse(text)
+    return StageKernels(table)
+
+
+def grid(model: Model, kernels: StageKernels, small: int) -> list[Program]:
+    """Programs of the measured shapes; ``small`` divides prompts and contexts (rehearsals)."""
+    passes = [(b, t // small, t // small) for b, t in PREFILLS if small == 1 or b < 16]
+    contexts = [c // small for c in CONTEXTS]
+    passes += [(b, 1, c) for b, c in itertools.product(BATCHES[:: small or 1], contexts)]
+    found: dict[Program, None] = {}
+    for batch, queries, keys in passes:
+        phase = PREFILL if queries > 1 else DECODE
+        for bits in BITS:
+
+            def choose(op: str, _: Any, phase: str = phase, bits: int = bits) -> Variant:
+                return kernels.variant(phase, op, bits if op == "linear" else None)
+
+            every = layer_programs(model, batch, queries, keys, choose)
+            found.update(dict.fromkeys(p for p, _ in every))
+        head = head_programs(model, batch, lambda op, _: kernels.variant(DECODE, "head"))
+        found.update(dict.fromkeys(p for p, _ in head))
+    return list(ProfileGrid.exact(found))
+
+
+def drawn(count: int, small: int, seed: int) -> list[tuple[int, int, int]]:
+    """(batch, prompt, context) of workloads off the grid, sizes spread evenly over octaves."""
+    rng = np.random.default_rng(seed)
+    found: list[tuple[int, int, int]] = []
+    while len(found) < count:
+        batch = int(2 ** rng.uniform(0, 6 if small == 1 else 3))
+        prompt = int(2 ** rng.uniform(6, 11)) // small
+        context = int(2 ** rng.uniform(6, 12)) // small
+        on_grid = (batch, prompt * small) in PREFILLS or context * small in CONTEXTS
+        if batch * prompt <= MOST_ROWS and context > 1 and not on_grid:
+            found.append((batch, prompt, context))
+    return found
+
+
+class Timed:
+    """A loaded stage whose passes are timed.
+
+    Args:
+        model: the model; its last three layers and the head are loaded.
+        kernels: what runs them.
+        device: torch device.
+    """
+
+    def __init__(self, model: Model, kernels: StageKernels, device: torch.device) -> None:
+        def both(op: str, bits: int | None = None) -> PhaseKernels:
+            return PhaseKernels(*(kernels.variant(p, op, bits) for p in (PREFILL, DECODE)))
+
+        self.device = device
+        self.model = model
+        self.stage = DecoderStage(
+            model, model.layers - len(BITS), model.layers, prefill_batches=[1],
+            decode_batches=[1], prompt=1, positions=2, device=str(device),
+        )  # fmt: skip
+        loaded = LoadedKernels(tuple(both("linear", b) for b in BITS), both("attention"),
+                               both("head"))  # fmt: skip
+        self.stage.load(open_weights(model, device=device), loaded)
+
+    def seconds(self, batch: int, tokens: int, context: int) -> float:
+        """Median time of a pass: of a prompt, or of one token with ``context`` positions behind."""
+        prefill = tokens > 1
+        room = tokens if prefill else context
+        self.stage.resize([batch], [batch], tokens if prefill else room - 1, room)
+        x = torch.randn(batch * tokens, self.model.hidden, device=self.device).bfloat16()
+        run = self.stage.prefill if prefill else partial(self.stage.decode, step=1)
+        body: Callable[[], None] = partial(run, 0, x=x)  # type: ignore[arg-type]
+        if self.device.type == "cpu":
+            body()
+            return statistics.median(_wall(body) for _ in range(5))
+        graphs = PassGraphs(self.device)
+        torch.cuda.reset_peak_memory_stats(self.device)
+        graphs.warm_up(body)
+        replay = graphs.record(body)
+        return statistics.median(_on_gpu(replay) for _ in range(7))
+
+    def peak_bytes(self) -> int | None:
+        """Most bytes that tensors held since the last timed pass began; ``None`` of a CPU."""
+        if self.device.type == "cpu":
+            return None
+        return int(torch.cuda.max_memory_allocated(self.device))
+
+    def static_bytes(self, batch: int, positions: int) -> int:
+        """What the ledger says that the stage holds."""
+        layers = self.model.layers
+        return sum(
+            stage_bytes(
+                self.model, layers - len(BITS), layers, [STORAGE[b] for b in BITS], batch=batch,
+                positions=positions,
+            ).values()
+        )  # fmt: skip
+
+
+def _wall(body: Callable[[], None]) -> float:
+    started = time.perf_counter()
+    body()
+    return time.perf_counter() - started
+
+
+def _on_gpu(replay: Callable[[], None]) -> float:
+    """Seconds of a replay behind another one, so that its launch does not count."""
+    before, after = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    replay()
+    before.record()
+    replay()
+    after.record()
+    after.synchronize()
+    return 1e-3 * float(before.elapsed_time(after))
+
+
+def launch_seconds(timed: Timed, batch: int, context: int) -> tuple[float, float]:
+    """Host seconds of a decode pass: replayed from a graph, and issued kernel by kernel."""
+    timed.seconds(batch, 1, context)
+    x = torch.randn(batch, timed.model.hidden, device=timed.device).bfloat16()
+    body: Callable[[], None] = partial(timed.stage.decode, 0, 1, x)  # type: ignore[arg-type]
+    graphs = PassGraphs(timed.device)
+    graphs.warm_up(body)
+    found = []
+    for call in (graphs.record(body), body):
+        times = []
+        for _ in range(30):
+            torch.cuda.synchronize()
+            times.append(_wall(call))
+        found.append(statistics.median(times))
+    torch.cuda.synchronize()
+    return found[0], found[1]
+
+
+def main() -> None:
+    """See the module."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("device")
+    parser.add_argument("--model", default="llama-3.1-8b")
+    parser.add_argument("--workloads", type=int, default=60)
+    parser.add_argument("--profile", type=Path, required=True, help="where the profile goes")
+    parser.add_argument("--small", type=int, default=1, help="divide the lengths, for a rehearsal")
+    parser.add_argument("--seed", type=int, default=0)
+    options = parser.parse_args()
+    name, model = DeviceName.parse(options.device), load_model(options.model)
+    kernels = kernel_table(name.kind)
+    started = time.monotonic()
+    profile = measure_profile(
+        name, grid(model, kernels, options.small), options.profile, rounds=1,
+        effort=Effort(min_s=0.01, min_samples=5, max_s=0.1),
+    )  # fmt: skip
+    failed = [row for row in profile.rows if row.status != "ok"]
+    print(f"# {len(profile.rows)} programs in {time.monotonic() - started:.0f} s, "
+          f"{len(failed)} failed {[r.error for r in failed[:2]]}", flush=True)  # fmt: skip
+    seat = take_seat(name, ())
+    with seat.computing():
+        compare(profile, model, kernels, seat.device, options)
+
+
+def compare(
+    profile: Profile, model: Model, kernels: StageKernels, device: torch.device, options: Any
+) -> None:
+    """Time and price each workload."""
+    started = time.monotonic()
+    timed = Timed(model, kernels, device)
+    print(f"# loaded in {time.monotonic() - started:.1f} s", flush=True)
+    costs = CostBook([MeasuredSource(profile), InterpolatedSource(profile)])
+    cluster = validate(Cluster, {"devices": [{"name": options.device}]}, "cluster")
+    rank, errors, memory = cluster.ranks()[0], {PREFILL: [], DECODE: []}, []  # type: ignore[var-annotated]
+    for batch, prompt, context in drawn(options.workloads, options.small, options.seed):
+        for phase in (PREFILL, DECODE):
+            tokens, positions = (prompt, prompt) if phase == PREFILL else (1, context)
+            workload = ServingWorkload(batch=batch, prompt_tokens=positions, new_tokens=1)
+            pricing, sizes = Pricing(model, workload, costs), MicroBatches(batch, batch)
+            predicted = pricing.seconds(rank, pricing.head(kernels, phase, sizes)) + sum(
+                pricing.seconds(rank, pricing.layer(kernels, bits, phase, sizes, positions))
+                for bits in BITS
+            )
+            measured = timed.seconds(batch, tokens, positions)
+            errors[phase].append(predicted / measured - 1)
+            row = {
+                "device": options.device, "phase": phase, "batch": batch, "prompt": prompt,
+                "context": context, "predicted_us": round(predicted * 1e6, 1),
+                "measured_us": round(measured * 1e6, 1), "error": round(errors[phase][-1], 4),
+            }  # fmt: skip
+            peak = timed.peak_bytes()
+            if peak is not None:
+                space = workspace_bytes(model, workload.model_copy(
+                    update={"prompt_tokens": tokens}), sizes, device.type)  # fmt: skip
+                held = timed.static_bytes(batch, positions) + space
+                memory.append(held / peak - 1)
+                row |= {"peak_bytes": peak, "predicted_bytes": held}
+            print(json.dumps(row), flush=True)
+    for phase, found in errors.items():
+        size = np.abs(found)
+        print(json.dumps({
+            "device": options.device, "phase": phase, "workloads": len(found),
+            "mean_error": round(float(size.mean()), 4), "median": round(float(np.median(size)), 4),
+            "p90": round(float(np.quantile(size, 0.9)), 4), "bias": round(float(np.mean(found)), 4),
+        }), flush=True)  # fmt: skip
+    if memory:
+        print(json.dumps({"device": options.device, "memory": [
+            round(float(q), 4) for q in np.quantile(memory, [0, 0.5, 1])]}))  # fmt: skip
+        graph_s, plain_s = launch_seconds(timed, 16, 512)
+        print(json.dumps({
+            "device": options.device, "layers": len(BITS),
+            "graph_launch_us": round(graph_s * 1e6, 1), "plain_launch_us": round(plain_s * 1e6, 1),
+        }))  # fmt: skip
+
+
+if __name__ == "__main__":
+    main()
