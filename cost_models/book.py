@@ -1,8 +1,9 @@
 """Builds the `CostBook` of a cluster: which sources are asked for which device, in which order.
 
-``measured``: profiles (exact rows, then interpolation), then the shipped predictor for devices of
-the zoo, then the roofline of published or measured figures. ``predicted``: the same without
-profiles. ``roofline``: the figures alone. Links come from the cluster's tiers in every case.
+``measured``: profiles (exact rows, then interpolation), then the shipped predictor for devices that
+it was fitted to (``foreplan profile --fit``) and for devices of the zoo, then the roofline of
+published or measured figures. ``predicted``: the same without profiles. ``roofline``: the figures
+alone. Links come from the cluster's tiers in every case.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from pathlib import Path
 from typing import Literal, get_args
 
 from foreplan.cost_models.costs import CostBook, CostSource, Estimate, Work
+from foreplan.cost_models.device_fit import DeviceFit, FittedSource, fit_path
 from foreplan.cost_models.link_costs import LinkSource
 from foreplan.cost_models.roofline import RooflineSource
 from foreplan.cost_models.tables import InterpolatedSource, MeasuredSource
@@ -45,11 +47,13 @@ class Profiles:
 
     Attributes:
         by_label: the profile of each rank that has one.
-        digest: hash of each profile's document, by rank label.
+        digest: hash of each profile's document, by rank label, and of each fit's.
+        fits: the predictor fitted to the device, found beside the profile, by rank label.
     """
 
     by_label: Mapping[str, Profile] = field(default_factory=dict)
     digest: Mapping[str, str] = field(default_factory=dict)
+    fits: Mapping[str, DeviceFit] = field(default_factory=dict)
 
     @classmethod
     def of(cls, cluster: Cluster, folder: Path) -> Profiles:
@@ -60,10 +64,11 @@ class Profiles:
             folder: of that file.
 
         Raises:
-            SpecError: a profile that cannot be read, or that is of another device.
+            SpecError: a profile or a fit that cannot be read, or that is of another device.
         """
         loaded: dict[str, Profile] = {}
         found: dict[str, Profile] = {}
+        fits: dict[str, DeviceFit] = {}
         for rank in cluster.ranks():
             if rank.profile is None:
                 continue
@@ -76,13 +81,13 @@ class Profiles:
                     expected=f"{rank.name}, which the cluster says it describes",
                 )  # fmt: skip
             found[rank.label] = profile
-        return cls(
-            found,
-            {
-                label: hashlib.sha256(profile.to_json().encode()).hexdigest()
-                for label, profile in found.items()
-            },
-        )
+            fit = fit_path(folder / rank.profile)
+            if fit.exists():
+                fits[rank.label] = DeviceFit.load(fit)
+                _same_device(fits[rank.label], profile, fit.name)
+        digests = {label: _digest(profile.to_json()) for label, profile in found.items()}
+        digests |= {f"{label} fit": _digest(fit.to_json()) for label, fit in fits.items()}
+        return cls(found, digests, fits)
 
     def digests(self) -> dict[str, str]:
         """Hash of each profile's document, by rank label."""
@@ -113,6 +118,21 @@ class Profiles:
             for profile in self.by_label.values()
         }
         return tuple(f"devices run the software of their profiles ({v})" for v in sorted(versions))
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _same_device(fit: DeviceFit, profile: Profile, where: str) -> None:
+    """Refuse a fit beside the profile of another device or other software."""
+    of = (fit.device.name, fit.device.chip, tuple(fit.device.isa), dict(fit.software))
+    beside = profile.device
+    wanted = (beside.name, beside.chip, tuple(beside.isa), dict(profile.software))
+    for what, got, expected in zip(("name", "chip", "isa", "software"), of, wanted, strict=True):
+        if got != expected:
+            raise SpecError(f"{where}: {what}", got=got, expected=f"{expected}, as its profile has",
+                            fix="fit again with 'foreplan profile --fit'")  # fmt: skip
 
 
 class _ByZooName:
@@ -146,6 +166,8 @@ def cost_book(
     if choice == "measured":
         sources += [MeasuredSource(profiles.by_label), InterpolatedSource(profiles.by_label)]
     sources.append(LinkSource(cluster))
+    if choice != "roofline" and profiles.fits:
+        sources.append(FittedSource(profiles.fits))
     if choice != "roofline" and any(rank.name.zoo for rank in cluster.ranks()):
         # Loads scikit-learn, which a plan from profiles does without.
         from foreplan.cost_models.predicted import PredictedSource

@@ -1,0 +1,219 @@
+"""`DeviceFit`: the shipped predictor, fine-tuned to one device by a few dozen timed operators.
+
+The document holds the device's figures and the timed tasks; the law of `rate_model` is fitted to
+them when the document is read, in milliseconds and always to the same numbers. It stands beside the
+device's profile, as ``<profile>.fit.json``, and prices what ``--costs predicted`` asks of the
+device. Another schema, law or predictor than the one it was written for is refused.
+
+On kinds of device that the shipped predictor was trained on (GPUs) its own prediction is part of
+the law; on others (processors) it is left out, because there it makes held-out errors larger
+(docs/results/onboarding.md).
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Literal, Self
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import ConfigDict, Field, model_validator
+
+from foreplan.cost_models.costs import Copy, Estimate, HostLaunch, Work
+from foreplan.cost_models.operator_rates import family
+from foreplan.cost_models.rate_model import RateModel, Shipped
+from foreplan.cost_models.rescaled_roofline import RescaledRoofline
+from foreplan.datasets.device import Device
+from foreplan.datasets.profile import Row
+from foreplan.datasets.program import Program
+from foreplan.datasets.specs import StrictModel, load_document, validate
+from foreplan.datasets.storage import write_atomically
+from foreplan.errors import SpecError
+
+SCHEMA: Literal["foreplan.fit/1"] = "foreplan.fit/1"
+#: Name of the law and of its assumed widths; another one gives other prices of the same tasks.
+LAW: Literal["rates/1"] = "rates/1"
+SUFFIX = ".fit.json"
+
+Floats = NDArray[np.float64]
+
+
+class DeviceFit(StrictModel):
+    """See the module."""
+
+    model_config = ConfigDict(ignored_types=(functools.cached_property,))
+
+    schema_: Literal["foreplan.fit/1"] = Field(default=SCHEMA, alias="schema")
+    law: Literal["rates/1"] = LAW
+    device: Device
+    """Figures that were measured with the tasks."""
+    predictor: str | None = None
+    """SHA-256 of the card of the shipped weights; ``None`` where they are no part of the law."""
+    software: Mapping[str, str] = Field(default_factory=dict)
+    tasks: Annotated[tuple[Row, ...], Field(strict=False, min_length=1)]
+    """What was timed; rows that failed say what the device cannot run."""
+
+    @model_validator(mode="after")
+    def _each_once(self) -> Self:
+        seen = [row.program() for row in self.tasks]
+        if len(set(seen)) < len(seen):
+            raise ValueError("each task once")
+        if not any(row.status == "ok" for row in self.tasks):
+            raise ValueError("a task that ran")
+        return self
+
+    @classmethod
+    def of(cls, device: Device, tasks: Sequence[Row], software: Mapping[str, str]) -> Self:
+        """A fit to freshly timed tasks."""
+        return cls(
+            device=device, tasks=tuple(tasks), software=dict(software),
+            predictor=None if device.kind == "cpu" else _predictor_digest(),
+        )  # fmt: skip
+
+    @property
+    def programs(self) -> list[Program]:
+        """The tasks that ran."""
+        return [row.program() for row in self.tasks if row.status == "ok"]
+
+    @property
+    def seconds(self) -> Floats:
+        """Median seconds of `programs`."""
+        return np.array([row.median_s for row in self.tasks if row.status == "ok"], dtype=float)
+
+    @functools.cached_property
+    def model(self) -> RateModel:
+        """The law, fitted to the tasks."""
+        shipped = None if self.predictor is None else _shipped(self.device)
+        return RateModel(self.device, shipped).fit(self.programs, self.seconds)
+
+    def errors(self) -> dict[str, dict[str, float]]:
+        """Mean relative error by family and in all, each task predicted from the others alone.
+
+        ``roofline`` is the device's unscaled one (no task is used), ``rescaled`` see
+        `rescaled_roofline`, ``fitted`` the law. Fewer than two tasks say nothing.
+        """
+        from foreplan.cost_models.roofline import RooflineSource
+
+        programs, truth = self.programs, self.seconds
+        if len(programs) < 2:
+            return {}
+        source = RooflineSource(self.device)
+        bare = [source.estimate(program, self.device.name) for program in programs]
+        found = {
+            "roofline": np.array([np.nan if b is None else b.mean_s for b in bare]),
+            "rescaled": RescaledRoofline(self.device).fit(programs, truth).leave_one_out(),
+            "fitted": self.model.leave_one_out(),
+        }
+        kinds = np.array([family(program) for program in programs])
+        groups = {"all": np.ones(len(kinds), dtype=bool)}
+        groups |= {str(kind): kinds == kind for kind in sorted(set(kinds))}
+        return {
+            name: {"tasks": float(rows.sum())}
+            | {how: float(np.nanmean(np.abs(v / truth - 1)[rows])) for how, v in found.items()}
+            for name, rows in groups.items()
+        }
+
+    # -------------------------------------------------------------------------------- as a file
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Self:
+        """Read a fit.
+
+        Raises:
+            SpecError: no such file, another schema, law or predictor, or a field that is wrong.
+        """
+        where, document = os.fspath(path), load_document(path)
+        again = "fit again with 'foreplan profile --fit'"
+        for key, expected in (("schema", SCHEMA), ("law", LAW)):
+            if document.get(key) != expected:
+                raise SpecError(f"{where}: {key}", got=document.get(key), expected=expected,
+                                fix=again)  # fmt: skip
+        found = validate(cls, document, where)
+        if found.predictor not in (None, _predictor_digest()):
+            raise SpecError(
+                f"{where}: predictor", got=found.predictor[:12],
+                expected=f"the shipped one ({_predictor_digest()[:12]})", fix=again,
+            )  # fmt: skip
+        return found
+
+    def to_json(self) -> str:
+        """The document, one task a line; equal fits give equal bytes."""
+        head = self.model_dump_json(by_alias=True, exclude_none=True, exclude={"tasks"})
+        rows = ",\n".join(row.model_dump_json(exclude_none=True) for row in self.tasks)
+        return f'{head[:-1]},"tasks":[\n{rows}\n]}}\n'
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the fit whole or not at all.
+
+        Raises:
+            SpecError: the path cannot be written.
+        """
+        write_atomically(path, self.to_json())
+
+
+def fit_path(profile: str | os.PathLike[str]) -> Path:
+    """Where the fit of a device stands whose profile is ``profile``."""
+    return Path(profile).with_suffix("").with_name(Path(profile).stem + SUFFIX)
+
+
+class FittedSource:
+    """Prices work on devices with a `DeviceFit` (source ``predicted``).
+
+    Programs by the law; a copy inside the device by its measured bandwidth and a host launch by its
+    measured overhead. ``None`` for programs that failed to run on the device, and for others.
+
+    Args:
+        fits: by rank label.
+    """
+
+    def __init__(self, fits: Mapping[str, DeviceFit]) -> None:
+        self.fits = dict(fits)
+        self._failed = {
+            label: {row.program() for row in fit.tasks if row.status != "ok"}
+            for label, fit in fits.items()
+        }
+
+    def estimate(self, work: Work, device: str) -> Estimate | None:
+        """Price ``work`` on ``device`` in seconds, or ``None``."""
+        fit = self.fits.get(device)
+        if fit is None:
+            return None
+        if isinstance(work, Program):
+            if work in self._failed[device]:
+                return None
+            found = fit.model.forecast([work])
+            return Estimate(
+                float(found.mean_s[0]), float(found.low_s[0]), float(found.high_s[0]), "predicted"
+            )
+        launch, bandwidth = fit.device.launch_overhead_s, fit.device.memory_bandwidth
+        if isinstance(work, HostLaunch) and launch is not None:
+            return Estimate.exact(work.calls * launch, "predicted")
+        if isinstance(work, Copy) and work.kind == "device" and launch and bandwidth:
+            return Estimate.exact(launch + 2 * work.bytes / bandwidth, "predicted")
+        return None
+
+
+def _shipped(device: Device) -> Shipped:
+    """The shipped predictor's seconds on a device."""
+    from foreplan.cost_models.predictor import Predictor
+
+    predictor = Predictor.load()
+
+    def seconds(programs: Sequence[Program]) -> Floats:
+        found = predictor.supported(programs, device)
+        return np.array([np.nan if estimate is None else estimate.mean_s for estimate in found])
+
+    return seconds
+
+
+@functools.cache
+def _predictor_digest() -> str:
+    from foreplan.cost_models.model_store import model_folder, read_card
+
+    card = json.dumps(read_card(model_folder("pretrained:ops")), sort_keys=True)
+    return hashlib.sha256(card.encode()).hexdigest()

@@ -1,0 +1,112 @@
+"""What an operator has to do on a device, in seconds at full rate, and what it shares with others.
+
+The physics under `rate_model`: four terms a program, each the seconds that one part of the work
+takes where nothing is lost,
+
+=========  ===================================================================================
+launch     the host's time of one call
+compute    FLOP over the peak of the compute dtype (memory-bound operators: the fp32 peak)
+memory     bytes that move once, over the memory's bandwidth
+unpack     bytes of a weight written out in fp32 by kernels that dequantise before they multiply
+=========  ===================================================================================
+
+from figures that are measured or published, and the groups in which programs lose alike (the same
+family, operator, dtype, kernel, variant).
+
+Shape legend: ``N`` programs, ``T`` = `TERMS`, ``L`` = `LEVELS`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from foreplan.cost_models.roofline import ASSUMED_LAUNCH_S
+from foreplan.datasets.device import PEAK_DTYPES, Device
+from foreplan.datasets.program import PRODUCTS, Program
+from foreplan.errors import MissingDataError
+
+Floats = NDArray[np.float64]
+
+TERMS = ("launch", "compute", "memory", "unpack")
+
+#: Groups of programs from the widest to the narrowest.
+LEVELS = ("all", "family", "layer", "operator", "dtype", "function", "kernel", "variant")
+
+#: Operators whose FLOP are products; only these have a peak of their own for each dtype.
+_ARITHMETIC = PRODUCTS | {"linear", "matmul", "conv", "attention", "full_attention"}
+
+#: Kernels that write the whole weight out before they multiply.
+_UNPACKING = ("dequant_linear", "unpack_linear", "upcast_linear")
+
+_PASSES = ("_forward", "_backward", "_weight_gradient")
+
+
+def family(program: Program) -> str:
+    """``product``, ``attention``, ``optimizer``, ``cast`` or ``wide`` (all other)."""
+    if program.op in _ARITHMETIC:
+        return "attention" if "attention" in program.op else "product"
+    if program.op in ("optimizer_step", "adamw"):
+        return "optimizer"
+    return "cast" if program.op == "cast" else "wide"
+
+
+def groups(program: Program) -> tuple[str, ...]:
+    """The group of a program at each of `LEVELS`."""
+    variant, kind = program.variant, family(program)
+    layer = program.op
+    for ending in _PASSES:
+        layer = layer.removesuffix(ending)
+    # Attention of one new token takes another path through the kernel.
+    operator = program.op + (" of one query" if program.dims.get("queries") == 1 else "")
+    kernel = variant.kernel.removesuffix("_cold")
+    return (
+        "", kind, layer, operator, f"{kind} {variant.compute}", f"{operator} {kernel}",
+        f"{kind} {variant.storage}/{variant.compute}/{kernel}", f"{operator} {variant}",
+    )  # fmt: skip
+
+
+def rate_terms(programs: Sequence[Program], device: Device) -> Floats:
+    """Seconds of each term at full rate (N, T).
+
+    Raises:
+        MissingDataError: the device's bandwidth or its fp32 peak is not known.
+    """
+    if device.memory_bandwidth is None or device.peak("fp32") is None:
+        raise MissingDataError(
+            f"{device.name}: no memory bandwidth or no fp32 peak",
+            fix="measure them with 'foreplan profile', or write them into the device's file",
+        )
+    launch = device.launch_overhead_s or ASSUMED_LAUNCH_S
+    return np.array([
+        (
+            launch,
+            program.flops / _peak(device, program),
+            program.bytes / device.memory_bandwidth,
+            _unpacked_bytes(program) / device.memory_bandwidth,
+        )
+        for program in programs
+    ]).reshape(len(programs), len(TERMS))  # fmt: skip
+
+
+def roofline(terms: Floats, programs: Sequence[Program]) -> Floats:
+    """Seconds beside the launch that no kernel beats (N,), from `rate_terms`."""
+    products = np.array([program.op in _ARITHMETIC for program in programs])
+    return np.asarray(np.maximum(np.where(products, terms[:, 1], 0.0), terms[:, 2]))
+
+
+def _peak(device: Device, program: Program) -> float:
+    wanted = program.variant.compute if program.op in _ARITHMETIC else "fp32"
+    for name in (wanted, "fp32"):
+        peak = device.peak(name) if name in PEAK_DTYPES else None
+        if peak is not None:
+            return peak
+    raise AssertionError("checked by rate_terms")
+
+
+def _unpacked_bytes(program: Program) -> float:
+    if program.op == "linear" and program.variant.kernel.endswith(_UNPACKING):
+        return 4.0 * program.dims["n"] * program.dims["k"]
+    return 0.0

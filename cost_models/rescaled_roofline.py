@@ -1,0 +1,72 @@
+"""RescaledRoofline: a device's roofline, rescaled by the median of a few measured tasks.
+
+What anybody would do first with a few measurements, and what calibration must beat:
+``launch + scale * max(FLOP / peak(dtype), bytes / bandwidth)``, the scale of the same family of
+operators and compute dtype where one was measured, else of the family, else of all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from foreplan.cost_models.operator_rates import family, rate_terms, roofline
+from foreplan.datasets.device import Device
+from foreplan.datasets.program import Program
+
+Floats = NDArray[np.float64]
+
+#: Of a measured time at most this share is the launch; the rest is what the roofline bounds.
+_MOST_LAUNCH = 0.8
+
+
+class RescaledRoofline:
+    """See the module.
+
+    Args:
+        device: its figures.
+    """
+
+    def __init__(self, device: Device) -> None:
+        self.device = device
+
+    def fit(self, programs: Sequence[Program], seconds: Floats) -> RescaledRoofline:
+        """Take the medians of tasks (N,)."""
+        self._programs = tuple(programs)
+        launch, bare = self._parts(programs)
+        beside = np.maximum(seconds - launch, (1 - _MOST_LAUNCH) * seconds)
+        self._ratios = np.log(beside / bare)
+        return self
+
+    def predict(self, programs: Sequence[Program]) -> Floats:
+        """Expected seconds (M,)."""
+        launch, bare = self._parts(programs)
+        scale = [self._scale(program, None) for program in programs]
+        return np.asarray(launch + bare * np.exp(scale))
+
+    def leave_one_out(self) -> Floats:
+        """Seconds of each task as the others have it (N,); the only task by the bare roofline."""
+        launch, bare = self._parts(self._programs)
+        scale = [self._scale(program, k) for k, program in enumerate(self._programs)]
+        return np.asarray(launch + bare * np.exp(scale))
+
+    def _parts(self, programs: Sequence[Program]) -> tuple[Floats, Floats]:
+        terms = rate_terms(programs, self.device)
+        return terms[:, 0], np.maximum(roofline(terms, programs), 1e-12)
+
+    def _scale(self, program: Program, without: int | None) -> float:
+        for words in _nearest_first(program):
+            found = [
+                ratio
+                for k, (other, ratio) in enumerate(zip(self._programs, self._ratios, strict=True))
+                if k != without and words in _nearest_first(other)
+            ]
+            if found:
+                return float(np.median(found))
+        return 0.0
+
+
+def _nearest_first(program: Program) -> tuple[tuple[str, ...], ...]:
+    return (family(program), program.variant.compute), (family(program),), ()

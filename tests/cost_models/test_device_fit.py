@@ -1,0 +1,218 @@
+"""The predictor fitted to a device by a few tasks: laws on made-up devices, and its document."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from foreplan.cost_models.costs import Copy, HostLaunch
+from foreplan.cost_models.device_fit import DeviceFit, FittedSource, fit_path
+from foreplan.cost_models.operator_rates import LEVELS, family, groups, rate_terms, roofline
+from foreplan.cost_models.rate_model import RateModel
+from foreplan.cost_models.rescaled_roofline import RescaledRoofline
+from foreplan.cost_models.task_choice import choose_tasks
+from foreplan.datasets.device import Device
+from foreplan.datasets.profile import Row
+from foreplan.datasets.profile_grid import ProfileGrid
+from foreplan.datasets.program import Program, Variant, program
+from foreplan.datasets.training_programs import linear_program
+from foreplan.errors import MissingDataError, SpecError
+
+DEVICE = Device(
+    name="cpu:threads=1", chip="test", vendor="test", kind="cpu",
+    peak_flops={"fp32/vector": 1e11, "bf16/vector": 4e11, "int8/vector": 8e11},
+    memory_bandwidth=4e10, launch_overhead_s=1e-6,
+    sources=dict.fromkeys(("peak_flops.fp32/vector", "peak_flops.bf16/vector",
+                           "peak_flops.int8/vector", "memory_bandwidth", "launch_overhead_s"),
+                          "measured"),
+)  # fmt: skip
+PROGRAMS = ProfileGrid.generic("cpu").programs[::3]
+
+
+def made_up(programs: list[Program], seed: int, spread: float) -> np.ndarray:
+    """Times of a device whose groups of programs lose at random, a little of it by no law."""
+    rng = np.random.default_rng(seed)
+    loss: dict[tuple[int, str], np.ndarray] = {}
+    rates = np.zeros((len(programs), 4))
+    for k, item in enumerate(programs):
+        for level, name in enumerate(groups(item)):
+            if (level, name) not in loss:
+                loss[level, name] = rng.normal(0, spread / np.sqrt(len(LEVELS)), 4)
+            rates[k] += loss[level, name]
+    seconds = (rate_terms(programs, DEVICE) * np.exp(rates)).sum(axis=1)
+    return np.asarray(seconds * np.exp(rng.normal(0, 0.03, len(programs))))
+
+
+def error(predicted: np.ndarray, truth: np.ndarray) -> float:
+    return float(np.abs(predicted / truth - 1).mean())
+
+
+@settings(max_examples=12)
+@given(seed=st.integers(0, 2**31), count=st.sampled_from([10, 20, 40]), spread=st.floats(0.3, 1.2))
+def test_no_family_is_worse_off_than_with_the_rescaled_roofline(
+    seed: int, count: int, spread: float
+) -> None:
+    """The law that few rows never hurt; 5 points beyond what chance does to a median."""
+    programs = list(PROGRAMS)
+    truth = made_up(programs, seed, spread)
+    tasks = choose_tasks(programs, DEVICE, count, seed=0)
+    rest = np.setdiff1d(np.arange(len(programs)), tasks)
+    given_ = [programs[i] for i in tasks]
+    fitted = RateModel(DEVICE).fit(given_, truth[tasks])
+    rescaled = RescaledRoofline(DEVICE).fit(given_, truth[tasks])
+    asked = [programs[i] for i in rest]
+    ours, theirs = fitted.predict(asked), rescaled.predict(asked)
+    assert error(ours, truth[rest]) <= error(theirs, truth[rest])
+    kinds = np.array([family(item) for item in asked])
+    for kind in set(kinds):
+        mine = kinds == kind
+        if mine.sum() >= 20:
+            log = [np.abs(np.log(p[mine] / truth[rest][mine])).mean() for p in (ours, theirs)]
+            assert log[0] <= 1.1 * log[1] + 0.05, kind
+
+
+@settings(max_examples=10)
+@given(seed=st.integers(0, 2**31))
+def test_the_interval_covers_most(seed: int) -> None:
+    programs = list(PROGRAMS)
+    truth = made_up(programs, seed, 0.9)
+    tasks = choose_tasks(programs, DEVICE, 30, seed=0)
+    rest = np.setdiff1d(np.arange(len(programs)), tasks)
+    model = RateModel(DEVICE).fit([programs[i] for i in tasks], truth[tasks])
+    found = model.forecast([programs[i] for i in rest])
+    inside = (found.low_s <= truth[rest]) & (truth[rest] <= found.high_s)
+    assert inside.mean() >= 0.7
+    assert (found.low_s < found.mean_s).all()
+
+
+def test_what_was_timed_is_predicted_as_timed() -> None:
+    programs = list(PROGRAMS)
+    truth = made_up(programs, 3, 0.8)
+    tasks = choose_tasks(programs, DEVICE, 30, seed=1)
+    given_ = [programs[i] for i in tasks]
+    assert error(RateModel(DEVICE).fit(given_, truth[tasks]).predict(given_), truth[tasks]) < 0.05
+
+
+def test_one_task_says_little_of_others_and_much_of_its_like() -> None:
+    timed = linear_program("forward", 256, 512, 512, "fp32/fp32/torch.linear")
+    like = linear_program("forward", 512, 512, 512, "fp32/fp32/torch.linear")
+    other = program("norm", Variant("bf16", "bf16", "torch.rms_norm"), rows=4096, cols=1024)
+    terms = rate_terms([timed, like, other], DEVICE)
+    slow = 4 * terms.sum(axis=1)
+    model = RateModel(DEVICE).fit([timed], slow[:1])
+    ratio = model.predict([timed, like, other]) / terms.sum(axis=1)
+    assert ratio[0] == pytest.approx(4, rel=0.05)
+    assert ratio[1] == pytest.approx(4, rel=0.15)
+    assert 1 < ratio[2] < 3
+
+
+def test_kernels_that_dequantise_first_pay_for_it() -> None:
+    sizes = {"rows": 1, "n": 1024, "k": 1024}
+    unpacked = program("linear", Variant("int4", "fp32", "torch.dequant_linear"), **sizes)
+    packed = program("linear", Variant("int4", "bf16", "torch.int4pack_mm"), **sizes)
+    terms = rate_terms([unpacked, packed], DEVICE)
+    assert terms[0, 3] == pytest.approx(4 * 1024 * 1024 / 4e10)
+    assert terms[1, 3] == 0
+    assert (roofline(terms, [unpacked, packed]) <= terms.sum(axis=1)).all()
+
+
+def test_choosing_tasks_skips_what_earlier_ones_cover() -> None:
+    programs = list(PROGRAMS)
+    first = choose_tasks(programs, DEVICE, 12, seed=0)
+    assert len(first) == 12
+    assert list(choose_tasks(programs, DEVICE, 12, seed=0)) == list(first)
+    again = choose_tasks(programs, DEVICE, 12, known=[programs[i] for i in first], seed=0)
+    assert len(again) == 0
+    assert len(choose_tasks(programs[:5], DEVICE, 12)) == 5
+
+
+def test_bad_tasks_are_refused() -> None:
+    with pytest.raises(SpecError, match="times > 0"):
+        RateModel(DEVICE).fit([], [])
+    with pytest.raises(SpecError, match="times > 0"):
+        RateModel(DEVICE).fit(PROGRAMS[:1], [0.0])
+    with pytest.raises(SpecError, match="each once"):
+        RateModel(DEVICE).fit([PROGRAMS[0]] * 2, [1.0, 1.0])
+    bare = DEVICE.model_copy(update={"memory_bandwidth": None})
+    with pytest.raises(MissingDataError, match="memory bandwidth"):
+        RateModel(bare).fit(PROGRAMS[:1], [1.0])
+
+
+# --------------------------------------------------------------------------------------- document
+
+
+def fit(count: int = 20) -> DeviceFit:
+    programs = list(PROGRAMS)
+    truth = made_up(programs, 5, 0.8)
+    tasks = choose_tasks(programs, DEVICE, count, seed=0)
+    rows = [
+        Row(op=programs[i].op, dims=programs[i].dims, variant=str(programs[i].variant),
+            status="ok", low_s=truth[i], median_s=truth[i], high_s=truth[i])
+        for i in tasks
+    ]  # fmt: skip
+    failed = program("argmax", Variant("bf16", "bf16", "torch.argmax"), rows=7, cols=7)
+    rows.append(Row(op="argmax", dims=failed.dims, variant=str(failed.variant), status="failed",
+                    error="no memory"))  # fmt: skip
+    return DeviceFit.of(DEVICE, rows, {"torch": "2"})
+
+
+def test_a_fit_survives_its_file(tmp_path: Path) -> None:
+    made = fit()
+    path = fit_path(tmp_path / "cpu-threads-1.json")
+    assert path.name == "cpu-threads-1.fit.json"
+    made.save(path)
+    read = DeviceFit.load(path)
+    assert read == made
+    assert read.to_json() == made.to_json()
+    np.testing.assert_array_equal(read.model.predict(PROGRAMS), made.model.predict(PROGRAMS))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"schema": "foreplan.fit/0"}, "schema"),
+        ({"law": "rates/0"}, "law"),
+        ({"predictor": "0" * 64}, "predictor"),
+        ({"tasks": []}, "tasks"),
+        ({"colour": "red"}, "colour"),
+    ],
+)
+def test_a_fit_of_something_else_is_refused(
+    tmp_path: Path, change: dict[str, object], message: str
+) -> None:
+    path = tmp_path / "x.fit.json"
+    path.write_text(json.dumps({**json.loads(fit().to_json()), **change}))
+    with pytest.raises(SpecError, match=message):
+        DeviceFit.load(path)
+
+
+def test_a_fitted_source_prices_all_operators_of_its_device_alone() -> None:
+    made = fit()
+    source = FittedSource({"here/cpu:threads=1": made})
+    for item in PROGRAMS:
+        found = source.estimate(item, "here/cpu:threads=1")
+        assert found is not None
+        assert found.source == "predicted"
+        assert 0 < found.low_s < found.mean_s < found.high_s
+    failed = made.tasks[-1].program()
+    assert source.estimate(failed, "here/cpu:threads=1") is None
+    assert source.estimate(PROGRAMS[0], "there/cpu:threads=1") is None
+    launch = source.estimate(HostLaunch(3), "here/cpu:threads=1")
+    assert launch is not None
+    assert launch.mean_s == pytest.approx(3e-6)
+    copy = source.estimate(Copy(4000), "here/cpu:threads=1")
+    assert copy is not None
+    assert copy.mean_s == pytest.approx(1e-6 + 8000 / 4e10)
+    assert source.estimate(Copy(4000, "host_to_device"), "here/cpu:threads=1") is None
+
+
+def test_errors_are_of_tasks_that_the_others_predict() -> None:
+    errors = fit(30).errors()
+    assert errors["all"]["tasks"] == 30
+    assert errors["all"]["fitted"] < errors["all"]["rescaled"]
+    assert sum(row["tasks"] for name, row in errors.items() if name != "all") == 30
