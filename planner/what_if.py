@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, TypeGuard
 
 from foreplan.datasets.cluster import Cluster
 from foreplan.datasets.cluster_entry import Rank
@@ -120,5 +120,5 @@ def _named(
         yield field, dataclasses.replace(problem, workload=workload)
 
 
-def _is_number(value: Any) -> bool:
+def _is_number(value: Any) -> TypeGuard[float]:
     return isinstance(value, int | float) and not isinstance(value, bool)

@@ -25,6 +25,8 @@ def certainty(plan: Plan) -> list[tuple[str, str]]:
     late = 1.0 - sure.probability_best - sum(sure.share.values())
     if sure.share and late >= _LEAST:
         pairs.append(("none in time", f"in {percent(late)} of draws"))
+    if not sure.measure_next and sure.share and sure.probability_best < 1 - _LEAST:
+        pairs.append(("measure next", "no single price would settle it: the doubt is spread"))
     pairs += [
         ("measure next" if k == 0 else "then", measurement(item))
         for k, item in enumerate(sure.measure_next)

@@ -144,6 +144,10 @@ def plan_document(timeline: Timeline, **changes: object) -> dict[str, object]:
                  "low": 0.5, "high": 2.0, "probability_best": 0.9},
             ],
         },
+        "what_if": [
+            {"limit": "memory of t4", "relaxed": 0.1, "total_s": 0.94 * total, "gain": 0.06},
+            {"limit": "min_average_bits", "relaxed": 0.1, "total_s": total, "gain": 0.0},
+        ],
         "bound": {"status": "optimal", "lower_s": 0.99 * total, "gap": 0.006,
                   "solver": "chain_partition", "evaluations": 1234},
         "verify": {"backend": "gloo", "ranks": 3, "tolerance": 0.1},
@@ -177,7 +181,7 @@ def bare_plan(make_plan: Callable[..., Plan]) -> Plan:
     return make_plan(
         kind="local-sgd", model=None, workload={"max_error": 0.1}, decision={"tau": 4},
         predicted=predicted, alternatives=[], rejected=[], assumptions=[],
-        confidence={"probability_best": 1.0, "draws": 0},
+        confidence={"probability_best": 1.0, "draws": 0}, what_if=None,
         bound={"status": "heuristic", "lower_s": None, "gap": None, "solver": "enumerate"},
         provenance={"foreplan": "0.1.0", "costs": "roofline", "seed": 0},
     )  # fmt: skip

@@ -84,6 +84,8 @@ def test_it_says_what_matters(page):
         "1.0 % faster (measured)",
         "every prompt is padded to prompt_tokens",
         "measured 71 %",
+        "10 % more: 6.0 % better (691 ms)",
+        "10 % less: nothing gained",
         "in 75 % of 64 draws",
         "layers 15 + 13 + 4 (12 %); even split (6.2 %)",
         "none in time in 6.2 % of draws",
