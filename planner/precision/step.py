@@ -2,7 +2,8 @@
 
 Gradients of bucket ``q`` are reduced while the backward pass works towards bucket ``q + 1``; the
 all-reduces of a rank queue up in launch order (FIFO), and one starts when the bucket is ready on
-every rank (rendezvous).
+every rank (rendezvous). Each part of the backward pass is a stage of its own: the next part leaves
+alone what it handed to the all-reduce, so that the runtime need not wait in between.
 """
 
 from __future__ import annotations
@@ -100,7 +101,8 @@ def step_schedule(workers: Sequence[WorkerStep], buckets: Buckets, steps: int = 
         for q in range(count):
             for rank, worker in enumerate(workers):
                 done[rank] = builder.add(
-                    BACKWARD, rank, worker.backward[q], step=q, microbatch=_step(step, steps),
+                    BACKWARD, rank, worker.backward[q], stage=q, step=q,
+                    microbatch=_step(step, steps),
                     dependencies=(done[rank],), resources=(COMPUTE,),
                     pressure=worker.pressure[1],
                     memory=Memory("activations", free_bytes=worker.saved_bytes[q]),
@@ -108,8 +110,8 @@ def step_schedule(workers: Sequence[WorkerStep], buckets: Buckets, steps: int = 
                 if ranks > 1:
                     reduced[rank].append(
                         builder.add(
-                            ALL_REDUCE, rank, all_reduce(buckets.bytes[q], ranks), step=q,
-                            microbatch=_step(step, steps), dependencies=(done[rank],),
+                            ALL_REDUCE, rank, all_reduce(buckets.bytes[q], ranks), stage=q,
+                            step=q, microbatch=_step(step, steps), dependencies=(done[rank],),
                             resources=(LINK,), rendezvous=step * count + q,
                         )
                     )  # fmt: skip
