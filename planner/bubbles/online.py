@@ -228,7 +228,7 @@ class OnlinePlanner:
         for how in ("fine", "coarse"):
             filled = None
             if cap != 0:
-                filling = Filling(timeline, stages, self._unit_layers, how, max_live=cap)  # type: ignore[arg-type]
+                filling = Filling(timeline, stages, self._unit_layers, how, max_live=cap)
                 filled = fill(filling)
             if filled is not None:
                 made.append(filled.decision)

@@ -26,6 +26,7 @@ from foreplan.planner.base import Agreement, Bound, Choice, Kernels, Planner, Pr
 from foreplan.planner.bubbles.arithmetic import Arithmetic
 from foreplan.planner.bubbles.backbone import bare_decision, schedule_name
 from foreplan.planner.bubbles.baselines import balanced, first_stage, three_phase
+from foreplan.planner.bubbles.bounds import describe
 from foreplan.planner.bubbles.decision import BubblesDecision
 from foreplan.planner.bubbles.filling import Filling, fill
 from foreplan.planner.bubbles.layouts import Layout
@@ -71,10 +72,8 @@ class BubblesPlanner(Planner[BubblesWorkload, BubblesDecision]):
             assert best.filled is not None
             decision, found, total = best.decision, best.filled, best.total_s
             notes.append(
-                f"with this order of the backbone, {found.filling.stages} encoder stages and units "
-                f"of {found.filling.unit_layers:g} layers no placement ends before "
-                f"{found.solution.lower_bound:.4g} s; the solver's takes "
-                f"{found.solution.objective:.4g} s, reductions and optimizer not counted"
+                f"{found.filling.stages} encoder stages, units of {found.filling.unit_layers:g} "
+                f"layers; {describe(found)}"
             )
         else:
             decision = self._fallback(problem, search)
