@@ -188,7 +188,7 @@ class RateModel:
         for k, program in enumerate(self.programs_):
             if family(program) in self.rescaled_:
                 found[k] = self._others_[k]
-        return found
+        return np.asarray(found)
 
     # ------------------------------------------------------------------------------- inside
 
