@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from tests.planner.bubbles.problems import encoder, problem, workload
 
@@ -10,10 +12,11 @@ from foreplan.planner.bubbles.filling import Filled
 from foreplan.planner.bubbles.search import BubbleSearch
 
 
-def filled(**fields: object) -> Filled:
+def filled(**fields: Any) -> Filled:
     units = {"unit_layers": (fields.pop("unit", 1.0),)}
-    layers = fields.pop("encoder_layers", 2)
-    asked = workload(encoder(layers=layers, forward_s=0.05, backward_s=0.1), **fields, **units)
+    layers, forward_s = fields.pop("encoder_layers", 2), fields.pop("encoder_s", 0.05)
+    made = encoder(layers=layers, forward_s=forward_s, backward_s=2 * forward_s)
+    asked = workload(made, **fields, **units)
     answers = BubbleSearch(problem(asked)).candidates()
     return max(answers, key=lambda one: one.solution.gap)
 
@@ -31,7 +34,7 @@ def test_every_bound_is_printed_and_none_is_passed(microbatches: int, chunks: in
 
 
 def test_branch_and_bound_closes_what_the_others_leave() -> None:
-    found = filled(pp=2, chunks=1, layers=4, microbatches=5, transfer_s=0.02)
+    found = filled(pp=2, chunks=1, layers=4, microbatches=5, transfer_s=0.02, encoder_s=0.07)
     bounds, _ = proven(found)
     others = max(value for name, value in bounds.items() if name != "LB5 solver")
     assert others < 0.999 * found.solution.objective
