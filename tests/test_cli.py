@@ -187,9 +187,20 @@ def test_a_plan_for_devices_that_are_not_here(run, plan):
 
 
 def test_dry_run_starts_nothing(run, plan):
-    code, out, _ = run("verify", "plan.json", "--dry-run", "--json")
+    code, out, _ = run("verify", "plan.json", "--dry-run", "--rounds", "3", "--json")
     assert code == 0
-    assert {p["candidate"] for p in json.loads(out)["processes"]} >= {"chosen"}
+    said = json.loads(out)
+    names = ["chosen", *(other["name"] for other in plan["alternatives"])]
+    assert [one["name"] for one in said["candidates"]] == names
+    totals = [p["predicted"]["total_s"] for p in (plan, *plan["alternatives"])]
+    assert said["expected_s"] == pytest.approx(4 * sum(totals))  # one round warms up
+    held = [sum(r["memory_bytes"].values()) for r in plan["predicted"]["ranks"]]
+    chosen = [p for p in said["processes"] if p["candidate"] == "chosen"]
+    assert [p["memory_bytes"] for p in chosen] == held
+    assert said["candidates"][0]["memory_bytes"] == sum(held)
+    code, out, err = run("verify", "plan.json", "--dry-run")
+    assert (code, out) == (0, "")
+    assert "Nothing was started" in " ".join(err.split())
     assert not Path("verification.json").exists()
 
 

@@ -5,35 +5,51 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from rich.table import Table
+from rich.console import RenderableType
+
+from foreplan.planner.report._grid import Column, Grid
+from foreplan.planner.report.text import UNKNOWN, percent
 
 
-def error_table(result: Mapping[str, Any]) -> Table:
+def error_table(result: Mapping[str, Any]) -> RenderableType:
     """Errors by device and operator, from `cost_models.evaluation.evaluate`'s document."""
-    table = Table(title=f"{result['overall']['count']} rows, {result['unsupported']} unsupported")
-    for name in ("device", "operator", "rows", "MAPE", "median", "90th pct.", "within 10 %"):
-        table.add_column(name, justify="left" if name in ("device", "operator") else "right")
+    rows: list[tuple[str, str, Mapping[str, Any]]] = []
     for device, by_op in result["by_device_op"].items():
-        for op, errors in by_op.items():
-            table.add_row(device, op, *_cells(errors))
-        table.add_row(device, "all", *_cells(result["by_device"][device]), end_section=True)
-    table.add_row("all", "all", *_cells(result["overall"]))
-    return table
+        rows += [(device, op, errors) for op, errors in by_op.items()]
+        rows.append((device, "all", result["by_device"][device]))
+    rows.append(("all", "all", result["overall"]))
+
+    def column(title: str, key: str, least: int = 0) -> Column:
+        cells = [percent(e[key]) if e["count"] else UNKNOWN for _, _, e in rows]
+        return Column(title, cells, True, least)
+
+    return Grid(
+        f"{result['overall']['count']} rows, {result['unsupported']} unsupported",
+        [
+            Column("device", [device for device, _, _ in rows]),
+            Column("operator", [op for _, op, _ in rows]),
+            Column("rows", [f"{errors['count']:,}" for _, _, errors in rows], True),
+            column("MAPE", "mape"),
+            column("median", "median_ape"),
+            column("90th pct.", "p90_ape", 80),
+            column("within 10 %", "within_10pct", 70),
+        ],
+    )
 
 
-def stats_table(result: Mapping[str, Any]) -> Table:
+def stats_table(result: Mapping[str, Any]) -> RenderableType:
     """Rows by device and operator, from `cost_models.commands.operator_stats`."""
-    table = Table(title=f"{result['rows']} rows")
-    for name in ("device", "chip", "operator", "rows"):
-        table.add_column(name, justify="right" if name == "rows" else "left")
-    for device, by_op in result["by_device_op"].items():
-        for op, count in by_op.items():
-            table.add_row(device, result["chips"][device], op, f"{count:,}")
-    return table
-
-
-def _cells(errors: Mapping[str, Any]) -> list[str]:
-    shares = ("mape", "median_ape", "p90_ape", "within_10pct")
-    if not errors["count"]:
-        return ["0", *("-" for _ in shares)]
-    return [f"{errors['count']:,}", *(f"{100 * errors[name]:.1f} %" for name in shares)]
+    rows = [
+        (device, result["chips"][device], op, count)
+        for device, by_op in result["by_device_op"].items()
+        for op, count in by_op.items()
+    ]
+    return Grid(
+        f"{result['rows']} rows",
+        [
+            Column("device", [device for device, _, _, _ in rows]),
+            Column("chip", [chip for _, chip, _, _ in rows]),
+            Column("operator", [op for _, _, op, _ in rows]),
+            Column("rows", [f"{count:,}" for _, _, _, count in rows], True),
+        ],
+    )

@@ -5,39 +5,51 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from rich.console import Group
-from rich.table import Table
+from rich.console import Group, RenderableType
+from rich.text import Text
+
+from foreplan.planner.report._grid import Column, Grid, bullets, heading, toned
+from foreplan.planner.report.text import percent, plain, seconds
 
 
 def predict_tables(result: Mapping[str, Any]) -> Group:
     """Ranking of the devices, and for a single one where its time goes."""
+    rows = result["devices"]
     shape = f"{result['batch']} x {result['sequence_length']} tokens, {result['phase']}"
-    ranking = Table(title=f"{result['model']}, {shape}; costs: {result['costs']}")
-    for name in ("device", "latency", "low", "high", "limit", "roofline share", "fits"):
-        ranking.add_column(name, justify="left" if name in ("device", "limit") else "right")
-    for row in result["devices"]:
-        bare = row["by_source_s"].get("roofline", 0.0) / max(row["device_s"], 1e-30)
-        fits = {True: "yes", False: "no", None: "?"}[row["fits"]]
-        ranking.add_row(
-            row["device"], *(_ms(row[key]) for key in ("latency_s", "low_s", "high_s")),
-            row["limit"], f"{100 * bare:.0f} %", fits,
-        )  # fmt: skip
-    parts: list[Table | str] = [ranking]
-    if len(result["devices"]) == 1:
-        only = result["devices"][0]
-        where = Table(title=f"device time on {only['device']}, by kind of operator")
-        for name in ("kind", "time", "share"):
-            where.add_column(name, justify="left" if name == "kind" else "right")
-        for kind, seconds in only["by_kind_s"].items():
-            where.add_row(kind, _ms(seconds), f"{100 * seconds / only['device_s']:.1f} %")
-        parts.append(where)
+    bare = [r["by_source_s"].get("roofline", 0.0) / max(r["device_s"], 1e-30) for r in rows]
+    fits = {True: Text("yes"), False: toned("no", "bad"), None: Text("?")}
+    parts: list[RenderableType] = [
+        Text(f"{plain(result['model'])}, {shape}; costs: {result['costs']}", style="bold"),
+        Grid(
+            "Latency, fastest first",
+            [
+                Column("device", [row["device"] for row in rows]),
+                Column("latency", [seconds(row["latency_s"]) for row in rows], True),
+                Column("low", [seconds(row["low_s"]) for row in rows], True, 70),
+                Column("high", [seconds(row["high_s"]) for row in rows], True, 70),
+                Column("limit", [row["limit"] for row in rows]),
+                Column("roofline share", [percent(share) for share in bare], True, 90),
+                Column("fits", [fits[row["fits"]] for row in rows]),
+            ],
+        ),
+    ]
+    if len(rows) == 1:
+        only = rows[0]
+        kinds = only["by_kind_s"]
+        parts.append(
+            Grid(
+                f"Device time on {only['device']}, by kind of operator",
+                [
+                    Column("kind", list(kinds)),
+                    Column("time", [seconds(value) for value in kinds.values()], True),
+                    Column("share", [percent(v / only["device_s"]) for v in kinds.values()], True),
+                ],
+            )
+        )
         if only["unsupported"]:
-            names = ", ".join(f"{u['operator']} x{u['count']}" for u in only["unsupported"][:6])
-            parts.append(f"priced by the roofline alone: {names}")
+            names = [f"{u['operator']} x{u['count']}" for u in only["unsupported"]]
+            more = [f"and {len(names) - 6} more"] if len(names) > 6 else []
+            parts += [heading("Priced by the roofline alone"), *bullets([*names[:6], *more])]
     if result["unpriced"]:
-        parts.append("no price for " + ", ".join(result["unpriced"]))
+        parts += [heading("No price"), *bullets([", ".join(result["unpriced"])])]
     return Group(*parts)
-
-
-def _ms(seconds: float) -> str:
-    return f"{1e3 * seconds:.3f} ms"

@@ -8,7 +8,7 @@ import json
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from foreplan.cost_models.book import Profiles, cost_book, cost_choice
 from foreplan.cost_models.costs import CostBook
@@ -17,6 +17,7 @@ from foreplan.errors import VerificationError
 from foreplan.planner.plan import Plan, load_plan
 from foreplan.planner.registry import planner
 from foreplan.planner.report.files import timelines, write_report
+from foreplan.planner.report.sketch_tables import sketch_tables
 from foreplan.planner.report.tables import verification_tables
 from foreplan.planner.report.trace import render_trace
 from foreplan.planner.verify.session import problem_of
@@ -78,7 +79,7 @@ def verify_command(
         if run.document is not None:
             run.document.save(output)
     if run.document is None:
-        _show_sketch(run, as_json, console)
+        _show_sketch(run, rounds, as_json, console)
         return 0
     written = [output]
     if trace is not None:
@@ -110,19 +111,37 @@ def _costs(plan: Plan, folder: Path) -> CostBook:
     return cost_book(plan.cluster, profiles, cost_choice(plan.provenance.costs), given=given)
 
 
-def _show_sketch(run: VerificationRun, as_json: bool, console: Console) -> None:
+def _show_sketch(run: VerificationRun, rounds: int, as_json: bool, console: Console) -> None:
+    found = sketch(run, rounds)
     if as_json:
-        processes = [
-            dataclasses.asdict(dataclasses.replace(p, environment=dict(p.environment)))
-            for p in run.processes
-        ]
-        print(json.dumps({"processes": processes}))
-        return
+        print(json.dumps(found))
+    else:
+        console.print(sketch_tables(found))
+
+
+def sketch(run: VerificationRun, rounds: int) -> dict[str, Any]:
+    """What a dry run would have started, as JSON.
+
+    Candidates stay loaded side by side, so that their memory adds up; each runs once to warm up
+    and then ``rounds`` times. Starting, loading and the comparison with one process come on top.
+    """
+    processes = [
+        dataclasses.asdict(dataclasses.replace(p, environment=dict(p.environment)))
+        for p in run.processes
+    ]
+    candidates: dict[str, dict[str, Any]] = {}
     for process in run.processes:
-        settings = " ".join(f"{k}={v}" for k, v in sorted(process.environment.items()))
-        cores = ",".join(str(core) for core in process.cores) or "any"
-        console.print(
-            f"{process.candidate}: rank {process.rank} as {process.label}, cores {cores}, "
-            f"{process.memory_bytes} of {process.capacity_bytes} bytes  {settings}",
-            highlight=False,
+        seconds = None if process.predicted_s is None else process.predicted_s * (rounds + 1)
+        one = candidates.setdefault(
+            process.candidate,
+            {"name": process.candidate, "processes": 0, "memory_bytes": 0, "expected_s": seconds},
         )
+        one["processes"] += 1
+        one["memory_bytes"] += process.memory_bytes
+    return {
+        "rounds": rounds,
+        "expected_s": sum(one["expected_s"] or 0.0 for one in candidates.values()),
+        "memory_bytes": sum(one["memory_bytes"] for one in candidates.values()),
+        "candidates": list(candidates.values()),
+        "processes": processes,
+    }

@@ -54,6 +54,7 @@ class ProcessSketch:
         environment: variables that differ from this process's.
         capacity_bytes: memory cap, ``None`` for none.
         memory_bytes: what it is predicted to hold.
+        predicted_s: predicted time of one run of its candidate, ``None`` where there is none.
     """
 
     candidate: str
@@ -65,6 +66,7 @@ class ProcessSketch:
     environment: Mapping[str, str]
     capacity_bytes: int | None
     memory_bytes: int
+    predicted_s: float | None = None
 
 
 @dataclass(frozen=True)
@@ -290,6 +292,7 @@ def _sketch(candidates: Sequence[Candidate], here: str) -> tuple[ProcessSketch, 
                     candidate.name, i, rank.label, str(rank.name), rank.host,
                     cores.get(rank.index, ()), MappingProxyType(changed), candidate.capacities[i],
                     candidate.memory_bytes[i],
+                    None if candidate.predicted is None else candidate.predicted.total_s,
                 )
             )  # fmt: skip
     return tuple(found)

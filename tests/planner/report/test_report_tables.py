@@ -11,6 +11,8 @@ from foreplan.datasets import device_zoo
 from foreplan.datasets.profile import Profile
 from foreplan.datasets.specs import validate
 from foreplan.planner.report.decision import DecisionView
+from foreplan.planner.report.operator_tables import error_table, stats_table
+from foreplan.planner.report.predict_tables import predict_tables
 from foreplan.planner.report.tables import (
     device_table,
     devices_table,
@@ -180,3 +182,39 @@ def test_what_devices_choose_is_grouped():
     assert dict(view.fields) == {"buckets": "2 (entries: 2, 1)", "omega": "0.5"}
     other = DecisionView.of({"workers": [{"device": "a", "operators": {"x": 1}}, {"device": "b"}]})
     assert not other.choices
+
+
+PREDICTED = {
+    "model": "gpt2", "batch": 1, "sequence_length": 128, "phase": "inference", "costs": "predicted",
+    "unpriced": {"xavier": "no bandwidth"},
+    "devices": [{
+        "device": "a100_sxm_80gb", "latency_s": 0.0101, "low_s": 0.005, "high_s": 0.02,
+        "limit": "device", "fits": True, "device_s": 0.01, "by_source_s": {"roofline": 0.001},
+        "by_kind_s": {"linear": 0.008, "norm": 0.002},
+        "unsupported": [{"operator": "create: aten.arange", "count": 2}],
+    }],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("width", WIDTHS[1:])
+def test_predictions(width):
+    text = shown(predict_tables(PREDICTED), width)
+    for said in ("a100_sxm_80gb", "10.1 ms", "80 %", "aten.arange x2", "xavier"):
+        assert said in text
+    assert ("5 ms" in text) == (width >= 70)
+    assert "┃" not in text  # one look for every table
+
+
+@pytest.mark.parametrize("width", WIDTHS[1:])
+def test_errors_and_counts(width):
+    errors = {"count": 1234, "mape": 0.081, "median_ape": 0.05, "p90_ape": 0.2, "within_10pct": 0.7}
+    none = {"count": 0, "mape": None, "median_ape": None, "p90_ape": None, "within_10pct": None}
+    result = {
+        "overall": errors, "unsupported": 7, "by_device": {"t4": errors},
+        "by_device_op": {"t4": {"gemm/bfloat16": errors, "conv": none}},
+    }  # fmt: skip
+    text = shown(error_table(result), width)
+    assert "1,234" in text
+    assert "8.1 %" in text
+    counts = {"rows": 9, "chips": {"t4": "tu104"}, "by_device_op": {"t4": {"conv": 9}}}
+    assert "tu104" in shown(stats_table(counts), width)
