@@ -63,7 +63,8 @@ class Fleet:
         self._selector = selectors.DefaultSelector()
         self._members: dict[int, Wire] = {}
         self._loaded: set[int] = set()
-        self.free_bytes: dict[str, int] = {}  # memory of each host when its workers were up
+        # Memory of each host when its workers were up, and of each GPU by its rank's label.
+        self.free_bytes: dict[str, int] = {}
         self._followers: dict[str, Wire] = {}
         self._groups: dict[int, Group] = {}
         self._next = 0
@@ -263,6 +264,8 @@ class Fleet:
         if "loaded" in word:
             self._loaded.add(index)
             host = self._ranks[index].host
+            if word.get("gpu_free_bytes") is not None:
+                self.free_bytes[self._ranks[index].label] = int(word["gpu_free_bytes"])
             self.free_bytes[host] = min(
                 self.free_bytes.get(host, int(word["free_bytes"])), int(word["free_bytes"])
             )

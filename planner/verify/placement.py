@@ -17,6 +17,7 @@ from __future__ import annotations
 import contextlib
 import os
 import resource
+import subprocess
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -159,6 +160,19 @@ def _cpu_flags() -> frozenset[str]:
         if key.strip() == "flags":
             return frozenset(value.split())
     return frozenset()
+
+
+def gpu_free_bytes() -> int | None:
+    """Free memory of the fullest NVIDIA GPU; ``None`` where the driver's tool does not say.
+
+    Asked of the tool because torch would start a CUDA context, after which nothing can be forked.
+    """
+    command = ("nvidia-smi", "--query-gpu=memory.free", "--format=csv,noheader,nounits")
+    try:
+        said = subprocess.run(command, capture_output=True, text=True, timeout=20.0, check=True)
+        return min(int(line) << 20 for line in said.stdout.split())
+    except (OSError, subprocess.SubprocessError, ValueError):
+        return None
 
 
 # ------------------------------------------------------------------------------ inside the process

@@ -155,8 +155,9 @@ class Rounds:
                 gpu = rank.name.kind == "cuda"
                 pool = rank.label if gpu else rank.host
                 need[pool] = need.get(pool, 0.0) + size + _PROCESS_BYTES[rank.name.kind]
-                free: float = _SHARE * self._fleet.free_bytes.get(rank.host, 0)
-                room[pool] = float(cap or "inf") if gpu else free
+                free: float | None = self._fleet.free_bytes.get(pool if gpu else rank.host)
+                # A GPU that does not say what is free holds at least what one rank may use.
+                room[pool] = float(cap or "inf") if free is None and gpu else _SHARE * (free or 0)
             fits = all(used.get(pool, 0.0) + need[pool] <= room[pool] for pool in need)
             if not waves or not fits:
                 waves.append([])
@@ -172,9 +173,16 @@ class Rounds:
             for measured in wave:
                 self._say(f"loading {measured.candidate.name}")
                 try:
-                    running.append(self._load(measured, "fast"))
+                    running.append(self._start(measured, "fast"))
                 except RankFailed as failure:
                     self._set_aside(measured, failure)
+            for loaded in tuple(running):  # they load side by side
+                try:
+                    self._await_ready(loaded)
+                except RankFailed as failure:
+                    self._set_aside(loaded.measured, failure)
+                    loaded.group.stop()
+                    running.remove(loaded)
             for number in range(-1, self._rounds):
                 self._say("warm-up" if number < 0 else f"round {number + 1} of {self._rounds}")
                 turn = max(number, 0) % max(len(running), 1)
@@ -200,6 +208,16 @@ class Rounds:
         measured.failure = failure
 
     def _load(self, measured: Measured, mode: str) -> _Loaded:
+        loaded = self._start(measured, mode)
+        try:
+            self._await_ready(loaded)
+        except BaseException:
+            loaded.group.stop()
+            raise
+        return loaded
+
+    def _start(self, measured: Measured, mode: str) -> _Loaded:
+        """Start a candidate's processes, which then load by themselves."""
         candidate = measured.candidate
         timeout_s = self._timeout_s
         if timeout_s is None:
@@ -209,13 +227,11 @@ class Rounds:
             candidate.jobs(self._backend, mode, timeout_s),
             [rank.index for rank in candidate.ranks], self._load_timeout_s,
         )  # fmt: skip
-        try:
-            measured.facts = group.gather("ready", self._load_timeout_s)
-        except BaseException:
-            group.stop()
-            raise
         away = tuple(i for i, r in enumerate(candidate.ranks) if r.host != self._host)
         return _Loaded(measured, group, away, timeout_s)
+
+    def _await_ready(self, loaded: _Loaded) -> None:
+        loaded.measured.facts = loaded.group.gather("ready", self._load_timeout_s)
 
     def _timed(self, loaded: _Loaded, number: int) -> None:
         timeline, answers = self._go(loaded, number, result=False)

@@ -31,6 +31,7 @@ from foreplan.datasets.specs import validate
 from foreplan.errors import ForeplanError, VerificationError
 from foreplan.planner.plan import Plan
 from foreplan.planner.verify.local import TOKEN_VARIABLE, WORKER_MODULE, describe_exit
+from foreplan.planner.verify.placement import gpu_free_bytes
 from foreplan.planner.verify.wire import Message, WireClosed, dial, parse_endpoint
 
 _PR_SET_PDEATHSIG = 1
@@ -71,7 +72,9 @@ class Supervisor:
 
         planner(self._plan.kind)
         free = int(psutil.virtual_memory().available)
-        self._wire.send({"loaded": os.getpid(), "free_bytes": free})
+        self._wire.send(
+            {"loaded": os.getpid(), "free_bytes": free, "gpu_free_bytes": gpu_free_bytes()}
+        )
 
     def run(self) -> None:
         """Follow the leader's words; returns when it has hung up."""

@@ -1,0 +1,121 @@
+"""Serving plans on unlike slices of two GPUs, run beside their baselines.
+
+``python tests/benchmarks/serving_gpus.py profile DEVICE FOLDER MODEL...`` measures the programs of
+the workload on one device; ``... run FOLDER CASE...`` plans each case from measured, predicted and
+roofline costs, runs all of these and the baselines, interleaved, and prints one JSON line a
+decision. Weights are random, so that only decisions of equal average bits compare.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from pathlib import Path
+
+from foreplan.datasets.cluster import Cluster
+from foreplan.datasets.device_name import DeviceName
+from foreplan.datasets.measuring import Effort
+from foreplan.datasets.model import load_model
+from foreplan.datasets.profile_grid import ProfileGrid
+from foreplan.datasets.profiling import measure_profile
+from foreplan.datasets.program import Program
+from foreplan.datasets.specs import validate
+from foreplan.planner.api import load_workload, plan
+from foreplan.planner.serving.planner import ServingPlanner
+from foreplan.planner.serving.shapes import serving_programs
+from foreplan.planner.verify.verify import verify
+
+WORKLOAD = "batch=16,prompt_tokens=512,new_tokens=32,min_average_bits=8"
+SMALL = "batch=4,prompt_tokens=32,new_tokens=8,min_average_bits=8"
+#: Model, devices with their memory in GiB, workload, whether results are compared too.
+CASES = {
+    "1b-whole-32": ("llama-3.2-1b", {"cuda:0": 1.75, "cuda:1/sms=32": 2.0}, WORKLOAD, True),
+    "8b-whole-32": ("llama-3.1-8b", {"cuda:0": 8.0, "cuda:1/sms=32": 8.0}, WORKLOAD, False),
+    "8b-66-32": ("llama-3.1-8b", {"cuda:0/sms=66": 9.0, "cuda:1/sms=32": 6.5}, WORKLOAD, False),
+    "1b-66-32": ("llama-3.2-1b", {"cuda:0/sms=66": 1.75, "cuda:1/sms=32": 2.0}, WORKLOAD, False),
+    "rehearsal": (
+        "tiny-llama-random", {"cpu:threads=1": 0.04, "cpu:threads=1,isa=avx2": 0.04}, SMALL, True
+    ),
+}  # fmt: skip
+ROUNDS = 4
+
+
+def file_of(device: str) -> str:
+    """Name of a device's profile."""
+    return "".join(c if c.isalnum() else "-" for c in device) + ".json"
+
+
+def profile(device: str, folder: Path, models: list[str]) -> None:
+    """Measure what serving the models runs; kernels that unpack by torch are left out."""
+    name = DeviceName.parse(device)
+    found: dict[Program, None] = {}
+    for model in models:
+        workload = load_workload("serving", SMALL if name.kind == "cpu" else WORKLOAD)
+        for item in serving_programs(load_model(model), workload, name.kind):  # type: ignore[arg-type]
+            slow = item.variant.kernel == "torch.dequant_linear" and name.kind == "cuda"
+            if not slow:
+                found[item] = None
+    started = time.monotonic()
+    made = measure_profile(
+        name, ProfileGrid.exact(found), folder / file_of(device), rounds=1,
+        effort=Effort(min_s=0.02, min_samples=7, max_s=0.2),
+    )  # fmt: skip
+    failed = [row.error for row in made.rows if row.status != "ok"]
+    print(f"# {device}: {len(made.rows)} programs in {time.monotonic() - started:.0f} s, "
+          f"{len(failed)} failed {failed[:1]}", flush=True)  # fmt: skip
+
+
+def run(folder: Path, case: str) -> None:
+    """Plan and verify one case."""
+    model, memory, workload, compared = CASES[case]
+    tier = {
+        "group": "all", "scope": "host", "latency_s": 47e-6, "bandwidth_bytes_per_s": 398e9,
+        "source": "measured 2026-11-21 over NCCL, docs/results/h200.md",
+    }  # fmt: skip
+    if "cpu" in next(iter(memory)):
+        tier |= {"latency_s": 1e-4, "bandwidth_bytes_per_s": 2e9, "source": "assumed"}
+    devices = [
+        {"name": device, "profile": file_of(device), "memory_bytes": round(size * (1 << 30))}
+        for device, size in memory.items()
+    ]
+    cluster = validate(Cluster, {"devices": devices, "tiers": [tier]}, "cluster")
+    path = folder / f"{case}.yaml"
+    path.write_text(cluster.to_yaml(), encoding="utf-8")
+    started = time.monotonic()
+    made = plan("serving", model, path, workload, beside=("predicted", "roofline"))
+    (folder / f"{case}.plan.json").write_text(made.to_json(), encoding="utf-8")
+    print(f"# {case}: planned in {time.monotonic() - started:.0f} s; "
+          f"{[r.name + ': ' + r.reason for r in made.rejected]}", flush=True)  # fmt: skip
+    if not compared:
+        ServingPlanner.modes = ()  # tokens were compared in another case
+    started = time.monotonic()
+    result = verify(
+        made, rounds=ROUNDS, tolerance=10.0,
+        progress=lambda text: print(f"# {time.monotonic() - started:.1f} {text}", flush=True),
+    )  # fmt: skip
+    assert result.document is not None
+    (folder / f"{case}.verification.json").write_text(result.document.to_json(), encoding="utf-8")
+    best = min(
+        c.measured_s
+        for c in result.document.candidates
+        if c.limits_met and c.measured_s is not None
+    )
+    for c in result.document.candidates:
+        row = {"case": case, "name": c.name, "limits_met": c.limits_met, "predicted_s": c.predicted_s,
+               "measured_s": c.measured_s, "error": c.error, "failure": c.failure}  # fmt: skip
+        if c.measured_s is not None:
+            row["regret"] = round(c.measured_s / best - 1, 4)
+            row["ranks"] = [rank.model_dump(mode="json") for rank in c.ranks]
+        print(json.dumps(row), flush=True)
+    for agreement in result.document.agreement:
+        print(json.dumps({"case": case, **agreement.model_dump(mode="json")}), flush=True)
+
+
+if __name__ == "__main__":
+    word, first, *rest = sys.argv[1:]
+    if word == "profile":
+        profile(first, Path(rest[0]), rest[1:])
+    else:
+        for case in rest:
+            run(Path(first), case)
