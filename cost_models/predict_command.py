@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,6 +12,7 @@ from foreplan.cost_models.graph_programs import PHASES, Phase
 from foreplan.cost_models.replay import Replay, replay_book, replay_steps
 from foreplan.cost_models.step_store import stored_steps
 from foreplan.datasets import device_zoo
+from foreplan.datasets.cluster import parse_devices
 from foreplan.datasets.device import Device
 from foreplan.datasets.model import Model, load_model
 from foreplan.datasets.profile import Profile
@@ -43,7 +45,8 @@ def predict_model(
 
     Args:
         model: zoo name or Hugging Face folder.
-        devices: zoo names; ``all`` for the whole zoo.
+        devices: zoo names, apart by commas or as in an inline cluster (``2xa100-80g,4xt4``: one
+            pass on each kind); ``all`` for the whole zoo.
         batch: sequences.
         sequence_length: new tokens of each.
         phase: ``inference`` or ``training``.
@@ -118,7 +121,7 @@ def predict_model(
 
 
 def _targets(names: Sequence[str], files: Sequence[Path], profile: Profile | None) -> list[Device]:
-    wanted = [name for text in names for name in text.split(",") if name]
+    wanted = [name for text in names for item in text.split(",") if item for name in _each(item)]
     if wanted == ["all"]:
         wanted = list(device_zoo.names())
     own = [Device.load(path) for path in files]
@@ -132,6 +135,14 @@ def _targets(names: Sequence[str], files: Sequence[Path], profile: Profile | Non
     if not targets:
         raise SpecError("--device", got=None, expected="a device of 'foreplan devices', or all")
     return targets
+
+
+def _each(item: str) -> list[str]:
+    """Names in one item of ``--devices``: an inline cluster, ``4xt4@small``, names its device."""
+    if not re.match(r"\s*[0-9]+\s*[xX×*]", item) and "@" not in item:
+        return [item]
+    found = dict.fromkeys(rank.name.zoo for rank in parse_devices(item, "--device").ranks())
+    return [name for name in found if name is not None]
 
 
 def _predictor(choice: CostChoice, weights: str, targets: Sequence[Device]) -> Predictor | None:

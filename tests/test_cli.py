@@ -226,5 +226,37 @@ def test_interrupting_a_profile_leaves_no_process_and_a_journal(tmp_path):
         os.killpg(process.pid, 0)
 
 
+COMPLETED = {
+    "foreplan p": ["profile", "predict", "plan"],
+    "foreplan plan ": ["serving", "precision", "bubbles"],
+    "foreplan plan serving --cos": ["--costs"],
+    "foreplan plan serving --costs r": ["roofline"],
+    "foreplan plan serving -d l4,2xh2": ["l4,2xh200"],
+    "foreplan devices h100_s": ["h100_sxm"],
+}
+
+
+@pytest.mark.parametrize("typed", COMPLETED)
+def test_the_shell_completes_commands_options_and_values(typed):
+    start = "import sys; sys.argv[0] = 'foreplan'; from foreplan.cli import main; main()"
+    asked = {"_FOREPLAN_COMPLETE": "complete_bash", "COMP_WORDS": typed}
+    asked["COMP_CWORD"] = str(len(typed.split(" ")) - 1)
+    done = subprocess.run(
+        [sys.executable, "-c", start], env=os.environ | asked, capture_output=True, text=True
+    )
+    assert done.stderr == ""
+    assert [w for w in done.stdout.split() if w in COMPLETED[typed]] == COMPLETED[typed]
+
+
+def test_predict_takes_inline_clusters(run):
+    words = ["predict", "gpt2", "--costs", "roofline", "--json", "--devices"]
+    code, inline, err = run(*words, "2xa100-80g,4xt4@small")
+    assert code == 0, err
+    assert inline == run(*words, "a100-80g,t4")[1]
+    code, _, err = run(*words, "2xt9")
+    assert code == 2
+    assert "t9" in err
+
+
 if __name__ == "__main__":
     print(json.dumps(surface(), indent=1))

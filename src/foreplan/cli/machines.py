@@ -8,6 +8,8 @@ from typing import Annotated
 import typer
 
 from foreplan.cli._app import Json, Output, OutputFolder, app, cluster_app, console, print_json
+from foreplan.cli._words import devices as device_names
+from foreplan.cli._words import words
 from foreplan.errors import MissingDataError, SpecError
 
 
@@ -105,7 +107,10 @@ def doctor(as_json: Json = False) -> None:
 
 @app.command()
 def devices(
-    name: Annotated[str | None, typer.Argument(help="One device, with sources.")] = None,
+    name: Annotated[
+        str | None,
+        typer.Argument(help="One device, with sources.", autocompletion=words(device_names)),
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """List the device zoo: published figures, and where each comes from."""

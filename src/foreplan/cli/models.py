@@ -8,6 +8,9 @@ from typing import Annotated
 import typer
 
 from foreplan.cli._app import Json, OutputFolder, app, console, print_json, simulate_app
+from foreplan.cli._words import costs as cost_choices
+from foreplan.cli._words import devices as device_names
+from foreplan.cli._words import listed, models, schedules, words
 
 
 @app.command()
@@ -78,16 +81,28 @@ def evaluate_command(
 
 @app.command()
 def predict(
-    model: Annotated[str, typer.Argument(help="Hugging Face folder or zoo name.")],
+    model: Annotated[
+        str,
+        typer.Argument(help="Hugging Face folder or zoo name.", autocompletion=words(models)),
+    ],
     device: Annotated[
         list[str] | None,
-        typer.Option("-d", "--device", "--devices", help="Zoo names, with commas; or all."),
+        typer.Option(
+            "-d",
+            "--device",
+            "--devices",
+            help='Zoo names or "2xa100-80g,4xt4"; or all.',
+            autocompletion=listed(device_names),
+        ),
     ] = None,
     batch: Annotated[int, typer.Option(help="Sequences.")] = 1,
     sequence_length: Annotated[int, typer.Option(help="New tokens of each sequence.")] = 128,
     phase: Annotated[str, typer.Option(help="inference or training.")] = "inference",
     rank_by: Annotated[str, typer.Option(help="latency.")] = "latency",
-    costs: Annotated[str, typer.Option(help="measured, predicted or roofline.")] = "predicted",
+    costs: Annotated[
+        str,
+        typer.Option(help="measured, predicted or roofline.", autocompletion=words(cost_choices)),
+    ] = "predicted",
     weights: Annotated[str, typer.Option(help="As evaluate --model.")] = "pretrained:ops",
     profile: Annotated[
         Path | None, typer.Option(help="Profile of the device, for --costs measured.")
@@ -119,7 +134,12 @@ def predict(
 
 @simulate_app.command("pipeline")
 def simulate_pipeline(
-    schedule: Annotated[str, typer.Option(help="gpipe, 1f1b, interleaved-1f1b, zb-h1 or zb-h2.")],
+    schedule: Annotated[
+        str,
+        typer.Option(
+            help="gpipe, 1f1b, interleaved-1f1b, zb-h1 or zb-h2.", autocompletion=words(schedules)
+        ),
+    ],
     stages: Annotated[int, typer.Option(help="Pipeline stages.")],
     microbatches: Annotated[int, typer.Option(help="Micro-batches of a step.")],
     forward_ms: Annotated[float, typer.Option(help="Forward pass, per chunk.")],

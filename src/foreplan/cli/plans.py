@@ -8,29 +8,53 @@ from typing import Annotated
 import typer
 
 from foreplan.cli._app import Json, Output, OutputFolder, app, console, print_json
+from foreplan.cli._words import costs as cost_choices
+from foreplan.cli._words import devices as device_names
+from foreplan.cli._words import kinds, listed, models, targets, words
 from foreplan.errors import SpecError
 
 
 @app.command("plan")
 def plan_command(
-    kind: Annotated[str, typer.Argument(help="What to plan: serving, or an installed planner.")],
+    kind: Annotated[
+        str,
+        typer.Argument(
+            help="serving, precision, bubbles, or an installed planner.",
+            autocompletion=words(kinds),
+        ),
+    ],
     output: Output = Path("plan.json"),
     model: Annotated[
-        str | None, typer.Option("-m", "--model", help="Hugging Face folder or zoo name.")
+        str | None,
+        typer.Option(
+            "-m", "--model", help="Hugging Face folder or zoo name.", autocompletion=words(models)
+        ),
     ] = None,
     cluster: Annotated[
         str | None, typer.Option("-c", "--cluster", help="Cluster file (YAML or JSON).")
     ] = None,
     devices: Annotated[
-        str | None, typer.Option("-d", "--devices", help='Inline cluster: "2xa100-80g,4xt4".')
+        str | None,
+        typer.Option(
+            "-d",
+            "--devices",
+            help='Inline cluster: "2xa100-80g,4xt4".',
+            autocompletion=listed(device_names),
+        ),
     ] = None,
     workload: Annotated[
         str | None, typer.Option("-w", "--workload", help="File, or batch=8,prompt_tokens=64,...")
     ] = None,
-    costs: Annotated[str, typer.Option(help="measured, predicted or roofline.")] = "measured",
+    costs: Annotated[
+        str,
+        typer.Option(help="measured, predicted or roofline.", autocompletion=words(cost_choices)),
+    ] = "measured",
     beside: Annotated[
         list[str] | None,
-        typer.Option(help="Decide from these costs too, to be verified beside the plan."),
+        typer.Option(
+            help="Decide from these costs too, to be verified beside the plan.",
+            autocompletion=words(cost_choices),
+        ),
     ] = None,
     what_if: Annotated[
         bool, typer.Option("--what-if", help="Decide again with each binding limit relaxed.")
@@ -96,22 +120,48 @@ def verify(
 
 @app.command()
 def report(
-    plan: Annotated[Path, typer.Argument(metavar="PLAN.json")],
+    plan: Annotated[list[Path], typer.Argument(metavar="PLAN.json...")],
     output: Output = Path("report.html"),
     verification: Annotated[
-        Path | None, typer.Option(help="verification.json of a run of this plan.")
+        list[Path] | None, typer.Option(help="verification.json of a run; one for each plan.")
     ] = None,
     trace: Annotated[Path | None, typer.Option(help="Chrome trace to write as well.")] = None,
     as_json: Json = False,
 ) -> None:
-    """Write one self-contained HTML page about a plan and, if there is one, its real run."""
+    """Write one self-contained HTML page about a plan and, if there is one, its real run.
+
+    Several plans, each with its run, share a page and a table that compares sources of costs.
+    """
+    runs = verification or []
+    if len(plan) > 1:
+        _overview(plan, runs, output, trace, as_json)
+        return
     from foreplan.planner.report.files import write_report
 
-    written = write_report(plan, output, verification=verification, trace=trace)
+    if len(runs) > 1:
+        raise SpecError("--verification", got=len(runs), expected="at most one for one plan")
+    written = write_report(plan[0], output, verification=runs[0] if runs else None, trace=trace)
     if as_json:
         print_json({"written": [str(path) for path in written]})
     else:
         console().print("wrote " + ", ".join(str(path) for path in written))
+
+
+def _overview(
+    plans: list[Path], runs: list[Path], output: Path, trace: Path | None, as_json: bool
+) -> None:
+    from foreplan.planner.report.overview import load_results, overview_table, write_overview
+
+    if trace is not None:
+        raise SpecError("--trace", got=str(trace), expected="one plan")
+    results = load_results(plans, runs)
+    write_overview(results, output)
+    if as_json:
+        found = [result.document() for result in results]
+        print_json({"written": [str(output)], "plans": found})
+    else:
+        console().print(overview_table(results))
+        console().print(f"wrote {output}")
 
 
 @app.command()
@@ -136,7 +186,12 @@ def compare(
 def export(
     plan: Annotated[Path, typer.Argument(metavar="PLAN.json")],
     target: Annotated[
-        str, typer.Option("--to", help="vllm, sglang, tensorrt-llm, llama.cpp or torchrun.")
+        str,
+        typer.Option(
+            "--to",
+            help="vllm, sglang, tensorrt-llm, llama.cpp, torchrun, torchtitan or megatron.",
+            autocompletion=words(targets),
+        ),
     ],
     output: OutputFolder,
     as_json: Json = False,
