@@ -215,7 +215,8 @@ def plan(
             evaluations=bound.evaluations,
         ),
         verify=VerifyHints(
-            backend="nccl" if cuda else "gloo", ranks=forecast.schedule.ranks, tolerance=TOLERANCE
+            backend="nccl" if cuda else "gloo", tolerance=TOLERANCE,
+            ranks=chosen.real(problem, decision)[0].ranks,
         ),
         assumptions=tuple(dict.fromkeys(assumptions)),
         provenance=Provenance(

@@ -37,6 +37,7 @@ from foreplan.planner.bubbles.search import BubbleSearch, Replay
 from foreplan.planner.bubbles.spec import BubblesWorkload
 from foreplan.planner.bubbles.towers import backbone_tower, encoder_towers
 from foreplan.planner.bubbles.training_step import TrainingStep
+from foreplan.planner.bubbles.widen import widen
 from foreplan.planner.bubbles.works import given_prices
 
 #: Jitter that a plan reports, and from how many draws.
@@ -193,8 +194,6 @@ class BubblesPlanner(Planner[BubblesWorkload, BubblesDecision]):
         lanes = decision.plan.tp
         if lanes == 1:
             return schedule, ranks
-        from foreplan.planner.bubbles.execution.lanes import widen
-
         members = tuple(rank + lane for rank in ranks for lane in range(lanes))
         every = problem.cluster.ranks()
         return widen(schedule, [every[member].label for member in members], lanes), members

@@ -2,34 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from foreplan.errors import SpecError
-from foreplan.planner.export import _shell, compressed_tensors
-from foreplan.planner.export._pipeline_flags import gpu_environment, read_gpus, unexpressed
-from foreplan.planner.export.exporter import Exporter, Written
-from foreplan.planner.export.handover import Handover, serving_workload
-from foreplan.planner.plan import Plan
+from foreplan.planner.export import _shell
+from foreplan.planner.export._pipeline_server import PipelineServer
+from foreplan.planner.export.handover import Handover
+from foreplan.planner.serving.spec import ServingWorkload
 
 
-class SglangExporter(Exporter):
-    """``launch.sh`` and, where layers are quantised, ``quantization_config.json``."""
+class SglangExporter(PipelineServer):
+    """See `PipelineServer`; stages of a host have to follow each other."""
 
     target = "sglang"
+    title = "SGLang"
+    partition = "SGLANG_PP_LAYER_PARTITION"
 
-    def write(self, plan: Plan) -> Written:
-        """See `Exporter.write`; stages of a host have to follow each other."""
-        handover = Handover.of(plan)
-        handover.refuse(compressed_tensors.WEIGHTS, "SGLang")
+    def check(self, handover: Handover) -> None:
+        """Refuse stages of a host with another host's between them."""
         hosts = [host for host, _ in handover.gpus]
         if hosts != sorted(hosts, key=handover.hosts.index):
             raise SpecError(
                 "decision.stages", got=" > ".join(hosts),
                 expected="stages of one host beside each other: SGLang numbers nodes in order",
             )  # fmt: skip
-        workload = serving_workload(plan)
-        environment, notes = gpu_environment(handover)
-        environment["SGLANG_PP_LAYER_PARTITION"] = ",".join(map(str, handover.layers))
+
+    def script(
+        self,
+        handover: Handover,
+        workload: ServingWorkload,
+        environment: dict[str, str],
+        notes: list[str],
+    ) -> str:
+        """``sglang.launch_server`` with a node a host."""
         flags = {
             "--pp-size": str(len(handover.layers)),
             "--tp-size": "1",
@@ -38,14 +41,4 @@ class SglangExporter(Exporter):
             "--context-length": str(workload.prompt_tokens + workload.new_tokens),
         }
         text = _shell.script(("python", "-m", "sglang.launch_server"), flags, environment, notes)
-        text = text.replace('  "$@"', '  --model-path "${MODEL:?folder of the model}" "$@"')
-        return Written(
-            {"launch.sh": text, **compressed_tensors.write(handover)}, unexpressed(plan, handover)
-        )
-
-    def read(self, files: Mapping[str, str]) -> Handover:
-        """See `Exporter.read`."""
-        environment, _ = _shell.parse(files["launch.sh"])
-        layers = tuple(int(n) for n in environment["SGLANG_PP_LAYER_PARTITION"].split(","))
-        schemes = compressed_tensors.read(files.get(compressed_tensors.FILE), sum(layers))
-        return Handover(layers, schemes, read_gpus(environment))
+        return text.replace('  "$@"', '  --model-path "${MODEL:?folder of the model}" "$@"')

@@ -2,27 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
-from foreplan.planner.export import _shell, compressed_tensors
-from foreplan.planner.export._pipeline_flags import gpu_environment, read_gpus, unexpressed
-from foreplan.planner.export.exporter import Exporter, Written
-from foreplan.planner.export.handover import Handover, serving_workload
-from foreplan.planner.plan import Plan
+from foreplan.planner.export import _shell
+from foreplan.planner.export._pipeline_server import PipelineServer
+from foreplan.planner.export.handover import Handover
+from foreplan.planner.serving.spec import ServingWorkload
 
 
-class VllmExporter(Exporter):
-    """``launch.sh`` and, where layers are quantised, ``quantization_config.json``."""
+class VllmExporter(PipelineServer):
+    """See `PipelineServer`."""
 
     target = "vllm"
+    title = "vLLM"
+    partition = "VLLM_PP_LAYER_PARTITION"
 
-    def write(self, plan: Plan) -> Written:
-        """See `Exporter.write`; 3 bits are refused (no kernel of vLLM reads them)."""
-        handover = Handover.of(plan)
-        handover.refuse(compressed_tensors.WEIGHTS, "vLLM")
-        workload = serving_workload(plan)
-        environment, notes = gpu_environment(handover)
-        environment["VLLM_PP_LAYER_PARTITION"] = ",".join(map(str, handover.layers))
+    def script(
+        self,
+        handover: Handover,
+        workload: ServingWorkload,
+        environment: dict[str, str],
+        notes: list[str],
+    ) -> str:
+        """``vllm serve`` over processes of a host, or over Ray."""
         flags = {
             "--pipeline-parallel-size": str(len(handover.layers)),
             "--tensor-parallel-size": "1",
@@ -30,16 +30,6 @@ class VllmExporter(Exporter):
             "--max-num-seqs": str(workload.batch),
             "--max-model-len": str(workload.prompt_tokens + workload.new_tokens),
         }
-        text = _shell.script(("vllm", "serve", "${MODEL:?folder of the model}"), flags,
-                             environment, notes)  # fmt: skip
-        text = text.replace("'${MODEL:?folder of the model}'", '"${MODEL:?folder of the model}"')
-        return Written(
-            {"launch.sh": text, **compressed_tensors.write(handover)}, unexpressed(plan, handover)
-        )
-
-    def read(self, files: Mapping[str, str]) -> Handover:
-        """See `Exporter.read`."""
-        environment, _ = _shell.parse(files["launch.sh"])
-        layers = tuple(int(n) for n in environment["VLLM_PP_LAYER_PARTITION"].split(","))
-        schemes = compressed_tensors.read(files.get(compressed_tensors.FILE), sum(layers))
-        return Handover(layers, schemes, read_gpus(environment))
+        model = "${MODEL:?folder of the model}"
+        text = _shell.script(("vllm", "serve", model), flags, environment, notes)
+        return text.replace(f"'{model}'", f'"{model}"')

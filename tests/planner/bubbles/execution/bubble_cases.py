@@ -17,10 +17,10 @@ from foreplan.planner.bubbles.actions import Step, write_order
 from foreplan.planner.bubbles.decision import BubblesDecision
 from foreplan.planner.bubbles.execution.entry import rank_kernels
 from foreplan.planner.bubbles.execution.kernels import BubbleKernels
-from foreplan.planner.bubbles.execution.lanes import widen
 from foreplan.planner.bubbles.schedule import StepSchedule
 from foreplan.planner.bubbles.spec import BubblesWorkload
 from foreplan.planner.bubbles.training_step import TrainingStep
+from foreplan.planner.bubbles.widen import widen
 
 BACKBONE = {"layers": 4, "hidden": 16, "heads": 2, "ffn": 24, "gated": True, "vocab": 19}
 VIT = {"layers": 2, "hidden": 12, "heads": 2, "ffn": 20}

@@ -6,9 +6,10 @@ import pytest
 import torch
 
 from foreplan.errors import SpecError
-from foreplan.planner.bubbles.execution.lanes import Lanes, widen
+from foreplan.planner.bubbles.execution.lanes import Lanes
 from foreplan.planner.bubbles.execution.layers import AttentionHalf, MlpHalf, Rotation
 from foreplan.planner.bubbles.towers import backbone_tower
+from foreplan.planner.bubbles.widen import widen
 from foreplan.planner.verify.rank_program import rank_programs
 
 

@@ -1,0 +1,87 @@
+"""`TrainingPipeline`: what a bubble plan asks of a training framework, in terms that each knows.
+
+A framework's own schedules have no word for encoder work between passes of the backbone, so every
+export carries the table of encoder units beside its flags (`order_csv`): who inserts units reads
+there which one stands behind how many passes of a rank.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from foreplan.datasets.specs import validate
+from foreplan.errors import SpecError
+from foreplan.planner.bubbles.decision import BubblesDecision
+from foreplan.planner.bubbles.execution.order_csv import backbone_csv, encoder_csv, read_orders
+from foreplan.planner.bubbles.spec import BubblesWorkload
+from foreplan.planner.plan import Plan, decision_of
+
+#: File of the encoder units' table, and of the backbone's order.
+UNITS, ORDER = "encoder_units.csv", "order.csv"
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingPipeline:
+    """The layout and order of a bubble plan.
+
+    Attributes:
+        dp, pp, tp: replicas, pipeline ranks, tensor parallel devices of each.
+        layers: of each virtual stage, in the order of the model; dealt to the ranks in turn.
+        microbatch: samples of a micro-batch.
+        batch: samples of a step.
+        orders: of each rank, backbone and encoder units.
+    """
+
+    dp: int
+    pp: int
+    tp: int
+    layers: tuple[int, ...]
+    microbatch: int
+    batch: int
+    orders: tuple[str, ...]
+
+    @classmethod
+    def of(cls, plan: Plan) -> TrainingPipeline:
+        """Read a plan.
+
+        Raises:
+            SpecError: another kind of plan, passes or units in pieces, stages that are not dealt to
+                the ranks in turn.
+        """
+        decision = decision_of(plan)
+        if not isinstance(decision, BubblesDecision):
+            raise SpecError("plan.kind", got=plan.kind, expected="bubbles, for this target")
+        workload = validate(BubblesWorkload, plan.workload, "plan: workload")
+        layout, stages = decision.plan, decision.stages
+        for number, stage in enumerate(stages):
+            if stage.rank != number % layout.pp or len(stages) % layout.pp:
+                raise SpecError(
+                    f"decision.stages[{number}]", got=f"rank {stage.rank} of {len(stages)} stages",
+                    expected="stages dealt to the ranks in turn, as many on each",
+                )  # fmt: skip
+        samples = layout.dp * decision.microbatches * workload.microbatch
+        return cls(
+            layout.dp, layout.pp, layout.tp, tuple(s.end - s.start for s in stages),
+            workload.microbatch, samples, read_orders(*tables(plan)),
+        )  # fmt: skip
+
+    @property
+    def chunks(self) -> int:
+        """Virtual stages of a rank."""
+        return len(self.layers) // self.pp
+
+    @property
+    def even(self) -> bool:
+        """Whether all virtual stages have as many layers."""
+        return len(set(self.layers)) == 1
+
+
+def tables(plan: Plan) -> tuple[str, str]:
+    """The backbone's order in PyTorch's form, and the table of encoder units.
+
+    Raises:
+        SpecError: passes or units in pieces, for which neither has words.
+    """
+    decision = decision_of(plan)
+    assert isinstance(decision, BubblesDecision)
+    return backbone_csv(decision), encoder_csv(decision)
