@@ -3,8 +3,8 @@
 The planner's variants (`foreplan.datasets.training_variant`) come first; those that it does not yet
 decide about (fp8, tf32, fp16, int8 in all three products, one scale a tensor) can be carried out
 all the same and stand in `MORE_VARIANTS`, in the same spelling:
-``STORAGE/FORWARD/KERNEL[+BACKWARD][@tensor]``. ``@bits4`` rounds all 8-bit operands to four bits:
-an emulation of smaller formats, at the speed of int8.
+``STORAGE/FORWARD/KERNEL[+BACKWARD][@tensor]``. ``@bits4`` and ``@bits3`` round all 8-bit operands
+to so few bits: an emulation of smaller formats, at the speed of int8.
 """
 
 from __future__ import annotations
@@ -47,8 +47,6 @@ class Recipe:
     limit: int | None = None
 
 
-#: Largest magnitude of a symmetric value of four bits.
-_FOUR_BITS = 7
 _CUDA = ("cuda",)
 
 #: Variants of linears beyond the planner's: forward, backward, output, saved, along, kinds.
@@ -65,9 +63,10 @@ MORE_VARIANTS: Mapping[str, Recipe] = MappingProxyType(
             ),
             *(
                 Recipe(
-                    f"fp32/int8/torch.int_mm+{back}@bits4", "linear", "int8", back,
-                    "fp32" if back == "fp32" else "bf16", "int8", limit=_FOUR_BITS,
+                    f"fp32/int8/torch.int_mm+{back}@bits{bits}", "linear", "int8", back,
+                    "fp32" if back == "fp32" else "bf16", "int8", limit=2 ** (bits - 1) - 1,
                 )
+                for bits in (4, 3)
                 for back in ("fp32", "bf16", "int8")
             ),
             Recipe("fp32/fp8/torch.scaled_mm+bf16", "linear", "fp8", "bf16", "bf16", "fp8",
