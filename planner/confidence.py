@@ -29,7 +29,7 @@ from foreplan.planner.plan import Confidence, Measurement
 from foreplan.planner.predict import Forecast, Group
 
 #: Draws, fewer for long schedules, so that confidence costs less than the plan.
-DRAWS, FEWEST, ACTIONS = 256, 64, 4_000_000
+DRAWS, FEWEST, ACTIONS = 256, 64, 2_000_000
 #: Groups whose measurement is valued, by the seconds that they may be off.
 GROUPS = 16
 #: Gains below this are not told: draws cannot tell them from nothing.
