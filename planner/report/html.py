@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+from collections.abc import Sequence
 from pathlib import Path
 from string import Template
 
@@ -40,6 +41,7 @@ from foreplan.planner.report.text import percent, seconds, words
 from foreplan.planner.verify.verification import Verification
 
 _FOLDER = Path(__file__).parent
+_NOTHING = Html("")
 
 
 def render_report(
@@ -77,20 +79,52 @@ def render_report(
         ]
     )
     footer = f"{words(plan.kind)} plan {plan.digest[:16]} · foreplan {plan.provenance.foreplan}"
-    return Template(_read("template.html")).substitute(
-        policy=esc(_policy(script)),
-        page_title=esc(f"{summary.title}: {seconds(plan.predicted.total_s)}"),
-        style=_read("report.css").rstrip(),
-        kicker=esc(f"{words(plan.kind)} plan"),
-        title=esc(summary.title),
-        headline=esc(summary.headline, 1000),
+    return fill_page(
+        page_title=f"{summary.title}: {seconds(plan.predicted.total_s)}",
+        kicker=f"{words(plan.kind)} plan",
+        title=summary.title,
+        headline=summary.headline,
         verdict=verdict(verification),
-        labels=_labels(labels),
+        labels=labels,
         workload=workload_line(plan),
         cards=_cards(plan, verification),
         body=body,
-        footer=esc(footer),
+        footer=footer,
         data=timeline_data(drawn),
+        script=script,
+    )
+
+
+def fill_page(
+    *,
+    page_title: str,
+    kicker: str,
+    title: str,
+    headline: str,
+    body: Html,
+    footer: str,
+    verdict: Html = _NOTHING,
+    labels: Sequence[Label] = (),
+    workload: Html = _NOTHING,
+    cards: Html = _NOTHING,
+    data: Html = _NOTHING,
+    script: str = "",
+) -> str:
+    """The complete document of a page of ours; see the module."""
+    return Template(_read("template.html")).substitute(
+        policy=esc(_policy(script)),
+        page_title=esc(page_title),
+        style=_read("report.css").rstrip(),
+        kicker=esc(kicker),
+        title=esc(title),
+        headline=esc(headline, 1000),
+        verdict=verdict,
+        labels=_labels(labels),
+        workload=workload,
+        cards=cards,
+        body=body,
+        footer=esc(footer),
+        data=data,
         script=script,
     )
 
@@ -107,7 +141,7 @@ def _policy(script: str) -> str:
     return f"default-src 'none'; {allowed}; script-src 'sha256-{digest}'"
 
 
-def _labels(labels: list[Label]) -> Html:
+def _labels(labels: Sequence[Label]) -> Html:
     items = [element("li", element("b", item.word), item.sentence) for item in labels]
     return element("ul", *items, class_="labels") if items else Html("")
 

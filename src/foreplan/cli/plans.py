@@ -189,7 +189,8 @@ def export(
         str,
         typer.Option(
             "--to",
-            help="vllm, sglang, tensorrt-llm, llama.cpp, torchrun, torchtitan or megatron.",
+            help="vllm, sglang, tensorrt-llm, llama.cpp, torchrun, torchtitan, megatron, autocast "
+            "or torchao.",
             autocompletion=words(targets),
         ),
     ],
