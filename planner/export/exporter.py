@@ -30,6 +30,8 @@ _OURS: Mapping[str, str] = MappingProxyType(
         "tensorrt-llm": "foreplan.planner.export.tensorrt_llm:TensorRtLlmExporter",
         "llama.cpp": "foreplan.planner.export.llama_cpp:LlamaCppExporter",
         "torchrun": "foreplan.planner.export.torchrun:TorchrunExporter",
+        "autocast": "foreplan.planner.export.mixed_precision:AutocastExporter",
+        "torchao": "foreplan.planner.export.mixed_precision:TorchaoExporter",
         "torchtitan": "foreplan.planner.export.torchtitan:TorchtitanExporter",
         "megatron": "foreplan.planner.export.megatron:MegatronExporter",
     }

@@ -15,8 +15,9 @@ from foreplan.planner.export.handover import Handover, Scheme
 from foreplan.planner.export.llama_cpp import layers_by_split
 from foreplan.planner.plan import Plan
 
-#: Targets of serving plans; those of training are in ``test_training_exports.py``.
-SERVING = sorted({*targets()} - {"torchtitan", "megatron"})
+#: Targets of serving plans; others are in ``test_training_exports.py`` and
+#: ``test_mixed_precision_exports.py``.
+SERVING = sorted({*targets()} - {"torchtitan", "megatron", "autocast", "torchao"})
 WORKLOAD = {"batch": 8, "prompt_tokens": 128, "new_tokens": 16}
 
 
