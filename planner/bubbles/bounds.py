@@ -55,5 +55,5 @@ def describe(filled: Filled) -> str:
     return (
         f"lower bounds in ms with this order of the backbone and units of this size, reductions "
         f"and optimizer not counted: {shown}{left_out}; the placement takes {1e3 * total:.4g}, "
-        f"{100 * (total - best) / best:.2g} % above the best"
+        f"{max(0.0, 100 * (total - best) / best):.2g} % above the best"
     )
