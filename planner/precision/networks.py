@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Mapping
+from contextvars import ContextVar, Token
 from importlib.metadata import EntryPoint, entry_points
 from types import MappingProxyType
 from typing import TYPE_CHECKING
@@ -34,11 +35,31 @@ _OURS: Mapping[str, str] = MappingProxyType(
         "digits_cnn": "foreplan.planner.precision.execution.tasks:digits_cnn",
     }
 )
-_REGISTERED: dict[str, Builder] = {}
+#: Never changed in place: a registration belongs to the context (thread, task) that made it.
+_REGISTERED: ContextVar[Mapping[str, Builder]] = ContextVar(
+    "networks", default=MappingProxyType({})
+)
 
 
-def register_network(name: str, build: Builder) -> None:
-    """Let workloads of this process name a network.
+class Registration:
+    """A network that workloads may name, until a ``with`` block of it ends, if there is one.
+
+    Args:
+        token: what was known before.
+    """
+
+    def __init__(self, token: Token[Mapping[str, Builder]]) -> None:
+        self._token = token
+
+    def __enter__(self) -> Registration:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        _REGISTERED.reset(self._token)
+
+
+def register_network(name: str, build: Builder) -> Registration:
+    """Let workloads of this thread name a network, for good or inside of a ``with`` block.
 
     Processes that `foreplan verify` starts do not know it; a package's entry point they do.
 
@@ -46,17 +67,20 @@ def register_network(name: str, build: Builder) -> None:
         name: what ``workload.network`` says; a later registration replaces an earlier one.
         build: called with (model, workload, seed) and returns a `TrainingTask`.
 
+    Returns:
+        Undoes the registration where it is used in a ``with`` statement.
+
     Raises:
         SpecError: the name of one of our own networks, or no plain word.
     """
     if name in _OURS or not name.isidentifier():
         raise SpecError("network", got=name, expected=f"a word other than {', '.join(_OURS)}")
-    _REGISTERED[name] = build
+    return Registration(_REGISTERED.set(MappingProxyType({**_REGISTERED.get(), name: build})))
 
 
 def network_names() -> tuple[str, ...]:
     """Names of every network, ours first."""
-    more = {*_REGISTERED, *(point.name for point in _points())} - set(_OURS)
+    more = {*_REGISTERED.get(), *(point.name for point in _points())} - set(_OURS)
     return (*_OURS, *sorted(more))
 
 
@@ -70,8 +94,9 @@ def network_builder(name: str) -> Builder:
         module, _, function = _OURS[name].partition(":")
         ours: Builder = getattr(importlib.import_module(module), function)
         return ours
-    if name in _REGISTERED:
-        return _REGISTERED[name]
+    registered = _REGISTERED.get().get(name)
+    if registered is not None:
+        return registered
     point = next((p for p in _points() if p.name == name), None)
     if point is None:
         known = network_names()

@@ -54,7 +54,6 @@ class PrecisionWorkload(StrictModel):
         network: what is trained: ``model`` (the plan's decoder), ``byte_lm``, ``digits_mlp``,
             ``digits_cnn``, or a registered name, see `foreplan.planner.precision.networks`.
         network_options: keyword arguments of the network's builder.
-        dataset: name of the samples' source; ``None`` = the network's own.
         optimizer: ``sgd`` (momentum 0.9: one fp32 state a parameter) or ``adamw`` (two).
         learning_rate: of the optimizer.
         steps: training steps that a verification runs.
@@ -76,7 +75,6 @@ class PrecisionWorkload(StrictModel):
     sequence_length: Count | None = None
     network: str = "model"
     network_options: Mapping[str, Any] = Field(default_factory=dict)
-    dataset: str | None = None
     optimizer: Literal["sgd", "adamw"] = "sgd"
     learning_rate: Annotated[float, Field(gt=0)] = 1e-2
     steps: Count = 4

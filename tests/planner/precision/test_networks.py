@@ -5,13 +5,13 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from threading import Thread
 
 import pytest
 
 from foreplan.datasets.model import Model
 from foreplan.errors import SpecError
 from foreplan.planner.plan import Plan
-from foreplan.planner.precision import networks
 from foreplan.planner.precision.execution.tasks import byte_lm
 from foreplan.planner.precision.networks import network_names, register_network
 from foreplan.planner.precision.spec import PrecisionWorkload
@@ -100,15 +100,20 @@ def test_an_installed_package_registers_networks() -> None:
         task_of("smal")
 
 
-def test_a_script_registers_a_network(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(networks, "_REGISTERED", {})
+def test_a_script_registers_a_network() -> None:
+    seen: list[tuple[str, ...]] = []
 
     def build(model: Model | None, workload: PrecisionWorkload, seed: int) -> TrainingTask:
         return byte_lm(model, workload, seed)
 
-    register_network("mine", build)
-    assert "mine" in network_names()
-    assert task_of("mine").module() is not None
+    with register_network("mine", build):
+        assert "mine" in network_names()
+        assert task_of("mine").module() is not None
+        other = Thread(target=lambda: seen.append(network_names()))
+        other.start()
+        other.join()
+    assert "mine" not in network_names()
+    assert seen == [network_names()], "a registration belongs to who made it"
     for name in ("byte_lm", "os:system", ""):
         with pytest.raises(SpecError, match="a word other than"):
             register_network(name, build)

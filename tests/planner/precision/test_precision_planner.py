@@ -179,7 +179,7 @@ def test_plan_document(make_problem):
         if other.limits_met:
             assert other.decision["omega"] >= made.decision["omega"] * (1 - 1e-9)
     assert any("chooses among" in text for text in made.assumptions)
-    assert made.confidence.draws == 0  # prices do not decide about omega
+    assert made.confidence.draws > 0  # prices decide who meets the time limit
 
 
 def test_command_line(tmp_path):
