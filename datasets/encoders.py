@@ -6,13 +6,13 @@ model's (CLIP, SigLIP, ViT) or a multimodal model's with a ``vision_config``.
 
 from __future__ import annotations
 
-from functools import cache
 from pathlib import Path
 from typing import Annotated, Any
 
 from pydantic import Field
 
 from foreplan.datasets.specs import StrictModel, load_document, nearest, validate
+from foreplan.datasets.zoo_entries import zoo_entries
 from foreplan.errors import SpecError
 
 _FILE = Path(__file__).with_name("zoo") / "encoders.yaml"
@@ -94,10 +94,5 @@ def _from_config(path: Path) -> VisionEncoder:
     )
 
 
-@cache  # the file is part of the package and does not change
 def _entries() -> dict[str, dict[str, Any]]:
-    document = load_document(_FILE)
-    if document.get("schema") != _SCHEMA:
-        raise SpecError(f"{_FILE}: schema", got=document.get("schema"), expected=_SCHEMA)
-    entries: dict[str, dict[str, Any]] = document["encoders"]
-    return entries
+    return zoo_entries(_FILE, _SCHEMA, "encoders")

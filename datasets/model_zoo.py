@@ -5,12 +5,12 @@
 
 from __future__ import annotations
 
-from functools import cache
 from pathlib import Path
 from typing import Any
 
 from foreplan.datasets.model import FAMILY_FACTS, Model
-from foreplan.datasets.specs import load_document, nearest, validate
+from foreplan.datasets.specs import nearest, validate
+from foreplan.datasets.zoo_entries import zoo_entries
 from foreplan.errors import SpecError
 
 _FILE = Path(__file__).with_name("zoo") / "models.yaml"
@@ -69,10 +69,5 @@ def _entry(name: str) -> dict[str, Any]:
     return entries[name]
 
 
-@cache  # the file is part of the package and does not change
 def _entries() -> dict[str, dict[str, Any]]:
-    document = load_document(_FILE)
-    if document.get("schema") != _SCHEMA:
-        raise SpecError(f"{_FILE}: schema", got=document.get("schema"), expected=_SCHEMA)
-    entries: dict[str, dict[str, Any]] = document["models"]
-    return entries
+    return zoo_entries(_FILE, _SCHEMA, "models")
