@@ -47,7 +47,15 @@ if TYPE_CHECKING:
         VerificationError,
     )
     from foreplan.planner.api import load_cluster, plan
-    from foreplan.planner.base import Agreement, Bound, Choice, Kernels, Planner, Problem
+    from foreplan.planner.base import (
+        Agreement,
+        Bound,
+        Choice,
+        Kernels,
+        Planner,
+        Problem,
+        TimeLimit,
+    )
     from foreplan.planner.bubbles.decision import BubblesDecision
     from foreplan.planner.bubbles.spec import BubblesWorkload
     from foreplan.planner.export.exporter import Exporter, Written, export_plan
@@ -108,6 +116,7 @@ __all__ = [
     "StageDecision",
     "StorageAccess",
     "StrictModel",
+    "TimeLimit",
     "Timeline",
     "TrainingTask",
     "Variant",
@@ -153,7 +162,7 @@ _NAMES_OF = {
     "datasets.specs": "StrictModel",
     "errors": "ForeplanError InfeasibleError MissingDataError SpecError VerificationError",
     "planner.api": "load_cluster plan",
-    "planner.base": "Agreement Bound Choice Kernels Planner Problem",
+    "planner.base": "Agreement Bound Choice Kernels Planner Problem TimeLimit",
     "planner.bubbles.decision": "BubblesDecision",
     "planner.bubbles.spec": "BubblesWorkload",
     "planner.export.exporter": "Exporter Written export_plan",
