@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -24,7 +24,7 @@ from foreplan.cost_models.schedule import FloatArray
 from foreplan.datasets.training_variant import TrainingVariant
 
 if TYPE_CHECKING:
-    from foreplan.cost_models.gradient_variance import Batch, Loss, Variants
+    from foreplan.cost_models.gradient_variance import Batch, Calibration, Loss, Variants
 
 
 @dataclass(slots=True)
@@ -128,29 +128,20 @@ class Calibrated:
                     yield call.name, text, crossing(curve, total / kink.x.numel())
 
 
-def calibrate(
-    module: torch.nn.Module,
-    batches: Iterable[Batch],
-    loss: Loss,
-    names: Sequence[str],
-    seed: int | None,
-) -> Iterator[Calibrated]:
-    """Run batches in training mode and watch modules.
+def calibrate(sample: Calibration, seed: int | None) -> Iterator[Calibrated]:
+    """Run batches in training mode and watch the modules that have variants.
 
     Args:
-        module: fp32; its parameters' gradients are left alone.
-        batches: (inputs, target) each.
-        loss: of (output, target).
-        names: paths of the modules.
+        sample: module, batches and loss.
         seed: of random signs; ``None`` leaves effects and kinks out.
     """
     random = None if seed is None else torch.Generator().manual_seed(seed)
-    parts = {name: part for name, part in module.named_modules() if name in names}
-    training = module.training
+    module, training = sample.module, sample.module.training
+    parts = {name: part for name, part in module.named_modules() if name in sample.variants}
     module.train()
     try:
-        for batch in batches:
-            yield _run(module, parts, batch, loss, random)
+        for batch in sample.batches:
+            yield _run(module, parts, batch, sample.loss, random)
     finally:
         module.train(training)
 

@@ -35,6 +35,7 @@ Imports torch.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -52,22 +53,28 @@ Variants = Mapping[str, Mapping[str, TrainingVariant]]
 Omega = dict[str, dict[str, float]]
 
 
-def gradient_variance(
-    module: torch.nn.Module,
-    batches: Iterable[Batch],
-    loss: Loss,
-    variants: Variants,
-    *,
-    gamma: float = 1.0,
-    seed: int = 0,
-) -> Omega:
-    """Variance that each variant of each module adds to all gradients, jumps at kinks included.
+@dataclass(frozen=True, slots=True)
+class Calibration:
+    """What statistics are taken from.
 
-    Args:
-        module: fp32.
+    Attributes:
+        module: fp32; its gradients and buffers' hooks are left alone.
         batches: (inputs, target) each.
         loss: of (output, target).
         variants: by module path, then by text.
+    """
+
+    module: torch.nn.Module
+    batches: Iterable[Batch]
+    loss: Loss
+    variants: Variants
+
+
+def gradient_variance(sample: Calibration, *, gamma: float = 1.0, seed: int = 0) -> Omega:
+    """Variance that each variant of each module adds to all gradients, jumps at kinks included.
+
+    Args:
+        sample: what to take statistics from.
         gamma: weight of the forward part; 1 = the derivation's.
         seed: of the random signs.
 
@@ -77,49 +84,21 @@ def gradient_variance(
     Raises:
         SpecError: no batch, or numbers that are not finite.
     """
-    means = _means(module, batches, loss, variants, seed)
-    return _weighted(means, lambda _: np.array([gamma, 1.0, gamma]))
+    return _weighted(_means(sample, seed), lambda _: np.array([gamma, 1.0, gamma]))
 
 
-def first_order(
-    module: torch.nn.Module,
-    batches: Iterable[Batch],
-    loss: Loss,
-    variants: Variants,
-    *,
-    gamma: float = 1.0,
-    seed: int = 0,
-) -> Omega:
-    """`gradient_variance` without jumps at kinks; same arguments."""
-    means = _means(module, batches, loss, variants, seed)
-    return _weighted(means, lambda _: np.array([gamma, 1.0, 0.0]))
+def first_order(sample: Calibration, *, gamma: float = 1.0, seed: int = 0) -> Omega:
+    """`gradient_variance` without jumps at kinks."""
+    return _weighted(_means(sample, seed), lambda _: np.array([gamma, 1.0, 0.0]))
 
 
-def depth_weighted(
-    module: torch.nn.Module,
-    batches: Iterable[Batch],
-    loss: Loss,
-    variants: Variants,
-    depth: Mapping[str, int],
-    *,
-    gamma: float = 1.0,
-) -> Omega:
-    """QSync's indicator, mended; arguments as of `gradient_variance`.
-
-    Args:
-        module: fp32.
-        batches: (inputs, target) each.
-        loss: of (output, target).
-        variants: by module path, then by text.
-        depth: of each module.
-        gamma: weight of the forward part.
-
-    Raises:
-        SpecError: no batch, or numbers that are not finite.
-    """
+def depth_weighted(sample: Calibration, depth: Mapping[str, int], *, gamma: float = 1.0) -> Omega:
+    """QSync's indicator, mended, from the depth of each module; else as `gradient_variance`."""
     most = max(depth.values(), default=0)
-    means = _means(module, batches, loss, variants, None)
-    return _weighted(means, lambda name: np.array([gamma * (most - depth[name]), depth[name], 0.0]))
+    return _weighted(
+        _means(sample, None),
+        lambda name: np.array([gamma * (most - depth[name]), depth[name], 0.0]),
+    )
 
 
 def _weighted(
@@ -131,19 +110,14 @@ def _weighted(
     }
 
 
-def _means(
-    module: torch.nn.Module,
-    batches: Iterable[Batch],
-    loss: Loss,
-    variants: Variants,
-    seed: int | None,
-) -> dict[str, dict[str, FloatArray]]:
+def _means(sample: Calibration, seed: int | None) -> dict[str, dict[str, FloatArray]]:
     """(forward, backward, kinks) means over batches; by effect on all gradients given a seed."""
     from foreplan.cost_models.gradient_effects import calibrate
 
+    variants = sample.variants
     sums = {name: {text: np.zeros(3) for text in rows} for name, rows in variants.items()}
     count = 0
-    for seen in calibrate(module, batches, loss, tuple(variants), seed):
+    for seen in calibrate(sample, seed):
         count += 1
         for call in seen.calls:
             for text, variant in variants[call.name].items():

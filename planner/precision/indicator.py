@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 from foreplan.cost_models.gradient_variance import (
     Batch,
+    Calibration,
     Omega,
     depth_weighted,
     first_order,
@@ -68,13 +69,11 @@ def omega_table(
         batches = _batches(task, workload)
         traces = hutchinson_traces(module, batches, task.loss, variants, seed)
         return hessian(module, variants, traces)
-    batches = _batches(task, workload)
+    sample = Calibration(module, _batches(task, workload), task.loss, variants)
     if chosen == "depth_weighted":
-        return depth_weighted(
-            module, batches, task.loss, variants, _depths(graph), gamma=workload.gamma
-        )
+        return depth_weighted(sample, _depths(graph), gamma=workload.gamma)
     added = first_order if chosen == "first_order" else gradient_variance
-    return added(module, batches, task.loss, variants, gamma=workload.gamma, seed=seed)
+    return added(sample, gamma=workload.gamma, seed=seed)
 
 
 def _batches(task: TrainingTask, workload: PrecisionWorkload) -> Iterator[Batch]:

@@ -9,6 +9,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from foreplan.cost_models.gradient_variance import (
+    Calibration,
     depth_weighted,
     gradient_variance,
 )
@@ -70,7 +71,9 @@ def test_first_order_effect_of_random_errors_on_all_gradients() -> None:
     name, text = "2", "fp32/int8/torch.int_mm+fp32"
     omega = np.mean(
         [
-            gradient_variance(module, data, mean_square, {name: LINEAR}, seed=s)[name][text]
+            gradient_variance(Calibration(module, data, mean_square, {name: LINEAR}), seed=s)[name][
+                text
+            ]
             for s in range(60)
         ]
     )
@@ -101,17 +104,17 @@ def test_first_order_effect_of_random_errors_on_all_gradients() -> None:
 
 
 def test_full_precision_adds_nothing_and_fewer_bits_add_more() -> None:
-    omega = gradient_variance(network(), batches(2), mean_square, VARIANTS)
+    omega = gradient_variance(Calibration(network(), batches(2), mean_square, VARIANTS))
     for rows in omega.values():
         assert rows[FP32] == 0.0
         assert rows[BF16] > 0.0
         assert rows["fp32/int8/torch.int_mm+fp32"] > 0.0
-    assert omega == gradient_variance(network(), batches(2), mean_square, VARIANTS)
+    assert omega == gradient_variance(Calibration(network(), batches(2), mean_square, VARIANTS))
 
 
 def test_gradients_are_left_alone() -> None:
     module = network().eval()
-    gradient_variance(module, batches(1), mean_square, VARIANTS)
+    gradient_variance(Calibration(module, batches(1), mean_square, VARIANTS))
     assert not module.training
     assert all(p.grad is None for p in module.parameters())
     assert not any(part._forward_hooks or part._forward_pre_hooks for part in module.modules())
@@ -122,9 +125,9 @@ def test_not_finite_statistics_name_the_module() -> None:
     with torch.no_grad():
         module.get_submodule("2").weight[0, 0] = float("nan")  # type: ignore[index]
     with pytest.raises(SpecError, match="calibration of"):
-        gradient_variance(module, batches(1), mean_square, VARIANTS)
+        gradient_variance(Calibration(module, batches(1), mean_square, VARIANTS))
     with pytest.raises(SpecError, match="at least one"):
-        gradient_variance(network(), [], mean_square, VARIANTS)
+        gradient_variance(Calibration(network(), [], mean_square, VARIANTS))
 
 
 def test_depth_weighted_is_the_published_formula_mended() -> None:
@@ -140,9 +143,11 @@ def test_depth_weighted_is_the_published_formula_mended() -> None:
     forward = squares[1] * v + squares[0] * w
     backward = squares[2] * v + squares[0] * e
     variants = {"0": {BF16: TRAINING_VARIANTS[BF16]}}
-    first = depth_weighted(module, data, mean_square, variants, {"0": 0, "other": 3}, gamma=2.0)
+    first = depth_weighted(
+        Calibration(module, data, mean_square, variants), {"0": 0, "other": 3}, gamma=2.0
+    )
     assert first["0"][BF16] == pytest.approx(float(2.0 * 3 * forward), rel=1e-5)
-    last = depth_weighted(module, data, mean_square, variants, {"0": 3})
+    last = depth_weighted(Calibration(module, data, mean_square, variants), {"0": 3})
     assert last["0"][BF16] == pytest.approx(float(3 * backward), rel=1e-5)
 
 

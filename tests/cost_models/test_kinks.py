@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from foreplan.cost_models.gradient_variance import first_order, gradient_variance
+from foreplan.cost_models.gradient_variance import Calibration, first_order, gradient_variance
 from foreplan.cost_models.kinks import KinkRecorder, crossing
 from foreplan.datasets.training_variant import TRAINING_VARIANTS
 
@@ -84,8 +84,8 @@ def test_kinks_are_most_of_what_rounding_does_to_a_perceptron() -> None:
     ]
     names = ("2", "4", "6", "8")
     variants = dict.fromkeys(names, LINEAR)
-    whole = gradient_variance(module, data[:4], F.cross_entropy, variants)
-    smooth = first_order(module, data[:4], F.cross_entropy, variants)
+    whole = gradient_variance(Calibration(module, data[:4], F.cross_entropy, variants))
+    smooth = first_order(Calibration(module, data[:4], F.cross_entropy, variants))
     for name in names:
         measured = np.mean([_perturbed(module, name, batch) for batch in data[4:]])
         assert 0.4 < whole[name][BF16] / measured < 2.5
@@ -136,10 +136,8 @@ def test_errors_of_a_branch_do_not_count_on_the_way_past_it() -> None:
     batch = ((torch.randn(64, 32, generator=random),), torch.randn(64, 32, generator=random))
     text = "fp32/int8/torch.int_mm+bf16"
     variants = {"branch": {text: TRAINING_VARIANTS[text]}}
-    omega = np.mean(
-        [gradient_variance(module, [batch], F.mse_loss, variants, seed=s)["branch"][text]
-         for s in range(20)]
-    )  # fmt: skip
+    sample = Calibration(module, [batch], F.mse_loss, variants)
+    omega = np.mean([gradient_variance(sample, seed=s)["branch"][text] for s in range(20)])
     from foreplan.planner.precision.execution.modules import apply_variants, remove_precision
 
     def gradients() -> torch.Tensor:
