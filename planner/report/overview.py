@@ -63,10 +63,10 @@ class Result:
         found: dict[str, float | None] = {}
         for source in _SOURCES:
             name = f"decided from {source} costs"
-            same = any(r.name == name and r.reason == SAME for r in plan.rejected)
-            if source == plan.provenance.costs or same:
+            left_out = {rejected.name: rejected.reason for rejected in plan.rejected}
+            if source == plan.provenance.costs or left_out.get(name) == SAME:
                 found[source] = run.regret
-            elif any(a.name == name for a in (*plan.alternatives, *plan.rejected)):
+            elif name in left_out or any(other.name == name for other in plan.alternatives):
                 found[source] = _regret(run, name)
         return cls(plan, run, found)
 
@@ -157,7 +157,7 @@ def render_overview(results: Sequence[Result]) -> str:
     return fill_page(
         page_title=f"Plans: {kinds}",
         kicker="plans and their real runs",
-        title=kinds[:1].upper() + kinds[1:],
+        title=_upper(kinds),
         headline=f"{len(results)} plans made from {source} costs, each run for real beside its "
         "alternatives.",
         labels=list(labels.values()),
@@ -180,7 +180,7 @@ def _plan_part(result: Result) -> Html:
         for row in contenders(result.plan, result.run)
     ]
     return section(
-        f"{words(result.plan.kind)} plan: {summary.title}".capitalize(),
+        f"{_upper(words(result.plan.kind))} plan: {summary.title}",
         element("p", summary.headline),
         verdict(result.run),
         table(
@@ -189,6 +189,10 @@ def _plan_part(result: Result) -> Html:
         ),
         details("What was decided", _without_frame(decision_section(summary))),
     )  # fmt: skip
+
+
+def _upper(text: str) -> str:
+    return text[:1].upper() + text[1:]
 
 
 def _without_frame(part: Html) -> Html:
