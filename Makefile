@@ -16,6 +16,7 @@ demo: $(INSTALLED)
 test: $(INSTALLED) $(RAY)
 	$(BIN)/python -m pytest -n $(JOBS) -m 'not serial' tests
 	$(BIN)/python -m pytest -m serial tests
+	$(BIN)/python -m pytest -n $(JOBS) --nbmake --nbmake-timeout=300 notebooks
 
 check: $(CHECKED) docs
 	$(BIN)/ruff check

@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from foreplan.cost_models.schedule import COMPUTE, FloatArray, IntArray, Schedule
+from foreplan.datasets.quantity import format_seconds
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -227,8 +228,9 @@ class Timeline:
         axes.set_yticks(range(s.ranks), [f"{r}: {d}" for r, d in enumerate(s.devices)])
         axes.invert_yaxis()
         axes.set_xlabel("ms")
-        axes.set_title(f"{self.kind}: {self.makespan_s * 1e3:.4g} ms")
-        axes.legend(loc="upper right", ncols=4, fontsize="small")
+        axes.set_title(f"{self.kind}: {format_seconds(self.makespan_s)}", loc="left")
+        # Above the bars, not on them.
+        axes.legend(loc="lower right", bbox_to_anchor=(1, 1), ncols=4, fontsize="small")
         return axes
 
     def _repr_html_(self) -> str:
