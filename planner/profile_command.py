@@ -252,9 +252,10 @@ def _profile(
         rounds = 1 if quick else 2
         profile = measure_profile(device, programs, path, rounds=rounds, on_progress=show)
     failed = sum(row.status == "failed" for row in profile.rows)
-    console.print(
-        f"{device}: {len(profile.rows)} programs" + (f", {failed} failed" if failed else "")
-    )
+    if profile.rows:
+        console.print(
+            f"{device}: {len(profile.rows)} programs" + (f", {failed} failed" if failed else "")
+        )
     return profile
 
 
