@@ -9,13 +9,12 @@ import numpy as np
 from foreplan.errors import SpecError
 from foreplan.solvers.gap_fill_problem import (
     FloatArray,
-    GapFillAnswer,
     GapFillProblem,
     IntArray,
     Resource,
     UnitChain,
-    evaluate,
 )
+from foreplan.solvers.gap_fill_score import GapFillAnswer, evaluate
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,8 @@ import numpy as np
 
 from foreplan.solvers._gap_place import matched, merged, mirrored, place_jobs, without
 from foreplan.solvers._gap_rows import Direction, Rows
-from foreplan.solvers.gap_fill_problem import FloatArray, GapFillAnswer, IntArray
+from foreplan.solvers.gap_fill_problem import FloatArray, IntArray
+from foreplan.solvers.gap_fill_score import GapFillAnswer
 
 BISECTIONS = 50
 """Halvings of an interval of heads; the last are below the tolerance."""

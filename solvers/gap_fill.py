@@ -38,14 +38,8 @@ from foreplan.solvers._gap_search import (
     merged_map,
 )
 from foreplan.solvers.gap_fill_bounds import GapFillBounds, bounds_and_ends, least_cap, lower_bounds
-from foreplan.solvers.gap_fill_problem import (
-    GapFillAnswer,
-    GapFillProblem,
-    GapFillScore,
-    Resource,
-    UnitChain,
-    evaluate,
-)
+from foreplan.solvers.gap_fill_problem import GapFillProblem, Resource, UnitChain
+from foreplan.solvers.gap_fill_score import GapFillAnswer, GapFillScore, evaluate
 from foreplan.solvers.solution import Solution, SolutionStatus
 
 __all__ = [

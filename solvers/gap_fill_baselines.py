@@ -28,14 +28,8 @@ from foreplan.solvers._gap_rows import Direction, Rows, reversed_problem
 from foreplan.solvers._gap_search import BISECTIONS, Pieces, place
 from foreplan.solvers.gap_fill import solve
 from foreplan.solvers.gap_fill_check import violations
-from foreplan.solvers.gap_fill_problem import (
-    FloatArray,
-    GapFillAnswer,
-    GapFillProblem,
-    IntArray,
-    Resource,
-    evaluate,
-)
+from foreplan.solvers.gap_fill_problem import FloatArray, GapFillProblem, IntArray, Resource
+from foreplan.solvers.gap_fill_score import GapFillAnswer, evaluate
 
 MAX_SORTED = 10_000
 """Partitions up to which all are looked at before the most even ones are taken."""

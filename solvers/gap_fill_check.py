@@ -13,15 +13,8 @@ from enum import StrEnum
 
 import numpy as np
 
-from foreplan.solvers.gap_fill_problem import (
-    FloatArray,
-    GapFillAnswer,
-    GapFillProblem,
-    GapFillScore,
-    IntArray,
-    Resource,
-    evaluate,
-)
+from foreplan.solvers.gap_fill_problem import FloatArray, GapFillProblem, IntArray, Resource
+from foreplan.solvers.gap_fill_score import GapFillAnswer, GapFillScore, evaluate
 
 
 class Rule(StrEnum):

@@ -23,13 +23,8 @@ import numpy as np
 from foreplan.errors import SpecError
 from foreplan.solvers._gap_rows import Direction, Rows, refuse_interference
 from foreplan.solvers.gap_fill import solve
-from foreplan.solvers.gap_fill_problem import (
-    FloatArray,
-    GapFillAnswer,
-    GapFillProblem,
-    Resource,
-    evaluate,
-)
+from foreplan.solvers.gap_fill_problem import FloatArray, GapFillProblem, Resource
+from foreplan.solvers.gap_fill_score import GapFillAnswer, evaluate
 from foreplan.solvers.solution import Solution, SolutionStatus
 
 WHOLE = 1e-6

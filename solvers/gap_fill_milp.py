@@ -31,14 +31,8 @@ import pulp  # type: ignore[import-untyped]
 from foreplan.solvers._gap_rows import Rows, refuse_interference
 from foreplan.solvers._highs import TOLERANCE, run
 from foreplan.solvers.gap_fill import solve
-from foreplan.solvers.gap_fill_problem import (
-    FloatArray,
-    GapFillAnswer,
-    GapFillProblem,
-    Resource,
-    UnitChain,
-    evaluate,
-)
+from foreplan.solvers.gap_fill_problem import FloatArray, GapFillProblem, Resource, UnitChain
+from foreplan.solvers.gap_fill_score import GapFillAnswer, evaluate
 from foreplan.solvers.solution import Solution, SolutionStatus
 
 
