@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
+from statistics import fmean
 
 from foreplan.cost_models._device_words import find
 from foreplan.cost_models._interpolation import Interpolation
 from foreplan.cost_models.costs import Copy, Estimate, HostLaunch, Work
+from foreplan.datasets.kernels import computed_rows
 from foreplan.datasets.profile import Profile, Row
 from foreplan.datasets.program import Program
+from foreplan.datasets.training_programs import is_training
 
 #: Inside this factor of the measured range a price is interpolated, beyond it extrapolated ...
 NEAR = 2.0
@@ -35,7 +38,8 @@ class MeasuredSource:
 
     Programs cost their median, with the 10th and 90th percentile as interval. A host launch costs
     the time of an operator on one element; a copy its payload over the measured bandwidth, read
-    and written, plus one launch.
+    and written, plus one launch. What the profile says that a program takes longer behind another
+    one is added to every program of inference.
 
     Args:
         profiles: one, several, or by device word.
@@ -51,7 +55,7 @@ class MeasuredSource:
             return None
         if isinstance(work, Program):
             row = profile.by_program.get(work)
-            return None if row is None else _measured(row)
+            return None if row is None else _behind_another(_measured(row), profile, work)
         launch = profile.device.launch_overhead_s
         if isinstance(work, HostLaunch) and launch is not None:
             return Estimate.exact(work.calls * launch, "measured")
@@ -87,22 +91,23 @@ class InterpolatedSource:
             return None
         row = profile.by_program.get(work)
         if row is not None:
-            return _measured(row)
+            return _behind_another(_measured(row), profile, work)
         fit = self._fit(profile, work)
         if fit is None:
             return None
-        found = fit.predict(work.dims)
+        found = fit.predict(_computed(work))
         if found.beyond > FAR:
             return None
         # Each doubling beyond the range adds the whole interval once more.
         half = found.half_width * (1.0 + math.log2(found.beyond))
         near = found.beyond <= NEAR
-        return Estimate(
+        estimate = Estimate(
             found.seconds,
             found.seconds * math.exp(-half),
             found.seconds * math.exp(half),
             "interpolated" if near else "extrapolated",
         )
+        return _behind_another(estimate, profile, work)
 
     def _fit(self, profile: Profile, work: Program) -> Interpolation | None:
         key = (profile.device.name, str(id(profile)), *_regime(work))
@@ -123,8 +128,30 @@ def _regime(item: Program) -> tuple[str, ...]:
 
 
 def _interpolation(op: str, rows: list[Row]) -> Interpolation:
-    spread = [0.5 * math.log(_high(row) / _low(row)) for row in rows]
-    return Interpolation(op, [row.dims for row in rows], [_median(row) for row in rows], spread)
+    """Through the medians of rows; of those that compute the same, through their geometric mean."""
+    alike: dict[tuple[int, ...], list[Row]] = {}
+    for row in rows:
+        alike.setdefault(tuple(_computed(row.program()).values()), []).append(row)
+    dims = [_computed(group[0].program()) for group in alike.values()]
+    medians = [math.exp(fmean(math.log(_median(r)) for r in g)) for g in alike.values()]
+    spread = [fmean(0.5 * math.log(_high(r) / _low(r)) for r in g) for g in alike.values()]
+    return Interpolation(op, dims, medians, spread)
+
+
+def _computed(item: Program) -> dict[str, int]:
+    """Dimensions of what a program's kernel computes."""
+    dims = dict(item.dims)
+    if item.op == "linear":
+        dims["rows"] = computed_rows(item.variant, dims["rows"])
+    return dims
+
+
+def _behind_another(found: Estimate | None, profile: Profile, item: Program) -> Estimate | None:
+    """A time in a pass of many programs, from the time of a program that repeats itself."""
+    if found is None or not profile.switch_s or is_training(item):
+        return found
+    low, mean, high = (t + profile.switch_s for t in (found.low_s, found.mean_s, found.high_s))
+    return Estimate(mean, low, high, found.source)
 
 
 def _measured(row: Row) -> Estimate | None:

@@ -16,6 +16,17 @@ DEV void mma(float* c, const u32* a, u32 b0, u32 b1){
    : "+f"(c[0]),"+f"(c[1]),"+f"(c[2]),"+f"(c[3]) : "r"(a[0]),"r"(a[1]),"r"(a[2]),"r"(a[3]),"r"(b0),"r"(b1)); }
 DEV float bf(u16 v){ return __uint_as_float(((u32)v)<<16); }
 DEV u16 tobf(float f){ u32 u=__float_as_uint(f); if((u&0x7fffffff)>0x7f800000) return 0x7fff; u += 0x7fff + ((u>>16)&1); return (u16)(u>>16); }
+// c[NT] += the 4-bit values of four words times the fragments of 64 inputs of NT tiles of rows.
+DEV void multiply(float (*c)[4], const u32* word, const uint4 (*x)[2]){
+  #pragma unroll
+  for (int kt = 0; kt < 4; kt++) {
+    u32 f[4];
+    #pragma unroll
+    for (int j = 0; j < 4; j++) f[j] = lop(word[kt] >> (4*j), 0x000f000f, 0x43004300);
+    #pragma unroll
+    for (int b = 0; b < NT; b++) mma(c[b], f, ((const u32*)x[b])[2*kt], ((const u32*)x[b])[2*kt + 1]);
+  }
+}
 extern "C" __global__ void __launch_bounds__(KW*32) NAME(
     const u16* __restrict__ x, const uint4* __restrict__ w, const uint2* __restrict__ sz, const u16* __restrict__ rowscale,
     u16* __restrict__ out, const u16* __restrict__ bias, int rows, int n, int k) {
@@ -72,29 +83,13 @@ extern "C" __global__ void __launch_bounds__(KW*32) NAME(
           #pragma unroll
           for (int i = 0; i < 4; i++) c[b][i] = 0;
         if (BITS == 8) {
-          const u32* word = (const u32*)&q[d][a][VEC - 1];
-          #pragma unroll
-          for (int kt = 0; kt < 4; kt++) {
-            u32 f[4];
-            #pragma unroll
-            for (int j = 0; j < 4; j++) f[j] = lop(word[kt] >> (4*j), 0x000f000f, 0x43004300);
-            #pragma unroll
-            for (int b = 0; b < NT; b++) mma(c[b], f, ((const u32*)xf[d][b])[2*kt], ((const u32*)xf[d][b])[2*kt + 1]);
-          }
+          multiply(c, (const u32*)&q[d][a][VEC - 1], xf[d]);
           #pragma unroll
           for (int b = 0; b < NT; b++)
             #pragma unroll
             for (int i = 0; i < 4; i++) c[b][i] *= 16.f;
         }
-        const u32* word = (const u32*)&q[d][a][0];
-        #pragma unroll
-        for (int kt = 0; kt < 4; kt++) {
-          u32 f[4];
-          #pragma unroll
-          for (int j = 0; j < 4; j++) f[j] = lop(word[kt] >> (4*j), 0x000f000f, 0x43004300);
-          #pragma unroll
-          for (int b = 0; b < NT; b++) mma(c[b], f, ((const u32*)xf[d][b])[2*kt], ((const u32*)xf[d][b])[2*kt + 1]);
-        }
+        multiply(c, (const u32*)&q[d][a][0], xf[d]);
         if (BITS == 4) {
           float s0 = bf(s[d][a].x & 0xffff), s1 = bf(s[d][a].y & 0xffff);
           float z0 = __uint_as_float(s[d][a].x & 0xffff0000) - 136.f*s0, z1 = __uint_as_float(s[d][a].y & 0xffff0000) - 136.f*s1;

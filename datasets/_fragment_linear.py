@@ -19,15 +19,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from foreplan.datasets.kernels import Packed
+from foreplan.datasets.kernels import FEW_ROWS, ROWS_A_CALL, Packed
 from foreplan.errors import MissingDataError
 
 GROUP = 64
-
-#: Rows of one call of the fused kernel, and the most rows for which several calls of it are faster
-#: than unpacking (``measured``, kernels.md: 27-36 us a call against 120 us at 8192 x 8192).
-_ROWS_A_CALL = 32
-FEW_ROWS = 96
 
 
 def to_fragments(values: Tensor) -> Tensor:
@@ -71,8 +66,8 @@ def run(x: Tensor, packed: Packed, bias: Tensor | None) -> Tensor:
         return F.linear(x, _unpacked(packed, bits), bias)
     x = x.contiguous()
     out = torch.empty(x.shape[0], packed.n, dtype=torch.bfloat16, device=x.device)
-    for start in range(0, x.shape[0], _ROWS_A_CALL):
-        part = slice(start, start + _ROWS_A_CALL)
+    for start in range(0, x.shape[0], ROWS_A_CALL):
+        part = slice(start, start + ROWS_A_CALL)
         _few_rows(x[part], packed, bias, out[part], bits)
     return out
 

@@ -194,6 +194,37 @@ class _Device:
         }
 
 
+def _switch(device: _Device) -> dict[str, float]:
+    """What a program takes longer behind another than behind itself; {} if that cannot be told.
+
+    Its code, constants and weights are then no longer where its last call left them. The programs
+    are those of a decoder layer for 8 sequences at 512 positions, each as it is profiled and all in
+    turn.
+    """
+    from foreplan.datasets.decoder_programs import layer_programs
+    from foreplan.datasets.model_zoo import zoo_model
+    from foreplan.datasets.runnable import runnable
+
+    kernels = {"linear": "bf16/bf16/torch.linear", "attention": "bf16/bf16/torch.sdpa"}
+    counts = layer_programs(
+        zoo_model("llama-2-13b"), 8, 1, 512, lambda op, _: Variant.parse(kernels[op])
+    )
+
+    def seconds(calls: list[Callable[[], object]], times: int) -> float:
+        graph = device.recorded(lambda: [call() for call in calls], times)
+        if graph is None:
+            raise RuntimeError("not recorded")
+        return sorted(device.time_replay(graph, times) for _ in range(9))[4]
+
+    with contextlib.suppress(RuntimeError):  # a capped memory is too small for it
+        made = [(runnable(item, device.word), count) for item, count in counts]
+        alone = sum(seconds([r.call], min(max(r.turns or 1, 32), 256)) * c for r, c in made)
+        together = seconds([r.call for r, count in made for _ in range(count)], 32)
+        extra = (together - alone) / sum(count for _, count in made)
+        return {"switch_s": extra} if extra > 0 else {}
+    return {}
+
+
 def _serve(device: _Device, requests: Any, answer: Callable[[object], None]) -> None:
     from foreplan.datasets._device_figures import figures
     from foreplan.datasets.runnable import Inputs
@@ -203,7 +234,8 @@ def _serve(device: _Device, requests: Any, answer: Callable[[object], None]) -> 
         request = json.loads(line)
         if request.get("figures"):
             inputs.release()
-            answer(figures(device.word, device.time_calls))
+            found = figures(device.word, device.time_calls)
+            answer(found if device.word == "cpu" else found | _switch(device))
             continue
         result: dict[str, Any] = {"load": os.getloadavg()[0]}
         try:

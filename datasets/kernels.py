@@ -86,6 +86,10 @@ class _Row(NamedTuple):
     k_multiple: int = 1
 
 
+#: Rows of one call of the fused CUDA kernels, and the most rows for which several calls of them are
+#: faster than unpacking (``measured``, kernels.md: 27-36 us a call against 120 us at 8192 x 8192).
+ROWS_A_CALL, FEW_ROWS = 32, 96
+
 _BOTH = ("cpu", "cuda")
 _LINEAR_ROWS = (
     _Row("bf16/bf16/torch.linear", "bf16", _BOTH),
@@ -171,6 +175,18 @@ def layout_of(variant: Variant) -> str:
 def quantises_activations(variant: Variant) -> bool:
     """Whether a linear variant rounds its input to 8 bits too, which weight-only ones do not."""
     return variant.compute in ("int8", "fp8")
+
+
+def computed_rows(variant: Variant, rows: int) -> int:
+    """Rows that a linear kernel computes for ``rows``: what lies between costs the same.
+
+    The fused kernels take tiles of 8 rows, 1, 2 or 4 at a time, in calls of at most 32 rows (see
+    `_fragment_linear`); of other kernels nothing is known.
+    """
+    if variant.kernel != "foreplan.fragment_linear" or rows > FEW_ROWS:
+        return rows
+    calls, rest = divmod(rows, ROWS_A_CALL)
+    return calls * ROWS_A_CALL + next(size for size in (0, 8, 16, ROWS_A_CALL) if rest <= size)
 
 
 def linear_kernel(variant: Variant, device_kind: str) -> LinearKernel:

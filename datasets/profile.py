@@ -94,6 +94,9 @@ class Profile(StrictModel):
     host_to_device: BytesPerSecond | None = None
     """Bandwidth of a copy from pinned host memory; absent on a CPU."""
     device_to_host: BytesPerSecond | None = None
+    switch_s: Seconds | None = None
+    """What a program takes longer behind another one than behind itself, seconds: rows were timed
+    in graphs that repeat one program. Absent where calls were not recorded."""
     measured_seconds: Seconds | None = None
     """Wall-clock time the measuring took."""
     rows: Annotated[tuple[Row, ...], Field(strict=False)] = ()

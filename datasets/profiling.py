@@ -23,6 +23,9 @@ from foreplan.datasets.program import Program
 from foreplan.datasets.specs import validate
 from foreplan.errors import SpecError
 
+#: Figures that a profile keeps beside its device.
+_APART = ("host_to_device", "device_to_host", "switch_s")
+
 
 @dataclass(frozen=True, slots=True)
 class Progress:
@@ -178,7 +181,7 @@ def _figures_of(profile: Profile | None) -> dict[str, float]:
     for name in ("launch_overhead_s", "memory_bandwidth"):
         if (value := getattr(device, name)) is not None:
             found[name] = value
-    for name in ("host_to_device", "device_to_host"):
+    for name in _APART:
         if (value := getattr(profile, name)) is not None:
             found[name] = value
     return found
@@ -247,7 +250,7 @@ def _profile(
         "device": validate(Device, device, "measured device").model_dump(exclude_none=True),
         "cores": worker.cores,
         "software": identity["software"],
-        **{n: figures[n] for n in ("host_to_device", "device_to_host") if n in figures},
+        **{n: figures[n] for n in _APART if n in figures},
         "measured_seconds": round(seconds, 3),
         "rows": [row.model_dump(exclude_none=True) for row in rows],
     }

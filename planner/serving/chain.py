@@ -33,6 +33,9 @@ from foreplan.planner.serving.spec import (
 )
 from foreplan.solvers.chain_problem import ChainAssignment, ChainProblem, FloatArray
 
+#: What cuBLAS keeps for a stream of a Hopper GPU (torch, CUBLAS_WORKSPACE_CONFIG).
+_CUBLAS_BYTES = 32 << 20
+
 
 class ServingChains:
     """Chain problems of one model, workload and cluster.
@@ -185,16 +188,14 @@ def static_bytes(
     )  # fmt: skip
 
 
-def workspace_bytes(
-    model: Model, workload: ServingWorkload, sizes: MicroBatches, kind: str
-) -> int:
+def workspace_bytes(model: Model, workload: ServingWorkload, sizes: MicroBatches, kind: str) -> int:
     """Temporary tensors of the largest pass and the buffers between stages.
 
     Per row in bf16: the residual stream and its norm, and the wider of attention (qkv twice,
     because the rotation copies, and the output) and MLP (up; gated: the activation and the product
     too). A processor that computes in fp32 casts the input and the output of a linear. Besides: a
-    hidden state for every token in flight, the logits, and the largest linear once in fp32 for
-    kernels that unpack it.
+    hidden state for every token in flight, the logits, and the largest linear once for kernels that
+    unpack it: in bf16 by the fused ones of a GPU, else in fp32. A GPU's library keeps a buffer.
 
     Args:
         model: the model.
@@ -211,7 +212,9 @@ def workspace_bytes(
         per_row += 4 * max(linear.n + linear.k for linear in model.linears)
     in_flight = 2 * workload.batch * (workload.prompt_tokens + 1) * model.hidden
     logits = 2 * max(sizes.prefill, sizes.decode) * model.vocab
-    unpacked = 4 * max(linear.n * linear.k for linear in model.linears)
+    fused = kind == "cuda" and 3 not in workload.bits
+    unpacked = (2 if fused else 4) * max(linear.n * linear.k for linear in model.linears)
+    unpacked += _CUBLAS_BYTES if kind == "cuda" else 0
     return rows * per_row + in_flight + logits + unpacked
 
 

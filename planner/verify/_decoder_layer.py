@@ -40,7 +40,7 @@ PREFILL, DECODE = 0, 1
 #: Weights that are quantised at a time: few, because a stage is loaded under its memory cap.
 _SLICE_ELEMENTS = 1 << 19
 #: The same on a GPU, where a copy to the device costs more than room does.
-_GPU_SLICE_ELEMENTS = 1 << 24
+_GPU_SLICE_ELEMENTS = 1 << 22
 #: ``M_MMAP_THRESHOLD`` of ``malloc.h``.
 _M_MMAP_THRESHOLD = -3
 #: Dimension of a packed tensor that counts output features, where it is not the first.

@@ -102,8 +102,11 @@ def run(folder: Path, case: str) -> None:
         if c.limits_met and c.measured_s is not None
     )
     for c in result.document.candidates:
-        row = {"case": case, "name": c.name, "limits_met": c.limits_met, "predicted_s": c.predicted_s,
-               "measured_s": c.measured_s, "error": c.error, "failure": c.failure}  # fmt: skip
+        row = {
+            "case": case, "name": c.name, "limits_met": c.limits_met,
+            "predicted_s": c.predicted_s, "measured_s": c.measured_s, "error": c.error,
+            "failure": c.failure,
+        }  # fmt: skip
         if c.measured_s is not None:
             row["regret"] = round(c.measured_s / best - 1, 4)
             row["ranks"] = [rank.model_dump(mode="json") for rank in c.ranks]

@@ -132,6 +132,8 @@ class Timed:
         loaded = LoadedKernels(tuple(both("linear", b) for b in BITS), both("attention"),
                                both("head"))  # fmt: skip
         self.stage.load(open_weights(model, device=device), loaded)
+        # One for all passes: a library keeps a buffer for every stream it has worked on.
+        self.graphs = None if device.type == "cpu" else PassGraphs(device)
 
     def seconds(self, batch: int, tokens: int, context: int) -> float:
         """Median time of a pass: of a prompt, or of one token with ``context`` positions behind."""
@@ -141,13 +143,12 @@ class Timed:
         x = torch.randn(batch * tokens, self.model.hidden, device=self.device).bfloat16()
         run = self.stage.prefill if prefill else partial(self.stage.decode, step=1)
         body: Callable[[], None] = partial(run, 0, x=x)  # type: ignore[arg-type]
-        if self.device.type == "cpu":
+        if self.graphs is None:
             body()
             return statistics.median(_wall(body) for _ in range(5))
-        graphs = PassGraphs(self.device)
         torch.cuda.reset_peak_memory_stats(self.device)
-        graphs.warm_up(body)
-        replay = graphs.record(body)
+        self.graphs.warm_up(body)
+        replay = self.graphs.record(body)
         return statistics.median(_on_gpu(replay) for _ in range(7))
 
     def peak_bytes(self) -> int | None:
@@ -189,10 +190,10 @@ def launch_seconds(timed: Timed, batch: int, context: int) -> tuple[float, float
     timed.seconds(batch, 1, context)
     x = torch.randn(batch, timed.model.hidden, device=timed.device).bfloat16()
     body: Callable[[], None] = partial(timed.stage.decode, 0, 1, x)  # type: ignore[arg-type]
-    graphs = PassGraphs(timed.device)
-    graphs.warm_up(body)
+    assert timed.graphs is not None
+    timed.graphs.warm_up(body)
     found = []
-    for call in (graphs.record(body), body):
+    for call in (timed.graphs.record(body), body):
         times = []
         for _ in range(30):
             torch.cuda.synchronize()
@@ -220,6 +221,7 @@ def main() -> None:
         effort=Effort(min_s=0.01, min_samples=5, max_s=0.1),
     )  # fmt: skip
     failed = [row for row in profile.rows if row.status != "ok"]
+    print(f"# a switch takes {1e6 * (profile.switch_s or 0.0):.2f} us")
     print(f"# {len(profile.rows)} programs in {time.monotonic() - started:.0f} s, "
           f"{len(failed)} failed {[r.error for r in failed[:2]]}", flush=True)  # fmt: skip
     seat = take_seat(name, ())
@@ -254,7 +256,7 @@ def compare(
                 "measured_us": round(measured * 1e6, 1), "error": round(errors[phase][-1], 4),
             }  # fmt: skip
             peak = timed.peak_bytes()
-            if peak is not None:
+            if peak is not None and phase == PREFILL:  # the phase that takes most
                 space = workspace_bytes(model, workload.model_copy(
                     update={"prompt_tokens": tokens}), sizes, device.type)  # fmt: skip
                 held = timed.static_bytes(batch, positions) + space

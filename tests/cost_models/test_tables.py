@@ -86,9 +86,7 @@ def test_the_interpolation_itself_passes_through_its_points() -> None:
         assert found.beyond == 1.0
 
 
-@given(
-    rows=st.integers(1, 256), n=st.integers(512, 2048), k=st.integers(512, 2048)
-)
+@given(rows=st.integers(1, 256), n=st.integers(512, 2048), k=st.integers(512, 2048))
 @settings(max_examples=150, deadline=None)
 def test_between_measured_shapes_it_is_close_and_honest(rows: int, n: int, k: int) -> None:
     item = _linear(rows, n, k)
@@ -250,3 +248,32 @@ def test_roofline_is_the_higher_ceiling_times_the_factor() -> None:
 
 
 SOURCE = InterpolatedSource(_profile(_grid()))
+
+
+def test_programs_cost_what_they_take_behind_others() -> None:
+    alone = _profile(_grid())
+    switched = alone.model_copy(update={"switch_s": 2e-6})
+    for item in (_linear(8, 512, 512), _linear(12, 512, 512)):
+        for made in (MeasuredSource, InterpolatedSource):
+            before, after = (made(p).estimate(item, "cpu") for p in (alone, switched))
+            if before is not None:
+                assert after is not None
+                assert after.mean_s == pytest.approx(before.mean_s + 2e-6)
+
+
+def test_rows_of_a_fused_kernel_cost_the_same_within_a_tile() -> None:
+    fused = Variant("int4", "bf16", "foreplan.fragment_linear")
+    times = {1: 10e-6, 8: 10.2e-6, 16: 12e-6, 32: 20e-6, 64: 40e-6}
+    rows = [
+        _row(_linear(r, n, 512, fused), s * n / 512) for n in (512, 2048) for r, s in times.items()
+    ]
+    source = InterpolatedSource(_profile(rows))
+
+    def seconds(count: int) -> float:
+        found = source.estimate(_linear(count, 512, 512, fused), "cpu")
+        assert found is not None
+        return found.mean_s
+
+    assert seconds(17) == seconds(25) == pytest.approx(20e-6, rel=1e-3)
+    assert seconds(5) == pytest.approx((10e-6 * 10.2e-6) ** 0.5, rel=1e-3)
+    assert seconds(49) == pytest.approx(40e-6, rel=1e-3)

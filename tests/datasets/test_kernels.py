@@ -280,3 +280,11 @@ def test_a_lane_s_word_holds_what_the_tensor_core_takes() -> None:
     expected = 1 | 2 << 16 | 3 << 12 | 4 << 28
     assert int(words[0, 0, lane, word]) & 0xFFFFFFFF == expected
     assert int(words.ne(0).sum()) == 1
+
+
+def test_rows_that_a_fused_kernel_computes() -> None:
+    fused = Variant.parse("int4/bf16/foreplan.fragment_linear")
+    assert [kernels.computed_rows(fused, r) for r in (1, 8, 9, 17, 32, 33, 49, 64, 96, 97)] == [
+        8, 8, 16, 32, 32, 40, 64, 64, 96, 97
+    ]  # fmt: skip
+    assert kernels.computed_rows(Variant.parse("bf16/bf16/torch.linear"), 9) == 9
