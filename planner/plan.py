@@ -343,9 +343,11 @@ class Plan(StrictModel):
             f"<td>{show_bytes(sum(p.memory_bytes.values()))}</td></tr>"
             for r, p in enumerate(self.predicted.ranks)
         )
+        sure = self.confidence
+        best = f", the best in {sure.probability_best:.0%} of draws" if sure.draws else ""
         return (
             f"<p><b>{html.escape(self.kind)}</b> plan: {format_seconds(self.predicted.total_s)} "
-            "predicted</p><table><tr><th>rank</th><th>device</th><th>compute</th><th>bubble</th>"
+            f"predicted{best}</p><table><tr><th>rank</th><th>device</th><th>compute</th><th>bubble</th>"
             f"<th>memory</th></tr>{rows}</table>"
         )
 

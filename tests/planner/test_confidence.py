@@ -18,6 +18,7 @@ from foreplan.planner.base import Planner, Problem, TimeLimit
 from foreplan.planner.confidence import Contender, confidence
 from foreplan.planner.plan import Confidence
 from foreplan.planner.predict import Forecast
+from foreplan.planner.serving import ServingPlanner
 
 Z90 = NormalDist().inv_cdf(0.95)
 
@@ -225,6 +226,19 @@ def test_every_planner_says_how_sure_it_is(kind):
     assert near, "no close decision took part"
     assert sure.probability_best + sum(sure.share.values()) <= 1.0 + 1e-9
     assert made.to_json() == type(made).model_validate_json(made.to_json()).to_json()
+
+
+def test_close_serving_decisions_meet_every_limit(make_problem):
+    problem = make_problem(9.0, 14.0, model="tiny-llama-random", min_average_bits=6)
+    planner = ServingPlanner()
+    choice = planner.decide(problem)
+    assert choice.near
+    found = [choice.decision, *choice.near.values()]
+    assert len({decision.model_dump_json() for decision in found}) == len(found)
+    for decision in choice.near.values():
+        assert decision.average_bits >= 6
+        for rank, ledger in enumerate(Forecast(planner, problem, decision).ledgers):
+            ledger.check(rank)
 
 
 def test_plans_of_early_versions_can_be_read():
