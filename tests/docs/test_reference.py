@@ -1,0 +1,95 @@
+"""No public name without documentation: docstrings of all, and a place in the reference."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+import foreplan
+import foreplan.testing
+
+ROOT = Path(__file__).parents[2]
+DOCS = ROOT / "docs"
+REFERENCE = "\n".join(page.read_text() for page in sorted((DOCS / "reference").glob("*.md")))
+LISTED = set(re.findall(r"^::: (foreplan[\w.]*)$", REFERENCE, re.MULTILINE))
+PUBLIC = {f"foreplan.{name}" for name in foreplan.__all__ if not name.startswith("__")} | {
+    f"foreplan.testing.{name}" for name in foreplan.testing.__all__
+}
+
+
+def value_of(path: str) -> Any:
+    module, _, name = path.rpartition(".")
+    return getattr(importlib.import_module(module), name)
+
+
+def parts(path: str) -> Iterator[tuple[str, Any]]:
+    """A name and, of a class, what it defines for others to call."""
+    value = value_of(path)
+    yield path, value
+    if inspect.isclass(value):
+        for name, member in vars(value).items():
+            if not name.startswith("_") and callable(member):
+                yield f"{path}.{name}", member
+            elif isinstance(member, (property, classmethod, staticmethod)) and name[0] != "_":
+                yield f"{path}.{name}", getattr(member, "__func__", member)
+
+
+@pytest.mark.parametrize("path", sorted(LISTED | PUBLIC))
+def test_a_public_name_is_documented(path: str) -> None:
+    assert path in LISTED, "add it to a page of docs/reference"
+    for name, value in parts(path):
+        if path != "foreplan.Work":  # a union of classes that are documented
+            assert (inspect.getdoc(value) or "").strip(), f"{name} has no docstring"
+
+
+@pytest.mark.parametrize("path", sorted(LISTED | PUBLIC))
+def test_docstrings_say_what_the_arguments_are(path: str) -> None:
+    """Every parameter of a function with more than one stands in its docstring."""
+    for name, value in parts(path):
+        if not inspect.isfunction(value):
+            continue
+        names = [n for n in inspect.signature(value).parameters if n not in ("self", "cls")]
+        text = inspect.getdoc(value) or ""
+        if len(names) > 1 and "Args:" in text:
+            missing = [n for n in names if not re.search(rf"\b{n}\b", text)]
+            assert not missing, f"{name} says nothing of {missing}"
+
+
+def test_no_error_class_is_private() -> None:
+    errors = [n for n, v in vars(importlib.import_module("foreplan.errors")).items()
+              if inspect.isclass(v) and issubclass(v, Exception)]  # fmt: skip
+    assert {f"foreplan.{name}" for name in errors} <= PUBLIC
+
+
+def test_every_page_has_its_place() -> None:
+    class Loader(yaml.SafeLoader):
+        """Takes tags of the builder's own as text."""
+
+    Loader.add_multi_constructor("tag:", lambda *_: None)
+    text = yaml.load((ROOT / "mkdocs.yml").read_text(), Loader)["nav"]
+    listed = {page for section in text for pages in section.values() for page in pages}
+    made = {
+        p.relative_to(DOCS).as_posix() for p in DOCS.rglob("*.md") if p.parent.name != "results"
+    }
+    assert listed == made | {"results/README.md"}
+
+
+PATHS = [
+    (page.relative_to(ROOT).as_posix(), path)
+    for page in sorted((DOCS / "concepts").glob("*.md"))
+    for path in re.findall(
+        r"`((?:solvers|planner|cost_models|datasets)/[\w/]+\.py)", page.read_text()
+    )
+]
+
+
+@pytest.mark.parametrize(("page", "path"), PATHS)
+def test_a_module_that_a_concept_names_exists(page: str, path: str) -> None:
+    assert (ROOT / path).is_file()
