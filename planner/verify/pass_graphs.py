@@ -35,6 +35,7 @@ class PassGraphs:
         self._stream: Any = torch.cuda.Stream(device) if plain else current
         self._device = device
         self._pool = torch.cuda.graph_pool_handle()
+        self._first: Any = None  # the pool ends with the last of its graphs
 
     def warm_up(self, body: Body) -> None:
         """Run a call once for real: libraries load and pick kernels at their first call."""
@@ -58,5 +59,6 @@ class PassGraphs:
                 body()
             finally:
                 graph.capture_end()
+        self._first = self._first or graph
         replay: Body = graph.replay
         return replay

@@ -38,7 +38,7 @@ CASES = {
         "tiny-llama-random", {"cpu:threads=1": 0.04, "cpu:threads=1,isa=avx2": 0.04}, SMALL, True
     ),
 }  # fmt: skip
-ROUNDS = 4
+ROUNDS = 3
 
 
 def file_of(device: str) -> str:
