@@ -12,7 +12,7 @@ import fcntl
 import json
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from types import TracebackType
@@ -87,12 +87,12 @@ class ProfileJournal:
         if lines:
             header = lines[0]
             if header.get("schema") == SCHEMA and header.get("identity") == identity:
-                os.ftruncate(self._descriptor, whole)
+                self._cut(whole)
                 for line in lines[1:]:
                     self._take(line)
                 return None
             dropped = f"{self.path.name}: begun anew, because {_difference(header, identity)}"
-        os.ftruncate(self._descriptor, 0)
+        self._cut(0)
         self._append({"schema": SCHEMA, "identity": identity})
         return dropped
 
@@ -115,8 +115,8 @@ class ProfileJournal:
         self._append({"figures": self.figures})
 
     def remove(self) -> None:
-        """Delete the file, once its content stands elsewhere."""
-        with contextlib.suppress(FileNotFoundError):
+        """Delete the file, once its content stands elsewhere; one that stays does no harm."""
+        with contextlib.suppress(OSError):
             self.path.unlink()
 
     # -------------------------------------------------------------------------------- the file
@@ -154,10 +154,19 @@ class ProfileJournal:
 
     def _append(self, line: Mapping[str, Any]) -> None:
         data = json.dumps(line).encode() + b"\n"
-        try:
+        with self._writing():
             while data:
                 data = data[os.write(self._descriptor, data) :]
             os.fsync(self._descriptor)
+
+    def _cut(self, length: int) -> None:
+        with self._writing():
+            os.ftruncate(self._descriptor, length)
+
+    @contextlib.contextmanager
+    def _writing(self) -> Iterator[None]:
+        try:
+            yield
         except OSError as error:
             raise SpecError(
                 str(self.path), got=error.strerror, expected="a disk with room for the journal"

@@ -110,7 +110,10 @@ class _Run:
     ) -> None:
         self._devices, self._options, self._toolchain = devices, options, toolchain
         self._shards = folder / "shards"
-        self._shards.mkdir(parents=True, exist_ok=True)
+        try:
+            self._shards.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise SpecError(str(folder), got=error.strerror, expected="a folder to make") from error
         self._journal = self._shards / "jobs.txt"
         self._lock = threading.Lock()
         self._known: dict[str, set[str]] = {}

@@ -174,7 +174,10 @@ def merge_shards(source: Path, target: Path, *, files: int = 6) -> dict[str, Any
         SpecError: a shard that cannot be read, or a path that cannot be written.
     """
     records = sorted(read_records(source), key=lambda r: (r.device, r.task_key, r.seed))
-    target.mkdir(parents=True, exist_ok=True)
+    try:
+        target.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise SpecError(str(target), got=error.strerror, expected="a folder to make") from error
     size = max(2000, -(-len(records) // files))
     names = [f"programs-{number:03d}.parquet" for number in range(-(-len(records) // size))]
     written = [
@@ -183,7 +186,12 @@ def merge_shards(source: Path, target: Path, *, files: int = 6) -> dict[str, Any
     ]
     for stale in target.glob("programs-*.parquet"):
         if stale.name not in names:
-            stale.unlink()
+            try:
+                stale.unlink()
+            except OSError as error:
+                raise SpecError(
+                    str(stale), got=error.strerror, expected="a file to remove"
+                ) from error
     by_status: dict[str, int] = {}
     for record in records:
         by_status[record.status] = by_status.get(record.status, 0) + 1
