@@ -18,7 +18,7 @@ from pathlib import Path
 
 import numpy as np
 
-from foreplan.cost_models.book import Profiles, cost_book
+from foreplan.cost_models.book import CostChoice, Profiles, cost_book
 from foreplan.cost_models.costs import CostBook, Estimate, Work
 from foreplan.datasets.program import Program
 from foreplan.planner.api import load_cluster, load_workload, plan
@@ -44,30 +44,38 @@ class FreeCasts:
         return Estimate.exact(0.0) if cast else None
 
 
-def partial_plans(cluster: str | Path, workload: str | Path, count: int, seed: int = 0) -> Plan:
-    """A plan whose alternatives are ``count`` mixtures; see the module.
-
-    Args:
-        cluster: file of a profiled cluster.
-        workload: of the precision planner.
-        count: of mixtures; every device draws its own.
-        seed: of the draws.
+def planned(
+    cluster: str, workload: str, costs: CostChoice, seed: int
+) -> tuple[Plan, Problem[PrecisionWorkload]]:
+    """The plan of a workload, and the problem that it solves.
 
     Raises:
         SpecError: a description is wrong.
         InfeasibleError: nothing fits.
         MissingDataError: a cost is not known.
     """
-    made = plan("precision", None, cluster, workload, seed=seed)
+    made = plan("precision", None, cluster, workload, costs=costs, seed=seed)
     where, folder = load_cluster(cluster)
     profiles = Profiles.of(where, folder)
     where = profiles.completed(where)
     asked = load_workload("precision", workload)
     assert isinstance(asked, PrecisionWorkload)  # what load_workload gives for this kind
-    problem = Problem(
-        model=None, cluster=where, workload=asked, costs=cost_book(where, profiles, "measured"),
-        seed=seed,
-    )  # fmt: skip
+    return made, Problem(None, where, asked, cost_book(where, profiles, costs), seed)
+
+
+def partial_plans(
+    cluster: str, workload: str, count: int, *, costs: CostChoice = "measured", seed: int = 0
+) -> Plan:
+    """A plan whose alternatives are ``count`` mixtures; see the module, and `planned` for errors.
+
+    Args:
+        cluster: file of a profiled cluster, or its inline form.
+        workload: file of a precision workload.
+        count: of mixtures; every device draws its own.
+        costs: that they are predicted from.
+        seed: of the draws.
+    """
+    made, problem = planned(cluster, workload, costs, seed)
     free = dataclasses.replace(problem, costs=CostBook([FreeCasts(), *problem.costs.sources]))
     situation, planner = Situation(problem), PrecisionPlanner()
     random = np.random.default_rng(seed)
@@ -133,22 +141,31 @@ def replay_table(made: Plan, run: Verification) -> str:
     return "\n".join(lines)
 
 
+def add_plan_arguments(parser: argparse.ArgumentParser) -> None:
+    """Cluster, workload, output, costs and seed."""
+    parser.add_argument("cluster")
+    parser.add_argument("workload")
+    parser.add_argument("-o", "--output", type=Path, required=True)
+    parser.add_argument("--costs", choices=("measured", "roofline"), default="measured")
+    parser.add_argument("--seed", type=int, default=0)
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     """The commands of the module's docstring."""
     parser = argparse.ArgumentParser(description="partial precision plans, to test the replay")
     commands = parser.add_subparsers(dest="command", required=True)
     one = commands.add_parser("plan")
-    one.add_argument("cluster", type=Path)
-    one.add_argument("workload", type=Path)
-    one.add_argument("-o", "--output", type=Path, required=True)
+    add_plan_arguments(one)
     one.add_argument("--count", type=int, default=8)
-    one.add_argument("--seed", type=int, default=0)
     two = commands.add_parser("table")
     two.add_argument("plan", type=Path)
     two.add_argument("verification", type=Path)
     given = parser.parse_args(arguments)
     if given.command == "plan":
-        partial_plans(given.cluster, given.workload, given.count, given.seed).save(given.output)
+        made = partial_plans(
+            given.cluster, given.workload, given.count, costs=given.costs, seed=given.seed
+        )
+        made.save(given.output)
     else:
         print(replay_table(load_plan(given.plan), load_verification(given.verification)))
 

@@ -1,0 +1,231 @@
+"""Does less omega train better? The plan, uniform precision and random plans of equal step time.
+
+    python -m foreplan.planner.precision.hybrid_training plan CLUSTER WORKLOAD -o hybrid.json
+    foreplan verify hybrid.json -o verification.json              # step times, in real processes
+    python -m foreplan.planner.precision.hybrid_training train hybrid.json -o losses.jsonl
+    python -m foreplan.planner.precision.hybrid_training table losses.jsonl
+
+``plan`` writes a plan whose alternatives are the fastest uniform precision, fp32, and random plans:
+random walks over plans that meet the target, so that they take the same time. ``train`` trains from
+the same weights on the same batches, *emulated*: one process computes each rank as planned, one
+after another, and averages gradients as DDP does. An arm ``NAME@3`` rounds what the plan lowers to
+three bits instead (see `foreplan.datasets.training_recipe`), a stand-in for smaller formats.
+``table`` gives paired differences to fp32 with 95 % confidence intervals (Student's t).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from foreplan.cost_models.book import CostChoice
+from foreplan.planner.plan import Alternative, Plan, load_plan
+from foreplan.planner.precision.indicator import omega_table
+from foreplan.planner.precision.partial_plans import add_plan_arguments, planned
+from foreplan.planner.precision.planner import PrecisionPlanner
+from foreplan.planner.precision.search import PrecisionSearch
+from foreplan.planner.precision.situation import Choices, Situation
+from foreplan.planner.precision.spec import PrecisionWorkload
+from foreplan.planner.precision.task import training_task
+from foreplan.planner.predict import Forecast
+
+FP32, UNIFORM, PLAN = "uniform fp32", "fastest uniform", "plan"
+#: Steps of a random walk, and how many walks.
+_WALK, _WALKS = 600, 3
+#: Batches of held-out samples behind a validation loss.
+_VALIDATION = 48
+
+
+def hybrid_plan(
+    cluster: str, workload: str, *, costs: CostChoice = "measured", seed: int = 0
+) -> Plan:
+    """The plan and what it is compared with; see the module, and `planned` for errors.
+
+    Args:
+        cluster: file of a profiled cluster, or its inline form.
+        workload: file of a precision workload.
+        costs: that plans are predicted from.
+        seed: of plan and walks.
+    """
+    made, problem = planned(cluster, workload, costs, seed)
+    situation, planner = Situation(problem), PrecisionPlanner()
+    omega = omega_table(situation.task, situation.graph, problem.workload, seed)
+    search = PrecisionSearch(situation, omega)
+    fp32 = [situation.uniform(k, "fp32") for k in range(len(situation.kinds))]
+    others: dict[str, Choices] = {FP32: fp32, UNIFORM: search.start}
+    for number in range(_WALKS):
+        others[f"draw {number}"] = _walk(search, np.random.default_rng((seed, number)))
+    alternatives = []
+    for name, choices in others.items():
+        met = search.meets(situation.replay.run(situation.each(choices)))
+        decision = situation.decision(choices, omega, search.target_s, limits_met=met)
+        alternatives.append(
+            Alternative(
+                name=name, decision=decision.model_dump(mode="json"), limits_met=met,
+                predicted=Forecast(planner, problem, decision).prediction(),
+            )
+        )  # fmt: skip
+    return made.model_copy(update={"alternatives": tuple(alternatives)})
+
+
+def _walk(search: PrecisionSearch, random: np.random.Generator) -> Choices:
+    """Change one operator at a time to any variant, as long as the limits are met."""
+    s, at = search.situation, list(search.start)
+    for _ in range(_WALK):
+        k = int(random.integers(len(at)))
+        tables = s.devices[k].tables
+        i = int(random.choice(tables.graph.adjustable))
+        text = str(random.choice([option.name for option in tables.options[i]]))
+        names = {**tables.names(at[k]), tables.graph.operators[i].module: text}
+        trial = [*at[:k], tables.choice(names), *at[k + 1 :]]
+        if search.meets(s.replay.run(s.each(trial))):
+            at = trial
+    return at
+
+
+def emulated_losses(
+    workload: PrecisionWorkload, ranks: Sequence[Mapping[str, str]], steps: int, seed: int
+) -> dict[str, float]:
+    """Train as planned in one process; imports torch.
+
+    Args:
+        workload: network, batch, optimizer and learning rate.
+        ranks: variants by module, rank by rank.
+        steps: of training.
+        seed: of weights, batches and rounding.
+
+    Returns:
+        ``validation``: of the weights in fp32; ``training``: mean of all ranks over the last tenth.
+    """
+    import torch
+
+    from foreplan.planner.precision.execution.modules import apply_variants, remove_precision
+    from foreplan.planner.precision.execution.optimizers import make_optimizer
+
+    task: Any = training_task(None, workload, seed)
+    models = [
+        apply_variants(task.module().train(), variants, seed=rank << 40)
+        for rank, variants in enumerate(ranks)
+    ]
+    parameters = [list(model.parameters()) for model in models]
+    optimizer = make_optimizer(models[0], workload.optimizer, workload.learning_rate)
+    tail: list[float] = []
+    for step in range(steps):
+        losses = []
+        for rank, model in enumerate(models):
+            inputs, target = task.batch(step, rank)
+            model.zero_grad(set_to_none=True)
+            loss = task.loss(model(*inputs).float(), target)
+            torch.autograd.backward(loss)
+            losses.append(float(loss.detach()))
+        with torch.no_grad():
+            for same in zip(*parameters, strict=True):
+                same[0].grad = sum(p.grad for p in same) / len(same)
+        optimizer.step()
+        with torch.no_grad():
+            for same in zip(*parameters, strict=True):
+                for other in same[1:]:
+                    other.copy_(same[0])
+        if step >= steps * 9 // 10:
+            tail += losses
+    plain = remove_precision(models[0]).eval()
+    with torch.no_grad():
+        found = [
+            float(task.loss(plain(*inputs), target))
+            for inputs, target in map(task.validation_batch, range(_VALIDATION))
+        ]
+    return {"validation": float(np.mean(found)), "training": float(np.mean(tail))}
+
+
+def fewer_bits(variants: Mapping[str, str], bits: str) -> dict[str, str]:
+    """The variants with every lowered product in so few bits; its backward pass if it was low."""
+
+    def lowered(text: str) -> str:
+        if text.startswith("fp32/fp32/") or "embedding" in text:
+            return text
+        back = "fp32" if text.endswith("+fp32") else "int8"
+        return f"fp32/int8/torch.int_mm+{back}@bits{bits}"
+
+    return {name: lowered(text) for name, text in variants.items()}
+
+
+def difference_table(rows: Iterable[Mapping[str, Any]]) -> str:
+    """Markdown of paired differences to fp32.
+
+    Args:
+        rows: of `emulated_losses`, each with ``arm`` and ``seed``.
+    """
+    from scipy.stats import t  # type: ignore[import-untyped]
+
+    by_arm: dict[str, dict[int, Mapping[str, Any]]] = {}
+    for row in rows:
+        by_arm.setdefault(row["arm"], {})[row["seed"]] = row
+    lines = ["| arm | seeds | validation loss | against fp32 | training loss, against fp32 |",
+             "|---|---|---|---|---|"]  # fmt: skip
+    for arm, runs in by_arm.items():
+        seeds = sorted(set(runs) & set(by_arm.get(FP32, {})))
+        cells = [str(len(seeds)), f"{np.mean([runs[s]['validation'] for s in seeds]):.4f}"]
+        for word in ("validation", "training"):
+            apart = np.array([runs[s][word] - by_arm[FP32][s][word] for s in seeds])
+            if arm == FP32 or len(apart) < 2:
+                cells.append("")
+                continue
+            width = float(t.ppf(0.975, len(apart) - 1)) * apart.std(ddof=1) / len(apart) ** 0.5
+            cells.append(f"{apart.mean():+.4f} ± {width:.4f}")
+        lines.append(f"| {arm} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def _train(made: Plan, arms: Sequence[str], seeds: Sequence[int], steps: int, out: Path) -> None:
+    """Append a line a run; runs that are there already are left out."""
+    decisions = {PLAN: made.decision} | {a.name: a.decision for a in made.alternatives}
+    workload = PrecisionWorkload.model_validate_json(json.dumps(made.workload))
+    lines = out.read_text().splitlines() if out.exists() else []
+    done = {(row["seed"], row["arm"]) for row in map(json.loads, lines)}
+    for seed in seeds:
+        for arm in arms:
+            if (seed, arm) in done:
+                continue
+            name, _, bits = arm.partition("@")
+            ranks = [worker["operators"] for worker in decisions[name]["workers"]]
+            if bits:
+                ranks = [fewer_bits(variants, bits) for variants in ranks]
+            row = {"seed": seed, "arm": arm, "steps": steps}
+            row |= emulated_losses(workload, ranks, steps, seed)
+            with out.open("a") as file:
+                file.write(json.dumps(row) + "\n")
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """The commands of the module's docstring."""
+    parser = argparse.ArgumentParser(description="train with a plan and with what it beats")
+    commands = parser.add_subparsers(dest="command", required=True)
+    one = commands.add_parser("plan")
+    add_plan_arguments(one)
+    two = commands.add_parser("train")
+    two.add_argument("plan", type=Path)
+    two.add_argument("-o", "--output", type=Path, required=True)
+    two.add_argument("--steps", type=int, default=150)
+    two.add_argument("--seeds", type=int, nargs="+", default=list(range(8)))
+    lowered = (UNIFORM, PLAN, *(f"draw {number}" for number in range(_WALKS)))
+    two.add_argument("--arms", nargs="+",
+                     default=[FP32, UNIFORM, PLAN, *(f"{name}@3" for name in lowered)])  # fmt: skip
+    three = commands.add_parser("table")
+    three.add_argument("losses", type=Path)
+    given = parser.parse_args(arguments)
+    if given.command == "plan":
+        made = hybrid_plan(given.cluster, given.workload, costs=given.costs, seed=given.seed)
+        made.save(given.output)
+    elif given.command == "train":
+        _train(load_plan(given.plan), given.arms, given.seeds, given.steps, given.output)
+    else:
+        print(difference_table(map(json.loads, given.losses.read_text().splitlines())))
+
+
+if __name__ == "__main__":
+    main()
