@@ -26,7 +26,7 @@ check: $(CHECKED) docs
 docs: $(CHECKED)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build -q
 
-wheel-check: $(INSTALLED)
+wheel-check: $(CHECKED)
 	.ci/wheel $(BIN)/python
 
 # Freeze what is predicted and planned now, after a change that means to move it; shows what moved.
