@@ -10,7 +10,8 @@ random walks over plans that meet the target, so that they take the same time. `
 the same weights on the same batches, *emulated*: one process computes each rank as planned, one
 after another, and averages gradients as DDP does. An arm ``NAME@3`` rounds what the plan lowers to
 three bits instead (see `foreplan.datasets.training_recipe`), a stand-in for smaller formats.
-``table`` gives paired differences to fp32 with 95 % confidence intervals (Student's t).
+``table`` gives paired differences to fp32 (or to ``--against``) with 95 % confidence intervals
+(Student's t).
 """
 
 from __future__ import annotations
@@ -154,25 +155,27 @@ def fewer_bits(variants: Mapping[str, str], bits: str) -> dict[str, str]:
     return {name: lowered(text) for name, text in variants.items()}
 
 
-def difference_table(rows: Iterable[Mapping[str, Any]]) -> str:
-    """Markdown of paired differences to fp32.
+def difference_table(rows: Iterable[Mapping[str, Any]], against: str = FP32) -> str:
+    """Markdown of paired differences.
 
     Args:
         rows: of `emulated_losses`, each with ``arm`` and ``seed``.
+        against: the arm that the others are compared with.
     """
     from scipy.stats import t  # type: ignore[import-untyped]
 
     by_arm: dict[str, dict[int, Mapping[str, Any]]] = {}
     for row in rows:
         by_arm.setdefault(row["arm"], {})[row["seed"]] = row
-    lines = ["| arm | seeds | validation loss | against fp32 | training loss, against fp32 |",
+    base = by_arm.get(against, {})
+    lines = [f"| arm | seeds | validation loss | against {against} | training loss, likewise |",
              "|---|---|---|---|---|"]  # fmt: skip
     for arm, runs in by_arm.items():
-        seeds = sorted(set(runs) & set(by_arm.get(FP32, {})))
+        seeds = sorted(set(runs) & set(base))
         cells = [str(len(seeds)), f"{np.mean([runs[s]['validation'] for s in seeds]):.4f}"]
         for word in ("validation", "training"):
-            apart = np.array([runs[s][word] - by_arm[FP32][s][word] for s in seeds])
-            if arm == FP32 or len(apart) < 2:
+            apart = np.array([runs[s][word] - base[s][word] for s in seeds])
+            if arm == against or len(apart) < 2:
                 cells.append("")
                 continue
             width = float(t.ppf(0.975, len(apart) - 1)) * apart.std(ddof=1) / len(apart) ** 0.5
@@ -217,6 +220,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
                      default=[FP32, UNIFORM, PLAN, *(f"{name}@3" for name in lowered)])  # fmt: skip
     three = commands.add_parser("table")
     three.add_argument("losses", type=Path)
+    three.add_argument("--against", default=FP32)
     given = parser.parse_args(arguments)
     if given.command == "plan":
         made = hybrid_plan(given.cluster, given.workload, costs=given.costs, seed=given.seed)
@@ -224,7 +228,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     elif given.command == "train":
         _train(load_plan(given.plan), given.arms, given.seeds, given.steps, given.output)
     else:
-        print(difference_table(map(json.loads, given.losses.read_text().splitlines())))
+        rows = map(json.loads, given.losses.read_text().splitlines())
+        print(difference_table(rows, given.against))
 
 
 if __name__ == "__main__":
