@@ -17,6 +17,8 @@ from numpy.typing import NDArray
 
 from foreplan.cost_models.device_gate import GateScales
 from foreplan.cost_models.model_store import MISFITS, read_card, read_weights, write_model
+from foreplan.cost_models.operator_features import FAMILIES
+from foreplan.cost_models.operator_work import PRECISIONS
 from foreplan.cost_models.tree_ensemble import TreeEnsemble
 from foreplan.datasets.device import Device
 from foreplan.datasets.specs import validate
@@ -124,7 +126,8 @@ def load(folder: Path) -> OperatorPredictor:
         ]  # fmt: skip
         quantiles: Any = card["unseen_chip_quantiles"]
         model.quantiles_ = {str(kind): float(value) for kind, value in quantiles.items()}
-        if not all(map(_sound, model.experts_)):
+        scales = [value for value in asdict(gate).values() if not 1e-3 < value < 1e3]
+        if scales or not all(map(_sound, model.experts_)):
             raise ValueError("a text or a number where another belongs")
     except MISFITS as error:
         raise SpecError(
@@ -136,9 +139,13 @@ def load(folder: Path) -> OperatorPredictor:
 def _sound(expert: Expert) -> bool:
     """Whether the fields of a card's entry are of their types and sizes."""
     numbers = [expert.seen_quantile, *expert.overhead_s.values(), *expert.offsets.values()]
-    return all(
-        isinstance(text, str) for text in (expert.family, expert.library, expert.dtype)
-    ) and all(isinstance(number, int | float) and abs(number) < 1e6 for number in numbers)
+    return (
+        expert.family in FAMILIES
+        and expert.dtype in PRECISIONS
+        and isinstance(expert.library, str)
+        and type(expert.rows) is int
+        and all(type(number) in (int, float) and abs(number) < 1e6 for number in numbers)
+    )
 
 
 def _compact(arrays: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:

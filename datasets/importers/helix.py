@@ -81,7 +81,7 @@ def convert(columns: Columns) -> OperatorTable:
 
 def _split(device: str) -> tuple[str, int]:
     """``t4x2`` is (``t4``, 2)."""
-    found = re.fullmatch(r"(.+)x(\d+)", device)
+    found = re.fullmatch(r"(.+)x([0-9]{1,3})", device)
     return (found[1], int(found[2])) if found else (device, 1)
 
 
