@@ -25,7 +25,8 @@ from foreplan.solvers._stage_bound import (
     tune,
 )
 from foreplan.solvers._stage_table import StageFilter
-from foreplan.solvers.chain_problem import ChainStage, FloatArray, IntArray, make_stage
+from foreplan.solvers.chain_problem import FloatArray, IntArray
+from foreplan.solvers.chain_score import ChainStage, make_stage
 
 POOL = 24
 """Multipliers kept a type."""

@@ -9,7 +9,8 @@ from typing import Protocol
 import numpy as np
 
 from foreplan.solvers._chain_model import ChainModel
-from foreplan.solvers.chain_problem import ChainStage, FloatArray, IntArray
+from foreplan.solvers.chain_problem import FloatArray, IntArray
+from foreplan.solvers.chain_score import ChainStage
 
 Multipliers = tuple[float, float, float]
 """lambda, u, w."""

@@ -19,7 +19,8 @@ from foreplan.solvers._chain_box import Box, Multipliers, whole
 from foreplan.solvers._chain_model import model_of
 from foreplan.solvers._chain_search import Search
 from foreplan.solvers._stage_table import TablePricing, build_table, no_filter
-from foreplan.solvers.chain_problem import ChainProblem, FloatArray, make_stage
+from foreplan.solvers.chain_problem import ChainProblem, FloatArray
+from foreplan.solvers.chain_score import make_stage
 
 _SMALL = 25_000
 """Labels up to which a table of all stages is built at once."""

@@ -11,12 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from foreplan.solvers.chain_problem import (
-    ChainAssignment,
-    ChainProblem,
-    FloatArray,
-    make_stage,
-)
+from foreplan.solvers.chain_problem import ChainProblem, FloatArray
+from foreplan.solvers.chain_score import ChainAssignment, make_stage
 
 _BY_TYPE = (
     "prefill_s",

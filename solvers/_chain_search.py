@@ -32,12 +32,8 @@ from foreplan.solvers._chain_model import ChainModel, tally
 from foreplan.solvers._chain_multipliers import next_multipliers
 from foreplan.solvers._chain_path import cheapest_path, completion_costs, through_costs
 from foreplan.solvers._stage_labels import thin_out
-from foreplan.solvers.chain_problem import (
-    ChainAssignment,
-    ChainStage,
-    FloatArray,
-    evaluate,
-)
+from foreplan.solvers.chain_problem import FloatArray
+from foreplan.solvers.chain_score import ChainAssignment, ChainStage, evaluate
 
 _NARROW = 1e-3
 """Width, relative to the bound, of a box that is given more labels rather than split."""

@@ -11,7 +11,8 @@ import numpy.typing as npt
 from foreplan.solvers._chain_box import Box, StageView
 from foreplan.solvers._chain_model import ChainModel
 from foreplan.solvers._stage_labels import extend_stages, stage_costs
-from foreplan.solvers.chain_problem import ChainStage, FloatArray, IntArray, make_stage
+from foreplan.solvers.chain_problem import FloatArray, IntArray
+from foreplan.solvers.chain_score import ChainStage, make_stage
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,13 +15,8 @@ import numpy as np
 
 from foreplan.errors import SpecError
 from foreplan.solvers._chain_path import cheapest_path, completion_costs, used_vectors
-from foreplan.solvers.chain_problem import (
-    ChainAssignment,
-    ChainProblem,
-    FloatArray,
-    evaluate,
-    make_stage,
-)
+from foreplan.solvers.chain_problem import ChainProblem, FloatArray
+from foreplan.solvers.chain_score import ChainAssignment, evaluate, make_stage
 
 MAX_ORDERS = 2_000
 """Distinct device orders beyond which only orders with same-type devices adjacent are tried."""

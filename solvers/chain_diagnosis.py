@@ -16,7 +16,8 @@ import numpy as np
 from foreplan.solvers._chain_driver import timeless
 from foreplan.solvers._chain_path import cheapest_path, completion_costs, used_vectors
 from foreplan.solvers.chain_partition import solve
-from foreplan.solvers.chain_problem import ChainAssignment, ChainProblem, FloatArray, evaluate
+from foreplan.solvers.chain_problem import ChainProblem, FloatArray
+from foreplan.solvers.chain_score import ChainAssignment, evaluate
 from foreplan.solvers.solution import Solution
 
 

@@ -29,13 +29,8 @@ import pulp  # type: ignore[import-untyped]
 
 from foreplan.errors import SpecError
 from foreplan.solvers._highs import TOLERANCE, run
-from foreplan.solvers.chain_problem import (
-    ChainAssignment,
-    ChainProblem,
-    FloatArray,
-    evaluate,
-    make_stage,
-)
+from foreplan.solvers.chain_problem import ChainProblem, FloatArray
+from foreplan.solvers.chain_score import ChainAssignment, evaluate, make_stage
 from foreplan.solvers.enumerate import type_sequences
 from foreplan.solvers.solution import Solution, SolutionStatus
 

@@ -30,9 +30,9 @@ from foreplan.solvers._chain_driver import run_search
 from foreplan.solvers._chain_merge import merge_types, split_types
 from foreplan.solvers._chain_model import model_of
 from foreplan.solvers._chain_search import Search
-from foreplan.solvers.chain_problem import (
+from foreplan.solvers.chain_problem import ChainProblem
+from foreplan.solvers.chain_score import (
     ChainAssignment,
-    ChainProblem,
     ChainScore,
     ChainStage,
     evaluate,

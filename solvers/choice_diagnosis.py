@@ -8,13 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from foreplan.solvers.choice_milp import least_excess, solve_milp
-from foreplan.solvers.choice_problem import (
-    RELATIVE_TOLERANCE,
-    Choice,
-    ChoiceProblem,
-    FloatArray,
-    evaluate,
-)
+from foreplan.solvers.choice_problem import RELATIVE_TOLERANCE, Choice, ChoiceProblem, FloatArray
+from foreplan.solvers.choice_score import evaluate
 from foreplan.solvers.choice_tradeoff import row_as_objective
 
 _NAMED = 3

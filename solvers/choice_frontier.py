@@ -25,7 +25,8 @@ import numpy.typing as npt
 from foreplan.errors import SpecError
 from foreplan.solvers._choice_reduction import Reduction, reduce_problem
 from foreplan.solvers._stage_labels import undominated
-from foreplan.solvers.choice_problem import Choice, ChoiceProblem, FloatArray, IntArray, evaluate
+from foreplan.solvers.choice_problem import Choice, ChoiceProblem, FloatArray, IntArray
+from foreplan.solvers.choice_score import evaluate
 from foreplan.solvers.solution import Solution, SolutionStatus
 
 SmallInts = npt.NDArray[np.int16]

@@ -19,13 +19,8 @@ import numpy as np
 from foreplan.errors import SpecError
 from foreplan.solvers._choice_reduction import Reduction, reduce_problem
 from foreplan.solvers._choice_walk import Walk
-from foreplan.solvers.choice_problem import (
-    RELATIVE_TOLERANCE,
-    Choice,
-    ChoiceProblem,
-    FloatArray,
-    evaluate,
-)
+from foreplan.solvers.choice_problem import RELATIVE_TOLERANCE, Choice, ChoiceProblem, FloatArray
+from foreplan.solvers.choice_score import evaluate
 from foreplan.solvers.solution import Solution, SolutionStatus
 
 _MAX_SWEEPS = 20

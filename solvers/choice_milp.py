@@ -30,8 +30,10 @@ import pulp  # type: ignore[import-untyped]
 
 from foreplan.errors import SpecError
 from foreplan.solvers._choice_reduction import Reduction, Variable, reduce_problem
+from foreplan.solvers._highs import optimise
 from foreplan.solvers.choice_heap import solve_heap
-from foreplan.solvers.choice_problem import Choice, ChoiceProblem, FloatArray, evaluate
+from foreplan.solvers.choice_problem import Choice, ChoiceProblem, FloatArray
+from foreplan.solvers.choice_score import evaluate
 from foreplan.solvers.solution import Solution, SolutionStatus
 
 _FEASIBILITY = 5e-10
@@ -208,7 +210,10 @@ class _Programme:
             held = not self.reduction.scarce_rows()
             return _Answer([] if held else None, self.constant if held else math.inf, True)
         starts = {} if self.start is None else dict(zip(self._columns, self._starts, strict=True))
-        highs = _run(self._model, starts, gap, max_nodes, limit_s)
+        highs = optimise(
+            self._model, gap=gap, max_nodes=max_nodes, absolute_gap=_ABSOLUTE_GAP, limit_s=limit_s,
+            tolerance=_FEASIBILITY, smallest=1e-12, starts=starts,
+        )  # fmt: skip
         info, status = highs.getInfo(), highs.getModelStatus()
         nodes, seconds = max(int(info.mip_node_count), 0), float(highs.getRunTime())
         kinds = highspy.HighsModelStatus
@@ -359,45 +364,3 @@ def _classes(together: FloatArray) -> list[list[int]]:
         if cost.any():
             classes.setdefault((cost + 0.0).tobytes(), []).append(a)
     return list(classes.values())
-
-
-def _run(
-    model: pulp.LpProblem,
-    starts: dict[pulp.LpVariable, float],
-    gap: float,
-    max_nodes: int,
-    limit_s: float,
-) -> highspy.Highs:
-    """Run HiGHS, which is asked itself: PuLP 3.3 calls a stopped programme "Optimal".
-
-    Without its presolve, which cuts off optimal points of programmes with both kinds of columns:
-    1.14 does on two columns and one row (ERGO-Code/HiGHS#2957), 1.15.1 on one in thousands of our
-    random instances (parallel columns, then probing). The reduction does most of its work already,
-    and restarts, which only pay with it, are off too.
-    """
-    solver = pulp.HiGHS(
-        msg=False,
-        gapRel=gap,
-        gapAbs=_ABSOLUTE_GAP,
-        threads=1,
-        timeLimit=limit_s,
-        mip_max_nodes=max_nodes,
-        random_seed=0,
-        presolve="off",
-        mip_allow_restart=False,
-        mip_feasibility_tolerance=_FEASIBILITY,
-        primal_feasibility_tolerance=_FEASIBILITY,
-        small_matrix_value=1e-12,
-    )
-    solver.createAndConfigureSolver(model)
-    solver.buildSolverModel(model)
-    highs: highspy.Highs = model.solverModel
-    if starts:
-        # PuLP numbers the columns in an order of its own.
-        solution = highspy.HighsSolution()
-        solution.col_value = [
-            value for _, value in sorted((column.index, value) for column, value in starts.items())
-        ]
-        highs.setSolution(solution)
-    highs.run()
-    return highs

@@ -11,13 +11,8 @@ import numpy as np
 
 from foreplan.errors import SpecError
 from foreplan.solvers.choice_milp import solve_milp
-from foreplan.solvers.choice_problem import (
-    Choice,
-    ChoiceItem,
-    ChoicePair,
-    ChoiceProblem,
-    evaluate,
-)
+from foreplan.solvers.choice_problem import Choice, ChoiceItem, ChoicePair, ChoiceProblem
+from foreplan.solvers.choice_score import evaluate
 from foreplan.solvers.solution import Solution
 
 Part = TypeVar("Part", ChoiceItem, ChoicePair)

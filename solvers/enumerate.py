@@ -13,14 +13,8 @@ from collections.abc import Iterator
 import numpy as np
 
 from foreplan.errors import SpecError
-from foreplan.solvers.chain_problem import (
-    ChainAssignment,
-    ChainProblem,
-    FloatArray,
-    IntArray,
-    evaluate,
-    make_stage,
-)
+from foreplan.solvers.chain_problem import ChainProblem, FloatArray, IntArray
+from foreplan.solvers.chain_score import ChainAssignment, evaluate, make_stage
 from foreplan.solvers.solution import Solution, SolutionStatus
 
 MAX_PLANS = 20_000_000

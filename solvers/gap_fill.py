@@ -28,15 +28,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from foreplan.errors import SpecError
+from foreplan.solvers._gap_filler import Filler, Incumbent, least_head, merged_map
 from foreplan.solvers._gap_rows import Rows, reversed_answer, reversed_problem
-from foreplan.solvers._gap_search import (
-    Filler,
-    Incumbent,
-    Search,
-    improve,
-    least_head,
-    merged_map,
-)
+from foreplan.solvers._gap_search import Search, improve
 from foreplan.solvers.gap_fill_bounds import GapFillBounds, bounds_and_ends, least_cap, lower_bounds
 from foreplan.solvers.gap_fill_problem import GapFillProblem, Resource, UnitChain
 from foreplan.solvers.gap_fill_score import GapFillAnswer, GapFillScore, evaluate

@@ -23,9 +23,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from foreplan.solvers._gap_filler import BISECTIONS, Pieces, place
 from foreplan.solvers._gap_place import mirrored, without
 from foreplan.solvers._gap_rows import Direction, Rows, reversed_problem
-from foreplan.solvers._gap_search import BISECTIONS, Pieces, place
 from foreplan.solvers.gap_fill import solve
 from foreplan.solvers.gap_fill_check import violations
 from foreplan.solvers.gap_fill_problem import FloatArray, GapFillProblem, IntArray, Resource

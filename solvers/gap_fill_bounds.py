@@ -22,8 +22,8 @@ from dataclasses import dataclass, fields
 
 import numpy as np
 
+from foreplan.solvers._gap_filler import BISECTIONS, least_head, place
 from foreplan.solvers._gap_rows import Rows, reversed_problem
-from foreplan.solvers._gap_search import BISECTIONS, least_head, place
 from foreplan.solvers.gap_fill_problem import FloatArray, GapFillProblem, Resource
 
 

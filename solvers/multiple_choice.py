@@ -13,14 +13,8 @@ Every method works on the reduction of the problem (``_choice_reduction``) and i
 
 from __future__ import annotations
 
-from foreplan.solvers.choice_problem import (
-    Choice,
-    ChoiceItem,
-    ChoicePair,
-    ChoiceProblem,
-    ChoiceScore,
-    evaluate,
-)
+from foreplan.solvers.choice_problem import Choice, ChoiceItem, ChoicePair, ChoiceProblem
+from foreplan.solvers.choice_score import ChoiceScore, evaluate
 from foreplan.solvers.solution import Solution
 
 __all__ = [

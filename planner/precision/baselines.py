@@ -13,7 +13,7 @@ from foreplan.planner.precision.pricing import StepTables
 from foreplan.planner.precision.search import PrecisionSearch
 from foreplan.planner.precision.spec import PrecisionDecision
 from foreplan.solvers.choice_heap import solve_heap
-from foreplan.solvers.choice_problem import evaluate
+from foreplan.solvers.choice_score import evaluate
 
 
 def precision_baselines(search: PrecisionSearch, seed: int) -> dict[str, PrecisionDecision | str]:

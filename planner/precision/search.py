@@ -25,7 +25,8 @@ from foreplan.planner.precision.allocation import MEMORY, Omega
 from foreplan.planner.precision.replay import Replayed
 from foreplan.planner.precision.situation import Situation, least_seconds
 from foreplan.solvers.choice_milp import solve_milp
-from foreplan.solvers.choice_problem import ChoiceProblem, evaluate
+from foreplan.solvers.choice_problem import ChoiceProblem
+from foreplan.solvers.choice_score import evaluate
 from foreplan.solvers.solution import Solution, SolutionStatus
 
 #: Rounds of tightening, and relative gap at which the solver stops.

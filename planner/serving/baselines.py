@@ -19,7 +19,8 @@ from foreplan.solvers.chain_baselines import (
     memory_proportional_split,
     min_max_split,
 )
-from foreplan.solvers.chain_problem import ChainAssignment, ChainProblem, evaluate
+from foreplan.solvers.chain_problem import ChainProblem
+from foreplan.solvers.chain_score import ChainAssignment, evaluate
 
 Split = Callable[[ChainProblem, Sequence[int]], ChainAssignment | None]
 

@@ -31,7 +31,8 @@ from foreplan.planner.serving.spec import (
     ServingWorkload,
     StageDecision,
 )
-from foreplan.solvers.chain_problem import ChainAssignment, ChainProblem, FloatArray
+from foreplan.solvers.chain_problem import ChainProblem, FloatArray
+from foreplan.solvers.chain_score import ChainAssignment
 
 #: What cuBLAS keeps for a stream of a Hopper GPU (torch, CUBLAS_WORKSPACE_CONFIG).
 _CUBLAS_BYTES = 32 << 20

@@ -10,12 +10,8 @@ import numpy as np
 from foreplan.planner.serving.chain import ServingChains
 from foreplan.planner.serving.pricing import MicroBatches
 from foreplan.planner.serving.spec import ServingDecision
-from foreplan.solvers.chain_problem import (
-    ChainAssignment,
-    ChainProblem,
-    evaluate,
-    make_stage,
-)
+from foreplan.solvers.chain_problem import ChainProblem
+from foreplan.solvers.chain_score import ChainAssignment, evaluate, make_stage
 
 #: Predicted times within this share of the plan's count as close.
 WITHIN = 0.10

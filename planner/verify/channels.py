@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from foreplan.errors import VerificationError
 from foreplan.planner.verify.clock import Clock, CudaClock, HostClock
+from foreplan.planner.verify.exchange import exchange
 from foreplan.planner.verify.peer_memory import Offer, PeerMemory
 from foreplan.planner.verify.rank_program import RankProgram, Step
 
@@ -216,7 +217,7 @@ class _Nccl:
         ready = peers is not None and all(part is not None for part in told)
         if ready and peers is not None:
             try:
-                peers.open(sends, {tag: Offer(*o) for part in told for tag, o in part.items()})
+                peers.open(sends, {int(tag): Offer(*o) for part in told for tag, o in part.items()})
             except RuntimeError:
                 ready = False
         if all(_exchange(ready)):
@@ -273,14 +274,10 @@ def _exchange(mine: Any) -> list[Any]:
     Raises:
         ConnectionLost: a rank says nothing.
     """
-    import torch.distributed as dist
-
-    told: list[Any] = [None] * dist.get_world_size()
     try:
-        dist.all_gather_object(told, mine)
+        return exchange(mine)
     except RuntimeError as error:
         raise ConnectionLost(f"another rank is not ready: {error}") from error
-    return told
 
 
 def _pair_options(timeout: timedelta) -> Any:

@@ -32,16 +32,16 @@ class Offer(NamedTuple):
     """Where a rank receives a message.
 
     Attributes:
-        handle: of the allocation, for other processes.
+        handle: of the allocation, for other processes, in hexadecimal digits.
         offset: of the buffer in it, bytes.
         size: of the buffer, bytes.
         word_handle, word_offset: likewise of the word behind the message.
     """
 
-    handle: bytes
+    handle: str
     offset: int
     size: int
-    word_handle: bytes
+    word_handle: str
     word_offset: int
 
 
@@ -66,7 +66,7 @@ class PeerMemory:
         self._buffers = dict(buffers)
         self._mine = {tag: self._words[k].data_ptr() for k, tag in enumerate(self._buffers)}
         self._theirs: dict[int, tuple[int, int, int]] = {}
-        self._opened: dict[bytes, int] = {}
+        self._opened: dict[str, int] = {}
         self._count: dict[int, int] = {}
 
     def offers(self) -> dict[int, Offer]:
@@ -129,18 +129,18 @@ class PeerMemory:
         self._count[tag] = self._count.get(tag, 0) + 1
         return self._count[tag]
 
-    def _export(self, address: int) -> tuple[bytes, int]:
+    def _export(self, address: int) -> tuple[str, int]:
         """Handle and start of the allocation around an address."""
         start, size = ctypes.c_uint64(), ctypes.c_size_t()
         self._call("cuMemGetAddressRange_v2", ctypes.byref(start), ctypes.byref(size),
                    _address(address))  # fmt: skip
         handle = _Handle()
         self._call("cuIpcGetMemHandle", ctypes.byref(handle), start)
-        return bytes(handle), start.value
+        return bytes(handle).hex(), start.value
 
-    def _import(self, handle: bytes) -> int:
+    def _import(self, handle: str) -> int:
         if handle not in self._opened:
-            found, opened = ctypes.c_uint64(), _Handle.from_buffer_copy(handle)
+            found, opened = ctypes.c_uint64(), _Handle.from_buffer_copy(bytes.fromhex(handle))
             self._call("cuIpcOpenMemHandle_v2", ctypes.byref(found), opened,
                        ctypes.c_uint(_LAZY_PEER_ACCESS))  # fmt: skip
             self._opened[handle] = found.value

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from foreplan.errors import SpecError
-from foreplan.solvers.chain_problem import ChainAssignment, ChainProblem, evaluate, make_stage
+from foreplan.solvers.chain_problem import ChainProblem
+from foreplan.solvers.chain_score import ChainAssignment, evaluate, make_stage
 
 # Two types, three layers, two variants; variant 1 is slower to prefill, faster to decode, smaller.
 LAYER: dict[str, Any] = {

@@ -20,8 +20,8 @@ from foreplan.cost_models.pipeline import (
 from foreplan.cost_models.simulator import simulate
 from foreplan.cost_models.timeline import Timeline
 from foreplan.errors import SpecError
+from foreplan.solvers._gap_filler import least_head, merged_map, place
 from foreplan.solvers._gap_rows import Rows, reversed_problem
-from foreplan.solvers._gap_search import least_head, merged_map, place
 from foreplan.solvers.gap_fill import (
     GapFillBounds,
     GapFillProblem,

@@ -8,7 +8,6 @@ processes stay as they are.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -24,6 +23,7 @@ from foreplan.planner.bubbles.planner import BubblesPlanner
 from foreplan.planner.bubbles.spec import BubblesWorkload
 from foreplan.planner.verify.channels import connect
 from foreplan.planner.verify.clock import Clock, CudaClock, HostClock
+from foreplan.planner.verify.exchange import exchange
 from foreplan.planner.verify.measured import measured_timeline
 from foreplan.planner.verify.rank_program import rank_programs
 from foreplan.planner.verify.runtime import Record, Runtime
@@ -80,11 +80,10 @@ class BubbleTrainer:
         """
         self.kernels.advance()
         record = self._runtime.execute(dist.barrier)
-        losses = self.kernels.losses()
-        told: list[tuple[Record, dict[int, float]]] = [(record, losses)] * dist.get_world_size()
-        dist.all_gather_object(told, (record, losses))
-        timeline = measured_timeline(self._schedule, [one for one, _ in told])
-        known = {i: loss for _, some in told for i, loss in some.items()}
+        told = exchange([record.start_ns, record.end_ns, list(self.kernels.losses().items())])
+        records = [Record(tuple(start), tuple(end)) for start, end, _ in told]
+        timeline = measured_timeline(self._schedule, records)
+        known = {i: loss for _, _, some in told for i, loss in some}
         return StepReport(sum(known.values()), timeline, self._feed_back(timeline))
 
     def close(self) -> None:
@@ -94,15 +93,12 @@ class BubbleTrainer:
     def _feed_back(self, timeline: Timeline) -> bool:
         if not self._adaptive:
             return False
-        made: list[Any] = [None]
-        if self._online is not None:
-            replanned = self._online.observe(timeline)
-            if replanned is not None:
-                made = [replanned.decision.model_dump(mode="json")]
-        dist.broadcast_object_list(made)
-        if made[0] is None:
+        replanned = None if self._online is None else self._online.observe(timeline)
+        made = exchange(None if replanned is None else replanned.decision.model_dump(mode="json"))
+        new = next((document for document in made if document is not None), None)
+        if new is None:
             return False
-        decision = validate(BubblesDecision, made[0], "decision")
+        decision = validate(BubblesDecision, new, "decision")
         self.kernels.adopt(decision)
         self._install(decision)
         return True

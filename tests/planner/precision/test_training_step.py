@@ -13,7 +13,7 @@ from foreplan.planner.precision.pricing import StepTables
 from foreplan.planner.precision.saved import SavedBytes
 from foreplan.planner.precision.situation import Situation
 from foreplan.planner.precision.task import training_task
-from foreplan.solvers.choice_problem import evaluate
+from foreplan.solvers.choice_score import evaluate
 
 
 class Unit:

@@ -9,7 +9,7 @@ from foreplan.planner.serving import ServingPlanner
 from foreplan.planner.serving.chain import ServingChains, capacities
 from foreplan.planner.serving.kernels import compare_tokens, single_process_tokens
 from foreplan.planner.serving.pricing import MicroBatches, Pricing
-from foreplan.solvers.chain_problem import ChainAssignment, evaluate, make_stage
+from foreplan.solvers.chain_score import ChainAssignment, evaluate, make_stage
 
 PLANNER = ServingPlanner()
 ROOMY = (256.0, 256.0)
