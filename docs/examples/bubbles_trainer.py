@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 
 import foreplan
-from foreplan.cost_models.book import Profiles, cost_book
+from foreplan.cost_models.book import Profiles, cost_book, cost_choice
 from foreplan.errors import SpecError
 from foreplan.planner.bubbles import BubblesPlanner
 from foreplan.planner.bubbles.execution.trainer import BubbleTrainer
@@ -44,7 +44,7 @@ def main() -> None:
     online = None
     if rank == 0:  # decides for all; it needs the prices that the plan was made from
         profiles = Profiles.of(plan.cluster, options.plan.parent)
-        costs = cost_book(plan.cluster, profiles, plan.provenance.costs)
+        costs = cost_book(plan.cluster, profiles, cost_choice(plan.provenance.costs))
         with contextlib.suppress(SpecError):  # a plan without filling has no other order
             online = OnlinePlanner(replace(problem, costs=costs), decision, threshold=options.drift)
     trainer = BubbleTrainer(problem, decision, rank, online=online, adaptive=True)

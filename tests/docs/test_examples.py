@@ -113,3 +113,19 @@ def test_training_under_torchrun_with_a_precision_plan(tmp_path: Path) -> None:
     losses = [float(line.rpartition(" ")[2]) for line in lines if line.startswith("step")]
     assert len(losses) == 4
     assert losses[-1] < 0.75 * losses[0]
+
+
+@pytest.mark.serial
+def test_training_by_a_bubble_plan(tmp_path: Path) -> None:
+    tower = {"layers": 2, "hidden": 64, "heads": 4}
+    workload = {
+        "backbone": tower | {"vocab": 128}, "sequence_length": 32, "microbatches": 4,
+        "encoders": [{"name": "vit", "dims": tower, "tokens": 16, "patch_features": 24}],
+        "plan": {"pp": 2},
+    }  # fmt: skip
+    foreplan.plan("bubbles", None, CLUSTER, workload, costs="roofline").save(tmp_path / "plan.json")
+    script = str(EXAMPLES / "bubbles_trainer.py")
+    lines = torchrun(tmp_path, script, "plan.json", "--steps", "3").splitlines()
+    losses = [float(line.split()[3].rstrip(",")) for line in lines if line.startswith("step")]
+    assert len(losses) == 3
+    assert all(0 < loss < 10 for loss in losses)
