@@ -1,7 +1,7 @@
 """How well a fit predicts the tasks of a device that it was not given, by their number and choice.
 
 ``python -m foreplan.cost_models.onboarding_curve PROFILE [PROFILE ...]`` takes profiles with many
-programs (or Parquet files of such, see `read_rows`), splits each at random into a test third and a
+programs (plain or ``.xz``), splits each at random into a test third and a
 pool, chooses tasks from the pool at random and by KMeans, fits, and prints the mean relative error
 on the test third by family, beside the roofline, the rescaled roofline and (for several profiles)
 the rows of the next profile, rescaled: the "nearest device".
@@ -10,6 +10,8 @@ the rows of the next profile, rescaled: the "nearest device".
 from __future__ import annotations
 
 import argparse
+import json
+import lzma
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -24,6 +26,8 @@ from foreplan.cost_models.task_choice import choose_tasks
 from foreplan.datasets.device import Device
 from foreplan.datasets.profile import Profile
 from foreplan.datasets.program import Program
+from foreplan.datasets.specs import validate
+from foreplan.errors import SpecError
 
 Floats = NDArray[np.float64]
 
@@ -48,8 +52,19 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def read_rows(path: Path) -> Rows:
-    """Device, programs and median seconds of the rows of a profile that ran."""
-    profile = Profile.load(path)
+    """Device, programs and median seconds of the rows of a profile that ran.
+
+    Raises:
+        SpecError: the file cannot be read, or is no profile.
+    """
+    if path.suffix == ".xz":
+        try:
+            document = json.loads(lzma.decompress(path.read_bytes()))
+        except (OSError, lzma.LZMAError, ValueError) as error:
+            raise SpecError(str(path), got=str(error), expected="a compressed profile") from error
+        profile = validate(Profile, document, str(path))
+    else:
+        profile = Profile.load(path)
     rows = [row for row in profile.rows if row.status == "ok"]
     seconds = np.array([row.median_s for row in rows], dtype=np.float64)
     return profile.device, [row.program() for row in rows], seconds

@@ -4,7 +4,8 @@ Physics first, the learnt part after it: with the terms ``T_j`` of `operator_rat
 
     ln t(p) = ln sum over j of T_j(p) exp(theta_j(p)) + shape(p) + kappa s(p)
 
-``theta_j`` is how much slower than its full rate a term runs: a sum of normal effects, one for each
+``T_j`` is rescaled so that each family's median task is met (`RescaledTerms`); ``theta_j`` is how
+much slower than that a term runs: a sum of normal effects, one for each
 group that the program belongs to (`LEVELS`), so that what is seen of one kernel is believed a
 little of others like it and falls back to the device's own average where nothing is known.
 ``shape`` is a Gaussian process over the logarithms of the dimensions within an operator; it says
@@ -21,7 +22,7 @@ Processes for Machine Learning, 2006, sections 2.2 and 3.4). Tasks far from the 
 
 Where leaving one task out at a time says that a family of operators is clearly worse off with the
 learnt part than with the roofline rescaled by the median of its tasks, it gets the rescaled
-roofline.
+roofline; a family with fewer than four tasks gets the geometric mean of both.
 
 Assumed, not fitted: widths of the priors (`WIDTHS`, `_SHAPE`, `_RANGE`, `_NOISE`, `_KAPPA`).
 
@@ -37,8 +38,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from foreplan.cost_models.operator_rates import LEVELS, family, groups, rate_terms, roofline
-from foreplan.cost_models.rescaled_roofline import RescaledRoofline
+from foreplan.cost_models.operator_rates import LEVELS, family, groups, roofline
+from foreplan.cost_models.rescaled_roofline import RescaledRoofline, RescaledTerms
 from foreplan.datasets.device import Device
 from foreplan.datasets.program import Program
 from foreplan.errors import SpecError
@@ -67,6 +68,8 @@ _WIDEST = sum(width**2 for width in WIDTHS.values())
 _STEPS, _LEAST_STEP = 60, 1e-3
 #: Tasks of a family that may show it better off with the rescaled roofline.
 _ENOUGH = 3
+#: A family with fewer tasks gets the geometric mean of the law and the rescaled roofline.
+_FEW = 4
 
 
 class RateForecast(NamedTuple):
@@ -133,6 +136,7 @@ class RateModel:
         if len(set(programs)) < len(programs):
             raise SpecError("calibration tasks", got="a program twice", expected="each once")
         self.programs_, self.seconds_ = tuple(programs), times
+        self._rescale = RescaledTerms(self.device).fit(programs, times)
         self._rows_ = rows = self._rows(programs)
         effects, smooth = _effects(rows, rows), _smooth(rows, rows)
         target = np.log(times)
@@ -176,24 +180,23 @@ class RateModel:
         explained = np.einsum("mn,nk,mk->m", covariance, self._inverse_, covariance)
         spread = np.sqrt(np.maximum(own - explained, 0.0) + _NOISE**2)
         half = _INTERVAL * self.inflation_ * spread
-        mean = np.exp(law.log_s)
-        for k, program in enumerate(programs):
-            if family(program) in self.rescaled_:
-                mean[k] = self._roofline_.predict([program])[0]
+        mean = self._believed(programs, np.exp(law.log_s), self._roofline_.predict(programs))
         return RateForecast(mean, mean * np.exp(-half), mean * np.exp(half))
 
     def leave_one_out(self) -> Floats:
         """Seconds of each task as the law has it from the others alone (N,)."""
         found = self.seconds_ * np.exp(-self._without_)
-        for k, program in enumerate(self.programs_):
-            if family(program) in self.rescaled_:
-                found[k] = self._others_[k]
-        return np.asarray(found)
+        return self._believed(self.programs_, found, self._others_)
 
     # ------------------------------------------------------------------------------- inside
 
+    def _believed(self, programs: Sequence[Program], law: Floats, rescaled: Floats) -> Floats:
+        """Seconds of the law, of the rescaled roofline, or between both where tasks are few."""
+        share = np.array([self._trust_.get(family(program), 0.5) for program in programs])
+        return np.asarray(law**share * rescaled ** (1 - share))
+
     def _rows(self, programs: Sequence[Program]) -> _Rows:
-        terms = rate_terms(programs, self.device)
+        terms = self._rescale.terms(programs)
         shipped = np.zeros(len(programs))
         if self._shipped is not None:
             bare = np.maximum(roofline(terms, programs), 1e-12)
@@ -236,10 +239,12 @@ class RateModel:
         self._others_ = self._roofline_.leave_one_out()
         plain = target - np.log(self._others_)
         kinds = np.array([family(program) for program in self.programs_])
-        self.rescaled_ = frozenset(
-            str(kind) for kind in sorted(set(kinds))
-            if _clearly_worse(without[kinds == kind], plain[kinds == kind])
-        )  # fmt: skip
+        self._trust_: dict[str, float] = {}
+        for kind in sorted(set(kinds)):
+            mine = kinds == kind
+            worse = _clearly_worse(without[mine], plain[mine])
+            self._trust_[str(kind)] = 0.0 if worse else 0.5 if mine.sum() < _FEW else 1.0
+        self.rescaled_ = frozenset(kind for kind, share in self._trust_.items() if not share)
 
 
 def _clearly_worse(errors: Floats, others: Floats) -> bool:

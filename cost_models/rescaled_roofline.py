@@ -1,4 +1,4 @@
-"""RescaledRoofline: a device's roofline, rescaled by the median of a few measured tasks.
+"""`RescaledRoofline`: a device's roofline, rescaled by the median of a few measured tasks.
 
 What anybody would do first with a few measurements, and what calibration must beat:
 ``launch + scale * max(FLOP / peak(dtype), bytes / bandwidth)``, the scale of the same family of
@@ -66,6 +66,34 @@ class RescaledRoofline:
             if found:
                 return float(np.median(found))
         return 0.0
+
+
+class RescaledTerms:
+    """The terms of `operator_rates`, rescaled so that their sum meets each family's median task.
+
+    Args:
+        device: its figures.
+    """
+
+    def __init__(self, device: Device) -> None:
+        self.device = device
+
+    def fit(self, programs: Sequence[Program], seconds: Floats) -> RescaledTerms:
+        """Take the medians of tasks (N,)."""
+        terms = rate_terms(programs, self.device)
+        beside = np.maximum(seconds - terms[:, 0], (1 - _MOST_LAUNCH) * seconds)
+        ratios = np.log(beside / terms[:, 1:].sum(axis=1))
+        kinds = np.array([family(program) for program in programs])
+        self._all = float(np.median(ratios))
+        self._families = {str(kind): float(np.median(ratios[kinds == kind])) for kind in kinds}
+        return self
+
+    def terms(self, programs: Sequence[Program]) -> Floats:
+        """Rescaled seconds of each term (M, T); the launch as it is."""
+        found = rate_terms(programs, self.device)
+        scale = [self._families.get(family(program), self._all) for program in programs]
+        found[:, 1:] *= np.exp(scale)[:, None]
+        return found
 
 
 def _nearest_first(program: Program) -> tuple[tuple[str, ...], ...]:
