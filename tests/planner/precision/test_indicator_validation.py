@@ -9,8 +9,11 @@ from foreplan.planner.precision.spec import PrecisionWorkload
 from foreplan.planner.precision.task import training_task
 from foreplan.planner.precision.validation import (
     Perturbed,
+    Setting,
+    correlations,
     measure_perturbations,
     rank_correlation,
+    trained_states,
 )
 
 INT8 = "fp32/int8/torch.int_mm+fp32"
@@ -61,3 +64,29 @@ def test_correlation_needs_modules_and_an_order():
 def test_no_batches(measured):
     with pytest.raises(SpecError, match="at least one"):
         measure_perturbations(measured[0], {}, [])
+
+
+def test_states_of_a_training_are_copies_that_get_better():
+    options = {"width": 32, "layers": 2}
+    workload = PrecisionWorkload(batch=32, network="digits_mlp", network_options=options)
+    task = training_task(None, workload, 0)
+    modules, losses = [], []
+    for trained, loss in trained_states(task, 10, 3, 10):
+        modules.append(trained.module())
+        losses.append(loss)
+    assert losses[2] < losses[0]
+    first, last = (dict(m.named_parameters())["1.weight"] for m in (modules[0], modules[2]))
+    assert not first.equal(last)
+    assert trained.module() is not trained.module()
+    start = next(iter(trained_states(task, 0, 1, 1)))[0].module()
+    assert dict(start.named_parameters())["1.weight"].equal(task.module()[1].weight)
+
+
+def test_kinks_make_the_indicator_of_a_perceptron():
+    """Where first order alone does not order operators; a smaller run of the printed table."""
+    setting = Setting("digits_mlp", {"width": 64, "layers": 4}, 64, 0, 3)
+    found, counts, _ = correlations(setting, 0)
+    assert counts == {"bf16": 5, "int8+bf16": 4, "int8+fp32": 4}
+    # Five modules: two neighbours that change places make 0.9.
+    assert found["bf16"]["gradient_variance"] > 0.89 > 0.5 > found["bf16"]["first_order"]
+    assert "uniform" not in found["bf16"]  # ranks all alike
