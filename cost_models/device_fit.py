@@ -112,9 +112,11 @@ class DeviceFit(StrictModel):
         kinds = np.array([family(program) for program in programs])
         groups = {"all": np.ones(len(kinds), dtype=bool)}
         groups |= {str(kind): kinds == kind for kind in sorted(set(kinds))}
+        # A roofline that lacks a figure of the device says nothing, and not NaN.
+        off = {how: np.abs(v / truth - 1) for how, v in found.items() if np.isfinite(v).all()}
         return {
             name: {"tasks": float(rows.sum())}
-            | {how: float(np.nanmean(np.abs(v / truth - 1)[rows])) for how, v in found.items()}
+            | {how: float(values[rows].mean()) for how, values in off.items()}
             for name, rows in groups.items()
         }
 
