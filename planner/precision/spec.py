@@ -36,6 +36,8 @@ from foreplan.datasets.training_variant import TrainingVariant as TrainingVarian
 from foreplan.datasets.training_variant import training_variant as training_variant
 
 Count = Annotated[int, Field(gt=0, le=1 << 24)]
+#: Samples, or tokens, of a worker's step: half a GB of the smallest images.
+MOST_SAMPLES = 1 << 21
 Indicator = Literal[
     "gradient_variance", "first_order", "depth_weighted", "hessian", "weight_change", "uniform",
     "random",
@@ -98,6 +100,12 @@ class PrecisionWorkload(StrictModel):
         if isinstance(value, str):
             return (value,)
         return tuple(value) if isinstance(value, list) else value
+
+    @model_validator(mode="after")
+    def _bounded(self) -> PrecisionWorkload:
+        if self.batch * (self.sequence_length or 1) > MOST_SAMPLES:
+            raise ValueError(f"at most {MOST_SAMPLES} samples, or tokens, a worker and step")
+        return self
 
     @field_validator("precisions")
     @classmethod

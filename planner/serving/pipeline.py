@@ -12,14 +12,17 @@ from collections import Counter
 from dataclasses import dataclass
 
 from foreplan.cost_models.costs import Collective, HostLaunch, Segment, Work
-from foreplan.cost_models.schedule import COMPUTE, Schedule, ScheduleBuilder
+from foreplan.cost_models.schedule import COMPUTE, MOST_ACTIONS, Schedule, ScheduleBuilder
 from foreplan.datasets.cluster import Cluster
 from foreplan.datasets.program import Program, Variant
+from foreplan.errors import SpecError
 from foreplan.planner.predict import memory_share
 from foreplan.planner.serving.pricing import DECODE, PREFILL, MicroBatches, Pricing, StageKernels
 from foreplan.planner.serving.spec import ServingDecision, StageDecision
 
 TOKEN_BYTES = 8  # token ids are int64
+#: Most tokens that a schedule decodes one after another.
+MOST_STEPS = 1 << 17
 
 
 def stage_kernels(stage: StageDecision) -> StageKernels:
@@ -66,10 +69,22 @@ class ServingSchedule:
         self._pressures: dict[tuple[str, int], float] = {}
 
     def build(self) -> Schedule:
-        """All prefill micro-batches, then all decode steps."""
+        """All prefill micro-batches, then all decode steps.
+
+        Raises:
+            SpecError: too many of them.
+        """
         workload = self._pricing.workload
         prefills = workload.batch // self._sizes.prefill
         decodes = workload.batch // self._sizes.decode
+        passes = (prefills + decodes * (workload.new_tokens - 1)) * len(self._stages)
+        # A step of decoding has works of its own, which are more than its actions.
+        if passes > MOST_ACTIONS or workload.new_tokens > MOST_STEPS:
+            raise SpecError(
+                "workload", got=f"{passes} passes in {workload.new_tokens} steps",
+                expected=f"at most {MOST_ACTIONS} in {MOST_STEPS}",
+                fix="fewer new_tokens, or larger micro-batches",
+            )  # fmt: skip
         for microbatch in range(prefills):
             self._pass(PREFILL, 0, microbatch, workload.new_tokens > 1)
         for step in range(1, workload.new_tokens):

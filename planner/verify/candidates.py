@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from foreplan.cost_models.costs import CostBook
+from foreplan.cost_models.memory import show_bytes
 from foreplan.cost_models.schedule import Schedule
 from foreplan.datasets.cluster_entry import Rank
 from foreplan.datasets.specs import nearest, validate
@@ -43,6 +44,7 @@ class Candidate:
         schedule: what runs.
         ranks: the cluster's rank of each of its ranks.
         capacities: memory cap of each rank in bytes, ``None`` for none.
+        static_bytes: what each rank at least holds, by the planner's own count.
     """
 
     name: str
@@ -53,6 +55,7 @@ class Candidate:
     schedule: Schedule
     ranks: tuple[Rank, ...]
     capacities: tuple[int | None, ...]
+    static_bytes: tuple[int, ...]
 
     @property
     def memory_bytes(self) -> tuple[int, ...]:
@@ -90,12 +93,13 @@ class Candidate:
 
         Raises:
             SpecError: a schedule that deadlocks or lacks a transfer, two ranks on one GPU, a
-                device that is not here, more threads than cores.
+                device that is not here, more threads than cores, more memory than this host has.
         """
         here = [rank for rank in self.ranks if host in (None, rank.host)]
         for rank in here:
             check_present(rank.name, rank.label)
         assign_cores([rank.name for rank in here])
+        self._check_memory(host)
         rank_programs(self.schedule, ordered=backend == "nccl")
         gpus = [(rank.host, rank.name.index) for rank in self.ranks if rank.name.kind == "cuda"]
         twice = next((gpu for gpu in gpus if gpus.count(gpu) > 1), None)
@@ -103,6 +107,23 @@ class Candidate:
             raise SpecError(
                 f"candidate {self.name}", got=f"two ranks on cuda:{twice[1]} of {twice[0]}",
                 expected="one rank a GPU: slices of one GPU slow each other down",
+            )  # fmt: skip
+
+
+    def _check_memory(self, host: str | None) -> None:
+        """Refuse before anything is loaded: the plan's sizes are whatever its author wrote."""
+        import psutil
+
+        needed = sum(
+            size
+            for rank, size in zip(self.ranks, self.static_bytes, strict=True)
+            if host in (None, rank.host) and rank.name.kind == "cpu"
+        )
+        total = psutil.virtual_memory().total
+        if needed > total:
+            raise SpecError(
+                f"candidate {self.name}", got=f"{show_bytes(needed)} on the processors of one host",
+                expected=f"at most the {show_bytes(total)} that this host has",
             )  # fmt: skip
 
 
@@ -175,6 +196,7 @@ def _candidate(
         name, role, document, limits_met, predicted, schedule,
         tuple(known[member] for member in members),
         tuple(ledger.capacity_bytes for ledger in ledgers for _ in range(lanes)),
+        tuple(sum(ledger.items.values()) // lanes for ledger in ledgers for _ in range(lanes)),
     )  # fmt: skip
 
 

@@ -237,14 +237,18 @@ def cap_memory(seat: Seat, capacity_bytes: int | None) -> None:
 
     Args:
         seat: from `take_seat`.
-        capacity_bytes: the cap, ``None`` for none.
+        capacity_bytes: the cap, ``None`` for none but what the machine has free: a plan may state
+            any sizes, and the system would end other processes for them.
     """
+    import psutil
     import torch
 
-    if capacity_bytes is None:
-        return
     if seat.device.type == "cpu":
-        confine((), data_bytes() + capacity_bytes + ALLOWANCE_BYTES)
+        free = psutil.virtual_memory().available
+        cap = free if capacity_bytes is None else min(capacity_bytes, free)
+        confine((), data_bytes() + cap + ALLOWANCE_BYTES)
+        return
+    if capacity_bytes is None:
         return
     total = torch.cuda.get_device_properties(seat.device).total_memory
     torch.cuda.set_per_process_memory_fraction(min(capacity_bytes / total, 1.0), seat.device)

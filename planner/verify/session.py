@@ -84,7 +84,9 @@ def serve(wire: Wire, planner: Planner[Any, Any], problem: Problem[Any], job: Jo
     try:
         decision = validate(planner.decision_type, job.decision, f"decision of {job.label}")
         if job.kind == "reference":
-            with _seat(job).computing():
+            seat = _seat(job)
+            with seat.computing():
+                cap_memory(seat, job.capacity_bytes)
                 wire.send({"reference": planner.reference(problem, decision, mode=job.mode)})
         else:
             Session(wire, planner, problem, decision, job).run()
