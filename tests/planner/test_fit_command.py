@@ -103,6 +103,13 @@ def test_too_few_tasks_are_refused(candidates: list[Program], tmp_path: Path) ->
     assert not list(tmp_path.iterdir())
 
 
+def test_a_number_of_tasks_without_a_fit_is_refused() -> None:
+    from foreplan.cli import app
+
+    with pytest.raises(SpecError, match="--fit"):
+        app(["profile", "--tasks", "12"], standalone_mode=False)
+
+
 def test_kernels_that_no_plan_would_choose_matter_little(tmp_path: Path) -> None:
     device = Machine(tmp_path / "x.json")(()).device
     sizes = {"rows": 1, "n": 2048, "k": 2048}
