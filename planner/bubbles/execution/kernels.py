@@ -1,9 +1,8 @@
 """`BubbleKernels`: carries out one rank's passes, encoder units and collectives.
 
 Every backbone stage and every encoder unit is a `Cut`, so that a backward pass can stop between any
-two. What one action hands to another has the key ``(stage, micro-batch, step)`` of the receive that
-would carry it (see `foreplan.planner.bubbles.actions`); where both lie on this rank, nothing is
-sent. Gradients add up over micro-batches; losses are means, so that nothing is scaled afterwards.
+two; `Handover` has what one action leaves for another. Gradients add up over micro-batches; losses
+are means, so that nothing is scaled afterwards.
 
 With tensor parallelism passes may be listed piece by piece, and units with their collectives apart;
 such stages are `Pieces`. A ``tensor`` action then waits for the sum that the piece before started.
@@ -37,6 +36,7 @@ from foreplan.planner.bubbles.execution.batches import Batches
 from foreplan.planner.bubbles.execution.cut import Cut
 from foreplan.planner.bubbles.execution.encoder_stage import EncoderStage
 from foreplan.planner.bubbles.execution.flat_parameters import FlatParameters
+from foreplan.planner.bubbles.execution.handover import Handover
 from foreplan.planner.bubbles.execution.lanes import Lanes
 from foreplan.planner.bubbles.execution.layers import WeightGradients
 from foreplan.planner.bubbles.execution.parts import BackbonePart, EncoderPart
@@ -44,8 +44,6 @@ from foreplan.planner.bubbles.execution.pieces import Pieces
 from foreplan.planner.bubbles.execution.report import gradient_report, loss_report
 from foreplan.planner.bubbles.execution.step_sizes import StepSizes
 
-#: Stage of the receiver, micro-batch, step: as a receive names what it carries.
-Key = tuple[int, int, int]
 #: ``buckets(encoder, stage)``, see `StepSchedule.buckets`.
 Buckets = Callable[[int, int], list[tuple[int, int]]]
 
@@ -108,9 +106,7 @@ class BubbleKernels:
             ENCODE_BACKWARD: self._encode_backward, "tensor": self._await_sum,
             "optimizer": self._optimize,
         }  # fmt: skip
-        self._buffers: dict[Key, Tensor] = {}
-        self._here: dict[Key, Tensor] = {}
-        self._leaving: dict[Key, Tensor] = {}
+        self._handover = Handover(step, decision, rank, self._device, dtype)
         self._losses: dict[int, Tensor] = {}
 
     def _build_backbone(self) -> None:
@@ -193,8 +189,8 @@ class BubbleKernels:
     def _forget(self) -> None:
         for cut in self._cuts:
             cut.forget()
-        for values in (self._here, self._leaving, self._losses):
-            values.clear()
+        self._handover.forget()
+        self._losses.clear()
 
     def advance(self) -> None:
         """Begin the next step of a training run: as `reset`, but weights stay as they are."""
@@ -229,7 +225,7 @@ class BubbleKernels:
         if not split <= built or (apart and not all(e.apart for e in self._encoders.values())):
             raise SpecError("decision", got="passes in pieces", expected="whole ones, as before")
         self._decision, self._words = decision, words
-        self._buffers.clear()
+        self._handover.adopt(decision)
 
     def losses(self) -> dict[int, float]:
         """Each micro-batch's share of the step's loss, where this rank has it."""
@@ -267,7 +263,7 @@ class BubbleKernels:
     def payload(self, action: Action) -> Tensor:
         """What a send carries, or a bucket's gradients or weights for a collective."""
         if action.op == "send":
-            return self._leaving[action.stage, action.microbatch, action.step]
+            return self._handover.leaving((action.stage, action.microbatch, action.step))
         flat = self._flat[action.stage, action.step]
         if action.op == "all_gather":
             return flat.weights
@@ -277,7 +273,7 @@ class BubbleKernels:
 
     def buffer(self, action: Action) -> Tensor:
         """Where a receive puts what it carries; the same memory in every step."""
-        return self._buffer((action.stage, action.microbatch, action.step))
+        return self._handover.buffer((action.stage, action.microbatch, action.step))
 
     def result(self) -> dict[str, Any]:
         """Losses and gradients that this rank has, see `report`."""
@@ -294,8 +290,7 @@ class BubbleKernels:
             for item, size in flat.memory_bytes().items():
                 found[prefix + item] += size
         found["data"] = self._batches.bytes
-        held = (*self._buffers.values(), *self._leaving.values())
-        found["buffers"] = sum(tensor.nbytes for tensor in held)
+        found["buffers"] = self._handover.bytes
         return dict(found)
 
     @property
@@ -316,9 +311,9 @@ class BubbleKernels:
             pass  # a later piece
         elif stage == 0:
             encoders = range(len(self._decision.encoders))
-            inputs = [self._take((0, microbatch, 2 * e + ACTIVATION)) for e in encoders]
+            inputs = [self._handover.take((0, microbatch, 2 * e + ACTIVATION)) for e in encoders]
         else:
-            inputs = [self._take((stage, microbatch, ACTIVATION))]
+            inputs = [self._handover.take((stage, microbatch, ACTIVATION))]
         cut = self._stages[stage]
         if action.step >= 0 and isinstance(cut, Pieces):
             found = cut.forward_piece(microbatch, action.step, inputs)
@@ -330,7 +325,7 @@ class BubbleKernels:
         if stage == len(self._decision.stages) - 1:
             self._losses[microbatch] = made
         else:
-            self._give((stage + 1, microbatch, ACTIVATION), made)
+            self._handover.give((stage + 1, microbatch, ACTIVATION), made)
 
     def _backward(self, action: Action) -> None:
         self._turn_back(action, weights=True)
@@ -342,7 +337,7 @@ class BubbleKernels:
         stage, microbatch = action.stage, action.microbatch
         gradient = None
         if stage < len(self._decision.stages) - 1 and action.step <= 0:
-            gradient = self._take((stage, microbatch, GRADIENT))
+            gradient = self._handover.take((stage, microbatch, GRADIENT))
         cut = self._stages[stage]
         if action.step >= 0 and isinstance(cut, Pieces):
             turned = cut.backward_piece(microbatch, action.step, gradient)
@@ -352,14 +347,14 @@ class BubbleKernels:
         else:
             found = cut.backward(microbatch, gradient, weights=weights)
         # The activation has been sent: a pass waits for what the same micro-batch sent before it.
-        self._leaving.pop((stage + 1, microbatch, ACTIVATION), None)
+        self._handover.sent((stage + 1, microbatch, ACTIVATION))
         if stage > 0:
-            self._give((stage - 1, microbatch, GRADIENT), found[0])
+            self._handover.give((stage - 1, microbatch, GRADIENT), found[0])
             return
         for encoder, plan in enumerate(self._decision.encoders):
             if found[encoder] is not None:
                 number = self._decision.stage_number(encoder, len(plan.stages) - 1)
-                self._give((number, microbatch, 2 * encoder + GRADIENT), found[encoder])
+                self._handover.give((number, microbatch, 2 * encoder + GRADIENT), found[encoder])
 
     def _backward_weights(self, action: Action) -> None:
         self._stages[action.stage].backward_weights(action.microbatch)
@@ -381,65 +376,23 @@ class BubbleKernels:
         units, x = self._encoders[number], None
         if units.starts(unit, backward=False):
             x = (
-                self._take((number, microbatch, 2 * encoder + ACTIVATION)) if stage > 0
+                self._handover.take((number, microbatch, 2 * encoder + ACTIVATION)) if stage > 0
                 else self._batches.patches(encoder, microbatch)
             )  # fmt: skip
         made = units.forward(unit, microbatch, x)
         if made is not None:
             last = stage == len(self._decision.encoders[encoder].stages) - 1
             receiver = 0 if last else number + 1
-            self._give((receiver, microbatch, 2 * encoder + ACTIVATION), made)
+            self._handover.give((receiver, microbatch, 2 * encoder + ACTIVATION), made)
 
     def _encode_backward(self, action: Action) -> None:
         number, microbatch, unit = action.stage, action.microbatch, action.step
         encoder, stage = self._decision.encoder_stage(number)
         units, gradient = self._encoders[number], None
         if units.starts(unit, backward=True):
-            gradient = self._take((number, microbatch, 2 * encoder + GRADIENT))
+            gradient = self._handover.take((number, microbatch, 2 * encoder + GRADIENT))
             for receiver in (0, number + 1):
-                self._leaving.pop((receiver, microbatch, 2 * encoder + ACTIVATION), None)
+                self._handover.sent((receiver, microbatch, 2 * encoder + ACTIVATION))
         found = units.backward(unit, microbatch, gradient)
         if found is not None and stage > 0:
-            self._give((number - 1, microbatch, 2 * encoder + GRADIENT), found)
-
-    # -------------------------------------------------------------------------- handing things on
-
-    def _take(self, key: Key) -> Tensor:
-        """What an earlier action of this rank left, or what has been received."""
-        found = self._here.pop(key, None)
-        return self._buffer(key) if found is None else found
-
-    def _buffer(self, key: Key) -> Tensor:
-        if key not in self._buffers:
-            shape = self._shape(*key)
-            self._buffers[key] = torch.zeros(shape, dtype=self._dtype, device=self._device)
-        return self._buffers[key]
-
-    def _give(self, key: Key, tensor: Tensor | None) -> None:
-        """Leave something for its receiver, who may be this rank."""
-        if tensor is None:
-            raise RuntimeError(f"nothing to hand on as {key}")
-        here = self._owner(key[0], key[1]) == self._rank
-        (self._here if here else self._leaving)[key] = tensor
-
-    def _owner(self, number: int, microbatch: int) -> int:
-        decision = self._decision
-        if number < len(decision.stages):
-            return decision.stages[number].rank
-        encoder, stage = decision.encoder_stage(number)
-        plan = decision.encoders[encoder]
-        return plan.ranks[plan.slots[microbatch]][stage]
-
-    def _shape(self, number: int, microbatch: int, step: int) -> tuple[int, ...]:
-        """Shape of what is received under a key."""
-        work, encoder = self._step.workload, step // 2
-        features = number == 0 and step % 2 == ACTIVATION
-        if number < len(self._decision.stages):
-            length = work.encoders[encoder].features if features else work.sequence_length
-            return work.microbatch, length, self._step.backbone.hidden
-        _, stage = self._decision.encoder_stage(number)
-        last = stage == len(self._decision.encoders[encoder].stages) - 1
-        if last and step % 2 == GRADIENT:
-            return work.microbatch, work.encoders[encoder].features, self._step.backbone.hidden
-        tower, spec = self._step.encoders[encoder], work.encoders[encoder]
-        return self._step.sequences(encoder), spec.tokens, tower.hidden
+            self._handover.give((number - 1, microbatch, 2 * encoder + GRADIENT), found)
