@@ -3,7 +3,7 @@
 # devices of this machine, plan, run step times in real processes, train from eight seeds (emulated
 # in one process), compare.
 # Usage: precision_hybrid.sh [FOLDER]    results go to FOLDER (out/precision_hybrid); measurements
-# and training runs found there are kept. Two slices of one processor, as in precision_cpu.sh.
+# and training runs found there are kept. Two slices of one processor, as in train_cpu.sh.
 set -euo pipefail
 out=${1:-out/precision_hybrid}
 mkdir -p "$out"
