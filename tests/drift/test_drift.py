@@ -57,3 +57,18 @@ def test_accepting_shows_what_changed_and_then_nothing_moves(monkeypatch, tmp_pa
     assert "total_s: 2 -> 1" in capsys.readouterr().out
     assert gate.main([]) == 0
     assert json.loads(gate.FROZEN.read_text())["values"] == values
+
+
+def test_some_cases_can_be_accepted_alone(monkeypatch, tmp_path):
+    monkeypatch.setattr(gate, "FROZEN", tmp_path / "frozen.json")
+    made = {"pretrained:ops": lambda: {"a_s": 1.0}, "plan: x": lambda: {"b_s": 1.0}}
+    monkeypatch.setattr(gate.cases, "CASES", made)
+    monkeypatch.setattr(gate.cases, "weights", lambda: {"pretrained:ops": "new"})
+    old = {"pretrained:ops": {"a_s": 2.0}, "plan: x": {"b_s": 2.0}}
+    gate.FROZEN.write_text(json.dumps({"weights": {"pretrained:ops": "old"}, "values": old}))
+    assert gate.main(["--accept", "plan"]) == 0
+    kept = gate.load()
+    assert kept["values"] == {"pretrained:ops": {"a_s": 2.0}, "plan: x": {"b_s": 1.0}}
+    assert kept["weights"] == {"pretrained:ops": "old"}
+    assert gate.main(["plan"]) == 0
+    assert gate.main([]) == 1
