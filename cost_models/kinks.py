@@ -129,8 +129,8 @@ class KinkRecorder(TorchFunctionMode):
 
 
 def _two_largest(
-    x: Tensor, out: torch.Size, kernel: list[int], stride: list[int], padding: list[int],
-    dilation: list[int],
+    x: Tensor, out: torch.Size, kernel: tuple[int, int], stride: tuple[int, int], padding: tuple[int, int],
+    dilation: tuple[int, int],
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Flat places in ``x[..., H, W]`` of the largest and the second largest of each window."""
     rows, columns = x.shape[-2:]
@@ -153,8 +153,9 @@ def _two_largest(
     return first, torch.where(second < 0, first, second)
 
 
-def _pair(value: Any) -> list[int]:
-    return [value, value] if isinstance(value, int) else list(value)
+def _pair(value: Any) -> tuple[int, int]:
+    first, second = (value, value) if isinstance(value, int) else value
+    return first, second
 
 
 _LEAKY = frozenset({F.leaky_relu, F.leaky_relu_})
