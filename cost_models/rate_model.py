@@ -5,13 +5,13 @@ Physics first, the learnt part after it: with the terms ``T_j`` of `operator_rat
     ln t(p) = ln sum over j of T_j(p) exp(theta_j(p)) + shape(p) + kappa s(p)
 
 ``T_j`` is rescaled so that each family's median task is met (`RescaledTerms`); ``theta_j`` is how
-much slower than that a term runs: a sum of normal effects, one for each
-group that the program belongs to (`LEVELS`), so that what is seen of one kernel is believed a
-little of others like it and falls back to the device's own average where nothing is known.
+much slower than that a term runs: a sum of normal effects, one for each group that the program
+belongs to (`LEVELS`), so that what is seen of one kernel is believed a little of others like it and
+falls back to the family's median where nothing is known.
 ``shape`` is a Gaussian process over the logarithms of the dimensions within an operator; it says
 what the sum of rates does not near a measured shape and fades away from it. ``s`` is what the
-shipped predictor says beside the roofline (0 where it is silent), ``kappa`` how far it is believed
-on this device.
+shipped predictor says, over the sum of the terms (0 where it is silent), ``kappa`` how far it is
+believed on this device. Operators that it prices have narrower effects.
 
 The effects are never written out: ``theta = E A``, with ``E`` the covariance of two programs'
 effects and one row of ``A`` a task. With the shares ``S`` of the terms in the time the law is
@@ -24,7 +24,8 @@ Where leaving one task out at a time says that a family of operators is clearly 
 learnt part than with the roofline rescaled by the median of its tasks, it gets the rescaled
 roofline; a family with fewer than four tasks gets the geometric mean of both.
 
-Assumed, not fitted: widths of the priors (`WIDTHS`, `_SHAPE`, `_RANGE`, `_NOISE`, `_KAPPA`).
+Assumed, not fitted: widths of the priors (`WIDTHS`, `_KNOWN`, `_SHAPE`, `_RANGE`, `_NOISE`,
+`_KAPPA`).
 
 Shape legend: ``N`` tasks, ``M`` programs asked for, ``T`` terms.
 """
@@ -38,7 +39,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from foreplan.cost_models.operator_rates import LEVELS, family, groups, roofline
+from foreplan.cost_models.operator_rates import LEVELS, family, groups
 from foreplan.cost_models.rescaled_roofline import RescaledRoofline, RescaledTerms
 from foreplan.datasets.device import Device
 from foreplan.datasets.program import Program
@@ -54,10 +55,13 @@ WIDTHS = MappingProxyType(dict(zip(LEVELS, (0.7, 0.4, 0.4, 0.3, 0.3, 0.3, 0.2, 0
 _SHAPE = (0.1, 0.2)
 #: Doublings of a dimension over which that fades by 1/e.
 _RANGE = 3.0
-#: Spread of one measurement around the law.
-_NOISE = 0.05
+#: Spread of one measurement around the law, and where the shipped predictor is part of it: which
+#: kernel a GPU's library takes for a shape follows no smooth law (docs/results/operators.md).
+_NOISE, _KNOWN_NOISE = 0.05, 0.2
 #: Width of kappa; its mean is 1 on kinds of device that the predictor was trained on, else 0.
-_KAPPA = 0.3
+_KAPPA = 0.1
+#: Width of the effects of operators that the shipped predictor prices, over that of others.
+_KNOWN = 0.3
 #: A rate may lie this far (natural logarithm) from the full one.
 _FARTHEST = 6.0
 #: Half of a nominal 90 % interval in standard deviations.
@@ -88,6 +92,8 @@ class _Rows(NamedTuple):
     logs: tuple[Floats, ...]  # log2 of the dimensions, one array a program
     terms: Floats  # (N, T)
     shipped: Floats  # s (N,)
+    widths: Floats  # of the effects, over those of an operator without a shipped price (N,)
+    noise: Floats  # spread around the law (N,)
 
 
 class _Law(NamedTuple):
@@ -144,8 +150,8 @@ class RateModel:
         objective = np.inf
         for _ in range(_STEPS):
             law = self._law(rows, effects, smooth)
-            off = (target - law.log_s) / _NOISE
-            noise = _NOISE**2 * (4.0 + off**2) / 5.0
+            off = (target - law.log_s) / rows.noise
+            noise = rows.noise**2 * (4.0 + off**2) / 5.0
             covariance = effects * (law.shares @ law.shares.T) + smooth
             held = (law.shares * law.rates).sum(axis=1) + smooth @ self.shape_
             alpha = np.linalg.solve(covariance + np.diag(noise), target - law.log_s + held)
@@ -175,37 +181,43 @@ class RateModel:
         effects, smooth = _effects(rows, self._rows_), _smooth(rows, self._rows_)
         law = self._law(rows, effects, smooth)
         covariance = effects * (law.shares @ self._shares_.T) + smooth
-        own = _WIDEST * (law.shares**2).sum(axis=1) + sum(w**2 for w in _SHAPE)
+        own = _WIDEST * rows.widths**2 * (law.shares**2).sum(axis=1) + sum(w**2 for w in _SHAPE)
         own = own + (_KAPPA * rows.shipped) ** 2
         explained = np.einsum("mn,nk,mk->m", covariance, self._inverse_, covariance)
-        spread = np.sqrt(np.maximum(own - explained, 0.0) + _NOISE**2)
+        spread = np.sqrt(np.maximum(own - explained, 0.0) + rows.noise**2)
         half = _INTERVAL * self.inflation_ * spread
-        mean = self._believed(programs, np.exp(law.log_s), self._roofline_.predict(programs))
+        mean = self._believed(rows, np.exp(law.log_s), self._roofline_.predict(programs))
         return RateForecast(mean, mean * np.exp(-half), mean * np.exp(half))
 
     def leave_one_out(self) -> Floats:
         """Seconds of each task as the law has it from the others alone (N,)."""
         found = self.seconds_ * np.exp(-self._without_)
-        return self._believed(self.programs_, found, self._others_)
+        return self._believed(self._rows_, found, self._others_)
 
     # ------------------------------------------------------------------------------- inside
 
-    def _believed(self, programs: Sequence[Program], law: Floats, rescaled: Floats) -> Floats:
-        """Seconds of the law, of the rescaled roofline, or between both where tasks are few."""
-        share = np.array([self._trust_.get(family(program), 0.5) for program in programs])
+    def _believed(self, rows: _Rows, law: Floats, rescaled: Floats) -> Floats:
+        """Seconds of the law, of the rescaled roofline, or between both where tasks are few.
+
+        Operators that the shipped predictor prices keep the law, which falls back to that price.
+        """
+        kinds = rows.groups[:, LEVELS.index("family")]
+        share = np.array([self._trust_.get(str(kind), 0.5) for kind in kinds])
+        share = np.where(rows.widths < 1.0, 1.0, share)
         return np.asarray(law**share * rescaled ** (1 - share))
 
     def _rows(self, programs: Sequence[Program]) -> _Rows:
         terms = self._rescale.terms(programs)
         shipped = np.zeros(len(programs))
         if self._shipped is not None:
-            bare = np.maximum(roofline(terms, programs), 1e-12)
-            with np.errstate(invalid="ignore"):
-                shipped = np.nan_to_num(np.log(self._shipped(programs) / bare))
+            shipped = np.log(self._shipped(programs) / terms.sum(axis=1))
+        known = np.isfinite(shipped) & (shipped != 0.0) & (self._kappa > 0)
+        widths, noise = np.where(known, _KNOWN, 1.0), np.where(known, _KNOWN_NOISE, _NOISE)
+        shipped = np.nan_to_num(shipped)
         named = np.array([groups(program) for program in programs], dtype=object)
         logs = tuple(np.log2(np.array(program.sizes, dtype=np.float64)) for program in programs)
         ops = np.array([program.op for program in programs], dtype=object)
-        return _Rows(named.reshape(len(programs), len(LEVELS)), ops, logs, terms, shipped)
+        return _Rows(named.reshape(len(programs), len(LEVELS)), ops, logs, terms, shipped, widths, noise)
 
     def _law(self, rows: _Rows, effects: Floats, smooth: Floats) -> _Law:
         rates = np.clip(effects @ self.effects_, -_FARTHEST, _FARTHEST)
@@ -215,7 +227,7 @@ class RateModel:
         return _Law(log_s, rates, parts / total[:, None])
 
     def _objective(self, target: Floats, effects: Floats, smooth: Floats) -> float:
-        off = (target - self._law(self._rows_, effects, smooth).log_s) / _NOISE
+        off = (target - self._law(self._rows_, effects, smooth).log_s) / self._rows_.noise
         prior = np.einsum("it,ij,jt->", self.effects_, effects, self.effects_)
         prior += self.shape_ @ smooth @ self.shape_
         return float((5.0 * np.log1p(off**2 / 4.0)).sum() + prior)
@@ -223,10 +235,10 @@ class RateModel:
     def _certainty(self, target: Floats, effects: Floats, smooth: Floats) -> None:
         """What leaving one task out says: of the interval, and of families better off without."""
         law = self._law(self._rows_, effects, smooth)
-        off = (target - law.log_s) / _NOISE
+        off = (target - law.log_s) / self._rows_.noise
         self._shares_ = law.shares
         covariance = effects * (law.shares @ law.shares.T) + smooth
-        noise = np.diag(_NOISE**2 * (4.0 + off**2) / 5.0)
+        noise = np.diag(self._rows_.noise**2 * (4.0 + off**2) / 5.0)
         self._inverse_ = np.linalg.inv(covariance + noise)
         held = (law.shares * law.rates).sum(axis=1) + smooth @ self.shape_
         alpha = self._inverse_ @ (target - law.log_s + held)
@@ -260,7 +272,7 @@ def _effects(rows: _Rows, others: _Rows) -> Floats:
     found = np.zeros((len(rows.terms), len(others.terms)))
     for level, width in enumerate(WIDTHS.values()):
         found += width**2 * (rows.groups[:, level][:, None] == others.groups[:, level][None, :])
-    return found
+    return found * np.outer(rows.widths, others.widths)
 
 
 def _smooth(rows: _Rows, others: _Rows) -> Floats:
