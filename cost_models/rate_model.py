@@ -217,7 +217,8 @@ class RateModel:
         named = np.array([groups(program) for program in programs], dtype=object)
         logs = tuple(np.log2(np.array(program.sizes, dtype=np.float64)) for program in programs)
         ops = np.array([program.op for program in programs], dtype=object)
-        return _Rows(named.reshape(len(programs), len(LEVELS)), ops, logs, terms, shipped, widths, noise)
+        table = named.reshape(len(programs), len(LEVELS))
+        return _Rows(table, ops, logs, terms, shipped, widths, noise)
 
     def _law(self, rows: _Rows, effects: Floats, smooth: Floats) -> _Law:
         rates = np.clip(effects @ self.effects_, -_FARTHEST, _FARTHEST)

@@ -216,3 +216,24 @@ def test_errors_are_of_tasks_that_the_others_predict() -> None:
     assert errors["all"]["tasks"] == 30
     assert errors["all"]["fitted"] < errors["all"]["rescaled"]
     assert sum(row["tasks"] for name, row in errors.items() if name != "all") == 30
+
+
+def test_a_gpu_falls_back_to_what_the_shipped_predictor_says() -> None:
+    """Where a price was shipped and no task is near, it stays; a task moves its own kind alone."""
+    gpu = DEVICE.model_copy(update={"kind": "cuda", "name": "cuda:0"})
+    linears = [
+        linear_program("forward", rows, 512, 512, "fp32/fp32/torch.linear")
+        for rows in (128, 256, 512, 4096)
+    ]
+    far = program("norm", Variant("bf16", "bf16", "torch.rms_norm"), rows=4096, cols=1024)
+    programs = [*linears, far]
+    said = dict(zip(programs, 3 * rate_terms(programs, gpu).sum(axis=1), strict=True))
+
+    def shipped(asked: list[Program]) -> np.ndarray:
+        return np.array([said[item] for item in asked])
+
+    seconds = np.array([2 * said[item] for item in linears[:3]])
+    found = RateModel(gpu, shipped).fit(linears[:3], seconds).predict(programs)
+    ratio = found / np.array([said[item] for item in programs])
+    assert (ratio[:4] > 1.3).all()
+    assert 1 <= ratio[4] < ratio[3]
