@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType, TracebackType
 from typing import Any, Literal, Protocol, Self
@@ -41,7 +41,7 @@ INIT_STD = 0.02
 #: Standard deviation of the sum of four independent bytes: sqrt(4 * (256^2 - 1) / 12).
 _FOUR_BYTES_STD = 147.8005
 #: Elements made at a time; scratch memory is 16 bytes of each.
-_CHUNK, _GPU_CHUNK = 1 << 17, 1 << 24
+_CHUNK, _GPU_CHUNK = 1 << 17, 1 << 21
 
 
 class WeightSource(Protocol):
@@ -57,6 +57,17 @@ class WeightSource(Protocol):
         """One tensor: contiguous, in the dtype it is stored in.
 
         The caller may keep it but not write to it.
+        """
+        ...
+
+    def shape(self, part: Part, name: str) -> tuple[int, ...]:
+        """Shape of a tensor."""
+        ...
+
+    def slices(self, part: Part, name: str, rows: int) -> Iterator[torch.Tensor]:
+        """The tensor in slices of up to ``rows`` along its first dimension, in order.
+
+        What can be made slice by slice is, so that a device never holds it whole.
         """
         ...
 
@@ -112,6 +123,16 @@ class FolderWeights:
         pieces = [self._stored(source, index) for index in range(len(source.names))]
         fused = pieces[0] if len(pieces) == 1 else torch.cat(pieces)
         return fused.contiguous()
+
+    def shape(self, part: Part, name: str) -> tuple[int, ...]:
+        """Shape of a tensor."""
+        return tuple(_sources(self.model, part, self._prefix)[name].shape)
+
+    def slices(self, part: Part, name: str, rows: int) -> Iterator[torch.Tensor]:
+        """Slices of the tensor, which is read at once."""
+        whole = self.tensor(part, name)
+        for start in range(0, len(whole), rows):
+            yield whole[start : start + rows]
 
     def close(self) -> None:
         """Let go of the files; the next `tensor` opens them again."""
@@ -180,17 +201,29 @@ class RandomWeights:
         """Our names of the tensors of ``part``."""
         return tuple(_sources(self.model, part, None))
 
+    def shape(self, part: Part, name: str) -> tuple[int, ...]:
+        """Shape of a tensor."""
+        return tuple(_sources(self.model, part, None)[name].shape)
+
     def tensor(self, part: Part, name: str) -> torch.Tensor:
         """One tensor, made anew at each call."""
-        source = _sources(self.model, part, None)[name]
-        if name.endswith(".bias"):
-            return torch.zeros(source.shape, dtype=self._dtype, device=self._device)
-        if len(source.shape) == 1:
-            return torch.ones(source.shape, dtype=self._dtype, device=self._device)
+        return next(self.slices(part, name, self.shape(part, name)[0]))
+
+    def slices(self, part: Part, name: str, rows: int) -> Iterator[torch.Tensor]:
+        """Slices of the tensor, each made when it is asked for."""
+        shape = self.shape(part, name)
         if name == "head.weight" and self.model.tied:
             part, name = "embedding", "embed.weight"
-        key = f"{self.seed}/{part}/{name}"
-        return bell_shaped(key, source.shape, self._dtype, self._device)
+        each = math.prod(shape[1:])
+        for start in range(0, shape[0], rows):
+            size = (min(rows, shape[0] - start), *shape[1:])
+            if name.endswith(".bias"):
+                yield torch.zeros(size, dtype=self._dtype, device=self._device)
+            elif len(shape) == 1:
+                yield torch.ones(size, dtype=self._dtype, device=self._device)
+            else:
+                key = f"{self.seed}/{part}/{name}"
+                yield bell_shaped(key, size, self._dtype, self._device, first=start * each)
 
 
 def _sources(model: Model, part: Part, prefix: str | None) -> dict[str, TensorSource]:
@@ -202,7 +235,12 @@ def _sources(model: Model, part: Part, prefix: str | None) -> dict[str, TensorSo
 
 
 def bell_shaped(
-    key: str, shape: tuple[int, ...], dtype: torch.dtype, device: str | torch.device = "cpu"
+    key: str,
+    shape: tuple[int, ...],
+    dtype: torch.dtype,
+    device: str | torch.device = "cpu",
+    *,
+    first: int = 0,
 ) -> torch.Tensor:
     """A tensor of sums of four bytes (Irwin-Hall), centred, scaled in fp32, and rounded.
 
@@ -215,6 +253,7 @@ def bell_shaped(
         shape: of the tensor.
         dtype: of the tensor.
         device: torch device to make it on.
+        first: index of its first element, where it is a slice of what ``key`` names.
     """
     digest = hashlib.blake2b(key.encode(), digest_size=8).digest()
     words = [int.from_bytes(part, "little", signed=True) for part in (digest[:4], digest[4:])]
@@ -223,12 +262,17 @@ def bell_shaped(
     chunk = _CHUNK if values.device.type == "cpu" else _GPU_CHUNK
     for start in range(0, count, chunk):
         stop = min(start + chunk, count)
-        index = torch.arange(start, stop, dtype=torch.int64, device=device).to(torch.int32)
-        hashed = _hashed(index, *words)
+        index = torch.arange(stop - start, dtype=torch.int32, device=device)
+        hashed = _hashed(index.add_(_wrapped(first + start)), *words)
         pairs = ((hashed >> 8) & 0x00FF00FF).add_(hashed.bitwise_and_(0x00FF00FF))
         total = (pairs >> 16).add_(pairs.bitwise_and_(0xFFFF)).sub_(510)  # four mean bytes
         values[start:stop] = total.to(torch.float32).mul_(INIT_STD / _FOUR_BYTES_STD)
     return values.view(shape)
+
+
+def _wrapped(index: int) -> int:
+    """The low 32 bits as a signed integer."""
+    return (index + (1 << 31)) % (1 << 32) - (1 << 31)
 
 
 def _hashed(x: torch.Tensor, first: int, second: int) -> torch.Tensor:

@@ -92,7 +92,7 @@ class Linear:
         reference: bool,
     ) -> None:
         kernels = [linear_kernel(variant, device.type) for variant in variants]
-        packed = pack(kernels[0], weights.tensor(part, f"{name}.weight"), device)
+        packed = pack(kernels[0], weights, part, f"{name}.weight", device)
         dtype = torch.float32 if reference else torch.bfloat16
         self.bias: Tensor | None = None
         if f"{name}.bias" in weights.names(part):
@@ -247,7 +247,9 @@ class DecoderLayer:
         return sum(part.bytes for part in parts)
 
 
-def pack(kernel: LinearKernel, plain: Tensor, device: torch.device) -> Packed:
+def pack(
+    kernel: LinearKernel, weights: WeightSource, part: Part, name: str, device: torch.device
+) -> Packed:
     """Pack a weight ``[N, K]`` of any float dtype in slices of rows.
 
     Quantising takes six times an fp32 weight for a moment: in one piece, the widest linear of a
@@ -257,14 +259,12 @@ def pack(kernel: LinearKernel, plain: Tensor, device: torch.device) -> Packed:
     Returns:
         The packed weight on ``device``.
     """
-    # Torch's int4 layout stores blocks of up to 64 rows.
-    elements = _SLICE_ELEMENTS if device.type == "cpu" else _GPU_SLICE_ELEMENTS
-    rows = max(64, elements // plain.shape[1] // 64 * 64)
-    total, whole = plain.shape[0], {}
+    total, columns = weights.shape(part, name)
+    whole: dict[str, Tensor] = {}
     filled = 0
-    for piece in plain.split_with_sizes(_sizes(total, rows)):
-        part = kernel.pack(piece.to(device, torch.float32))
-        for role, tensor in part.tensors.items():
+    for piece in weights.slices(part, name, _slice_rows(columns, device)):
+        packed = kernel.pack(piece.to(device, torch.float32))
+        for role, tensor in packed.tensors.items():
             dimension = _ROW_DIMENSION.get(role, 0)
             each = tensor.shape[dimension] / piece.shape[0]
             if role not in whole:
@@ -274,11 +274,26 @@ def pack(kernel: LinearKernel, plain: Tensor, device: torch.device) -> Packed:
             begin, length = round(each * filled), tensor.shape[dimension]
             whole[role].narrow(dimension, begin, length).copy_(tensor)
         filled += piece.shape[0]
-    return Packed(kernel.layout, total, plain.shape[1], whole)
+    return Packed(kernel.layout, total, columns, whole)
 
 
-def _sizes(total: int, size: int) -> list[int]:
-    return [min(size, total - start) for start in range(0, total, size)]
+def _slice_rows(columns: int, device: torch.device) -> int:
+    # Torch's int4 layout stores blocks of up to 64 rows.
+    elements = _SLICE_ELEMENTS if device.type == "cpu" else _GPU_SLICE_ELEMENTS
+    return max(64, elements // columns // 64 * 64)
+
+
+def keep_table(
+    weights: WeightSource, part: Part, name: str, device: torch.device, dtype: torch.dtype
+) -> Tensor:
+    """A table ``[rows, columns]`` copied slice by slice, sharing no memory with any file."""
+    shape = weights.shape(part, name)
+    table = torch.empty(shape, dtype=dtype, device=device)
+    filled = 0
+    for piece in weights.slices(part, name, _slice_rows(shape[1], device)):
+        table[filled : filled + piece.shape[0]].copy_(piece)
+        filled += piece.shape[0]
+    return table
 
 
 def keep(tensor: Tensor, device: torch.device, dtype: torch.dtype) -> Tensor:

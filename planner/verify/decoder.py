@@ -29,7 +29,7 @@ from foreplan.planner.verify._decoder_layer import (
     Linear,
     Norm,
     Pass,
-    keep,
+    keep_table,
     mapped_allocations,
     nbytes,
 )
@@ -211,10 +211,10 @@ class DecoderStage:
         self._allocate()
 
     def _load_embedding(self, weights: WeightSource) -> None:
-        self._embed = keep(weights.tensor("embedding", "embed.weight"), self.device, self._dtype)
+        where = (self.device, self._dtype)
+        self._embed = keep_table(weights, "embedding", "embed.weight", *where)
         if self.model.position == "learned":
-            table = weights.tensor("embedding", "positions.weight")
-            self._positions = keep(table, self.device, self._dtype)
+            self._positions = keep_table(weights, "embedding", "positions.weight", *where)
 
     def _load_head(self, weights: WeightSource, kernels: PhaseKernels | None) -> None:
         if kernels is None:

@@ -28,11 +28,12 @@ class PassGraphs:
     """
 
     def __init__(self, device: torch.device) -> None:
-        current = torch.cuda.current_stream(device)
+        cuda: Any = torch.cuda
+        current = cuda.current_stream(device)
         # The default stream cannot be recorded; a slice's own stream has to be, because another
         # stream may belong to the whole GPU.
-        plain = current == torch.cuda.default_stream(device)
-        self._stream: Any = torch.cuda.Stream(device) if plain else current
+        plain = current == cuda.default_stream(device)
+        self._stream: Any = cuda.Stream(device) if plain else current
         self._device = device
         self._pool = torch.cuda.graph_pool_handle()
         self._first: Any = None  # the pool ends with the last of its graphs

@@ -129,3 +129,18 @@ def test_dtype_rounds_the_same_values() -> None:
     full = RandomWeights(model, seed=5).tensor(0, "down.weight")
     half = RandomWeights(model, seed=5, dtype="bf16").tensor(0, "down.weight")
     assert torch.equal(half, full.to(torch.bfloat16))
+
+
+@pytest.mark.parametrize("name", ["llama-folder", "random"])
+def test_slices_join_to_the_tensor(name: str, tmp_path: Path) -> None:
+    if name == "random":
+        weights = open_weights(load_model("tiny-llama-random"))
+    else:
+        transformers.LlamaForCausalLM(transformers.LlamaConfig(**SMALL)).save_pretrained(tmp_path)
+        weights = open_weights(load_model(tmp_path))
+    for part, tensor in ((0, "qkv.weight"), (1, "norm1.weight"), ("head", "head.weight")):
+        whole = weights.tensor(part, tensor)
+        pieces = list(weights.slices(part, tensor, 7))
+        assert weights.shape(part, tensor) == whole.shape
+        assert {len(piece) for piece in pieces[:-1]} == {7}
+        assert torch.equal(torch.cat(pieces), whole)
