@@ -272,7 +272,7 @@ def _others(
 def _near(
     chosen: Planner[Any, Any], problem: Problem[Any], near: Mapping[str, Any], known: list[Any]
 ) -> list[Contender]:
-    """Close decisions that fit and are not among the known ones."""
+    """Close decisions that fit, can be priced, and are not among the known ones."""
     found: list[Contender] = []
     for name, decision in near.items():
         if any(decision == other for other in known):
@@ -280,6 +280,6 @@ def _near(
         known.append(decision)
         try:
             found.append(Contender(name, decision, _checked(chosen, problem, decision)))
-        except InfeasibleError:
+        except (InfeasibleError, MissingDataError):
             continue
     return found

@@ -14,7 +14,7 @@ from typing import Any, TypeGuard
 from foreplan.datasets.cluster import Cluster
 from foreplan.datasets.cluster_entry import Rank
 from foreplan.datasets.specs import validate
-from foreplan.errors import ForeplanError, InfeasibleError
+from foreplan.errors import ForeplanError, InfeasibleError, MissingDataError
 from foreplan.planner.base import Planner, Problem
 from foreplan.planner.plan import Prediction, WhatIf
 from foreplan.planner.predict import Forecast
@@ -51,7 +51,7 @@ def what_if(
             forecast = Forecast(planner, relaxed, answer)
             for rank, ledger in enumerate(forecast.ledgers):
                 ledger.check(rank)
-        except InfeasibleError:
+        except (InfeasibleError, MissingDataError):
             answer, forecast = decision, None
         worth = mine
         seconds = total_s

@@ -226,6 +226,35 @@ def test_interrupting_a_profile_leaves_no_process_and_a_journal(tmp_path):
         os.killpg(process.pid, 0)
 
 
+def test_compare(run, plan):
+    Path("other.json").write_text(json.dumps(plan | {"kind": "precision"}))
+    code, out, _ = run("compare", "plan.json", "plan.json", "--json")
+    assert code == 0
+    assert json.loads(out)["same"] is True
+    for words in (["plan.json", "other.json"], ["plan.json", "cluster.json"], ["plan.json", "no"]):
+        code, out, err = run("compare", *words)
+        assert (code, out) == (2, "")
+        assert err.count("\n") == 1
+
+
+def test_doctor_fails_where_something_is_missing(run, monkeypatch):
+    from foreplan.planner import doctor
+
+    probed = {
+        "realtime": {"allowed": True}, "gpus": [], "cpu": {"bf16/bf16/torch.linear": ""},
+        "torch": {"version": "2", "cuda": None, "gloo": True, "nccl": False},
+        "tvm": {"tvm": "0.27", "ffi": "0.1", "targets": ["llvm"]},
+    }  # fmt: skip
+    monkeypatch.setattr(doctor, "_probe", lambda timeout_s: probed)
+    code, out, _ = run("doctor", "--json")
+    assert code == 0
+    assert all(json.loads(out)["ready"].values())
+    probed["tvm"] = {"error": "not installed"}
+    code, out, err = run("doctor")
+    assert (code, out) == (4, "")
+    assert "cannot build data sets" in " ".join(err.split())
+
+
 COMPLETED = {
     "foreplan p": ["profile", "predict", "plan"],
     "foreplan plan ": ["serving", "precision", "bubbles"],
