@@ -12,7 +12,7 @@
 set -euo pipefail
 kind=${1:?usage: train_cpu.sh precision|bubbles [FOLDER]}
 out=${2:-out/$kind}
-mkdir -p "$out"
+case $kind in precision | bubbles) mkdir -p "$out" ;; esac
 case $kind in
   precision)
     devices=("cpu:threads=1" "cpu:threads=1,isa=avx2")
