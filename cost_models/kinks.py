@@ -128,10 +128,12 @@ class KinkRecorder(TorchFunctionMode):
         return made
 
 
+Pair = tuple[int, int]
+
+
 def _two_largest(
-    x: Tensor, out: torch.Size, kernel: tuple[int, int], stride: tuple[int, int], padding: tuple[int, int],
-    dilation: tuple[int, int],
-) -> tuple[Tensor, Tensor]:  # fmt: skip
+    x: Tensor, out: torch.Size, kernel: Pair, stride: Pair, padding: Pair, dilation: Pair
+) -> tuple[Tensor, Tensor]:
     """Flat places in ``x[..., H, W]`` of the largest and the second largest of each window."""
     rows, columns = x.shape[-2:]
     spans = [(n - 1) * s + d * (k - 1) + 1
@@ -153,7 +155,7 @@ def _two_largest(
     return first, torch.where(second < 0, first, second)
 
 
-def _pair(value: Any) -> tuple[int, int]:
+def _pair(value: Any) -> Pair:
     first, second = (value, value) if isinstance(value, int) else value
     return first, second
 
