@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # What is each source of costs worth? Plans one job from measured, from predicted (the shipped
-# predictor, fitted to each device by about 30 timed tasks) and from roofline costs, runs all three
+# predictor, fitted to each device by a tenth to a third of the tasks) and from roofline costs, runs all three
 # decisions and the baselines for real, and prints the regret of each source.
 # Usage: three_costs.sh [FOLDER] [serving|precision|bubbles ...]     results go to FOLDER
 # (out/three_costs); measurements found there are kept. Two slices of one processor: a core with
@@ -32,14 +32,15 @@ YAML
 
 plans=() runs=()
 for kind in "${kinds[@]}"; do
-  workload=$out/$kind.yaml model=() memory=()
+  workload=$out/$kind.yaml model=() memory=() tasks=12
+  [ "$kind" = precision ] && tasks=24
   if [ "$kind" = serving ]; then
     workload=batch=8,prompt_tokens=64,new_tokens=24,min_average_bits=8
-    model=(--model demo-llama-random) memory=(--memory 240MiB)
+    model=(--model demo-llama-random) memory=(--memory 240MiB) tasks=32
   fi
   job=(-o "$out/$kind" --for "$kind" --workload "$workload" "${model[@]}" "${memory[@]}")
-  echo "== $kind: fit by 32 tasks, measure the rest, plan from each, run all"
-  foreplan profile "${devices[@]}" --fit --quick "${job[@]}"
+  echo "== $kind: fit by $tasks tasks, measure the rest, plan from each, run all"
+  foreplan profile "${devices[@]}" --fit --tasks $tasks --quick "${job[@]}"
   foreplan profile "${devices[@]}" "${job[@]}"
   foreplan plan "$kind" --cluster "$out/$kind/cluster.yaml" --workload "$workload" "${model[@]}" \
     --beside predicted --beside roofline -o "$out/$kind.json"

@@ -61,12 +61,17 @@ class Result:
                 expected=f"a run of this plan ({plan.digest[:12]})", fix="verify the plan again",
             )  # fmt: skip
         found: dict[str, float | None] = {}
+        left_out = {rejected.name: rejected.reason for rejected in plan.rejected}
+        ran = {other.name for other in plan.alternatives}
         for source in _SOURCES:
-            name = f"decided from {source} costs"
-            left_out = {rejected.name: rejected.reason for rejected in plan.rejected}
-            if source == plan.provenance.costs or left_out.get(name) == SAME:
+            name = _decided(source)
+            if source == plan.provenance.costs:
+                # The plan may have become what another source of costs decided.
+                lent = any(_is_plan(plan, _decided(other)) for other in _SOURCES)
+                found[source] = _regret(run, "solver") if lent else run.regret
+            elif left_out.get(name) == SAME or _is_plan(plan, name):
                 found[source] = run.regret
-            elif name in left_out or any(other.name == name for other in plan.alternatives):
+            elif name in left_out or name in ran:
                 found[source] = _regret(run, name)
         return cls(plan, run, found)
 
@@ -208,6 +213,16 @@ def _regret_cells(results: Sequence[Result]) -> dict[str, list[str]]:
         for source in _SOURCES
         if any(source in result.regrets for result in results)
     }
+
+
+def _decided(source: str) -> str:
+    """What `planner.api.plan` calls the decision from other costs."""
+    return f"decided from {source} costs"
+
+
+def _is_plan(plan: Plan, name: str) -> bool:
+    """Whether the plan took over an alternative because the simulator prefers it."""
+    return any(text.startswith(f"the plan is the {name}:") for text in plan.assumptions)
 
 
 def _regret(run: Verification, name: str) -> float | None:

@@ -40,7 +40,9 @@ def result(make_plan, verification) -> Result:
 
 def test_the_regret_of_each_source_is_against_the_best_that_ran(result: Result) -> None:
     assert result.regrets == {"predicted": 0.0, "roofline": pytest.approx(0.5)}
-    assert json.loads(json.dumps(result.document()))["regret_by_costs"]["roofline"] == pytest.approx(0.5)
+    assert json.loads(json.dumps(result.document()))["regret_by_costs"][
+        "roofline"
+    ] == pytest.approx(0.5)
 
 
 def test_the_same_decision_has_the_same_regret(result: Result) -> None:
@@ -50,6 +52,20 @@ def test_the_same_decision_has_the_same_regret(result: Result) -> None:
     )
     run = result.run.model_copy(update={"plan_digest": plan.digest, "regret": 0.03})
     assert Result.of(plan, run).regrets == {"predicted": 0.03, "roofline": 0.03}
+
+
+def test_a_plan_that_took_over_another_sources_decision_gives_it_the_credit(
+    result: Result,
+) -> None:
+    """The roofline's decision became the plan; the solver's own took 1.5 times as long."""
+    note = "the plan is the decided from roofline costs: the simulator prefers it"
+    solver = result.plan.alternatives[0].model_copy(update={"name": "solver"})
+    plan = result.plan.model_copy(update={"alternatives": (solver,), "assumptions": (note,)})
+    rival = result.run.candidates[1].model_copy(update={"name": "solver"})
+    run = result.run.model_copy(
+        update={"plan_digest": plan.digest, "candidates": (result.run.chosen, rival)}
+    )
+    assert Result.of(plan, run).regrets == {"predicted": pytest.approx(0.5), "roofline": 0.0}
 
 
 def test_a_decision_that_misses_a_limit_has_no_regret(result: Result) -> None:
