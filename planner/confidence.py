@@ -98,6 +98,7 @@ class _Contest:
         self._planner, self._problem = planner, problem
         self.contenders = contenders
         self.forecasts = [contender.forecast for contender in contenders]
+        self._many = True
         self._by_time = type(planner).objective is Planner.objective
         limit = planner.time_limit(problem)
         self._limit_s: float | None = None
@@ -119,6 +120,18 @@ class _Contest:
         # What a replay of several steps adds at the expected prices is no miss.
         self._factor *= max(1.0, self.forecasts[0].total_s / (mean_s * self._factor)) * (1 + 1e-9)
 
+    def _worth(self, contender: Contender, totals: FloatArray) -> FloatArray:
+        """The planner's objective at each total."""
+        objective: Any = self._planner.objective
+        if self._many:
+            try:
+                found = objective(self._problem, contender.decision, totals)
+                return np.broadcast_to(np.asarray(found, dtype=np.float64), totals.shape)
+            except (TypeError, ValueError):  # written for one number, as it may be
+                self._many = False
+        one_by_one = (objective(self._problem, contender.decision, float(t)) for t in totals)
+        return np.fromiter(one_by_one, np.float64, len(totals))
+
     def shares(self, totals: FloatArray) -> FloatArray:
         """Share of worlds that each contender wins; less than 1 in all where nobody is in time.
 
@@ -128,12 +141,8 @@ class _Contest:
         count = len(self.contenders)
         values = totals[:count]
         if not self._by_time:
-            objective = self._planner.objective
             values = np.array(
-                [
-                    [objective(self._problem, c.decision, float(total)) for total in row]
-                    for c, row in zip(self.contenders, values, strict=True)
-                ]
+                [self._worth(c, s) for c, s in zip(self.contenders, values, strict=True)]
             )
         limit: float | FloatArray | None = self._limit_s
         if self._limit_of is not None:

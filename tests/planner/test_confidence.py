@@ -244,3 +244,17 @@ def test_close_serving_decisions_meet_every_limit(make_problem):
 def test_plans_of_early_versions_can_be_read():
     sure = {"probability_best": 0.5, "draws": 64, "measure_next": ["linear on t4"]}
     assert Confidence.model_validate_json(json.dumps(sure)).measure_next == ()
+
+
+class Picky(Frugal):
+    """An objective written for one number."""
+
+    def objective(self, problem, decision, total_s):
+        return 0.0 if total_s < 0.5 else float(sum(decision.counts.values()))
+
+
+def test_objectives_for_one_number_do():
+    mean, spread = {"a": 1.0, "b": 0.25}, {"a": 0.3, "b": 0.2}
+    picky = judge({"few": {"a": 1}, "many": {"b": 2}}, mean, spread, planner=Picky())
+    assert picky.probability_best + picky.share["many"] == pytest.approx(1.0)
+    assert 0 < picky.share["many"] < 1
