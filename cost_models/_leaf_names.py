@@ -7,7 +7,7 @@ log2(1 + x).
 from __future__ import annotations
 
 #: Changes whenever an entry changes its meaning or place.
-FEATURE_VERSION = 2
+FEATURE_VERSION = 3
 
 #: Loads that have entries of their own, those with the most distinct bytes first.
 LOADS = 4
@@ -34,6 +34,16 @@ _GPU = (
     "warps", "sectors", "wavefronts", "requests", "own_requests", "arithmetic", "indexed",
     "indexed_far", "pipelined",
 )  # fmt: skip
+#: What a compiler can do with the loops (`_leaf_code`): how the store goes along the innermost and
+#: the vector loop (0 stays, 1 next, 2 jumps, 3 scattered) and how many loads go each way;
+#: conditions; operations as often as they run outside of loops that they do not depend on.
+_WAYS = ("store", "staying", "next", "jumping", "scattered")
+_CODE = (
+    *(f"inner_{name}" for name in _WAYS), *(f"lane_{name}" for name in _WAYS),
+    "guards", "peeled", "unrolled", "outer_conditions",
+    "flops", "quotients", "functions", "address_operations", "divisions",
+    "independent_sums", "chained", "sums_innermost", "repeated", "inner_starts",
+)  # fmt: skip
 _STRUCTURE = ("is_init", "reduces", "reads_own_result", "predicates", "overhang", "depth")
 _BUFFER = (
     "shared", "local", "indirect", "element_bytes", "accesses", "bytes", "unique_bytes",
@@ -53,6 +63,7 @@ FEATURE_NAMES: tuple[str, ...] = (
     "memory.intensity_unique", "memory.intensity_32768", "memory.intensity_1048576",
     "allocation.stored_bytes", "allocation.shared_bytes", "allocation.local_bytes",
     *(f"gpu.{name}" for name in _GPU),
+    *(f"code.{name}" for name in _CODE),
     *(f"store.{name}" for name in _BUFFER if name != "accesses"),
     *(
         f"load{number}.{name}"

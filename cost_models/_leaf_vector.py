@@ -14,6 +14,7 @@ from foreplan._compiled import compiled
 from foreplan.cost_models import _leaf_names as names
 from foreplan.cost_models import _tir_words as w
 from foreplan.cost_models._leaf_buffers import allocation_entries, buffer_entries
+from foreplan.cost_models._leaf_code import code_entries
 from foreplan.cost_models._leaf_lanes import (
     MAX_DIMS,
     UNASKED,
@@ -92,11 +93,12 @@ _CACHES = np.array(names.CACHE_SIZES, dtype=np.float64)
 _LOADS = names.LOADS
 _MAX_BUFFERS = 24
 
+
 @part
 def _leaf(
     nodes: Any, pool: Any, alias: Any, loop_of: Any, leaves: Any, loops: Any, number: int,
     operations: Any, accesses: Any, params: Any, buffers: Any, sizes: Any, touches: Any, found: int,
-    state: Any, order: Any, stack: Any, out: Any, totals: Any,
+    state: Any, apart: Any, order: Any, rows: Any, stack: Any, out: Any, totals: Any,
 ) -> Any:  # fmt: skip
     """Fill the vector of one leaf and add to the totals; 0, or what stopped it."""
     leaf = leaves[number]
@@ -143,9 +145,7 @@ def _leaf(
         starts[used] = member(nodes, pool, values, item)
         used += 1
     state[:, 2] = -1
-    length = arrange(
-        nodes, pool, alias, loop_of, starts, used, state, order, stack[512:]
-    )
+    length = arrange(nodes, pool, alias, loop_of, starts, used, state, order, stack[512:])
     if length < 0:
         return TOO_LARGE
     # What is the same in all virtual threads, as their copy to shared memory, is done once.
@@ -279,9 +279,7 @@ def _leaf(
         level = 0
         while level < count and per_level[level] > _CACHES[item]:
             level += 1
-        traffic = device_level[level] * iterations(
-            everything & ((1 << level) - 1), extents, count
-        )
+        traffic = device_level[level] * iterations(everything & ((1 << level) - 1), extents, count)
         out[at] = log(traffic)
         at += 1
         if item == 2:
@@ -340,6 +338,16 @@ def _leaf(
         out[at + 3] = log(requests.sum() * all_jobs)
     out[at + 8] = leaf[PIPELINED]
     at += 9
+    shapes = np.zeros(many, dtype=np.int64)
+    for item in range(many):
+        shapes[item] = buffer(nodes, accesses[item, BUFFER])[0]
+    code_entries(
+        nodes, pool, alias, loop_of, accesses, many, shapes, ref(nodes, leaf[STORE], _A),
+        ref(nodes, leaf[REALIZE], _D), own[0], float(leaf[UNROLL]), count, extents, running,
+        everything, jobs, reducing, total, lane if lane >= 0 else inner, order, length, state,
+        apart, rows, stack[512:], out[at : at + 24],
+    )  # fmt: skip
+    at += 24
     buffer_entries(
         nodes, pool, alias, loop_of, accesses, many, own, distinct, count, extents, everything,
         jobs, threads, total, levels[0], per_level, whole_run, inner, lane, order, length, state,
@@ -430,8 +438,8 @@ def encode(
     for leaf in range(found):
         stopped = _leaf(
             nodes[:used], pool, alias, loop_of, leaves, loops, leaf, operations[leaf],
-            accesses[leaf], params, buffers, sizes, touches, found, state[:used],
-            work[:2048], work[2048:], out[leaf], totals,
+            accesses[leaf], params, buffers, sizes, touches, found, state[0, :used],
+            state[1, :used], work[:2048], rows[4], work[2048:], out[leaf], totals,
         )  # fmt: skip
         if stopped < 0:
             return stopped

@@ -6,8 +6,6 @@ together, and so do kernels of a program).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 from numpy.typing import NDArray
 
@@ -76,15 +74,3 @@ class Counts:
     def kernels(self, values: Floats) -> Floats:
         """Sum over the kernels of each program (N)."""
         return np.asarray(np.bincount(self.owner, values, len(self.table)), dtype=np.float64)
-
-    def columns(self, values: Sequence[Floats]) -> Floats:
-        """Sums over programs, one column each (N, len(values))."""
-        return np.stack([self.whole(value) for value in values], 1)
-
-    def hottest(self, leaf_s: Floats) -> Integers:
-        """The leaf of each program with the greatest value (N)."""
-        counts = self.table.counts
-        slots = np.arange(int(counts.max()))[None, :]
-        at = np.minimum(self._starts[:, None] + slots, len(leaf_s) - 1)
-        padded = np.where(slots < counts[:, None], leaf_s[at], -np.inf)
-        return np.asarray(self._starts + padded.argmax(1), dtype=np.int64)

@@ -35,7 +35,7 @@ PARTS = (
     "arithmetic", "requests", "integer", "l1", "shared", "l2", "chain_arithmetic", "chain_shared",
     "chain_l1", "chain_memory", "iterations", "spilled", "spilled_far", "chain_spilled",
     "chain_spilled_far", "indexed", "indexed_far", "chain_indexed", "chain_indexed_far", "stages",
-    "stages_pipelined", "blocks",
+    "stages_pipelined",
 )  # fmt: skip
 #: Names of the columns of `GpuParts.terms`: means over kernels by rough time.
 TERMS = (
@@ -49,15 +49,15 @@ class GpuParts(NamedTuple):
     """Work of N programs with M leaves.
 
     Attributes:
-        parts: seconds by kind of work (N, ``len(PARTS)``).
+        parts: seconds by kind of work of each leaf (M, ``len(PARTS)``).
+        blocks_s: seconds to dispatch the blocks (N).
         terms: how the kernels lie on the chip (N, ``len(TERMS)``).
-        leaf_s: rough time of each leaf (M).
         slow: how many times longer the chip takes because blocks do not fill it, at most 4 (N).
     """
 
     parts: Floats
+    blocks_s: Floats
     terms: Floats
-    leaf_s: Floats
     slow: Floats
 
 
@@ -135,6 +135,6 @@ def gpu_parts(counts: Counts) -> GpuParts:
     slow = np.ones(len(c.table))
     np.maximum.at(slow, c.owner, np.minimum(4.0, units / blocks))
     return GpuParts(
-        np.concatenate([c.columns(by_leaf), c.kernels(blocks * _DISPATCH_S)[:, None]], 1),
-        np.stack(terms, 1), np.asarray(leaf_s), slow,
+        np.stack(by_leaf, 1), c.kernels(blocks * _DISPATCH_S), np.stack(terms, 1),
+        slow,
     )  # fmt: skip

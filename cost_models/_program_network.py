@@ -26,7 +26,6 @@ class ProgramNetwork(nn.Module):
         layers: of the encoder (pre-norm).
         heads: of attention.
         queries: of the pooling.
-        positional: whether position and depth are used.
     """
 
     def __init__(
@@ -38,10 +37,9 @@ class ProgramNetwork(nn.Module):
         layers: int = 3,
         heads: int = 4,
         queries: int = 4,
-        positional: bool = True,
     ) -> None:
         super().__init__()
-        self.width, self.heads, self.positional = width, heads, positional
+        self.width, self.heads = width, heads
         self.leaf = nn.Sequential(nn.Linear(features, width), nn.GELU(), nn.Linear(width, width))
         self.place = nn.Linear(2 * _WAVES * 2, width, bias=False)
         self.encoder = nn.ModuleList(_Layer(width, heads) for _ in range(layers))
@@ -66,16 +64,14 @@ class ProgramNetwork(nn.Module):
             mask: true for leaves that exist (B, L).
             device: (B, D), standardised, zeros where unknown.
         """
-        x = self.leaf(leaves)
-        if self.positional:
-            x = x + self.place(_waves(places))
+        x = self.leaf(leaves) + self.place(_waves(places))
         described = self.device(device)
         x = x + described[:, None]
         for layer in self.encoder:
             x = layer(x, mask)
         x = self.norm(x)
         scores = x @ self.queries.T / math.sqrt(self.width)
-        scores = scores.masked_fill(~mask[..., None], float("-inf"))
+        scores = scores.masked_fill(~mask[..., None], _NEVER)
         pooled = torch.einsum("blq,blw->bqw", torch.softmax(scores, 1), x).flatten(1)
         # Time adds up over leaves: a sum beside the averages lets the head count.
         summed = (x * mask[..., None]).sum(1) / 8.0
@@ -85,6 +81,7 @@ class ProgramNetwork(nn.Module):
 
 
 _WAVES = 16
+_NEVER = -1e9
 
 
 def _waves(places: Tensor) -> Tensor:
@@ -105,23 +102,36 @@ class _Layer(nn.Module):
         batch, length, width = x.shape
         qkv = self.qkv(self.first(x)).view(batch, length, 3, self.heads, width // self.heads)
         q, k, v = qkv.permute(2, 0, 3, 1, 4)
-        mixed = functional.scaled_dot_product_attention(q, k, v, mask[:, None, None, :])
+        # Written out: programs are short, and this form can be stacked over networks.
+        scores = torch.einsum("bhid,bhjd->bhij", q, k) / math.sqrt(q.shape[-1])
+        scores = scores.masked_fill(~mask[:, None, None, :], _NEVER)
+        mixed = torch.einsum("bhij,bhjd->bhid", torch.softmax(scores, -1), v)
         x = x + self.out(mixed.transpose(1, 2).reshape(batch, length, width))
         inner: Tensor = self.narrow(functional.gelu(self.wide(self.second(x))))
         return x + inner
 
 
-def central_moment_discrepancy(one: Tensor, two: Tensor, *, moments: int = 5) -> Tensor:
-    """Distance of two samples of embeddings in [-1, 1] (Zellinger et al. 2017), a scalar.
+def central_moment_discrepancy(
+    sample: Tensor, one: Tensor, two: Tensor, *, moments: int = 5
+) -> Tensor:
+    """Distance of two groups of embeddings in [-1, 1] (Zellinger et al. 2017), a scalar.
 
     Args:
-        one: a sample (n, W).
-        two: the other sample (m, W).
+        sample: embeddings of both (n, W).
+        one: 1 for members of the first group, else 0 (n).
+        two: likewise of the second.
         moments: central moments compared beside the mean.
     """
-    mean_one, mean_two = one.mean(0), two.mean(0)
-    total: Tensor = (mean_one - mean_two).norm() / 2
-    a, b = one - mean_one, two - mean_two
+
+    def mean(values: Tensor, member: Tensor) -> Tensor:
+        return (values * member[:, None]).sum(0) / member.sum().clamp(min=1.0)
+
+    def length(vector: Tensor) -> Tensor:
+        return (vector.square().sum() + 1e-12).sqrt()
+
+    mean_one, mean_two = mean(sample, one), mean(sample, two)
+    total = length(mean_one - mean_two) / 2
+    a, b = sample - mean_one, sample - mean_two
     for order in range(2, moments + 1):
-        total = total + ((a**order).mean(0) - (b**order).mean(0)).norm() / 2**order
+        total = total + length(mean(a**order, one) - mean(b**order, two)) / 2**order
     return total

@@ -75,7 +75,8 @@ _SCOPES = ("global", "shared", "local", "shared.dyn", "warp", "")
 _OTHERS = ("root_index", "nodes", "type", "data", "pragma_auto_unroll_max_step",
            "software_pipeline_stage")  # fmt: skip
 
-_CALLS = tuple(f"tirx.{function}" for function in _FUNCTIONS)
+#: The operator of a call and its price; TVM 0.27 names the choice as it names operators.
+_CALLS = {f"tirx.{name}": price for name, price in _FUNCTIONS.items()} | {"prim.if_then_else": 3}
 WORDS: tuple[str, ...] = tuple(
     dict.fromkeys((*_FIELDS, *_TYPES, *_DTYPES, *_CALLS, *_TAGS, *_SCOPES, *_OTHERS))
 )
@@ -95,7 +96,7 @@ SLOT_OF = _by_code(_FIELDS)
 KIND_OF = _by_code({word: number for number, word in enumerate(_TYPES, 1)})
 BYTES_OF = _by_code({word: size for word, (size, _) in _DTYPES.items()})
 FLOATING_OF = _by_code({word: floating for word, (_, floating) in _DTYPES.items()})
-PRICE_OF = _by_code({f"tirx.{word}": price for word, price in _FUNCTIONS.items()})
+PRICE_OF = _by_code(_CALLS)
 #: 0 to 2 block axes, 3 to 5 thread axes, 6 virtual threads.
 TAG_OF = _by_code({word: min(number, 6) for number, word in enumerate(_TAGS)})
 #: 0 global, 1 shared by the threads of a block, 2 of one thread.

@@ -82,8 +82,8 @@ def train_files(
         raise SpecError("--data", got=[str(p) for p in data], expected="operators or programs")
     if all(programs):
         return train_programs(
-            data, names, output, hold_out=hold_out, seed=seed, device=device,
-            settings={"torch_device": torch_device},
+            data, names, output, hold_out=hold_out, device=device,
+            settings={"seed": seed, "torch_device": torch_device},
         )  # fmt: skip
     return train_operators(data, formats, output, hold_out=hold_out, seed=seed)
 

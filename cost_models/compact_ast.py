@@ -85,8 +85,8 @@ class CompactAstEncoder:
         self._size = size
         self._nodes = np.zeros((rows, _tir_words.COLUMNS), dtype=np.int32)
         self._pool = np.zeros(size + 1, dtype=np.int32)
-        self._rows = np.zeros((4, rows), dtype=np.int32)
-        self._state = np.zeros((rows, 3), dtype=np.int64)
+        self._rows = np.zeros((5, rows), dtype=np.int32)
+        self._state = np.zeros((2, rows, 3), dtype=np.int64)
 
     def encode(self, text: bytes | str, where: str = "program") -> CompactAst:
         """Encode one program.

@@ -36,6 +36,7 @@ from foreplan.cost_models.graph_programs import (
     programs,
 )
 from foreplan.datasets.program import Program, Variant
+from foreplan.datasets.storage import write_atomically
 from foreplan.errors import SpecError
 
 if TYPE_CHECKING:
@@ -122,6 +123,7 @@ def measure(
     networks: Iterable[str] = NETWORKS,
     phases: Iterable[Phase] = PHASES,
     seconds: float = 1.0,
+    keep: Callable[[dict[str, Any]], None] | None = None,
 ) -> dict[str, Any]:
     """Run networks and their operators on a torch device.
 
@@ -132,6 +134,7 @@ def measure(
         networks: of `NETWORKS`.
         phases: what to run.
         seconds: spent on each network and shape; an operator gets a twentieth.
+        keep: gets the document after every network, so that a run that is stopped loses one.
 
     Returns:
         A document for `score`.
@@ -147,6 +150,14 @@ def measure(
     kind = SIZES[size]
     calls_s = _host_seconds(device, DTYPES[dtype])
     cases: list[dict[str, Any]] = []
+    document = {
+        "schema": SCHEMA, "device": device, "size": size, "dtype": dtype,
+        "board": torch.cuda.get_device_name(device) if device.startswith("cuda") else "cpu",
+        "threads": torch.get_num_threads(), "launch_s": calls_s,
+        "software": {"torch": torch.__version__, "transformers": transformers.__version__},
+        "figures": None if device.startswith("cuda") else _cpu_figures(torch.get_num_threads()),
+        "cases": cases,
+    }  # fmt: skip
     for name in networks:
         module = build(name, size).to(device=device, dtype=DTYPES[dtype]).eval()
         weights = sum(p.numel() * p.element_size() for p in module.parameters())
@@ -171,14 +182,9 @@ def measure(
                     },
                 })  # fmt: skip
         del module
-    return {
-        "schema": SCHEMA, "device": device, "size": size, "dtype": dtype,
-        "board": torch.cuda.get_device_name(device) if device.startswith("cuda") else "cpu",
-        "threads": torch.get_num_threads(), "launch_s": calls_s,
-        "software": {"torch": torch.__version__, "transformers": transformers.__version__},
-        "figures": None if device.startswith("cuda") else _cpu_figures(torch.get_num_threads()),
-        "cases": cases,
-    }  # fmt: skip
+        if keep is not None:
+            keep(document)
+    return document
 
 
 def score(document: Mapping[str, Any], device: Device, *, weights: str = "pretrained:ops") -> Any:
@@ -402,8 +408,9 @@ def main(arguments: Iterable[str] | None = None) -> None:
         document = measure(
             options.device, size=options.size, dtype=options.dtype, networks=options.networks,
             phases=options.phases, seconds=options.seconds,
+            keep=lambda part: write_atomically(options.output, json.dumps(part)),
         )  # fmt: skip
-        options.output.write_text(json.dumps(document))
+        write_atomically(options.output, json.dumps(document))
         return
     from foreplan.datasets import device_zoo
     from foreplan.datasets.device import Device

@@ -55,26 +55,32 @@ def evaluate(model: OperatorModel, table: OperatorTable) -> dict[str, object]:
         "by_device": _grouped(error, table.device),
         "by_op": _grouped(error, table.op),
         "by_device_op": {
-            str(name): _grouped(error[rows], table.op[rows])
-            for name, rows in _groups(table.device)
+            str(name): _grouped(error[rows], table.op[rows]) for name, rows in _groups(table.device)
         },
         "unsupported": int((~known).sum()),
         "unsupported_by": {
             f"{device}/{op}": int(((table.device == device) & (table.op == op) & ~known).sum())
-            for device, op in sorted(
-                set(zip(table.device[~known], table.op[~known], strict=True))
-            )
+            for device, op in sorted(set(zip(table.device[~known], table.op[~known], strict=True)))
         },
     }
     if low is not None and high is not None:
-        inside = (table.latency_s >= low) & (table.latency_s <= high)
-        document["interval_90"] = {
-            "coverage": float(inside[known].mean()) if known.any() else None,
-            "median_relative_width": (
-                float(np.median((high - low)[known] / predicted[known])) if known.any() else None
-            ),
-        }
+        document["interval_90"] = interval_summary(
+            table.latency_s[known], predicted[known], low[known], high[known]
+        )
     return document
+
+
+def interval_summary(
+    latency_s: Floats, predicted_s: Floats, low_s: Floats, high_s: Floats
+) -> dict[str, float | None]:
+    """Coverage and median width, relative to the prediction, of intervals of rows (N,)."""
+    if not len(latency_s):
+        return {"coverage": None, "median_relative_width": None}
+    inside = (latency_s >= low_s) & (latency_s <= high_s)
+    return {
+        "coverage": float(inside.mean()),
+        "median_relative_width": float(np.median((high_s - low_s) / predicted_s)),
+    }
 
 
 def summary(error: Floats) -> dict[str, float | int | None]:

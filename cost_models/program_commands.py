@@ -99,10 +99,9 @@ def train_programs(
     formats: Sequence[str],
     output: Path,
     *,
-    hold_out: Sequence[str] = (),
-    seed: int = 0,
     device: str | None = None,
     device_files: Sequence[Path] = (),
+    hold_out: Sequence[str] = (),
     settings: Mapping[str, Any] | None = None,
 ) -> dict[str, object]:
     """Fit the predictor of scheduled programs and write it; returns its card.
@@ -111,11 +110,10 @@ def train_programs(
         data: folders or files of measured programs.
         formats: one for all, or one each.
         output: folder to write to; made if missing.
-        hold_out: families, chips or devices that no program may come from.
-        seed: of every random choice.
         device: as `evaluate_program_files`.
         device_files: likewise.
-        settings: further arguments of `ProgramPredictor`.
+        hold_out: families, chips or devices that no program may come from.
+        settings: seed and further arguments of `ProgramPredictor`.
 
     Raises:
         SpecError: bad files, formats or settings, or nothing left to train on.
@@ -134,7 +132,7 @@ def train_programs(
             ).table
         )
     kept = without(ProgramTable.join(tables), hold_out)
-    model = ProgramPredictor(seed=seed, **dict(settings or {})).fit(kept)
+    model = ProgramPredictor(**dict(settings or {})).fit(kept)
     return model.save(
         output,
         sources=[str(path.name) for path in data],

@@ -13,6 +13,7 @@ import json
 import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
+from copy import copy
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,20 +22,22 @@ import numpy as np
 from foreplan.cost_models.baselines_programs import BASELINES
 from foreplan.cost_models.program_data import read_programs
 from foreplan.cost_models.program_folds import SPLITS, Fold, folds
-from foreplan.cost_models.program_predictor import ProgramPredictor
+from foreplan.cost_models.program_predictor import ProgramPredictor, fit_together
 from foreplan.cost_models.program_table import ProgramTable
 from foreplan.datasets.storage import write_atomically
 from foreplan.errors import SpecError
 
-#: Settings of the predictor by name: itself, its halves, and one thing left out at a time.
+#: Settings of the predictor by name: itself, its halves, and networks without one thing each.
 VARIANTS: dict[str, dict[str, Any]] = {
     "foreplan": {},
     "trees": {"networks": 0},
     "networks": {"rounds": 0},
-    "no-position": {"positional": False},
-    "no-bound": {"bounded": False},
-    "no-cmd": {"cmd_weight": 0.0},
+    "no-position": {"rounds": 0, "positional": False},
+    "no-bound": {"rounds": 0, "bounded": False},
+    "no-cmd": {"rounds": 0, "cmd_weight": 0.0},
 }
+#: Baselines without random choices of weight.
+_ONCE = ("roofline", "xgboost")
 _ON_DEVICE = ("mlp", "tree_lstm", "cdmpp")
 
 
@@ -62,10 +65,10 @@ class Job(NamedTuple):
 def jobs(
     table: ProgramTable, splits: Sequence[str], models: Sequence[str], seeds: Sequence[int]
 ) -> Iterator[Job]:
-    """Yield the fits, those of the first seed first; baselines have no other."""
+    """Yield the fits, those of the first seed first; those without random weights have no other."""
     for number, seed in enumerate(seeds):
         for model in models:
-            if number and model not in VARIANTS:
+            if number and model in _ONCE:
                 continue
             for split in splits:
                 for fold in folds(table, split):
@@ -95,13 +98,39 @@ def make_model(name: str, *, seed: int, device: str, epochs: int | None, threads
     return BASELINES[name](seed=seed, **settings)
 
 
-def run(job: Job, table: ProgramTable, model: Any, folder: Path, max_spread: float) -> float:
-    """Fit and score one job; return its mean error. Noisy labels are tested but not trained on."""
-    train = table.take(job.fold.train & ~(table.spread > max_spread))
-    test = table.take(job.fold.test)
+def run(jobs: Sequence[Job], table: ProgramTable, models: Sequence[Any], folder: Path,
+        max_spread: float) -> dict[str, float]:  # fmt: skip
+    """Fit and score jobs of one model; noisy labels are tested but not trained on.
+
+    The folds of a predictor are fitted together, and its halves are scored as well.
+
+    Returns:
+        Mean error of each job.
+    """
+    quiet = ~(table.spread > max_spread)
+    tables = [table.take(job.fold.train & quiet) for job in jobs]
     begun = time.perf_counter()
-    model.fit(train)
-    fitted = time.perf_counter()
+    if all(isinstance(model, ProgramPredictor) for model in models):
+        fit_together(models, tables)
+    else:
+        for model, own in zip(models, tables, strict=True):
+            model.fit(own)
+    fit_s = (time.perf_counter() - begun) / len(jobs)
+    found = {}
+    for job, model, own in zip(jobs, models, tables, strict=True):
+        found[job.name] = _score(job, table, model, folder, len(own), fit_s)
+        if job.model == "foreplan":
+            for half, weight in (("trees", 0.0), ("networks", 1.0)):
+                other = copy(model)
+                other.weight_ = weight
+                _score(job._replace(model=half), table, other, folder, len(own), fit_s)
+    return found
+
+
+def _score(
+    job: Job, table: ProgramTable, model: Any, folder: Path, train_rows: int, fit_s: float
+) -> float:
+    test, begun = table.take(job.fold.test), time.perf_counter()
     low = high = None
     if hasattr(model, "predict_interval"):
         predicted, low, high = model.predict_interval(test)
@@ -113,8 +142,7 @@ def run(job: Job, table: ProgramTable, model: Any, folder: Path, max_spread: flo
         arrays |= {"low_s": low, "high_s": high}
     facts = {
         "split": job.split, "fold": job.fold.name, "model": job.model, "seed": job.seed,
-        "train_rows": len(train), "fit_s": fitted - begun,
-        "predict_s": time.perf_counter() - fitted,
+        "train_rows": train_rows, "fit_s": fit_s, "predict_s": time.perf_counter() - begun,
         "samples_per_s": [n.samples_per_s for n in getattr(model, "networks_", [])],
         "weight": getattr(model, "weight_", None),
         "validation": getattr(model, "card_", {}).get("validation"),
@@ -123,6 +151,16 @@ def run(job: Job, table: ProgramTable, model: Any, folder: Path, max_spread: flo
     (folder / f"{job.name}.part.npz").replace(folder / f"{job.name}.npz")
     write_atomically(folder / f"{job.name}.json", json.dumps(facts) + "\n")
     return float(np.abs(predicted / test.latency_s - 1).mean())
+
+
+def _batches(missing: Sequence[Job], together: int) -> Iterator[list[Job]]:
+    """Jobs of one model and seed, at most so many at once."""
+    groups: dict[tuple[str, int], list[Job]] = {}
+    for job in missing:
+        groups.setdefault((job.model, job.seed), []).append(job)
+    for group in groups.values():
+        for at in range(0, len(group), together):
+            yield group[at : at + together]
 
 
 def main(arguments: Iterable[str] | None = None) -> None:
@@ -138,6 +176,7 @@ def main(arguments: Iterable[str] | None = None) -> None:
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--epochs", type=int, help="of networks, for a quick look")
     parser.add_argument("--max-spread", type=float, default=0.5, help="of training labels")
+    parser.add_argument("--together", type=int, default=1, help="folds that are fitted at once")
     parser.add_argument("--minutes", type=float, default=float("inf"))
     parser.add_argument("--report", action="store_true", help="only print what is there")
     options = parser.parse_args(None if arguments is None else list(arguments))
@@ -149,23 +188,31 @@ def main(arguments: Iterable[str] | None = None) -> None:
 
         torch.set_num_threads(options.threads)
     wanted = [] if options.report else jobs(table, options.splits, options.models, options.seeds)
+    missing = [
+        job
+        for job in wanted
+        if not (options.output / f"{job.name}.json").exists()
+        and not (options.folds and job.fold.name not in options.folds)
+    ]
     slowest: dict[str, float] = {}
-    for job in wanted:
-        known = (options.output / f"{job.name}.json").exists()
-        if known or (options.folds and job.fold.name not in options.folds):
-            continue
-        if time.monotonic() + slowest.get(job.model, 0.0) > deadline:
-            print(f"no time for {job.name}", file=sys.stderr)
+    for batch in _batches(missing, options.together):
+        name = batch[0].model
+        if time.monotonic() + slowest.get(name, 0.0) > deadline:
+            print("no time for " + ", ".join(job.name for job in batch), file=sys.stderr)
             continue
         begun = time.monotonic()
-        model = make_model(
-            job.model, seed=job.seed, device=options.device, epochs=options.epochs,
-            threads=options.threads,
-        )  # fmt: skip
-        error = run(job, table, model, options.output, options.max_spread)
+        models = [
+            make_model(
+                name, seed=job.seed, device=options.device, epochs=options.epochs,
+                threads=options.threads,
+            )
+            for job in batch
+        ]  # fmt: skip
+        errors = run(batch, table, models, options.output, options.max_spread)
         took = time.monotonic() - begun
-        slowest[job.model] = max(took, slowest.get(job.model, 0.0))
-        print(f"{job.name} {100 * error:.1f} % in {took:.0f} s", file=sys.stderr, flush=True)
+        slowest[name] = max(took, slowest.get(name, 0.0))
+        for job, error in errors.items():
+            print(f"{job} {100 * error:.1f} % ({took:.0f} s)", file=sys.stderr, flush=True)
     from foreplan.cost_models.program_report import report
 
     print(report(table, options.output))

@@ -13,34 +13,43 @@ from numpy.typing import NDArray
 
 from foreplan.cost_models import _program_cpu, _program_gpu
 from foreplan.cost_models._program_counts import Counts
-from foreplan.cost_models.program_bound import program_bound
+from foreplan.cost_models.program_bound import ProgramBound, program_bound
 from foreplan.cost_models.program_table import ProgramTable
 
 Floats = NDArray[np.float64]
 
-#: Names of the columns of `ProgramEstimate.parts`.
-PART_NAMES: tuple[str, ...] = (
-    "memory_or_peak", "memory_or_peak_unfilled", "launch", "arguments", "constant",
+#: Kinds of work of a program as a whole.
+WHOLE_NAMES: tuple[str, ...] = (
+    "memory_or_peak", "memory_or_peak_unfilled", "launch", "arguments", "constant", "blocks",
+)  # fmt: skip
+#: Kinds of work of a leaf.
+LEAF_NAMES: tuple[str, ...] = (
     *(f"gpu.{name}" for name in _program_gpu.PARTS),
     *(f"cpu.{name}" for name in _program_cpu.PARTS),
-)  # fmt: skip
+)
+#: Names of the columns of `ProgramEstimate.parts`.
+PART_NAMES: tuple[str, ...] = (*WHOLE_NAMES, *LEAF_NAMES)
 #: Names of the columns of `ProgramEstimate.terms`.
-TERM_NAMES: tuple[str, ...] = ("bound", "kernels", "arguments", "leaves", "hot_share",
-                               *_program_gpu.TERMS)  # fmt: skip
+TERM_NAMES: tuple[str, ...] = ("bound", "kernels", "arguments", "leaves", "scratch_bytes",
+                               "argument_bytes", *_program_gpu.TERMS)  # fmt: skip
 
 
 class ProgramEstimate(NamedTuple):
-    """Estimates of N programs.
+    """Estimates of N programs with M leaves in all.
 
     Attributes:
+        bound: lower bound and launch overhead.
         parts: seconds by kind of work, zero for those of another kind of device (N, parts).
+        leaf_parts: those of each leaf (M, ``len(LEAF_NAMES)``).
         terms: logarithms, shares and counts (N, terms).
-        hot: the leaf that takes longest, by rough times (N).
+        program: number of each leaf's program (M).
     """
 
+    bound: ProgramBound
     parts: Floats
+    leaf_parts: Floats
     terms: Floats
-    hot: NDArray[np.int64]
+    program: NDArray[np.int64]
 
 
 def program_estimate(table: ProgramTable) -> ProgramEstimate:
@@ -51,27 +60,29 @@ def program_estimate(table: ProgramTable) -> ProgramEstimate:
     """
     bound, counts = program_bound(table), Counts(table)
     gpu = _program_gpu.gpu_parts(counts)
-    cpu_parts, cpu_leaf_s = _program_cpu.cpu_parts(counts)
-    on_cpu = counts.cpu[:, None]
-    leaf_s = np.where(counts.cpu[counts.program], cpu_leaf_s, gpu.leaf_s)
-    hot = counts.hottest(leaf_s)
-    common = [
+    on_cpu, leaf_on_cpu = counts.cpu[:, None], counts.cpu[counts.program][:, None]
+    leaf_parts = np.concatenate(
+        [
+            np.where(leaf_on_cpu, 0.0, gpu.parts),
+            np.where(leaf_on_cpu, _program_cpu.cpu_parts(counts), 0.0),
+        ],
+        axis=1,
+    )
+    whole = [
         bound.reference_s, bound.reference_s * np.where(counts.cpu, 0.0, gpu.slow), bound.launch_s,
         1e-7 * table.total("arguments"), np.full(len(table), 1e-6),
+        np.where(counts.cpu, 0.0, gpu.blocks_s),
     ]  # fmt: skip
     terms = [
         np.log(np.maximum(bound.bound_s, 1e-12)), table.total("kernels"), table.total("arguments"),
-        np.log(table.total("leaves")), leaf_s[hot] / counts.whole(leaf_s),
+        np.log(table.total("leaves")), np.log1p(table.total("scratch_bytes")),
+        np.log1p(table.total("argument_bytes")),
     ]  # fmt: skip
+    sums = np.add.reduceat(leaf_parts, table.offsets[:-1], axis=0)
     return ProgramEstimate(
-        parts=np.concatenate(
-            [
-                np.stack(common, 1),
-                np.where(on_cpu, 0.0, gpu.parts),
-                np.where(on_cpu, cpu_parts, 0.0),
-            ],
-            axis=1,
-        ),
+        bound=bound,
+        parts=np.concatenate([np.stack(whole, 1), sums], 1),
+        leaf_parts=leaf_parts,
         terms=np.concatenate([np.stack(terms, 1), np.where(on_cpu, 0.0, gpu.terms)], axis=1),
-        hot=hot,
+        program=counts.program,
     )

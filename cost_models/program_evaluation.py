@@ -9,7 +9,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from foreplan.cost_models.evaluation import summary
+from foreplan.cost_models.evaluation import interval_summary, summary
 from foreplan.cost_models.program_data import Unsupported
 from foreplan.cost_models.program_table import ProgramTable
 
@@ -77,13 +77,9 @@ def evaluate_programs(
         "noise_floor": noise_floor(table),
     }
     if low is not None and high is not None:
-        inside = (table.latency_s >= low) & (table.latency_s <= high)
-        document["interval_90"] = {
-            "coverage": float(inside[known].mean()) if known.any() else None,
-            "median_relative_width": (
-                float(np.median((high - low)[known] / predicted[known])) if known.any() else None
-            ),
-        }
+        document["interval_90"] = interval_summary(
+            table.latency_s[known], predicted[known], low[known], high[known]
+        )
     return document
 
 

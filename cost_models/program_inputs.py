@@ -1,6 +1,6 @@
 """ProgramInputs: what trees and networks are given of a program, beside its leaves.
 
-Shape legend: N programs, P parts, T terms, F entries of a leaf.
+Shape legend: N programs, M leaves, P parts, Q parts of a leaf, T terms, F entries of a leaf.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from foreplan.cost_models.program_bound import ProgramBound, program_bound
-from foreplan.cost_models.program_estimate import program_estimate
+from foreplan.cost_models.program_bound import ProgramBound
+from foreplan.cost_models.program_estimate import WHOLE_NAMES, program_estimate
 from foreplan.cost_models.program_scale import ProgramScale
 from foreplan.cost_models.program_table import ProgramTable
 from foreplan.datasets.device import FEATURE_NAMES as DEVICE_FEATURES
@@ -24,22 +24,31 @@ class ProgramInputs(NamedTuple):
 
     Attributes:
         scale_s: weighted sum of the parts, seconds (N).
+        leaf_s: share of each leaf in it; what is of the program as a whole is dealt to its leaves
+            as their own parts are (M).
         bound: lower bound and launch overhead.
-        summary: terms, ln of parts, shares of parts in the scale (N, T + 2 P + 1), float32.
-        hot: vector of the leaf that takes longest (N, F), float32.
+        summary: terms, ln of parts, shares of parts in the scale, ln of the scale
+            (N, T + 2 P + 1), float32.
+        leaf: vector, ln of parts, shares of parts, ln of the leaf's seconds and its share, of each
+            leaf (M, F + 2 Q + 2), float32.
         device: figures on a scale of log10, NaN where unknown (N, figures), float32.
+        program: number of each leaf's program (M).
+        starts: first leaf of each program (N).
     """
 
     scale_s: Floats
+    leaf_s: Floats
     bound: ProgramBound
     summary: NDArray[np.float32]
-    hot: NDArray[np.float32]
+    leaf: NDArray[np.float32]
     device: NDArray[np.float32]
+    program: NDArray[np.int64]
+    starts: NDArray[np.int64]
 
     @property
     def flat(self) -> NDArray[np.float32]:
-        """Everything of a program in one row, for trees."""
-        return np.concatenate([self.summary, self.hot, self.device], 1)
+        """A row for each leaf with what is known of its program, for trees."""
+        return np.concatenate([self.leaf, self.summary[self.program], self.device[self.program]], 1)
 
 
 def fit_scale(table: ProgramTable, latency_s: Floats) -> ProgramScale:
@@ -60,12 +69,25 @@ def program_inputs(table: ProgramTable, scale: ProgramScale) -> ProgramInputs:
         estimate.terms, np.log(estimate.parts + 1e-10), scale.shares(estimate.parts, cpu),
         np.log(seconds)[:, None],
     ]  # fmt: skip
+    first = len(WHOLE_NAMES)
+    program, starts = estimate.program, table.offsets[:-1]
+    weighted = estimate.leaf_parts * scale.weights[cpu.astype(int)][program][:, first:]
+    own = weighted.sum(1) + 1e-13
+    share = own / np.add.reduceat(own, starts)[program]
+    leaf_s = seconds[program] * share
+    leaf = [
+        table.leaves, np.log(estimate.leaf_parts + 1e-10), weighted / leaf_s[:, None],
+        np.log(leaf_s)[:, None], share[:, None],
+    ]  # fmt: skip
     return ProgramInputs(
         scale_s=seconds,
-        bound=program_bound(table),
+        leaf_s=leaf_s,
+        bound=estimate.bound,
         summary=np.concatenate(summary, 1).astype(np.float32),
-        hot=table.leaves[estimate.hot],
+        leaf=np.concatenate(leaf, 1, dtype=np.float32),
         device=np.log10(np.maximum(figures, 1e-12)).astype(np.float32)[table.device],
+        program=program,
+        starts=starts,
     )
 
 

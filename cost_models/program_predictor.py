@@ -1,8 +1,8 @@
 """ProgramPredictor: latency of scheduled programs on any device, from their compact ASTs.
 
-A weighted sum of the program's parts (`program_scale`) is corrected twice, by boosted trees over
-the program's summary and hottest leaf (`program_trees`) and by a transformer over all its leaves
-(`program_transformer`); the prediction is their weighted geometric mean, never below the roofline.
+A weighted sum of the program's parts (`program_scale`) is corrected twice, leaf by leaf by boosted
+trees (`program_trees`) and by a transformer over all leaves (`program_transformer`); the prediction
+is their weighted geometric mean, never below the roofline.
 
 Training rows are dealt to groups of whole families (`program_folds.validation_groups`). Each group
 is predicted by trees and a network that never saw it; on those predictions the weight of the two is
@@ -12,9 +12,10 @@ the groups are kept and averaged; trees and scale are fitted once more on all ro
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, Literal, NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,6 +31,7 @@ from foreplan.cost_models.program_folds import validation_groups
 from foreplan.cost_models.program_inputs import ProgramInputs, fit_scale, on_cpus, program_inputs
 from foreplan.cost_models.program_scale import ProgramScale
 from foreplan.cost_models.program_table import Floats, ProgramTable
+from foreplan.cost_models.program_training import TrainingRows, train_together
 from foreplan.cost_models.program_transformer import NetworkSettings, ProgramTransformer
 from foreplan.cost_models.program_trees import ProgramTrees
 from foreplan.cost_models.tree_ensemble import TreeEnsemble
@@ -38,7 +40,7 @@ from foreplan.datasets.device import Device
 from foreplan.datasets.specs import validate
 from foreplan.errors import MissingDataError, SpecError
 
-SCHEMA = "foreplan.program-predictor/2"
+SCHEMA = "foreplan.program-predictor/3"
 
 #: Upper ends (seconds, predicted) of the ranges that are calibrated apart.
 _RANGES_S = (6e-6, 2e-5, 2e-4, float("inf"))
@@ -65,7 +67,7 @@ class ProgramPredictor(RegressorMixin, BaseEstimator):  # type: ignore[misc, unu
         domains: what the domains are.
         coverage: nominal coverage of the interval.
         torch_device: where networks run.
-        threads: of boosting.
+        threads: trees that are fitted at once.
         seed: of every random choice.
 
     Attributes:
@@ -138,56 +140,7 @@ class ProgramPredictor(RegressorMixin, BaseEstimator):  # type: ignore[misc, unu
             )
         if self.rounds == 0 and self.networks == 0:
             raise SpecError("rounds and networks", got=0, expected="one of them above 0")
-        group = validation_groups(table, self.groups)
-        by_trees, by_network = np.full(len(table), np.nan), np.full(len(table), np.nan)
-        floor = np.zeros(len(table))
-        self.networks_: list[ProgramTransformer] = []
-        for number in np.unique(group):
-            held = group == number
-            rest, out = table.take(~held), table.take(held)
-            scale = fit_scale(rest, seconds[~held])
-            inside, outside = program_inputs(rest, scale), program_inputs(out, scale)
-            floor[held] = self._floor(outside)
-            if self.rounds:
-                trees = self._trees(inside, seconds[~held])
-                by_trees[held] = np.log(outside.scale_s) + trees.predict(outside)
-            if len(self.networks_) < self.networks:
-                network = ProgramTransformer.fit(
-                    self._settings(int(number)), rest, inside, seconds[~held]
-                )
-                network.scales["parts"] = scale.weights.astype(np.float32)
-                self.networks_.append(network)
-                by_network[held] = network.predict(out, outside)[0]
-        self.weight_ = self._weight(by_trees, by_network, np.log(seconds))
-        kept = np.isfinite(by_trees if self.rounds else by_network)
-        both = np.isfinite(by_network) & np.isfinite(by_trees)
-        logs = np.where(
-            both, (1 - self.weight_) * np.nan_to_num(by_trees)
-            + self.weight_ * np.nan_to_num(by_network),
-            by_trees if self.rounds else by_network,
-        )  # fmt: skip
-        kept_s = np.maximum(np.exp(logs[kept]), floor[kept])
-        on_cpu = on_cpus(table)
-        self.quantiles_ = _quantiles(kept_s, seconds[kept], on_cpu[kept], self.coverage)
-        self.scale_ = fit_scale(table, seconds)
-        self.shift_ = 0.0
-        self.trees_ = (
-            [self._trees(program_inputs(table, self.scale_), seconds)] if self.rounds else []
-        )
-        error = np.abs(kept_s / seconds[kept] - 1)
-        self.card_: dict[str, Any] = {
-            "rows": len(table),
-            "tasks": len(set(table.task.tolist())),
-            "devices": [device.model_dump(mode="json") for device in table.devices],
-            "families": sorted(set("+".join(set(table.family.tolist())).split("+"))),
-            "validation": {
-                "rule": "groups of families, each predicted by a fit on the others",
-                "mape": float(error.mean()), "median_ape": float(np.median(error)),
-                "mape_trees": _mape(by_trees, seconds), "mape_networks": _mape(by_network, seconds),
-            },
-            "parts": self.scale_.named(),
-        }  # fmt: skip
-        return self
+        return fit_together([self], [table], [seconds])[0]
 
     def continue_fit(
         self, table: ProgramTable, *, epochs: int = 20, learning_rate: float = 3e-4
@@ -213,15 +166,19 @@ class ProgramPredictor(RegressorMixin, BaseEstimator):  # type: ignore[misc, unu
         """
         inputs = program_inputs(table, self.scale_)
         logs = np.zeros(len(table))
-        if self.trees_:
-            corrected = np.log(inputs.scale_s) + self.shift_
-            corrected += np.sum([trees.predict(inputs) for trees in self.trees_], 0)
-            logs += (1 - self.weight_) * corrected
-        if self.networks_:
+        if self.trees_ and self.weight_ < 1:
+            logs += (1 - self.weight_) * np.log(_seconds(inputs, self.leaf_seconds(inputs)))
+        if self.networks_ and self.weight_ > 0:
             logs += self.weight_ * np.mean(
                 [self._network_logs(network, table, inputs) for network in self.networks_], 0
             )
-        return np.maximum(np.exp(logs), self._floor(inputs))
+        return np.maximum(np.exp(logs), self.floor(inputs))
+
+    def leaf_seconds(self, inputs: ProgramInputs) -> Floats:
+        """What the trees make of every leaf, seconds (M)."""
+        flat = inputs.flat
+        corrected = np.sum([trees.predict(flat) for trees in self.trees_], 0)
+        return np.asarray(inputs.leaf_s * np.exp(self.shift_ + corrected))
 
     def predict_interval(self, table: ProgramTable) -> tuple[Floats, Floats, Floats]:
         """Return seconds and the ends of the interval, each (N,)."""
@@ -318,7 +275,7 @@ class ProgramPredictor(RegressorMixin, BaseEstimator):  # type: ignore[misc, unu
             ProgramTrees(TreeEnsemble(part(f"trees{number}."))) for number in range(card["trees"])
         ]
         model.networks_ = [
-            ProgramTransformer.from_arrays(model._settings(number), part(f"network{number}."))
+            ProgramTransformer.from_arrays(model.settings(number), part(f"network{number}."))
             for number in range(card["networks"])
         ]
         model.weight_, model.shift_ = float(card["weight"]), float(card["shift"])
@@ -348,7 +305,8 @@ class ProgramPredictor(RegressorMixin, BaseEstimator):  # type: ignore[misc, unu
             found[device.name] = device
         return found
 
-    def _settings(self, number: int) -> NetworkSettings:
+    def settings(self, number: int) -> NetworkSettings:
+        """Of the network of a group."""
         return NetworkSettings(
             width=self.width, layers=self.layers, epochs=self.epochs, batch=self.batch,
             learning_rate=self.learning_rate, positional=self.positional, bounded=self.bounded,
@@ -356,10 +314,11 @@ class ProgramPredictor(RegressorMixin, BaseEstimator):  # type: ignore[misc, unu
             seed=1000 * self.seed + number,
         )  # fmt: skip
 
-    def _trees(self, inputs: ProgramInputs, seconds: Floats) -> ProgramTrees:
+    def fit_trees(self, inputs: ProgramInputs, seconds: Floats) -> ProgramTrees:
+        """Trees on training rows."""
         return ProgramTrees.fit(
             inputs, seconds, rounds=self.rounds, depth=self.depth, learning_rate=self.tree_rate,
-            threads=self.threads, seed=self.seed,
+            threads=1, seed=self.seed,
         )  # fmt: skip
 
     def _network_logs(
@@ -369,20 +328,141 @@ class ProgramPredictor(RegressorMixin, BaseEstimator):  # type: ignore[misc, unu
         own = ProgramScale(network.scales["parts"].astype(np.float64))
         return network.predict(table, program_inputs(table, own))[0]
 
-    def _floor(self, inputs: ProgramInputs) -> Floats:
+    def floor(self, inputs: ProgramInputs) -> Floats:
+        """Least that is predicted, seconds (N)."""
         return inputs.bound.bound_s if self.bounded else np.zeros(len(inputs.scale_s))
 
-    def _weight(self, by_trees: Floats, by_network: Floats, target: Floats) -> float:
-        """Weight of the networks that makes the error of both together least."""
-        if self.rounds == 0 or self.networks == 0:
-            return 1.0 if self.rounds == 0 else 0.0
-        both = np.isfinite(by_network)
-        trees, network, wanted = by_trees[both], by_network[both], target[both]
-        errors = {
-            share: np.abs(np.expm1((1 - share) * trees + share * network - wanted)).mean()
-            for share in (0.0, 0.2, 0.4, 0.5, 0.6, 0.8, 1.0)
-        }
-        return min(errors, key=lambda share: errors[share])
+
+class _Group(NamedTuple):
+    """A group of families kept out: what is fitted on the others, and what that says of it."""
+
+    held: NDArray[np.bool_]
+    rows: TrainingRows
+    out: ProgramTable
+    outside: ProgramInputs
+    scale: ProgramScale
+    network: ProgramTransformer | None
+
+
+def fit_together(
+    models: Sequence[ProgramPredictor],
+    tables: Sequence[ProgramTable],
+    seconds: Sequence[Floats] | None = None,
+) -> list[ProgramPredictor]:
+    """Fit several predictors of one size, each on its own table; all their networks train at once.
+
+    Args:
+        models: that differ in seeds and in what networks are given alone.
+        tables: of each.
+        seconds: labels of each; the tables' own by default.
+    """
+    labels = [t.latency_s for t in tables] if seconds is None else list(seconds)
+    with ThreadPoolExecutor(max(1, models[0].threads)) as pool:
+        drafts = list(pool.map(_groups, models, tables, labels))
+        # Trees are fitted on processors while networks train, which may be on a GPU.
+        trees = [
+            [pool.submit(m.fit_trees, g.rows.inputs, g.rows.seconds) for g in draft]
+            if m.rounds
+            else []
+            for m, draft in zip(models, drafts, strict=True)
+        ]
+        learning = [g for draft in drafts for g in draft if g.network is not None]
+        if learning:
+            networks = [g.network for g in learning if g.network is not None]
+            rate = train_together(
+                networks, [g.rows for g in learning], epochs=models[0].epochs,
+                learning_rate=models[0].learning_rate,
+            )  # fmt: skip
+            for network in networks:
+                network.samples_per_s = rate
+        for m, t, y in zip(models, tables, labels, strict=True):
+            m.scale_ = fit_scale(t, y)
+        last = [
+            pool.submit(m.fit_trees, program_inputs(t, m.scale_), y) if m.rounds else None
+            for m, t, y in zip(models, tables, labels, strict=True)
+        ]
+        for m, t, y, draft, own, final in zip(
+            models, tables, labels, drafts, trees, last, strict=True
+        ):
+            m.shift_ = 0.0
+            m.trees_ = [] if final is None else [final.result()]
+            _finish(m, t, y, draft, [future.result() for future in own])
+    return list(models)
+
+
+def _groups(model: ProgramPredictor, table: ProgramTable, seconds: Floats) -> list[_Group]:
+    found: list[_Group] = []
+    group = validation_groups(table, model.groups)
+    for number in np.unique(group):
+        held = group == number
+        rest, out = table.take(~held), table.take(held)
+        scale = fit_scale(rest, seconds[~held])
+        inside = program_inputs(rest, scale)
+        network = None
+        if len(found) < model.networks:
+            network = ProgramTransformer.untrained(model.settings(int(number)), rest, inside)
+            network.scales["parts"] = scale.weights.astype(np.float32)
+        rows = TrainingRows(rest, inside, seconds[~held])
+        found.append(_Group(held, rows, out, program_inputs(out, scale), scale, network))
+    return found
+
+
+def _finish(
+    model: ProgramPredictor, table: ProgramTable, seconds: Floats, groups: Sequence[_Group],
+    trees: Sequence[ProgramTrees],
+) -> None:  # fmt: skip
+    """Choose the weight of the halves and calibrate the interval on what groups did not see."""
+    by_trees, by_network = np.full(len(table), np.nan), np.full(len(table), np.nan)
+    floor = np.zeros(len(table))
+    model.networks_ = []
+    for number, item in enumerate(groups):
+        floor[item.held] = model.floor(item.outside)
+        if trees:
+            corrected = np.exp(trees[number].predict(item.outside.flat))
+            by_trees[item.held] = np.log(_seconds(item.outside, item.outside.leaf_s * corrected))
+        if item.network is not None:
+            model.networks_.append(item.network)
+            by_network[item.held] = item.network.predict(item.out, item.outside)[0]
+    model.weight_ = _weight(model, by_trees, by_network, np.log(seconds))
+    both = np.isfinite(by_network) & np.isfinite(by_trees)
+    alone = by_trees if model.rounds else by_network
+    mixed = (1 - model.weight_) * by_trees + model.weight_ * by_network
+    logs = np.where(both, mixed, alone)
+    kept = np.isfinite(logs)
+    kept_s = np.maximum(np.exp(logs[kept]), floor[kept])
+    on_cpu = on_cpus(table)
+    model.quantiles_ = _quantiles(kept_s, seconds[kept], on_cpu[kept], model.coverage)
+    error = np.abs(kept_s / seconds[kept] - 1)
+    model.card_ = {
+        "rows": len(table),
+        "tasks": len(set(table.task.tolist())),
+        "devices": [device.model_dump(mode="json") for device in table.devices],
+        "families": sorted(set("+".join(set(table.family.tolist())).split("+"))),
+        "validation": {
+            "rule": "groups of families, each predicted by a fit on the others",
+            "mape": float(error.mean()), "median_ape": float(np.median(error)),
+            "mape_trees": _mape(by_trees, seconds), "mape_networks": _mape(by_network, seconds),
+        },
+        "parts": model.scale_.named(),
+    }  # fmt: skip
+
+
+def _seconds(inputs: ProgramInputs, leaf_s: Floats) -> Floats:
+    """Sums over the leaves of each program (N)."""
+    return np.asarray(np.add.reduceat(leaf_s, inputs.starts))
+
+
+def _weight(model: ProgramPredictor, by_trees: Floats, by_network: Floats, target: Floats) -> float:
+    """Weight of the networks that makes the error of both together least."""
+    if model.rounds == 0 or model.networks == 0:
+        return 1.0 if model.rounds == 0 else 0.0
+    both = np.isfinite(by_network)
+    trees, network, wanted = by_trees[both], by_network[both], target[both]
+    errors = {
+        share: np.abs(np.expm1((1 - share) * trees + share * network - wanted)).mean()
+        for share in (0.0, 0.2, 0.4, 0.5, 0.6, 0.8, 1.0)
+    }
+    return min(errors, key=lambda share: errors[share])
 
 
 def _mape(logs: Floats, seconds: Floats) -> float | None:

@@ -115,7 +115,7 @@ def _row(label: str, tasks: int, values: Floats) -> str:
 
 def _table(table: ProgramTable, scores: list[Scored], device: int) -> str:
     cells: dict[tuple[str, str], list[Floats]] = defaultdict(list)
-    inside: dict[str, list[NDArray[np.bool_]]] = defaultdict(list)
+    inside: dict[tuple[str, str], list[NDArray[np.bool_]]] = defaultdict(list)
     rows: dict[str, NDArray[np.int64]] = {}
     for item in scores:
         here = table.device[item.rows] == device
@@ -124,11 +124,14 @@ def _table(table: ProgramTable, scores: list[Scored], device: int) -> str:
         fold, model = item.facts["fold"], item.facts["model"]
         cells[fold, model].append(item.error[here])
         rows[fold] = item.rows[here]
-        if model == "foreplan" and len(item.inside):
-            inside[fold].append(item.inside[here])
+        if len(item.inside):
+            inside[fold, model].append(item.inside[here])
+    if not cells:
+        return "Nothing here."
     names = sorted({fold for fold, _ in cells})
-    models = sorted({model for _, model in cells}, key=lambda m: (m != "foreplan", m))
-    head = ["held out", "programs", *models, "median", "±", "coverage", "noise"]
+    models = sorted({model for _, model in cells}, key=lambda m: (m != "foreplan", m != "trees", m))
+    first = models[0]
+    head = ["held out", "programs", *models, f"median of {first}", "±", "coverage", "noise"]
     lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
 
     def mean(fold: str, model: str, of: Callable[[Floats], Any] = np.mean) -> float:
@@ -138,13 +141,13 @@ def _table(table: ProgramTable, scores: list[Scored], device: int) -> str:
     def line(label: str, chosen: list[str]) -> str:
         count = sum(len(rows[fold]) for fold in chosen)
         values = [np.mean([mean(fold, model) for fold in chosen]) for model in models]
-        middle = np.mean([mean(fold, "foreplan", np.median) for fold in chosen])
-        seeds = min((len(cells.get((fold, "foreplan"), [])) for fold in chosen), default=0)
+        middle = np.mean([mean(fold, first, np.median) for fold in chosen])
+        seeds = min((len(cells.get((fold, first), [])) for fold in chosen), default=0)
         by_seed = [
-            np.mean([cells[fold, "foreplan"][seed].mean() for fold in chosen])
+            np.mean([cells[fold, first][seed].mean() for fold in chosen])
             for seed in range(seeds)
         ]
-        covered = [np.mean(inside[fold]) for fold in chosen if inside[fold]]
+        covered = [np.mean(inside[fold, first]) for fold in chosen if inside[fold, first]]
         floor = [noise_floor(table.take(rows[fold]))["mean"] or float("nan") for fold in chosen]
         shown = [*values, middle, np.ptp(by_seed) if seeds > 1 else float("nan"),
                  np.mean(covered) if covered else float("nan"), np.mean(floor)]  # fmt: skip

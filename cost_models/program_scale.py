@@ -20,6 +20,7 @@ from foreplan.cost_models.program_estimate import PART_NAMES
 Floats = NDArray[np.float64]
 
 _WIDTH, _PULL, _START = 0.3, 1e-4, -1.0
+_MOST_ROWS = 6000
 
 
 class ProgramScale:
@@ -79,7 +80,8 @@ def _weights(parts: Floats, latency_s: Floats) -> Floats:
     from scipy.optimize import minimize  # type: ignore[import-untyped, unused-ignore]
 
     used = parts.max(0) > 1e-11
-    chosen, target = parts[:, used], np.log(latency_s)
+    some = slice(None, None, -(-len(parts) // _MOST_ROWS))  # a few dozen weights need no more
+    chosen, target = np.ascontiguousarray(parts[some][:, used]), np.log(latency_s[some])
 
     def loss(w: Floats) -> tuple[float, Floats]:
         scaled = chosen * np.exp(w)

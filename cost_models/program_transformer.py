@@ -11,16 +11,18 @@ only.
 
 from __future__ import annotations
 
-import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from foreplan.cost_models.program_inputs import DEVICE_ENTRIES, ProgramInputs
 from foreplan.cost_models.program_table import Floats, ProgramTable, by_leaf_count
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,20 +79,19 @@ class ProgramTransformer:
             torch.manual_seed(settings.seed)
             self.network = ProgramNetwork(
                 len(scales["leaf_mean"]), 2 * DEVICE_ENTRIES + len(scales["summary_mean"]),
-                width=settings.width, layers=settings.layers, positional=settings.positional,
+                width=settings.width, layers=settings.layers,
             ).to(settings.torch_device)  # fmt: skip
 
     @classmethod
-    def fit(
-        cls, settings: NetworkSettings, table: ProgramTable, inputs: ProgramInputs, seconds: Floats
+    def untrained(
+        cls, settings: NetworkSettings, table: ProgramTable, inputs: ProgramInputs
     ) -> Self:
-        """Fit a network.
+        """A network with random weights that scales its inputs as training programs lie.
 
         Args:
             settings: size and training.
             table: training programs.
             inputs: theirs.
-            seconds: labels (N).
         """
         unknown = np.isnan(inputs.device).all(0)
         device = np.where(unknown, 0.0, inputs.device)  # its input is zero anyway
@@ -103,9 +104,7 @@ class ProgramTransformer:
             # One chip has no width of its own: a factor of ten counts as one.
             "device_width": np.fmax(np.nanstd(device, 0), 1.0),
         }
-        found = cls(settings, {k: v.astype(np.float32) for k, v in scales.items()})
-        found.train(table, inputs, seconds, settings.epochs, settings.learning_rate)
-        return found
+        return cls(settings, {k: v.astype(np.float32) for k, v in scales.items()})
 
     def train(
         self,
@@ -116,34 +115,12 @@ class ProgramTransformer:
         learning_rate: float,
     ) -> None:
         """Train on programs, from the weights as they are; scales stay."""
-        import torch
+        from foreplan.cost_models.program_training import TrainingRows, train_together
 
-        s = self.settings
-        generator = np.random.default_rng(s.seed)
-        arrays = self._arrays(table, inputs)
-        target = torch.from_numpy(np.log(seconds).astype(np.float32)).to(s.torch_device)
-        domain = table.device if s.domains == "device" else _numbers(table.family)
-        steps = epochs * max(1, -(-len(table) // s.batch))
-        optimiser = torch.optim.AdamW(self.network.parameters(), learning_rate, weight_decay=0.01)
-        schedule = torch.optim.lr_scheduler.OneCycleLR(
-            optimiser, learning_rate, total_steps=steps + 1, pct_start=0.1
-        )
-        self.network.train()
-        begun = time.perf_counter()
-        for _ in range(epochs):
-            for rows in by_leaf_count(table.counts, s.batch, generator):
-                logs, embedding = self._log_seconds(arrays, table, rows)
-                loss = _relative_loss(logs - target[torch.from_numpy(rows).to(logs.device)])
-                if s.cmd_weight > 0:
-                    loss = loss + s.cmd_weight * _discrepancy(embedding, domain[rows])
-                optimiser.zero_grad(set_to_none=True)
-                loss.backward()
-                torch.nn.utils.clip_grad_norm_(self.network.parameters(), 1.0)
-                optimiser.step()
-                schedule.step()
-        if s.torch_device.startswith("cuda"):
-            torch.cuda.synchronize()
-        self.samples_per_s = epochs * len(table) / (time.perf_counter() - begun)
+        self.samples_per_s = train_together(
+            [self], [TrainingRows(table, inputs, seconds)], epochs=epochs,
+            learning_rate=learning_rate,
+        )  # fmt: skip
 
     def predict(
         self, table: ProgramTable, inputs: ProgramInputs
@@ -151,13 +128,19 @@ class ProgramTransformer:
         """Return ln(latency) (N) and embeddings in [-1, 1] (N, width)."""
         import torch
 
-        arrays = self._arrays(table, inputs)
+        where = self.settings.torch_device
+        arrays = self.arrays_of(table, inputs)
+        arrays["start"] = torch.from_numpy(table.offsets[:-1]).to(where)
+        arrays["count"] = torch.from_numpy(table.counts).to(where)
         logs = np.empty(len(table))
         embeddings = np.empty((len(table), self.settings.width), dtype=np.float32)
         self.network.eval()
         with torch.inference_mode():
             for rows in by_leaf_count(table.counts, 1024):
-                found, embedding = self._log_seconds(arrays, table, rows)
+                found, embedding = log_seconds(
+                    self.network, self.network.launch, arrays, torch.from_numpy(rows).to(where),
+                    int(table.counts[rows].max()),
+                )  # fmt: skip
                 logs[rows] = found.double().cpu().numpy()
                 embeddings[rows] = embedding.cpu().numpy()
         return logs, embeddings
@@ -190,7 +173,7 @@ class ProgramTransformer:
         )
         return found
 
-    def _arrays(self, table: ProgramTable, inputs: ProgramInputs) -> dict[str, Any]:
+    def arrays_of(self, table: ProgramTable, inputs: ProgramInputs) -> dict[str, Any]:
         """Everything that batches are cut from, on the network's device."""
         import torch
 
@@ -200,12 +183,11 @@ class ProgramTransformer:
         summary = (inputs.summary - scales["summary_mean"]) / scales["summary_width"]
         leaves = (table.leaves - scales["leaf_mean"]) / scales["leaf_width"]
         least = inputs.bound.bound_s if self.settings.bounded else 0.0 * inputs.scale_s
+        places = np.stack([table.position, table.depth], 1) * int(self.settings.positional)
         # A zero row at the end stands for "no leaf".
         arrays = {
             "leaves": np.concatenate([leaves, np.zeros_like(leaves[:1])]),
-            "places": np.concatenate(
-                [np.stack([table.position, table.depth], 1), np.zeros((1, 2), dtype=np.int32)]
-            ),
+            "places": np.concatenate([places, np.zeros_like(places[:1])]),
             # Far outside of what was seen a summary says no more than at its edge.
             "described": np.concatenate(
                 [np.where(known, device, 0.0), known, np.clip(summary, -4.0, 4.0)], 1
@@ -219,53 +201,37 @@ class ProgramTransformer:
             for k, v in arrays.items()
         }
 
-    def _log_seconds(
-        self, arrays: dict[str, Any], table: ProgramTable, rows: NDArray[np.int64]
-    ) -> tuple[Any, Any]:
-        """Natural logarithm of seconds (B,) and embeddings (B, W)."""
-        import torch
-
-        counts = table.counts[rows]
-        slots = np.arange(int(counts.max()))[None, :]
-        exists = slots < counts[:, None]
-        last = len(table.leaves)
-        where = self.settings.torch_device
-        at = torch.from_numpy(np.where(exists, table.offsets[rows][:, None] + slots, last))
-        at, mask = at.to(where), torch.from_numpy(exists).to(where)
-        chosen = torch.from_numpy(rows).to(where)
-        raw, embedding = self.network(
-            arrays["leaves"][at], arrays["places"][at], mask, arrays["described"][chosen]
-        )
-        launch = arrays["launch"][chosen] * torch.sigmoid(self.network.launch)
-        least = torch.log(arrays["bound"][chosen] + launch + 1e-12)
-        return torch.logaddexp(least, arrays["scale"][chosen] + raw), embedding
+    def domains_of(self, table: ProgramTable) -> NDArray[np.int64]:
+        """Number of each program's domain (N)."""
+        if self.settings.domains == "device":
+            return table.device
+        return np.unique(table.family, return_inverse=True)[1]
 
 
-def _numbers(words: NDArray[np.str_]) -> NDArray[np.int64]:
-    return np.unique(words, return_inverse=True)[1]
+def log_seconds(
+    network: Callable[..., tuple[Tensor, Tensor]],
+    launch: Tensor,
+    arrays: Mapping[str, Tensor],
+    rows: Tensor,
+    length: int,
+) -> tuple[Tensor, Tensor]:
+    """Natural logarithm of seconds (B,) and embeddings (B, W).
 
-
-def _relative_loss(difference: Any) -> Any:
-    """Mean of abs(predicted / measured - 1), continued as lines beyond a factor of two.
-
-    Without the lower line a prediction that is far too small would hardly be moved.
+    Args:
+        network: `ProgramNetwork` or its like.
+        launch: logit of the share of the launch overhead.
+        arrays: as `ProgramTransformer.arrays_of`, with ``start`` and ``count`` of leaves.
+        rows: programs (B,).
+        length: leaves of the longest of them, or more.
     """
     import torch
 
-    limit = 0.6931471805599453
-    inside = torch.expm1(difference.clamp(-limit, limit)).abs()
-    above, below = (difference - limit).clamp(min=0), (-difference - limit).clamp(min=0)
-    return (inside + 2.0 * above + 0.5 * below).mean()
-
-
-def _discrepancy(embedding: Any, domain: NDArray[np.int64]) -> Any:
-    """Discrepancy of the batch's most frequent domain from the others, 0 where it has one."""
-    import torch
-
-    from foreplan.cost_models._program_network import central_moment_discrepancy
-
-    names, counts = np.unique(domain, return_counts=True)
-    if len(names) < 2 or counts.max() > len(domain) - 8:
-        return embedding.new_zeros(())
-    first = torch.from_numpy(domain == names[counts.argmax()]).to(embedding.device)
-    return central_moment_discrepancy(embedding[first], embedding[~first])
+    slots = torch.arange(length, device=rows.device)
+    mask = slots < arrays["count"][rows][:, None]
+    at = torch.where(mask, arrays["start"][rows][:, None] + slots, len(arrays["leaves"]) - 1)
+    raw, embedding = network(
+        arrays["leaves"][at], arrays["places"][at], mask, arrays["described"][rows]
+    )
+    shown = arrays["launch"][rows] * torch.sigmoid(launch)
+    least = torch.log(arrays["bound"][rows] + shown + 1e-12)
+    return torch.logaddexp(least, arrays["scale"][rows] + raw), embedding

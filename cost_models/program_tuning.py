@@ -73,16 +73,15 @@ def tune(
         raise SpecError("labels", got="none, zero or unknown", expected="all > 0 s")
     inputs = program_inputs(table, model.scale_)
     if model.trees_:
-        by_trees = np.log(inputs.scale_s) + model.shift_
-        by_trees += np.sum([trees.predict(inputs) for trees in model.trees_], 0)
-        left = np.log(seconds) - by_trees
+        leaf_s = model.leaf_seconds(inputs)
+        left = np.log(seconds / np.add.reduceat(leaf_s, inputs.starts))
         # Few rows say how much faster the device is, more say what it is faster at.
         shift = float(np.median(left)) * len(left) / (len(left) + _PRIOR_ROWS)
         model.shift_ += shift
         model.trees_.append(
             ProgramTrees.fit(
                 inputs, seconds, rounds=_ROUNDS, depth=3, learning_rate=0.05,
-                threads=model.threads, seed=model.seed, start=by_trees + shift,
+                threads=model.threads, seed=model.seed, start_s=leaf_s * np.exp(shift),
             )
         )  # fmt: skip
     for network in model.networks_:

@@ -81,7 +81,7 @@ class CdmppReleased(RegressorMixin, BaseEstimator):  # type: ignore[misc, unused
         low, high = table.leaves.min(0), table.leaves.max(0)
         self.scale_ = low, np.maximum(high - low, 1e-6)
         self.counts_ = np.unique(table.counts)
-        device = device_inputs(table)
+        leaves, device = self._resident(table)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(self.seed)
             self.network_ = _network(
@@ -95,12 +95,13 @@ class CdmppReleased(RegressorMixin, BaseEstimator):  # type: ignore[misc, unused
             optimiser, self.learning_rate / 10, self.learning_rate * 10, cycle_momentum=False
         )
         generator = np.random.default_rng(self.seed)
+        wanted_all = torch.from_numpy(target).to(self.torch_device)
         for _ in range(self.epochs):
             for rows in self._batches(table, generator):
                 if len(rows) < 2:
                     continue  # BatchNorm needs two
-                wanted = torch.from_numpy(target[rows]).to(self.torch_device)
-                difference = self._run(table, device, rows) - wanted
+                wanted = wanted_all[torch.from_numpy(rows).to(self.torch_device)]
+                difference = self._run(table, leaves, device, rows) - wanted
                 relative = (difference.abs() / wanted.abs().clamp(min=1e-3)).mean()
                 loss = 1000 * difference.square().mean() + relative
                 optimiser.zero_grad(set_to_none=True)
@@ -115,10 +116,10 @@ class CdmppReleased(RegressorMixin, BaseEstimator):  # type: ignore[misc, unused
         import torch
 
         self.network_.eval()
-        device, found = device_inputs(table), np.zeros(len(table))
+        (leaves, device), found = self._resident(table), np.zeros(len(table))
         with torch.inference_mode():
             for rows in self._batches(table, None):
-                found[rows] = self._run(table, device, rows).double().cpu().numpy()
+                found[rows] = self._run(table, leaves, device, rows).double().cpu().numpy()
         seconds = 1e-6 * self.label_.inverse_transform(found[:, None])[:, 0]
         seconds = np.nan_to_num(np.clip(seconds, 1e-9, 1e6), nan=1e-6)  # the release's rule
         return np.asarray(seconds, dtype=np.float64)
@@ -141,22 +142,26 @@ class CdmppReleased(RegressorMixin, BaseEstimator):  # type: ignore[misc, unused
             generator.shuffle(batches)
         yield from batches
 
-    def _run(self, table: ProgramTable, device: NDArray[np.float32], rows: Any) -> Any:
+    def _run(self, table: ProgramTable, leaves: Any, device: Any, rows: Any) -> Any:
         import torch
 
         count = int(table.counts[rows[0]])
-        known = self._nearest(count)
-        slots = np.minimum(np.arange(known), count - 1)
-        at = table.offsets[rows][:, None] + slots
-        scaled = (table.leaves[at] - self.scale_[0]) / self.scale_[1]
-        spare = self._width(table) - scaled.shape[-1]
-        scaled = np.pad(scaled, ((0, 0), (0, 0), (0, spare)))
+        slots = np.minimum(np.arange(self._nearest(count)), count - 1)
+        at = torch.from_numpy(table.offsets[rows][:, None] + slots).to(self.torch_device)
+        return self.network_(leaves[at], device[torch.from_numpy(rows).to(self.torch_device)])
+
+    def _resident(self, table: ProgramTable) -> tuple[Any, Any]:
+        """Encoded leaves and device figures, where the network is."""
+        import torch
+
+        scaled = (table.leaves - self.scale_[0]) / self.scale_[1]
+        scaled = np.pad(scaled, ((0, 0), (0, self._width(table) - scaled.shape[-1])))
         # Position as the release counts it: markers of closed nodes included.
-        place = 2 * table.position[at] - table.depth[at]
-        inputs = (scaled + _encoding(place, scaled.shape[-1])).astype(np.float32)
-        return self.network_(
-            torch.from_numpy(inputs).to(self.torch_device),
-            torch.from_numpy(device[rows]).to(self.torch_device),
+        place = 2 * table.position - table.depth
+        leaves = (scaled + _encoding(place, scaled.shape[-1])).astype(np.float32)
+        return (
+            torch.from_numpy(leaves).to(self.torch_device),
+            torch.from_numpy(device_inputs(table)).to(self.torch_device),
         )
 
 

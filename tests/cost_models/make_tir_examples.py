@@ -81,9 +81,42 @@ def cuda():
     return s.mod
 
 
+def _copy(width):
+    a = te.placeholder((16, 160, 7, 7), "float32", name="A")
+    b = te.compute((16, 160, 7, 7), lambda *i: a(*i), name="B")
+    s = tvm.s_tir.Schedule(tvm.IRModule({"main": te.create_prim_func([a, b])}))
+    block = s.get_sblock("B")
+    outer, inner = s.split(s.fuse(*s.get_loops(block)), [None, width])
+    s.parallel(outer)
+    s.vectorize(inner)
+    return s.mod
+
+
+def copy_joined():
+    return _copy(64)
+
+
+def copy_scattered():
+    return _copy(16)
+
+
+def pad():
+    a = te.placeholder((8, 56, 56), "float32", name="A")
+
+    def padded(c, i, j):
+        inside = tvm.tirx.all(i >= 1, i < 57, j >= 1, j < 57)
+        value = tvm.tirx.exp(a[c, i - 1, j - 1])
+        return tvm.tirx.if_then_else(inside, value, tvm.tirx.const(0.0, "float32"))
+
+    b = te.compute((8, 58, 58), padded, name="B")
+    return tvm.IRModule({"main": te.create_prim_func([a, b])})
+
+
 if __name__ == "__main__":
     lines = []
-    for build in (gemm, gemm_tiled, reduction, chain, cuda):
+    for build in (
+        gemm, gemm_tiled, reduction, chain, cuda, copy_joined, copy_scattered, pad,
+    ):  # fmt: skip
         module = build()
         print(module.script())
         text = tvm.ir.save_json(module)

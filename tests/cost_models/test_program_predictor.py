@@ -14,7 +14,8 @@ from foreplan.cost_models._program_network import ProgramNetwork, central_moment
 from foreplan.cost_models.baselines_programs import BASELINES
 from foreplan.cost_models.compact_ast import CompactAst, CompactAstEncoder
 from foreplan.cost_models.program_bound import program_bound
-from foreplan.cost_models.program_predictor import ProgramPredictor
+from foreplan.cost_models.program_inputs import program_inputs
+from foreplan.cost_models.program_predictor import ProgramPredictor, fit_together
 from foreplan.cost_models.program_table import ProgramTable, by_leaf_count
 from foreplan.datasets import device_zoo
 from foreplan.datasets.tir.task import decode_module
@@ -99,6 +100,21 @@ def test_same_seed_same_model(table: ProgramTable) -> None:
     np.testing.assert_array_equal(one.predict(table), two.predict(table))
 
 
+def test_predictors_fitted_together_keep_to_their_own_rows(table: ProgramTable) -> None:
+    fast = table.take(np.flatnonzero(table.device == 0))
+    slow = table.take(np.flatnonzero(table.device == 0))
+    object.__setattr__(slow, "latency_s", 10 * slow.latency_s)
+    models = [
+        ProgramPredictor(rounds=10, groups=2, networks=1, width=16, layers=1, epochs=10, seed=n)
+        for n in range(2)
+    ]
+    one, two = fit_together(models, [fast, slow])
+    for model, own in ((one, fast), (two, slow)):
+        network = model.networks_[0].predict(own, program_inputs(own, model.scale_))[0]
+        assert abs(np.median(network - np.log(own.latency_s))) < 1
+        assert np.median(np.abs(model.predict(own) / own.latency_s - 1)) < 0.6
+
+
 def test_fine_tuning_on_few_programs_helps(model: ProgramPredictor, table: ProgramTable) -> None:
     from copy import deepcopy
 
@@ -149,9 +165,11 @@ def test_masked_leaves_do_not_count() -> None:
 
 
 def test_discrepancy_of_a_sample_from_itself_is_zero() -> None:
-    sample = torch.rand(50, 8) * 2 - 1
-    assert central_moment_discrepancy(sample, sample) == 0
-    assert central_moment_discrepancy(sample, sample + 0.3) > 0.1
+    half = torch.rand(50, 8) * 2 - 1
+    one = torch.cat([torch.ones(50), torch.zeros(50)])
+    same = central_moment_discrepancy(torch.cat([half, half]), one, 1 - one)
+    assert same == pytest.approx(0, abs=1e-4)
+    assert central_moment_discrepancy(torch.cat([half, half + 0.3]), one, 1 - one) > 0.1
 
 
 def test_batches_cover_every_row_once() -> None:

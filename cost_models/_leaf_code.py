@@ -1,0 +1,348 @@
+"""Code of a leaf: what a compiler can and cannot do with its loops, for the leaf's "code" entries.
+
+An operation is counted as often as the loops run that its operands depend on (the compiler moves it
+out of the others). An access is followed along the innermost loop and along the vector loop: it
+stays, goes on by one element, jumps, or lies *scattered*, where an index holds divisions that TVM
+does not see through: of x // 49 and x % 49 with x = 16 f + v it simplifies what 16 divides, after
+which the rest no longer joins to x. A condition on the innermost loop is one bound or two: the
+last iteration can be peeled off, both ends cannot. Compiled; called by `_leaf_vector`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from foreplan.cost_models import _tir_words as w
+from foreplan.cost_models._leaf_loops import SERIAL, UNROLLED, VECTOR, address, log
+from foreplan.cost_models._tir_compiled import part
+from foreplan.cost_models._tir_regions import INDIRECT, evaluate, iterations
+from foreplan.cost_models._tir_walk import (
+    INDICES,
+    constant,
+    dtype_code,
+    member,
+    ref,
+    size,
+    word,
+)
+
+_A, _B, _C, _E = 0, 1, 2, 4
+_KIND, _VARIABLE, _LOAD, _CALL, _CAST = w.KIND, w.VARIABLE, w.LOAD, w.CALL, w.CAST
+_SELECT, _ADD, _SUB, _MUL, _DIV, _MOD = w.SELECT, w.ADD, w.SUB, w.MUL, w.DIV, w.MOD
+_FLOOR_DIV, _FLOOR_MOD, _MIN, _MAX, _NOT = w.FLOOR_DIV, w.FLOOR_MOD, w.MIN, w.MAX, w.NOT
+_EQ, _NE, _LT, _LE, _GT, _GE, _AND = w.EQ, w.NE, w.LT, w.LE, w.GT, w.GE, w.AND
+_FLOATING_OF, _PRICE_OF = w.FLOATING_OF, w.PRICE_OF
+
+#: Instructions up to which LLVM unrolls a loop whole before it looks for vector code (-O3).
+_UNROLLED_SIZE = 300.0
+#: How an access goes along a loop.
+STAYS, NEXT, JUMPS, SCATTERED = range(4)
+#: Steps up to which vector code loads all and shuffles.
+_INTERLEAVED = 4.0
+
+
+@part
+def _collect(
+    nodes: Any, pool: Any, alias: Any, roots: Any, many: int, state: Any, out: Any, stack: Any
+) -> Any:
+    """Rows below ``roots``, operands first, each once; -1 where they are too many."""
+    length = 0
+    for number in range(many):
+        stack[0] = roots[number]
+        top = 1
+        while top > 0:
+            top -= 1
+            row = stack[top]
+            if row < 0:
+                if length == out.size:
+                    return -1
+                out[length] = -row - 1
+                length += 1
+                continue
+            if row == 0 or state[row, 2] != -1:
+                continue
+            state[row, 2] = 0
+            if top > stack.size - 64:
+                return -1
+            stack[top] = -row - 1
+            top += 1
+            kind = nodes[row, _KIND]
+            if kind == _VARIABLE:
+                stack[top] = alias[row]
+                top += 1
+            elif kind in (_LOAD, _CALL):
+                inner = ref(nodes, row, _B)
+                for item in range(min(size(nodes, inner), 16)):
+                    stack[top] = member(nodes, pool, inner, item)
+                    top += 1
+            elif kind == _CAST or _SELECT <= kind <= _NOT:
+                stack[top] = ref(nodes, row, _A)
+                top += 1
+                if kind != _CAST and kind != _NOT:
+                    stack[top] = ref(nodes, row, _B)
+                    top += 1
+                if kind == _SELECT:
+                    stack[top] = ref(nodes, row, _C)
+                    top += 1
+    return length
+
+
+@part
+def _masks(
+    nodes: Any, pool: Any, alias: Any, loop_of: Any, rows: Any, length: int, own: int,
+    everything: int, state: Any,
+) -> None:  # fmt: skip
+    """Loops that each row depends on; the leaf's own result changes with every iteration."""
+    for number in range(length):
+        row = rows[number]
+        kind = nodes[row, _KIND]
+        found = 0
+        if kind == _VARIABLE:
+            if alias[row] > 0:
+                found = state[alias[row], 2]
+            elif loop_of[row] >= 0:
+                found = 1 << loop_of[row]
+        elif kind in (_LOAD, _CALL):
+            inner = ref(nodes, row, _B)
+            for item in range(min(size(nodes, inner), 16)):
+                found |= state[member(nodes, pool, inner, item), 2]
+            if kind == _LOAD:
+                found |= everything if ref(nodes, row, _E) == own else INDIRECT
+        elif kind in (_CAST, _NOT):
+            found = state[ref(nodes, row, _A), 2]
+        elif _SELECT <= kind < _NOT:
+            found = state[ref(nodes, row, _A), 2] | state[ref(nodes, row, _B), 2]
+            if kind == _SELECT:
+                found |= state[ref(nodes, row, _C), 2]
+        state[row, 2] = found
+
+
+@part
+def _executions(mask: int, everything: int, extents: Any, count: int) -> Any:
+    """Times that something runs that depends on these loops: its deepest loop and all around it."""
+    deepest = -1
+    for loop in range(count):
+        if mask & everything & ~INDIRECT & (1 << loop) and extents[loop] > 1:
+            deepest = loop
+    return iterations(everything & ((1 << (deepest + 1)) - 1), extents, count)
+
+
+@part
+def _kept_divisions(
+    nodes: Any, pool: Any, alias: Any, indices: int, loop: int, extent: float, state: Any,
+    stack: Any,
+) -> Any:  # fmt: skip
+    """Divisions of an access's indices that depend on a loop: simplified, and left as they are."""
+    simple = kept = 0
+    top = 0
+    for dim in range(size(nodes, indices)):
+        stack[top] = member(nodes, pool, indices, dim)
+        top += 1
+    visits = 0
+    while top > 0:
+        top -= 1
+        visits += 1
+        row = stack[top]
+        if row == 0 or visits > 500 or top > stack.size - 8:
+            continue
+        kind = nodes[row, _KIND]
+        if not state[row, 2] >> loop & 1:
+            continue
+        if kind == _VARIABLE:
+            stack[top] = alias[row]
+            top += 1
+        elif kind == _CAST:
+            stack[top] = ref(nodes, row, _A)
+            top += 1
+        elif _ADD <= kind <= _MAX:
+            if kind in (_FLOOR_DIV, _FLOOR_MOD, _DIV, _MOD):
+                divisor = constant(nodes, ref(nodes, row, _B), 1)
+                if divisor > 1:
+                    if extent % divisor == 0 or divisor % extent == 0:
+                        simple += 1
+                    else:
+                        kept += 1
+            stack[top], stack[top + 1] = ref(nodes, row, _A), ref(nodes, row, _B)
+            top += 2
+        elif kind in (_LOAD, _CALL):
+            kept += 1
+    return simple, kept
+
+
+@part
+def _ways(
+    nodes: Any, pool: Any, alias: Any, loop_of: Any, accesses: Any, many: int, shapes: Any,
+    loop: int, extent: float, at: Any, order: Any, length: int, state: Any, stack: Any, ways: Any,
+) -> None:  # fmt: skip
+    """How each access goes along a loop while the others stand still."""
+    places = np.zeros((3, many))
+    for turn in range(3):
+        at[:] = 0
+        at[loop] = (0, 1, int(extent) - 1)[turn]
+        evaluate(nodes, pool, alias, loop_of, at, at, order, length, state)
+        for item in range(many):
+            places[turn, item] = address(nodes, pool, accesses[item, INDICES], shapes[item], state)
+    for item in range(many):
+        step = places[1, item] - places[0, item]
+        straight = places[2, item] - places[0, item] == step * (extent - 1)
+        simple, kept = _kept_divisions(
+            nodes, pool, alias, accesses[item, INDICES], loop, extent, state, stack
+        )
+        if not straight or (kept > 0 and (simple > 0 or step != 1.0)):
+            ways[item] = SCATTERED
+        elif step == 0.0:
+            ways[item] = STAYS
+        else:
+            ways[item] = NEXT if abs(step) <= _INTERLEAVED else JUMPS
+
+
+@part
+def code_entries(
+    nodes: Any, pool: Any, alias: Any, loop_of: Any, accesses: Any, many: int, shapes: Any,
+    value: int, predicate: int, own: int, step: float, count: int, extents: Any,
+    running: Any, everything: int, jobs: int, reducing: int, total: float, lane: int, order: Any,
+    length: int, state: Any, meant: Any, rows: Any, stack: Any, out: Any,
+) -> None:  # fmt: skip
+    """Fill the "code" entries of a leaf.
+
+    ``meant`` is a second ``state``, of the stored value's expressions; ``rows`` and ``stack`` are
+    scratch.
+    """
+    many = min(many, 16)
+    at, ways = np.zeros(extents.size, dtype=np.int64), np.zeros(16, dtype=np.int64)
+    roots = np.zeros(2 + 16 * many, dtype=np.int32)
+    roots[0], roots[1] = value, predicate
+    number = 2
+    for item in range(many):
+        for dim in range(min(16, size(nodes, accesses[item, INDICES]))):
+            roots[number] = member(nodes, pool, accesses[item, INDICES], dim)
+            number += 1
+    meant[0, :] = 0
+    meant[:, 2] = -1
+    found = _collect(nodes, pool, alias, roots, number, meant, rows, stack)
+    if found < 0:
+        return
+    _masks(nodes, pool, alias, loop_of, rows, found, own, everything, meant)
+
+    # Short innermost loops are unrolled whole; the next one is then what becomes vector code.
+    body = many + 3.0
+    for item in range(found):
+        kind = nodes[rows[item], _KIND]
+        code = dtype_code(nodes, rows[item])
+        if kind in (_CALL, _CAST) or _EQ <= kind <= _GE:
+            body += 1.0
+        elif _SELECT <= kind <= _MAX and code >= 0 and _FLOATING_OF[code] > 0:
+            body += 2.0 if kind in (_MIN, _MAX) else 1.0
+    # A loop that nothing depends on repeats its results: once is left of it.
+    touched, kept = 0, 0
+    for item in range(many):
+        for dim in range(size(nodes, accesses[item, INDICES])):
+            touched |= meant[member(nodes, pool, accesses[item, INDICES], dim), 2]
+    for loop in range(count):
+        if running[loop] not in (SERIAL, UNROLLED, VECTOR) or (touched | reducing) >> loop & 1:
+            kept |= 1 << loop
+    repeated = iterations(everything & ~kept, extents, count)
+    everything &= kept
+    total /= repeated
+    inner, turns, unrolled, spatial = -1, 1.0, True, -1
+    for loop in range(count - 1, -1, -1):
+        if extents[loop] <= 1 or not everything >> loop & 1 or jobs >> loop & 1:
+            continue
+        inner = loop
+        if spatial < 0 and not reducing >> loop & 1:
+            spatial = loop
+        whole = turns * extents[loop]
+        if running[loop] == VECTOR or (
+            running[loop] != UNROLLED and whole > step and whole * body > _UNROLLED_SIZE
+        ):
+            unrolled = False
+            break
+        turns = whole
+    if unrolled and spatial >= 0:  # straight code: neighbouring stores are joined
+        inner = spatial
+    for turn in range(2):
+        loop = inner if turn == 0 else lane
+        if loop < 0:
+            continue
+        _ways(
+            nodes, pool, alias, loop_of, accesses, many, shapes, loop, extents[loop], at, order,
+            length, state, stack, ways,
+        )  # fmt: skip
+        out[5 * turn] = ways[0]
+        for item in range(1, many):
+            out[5 * turn + 1 + ways[item]] += 1.0
+
+    zeros, highest = np.zeros(extents.size, dtype=np.int64), at
+    for loop in range(count):
+        highest[loop] = int(extents[loop]) - 1
+    evaluate(nodes, pool, alias, loop_of, zeros, highest, rows, found, meant)
+    lower = upper = other = around = above = below = 0.0
+    flops = quotients = functions = addresses = divisions = 0.0
+    for item in range(found):
+        row = rows[item]
+        kind, mask = nodes[row, _KIND], meant[row, 2]
+        if _EQ <= kind <= _GE:
+            a, b = ref(nodes, row, _A), ref(nodes, row, _B)
+            code = dtype_code(nodes, a)
+            if (code >= 0 and _FLOATING_OF[code] > 0) or mask & INDIRECT:
+                flops += _executions(mask, everything, extents, count)
+                continue
+            if kind in (_GT, _GE):
+                a, b = b, a
+            strict = 1 if kind in (_LT, _GT) else 0
+            if kind > _NE and (
+                meant[a, 1] + strict <= meant[b, 0] or meant[a, 0] + strict > meant[b, 1]
+            ):
+                continue
+            if inner < 0 or not mask >> inner & 1:
+                if kind <= _NE:
+                    around += 1.0
+                elif meant[a, 2] > 0:
+                    above += 1.0
+                else:
+                    below += 1.0
+            elif kind <= _NE:
+                other += 1.0
+            elif meant[a, 2] >> inner & 1:
+                upper += 1.0
+            else:
+                lower += 1.0
+            continue
+        times = _executions(mask, everything, extents, count)
+        if kind == _CALL:
+            price = _PRICE_OF[word(nodes, ref(nodes, row, _A))]
+            if price not in (3, 4):
+                functions += times
+        elif kind in (_SELECT, _MIN, _MAX):
+            flops += times
+        elif _ADD <= kind <= _FLOOR_MOD:
+            code = dtype_code(nodes, row)
+            if code >= 0 and _FLOATING_OF[code] > 0:
+                if kind == _DIV:
+                    quotients += times
+                else:
+                    flops += times
+            elif kind >= _DIV and constant(nodes, ref(nodes, row, _B), 1) > 1:
+                divisions += times
+            else:
+                addresses += times
+    both = min(lower, upper)
+    around += min(above, below)
+    out[10], out[11], out[12], out[13] = both + other, abs(upper - lower), log(turns), around
+    out[14], out[15], out[16] = log(flops), log(quotients), log(functions)
+    out[17], out[18] = log(addresses), log(divisions)
+    # Results that a turn of the innermost reducing loop updates: sums that do not wait for each
+    # other.
+    last = -1
+    for loop in range(count):
+        if reducing >> loop & 1 and extents[loop] > 1:
+            last = loop
+    inside = ~((1 << (last + 1)) - 1)
+    sums = iterations(everything & ~reducing & ~jobs & inside, extents, count)
+    out[19] = log(sums) if last >= 0 else 0.0
+    out[20] = log(total / sums) if last >= 0 else 0.0
+    out[21] = 1.0 if inner >= 0 and reducing >> inner & 1 else 0.0
+    out[22] = log(repeated - 1.0)
+    out[23] = log(total / (extents[inner] if inner >= 0 else 1.0))
