@@ -67,7 +67,7 @@ def _check_declared(planner: Planner[Any, Any], problem: Problem[Any], name: str
     word = isinstance(kind, str) and kind.replace("-", "").replace("_", "").isalnum()
     require(word, name, "has a kind that is one word", kind)
     for field in ("workload_type", "decision_type"):
-        declared = getattr(planner, field, None)
+        declared: Any = getattr(planner, field, None)
         strict = isinstance(declared, type) and issubclass(declared, StrictModel)
         require(strict, f"{name}.{field}", "is a foreplan.StrictModel", declared)
         declared.model_json_schema()  # launchers validate by it
