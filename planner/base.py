@@ -237,7 +237,10 @@ class Planner(ABC, Generic[W, D]):
         return {}
 
     def objective(self, problem: Problem[W], decision: D, total_s: float) -> float:
-        """What decisions that meet every limit are compared by, least first: simulated seconds."""
+        """What decisions that meet every limit are compared by, least first: simulated seconds.
+
+        An array of totals may come instead of one; where that raises, they come one by one.
+        """
         return total_s
 
     def time_limit(self, problem: Problem[W]) -> TimeLimit[D] | None:
