@@ -194,7 +194,8 @@ class ProgramPredictor(RegressorMixin, BaseEstimator):  # type: ignore[misc, unu
         """
         inputs = program_inputs(table, self.scale_)
         if self.networks_:
-            return self.networks_[0].predict(table, inputs)[1]
+            found: NDArray[np.float32] = self.networks_[0].predict(table, inputs)[1]
+            return found
         width = np.maximum(inputs.summary.std(0), 0.05)
         return np.asarray((inputs.summary - inputs.summary.mean(0)) / width, dtype=np.float32)
 

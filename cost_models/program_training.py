@@ -272,7 +272,7 @@ def _captured(step: Callable[[], None], stacked: _Stack) -> Callable[[], None]:
     import torch
 
     before = [tensor.detach().clone() for tensor in stacked.tensors()]
-    side = torch.cuda.Stream()
+    side = torch.cuda.Stream()  # type: ignore[no-untyped-call, unused-ignore]
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
         for _ in range(3):
