@@ -2,8 +2,9 @@
 
 ``measured``: profiles (exact rows, then interpolation), then the shipped predictor for devices that
 it was fitted to (``foreplan profile --fit``) and for devices of the zoo, then the roofline of
-published or measured figures. ``predicted``: the same without profiles. ``roofline``: the figures
-alone. Links come from the cluster's tiers in every case.
+published or measured figures. ``predicted``: the same without profiles, where the predictor takes a
+profiled GPU by its measured figures. ``roofline``: the figures alone. Links come from the cluster's
+tiers in every case.
 """
 
 from __future__ import annotations
@@ -174,6 +175,11 @@ def cost_book(
 
         zoo = {rank.label: rank.name.zoo for rank in cluster.ranks() if rank.name.zoo}
         sources.append(_ByZooName(PredictedSource(), zoo))
+    gpus = {k: p.device for k, p in profiles.by_label.items() if p.device.kind != "cpu"}
+    if choice == "predicted" and gpus:
+        from foreplan.cost_models.predicted import PredictedSource
+
+        sources.append(PredictedSource(devices=gpus))
     sources.append(RooflineSource(_figures(cluster, profiles)))
     return CostBook(sources, given=given)
 

@@ -1,0 +1,28 @@
+"""Predicted costs of a profiled GPU rest on its measured figures alone."""
+
+from foreplan.cost_models.book import Profiles, cost_book
+from foreplan.datasets import device_zoo
+from foreplan.datasets.cluster import Cluster
+from foreplan.datasets.profile import Profile, Row
+from foreplan.datasets.program import Variant, program
+from foreplan.datasets.specs import validate
+
+ITEM = program("linear", Variant("bf16", "bf16", "torch.linear"), rows=4096, n=4096, k=4096)
+
+
+def test_a_profiled_gpu_is_predicted_by_its_figures() -> None:
+    h200 = device_zoo.device("h200").model_copy(update={"name": "cuda:0"})
+    row = Row(
+        op=ITEM.op, dims=ITEM.dims, variant=str(ITEM.variant), status="ok", samples=9,
+        low_s=1.0, median_s=1.0, high_s=1.0,
+    )  # fmt: skip
+    cluster = validate(Cluster, {"devices": [{"name": "cuda:0"}]}, "cluster")
+    label = cluster.ranks()[0].label
+    profiles = Profiles({label: Profile(device=h200, software={}, rows=(row,))})
+    found = {
+        c: cost_book(cluster, profiles, c).cost(ITEM, label) for c in ("measured", "predicted")
+    }
+    assert found["measured"].mean_s == 1.0
+    assert found["predicted"].source == "predicted"
+    ideal_s = ITEM.flops / h200.peak_flops["bf16/matrix"]
+    assert ideal_s < found["predicted"].mean_s < 10 * ideal_s
