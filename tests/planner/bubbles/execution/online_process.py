@@ -30,7 +30,7 @@ class Priced:
     """Everything that computes at a fixed price."""
 
     def estimate(self, work: Work, device: str) -> Estimate | None:
-        return Estimate.exact(0.0 if isinstance(work, HostLaunch) else 2e-4)
+        return Estimate.exact(0.0 if isinstance(work, HostLaunch) else 4e-4)
 
 
 def problem_of() -> Any:
@@ -49,7 +49,7 @@ def main(folder: Path, rank: int, adaptive: bool) -> None:
     )
     problem = problem_of()
     decision = BubblesPlanner().decide(problem).decision
-    online = OnlinePlanner(problem, decision) if rank == 0 and adaptive else None
+    online = OnlinePlanner(problem, decision, threshold=0.5) if rank == 0 and adaptive else None
     trainer = BubbleTrainer(problem, decision, rank, online=online, adaptive=adaptive)
     compute, factor = trainer.kernels.run, 1.0
 

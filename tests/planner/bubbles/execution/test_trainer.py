@@ -28,7 +28,7 @@ def run(folder: Path, how: str) -> dict[str, Any]:
         for rank in range(RANKS)
     ]  # fmt: skip
     try:
-        told = [process.communicate(timeout=120)[1] for process in processes]
+        told = [process.communicate(timeout=240)[1] for process in processes]
     finally:
         for process in processes:
             process.kill()
