@@ -45,7 +45,7 @@ def read_scores(table: ProgramTable, folder: Path) -> list[Scored]:
     found = []
     for path in sorted(folder.glob("*.json")):
         facts = json.loads(path.read_text(encoding="utf-8"))
-        with np.load(path.with_suffix(".npz")) as arrays:
+        with np.load(path.with_suffix(".npz"), allow_pickle=False) as arrays:
             rows, predicted = arrays["rows"], arrays["predicted_s"]
             measured = table.latency_s[rows]
             inside = np.zeros(0, dtype=np.bool_)

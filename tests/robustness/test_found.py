@@ -1,0 +1,202 @@
+"""What fuzzing, faults and reading found, one case each; docs/results/robustness.md lists them."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import zlib
+from base64 import b64encode
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from tests.robustness.guard import bounded, outcome
+from tests.robustness.readers import NEUSIGHT, readers
+
+from foreplan.cost_models.compact_ast import CompactAstEncoder
+from foreplan.cost_models.schedule import MOST_ACTIONS
+from foreplan.cost_models.tree_ensemble import TreeEnsemble
+from foreplan.datasets.importers import read_operators
+from foreplan.datasets.profile_journal import SCHEMA, ProfileJournal
+from foreplan.datasets.specs import load_document, validate
+from foreplan.datasets.tir.task import decode_module
+from foreplan.errors import ForeplanError, SpecError
+from foreplan.planner.bubbles.actions import parse_order
+from foreplan.planner.bubbles.spec import BubblesWorkload
+from foreplan.planner.precision.spec import PrecisionWorkload
+
+READERS = readers()
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("x.json", '{"a": ' + "9" * 5000 + "}"),  # ValueError of int()
+        ("x.yaml", "a: " + "9" * 5000),
+        ("x.json", '{"a": ' + "[" * 300 + "]" * 300 + "}"),  # PydanticSerializationError
+        ("x.yaml", "a: &a [*a]"),  # a list that holds itself
+        ("x.yaml", "a0: &a0 [0]\n" + "".join(
+            f"a{i}: &a{i} [*a{i - 1}, *a{i - 1}, *a{i - 1}]\n" for i in range(1, 40)
+        )),  # 3^39 values
+        ("x.json", '{"a": [' + "{}," * (1 << 20) + "{}]}"),  # gigabytes of errors
+        ("x.json", '{"a": "' + "x" * (17 << 20) + '"}'),
+    ],
+    ids=["digits", "digits-yaml", "deep", "cycle", "laughs", "values", "long"],
+)  # fmt: skip
+def test_documents_beyond_what_is_read(name: str, text: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_text(text)
+    assert outcome(lambda: load_document(tmp_path / name))
+
+
+def test_a_document_without_end() -> None:
+    assert "more than" in str(outcome(lambda: load_document("/dev/zero")))
+
+
+def test_half_a_character() -> None:
+    assert outcome(lambda: validate(BubblesWorkload, {"a": "\ud800"}, "w"))
+
+
+def test_a_hundred_thousand_errors_are_one_line() -> None:
+    data = {"encoders": [{}] * 100_000, "sequence_length": 1, "microbatches": 1}
+    assert outcome(lambda: validate(BubblesWorkload, data, "w"))
+
+
+def test_messages_are_short_and_plain() -> None:
+    line = str(ForeplanError("a\x1b[2J\n\ud800" + "x" * 10_000))
+    assert line.startswith("a\\x1b[2J \\ud800x")
+    assert len(line) < 2000
+
+
+@pytest.mark.parametrize("value", [4, None, {"x": 1}])
+def test_precisions_of_another_type(value: object) -> None:
+    with pytest.raises(SpecError, match="precisions"):
+        validate(PrecisionWorkload, {"batch": 1, "precisions": value}, "w")
+
+
+@pytest.mark.parametrize("order", ["e0.0-999999999999F0", "1F" + "9" * 5000, "e0.0-4000F0 " * 300])
+def test_orders_of_any_length(order: str) -> None:
+    with bounded(), pytest.raises(SpecError):
+        parse_order(order)
+
+
+def test_trees_that_have_no_end() -> None:
+    leaf = {"roots": [0], "feature": [0, -1, -1], "value": [0.0] * 3, "missing_left": [0] * 3}
+    for left in ([0, -1, -1], [7, -1, -1], [2, -1, -1]):
+        with pytest.raises(ValueError, match="trees"):
+            TreeEnsemble({k: np.array(v) for k, v in {**leaf, "left": left}.items()})
+    sound = TreeEnsemble({k: np.array(v) for k, v in {**leaf, "left": [1, -1, -1]}.items()})
+    with pytest.raises(SpecError, match="features"):
+        sound.predict(np.zeros((1, 0), dtype=np.float32))
+
+
+@pytest.mark.parametrize(
+    "nodes",
+    [
+        [{"type": "ffi.Array", "data": "DATA"}],
+        [{"type": "ffi.Map", "data": {"a": 2**31 - 1, "b": 2**31 - 1}}],
+        [{"type": "ir.IRModule", "data": {"functions": 0}}, {"type": "ffi.Array"}],
+    ],
+)
+@pytest.mark.parametrize("members", ["[1}", "[1,,,{", "[[[[", '["'])
+def test_modules_that_are_none(nodes: list[Any], members: str) -> None:
+    """The compiled reader wrote behind its arrays at ``[1}``: a segmentation fault."""
+    text = json.dumps({"root_index": 0, "nodes": nodes}).replace('"DATA"', members + " " * 40)
+    encoder = CompactAstEncoder()
+    for cut in range(0, len(text), 7):
+        with pytest.raises(SpecError):
+            encoder.encode(text[:cut])
+    with pytest.raises(SpecError):
+        encoder.encode(text)
+
+
+def test_archives_that_grow(tmp_path: Path) -> None:
+    packed = b64encode(zlib.compress(bytes(100 << 20), 9)).decode()
+    with bounded(), pytest.raises(SpecError, match="more than"):
+        decode_module(packed)
+    path = tmp_path / "n.csv.gz"
+    with gzip.open(path, "wb", compresslevel=1) as stream:
+        for _ in range(260):
+            stream.write(bytes(1 << 20))
+    with bounded(), pytest.raises(SpecError, match="bytes of text"):
+        read_operators(path, "neusight")
+
+
+@pytest.mark.parametrize("cell", ["1e999", "-inf", "1e300", "nan"])
+def test_sizes_that_overflow(cell: str, tmp_path: Path) -> None:
+    path = tmp_path / "n.csv"
+    path.write_text(NEUSIGHT.replace(",128,", f",{cell},"))
+    with pytest.raises(SpecError):
+        read_operators(path, "neusight")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"times_s": ["x"]}, {"times_s": [-1.0]}, {"times_s": []}, {"times_s": 5}, {"extra": 1}],
+)
+def test_a_journal_line_of_another_shape_is_measured_again(
+    change: dict[str, Any], tmp_path: Path
+) -> None:
+    data = READERS["journal"].valid_bytes().split(b"\n")
+    line = json.loads(data[2])
+    line["result"] |= change
+    path = tmp_path / "j"
+    path.write_bytes(b"\n".join([*data[:2], json.dumps(line).encode(), b""]))
+    with ProfileJournal(path) as journal:
+        journal.resume({"a": 1})
+        assert not journal.parts
+    assert SCHEMA.encode() in path.read_bytes()
+
+
+@pytest.mark.parametrize(
+    "name", ["../a.safetensors", "x" * 5000, "a\0b", "/etc/passwd", "sub/a.safetensors"]
+)
+def test_an_index_names_files_beside_it(name: str, tmp_path: Path) -> None:
+    reader = READERS["safetensors-index"]
+    assert reader.document is not None
+    broken = json.loads(json.dumps(reader.document()).replace("a.safetensors", "NAME"))
+    broken["weight_map"] = dict.fromkeys(broken["weight_map"], name)
+    said = outcome(partial(reader.attempt, tmp_path / "m", json.dumps(broken).encode()))
+    assert said is not None
+    assert "beside the index" in said
+
+
+@pytest.mark.parametrize("name", ["ops-weights", "programs-weights", "safetensors"])
+def test_damaged_weights_are_refused(name: str, tmp_path: Path) -> None:
+    reader = READERS[name]
+    whole = reader.valid_bytes()
+    reader.attempt(tmp_path / "m", whole)
+    for data in (whole[:-1], b"no", b""):
+        assert outcome(partial(reader.attempt, tmp_path / "m", data)) is not None
+    if name != "safetensors":  # a checkpoint has no checksum
+        middle = len(whole) // 2
+        flipped = whole[:middle] + bytes([whole[middle] ^ 1]) + whole[middle + 1 :]
+        assert "damaged" in str(outcome(partial(reader.attempt, tmp_path / "m", flipped)))
+
+
+#: Mutants that failed when they were first made; they name a mutator's output, so that a change of
+#: the mutators leaves them as further random cases.
+SEEDS = [
+    ("plan-serving", 10), ("plan-bubbles", 38), ("plan-gpus", 16), ("workload-precision", 4),
+    ("verification", 52), ("cluster-json", 30), ("profile", 16), ("profile", 36), ("profile", 37),
+    ("config-llama", 26), ("config-llama", 74), ("config-gpt2", 45), ("safetensors", 0),
+    ("safetensors-header", 1), ("safetensors-index", 0), ("safetensors-index", 35),
+    ("tir-jsonl-gz", 0), ("operators-parquet", 16), ("operators-parquet", 43),
+    ("neusight-csv", 15), ("aiconfigurator-attention", 0), ("aiconfigurator-attention", 17),
+    ("helix-csv", 46), ("helix-table", 235), ("ops-card", 4), ("ops-card", 6), ("ops-card", 272),
+    ("programs-card", 2), ("programs-card", 6), ("programs-card", 20), ("programs-card", 42),
+    ("programs-weights", 1), ("steps", 2), ("steps", 66), ("journal", 67), ("tir-module", 95),
+    ("tir-module", 1214),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "seed"), SEEDS)
+def test_seeds_that_failed_once(name: str, seed: int, tmp_path: Path) -> None:
+    reader = READERS[name]
+    reader.attempt(tmp_path / "x", reader.valid_bytes())
+    outcome(partial(reader.attempt, tmp_path / "x", reader.mutant(seed)))
+
+
+def test_the_bound_of_a_schedule_is_the_documented_one() -> None:
+    assert MOST_ACTIONS == 2_000_000

@@ -1,0 +1,97 @@
+"""A plan from a stranger: whatever sizes and words it has, verify refuses before it allocates."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.robustness.guard import bounded
+from tests.robustness.readers import plan_text
+
+from foreplan.errors import SpecError
+from foreplan.planner.plan import load_plan
+from foreplan.planner.registry import planner
+from foreplan.planner.verify.candidates import candidates_of
+from foreplan.planner.verify.session import problem_of
+from foreplan.planner.verify.verify import verify
+
+MOST = 1 << 24
+
+#: (kind, changes by dotted path, what the line says)
+ABSURD: list[tuple[str, dict[str, Any], str]] = [
+    ("serving", {"workload.new_tokens": MOST}, "at most"),
+    ("serving", {"workload.batch": MOST, "workload.new_tokens": MOST,
+                 "decision.decode_microbatch": 1}, "at most"),
+    ("serving", {"model.layers": 10**15}, "8 layers"),
+    ("serving", {"decision.stages.0.rank": 9}, "expected 0..1"),
+    ("serving", {"decision.prefill_microbatch": MOST}, "divisors"),
+    ("serving", {"model.vocab": 10**12}, "this host has"),
+    ("serving", {"model.ffn": 10**12}, "this host has"),
+    ("precision", {"workload.batch": MOST}, "at most"),
+    ("precision", {"workload.steps": MOST}, "at most|actions"),
+    ("precision", {"workload.network": "os.system"}, "expected one of model"),
+    ("precision", {"workload.network": "../../evil.py"}, "expected one of model"),
+    ("precision", {"workload.network_options": {"width": 10**9}}, "1048576"),
+    ("precision", {"workload.network_options": {"__class__": "os"}}, "__class__"),
+    ("bubbles", {"decision.orders.0": "e0.0-9999999F0"}, "4096 units"),
+    ("bubbles", {"decision.orders.0": "e0.0-4000F0 " * 300}, "1000000 passes"),
+    ("bubbles", {"workload.backbone.layers": 1 << 20}, "1048576"),
+    ("bubbles", {"workload.backbone.hidden": 1 << 20}, "this host has"),
+    ("bubbles", {"workload.encoders.0.model": "/dev/zero", "workload.encoders.0.dims": None},
+     "vision config"),
+]  # fmt: skip
+
+
+def changed(kind: str, changes: dict[str, Any]) -> str:
+    document = json.loads(plan_text(kind))
+    for path, value in changes.items():
+        *parents, last = [int(p) if p.isdigit() else p for p in path.split(".")]
+        place: Any = document
+        for part in parents:
+            place = place[part]
+        place[last] = value
+    return json.dumps(document)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def imported(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Import what each kind needs, outside of the bounds."""
+    for kind in ("serving", "precision", "bubbles"):
+        path = tmp_path_factory.mktemp("plan") / "p.json"
+        path.write_text(plan_text(kind))
+        verify(load_plan(path), dry_run=True)
+
+
+@pytest.mark.parametrize(("kind", "changes", "said"), ABSURD, ids=lambda v: str(v)[:40])
+def test_absurd_plans_are_refused(
+    kind: str, changes: dict[str, Any], said: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "p.json"
+    path.write_text(changed(kind, changes))
+
+    def ready() -> None:
+        plan = load_plan(path)
+        chosen = planner(plan.kind)
+        # What verify does before it starts a process.
+        for candidate in candidates_of(plan, chosen, problem_of(plan, chosen), only=()):
+            candidate.check("gloo", None)
+
+    with bounded(), pytest.raises(SpecError, match=said):
+        ready()
+
+
+@pytest.mark.parametrize("kind", ["os", "foreplan.cli:main", "../evil", "/tmp/evil.py", ""])
+def test_a_kind_is_a_name_of_an_installed_planner(kind: str, tmp_path: Path) -> None:
+    path = tmp_path / "p.json"
+    path.write_text(changed("serving", {"kind": kind}))
+    with pytest.raises(SpecError, match="kind"):
+        load_plan(path)
+
+
+def test_profiles_lie_below_no_absolute_path(tmp_path: Path) -> None:
+    path = tmp_path / "p.json"
+    path.write_text(changed("serving", {"cluster.devices.0.profile": "/etc/passwd"}))
+    with pytest.raises(SpecError, match="relative to the cluster's file"):
+        load_plan(path)

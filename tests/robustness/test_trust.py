@@ -1,0 +1,127 @@
+"""No network, no pickle, no code from files: held over the source and over the commands."""
+
+from __future__ import annotations
+
+import ast
+import socket
+from pathlib import Path
+from typing import Any, NoReturn
+
+import pytest
+from tests.robustness.readers import PROFILES, plan_text
+from typer.testing import CliRunner
+
+from foreplan.cli import app
+
+ROOT = Path(__file__).parents[2]
+FOLDERS = ("src/foreplan", "planner", "cost_models", "datasets", "solvers")
+FILES = [
+    path
+    for folder in FOLDERS
+    for path in sorted((ROOT / folder).rglob("*.py"))
+    if not any(part.is_symlink() for part in path.parents)
+]
+
+#: Modules that make code or objects from data, or that speak to strangers.
+FORBIDDEN = {
+    "pickle", "cPickle", "dill", "cloudpickle", "marshal", "shelve", "joblib", "urllib.request",
+    "http", "requests", "httpx", "ftplib", "smtplib", "code", "codeop",
+}  # fmt: skip
+#: Where a socket may be opened: ranks of a verification, and the two ends of a measured link.
+SOCKETS = {
+    "planner/verify/wire.py", "planner/verify/launch.py", "datasets/links.py",
+    "datasets/_link_rank.py",
+}  # fmt: skip
+
+
+def _name(node: ast.expr) -> str:
+    if isinstance(node, ast.Attribute):
+        return f"{_name(node.value)}.{node.attr}"
+    return node.id if isinstance(node, ast.Name) else ""
+
+
+def _imported(tree: ast.AST) -> set[str]:
+    found = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            found |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
+    return found
+
+
+def _calls(tree: ast.AST) -> list[ast.Call]:
+    return [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.relative_to(ROOT).as_posix())
+def test_source_builds_no_code_from_data(path: Path) -> None:
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    where = path.relative_to(ROOT).as_posix()
+    imported = _imported(tree)
+    assert not {name for name in imported if name.split(".")[0] in FORBIDDEN or name in FORBIDDEN}
+    assert "socket" not in imported or where in SOCKETS
+    for call in _calls(tree):
+        name = _name(call.func)
+        given = {keyword.arg: keyword.value for keyword in call.keywords}
+        assert name not in ("eval", "exec", "compile", "__import__", "os.system", "os.popen"), name
+        assert not name.startswith("builtins.")
+        assert name not in ("yaml.load", "yaml.unsafe_load", "yaml.full_load"), name
+        assert not name.endswith(("read_pickle", "to_pickle")), name
+        if name in ("torch.load", "np.load", "numpy.load"):
+            safe = given.get("weights_only" if name == "torch.load" else "allow_pickle")
+            assert isinstance(safe, ast.Constant)
+            assert safe.value is (name == "torch.load")
+        if "shell" in given:
+            assert ast.unparse(given["shell"]) == "False"
+        trusted = given.get("trust_remote_code")
+        assert not (isinstance(trusted, ast.Constant) and trusted.value is True), name
+
+
+def test_modules_are_imported_by_names_of_the_source_alone() -> None:
+    """``import_module`` gets a constant, an own table's entry, or the package's own name."""
+    callers = set()
+    for path in FILES:
+        for call in _calls(ast.parse(path.read_text(encoding="utf-8"))):
+            if _name(call.func) == "importlib.import_module":
+                argument = call.args[0]
+                if not isinstance(argument, ast.Constant):
+                    callers.add(path.relative_to(ROOT).as_posix())
+    assert callers <= {
+        "src/foreplan/__init__.py", "planner/registry.py", "planner/export/exporter.py",
+        "planner/precision/networks.py", "datasets/quantise.py", "datasets/tir/toolchain.py",
+    }  # fmt: skip
+
+
+@pytest.fixture
+def no_network(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*arguments: Any, **_: Any) -> NoReturn:
+        raise AssertionError(f"a socket: {arguments}")
+
+    for name in ("connect", "connect_ex", "bind", "sendto"):
+        monkeypatch.setattr(socket.socket, name, refuse, raising=False)
+    monkeypatch.setattr(socket, "getaddrinfo", refuse)
+    monkeypatch.setattr(socket, "create_connection", refuse)
+
+
+@pytest.mark.usefixtures("no_network")
+def test_commands_ask_no_network(tmp_path: Path) -> None:
+    (tmp_path / "plan.json").write_text(plan_text("serving"))
+    plan, out = str(tmp_path / "plan.json"), str(tmp_path / "out")
+    asked = "batch=2,prompt_tokens=8,new_tokens=2"
+    serving = ["-m", "tiny-llama-random", "-d", "2xt4", "-w", asked]
+    commands = [
+        ["devices"],
+        ["devices", "t4"],
+        ["simulate", "pipeline", "--schedule", "1f1b", "--stages", "2", "--microbatches", "2",
+         "--forward-ms", "1", "--backward-input-ms", "1", "--backward-weight-ms", "1"],
+        ["plan", "serving", *serving, "--costs", "roofline", "-o", out + ".json"],
+        ["verify", plan, "--dry-run"],
+        ["report", plan, "-o", out + ".html"],
+        ["export", plan, "--to", "torchrun", "-o", out],
+        ["cluster", "merge", *2 * [str(PROFILES / "cluster.yaml")], "-o", out + ".yaml"],
+        ["predict", "gpt2", "-d", "t4", "--costs", "roofline"],
+    ]  # fmt: skip
+    for command in commands:
+        result = CliRunner().invoke(app, command)
+        assert result.exit_code == 0, (command, result.output, result.exception)
