@@ -104,11 +104,34 @@ def plans() -> tuple[foreplan.Plan, foreplan.Plan]:
     return made[0], made[1]
 
 
+def planned(kind: str, **fields: Any) -> foreplan.Plan:
+    model, devices, workload = PROBLEMS[kind]
+    return foreplan.plan(kind, model, devices, workload | fields, costs="roofline")
+
+
+@pytest.fixture(scope="module")
+def pairs(
+    plans: tuple[foreplan.Plan, foreplan.Plan],
+) -> dict[str, tuple[foreplan.Plan, foreplan.Plan]]:
+    """Two plans of each kind that differ in what a launcher has to do."""
+    full = planned("precision")
+    decision = json.loads(json.dumps(full.decision).replace("fp32/fp32/", "fp32/bf16/"))
+    low = full.model_copy(update={"decision": decision})
+    bubbles = [planned("bubbles", microbatches=n, schedule="1f1b") for n in (4, 8)]
+    return {"serving": plans, "precision": (full, low), "bubbles": (bubbles[0], bubbles[1])}
+
+
+#: Kind of plan that a target is for; serving where it does not stand here.
+FOR = {
+    "autocast": "precision", "torchao": "precision", "torchtitan": "bubbles", "megatron": "bubbles",
+}  # fmt: skip
+
+
 @pytest.mark.parametrize("target", targets())
 def test_our_exporters_keep_the_contract(
-    plans: tuple[foreplan.Plan, foreplan.Plan], target: str
+    pairs: dict[str, tuple[foreplan.Plan, foreplan.Plan]], target: str
 ) -> None:
-    testing.check_exporter(exporter(target), *plans)
+    testing.check_exporter(exporter(target), *pairs[FOR.get(target, "serving")])
 
 
 # ------------------------------------------------------------------------- what breaks a contract
