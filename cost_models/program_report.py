@@ -144,8 +144,7 @@ def _table(table: ProgramTable, scores: list[Scored], device: int) -> str:
         middle = np.mean([mean(fold, first, np.median) for fold in chosen])
         seeds = min((len(cells.get((fold, first), [])) for fold in chosen), default=0)
         by_seed = [
-            np.mean([cells[fold, first][seed].mean() for fold in chosen])
-            for seed in range(seeds)
+            np.mean([cells[fold, first][seed].mean() for fold in chosen]) for seed in range(seeds)
         ]
         covered = [np.mean(inside[fold, first]) for fold in chosen if inside[fold, first]]
         floor = [noise_floor(table.take(rows[fold]))["mean"] or float("nan") for fold in chosen]
