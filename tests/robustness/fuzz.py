@@ -72,6 +72,8 @@ def fuzz(name: str, first: int, cases: int) -> dict[str, object]:
                     begun = -1
         except EOFError:
             process.join()
+        if begun < 0 and process.exitcode != 0:
+            raise RuntimeError(f"{name}: its valid input is not read")
         if begun >= 0:
             counts["failed"] += 1
             failures.setdefault("died", (f"died with {process.exitcode}", begun))

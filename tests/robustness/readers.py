@@ -234,7 +234,8 @@ def _use_device(path: Path) -> None:
 
 def _fit() -> Any:
     rows = [row for row in _profile()["rows"] if row["status"] == "ok"]
-    return {"schema": "foreplan.fit/1", "device": _profile()["device"], "tasks": rows}
+    device = _profile()["device"]
+    return {"schema": "foreplan.fit/1", "law": "rates/1", "device": device, "tasks": rows}
 
 
 def _use_fit(path: Path) -> None:
