@@ -53,7 +53,9 @@ class ServingWorkload(StrictModel):
     @classmethod
     def _one_number(cls, value: Any) -> Any:
         # ``bits=8`` on the command line; a list is no tuple to strict checks behind a validator.
-        return tuple(value) if isinstance(value, list) else (value,) if type(value) is int else value
+        if isinstance(value, list):
+            return tuple(value)
+        return (value,) if type(value) is int else value
 
     @field_validator("bits")
     @classmethod
