@@ -10,10 +10,7 @@ positions of the cache, D = head_dim.
 
 from __future__ import annotations
 
-import contextlib
-import ctypes
-import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
@@ -42,7 +39,6 @@ _SLICE_ELEMENTS = 1 << 19
 #: The same on a GPU, where a copy to the device costs more than room does.
 _GPU_SLICE_ELEMENTS = 1 << 22
 #: ``M_MMAP_THRESHOLD`` of ``malloc.h``.
-_M_MMAP_THRESHOLD = -3
 #: Dimension of a packed tensor that counts output features, where it is not the first.
 _ROW_DIMENSION = {"scale_and_zero": 1}
 
@@ -304,28 +300,6 @@ def keep(tensor: Tensor, device: torch.device, dtype: torch.dtype) -> Tensor:
 def nbytes(tensor: Tensor | None) -> int:
     """Bytes of a tensor's elements, 0 of none."""
     return 0 if tensor is None else tensor.numel() * tensor.element_size()
-
-
-@contextlib.contextmanager
-def mapped_allocations() -> Iterator[None]:
-    """Give every tensor of a MiB or more a mapping of its own, which ends with the tensor.
-
-    glibc keeps freed blocks of up to 32 MiB in its heap, and what is packed lies between them: a
-    stage that holds 50 MiB was seen to occupy 500, and a memory cap counts the holes too. Behind
-    the block the heap serves such sizes again, so that a pass does not fault in new pages for its
-    temporaries. Where libc is another, nothing is done.
-    """
-    libc = ctypes.CDLL(None) if sys.platform == "linux" else None
-    mallopt = getattr(libc, "mallopt", None)
-    if mallopt is None:
-        yield
-        return
-    mallopt(_M_MMAP_THRESHOLD, 1 << 20)
-    try:
-        yield
-    finally:
-        libc.malloc_trim(0)  # type: ignore[union-attr]
-        mallopt(_M_MMAP_THRESHOLD, 32 << 20)
 
 
 def _reference(x: Tensor, weight: Packed | Tensor, bias: Tensor | None) -> Tensor:

@@ -30,9 +30,9 @@ from foreplan.planner.verify._decoder_layer import (
     Norm,
     Pass,
     keep_table,
-    mapped_allocations,
     nbytes,
 )
+from foreplan.planner.verify.allocator import mapped_allocations
 
 _REFERENCE_ATTENTION = Variant("bf16", "fp32", "torch.sdpa")
 

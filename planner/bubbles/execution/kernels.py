@@ -43,6 +43,7 @@ from foreplan.planner.bubbles.execution.parts import BackbonePart, EncoderPart
 from foreplan.planner.bubbles.execution.pieces import Pieces
 from foreplan.planner.bubbles.execution.report import gradient_report, loss_report
 from foreplan.planner.bubbles.execution.step_sizes import StepSizes
+from foreplan.planner.verify.allocator import keep_freed_memory
 
 #: ``buckets(encoder, stage)``, see `StepSchedule.buckets`.
 Buckets = Callable[[int, int], list[tuple[int, int]]]
@@ -86,6 +87,8 @@ class BubbleKernels:
             raise SpecError("rank", got=rank, expected=f"0..{len(decision.orders) - 1}")
         self._step, self._decision, self._rank = step, decision, rank
         self._device = device or torch.device("cpu")
+        if self._device.type == "cpu":
+            keep_freed_memory()
         self._dtype = dtype
         self._lanes = lanes or Lanes()
         self._buckets = buckets or self._whole_stage

@@ -37,6 +37,7 @@ from foreplan.planner.precision.spec import (
     PrecisionWorkload,
 )
 from foreplan.planner.precision.task import TrainingTask
+from foreplan.planner.verify.allocator import keep_freed_memory
 
 MODES = ("fast", "reference")
 Batch = tuple[tuple[Tensor, ...], Tensor]
@@ -79,6 +80,8 @@ class TrainingKernels:
         self._device = torch.device(device)
         if self._device.type == "cuda" and self._device.index is None:
             self._device = torch.device("cuda", torch.cuda.current_device())
+        if self._device.type == "cpu":
+            keep_freed_memory()
         self.module = task.module().to(self._device).train()
         if mode == "fast":
             apply_variants(self.module, decision.workers[rank].operators, seed=rank << 40)

@@ -30,7 +30,8 @@ class Driver:
         start._obj.value = address.value - 16  # inside a larger allocation
 
     def _cuIpcGetMemHandle(self, handle: Any, address: Any) -> None:
-        ctypes.memmove(ctypes.addressof(handle._obj), str(address.value).encode().ljust(64, b"\1"), 64)
+        text = str(address.value).encode().ljust(64, b"\1")
+        ctypes.memmove(ctypes.addressof(handle._obj), text, 64)
 
     def _cuIpcOpenMemHandle(self, found: Any, handle: Any, flags: Any) -> None:
         found._obj.value = int(bytes(handle).rstrip(b"\1"))

@@ -1,0 +1,55 @@
+"""What glibc's allocator does with tensors that were freed: given back at once, or kept.
+
+Where libc is another, nothing is done.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # malloc.h
+#: The largest that glibc takes on 64 bits; larger blocks always have a mapping of their own.
+_MOST_MAPPED = 32 << 20
+_NEVER = (1 << 31) - 1  # the parameter is an int
+
+
+@contextlib.contextmanager
+def mapped_allocations() -> Iterator[None]:
+    """Give every tensor of a MiB or more a mapping of its own, which ends with the tensor.
+
+    glibc keeps freed blocks of up to 32 MiB in its heap, and what is packed lies between them: a
+    stage that holds 50 MiB was seen to occupy 500, and a memory cap counts the holes too. Behind
+    the block the heap serves such sizes again, so that a pass does not fault in new pages for its
+    temporaries.
+    """
+    libc = _glibc()
+    if libc is None:
+        yield
+        return
+    libc.mallopt(_M_MMAP_THRESHOLD, 1 << 20)
+    try:
+        yield
+    finally:
+        libc.malloc_trim(0)
+        libc.mallopt(_M_MMAP_THRESHOLD, _MOST_MAPPED)
+
+
+def keep_freed_memory() -> None:
+    """Let this process keep the memory that a training step frees for the next step.
+
+    By default glibc gives it back, and every step faults the pages of its activations in again:
+    measured on two cores of an EPYC, a step of 26 MB of weights took 203 ms and then 193.
+    """
+    libc = _glibc()
+    if libc is not None:
+        libc.mallopt(_M_TRIM_THRESHOLD, _NEVER)
+        libc.mallopt(_M_MMAP_THRESHOLD, _MOST_MAPPED)
+
+
+def _glibc() -> Any:
+    libc = ctypes.CDLL(None) if sys.platform == "linux" else None
+    return libc if hasattr(libc, "mallopt") else None
