@@ -436,7 +436,8 @@ def _refuse_size(text: str) -> None:
                 sizes[anchor] = values - before
         elif isinstance(event, yaml.NodeEvent):
             # An alias of what is still open has no size yet and would have no end.
-            values += sizes.get(event.anchor, _MAX_VALUES) if _is_alias(event) else 1
+            name = event.anchor or ""
+            values += sizes.get(name, _MAX_VALUES) if _is_alias(event) else 1
             if isinstance(event, yaml.CollectionStartEvent):
                 inside.append((event.anchor, values - 1))
             elif event.anchor is not None and not _is_alias(event):
