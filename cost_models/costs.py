@@ -188,5 +188,8 @@ class CostBook:
                 return found
         fix = "measure it with 'foreplan profile', or use a device whose peak figures are known"
         if isinstance(work, Collective):
-            fix = "write the link under tiers of the cluster, or name the hosts of devices (t4@a)"
+            fix = (
+                "measure it with 'foreplan profile', write the link under tiers of the cluster, or "
+                "name the hosts of devices (t4@a)"
+            )
         raise MissingDataError(f"no cost for {work} on {device}", fix=fix)
