@@ -173,7 +173,7 @@ def test_views_for_people(two_stages: Timeline) -> None:
     assert html.count("<tr>") == 4
     assert "9000 ms" in html
     axes = two_stages.plot()
-    assert axes.get_title(loc="left") == "simulated: 9000 ms"
+    assert axes.get_title(loc="left") == "simulated: 9 s"
     assert [t.get_text() for t in axes.get_legend().get_texts()] == ["F", "E"]
     mpl.pyplot.close("all")
 
