@@ -11,10 +11,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from mkdocs.plugins import event_priority
+
 FOLDERS = ("cost_models", "datasets", "planner", "solvers")
 ROOT = Path(__file__).parents[1]
 
 
+@event_priority(100)  # before mkdocstrings looks which of its paths exist
 def on_config(config: Any) -> Any:
     """Copy the package for griffe, and list the pages of ``docs/results`` by their titles."""
     source = ROOT / "out" / "docs-source" / "foreplan"
