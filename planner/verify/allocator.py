@@ -41,8 +41,9 @@ def mapped_allocations() -> Iterator[None]:
 def keep_freed_memory() -> None:
     """Let this process keep the memory that a training step frees for the next step.
 
-    By default glibc gives it back, and every step faults the pages of its activations in again:
-    measured on two cores of an EPYC, a step of 26 MB of weights took 203 ms and then 193.
+    By default glibc gives it back, and every step faults the pages of its activations in again: on
+    two cores of an EPYC a step of 26 MB of weights took 203 ms, and 193 in two runs minutes later
+    with these settings from the environment (docs/results/precision.md; the host's speed drifts).
     """
     libc = _glibc()
     if libc is not None:
