@@ -17,6 +17,7 @@ when the rank holds others up (QSync's runtime only ever raises, and stops at th
 from __future__ import annotations
 
 import contextlib
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -113,9 +114,27 @@ class LiveAdjustment:
         mine = torch.tensor([seconds], dtype=torch.float64)
         if dist.get_backend() == "nccl":
             mine = mine.to(self._device)
-        everyone = mine.new_empty(dist.get_world_size())
-        dist.all_gather_into_tensor(everyone, mine)
-        return [float(value) for value in everyone.tolist()]
+        everyone = [torch.empty_like(mine) for _ in range(dist.get_world_size())]
+        dist.all_gather(everyone, mine)
+        if self._device.type == "cpu":
+            _wait_until_released([mine, *everyone])
+        return [float(value) for value in everyone]
+
+
+def _wait_until_released(tensors: Sequence[Tensor]) -> None:
+    """Wait until gloo's thread has dropped an operation that it has already reported as done.
+
+    To drop one, the thread takes the interpreter's lock; in an interpreter that is ending this aborts
+    the process (`std::terminate` out of `PyThread_exit_thread`; torch 2.13, Python 3.11).
+
+    Args:
+        tensors: of the operation; each held by one more variable of the caller.
+    """
+    for tensor in tensors:
+        for _ in range(100):
+            if sys.getrefcount(tensor) <= 4:  # the caller's, the sequence's, ours, the call's
+                break
+            time.sleep(1e-4)
 
 
 class PrecisionLadder:

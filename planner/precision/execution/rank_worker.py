@@ -117,4 +117,6 @@ def _decision(kind: Any, document: dict[str, Any]) -> Any:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    finished = main()
+    sys.stderr.flush()
+    os._exit(finished)  # gloo's threads abort an interpreter that ends while they free a tensor
