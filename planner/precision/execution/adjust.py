@@ -124,8 +124,8 @@ class LiveAdjustment:
 def _wait_until_released(tensors: Sequence[Tensor]) -> None:
     """Wait until gloo's thread has dropped an operation that it has already reported as done.
 
-    To drop one, the thread takes the interpreter's lock; in an interpreter that is ending this aborts
-    the process (`std::terminate` out of `PyThread_exit_thread`; torch 2.13, Python 3.11).
+    To drop one, the thread takes the interpreter's lock; in an interpreter that is ending this
+    aborts the process (`std::terminate` out of `PyThread_exit_thread`; torch 2.13, Python 3.11).
 
     Args:
         tensors: of the operation; each held by one more variable of the caller.
