@@ -7,6 +7,7 @@ feasible assignment, and may choose the device order unless one is given; all ar
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
@@ -16,7 +17,13 @@ import numpy as np
 from foreplan.errors import SpecError
 from foreplan.solvers._chain_path import cheapest_path, completion_costs, used_vectors
 from foreplan.solvers.chain_problem import ChainProblem, FloatArray
-from foreplan.solvers.chain_score import ChainAssignment, evaluate, make_stage
+from foreplan.solvers.chain_score import (
+    ChainAssignment,
+    ChainStage,
+    evaluate,
+    make_stage,
+    score_stages,
+)
 
 MAX_ORDERS = 2_000
 """Distinct device orders beyond which only orders with same-type devices adjacent are tried."""
@@ -164,16 +171,22 @@ def _best_split(
 ) -> ChainAssignment | None:
     """Best order for stage sizes that follow from it, at the first variant that fits."""
     orders = list(_orders(problem)) if order is None else [_checked(problem, order)]
+    # Orders of more devices than layers share their beginnings.
+    orders = list(dict.fromkeys(candidate[: problem.n_layers] for candidate in orders))
     for variant in _variants(problem, variants):
+
+        @functools.cache  # orders share stages
+        def stage(k: int, a: int, b: int, variant: int = variant) -> ChainStage:
+            return make_stage(problem, k, a, b, [variant] * (b - a))
+
         best, best_objective = None, math.inf
-        for candidate in orders:
-            used = candidate[: problem.n_layers]
+        for used in orders:
             ends = np.cumsum(sizes(used)).tolist()
             cuts = zip(used, [0, *ends[:-1]], ends, strict=True)
-            assignment = _assignment(problem, list(cuts), variant)
-            score = evaluate(problem, assignment)
+            stages = tuple(stage(k, a, b) for k, a, b in cuts)
+            score = score_stages(problem, stages)
             if score.feasible and score.objective < best_objective:
-                best, best_objective = assignment, score.objective
+                best, best_objective = ChainAssignment(stages), score.objective
         if best is not None:
             return best
     return None

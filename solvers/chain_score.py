@@ -143,11 +143,20 @@ def evaluate(problem: ChainProblem, assignment: ChainAssignment) -> ChainScore:
     Raises:
         SpecError: the stages are not a partition of the chain into at least one stage.
     """
-    if not assignment.stages:
+    return score_stages(
+        problem,
+        [make_stage(problem, s.device_type, s.start, s.end, s.variants) for s in assignment.stages],
+    )
+
+
+def score_stages(problem: ChainProblem, stages: Sequence[ChainStage]) -> ChainScore:
+    """`evaluate` for stages that `make_stage` has just priced; many chains share some.
+
+    Raises:
+        SpecError: the stages are not a partition of the chain into at least one stage.
+    """
+    if not stages:
         raise SpecError("assignment.stages", got=(), expected="at least one stage")
-    stages = [
-        make_stage(problem, s.device_type, s.start, s.end, s.variants) for s in assignment.stages
-    ]
     ends = [0] + [s.end for s in stages]
     if [s.start for s in stages] != ends[:-1] or ends[-1] != problem.n_layers:
         raise SpecError(
@@ -165,7 +174,8 @@ def evaluate(problem: ChainProblem, assignment: ChainAssignment) -> ChainScore:
     decode = [s.decode_s for s in stages] + decode_hops
     prefill_sum, prefill_max = math.fsum(prefill), max(prefill)
     decode_sum, decode_max = math.fsum(decode), max(decode)
-    chosen = (np.arange(problem.n_layers), np.asarray(assignment.variants, dtype=np.int64))
+    variants = np.array([v for s in stages for v in s.variants], dtype=np.int64)
+    chosen = (np.arange(problem.n_layers), variants)
     omega = float(problem.omega[chosen].sum())
     cost2 = float(problem.cost2[chosen].sum())
     latency = prefill_sum
