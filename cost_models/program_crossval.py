@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from foreplan.cost_models.baselines_programs import BASELINES
+from foreplan.cost_models.baselines_programs import BASELINES, CdmppReleased, StoreFeatureEncoder
 from foreplan.cost_models.program_data import read_programs
 from foreplan.cost_models.program_folds import SPLITS, Fold, folds
 from foreplan.cost_models.program_predictor import ProgramPredictor, fit_together
@@ -36,9 +36,11 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "no-bound": {"rounds": 0, "bounded": False},
     "no-cmd": {"rounds": 0, "cmd_weight": 0.0},
 }
+#: CDMPP's network on our leaf vectors, not on those of its release.
+_OUR_LEAVES = "cdmpp-our-leaves"
 #: Baselines without random choices of weight.
 _ONCE = ("roofline", "xgboost")
-_ON_DEVICE = ("mlp", "tree_lstm", "cdmpp")
+_ON_DEVICE = ("mlp", "tree_lstm", "cdmpp", _OUR_LEAVES)
 
 
 class Job(NamedTuple):
@@ -86,16 +88,31 @@ def make_model(name: str, *, seed: int, device: str, epochs: int | None, threads
         if epochs:
             chosen["epochs"] = epochs
         return ProgramPredictor(seed=seed, **chosen)
-    if name not in BASELINES:
+    if name not in (*BASELINES, _OUR_LEAVES):
         raise SpecError(
-            "--models", got=name, expected="one of " + ", ".join([*VARIANTS, *sorted(BASELINES)])
-        )
+            "--models", got=name,
+            expected="one of " + ", ".join([*VARIANTS, *sorted(BASELINES), _OUR_LEAVES]),
+        )  # fmt: skip
     settings: dict[str, Any] = {"torch_device": device} if name in _ON_DEVICE else {}
     if name == "xgboost":
         settings["threads"] = threads
     if epochs and name in _ON_DEVICE:
         settings["epochs"] = epochs
-    return BASELINES[name](seed=seed, **settings)
+    return BASELINES[name.removesuffix("-our-leaves")](seed=seed, **settings)
+
+
+def as_released(table: ProgramTable, paths: Sequence[Path]) -> ProgramTable:
+    """The programs of a table with the leaves that CDMPP's release has; needs TVM.
+
+    Raises:
+        MissingDataError: no TVM.
+        SpecError: a program that TVM cannot lower.
+    """
+    read = read_programs(paths, encoder=StoreFeatureEncoder())
+    if read.unsupported or not np.array_equal(read.table.task, table.task):
+        reason = read.unsupported[0].reason if read.unsupported else "other programs"
+        raise SpecError("--data", got=reason, expected="programs that TVM can lower, for cdmpp")
+    return read.table
 
 
 def run(jobs: Sequence[Job], table: ProgramTable, models: Sequence[Any], folder: Path,
@@ -113,8 +130,11 @@ def run(jobs: Sequence[Job], table: ProgramTable, models: Sequence[Any], folder:
     if all(isinstance(model, ProgramPredictor) for model in models):
         fit_together(models, tables)
     else:
-        for model, own in zip(models, tables, strict=True):
-            model.fit(own)
+        for job, model, own in zip(jobs, models, tables, strict=True):
+            if isinstance(model, CdmppReleased):  # as its release does, without their labels
+                model.fit(own, unlabelled=table.take(job.fold.test))
+            else:
+                model.fit(own)
     fit_s = (time.perf_counter() - begun) / len(jobs)
     found = {}
     for job, model, own in zip(jobs, models, tables, strict=True):
@@ -143,7 +163,8 @@ def _score(
     facts = {
         "split": job.split, "fold": job.fold.name, "model": job.model, "seed": job.seed,
         "train_rows": train_rows, "fit_s": fit_s, "predict_s": time.perf_counter() - begun,
-        "samples_per_s": [n.samples_per_s for n in getattr(model, "networks_", [])],
+        "samples_per_s": [n.samples_per_s for n in getattr(model, "networks_", [model])
+                          if hasattr(n, "samples_per_s")],
         "weight": getattr(model, "weight_", None),
         "validation": getattr(model, "card_", {}).get("validation"),
     }  # fmt: skip
@@ -195,6 +216,7 @@ def main(arguments: Iterable[str] | None = None) -> None:
         and not (options.folds and job.fold.name not in options.folds)
     ]
     slowest: dict[str, float] = {}
+    released = None
     for batch in _batches(missing, options.together):
         name = batch[0].model
         if time.monotonic() + slowest.get(name, 0.0) > deadline:
@@ -208,7 +230,10 @@ def main(arguments: Iterable[str] | None = None) -> None:
             )
             for job in batch
         ]  # fmt: skip
-        errors = run(batch, table, models, options.output, options.max_spread)
+        if name == "cdmpp" and released is None:
+            released = as_released(table, options.data)
+        own = released if name == "cdmpp" and released is not None else table
+        errors = run(batch, own, models, options.output, options.max_spread)
         took = time.monotonic() - begun
         slowest[name] = max(took, slowest.get(name, 0.0))
         for job, error in errors.items():

@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
@@ -19,6 +19,18 @@ from foreplan.datasets.tir.tir_jsonl import read_tir_jsonl
 from foreplan.errors import MissingDataError, SpecError
 
 FORMATS = ("foreplan", "tir-jsonl")
+
+
+class Encoder(Protocol):
+    """What makes leaves of a program's text; `CompactAstEncoder` is one."""
+
+    def encode(self, text: bytes | str, where: str = "program") -> CompactAst:
+        """Encode one program.
+
+        Raises:
+            SpecError: a program that cannot be encoded.
+        """
+        ...
 
 
 class Unsupported(NamedTuple):
@@ -68,8 +80,8 @@ class _Rows:
 class _Reader:
     """Encodes programs; keeps apart what cannot be encoded."""
 
-    def __init__(self) -> None:
-        self._encoder = CompactAstEncoder()
+    def __init__(self, encoder: Encoder | None = None) -> None:
+        self._encoder = encoder or CompactAstEncoder()
         self.unsupported: list[Unsupported] = []
 
     def add(
@@ -96,6 +108,7 @@ def read_programs(
     device: str | None = None,
     known: Mapping[str, Device] | None = None,
     max_spread: float | None = None,
+    encoder: Encoder | None = None,
 ) -> ProgramData:
     """Read measured programs of any number of files, folders and devices.
 
@@ -106,6 +119,7 @@ def read_programs(
         known: devices that the zoo lacks, by name.
         max_spread: programs whose repetitions spread more are left out: a machine that others used
             while it measured spreads by more than one.
+        encoder: what makes the leaves; ours by default.
 
     Raises:
         MissingDataError: no such file or folder, or no program that ran.
@@ -113,7 +127,7 @@ def read_programs(
     """
     if format_name not in FORMATS:
         raise SpecError("--format", got=format_name, expected="one of " + ", ".join(FORMATS))
-    reader = _Reader()
+    reader = _Reader(encoder)
     named = None if device is None else named_device(device, known or {})
     if format_name == "tir-jsonl":
         if named is None or device is None:

@@ -7,6 +7,7 @@ from typing import Any
 from foreplan.cost_models.baselines_programs.cdmpp_released import CdmppReleased
 from foreplan.cost_models.baselines_programs.leaf_mlp import LeafMlp
 from foreplan.cost_models.baselines_programs.roofline_programs import RooflinePrograms
+from foreplan.cost_models.baselines_programs.store_features import StoreFeatureEncoder
 from foreplan.cost_models.baselines_programs.tree_lstm import TreeLstm
 from foreplan.cost_models.baselines_programs.xgboost_programs import XGBoostPrograms
 
@@ -25,6 +26,7 @@ __all__ = [
     "CdmppReleased",
     "LeafMlp",
     "RooflinePrograms",
+    "StoreFeatureEncoder",
     "TreeLstm",
     "XGBoostPrograms",
 ]

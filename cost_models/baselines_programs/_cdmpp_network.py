@@ -1,0 +1,88 @@
+"""Parts of CDMPP's released network: positional encoding, layers, discrepancy of embeddings."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from foreplan.cost_models.program_table import Floats
+
+HEADS = 4
+
+
+def encoding(place: NDArray[np.int64], width: int) -> Floats:
+    """Sines and cosines with the release's exponents, which run to 2 and not to 1."""
+    even = np.arange(0, width, 2)
+    found = np.zeros((*place.shape, width))
+    found[..., 0::2] = np.sin(place[..., None] / 10000.0 ** (2 * even / width))
+    found[..., 1::2] = np.cos(place[..., None] / 10000.0 ** (2 * (even + 1) / width))
+    return found
+
+
+def mmd(one: Any, two: Any) -> Any:
+    """Maximum mean discrepancy with kernels exp(-a d^2), a = 1, 0.1 and 0.001."""
+    import torch
+
+    both = torch.cat([one, two])
+    squares = both.square().sum(1)
+    distance = (squares[:, None] + squares[None, :] - 2 * both @ both.T).clamp(min=0)
+    kernel = sum(torch.exp(-distance * rate) for rate in (1.0, 0.1, 0.001))
+    n = len(one)
+    return kernel[:n, :n].mean() + kernel[n:, n:].mean() - 2 * kernel[:n, n:].mean()
+
+
+def cmd(one: Any, two: Any) -> Any:
+    """Central moment discrepancy: means, and central moments of orders 2 to 5."""
+    mean, other = one.mean(0), two.mean(0)
+    found = (mean - other).norm()
+    for order in range(2, 6):
+        found = found + (((one - mean) ** order).mean(0) - ((two - other) ** order).mean(0)).norm()
+    return found
+
+
+def network(width: int, devices: bool, counts: list[int], layers: int) -> Any:
+    """The network for leaf vectors of a width: (labels, hidden layer before them) of a batch.
+
+    Args:
+        width: entries of a leaf.
+        devices: whether figures of the device take part.
+        counts: leaf counts, each with a head of its own.
+        layers: of the encoder.
+    """
+    import torch
+    from torch import Tensor, nn
+
+    def stack(*sizes: int) -> nn.Sequential:
+        parts: list[nn.Module] = []
+        for a, b in itertools.pairwise(sizes):
+            parts += [nn.Linear(a, b), nn.BatchNorm1d(b), nn.ReLU()]
+        return nn.Sequential(*parts)
+
+    class Network(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            layer = nn.TransformerEncoderLayer(width, HEADS, 2048, 0.1, batch_first=True)
+            self.encoder = nn.TransformerEncoder(layer, layers, enable_nested_tensor=False)
+            self.flatten = nn.ModuleDict(
+                {str(n): stack(n * width, 716, 985, 985, 985, 69) for n in counts}
+            )
+            self.device = nn.Sequential(
+                nn.Linear(8, 128), nn.ReLU(), nn.Linear(128, 128), nn.ReLU(),
+                nn.Linear(128, 128), nn.ReLU(), nn.Linear(128, 69),
+            )  # fmt: skip
+            self.norm = nn.BatchNorm1d(69, affine=False)
+            self.decoder = stack(69, 930, 930, 930)
+            self.last = nn.Linear(930, 1)
+
+        def forward(self, leaves: Tensor, device: Tensor) -> tuple[Tensor, Tensor]:
+            flat = self.encoder(leaves).flatten(1)
+            embedded = self.flatten[str(leaves.shape[1])](flat)
+            if devices:
+                embedded = self.norm(embedded) + self.norm(self.device(device))
+            hidden = self.decoder(embedded)
+            return torch.nan_to_num(self.last(hidden)[:, 0]), hidden
+
+    return Network()
