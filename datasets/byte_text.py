@@ -10,7 +10,7 @@ import functools
 import hashlib
 import sysconfig
 from pathlib import Path
-from typing import Literal
+from typing import Literal, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -19,6 +19,7 @@ from foreplan.errors import MissingDataError
 
 Split = Literal["train", "validation", "test"]
 ByteArray = npt.NDArray[np.uint8]
+Scalar = TypeVar("Scalar", bound=np.generic)
 
 #: Parts of the tree that are no library text: tests, bundled wheels, generated tables.
 _LEFT_OUT = frozenset({"test", "tests", "idle_test", "site-packages", "dist-packages", "ensurepip",
@@ -52,20 +53,22 @@ def standard_library_text(split: Split) -> ByteArray:
     return text
 
 
-def windows(text: ByteArray, count: int, length: int, key: tuple[int, ...]) -> ByteArray:
+def windows(
+    text: npt.NDArray[Scalar], count: int, length: int, key: tuple[int, ...]
+) -> npt.NDArray[Scalar]:
     """Random windows of a text.
 
     Args:
-        text: uint8 ``[bytes]``.
+        text: bytes or tokens ``[length of the text]``.
         count: how many.
-        length: bytes of each.
+        length: of each.
         key: non-negative numbers; equal keys give equal windows.
 
     Returns:
-        uint8 ``[count, length]``.
+        ``[count, length]``.
     """
     starts = np.random.default_rng(key).integers(0, len(text) - length + 1, count)
-    found: ByteArray = text[starts[:, None] + np.arange(length)]
+    found: npt.NDArray[Scalar] = text[starts[:, None] + np.arange(length)]
     return found
 
 
