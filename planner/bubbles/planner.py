@@ -97,9 +97,13 @@ class BubblesPlanner(Planner[BubblesWorkload, BubblesDecision]):
 
     def _fallback(self, problem: Problem[BubblesWorkload], search: BubbleSearch) -> BubblesDecision:
         """The fastest baseline that fits, where nothing can be filled."""
-        made = [d for d in self._baselines(problem, search).values() if not isinstance(d, str)]
+        found = self._baselines(problem, search)
+        made = [d for d in found.values() if not isinstance(d, str)]
         if not made:
-            raise search.nothing_fits()
+            # What each lacks; the fixes are one and the same.
+            raise search.nothing_fits(
+                {k: d.partition(";")[0] for k, d in found.items() if isinstance(d, str)}
+            )
         return min(made, key=lambda decision: search.replay(decision).total_s)
 
     # ------------------------------------------------------------------------------- decisions

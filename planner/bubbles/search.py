@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import functools
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 
 from foreplan.cost_models.costs import Work
 from foreplan.cost_models.memory import show_bytes
@@ -338,10 +339,16 @@ class BubbleSearch:
                 self.findings.rejected[name] = lacking
         return sorted(kept, key=lambda replay: replay.total_s)
 
-    def nothing_fits(self) -> InfeasibleError:
-        """Why no encoder can be placed anywhere."""
-        shown = "; ".join(f"{k}: {v}" for k, v in list(self.findings.rejected.items())[-4:])
+    def nothing_fits(self, others: Mapping[str, str] = MappingProxyType({})) -> InfeasibleError:
+        """Why no encoder can be placed anywhere.
+
+        Args:
+            others: why ways without filling do not fit either, by name.
+        """
+        reasons = dict(list(self.findings.rejected.items())[-4:]) | others
+        shown = "; ".join(f"{k}: {v}" for k, v in reasons.items())
         return InfeasibleError(
-            f"the encoders fit beside the backbone in no way: {shown or 'nothing was tried'}",
+            "no way was found to fit the encoders beside the backbone, in stages cut by time: "
+            f"{shown or 'nothing was tried'}",
             fix="recompute the encoders, use more devices, a smaller micro-batch or more stages",
         )

@@ -2,9 +2,10 @@
 
 Each case is a function of its planner and number, at roofline costs. Either there is a plan, which
 is written, read back, scheduled and simulated again to what it predicts, or one line says why there
-is none; where that line says "infeasible" and the case is small, the serving planner's word is
-checked by HiGHS on every size of micro-batch. Outcomes go to a journal (``--journal``) that a later
-run continues.
+is none. Where that line says "infeasible", HiGHS is asked too: `infeasible` for the precision and
+bubble planners, who must also find every plan that was made feasible; for the serving planner the
+programme of ``solvers.chain_milp`` on every size of micro-batch, where the case is small. Outcomes
+go to a journal (``--journal``) that a later run continues.
 """
 
 from __future__ import annotations
@@ -20,6 +21,8 @@ from pathlib import Path
 from random import Random
 from types import MappingProxyType
 from typing import Any
+
+from tests.robustness.infeasible import bubbles_feasible, precision_feasible
 
 import foreplan
 from foreplan.cost_models.book import Profiles, cost_book
@@ -38,6 +41,9 @@ MODELS = ("tiny-llama-random", "gpt2", "llama-3.2-1b", "qwen3-0.6b")
 TOLERANCE = 1e-9
 #: Devices up to which the first of `MODELS`, of 8 layers, takes HiGHS seconds.
 SMALL_DEVICES = 3
+#: Outcomes of an "infeasible" that HiGHS was asked about.
+CONFIRMED = "InfeasibleError confirmed by MILP"
+OPEN = "InfeasibleError of time-balanced cuts"
 Case = tuple[str | None, Cluster, dict[str, Any]]
 
 
@@ -139,13 +145,36 @@ def run(kind: str, number: int) -> str:
         again = Plan.model_validate_json(made.to_json())
         assert again == made, "another plan when read back"
         _simulates(again)
+        if kind == "precision":
+            timed = again.workload.get("target_s") is not None
+            assert precision_feasible(_problem(again), timed=timed), "not even a point for HiGHS"
+        elif kind == "bubbles":
+            assert bubbles_feasible(_problem(again)), "not even a point for HiGHS"
         return "planned"
     assert len(str(refused).splitlines()) == 1
-    small = len(where.ranks()) <= SMALL_DEVICES and model == MODELS[0]
-    if not (isinstance(refused, InfeasibleError) and kind == "serving" and small):
+    small = kind != "serving" or (len(where.ranks()) <= SMALL_DEVICES and model == MODELS[0])
+    if not (isinstance(refused, InfeasibleError) and small):
         return type(refused).__name__
-    assert _really_infeasible(model, where, workload), f"feasible after all: {refused}"
-    return "InfeasibleError confirmed by MILP"
+    if kind == "serving":
+        assert _really_infeasible(model, where, workload), f"feasible after all: {refused}"
+        return CONFIRMED
+    problem = _posed(kind, model, where, workload)
+    if kind == "precision":
+        # A refusal for lack of memory has to hold without the target.
+        timed = "s a step" in str(refused)
+        assert not precision_feasible(problem, timed=timed), f"feasible after all: {refused}"
+        return CONFIRMED
+    # The planner cuts stages by time; HiGHS cuts them anywhere.
+    return OPEN if bubbles_feasible(problem) else CONFIRMED
+
+
+def _posed(
+    kind: str, model: str | None, where: Cluster, workload: dict[str, Any], seed: int = 0
+) -> Problem[Any]:
+    chosen = planner(kind)
+    asked = validate(chosen.workload_type, workload, "workload")
+    costs = cost_book(where, Profiles(), "roofline", given=chosen.given(asked))
+    return Problem(None if model is None else load_model(model), where, asked, costs, seed)
 
 
 def _problem(plan: Plan) -> Problem[Any]:
@@ -172,11 +201,7 @@ def _really_infeasible(model: str | None, where: Cluster, workload: dict[str, An
     from foreplan.solvers.chain_milp import solve_milp
     from foreplan.solvers.solution import SolutionStatus
 
-    chosen = ServingPlanner()
-    asked = validate(chosen.workload_type, workload, "workload")
-    costs = cost_book(where, Profiles(), "roofline")
-    described = None if model is None else load_model(model)
-    chains = chosen._chains(Problem(described, where, asked, costs, 0))
+    chains = ServingPlanner()._chains(_posed("serving", model, where, workload))
     return all(
         solve_milp(chains.problem(sizes)).status is SolutionStatus.INFEASIBLE
         for sizes in chains.sizes()
