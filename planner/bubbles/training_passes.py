@@ -1,15 +1,16 @@
 """`TrainingPasses`: a tower's passes as the training programs that a profile measures.
 
 What a real run computes (``execution/layers.py``), operator by operator: products and attention
-forwards and backwards as autograd runs them, norms, activations, residuals, rotations, the loss,
-and the additions of weights' gradients to those of earlier micro-batches. Small things are left
-out: slices, averages over positions, the host's time between operators. Lanes of a tensor
-parallel group cut products and attention; norms, residuals, head and loss are computed by all.
+forwards and backwards as autograd runs them, norms, activations, residuals, rotations, the loss.
+Backward programs add the gradients of weights to those of earlier micro-batches, so that no work of
+its own stands for it. Small things are left out: slices, averages over positions, the host's time
+between operators. Lanes of a tensor parallel group cut products and attention; norms, residuals,
+head and loss are computed by all.
 """
 
 from __future__ import annotations
 
-from foreplan.cost_models.costs import Copy, Work
+from foreplan.cost_models.costs import Work
 from foreplan.datasets.program import Variant, program
 from foreplan.datasets.training_programs import (
     BACKWARD,
@@ -21,10 +22,6 @@ from foreplan.datasets.training_programs import (
 )
 from foreplan.planner.bubbles.pass_shape import PassShape
 from foreplan.planner.bubbles.work_parts import Parts, joined, times
-
-#: What an addition in place moves for an fp32 element, two reads and a write, as a copy: a copy of
-#: ``b`` bytes moves ``2 b``.
-_ADDITION_BYTES = 4 * 3 // 2
 
 
 class TrainingPasses:
@@ -88,8 +85,6 @@ class TrainingPasses:
             variant = f"{self._weights}embedding"
             look_up = embedding_program(step, rows, t.vocab, t.hidden, variant)
             parts.append(((look_up, 1),))
-            if direction != "F":
-                parts.append(_added(t.vocab * t.hidden))
         if t.entry is not None:
             parts.append(self._linear("F" if direction == "F" else "W", rows, *t.entry))
         if direction == "F" and (t.entry is not None or not t.gated):
@@ -121,7 +116,7 @@ class TrainingPasses:
             # No program of its own: a forward product with the weight transposed (theory).
             return ((linear_program(FORWARD, rows, k, n, name), 1),)
         step = BACKWARD if direction == "B" else WEIGHT_GRADIENT
-        return joined(((linear_program(step, rows, n, k, name), 1),), _added(n * k))
+        return ((linear_program(step, rows, n, k, name), 1),)
 
     def _attention(self, step: str) -> Parts:
         t, shape = self.shape.tower, self.shape
@@ -167,8 +162,3 @@ class TrainingPasses:
     def _map(self, name: str, rows: int, cols: int) -> Parts:
         variant = Variant(self._dtype, self._dtype, f"torch.{name}")
         return ((program("elementwise_forward", variant, rows=rows, cols=cols), 1),)
-
-
-def _added(elements: int) -> Parts:
-    """The sum of a gradient and those of earlier micro-batches."""
-    return ((Copy(_ADDITION_BYTES * elements), 1),)
