@@ -86,10 +86,17 @@ def plan_quality(
         passes = _log_probabilities(decoder, inputs, plan)
         for ours, theirs, target in zip(passes, exact, targets, strict=True):
             kl += _kl(theirs, ours)
-            loss -= float(ours.gather(-1, target[..., None]).double().sum())
+            loss -= float(ours.gather(-1, target[..., None].to(ours.device)).double().sum())
         found.append((kl / inputs.size, loss / inputs.size))
     decoder.set_bits(whole)
     return found
+
+
+def random_plans(layers: int, bits: Sequence[int], count: int, seed: int) -> list[tuple[int, ...]]:
+    """Mixed plans; each has shares of its own of 16 bits and of each number, so that sums vary."""
+    random = np.random.default_rng(seed)
+    odds = random.dirichlet(np.full(len(bits) + 1, 0.7), count)
+    return [tuple(int(b) for b in random.choice((16, *bits), layers, p=p)) for p in odds]
 
 
 def fisher(
@@ -109,8 +116,9 @@ def fisher(
             for parameter in parameters.values():
                 parameter.requires_grad_(True)
             log_p = decoder.logits(window).float().log_softmax(-1)
-            chosen = torch.multinomial(log_p[0].detach().exp(), 1, generator=random)
-            score = log_p[0].gather(-1, chosen).sum()
+            # Drawn on the host, so that every device draws the same.
+            chosen = torch.multinomial(log_p[0].detach().exp().cpu(), 1, generator=random)
+            score = log_p[0].gather(-1, chosen.to(log_p.device)).sum()
             gradients = torch.autograd.grad(score, list(parameters.values()))
         found = dict(zip(parameters, gradients, strict=True))
         for (layer, column), change in changes.items():
@@ -169,7 +177,7 @@ def hessian(
     batches: Any = [((row[None, :-1],), row[None, 1:]) for row in tokens]
 
     def loss(output: Tensor, target: Tensor) -> Tensor:
-        return F.cross_entropy(output.flatten(0, 1), target.flatten())
+        return F.cross_entropy(output.flatten(0, 1), target.flatten().to(output.device))
 
     wrapped = _logits_module(decoder)
     names = _names(decoder)
@@ -252,7 +260,7 @@ class _Moments:
         self._sum, self._count = torch.zeros(k), 0
 
     def add(self, x: Tensor) -> None:
-        rows = x.reshape(-1, x.shape[-1]).float()
+        rows = x.reshape(-1, x.shape[-1]).float().cpu()
         self._outer += rows.t() @ rows
         self._sum += rows.sum(0)
         self._count += len(rows)
@@ -314,12 +322,13 @@ def _changes(
 ) -> dict[tuple[int, int], dict[str, Tensor]]:
     """What lowering a layer adds to each of its parameters, by layer and column of ``bits``."""
     decoder.set_bits((16,) * decoder.model.layers)
+    device = next(decoder.module.parameters()).device
     found: dict[tuple[int, int], dict[str, Tensor]] = {}
     for layer in range(decoder.model.layers):
         for column, count in enumerate(bits):
             if count < 16:
                 found[layer, column] = {
-                    name: (part.t() if transposed else part)
+                    name: (part.t() if transposed else part).to(device)
                     - decoder.module.get_parameter(name).detach()
                     for linear, weight in decoder.stored(layer, count)
                     for name, rows, transposed in decoder.pieces(layer, linear)

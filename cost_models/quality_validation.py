@@ -82,15 +82,11 @@ class Study:
 
     def mixed(self, count: int, seed: int) -> list[dict[str, Any]]:
         """KL and cross-entropy of random mixed plans on held-out text; the first is at 16 bits."""
-        layers, random = self.decoder.model.layers, np.random.default_rng(seed)
-        plans = [[16] * layers]
-        for _ in range(count):
-            # A share of lowered layers and of each number of bits of its own: small and large sums.
-            odds = random.dirichlet(np.full(4, 0.7))
-            plans.append([int(b) for b in random.choice((16, *BITS), layers, p=odds)])
+        layers = self.decoder.model.layers
+        plans = [(16,) * layers, *indicators.random_plans(layers, BITS, count, seed)]
         found = indicators.plan_quality(self.decoder, self.ids("held_out", 0), plans)
         return [
-            {"bits": plan, "kl": kl, "nats": nats}
+            {"bits": list(plan), "kl": kl, "nats": nats}
             for plan, (kl, nats) in zip(plans, found, strict=True)
         ]
 

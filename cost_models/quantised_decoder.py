@@ -41,6 +41,7 @@ class QuantisedDecoder:
 
     Args:
         model: with trained weights.
+        device: torch device that computes; all weights must fit there in fp32.
 
     Attributes:
         model: the model.
@@ -50,14 +51,15 @@ class QuantisedDecoder:
         SpecError: random weights, or a folder that does not hold them all.
     """
 
-    def __init__(self, model: Model) -> None:
+    def __init__(self, model: Model, device: str = "cpu") -> None:
         if model.weights != "trained":
             raise SpecError(
                 f"model {model.name}", got=f"{model.weights} weights",
                 expected="trained ones: quality of random weights means nothing",
             )  # fmt: skip
         self.model = model
-        self.module = causal_lm(model).eval().requires_grad_(False)
+        self.module = causal_lm(model).eval().requires_grad_(False).to(device)
+        self._device = device
         self._weights = FolderWeights(model)
         self._now = [0] * model.layers
         self.set_bits((16,) * model.layers)
@@ -103,7 +105,7 @@ class QuantisedDecoder:
 
     def logits(self, ids: Tensor) -> Tensor:
         """Logits ``[windows, tokens, vocab]`` of int64 ``[windows, tokens]``."""
-        out: Any = self.module(input_ids=ids, use_cache=False)
+        out: Any = self.module(input_ids=ids.to(self._device), use_cache=False)
         found: Tensor = out.logits
         return found
 
