@@ -16,7 +16,6 @@ import numpy as np
 
 from foreplan.cost_models.memory import MemoryLedger, show_bytes
 from foreplan.cost_models.schedule import Schedule
-from foreplan.cost_models.sensitivity import weight_sensitivity
 from foreplan.cost_models.timeline import Timeline
 from foreplan.datasets.model import Model
 from foreplan.errors import InfeasibleError, SpecError
@@ -32,11 +31,13 @@ from foreplan.planner.serving.chain import (
 from foreplan.planner.serving.check import check_decision
 from foreplan.planner.serving.pipeline import ServingSchedule
 from foreplan.planner.serving.pricing import MicroBatches, Pricing, device_kind
+from foreplan.planner.serving.quality import plan_quality
 from foreplan.planner.serving.rivals import serving_near, serving_rivals
 from foreplan.planner.serving.spec import ServingDecision, ServingWorkload
+from foreplan.planner.serving.time_limits import missed, time_limits, too_short
 from foreplan.solvers.chain_diagnosis import Obstacle, diagnose
-from foreplan.solvers.chain_partition import ChainAssignment, solve
-from foreplan.solvers.chain_problem import FloatArray
+from foreplan.solvers.chain_limits import solve_within
+from foreplan.solvers.chain_partition import ChainAssignment
 
 #: Relative gap at which the solver stops; how far from the best an answer may be to be replayed.
 GAP, REPLAY_WITHIN, REPLAYS = 1e-4, 0.02, 6
@@ -61,12 +62,12 @@ class ServingPlanner(Planner[ServingWorkload, ServingDecision]):
             InfeasibleError: the model does not fit, or the quality limit cannot be met.
             MissingDataError: a price or the memory of a device is not known.
         """
-        chains = self._chains(problem)
+        chains, limits = self._chains(problem), time_limits(problem.workload)
         answers: list[tuple[float, MicroBatches, ChainAssignment]] = []
         best, lower, evaluations, proven = math.inf, math.inf, 0, True
         for sizes in chains.sizes():
-            solution = solve(
-                chains.problem(sizes), gap=GAP, cutoff=best * (1 + REPLAY_WITHIN)
+            solution = solve_within(
+                chains.problem(sizes), limits, gap=GAP, cutoff=best * (1 + REPLAY_WITHIN)
             )
             evaluations += solution.evaluations
             lower = min(lower, solution.lower_bound)
@@ -79,8 +80,17 @@ class ServingPlanner(Planner[ServingWorkload, ServingDecision]):
         answers.sort(key=lambda answer: answer[0])
         near = [a for a in answers if a[0] <= best * (1 + REPLAY_WITHIN)][:REPLAYS]
         decisions = [chains.decision(sizes, assignment) for _, sizes, assignment in near]
-        replays = [Forecast(self, problem, decision).total_s for decision in decisions]
-        worth = [self.objective(problem, d, s) for d, s in zip(decisions, replays, strict=True)]
+        replays = [Forecast(self, problem, decision) for decision in decisions]
+        late = [missed(problem.workload, forecast.metrics) for forecast in replays]
+        if all(late):
+            raise InfeasibleError(
+                f"the best split by the solver's law has {'; '.join(late[0])} when simulated",
+                fix="relax the limit a little, or give fewer requests a batch",
+            )
+        worth = [
+            math.inf if lates else self.objective(problem, decision, forecast.total_s)
+            for decision, forecast, lates in zip(decisions, replays, late, strict=True)
+        ]
         chosen = int(np.argmin(worth))
         lower = min(lower, best)
         bound = Bound(
@@ -106,11 +116,13 @@ class ServingPlanner(Planner[ServingWorkload, ServingDecision]):
                 "workload", got=f"{total} tokens a request",
                 expected=f"at most the {model.max_sequence} that {model.name} can attend to",
             )  # fmt: skip
+        quality = plan_quality(model, workload, problem.seed)
         return ServingChains(
             Pricing(model, workload, problem.costs),
             problem.cluster,
             capacities(problem.cluster),
-            _omega(problem),
+            quality.omega,
+            quality.max_omega,
         )
 
     def _infeasible(
@@ -132,6 +144,9 @@ class ServingPlanner(Planner[ServingWorkload, ServingDecision]):
                 f"({show_bytes(whole[item])}); the {used} devices have {show_bytes(have)}",
                 fix=f"add {show_bytes(need - have)}, or lower the batch or the context",
             )
+        late = too_short(w, [chains.problem(sizes) for sizes in chains.sizes()])
+        if late is not None:
+            return late
         sizes = min(chains.sizes(), key=lambda s: (s.prefill, s.decode))  # the least workspace
         found = diagnose(chains.problem(sizes))
         if found.obstacle is Obstacle.COST2:
@@ -153,12 +168,13 @@ class ServingPlanner(Planner[ServingWorkload, ServingDecision]):
             )
         return InfeasibleError(
             f"no split of {model.name} over {used} devices meets every limit: {found.message}",
-            fix="relax min_average_bits or max_omega, or give more memory",
+            fix="relax min_average_bits, max_omega or max_perplexity_increase, or give more memory",
         )
 
     def _assumptions(self, problem: Problem[ServingWorkload]) -> tuple[str, ...]:
         model = _model(problem)
         notes = ["every prompt is padded to prompt_tokens and every request makes new_tokens"]
+        notes += plan_quality(model, problem.workload, problem.seed).notes
         if model.weights == "random":
             notes.append(
                 f"{model.name} has random weights: times are real, tokens and quality mean "
@@ -168,9 +184,7 @@ class ServingPlanner(Planner[ServingWorkload, ServingDecision]):
 
     # ------------------------------------------------------------------------------- decisions
 
-    def baselines(
-        self, problem: Problem[ServingWorkload]
-    ) -> dict[str, ServingDecision | str]:
+    def baselines(self, problem: Problem[ServingWorkload]) -> dict[str, ServingDecision | str]:
         """Even, memory-proportional and min-max splits; see `serving_baselines`."""
         return serving_baselines(
             self._chains(problem), lambda decision: Forecast(self, problem, decision).total_s
@@ -194,9 +208,7 @@ class ServingPlanner(Planner[ServingWorkload, ServingDecision]):
         """Simulated seconds, and the seconds that the workload says quality loss is worth."""
         return total_s + problem.workload.theta_s * decision.omega
 
-    def schedule(
-        self, problem: Problem[ServingWorkload], decision: ServingDecision
-    ) -> Schedule:
+    def schedule(self, problem: Problem[ServingWorkload], decision: ServingDecision) -> Schedule:
         """Prefill, then decode, stage by stage; see `ServingSchedule`.
 
         Raises:
@@ -245,9 +257,24 @@ class ServingPlanner(Planner[ServingWorkload, ServingDecision]):
             "average_bits": decision.average_bits,
             "omega": decision.omega,
         }
+        quality = plan_quality(_model(problem), w, problem.seed)
+        increase = quality.perplexity_increase(decision.omega)
+        if increase is not None:
+            figures["perplexity_increase"] = increase
         if w.new_tokens > 1:
             figures["time_per_output_token_s"] = (total - ttft) / (w.new_tokens - 1)
+        figures["concurrent_requests"] = self._concurrent(problem, decision)
         return figures
+
+    def _concurrent(self, problem: Problem[ServingWorkload], decision: ServingDecision) -> float:
+        """Requests whose caches fit at these micro-batches: the least of the stages."""
+        w = problem.workload
+        moving = 2 * (w.prompt_tokens + 1) * _model(problem).hidden  # hidden states of a request
+        most = math.inf
+        for ledger in self.memory(problem, decision):
+            each = ledger.items.get("kv_cache", 0) / w.batch + moving
+            most = min(most, w.batch + (ledger.free_bytes or 0) // each)
+        return most
 
     # ------------------------------------------------------------------------------- real runs
 
@@ -280,8 +307,3 @@ def _model(problem: Problem[Any]) -> Model:
     if problem.model is None:
         raise SpecError("model", got=None, expected="a language model to serve")
     return problem.model
-
-
-def _omega(problem: Problem[ServingWorkload]) -> FloatArray:
-    """``[L, V]`` quality loss from the weights."""
-    return weight_sensitivity(_model(problem), problem.workload.bits)

@@ -33,8 +33,13 @@ class ServingWorkload(StrictModel):
         bits: numbers of bits a layer may have.
         min_average_bits: floor on the mean number of bits over layers, or ``None``.
         max_omega: cap on the summed quality loss, or ``None``.
+        max_perplexity_increase: cap on the rise in perplexity, by the fitted curve, or ``None``.
+        text: quality is measured on it, ``stdlib`` or a file; the weights alone where ``None``.
+        quality: table of `foreplan quality` to use instead of measuring.
         theta_s: seconds one unit of quality loss is worth; 0 leaves quality to the limits.
         quantise_activations: allow kernels that round activations to 8 bits too.
+        max_time_to_first_token_s: limit on when the last request of the batch has its first token.
+        max_time_per_output_token_s: limit on the mean time between later tokens of a request.
         prefill_microbatch, decode_microbatch: requests of a micro-batch; searched where ``None``.
     """
 
@@ -44,8 +49,13 @@ class ServingWorkload(StrictModel):
     bits: tuple[int, ...] = (16, 8, 4)
     min_average_bits: Annotated[float, Field(gt=0, le=16)] | None = None
     max_omega: Annotated[float, Field(ge=0)] | None = None
+    max_perplexity_increase: Annotated[float, Field(gt=0)] | None = None
+    text: Annotated[str, Field(min_length=1)] | None = None
+    quality: Annotated[str, Field(min_length=1)] | None = None
     theta_s: Annotated[float, Field(ge=0)] = 0.0
     quantise_activations: bool = False
+    max_time_to_first_token_s: Annotated[float, Field(gt=0)] | None = None
+    max_time_per_output_token_s: Annotated[float, Field(gt=0)] | None = None
     prefill_microbatch: Count | None = None
     decode_microbatch: Count | None = None
 

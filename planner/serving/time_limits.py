@@ -1,0 +1,70 @@
+"""Limits on the time to the first token and per token, for the solver and for simulated runs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+
+from foreplan.datasets.quantity import format_seconds
+from foreplan.errors import InfeasibleError
+from foreplan.planner.serving.spec import ServingWorkload
+from foreplan.solvers.chain_limits import TimeLimits, least_first_s, least_step_s
+from foreplan.solvers.chain_problem import ChainProblem
+
+#: Relative slack of a simulated time: rounding.
+_SLACK = 1e-9
+
+
+def time_limits(workload: ServingWorkload) -> TimeLimits:
+    """The workload's limits, as the solver takes them."""
+    return TimeLimits(
+        first_s=workload.max_time_to_first_token_s or math.inf,
+        step_s=workload.max_time_per_output_token_s or math.inf,
+    )
+
+
+def missed(workload: ServingWorkload, metrics: Mapping[str, float]) -> tuple[str, ...]:
+    """Limits that simulated figures miss, each in words."""
+    found = []
+    for name, limit in (
+        ("time_to_first_token_s", workload.max_time_to_first_token_s),
+        ("time_per_output_token_s", workload.max_time_per_output_token_s),
+    ):
+        if limit is not None and metrics.get(name, 0.0) > limit * (1 + _SLACK):
+            words = name.removesuffix("_s").replace("_", " ")
+            found.append(f"{words} {format_seconds(metrics[name])} above {format_seconds(limit)}")
+    return tuple(found)
+
+
+def too_short(
+    workload: ServingWorkload, problems: Iterable[ChainProblem]
+) -> InfeasibleError | None:
+    """Why no assignment of these problems meets the limits; ``None`` if the limits do not hinder.
+
+    Args:
+        workload: with the limits.
+        problems: of every pair of micro-batch sizes.
+    """
+    limits = time_limits(workload)
+    if limits.none:
+        return None
+    several = list(problems)
+    for what, field, limit, least in (
+        ("first tokens", "max_time_to_first_token_s", limits.first_s, least_first_s),
+        ("tokens", "max_time_per_output_token_s", limits.step_s, least_step_s),
+    ):
+        if limit == math.inf:
+            continue
+        found = min(least(problem) for problem in several)
+        if math.isfinite(found) and found > limit:
+            return InfeasibleError(
+                f"no split of these devices has its {what} sooner than {format_seconds(found)}; "
+                f"{field} is {format_seconds(limit)}",
+                fix=f"{field} of {found:.3g} or more, fewer requests a batch, or faster devices",
+            )
+    if all(math.isfinite(least_first_s(problem)) for problem in several):
+        return InfeasibleError(
+            "no split was found that meets every time limit together with the others",
+            fix="relax max_time_to_first_token_s or max_time_per_output_token_s",
+        )
+    return None
