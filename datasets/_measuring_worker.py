@@ -153,6 +153,18 @@ class _Device:
             turns: calls until the same inputs come back; on a GPU calls are then replayed from a
                 CUDA graph, without what the host needs to issue them. ``None`` issues each call.
         """
+        from foreplan.datasets.cold_operands import InTurn
+
+        if self.word == "cpu" and isinstance(call, InTurn):
+            # Training programs: recorded by autograd, and each call behind other operators.
+            with self.torch.inference_mode(False), self.torch.enable_grad():
+                return self._measure(call, effort, turns, call.displace)
+        return self._measure(call, effort, turns)
+
+    def _measure(
+        self, call: Callable[[], object], effort: Mapping[str, Any], turns: int | None,
+        before: Callable[[], object] | None = None,
+    ) -> dict[str, Any]:  # fmt: skip
         max_s = float(effort["max_s"])
         first = self.time_calls(call, 1)
         if first > max_s:  # a slow program, or a library that loads at its first call
@@ -163,6 +175,7 @@ class _Device:
             if first < _WARM_S:
                 first = min(first, self.time_calls(call, 1))
         count = max(1, math.ceil(_SAMPLE_S["cpu" if self.word == "cpu" else "cuda"] / first))
+        count = 1 if before is not None else count
         graph = None
         if turns is not None and self.word != "cpu":
             # All copies of a weight take part, so that a replay finds none of them in the cache.
@@ -174,6 +187,8 @@ class _Device:
         gc.disable()
         try:
             while True:
+                if before is not None:
+                    before()
                 times.append(
                     self.time_calls(call, count)
                     if graph is None

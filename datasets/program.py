@@ -298,7 +298,7 @@ OPERATORS = MappingProxyType(
     | {f"{op}_{name}": row for op, passes in _TRAINING.items() for name, row in passes.items()}
     | {
         "optimizer_step": Operator(
-            ("parameters",),
+            ("parameters", "tensors"),
             lambda d: 4.0 * d["parameters"],
             # Gradient, master and state are read, the latter two written.
             lambda d, v: (7.0 if v.kernel == "torch.adamw" else 5.0) * 4.0 * d["parameters"],

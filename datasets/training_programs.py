@@ -109,11 +109,10 @@ def cast_program(
     return program("cast", variant, rows=max(1, -(-elements // cols)), cols=cols)
 
 
-def optimizer_program(optimizer: str, parameters: int) -> Program:
-    """One step of ``sgd`` with momentum or ``adamw`` on fp32."""
-    return program(
-        "optimizer_step", Variant("fp32", "fp32", f"torch.{optimizer}"), parameters=parameters
-    )
+def optimizer_program(optimizer: str, parameters: int, tensors: int = 1) -> Program:
+    """One step of ``sgd`` with momentum or ``adamw`` on fp32, over so many tensors."""
+    variant = Variant("fp32", "fp32", f"torch.{optimizer}")
+    return program("optimizer_step", variant, parameters=parameters, tensors=tensors)
 
 
 def is_training(item: Program) -> bool:

@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING
 
 from foreplan.datasets.capture import capture
 from foreplan.datasets.operator_graph import OperatorGraph, OperatorNode
+from foreplan.datasets.program import Program
+from foreplan.datasets.training_programs import optimizer_program
 from foreplan.errors import SpecError
 from foreplan.planner.precision.task import TrainingTask, fingerprint
 
@@ -93,6 +95,10 @@ class TrainingGraph:
     def modules(self) -> tuple[str, ...]:
         """Paths that a plan chooses for, in the order of the forward pass."""
         return tuple(dict.fromkeys(self.operators[i].module for i in self.adjustable))
+
+    def update(self, optimizer: str) -> Program:
+        """The step of ``sgd`` or ``adamw`` over all parameters."""
+        return optimizer_program(optimizer, sum(self.parameters.values()), len(self.parameters))
 
     def depth(self) -> tuple[int, ...]:
         """Fewest steps from the first operator that a plan chooses for, as QSync's depth maps.

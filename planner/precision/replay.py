@@ -134,6 +134,7 @@ class StepReplay:
         for label, device, choice in zip(self.labels, self.devices, choices, strict=True):
             forward, backward = device.works(choice)
             whole = Segment(BACKWARD, tuple(p for w in backward for p in _parts(w)))
+            update = Segment(OPTIMIZER, ((self.optimizer, 1),))
             made.append(
                 WorkerStep(
                     label, forward, backward, self.optimizer,
@@ -141,6 +142,7 @@ class StepReplay:
                     (
                         memory_share(self._costs, label, forward),
                         memory_share(self._costs, label, whole),
+                        memory_share(self._costs, label, update),
                     ),
                 )
             )  # fmt: skip

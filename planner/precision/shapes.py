@@ -5,7 +5,6 @@ from __future__ import annotations
 from foreplan.cost_models.costs import CostBook, Work
 from foreplan.datasets.model import Model
 from foreplan.datasets.program import Program
-from foreplan.datasets.training_programs import optimizer_program
 from foreplan.planner.precision.graph import TrainingGraph
 from foreplan.planner.precision.pricing import StepTables, Unpriced
 from foreplan.planner.precision.spec import PrecisionWorkload
@@ -38,5 +37,5 @@ def precision_programs(
         for row in (*edge.forward, *edge.backward):
             for works in row:
                 found.update(dict.fromkeys(works))
-    found[optimizer_program(workload.optimizer, sum(graph.parameters.values()))] = None
+    found[graph.update(workload.optimizer)] = None
     return [work for work in found if isinstance(work, Program)]

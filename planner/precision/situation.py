@@ -15,7 +15,6 @@ from foreplan.cost_models.ddp_buckets import GRADIENT_BYTES, ddp_buckets
 from foreplan.cost_models.memory import show_bytes
 from foreplan.cost_models.schedule import IntArray
 from foreplan.datasets.cluster_entry import Rank
-from foreplan.datasets.training_programs import optimizer_program
 from foreplan.errors import InfeasibleError, SpecError
 from foreplan.planner.base import Problem
 from foreplan.planner.precision.allocation import Allocation, Omega
@@ -72,7 +71,7 @@ class Situation:
         self.replay = StepReplay(
             [self.devices[k] for k in self.kind_of],
             [rank.label for rank in self.ranks],
-            optimizer_program(w.optimizer, sum(self.graph.parameters.values())),
+            self.graph.update(w.optimizer),
             self.costs,
             contention(problem.cluster, tuple(range(len(self.ranks)))),
         )

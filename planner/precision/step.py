@@ -30,7 +30,8 @@ class WorkerStep:
         backward: the backward pass, cut where buckets become ready.
         optimizer: the update.
         saved_bytes: what each part of the backward pass frees of the saved tensors.
-        pressure: shares of the time of forward and backward pass bound by memory bandwidth.
+        pressure: shares of the time of forward pass, backward pass and update that are bound by
+            memory bandwidth.
     """
 
     device: str
@@ -38,7 +39,7 @@ class WorkerStep:
     backward: tuple[Work, ...]
     optimizer: Work
     saved_bytes: tuple[int, ...]
-    pressure: tuple[float, float] = (0.0, 0.0)
+    pressure: tuple[float, float, float] = (0.0, 0.0, 0.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +120,7 @@ def step_schedule(workers: Sequence[WorkerStep], buckets: Buckets, steps: int = 
             end = builder.add(
                 OPTIMIZER, rank, worker.optimizer, microbatch=_step(step, steps),
                 dependencies=(done[rank], *reduced[rank]), resources=(COMPUTE,),
+                pressure=worker.pressure[2],
             )  # fmt: skip
             last[rank] = (end,)
     return builder.build()

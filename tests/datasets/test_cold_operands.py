@@ -9,6 +9,7 @@ from torch import Tensor
 from foreplan.datasets import cold_operands
 from foreplan.datasets.cold_operands import in_turn, last_level_cache
 from foreplan.datasets.program import Variant, program
+from foreplan.datasets.training_programs import optimizer_program
 from foreplan.datasets.training_runnable import training_call
 
 MIB = 1 << 20
@@ -78,3 +79,27 @@ def test_backward_pass_adds_gradients_to_fp32_buffers(
     added.clear()
     call()
     assert added == [torch.float32] * 2, "of the weight and of the bias"
+
+
+def test_attention_is_timed_on_heads_that_lie_inside_of_positions() -> None:
+    variant = Variant("fp32", "fp32", "torch.sdpa_causal")
+    item = program(
+        "attention_forward", variant, batch=2, queries=8, keys=8, heads=4, head_dim=16
+    )  # fmt: skip
+    call = training_call(item, "cpu")
+    call()
+    out = call.results[-1]
+    assert out.shape == (2, 8, 4, 16)
+    assert out.is_contiguous()
+    assert out.requires_grad, "a forward pass is recorded for the backward pass"
+
+
+def test_an_update_steps_on_as_many_tensors_as_it_says() -> None:
+    call = training_call(optimizer_program("sgd", 1000, 3), "cpu")
+    before = call.sets[0][0].param_groups[0]["params"][0].detach().clone()
+    for _ in call.sets:
+        call()
+    held = call.sets[0][0].param_groups[0]["params"]
+    assert [p.numel() for p in held] == [334, 333, 333]
+    assert not torch.equal(held[0], before)
+    call.displace()
