@@ -3,7 +3,8 @@
 ``measured``: profiles (exact rows, then interpolation), then the shipped predictor for devices that
 it was fitted to (``foreplan profile --fit``) and for devices of the zoo, then the roofline of
 published or measured figures. ``predicted``: the same without profiles, where the predictor takes a
-profiled GPU by its measured figures. ``roofline``: the figures alone. Links come from the cluster's
+profiled GPU by its measured figures. ``roofline``: the figures alone. ``helix:FILE``: a table of
+whole decoder layers, and ``predicted`` for what it has no part in. Links come from the cluster's
 tiers in every case.
 """
 
@@ -28,6 +29,8 @@ from foreplan.errors import SpecError
 
 CostChoice = Literal["measured", "predicted", "roofline"]
 COST_CHOICES: tuple[CostChoice, ...] = get_args(CostChoice)
+#: What a choice begins with that names a table of whole layers.
+LAYER_TABLE = "helix:"
 
 
 def cost_choice(text: str) -> CostChoice:
@@ -40,6 +43,17 @@ def cost_choice(text: str) -> CostChoice:
         if choice == text:
             return choice
     raise SpecError("--costs", got=text, expected=f"one of {', '.join(COST_CHOICES)}")
+
+
+def cost_choice_or_table(text: str) -> str:
+    """Check a word from the command line that may name a table: ``helix:FILE``.
+
+    Raises:
+        SpecError: neither one of `COST_CHOICES` nor `LAYER_TABLE` and a file.
+    """
+    if text.startswith(LAYER_TABLE) and text != LAYER_TABLE:
+        return text
+    return cost_choice(text)
 
 
 @dataclass(frozen=True)
@@ -151,7 +165,7 @@ class _ByZooName:
 def cost_book(
     cluster: Cluster,
     profiles: Profiles,
-    choice: CostChoice,
+    choice: str,
     *,
     given: Mapping[Work, float] | None = None,
 ) -> CostBook:
@@ -160,20 +174,29 @@ def cost_book(
     Args:
         cluster: devices and links.
         profiles: what was measured on them.
-        choice: one of `COST_CHOICES`.
+        choice: one of `COST_CHOICES`, or `LAYER_TABLE` and a file.
         given: prices that override every source.
+
+    Raises:
+        SpecError: a table that cannot be read.
     """
     sources: list[CostSource] = []
+    zoo = {rank.label: rank.name.zoo for rank in cluster.ranks() if rank.name.zoo}
+    if choice.startswith(LAYER_TABLE):
+        from foreplan.cost_models.layer_table import LayerTableSource
+        from foreplan.datasets.importers import read_operators
+
+        table = read_operators(choice.removeprefix(LAYER_TABLE), "helix")
+        sources.append(_ByZooName(LayerTableSource(table), zoo))
     if choice == "measured":
         sources += [MeasuredSource(profiles.by_label), InterpolatedSource(profiles.by_label)]
     sources.append(LinkSource(cluster))
     if choice != "roofline" and profiles.fits:
         sources.append(FittedSource(profiles.fits))
-    if choice != "roofline" and any(rank.name.zoo for rank in cluster.ranks()):
+    if choice != "roofline" and zoo:
         # Loads scikit-learn, which a plan from profiles does without.
         from foreplan.cost_models.predicted import PredictedSource
 
-        zoo = {rank.label: rank.name.zoo for rank in cluster.ranks() if rank.name.zoo}
         sources.append(_ByZooName(PredictedSource(), zoo))
     gpus = {k: p.device for k, p in profiles.by_label.items() if p.device.kind != "cpu"}
     if choice == "predicted" and gpus:

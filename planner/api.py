@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import foreplan
-from foreplan.cost_models.book import CostChoice, Profiles, cost_book
+from foreplan.cost_models.book import Profiles, cost_book, cost_choice_or_table
 from foreplan.datasets.cluster import Cluster, parse_devices
 from foreplan.datasets.model import Model, load_model
 from foreplan.datasets.specs import StrictModel, load_document, validate
@@ -107,8 +107,8 @@ def plan(
     cluster: str | Path | Cluster,
     workload: str | Path | Mapping[str, Any] | StrictModel | None,
     *,
-    costs: CostChoice = "measured",
-    beside: Sequence[CostChoice] = (),
+    costs: str = "measured",
+    beside: Sequence[str] = (),
     relax: bool = False,
     seed: int = 0,
 ) -> Plan:
@@ -120,8 +120,9 @@ def plan(
             needs none.
         cluster: a cluster, its file, or the inline form.
         workload: the planner's workload, its fields, or a file.
-        costs: ``measured`` uses profiles and falls back on published figures, ``roofline`` uses
-            published figures alone.
+        costs: ``measured`` uses profiles and falls back on published figures, ``predicted`` leaves
+            profiles out, ``roofline`` uses published figures alone, ``helix:FILE`` a table of whole
+            layers.
         beside: decide from these costs too and keep the decisions among the alternatives, priced
             by ``costs``; a verification then says what each source of costs is worth.
         relax: decide again with each binding limit relaxed by 10 %, one at a time, and say what it
@@ -137,6 +138,7 @@ def plan(
         MissingDataError: a cost is not known.
     """
     chosen = find_planner(kind)
+    costs, beside = cost_choice_or_table(costs), [cost_choice_or_table(word) for word in beside]
     described = None
     if model is not None:
         described = model if isinstance(model, Model) else load_model(model)
@@ -235,7 +237,7 @@ def _checked(chosen: Planner[Any, Any], problem: Problem[Any], decision: Any) ->
 
 
 def _decide(
-    chosen: Planner[Any, Any], problem: Problem[Any], profiles: Profiles, costs: CostChoice
+    chosen: Planner[Any, Any], problem: Problem[Any], profiles: Profiles, costs: str
 ) -> Any:
     """The decision from other costs, or the reason why there is none."""
     given = chosen.given(problem.workload)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from foreplan.cost_models.book import cost_choice
 from foreplan.planner.api import plan
 from foreplan.planner.plan import Plan
 
@@ -30,7 +29,7 @@ def plan_files(
         workload: a file or ``batch=8,...``.
         seed: of every random choice.
         cluster: a file (`Path`) or the inline form (text).
-        costs: one of ``cost_models.book.COST_CHOICES``.
+        costs: as `foreplan.planner.api.plan`.
         beside: others of them to decide from as well.
         relax: see `foreplan.planner.api.plan`.
         output: the plan's file.
@@ -38,10 +37,7 @@ def plan_files(
     Raises:
         ForeplanError: as `foreplan.planner.api.plan`.
     """
-    made = plan(
-        kind, model, cluster, workload, costs=cost_choice(costs),
-        beside=[cost_choice(word) for word in beside], relax=relax, seed=seed,
-    )  # fmt: skip
+    made = plan(kind, model, cluster, workload, costs=costs, beside=beside, relax=relax, seed=seed)
     if isinstance(cluster, Path):
         moved = made.cluster.rebase(cluster.parent, output.parent)
         made = made.model_copy(update={"cluster": moved})

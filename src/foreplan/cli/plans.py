@@ -47,7 +47,10 @@ def plan_command(
     ] = None,
     costs: Annotated[
         str,
-        typer.Option(help="measured, predicted or roofline.", autocompletion=words(cost_choices)),
+        typer.Option(
+            help="measured, predicted, roofline, or helix:FILE, a table of layers.",
+            autocompletion=words(cost_choices),
+        ),
     ] = "measured",
     beside: Annotated[
         list[str] | None,
