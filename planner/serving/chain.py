@@ -46,17 +46,19 @@ class ServingChains:
         cluster: devices and links.
         capacity_bytes: what each rank may use.
         omega: ``[L, V]`` quality loss of each layer at each of the workload's bits.
+        max_omega: cap on their sum, ``None`` for none.
 
     Raises:
         MissingDataError: a price, or a link between two types that could be neighbours.
     """
 
     def __init__(
-        self, pricing: Pricing, cluster: Cluster, capacity_bytes: tuple[int, ...], omega: FloatArray
-    ) -> None:
+        self, pricing: Pricing, cluster: Cluster, capacity_bytes: tuple[int, ...],
+        omega: FloatArray, max_omega: float | None = None,
+    ) -> None:  # fmt: skip
         self.pricing = pricing
         self.cluster = cluster
-        self.omega = omega
+        self.omega, self.max_omega = omega, max_omega
         groups: dict[tuple[object, ...], list[Rank]] = {}
         for rank, capacity in zip(cluster.ranks(), capacity_bytes, strict=True):
             key = (rank.host, rank.name, rank.profile, capacity)
@@ -140,7 +142,7 @@ class ServingChains:
             decode_microbatches=w.batch // sizes.decode,
             new_tokens=w.new_tokens,
             theta=w.theta_s,
-            max_omega=w.max_omega,
+            max_omega=self.max_omega,
             cost2=np.broadcast_to(-np.array(bits, dtype=float), (model.layers, len(bits))),
             max_cost2=None if w.min_average_bits is None else -w.min_average_bits * model.layers,
         )

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from foreplan.cli._app import Json, OutputFolder, app, console, print_json, simulate_app
+from foreplan.cli._app import Json, Output, OutputFolder, app, console, print_json, simulate_app
 from foreplan.cli._words import costs as cost_choices
 from foreplan.cli._words import devices as device_names
 from foreplan.cli._words import listed, models, schedules, words
@@ -130,6 +130,47 @@ def predict(
     from foreplan.planner.report.predict_tables import predict_tables
 
     console().print(predict_tables(result))
+
+
+@app.command()
+def quality(
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="Hugging Face folder.")],
+    text: Annotated[
+        str, typer.Option(help="File to measure on, or stdlib: Python's own sources.")
+    ] = "stdlib",
+    output: Output = Path("quality.json"),
+    indicator: Annotated[
+        str,
+        typer.Option(help="measured_kl, fisher, output_error, variance_bound, hessian or weights."),
+    ] = "measured_kl",
+    bits: Annotated[
+        list[int] | None, typer.Option(help="Below 16; may be given again. 8, 4, 3 if left out.")
+    ] = None,
+    windows: Annotated[int, typer.Option(min=1, help="Pieces of text.")] = 16,
+    length: Annotated[int, typer.Option(min=2, help="Tokens of each.")] = 256,
+    seed: Annotated[int, typer.Option(min=0, help="Of every random choice.")] = 0,
+    device: Annotated[str, typer.Option(help="Torch device.")] = "cpu",
+    as_json: Json = False,
+) -> None:
+    """Measure what each layer of a trained model loses at each number of bits, for plans."""
+    from foreplan.cost_models.quality_table import BITS, measure_quality
+    from foreplan.datasets.model import load_model
+    from foreplan.datasets.storage import exclusive
+
+    screen = console()
+    with exclusive(output):  # a path that cannot be written is found before the work
+        table = measure_quality(
+            load_model(model), text, indicator=indicator, bits=bits or BITS, windows=windows,
+            length=length, seed=seed, device=device, say=screen.print,
+        )  # fmt: skip
+        table.save(output)
+    if as_json:
+        print_json(table.model_dump(mode="json", by_alias=True))
+        return
+    from foreplan.planner.report.quality_tables import quality_tables
+
+    screen.print(quality_tables(table))
+    screen.print(f"wrote {output}")
 
 
 @simulate_app.command("pipeline")

@@ -1,0 +1,123 @@
+"""`PlanQuality`: the quality losses that a serving plan is made with, and what they rest on.
+
+A table that the workload names comes first, then a measurement on the text that it names, then the
+weights alone. With a curve, a limit on perplexity is a limit on the sum of losses.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from foreplan.cost_models.quality_table import QualityTable, measure_quality
+from foreplan.cost_models.sensitivity import weight_sensitivity
+from foreplan.datasets.model import Model
+from foreplan.errors import SpecError
+from foreplan.planner.serving.spec import ServingWorkload
+from foreplan.solvers.chain_problem import FloatArray
+
+
+@dataclass(frozen=True)
+class PlanQuality:
+    """Losses for one model and workload.
+
+    Attributes:
+        omega: ``[layers, len(workload.bits)]``.
+        max_omega: limit on the sum, from the workload's own limits; ``None`` without any.
+        table: where the losses are from; ``None`` for the weights alone.
+        notes: what a reader of the plan has to know.
+    """
+
+    omega: FloatArray
+    max_omega: float | None
+    table: QualityTable | None
+    notes: tuple[str, ...]
+
+    def perplexity_increase(self, omega: float) -> float | None:
+        """Predicted for a sum of losses; ``None`` where there is no curve."""
+        curve = None if self.table is None else self.table.curve
+        return None if curve is None else curve.increase(omega)
+
+
+def plan_quality(model: Model, workload: ServingWorkload, seed: int) -> PlanQuality:
+    """Losses and limits of a plan.
+
+    Raises:
+        SpecError: a table of other weights or without some bits; text for random weights; a limit
+            on perplexity without a curve.
+    """
+    table = _table(model, workload, seed)
+    limit = workload.max_perplexity_increase
+    if table is None:
+        if limit is not None:
+            raise SpecError(
+                "workload.max_perplexity_increase", got=limit, expected="text or a quality table",
+                fix="add text=stdlib or a text file, or quality=FILE from foreplan quality",
+            )  # fmt: skip
+        omega = _of_weights(model, _stamp(model), workload.bits)
+        told = model.weights == "trained"
+        said = ("quality losses are from the weights alone",) if told else ()
+        return PlanQuality(omega, workload.max_omega, None, said)
+    where = f"{table.indicator} on {table.windows} windows of {table.length} tokens of {table.text}"
+    notes = [f"quality losses are {where} ({table.text_digest}), seed {table.seed}"]
+    caps = [] if workload.max_omega is None else [workload.max_omega]
+    curve = table.curve
+    if curve is not None:
+        notes.append(
+            f"perplexity follows from their sum by a curve fitted on {curve.plans} random plans, "
+            f"off by {curve.error:.0%} of the mean rise (plan left out)"
+        )
+    if limit is not None:
+        if curve is None:
+            raise SpecError(
+                "workload.max_perplexity_increase", got=limit,
+                expected="a quality table with a curve", fix="measure it on more text",
+            )  # fmt: skip
+        cap = curve.omega(limit)
+        if cap > curve.largest_omega:
+            notes.append("the perplexity limit lies beyond the plans that the curve was fitted on")
+        caps.append(cap)
+    cap_or_none = min(caps) if caps else None
+    return PlanQuality(table.losses(workload.bits), cap_or_none, table, tuple(notes))
+
+
+def _table(model: Model, workload: ServingWorkload, seed: int) -> QualityTable | None:
+    if workload.quality is not None:
+        table = QualityTable.load(workload.quality)
+        table.check(model)
+        return table
+    if workload.text is None:
+        return None
+    if model.weights == "random":
+        raise SpecError(
+            "workload.text", got=workload.text, expected="none: quality of random weights means "
+            "nothing", fix="leave it out, or give a model folder with weights",
+        )  # fmt: skip
+    return _measured(model, _stamp(model), workload.text, _lowered(workload.bits), seed)
+
+
+@functools.lru_cache(maxsize=8)
+def _of_weights(model: Model, stamp: tuple[object, ...], bits: tuple[int, ...]) -> FloatArray:
+    omega = weight_sensitivity(model, bits)
+    omega.flags.writeable = False
+    return omega
+
+
+@functools.lru_cache(maxsize=8)
+def _measured(
+    model: Model, stamp: tuple[object, ...], text: str, bits: tuple[int, ...], seed: int
+) -> QualityTable:
+    # A plan asks several times (baselines, metrics, what-if); files that change are read again.
+    return measure_quality(model, text, bits=bits, seed=seed)
+
+
+def _lowered(bits: Sequence[int]) -> tuple[int, ...]:
+    return tuple(b for b in bits if b < 16) or (8,)
+
+
+def _stamp(model: Model) -> tuple[object, ...]:
+    """Size and time of the folder's files."""
+    files = [] if model.path is None else sorted(Path(model.path).glob("*.safetensors"))
+    return tuple((f.name, f.stat().st_size, f.stat().st_mtime_ns) for f in files)
