@@ -95,8 +95,9 @@ def _meetings(schedule: Schedule, start: IntArray, end: IntArray) -> None:
     for i in np.flatnonzero(schedule.rendezvous >= 0):
         meetings[int(schedule.rendezvous[i])].append(int(i))
     for members in meetings.values():
-        start[members] = start[members].max()
-        end[members] = np.maximum(end[members], start[members])
+        met = start[members].max()
+        for i in members:  # the root of a broadcast may have been done before all had come
+            start[i] = met if end[i] >= met else start[i]
 
 
 def _queues(

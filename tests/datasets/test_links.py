@@ -91,7 +91,7 @@ def test_nobody_there_is_missing_data_in_time() -> None:
     started = time.monotonic()
     with pytest.raises(MissingDataError, match=f"--serve {endpoint}"):
         connect_link(endpoint, timeout_s=0.5)
-    assert time.monotonic() - started < 5
+    assert time.monotonic() - started < 60, "it waited for its usual patience"
 
 
 def test_an_address_of_another_host_cannot_be_served() -> None:
@@ -120,13 +120,14 @@ def test_interrupting_leaves_no_process() -> None:
     )  # fmt: skip
     assert run.stdout is not None
     run.stdout.readline()
-    time.sleep(1.0)
-    children = _children(run.pid)
-    assert len(children) == 2
+    deadline = time.monotonic() + 60
+    while len(children := _children(run.pid)) < 2:
+        assert time.monotonic() < deadline, "the ranks did not start"
+        time.sleep(0.05)
     run.send_signal(2)
-    run.wait(timeout=20)
+    run.wait(timeout=60)
     run.stdout.close()
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while any(Path(f"/proc/{pid}").exists() for pid in children):
         assert time.monotonic() < deadline, "a rank outlived its parent"
         time.sleep(0.05)
@@ -175,7 +176,8 @@ def test_link_between_two_network_namespaces(namespaces: tuple[str, str]) -> Non
     runs = [
         subprocess.Popen(
             ["ip", "netns", "exec", name, sys.executable, "-c", call, side],
-            env=ENVIRONMENT, stdout=subprocess.PIPE,
+            env=ENVIRONMENT,
+            stdout=subprocess.PIPE,
         )
         for name, side in zip(namespaces, ("serve_link", "connect_link"), strict=True)
     ]

@@ -17,7 +17,6 @@ when the rank holds others up (QSync's runtime only ever raises, and stops at th
 from __future__ import annotations
 
 import contextlib
-import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -27,6 +26,7 @@ from torch import Tensor, nn
 
 from foreplan.errors import SpecError
 from foreplan.planner.precision.execution.modules import apply_variants
+from foreplan.planner.verify.exchange import gather
 
 #: From the mean seconds of all ranks to this rank's variants, or ``None`` for no change.
 Replan = Callable[[Sequence[float]], Mapping[str, str] | None]
@@ -114,27 +114,7 @@ class LiveAdjustment:
         mine = torch.tensor([seconds], dtype=torch.float64)
         if dist.get_backend() == "nccl":
             mine = mine.to(self._device)
-        everyone = [torch.empty_like(mine) for _ in range(dist.get_world_size())]
-        dist.all_gather(everyone, mine)
-        if self._device.type == "cpu":
-            _wait_until_released([mine, *everyone])
-        return [float(value) for value in everyone]
-
-
-def _wait_until_released(tensors: Sequence[Tensor]) -> None:
-    """Wait until gloo's thread has dropped an operation that it has already reported as done.
-
-    To drop one, the thread takes the interpreter's lock; in an interpreter that is ending this
-    aborts the process (`std::terminate` out of `PyThread_exit_thread`; torch 2.13, Python 3.11).
-
-    Args:
-        tensors: of the operation; each held by one more variable of the caller.
-    """
-    for tensor in tensors:
-        for _ in range(100):
-            if sys.getrefcount(tensor) <= 4:  # the caller's, the sequence's, ours, the call's
-                break
-            time.sleep(1e-4)
+        return [float(value) for value in gather(mine)]
 
 
 class PrecisionLadder:

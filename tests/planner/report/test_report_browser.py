@@ -111,7 +111,7 @@ class Browser:
 
     def close(self):
         self.call("Browser.close")
-        self.process.wait(timeout=10)
+        self.process.wait(timeout=60)
         os.close(self.read)
         os.close(self.write)
 

@@ -162,6 +162,21 @@ def test_a_collective_starts_when_the_last_member_does() -> None:
     assert list(timeline.binding) == [-1, 0, -1, 2]
 
 
+def test_the_root_of_a_broadcast_may_be_done_before_the_others_come() -> None:
+    builder = ScheduleBuilder(["a", "b"])
+    for rank in (0, 1):
+        done = builder.add(
+            "broadcast", rank, Segment("b"), peer=0, resources=("wire",), rendezvous=3
+        )
+        builder.add("end", rank, FREE, dependencies=(done,))
+    schedule = builder.build()
+    records = [Record((0, 50), (40, 50)), Record((300, 510), (500, 510))]
+    timeline = measured_timeline(schedule, records)
+    assert_obeys(schedule, timeline.start_s, timeline.end_s)
+    assert list(timeline.start_s * 1e9) == pytest.approx([0, 50, 300, 510])
+    assert list(timeline.end_s * 1e9) == pytest.approx([40, 50, 500, 510])
+
+
 def test_a_queue_of_sends_is_drawn_as_a_queue() -> None:
     builder = ScheduleBuilder(["a", "b"])
     for batch in range(3):

@@ -55,7 +55,7 @@ def workers(home: Path) -> list[str]:
 @pytest.fixture(autouse=True)
 def no_orphans(toy: Path) -> Iterator[None]:
     yield
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + 60
     while workers(toy) and time.monotonic() < deadline:
         time.sleep(0.05)
     assert workers(toy) == []
@@ -276,7 +276,7 @@ def test_another_plan_is_refused_at_the_endpoint(make_plan: MakePlan) -> None:
 
     leader = threading.Thread(target=lead)
     leader.start()
-    endpoint = ("127.0.0.1", ports.get(timeout=10))
+    endpoint = ("127.0.0.1", ports.get(timeout=60))
     with pytest.raises(VerificationError, match="verifies another plan"):
         follow([], "east", endpoint, make_plan(devices=devices, steps=2).digest)
     leader.join()
@@ -317,7 +317,7 @@ def test_torchrun_starts_the_ranks(make_plan: MakePlan, tmp_path: Path) -> None:
         "-m", "foreplan.planner.verify.worker", "plan.json", "-o", "v.json", "--rounds", "2",
     ]  # fmt: skip
     done = subprocess.run(
-        command, cwd=tmp_path, capture_output=True, text=True, timeout=80, check=False
+        command, cwd=tmp_path, capture_output=True, text=True, timeout=240, check=False
     )
     assert done.returncode == 0, done.stderr
     document = load_verification(tmp_path / "v.json")
@@ -338,7 +338,7 @@ def test_an_end_from_outside_leaves_nothing_behind(
         if line.startswith("warm-up"):
             break
     process.send_signal(number)
-    process.communicate(timeout=20)
+    process.communicate(timeout=60)
     assert process.returncode != 0
     assert sorted(path.name for path in tmp_path.iterdir()) == ["plan.json", "site"]
 
