@@ -20,6 +20,9 @@ from foreplan.datasets.worker_environment import confine
 
 #: Repetitions of one size: at least, at most, and the time after which they stop.
 _LEAST, _MOST, _SECONDS = 5, 200, 0.15
+#: What runs beside computation to see what it takes from it: bytes of an all-reduce, rows of square
+#: products, how much longer than the all-reduce these take alone, and how often.
+_BESIDE_BYTES, _BESIDE_ROWS, _BESIDE_TIMES, _BESIDE_TURNS = 4 << 20, 512, 3.0, 9
 
 
 class _Rank:
@@ -90,7 +93,35 @@ class _Rank:
                     break
                 trips = 2 if kind == "p2p" else 1  # there and back
                 samples.append((kind, ranks, size, self._time(call) / trips))
-        return {"samples": samples, "unsupported": unsupported}
+        share = 0.0 if "all_reduce" in unsupported else self._compute_share()
+        return {"samples": samples, "unsupported": unsupported, "compute_share": share}
+
+    def _compute_share(self) -> float:
+        """What computation loses to an all-reduce beside it, as a share of that one's time."""
+        torch, dist = self.torch, self.dist
+        whole = torch.zeros(_BESIDE_BYTES // 4, device=self.word)
+        a = torch.randn(_BESIDE_ROWS, _BESIDE_ROWS, device=self.word)
+
+        def products(count: int) -> None:
+            for _ in range(count):
+                torch.mm(a, a)
+
+        def beside(count: int) -> None:
+            work = dist.all_reduce(whole, async_op=True)
+            products(count)
+            work.wait()
+
+        link_s = self._time(lambda _: _drop(dist.all_reduce(whole)))
+        once_s = min(self._timed(lambda _: products(1), turn) for turn in range(5))
+        count = torch.tensor([max(1, round(_BESIDE_TIMES * link_s / once_s))], device=self.word)
+        dist.broadcast(count, 0)
+        lost = []
+        for turn in range(_BESIDE_TURNS):
+            dist.barrier()
+            alone_s = self._timed(lambda _: products(int(count.item())), turn)
+            dist.barrier()
+            lost.append(self._timed(lambda _: beside(int(count.item())), turn) - alone_s)
+        return min(1.0, max(0.0, statistics.median(lost) / link_s))
 
     def _time(self, call: Callable[[int], None]) -> float:
         self._sync()
@@ -136,16 +167,22 @@ class _Rank:
         return lambda _: _drop(dist.all_to_all_single(other, whole))
 
     def _ping_pong(self, message: Any) -> Callable[[int], None]:
-        """A round trip between ranks 0 and 1."""
+        """A round trip between ranks 0 and 1; who waits has posted its receive, as in a run.
+
+        gloo otherwise asks the receiver first: on two cores of an EPYC 2 ms instead of 0.06.
+        """
         dist = self.dist
 
         def turn(_: int) -> None:
             if self.rank == 0:
-                dist.send(message, 1)
-                dist.recv(message, 1)
+                works = [dist.isend(message, 1), dist.irecv(message, 1)]
             elif self.rank == 1:
-                dist.recv(message, 0)
-                dist.send(message, 0)
+                dist.irecv(message, 0).wait()
+                works = [dist.isend(message, 0)]
+            else:
+                works = []
+            for work in works:
+                work.wait()
 
         return turn
 

@@ -62,11 +62,13 @@ class Links:
         backend: library.
         samples: every (kind, size) measured.
         unsupported: kinds that the backend cannot do here, with its reason.
+        compute_share: as of `Tier`.
     """
 
     backend: Backend
     samples: tuple[LinkSample, ...]
     unsupported: Mapping[str, str]
+    compute_share: float = 0.0
 
     def fits(self) -> tuple[CollectiveFit, ...]:
         """A fit for each kind that was measured."""
@@ -101,6 +103,7 @@ class Links:
             latency_s=message.alpha_s,
             bandwidth_bytes_per_s=1.0 / per_byte,
             collectives=fits,
+            compute_share=self.compute_share,
             backend=self.backend,
             emulated=emulated,
             source=source,
@@ -317,7 +320,7 @@ def _spread(ranks: int) -> list[list[int]]:
 
 def _links(answer: Mapping[str, Any], backend: Backend) -> Links:
     samples = tuple(LinkSample(*sample) for sample in answer["samples"])
-    return Links(backend, samples, dict(answer["unsupported"]))
+    return Links(backend, samples, dict(answer["unsupported"]), float(answer["compute_share"]))
 
 
 def _run(

@@ -68,6 +68,9 @@ class Tier(StrictModel):
     bandwidth_bytes_per_s: BytesPerSecond
     """Of one message between two ranks, one direction."""
     collectives: Annotated[tuple[CollectiveFit, ...], Field(strict=False)] = ()
+    compute_share: Annotated[float, Field(ge=0, le=1)] = 0.0
+    """Share of a collective's time that its ranks' computation loses while it runs beside it: near
+    1 where the one core of a rank carries the bytes (gloo), 0 where nothing was measured."""
     backend: Backend | None = None
     """Library the figures were measured with; ``None`` for published or assumed ones."""
     emulated: bool = False

@@ -46,10 +46,13 @@ class RankWriter:
                 self._transfer(row)
             elif row.kind in ("all_gather", "reduce_scatter", "all_reduce"):
                 reduced.append(self._collective(row))
+            elif row.kind == "beside":
+                self._beside(row)
             elif row.kind == "optimizer":
+                work = self._step.steps.optimizer(self._share())
                 self._builder.add(
-                    "optimizer", self._rank, self._step.steps.optimizer(self._share()),
-                    dependencies=reduced,
+                    "optimizer", self._rank, work, dependencies=reduced,
+                    pressure=self._step.pressure(self._rank, work),
                 )  # fmt: skip
             else:
                 self._compute(row)
@@ -178,43 +181,27 @@ class RankWriter:
         )  # fmt: skip
 
     def _collective(self, row: Row) -> int:
-        of, step, e, k = self._of, self._step, row.task.encoder, row.task.stage
-        if e < 0:
-            group, stage = step.replica_group((self._rank,)), of.first_stage(self._rank) or 0
-            parameters = self._exposed_parameters()
-            meeting = (row.kind, -1, self._rank)
-        else:
-            plan = self._decision.encoders[e]
-            group, stage = of.replicas(e, k), self._decision.stage_number(e, k)
-            last = dict(of.buckets(e, k))[row.place]
-            halves = plan.units[row.place], plan.units[last]
-            parameters = step.encoders[e].half_range_parameters(*halves) // plan.tp
-            meeting = (row.kind, e, row.place)
+        of, e, k = self._of, row.task.encoder, row.task.stage
+        stage = of.first_stage(self._rank) or 0 if e < 0 else self._decision.stage_number(e, k)
+        meeting = (row.kind, -1, self._rank) if e < 0 else (row.kind, e, row.place)
         number = self._meetings.setdefault(meeting, len(self._meetings))
-        if row.kind == "all_gather":
-            work: Work = step.steps.gather(parameters, group, encoder=e >= 0)
-        elif row.kind == "reduce_scatter":
-            work = step.steps.scatter(parameters, group, encoder=e >= 0)
-        else:
-            work = step.steps.reduce(parameters, group)
         done = self._done.get((e, row.place))
         needs = [] if done is None or row.kind == "all_gather" else [done]
         made = self._builder.add(
-            row.kind, self._rank, work, stage=stage, step=row.place, dependencies=needs,
-            resources=(DP,), rendezvous=number,
+            row.kind, self._rank, of.exchange(row.kind, self._rank, e, k, row.place), stage=stage,
+            step=row.place, dependencies=needs, resources=(DP,), rendezvous=number,
         )  # fmt: skip
         if row.kind == "all_gather":
             self._gathered[e, row.place] = made
         return made
 
-    def _exposed_parameters(self) -> int:
-        """Parameters of the rank's first virtual stage: what no computation hides.
-
-        Later stages gather while earlier ones compute, and reduce while earlier ones still do.
-        """
-        stage = self._decision.stages[self._of.first_stage(self._rank) or 0]
-        parameters = self._step.backbone.range_parameters(stage.start, stage.end)
-        return parameters // self._step.plan.tp
+    def _beside(self, row: Row) -> None:
+        """What a collective takes from the computation that it runs beside."""
+        task = row.task
+        work = self._of.exchange(task.op, self._rank, task.encoder, task.stage, row.place)
+        taken = self._step.beside(work)
+        assert taken is not None
+        self._builder.add("beside", self._rank, taken, step=row.place)
 
     def _share(self) -> int:
         """Parameters whose optimizer step the rank makes."""

@@ -259,14 +259,18 @@ class BubbleSearch:
         return filled.solution.objective + self._after_s(filled.filling)
 
     def _after_s(self, filling: Filling) -> float:
-        """What is exchanged beyond the computation of one micro-batch, and the optimizer."""
+        """What is exchanged beyond or instead of one micro-batch's work, and the optimizer."""
         timeline = filling.timeline
         step, costs = timeline.step, timeline.costs
         device, sharded = step.devices[0], step.workload.sharded_optimizer
-        gather = scatter = forward = backward = optimizer = 0.0
+        gather = scatter = forward = backward = optimizer = taken = 0.0
 
         def seconds(work: Work) -> float:
             return costs.cost(work, device).mean_s
+
+        def beside(work: Work) -> float:
+            lost = step.beside(work)
+            return 0.0 if lost is None else seconds(lost)
 
         for e, tower in enumerate(step.encoders):
             if step.encoder(e).frozen:
@@ -278,17 +282,20 @@ class BubbleSearch:
             if len(group) < 2:
                 continue
             if not sharded:
-                scatter += seconds(step.steps.reduce(own, group))
+                reduced = step.steps.reduce(own, group)
+                scatter, taken = scatter + seconds(reduced), taken + beside(reduced)
                 continue
-            gather += seconds(step.steps.gather(own, group, encoder=True))
-            scatter += seconds(step.steps.scatter(own, group, encoder=True))
+            gathered = step.steps.gather(own, group, encoder=True)
+            reduced = step.steps.scatter(own, group, encoder=True)
+            gather, scatter = gather + seconds(gathered), scatter + seconds(reduced)
+            taken += beside(gathered) + beside(reduced)
             halves = 2 * layers
             forward += seconds(step.unit(e, step.plan.tp, 0, halves, "F", bare=False))
             backward += seconds(step.unit(e, step.plan.tp, 0, halves, "B", bare=False))
         exposed = max(gather / BUCKETS, gather - forward) + max(
             scatter / BUCKETS, scatter - backward
         )
-        return exposed + optimizer
+        return max(exposed, taken) + optimizer
 
     # ------------------------------------------------------------------------------- replays
 
@@ -345,7 +352,7 @@ class BubbleSearch:
         Args:
             others: why ways without filling do not fit either, by name.
         """
-        reasons = dict(list(self.findings.rejected.items())[-4:]) | others
+        reasons = {**dict(list(self.findings.rejected.items())[-4:]), **others}
         shown = "; ".join(f"{k}: {v}" for k, v in reasons.items())
         return InfeasibleError(
             "no way was found to fit the encoders beside the backbone, in stages cut by time: "

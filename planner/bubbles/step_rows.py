@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -13,7 +13,8 @@ class Row(NamedTuple):
     """One action to be.
 
     Attributes:
-        kind: ``pass``, ``piece``, ``unit``, ``tensor``, ``send``, ``recv``, or a collective's name.
+        kind: ``pass``, ``piece``, ``unit``, ``tensor``, ``send``, ``recv``, a collective's name, or
+            ``beside``, what that collective takes from computation.
         task: what it belongs to; of a transfer, the sender's.
         place: piece or unit; of an encoder's bucket, its first unit.
         other: of a transfer, the receiver's task.
@@ -51,9 +52,11 @@ class StepRows:
     def _rank_rows(self, rank: int) -> Iterator[Row]:
         """Rows of one rank in order, receives before and sends after what they belong to."""
         yield from self._gathers(rank)
+        taken = self._taken(rank)
+        yield from taken.get(-1, ())
         left = Counter(task for _, task in self._graph.items[rank])
         opened: set[Task] = set()
-        for item, task in self._graph.items[rank]:
+        for place, (item, task) in enumerate(self._graph.items[rank]):
             if task not in opened:
                 opened.add(task)
                 for source in self._graph.sources(task):
@@ -72,8 +75,27 @@ class StepRows:
                 for target in self._graph.targets(task):
                     if self._graph.rank_of(target) != rank:
                         yield Row("send", task, other=target)
+            yield from taken.get(place, ())
         yield from self._reductions(rank)
         yield Row("optimizer", Task("", -1, rank))
+
+    def _taken(self, rank: int) -> dict[int, list[Row]]:
+        """What collectives take from computation, by the place of the order that they come behind.
+
+        A gather is started before everything, a reduction behind the last pass that it waits for.
+        """
+        last: dict[tuple[int, int], int] = {}
+        for place, (item, task) in enumerate(self._graph.items[rank]):
+            if item.encoder < 0 or item.op == "B":
+                last[task.encoder, item.unit if item.encoder >= 0 else -1] = place
+        found: dict[int, list[Row]] = defaultdict(list)
+        for row in (*self._gathers(rank), *self._reductions(rank)):
+            e, k = row.task.encoder, row.task.stage
+            work = self._graph.exchange(row.kind, rank, e, k, row.place)
+            if self._graph.step.beside(work) is not None:
+                place = -1 if row.kind == "all_gather" else last.get((e, row.place), -1)
+                found[place].append(Row("beside", row.task._replace(op=row.kind), row.place))
+        return found
 
     def _gathers(self, rank: int) -> Iterator[Row]:
         """Sharded parameters: the encoders', which are needed first, then the backbone's."""

@@ -11,6 +11,7 @@ import itertools
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from foreplan.cost_models.costs import Work
 from foreplan.errors import SpecError
 from foreplan.planner.bubbles.actions import Step, parse_order
 from foreplan.planner.bubbles.decision import BubblesDecision
@@ -160,6 +161,34 @@ class TaskGraph:
         """Cluster ranks that hold the same parameters of an encoder stage."""
         ranks = dict.fromkeys(row[stage] for row in self.decision.encoders[encoder].ranks)
         return self.step.replica_group(tuple(ranks))
+
+    def exchange(self, kind: str, rank: int, encoder: int, stage: int, first: int) -> Work:
+        """What a collective of a rank's replicas costs.
+
+        Args:
+            kind: ``all_gather``, ``reduce_scatter`` or ``all_reduce``.
+            rank: one of its members.
+            encoder: whose parameters or gradients; -1 for the backbone's.
+            stage: of the encoder.
+            first: first unit of the encoder's bucket.
+        """
+        step = self.step
+        if encoder < 0:
+            # What no computation hides: later stages gather while earlier ones compute, and reduce
+            # while earlier ones still do.
+            own = self.decision.stages[self.first_stage(rank) or 0]
+            group = step.replica_group((rank,))
+            parameters = step.backbone.range_parameters(own.start, own.end) // step.plan.tp
+        else:
+            units, last = self.decision.encoders[encoder].units, dict(self.buckets(encoder, stage))
+            group, tower = self.replicas(encoder, stage), step.encoders[encoder]
+            parameters = tower.half_range_parameters(units[first], units[last[first]])
+            parameters //= step.plan.tp
+        if kind == "all_gather":
+            return step.steps.gather(parameters, group, encoder=encoder >= 0)
+        if kind == "reduce_scatter":
+            return step.steps.scatter(parameters, group, encoder=encoder >= 0)
+        return step.steps.reduce(parameters, group)
 
     def first_stage(self, rank: int) -> int | None:
         """First virtual stage on a rank."""

@@ -9,9 +9,11 @@ replica 0.
 from __future__ import annotations
 
 import functools
+from dataclasses import replace
 
-from foreplan.cost_models.costs import Work
+from foreplan.cost_models.costs import Collective, Work
 from foreplan.cost_models.simulator import Contention
+from foreplan.errors import MissingDataError
 from foreplan.planner.base import Problem
 from foreplan.planner.bubbles.arithmetic import Arithmetic
 from foreplan.planner.bubbles.memory import stage_activation_bytes, unit_activation_bytes
@@ -88,6 +90,22 @@ class TrainingStep:
         if self.contention is None:
             return 0.0
         return memory_share(self._costs, self.devices[rank], work)
+
+    @functools.cache  # noqa: B019
+    def beside(self, work: Work) -> Work | None:
+        """What a collective takes from its ranks' computation while it runs beside it.
+
+        A share of its bytes, as measured (`Tier.compute_share`); ``None`` if nothing, also where
+        the workload states the collective's time.
+        """
+        if not isinstance(work, Collective) or len(work.group) < 2:
+            return None
+        try:
+            tiers = self._cluster.links(work.group)
+        except MissingDataError:  # nobody has measured how it is reached; the price says so
+            return None
+        share = max(tier.compute_share for tier in tiers)
+        return replace(work, bytes=max(1, round(share * work.bytes))) if share else None
 
     # ------------------------------------------------------------------------------- backbone
 

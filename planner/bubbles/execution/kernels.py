@@ -107,7 +107,7 @@ class BubbleKernels:
             "F": self._forward, "B": self._backward, "I": self._backward_inputs,
             "W": self._backward_weights, ENCODE: self._encode,
             ENCODE_BACKWARD: self._encode_backward, "tensor": self._await_sum,
-            "optimizer": self._optimize,
+            "optimizer": self._optimize, "beside": lambda _: None,
         }  # fmt: skip
         self._handover = Handover(step, decision, rank, self._device, dtype)
         self._losses: dict[int, Tensor] = {}

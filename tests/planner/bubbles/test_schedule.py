@@ -1,5 +1,6 @@
 """Orders become schedules: whole, simulated as planned, and refused where something is off."""
 
+import dataclasses
 import itertools
 
 import numpy as np
@@ -297,3 +298,39 @@ def test_words_beyond_the_decision_are_refused(plan):
         orders = (f"{found.decision.orders[0]} {word}", *found.decision.orders[1:])
         with pytest.raises(SpecError, match=expected):
             StepSchedule(step, found.decision.model_copy(update={"orders": orders}))
+
+
+def test_collectives_take_what_was_measured_from_the_computation_beside_them():
+    asked = workload(pp=2, microbatches=4)
+    # Exchanged at a price of the link, not at one that the workload states.
+    times = asked.times.model_copy(
+        update={"encoder_all_gather_s": None, "encoder_reduce_scatter_s": None}
+    )
+    asked = asked.model_copy(update={"times": times})
+    made = problem(asked)
+    found, spans, kinds = {}, {}, {}
+    for share in (0.0, 0.5, 1.0):
+        tiers = [tier.model_copy(update={"compute_share": share}) for tier in made.cluster.tiers]
+        cluster = made.cluster.model_copy(update={"tiers": tuple(tiers)})
+        step = TrainingStep(dataclasses.replace(made, cluster=cluster), asked.plan)
+        backbone = BackboneTimeline.of(step, made.costs, asked.schedule, asked.microbatches)
+        schedule = StepSchedule(step, fill(Filling(backbone, 1, 0.5)).decision).build()
+        spans[share] = simulate(schedule, made.costs)
+        exchanges = count(schedule, "all_gather") + count(schedule, "reduce_scatter")
+        kinds[share] = count(schedule, "beside"), exchanges
+        assert len(rank_programs(schedule)) == 2
+        found[share] = schedule
+    assert kinds[0.0][0] == 0
+    assert kinds[0.5] == kinds[1.0]
+    assert kinds[1.0][0] == kinds[1.0][1] > 0
+    both, half = spans[1.0].total_s("beside"), spans[0.5].total_s("beside")
+    assert (0.5 * both <= half).all()
+    assert (half < both).all()
+    gathered = spans[1.0].total_s("all_gather") + spans[1.0].total_s("reduce_scatter")
+    assert both == pytest.approx(gathered, rel=1e-9)
+    assert spans[1.0].makespan_s > spans[0.5].makespan_s > spans[0.0].makespan_s
+    # A reduction takes its share behind the unit that it waits for.
+    mine = [found[1.0][i] for i in found[1.0].of_rank(0) if found[1.0][i].resources == ("compute",)]
+    behind = [b.step for a, b in itertools.pairwise(mine) if b.op == "beside" and a.op != "beside"]
+    assert behind == sorted(behind, reverse=True)
+    assert behind[-1] == 0
