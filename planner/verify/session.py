@@ -33,7 +33,11 @@ from foreplan.planner.verify.placement import (
 )
 from foreplan.planner.verify.rank_program import rank_programs
 from foreplan.planner.verify.runtime import Runtime, describe
+from foreplan.planner.verify.watchdog import CONNECTING_S, Watchdog
 from foreplan.planner.verify.wire import Wire, WireClosed
+
+#: Share of the time for a run after which a rank says where it stands; then the leader's is over.
+_PATIENCE = 0.9
 
 
 class Job(StrictModel):
@@ -134,22 +138,27 @@ class Session:
     def run(self) -> None:
         """Load, report, and follow the leader's words until it hangs up or says ``exit``."""
         job = self._job
-        seat = _seat(job)
+        with self._watched("starting the device"):
+            seat = _seat(job)
         with seat.computing():
             self._join()
             schedule, _ = self._planner.real(self._problem, self._decision)
             programs = rank_programs(schedule, ordered=job.backend == "nccl")
             program = programs[job.rank]
             clock = _clock(seat, len(program.steps))
-            channels = connect(
-                programs, job.rank, backend=job.backend, clock=clock, device=seat.device,
-                timeout_s=job.timeout_s,
-            )  # fmt: skip
-            self._meet()
+            self._meet()  # so that nobody connects while another one still makes its schedule
+            with self._watched("opening connections over NCCL"):
+                channels = connect(
+                    programs, job.rank, backend=job.backend, clock=clock, device=seat.device,
+                    timeout_s=job.timeout_s,
+                )  # fmt: skip
+                self._meet()
             cap_memory(seat, job.capacity_bytes)
             before = data_bytes()
             kernels = self._planner.kernels(self._problem, self._decision, job.rank, mode=job.mode)
-            runtime = Runtime(program, kernels, channels, clock)
+            # Whoever has less to load waits here.
+            with self._watched("opening messages over NCCL", job.timeout_s):
+                runtime = Runtime(program, kernels, channels, clock)
             self._wire.send(
                 {"ready": _facts(seat), "memory_bytes": _plain(kernels.memory_bytes()),
                  "held_bytes": _held(seat, before)}
@@ -160,7 +169,8 @@ class Session:
                     self._wire.send({"clock": time.monotonic_ns()})
                 elif "run" in word:
                     kernels.reset()
-                    record = runtime.execute(self._meet)
+                    with self._watched("running", _PATIENCE * job.timeout_s):
+                        record = runtime.execute(self._meet)
                     self._wire.send(
                         {"ran": word["run"], "start_ns": record.start_ns, "end_ns": record.end_ns,
                          "result": kernels.result() if word["result"] else None,
@@ -169,6 +179,19 @@ class Session:
                     )  # fmt: skip
                 else:
                     return
+
+    def _watched(
+        self, doing: str, limit_s: float = CONNECTING_S
+    ) -> contextlib.AbstractContextManager[None]:
+        """Watch what has no limit of its own: a GPU and NCCL; gloo's calls end by themselves."""
+        if self._job.backend != "nccl":
+            return contextlib.nullcontext()
+        return Watchdog(self._give_up).phase(f"{doing} on {self._job.label}", limit_s)
+
+    def _give_up(self, why: str) -> None:
+        """Tell the leader, from the watchdog's thread, what this process is stuck at."""
+        with contextlib.suppress(WireClosed):
+            self._wire.send({"failed": why, "error": "VerificationError", "peer": False})
 
     def _join(self) -> None:
         """Join the candidate's process group; rank 0 keeps the store."""
