@@ -1,0 +1,129 @@
+"""Lower bounds on a chain problem that need no search: layers shared as if they were a fluid.
+
+Devices of a group take any share of the layers at any mix of variants; each kind's devices share
+their load evenly; a layer costs what the kind's cheapest one costs at that variant. With ``y_kv``
+layers of kind ``k`` at variant ``v`` and ``c_k`` devices, a linear programme (`fluid_latency_s`)::
+
+    min  sum P_kv y_kv + (Mp - 1) p + (n - 1) r
+    c_k p >= sum_v P_kv y_kv,   c_k d >= sum_v D_kv y_kv,   r >= m d,   r >= sum D_kv y_kv
+    sum_v M_kv y_kv <= c_k (capacity_k - fixed_k),   sum y = L,   sum cost2 y <= max_cost2
+
+(edges of first and last stage at their least are added to both sums). `quick_latency_s` bounds that
+from below in closed form, for many groups at once: the cheapest variant everywhere.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from foreplan.solvers.chain_problem import ChainProblem, FloatArray, IntArray
+
+
+def quick_latency_s(problem: ChainProblem, groups: IntArray) -> FloatArray:
+    """Latency that no assignment over a group is below.
+
+    Args:
+        problem: the instance; its own counts are not used.
+        groups: ``[G, K]`` devices of each kind.
+
+    Returns:
+        ``[G]`` seconds; ``inf`` where the least memory does not fit.
+    """
+    there = groups > 0
+    alone = {
+        phase: problem.n_layers * getattr(problem, f"{phase}_s").min(axis=(1, 2))
+        for phase in ("prefill", "decode")
+    }
+    need = _least(problem.n_layers * problem.memory_bytes.min(axis=(1, 2)), there)
+    need += _least(problem.first_memory_bytes, there) + _least(problem.last_memory_bytes, there)
+    room = groups @ _room(problem)
+    latency = np.where(need <= room * (1 + 1e-9), 0.0, np.inf)
+    for phase, whole in alone.items():
+        rate = np.where(np.isfinite(whole), 1.0 / np.maximum(whole, 1e-300), 0.0)
+        slowest = 1.0 / np.maximum(groups @ rate, 1e-300)
+        through = _least(whole, there) + _edges(problem, phase, there)
+        latency += _term(problem, phase, through, slowest)
+    return latency
+
+
+def fluid_latency_s(problem: ChainProblem) -> float:
+    """Latency that no assignment of the problem's devices is below; ``inf`` if none can exist."""
+    from scipy.optimize import linprog
+
+    usable = problem.available.any(axis=1) & (problem.counts > 0)[:, None]
+    kinds, variants = np.nonzero(usable)
+    if not len(kinds):
+        return math.inf
+    there = (problem.counts > 0)[None, :]
+    prefill, decode, memory = (
+        np.where(problem.available, table, np.inf).min(axis=1)[kinds, variants]
+        for table in (problem.prefill_s, problem.decode_s, problem.memory_bytes)
+    )
+    edges = [float(_edges(problem, phase, there)[0]) for phase in ("prefill", "decode")]
+    if not math.isfinite(sum(edges)):
+        return math.inf
+    unit = float(prefill.max() + decode.max()) * problem.n_layers or 1.0  # rows of about 1
+    columns, steps = len(kinds), problem.new_tokens - 1
+    # y, then p, d, r.
+    target = np.concatenate(
+        (prefill / unit, [problem.prefill_microbatches - 1.0, 0.0, float(steps)])
+    )
+    rows, limits = [], []
+
+    def row(of_y: FloatArray, p: float, d: float, r: float, limit: float) -> None:
+        rows.append(np.concatenate((of_y, [p, d, r])))
+        limits.append(limit)
+
+    for k in np.unique(kinds):
+        mine = kinds == k
+        row(np.where(mine, prefill / unit, 0.0), -float(problem.counts[k]), 0.0, 0.0, 0.0)
+        row(np.where(mine, decode / unit, 0.0), 0.0, -float(problem.counts[k]), 0.0, 0.0)
+        room = float(problem.counts[k] * _room(problem)[k])
+        if math.isfinite(room):
+            scale = max(room, 1.0)
+            row(np.where(mine, memory / scale, 0.0), 0.0, 0.0, 0.0, room / scale)
+    row(np.zeros(columns), 0.0, float(problem.decode_microbatches), -1.0, 0.0)
+    row(decode / unit, 0.0, 0.0, -1.0, -edges[1] / unit)
+    if problem.max_cost2 is not None:
+        cost = problem.cost2.min(axis=0)[variants]
+        scale = float(np.abs(cost).max()) or 1.0
+        row(cost / scale, 0.0, 0.0, 0.0, problem.cost2_limit / scale)
+    found = linprog(
+        target, A_ub=np.array(rows), b_ub=np.array(limits), method="highs",
+        A_eq=np.concatenate((np.ones(columns), np.zeros(3)))[None, :], b_eq=[problem.n_layers],
+        options={"presolve": False},
+    )  # fmt: skip
+    if found.status == 2:
+        return math.inf
+    if found.status != 0:
+        return 0.0
+    return max(0.0, float(found.fun) * unit * (1 - 1e-7) + edges[0])
+
+
+def _room(problem: ChainProblem) -> FloatArray:
+    room: FloatArray = np.maximum(problem.capacity_limit_bytes - problem.fixed_memory_bytes, 0.0)
+    return room
+
+
+def _least(of_kind: FloatArray, there: object) -> FloatArray:
+    """``[G]`` the least over the kinds of each group."""
+    found: FloatArray = np.where(there, of_kind, np.inf).min(axis=1)  # type: ignore[call-overload]
+    return found
+
+
+def _edges(problem: ChainProblem, phase: str, there: object) -> FloatArray:
+    first, last = getattr(problem, f"first_{phase}_s"), getattr(problem, f"last_{phase}_s")
+    return _least(first, there) + _least(last, there)
+
+
+def _term(
+    problem: ChainProblem, phase: str, through: FloatArray, slowest: FloatArray
+) -> FloatArray:
+    """A phase's share of the law, from the time through all stages and of the slowest one."""
+    if phase == "prefill":
+        return through + (problem.prefill_microbatches - 1) * slowest
+    if problem.new_tokens == 1:
+        return np.zeros_like(through)
+    return (problem.new_tokens - 1) * np.maximum(through, problem.decode_microbatches * slowest)
