@@ -37,6 +37,8 @@ _CHECKPOINT = "training.safetensors"
 _BETAS, _DECAY, _CLIP = (0.9, 0.95), 0.1, 1.0
 #: Share of the steps that warm up; the cosine ends at this share of the peak rate.
 _WARM_UP, _FLOOR = 0.04, 0.05
+#: Share of an early stop's steps after which the rate falls to that floor in a line.
+_COOL = 0.75
 
 
 class ByteLlama(StrictModel):
@@ -48,6 +50,8 @@ class ByteLlama(StrictModel):
         steps: of AdamW, with warm-up and a cosine.
         peak_rate: largest learning rate.
         seed: of weights and windows.
+        stop: end at this step already, cooled down over its last quarter; a training that is not
+            there yet can still be given one.
     """
 
     layers: int = Field(default=12, gt=0)
@@ -59,9 +63,24 @@ class ByteLlama(StrictModel):
     steps: int = Field(default=4000, gt=0)
     peak_rate: float = Field(default=3e-3, gt=0)
     seed: int = Field(default=0, ge=0)
+    stop: int | None = Field(default=None, gt=0)
+
+    @property
+    def last(self) -> int:
+        """Steps that are made."""
+        return self.steps if self.stop is None else min(self.stop, self.steps)
+
+    @property
+    def cool(self) -> int:
+        """Step from which on the rate is not the cosine's."""
+        return self.steps if self.stop is None else round(_COOL * self.last)
 
     def rate(self, step: int) -> float:
         """Learning rate of a step."""
+        if step >= self.cool:
+            left = (self.last - step) / (self.last - self.cool)
+            low = self.peak_rate * _FLOOR
+            return low + (self.rate(self.cool - 1) - low) * left
         warm = max(1, round(self.steps * _WARM_UP))
         if step < warm:
             return self.peak_rate * (step + 1) / warm
@@ -106,7 +125,7 @@ def train_byte_llama(
         )
         start, seconds = _resume(folder, settings, module, optimizer)
         text, began, last = standard_library_text("train"), time.process_time(), float("nan")
-        for step in range(start, settings.steps):
+        for step in range(start, settings.last):
             for group in optimizer.param_groups:
                 group["lr"] = settings.rate(step)
             key = (settings.seed, step)
@@ -118,11 +137,11 @@ def train_byte_llama(
             torch.nn.utils.clip_grad_norm_(module.parameters(), _CLIP)
             optimizer.step()
             optimizer.zero_grad()
-            if (step + 1) % every == 0 or step + 1 == settings.steps:
+            if (step + 1) % every == 0 or step + 1 == settings.last:
                 last = float(loss.detach()) / math.log(2)
                 spent = seconds + time.process_time() - began
                 _save(folder, settings, module, optimizer, step + 1, spent)
-                say(f"step {step + 1} of {settings.steps}, {last:.3f} bits a byte, {spent:.0f} s")
+                say(f"step {step + 1} of {settings.last}, {last:.3f} bits a byte, {spent:.0f} s")
         spent = seconds + time.process_time() - began
         _export(folder, settings, module)
         with torch.no_grad():  # what is judged is what is stored
@@ -208,7 +227,7 @@ def _card(
         "command": command,
         "settings": settings.model_dump(mode="json"),
         "parameters": sum(p.numel() for p in module.parameters()),
-        "bytes_seen": settings.steps * settings.batch * settings.context,
+        "bytes_seen": settings.last * settings.batch * settings.context,
         "process_s": round(seconds),
         "device": torch.device(device).type,
         "torch": torch.__version__,
@@ -248,12 +267,13 @@ def _resume(
         return 0, 0.0
     with safe_open(path, framework="pt") as stored, torch.no_grad():
         notes = stored.metadata()
-        if notes["settings"] != settings.model_dump_json():
+        step, before = int(notes["step"]), ByteLlama.model_validate_json(notes["settings"])
+        same = before.model_copy(update={"stop": settings.stop}) == settings
+        if not same or (before.stop != settings.stop and step > min(before.cool, settings.cool)):
             raise SpecError(
                 str(path), got=notes["settings"], expected=settings.model_dump_json(),
                 fix="use another folder, or remove the checkpoint",
             )  # fmt: skip
-        step = int(notes["step"])
         for name, parameter in module.named_parameters():
             parameter.copy_(stored.get_tensor(f"weight/{name}"))
             optimizer.state[parameter] = {
@@ -271,7 +291,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m foreplan.datasets.byte_llama")
     parser.add_argument("folder", type=Path)
     for name, field in ByteLlama.model_fields.items():
-        kind: Any = field.annotation
+        kind: Any = int if name == "stop" else field.annotation
         parser.add_argument(f"--{name.replace('_', '-')}", type=kind, default=field.default)
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--every", type=int, default=200, help="steps between checkpoints")
@@ -279,7 +299,7 @@ def main(arguments: list[str] | None = None) -> int:
     folder, device, every = given.pop("folder"), given.pop("device"), given.pop("every")
     try:
         settings = ByteLlama(**given)
-        words = (f"--{k.replace('_', '-')} {v}" for k, v in given.items())
+        words = (f"--{k.replace('_', '-')} {v}" for k, v in given.items() if v is not None)
         card = train_byte_llama(
             settings, folder, device=device, every=every,
             command=f"python -m foreplan.datasets.byte_llama FOLDER {' '.join(words)}",
