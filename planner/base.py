@@ -258,6 +258,13 @@ class Planner(ABC, Generic[W, D]):
         """The run's result computed in one process without communication, or ``None``."""
         return None
 
+    def judges(self, problem: Problem[W]) -> bool:
+        """Whether `reference` in mode ``quality`` says how good a decision's results are.
+
+        It then returns figures by name, for every decision that is verified.
+        """
+        return False
+
     def agree(self, result: dict[str, Any], reference: dict[str, Any], *, mode: str) -> Agreement:
         """Compare a run's result with `reference`'s."""
         equal = result == reference

@@ -106,10 +106,10 @@ class ServingPlanner(Planner[ServingWorkload, ServingDecision]):
             if k != chosen
         }
         close |= serving_near(chains, decisions[chosen], seed=problem.seed)
-        return Choice(decisions[chosen], bound, self._assumptions(problem), close)
+        return Choice(decisions[chosen], bound, self.assumptions(problem), close)
 
     def _chains(self, problem: Problem[ServingWorkload]) -> ServingChains:
-        model, workload = _model(problem), problem.workload
+        model, workload = serving_model(problem), problem.workload
         total = workload.prompt_tokens + workload.new_tokens
         if total > model.max_sequence:
             raise SpecError(
@@ -129,7 +129,7 @@ class ServingPlanner(Planner[ServingWorkload, ServingDecision]):
         self, problem: Problem[ServingWorkload], chains: ServingChains
     ) -> InfeasibleError:
         """Say what lacks how much, in the user's words."""
-        model, w = _model(problem), problem.workload
+        model, w = serving_model(problem), problem.workload
         fewest = min(w.bits)
         smallest = MicroBatches(w.prefill_microbatch or 1, w.decode_microbatch or 1)
         whole = static_bytes(model, w, 0, model.layers, (fewest,) * model.layers)
@@ -171,8 +171,9 @@ class ServingPlanner(Planner[ServingWorkload, ServingDecision]):
             fix="relax min_average_bits, max_omega or max_perplexity_increase, or give more memory",
         )
 
-    def _assumptions(self, problem: Problem[ServingWorkload]) -> tuple[str, ...]:
-        model = _model(problem)
+    def assumptions(self, problem: Problem[Any]) -> tuple[str, ...]:
+        """What every serving plan rests on."""
+        model = serving_model(problem)
         notes = ["every prompt is padded to prompt_tokens and every request makes new_tokens"]
         notes += plan_quality(model, problem.workload, problem.seed).notes
         if model.weights == "random":
@@ -214,8 +215,8 @@ class ServingPlanner(Planner[ServingWorkload, ServingDecision]):
         Raises:
             SpecError: a decision for another model, cluster or workload; see `check_decision`.
         """
-        check_decision(_model(problem), problem.cluster, problem.workload, decision)
-        pricing = Pricing(_model(problem), problem.workload, problem.costs)
+        check_decision(serving_model(problem), problem.cluster, problem.workload, decision)
+        pricing = Pricing(serving_model(problem), problem.workload, problem.costs)
         return ServingSchedule(pricing, problem.cluster, decision).build()
 
     def ranks(
@@ -228,7 +229,7 @@ class ServingPlanner(Planner[ServingWorkload, ServingDecision]):
         self, problem: Problem[ServingWorkload], decision: ServingDecision
     ) -> tuple[MemoryLedger, ...]:
         """Weights, caches, embedding, head and workspace of each stage."""
-        model, w = _model(problem), problem.workload
+        model, w = serving_model(problem), problem.workload
         sizes = MicroBatches(decision.prefill_microbatch, decision.decode_microbatch)
         capacity = capacities(problem.cluster)
         ledgers = []
@@ -257,7 +258,7 @@ class ServingPlanner(Planner[ServingWorkload, ServingDecision]):
             "average_bits": decision.average_bits,
             "omega": decision.omega,
         }
-        quality = plan_quality(_model(problem), w, problem.seed)
+        quality = plan_quality(serving_model(problem), w, problem.seed)
         increase = quality.perplexity_increase(decision.omega)
         if increase is not None:
             figures["perplexity_increase"] = increase
@@ -269,7 +270,9 @@ class ServingPlanner(Planner[ServingWorkload, ServingDecision]):
     def _concurrent(self, problem: Problem[ServingWorkload], decision: ServingDecision) -> float:
         """Requests whose caches fit at these micro-batches: the least of the stages."""
         w = problem.workload
-        moving = 2 * (w.prompt_tokens + 1) * _model(problem).hidden  # hidden states of a request
+        moving = (
+            2 * (w.prompt_tokens + 1) * serving_model(problem).hidden
+        )  # hidden states of a request
         most = math.inf
         for ledger in self.memory(problem, decision):
             each = ledger.items.get("kv_cache", 0) / w.batch + moving
@@ -284,17 +287,29 @@ class ServingPlanner(Planner[ServingWorkload, ServingDecision]):
         """The decoder stage of ``rank``; imports torch."""
         from foreplan.planner.serving.kernels import ServingKernels
 
-        return ServingKernels(_model(problem), problem.workload, decision, rank, mode, problem.seed)
+        return ServingKernels(
+            serving_model(problem), problem.workload, decision, rank, mode, problem.seed
+        )
 
     def reference(
         self, problem: Problem[ServingWorkload], decision: ServingDecision, *, mode: str
     ) -> dict[str, Any] | None:
-        """Tokens of the same quantised model in one process."""
+        """Tokens of the same quantised model in one process, or its perplexity; see `judges`."""
+        if mode == "quality":
+            from foreplan.planner.serving.perplexity import held_out_perplexity
+
+            model = serving_model(problem)
+            return held_out_perplexity(model, problem.workload, decision, problem.seed)
         from foreplan.planner.serving.kernels import single_process_tokens
 
         return single_process_tokens(
-            _model(problem), problem.cluster, problem.workload, decision, mode, problem.seed
+            serving_model(problem), problem.cluster, problem.workload, decision, mode, problem.seed
         )
+
+    def judges(self, problem: Problem[ServingWorkload]) -> bool:
+        """Perplexity on held-out text, where weights are trained and the workload names a text."""
+        w, model = problem.workload, serving_model(problem)
+        return model.weights == "trained" and (w.text is not None or w.quality is not None)
 
     def agree(self, result: dict[str, Any], reference: dict[str, Any], *, mode: str) -> Agreement:
         """Equal tokens; under teacher forcing at least 98 % of the top-1 choices."""
@@ -303,7 +318,12 @@ class ServingPlanner(Planner[ServingWorkload, ServingDecision]):
         return compare_tokens(result, reference, mode)
 
 
-def _model(problem: Problem[Any]) -> Model:
+def serving_model(problem: Problem[Any]) -> Model:
+    """The model to serve.
+
+    Raises:
+        SpecError: there is none.
+    """
     if problem.model is None:
         raise SpecError("model", got=None, expected="a language model to serve")
     return problem.model

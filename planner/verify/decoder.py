@@ -95,7 +95,7 @@ class DecoderStage:
 
     Attributes:
         logits: of the last token, ``[batch, vocab]``, after a pass of a stage with the head, while
-            ``keep_logits`` is set.
+            ``keep_logits`` is set; with ``every_position`` of all tokens, ``[rows, vocab]``.
 
     Raises:
         SpecError: no such layers, micro-batches that do not fit together, or a sequence longer
@@ -124,7 +124,7 @@ class DecoderStage:
         self.first, self.last = start == 0, end == model.layers
         self.device = torch.device(device)
         self.reference = reference
-        self.keep_logits = False
+        self.keep_logits = self.every_position = False
         self.logits: Tensor | None = None
         self._dtype = torch.float32 if reference else torch.bfloat16
         self._layers: list[DecoderLayer] = []
@@ -298,7 +298,7 @@ class DecoderStage:
             x = layer(x, now, cache_k, cache_v)
         if self._head is None or self._final_norm is None:
             return x
-        if tokens > 1:
+        if tokens > 1 and not self.every_position:
             x = x.view(batch, tokens, -1)[:, -1]
         logits = self._head.run[phase](self._final_norm(x), self._head.weight, self._head.bias)
         if self.keep_logits:

@@ -117,6 +117,7 @@ class CandidateResult(StrictModel):
         error: see the module.
         failure: why it could not be run.
         ranks: rank by rank.
+        quality: how good its results are, by the planner's own figures (perplexity).
     """
 
     name: str
@@ -130,6 +131,7 @@ class CandidateResult(StrictModel):
     error: float | None = None
     failure: str | None = None
     ranks: tuple[RankResult, ...] = ()
+    quality: dict[str, float] = Field(default_factory=dict)
 
 
 class AgreementResult(StrictModel):

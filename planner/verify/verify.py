@@ -170,6 +170,7 @@ def verify(
         compared = type(planner).reference is not Planner.reference
         measured = runner.run(able, results=compared and "fast" in planner.modes)
         agreement = _agreement(planner, problem, runner, measured[0], say)
+        quality, unjudged = _quality(planner, problem, runner, able, say)
         document = verification_of(
             plan, [*measured, *failed], agreement,
             machine=Machine(
@@ -178,8 +179,16 @@ def verify(
             ),
             rounds=rounds,
             tolerance=plan.verify.tolerance if tolerance is None else tolerance,
-            notes=_notes(plan, able, load_before),
+            notes=[*_notes(plan, able, load_before), *unjudged],
         )  # fmt: skip
+        document = document.model_copy(
+            update={
+                "candidates": tuple(
+                    c.model_copy(update={"quality": quality.get(c.name, {})})
+                    for c in document.candidates
+                )
+            }
+        )
         fleet.tell_followers({"done": document.model_dump(mode="json", by_alias=True)})
     timelines = {item.candidate.name: tuple(item.timelines) for item in measured}
     chosen = measured[0].timelines
@@ -332,6 +341,24 @@ def _agreement(
             )
         )
     return found
+
+
+def _quality(
+    planner: Planner[Any, Any], problem: Any, runner: Rounds, candidates: Sequence[Candidate],
+    say: Say,
+) -> tuple[dict[str, dict[str, float]], list[str]]:  # fmt: skip
+    """How good each candidate's results are, by its name, and what could not be judged."""
+    found: dict[str, dict[str, float]] = {}
+    notes: list[str] = []
+    for candidate in candidates if planner.judges(problem) else ():
+        say(f"quality of {candidate.name}")
+        try:
+            figures = runner.reference(candidate, "quality") or {}
+        except RankFailed as failure:
+            notes.append(f"the quality of {candidate.name} was not measured: {failure}")
+            continue
+        found[candidate.name] = {name: float(value) for name, value in figures.items()}
+    return found, notes
 
 
 def _merged(parts: Sequence[dict[str, Any] | None]) -> tuple[dict[str, Any], str | None]:
