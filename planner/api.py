@@ -8,6 +8,7 @@ decision and the plan says so.
 from __future__ import annotations
 
 import dataclasses
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -73,7 +74,7 @@ def load_workload(
     if isinstance(source, Mapping):
         return validate(model, dict(source), "workload")
     text = str(source)
-    if "=" in text and not Path(text).exists():
+    if "=" in text and not os.path.exists(text):  # a long text is no name of a file
         return validate(model, _inline(text), "--workload")
     return validate(model, load_document(text), Path(text).name)
 

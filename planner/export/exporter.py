@@ -17,7 +17,7 @@ from typing import ClassVar
 
 from foreplan.datasets.specs import nearest
 from foreplan.datasets.storage import write_atomically
-from foreplan.errors import SpecError
+from foreplan.errors import ForeplanError, SpecError
 from foreplan.planner.export.handover import Handover
 from foreplan.planner.plan import Plan
 
@@ -110,6 +110,27 @@ def exporter(target: str) -> Exporter:
     return found
 
 
+def read_back(target: str, files: Mapping[str, str]) -> object:
+    """What the files of an export say, as its exporter reads them; they may be damaged.
+
+    Args:
+        target: one of `targets`.
+        files: text by file name.
+
+    Raises:
+        SpecError: no such target, or files that its exporter did not write.
+    """
+    found = exporter(target)
+    try:
+        return found.read(files)
+    except (ForeplanError, MemoryError):
+        raise
+    except Exception as error:  # whatever damage does to a parser, a stranger's too
+        raise SpecError(
+            f"files for {target}", got=type(error).__name__, expected="what its exporter wrote"
+        ) from error
+
+
 def export_plan(plan: Plan, target: str, folder: Path) -> Written:
     """Write a plan for a target, after reading back what would be written.
 
@@ -124,7 +145,7 @@ def export_plan(plan: Plan, target: str, folder: Path) -> Written:
     """
     found = exporter(target)
     written = found.write(plan)
-    if found.read(written.files) != found.expected(plan):
+    if read_back(target, written.files) != found.expected(plan):
         raise SpecError(
             f"export to {target}", got="another plan when read back", expected="the same plan"
         )

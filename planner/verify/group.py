@@ -5,13 +5,15 @@ from __future__ import annotations
 import contextlib
 import time
 from collections import deque
-from collections.abc import Collection, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Collection, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, TypeVar
 
 from foreplan import errors
 from foreplan.errors import ForeplanError, SpecError, VerificationError
+from foreplan.planner.verify.answers import whole
 from foreplan.planner.verify.session import Job
-from foreplan.planner.verify.wire import Message, Wire, WireClosed
+from foreplan.planner.verify.wire import Message, Wire, WireClosed, WireGarbled
 
 if TYPE_CHECKING:
     from foreplan.planner.verify.launch import Fleet
@@ -19,6 +21,7 @@ if TYPE_CHECKING:
 #: How long to wait for the process that knows why, after another has lost its connection.
 _GRACE_S = 2.0
 _PINGS = 16
+_T = TypeVar("_T")
 
 
 class RankFailed(VerificationError):
@@ -115,6 +118,27 @@ class Group:
                 )
             self._fleet.pump(min(0.2, max(deadline - time.monotonic(), 0.001)))
 
+    def whole(self, key: str, timeout_s: float, rank: int) -> int:
+        """The number that one rank sends as ``key``.
+
+        Raises:
+            RankFailed: as `gather`, or it sends something else.
+        """
+        answer = self.gather(key, timeout_s, [rank])[0]
+        return self.checked(rank, partial(whole, answer, key))
+
+    def checked(self, rank: int, read: Callable[[], _T]) -> _T:
+        """What ``read`` makes of a rank's answer.
+
+        Raises:
+            RankFailed: the answer is not what a rank of this version says.
+        """
+        try:
+            return read()
+        except WireGarbled as error:
+            label = self.peers[rank].job.label
+            raise RankFailed(rank, label, f"it sent {error}", "VerificationError") from error
+
     def offsets_ns(self, ranks: Collection[int]) -> dict[int, int]:
         """What to add to the clocks of ranks to get this process's clock.
 
@@ -127,7 +151,7 @@ class Group:
             for _ in range(_PINGS):
                 asked = time.monotonic_ns()
                 self.say({"clock": 1}, to=rank)
-                told = int(self.gather("clock", 10.0, [rank])[0]["clock"])
+                told = self.whole("clock", 10.0, rank)
                 heard = time.monotonic_ns()
                 trip = heard - asked
                 if best is None or trip < best[0]:
@@ -146,8 +170,10 @@ class Group:
         for rank, peer in enumerate(self.peers):
             told = next((word for word in peer.inbox if "failed" in word), None)
             if told is not None:
-                failure = RankFailed(rank, peer.job.label, told["failed"], told["error"])
-                weight = 2 if told["peer"] else 0
+                failure = RankFailed(
+                    rank, peer.job.label, str(told["failed"]), str(told.get("error"))
+                )
+                weight = 2 if told.get("peer") else 0
             elif peer.lost_at is not None:
                 waiting = waiting or (not peer.how and time.monotonic() < peer.lost_at + _GRACE_S)
                 tail = self._fleet.local.tail(peer.member)

@@ -20,10 +20,11 @@ from typing import Any, Self
 from foreplan.datasets.cluster_entry import Rank
 from foreplan.errors import ForeplanError, SpecError, VerificationError
 from foreplan.planner.plan import Plan
+from foreplan.planner.verify.answers import whole
 from foreplan.planner.verify.group import Group, Peer, RankFailed
 from foreplan.planner.verify.local import LocalProcesses
 from foreplan.planner.verify.session import Job
-from foreplan.planner.verify.wire import Message, Wire, WireClosed
+from foreplan.planner.verify.wire import Message, Wire, WireClosed, WireGarbled
 
 
 class Fleet:
@@ -171,7 +172,7 @@ class Fleet:
                     ) from error
             group.gather("here", timeout_s)
             if jobs[0].kind == "rank":
-                port = int(group.gather("store", timeout_s, [0])[0]["store"])
+                port = group.whole("store", timeout_s, 0)
                 first = group.peers[0]
                 away = first.wire is not None and first.member not in self._here
                 host = first.wire.there if first.wire is not None and away else self.endpoint[0]
@@ -200,7 +201,8 @@ class Fleet:
         for key, _ in self._selector.select(timeout_s):
             if key.fileobj is self._server:
                 connection, _ = self._server.accept()
-                self._selector.register(Wire(connection), selectors.EVENT_READ, self._greet)
+                stranger = Wire(connection, known=False)
+                self._selector.register(stranger, selectors.EVENT_READ, self._greet)
                 continue
             wire, hear = key.fileobj, key.data
             if not isinstance(wire, Wire):
@@ -222,36 +224,39 @@ class Fleet:
         if "lost" in message:
             return None
         hello = message.get("hello")
-        if not hmac.compare_digest(str(message.get("token", "")), self._token):
+        token = str(message.get("token", "")).encode(errors="replace")
+        if not hmac.compare_digest(token, self._token.encode()):
             if hello in ("member", "host"):
                 with contextlib.suppress(WireClosed):
                     wire.send({"error": "the leader verifies another plan"})
-            self._forget(wire)
-            return None
-        if hello == "member" and message.get("member") not in self._ranks:
-            # Another host thought that a candidate could run which this one knows cannot.
-            with contextlib.suppress(WireClosed):
-                wire.send({"unneeded": 1})
-            self._forget(wire)
-            return None
+            raise WireGarbled("not the word of this plan")
+        wire.trust()
         if hello == "member":
-            index = int(message["member"])
+            index = whole(message, "member")
+            if index not in self._ranks:
+                # Another host thought that a candidate could run which this one knows cannot.
+                with contextlib.suppress(WireClosed):
+                    wire.send({"unneeded": 1})
+                raise WireClosed("a worker that is not needed")
             self._members[index] = wire
             with contextlib.suppress(WireClosed):
                 wire.send({"plan": self._plan.model_dump(mode="json", by_alias=True)})
             return self._hear(wire, lambda word: self._of_member(index, word))
         if hello == "host":
-            self._followers[str(message["host"])] = wire
-            self._check_follower(str(message["host"]), message["members"])
+            host, members = str(message.get("host")), message.get("members")
+            if not isinstance(members, list):
+                raise WireGarbled("a host without its members")
+            self._followers[host] = wire
+            self._check_follower(host, members)
             return self._hear(wire, self._of_follower)
-        group = self._groups.get(int(message.get("job", -1)))
-        if hello == "job" and group is not None:
-            peer = group.peers[int(message["rank"])]
-            peer.wire = wire
-            peer.inbox.append({"here": 1})
-            return self._hear(wire, lambda word: self._of_peer(peer, word))
-        self._forget(wire)
-        return None
+        if hello == "job":
+            group, rank = self._groups.get(whole(message, "job")), whole(message, "rank")
+            if group is not None and rank < len(group.peers):
+                peer = group.peers[rank]
+                peer.wire = wire
+                peer.inbox.append({"here": 1})
+                return self._hear(wire, lambda word: self._of_peer(peer, word))
+        raise WireClosed("nobody who is waited for")
 
     def _hear(self, wire: Wire, ear: Callable[[Message], None]) -> Callable[[Wire, Message], None]:
         def hear(_: Wire, message: Message) -> None:
@@ -262,17 +267,16 @@ class Fleet:
 
     def _of_member(self, index: int, word: Message) -> None:
         if "loaded" in word:
-            self._loaded.add(index)
             host = self._ranks[index].host
             if word.get("gpu_free_bytes") is not None:
-                self.free_bytes[self._ranks[index].label] = int(word["gpu_free_bytes"])
-            self.free_bytes[host] = min(
-                self.free_bytes.get(host, int(word["free_bytes"])), int(word["free_bytes"])
-            )
-        elif "exited" in word and int(word["exited"]) in self._groups:
-            for peer in self._groups[int(word["exited"])].peers:
+                self.free_bytes[self._ranks[index].label] = whole(word, "gpu_free_bytes")
+            free = whole(word, "free_bytes")
+            self.free_bytes[host] = min(self.free_bytes.get(host, free), free)
+            self._loaded.add(index)
+        elif "exited" in word and whole(word, "exited") in self._groups:
+            for peer in self._groups[whole(word, "exited")].peers:
                 if peer.member == index:
-                    peer.how = str(word["how"])
+                    peer.how = str(word.get("how"))
                     peer.lost_at = peer.lost_at or time.monotonic()
         elif "lost" in word:
             self._members.pop(index, None)

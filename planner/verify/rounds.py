@@ -10,16 +10,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Literal
 
 from foreplan.cost_models.timeline import Timeline
 from foreplan.errors import SpecError
+from foreplan.planner.verify.answers import device_of, memory_of, record_of, result_of
 from foreplan.planner.verify.candidates import Candidate
 from foreplan.planner.verify.group import Group, RankFailed
 from foreplan.planner.verify.launch import Fleet
 from foreplan.planner.verify.measured import measured_timeline
-from foreplan.planner.verify.runtime import Record
 from foreplan.planner.verify.session import Job
+from foreplan.planner.verify.verification import Device
 from foreplan.planner.verify.wire import Message
 
 #: Share of a host's free memory that candidates may fill together.
@@ -35,7 +37,7 @@ class Measured:
     Attributes:
         candidate: which.
         timelines: one a timed round.
-        facts: what each rank's process said of itself.
+        devices: what each rank's process said of itself.
         memory: each rank's bytes by item after the last round.
         held: what each rank's process took for the kernels.
         failure: why it could not be run, ``None`` if it could.
@@ -44,7 +46,7 @@ class Measured:
 
     candidate: Candidate
     timelines: list[Timeline] = field(default_factory=list)
-    facts: list[Message] = field(default_factory=list)
+    devices: list[Device] = field(default_factory=list)
     memory: list[dict[str, int]] = field(default_factory=list)
     held: list[int] = field(default_factory=list)
     failure: RankFailed | SpecError | None = None
@@ -120,7 +122,7 @@ class Rounds:
             _, answers = self._go(loaded, 0, result=True)
         finally:
             loaded.group.stop()
-        return [answer["result"] for answer in answers]
+        return [result_of(answer) for answer in answers]
 
     def reference(self, candidate: Candidate, mode: str) -> dict[str, Any] | None:
         """What the planner's reference computes, in one process on the first rank's device.
@@ -195,7 +197,7 @@ class Rounds:
                         running.remove(loaded)
             if collect and running and running[0].measured is wave[0]:
                 _, answers = self._go(running[0], self._rounds, result=True)
-                wave[0].results = [answer["result"] for answer in answers]
+                wave[0].results = [result_of(answer) for answer in answers]
         finally:
             for loaded in running:
                 loaded.group.stop()
@@ -231,20 +233,33 @@ class Rounds:
         return _Loaded(measured, group, away, timeout_s)
 
     def _await_ready(self, loaded: _Loaded) -> None:
-        loaded.measured.facts = loaded.group.gather("ready", self._load_timeout_s)
+        group, ranks = loaded.group, loaded.measured.candidate.ranks
+        answers = group.gather("ready", self._load_timeout_s)
+        loaded.measured.devices = [
+            group.checked(i, partial(device_of, answer, rank.label))
+            for i, (answer, rank) in enumerate(zip(answers, ranks, strict=True))
+        ]
 
     def _timed(self, loaded: _Loaded, number: int) -> None:
         timeline, answers = self._go(loaded, number, result=False)
         if number >= 0:
             loaded.measured.timelines.append(timeline)
-        loaded.measured.memory = [answer["memory_bytes"] for answer in answers]
-        loaded.measured.held = [int(answer["held_bytes"]) for answer in answers]
+        found = [
+            loaded.group.checked(i, partial(memory_of, answer)) for i, answer in enumerate(answers)
+        ]
+        loaded.measured.memory = [items for items, _ in found]
+        loaded.measured.held = [held for _, held in found]
 
     def _go(self, loaded: _Loaded, number: int, *, result: bool) -> tuple[Timeline, list[Message]]:
         group = loaded.group
         offsets = group.offsets_ns(loaded.away)
         group.say({"run": number, "result": result})
         answers = group.gather("ran", loaded.timeout_s + 5.0)
-        records = [Record(tuple(a["start_ns"]), tuple(a["end_ns"])) for a in answers]
+        schedule = loaded.measured.candidate.schedule
+        records = []
+        for rank, answer in enumerate(answers):
+            steps = len(schedule.of_rank(rank))
+            records.append(group.checked(rank, partial(record_of, answer, steps)))
+            group.checked(rank, partial(result_of, answer))
         shifts = [offsets.get(rank, 0) for rank in range(len(records))]
-        return measured_timeline(loaded.measured.candidate.schedule, records, shifts), answers
+        return measured_timeline(schedule, records, shifts), answers

@@ -13,7 +13,6 @@ from foreplan.planner.verify.rounds import Measured
 from foreplan.planner.verify.verification import (
     AgreementResult,
     CandidateResult,
-    Device,
     Item,
     Machine,
     Phase,
@@ -61,7 +60,7 @@ def verification_of(
         plan_digest=plan.digest,
         kind=plan.kind,
         backend=plan.verify.backend,
-        machine=machine.model_copy(update={"devices": _devices(measured[0])}),
+        machine=machine.model_copy(update={"devices": tuple(measured[0].devices)}),
         rounds=rounds,
         tolerance=tolerance,
         candidates=candidates,
@@ -176,17 +175,3 @@ def _items(held: dict[str, int], predicted: RankPrediction | None) -> tuple[Item
         Item(item=name, predicted_bytes=expected.get(name), held_bytes=held.get(name))
         for name in dict.fromkeys([*expected, *held])
     )
-
-
-def _devices(chosen: Measured) -> tuple[Device, ...]:
-    found = []
-    for rank, facts in zip(chosen.candidate.ranks, chosen.facts, strict=False):
-        told = facts["ready"]
-        found.append(
-            Device(
-                label=rank.label, torch=str(told["torch"]), threads=int(told["threads"]),
-                cores=tuple(told["cores"]), cpu_capability=str(told["cpu_capability"]),
-                gpu=told.get("gpu"),
-            )
-        )  # fmt: skip
-    return tuple(found)

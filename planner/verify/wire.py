@@ -7,6 +7,7 @@ a process dies, however it dies. Messages are plain data, never code.
 from __future__ import annotations
 
 import json
+import re
 import socket
 import time
 from typing import Any
@@ -17,6 +18,8 @@ Message = dict[str, Any]
 
 #: A longer line is an error of whoever sends it (records of 10 million actions fit).
 _MAX_LINE = 1 << 28
+#: Longest line of somebody who has not yet said the plan's word.
+_MAX_GREETING = 1 << 16
 
 
 class WireClosed(VerificationError):
@@ -27,17 +30,28 @@ class WireSilent(WireClosed):
     """The other end is there but said nothing in time."""
 
 
+class WireGarbled(WireClosed):
+    """The other end says what no foreplan process of this version says."""
+
+
 class Wire:
     """One end of a connection.
 
     Args:
         connection: a connected stream socket; this object closes it.
+        known: whether the other end may send long messages; see `trust`.
     """
 
-    def __init__(self, connection: socket.socket) -> None:
+    def __init__(self, connection: socket.socket, *, known: bool = True) -> None:
         self._socket = connection
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._buffer = bytearray()
+        self._seen = 0  # bytes of the buffer that hold no end of a line
+        self._longest = _MAX_LINE if known else _MAX_GREETING
+
+    def trust(self) -> None:
+        """The other end has said the plan's word: its messages may be long from here on."""
+        self._longest = _MAX_LINE
 
     def fileno(self) -> int:
         """The socket's descriptor, for selectors."""
@@ -69,7 +83,7 @@ class Wire:
         """Wait for one message.
 
         Raises:
-            WireClosed: the other end has gone.
+            WireClosed: the other end has gone, or sends no messages.
             WireSilent: it said nothing for ``timeout_s``.
         """
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
@@ -109,22 +123,27 @@ class Wire:
         if not data:
             raise WireClosed("the connection was closed")
         self._buffer += data
-        if len(self._buffer) > _MAX_LINE:
-            raise WireClosed("a message is too long")
+        if len(self._buffer) > self._longest and b"\n" not in data:
+            raise WireGarbled("a message is too long")
 
     def _lines(self, most: int | None = None) -> list[Message]:
         found: list[Message] = []
         while most is None or len(found) < most:
-            line, newline, rest = self._buffer.partition(b"\n")
-            if not newline:
+            end = self._buffer.find(b"\n", self._seen)
+            if end < 0:
+                self._seen = len(self._buffer)
                 break
-            self._buffer = bytearray(rest)
+            line = bytes(self._buffer[:end])
+            del self._buffer[: end + 1]
+            self._seen = 0
+            if len(line) > self._longest:
+                raise WireGarbled("a message is too long")
             try:
                 message = json.loads(line)
-            except ValueError as error:
-                raise WireClosed("something else than a foreplan process speaks") from error
+            except (ValueError, RecursionError) as error:
+                raise WireGarbled("something else than a foreplan process speaks") from error
             if not isinstance(message, dict):
-                raise WireClosed("something else than a foreplan process speaks")
+                raise WireGarbled("something else than a foreplan process speaks")
             found.append(message)
         return found
 
@@ -157,6 +176,6 @@ def parse_endpoint(text: str, where: str = "--rdzv-endpoint") -> tuple[str, int]
         SpecError: no such form.
     """
     host, colon, port = text.rpartition(":")
-    if not colon or not host or not port.isdecimal() or not 0 <= int(port) < 65536:
+    if not colon or not host or not re.fullmatch("[0-9]{1,5}", port) or int(port) > 65535:
         raise SpecError(where, got=text, expected="HOST:PORT, as node0:29500")
     return host.strip("[]"), int(port)

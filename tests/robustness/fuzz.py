@@ -93,8 +93,10 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0, help="seed of the first mutant")
     parser.add_argument("--reader", action="append", help="only this reader; may be repeated")
     chosen = parser.parse_args()
-    failed = False
-    for name in chosen.reader or readers():
+    failed, known = False, readers()
+    for name in chosen.reader or known:
+        known[name].valid_bytes()  # plans are made once, and what makes them imported
+    for name in chosen.reader or known:
         result = fuzz(name, chosen.seed, chosen.cases)
         failed |= bool(result["failed"])
         print(json.dumps(result), flush=True)

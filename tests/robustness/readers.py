@@ -15,6 +15,7 @@ from random import Random
 from typing import Any
 
 from tests.robustness.mutations import as_json, as_yaml, broken_bytes, broken_document
+from tests.robustness.spoken import spoken
 
 import foreplan
 from foreplan.datasets.specs import load_document
@@ -569,6 +570,7 @@ def readers() -> dict[str, Reader]:
         Reader("steps", _use_steps, _steps),
         Reader("yaml", load_document, _cluster, file="x.yaml", dump=as_yaml),
     ]  # fmt: skip
+    found += [Reader(**of) for of in spoken()]
     return {reader.name: reader for reader in found}
 
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import json
+import socket
 import zlib
 from base64 import b64encode
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,7 +16,8 @@ from typing import Any
 import numpy as np
 import pytest
 from tests.robustness.guard import bounded, outcome
-from tests.robustness.readers import NEUSIGHT, readers
+from tests.robustness.readers import NEUSIGHT, plan_text, readers
+from tests.robustness.spoken import TOKEN
 
 from foreplan.cost_models.compact_ast import CompactAstEncoder
 from foreplan.cost_models.schedule import MOST_ACTIONS
@@ -24,8 +28,12 @@ from foreplan.datasets.specs import load_document, validate
 from foreplan.datasets.tir.task import decode_module
 from foreplan.errors import ForeplanError, SpecError
 from foreplan.planner.bubbles.actions import parse_order
+from foreplan.planner.bubbles.execution.order_csv import read_orders
 from foreplan.planner.bubbles.spec import BubblesWorkload
+from foreplan.planner.plan import Plan
 from foreplan.planner.precision.spec import PrecisionWorkload
+from foreplan.planner.verify.launch import Fleet
+from foreplan.planner.verify.wire import parse_endpoint
 
 READERS = readers()
 
@@ -200,3 +208,60 @@ def test_seeds_that_failed_once(name: str, seed: int, tmp_path: Path) -> None:
 
 def test_the_bound_of_a_schedule_is_the_documented_one() -> None:
     assert MOST_ACTIONS == 2_000_000
+
+
+def test_words_too_long_for_a_file_name() -> None:
+    from foreplan.planner.api import load_workload
+
+    assert "batch" in str(outcome(lambda: load_workload("serving", "batch=" + "9" * 5000)))
+    assert outcome(lambda: parse_endpoint("host:" + "9" * 5000))
+
+
+def test_a_cell_without_end() -> None:
+    assert "short cells" in str(outcome(lambda: read_orders("1" * 200_000, "")))
+
+
+@pytest.fixture
+def leader() -> Iterator[Fleet]:
+    plan = Plan.model_validate_json(plan_text("serving"))
+    fleet = Fleet(plan, plan.cluster.ranks(), (), TOKEN)
+    yield fleet
+    fleet.close()
+
+
+HELLO = {"hello": "member", "member": 0, "token": TOKEN}
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        [b'{"token": "\xc3\xa9"}'],  # compare_digest knows ASCII texts alone
+        [b"[" * 60_000],  # RecursionError
+        [b"9" * 60_000],
+        [b'{"hello": "member", "token": "x"}', json.dumps(HELLO).encode()],
+        [json.dumps(HELLO | {"member": "x"}).encode()],
+        [json.dumps(HELLO | {"hello": "job", "job": [], "rank": 0}).encode()],
+        [json.dumps({"hello": "host", "token": TOKEN}).encode()],
+        [json.dumps(HELLO).encode(), b'{"loaded": 1}'],
+        [json.dumps(HELLO).encode(), b'{"loaded": 1, "free_bytes": "all"}'],
+        [json.dumps(HELLO).encode(), b'{"exited": null}'],
+        [b"x" * (1 << 20)],  # held 256 MiB for somebody who had not yet said the word
+    ],
+    ids=lambda lines: str(lines[-1][:40]),
+)
+def test_a_stranger_does_not_end_the_leader(leader: Fleet, lines: list[bytes]) -> None:
+    with socket.create_connection(leader.endpoint, timeout=5.0) as speaker:
+        with contextlib.suppress(OSError):  # the leader may have hung up on it
+            speaker.sendall(b"".join(line + b"\n" for line in lines))
+        for _ in range(20):
+            leader.pump(0.05)
+            if leader._members == {} and len(leader._selector.get_map()) == 1:
+                break
+    assert len(leader._selector.get_map()) == 1, "the leader still listens to it"
+    with socket.create_connection(leader.endpoint, timeout=5.0) as speaker:
+        speaker.sendall(json.dumps(HELLO).encode() + b"\n")
+        for _ in range(20):
+            leader.pump(0.05)
+            if leader._members:
+                break
+    assert list(leader._members) == [0], "and takes in a worker"

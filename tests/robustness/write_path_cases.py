@@ -159,13 +159,13 @@ class _Builder:
 
 
 def _dataset(folder: Path) -> None:
-    from foreplan.datasets.tir import build_dataset, measure
+    from foreplan.datasets.tir import build_dataset, measure, site
     from foreplan.datasets.tir.target import TargetDevice
     from foreplan.datasets.tir.toolchain import Toolchain
 
     device = TargetDevice("cpu:threads=1", "llvm", 0, "chip", {"kind": "llvm"})
     with (
-        patch.object(measure, "WorkerProcess", _Builder),
+        patch.object(site, "WorkerProcess", _Builder),
         patch.object(measure, "require_tvm", lambda: Toolchain("1", "1")),
         patch.object(measure, "_SHARD_ROWS", 2),
         patch.object(build_dataset, "_targets", lambda devices, chip: [device]),

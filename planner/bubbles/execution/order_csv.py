@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from foreplan.errors import SpecError
 from foreplan.planner.bubbles.actions import Step, parse_order, write_order
@@ -69,14 +69,14 @@ def read_orders(backbone: str, encoders: str) -> tuple[str, ...]:
         SpecError: a cell that is no pass, a line that is no unit, a rank without a row, a place
             behind the row's end.
     """
-    cells = [[cell for cell in row if cell] for row in csv.reader(io.StringIO(backbone))]
+    cells = [[cell for cell in row if cell] for row in _read(backbone, "backbone")]
     passes = [parse_order(" ".join(row), f"backbone row {k}") for k, row in enumerate(cells)]
     for k, row in enumerate(passes):
         for step in row:
             if step.encoder >= 0:
                 raise SpecError(f"backbone row {k}", got=step.word, expected="passes such as 2F0")
     units: list[list[list[Step]]] = [[[] for _ in range(len(row) + 1)] for row in passes]
-    for number, line in enumerate(csv.reader(io.StringIO(encoders)), 1):
+    for number, line in enumerate(_read(encoders, "encoder"), 1):
         if number == 1:
             if tuple(line) != HEADER:
                 raise SpecError("encoder line 1", got=",".join(line), expected=",".join(HEADER))
@@ -105,6 +105,13 @@ def _unit(line: Sequence[str], number: int) -> tuple[int, int, Step]:
             f"encoder line {number}", got=",".join(line), expected=", ".join(HEADER)
         ) from None
     return rank, after, Step(op, microbatch, encoder=encoder, unit=unit)
+
+
+def _read(text: str, what: str) -> Iterator[list[str]]:
+    try:
+        yield from csv.reader(io.StringIO(text))
+    except csv.Error as error:
+        raise SpecError(f"{what} table", got=error, expected="lines of short cells") from error
 
 
 def _write(rows: Iterable[Sequence[object]]) -> str:
