@@ -23,6 +23,8 @@ FloatArray = npt.NDArray[np.float64]
 
 #: Fewest plans that a curve may rest on.
 LEAST_PLANS = 4
+#: An exponent far from 1 has no meaning; the bounds keep few, noisy plans from one.
+_EXPONENTS = (0.25, 4.0)
 
 
 class PerplexityCurve(StrictModel):
@@ -88,18 +90,17 @@ class PerplexityCurve(StrictModel):
 
 def _fit(x: FloatArray, y: FloatArray) -> tuple[float, float]:
     """Coefficient and exponent by weighted least squares."""
-    from scipy.optimize import least_squares  # type: ignore[import-untyped]
+    from scipy.optimize import minimize_scalar  # type: ignore[import-untyped]
 
-    scale = float(np.median(x))
+    def coefficient(exponent: float) -> float:
+        powers = x**exponent
+        # The least-squares answer; noise alone can make it negative, which no curve may be.
+        return max(float((powers * y / x).sum() / (powers * powers / x).sum()), 1e-12)
 
-    def residuals(p: FloatArray) -> FloatArray:
-        fitted: FloatArray = (np.exp(p[0] + p[1] * np.log(x / scale)) - y) / np.sqrt(x)
-        return fitted
+    def off(exponent: float) -> float:
+        residuals = (coefficient(exponent) * x**exponent - y) / np.abs(y).max()
+        return float((residuals * residuals / x).sum() * x.max())
 
-    start = math.log(max(float(np.median(y)), 1e-12))
-    # An exponent far from 1 has no meaning; the bounds keep few, noisy plans from one.
-    found = least_squares(
-        residuals, [start, 1.0], bounds=([-np.inf, 0.25], [np.inf, 4.0]), x_scale="jac"
-    )
-    height, exponent = (float(v) for v in found.x)
-    return math.exp(height - exponent * math.log(scale)), exponent
+    found = minimize_scalar(off, bounds=_EXPONENTS, method="bounded", options={"xatol": 1e-8})
+    exponent = float(found.x)
+    return coefficient(exponent), exponent

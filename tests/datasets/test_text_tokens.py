@@ -22,7 +22,9 @@ def test_a_file_is_cut_once_between_lines(tmp_path):
 
 def test_the_standard_library_s_parts_are_other_files():
     first, last = (text_tokens(BYTES, "stdlib", part) for part in ("calibration", "held_out"))
-    assert first.dtype == np.int64 and 0 <= first.min() and first.max() < 256
+    assert first.dtype == np.int64
+    assert first.min() >= 0
+    assert first.max() < 256
     assert min(len(first), len(last)) > 1 << 17
     assert not np.array_equal(first[:4096], last[:4096])
 
@@ -32,7 +34,8 @@ def test_a_digest_belongs_to_the_content(tmp_path):
     file.write_text("one\n")
     before = text_digest(str(file))
     file.write_text("two\n")
-    assert len(before) == 16 and text_digest(str(file)) != before
+    assert len(before) == 16
+    assert text_digest(str(file)) != before
     assert text_digest("stdlib") == text_digest("stdlib") != before
 
 
