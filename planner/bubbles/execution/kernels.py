@@ -14,7 +14,7 @@ run does; only ``full`` makes a difference.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -35,18 +35,13 @@ from foreplan.planner.bubbles.decision import BubblesDecision
 from foreplan.planner.bubbles.execution.batches import Batches
 from foreplan.planner.bubbles.execution.cut import Cut
 from foreplan.planner.bubbles.execution.encoder_stage import EncoderStage
-from foreplan.planner.bubbles.execution.flat_parameters import FlatParameters
 from foreplan.planner.bubbles.execution.handover import Handover
 from foreplan.planner.bubbles.execution.lanes import Lanes
-from foreplan.planner.bubbles.execution.layers import WeightGradients
-from foreplan.planner.bubbles.execution.parts import BackbonePart, EncoderPart
 from foreplan.planner.bubbles.execution.pieces import Pieces
+from foreplan.planner.bubbles.execution.rank_parts import Buckets, RankParts
 from foreplan.planner.bubbles.execution.report import gradient_report, loss_report
 from foreplan.planner.bubbles.execution.step_sizes import StepSizes
 from foreplan.planner.verify.allocator import keep_freed_memory
-
-#: ``buckets(encoder, stage)``, see `StepSchedule.buckets`.
-Buckets = Callable[[int, int], list[tuple[int, int]]]
 
 _FREE = HostLaunch(0)
 
@@ -90,19 +85,13 @@ class BubbleKernels:
         if self._device.type == "cpu":
             keep_freed_memory()
         self._dtype = dtype
-        self._lanes = lanes or Lanes()
-        self._buckets = buckets or self._whole_stage
-        self._batches = Batches(step, self._device, dtype)
-        # By stage and first unit of a bucket, -1 for the backbone's on this rank.
-        self._flat: dict[tuple[int, int], FlatParameters] = {}
-        self._stages: dict[int, Cut | Pieces] = {}
-        self._encoders: dict[int, EncoderStage] = {}  # by number of the stage
         self._words = parse_order(decision.orders[rank])
-        self._build_backbone()
-        for encoder, plan in enumerate(decision.encoders):
-            for stage in range(len(plan.stages)):
-                if any(row[stage] == rank for row in plan.ranks):
-                    self._build_encoder(encoder, stage)
+        built = RankParts(
+            step, decision, rank, self._words, Batches(step, self._device, dtype), self._device,
+            dtype, lanes or Lanes(), buckets,
+        )  # fmt: skip
+        self._batches = built.batches
+        self._flat, self._stages, self._encoders = built.flat, built.stages, built.encoders
         self._ops: dict[str, Callable[[Action], None]] = {
             "F": self._forward, "B": self._backward, "I": self._backward_inputs,
             "W": self._backward_weights, ENCODE: self._encode,
@@ -111,75 +100,6 @@ class BubbleKernels:
         }  # fmt: skip
         self._handover = Handover(step, decision, rank, self._device, dtype)
         self._losses: dict[int, Tensor] = {}
-
-    def _build_backbone(self) -> None:
-        decision, step = self._decision, self._step
-        split = {word.stage for word in self._words if word.op == "W"}
-        pieces = {word.stage for word in self._words if word.piece >= 0}
-        if pieces and (split or step.workload.recompute == "full"):
-            raise SpecError(
-                f"order of rank {self._rank}", got="passes in pieces",
-                expected="whole passes with a zero-bubble schedule or recompute: full",
-            )  # fmt: skip
-        parts = []
-        for number, stage in enumerate(decision.stages):
-            if stage.rank != self._rank:
-                continue
-            later = WeightGradients() if number in split else None
-            part = BackbonePart(step, stage.start, stage.end, later, self._lanes)
-            passes = [not spec.frozen for spec in step.workload.encoders] if number == 0 else [True]
-            self._stages[number] = (
-                self._pieces(part, passes) if number in pieces
-                else Cut(self._runs(part), passes, later=later)
-            )  # fmt: skip
-            parts.append(part)
-        if parts:
-            first = min(self._stages)
-            self._flat[first, -1] = FlatParameters(
-                parts, step.seed, self._device, self._dtype, lanes=self._lanes
-            )
-
-    def _runs(self, part: BackbonePart) -> Callable[[Sequence[Tensor], int], Tensor]:
-        batches = self._batches
-        if part.head is None:
-            return lambda inputs, i: part(inputs, batches.tokens(i))
-        return lambda inputs, i: part.loss(part(inputs, batches.tokens(i)), batches.labels(i))
-
-    def _pieces(self, part: BackbonePart, passes: list[bool]) -> Pieces:
-        batches = self._batches
-
-        def closing(x: Tensor, i: int) -> Tensor:
-            x = part.close(x)
-            return x if part.head is None else part.loss(x, batches.labels(i))
-
-        return Pieces(
-            part.pieces, lambda inputs, i: part.open(inputs, batches.tokens(i)), closing, passes,
-            self._lanes,
-        )  # fmt: skip
-
-    def _whole_stage(self, encoder: int, stage: int) -> list[tuple[int, int]]:
-        units = self._decision.encoders[encoder].stage_units(stage)
-        return [(units.start, units.stop)]
-
-    def _build_encoder(self, encoder: int, stage: int) -> None:
-        plan, step = self._decision.encoders[encoder], self._step
-        spec = step.workload.encoders[encoder]
-        parts = {
-            unit: EncoderPart(step, encoder, plan.units[unit], plan.units[unit + 1], self._lanes)
-            for unit in plan.stage_units(stage)
-        }
-        self._encoders[self._decision.stage_number(encoder, stage)] = EncoderStage(
-            spec, parts, self._lanes, first=stage == 0,
-            apart=any(word.op in "fb" and word.encoder == encoder for word in self._words),
-        )  # fmt: skip
-        replicas = sorted({row[stage] for row in plan.ranks})
-        sharded = step.workload.sharded_optimizer
-        for first, end in self._buckets(encoder, stage):
-            self._flat[self._decision.stage_number(encoder, stage), first] = FlatParameters(
-                [parts[unit] for unit in range(first, end)], step.seed, self._device, self._dtype,
-                frozen=spec.frozen, replicas=len(replicas) if sharded else 1,
-                replica=replicas.index(self._rank) if sharded else 0, lanes=self._lanes,
-            )  # fmt: skip
 
     # ---------------------------------------------------------------------------- the Kernels' side
 
