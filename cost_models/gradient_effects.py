@@ -50,7 +50,7 @@ class Call:
     def errors(self, variant: TrainingVariant) -> dict[str, Tensor]:
         """Variance of the rounding of every element, by tensor that a variant rounds."""
         # Whoever hands a gradient back rounds it to the dtype of the result.
-        low = variant.output if variant.backward == "fp32" else variant.backward
+        low = variant.output if variant.returned == "fp32" else variant.returned
         dtypes = {
             "v": variant.forward,
             "w": variant.output if self.looked_up else variant.forward,
@@ -65,7 +65,9 @@ class Call:
     def _error(self, word: str, dtype: str) -> Tensor:
         key = (word, dtype)
         if key not in self._errors:
-            self._errors[key] = rounding_variance(self.tensors[word].detach(), dtype)
+            error = rounding_variance(self.tensors[word].detach(), dtype)
+            # Gradients are rounded to int8 stochastically, at twice the variance.
+            self._errors[key] = 2 * error if key == ("d", "int8") else error
         return self._errors[key]
 
     def added(self, variant: TrainingVariant, *, weighted: bool) -> FloatArray:

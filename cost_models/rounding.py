@@ -15,7 +15,10 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 #: Stored mantissa bits (IEEE 754, bfloat16).
-MANTISSA_BITS = {"fp16": 10, "bf16": 7}
+MANTISSA_BITS = {"tf32": 10, "fp16": 10, "bf16": 7}
+#: Of fp8 e4m3 (OCP 8-bit floating point 1.0, tables 1 and 2): mantissa bits, exponent of the
+#: smallest normal number, largest number.
+FP8_BITS, FP8_EXPONENT, FP8_LIMIT = 3, -6, 448
 #: Largest int8 magnitude.
 INT8_LIMIT = 127
 
@@ -24,8 +27,8 @@ def rounding_variance(x: Tensor, dtype: str) -> Tensor:
     """``q^2 / 12`` of every number of ``x`` when it is rounded to ``dtype``.
 
     Args:
-        x: any shape; int8 has one scale for each row ``x[..., :]``.
-        dtype: ``fp32`` (nothing), ``bf16``, ``fp16`` or ``int8``.
+        x: any shape; int8 and fp8 have one scale for each row ``x[..., :]``.
+        dtype: ``fp32`` (nothing), ``tf32``, ``bf16``, ``fp16``, ``fp8`` or ``int8``.
 
     Raises:
         SpecError: another dtype.
@@ -37,8 +40,14 @@ def rounding_variance(x: Tensor, dtype: str) -> Tensor:
     if dtype == "int8":
         step = x.abs().amax(-1, keepdim=True) / INT8_LIMIT
         return (step.square() / 12).expand_as(x)
+    if dtype == "fp8":
+        scale = x.abs().amax(-1, keepdim=True) / FP8_LIMIT
+        _, exponent = torch.frexp(x / scale)
+        lowest = (exponent - 1).clamp(min=FP8_EXPONENT) - FP8_BITS
+        step = scale * torch.ldexp(torch.ones_like(x), lowest)
+        return torch.where(scale == 0, 0.0, step.square() / 12)
     if dtype not in MANTISSA_BITS:
-        raise SpecError("dtype", got=dtype, expected="fp32, bf16, fp16 or int8")
+        raise SpecError("dtype", got=dtype, expected="fp32, tf32, bf16, fp16, fp8 or int8")
     _, exponent = torch.frexp(x)  # x = m 2^exponent with 0.5 <= |m| < 1
     step = torch.ldexp(torch.ones_like(x), exponent - 1 - MANTISSA_BITS[dtype])
     return torch.where(x == 0, 0.0, step.square() / 12)

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     import torch
 
 #: How far a precision is from fp32, where nothing else is known.
-_STEPS = {"fp32": 0.0, "bf16": 1.0, "int8": 2.0}
+_STEPS = {"fp32": 0.0, "tf32": 0.5, "bf16": 1.0, "fp8": 1.5, "int8": 2.0, "int8-all": 2.5}
 
 
 def hutchinson_traces(

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 from foreplan.datasets.operator_graph import OperatorNode, Shape
 from foreplan.datasets.program import Program, Variant, program
-from foreplan.datasets.training_variant import training_variant
+from foreplan.datasets.training_variant import EIGHT_BITS, training_variant
 
 FORWARD, BACKWARD, WEIGHT_GRADIENT = "forward", "backward", "weight_gradient"
 
@@ -96,13 +96,13 @@ def loss_program(direction: str, rows: int, classes: int) -> Program:
 def cast_program(
     elements: int, row: int, source: str, target: str, *, cold: bool = False
 ) -> Program:
-    """A cast of ``elements`` numbers; to int8 with one scale for each ``row`` of them.
+    """A cast of ``elements`` numbers; to int8 or fp8 with one scale for each ``row`` of them.
 
     ``cold`` casts read what was long not used (a master weight), others what was just written.
     """
     suffix = COLD if cold else ""
-    if target == "int8":
-        variant = Variant(source, "int8", f"torch.quantise_rows{suffix}")
+    if target in EIGHT_BITS:
+        variant = Variant(source, target, f"torch.quantise_rows{suffix}")
         return program("cast", variant, rows=max(1, elements // row), cols=row)
     cols = min(elements, _COLUMNS)
     variant = Variant(source, target, f"torch.to{suffix}")
@@ -119,18 +119,18 @@ def is_training(item: Program) -> bool:
     """Whether a program is a pass or a quantisation of a training step."""
     if item.op in ("cast", "optimizer_step"):
         cold = item.variant.kernel.endswith(COLD)
-        return item.op != "cast" or item.variant.compute == "int8" or cold
+        return item.op != "cast" or item.variant.compute in EIGHT_BITS or cold
     return item.op.endswith(("_forward", "_backward", "_weight_gradient"))
 
 
 def _directed(direction: str, variant: str) -> Variant:
     found = training_variant(variant)
-    if direction == FORWARD and found.precision == "int8":
+    if direction == FORWARD and found.forward in EIGHT_BITS:
         return Variant.parse(variant)
     kernel = Variant.parse(variant).kernel.partition("+")[0]
     if direction == FORWARD:
         return Variant(found.forward, found.forward, kernel)
-    kernel = "torch.linear" if kernel == "torch.int_mm" else kernel
+    kernel = "torch.linear" if found.saved in EIGHT_BITS else kernel
     return Variant(found.saved, found.backward, kernel)
 
 

@@ -1,8 +1,8 @@
 """`Recipe`: how a linear layer carries out a variant of training, and which variants there are.
 
-The planner's variants (`foreplan.datasets.training_variant`) come first; those that it does not yet
-decide about (fp8, tf32, fp16, int8 in all three products, one scale a tensor) can be carried out
-all the same and stand in `MORE_VARIANTS`, in the same spelling:
+The planner's variants (`foreplan.datasets.training_variant`) come first; those that it does not
+decide about (fp16, one scale a tensor) can be carried out all the same and stand in
+`MORE_VARIANTS`, in the same spelling:
 ``STORAGE/FORWARD/KERNEL[+BACKWARD][@tensor]``. ``@bits4`` and ``@bits3`` round all 8-bit operands
 to so few bits: an emulation of smaller formats, at the speed of int8.
 """
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Literal
 
-from foreplan.datasets.training_variant import TRAINING_VARIANTS
+from foreplan.datasets.training_variant import MULTIPLES, TRAINING_VARIANTS
 from foreplan.errors import SpecError
 
 Operator = Literal["linear", "conv2d", "embedding", "other"]
@@ -54,9 +54,7 @@ MORE_VARIANTS: Mapping[str, Recipe] = MappingProxyType(
     {
         recipe.text: recipe
         for recipe in (
-            Recipe("fp32/tf32/torch.linear", "linear", "tf32", "tf32", "fp32", "fp32", kinds=_CUDA),
             Recipe("fp32/fp16/torch.linear", "linear", "fp16", "fp16", "fp16", "fp16", kinds=_CUDA),
-            Recipe("fp32/int8/torch.int_mm+int8", "linear", "int8", "int8", "bf16", "int8"),
             Recipe(
                 "fp32/int8/torch.int_mm+bf16@tensor", "linear", "int8", "bf16", "bf16", "int8",
                 "tensor",
@@ -69,10 +67,6 @@ MORE_VARIANTS: Mapping[str, Recipe] = MappingProxyType(
                 for bits in (4, 3)
                 for back in ("fp32", "bf16", "int8")
             ),
-            Recipe("fp32/fp8/torch.scaled_mm+bf16", "linear", "fp8", "bf16", "bf16", "fp8",
-                   kinds=_CUDA),
-            Recipe("fp32/fp8/torch.scaled_mm+fp8", "linear", "fp8", "fp8", "bf16", "fp8",
-                   kinds=_CUDA),
             Recipe("fp32/fp8/torch.scaled_mm+fp8@tensor", "linear", "fp8", "fp8", "bf16", "fp8",
                    "tensor", kinds=_CUDA),
             Recipe("fp32/fp32/torch.module", "other", "fp32", "fp32", "fp32", "fp32"),
@@ -81,9 +75,6 @@ MORE_VARIANTS: Mapping[str, Recipe] = MappingProxyType(
         )
     }
 )  # fmt: skip
-
-#: ``torch._int_mm`` leaves memory unset for some shapes that are no multiples (measured_facts).
-_MULTIPLES: Mapping[str, int] = MappingProxyType({"int8": 8, "fp8": 16})
 
 
 def recipe(text: str) -> Recipe:
@@ -99,7 +90,10 @@ def recipe(text: str) -> Recipe:
         operator: Operator = "linear"
         if word in ("conv2d", "embedding"):
             operator = "conv2d" if word == "conv2d" else "embedding"
-        found = Recipe(text, operator, known.forward, known.backward, known.output, known.saved)
+        found = Recipe(
+            text, operator, known.forward, known.backward, known.output, known.saved,
+            kinds=known.kinds,
+        )  # fmt: skip
     if found is None:
         names = ", ".join((*TRAINING_VARIANTS, *MORE_VARIANTS))
         raise SpecError("training variant", got=text, expected=f"one of {names}")
@@ -108,4 +102,4 @@ def recipe(text: str) -> Recipe:
 
 def multiple_of(found: Recipe) -> int:
     """What the features of a linear have to be multiples of."""
-    return max(_MULTIPLES.get(dtype, 1) for dtype in (found.forward, found.backward, found.saved))
+    return max(MULTIPLES.get(dtype, 1) for dtype in (found.forward, found.backward, found.saved))

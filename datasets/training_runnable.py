@@ -21,11 +21,14 @@ from torch.nn import functional as F
 
 from foreplan.datasets.cold_operands import InTurn, in_turn
 from foreplan.datasets.program import Program, Variant
-from foreplan.datasets.quantise import INT8_LIMIT, product, quantise
+from foreplan.datasets.quantise import FP8_LIMIT, INT8_LIMIT, product, quantise
 from foreplan.datasets.training_programs import COLD
+from foreplan.datasets.training_variant import EIGHT_BITS, training_variant
 from foreplan.errors import SpecError
 
-DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+_LIMITS = {"int8": INT8_LIMIT, "fp8": FP8_LIMIT}
+_EIGHT_BIT_KERNELS = {"int8": "torch.int_mm", "fp8": "torch.scaled_mm"}
+DTYPES = {"fp32": torch.float32, "tf32": torch.float32, "bf16": torch.bfloat16}
 _FORWARD, _BACKWARD, _WEIGHT_GRADIENT = "_forward", "_backward", "_weight_gradient"
 _RATE = 1e-6
 
@@ -240,9 +243,9 @@ def _linear(program: Program, suffix: str, draw: Any) -> InTurn:
     d, v = program.dims, program.variant
     b = draw(d["n"])
     if suffix == _FORWARD:
-        if v.compute == "int8":
-            x = quantise(draw(d["rows"], d["k"]), "int8")
-            w = quantise(draw(d["n"], d["k"]), "int8", limit=INT8_LIMIT).transposed()
+        if v.compute in EIGHT_BITS:
+            x = quantise(draw(d["rows"], d["k"]), v.compute)
+            w = quantise(draw(d["n"], d["k"]), v.compute, limit=_LIMITS[v.compute]).transposed()
             out = DTYPES[recipe(str(v)).output]
             return in_turn(lambda: product(x, w, b, out), list)
         given = _leaf(draw(d["rows"], d["k"], dtype=v.compute), True)
@@ -250,10 +253,12 @@ def _linear(program: Program, suffix: str, draw: Any) -> InTurn:
         how = recipe(f"fp32/{v.compute}/torch.linear")
         module = _Operator(lambda w: linear(given, w, bias, how))
         # A weight in another dtype was just cast from its master, which is a program of its own.
-        return in_turn(module, lambda: [_leaf(weight, True) if v.compute == "fp32" else weight])
-    text = f"fp32/{v.storage}/torch.linear"
-    how = recipe(f"fp32/int8/torch.int_mm+{v.compute}" if v.storage == "int8" else text)
-    inputs = (draw(d["rows"], d["k"], dtype=v.compute),)
+        return in_turn(module, lambda: [weight if v.compute == "bf16" else _leaf(weight, True)])
+    text = f"fp32/{v.compute}/torch.linear"
+    if v.storage in EIGHT_BITS:
+        text = f"fp32/{v.storage}/{_EIGHT_BIT_KERNELS[v.storage]}+{v.compute}"
+    how = recipe(text)
+    inputs = (draw(d["rows"], d["k"], dtype=training_variant(how.text).returned),)
     return _backward(
         lambda x, w, b: linear(x, w, b, how), inputs, (draw(d["n"], d["k"]), b),
         inputs if suffix == _BACKWARD else (),
@@ -261,14 +266,14 @@ def _linear(program: Program, suffix: str, draw: Any) -> InTurn:
 
 
 def _cast(program: Program, draw: Any) -> InTurn:
-    """A cast to bf16, or to int8 with one scale a row; of a cold input, of many in turn."""
+    """A cast to bf16, or to 8 bits with one scale a row; of a cold input, of many in turn."""
     x = draw(*program.sizes, dtype=program.variant.storage)
     dtype, cold = program.variant.compute, program.variant.kernel.endswith(COLD)
     # Masters are the right operands of products, which take the whole range.
-    limit = INT8_LIMIT if cold else None
+    limit = _LIMITS.get(dtype) if cold else None
 
     def cast(x: Tensor) -> Any:
-        return quantise(x, "int8", limit=limit) if dtype == "int8" else x.to(DTYPES[dtype])
+        return quantise(x, dtype, limit=limit) if dtype in EIGHT_BITS else x.to(DTYPES[dtype])
 
     return in_turn(cast, lambda: [x.clone() if cold else x])
 

@@ -14,7 +14,11 @@ from typing import Literal
 from foreplan.datasets.program import Variant
 from foreplan.errors import SpecError
 
-Precision = Literal["fp32", "bf16", "int8"]
+Precision = Literal["fp32", "tf32", "bf16", "fp8", "int8", "int8-all"]
+#: From the highest to the lowest. ``int8-all`` rounds the gradient of the backward products too.
+PRECISIONS: tuple[Precision, ...] = ("fp32", "tf32", "bf16", "fp8", "int8", "int8-all")
+#: Dtypes with scales.
+EIGHT_BITS = ("int8", "fp8")
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +34,7 @@ class TrainingVariant:
         output: dtype of the result.
         saved: dtype in which input and weight are kept for the backward pass; fp32 keeps no copy
             of the weight, because the master is there.
+        kinds: kinds of device that can have a kernel for it.
     """
 
     precision: Precision
@@ -37,16 +42,37 @@ class TrainingVariant:
     backward: str
     output: str
     saved: str
+    kinds: tuple[str, ...] = ("cpu", "cuda")
+
+    @property
+    def operand(self) -> str:
+        """Dtype that the forward product's operands are stored in: tf32 reads fp32."""
+        return "fp32" if self.forward == "tf32" else self.forward
+
+    @property
+    def returned(self) -> str:
+        """Dtype of the input's gradient: products of 8-bit operands hand on bf16."""
+        if self.backward in EIGHT_BITS:
+            return "bf16"
+        return "fp32" if self.backward == "tf32" else self.backward
 
 
-#: int8: symmetric, one scale a row of the input and a row of the weight, round to nearest, int32
-#: sums; the scale is chosen so that sums are exact (`foreplan.datasets._kernels_cpu.int8_limit`).
+_CUDA = ("cuda",)
+#: int8 and fp8 (e4m3): symmetric, one scale a row of the input and a row of the weight, round to
+#: nearest; gradients of ``int8-all`` stochastically. int8 has int32 sums, and its scale is chosen
+#: so that they are exact (`foreplan.datasets._kernels_cpu.int8_limit`).
 TRAINING_VARIANTS: Mapping[str, TrainingVariant] = MappingProxyType(
     {
         "fp32/fp32/torch.linear": TrainingVariant("fp32", "fp32", "fp32", "fp32", "fp32"),
+        "fp32/tf32/torch.linear": TrainingVariant("tf32", "tf32", "tf32", "fp32", "fp32", _CUDA),
         "fp32/bf16/torch.linear": TrainingVariant("bf16", "bf16", "bf16", "bf16", "bf16"),
+        "fp32/fp8/torch.scaled_mm+bf16": TrainingVariant(
+            "fp8", "fp8", "bf16", "bf16", "fp8", _CUDA
+        ),
+        "fp32/fp8/torch.scaled_mm+fp8": TrainingVariant("fp8", "fp8", "fp8", "bf16", "fp8", _CUDA),
         "fp32/int8/torch.int_mm+bf16": TrainingVariant("int8", "int8", "bf16", "bf16", "int8"),
         "fp32/int8/torch.int_mm+fp32": TrainingVariant("int8", "int8", "fp32", "fp32", "int8"),
+        "fp32/int8/torch.int_mm+int8": TrainingVariant("int8-all", "int8", "int8", "bf16", "int8"),
         "fp32/fp32/torch.conv2d": TrainingVariant("fp32", "fp32", "fp32", "fp32", "fp32"),
         "fp32/bf16/torch.conv2d": TrainingVariant("bf16", "bf16", "bf16", "bf16", "bf16"),
         # The rows are read in fp32 and handed on in bf16; nothing but ids is saved.
@@ -55,7 +81,7 @@ TRAINING_VARIANTS: Mapping[str, TrainingVariant] = MappingProxyType(
     }
 )
 _FAMILIES: Mapping[str, tuple[str, ...]] = {
-    "linear": ("torch.linear", "torch.int_mm"),
+    "linear": ("torch.linear", "torch.int_mm", "torch.scaled_mm"),
     "conv2d": ("torch.conv2d",),
     "embedding": ("torch.embedding",),
 }
@@ -75,17 +101,24 @@ def training_variant(text: str) -> TrainingVariant:
     return found
 
 
-def variants_of(op: str, *, n: int = 0, k: int = 0) -> tuple[str, ...]:
+#: What both features of a linear have to be multiples of; ``torch._int_mm`` leaves memory unset for
+#: some shapes that are not.
+MULTIPLES: Mapping[str, int] = MappingProxyType({"int8": 8, "fp8": 16})
+
+
+def variants_of(op: str, *, n: int = 0, k: int = 0, kind: str | None = None) -> tuple[str, ...]:
     """Texts of the variants of ``linear``, ``conv2d`` or ``embedding``, fp32 first.
 
     Args:
         op: the operator.
-        n: output features of a linear; 8-bit products need a multiple of 8.
+        n: output features of a linear; 8-bit products need `MULTIPLES`.
         k: input features, likewise.
+        kind: ``cpu`` or ``cuda``; any if ``None``.
     """
     return tuple(
         text
         for text, row in TRAINING_VARIANTS.items()
         if Variant.parse(text).kernel.partition("+")[0] in _FAMILIES[op]
-        and (row.precision != "int8" or (n % 8 == 0 and k % 8 == 0))
+        and n % MULTIPLES.get(row.forward, 1) == k % MULTIPLES.get(row.forward, 1) == 0
+        and (kind is None or kind in row.kinds)
     )

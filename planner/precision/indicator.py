@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
 from foreplan.cost_models.gradient_variance import (
     Batch,
@@ -22,18 +22,21 @@ from foreplan.cost_models.weight_indicators import (
 )
 from foreplan.datasets.training_variant import TRAINING_VARIANTS, TrainingVariant, variants_of
 from foreplan.planner.precision.graph import TrainingGraph
-from foreplan.planner.precision.spec import Indicator, PrecisionWorkload
+from foreplan.planner.precision.spec import DEFAULT_PRECISIONS, Indicator, PrecisionWorkload
 from foreplan.planner.precision.task import TrainingTask
 
 
-def module_variants(graph: TrainingGraph) -> dict[str, dict[str, TrainingVariant]]:
-    """Every variant that exists for each module, on whatever device."""
+def module_variants(
+    graph: TrainingGraph, precisions: Collection[str] = DEFAULT_PRECISIONS
+) -> dict[str, dict[str, TrainingVariant]]:
+    """Every variant of some precisions that exists for each module, on whatever device."""
     found: dict[str, dict[str, TrainingVariant]] = {}
     for i in graph.adjustable:
         o = graph.operators[i]
         n, k = o.weight_shape[:2] if o.family == "linear" else (0, 0)
         texts = variants_of(o.family, n=n, k=k)
-        found[o.module] = {text: TRAINING_VARIANTS[text] for text in texts}
+        known = {text: TRAINING_VARIANTS[text] for text in texts}
+        found[o.module] = {t: v for t, v in known.items() if v.precision in precisions}
     return found
 
 
@@ -57,7 +60,7 @@ def omega_table(
     Raises:
         SpecError: statistics that are not finite.
     """
-    chosen, variants = indicator or workload.indicator, module_variants(graph)
+    chosen, variants = indicator or workload.indicator, module_variants(graph, workload.precisions)
     if chosen == "uniform":
         return uniform(variants)
     if chosen == "random":

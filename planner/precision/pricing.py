@@ -177,7 +177,7 @@ class StepTables:
         n, k = (o.weight_shape[0], o.weight_shape[1]) if o.family == "linear" else (0, 0)
         found: list[Option] = []
         missing: MissingDataError | None = None
-        for text in variants_of(o.family, n=n, k=k):
+        for text in variants_of(o.family, n=n, k=k, kind=self.device_kind):
             variant = training_variant(text)
             if variant.precision not in precisions:
                 continue
@@ -234,9 +234,9 @@ class StepTables:
             )
         size = _elements(o.weight_shape)
         cast: Works = ()
-        if variant.forward != "fp32":
+        if variant.operand != "fp32":
             row = o.weight_shape[-1]
-            cast = (cast_program(size, row, "fp32", variant.forward, cold=True),)
+            cast = (cast_program(size, row, "fp32", variant.operand, cold=True),)
         if o.family == "conv2d":
             return (
                 (*cast, conv2d_program(FORWARD, node, text)), (conv2d_program(back, node, text),)
@@ -270,7 +270,7 @@ class StepTables:
         o = self.graph.operators[consumer]
         given = STATES[x.state]
         if o.adjustable:
-            wanted = training_variant(y.name).forward
+            wanted = training_variant(y.name).operand
             elements, row = o.input_elements, o.node.inputs[0][-1]
         elif self.rules[consumer].casts:
             wanted = y.name
@@ -283,7 +283,7 @@ class StepTables:
         o, source = self.graph.operators[consumer], self.graph.operators[producer]
         if not source.trained:
             return ()
-        made = training_variant(y.name).backward if o.adjustable else y.name
+        made = training_variant(y.name).returned if o.adjustable else y.name
         wanted = STATES[x.state]
         if made == wanted:
             return ()

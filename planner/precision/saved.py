@@ -17,7 +17,7 @@ import numpy as np
 from foreplan.cost_models.schedule import FloatArray, IntArray
 from foreplan.datasets.operator_graph import OperatorNode
 from foreplan.datasets.program import DTYPE_BYTES
-from foreplan.datasets.training_variant import training_variant
+from foreplan.datasets.training_variant import EIGHT_BITS, training_variant
 from foreplan.planner.precision.graph import TrainingOperator
 from foreplan.planner.precision.pricing import STATES, Edge, StepTables, node_bytes
 
@@ -65,7 +65,7 @@ class SavedBytes:
         saved = training_variant(self.tables.options[i][option].name).saved
         if saved == "fp32":
             return 0
-        scales = 4 * o.weight_shape[0] if saved == "int8" else 0
+        scales = 4 * o.weight_shape[0] if saved in EIGHT_BITS else 0
         return round(math.prod(o.weight_shape) * DTYPE_BYTES[saved]) + scales
 
     def copy_bytes(self, edge: Edge, a: int, b: int) -> int:
@@ -78,7 +78,7 @@ class SavedBytes:
             if saved == STATES[state]:
                 return 0
             rows = o.input_elements // o.node.inputs[0][-1]
-            scales = 4 * rows if saved == "int8" else 0
+            scales = 4 * rows if saved in EIGHT_BITS else 0
             return round(o.input_elements * DTYPE_BYTES[saved]) + scales
         keeps = o.trained and _keeps_input(o.node) and tables.rules[edge.consumer].casts
         if not keeps or option.state == state:

@@ -22,6 +22,9 @@ from foreplan.planner.precision.graph import TrainingGraph
 from foreplan.planner.precision.pricing import StepTables, Unpriced
 from foreplan.planner.precision.replay import DeviceReplay, Replayed, StepReplay
 from foreplan.planner.precision.spec import (
+    PRECISIONS,
+    TRAINING_VARIANTS,
+    Precision,
     PrecisionDecision,
     PrecisionWorkload,
     WorkerDecision,
@@ -63,6 +66,7 @@ class Situation:
         )  # fmt: skip
         self.buckets = Buckets.of(self.graph, names)
         self.ranks = problem.cluster.ranks()
+        self._check_precisions()
         self.kinds = self._kinds()
         tables = {k: self._tables(self.ranks[members[0]]) for k, members in enumerate(self.kinds)}
         self.kind_of = [next(k for k, m in enumerate(self.kinds) if r in m)
@@ -76,6 +80,22 @@ class Situation:
             contention(problem.cluster, tuple(range(len(self.ranks)))),
         )
         self.capacity = capacities(problem.cluster)
+
+    def _check_precisions(self) -> None:
+        """Refuse a precision that no device of the cluster can have.
+
+        Raises:
+            SpecError: names it.
+        """
+        here = {device_kind(rank) for rank in self.ranks}
+        for word in self.workload.precisions:
+            having = {k for v in TRAINING_VARIANTS.values() if v.precision == word for k in v.kinds}
+            if not having & here:
+                raise SpecError(
+                    "workload.precisions", got=word,
+                    expected=f"precisions of {' and '.join(sorted(here))} devices",
+                    fix=f"leave it out, or add a {' or '.join(sorted(having))} device",
+                )  # fmt: skip
 
     def _kinds(self) -> list[list[int]]:
         """Ranks that the same decision fits, by what the cluster says of them."""
@@ -130,12 +150,12 @@ class Situation:
         """One array a rank from one a kind."""
         return [by_kind[k] for k in self.kind_of]
 
-    def uniform(self, kind: int, precision: str) -> IntArray:
+    def uniform(self, kind: int, precision: Precision) -> IntArray:
         """Every module at one precision, or at the next higher one that it has.
 
         Where a precision has several kernels, the one that is quicker over the whole network.
         """
-        order = ("int8", "bf16", "fp32")
+        order = PRECISIONS[::-1]
         allowed = order[order.index(precision) :]
         tables = self.devices[kind].tables
         seconds: dict[str, float] = {}

@@ -30,8 +30,9 @@ from pydantic import Field, field_validator, model_validator
 
 from foreplan.datasets.program import Variant
 from foreplan.datasets.specs import StrictModel
+from foreplan.datasets.training_variant import PRECISIONS as PRECISIONS
 from foreplan.datasets.training_variant import TRAINING_VARIANTS as TRAINING_VARIANTS
-from foreplan.datasets.training_variant import Precision
+from foreplan.datasets.training_variant import Precision as Precision
 from foreplan.datasets.training_variant import TrainingVariant as TrainingVariant
 from foreplan.datasets.training_variant import training_variant as training_variant
 
@@ -43,6 +44,8 @@ Indicator = Literal[
     "random",
 ]  # fmt: skip
 
+#: What a plan chooses from unless it is told otherwise.
+DEFAULT_PRECISIONS: tuple[Precision, ...] = ("fp32", "bf16", "int8")
 #: Ops of a rank's list, as the execution reads them.
 FORWARD, BACKWARD, ALL_REDUCE, OPTIMIZER = "forward", "backward", "all_reduce", "optimizer"
 
@@ -59,7 +62,8 @@ class PrecisionWorkload(StrictModel):
         optimizer: ``sgd`` (momentum 0.9: one fp32 state a parameter) or ``adamw`` (two).
         learning_rate: of the optimizer.
         steps: training steps that a verification runs.
-        precisions: precisions that operators may have.
+        precisions: precisions that operators may have; ``tf32`` and ``fp8`` need a GPU, and where a
+            device has no kernel for one it is no choice there.
         indicator: what the plan minimises the sum of.
         calibration_batches: batches that the indicator's statistics are averaged over.
         gamma: weight of the forward pass's variance in the indicator; 1 = the derivation's.
@@ -80,7 +84,7 @@ class PrecisionWorkload(StrictModel):
     optimizer: Literal["sgd", "adamw"] = "sgd"
     learning_rate: Annotated[float, Field(gt=0)] = 1e-2
     steps: Count = 4
-    precisions: tuple[Precision, ...] = ("fp32", "bf16", "int8")
+    precisions: tuple[Precision, ...] = DEFAULT_PRECISIONS
     indicator: Indicator = "gradient_variance"
     calibration_batches: Count = 4
     gamma: Annotated[float, Field(gt=0)] = 1.0
@@ -112,7 +116,7 @@ class PrecisionWorkload(StrictModel):
     def _distinct(cls, value: tuple[Precision, ...]) -> tuple[Precision, ...]:
         if "fp32" not in value or len(set(value)) < len(value):
             raise ValueError("different precisions with fp32 among them")
-        return tuple(sorted(value, key=("fp32", "bf16", "int8").index))
+        return tuple(sorted(value, key=PRECISIONS.index))
 
 
 class WorkerDecision(StrictModel):

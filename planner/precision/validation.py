@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from foreplan.cost_models.gradient_variance import Batch, Omega
-from foreplan.datasets.training_variant import training_variant
+from foreplan.datasets.training_variant import EIGHT_BITS, training_variant
 from foreplan.errors import SpecError
 from foreplan.planner.precision.graph import TrainingGraph
 from foreplan.planner.precision.indicator import module_variants, omega_table
@@ -123,7 +123,7 @@ def rank_correlation(
     by_precision: dict[str, list[Perturbed]] = {}
     for row in measured:
         found = training_variant(row.variant)
-        eight = found.precision == "int8"
+        eight = found.forward in EIGHT_BITS
         key = f"{found.precision}+{found.backward}" if eight else found.precision
         by_precision.setdefault(key, []).append(row)
     result: dict[str, float] = {}
