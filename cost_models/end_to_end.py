@@ -18,7 +18,6 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-import time
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,8 +25,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from foreplan.cost_models.costs import Segment, Work
+from foreplan.cost_models.end_to_end_networks import IMAGE, NETWORKS, SIZES, build, example
+from foreplan.cost_models.end_to_end_passes import host_seconds, real_seconds
 from foreplan.cost_models.graph_programs import (
-    PARTS,
     PHASES,
     Part,
     Phase,
@@ -40,79 +40,9 @@ from foreplan.datasets.storage import write_atomically
 from foreplan.errors import SpecError
 
 if TYPE_CHECKING:
-    import torch
-
     from foreplan.datasets.device import Device
 
 SCHEMA = "foreplan.end_to_end/1"
-
-#: Width, layers, vocabulary, and (batch, tokens) or (batch, pixels) of each size.
-SIZES: Mapping[str, dict[str, Any]] = {
-    "tiny": {"hidden": 64, "layers": 4, "vocab": 64, "text": ((1, 1),), "image": ((1, 32),),
-             "depths": (1, 1, 1, 1)},
-    "small": {"hidden": 256, "layers": 4, "vocab": 2048, "text": ((1, 32), (4, 64)),
-              "image": ((1, 64), (4, 64)), "depths": (1, 1, 1, 1)},
-    "large": {"hidden": 2048, "layers": 12, "vocab": 32000, "text": ((1, 256), (8, 512)),
-              "image": ((1, 224), (32, 224)), "depths": (3, 4, 6, 3)},
-}  # fmt: skip
-
-TEXT = ("llama", "gpt2", "opt", "qwen3", "bert")
-IMAGE = ("resnet", "vit", "convnext")
-NETWORKS = (*TEXT, *IMAGE)
-
-
-def build(name: str, size: str) -> torch.nn.Module:
-    """One network, with random weights; configurations are the published ones, shrunk."""
-    import transformers as hf
-
-    s = SIZES[size]
-    hidden, layers, vocab, heads = s["hidden"], s["layers"], s["vocab"], max(2, s["hidden"] // 64)
-    text = {
-        "vocab_size": vocab, "hidden_size": hidden, "num_hidden_layers": layers,
-        "num_attention_heads": heads,
-    }  # fmt: skip
-    gated = {**text, "intermediate_size": 11 * hidden // 4, "num_key_value_heads": heads // 2}
-    wide = {**text, "intermediate_size": 4 * hidden}
-    model: Any
-    if name == "llama":
-        model = hf.LlamaForCausalLM(hf.LlamaConfig(**gated))
-    elif name == "qwen3":
-        model = hf.Qwen3ForCausalLM(hf.Qwen3Config(**gated, head_dim=hidden // heads))
-    elif name == "gpt2":
-        model = hf.GPT2LMHeadModel(hf.GPT2Config(
-            vocab_size=vocab, n_embd=hidden, n_layer=layers, n_head=heads))  # fmt: skip
-    elif name == "opt":
-        model = hf.OPTForCausalLM(hf.OPTConfig(
-            **text, ffn_dim=4 * hidden, word_embed_proj_dim=hidden))  # fmt: skip
-    elif name == "bert":
-        model = hf.BertForMaskedLM(hf.BertConfig(**wide))
-    elif name == "gpt_neox":
-        model = hf.GPTNeoXForCausalLM(hf.GPTNeoXConfig(**wide))
-    elif name == "vit":
-        vit = {key: wide[key] for key in wide if key != "vocab_size"}
-        model = hf.ViTForImageClassification(hf.ViTConfig(
-            **vit, image_size=s["image"][0][1], patch_size=16))  # fmt: skip
-    elif name == "resnet":
-        model = hf.ResNetForImageClassification(hf.ResNetConfig(depths=list(s["depths"])))
-    else:
-        widths = [hidden // 8 * 2**stage for stage in range(4)]
-        model = hf.ConvNextForImageClassification(
-            hf.ConvNextConfig(depths=list(s["depths"]), hidden_sizes=widths)
-        )
-    made: torch.nn.Module = model
-    return made
-
-
-def example(name: str, size: str, shape: tuple[int, int], device: str, dtype: Any) -> Any:
-    """Inputs of a network by name."""
-    import torch
-
-    batch, extent = shape
-    if name in IMAGE:
-        image = torch.rand(batch, 3, extent, extent, device=device).to(dtype)
-        return {"pixel_values": image}
-    ids = torch.randint(0, SIZES[size]["vocab"], (batch, extent), device=device)
-    return {"input_ids": ids} | ({} if name == "bert" else {"use_cache": False})
 
 
 def measure(
@@ -148,7 +78,7 @@ def measure(
     torch.manual_seed(0)
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
     kind = SIZES[size]
-    calls_s = _host_seconds(device, DTYPES[dtype])
+    calls_s = host_seconds(device, DTYPES[dtype])
     cases: list[dict[str, Any]] = []
     document = {
         "schema": SCHEMA, "device": device, "size": size, "dtype": dtype,
@@ -171,7 +101,7 @@ def measure(
                 for program in programs(steps):
                     if program not in known:
                         known[program] = timer.time(program)
-                real = _real_seconds(module, inputs, phase, seconds)
+                real = real_seconds(module, inputs, phase, seconds)
                 print(f"{name} {shape} {phase}: {1e3 * real[1]:.3f} ms", file=sys.stderr)
                 cases.append({
                     "network": name, "shape": list(shape), "phase": phase,
@@ -239,110 +169,6 @@ def score(document: Mapping[str, Any], device: Device, *, weights: str = "pretra
             for phase in sorted({r["phase"] for r in rows})
         },
         "cases": rows,
-    }  # fmt: skip
-
-
-def _real_seconds(
-    module: torch.nn.Module, inputs: Mapping[str, Any], phase: Phase, seconds: float
-) -> tuple[float, float, float]:
-    """10th percentile, median and 90th of a pass, start to synchronised end."""
-    run = _inference(module, inputs) if phase == "inference" else _training(module, inputs)
-    times = [sum(parts) for parts in _wall([lambda: [part() for part in run]], module, seconds)]
-    low, median, high = np.quantile(times, [0.1, 0.5, 0.9])
-    return float(low), float(median), float(high)
-
-
-def _inference(module: torch.nn.Module, inputs: Mapping[str, Any]) -> list[Callable[[], object]]:
-    import torch
-
-    def infer() -> None:
-        with torch.inference_mode():
-            module(**inputs)
-
-    return [infer]
-
-
-def _training(module: torch.nn.Module, inputs: Mapping[str, Any]) -> list[Callable[[], object]]:
-    """Forward pass with loss, backward pass, update."""
-    import torch
-
-    optimizer = torch.optim.AdamW(module.parameters(), lr=1e-6, fused=True)
-    losses: list[Any] = []
-
-    def forward() -> None:
-        logits = module(**inputs).logits
-        flat = logits.reshape(-1, logits.shape[-1])
-        goal = torch.zeros(flat.shape[0], dtype=torch.int64, device=flat.device)
-        losses[:] = [torch.nn.functional.cross_entropy(flat, goal)]
-
-    def update() -> None:
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
-
-    return [forward, lambda: losses[0].backward(), update]
-
-
-def _wall(
-    parts: list[Callable[[], object]], module: torch.nn.Module, seconds: float
-) -> list[list[float]]:
-    """Times of parts that run one after the other, the device idle between them."""
-    import torch
-
-    from foreplan.cost_models.program_timer import clock
-
-    device = next(module.parameters()).device
-    wait: Callable[[], object] = torch.cuda.synchronize if device.type == "cuda" else lambda: None
-    now = clock(str(device))
-    times: list[list[float]] = []
-    begun = time.perf_counter()
-    while len(times) < 10 or time.perf_counter() - begun < seconds:
-        row = []
-        for part in parts:
-            started = now()
-            part()
-            wait()
-            row.append(now() - started)
-        times.append(row)
-    return times[3:]  # the first ones warm up
-
-
-def _host_seconds(device: str, dtype: Any) -> dict[str, dict[str, float]]:
-    """Host time of one ATen call of an eager network by phase and part.
-
-    A narrow GPT-NeoX of one token runs, whose kernels are shorter than their launch. On a CPU the
-    time its operators take by themselves is taken off, because their prices hold it already.
-    """
-    from foreplan.cost_models.program_timer import ProgramTimer
-    from foreplan.datasets.capture import capture
-
-    module = build("gpt_neox", "tiny").to(device=device, dtype=dtype).eval()
-    inputs = example("gpt_neox", "tiny", (1, 1), device, dtype)
-    graph = capture(module, inputs, eager=True)
-    steps = lower(graph, "training")
-    alone = dict.fromkeys(PARTS, 0.0)
-    if not device.startswith("cuda"):
-        timer = ProgramTimer(device, seconds=0.02)
-        known = {program: timer.time(program).device_s for program in programs(steps)}
-        for step in steps:
-            ((work, count),) = step.work.parts if isinstance(step.work, Segment) else (
-                (step.work, 1),
-            )  # fmt: skip
-            assert isinstance(work, Program)
-            alone[step.part] += count * known[work]
-    calls = {part: sum(step.calls for step in steps if step.part == part) for part in PARTS}
-
-    def rate(seconds: float, *parts: Part) -> float:
-        own = sum(alone[part] for part in parts)
-        return max(0.0, seconds - own) / sum(calls[part] for part in parts)
-
-    (inference,) = np.median(_wall(_inference(module, inputs), module, 0.5), axis=0)
-    forward, backward, update = np.median(_wall(_training(module, inputs), module, 1.0), axis=0)
-    return {
-        "inference": dict.fromkeys(PARTS, rate(inference, "forward")),
-        "training": {
-            "forward": rate(forward, "forward", "loss"), "loss": rate(forward, "forward", "loss"),
-            "backward": rate(backward, "backward"), "optimizer": rate(update, "optimizer"),
-        },
     }  # fmt: skip
 
 

@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from foreplan.cost_models.costs import CostBook
-from foreplan.cost_models.end_to_end import NETWORKS, build, example, main, measure, score
+from foreplan.cost_models.end_to_end import main, measure, score
+from foreplan.cost_models.end_to_end_networks import NETWORKS, build, example
 from foreplan.cost_models.graph_programs import lower, programs
 from foreplan.cost_models.program_timer import ProgramTimer
 from foreplan.cost_models.replay import replay

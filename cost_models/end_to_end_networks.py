@@ -1,0 +1,78 @@
+"""Networks of the end-to-end check: published configurations at three sizes, random weights."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import torch
+
+#: Width, layers, vocabulary, and (batch, tokens) or (batch, pixels) of each size.
+SIZES: Mapping[str, dict[str, Any]] = {
+    "tiny": {"hidden": 64, "layers": 4, "vocab": 64, "depths": (1, 1, 1, 1),
+             "text": ((1, 1),), "image": ((1, 32),)},
+    "small": {"hidden": 256, "layers": 4, "vocab": 2048, "depths": (1, 1, 1, 1),
+              "text": ((1, 32), (4, 64)), "image": ((1, 64), (4, 64))},
+    "large": {"hidden": 2048, "layers": 12, "vocab": 32000, "depths": (3, 4, 6, 3),
+              "text": ((1, 256), (1, 512), (4, 256), (8, 512)),
+              "image": ((1, 224), (4, 224), (16, 224), (32, 224))},
+}  # fmt: skip
+
+TEXT = ("llama", "gpt2", "opt", "qwen3", "bert")
+IMAGE = ("resnet", "vit", "convnext")
+NETWORKS = (*TEXT, *IMAGE)
+
+
+def build(name: str, size: str) -> torch.nn.Module:
+    """One network, with random weights; configurations are the published ones, shrunk."""
+    import transformers as hf
+
+    s = SIZES[size]
+    hidden, layers, vocab, heads = s["hidden"], s["layers"], s["vocab"], max(2, s["hidden"] // 64)
+    text = {
+        "vocab_size": vocab, "hidden_size": hidden, "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+    }  # fmt: skip
+    gated = {**text, "intermediate_size": 11 * hidden // 4, "num_key_value_heads": heads // 2}
+    wide = {**text, "intermediate_size": 4 * hidden}
+    model: Any
+    if name == "llama":
+        model = hf.LlamaForCausalLM(hf.LlamaConfig(**gated))
+    elif name == "qwen3":
+        model = hf.Qwen3ForCausalLM(hf.Qwen3Config(**gated, head_dim=hidden // heads))
+    elif name == "gpt2":
+        model = hf.GPT2LMHeadModel(hf.GPT2Config(
+            vocab_size=vocab, n_embd=hidden, n_layer=layers, n_head=heads))  # fmt: skip
+    elif name == "opt":
+        model = hf.OPTForCausalLM(hf.OPTConfig(
+            **text, ffn_dim=4 * hidden, word_embed_proj_dim=hidden))  # fmt: skip
+    elif name == "bert":
+        model = hf.BertForMaskedLM(hf.BertConfig(**wide))
+    elif name == "gpt_neox":
+        model = hf.GPTNeoXForCausalLM(hf.GPTNeoXConfig(**wide))
+    elif name == "vit":
+        vit = {key: wide[key] for key in wide if key != "vocab_size"}
+        model = hf.ViTForImageClassification(hf.ViTConfig(
+            **vit, image_size=s["image"][0][1], patch_size=16))  # fmt: skip
+    elif name == "resnet":
+        model = hf.ResNetForImageClassification(hf.ResNetConfig(depths=list(s["depths"])))
+    else:
+        widths = [hidden // 8 * 2**stage for stage in range(4)]
+        model = hf.ConvNextForImageClassification(
+            hf.ConvNextConfig(depths=list(s["depths"]), hidden_sizes=widths)
+        )
+    made: torch.nn.Module = model
+    return made
+
+
+def example(name: str, size: str, shape: tuple[int, int], device: str, dtype: Any) -> Any:
+    """Inputs of a network by name."""
+    import torch
+
+    batch, extent = shape
+    if name in IMAGE:
+        image = torch.rand(batch, 3, extent, extent, device=device).to(dtype)
+        return {"pixel_values": image}
+    ids = torch.randint(0, SIZES[size]["vocab"], (batch, extent), device=device)
+    return {"input_ids": ids} | ({} if name == "bert" else {"use_cache": False})
