@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Literal, get_args
 
 from foreplan.cost_models.costs import CostBook, CostSource, Estimate, Work
-from foreplan.cost_models.device_fit import DeviceFit, FittedSource, fit_path
+from foreplan.cost_models.device_fit import DeviceFit, FittedSource, fit_beside
 from foreplan.cost_models.link_costs import LinkSource
 from foreplan.cost_models.roofline import RooflineSource
 from foreplan.cost_models.tables import InterpolatedSource, MeasuredSource
@@ -96,10 +96,9 @@ class Profiles:
                     expected=f"{rank.name}, which the cluster says it describes",
                 )  # fmt: skip
             found[rank.label] = profile
-            fit = fit_path(folder / rank.profile)
-            if fit.exists():
-                fits[rank.label] = DeviceFit.load(fit)
-                _same_device(fits[rank.label], profile, fit.name)
+            fit = fit_beside(folder / rank.profile, profile)
+            if fit is not None:
+                fits[rank.label] = fit
         digests = {label: _digest(profile.to_json()) for label, profile in found.items()}
         digests |= {f"{label} fit": _digest(fit.to_json()) for label, fit in fits.items()}
         return cls(found, digests, fits)
@@ -137,17 +136,6 @@ class Profiles:
 
 def _digest(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
-
-
-def _same_device(fit: DeviceFit, profile: Profile, where: str) -> None:
-    """Refuse a fit beside the profile of another device or other software."""
-    of = (fit.device.name, fit.device.chip, tuple(fit.device.isa), dict(fit.software))
-    beside = profile.device
-    wanted = (beside.name, beside.chip, tuple(beside.isa), dict(profile.software))
-    for what, got, expected in zip(("name", "chip", "isa", "software"), of, wanted, strict=True):
-        if got != expected:
-            raise SpecError(f"{where}: {what}", got=got, expected=f"{expected}, as its profile has",
-                            fix="fit again with 'foreplan profile --fit'")  # fmt: skip
 
 
 class _ByZooName:

@@ -29,7 +29,7 @@ from foreplan.cost_models.operator_rates import family
 from foreplan.cost_models.rate_model import RateModel, Shipped
 from foreplan.cost_models.rescaled_roofline import RescaledRoofline
 from foreplan.datasets.device import Device
-from foreplan.datasets.profile import Row
+from foreplan.datasets.profile import Profile, Row
 from foreplan.datasets.program import Program
 from foreplan.datasets.specs import StrictModel, load_document, validate
 from foreplan.datasets.storage import write_atomically
@@ -161,6 +161,31 @@ class DeviceFit(StrictModel):
 def fit_path(profile: str | os.PathLike[str]) -> Path:
     """Where the fit of a device stands whose profile is ``profile``."""
     return Path(profile).with_suffix("").with_name(Path(profile).stem + SUFFIX)
+
+
+def fit_beside(path: str | os.PathLike[str], profile: Profile) -> DeviceFit | None:
+    """The fit of a profiled device, ``None`` where nobody fitted one.
+
+    Args:
+        path: of the profile.
+        profile: as read from there.
+
+    Raises:
+        SpecError: a fit that cannot be read, or that is of another device or software.
+    """
+    beside = fit_path(path)
+    if not beside.exists():
+        return None
+    fit = DeviceFit.load(beside)
+    of = (fit.device.name, fit.device.chip, tuple(fit.device.isa), dict(fit.software))
+    device = profile.device
+    wanted = (device.name, device.chip, tuple(device.isa), dict(profile.software))
+    for what, got, expected in zip(("name", "chip", "isa", "software"), of, wanted, strict=True):
+        if got != expected:
+            raise SpecError(f"{beside.name}: {what}", got=got,
+                            expected=f"{expected}, as its profile has",
+                            fix="fit again with 'foreplan profile --fit'")  # fmt: skip
+    return fit
 
 
 class FittedSource:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from foreplan.cost_models.book import CostChoice, cost_choice
+from foreplan.cost_models.device_fit import fit_beside, fit_path
 from foreplan.cost_models.graph_programs import PHASES, Phase
 from foreplan.cost_models.replay import Replay, replay_book, replay_steps
 from foreplan.cost_models.step_store import stored_steps
@@ -52,14 +53,16 @@ def predict_model(
         phase: ``inference`` or ``training``.
         costs: ``predicted``, ``roofline``, or ``measured`` with a profile.
         weights: predictor, as `Predictor.load`.
-        profile: of the one device asked for, or of the device it names if none is.
+        profile: of the one device asked for, or of the device it names if none is; a fit beside it
+            (``foreplan profile --fit``) prices what is not measured.
         device_files: figures of devices that the zoo lacks; each is predicted too.
         launch_s: host time of one ATen call; published or assumed if ``None``.
         rank_by: ``latency``.
         trace: Chrome trace to write, for one device.
 
     Returns:
-        ``model``, ``batch``, ``sequence_length``, ``phase``, ``costs``, ``weight_bytes``,
+        ``model``, ``batch``, ``sequence_length``, ``phase``, ``costs``, ``fit`` (its file, if
+        one is used), ``weight_bytes``,
         ``captured`` (``cache`` or ``now``), ``devices``: `Replay.document` each, with
         ``fits`` (weights, when training also gradients and moments, in the device's memory; no
         activations) and ``unpriced`` devices with the reason.
@@ -83,11 +86,14 @@ def predict_model(
     steps, cached = stored_steps(
         described, batch=batch, tokens=sequence_length, phase=_phase(phase)
     )
+    fit = None
+    if measured is not None and profile is not None and choice != "roofline":
+        fit = fit_beside(profile, measured)
     predictor = _predictor(choice, weights, targets)
     found: list[Replay] = []
     unpriced: dict[str, str] = {}
     for target in targets:
-        book = replay_book(target, choice, profile=measured, predictor=predictor)
+        book = replay_book(target, choice, profile=measured, predictor=predictor, fit=fit)
         try:
             found.append(replay_steps(steps, book, target, launch_s=launch_s))
         except MissingDataError as error:
@@ -111,6 +117,7 @@ def predict_model(
         "sequence_length": sequence_length,
         "phase": phase,
         "costs": costs,
+        "fit": None if fit is None or profile is None else fit_path(profile).name,
         "weight_bytes": _held_bytes(described, "inference"),
         "captured": "cache" if cached else "now",
         "devices": [

@@ -20,6 +20,7 @@ import numpy as np
 
 from foreplan.cost_models.book import CostChoice
 from foreplan.cost_models.costs import Copy, CostBook, CostSource, Estimate, HostLaunch, Work
+from foreplan.cost_models.device_fit import DeviceFit, FittedSource
 from foreplan.cost_models.graph_programs import (
     PARTS,
     Part,
@@ -204,6 +205,7 @@ def replay_book(
     *,
     profile: Profile | None = None,
     predictor: Predictor | None = None,
+    fit: DeviceFit | None = None,
     given: Mapping[Work, float] | None = None,
 ) -> CostBook:
     """A cost book whose prices are of the device alone, without the launch.
@@ -214,12 +216,15 @@ def replay_book(
             too.
         profile: what was measured on the device.
         predictor: loaded already; ``None`` loads ``pretrained:ops`` when it is needed.
+        fit: predictor fitted to the device; it comes before the shipped one.
         given: seconds that override every source.
     """
     sources: list[CostSource] = []
     if costs == "measured" and profile is not None:
         by_name = {device.name: profile}
         sources += [MeasuredSource(by_name), InterpolatedSource(by_name)]
+    if costs != "roofline" and fit is not None:
+        sources.append(FittedSource({device.name: fit}))
     if costs != "roofline" and device.kind != "cpu":
         sources.append(PredictedSource(predictor, devices={device.name: device}))
     sources += [_Launches(device), RooflineSource({device.name: _without_launch(device)})]

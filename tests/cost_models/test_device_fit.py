@@ -17,7 +17,7 @@ from foreplan.cost_models.rate_model import RateModel
 from foreplan.cost_models.rescaled_roofline import RescaledRoofline
 from foreplan.cost_models.task_choice import choose_tasks
 from foreplan.datasets.device import Device
-from foreplan.datasets.profile import Row
+from foreplan.datasets.profile import Profile, Row
 from foreplan.datasets.profile_grid import ProfileGrid
 from foreplan.datasets.program import Program, Variant, program
 from foreplan.datasets.training_programs import linear_program
@@ -237,3 +237,34 @@ def test_a_gpu_falls_back_to_what_the_shipped_predictor_says() -> None:
     ratio = found / np.array([said[item] for item in programs])
     assert (ratio[:4] > 1.3).all()
     assert 1 <= ratio[4] < ratio[3]
+
+
+def test_predictions_of_a_profiled_device_take_the_fit_beside_its_profile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from foreplan.cost_models.predict_command import predict_model
+
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    profile = Profile.model_validate(
+        {
+            "schema": "foreplan.profile/1", "device": DEVICE, "cores": (0,),
+            "software": {"torch": "2"}, "rows": (),
+        }
+    )  # fmt: skip
+    path = tmp_path / "here.json"
+    profile.save(path)
+
+    def latency_s(costs: str = "predicted") -> float:
+        found = predict_model("tiny-llama-random", [], costs=costs, profile=path)
+        there = fit_path(path).exists() and costs != "roofline"
+        assert found["fit"] == ("here.fit.json" if there else None)
+        return float(found["devices"][0]["latency_s"])
+
+    before, roofline = latency_s(), latency_s("roofline")
+    fit().save(fit_path(path))
+    assert latency_s() != before
+    assert latency_s("roofline") == roofline
+    other = profile.model_copy(update={"software": {"torch": "3"}})
+    other.save(path)
+    with pytest.raises(SpecError, match=r"here\.fit\.json: software"):
+        latency_s()
