@@ -28,7 +28,7 @@ from foreplan.planner.bubbles.backbone import bare_decision, schedule_name
 from foreplan.planner.bubbles.baselines import balanced, first_stage, three_phase
 from foreplan.planner.bubbles.bounds import describe
 from foreplan.planner.bubbles.decision import BubblesDecision
-from foreplan.planner.bubbles.filling import Filling, fill
+from foreplan.planner.bubbles.filling import Filled, Filling, describe_unfit, fill
 from foreplan.planner.bubbles.layouts import Layout
 from foreplan.planner.bubbles.ledger import ledgers
 from foreplan.planner.bubbles.robustness import inside_share, jittered_s
@@ -44,6 +44,8 @@ from foreplan.planner.bubbles.works import given_prices
 JITTER, DRAWS = 0.05, 20
 #: Reasons against other candidates that a plan repeats.
 _REASONS = 8
+#: Steps that differ by less, relatively, are as long as each other.
+_ALIKE = 1e-6
 
 
 class BubblesPlanner(Planner[BubblesWorkload, BubblesDecision]):
@@ -76,6 +78,9 @@ class BubblesPlanner(Planner[BubblesWorkload, BubblesDecision]):
                 f"{found.filling.stages} encoder stages, units of {found.filling.unit_layers:g} "
                 f"layers; {describe(found)}"
             )
+            if (why := _pays_not(found)) is not None:
+                decision, kept = self._as_fast(problem, search, best)
+                notes.insert(0, f"filling does not pay: {why}; {kept}")
         else:
             decision = self._fallback(problem, search)
             total = search.replay(decision).total_s
@@ -94,6 +99,20 @@ class BubblesPlanner(Planner[BubblesWorkload, BubblesDecision]):
             for k, replay in enumerate(replays[1:], 2)
         }
         return Choice(decision, bound, tuple(notes), near)
+
+    def _as_fast(
+        self, problem: Problem[BubblesWorkload], search: BubbleSearch, best: Replay
+    ) -> tuple[BubblesDecision, str]:
+        """The fastest baseline, where the search's best is no faster, and what becomes of it."""
+        made = {
+            name: search.replay(decision)
+            for name, decision in self._baselines(problem, search).items()
+            if not isinstance(decision, str)
+        }
+        name = min(made, key=lambda name: made[name].total_s, default="")
+        if not name or made[name].total_s > best.total_s * (1.0 + _ALIKE):
+            return best.decision, "no baseline is as fast as encoding before and behind the step"
+        return made[name].decision, f"{name} takes no longer and is kept"
 
     def _fallback(self, problem: Problem[BubblesWorkload], search: BubbleSearch) -> BubblesDecision:
         """The fastest baseline that fits, where nothing can be filled."""
@@ -280,6 +299,13 @@ def training_flops(problem: Problem[BubblesWorkload]) -> float:
     return total
 
 
+def _pays_not(found: Filled) -> str | None:
+    """Why nothing of the encoders lies in idle time inside the backbone's step, or ``None``."""
+    if (why := describe_unfit(found.filling)) is not None:
+        return why
+    return None if found.inside > 0.0 else "there is no idle time inside the backbone's step"
+
+
 def _described(replay: Replay) -> str:
     """What makes an answer of the search another one."""
     plan, filled = replay.decision.plan, replay.filled
@@ -309,8 +335,9 @@ def _assumptions(problem: Problem[BubblesWorkload]) -> tuple[str, ...]:
         "stands for lane 0 of replica 0, collectives are priced for the whole group",
         "parameters of a rank's first virtual stage are gathered and its gradients reduced in the "
         "open, those of its other stages behind computation",
-        "encoder work beside the backbone's communication slows neither down, apart from the "
-        "contention that the cluster states between ranks of a host",
+        "encoder work beside the backbone's communication slows neither down, apart from what the "
+        "cluster states: contention between ranks of a host, and what collectives take from "
+        "computation",
         "passes cost what their operators do one by one; slices, averages over positions and the "
         "host's time between operators are left out"
         if Arithmetic.of(problem.cluster).measurable

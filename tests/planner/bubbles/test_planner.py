@@ -112,12 +112,24 @@ def test_filling_that_does_not_pay_is_said():
     found = plan("bubbles", None, "1xh200", one, costs="roofline")
     serial = 4 * (4 * 0.3 + 4 * 0.03)
     assert found.predicted.total_s == pytest.approx(serial, rel=1e-3)
+    assert found.decision["fill"] != "fine"
+    assert any(note.startswith("filling does not pay") for note in found.assumptions)
 
 
-def test_units_longer_than_any_idle_time_are_said():
-    huge = workload(encoder(layers=4, forward_s=50.0, backward_s=60.0), unit_layers=(4.0,))
+@pytest.mark.parametrize(
+    ("sizes", "layers", "forward_s", "backward_s"),
+    [({}, 4, 50.0, 60.0), ({"pp": 2, "chunks": 1, "layers": 4, "microbatches": 4}, 3, 7.0, 19.0),
+     ({"pp": 2, "chunks": 1, "layers": 4, "microbatches": 1}, 4, 0.9, 1.9)],
+)  # fmt: skip
+def test_units_longer_than_any_idle_time_leave_the_baseline(sizes, layers, forward_s, backward_s):
+    huge = workload(encoder(layers=layers, forward_s=forward_s, backward_s=backward_s), **sizes)
     found = plan("bubbles", None, "4xh200", huge, costs="roofline")
-    assert any("the longest idle interval" in note for note in found.assumptions)
+    (said,) = (note for note in found.assumptions if note.startswith("filling does not pay"))
+    assert "the longest idle interval" in said
+    assert "takes no longer and is kept" in said
+    assert found.decision["fill"] != "fine"
+    best = min(other.predicted.total_s for other in found.alternatives if other.predicted)
+    assert found.predicted.total_s <= best * (1.0 + 1e-6)
 
 
 @pytest.mark.parametrize(
