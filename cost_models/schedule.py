@@ -37,6 +37,19 @@ SHARED_PREFIX = "shared:"
 MOST_ACTIONS = 2_000_000
 
 
+def refuse_long(actions: int) -> None:
+    """Refuse a schedule of so many actions, best before any is built.
+
+    Raises:
+        SpecError: more than `MOST_ACTIONS`.
+    """
+    if actions > MOST_ACTIONS:
+        raise SpecError(
+            "schedule", got=f"more than {MOST_ACTIONS} actions", expected="fewer",
+            fix="larger micro-batches, or fewer of them (samples, tokens, steps)",
+        )  # fmt: skip
+
+
 @dataclass(frozen=True, slots=True)
 class Memory:
     """Bytes that an action allocates when it starts and frees when it ends.
@@ -145,9 +158,7 @@ class Schedule:
         item = int(self.memory_item[i])
         memory = None
         if item >= 0:
-            memory = Memory(
-                self.items[item], int(self.allocate_bytes[i]), int(self.free_bytes[i])
-            )
+            memory = Memory(self.items[item], int(self.allocate_bytes[i]), int(self.free_bytes[i]))
         first, last = int(self.dependency_start[i]), int(self.dependency_start[i + 1])
         return Action(
             op=self.ops[self.op[i]],
@@ -158,9 +169,7 @@ class Schedule:
             step=int(self.step[i]),
             peer=int(self.peer[i]),
             dependencies=tuple(int(d) for d in self.dependency[first:last]),
-            resources=tuple(
-                self.resources[r] for r in self.resource_sets[self.resource_set[i]]
-            ),
+            resources=tuple(self.resources[r] for r in self.resource_sets[self.resource_set[i]]),
             memory=memory,
             rendezvous=int(self.rendezvous[i]),
             pressure=float(self.pressure[i]),
@@ -223,11 +232,7 @@ class ScheduleBuilder:
         Raises:
             SpecError: more than `MOST_ACTIONS`.
         """
-        if len(self._rows) >= MOST_ACTIONS:
-            raise SpecError(
-                "schedule", got=f"more than {MOST_ACTIONS} actions", expected="fewer",
-                fix="larger micro-batches, or fewer of them (samples, tokens)",
-            )  # fmt: skip
+        refuse_long(len(self._rows) + 1)
         item, allocate, free = -1, 0, 0
         if memory is not None:
             item = self._items.setdefault(memory.item, len(self._items))
@@ -275,14 +280,10 @@ class ScheduleBuilder:
             (dependency < 0) | (dependency >= count) | (dependency == owner),
             f"other actions of 0..{count - 1}",
         )  # fmt: skip
-        _refuse_any(
-            "schedule.pressure", pressure, ~((pressure >= 0.0) & (pressure <= 1.0)), "0..1"
-        )
+        _refuse_any("schedule.pressure", pressure, ~((pressure >= 0.0) & (pressure <= 1.0)), "0..1")
         meeting = rows[rows[:, 7] >= 0]
         _, times = np.unique(meeting[:, 7] * len(self._devices) + meeting[:, 0], return_counts=True)
-        _refuse_any(
-            "schedule.rendezvous", times, times > 1, "one action of a rank in a rendezvous"
-        )
+        _refuse_any("schedule.rendezvous", times, times > 1, "one action of a rank in a rendezvous")
         for name in self._sets:
             for resource in name:
                 self._resources.setdefault(resource, len(self._resources))
@@ -293,9 +294,7 @@ class ScheduleBuilder:
             ops=tuple(self._ops),
             items=tuple(self._items),
             resources=tuple(self._resources),
-            resource_sets=tuple(
-                tuple(self._resources[r] for r in name) for name in self._sets
-            ),
+            resource_sets=tuple(tuple(self._resources[r] for r in name) for name in self._sets),
             rank=columns[0],
             op=columns[1],
             work=columns[2],

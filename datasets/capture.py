@@ -11,6 +11,7 @@ import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from foreplan.datasets._trace import TraceReader
@@ -20,6 +21,11 @@ from foreplan.errors import SpecError
 
 if TYPE_CHECKING:
     import torch
+
+#: How transformers reads a folder: from the disk alone, and no code that the folder brings along.
+LOCAL_DATA: Mapping[str, bool] = MappingProxyType(
+    {"local_files_only": True, "trust_remote_code": False}
+)
 
 
 def capture(
@@ -70,7 +76,7 @@ def _build(model: Model, batch: int, tokens: int) -> tuple[torch.nn.Module, dict
             "capture.tokens", got=tokens, expected=f"at most {model.max_positions} positions"
         )
     if model.path is not None:
-        config = transformers.AutoConfig.from_pretrained(model.path)
+        config = transformers.AutoConfig.from_pretrained(model.path, **LOCAL_DATA)
         if config.num_hidden_layers != model.layers:  # fewer layers asked for than the folder has
             config.num_hidden_layers = model.layers
             if getattr(config, "layer_types", None):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from foreplan.datasets.capture import _config_fields
+from foreplan.datasets.capture import LOCAL_DATA, _config_fields
 from foreplan.datasets.model import Model
 
 if TYPE_CHECKING:
@@ -18,10 +18,12 @@ def causal_lm(model: Model) -> torch.nn.Module:
 
     if model.weights == "trained":
         load: Any = transformers.AutoModelForCausalLM.from_pretrained
-        loaded: torch.nn.Module = load(model.path, dtype=torch.float32)
+        loaded: torch.nn.Module = load(
+            model.path, dtype=torch.float32, use_safetensors=True, **LOCAL_DATA
+        )
         return loaded
     if model.path is not None:
-        config = transformers.AutoConfig.from_pretrained(model.path)
+        config = transformers.AutoConfig.from_pretrained(model.path, **LOCAL_DATA)
     else:
         config = transformers.AutoConfig.for_model(model.family, **_config_fields(model))
     build: Any = transformers.AutoModelForCausalLM.from_config

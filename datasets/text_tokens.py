@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from foreplan.datasets.byte_text import standard_library_text
+from foreplan.datasets.capture import LOCAL_DATA
 from foreplan.datasets.model import Model
 from foreplan.errors import SpecError
 
@@ -96,7 +97,7 @@ def _tokenized(folder: Path, content: bytes) -> IntArray:
 
     load: Any = transformers.AutoTokenizer.from_pretrained
     try:
-        tokenizer: Any = load(str(folder), local_files_only=True)
+        tokenizer: Any = load(str(folder), **LOCAL_DATA)
     except (OSError, ValueError) as error:
         raise SpecError(
             f"{folder}", got=str(error).splitlines()[0], expected="a tokenizer that can be read"

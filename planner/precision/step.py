@@ -13,7 +13,13 @@ from dataclasses import dataclass
 
 from foreplan.cost_models.costs import Collective, Work
 from foreplan.cost_models.ddp_buckets import GRADIENT_BYTES
-from foreplan.cost_models.schedule import COMPUTE, Memory, Schedule, ScheduleBuilder
+from foreplan.cost_models.schedule import (
+    COMPUTE,
+    Memory,
+    Schedule,
+    ScheduleBuilder,
+    refuse_long,
+)
 from foreplan.planner.precision.graph import TrainingGraph
 from foreplan.planner.precision.spec import ALL_REDUCE, BACKWARD, FORWARD, OPTIMIZER
 
@@ -89,6 +95,7 @@ def step_schedule(workers: Sequence[WorkerStep], buckets: Buckets, steps: int = 
     """The schedule of ``steps`` training steps."""
     builder = ScheduleBuilder([worker.device for worker in workers])
     ranks, count = len(workers), len(buckets.bytes)
+    refuse_long(steps * ranks * (2 + count * min(ranks, 2)))
     last: list[tuple[int, ...]] = [() for _ in workers]
     for step in range(steps):
         reduced: list[list[int]] = [[] for _ in workers]

@@ -20,6 +20,7 @@ from foreplan.planner.report.files import timelines, write_report
 from foreplan.planner.report.sketch_tables import sketch_tables
 from foreplan.planner.report.tables import verification_tables
 from foreplan.planner.report.trace import render_trace
+from foreplan.planner.verify.paths import check_paths
 from foreplan.planner.verify.session import problem_of
 from foreplan.planner.verify.verify import VerificationRun, verify
 
@@ -39,6 +40,7 @@ def verify_command(
     rdzv_endpoint: str | None,
     host: str | None,
     dry_run: bool,
+    trust_paths: bool,
     as_json: bool,
     console: Console,
 ) -> int:
@@ -55,6 +57,7 @@ def verify_command(
         rdzv_endpoint: ``HOST:PORT`` where several hosts meet.
         host: which host of the cluster this one is.
         dry_run: say what would run, and start nothing.
+        trust_paths: read profiles, texts and tables outside of the plan's folder too.
         as_json: print the document on stdout, and nothing else there.
         console: hears progress and shows the tables.
 
@@ -63,9 +66,11 @@ def verify_command(
 
     Raises:
         ForeplanError: as `foreplan.planner.verify.verify.verify`; another process verifies into the
-            same output.
+            same output; the plan names files outside of its folder.
     """
     plan = load_plan(path)
+    if not trust_paths:
+        check_paths(plan, path.parent, profiles=thorough)
     # Hosts that meet may share a folder; and a path that cannot be written is found before the run.
     alone = exclusive(output) if rdzv_endpoint is None and not dry_run else contextlib.nullcontext()
     with alone, console.status("starting") as status:

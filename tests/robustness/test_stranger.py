@@ -8,8 +8,10 @@ from typing import Any
 
 import pytest
 from tests.robustness.guard import bounded
-from tests.robustness.readers import plan_text
+from tests.robustness.readers import plan_text, readers
+from typer.testing import CliRunner
 
+from foreplan.cli import app
 from foreplan.errors import SpecError
 from foreplan.planner.plan import load_plan
 from foreplan.planner.registry import planner
@@ -18,6 +20,7 @@ from foreplan.planner.verify.session import problem_of
 from foreplan.planner.verify.verify import verify
 
 MOST = 1 << 24
+READERS = readers()
 
 #: (kind, changes by dotted path, what the line says)
 ABSURD: list[tuple[str, dict[str, Any], str]] = [
@@ -95,3 +98,65 @@ def test_profiles_lie_below_no_absolute_path(tmp_path: Path) -> None:
     path.write_text(changed("serving", {"cluster.devices.0.profile": "/etc/passwd"}))
     with pytest.raises(SpecError, match="relative to the cluster's file"):
         load_plan(path)
+
+
+@pytest.mark.parametrize(
+    ("kind", "changes", "options", "said"),
+    [
+        ("serving", {"cluster.devices.0.profile": "../cpu.json"}, ["--thorough"], "profile of"),
+        ("serving", {"cluster.devices.0.profile": "linked/cpu.json"}, ["--thorough"], "profile of"),
+        ("serving", {"workload.text": "/etc/passwd"}, [], "workload.text"),
+        ("serving", {"workload.quality": "../quality.json"}, [], "workload.quality"),
+    ],
+)
+def test_a_plan_does_not_leave_its_folder(
+    kind: str, changes: dict[str, Any], options: list[str], said: str, tmp_path: Path
+) -> None:
+    home = tmp_path / "plan"
+    home.mkdir()
+    (home / "linked").symlink_to(tmp_path)
+    path = home / "plan.json"
+    path.write_text(changed(kind, changes))
+    command = ["verify", str(path), "--dry-run", *options]
+    refused = CliRunner().invoke(app, command)
+    assert isinstance(refused.exception, SpecError)
+    assert said in str(refused.exception)
+    assert "--trust-paths" in str(refused.exception)
+    trusted = CliRunner().invoke(app, [*command, "--trust-paths"])
+    assert "--trust-paths" not in str(trusted.exception)
+
+
+def test_a_profile_beside_the_plan_needs_no_consent(tmp_path: Path) -> None:
+    path = tmp_path / "plan.json"
+    path.write_text(changed("serving", {"cluster.devices.0.profile": "profile/none.json"}))
+    result = CliRunner().invoke(app, ["verify", str(path), "--dry-run", "--thorough"])
+    assert isinstance(result.exception, SpecError)
+    assert "none.json" in str(result.exception), "it is looked for, and not there"
+
+
+def test_a_model_folder_brings_no_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Weights are safetensors, the rest plain data; ``auto_map`` and pickles are left alone."""
+    import pickle
+
+    from foreplan.datasets.causal_lm import causal_lm
+    from foreplan.datasets.model import load_model
+
+    reader = READERS["config-llama"]
+    reader.attempt(tmp_path / "m", reader.valid_bytes())
+    config = json.loads((tmp_path / "m" / "config.json").read_text())
+    ran = tmp_path / "ran"
+    (tmp_path / "m" / "evil.py").write_text(f"open({str(ran)!r}, 'w')")
+    config["auto_map"] = {"AutoConfig": "evil.C", "AutoModelForCausalLM": "evil.M"}
+    (tmp_path / "m" / "config.json").write_text(json.dumps(config))
+
+    class Evil:
+        def __reduce__(self) -> Any:
+            return open, (str(ran), "w")
+
+    (tmp_path / "m" / "pytorch_model.bin").write_bytes(pickle.dumps(Evil()))
+    monkeypatch.setattr("builtins.input", lambda *_: "y")
+    model = load_model(tmp_path / "m")
+    causal_lm(model)
+    with pytest.raises((OSError, SpecError)):  # no safetensors to read
+        causal_lm(model.model_copy(update={"weights": "trained"}))
+    assert not ran.exists()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import socket
 from pathlib import Path
 from typing import Any, NoReturn
@@ -91,6 +92,16 @@ def test_modules_are_imported_by_names_of_the_source_alone() -> None:
         "src/foreplan/__init__.py", "planner/registry.py", "planner/export/exporter.py",
         "planner/precision/networks.py", "datasets/quantise.py", "datasets/tir/toolchain.py",
     }  # fmt: skip
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.relative_to(ROOT).as_posix())
+def test_transformers_reads_data_from_the_disk_alone(path: Path) -> None:
+    """Else a folder's ``auto_map`` asks to run its code, and a lacking file is looked up online."""
+    text = path.read_text(encoding="utf-8")
+    names = [_name(node) for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Attribute)]
+    readers = [name for name in names if re.fullmatch(r"transformers\.\w+\.from_pretrained", name)]
+    assert text.count("**LOCAL_DATA") == len(readers)
+    assert text.count("use_safetensors=True") == sum("Model" in name for name in readers)
 
 
 @pytest.fixture

@@ -108,6 +108,10 @@ def verify(
     ] = None,
     host: Annotated[str | None, typer.Option(help="Which host of the cluster this one is.")] = None,
     dry_run: Annotated[bool, typer.Option(help="Say what would run; start nothing.")] = False,
+    trust_paths: Annotated[
+        bool,
+        typer.Option("--trust-paths", help="Follow the plan's paths out of its own folder."),
+    ] = False,
     as_json: Json = False,
 ) -> None:
     """Run a plan and its baselines for real, and compare with what was predicted."""
@@ -115,8 +119,8 @@ def verify(
 
     code = verify_command(
         plan, output, tolerance=tolerance, rounds=rounds, thorough=thorough, trace=trace,
-        report=report, rdzv_endpoint=rdzv_endpoint, host=host, dry_run=dry_run, as_json=as_json,
-        console=console(),
+        report=report, rdzv_endpoint=rdzv_endpoint, host=host, dry_run=dry_run,
+        trust_paths=trust_paths, as_json=as_json, console=console(),
     )  # fmt: skip
     raise typer.Exit(code)
 

@@ -1,0 +1,51 @@
+"""`check_paths`: which files a plan may make a verification read.
+
+A plan can come from a stranger. The folders of its model and encoders may lie anywhere: of these
+weights, configuration and tokenizer are read, as safetensors and plain data, and no code of theirs
+is run, so that the most a wrong folder does is fail or be verified for nothing. Other files that a
+plan names (profiles, texts, quality tables) have to lie in the plan's own folder, unless the user
+says that the plan's paths are to be trusted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from foreplan.datasets.text_tokens import STANDARD_LIBRARY
+from foreplan.errors import SpecError
+from foreplan.planner.plan import Plan
+
+#: Fields of workloads that name files.
+_FILES = ("text", "quality")
+
+
+def check_paths(plan: Plan, folder: Path, *, profiles: bool) -> None:
+    """Refuse a plan that leaves its folder.
+
+    Args:
+        plan: the plan.
+        folder: where its file lies.
+        profiles: whether its profiles are going to be read.
+
+    Raises:
+        SpecError: names the field and the way to consent.
+    """
+    home = folder.resolve()
+    for field, written, path in _named(plan, folder, profiles=profiles):
+        if not path.resolve().is_relative_to(home):
+            raise SpecError(
+                field, got=written, expected=f"a file in the plan's own folder {home}",
+                fix="add --trust-paths if you know where the plan comes from",
+            )  # fmt: skip
+
+
+def _named(plan: Plan, folder: Path, *, profiles: bool) -> Iterator[tuple[str, str, Path]]:
+    if profiles:
+        for rank in plan.cluster.ranks():
+            if rank.profile is not None:
+                yield f"plan: profile of {rank.label}", rank.profile, folder / rank.profile
+    for name in _FILES:
+        text = plan.workload.get(name)
+        if isinstance(text, str) and text != STANDARD_LIBRARY:
+            yield f"plan: workload.{name}", text, Path(text)
