@@ -68,6 +68,8 @@ class Peer:
         self.inbox: deque[Message] = deque()
         self.lost_at: float | None = None
         self.how = ""
+        #: All it said has been heard. How it ended may be told before, by the worker that saw it.
+        self.closed = False
 
 
 class Group:
@@ -103,13 +105,13 @@ class Group:
         deadline = time.monotonic() + timeout_s
         answers: dict[int, Message] = {}
         while True:
-            self._fail_on_trouble()
             for rank in wanted:
                 peer = self.peers[rank]
                 if rank not in answers and peer.inbox and key in peer.inbox[0]:
                     answers[rank] = peer.inbox.popleft()
-            if len(answers) == len(wanted):
+            if len(answers) == len(wanted):  # who ends after its answer is no trouble
                 return [answers[rank] for rank in wanted]
+            self._fail_on_trouble()
             if time.monotonic() > deadline:
                 rank = next(rank for rank in wanted if rank not in answers)
                 peer = self.peers[rank]
@@ -175,7 +177,8 @@ class Group:
                 )
                 weight = 2 if told.get("peer") else 0
             elif peer.lost_at is not None:
-                waiting = waiting or (not peer.how and time.monotonic() < peer.lost_at + _GRACE_S)
+                unheard = not peer.how or (peer.wire is not None and not peer.closed)
+                waiting = waiting or (unheard and time.monotonic() < peer.lost_at + _GRACE_S)
                 tail = self._fleet.local.tail(peer.member)
                 why = peer.how or "its process vanished"
                 why += f"; it said last: {tail}" if tail else ""

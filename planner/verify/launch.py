@@ -302,5 +302,6 @@ class Fleet:
     def _of_peer(self, peer: Peer, word: Message) -> None:
         if "lost" in word:
             peer.lost_at = peer.lost_at or time.monotonic()
+            peer.closed = True
         else:
             peer.inbox.append(word)
