@@ -290,7 +290,38 @@ class Measuring(Process):
             "bandwidth_bytes_per_s": 1.0 / max(message["beta_s_per_byte"], 1e-15),
             "collectives": merged[0], "backend": self.backend,
             "source": "measured in this run, messages beside computation",
+            "compute_share": self._compute_share(pair),
         }  # fmt: skip
+
+    def _compute_share(self, group: Any) -> float:
+        """What products lose to a sum beside them, as a share of its time; as in a profile."""
+        import torch
+        import torch.distributed as dist
+
+        whole = torch.zeros((1 << 16) if self.processor else (1 << 26), device=self.device)
+        size = 256 if self.processor else 4096
+        a = torch.randn(size, size, device=self.device).to(self.dtype)
+        alone = self.timed(lambda: dist.all_reduce(whole, group=group))
+        count = max(1, round(3.0 * alone / self.timed(lambda: torch.mm(a, a))))
+        counts: list[Any] = [count]
+        dist.broadcast_object_list(counts)
+
+        def products(*, beside: bool) -> None:
+            work = dist.all_reduce(whole, group=group, async_op=True) if beside else None
+            for _ in range(counts[0]):
+                torch.mm(a, a)
+            if work is not None:
+                work.wait()
+
+        lost = []
+        for _ in range(5):
+            dist.barrier()
+            without = self.timed(lambda: products(beside=False), 1)
+            dist.barrier()
+            lost.append(self.timed(lambda: products(beside=True), 1) - without)
+        told: list[Any] = [min(1.0, max(0.0, float(np.median(lost)) / alone))]
+        dist.broadcast_object_list(told)
+        return float(told[0])
 
     def _messages(self) -> dict[str, Any]:
         """Messages to and fro between neighbours while both multiply matrices."""

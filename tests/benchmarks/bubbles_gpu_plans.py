@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import time
 from pathlib import Path
 from typing import Any
@@ -26,7 +27,9 @@ from foreplan.planner.bubbles.spec import BubblesWorkload
 from foreplan.planner.bubbles.training_step import TrainingStep
 from foreplan.planner.predict import Forecast
 
-RANKS, ROUNDS, WAITING = 4, 4, 3
+#: GPUs: 4, or 8, where tensor parallel pairs stand in four stages instead of two.
+RANKS = int(os.environ.get("BUBBLES_RANKS", "4"))
+ROUNDS, WAITING = 4, 3
 #: Sizes of messages whose time is measured, bytes.
 MESSAGES = (1 << 20, 1 << 23, 1 << 25)
 PLANNER = BubblesPlanner()
@@ -37,6 +40,8 @@ def _shape(
     chunks: int = 1, frozen: bool = False,
 ) -> dict[str, Any]:  # fmt: skip
     """A backbone of 8 layers of width 4096 on 4096 positions, encoders on 8 images of 1024."""
+    if RANKS == 8:
+        pp, tp = (8, 1) if tp == 1 else (4, 2)
     return {
         "encoders": [{
             "name": "vit", "tokens": 1024, "images": 8, "projected_tokens": 1024,

@@ -10,7 +10,10 @@ shape it
   figures of the chip, and takes the baselines of the first;
 - runs every decision for a few steps, and compares losses and gradients with one process's.
 
-``FOLDER/results.json`` has everything, written after every decision.
+``FOLDER/results.json`` has everything, written after every decision, and ``FOLDER/table.md`` its
+tables, printed at the end whatever happened. First the tests of steps and messages between GPUs
+run, each with a limit of its own; messages go by NCCL alone where that of copy engines fails. A
+shape is only begun while there is time.
 """
 
 from __future__ import annotations
@@ -42,6 +45,7 @@ from bubbles_gpu_plans import (
     workload_of,
     write,
 )
+from bubbles_gpu_table import tables
 
 from foreplan.cost_models.costs import CostBook
 from foreplan.datasets.specs import validate
@@ -49,9 +53,35 @@ from foreplan.planner.base import Problem
 from foreplan.planner.bubbles.decision import BubblesDecision
 from foreplan.planner.bubbles.spec import BubblesWorkload
 
+#: Tests that have to pass before anything is measured, and their limits in seconds.
+CHECKS = {
+    "runtime": ("tests/planner/verify/test_verify_cuda.py::test_two_gpus_over_nccl", 50.0),
+    "steps": ("tests/planner/bubbles/execution/test_bubble_cuda.py::test_gpus_over_nccl", 90.0),
+}
+
 
 class Ranks(Measuring):
     """One of the processes that measure and run; all call the same methods at the same time."""
+
+    def __init__(
+        self, rank: int, folder: Path, processor: bool, deadline: float, everything: dict[str, Any]
+    ) -> None:
+        super().__init__(rank, folder, processor)
+        self._deadline, self._everything = deadline, everything
+
+    def late(self) -> bool:
+        """Whether the time is up, by rank 0's clock; asked by all ranks at the same time."""
+        import torch.distributed as dist
+
+        told: list[Any] = [time.time() > self._deadline]
+        dist.broadcast_object_list(told)
+        return bool(told[0])
+
+    def keep(self) -> None:
+        """Write down what there is."""
+        if self.rank == 0:
+            write(self.folder / "results.json", self._everything)
+            (self.folder / "table.md").write_text(tables(self._everything) + "\n")
 
     # ------------------------------------------------------------------------------------ running
 
@@ -63,14 +93,20 @@ class Ranks(Measuring):
         for label, plan in found["decisions"].items():
             if "impossible" in plan:
                 continue
+            if self.late():
+                self.say(f"{name} | {label}: no time left")
+                return
             decision = validate(BubblesDecision, plan["decision"], label)
             text = json.dumps([plan["decision"][k] for k in ("orders", "stages", "encoders")])
+            if label in results:  # of an attempt that broke off
+                seen.setdefault(text, label)
+                continue
             if text in seen:
                 results[label] = {"as": seen[text], "predicted_s": plan["predicted_s"]}
                 continue
             seen[text] = label
             compared = name in COMPARED and label == "measured"
-            row = self._steps(problem, decision, compared)
+            row = self._steps(problem, decision, compared, keeps=self.peers is not None)
             if name in COMPARED[:1] and label == "measured" and self.peers:
                 other = self._steps(problem, decision, False, keeps=False)
                 row["by_nccl"] = {k: other[k] for k in ("measured_s", "rounds_s", "actions")}
@@ -78,6 +114,7 @@ class Ranks(Measuring):
             if self.rank == 0:
                 predicted = {k: plan[k] for k in ("predicted_s", "bubbles", "metrics", "actions")}
                 results[label] = row | {"predicted_s": plan["predicted_s"], "predicted": predicted}
+                self.keep()
                 self.say(
                     f"{name} | {label}: predicted {1e3 * plan['predicted_s']:.1f} ms, measured "
                     f"{1e3 * row['measured_s']:.1f} {[round(1e3 * t, 1) for t in row['rounds_s']]}"
@@ -88,7 +125,7 @@ class Ranks(Measuring):
 
     def _steps(
         self, problem: Problem[BubblesWorkload], decision: BubblesDecision, compared: bool, *,
-        keeps: bool = True,
+        keeps: bool,
     ) -> dict[str, Any]:  # fmt: skip
         import torch.distributed as dist
 
@@ -153,11 +190,14 @@ class Ranks(Measuring):
 def be_rank(rank: int, folder: Path, names: list[str], processor: bool, deadline: float) -> None:
     import torch.distributed as dist
 
-    ranks = Ranks(rank, folder, processor)
-    ranks.say("measuring")
-    ranks.measure(names)
+    # What an attempt that broke off has left is kept; all ranks find the same.
+    left, measured = folder / "results.json", (folder / "prices.json").exists()
+    everything: dict[str, Any] = json.loads(left.read_text()) if left.exists() else {}
+    ranks = Ranks(rank, folder, processor, deadline, everything)
+    if not measured:
+        ranks.say("measuring")
+        ranks.measure(names)
     ranks.say("measured; waiting for plans")
-    everything: dict[str, Any] = {}
     for name in names:
         path = folder / f"plans.{slug(name)}.json"
         late: list[Any] = [None]
@@ -174,12 +214,10 @@ def be_rank(rank: int, folder: Path, names: list[str], processor: bool, deadline
             ranks.say(f"{name}: no plan: {found['failed']}")
             everything[name] = found
             continue
-        results: dict[str, Any] = {}
-        everything[name] = {k: v for k, v in found.items() if k != "decisions"}
-        everything[name]["results"] = results
-        ranks.run(name, found, results)
-        if rank == 0:
-            write(folder / "results.json", everything)
+        known = {k: v for k, v in found.items() if k != "decisions"} | {"results": {}}
+        everything.setdefault(name, known)
+        ranks.run(name, found, everything[name]["results"])
+        ranks.keep()
     if not processor and time.time() < deadline:
         dist.barrier()
         beside = ranks.beside_receives(names[0])
@@ -192,7 +230,8 @@ def be_rank(rank: int, folder: Path, names: list[str], processor: bool, deadline
 def main() -> int:
     parser = argparse.ArgumentParser()
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--only", nargs="*", default=list(SHAPES))
+    parser.add_argument("--only", nargs="*", default=list(SHAPES), choices=list(SHAPES))
+    parser.add_argument("--no-checks", action="store_true")
     parser.add_argument("--processor", action="store_true")
     parser.add_argument("--seconds", type=float, default=600.0)
     parser.add_argument("--deadline", type=float)
@@ -210,33 +249,67 @@ def main() -> int:
         return 0
     if options.rank is not None:
         be_rank(options.rank, folder, options.only, options.processor, options.deadline)
-        return 0
+        sys.stdout.flush()
+        os._exit(0)  # a backend's threads must not outlive the interpreter
     folder.mkdir(parents=True, exist_ok=True)
-    for old in folder.glob("*.json"):
+    for old in (*folder.glob("*.json"), *folder.glob("table.md")):
         old.unlink()
     deadline = time.time() + options.seconds
+    peers = options.processor or options.no_checks or check(folder)
     common = [sys.executable, __file__, str(folder), "--only", *options.only]
     common += ["--processor"] if options.processor else []
     environment = os.environ | {
         "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "NCCL_NVLS_ENABLE": "0",
-        "CUDA_DEVICE_MAX_CONNECTIONS": "32",
+        "CUDA_DEVICE_MAX_CONNECTIONS": "32", **({} if peers else {"NO_PEERS": "1"}),
     }  # fmt: skip
-    jobs = [["--plan", name] for name in options.only]
-    jobs += [["--rank", str(r), "--deadline", str(deadline)] for r in range(RANKS)]
+    plans = [subprocess.Popen([*common, "--plan", name], env=environment) for name in options.only]
+    try:
+        code = attempt(common, environment, deadline)
+        if code and peers and not options.processor and time.time() < deadline:
+            print("again, messages by NCCL alone", flush=True)
+            code = attempt(common, environment | {"NO_PEERS": "1"}, deadline)
+    finally:
+        for process in plans:
+            process.kill()
+            process.wait()
+        if (folder / "table.md").exists():
+            print((folder / "table.md").read_text(), flush=True)
+    return code
+
+
+def attempt(common: list[str], environment: dict[str, str], deadline: float) -> int:
+    """Start the ranks and wait for them; 1 if one failed, which keeps the others waiting."""
     with tempfile.TemporaryDirectory() as scratch:
-        environment["BUBBLES_STORE"] = str(Path(scratch) / "store")
-        processes = [subprocess.Popen([*common, *job], env=environment) for job in jobs]
-        ranks = processes[-RANKS:]
+        environment = environment | {"BUBBLES_STORE": str(Path(scratch) / "store")}
+        jobs = [["--rank", str(r), "--deadline", str(deadline)] for r in range(RANKS)]
+        ranks = [subprocess.Popen([*common, *job], env=environment) for job in jobs]
         try:
             while any(rank.poll() is None for rank in ranks):
                 if any(rank.poll() for rank in ranks) or time.time() > deadline + 25.0:
-                    return 1  # one that failed would keep the others waiting
+                    return 1
                 time.sleep(0.2)
         finally:
-            for process in processes:
+            for process in ranks:
                 process.kill()
                 process.wait()
     return 0
+
+
+def check(folder: Path) -> bool:
+    """Run the tests that measuring relies on, and say whether copy engines carry messages."""
+    passed = {}
+    for name, (test, limit_s) in CHECKS.items():
+        started = time.monotonic()
+        command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", test]
+        try:
+            done = subprocess.run(command, capture_output=True, text=True, timeout=limit_s)
+            passed[name], said = done.returncode == 0, done.stdout[-1500:]
+        except subprocess.TimeoutExpired as late:
+            passed[name], said = False, f"not over after {late.timeout:g} s"
+        word, took_s = "passed" if passed[name] else "FAILED", time.monotonic() - started
+        print(f"{time.strftime('%T')} check {name}: {word} after {took_s:.0f} s", flush=True)
+        (folder / f"check.{name}.txt").write_text(said)
+    return all(passed.values())
 
 
 if __name__ == "__main__":
