@@ -14,8 +14,9 @@ from foreplan.errors import SpecError
 def joint_schedule(parts: Sequence[tuple[Schedule, int]]) -> Schedule:
     """Put schedules beside each other.
 
-    Ranks are numbered on, part by part. A part that runs several times runs its list again as soon
-    as each rank is through with it: nothing but the ranks' own queues joins two rounds.
+    Ranks are numbered on, part by part. Where a part runs several times, its actions without
+    dependencies wait for those of the round before that nothing depends on. (A real run needs both
+    on the same rank: a part that ends on another rank sends word.)
 
     Args:
         parts: schedules and how many times in a row each runs.
@@ -49,7 +50,9 @@ def joint_schedule(parts: Sequence[tuple[Schedule, int]]) -> Schedule:
             ],
             "memory_item": [items.setdefault(item, len(items)) for item in schedule.items],
         }
-        for _ in range(rounds):
+        first = np.diff(schedule.dependency_start) == 0
+        ends = np.setdiff1d(np.arange(len(schedule)), schedule.dependency)
+        for turn in range(rounds):
             for name, table in renamed.items():
                 columns.setdefault(name, []).append(_renamed(getattr(schedule, name), table))
             for name in ("stage", "microbatch", "step", "allocate_bytes", "free_bytes"):
@@ -59,10 +62,16 @@ def joint_schedule(parts: Sequence[tuple[Schedule, int]]) -> Schedule:
                 values = getattr(schedule, name)
                 columns.setdefault(name, []).append(np.where(values >= 0, values + shift, values))
             pressure.append(schedule.pressure)
-            dependencies.append(schedule.dependency + at)
-            starts.append(schedule.dependency_start[1:] + needed)
+            own, offsets = schedule.dependency + at, schedule.dependency_start
+            if turn:
+                before = np.tile(ends + at - len(schedule), int(first.sum()))
+                own = np.insert(own, np.repeat(offsets[:-1][first], len(ends)), before)
+                counts = np.diff(offsets) + np.where(first, len(ends), 0)
+                offsets = np.concatenate(([0], np.cumsum(counts)))
+            dependencies.append(own)
+            starts.append(offsets[1:] + needed)
             at += len(schedule)
-            needed += len(schedule.dependency)
+            needed += len(own)
             meetings += int(schedule.rendezvous.max(initial=-1)) + 1
         devices += schedule.devices
     joined = {name: np.concatenate(arrays) for name, arrays in columns.items()}

@@ -21,6 +21,7 @@ GROUP = "foreplan.planners"
 _OURS: Mapping[str, str] = MappingProxyType(
     {
         "serving": "foreplan.planner.serving:ServingPlanner",
+        "replicas": "foreplan.planner.serving.replicas:ReplicasPlanner",
         "precision": "foreplan.planner.precision:PrecisionPlanner",
         "bubbles": "foreplan.planner.bubbles:BubblesPlanner",
     }

@@ -83,6 +83,7 @@ def solve_within(
     *,
     gap: float = 1e-4,
     cutoff: float = math.inf,
+    max_evaluations: int = 20_000,
 ) -> Solution[ChainAssignment]:
     """The best assignment within limits that multipliers reach, and a bound on all within them.
 
@@ -91,15 +92,16 @@ def solve_within(
         limits: on times.
         gap: as in `solve`.
         cutoff: as in `solve`.
+        max_evaluations: as in `solve`, of every call of it.
 
     Returns:
         As `solve`. Between supported points of the two times the answer may not be the best; its
         gap then says by how much at most.
     """
-    free = solve(problem, gap=gap, cutoff=cutoff)
+    free = solve(problem, gap=gap, cutoff=cutoff, max_evaluations=max_evaluations)
     if limits.none or free.value is None or limits.met(problem, free.value):
         return free
-    search = _Search(problem, limits, gap, free)
+    search = _Search(problem, limits, gap, max_evaluations, free)
     return search.run(cutoff)
 
 
@@ -107,10 +109,10 @@ class _Search:
     """Multipliers that grow until the limits are met, and then fall while they still are."""
 
     def __init__(
-        self, problem: ChainProblem, limits: TimeLimits, gap: float,
+        self, problem: ChainProblem, limits: TimeLimits, gap: float, most: int,
         free: Solution[ChainAssignment],
     ) -> None:  # fmt: skip
-        self.problem, self.limits, self.gap = problem, limits, gap
+        self.problem, self.limits, self.gap, self.most = problem, limits, gap, most
         self.lower = free.lower_bound
         self.evaluations = free.evaluations
         self.best: tuple[float, ChainAssignment] | None = None
@@ -162,7 +164,7 @@ class _Search:
         u = size if self.weighs[0] else 0.0
         w = size * (p.new_tokens - 1) if self.weighs[1] else 0.0
         weighed = _weighed(p, 1 + u, 1 + w / max(p.new_tokens - 1, 1))
-        found = solve(weighed, gap=self.gap)
+        found = solve(weighed, gap=self.gap, max_evaluations=self.most)
         self.evaluations += found.evaluations
         taken_off = (u * limits.first_s if u else 0.0) + (w * limits.step_s if w else 0.0)
         self.lower = max(self.lower, found.lower_bound - taken_off)

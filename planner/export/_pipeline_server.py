@@ -13,9 +13,13 @@ from typing import ClassVar
 from foreplan.planner.export import _shell, compressed_tensors
 from foreplan.planner.export._pipeline_flags import gpu_environment, read_gpus, unexpressed
 from foreplan.planner.export.exporter import Exporter, Written
-from foreplan.planner.export.handover import Handover, serving_workload
+from foreplan.planner.export.handover import Handover, replica_plans, serving_workload
 from foreplan.planner.plan import Plan
 from foreplan.planner.serving.spec import ServingWorkload
+
+REPLICAS, FIRST_PORT = "replicas", 8000
+#: Where a script hands on the caller's arguments.
+_REST = '"$@"'
 
 
 class PipelineServer(Exporter):
@@ -30,7 +34,27 @@ class PipelineServer(Exporter):
     partition: ClassVar[str]
 
     def write(self, plan: Plan) -> Written:
-        """See `Exporter.write`; 3 bits are refused (no kernel of these servers reads them)."""
+        """See `Exporter.write`; 3 bits are refused (no kernel of these servers reads them).
+
+        Of a plan of replicas, one server each with a port of its own, for a load balancer in front.
+        """
+        if plan.kind != REPLICAS:
+            return self._one(plan)
+        files: dict[str, str] = {}
+        lines: dict[str, None] = {}
+        parts = replica_plans(plan)
+        for number, part in enumerate(parts):
+            written = self._one(part)
+            for name, text in written.files.items():
+                if name == "launch.sh":
+                    text = text.replace(_REST, f"--port {FIRST_PORT + number} {_REST}")
+                files[_numbered(name, number)] = text
+            lines.update(dict.fromkeys(written.not_expressed))
+        last = FIRST_PORT + len(parts) - 1
+        balanced = f"which request goes where: balance over ports {FIRST_PORT} to {last} by rate"
+        return Written(files, (*lines, balanced))
+
+    def _one(self, plan: Plan) -> Written:
         handover = Handover.of(plan)
         handover.refuse(compressed_tensors.WEIGHTS, self.title)
         self.check(handover)
@@ -40,8 +64,24 @@ class PipelineServer(Exporter):
         files = {"launch.sh": text, **compressed_tensors.write(handover)}
         return Written(files, unexpressed(plan, handover))
 
-    def read(self, files: Mapping[str, str]) -> Handover:
+    def expected(self, plan: Plan) -> object:
+        """What `read` has to find: a `Handover`, or one for each replica."""
+        if plan.kind != REPLICAS:
+            return Handover.of(plan)
+        return tuple(Handover.of(part) for part in replica_plans(plan))
+
+    def read(self, files: Mapping[str, str]) -> Handover | tuple[Handover, ...]:
         """See `Exporter.read`."""
+        if "launch.sh" in files:
+            return self._read_one(files)
+        count = sum(name.endswith(".sh") for name in files)
+        names = ("launch.sh", compressed_tensors.FILE)
+        return tuple(
+            self._read_one({n: files[_numbered(n, k)] for n in names if _numbered(n, k) in files})
+            for k in range(count)
+        )
+
+    def _read_one(self, files: Mapping[str, str]) -> Handover:
         environment, _ = _shell.parse(files["launch.sh"])
         layers = tuple(int(n) for n in environment[self.partition].split(","))
         schemes = compressed_tensors.read(files.get(compressed_tensors.FILE), sum(layers))
@@ -63,3 +103,9 @@ class PipelineServer(Exporter):
         notes: list[str],
     ) -> str:
         """The text of ``launch.sh``."""
+
+
+def _numbered(name: str, number: int) -> str:
+    """``launch_2.sh`` of ``launch.sh``."""
+    stem, dot, ending = name.partition(".")
+    return f"{stem}_{number}{dot}{ending}"

@@ -13,6 +13,11 @@ from foreplan.datasets.program import GROUP_SIZE, Variant
 from foreplan.datasets.specs import validate
 from foreplan.errors import SpecError
 from foreplan.planner.plan import Plan, decision_of
+from foreplan.planner.serving.replica_spec import (
+    ReplicasDecision,
+    ReplicasWorkload,
+    replica_workload,
+)
 from foreplan.planner.serving.spec import ServingDecision, ServingWorkload, StageDecision
 
 
@@ -111,6 +116,30 @@ def serving_decision(plan: Plan) -> ServingDecision:
     if not isinstance(decision, ServingDecision):
         raise SpecError("plan.kind", got=plan.kind, expected="serving, for this target")
     return decision
+
+
+def replica_plans(plan: Plan) -> tuple[Plan, ...]:
+    """The serving plan of each replica; a serving plan is its own only one.
+
+    Raises:
+        SpecError: another kind of plan.
+    """
+    decision = decision_of(plan)
+    if not isinstance(decision, ReplicasDecision):
+        return (plan,)
+    workload = validate(ReplicasWorkload, plan.workload, "plan: workload")
+    parts = []
+    for replica in decision.replicas:
+        traffic = replica_workload(workload, replica.batch).model_dump(mode="json")
+        decided = replica.model_dump(mode="json")
+        changes = {
+            "kind": "serving",
+            "workload": {name: traffic[name] for name in ServingWorkload.model_fields},
+            "decision": {name: decided[name] for name in ServingDecision.model_fields},
+            "alternatives": (),
+        }
+        parts.append(plan.model_copy(update=changes))
+    return tuple(parts)
 
 
 def serving_workload(plan: Plan) -> ServingWorkload:

@@ -1,10 +1,11 @@
 """`DecisionView`: any planner's decision as text, without knowing the planner.
 
-A decision that has ``stages`` (a list of records) becomes a table with a row a stage; a list of
-records of devices that each hold one mapping with the same keys (the variant of every operator)
-becomes a table with a column a device, in which keys of equal values share a row; every other field
-becomes a name and a value. Two conventions make that readable: a stage's ``start`` and ``end`` are
-its layers, and a number called ``..._s`` or ``..._bytes`` has that unit.
+A decision that has ``stages`` (a list of records), or ``replicas`` that each have some, becomes
+a table with a row a stage; a list of records of devices that each hold one mapping with the same
+keys (the variant of every operator) becomes a table with a column a device, in which keys of equal
+values share a row; every other field becomes a name and a value. Two conventions make that
+readable: a stage's ``start`` and ``end`` are its layers, and a number called ``..._s`` or
+``..._bytes`` has that unit.
 """
 
 from __future__ import annotations
@@ -84,13 +85,14 @@ class DecisionView:
         shorten: Callable[[list[str]], tuple[str, ...]] = tuple,
     ) -> DecisionView:
         """Read a decision as its planner wrote it; ``shorten`` makes device labels column heads."""
-        stages = decision.get("stages")
+        stages = decision.get("stages") or _of_replicas(decision.get("replicas"))
         rows: tuple[StageView, ...] = ()
         rest = dict(decision)
         rest.pop("limits_met", None)  # said as a label where it is false
         if isinstance(stages, Sequence) and all(isinstance(s, Mapping) for s in stages):
             rows = tuple(_stage(stage) for stage in stages)
-            rest.pop("stages")
+            for name in ("stages", "replicas"):
+                rest.pop(name, None)
         choices = []
         for name, value in list(rest.items()):
             if (table := _choices(value, shorten)) is not None:
@@ -102,6 +104,20 @@ class DecisionView:
     def sentence(self) -> str:
         """The first few settings on one line: ``tau 4, groups 2``."""
         return ", ".join(f"{name} {value}" for name, value in self.fields[:4])
+
+
+def _of_replicas(value: Any) -> list[dict[str, Any]] | None:
+    """Stages of a list of records that each have some, with what else their record says."""
+    if not isinstance(value, list | tuple) or not value:
+        return None
+    found: list[dict[str, Any]] = []
+    for number, record in enumerate(value):
+        stages = record.get("stages") if isinstance(record, Mapping) else None
+        if not isinstance(stages, Sequence) or not all(isinstance(s, Mapping) for s in stages):
+            return None
+        own = {name: record[name] for name in ("batch", "rounds") if name in record}
+        found += [{**stage, "replica": number, **own} for stage in stages]
+    return found
 
 
 def _choices(value: Any, shorten: Callable[[list[str]], tuple[str, ...]]) -> ChoiceTable | None:

@@ -50,10 +50,15 @@ class ServingSchedule:
         pricing: knows the programs of a stage's pass; its prices are not used.
         cluster: labels of the devices.
         decision: what to schedule.
+        closing: the last tokens go back to the first stage too, so that it knows of the end.
     """
 
-    def __init__(self, pricing: Pricing, cluster: Cluster, decision: ServingDecision) -> None:
+    def __init__(
+        self, pricing: Pricing, cluster: Cluster, decision: ServingDecision, *,
+        closing: bool = False,
+    ) -> None:  # fmt: skip
         self._pricing = pricing
+        self._closing = closing
         self._decision = decision
         self._sizes = MicroBatches(decision.prefill_microbatch, decision.decode_microbatch)
         self._ranks = [cluster.ranks()[stage.rank] for stage in decision.stages]
@@ -86,10 +91,11 @@ class ServingSchedule:
                 fix="fewer new_tokens, or larger micro-batches",
             )  # fmt: skip
         for microbatch in range(prefills):
-            self._pass(PREFILL, 0, microbatch, workload.new_tokens > 1)
+            self._pass(PREFILL, 0, microbatch, self._closing or workload.new_tokens > 1)
         for step in range(1, workload.new_tokens):
             for microbatch in range(decodes):
-                self._pass(DECODE, step, microbatch, step < workload.new_tokens - 1)
+                last = step == workload.new_tokens - 1
+                self._pass(DECODE, step, microbatch, self._closing or not last)
         return self._builder.build()
 
     def _pass(self, phase: str, step: int, microbatch: int, return_tokens: bool) -> None:

@@ -29,6 +29,9 @@ PROBLEMS: dict[str, tuple[str | None, str, dict[str, Any]]] = {
     "serving": (
         "tiny-llama-random", "a100-80g,2xt4", {"batch": 4, "prompt_tokens": 16, "new_tokens": 8},
     ),
+    "replicas": (
+        "tiny-llama-random", "2xt4,a100-80g", {"batch": 4, "prompt_tokens": 16, "new_tokens": 8},
+    ),
     "precision": (None, "v100-32g,t4", {"network": "digits_mlp", "batch": 8}),
     "bubbles": (
         None, "2xa100-80g",
