@@ -265,7 +265,11 @@ class _Programme:
 
     def solve(self, whole: bool, max_nodes: int) -> _Relaxed | None:
         """Solve it with HiGHS; ``None`` if infeasible, or if a limit came before any answer."""
-        from scipy.optimize import Bounds, LinearConstraint, milp
+        from scipy.optimize import (  # type: ignore[import-untyped]
+            Bounds,
+            LinearConstraint,
+            milp,
+        )
 
         p, columns = self._problem, self._columns
         if not columns.size:

@@ -50,7 +50,7 @@ def quick_latency_s(problem: ChainProblem, groups: IntArray) -> FloatArray:
 
 def fluid_latency_s(problem: ChainProblem) -> float:
     """Latency that no assignment of the problem's devices is below; ``inf`` if none can exist."""
-    from scipy.optimize import linprog
+    from scipy.optimize import linprog  # type: ignore[import-untyped]
 
     usable = problem.available.any(axis=1) & (problem.counts > 0)[:, None]
     kinds, variants = np.nonzero(usable)

@@ -257,7 +257,7 @@ def test_doctor_fails_where_something_is_missing(run, monkeypatch):
 
 COMPLETED = {
     "foreplan p": ["profile", "predict", "plan"],
-    "foreplan plan ": ["serving", "precision", "bubbles"],
+    "foreplan plan ": ["serving", "replicas", "precision", "bubbles"],
     "foreplan plan serving --cos": ["--costs"],
     "foreplan plan serving --costs r": ["roofline"],
     "foreplan plan serving -d l4,2xh2": ["l4,2xh200"],

@@ -94,7 +94,8 @@ class ReplicaWorth:
     def prices(self, groups: IntArray) -> FloatArray:
         """``[G]`` price of each group an hour; NaN where a device has none."""
         each = np.array([ranks[0].price_per_hour or math.nan for ranks in self.types])
-        return np.where(groups > 0, groups * each, 0.0).sum(axis=1)
+        prices: FloatArray = np.where(groups > 0, groups * each, 0.0).sum(axis=1)
+        return prices
 
     def optimistic(self, groups: IntArray) -> FloatArray:
         """``[G]`` no group is worth more; 0 for one that cannot hold the model."""

@@ -302,7 +302,7 @@ class _Split:
             plan_quality(serving_model(problem), self.workload, problem.seed),
         )  # fmt: skip
         counts = self.worth.counts
-        self.groups = groupings(counts, min(self.workload.replica_devices, int(counts.sum())))
+        self.groups = groupings(counts.tolist(), min(self.workload.replica_devices, int(counts.sum())))
         self.optimistic = self.worth.optimistic(self.groups)
         self._asked: dict[int, GroupWorth] = {}
         self._sharp: dict[int, float] = {}

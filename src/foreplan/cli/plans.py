@@ -19,7 +19,7 @@ def plan_command(
     kind: Annotated[
         str,
         typer.Argument(
-            help="serving, precision, bubbles, or an installed planner.",
+            help="serving, replicas, precision, bubbles, or an installed planner.",
             autocompletion=words(kinds),
         ),
     ],
