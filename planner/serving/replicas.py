@@ -302,7 +302,8 @@ class _Split:
             plan_quality(serving_model(problem), self.workload, problem.seed),
         )  # fmt: skip
         counts = self.worth.counts
-        self.groups = groupings(counts.tolist(), min(self.workload.replica_devices, int(counts.sum())))
+        most = min(self.workload.replica_devices, int(counts.sum()))
+        self.groups = groupings(counts.tolist(), most)
         self.optimistic = self.worth.optimistic(self.groups)
         self._asked: dict[int, GroupWorth] = {}
         self._sharp: dict[int, float] = {}
