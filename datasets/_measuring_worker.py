@@ -25,6 +25,7 @@ from foreplan.datasets.device_name import DeviceName
 from foreplan.datasets.measurement import Measurement, thin
 from foreplan.datasets.program import Variant, program
 from foreplan.datasets.worker_environment import confine, thread_count
+from foreplan.errors import ForeplanError, MissingDataError
 
 #: A sample covers at least this much time, so that reading the clock does not show.
 _SAMPLE_S = {"cpu": 1e-4, "cuda": 1e-3}
@@ -51,6 +52,9 @@ class _Device:
             torch.set_num_interop_threads(1)
             return
         self.word = f"cuda:{device.index}"
+        seen = torch.cuda.device_count()
+        if (device.index or 0) >= seen:
+            raise MissingDataError(f"torch {torch.__version__} sees {seen} GPUs here")
         torch.cuda.set_device(device.index or 0)
         if memory_bytes is not None:
             total = torch.cuda.get_device_properties(self.word).total_memory
@@ -304,7 +308,9 @@ def main() -> None:
 
         answer(identity(name, device.word))
     except Exception as error:
-        answer({"error": Measurement.failed(f"{type(error).__name__}: {error}").error})
+        ours = isinstance(error, ForeplanError)
+        text = str(error) if ours else f"{type(error).__name__}: {error}"
+        answer({"error": Measurement.failed(text).error})
         return
     with device.torch.inference_mode():
         _serve(device, sys.stdin, answer)

@@ -42,6 +42,7 @@ class ProfileJournal:
         self.figures: dict[str, float] = {}
         """The device's own measured figures, if they were."""
         self._descriptor = -1
+        self._resumed = False
 
     def __enter__(self) -> Self:
         while True:
@@ -71,6 +72,11 @@ class ProfileJournal:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        # A device that could not be opened leaves no trace.
+        with contextlib.suppress(OSError):
+            nothing = self._resumed and not self.parts and not self.figures
+            if nothing or not os.fstat(self._descriptor).st_size:
+                self.path.unlink(missing_ok=True)
         self._close()
 
     def resume(self, identity: Mapping[str, Any]) -> str | None:
@@ -83,6 +89,7 @@ class ProfileJournal:
             Why an earlier journal was dropped, ``None`` if none was.
         """
         lines, whole = self._read()
+        self._resumed = True
         dropped: str | None = None
         if lines:
             header = lines[0]

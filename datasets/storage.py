@@ -92,6 +92,32 @@ def exclusive(path: str | os.PathLike[str], *, wait: bool = False) -> Iterator[N
         os.close(descriptor)
 
 
+@contextlib.contextmanager
+def folder_for(output: str | os.PathLike[str], where: str = "--output") -> Iterator[Path]:
+    """Make a folder that the block writes into; if nothing gets into it, it is not left behind.
+
+    Args:
+        output: the folder, made with its parents where it is missing.
+        where: what to call it in an error.
+
+    Raises:
+        SpecError: it cannot be made.
+    """
+    folder = Path(output)
+    missing = [path for path in (folder, *folder.parents) if not os.path.lexists(path)]
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except (OSError, ValueError) as error:
+        got = getattr(error, "strerror", None) or error
+        raise SpecError(where, got=f"{folder} ({got})", expected="a folder to make") from error
+    try:
+        yield folder
+    finally:
+        with contextlib.suppress(OSError):  # those that hold something stay
+            for path in missing:
+                path.rmdir()
+
+
 def _mode(target: Path) -> int | None:
     try:
         return target.stat().st_mode

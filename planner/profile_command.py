@@ -28,7 +28,7 @@ from foreplan.datasets.profiling import Progress, measure_profile
 from foreplan.datasets.program import Program
 from foreplan.datasets.quantity import Dimension, parse_quantity
 from foreplan.datasets.specs import dump_document, load_document, validate
-from foreplan.datasets.storage import exclusive, write_atomically
+from foreplan.datasets.storage import exclusive, folder_for, write_atomically
 from foreplan.datasets.tier import Contention, Tier
 from foreplan.errors import SpecError
 from foreplan.planner.api import load_workload
@@ -81,14 +81,10 @@ def profile_host(
     caps = _caps(memory, devices)
     count = len(devices)
     programs = {d: _programs(d, models, workload, purpose, count) for d in devices}
-    try:
-        output.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise SpecError("--output", got=str(output), expected="a folder to make") from error
     profiles: dict[DeviceName, Profile] = {}
     fits: dict[DeviceName, DeviceFit] = {}
     # Two at a time would not only write the same files: each would slow what the other measures.
-    with exclusive(output / "cluster.yaml"):
+    with folder_for(output), exclusive(output / "cluster.yaml"):
         for device in devices:
             path = output / f"{_slug(device)}.json"
             measure = partial(_profile, device, path=path, quick=quick, console=console)
@@ -153,16 +149,13 @@ def profile_link(
     """
     if (serve is None) == (link is None):
         raise SpecError("profile", got="both" if serve else "neither", expected="--serve or --link")
-    try:
-        output.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise SpecError("--output", got=str(output), expected="a folder to make") from error
-    with console.status(f"measuring the link between {host} and {peer}"):
-        found: Links = serve_link(serve) if serve is not None else connect_link(str(link))
-    tier = found.tier((host, peer), "network", f"measured between {host} and {peer}")
     path = output / f"link-{host}-{peer}.yaml"
-    text = dump_document({"tiers": [tier.model_dump(mode="json", exclude_defaults=True)]})
-    write_atomically(path, text)
+    with folder_for(output):
+        with console.status(f"measuring the link between {host} and {peer}"):
+            found: Links = serve_link(serve) if serve is not None else connect_link(str(link))
+        tier = found.tier((host, peer), "network", f"measured between {host} and {peer}")
+        text = dump_document({"tiers": [tier.model_dump(mode="json", exclude_defaults=True)]})
+        write_atomically(path, text)
     console.print(f"wrote {path}: give it to 'foreplan cluster merge' with both clusters")
     return {"link": str(path), "tier": tier.model_dump(mode="json", exclude_defaults=True)}
 

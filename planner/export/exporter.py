@@ -16,7 +16,7 @@ from types import MappingProxyType
 from typing import ClassVar
 
 from foreplan.datasets.specs import nearest
-from foreplan.datasets.storage import write_atomically
+from foreplan.datasets.storage import folder_for, write_atomically
 from foreplan.errors import ForeplanError, SpecError
 from foreplan.planner.export.handover import Handover
 from foreplan.planner.plan import Plan
@@ -149,12 +149,9 @@ def export_plan(plan: Plan, target: str, folder: Path) -> Written:
         raise SpecError(
             f"export to {target}", got="another plan when read back", expected="the same plan"
         )
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise SpecError(str(folder), got=error, expected="a folder that can be written") from None
-    for name, text in written.files.items():
-        write_atomically(folder / name, text)
-        if name.endswith(".sh"):
-            (folder / name).chmod(0o755)
+    with folder_for(folder):
+        for name, text in written.files.items():
+            write_atomically(folder / name, text)
+            if name.endswith(".sh"):
+                (folder / name).chmod(0o755)
     return written

@@ -18,7 +18,9 @@ import pytest
 from tests.robustness.guard import bounded, outcome
 from tests.robustness.readers import NEUSIGHT, plan_text, readers
 from tests.robustness.spoken import TOKEN
+from typer.testing import CliRunner
 
+from foreplan.cli import app
 from foreplan.cost_models.compact_ast import CompactAstEncoder
 from foreplan.cost_models.schedule import MOST_ACTIONS
 from foreplan.cost_models.tree_ensemble import TreeEnsemble
@@ -30,6 +32,7 @@ from foreplan.errors import ForeplanError, SpecError
 from foreplan.planner.bubbles.actions import parse_order
 from foreplan.planner.bubbles.execution.order_csv import read_orders
 from foreplan.planner.bubbles.spec import BubblesWorkload
+from foreplan.planner.export.exporter import export_plan
 from foreplan.planner.plan import Plan
 from foreplan.planner.precision.spec import PrecisionWorkload
 from foreplan.planner.verify.launch import Fleet
@@ -265,3 +268,43 @@ def test_a_stranger_does_not_end_the_leader(leader: Fleet, lines: list[bytes]) -
             if leader._members:
                 break
     assert list(leader._members) == [0], "and takes in a worker"
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["cuda:63"],
+        ["cuda:63", "--fit"],
+        ["cpu:threads=9999"],
+        ["cpu:threads=1", "--fit", "--tasks", "1"],
+        ["cpu:threads=1", "--fit", "--tasks", "0"],
+        ["--serve", "no.such.host.invalid:99", "--peer", "x"],
+    ],
+    ids=" ".join,
+)
+def test_a_profile_that_cannot_be_leaves_nothing(words: list[str], tmp_path: Path) -> None:
+    output = tmp_path / "a" / "b"
+    result = CliRunner().invoke(app, ["profile", *words, "-o", str(output)])
+    assert isinstance(result.exception, ForeplanError)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_earlier_journal_outlives_a_device_that_cannot_be_opened(tmp_path: Path) -> None:
+    data = READERS["journal"].valid_bytes()
+    (tmp_path / "cuda-63.json.journal").write_bytes(data)
+    result = CliRunner().invoke(app, ["profile", "cuda:63", "-o", str(tmp_path)])
+    assert isinstance(result.exception, ForeplanError)
+    assert (tmp_path / "cuda-63.json.journal").read_bytes() == data
+
+
+def test_an_export_that_cannot_be_written_leaves_no_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: Any) -> None:
+        raise SpecError("x", got="full", expected="room")
+
+    monkeypatch.setattr("foreplan.planner.export.exporter.write_atomically", full)
+    plan = Plan.model_validate_json(plan_text("serving"))
+    with pytest.raises(SpecError):
+        export_plan(plan, "torchrun", tmp_path / "a" / "b")
+    assert list(tmp_path.iterdir()) == []
