@@ -5,11 +5,13 @@
     python -m foreplan.planner.precision.hybrid_training train hybrid.json -o losses.jsonl
     python -m foreplan.planner.precision.hybrid_training table losses.jsonl
 
-``plan`` writes a plan whose alternatives are the fastest uniform precision, fp32, and random plans:
-random walks over plans that meet the target, so that they take the same time. ``train`` trains from
+``plan`` writes a plan whose alternatives are fp32, the fastest uniform precision, the workload's
+lowest precision everywhere, and random plans: random walks over plans that meet the target, so that
+they take the same time. ``train`` trains from
 the same weights on the same batches, *emulated*: one process computes each rank as planned, one
 after another, and averages gradients as DDP does. An arm ``NAME@3`` rounds what the plan lowers to
-three bits instead (see `foreplan.datasets.training_recipe`), a stand-in for smaller formats.
+three bits instead (see `foreplan.datasets.training_recipe`), a stand-in for smaller formats; the
+other arms compute in the formats of the plan.
 ``table`` gives paired differences to fp32 (or to ``--against``) with 95 % confidence intervals
 (Student's t).
 """
@@ -35,7 +37,7 @@ from foreplan.planner.precision.spec import PrecisionWorkload
 from foreplan.planner.precision.task import training_task
 from foreplan.planner.predict import Forecast
 
-FP32, UNIFORM, PLAN = "uniform fp32", "fastest uniform", "plan"
+FP32, UNIFORM, LOWEST, PLAN = "uniform fp32", "fastest uniform", "lowest uniform", "plan"
 #: Steps of a random walk, and how many walks.
 _WALK, _WALKS = 600, 3
 #: Batches of held-out samples behind a validation loss.
@@ -57,8 +59,12 @@ def hybrid_plan(
     situation, planner = Situation(problem), PrecisionPlanner()
     omega = omega_table(situation.task, situation.graph, problem.workload, seed)
     search = PrecisionSearch(situation, omega)
-    fp32 = [situation.uniform(k, "fp32") for k in range(len(situation.kinds))]
-    others: dict[str, Choices] = {FP32: fp32, UNIFORM: search.start}
+    lowest = problem.workload.precisions[-1]
+    others: dict[str, Choices] = {
+        FP32: [situation.uniform(k, "fp32") for k in range(len(situation.kinds))],
+        UNIFORM: search.start,
+        LOWEST: [situation.uniform(k, lowest) for k in range(len(situation.kinds))],
+    }
     for number in range(_WALKS):
         others[f"draw {number}"] = _walk(search, np.random.default_rng((seed, number)))
     alternatives = []
@@ -215,9 +221,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     two.add_argument("-o", "--output", type=Path, required=True)
     two.add_argument("--steps", type=int, default=150)
     two.add_argument("--seeds", type=int, nargs="+", default=list(range(8)))
-    lowered = (UNIFORM, PLAN, *(f"draw {number}" for number in range(_WALKS)))
-    two.add_argument("--arms", nargs="+",
-                     default=[FP32, UNIFORM, PLAN, *(f"{name}@3" for name in lowered)])  # fmt: skip
+    draws = [f"draw {number}" for number in range(_WALKS)]
+    two.add_argument("--arms", nargs="+", default=[FP32, UNIFORM, LOWEST, PLAN, *draws])
     three = commands.add_parser("table")
     three.add_argument("losses", type=Path)
     three.add_argument("--against", default=FP32)

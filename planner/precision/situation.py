@@ -47,18 +47,28 @@ class Situation:
 
     Args:
         problem: with prices, or without in a rank's process, where works alone matter.
+        captured: of the same network, whose captured step is taken over.
+        apart: decide for each rank by itself, though several be alike.
 
     Raises:
         SpecError: a network that cannot be traced, a rank in ``full_precision`` that is not there.
         MissingDataError: an operator without a price, a device without known memory.
     """
 
-    def __init__(self, problem: Problem[PrecisionWorkload]) -> None:
+    def __init__(
+        self, problem: Problem[PrecisionWorkload], *, captured: Situation | None = None,
+        apart: bool = False,
+    ) -> None:  # fmt: skip
         self.problem, self.workload = problem, problem.workload
         # A process that only carries a decision out knows no prices.
         self.costs = problem.costs if problem.costs.sources else CostBook([Unpriced()])
-        self.task: TrainingTask = training_task(problem.model, problem.workload, problem.seed)
-        self.graph = TrainingGraph.of(self.task)
+        if captured is None:
+            task = training_task(problem.model, problem.workload, problem.seed)
+            graph = TrainingGraph.of(task)
+        else:
+            task, graph = captured.task, captured.graph
+        self.task: TrainingTask = task
+        self.graph = graph
         w = self.workload
         names = ddp_buckets(
             self.graph.parameters, first_bucket_bytes=w.first_bucket_bytes,
@@ -67,7 +77,7 @@ class Situation:
         self.buckets = Buckets.of(self.graph, names)
         self.ranks = problem.cluster.ranks()
         self._check_precisions()
-        self.kinds = self._kinds()
+        self.kinds = self._kinds(apart=apart)
         tables = {k: self._tables(self.ranks[members[0]]) for k, members in enumerate(self.kinds)}
         self.kind_of = [next(k for k, m in enumerate(self.kinds) if r in m)
                         for r in range(len(self.ranks))]  # fmt: skip
@@ -97,13 +107,13 @@ class Situation:
                     fix=f"leave it out, or add a {' or '.join(sorted(having))} device",
                 )  # fmt: skip
 
-    def _kinds(self) -> list[list[int]]:
+    def _kinds(self, *, apart: bool) -> list[list[int]]:
         """Ranks that the same decision fits, by what the cluster says of them."""
         unknown = set(self.workload.full_precision)
         found: dict[object, list[int]] = {}
         for index, rank in enumerate(self.ranks):
             key = (rank.host, rank.name, rank.profile, rank.memory_bytes, self._stays_full(rank))
-            found.setdefault(key, []).append(index)
+            found.setdefault(index if apart else key, []).append(index)
             unknown -= {rank.label, str(rank.name)}
         if unknown:
             raise SpecError(

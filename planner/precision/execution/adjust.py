@@ -10,8 +10,10 @@ A rank's time runs from the start of its step until its last gradient is there, 
 other ranks in an all-reduce does not count. Every ``period`` steps the ranks exchange their mean
 times and each asks ``replan`` for its variants; weights, optimizer state and buckets stay.
 
-`PrecisionLadder` is a ``replan`` that gives precision back while a rank has slack and takes it away
-when the rank holds others up (QSync's runtime only ever raises, and stops at the first overshoot).
+`PlannerReplan` of the module `replanning` is a ``replan`` that asks the planner again.
+`PrecisionLadder` is one that needs no prices: it gives precision back while a rank has slack and
+takes it away when the rank holds others up (QSync's runtime only ever raises, and stops at the
+first overshoot).
 """
 
 from __future__ import annotations
