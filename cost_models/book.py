@@ -5,7 +5,8 @@ it was fitted to (``foreplan profile --fit``) and for devices of the zoo, then t
 published or measured figures. ``predicted``: the same without profiles, where the predictor takes a
 profiled GPU by its measured figures. ``roofline``: the figures alone. ``helix:FILE``: a table of
 whole decoder layers, and ``predicted`` for what it has no part in. Links come from the cluster's
-tiers in every case.
+tiers in every case. A calibration beside a profile (``foreplan calibrate``) corrects the prices of
+the choice that it was made for.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, get_args
 
+from foreplan.cost_models.calibration import CalibratedSource, Calibration, calibration_path
 from foreplan.cost_models.costs import CostBook, CostSource, Estimate, Work
 from foreplan.cost_models.device_fit import DeviceFit, FittedSource, fit_beside
 from foreplan.cost_models.link_costs import LinkSource
@@ -64,11 +66,13 @@ class Profiles:
         by_label: the profile of each rank that has one.
         digest: hash of each profile's document, by rank label, and of each fit's.
         fits: the predictor fitted to the device, found beside the profile, by rank label.
+        calibrations: corrections by a user's own measurements, found there too, by rank label.
     """
 
     by_label: Mapping[str, Profile] = field(default_factory=dict)
     digest: Mapping[str, str] = field(default_factory=dict)
     fits: Mapping[str, DeviceFit] = field(default_factory=dict)
+    calibrations: Mapping[str, Calibration] = field(default_factory=dict)
 
     @classmethod
     def of(cls, cluster: Cluster, folder: Path) -> Profiles:
@@ -101,7 +105,9 @@ class Profiles:
                 fits[rank.label] = fit
         digests = {label: _digest(profile.to_json()) for label, profile in found.items()}
         digests |= {f"{label} fit": _digest(fit.to_json()) for label, fit in fits.items()}
-        return cls(found, digests, fits)
+        calibrations = _calibrations(cluster, folder)
+        digests |= {f"{k} calibration": _digest(c.to_json()) for k, c in calibrations.items()}
+        return cls(found, digests, fits, calibrations)
 
     def digests(self) -> dict[str, str]:
         """Hash of each profile's document, by rank label."""
@@ -131,7 +137,29 @@ class Profiles:
             ", ".join(f"{k} {v}" for k, v in sorted(profile.software.items()))
             for profile in self.by_label.values()
         }
-        return tuple(f"devices run the software of their profiles ({v})" for v in sorted(versions))
+        notes = [f"devices run the software of their profiles ({v})" for v in sorted(versions)]
+        notes += [
+            f"{c.costs} prices of {c.device} are corrected by {c.rows} measurements of a server "
+            f"({c.form}): error {c.error_before:.1%} before, {c.error_after:.1%} after, left out"
+            for c in {c.device: c for c in self.calibrations.values()}.values()
+        ]
+        return tuple(notes)
+
+
+def _calibrations(cluster: Cluster, folder: Path) -> dict[str, Calibration]:
+    """What stands beside the profiles of a cluster, by rank label."""
+    found: dict[str, Calibration] = {}
+    for rank in cluster.ranks():
+        path = None if rank.profile is None else calibration_path(folder / rank.profile)
+        if path is None or not path.exists():
+            continue
+        found[rank.label] = Calibration.load(path)
+        if found[rank.label].device != str(rank.name):
+            raise SpecError(
+                f"{path.name}: device", got=found[rank.label].device,
+                expected=f"{rank.name}, whose profile it stands beside",
+            )  # fmt: skip
+    return found
 
 
 def _digest(text: str) -> str:
@@ -191,7 +219,11 @@ def cost_book(
         from foreplan.cost_models.predicted import PredictedSource
 
         sources.append(PredictedSource(devices=gpus))
-    sources.append(RooflineSource(_figures(cluster, profiles)))
+    figures = _figures(cluster, profiles)
+    sources.append(RooflineSource(figures))
+    corrections = {k: c for k, c in profiles.calibrations.items() if c.costs == choice}
+    if corrections:
+        sources = [CalibratedSource(sources, corrections, figures)]
     return CostBook(sources, given=given)
 
 

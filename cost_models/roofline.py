@@ -66,6 +66,20 @@ class RooflineSource:
         return None if peak is None else _estimate(max(work.flops / peak, memory_s), launch)
 
 
+def compute_share(item: Program, figures: Device) -> float:
+    """Share of arithmetic in a program's time, by peak rates; the rest is memory traffic.
+
+    0 for operators of few FLOP a byte, 0.5 where a figure is missing.
+    """
+    if item.op not in _ARITHMETIC and item.op not in PRODUCTS:
+        return 0.0
+    peak = _peak(figures, item.variant.compute)
+    if peak is None or figures.memory_bandwidth is None:
+        return 0.5
+    compute_s, memory_s = item.flops / peak, item.bytes / figures.memory_bandwidth
+    return compute_s / (compute_s + memory_s) if compute_s + memory_s else 0.5
+
+
 def _peak(figures: Device, dtype: str) -> float | None:
     """Peak of a dtype; where a chip has no bf16, programs run in fp16 or else in fp32 instead."""
     for name in (dtype, "fp16", "fp32") if dtype == "bf16" else (dtype,):

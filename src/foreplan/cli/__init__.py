@@ -4,8 +4,8 @@ With ``--json`` a command prints one JSON document on stdout and nothing else. P
 go to stderr. Exit codes: 0 done, 1 internal error, 2 bad input, 3 infeasible, 4 missing data, 5
 verification outside tolerance, 130 interrupted.
 
-The commands stand by what they are about: `machines`, `plans`, `models` and `data`. What a command
-does is imported when it runs, so that ``--help`` and completion answer at once.
+The commands stand by what they are about: `machines`, `plans`, `models`, `data` and `traffic`. What
+a command does is imported when it runs, so that ``--help`` and completion answer at once.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from typing import Annotated, NoReturn
 
 import typer
 
-from foreplan.cli import data, machines, models, plans
+from foreplan.cli import data, machines, models, plans, traffic
 from foreplan.cli._app import app, cluster_app, dataset_app, simulate_app
 from foreplan.errors import ForeplanError
 
-__all__ = ["app", "data", "machines", "main", "models", "plans"]
+__all__ = ["app", "data", "machines", "main", "models", "plans", "traffic"]
 
 app.add_typer(cluster_app, name="cluster")
 app.add_typer(simulate_app, name="simulate")
