@@ -46,13 +46,14 @@ class Study:
         length: tokens of a window.
         calibration: windows that indicators see.
         held_out: windows that judge.
+        device: torch device.
     """
 
     def __init__(
         self, model: str, text: str = STANDARD_LIBRARY, *, length: int = 256,
-        calibration: int = 16, held_out: int = 32,
+        calibration: int = 16, held_out: int = 32, device: str = "cpu",
     ) -> None:  # fmt: skip
-        self.decoder = QuantisedDecoder(load_model(model))
+        self.decoder = QuantisedDecoder(load_model(model), device)
         self._text, self._length = text, min(length, self.decoder.model.max_sequence - 1)
         self._count: dict[Part, int] = {"calibration": calibration, "held_out": held_out}
 
@@ -186,13 +187,14 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--text", default=STANDARD_LIBRARY)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--plans", type=int, default=40)
+    parser.add_argument("--device", default="cpu")
     for name, default in (("length", 256), ("calibration", 16), ("held-out", 32)):
         parser.add_argument(f"--{name}", type=int, default=default)
     given = parser.parse_args(arguments)
     try:
         study = Study(
             given.model, given.text, length=given.length, calibration=given.calibration,
-            held_out=given.held_out,
+            held_out=given.held_out, device=given.device,
         )  # fmt: skip
         print(table(run(study, given.output, given.seeds, given.plans), given.seeds))
     except ForeplanError as error:

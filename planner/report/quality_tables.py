@@ -6,8 +6,10 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from foreplan.cost_models.quality_table import QualityTable
+from foreplan.planner.plan import Plan
 from foreplan.planner.report._grid import Column, Grid, bullets
-from foreplan.planner.report.text import percent, plain
+from foreplan.planner.report.text import UNKNOWN, percent, plain
+from foreplan.planner.verify.verification import Verification
 
 
 def quality_tables(table: QualityTable) -> Group:
@@ -32,3 +34,29 @@ def quality_tables(table: QualityTable) -> Group:
         ]
         parts += bullets(lines)
     return Group(*parts)
+
+
+def quality_columns(verification: Verification, plan: Plan | None) -> Grid:
+    """What was measured of how good each decision's results are; empty where nothing was.
+
+    Args:
+        verification: the run.
+        plan: its plan, whose own figures of the same names stand beside.
+    """
+    judged = [candidate for candidate in verification.candidates if candidate.quality]
+    if not judged:
+        return Grid("Quality", ())
+    foretold = {} if plan is None else {"chosen": plan.predicted.metrics}
+    if plan is not None:
+        foretold |= {other.name: other.predicted.metrics for other in plan.alternatives}
+    columns = [Column("decision", [plain(candidate.name) for candidate in judged])]
+    for name in dict.fromkeys(name for candidate in judged for name in candidate.quality):
+        predicted = [foretold.get(candidate.name, {}).get(name) for candidate in judged]
+        title = name.replace("_", " ")
+        if any(value is not None for value in predicted):
+            cells = [UNKNOWN if value is None else f"{value:.4g}" for value in predicted]
+            columns.append(Column(f"predicted {title}", cells, numeric=True))
+        measured = [candidate.quality.get(name) for candidate in judged]
+        cells = [UNKNOWN if value is None else f"{value:.4g}" for value in measured]
+        columns.append(Column(title, cells, numeric=True))
+    return Grid("Quality on held-out text", columns)

@@ -24,6 +24,7 @@ from foreplan.planner.report.listings import (
 from foreplan.planner.report.listings import (
     profile_table as profile_table,
 )
+from foreplan.planner.report.quality_tables import quality_columns
 from foreplan.planner.report.summary import Label, Summary, short_labels
 from foreplan.planner.report.text import (
     UNKNOWN,
@@ -82,6 +83,7 @@ def verification_tables(verification: Verification, plan: Plan | None = None) ->
             for row in rows
             if row.tag == "failed"
         ),
+        quality_columns(verification, plan),
         _measured_ranks(chosen),
         _memory(chosen),
         heading("Run"),

@@ -78,6 +78,18 @@ def test_a_failure_is_told_at_every_width(plan, verification, width):
     assert "out of memory at 1decode0.3" in told.replace("\n", " ")
 
 
+def test_quality_stands_beside_what_was_foretold(plan, make_verification):
+    document = make_verification().model_dump(mode="json", by_alias=True)
+    document["candidates"][0]["quality"] = {"perplexity": 5.125, "omega": 0.25}
+    document["candidates"][1]["quality"] = {"perplexity": 5.25}
+    judged = make_verification(candidates=document["candidates"])
+    told = shown(verification_tables(judged, plan), 140)
+    assert "Quality on held-out text" in told
+    for word in ("5.125", "5.25", "predicted omega", f"{plan.predicted.metrics['omega']:.4g}"):
+        assert word in told
+    assert "held-out" not in shown(verification_tables(make_verification(), plan), 140)
+
+
 def test_verification_without_its_plan(verification):
     text = shown(verification_tables(verification))
     assert "this plan [chosen]" in text

@@ -35,6 +35,7 @@ class ToyWorkload(StrictModel):
     broken: str = ""
     held_bytes: int = 0
     collectives: bool = False
+    judged: bool = False
 
 
 class ToyDecision(StrictModel):
@@ -197,9 +198,16 @@ class ToyPlanner(Planner[ToyWorkload, ToyDecision]):
     ) -> dict[str, ToyDecision]:
         return {"rival": ToyDecision(slow=2.0), "itself": decision}
 
+    def judges(self, problem: Problem[ToyWorkload]) -> bool:
+        return problem.workload.judged
+
     def reference(
         self, problem: Problem[ToyWorkload], decision: ToyDecision, *, mode: str
     ) -> dict[str, Any]:
+        if mode == "quality":
+            if decision.die == "judge":
+                raise ValueError("no judge today")
+            return {"slowness": decision.slow}
         size = len(decision.order)
         scale = 1.0
         for rank in range(size):
