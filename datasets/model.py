@@ -264,10 +264,12 @@ class Model(StrictModel):
 def load_model(name_or_path: str | Path) -> Model:
     """Describe the model in a Hugging Face folder, or the zoo model of that name.
 
-    A string that is a zoo name means the zoo model, unless it contains a path separator.
+    A string that is a zoo name means the zoo model, unless it contains a path separator; likewise
+    the name of a trained model that comes along.
 
     Args:
-        name_or_path: folder with a ``config.json``, or a name listed by ``model_zoo.zoo_names``.
+        name_or_path: folder with a ``config.json``, or a name listed by ``model_zoo.zoo_names`` or
+            ``model_zoo.pretrained_folders``.
 
     Raises:
         SpecError: neither; an architecture, attention or rotary scaling that is not supported; a
@@ -275,11 +277,13 @@ def load_model(name_or_path: str | Path) -> Model:
     """
     # Both build on `Model`, so that they cannot be imported above.
     from foreplan.datasets.model_folder import read_folder
-    from foreplan.datasets.model_zoo import zoo_model, zoo_names
+    from foreplan.datasets.model_zoo import pretrained_folders, zoo_model, zoo_names
 
     text = str(name_or_path)
     if isinstance(name_or_path, str) and text in zoo_names():
         return zoo_model(text)
+    if isinstance(name_or_path, str) and text in pretrained_folders():
+        return read_folder(pretrained_folders()[text])
     folder = Path(name_or_path).expanduser()
     if folder.is_dir():
         return read_folder(folder)

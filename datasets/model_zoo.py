@@ -1,6 +1,7 @@
 """The model zoo: published decoder-only models by name, as `Model` without weights.
 
-``zoo/models.yaml`` beside this module is the whole of it; weights of a zoo model are random.
+``zoo/models.yaml`` beside this module is the whole of it; weights of a zoo model are random. Models
+that we trained lie in ``pretrained``, a folder each with a card.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from foreplan.datasets.zoo_entries import zoo_entries
 from foreplan.errors import SpecError
 
 _FILE = Path(__file__).with_name("zoo") / "models.yaml"
+_PRETRAINED = Path(__file__).with_name("pretrained")
 _SCHEMA = "foreplan.model_zoo/1"
 #: Fields of an entry that say where it is from rather than what the model is.
 _NOTES = ("parameters", "source")
@@ -22,6 +24,11 @@ _NOTES = ("parameters", "source")
 def zoo_names() -> tuple[str, ...]:
     """Names of the zoo's models, in the file's order."""
     return tuple(_entries())
+
+
+def pretrained_folders() -> dict[str, Path]:
+    """Folders of the trained models that come along, by name."""
+    return {file.parent.name: file.parent for file in sorted(_PRETRAINED.glob("*/config.json"))}
 
 
 def zoo_model(name: str) -> Model:

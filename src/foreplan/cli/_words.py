@@ -51,9 +51,9 @@ def kinds() -> Sequence[str]:
 
 def models() -> Sequence[str]:
     """Names of the model zoo; folders are completed by the shell itself."""
-    from foreplan.datasets.model_zoo import zoo_names
+    from foreplan.datasets.model_zoo import pretrained_folders, zoo_names
 
-    return zoo_names()
+    return (*zoo_names(), *pretrained_folders())
 
 
 def targets() -> Sequence[str]:
