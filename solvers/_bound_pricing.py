@@ -28,8 +28,8 @@ from foreplan.solvers._stage_table import StageFilter
 from foreplan.solvers.chain_problem import FloatArray, IntArray
 from foreplan.solvers.chain_score import ChainStage, make_stage
 
-POOL = 24
-"""Multipliers kept a type."""
+POOL = 192
+"""Multipliers kept a type: with few, tuning one stage forgets another and bounds swing."""
 FORMS = 3
 """Multipliers a type that the filter checks every label against."""
 

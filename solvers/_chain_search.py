@@ -9,8 +9,8 @@ budgets, which multipliers ``lambda in [0, 1]``, ``u, w >= 0`` price::
           + (Mp-1) pl + (n-1) (1-lambda) m dl - u max_omega - w max_cost2
 
 -> Implemented in: ``_chain_path.completion_costs`` (the minimum), ``Search.price`` (the bound),
-``Search._ascend`` (the multipliers), ``Search._split`` (the boxes). Stages that no better chain
-contains are dropped on the way (``Search._thin``), and what then remains of a box is settled
+``_chain_ascent.ascend`` (the multipliers), ``Search._split`` (the boxes). Stages that no better
+chain contains are dropped on the way (``Search._thin``), and what then remains of a box is settled
 exactly by label setting (``Search._settle`` -> ``_chain_labels.best_chain``).
 
 Where stage costs come from is the ``Pricing``'s business: a table of all stages worth having, or
@@ -26,10 +26,10 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from foreplan.solvers._chain_ascent import ascend
 from foreplan.solvers._chain_box import Box, Multipliers, Price, Pricing, StageView
 from foreplan.solvers._chain_labels import best_chain
 from foreplan.solvers._chain_model import ChainModel, tally
-from foreplan.solvers._chain_multipliers import next_multipliers
 from foreplan.solvers._chain_path import cheapest_path, completion_costs, through_costs
 from foreplan.solvers._stage_labels import thin_out
 from foreplan.solvers.chain_problem import FloatArray
@@ -151,7 +151,7 @@ class Search:
         """Price a box and settle it if that is cheap, or split it."""
         if box.priced:
             return self._split(box)
-        price = self._ascend(pricing, box)
+        price = ascend(self, pricing, box)
         box.raw = price.bound
         box.bound = max(box.bound, min(price.bound, pricing.target, box.valid))
         box.multipliers, box.worst, box.priced = price.multipliers, price.worst, True
@@ -241,87 +241,6 @@ class Search:
         score = evaluate(self.model.problem, assignment)
         if score.feasible and score.objective < min(self.objective, self.cutoff):
             self.best, self.objective = assignment, score.objective
-
-    def _ascend(self, pricing: Pricing, box: Box) -> Price:
-        """Improve the multipliers of a box, by line search or cutting planes."""
-        problem = self.model.problem
-        m = problem.decode_microbatches
-        lam, u, w = box.multipliers
-        if m == 1:
-            lam = 1.0
-        elif not self.model.sums_decode:
-            lam = 0.0
-        best = self.price(pricing, box, (lam, u, w))
-        active = []
-        if problem.max_omega is not None:
-            active.append(1)
-        if problem.max_cost2 is not None:
-            active.append(2)
-        if self.model.sums_decode and m > 1:
-            active.append(0)
-        if len(active) <= 1 or box.multipliers == (0.0, 0.0, 0.0):
-            for c in active:
-                if best.bound < min(self.stop, pricing.target):
-                    best = self._line(pricing, box, best, c)
-        if len(active) > 1:
-            best = self._cut(pricing, box, best, active)
-        return best
-
-    def _cut(self, pricing: Pricing, box: Box, start: Price, active: list[int]) -> Price:
-        """Maximise the concave bound over several multipliers by cutting planes."""
-        best, prices, spread = start, [start], 2.0
-        # Without a table the stages' own bounds are coarser than that.
-        worth = 1e-3 if box.view is None else 1e-4
-        for _ in range(15):
-            if best.bound >= min(self.stop, pricing.target) or best.bound == math.inf:
-                break
-            found = next_multipliers(prices, best, active, spread)
-            if found is None or found[1] - best.bound <= worth * abs(best.bound):
-                break
-            price = self.price(pricing, box, found[0])
-            prices.append(price)
-            # Tangents far away mislead: stay close after a failure, look further after a success.
-            spread = 1.0 + (spread - 1.0) * (2.0 if price.bound > best.bound else 0.5)
-            if price.bound > best.bound:
-                best = price
-        return best
-
-    def _line(self, pricing: Pricing, box: Box, start: Price, c: int) -> Price:
-        """Maximise the concave bound along one multiplier by intersecting tangents."""
-        top = 1.0 if c == 0 else math.inf
-        best, left, right = start, None, None
-        current = start
-        for _ in range(12):
-            x, slope = current.multipliers[c], current.slope[c]
-            if slope > 0:
-                if left is None or x > left.multipliers[c]:
-                    left = current
-            elif slope < 0 and (right is None or x < right.multipliers[c]):
-                right = current
-            if slope == 0 or (slope > 0 and x >= top) or (slope < 0 and x <= 0):
-                break
-            if left is None:
-                following = 0.0
-            elif right is None:
-                lift = min(self.stop, abs(left.bound) * 1.05 + 1e-12) - left.bound
-                following = min(top, max(2 * x, x + lift / left.slope[c]))
-            else:
-                a, b = left.multipliers[c], right.multipliers[c]
-                rise, fall = left.slope[c], right.slope[c]
-                following = (right.bound - left.bound + rise * a - fall * b) / (rise - fall)
-                if not a < following < b:
-                    break
-                crest = left.bound + rise * (following - a)
-                if crest - best.bound <= (1e-4 if box.view is None else 1e-5) * abs(best.bound):
-                    break
-            multipliers = list(current.multipliers)
-            multipliers[c] = following
-            current = self.price(pricing, box, (multipliers[0], multipliers[1], multipliers[2]))
-            if current.bound > best.bound:
-                best = current
-            if best.bound >= min(self.stop, pricing.target):
-                break
-        return best
 
     def _thin(self, box: Box, price: Price, stop: float) -> None:
         """Drop stages that no chain below the stop value contains, and tighten the box."""
