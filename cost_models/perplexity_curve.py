@@ -25,6 +25,8 @@ FloatArray = npt.NDArray[np.float64]
 LEAST_PLANS = 4
 #: An exponent far from 1 has no meaning; the bounds keep few, noisy plans from one.
 _EXPONENTS = (0.25, 4.0)
+#: Nats a token at which every model knows nothing; keeps what is far beyond the plans finite.
+_LOST = 100.0
 
 
 class PerplexityCurve(StrictModel):
@@ -39,10 +41,10 @@ class PerplexityCurve(StrictModel):
             by a curve that did not see it.
     """
 
-    perplexity: float = Field(gt=0)
-    coefficient: float = Field(gt=0)
-    exponent: float = Field(gt=0)
-    largest_omega: float = Field(gt=0)
+    perplexity: float = Field(ge=1, le=1e9)
+    coefficient: float = Field(gt=0, le=1e9)
+    exponent: float = Field(ge=0.25, le=4)
+    largest_omega: float = Field(gt=0, le=1e9)
     plans: int = Field(ge=LEAST_PLANS)
     error: float = Field(ge=0)
 
@@ -79,7 +81,8 @@ class PerplexityCurve(StrictModel):
 
     def increase(self, omega: float) -> float:
         """Perplexity that a sum of losses adds."""
-        return self.perplexity * math.expm1(self.coefficient * omega**self.exponent)
+        rise = self.coefficient * omega**self.exponent
+        return self.perplexity * math.expm1(min(rise, _LOST))
 
     def omega(self, increase: float) -> float:
         """Largest sum of losses that adds no more than ``increase`` perplexity."""
@@ -95,7 +98,7 @@ def _fit(x: FloatArray, y: FloatArray) -> tuple[float, float]:
     def coefficient(exponent: float) -> float:
         powers = x**exponent
         # The least-squares answer; noise alone can make it negative, which no curve may be.
-        return max(float((powers * y / x).sum() / (powers * powers / x).sum()), 1e-12)
+        return max(float((powers * y / x).sum() / (powers * powers / x).sum()), 1e-9)
 
     def off(exponent: float) -> float:
         residuals = (coefficient(exponent) * x**exponent - y) / np.abs(y).max()

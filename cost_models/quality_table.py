@@ -38,6 +38,7 @@ WINDOWS, LENGTH = 16, 256
 #: Random plans behind the curve, and how many times more text they are measured on: a rise in
 #: cross-entropy is far noisier than a divergence.
 PLANS, MORE_TEXT = 16, 4
+_MOST = 1e9
 
 
 class QualityTable(StrictModel):
@@ -70,11 +71,15 @@ class QualityTable(StrictModel):
 
     @model_validator(mode="after")
     def _consistent(self) -> QualityTable:
+        if any(len(row) != len(self.bits) for row in self.omega):
+            raise ValueError("omega with one number for each of bits in every row")
         losses = np.array(self.omega, dtype=float)
         if losses.shape != (len(self.omega), len(self.bits)) or not self.omega:
             raise ValueError("omega with one number for each of bits in every row")
-        if not (np.isfinite(losses) & (losses >= 0)).all():
-            raise ValueError("losses that are finite and at least 0")
+        if not ((losses >= 0) & (losses <= _MOST)).all():  # which no NaN is
+            raise ValueError(f"losses from 0 to {_MOST:g}")
+        if len(set(self.bits)) < len(self.bits) or not set(self.bits) <= set(range(1, 16)):
+            raise ValueError("different bits below 16")
         return self
 
     def losses(self, bits: Sequence[int]) -> FloatArray:

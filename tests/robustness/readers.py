@@ -159,6 +159,34 @@ def plan_and_run() -> tuple[bytes, bytes]:
     return plan.to_json().encode(), run.to_json().encode()
 
 
+def _quality() -> Any:
+    """A table of losses of the demo model, which has random weights, with a curve."""
+    from foreplan.cost_models.quality_table import weights_digest
+    from foreplan.datasets.model import load_model
+
+    model = load_model("demo-llama-random")
+    return {
+        "schema": "foreplan.quality/1", "model": model.name,
+        "weights_digest": weights_digest(model), "indicator": "measured_kl", "bits": [8, 4], "omega": [[1e-6, 1e-4]] * model.layers,
+        "text": "stdlib", "text_digest": "0" * 16, "windows": 16, "length": 255, "seed": 0,
+        "curve": {"perplexity": 4.2, "coefficient": 1.0, "exponent": 1.0, "largest_omega": 1e-3,
+                  "plans": 16, "error": 0.1},
+    }  # fmt: skip
+
+
+def _use_quality(path: Path) -> None:
+    from foreplan.cost_models.quality_table import QualityTable
+    from foreplan.datasets.model import load_model
+    from foreplan.planner.report.quality_tables import quality_tables
+
+    table = QualityTable.load(path)
+    table.check(load_model("demo-llama-random"))
+    table.losses((16, 8))
+    quality_tables(table)
+    if table.curve is not None:
+        table.curve.omega(0.1)
+
+
 def _use_verification(path: Path) -> None:
     from foreplan.planner.plan import load_plan
     from foreplan.planner.report.files import write_report
@@ -528,6 +556,7 @@ def readers() -> dict[str, Reader]:
         Reader("profile", _use_profile, _profile),
         Reader("device", _use_device, _device, file="device.yaml", dump=as_yaml),
         Reader("device-fit", _use_fit, _fit),
+        Reader("quality", _use_quality, _quality),
         Reader("journal", _use_journal, data=_journal, file="j.jsonl"),
         *(Reader(f"config-{config['model_type']}", _use_model, lambda config=config: config,
                  file="config.json") for config in (_LLAMA, _QWEN, _GPT2)),
