@@ -62,13 +62,13 @@ class Situation:
         self.problem, self.workload = problem, problem.workload
         # A process that only carries a decision out knows no prices.
         self.costs = problem.costs if problem.costs.sources else CostBook([Unpriced()])
+        self.task: TrainingTask
+        self.graph: TrainingGraph
         if captured is None:
-            task = training_task(problem.model, problem.workload, problem.seed)
-            graph = TrainingGraph.of(task)
+            self.task = training_task(problem.model, problem.workload, problem.seed)
+            self.graph = TrainingGraph.of(self.task)
         else:
-            task, graph = captured.task, captured.graph
-        self.task: TrainingTask = task
-        self.graph = graph
+            self.task, self.graph = captured.task, captured.graph
         w = self.workload
         names = ddp_buckets(
             self.graph.parameters, first_bucket_bytes=w.first_bucket_bytes,
