@@ -16,19 +16,17 @@ import os
 import re
 import socket
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 from scipy.optimize import minimize  # type: ignore[import-untyped]
 
-from foreplan import errors
+from foreplan.datasets.child_process import module_command, module_environment
 from foreplan.datasets.device_name import DeviceName
 from foreplan.datasets.tier import Backend, CollectiveFit, CollectiveKind, Tier
 from foreplan.datasets.worker_environment import worker_environment
@@ -329,21 +327,21 @@ def _run(
     timeout_s: float,
 ) -> dict[str, Any]:
     """Start the ranks, wait for the first one's answer, and leave none behind."""
-    package = str(Path(errors.__file__).resolve().parent.parent)
     with contextlib.ExitStack() as stack:
         ranks: list[subprocess.Popen[bytes]] = []
         answers = []
         for setting, environment in zip(settings, environments, strict=True):
             answer = stack.enter_context(tempfile.TemporaryFile())
-            path = os.pathsep.join([package, environment.get("PYTHONPATH", "")])
             process = subprocess.Popen(
-                [sys.executable, "-m", "foreplan.datasets._link_rank",
-                 json.dumps({**setting, "parent": os.getpid()})],
+                module_command(
+                    "foreplan.datasets._link_rank",
+                    json.dumps({**setting, "parent": os.getpid()}),
+                ),
                 stdin=subprocess.DEVNULL,
                 stdout=answer,
                 stderr=subprocess.DEVNULL,
-                env={**environment, "PYTHONPATH": path},
-            )  # fmt: skip
+                env=module_environment(environment),
+            )
             stack.callback(_end, process)
             ranks.append(process)
             answers.append(answer)

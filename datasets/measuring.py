@@ -8,21 +8,14 @@ process.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
-import selectors
-import subprocess
-import sys
-import tempfile
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from types import TracebackType
-from typing import IO, Any, Self
+from typing import Any, Self
 
-from foreplan import errors
+from foreplan.datasets.child_process import ChildEnded, ChildProcess
 from foreplan.datasets.device_name import DeviceName
 from foreplan.datasets.measurement import Measurement
 from foreplan.datasets.program import Program
@@ -75,9 +68,7 @@ class Worker:
         self.environment = worker_environment(device)
         self.cores = tuple(cores) if cores is not None else default_cores(device)
         self.memory_bytes = memory_bytes
-        self._process: subprocess.Popen[bytes] | None = None
-        self._log: IO[bytes] | None = None
-        self._buffer = b""
+        self._child: ChildProcess | None = None
         self._identity: Mapping[str, Any] = {}
 
     def __enter__(self) -> Self:
@@ -117,7 +108,7 @@ class Worker:
         """Wait for the measurement that `send_program` began."""
         try:
             answer = self._receive(effort.timeout_s)
-        except _WorkerEnded as ended:
+        except ChildEnded as ended:
             self._end()
             return Measurement.failed(str(ended))
         if answer.pop("fatal", False):
@@ -133,7 +124,7 @@ class Worker:
         self._send({"figures": True})
         try:
             return {name: float(value) for name, value in self._receive(timeout_s).items()}
-        except _WorkerEnded as ended:
+        except ChildEnded as ended:
             self._end()
             raise MissingDataError(f"{self.device}: no figures of the device: {ended}") from ended
 
@@ -141,30 +132,21 @@ class Worker:
         """End the process and wait for it; safe to call twice."""
         self._end()
 
-    # ------------------------------------------------------------------------------ process
-
     def _start(self) -> None:
-        package = Path(errors.__file__).resolve().parent.parent
-        path = os.pathsep.join([str(package), self.environment.get("PYTHONPATH", "")])
         settings = {
             "device": str(self.device),
             "cores": list(self.cores),
             "memory_bytes": self.memory_bytes,
             "parent": os.getpid(),
         }
-        # The process outlives this block; `_end` closes both.
-        log = self._log = tempfile.TemporaryFile()  # noqa: SIM115
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "foreplan.datasets._measuring_worker", json.dumps(settings)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=log,
-            env={**self.environment, "PYTHONPATH": path},
+        self._child = ChildProcess(
+            "foreplan.datasets._measuring_worker",
+            [json.dumps(settings)],
+            environment=self.environment,
         )
-        self._buffer = b""
         try:
-            identity = self._receive(180.0)
-        except _WorkerEnded as ended:
+            identity = self._child.receive(180.0)
+        except ChildEnded as ended:
             self._end()
             raise MissingDataError(f"{self.device}: cannot measure: {ended}") from ended
         except BaseException:
@@ -176,60 +158,16 @@ class Worker:
         self._identity = identity
 
     def _end(self) -> None:
-        process, self._process = self._process, None
-        if process is not None:
-            process.kill()
-            with contextlib.suppress(OSError):  # what was not yet sent may not go anywhere
-                process.stdin.close()  # type: ignore[union-attr]
-            process.wait()
-            process.stdout.close()  # type: ignore[union-attr]
-        if self._log is not None:
-            self._log.close()
-            self._log = None
+        child, self._child = self._child, None
+        if child is not None:
+            child.end()
 
     def _send(self, request: Mapping[str, object]) -> None:
-        if self._process is None:
+        if self._child is None:
             self._start()
-        assert self._process is not None
-        assert self._process.stdin is not None
-        with contextlib.suppress(BrokenPipeError):  # the answer tells that it ended
-            self._process.stdin.write(json.dumps(request).encode() + b"\n")
-            self._process.stdin.flush()
+        assert self._child is not None
+        self._child.send(request)
 
     def _receive(self, timeout_s: float) -> dict[str, Any]:
-        """Read one line.
-
-        Raises:
-            _WorkerEnded: it took too long, or the process ended.
-        """
-        assert self._process is not None
-        assert self._process.stdout is not None
-        descriptor = self._process.stdout.fileno()
-        deadline = time.monotonic() + timeout_s
-        with selectors.DefaultSelector() as selector:
-            selector.register(descriptor, selectors.EVENT_READ)
-            while b"\n" not in self._buffer:
-                left = deadline - time.monotonic()
-                if left <= 0 or not selector.select(left):
-                    raise _WorkerEnded(f"no result within {timeout_s:g} s")
-                chunk = os.read(descriptor, 1 << 16)
-                if not chunk:
-                    raise _WorkerEnded(self._obituary())
-                self._buffer += chunk
-        line, _, self._buffer = self._buffer.partition(b"\n")
-        answer: dict[str, Any] = json.loads(line)
-        return answer
-
-    def _obituary(self) -> str:
-        assert self._process is not None
-        code = self._process.wait()
-        said = ""
-        if self._log is not None:
-            self._log.seek(0)
-            lines = self._log.read().decode(errors="replace").strip().splitlines()
-            said = f": {lines[-1]}" if lines else ""
-        return (f"killed by signal {-code}" if code < 0 else f"ended with code {code}") + said
-
-
-class _WorkerEnded(Exception):
-    """The process gave no answer; the text says why."""
+        assert self._child is not None
+        return self._child.receive(timeout_s)

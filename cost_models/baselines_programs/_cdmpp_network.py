@@ -29,7 +29,7 @@ def mmd(one: Any, two: Any) -> Any:
     both = torch.cat([one, two])
     squares = both.square().sum(1)
     distance = (squares[:, None] + squares[None, :] - 2 * both @ both.T).clamp(min=0)
-    kernel = sum(torch.exp(-distance * rate) for rate in (1.0, 0.1, 0.001))
+    kernel = torch.stack([torch.exp(-distance * rate) for rate in (1.0, 0.1, 0.001)]).sum(0)
     n = len(one)
     return kernel[:n, :n].mean() + kernel[n:, n:].mean() - 2 * kernel[:n, n:].mean()
 

@@ -29,6 +29,7 @@ def main() -> None:
     actions: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
         "build": build,
         "time": _Timer().time,
+        "board": _describe_board,
     }
     for line in sys.stdin:
         request = json.loads(line)
@@ -46,7 +47,8 @@ def build(request: dict[str, Any]) -> dict[str, Any]:
     Args:
         request: ``module``, ``device`` (fields of `TargetDevice`), ``count``, ``start``, ``known``
             (keys of programs not wanted again), ``only`` (number of the one sample to build, or
-            null for all), ``library`` (path to write).
+            null for all), ``library`` (path to write), ``compiler`` (that links; null for the
+            machine's own).
 
     Returns:
         ``programs``: for each sample its key, seed, module, trace and, if it did not build, an
@@ -77,7 +79,7 @@ def build(request: dict[str, Any]) -> dict[str, Any]:
             next(iter(functions.values()))
         )
         arguments = [[[int(n) for n in item.shape], str(item.dtype)] for item in info]
-        errors = _build(tvm, functions, sampler.target, request["library"])
+        errors = _build(tvm, functions, sampler.target, request["library"], request.get("compiler"))
         for program in programs:
             if program["key"] in errors:
                 program["error"] = errors[program["key"]]
@@ -88,16 +90,23 @@ def _symbol(key: str) -> str:
     return f"program_{key}"
 
 
-def _build(tvm: Any, functions: dict[str, Any], target: Any, path: str) -> dict[str, str]:
+def _build(
+    tvm: Any, functions: dict[str, Any], target: Any, path: str, compiler: str | None
+) -> dict[str, str]:
     """Build into one library; what breaks the build is found by building one by one."""
     errors: dict[str, str] = {}
+    linked: dict[str, Any] = {}
+    if compiler is not None:
+        from tvm.support import cc  # type: ignore[import-untyped,unused-ignore]
+
+        linked["fcompile"] = cc.cross_compiler(compiler)
 
     def together(keys: list[str]) -> Any:
         named = {_symbol(key): functions[key] for key in keys}
         return tvm.tirx.build(tvm.IRModule(named), target=target)
 
     try:
-        together(list(functions)).export_library(path)
+        together(list(functions)).export_library(path, **linked)
         return errors
     except Exception:
         for key in functions:
@@ -107,14 +116,15 @@ def _build(tvm: Any, functions: dict[str, Any], target: Any, path: str) -> dict[
                 errors[key] = _reason(error)
     good = [key for key in functions if key not in errors]
     if good:
-        together(good).export_library(path)
+        together(good).export_library(path, **linked)
     return errors
 
 
 class _Timer:
-    """Times programs; keeps arguments and library of the task at hand."""
+    """Times programs, here or on a board; keeps arguments and library of the task at hand."""
 
     def __init__(self) -> None:
+        self._session: Any = None
         self._library: tuple[str, Any] | None = None
         self._arguments: tuple[str, list[Any]] | None = None
 
@@ -122,19 +132,24 @@ class _Timer:
         """Time one program on arguments that stay in place from call to call.
 
         Args:
-            request: ``library``, ``key``, ``arguments``, ``kind``, ``slow_s``.
+            request: ``library``, ``key``, ``arguments``, ``kind``, ``slow_s``; ``board`` (host
+                and port of a tracker, and key) if the device is not of this machine.
 
         Returns:
             ``times_s``: seconds of one call, by repetition; ``calls`` of a repetition; ``slow``
-            where one call took longer than ``slow_s`` and was not repeated; ``clock_hz`` or null.
+            where one call took longer than ``slow_s`` and was not repeated; ``clock_hz`` and
+            ``load`` of the machine, or null.
         """
         from foreplan.datasets.tir.toolchain import load_tvm
 
         tvm = load_tvm()
         kind = request["kind"]
-        device = tvm.cuda(0) if kind == "cuda" else tvm.cpu(0)
+        if request.get("board") is not None and self._session is None:
+            self._session = _board(request["board"])[1]
+        home = tvm if self._session is None else self._session
+        device = home.cuda(0) if kind == "cuda" else home.cpu(0)
         if self._library is None or self._library[0] != request["library"]:
-            self._library = (request["library"], tvm.runtime.load_module(request["library"]))
+            self._library = (request["library"], self._loaded(tvm, request["library"]))
         wanted = json.dumps(request["arguments"])
         if self._arguments is None or self._arguments[0] != wanted:
             self._arguments = None  # free before the next are made
@@ -148,11 +163,63 @@ class _Timer:
 
         first = run(1, 1)[0]  # the evaluator itself makes an unmeasured call first
         if first > request["slow_s"]:
-            return {"times_s": [first], "calls": 1, "slow": True, "clock_hz": _clock(kind)}
+            return {"times_s": [first], "calls": 1, "slow": True, **self._state(kind)}
         calls = max(1, min(20_000, math.ceil(_REPETITION_S[kind] / max(first, 1e-7))))
         repeats = max(3, min(_REPEATS, int(_BUDGET_S[kind] / (calls * first))))
         times = run(calls, repeats)
-        return {"times_s": times, "calls": calls, "slow": False, "clock_hz": _clock(kind)}
+        return {"times_s": times, "calls": calls, "slow": False, **self._state(kind)}
+
+    def _loaded(self, tvm: Any, path: str) -> Any:
+        if self._session is None:
+            return tvm.runtime.load_module(path)
+        if self._library is not None:
+            self._session.remove(Path(self._library[0]).name)
+        self._session.upload(path)
+        return self._session.load_module(Path(path).name)
+
+    def _state(self, kind: str) -> dict[str, float | None]:
+        """Clock and load of this machine; a board does not tell."""
+        if self._session is not None:
+            return {"clock_hz": None, "load": None}
+        return {"clock_hz": _clock(kind), "load": os.getloadavg()[0]}
+
+
+def _board(board: list[Any]) -> tuple[Any, Any]:
+    """A tracker, and a session with a board of it; the session ends with this process."""
+    from tvm import rpc  # type: ignore[import-untyped,unused-ignore]
+
+    from foreplan.datasets.tir.toolchain import load_tvm
+
+    load_tvm()
+    host, port, key = board
+    tracker = rpc.connect_tracker(host, port)
+    return tracker, tracker.request(key, session_timeout=0)
+
+
+def _describe_board(request: dict[str, Any]) -> dict[str, Any]:
+    """What the boards of a key are: how many, and processor or GPU as far as they tell."""
+    host, port, key = request["board"]
+    from tvm import rpc  # type: ignore[import-untyped,unused-ignore]
+
+    summary = rpc.connect_tracker(host, port).summary()
+    boards = sum(item["key"] == f"server:{key}" for item in summary["server_info"])
+    if not boards:
+        keys = sorted(item["key"].removeprefix("server:") for item in summary["server_info"])
+        return {"error": f"the tracker knows {', '.join(keys) or 'no board'}"}
+    _, session = _board(request["board"])
+    found: dict[str, Any] = {"boards": boards, "gpu": None, "arch": None}
+    gpu = session.cuda(0)
+    if gpu.exist:
+        found |= {
+            "gpu": str(gpu.device_name),
+            "arch": "sm_" + str(gpu.compute_version).replace(".", ""),
+        }
+    for name, function in (("mcpu", "system_cpu"), ("mtriple", "system_triple")):
+        try:
+            found[name] = str(session.get_function(f"target.llvm_get_{function}")())
+        except Exception:  # a runtime without the compiler
+            found[name] = None
+    return found
 
 
 def _array(tvm: Any, device: Any, shape: list[int], dtype: str) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Any
 
 from foreplan.datasets.storage import exclusive
 from foreplan.datasets.tir.measure import MeasureOptions, measure
+from foreplan.datasets.tir.site import LocalSite, Site
 from foreplan.datasets.tir.target import TargetDevice, target_device
 from foreplan.datasets.tir.task import Task, merge
 from foreplan.datasets.tir.tir_jsonl import read_tasks, write_tasks
@@ -25,6 +27,9 @@ def build_dataset(
     devices: Sequence[str] = ("cpu:threads=1",),
     options: MeasureOptions | None = None,
     chip: str | None = None,
+    ray: str | None = None,
+    rpc: str | None = None,
+    target: str | None = None,
     seed: int = 0,
     extract_only: bool = False,
     progress: Callable[[str], None] = lambda _: None,
@@ -37,7 +42,11 @@ def build_dataset(
         tasks: file of tasks, as ``folder/tasks.jsonl.xz`` of an earlier run.
         devices: one CPU, or GPUs of one kind that share the work.
         options: amounts and limits.
-        chip: name of the silicon, where the system's own will not do.
+        chip: name of the silicon, where the system's own will not do; with ``ray`` only nodes that
+            have it.
+        ray: measure on a Ray cluster, ``local``, ``auto`` or ``HOST:PORT``; see `RaySite`.
+        rpc: measure on boards of TVM's RPC tracker, ``HOST:PORT/KEY``; see `RpcSite`.
+        target: with ``rpc``, TVM's target as JSON text.
         seed: of the order of tasks; with a time limit, which tasks are reached.
         extract_only: stop when the tasks are written; needs no device.
         progress: called with lines for people.
@@ -47,46 +56,69 @@ def build_dataset(
         ``rows``, ``by_status``, ``measured_tasks``, ``files``, ``bytes``.
 
     Raises:
-        MissingDataError: no TVM, no such file or GPU.
+        MissingDataError: no TVM, no such file, GPU, cluster or board.
         SpecError: an unknown network or device, devices of two kinds, a folder that cannot be
             written or that another process writes.
     """
+    options = options or MeasureOptions()
     # Devices come first: extraction takes minutes, and a wrong word needs none of them.
-    targets = [] if extract_only else _targets(devices, chip)
+    site = None if extract_only else _site(devices, chip, options, ray, rpc, target)
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise SpecError("--output", got=str(folder), expected="a folder to make") from error
-    with exclusive(folder / TASKS_FILE):
-        return _build(
-            folder, networks, tasks, targets, options or MeasureOptions(), seed, extract_only,
-            progress,
-        )  # fmt: skip
+    with exclusive(folder / TASKS_FILE), site or contextlib.nullcontext():
+        return _build(folder, networks, tasks, site, options, seed, progress)
 
 
 def _build(
     folder: Path,
     networks: Sequence[str],
     tasks: Path | None,
-    targets: Sequence[TargetDevice],
+    site: Site | None,
     options: MeasureOptions,
     seed: int,
-    extract_only: bool,
     progress: Callable[[str], None],
 ) -> dict[str, Any]:
     refused: dict[str, str] = {}
     if tasks is not None:
         found = read_tasks(tasks)
-    elif (folder / TASKS_FILE).exists() and not extract_only:
+    elif (folder / TASKS_FILE).exists() and site is not None:
         found = read_tasks(folder / TASKS_FILE)
     else:
         found, refused = _extract(networks, progress)
         write_tasks(found, folder / TASKS_FILE)
     document: dict[str, Any] = {"tasks": len(found), "refused": refused}
-    if extract_only:
+    if site is None:
         return document
     random.Random(seed).shuffle(found)
-    return document | measure(found, targets, folder, options, progress=progress)
+    return document | measure(found, site, folder, options, progress=progress)
+
+
+def _site(
+    devices: Sequence[str],
+    chip: str | None,
+    options: MeasureOptions,
+    ray: str | None,
+    rpc: str | None,
+    target: str | None,
+) -> Site:
+    if target is not None and rpc is None:
+        raise SpecError("--target", got=target, expected="--rpc, or a --device to derive it from")
+    if ray is None and rpc is None:
+        return LocalSite(_targets(devices, chip), options.builders, options.timer_core)
+    if ray is not None and rpc is not None:
+        raise SpecError("--ray and --rpc", got="both", expected="one")
+    if len(devices) > 1:
+        raise SpecError("device", got=list(devices), expected="one name, for every machine")
+    if rpc is not None:
+        from foreplan.datasets.tir.rpc_site import RpcSite, Tracker
+
+        tracker = Tracker.parse(rpc)
+        return RpcSite(tracker, devices[0], chip=chip, target=target, builders=options.builders)
+    from foreplan.datasets.tir.ray_site import RaySite
+
+    return RaySite(str(ray), devices[0], builders=options.builders, chip=chip)
 
 
 def _targets(devices: Sequence[str], chip: str | None) -> list[TargetDevice]:

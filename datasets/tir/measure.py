@@ -7,6 +7,7 @@ numbered, draws are numbered, and a finished job is noted after its records are 
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import queue
@@ -19,12 +20,13 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from foreplan.datasets.child_process import ChildEnded
 from foreplan.datasets.storage import write_atomically
 from foreplan.datasets.tir.records import ProgramRecord, merge_shards, read_records, write_records
+from foreplan.datasets.tir.site import ProgramWorker, Site
 from foreplan.datasets.tir.target import TargetDevice
 from foreplan.datasets.tir.task import Task
 from foreplan.datasets.tir.toolchain import Toolchain, require_tvm
-from foreplan.datasets.tir.worker_process import WorkerLost, WorkerProcess
 from foreplan.errors import SpecError
 
 _SHARD_ROWS = 400
@@ -38,13 +40,14 @@ class MeasureOptions:
     Attributes:
         samples: programs of a task in one round.
         rounds: rounds over all tasks; each draws other programs.
-        builders: processes that build.
+        builders: processes that build; of each machine, where there are several.
         minutes: no job is begun later than this; ``None`` for no limit.
         slow_s: a program that takes longer is run once.
         build_timeout_s: longest time for one task's builds of a round. LLVM can take minutes for
             one program; then each of the round is tried alone, for a third of the time.
         time_timeout_s: longest time for one program's timing.
         timer_core: core of the timing process (CPU only); the last one by default.
+        compiler: C++ compiler that links what is built, for boards of another architecture.
     """
 
     samples: int = 8
@@ -55,6 +58,7 @@ class MeasureOptions:
     build_timeout_s: float = 60.0
     time_timeout_s: float = 60.0
     timer_core: int | None = None
+    compiler: str | None = None
 
 
 @dataclass(slots=True)
@@ -72,7 +76,7 @@ class _Job:
 
 def measure(
     tasks: Sequence[Task],
-    devices: Sequence[TargetDevice],
+    site: Site,
     folder: Path,
     options: MeasureOptions,
     *,
@@ -82,7 +86,7 @@ def measure(
 
     Args:
         tasks: what to sample from.
-        devices: equal devices that share the work: one CPU, or the GPUs of a host.
+        site: where to build and time, entered already: `LocalSite`, `RaySite` or `RpcSite`.
         folder: shards go to ``folder/shards``, merged files to ``folder``.
         options: amounts and limits.
         progress: called with a line for people, now and then.
@@ -91,10 +95,10 @@ def measure(
         Document as of `merge_shards`.
 
     Raises:
-        MissingDataError: no TVM.
+        MissingDataError: no TVM, or a machine of the site was lost; run again, it goes on.
         SpecError: TVM of another version, or a folder that cannot be written.
     """
-    run = _Run(tasks, devices, folder, options, require_tvm())
+    run = _Run(tasks, site, folder, options, require_tvm())
     run.work(progress)
     return merge_shards(folder / "shards", folder)
 
@@ -103,12 +107,13 @@ class _Run:
     def __init__(
         self,
         tasks: Sequence[Task],
-        devices: Sequence[TargetDevice],
+        site: Site,
         folder: Path,
         options: MeasureOptions,
         toolchain: Toolchain,
     ) -> None:
-        self._devices, self._options, self._toolchain = devices, options, toolchain
+        self._site, self._options, self._toolchain = site, options, toolchain
+        self._devices = tuple(site.devices)
         self._shards = folder / "shards"
         try:
             self._shards.mkdir(parents=True, exist_ok=True)
@@ -121,7 +126,7 @@ class _Run:
         self._finished: list[str] = []
         self._flushed_at = time.monotonic()
         self._counts: dict[str, int] = {}
-        self._built: queue.Queue[_Job | None] = queue.Queue(maxsize=4 * len(devices))
+        self._built: queue.Queue[_Job | None] = queue.Queue(maxsize=4 * len(self._devices))
         limit = math.inf if options.minutes is None else 60.0 * options.minutes
         self._deadline = time.monotonic() + limit
         self._error: BaseException | None = None
@@ -147,11 +152,11 @@ class _Run:
         with tempfile.TemporaryDirectory(prefix="foreplan-") as scratch:
             builders = [
                 threading.Thread(target=self._guard, args=(self._build_all, n, Path(scratch)))
-                for n in range(max(1, self._options.builders))
+                for n in range(self._site.builders)
             ]
             timers = [
-                threading.Thread(target=self._guard, args=(self._time_all, device))
-                for device in self._devices
+                threading.Thread(target=self._guard, args=(self._time_all, n))
+                for n in range(len(self._devices))
             ]
             for thread in (*builders, *timers):
                 thread.start()
@@ -184,10 +189,19 @@ class _Run:
                 if self._error is not None:
                     return
 
+    def _take(self) -> _Job | None:
+        """The next job that was built; None when there is none left, or another thread failed."""
+        while True:
+            try:
+                return self._built.get(timeout=1.0)
+            except queue.Empty:
+                if self._error is not None:
+                    return None
+
     def _build_all(self, number: int, scratch: Path) -> None:
         count = 0
-        cores = _builder_cores(self._devices[0], self._options)
-        with WorkerProcess(_environment(None), cores) as worker:
+        worker = self._site.builder(number)
+        with contextlib.closing(worker):
             while time.monotonic() < self._deadline:
                 with self._lock:
                     job = next(self._jobs, None)
@@ -204,7 +218,7 @@ class _Run:
                     self._build(worker, single, known)
                     self._put(single)
 
-    def _build(self, worker: WorkerProcess, job: _Job, known: list[str]) -> None:
+    def _build(self, worker: ProgramWorker, job: _Job, known: list[str]) -> None:
         request = {
             "do": "build",
             "module": job.task.module,
@@ -214,19 +228,20 @@ class _Run:
             "start": 10_000 * job.round,
             "known": known,
             "library": job.library,
+            "compiler": self._options.compiler,
         }
         # A job begun just before the end gets half a minute, so that the whole run ends in time.
         left = self._deadline + 30.0 - time.monotonic()
         limit = self._options.build_timeout_s / (1 if job.only is None else 3)
         try:
             job.reply = worker.ask(request, min(limit, max(1.0, left)))
-        except WorkerLost as lost:
+        except ChildEnded as lost:
             job.reply = {"error": str(lost), "status": lost.status}
 
-    def _time_all(self, device: TargetDevice) -> None:
-        cores = () if device.kind == "cuda" else (_timer_core(self._options),)
-        with WorkerProcess(_environment(device), cores) as worker:
-            while (job := self._built.get()) is not None:
+    def _time_all(self, number: int) -> None:
+        device, worker = self._devices[number], self._site.timer(number)
+        with contextlib.closing(worker):
+            while (job := self._take()) is not None:
                 programs = job.reply.get("programs", [])
                 late = False
                 for program in programs:
@@ -241,7 +256,7 @@ class _Run:
                     self._finish(job)
 
     def _timed(
-        self, worker: WorkerProcess, device: TargetDevice, job: _Job, program: Mapping[str, Any]
+        self, worker: ProgramWorker, device: TargetDevice, job: _Job, program: Mapping[str, Any]
     ) -> ProgramRecord:
         if "error" in program:
             return self._record(device, job, program, status="build_failed", error=program["error"])
@@ -255,7 +270,7 @@ class _Run:
         }
         try:
             reply = worker.ask(request, self._options.time_timeout_s)
-        except WorkerLost as lost:
+        except ChildEnded as lost:
             return self._record(device, job, program, status=lost.status, error=str(lost))
         if "error" in reply:
             # A CUDA fault comes as an error first and poisons every later call.
@@ -281,6 +296,7 @@ class _Run:
         calls: int = 0,
         slow: bool = False,
         clock_hz: float | None = None,
+        load: float | None = None,
     ) -> ProgramRecord:
         median = statistics.median(times_s) if times_s else math.nan
         least, most = min(times_s, default=math.nan), max(times_s, default=math.nan)
@@ -305,7 +321,7 @@ class _Run:
             spread=(most - least) / median if median > 0 else math.nan,
             repetitions=len(times_s),
             calls_per_repetition=calls,
-            load=os.getloadavg()[0],
+            load=math.nan if load is None else load,
             clock_hz=math.nan if clock_hz is None else clock_hz,
             tvm=self._toolchain.tvm,
             ffi=self._toolchain.ffi,
@@ -348,23 +364,3 @@ class _Run:
     def _line(self) -> str:
         with self._lock:
             return " ".join(f"{status}={count}" for status, count in sorted(self._counts.items()))
-
-
-def _environment(device: TargetDevice | None) -> dict[str, str]:
-    """One thread everywhere; a timing process sees its own GPU only, a builder any."""
-    found = {**os.environ, "TVM_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
-    if device is not None and device.kind == "cuda":
-        found["CUDA_VISIBLE_DEVICES"] = str(device.index)
-    return found
-
-
-def _timer_core(options: MeasureOptions) -> int:
-    return max(os.sched_getaffinity(0)) if options.timer_core is None else options.timer_core
-
-
-def _builder_cores(device: TargetDevice, options: MeasureOptions) -> tuple[int, ...]:
-    """Every core but the one that programs are timed on."""
-    mine = os.sched_getaffinity(0)
-    if device.kind == "cuda" or len(mine) == 1:
-        return tuple(mine)
-    return tuple(mine - {_timer_core(options)})

@@ -269,7 +269,7 @@ def _verify(folder: Path) -> None:
         command.verify_command(
             folder.parent / "plan.json", folder / "verification.json", tolerance=None, rounds=1,
             thorough=False, trace=folder / "trace.json", report=folder / "report.html",
-            rdzv_endpoint=None, host=None, dry_run=False, as_json=False,
+            rdzv_endpoint=None, host=None, dry_run=False, trust_paths=False, as_json=False,
             console=Console(quiet=True),
         )  # fmt: skip
 

@@ -26,6 +26,16 @@ def dataset_build(
     minutes: Annotated[float | None, typer.Option(help="Begin nothing later than this.")] = None,
     slow_s: Annotated[float, typer.Option(help="Run programs slower than this once.")] = 1.0,
     chip: Annotated[str | None, typer.Option(help="Name of the silicon.")] = None,
+    ray: Annotated[
+        str | None, typer.Option(help="Measure on a Ray cluster: HOST:PORT, auto or local.")
+    ] = None,
+    rpc: Annotated[
+        str | None, typer.Option(help="Measure on boards of TVM's tracker: HOST:PORT/KEY.")
+    ] = None,
+    target: Annotated[str | None, typer.Option(help="TVM's target of the boards, JSON.")] = None,
+    compiler: Annotated[
+        str | None, typer.Option(help="C++ compiler that links for the boards.")
+    ] = None,
     seed: Annotated[int, typer.Option(help="Of the order of tasks.")] = 0,
     extract_only: Annotated[bool, typer.Option(help="Stop when the tasks are written.")] = False,
     as_json: Json = False,
@@ -37,9 +47,11 @@ def dataset_build(
     result = build_dataset(
         output, networks=network or [], tasks=tasks, devices=device or ["cpu:threads=1"],
         options=MeasureOptions(
-            samples=samples, rounds=rounds, builders=builders, minutes=minutes, slow_s=slow_s
+            samples=samples, rounds=rounds, builders=builders, minutes=minutes, slow_s=slow_s,
+            compiler=compiler,
         ),
-        chip=chip, seed=seed, extract_only=extract_only, progress=console().print,
+        chip=chip, ray=ray, rpc=rpc, target=target, seed=seed, extract_only=extract_only,
+        progress=console().print,
     )  # fmt: skip
     if as_json:
         print_json(result)

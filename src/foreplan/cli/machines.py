@@ -40,6 +40,9 @@ def profile(
         int | None, typer.Option(help="With --fit: how many shapes to time; 32 if left out.")
     ] = None,
     host: Annotated[str, typer.Option(help="Name of this host in the cluster.")] = "localhost",
+    ray: Annotated[
+        str | None, typer.Option(help="Measure each node of a Ray cluster: HOST:PORT, auto, local.")
+    ] = None,
     serve: Annotated[
         str | None, typer.Option(help="HOST:PORT: wait there for another host's --link.")
     ] = None,
@@ -57,17 +60,28 @@ def profile(
 
     if tasks is not None and not fit:
         raise SpecError("--tasks", got=tasks, expected="--fit with it")
+    count = None if not fit else TASKS if tasks is None else tasks
     if serve is not None or link is not None:
         if peer is None:
             raise SpecError("--peer", got=None, expected="the other host's name in the cluster")
         result = profile_link(
             output, host=host, peer=peer, serve=serve, link=link, console=console()
         )
+    elif ray is not None:
+        from foreplan.planner.profile_on_ray import profile_on_ray
+
+        if model or workload or memory or host != "localhost":
+            raise SpecError(
+                "--ray", got="--model, --workload, --memory or --host with it",
+                expected="the generic shapes and the nodes' own names",
+            )  # fmt: skip
+        result = profile_on_ray(
+            ray, names or [], output, quick=quick, tasks=count, console=console()
+        )
     else:
         result = profile_host(
             names or [], output, models=model or [], workload=workload, purpose=purpose,
-            memory=memory or [], quick=quick, tasks=(tasks or TASKS) if fit else None, host=host,
-            console=console(),
+            memory=memory or [], quick=quick, tasks=count, host=host, console=console(),
         )  # fmt: skip
     if as_json:
         print_json(result)
