@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from foreplan.cli._app import Json, app, console, print_json
+from foreplan.cli._app import Json, app, console, print_json, simulate_app
 from foreplan.cli._words import costs as cost_choices
 from foreplan.cli._words import models, words
 
@@ -53,3 +53,33 @@ def calibrate(
             f"compute ×{c.compute:.3g}, memory ×{c.memory:.3g}, {c.launch_s * 1e6:.3g} us a "
             f"program); wrote {item.path}"
         )
+
+
+@simulate_app.command("traffic")
+def simulate_traffic(
+    plan: Annotated[Path, typer.Argument(metavar="PLAN.json")],
+    traffic: Annotated[
+        Path, typer.Option(help="Lengths and arrivals (YAML, JSON), or a trace (CSV).")
+    ],
+    rate: Annotated[
+        float | None, typer.Option(help="Requests a second, instead of the file's.")
+    ] = None,
+    profiles: Annotated[
+        Path, typer.Option(help="Folder of the cluster's file; its profiles are found from there.")
+    ] = Path(),
+    trace: Annotated[Path | None, typer.Option(help="Chrome trace to write.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Replay requests on a serving plan with continuous batching: waiting, rates, saturation."""
+    from foreplan.datasets.storage import write_atomically
+    from foreplan.planner.traffic_command import simulate_traffic as run
+
+    found = run(plan, traffic, rate_per_s=rate, folder=profiles)
+    if trace is not None:
+        write_atomically(trace, found.trace)
+    if as_json:
+        print_json(found.document())
+        return
+    from foreplan.planner.report.traffic_tables import traffic_table
+
+    console().print(traffic_table(found))

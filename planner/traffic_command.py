@@ -1,0 +1,75 @@
+"""What ``foreplan simulate traffic`` does: replay requests on a plan of servers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from foreplan.cost_models.book import Profiles, cost_book, cost_choice_or_table
+from foreplan.errors import SpecError
+from foreplan.planner.base import Problem
+from foreplan.planner.plan import decision_of, load_plan
+from foreplan.planner.registry import planner
+from foreplan.planner.serving.replica_spec import ReplicasDecision
+from foreplan.planner.serving.spec import ServingDecision
+from foreplan.planner.serving.traffic import load_traffic
+from foreplan.planner.serving.traffic_replay import check_rate, largest_rate, replay
+from foreplan.planner.verify.session import problem_of
+
+
+@dataclass(frozen=True)
+class TrafficResult:
+    """Figures of a replay.
+
+    Attributes:
+        figures: percentiles in seconds, throughput, share of the cache in use.
+        largest_rate_per_s: requests a second that the plan serves when some always wait.
+        trace: Chrome trace, JSON text.
+    """
+
+    figures: dict[str, float]
+    largest_rate_per_s: float
+    trace: str
+
+    def document(self) -> dict[str, Any]:
+        """As JSON."""
+        return {**self.figures, "largest_rate_per_s": self.largest_rate_per_s, "simulated": True}
+
+
+def simulate_traffic(
+    path: Path, traffic: Path, *, rate_per_s: float | None = None, folder: Path = Path()
+) -> TrafficResult:
+    """Replay requests on a plan.
+
+    Args:
+        path: of the plan.
+        traffic: description or trace, see `load_traffic`.
+        rate_per_s: arrivals a second instead of the file's.
+        folder: that the plan's profiles are found from.
+
+    Raises:
+        SpecError: a file that is wrong, a plan of another kind, a request too long for it.
+        InfeasibleError: requests come faster than the plan can serve them; says how fast it can.
+        MissingDataError: a pass has no price.
+    """
+    from foreplan.cost_models.timeline import chrome_trace
+
+    plan = load_plan(path)
+    decision = decision_of(plan)
+    if isinstance(decision, ReplicasDecision):
+        replicas: list[tuple[ServingDecision, int]] = [(r, r.batch) for r in decision.replicas]
+    elif isinstance(decision, ServingDecision):
+        replicas = [(decision, int(plan.workload["batch"]))]
+    else:
+        raise SpecError(f"{path.name}: kind", got=plan.kind, expected="serving or replicas")
+    requests = load_traffic(traffic, rate_per_s=rate_per_s)
+    bare = problem_of(plan, planner(plan.kind))
+    costs = cost_book(
+        plan.cluster, Profiles.of(plan.cluster, folder), cost_choice_or_table(plan.provenance.costs)
+    )
+    problem: Problem[Any] = Problem(bare.model, bare.cluster, bare.workload, costs, bare.seed)
+    most = largest_rate(problem, replicas, requests)
+    check_rate(requests, most)
+    found = replay(problem, replicas, requests)
+    return TrafficResult(found.figures(), most, chrome_trace([("traffic", found.timeline)]))

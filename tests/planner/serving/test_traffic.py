@@ -1,0 +1,164 @@
+"""Traffic: what is drawn and read, and that a replay serves every request once within its cache."""
+
+import itertools
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from foreplan.datasets.specs import validate
+from foreplan.errors import InfeasibleError, SpecError
+from foreplan.planner.serving import ServingPlanner
+from foreplan.planner.serving.traffic import Request, Traffic, load_traffic
+from foreplan.planner.serving.traffic_replay import (
+    _cache_tokens,
+    check_rate,
+    largest_rate,
+    replay,
+)
+
+PLANNER = ServingPlanner()
+
+
+@pytest.fixture(scope="module")
+def served():
+    """Two stages by force of memory; the problem is made once."""
+    return {}
+
+
+def problem_and_replicas(make_problem, copies=1):
+    problem = make_problem(12, 12, prompt_tokens=32, new_tokens=8, bits=[16, 8])
+    decision = PLANNER.decide(problem).decision
+    return problem, [(decision, problem.workload.batch)] * copies
+
+
+requests_of = st.lists(
+    st.tuples(st.floats(0, 0.2), st.integers(1, 64), st.integers(1, 12)), min_size=1, max_size=24
+)
+
+
+@settings(
+    max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(requests_of)
+def test_every_request_is_served_once_and_caches_hold(make_problem, served, drawn):
+    if not served:
+        served["it"] = problem_and_replicas(make_problem)
+    problem, replicas = served["it"]
+    requests = [Request(t, p, n) for t, p, n in sorted(drawn)]
+    found = replay(problem, replicas, requests)
+    prefills = [i for _, members, phase in found.passes if phase == "prefill" for i in members]
+    assert sorted(prefills) == list(range(len(requests)))
+    made = np.zeros(len(requests), dtype=int)
+    for _, members, _ in found.passes:
+        made[list(members)] += 1
+    assert made.tolist() == [r.new_tokens for r in requests]
+    assert 0 < found.most_cached <= 1
+    assert (found.first_s > 0).all()
+    assert (found.total_s >= found.first_s).all()
+    assert found.tokens == sum(r.new_tokens for r in requests)
+    assert found.clock_off_s < 1e-9
+    _caches_hold(problem, replicas, requests, found)
+
+
+def _caches_hold(problem, replicas, requests, found):
+    """Recount from the timeline alone: caches from the first pass's start to the last one's end."""
+    schedule, timeline = found.timeline.schedule, found.timeline
+    prefill = schedule.ops.index("prefill")
+    starts = timeline.start_s[(schedule.op == prefill) & (schedule.stage == 0)]
+    arrival = np.array([r.arrival_s for r in requests])
+    held, k = [], 0
+    for _, members, phase in found.passes:
+        if phase == "prefill":
+            held += [(starts[k], requests[i], arrival[i] + found.total_s[i]) for i in members]
+            k += 1
+    most = _cache_tokens(problem, replicas[0][0])
+    for moment in starts:
+        inside = [r.prompt_tokens + r.new_tokens for a, r, b in held if a <= moment < b - 1e-12]
+        assert sum(inside) <= most
+
+
+def test_the_policys_clock_is_the_simulators(make_problem):
+    problem, replicas = problem_and_replicas(make_problem)
+    assert len(replicas[0][0].stages) == 2
+    requests = [Request(0.01 * k, 16 + 7 * (k % 5), 1 + k % 9) for k in range(40)]
+    found = replay(problem, replicas, requests)
+    schedule = found.timeline.schedule
+    busy = [
+        sorted(
+            (found.timeline.start_s[i], found.timeline.end_s[i])
+            for i in np.flatnonzero(found.timeline.is_compute & (schedule.rank == rank))
+        )
+        for rank in range(schedule.ranks)
+    ]
+    for spans in busy:  # no stage does two things at once
+        assert all(a[1] <= b[0] + 1e-12 for a, b in itertools.pairwise(spans))
+    first = [r.arrival_s for r in requests]
+    starts = found.timeline.start_s[schedule.op == schedule.ops.index("prefill")]
+    assert starts.min() >= min(first)
+    assert found.clock_off_s < 1e-9
+
+
+def test_slower_arrivals_wait_less_and_saturation_is_said(make_problem):
+    problem, replicas = problem_and_replicas(make_problem)
+    fields = {"requests": 60, "rate_per_s": 1.0, "prompt_tokens": 32, "new_tokens": {4: 1, 8: 1}}
+    base = validate(Traffic, fields, "traffic")
+    most = largest_rate(problem, replicas, base.draw())
+
+    def waits(share):
+        drawn = base.model_copy(update={"rate_per_s": share * most}).draw()
+        return replay(problem, replicas, drawn).figures()
+
+    slow, fast = waits(0.1), waits(3.0)
+    assert slow["time_to_first_token_p90_s"] < fast["time_to_first_token_p90_s"]
+    assert fast["throughput_requests_per_s"] <= most * 1.1
+    check_rate(base.model_copy(update={"rate_per_s": 0.3 * most}).draw(), most)
+    with pytest.raises(InfeasibleError, match="serves at most"):
+        check_rate(base.model_copy(update={"rate_per_s": 5 * most}).draw(), most)
+
+
+def test_two_replicas_share_the_requests(make_problem):
+    problem, one = problem_and_replicas(make_problem)
+    requests = [Request(0.0, 32, 8)] * 40
+    alone, both = replay(problem, one, requests), replay(problem, one * 2, requests)
+    assert both.throughput_tokens_per_s > 1.6 * alone.throughput_tokens_per_s
+    assert {replica for replica, _, _ in both.passes} == {0, 1}
+
+
+def test_requests_that_no_cache_holds_are_refused(make_problem):
+    problem, replicas = problem_and_replicas(make_problem)
+    longest = problem.model.max_sequence
+    with pytest.raises(SpecError, match="request 2"):
+        replay(problem, replicas, [Request(0, 8, 8), Request(0, longest, 8)])
+    with pytest.raises(SpecError, match="at least one"):
+        replay(problem, replicas, [])
+
+
+def test_draws_follow_the_histogram(tmp_path):
+    text = "requests: 4000\nrate_per_s: 5\nprompt_tokens: {16: 3, 64: 1}\nnew_tokens: 7\n"
+    (tmp_path / "t.yaml").write_text(text)
+    drawn = load_traffic(tmp_path / "t.yaml")
+    assert np.mean([r.prompt_tokens == 16 for r in drawn]) == pytest.approx(0.75, abs=0.03)
+    assert {r.new_tokens for r in drawn} == {7}
+    assert len(drawn) / drawn[-1].arrival_s == pytest.approx(5, rel=0.1)
+    assert drawn == load_traffic(tmp_path / "t.yaml")
+    assert load_traffic(tmp_path / "t.yaml", rate_per_s=50)[-1].arrival_s < drawn[-1].arrival_s
+
+
+def test_traces_are_read_with_either_names(tmp_path):
+    path = tmp_path / "trace.csv"
+    path.write_text("arrived_at,num_prefill_tokens,num_decode_tokens\n2.5,10,3\n1.5,20,4\n")
+    assert load_traffic(path) == (Request(0.0, 20, 4), Request(1.0, 10, 3))
+    assert load_traffic(path, rate_per_s=10)[-1].arrival_s == pytest.approx(0.1)
+    for text, what in (
+        ("a,b\n1,2\n", "line 2"), ("", "0 requests"),
+        ("arrived_at_s,prompt_tokens,new_tokens\n1,0,3\n", "prompt_tokens"),
+        ("arrived_at_s,prompt_tokens,new_tokens\nnan,1,3\n", "arrival_s"),
+    ):  # fmt: skip
+        path.write_text(text)
+        with pytest.raises(SpecError, match=what):
+            load_traffic(path)
+    fields = {"requests": 1, "rate_per_s": 1, "prompt_tokens": {}, "new_tokens": 1}
+    with pytest.raises(SpecError):
+        validate(Traffic, fields, "t")
