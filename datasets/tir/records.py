@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
+from foreplan.datasets.parquet import open_parquet, plain
 from foreplan.datasets.storage import write_atomically
 from foreplan.errors import MissingDataError, SpecError
 
@@ -129,16 +130,14 @@ def read_records(paths: Path | Iterable[Path]) -> Iterator[ProgramRecord]:
         MissingDataError: a folder without shards, or no such file.
         SpecError: a file that is no Parquet or of another schema.
     """
-    import pyarrow.parquet as pq  # type: ignore[import-untyped,unused-ignore]
-
     for path in _shards([paths] if isinstance(paths, Path) else list(paths)):
         try:
-            with pq.ParquetFile(path) as file:
+            with open_parquet(path, nested=True) as file:
                 found = (file.schema_arrow.metadata or {}).get(b"schema", b"").decode()
                 if found != SCHEMA:
                     raise SpecError(f"{path}: schema", got=found, expected=SCHEMA)
                 for batch in file.iter_batches(256):
-                    for row in batch.to_pylist():
+                    for row in plain(batch, str(path)).to_pylist():
                         for name in ("networks", "calls", "families"):
                             row[name] = tuple(row[name])
                         yield ProgramRecord(**row)

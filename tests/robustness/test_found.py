@@ -27,6 +27,8 @@ from foreplan.cost_models.tree_ensemble import TreeEnsemble
 from foreplan.datasets.importers import read_operators
 from foreplan.datasets.profile_journal import SCHEMA, ProfileJournal
 from foreplan.datasets.specs import load_document, validate
+from foreplan.datasets.tir.records import SCHEMA as SHARD_SCHEMA
+from foreplan.datasets.tir.records import read_records
 from foreplan.datasets.tir.task import decode_module
 from foreplan.errors import ForeplanError, SpecError
 from foreplan.planner.bubbles.actions import parse_order
@@ -308,3 +310,39 @@ def test_an_export_that_cannot_be_written_leaves_no_folder(
     with pytest.raises(SpecError):
         export_plan(plan, "torchrun", tmp_path / "a" / "b")
     assert list(tmp_path.iterdir()) == []
+
+
+def _parquet(path: Path, columns: dict[str, Any], metadata: dict[str, str] | None = None) -> None:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    table = pa.table(columns)
+    pq.write_table(table.replace_schema_metadata(metadata), path, compression="zstd")
+
+
+def test_a_dictionary_that_stands_for_terabytes(tmp_path: Path) -> None:
+    """One text of 4 MiB, a million times: a file of some kilobytes, 4 TB once written out."""
+    import pyarrow as pa
+
+    rows, path = 1_000_000, tmp_path / "o.parquet"
+    ones = pa.DictionaryArray.from_arrays(pa.array([0] * rows, pa.int32()), ["x" * (4 << 20)])
+    _parquet(path, {"op": ones, "latency_s": pa.array([1.0] * rows)})
+    assert path.stat().st_size < 1 << 20
+    with bounded(), pytest.raises(SpecError, match="bytes of text"):
+        read_operators(path, "foreplan")
+    _parquet(path, {"task_name": ones.slice(0, 2000)}, {"schema": SHARD_SCHEMA})
+    with bounded(), pytest.raises(SpecError, match="bytes of text"):
+        list(read_records(path))
+
+
+def test_numbers_that_stand_for_gigabytes(tmp_path: Path) -> None:
+    import pyarrow as pa
+
+    path = tmp_path / "o.parquet"
+    _parquet(path, {f"c{n}": pa.array(np.ones(1_000_000)) for n in range(24)})
+    assert path.stat().st_size < 1 << 20
+    with bounded(), pytest.raises(SpecError, match="cells"):
+        read_operators(path, "foreplan")
+    _parquet(path, {"l": pa.array([[1.0] * 1000] * 10)})
+    with pytest.raises(SpecError, match="lists"):
+        read_operators(path, "foreplan")
