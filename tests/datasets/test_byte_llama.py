@@ -8,8 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from foreplan.datasets import byte_llama
-from foreplan.datasets.byte_llama import ByteLlama, main, train_byte_llama
+from foreplan.datasets.byte_llama import ByteLlama, bits_per_byte, main, train_byte_llama
+from foreplan.datasets.causal_lm import causal_lm
 from foreplan.datasets.model import load_model
+from foreplan.datasets.model_zoo import pretrained_folders
 from foreplan.datasets.weights import FolderWeights
 from foreplan.errors import SpecError
 
@@ -102,3 +104,15 @@ def test_an_early_stop_may_come_late_but_not_too_late(tmp_path, short_text):
 def test_wrong_settings_are_one_line(tmp_path, capsys):
     assert main([str(tmp_path / "x"), "--layers", "0"]) == 2
     assert "layers" in capsys.readouterr().err
+
+
+def test_the_model_that_comes_along_is_what_its_card_says():
+    folder = pretrained_folders()["byte-llama"]
+    card = json.loads((folder / "card.json").read_text())
+    assert sum(file.stat().st_size for file in folder.iterdir()) <= 8 << 20
+    model = load_model("byte-llama")
+    assert (model.weights, model.vocab, model.parameters) == ("trained", 256, card["parameters"])
+    assert set(card["settings"]) == set(ByteLlama.model_fields)
+    # Other Pythons have other sources; four times as much text would be within 1 %.
+    found = bits_per_byte(causal_lm(model), "test", model.max_sequence, most=32)
+    assert found == pytest.approx(card["bits_per_byte"]["test"], rel=0.15)
