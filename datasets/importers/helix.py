@@ -31,8 +31,8 @@ class _Shape(NamedTuple):
 #: Layer shapes, from the models' published ``config.json``.
 _SHAPES = {"llama1_30b": _Shape(6656, 17920, 52), "llama2_70b": _Shape(8192, 28672, 64)}
 
-#: Cached positions behind a decode measurement; Helix does not say, and a layer of 6,656 features
-#: hardly feels it. Assumed.
+#: Cached positions behind a decode measurement; Helix does not say. Assumed; batches of more than
+#: some 50 requests feel it (docs/results/serving_simulated.md).
 _DECODE_CONTEXT = 512.0
 
 #: Helix says ``a100`` and ``v100``; its paper says which.
