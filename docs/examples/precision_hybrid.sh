@@ -20,7 +20,7 @@ network_options: {width: 128, layers: 3, heads: 4, context: 64}
 batch: 8
 steps: 4
 optimizer: sgd
-learning_rate: 0.3
+learning_rate: 0.1
 precisions: [fp32, bf16, int8, int8-all]
 YAML
 study() { python -m foreplan.planner.precision.hybrid_training "$@"; }
