@@ -2,7 +2,7 @@
 
 import pytest
 
-from foreplan.planner.bubbles.scaling import PUBLISHED, Prediction, predict, table
+from foreplan.planner.bubbles.scaling import PUBLISHED, Prediction, limits, predict, table
 
 
 def test_published_rows_have_the_papers_gains():
@@ -22,3 +22,13 @@ def test_a_row_is_simulated_and_written():
     assert isinstance(found, Prediction)
     assert text.count("| 3072 (16) |") == 3
     assert text.count("fitted") == 2
+
+
+def test_what_the_published_rows_rule_out():
+    text = limits()
+    assert "5.69 s for the third, -3.1%" in text
+    assert "11.0, 11.0, 11.0" in text
+    # Filled is not saved: the slower the step, the more of it is lost.
+    lost = [float(line.split("|")[-2].split()[0]) for line in text.splitlines() if "ms |" in line]
+    assert lost == sorted(lost, reverse=True)
+    assert len(lost) == 3
