@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import json
 import re
+import socket
 from collections.abc import Mapping
 from dataclasses import replace
 from types import TracebackType
@@ -85,11 +86,12 @@ class RpcSite:
         self.devices: tuple[TargetDevice, ...] = ()
 
     def __enter__(self) -> Self:
-        with WorkerProcess(program_environment()) as worker:
-            try:
+        try:  # TVM itself tries for a minute, and takes seconds to load
+            socket.create_connection(self._tracker[:2], timeout=10.0).close()
+            with WorkerProcess(program_environment()) as worker:
                 found = worker.ask({"do": "board", "board": self._tracker}, _CONNECT_S)
-            except ChildEnded as ended:
-                found = {"error": str(ended)}
+        except (OSError, ChildEnded) as error:
+            found = {"error": str(error)}
         if "error" in found:
             raise MissingDataError(
                 f"no board {self._tracker.key} at {self._tracker.host}:{self._tracker.port}: "

@@ -136,6 +136,8 @@ def test_a_session_that_is_lost_is_a_failure_and_the_next_one_works(
 def test_boards_that_are_not_there_are_named(board: Tracker, tmp_path: Path) -> None:
     with pytest.raises(MissingDataError, match="the tracker knows board"):
         RpcSite(board._replace(key="other"), NAME, chip="x").__enter__()
+    with pytest.raises(MissingDataError, match="refused"):
+        RpcSite(Tracker("127.0.0.1", 1, "board"), NAME, chip="x").__enter__()
     with pytest.raises(SpecError, match="--chip"):
         RpcSite(board, NAME).__enter__()
     with pytest.raises(SpecError, match="cortex"):
