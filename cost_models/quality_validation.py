@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -35,6 +36,8 @@ FloatArray = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.int64]
 
 BITS = (8, 4, 3)
+#: Average bits at which the indicators' own plans are compared.
+AVERAGES = (3.5, 4.5, 6.0, 8.0)
 
 
 class Study:
@@ -90,6 +93,40 @@ class Study:
             {"bits": list(plan), "kl": kl, "nats": nats}
             for plan, (kl, nats) in zip(plans, found, strict=True)
         ]
+
+    def chosen(self, omegas: dict[str, FloatArray]) -> dict[str, dict[str, tuple[float, float]]]:
+        """(KL, cross-entropy) of each indicator's best plan, by average bits; held-out text."""
+        layers = self.decoder.model.layers
+        plans = {
+            (f"{average:g}", name): least_loss_plan(omega, math.floor(average * layers))
+            for average in AVERAGES
+            for name, omega in omegas.items()
+        }
+        ids = self.ids("held_out", 0)
+        found = indicators.plan_quality(self.decoder, ids, list(plans.values()))
+        result: dict[str, dict[str, tuple[float, float]]] = {}
+        for (average, name), figures in zip(plans, found, strict=True):
+            result.setdefault(average, {})[name] = figures
+        return result
+
+
+def least_loss_plan(omega: FloatArray, total: int) -> tuple[int, ...]:
+    """Bits of every layer, 16 or of `BITS`, with the least sum of losses within ``total`` bits.
+
+    Args:
+        omega: ``[layers, BITS]``.
+        total: most bits over all layers; enough for the fewest.
+    """
+    best: dict[int, tuple[float, tuple[int, ...]]] = {0: (0.0, ())}
+    for row in omega:
+        longer: dict[int, tuple[float, tuple[int, ...]]] = {}
+        for used, (loss, plan) in best.items():
+            for count, more in zip((16, *BITS), (0.0, *row), strict=True):
+                key, made = used + count, (loss + float(more), (*plan, count))
+                if key <= total and (key not in longer or made < longer[key]):
+                    longer[key] = made
+        best = longer
+    return min(best.values())[1]
 
 
 def spearman_by_bits(indicator: FloatArray, measured: FloatArray) -> list[float]:
@@ -153,6 +190,8 @@ def run(study: Study, file: Path, seeds: Sequence[int], plans: int) -> dict[str,
         for name, make in study.indicators(seed).items():
             part(f"{name}/{seed}", make)
     part("mixed", lambda: study.mixed(plans, 0))
+    first = {n: np.array(done[f"{n}/{seeds[0]}"]) for n in study.indicators(seeds[0])}
+    part("chosen", lambda: study.chosen(first))
     return done
 
 
@@ -176,6 +215,16 @@ def table(done: dict[str, Any], seeds: Sequence[int]) -> str:
             f"| {name} | {found['plans']} | {found['r2']:.3f} | {found['r2_log']:.3f} | "
             f"{found['median_error']:.1%} | {found['spearman']:.3f} |"
         )
+    chosen = done["chosen"]
+    nats = done["mixed"][0]["nats"]
+    lines += ["", f"| plan by | {' | '.join(f'{a} bits' for a in chosen)} |"]
+    lines.append("|---|" + "---|" * len(chosen))
+    for name in next(iter(chosen.values())):
+        cells = [
+            f"{kl:.2e}, {math.expm1(loss - nats):+.3%}"
+            for kl, loss in (chosen[average][name] for average in chosen)
+        ]
+        lines.append(f"| {name} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
 

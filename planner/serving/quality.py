@@ -18,6 +18,11 @@ from foreplan.errors import SpecError
 from foreplan.planner.serving.spec import ServingWorkload
 from foreplan.solvers.chain_problem import FloatArray
 
+#: ``measured``: docs/results/quality.md.
+_WEIGHTS_ALONE = (
+    "quality losses are from the weights alone, which order layers badly: name a text or a table"
+)
+
 
 @dataclass(frozen=True)
 class PlanQuality:
@@ -58,7 +63,7 @@ def plan_quality(model: Model, workload: ServingWorkload, seed: int) -> PlanQual
             )  # fmt: skip
         omega = _of_weights(model, _stamp(model), workload.bits)
         told = model.weights == "trained"
-        said = ("quality losses are from the weights alone",) if told else ()
+        said = (_WEIGHTS_ALONE,) if told else ()
         return PlanQuality(omega, workload.max_omega, None, said)
     where = f"{table.indicator} on {table.windows} windows of {table.length} tokens of {table.text}"
     notes = [f"quality losses are {where} ({table.text_digest}), seed {table.seed}"]
