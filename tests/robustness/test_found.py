@@ -346,3 +346,10 @@ def test_numbers_that_stand_for_gigabytes(tmp_path: Path) -> None:
     _parquet(path, {"l": pa.array([[1.0] * 1000] * 10)})
     with pytest.raises(SpecError, match="lists"):
         read_operators(path, "foreplan")
+
+
+def test_a_parquet_footer_that_ends_the_interpreter(tmp_path: Path) -> None:
+    """Asking pyarrow for a damaged column's facts was ``std::terminate``."""
+    reader = READERS["operators-parquet-bytes"]
+    for seed in (187, 188, 189):
+        outcome(partial(reader.attempt, tmp_path / "x", reader.mutant(seed)))
