@@ -167,7 +167,8 @@ def _quality() -> Any:
     model = load_model("demo-llama-random")
     return {
         "schema": "foreplan.quality/1", "model": model.name,
-        "weights_digest": weights_digest(model), "indicator": "measured_kl", "bits": [8, 4], "omega": [[1e-6, 1e-4]] * model.layers,
+        "weights_digest": weights_digest(model), "indicator": "measured_kl",
+        "bits": [8, 4], "omega": [[1e-6, 1e-4]] * model.layers,
         "text": "stdlib", "text_digest": "0" * 16, "windows": 16, "length": 255, "seed": 0,
         "curve": {"perplexity": 4.2, "coefficient": 1.0, "exponent": 1.0, "largest_omega": 1e-3,
                   "plans": 16, "error": 0.1},
