@@ -11,6 +11,8 @@ from typing import Any
 
 import numpy as np
 
+from foreplan.datasets.specs import validate
+from foreplan.errors import SpecError
 from foreplan.planner.verify.runtime import Record
 from foreplan.planner.verify.verification import Device
 from foreplan.planner.verify.wire import Message, WireGarbled
@@ -84,13 +86,10 @@ def device_of(answer: Message, label: str) -> Device:
         WireGarbled: not such facts.
     """
     told = answer.get("ready")
+    if not isinstance(told, dict):
+        raise WireGarbled("a rank that does not say what it is")
+    names = ("torch", "threads", "cores", "cpu_capability", "gpu")
     try:
-        if not isinstance(told, dict):
-            raise TypeError
-        return Device(
-            label=label, torch=str(told["torch"]), threads=whole(told, "threads"),
-            cores=tuple(told["cores"]), cpu_capability=str(told["cpu_capability"]),
-            gpu=told.get("gpu"),
-        )  # fmt: skip
-    except (KeyError, TypeError, ValueError) as error:
-        raise WireGarbled("a rank that does not say what it is") from error
+        return validate(Device, {"label": label} | {n: told.get(n) for n in names}, "ready")
+    except SpecError as error:
+        raise WireGarbled(f"a rank that does not say what it is ({error})") from error

@@ -37,8 +37,9 @@ from foreplan.planner.bubbles.spec import BubblesWorkload
 from foreplan.planner.export.exporter import export_plan
 from foreplan.planner.plan import Plan
 from foreplan.planner.precision.spec import PrecisionWorkload
+from foreplan.planner.verify.answers import device_of
 from foreplan.planner.verify.launch import Fleet
-from foreplan.planner.verify.wire import parse_endpoint
+from foreplan.planner.verify.wire import WireGarbled, parse_endpoint
 
 READERS = readers()
 
@@ -353,3 +354,10 @@ def test_a_parquet_footer_that_ends_the_interpreter(tmp_path: Path) -> None:
     reader = READERS["operators-parquet-bytes"]
     for seed in (187, 188, 189):
         outcome(partial(reader.attempt, tmp_path / "x", reader.mutant(seed)))
+
+
+def test_half_a_character_in_what_a_rank_says() -> None:
+    told = {"torch": "\ud800", "threads": 1, "cores": [0], "cpu_capability": "AVX2", "gpu": None}
+    with pytest.raises(WireGarbled):
+        device_of({"ready": told}, "x/cpu")
+    assert device_of({"ready": told | {"torch": "2"}}, "x/cpu").cores == (0,)
