@@ -416,7 +416,8 @@ class _Split:
             for group, copies in assignment.copies
             for _ in range(copies)
         ]
-        alone = {group: self._seconds(replica) for replica, group in reversed(made)}
+        first = {group: replica for replica, group in reversed(made)}
+        alone = {group: self._seconds(replica) for group, replica in first.items()}
         rounds = deal_requests(
             [alone[group] for _, group in made], [replica.batch for replica, _ in made],
             requests_of(self.problem),
