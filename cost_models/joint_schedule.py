@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -74,7 +75,7 @@ def joint_schedule(parts: Sequence[tuple[Schedule, int]]) -> Schedule:
             needed += len(own)
             meetings += int(schedule.rendezvous.max(initial=-1)) + 1
         devices += schedule.devices
-    joined = {name: np.concatenate(arrays) for name, arrays in columns.items()}
+    joined: dict[str, Any] = {name: np.concatenate(arrays) for name, arrays in columns.items()}
     return Schedule(
         devices=tuple(devices), works=tuple(works), ops=tuple(ops), items=tuple(items),
         resources=tuple(resources), resource_sets=tuple(sets), pressure=np.concatenate(pressure),

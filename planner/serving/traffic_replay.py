@@ -199,7 +199,7 @@ class _Server:
         self.cache_tokens = _cache_tokens(planned, decision)
         self.most_cached = 0.0
         self._works: dict[tuple[int, str, int, int], tuple[Segment, float]] = {}
-        self._hops: dict[tuple[str, int, int, int], tuple[Work, float]] = {}
+        self._hops: dict[tuple[str, int, int, int], tuple[Collective, float]] = {}
         planned_s = sum(self._pass_s(PREFILL, 1, workload.prompt_tokens)) + sum(
             self._pass_s(DECODE, batch, workload.prompt_tokens)
         )

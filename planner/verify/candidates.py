@@ -109,7 +109,6 @@ class Candidate:
                 expected="one rank a GPU: slices of one GPU slow each other down",
             )  # fmt: skip
 
-
     def _check_memory(self, host: str | None) -> None:
         """Refuse before anything is loaded: the plan's sizes are whatever its author wrote."""
         import psutil
@@ -208,10 +207,11 @@ def _rivals(
     others: Sequence[Candidate],
 ) -> list[Candidate]:
     if costs is None:
-        from foreplan.cost_models.book import Profiles, cost_book, cost_choice
+        from foreplan.cost_models.book import Profiles, cost_book, cost_choice_or_table
 
         costs = cost_book(
-            plan.cluster, Profiles.of(plan.cluster, Path()), cost_choice(plan.provenance.costs),
+            plan.cluster, Profiles.of(plan.cluster, Path()),
+            cost_choice_or_table(plan.provenance.costs),
             given=planner.given(problem.workload),
         )  # fmt: skip
     priced: Problem[Any] = Problem(

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from foreplan.cost_models.book import Profiles, cost_book, cost_choice
+from foreplan.cost_models.book import Profiles, cost_book, cost_choice_or_table
 from foreplan.cost_models.costs import CostBook
 from foreplan.datasets.storage import exclusive, write_atomically
 from foreplan.errors import VerificationError
@@ -113,7 +113,9 @@ def _costs(plan: Plan, folder: Path) -> CostBook:
     chosen = planner(plan.kind)
     given = chosen.given(problem_of(plan, chosen).workload)
     profiles = Profiles.of(plan.cluster, folder)
-    return cost_book(plan.cluster, profiles, cost_choice(plan.provenance.costs), given=given)
+    return cost_book(
+        plan.cluster, profiles, cost_choice_or_table(plan.provenance.costs), given=given
+    )
 
 
 def _show_sketch(run: VerificationRun, rounds: int, as_json: bool, console: Console) -> None:

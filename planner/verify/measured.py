@@ -96,8 +96,9 @@ def _meetings(schedule: Schedule, start: IntArray, end: IntArray) -> None:
         meetings[int(schedule.rendezvous[i])].append(int(i))
     for members in meetings.values():
         met = start[members].max()
-        for i in members:  # the root of a broadcast may have been done before all had come
-            start[i] = met if end[i] >= met else start[i]
+        for member in members:  # the root of a broadcast may have been done before all had come
+            if end[member] >= met:
+                start[member] = met
 
 
 def _queues(
