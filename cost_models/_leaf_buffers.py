@@ -11,16 +11,15 @@ from typing import Any
 import numpy as np
 
 from foreplan.cost_models import _leaf_names as names
-from foreplan.cost_models._leaf_lanes import MAX_DIMS, spans
+from foreplan.cost_models._leaf_lanes import MAX_DIMS, place, spans
 from foreplan.cost_models._leaf_loops import (
+    BLOCK,
     THREAD_X,
     THREAD_YZ,
     VIRTUAL,
-    address,
     buffer,
     common_loops,
     log,
-    moved,
     set_highest,
 )
 from foreplan.cost_models._tir_compiled import part
@@ -47,6 +46,9 @@ def allocation_entries(
     """
     count = leaves[number, LOOPS]
     zeros, highest = np.zeros(extents.size, dtype=np.int64), np.zeros(extents.size, dtype=np.int64)
+    bound = False
+    for loop in range(count):
+        bound = bound or running[loop] in (BLOCK, THREAD_X, THREAD_YZ)
     # Allocation: what lives at once below the loops that are common to all users of the buffer.
     stored = shared = local = 0.0
     for slot in range(distinct):
@@ -59,7 +61,7 @@ def allocation_entries(
             mask = everything & ~((1 << common) - 1)
             for loop in range(count):
                 kind = running[loop]
-                if scope == 0 or (
+                if (scope == 0 and bound) or (
                     (scope == 1 and (kind in (THREAD_X, THREAD_YZ, VIRTUAL)))
                     or (scope == 2 and kind == VIRTUAL)
                 ):
@@ -68,9 +70,12 @@ def allocation_entries(
                     mask &= ~(1 << loop)
             set_highest(extents, count, mask, highest)
             evaluate(nodes, pool, alias, loop_of, zeros, highest, order, length, state)
-            bytes_now = width * touched(
-                nodes, pool, accesses, many, own[slot], shape, mask, extents, count, state
-            )[0]
+            bytes_now = (
+                width
+                * touched(
+                    nodes, pool, accesses, many, own[slot], shape, mask, extents, count, state
+                )[0]
+            )
             spans(nodes, pool, accesses, many, own[slot], shape, state, widths[slot])
         else:
             bytes_now = width * whole[slot]
@@ -91,7 +96,8 @@ def buffer_entries(
     nodes: Any, pool: Any, alias: Any, loop_of: Any, accesses: Any, many: int, own: Any,
     distinct: int, count: int, extents: Any, everything: int, jobs: int, threads: int,
     total: float, whole: Any, per_level: Any, whole_run: Any, inner: int, lane: int, order: Any,
-    length: int, state: Any, units: Any, requests: Any, out: Any,
+    length: int, state: Any, units: Any, requests: Any, widths: Any,
+    out: Any,
 ) -> None:  # fmt: skip
     """Fill the entries of the stored buffer and of the loads with most distinct bytes."""
     at = 0
@@ -147,16 +153,16 @@ def buffer_entries(
         out[at + 3] = log(thread_elements[slot] * width)
         set_highest(extents, count, 0, highest)
         evaluate(nodes, pool, alias, loop_of, zeros, highest, order, length, state)
-        start = address(nodes, pool, indices, shape, state)
+        start = place(nodes, pool, indices, widths[slot], state)
         for item in range(2):
             loop = inner if item == 0 else lane
             if loop >= 0:
                 highest[loop] = 1
-                place = moved(
-                    nodes, pool, alias, loop_of, zeros, highest, order, length, state, indices,
-                    shape,
+                evaluate(
+                    nodes, pool, alias, loop_of, highest, highest, order, length, state
                 )  # fmt: skip
-                out[at + 4 + item] = log(abs(place - start))
+                met = place(nodes, pool, indices, widths[slot], state)
+                out[at + 4 + item] = log(abs(met - start))
                 highest[loop] = 0
         reuse, distance = 1.0, 0.0
         for loop in range(count - 1, -1, -1):

@@ -15,7 +15,8 @@ from typing import Any
 import numpy as np
 
 from foreplan.cost_models import _tir_words as w
-from foreplan.cost_models._leaf_loops import SERIAL, UNROLLED, VECTOR, address, log
+from foreplan.cost_models._leaf_lanes import place
+from foreplan.cost_models._leaf_loops import SERIAL, UNROLLED, VECTOR, log
 from foreplan.cost_models._tir_compiled import part
 from foreplan.cost_models._tir_regions import INDIRECT, evaluate, iterations
 from foreplan.cost_models._tir_walk import (
@@ -131,66 +132,75 @@ def _executions(mask: int, everything: int, extents: Any, count: int) -> Any:
 
 @part
 def _kept_divisions(
-    nodes: Any, pool: Any, alias: Any, indices: int, loop: int, extent: float, state: Any,
-    stack: Any,
-) -> Any:  # fmt: skip
-    """Divisions of an access's indices that depend on a loop: simplified, and left as they are."""
-    simple = kept = 0
-    top = 0
-    for dim in range(size(nodes, indices)):
-        stack[top] = member(nodes, pool, indices, dim)
-        top += 1
-    visits = 0
-    while top > 0:
-        top -= 1
-        visits += 1
-        row = stack[top]
-        if row == 0 or visits > 500 or top > stack.size - 8:
-            continue
+    nodes: Any, pool: Any, alias: Any, loop_of: Any, loop: int, extent: float, order: Any,
+    length: int, divided: Any,
+) -> None:  # fmt: skip
+    """What divisions make of a loop in every ordered expression.
+
+    Fills ``divided``: 0 does not change along the loop, 1 changes, 2 changes with a division that
+    TVM simplifies, 3 with one that it leaves as it is, 4 with both.
+    """
+    for number in range(length):
+        row = order[number]
         kind = nodes[row, _KIND]
-        if not state[row, 2] >> loop & 1:
-            continue
+        found = 0
         if kind == _VARIABLE:
-            stack[top] = alias[row]
-            top += 1
-        elif kind == _CAST:
-            stack[top] = ref(nodes, row, _A)
-            top += 1
-        elif _ADD <= kind <= _MAX:
-            if kind in (_FLOOR_DIV, _FLOOR_MOD, _DIV, _MOD):
+            if alias[row] > 0:
+                found = divided[alias[row]]
+            elif loop_of[row] == loop:
+                found = 1
+        elif kind in (_LOAD, _CALL):
+            inner = ref(nodes, row, _B)
+            for item in range(min(size(nodes, inner), 16)):
+                if divided[member(nodes, pool, inner, item)] > 0:
+                    found = 3
+        elif kind in (_CAST, _NOT):
+            found = divided[ref(nodes, row, _A)]
+        elif _SELECT <= kind < _NOT:
+            a, b = divided[ref(nodes, row, _A)], divided[ref(nodes, row, _B)]
+            found = max(a, b)
+            if min(a, b) >= 2 and a != b:
+                found = 4
+            if a > 0 and kind in (_FLOOR_DIV, _FLOOR_MOD, _DIV, _MOD):
                 divisor = constant(nodes, ref(nodes, row, _B), 1)
                 if divisor > 1:
-                    if extent % divisor == 0 or divisor % extent == 0:
-                        simple += 1
+                    if divisor % extent == 0 and a < 3:
+                        found = 0 if kind in (_FLOOR_DIV, _DIV) else 2
+                    elif extent % divisor == 0:
+                        found = 2 if a < 3 else 4
                     else:
-                        kept += 1
-            stack[top], stack[top + 1] = ref(nodes, row, _A), ref(nodes, row, _B)
-            top += 2
-        elif kind in (_LOAD, _CALL):
-            kept += 1
-    return simple, kept
+                        found = 3 if a != 2 else 4
+        divided[row] = found
 
 
 @part
-def _ways(
-    nodes: Any, pool: Any, alias: Any, loop_of: Any, accesses: Any, many: int, shapes: Any,
-    loop: int, extent: float, at: Any, order: Any, length: int, state: Any, stack: Any, ways: Any,
+def ways_along(
+    nodes: Any, pool: Any, alias: Any, loop_of: Any, accesses: Any, many: int, slots: Any,
+    widths: Any, loop: int, extent: float, at: Any, order: Any, length: int, state: Any,
+    ways: Any, steps: Any,
 ) -> None:  # fmt: skip
-    """How each access goes along a loop while the others stand still."""
+    """How each access goes along a loop while the others stand still, and by how many elements."""
     places = np.zeros((3, many))
     for turn in range(3):
         at[:] = 0
         at[loop] = (0, 1, int(extent) - 1)[turn]
         evaluate(nodes, pool, alias, loop_of, at, at, order, length, state)
         for item in range(many):
-            places[turn, item] = address(nodes, pool, accesses[item, INDICES], shapes[item], state)
+            places[turn, item] = place(
+                nodes, pool, accesses[item, INDICES], widths[slots[item]], state
+            )
+    divided = np.zeros(nodes.shape[0], dtype=np.int8)
+    _kept_divisions(nodes, pool, alias, loop_of, loop, extent, order, length, divided)
     for item in range(many):
         step = places[1, item] - places[0, item]
         straight = places[2, item] - places[0, item] == step * (extent - 1)
-        simple, kept = _kept_divisions(
-            nodes, pool, alias, accesses[item, INDICES], loop, extent, state, stack
-        )
-        if not straight or (kept > 0 and (simple > 0 or step != 1.0)):
+        simple = kept = False
+        for dim in range(size(nodes, accesses[item, INDICES])):
+            found = divided[member(nodes, pool, accesses[item, INDICES], dim)]
+            simple = simple or found in (2, 4)
+            kept = kept or found >= 3
+        steps[item] = step
+        if not straight or (kept and (simple or step != 1.0)):
             ways[item] = SCATTERED
         elif step == 0.0:
             ways[item] = STAYS
@@ -200,18 +210,22 @@ def _ways(
 
 @part
 def code_entries(
-    nodes: Any, pool: Any, alias: Any, loop_of: Any, accesses: Any, many: int, shapes: Any,
-    value: int, predicate: int, own: int, step: float, count: int, extents: Any,
+    nodes: Any, pool: Any, alias: Any, loop_of: Any, accesses: Any, many: int, slots: Any,
+    widths: Any, value: int, predicate: int, own: int, step: float, count: int, extents: Any,
     running: Any, everything: int, jobs: int, reducing: int, total: float, lane: int, order: Any,
     length: int, state: Any, meant: Any, rows: Any, stack: Any, out: Any,
-) -> None:  # fmt: skip
+) -> Any:  # fmt: skip
     """Fill the "code" entries of a leaf.
 
     ``meant`` is a second ``state``, of the stored value's expressions; ``rows`` and ``stack`` are
     scratch.
+
+    Returns:
+        Loops that run and that something depends on.
     """
     many = min(many, 16)
     at, ways = np.zeros(extents.size, dtype=np.int64), np.zeros(16, dtype=np.int64)
+    steps = np.zeros(16)
     roots = np.zeros(2 + 16 * many, dtype=np.int32)
     roots[0], roots[1] = value, predicate
     number = 2
@@ -223,7 +237,7 @@ def code_entries(
     meant[:, 2] = -1
     found = _collect(nodes, pool, alias, roots, number, meant, rows, stack)
     if found < 0:
-        return
+        return everything
     _masks(nodes, pool, alias, loop_of, rows, found, own, everything, meant)
 
     # Short innermost loops are unrolled whole; the next one is then what becomes vector code.
@@ -235,14 +249,22 @@ def code_entries(
             body += 1.0
         elif _SELECT <= kind <= _MAX and code >= 0 and _FLOATING_OF[code] > 0:
             body += 2.0 if kind in (_MIN, _MAX) else 1.0
-    # A loop that nothing depends on repeats its results: once is left of it.
+    # A loop that nothing depends on repeats its results: once is left of it, if what it repeats is
+    # straight code.
     touched, kept = 0, 0
     for item in range(many):
         for dim in range(size(nodes, accesses[item, INDICES])):
             touched |= meant[member(nodes, pool, accesses[item, INDICES], dim), 2]
-    for loop in range(count):
-        if running[loop] not in (SERIAL, UNROLLED, VECTOR) or (touched | reducing) >> loop & 1:
+    inside = 1.0
+    for loop in range(count - 1, -1, -1):
+        if (
+            running[loop] not in (SERIAL, UNROLLED, VECTOR)
+            or (touched | reducing) >> loop & 1
+            or (inside > step and inside * body > _UNROLLED_SIZE)
+        ):
             kept |= 1 << loop
+            if everything >> loop & 1 and running[loop] != VECTOR:
+                inside *= extents[loop]
     repeated = iterations(everything & ~kept, extents, count)
     everything &= kept
     total /= repeated
@@ -266,9 +288,9 @@ def code_entries(
         loop = inner if turn == 0 else lane
         if loop < 0:
             continue
-        _ways(
-            nodes, pool, alias, loop_of, accesses, many, shapes, loop, extents[loop], at, order,
-            length, state, stack, ways,
+        ways_along(
+            nodes, pool, alias, loop_of, accesses, many, slots, widths, loop, extents[loop], at,
+            order, length, state, ways, steps,
         )  # fmt: skip
         out[5 * turn] = ways[0]
         for item in range(1, many):
@@ -346,3 +368,4 @@ def code_entries(
     out[21] = 1.0 if inner >= 0 and reducing >> inner & 1 else 0.0
     out[22] = log(repeated - 1.0)
     out[23] = log(total / (extents[inner] if inner >= 0 else 1.0))
+    return everything

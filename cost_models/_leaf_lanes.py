@@ -54,11 +54,12 @@ def spans(
 
 
 @part
-def _place(nodes: Any, pool: Any, indices: int, widths: Any, state: Any) -> Any:
-    place = 0.0
+def place(nodes: Any, pool: Any, indices: int, widths: Any, state: Any) -> Any:
+    """Element that an access meets where every interval is a point, as its buffer is laid out."""
+    found = 0.0
     for dim in range(min(MAX_DIMS, size(nodes, indices))):
-        place = place * widths[dim] + state[member(nodes, pool, indices, dim), 0]
-    return place
+        found = found * widths[dim] + state[member(nodes, pool, indices, dim), 0]
+    return found
 
 
 @part
@@ -114,11 +115,11 @@ def lane_units(
                         rest //= int(extents[loop])
         evaluate(nodes, pool, alias, loop_of, at, at, order, length, state)
         for slot in range(distinct):
-            place = _place(nodes, pool, indices[slot], widths[slot], state)
+            met = place(nodes, pool, indices[slot], widths[slot], state)
             if lane == lanes:
-                steps[slot] = place - places[slot, 0]
+                steps[slot] = met - places[slot, 0]
             else:
-                places[slot, lane] = place
+                places[slot, lane] = met
     keys = np.zeros(_LANES * 16)
     per_bank = np.zeros(_BANKS, dtype=np.int64)
     for slot in range(distinct):
@@ -160,12 +161,12 @@ def lane_segments(
         for slot in range(distinct):
             for item in range(many):
                 if accesses[item, BUFFER] == own[slot]:
-                    place = _place(nodes, pool, accesses[item, INDICES], widths[slot], state)
+                    met = place(nodes, pool, accesses[item, INDICES], widths[slot], state)
                     break
-            step = place - before[slot]
+            step = met - before[slot]
             if turn == 0 or (step != 1.0 and step != 0.0):
                 units[slot] += 1.0
-            before[slot] = place
+            before[slot] = met
 
 
 @part

@@ -1,4 +1,4 @@
-"""Loops and buffers of a leaf: how a loop runs, what a buffer is, where an access lands.
+"""Loops and buffers of a leaf: how a loop runs, what a buffer is.
 
 Compiled; the smaller half of `_leaf_vector`.
 """
@@ -10,8 +10,7 @@ from typing import Any
 
 from foreplan.cost_models import _tir_words as w
 from foreplan.cost_models._tir_compiled import part
-from foreplan.cost_models._tir_regions import evaluate
-from foreplan.cost_models._tir_walk import LOOPS, constant, member, ref, size, tag, word
+from foreplan.cost_models._tir_walk import LOOPS, ref, tag, word
 
 _A, _B, _D, _G = 0, 1, 3, 6
 _KIND, _BUFFER_TYPE, _STRING = w.KIND, w.BUFFER_TYPE, w.STRING
@@ -78,32 +77,3 @@ def common_loops(loops: Any, leaves: Any, touches: Any, found: int, number: int,
                 shared += 1
             common = shared
     return common
-
-
-@part
-def address(nodes: Any, pool: Any, indices: int, shape: int, state: Any) -> Any:
-    """Element that an access meets where every interval is a point, row-major."""
-    place = 0.0
-    for dim in range(size(nodes, indices)):
-        extent = 1
-        if dim < size(nodes, shape):
-            extent = constant(nodes, member(nodes, pool, shape, dim), 1)
-        place = place * extent + state[member(nodes, pool, indices, dim), 0]
-    return place
-
-
-@part
-def moved(
-    nodes: Any, pool: Any, alias: Any, loop_of: Any, zeros: Any, highest: Any, order: Any,
-    length: int, state: Any, indices: int, shape: int,
-) -> Any:  # fmt: skip
-    """Element met at the upper end of every interval: with ``highest`` 1 for one loop, a step."""
-    evaluate(nodes, pool, alias, loop_of, zeros, highest, order, length, state)
-    place = 0.0
-    for dim in range(size(nodes, indices)):
-        extent = 1
-        if dim < size(nodes, shape):
-            extent = constant(nodes, member(nodes, pool, shape, dim), 1)
-        row = member(nodes, pool, indices, dim)
-        place = place * extent + state[row, 1]
-    return place

@@ -7,7 +7,7 @@ log2(1 + x).
 from __future__ import annotations
 
 #: Changes whenever an entry changes its meaning or place.
-FEATURE_VERSION = 3
+FEATURE_VERSION = 4
 
 #: Loads that have entries of their own, those with the most distinct bytes first.
 LOADS = 4
@@ -44,6 +44,25 @@ _CODE = (
     "flops", "quotients", "functions", "address_operations", "divisions",
     "independent_sums", "chained", "sums_innermost", "repeated", "inner_starts",
 )  # fmt: skip
+_BLOCK = (
+    "mode",
+    "lanes",
+    "crooked",
+    "carried",
+    "registers",
+    "bodies",
+    "iterations",
+    "operations",
+    "beside",
+    "broadcast",
+    "gathered",
+    "results",
+    "apart",
+    "hoisted_apart",
+    "spilled",
+    "chained",
+    "divisions",
+)
 _STRUCTURE = ("is_init", "reduces", "reads_own_result", "predicates", "overhang", "depth")
 _BUFFER = (
     "shared", "local", "indirect", "element_bytes", "accesses", "bytes", "unique_bytes",
@@ -64,6 +83,7 @@ FEATURE_NAMES: tuple[str, ...] = (
     "allocation.stored_bytes", "allocation.shared_bytes", "allocation.local_bytes",
     *(f"gpu.{name}" for name in _GPU),
     *(f"code.{name}" for name in _CODE),
+    *(f"block.{name}" for name in _BLOCK),
     *(f"store.{name}" for name in _BUFFER if name != "accesses"),
     *(
         f"load{number}.{name}"

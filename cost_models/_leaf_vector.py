@@ -13,6 +13,7 @@ import numpy as np
 from foreplan._compiled import compiled
 from foreplan.cost_models import _leaf_names as names
 from foreplan.cost_models import _tir_words as w
+from foreplan.cost_models._leaf_block import block_entries
 from foreplan.cost_models._leaf_buffers import allocation_entries, buffer_entries
 from foreplan.cost_models._leaf_code import code_entries
 from foreplan.cost_models._leaf_lanes import (
@@ -38,14 +39,12 @@ from foreplan.cost_models._leaf_loops import (
     how,
     log,
     product,
-    set_highest,
 )
+from foreplan.cost_models._leaf_memory import MEMORY_ENTRIES, memory_entries, region_levels
 from foreplan.cost_models._tir_compiled import STAMP, part
 from foreplan.cost_models._tir_regions import (
     arrange,
-    evaluate,
     iterations,
-    touched,
 )
 from foreplan.cost_models._tir_scan import scan
 from foreplan.cost_models._tir_walk import (
@@ -89,7 +88,6 @@ from foreplan.cost_models._tir_walk import (
 _A, _B, _C, _D, _E, _F, _G, _H = range(8)
 _KIND, _BUFFER_TYPE, _STRING = w.KIND, w.BUFFER_TYPE, w.STRING
 _BYTES_OF, _FLOATING_OF, _SCOPE_OF = w.BYTES_OF, w.FLOATING_OF, w.SCOPE_OF
-_CACHES = np.array(names.CACHE_SIZES, dtype=np.float64)
 _LOADS = names.LOADS
 _MAX_BUFFERS = 24
 
@@ -104,7 +102,6 @@ def _leaf(
     leaf = leaves[number]
     count, many = leaf[LOOPS], leaf[ACCESSES]
     extents = np.ones(MAX_LOOPS)
-    zeros, highest = np.zeros(MAX_LOOPS, dtype=np.int64), np.zeros(MAX_LOOPS, dtype=np.int64)
     running = np.zeros(MAX_LOOPS, dtype=np.int64)
     for loop in range(count):
         row = loops[number, loop]
@@ -176,28 +173,13 @@ def _leaf(
         if not known and distinct < _MAX_BUFFERS:
             own[distinct] = accesses[item, BUFFER]
             distinct += 1
-    levels = np.zeros((count + 1, distinct))
-    whole_run = np.ones(distinct)
-    per_level = np.zeros(count + 1)
-    device_level = np.zeros(count + 1)
-    for level in range(count, -1, -1):
-        mask = everything & ~((1 << level) - 1)
-        if level < count and not (everything >> level & 1 and extents[level] > 1):
-            levels[level] = levels[level + 1]  # a loop of one iteration touches nothing new
-            per_level[level], device_level[level] = per_level[level + 1], device_level[level + 1]
-            continue
-        set_highest(extents, count, mask, highest)
-        evaluate(nodes, pool, alias, loop_of, zeros, highest, order, length, state)
-        for slot in range(distinct):
-            shape, width, _, scope = buffer(nodes, own[slot])
-            if width < 0:
-                return UNKNOWN_DTYPE
-            levels[level, slot], whole_run[slot] = touched(
-                nodes, pool, accesses, many, own[slot], shape, mask, extents, count, state
-            )
-            per_level[level] += levels[level, slot] * width
-            if scope == 0:
-                device_level[level] += levels[level, slot] * width
+    levels, runs = np.zeros((count + 1, distinct)), np.ones((count + 1, distinct))
+    known_dtypes = region_levels(
+        nodes, pool, alias, loop_of, accesses, many, own, distinct, count, extents, everything,
+        order, length, state, levels, runs,
+    )  # fmt: skip
+    if not known_dtypes:
+        return UNKNOWN_DTYPE
 
     dtype = buffer(nodes, own[0])[2]
     flops = (
@@ -271,33 +253,19 @@ def _leaf(
     out[at + 5] = leaf[DEPTH]
     at += 6
 
-    # Memory: the outermost level whose data fits a cache is loaded once for each turn outside it.
-    unique = device_level[0]
-    out[at] = log(unique)
-    at += 1
-    for item in range(_CACHES.size):
-        level = 0
-        while level < count and per_level[level] > _CACHES[item]:
-            level += 1
-        traffic = device_level[level] * iterations(everything & ((1 << level) - 1), extents, count)
-        out[at] = log(traffic)
-        at += 1
-        if item == 2:
-            traffic_l1 = traffic
-        if item == 4:
-            traffic_l2 = traffic
-    out[at] = log(flops * total / max(1.0, unique))
-    out[at + 1] = log(flops * total / max(1.0, traffic_l1))
-    out[at + 2] = log(flops * total / max(1.0, traffic_l2))
-    at += 3
-
     widths = np.ones((distinct, MAX_DIMS))
+    allocated = at + MEMORY_ENTRIES
     shared, local = allocation_entries(
         nodes, pool, alias, loop_of, accesses, many, own, distinct, params, buffers, sizes,
         touches, found, leaves, loops, number, extents, running, everything, levels[0], order,
-        length, state, widths, out[at : at + 3],
+        length, state, widths, out[allocated : allocated + 3],
     )  # fmt: skip
-    at += 3
+    per_level = np.zeros(count + 1)
+    traffic_l1, traffic_l2 = memory_entries(
+        nodes, own, distinct, params, widths, levels, runs, leaf[KERNEL] > 0, everything, extents,
+        count, flops * total, per_level, out[at:allocated],
+    )  # fmt: skip
+    at = allocated + 3
     units, requests = np.zeros(distinct), np.zeros(distinct)
     if leaf[KERNEL] > 0:
         lane_units(
@@ -338,20 +306,31 @@ def _leaf(
         out[at + 3] = log(requests.sum() * all_jobs)
     out[at + 8] = leaf[PIPELINED]
     at += 9
-    shapes = np.zeros(many, dtype=np.int64)
+    slots = np.zeros(many, dtype=np.int64)
     for item in range(many):
-        shapes[item] = buffer(nodes, accesses[item, BUFFER])[0]
-    code_entries(
-        nodes, pool, alias, loop_of, accesses, many, shapes, ref(nodes, leaf[STORE], _A),
+        for slot in range(distinct):
+            if accesses[item, BUFFER] == own[slot]:
+                slots[item] = slot
+    kept = code_entries(
+        nodes, pool, alias, loop_of, accesses, many, slots, widths, ref(nodes, leaf[STORE], _A),
         ref(nodes, leaf[REALIZE], _D), own[0], float(leaf[UNROLL]), count, extents, running,
         everything, jobs, reducing, total, lane if lane >= 0 else inner, order, length, state,
         apart, rows, stack[512:], out[at : at + 24],
     )  # fmt: skip
+    whole = out[at + 10] == 0.0 and out[at + 4] == 0.0 and out[at] != 3.0
     at += 24
+    if leaf[KERNEL] == 0:
+        block_entries(
+            nodes, pool, alias, loop_of, accesses, many, own, distinct, slots, widths, count,
+            extents, running, kept, jobs, reducing, float(leaf[UNROLL]), flops,
+            min(operations[ADDS], operations[PRODUCTS]), whole, order, length, state,
+            out[at : at + 17],
+        )  # fmt: skip
+    at += 17
     buffer_entries(
         nodes, pool, alias, loop_of, accesses, many, own, distinct, count, extents, everything,
-        jobs, threads, total, levels[0], per_level, whole_run, inner, lane, order, length, state,
-        units, requests, out[at:],
+        jobs, threads, total, levels[0], per_level, runs[0], inner, lane, order, length, state,
+        units, requests, widths, out[at:],
     )  # fmt: skip
 
     totals[0] += flops * total

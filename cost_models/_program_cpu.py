@@ -21,6 +21,20 @@ _SUM_CYCLES, _CHEAP_CYCLES, _COSTLY_CYCLES, _CALL_CYCLES, _MISS_CYCLES = 4.0, 8.
 _LANES = 8.0
 _STORE_JUMPS, _STORE_SCATTERED = 2.0, 3.0
 
+_BLOCK = (
+    "bodies",
+    "operations",
+    "beside",
+    "broadcast",
+    "gathered",
+    "results",
+    "apart",
+    "hoisted_apart",
+    "spilled",
+    "chained",
+    "divisions",
+)
+_LATENCY_CYCLES, _WINDOW = 4.0, 256.0
 #: Names of the columns.
 PARTS = (
     "peak", "wide", "narrow", "iterations_wide", "iterations_narrow", "starts", "chained",
@@ -28,6 +42,7 @@ PARTS = (
     "cheap_narrow", "costly", "called", "quotients_wide", "quotients_narrow", "requests",
     "segments", "integer", "casts", "choices", "strided",
     *(f"traffic_{size}" for size in CACHE_SIZES),
+    *(f"block_{name}" for name in _BLOCK), "block_bound",
 )  # fmt: skip
 
 
@@ -58,6 +73,13 @@ def cpu_parts(counts: Counts) -> Floats:
     every = c.plain("arithmetic.cheap_functions") + c.plain("arithmetic.quotients")
     stride = np.minimum(c.plain("load0.stride_inner"), c.plain("load1.stride_inner"))
     stride = np.where(c.raw("load1.present") > 0, stride, c.plain("load0.stride_inner"))
+    # Instructions go on side by side, a chain of sums waits; few instructions let the next block's
+    # chain begin.
+    block = {name: c.plain(f"block.{name}") for name in _BLOCK}
+    asked = block["beside"] + block["broadcast"] + 2 * block["gathered"] + block["results"]
+    busy = 0.5 * np.maximum(block["operations"], asked)
+    each = (block["operations"] + asked) / np.maximum(1.0, block["bodies"])
+    chain = _LATENCY_CYCLES * block["chained"] / np.clip(_WINDOW / np.maximum(1.0, each), 1.0, 8.0)
     by_leaf = [
         c.plain("arithmetic.flops_per_iteration") * iterations / peak[c.table.device][c.program],
         wide(flops), narrow(flops), wide(iterations), narrow(iterations),
@@ -77,5 +99,6 @@ def cpu_parts(counts: Counts) -> Floats:
             c.plain(f"memory.traffic_{size}") / (_BYTES_PER_CYCLE * clock)
             for size in CACHE_SIZES
         ],
+        *[block[name] / clock for name in _BLOCK], np.maximum(busy, chain) / clock,
     ]  # fmt: skip
     return np.stack(by_leaf, 1)

@@ -142,9 +142,7 @@ def evaluate(
                 high = max(state[a, 1], state[b, 1])
         elif _SELECT <= kind < _NOT:
             a, b = ref(nodes, row, _A), ref(nodes, row, _B)
-            low, high = _combine(
-                kind, state[a, 0], state[a, 1], state[b, 0], state[b, 1]
-            )
+            low, high = _combine(kind, state[a, 0], state[a, 1], state[b, 0], state[b, 1])
         state[row, 0] = max(-_LIMIT, min(_LIMIT, low))
         state[row, 1] = max(-_LIMIT, min(_LIMIT, high))
 
@@ -199,7 +197,7 @@ def touched(
     Accesses of one buffer are taken together, as the stencil they usually are.
 
     Returns:
-        Elements, and the length of contiguous runs among them (last dimension).
+        Elements, and the length of contiguous runs among them.
     """
     elements, run, union, together = 1.0, 1.0, 0, 0.0
     dims = 0
@@ -224,5 +222,7 @@ def touched(
         span = max(1.0, min(span, running * together))
         union |= depends
         elements *= span
-        run = span
-    return max(1.0, min(elements, iterations(union & mask, extents, number) * together)), run
+        run = span if span < extent else run * span
+    return max(1.0, min(elements, iterations(union & mask, extents, number) * together)), max(
+        1.0, run
+    )

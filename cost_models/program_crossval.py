@@ -21,8 +21,9 @@ import numpy as np
 
 from foreplan.cost_models.baselines_programs import BASELINES, CdmppReleased, StoreFeatureEncoder
 from foreplan.cost_models.program_data import read_programs
+from foreplan.cost_models.program_fitting import fit_together
 from foreplan.cost_models.program_folds import SPLITS, Fold, folds
-from foreplan.cost_models.program_predictor import ProgramPredictor, fit_together
+from foreplan.cost_models.program_predictor import ProgramPredictor
 from foreplan.cost_models.program_table import ProgramTable
 from foreplan.datasets.storage import write_atomically
 from foreplan.errors import SpecError
@@ -77,7 +78,15 @@ def jobs(
                     yield Job(split, fold, model, seed)
 
 
-def make_model(name: str, *, seed: int, device: str, epochs: int | None, threads: int) -> Any:
+def make_model(
+    name: str,
+    *,
+    seed: int,
+    device: str,
+    epochs: int | None,
+    threads: int,
+    groups: int | None = None,
+) -> Any:
     """An unfitted model.
 
     Raises:
@@ -87,6 +96,8 @@ def make_model(name: str, *, seed: int, device: str, epochs: int | None, threads
         chosen: dict[str, Any] = {**VARIANTS[name], "torch_device": device, "threads": threads}
         if epochs:
             chosen["epochs"] = epochs
+        if groups is not None:
+            chosen["groups"] = groups
         return ProgramPredictor(seed=seed, **chosen)
     if name not in (*BASELINES, _OUR_LEAVES):
         raise SpecError(
@@ -158,7 +169,7 @@ def _score(
         predicted = model.predict(test)
     rows = np.flatnonzero(job.fold.test)
     arrays = {"rows": rows, "predicted_s": predicted}
-    if low is not None and high is not None:
+    if low is not None and high is not None and np.isfinite(low).all():
         arrays |= {"low_s": low, "high_s": high}
     facts = {
         "split": job.split, "fold": job.fold.name, "model": job.model, "seed": job.seed,
@@ -195,6 +206,7 @@ def main(arguments: Iterable[str] | None = None) -> None:
     parser.add_argument("--folds", nargs="+", help="only these, by name")
     parser.add_argument("--device", default="cpu", help="where networks are trained, as cuda")
     parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--groups", type=int, help="fits for the interval; 0 for none, trees alone")
     parser.add_argument("--epochs", type=int, help="of networks, for a quick look")
     parser.add_argument("--max-spread", type=float, default=0.5, help="of training labels")
     parser.add_argument("--together", type=int, default=1, help="folds that are fitted at once")
@@ -226,7 +238,7 @@ def main(arguments: Iterable[str] | None = None) -> None:
         models = [
             make_model(
                 name, seed=job.seed, device=options.device, epochs=options.epochs,
-                threads=options.threads,
+                threads=options.threads, groups=options.groups,
             )
             for job in batch
         ]  # fmt: skip

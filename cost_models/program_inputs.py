@@ -10,8 +10,15 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from foreplan.cost_models._leaf_names import FEATURE_NAMES as LEAF_FEATURES
 from foreplan.cost_models.program_bound import ProgramBound
-from foreplan.cost_models.program_estimate import WHOLE_NAMES, program_estimate
+from foreplan.cost_models.program_estimate import (
+    LEAF_NAMES,
+    PART_NAMES,
+    TERM_NAMES,
+    WHOLE_NAMES,
+    program_estimate,
+)
 from foreplan.cost_models.program_scale import ProgramScale
 from foreplan.cost_models.program_table import ProgramTable
 from foreplan.datasets.device import FEATURE_NAMES as DEVICE_FEATURES
@@ -34,6 +41,7 @@ class ProgramInputs(NamedTuple):
         device: figures on a scale of log10, NaN where unknown (N, figures), float32.
         program: number of each leaf's program (M).
         starts: first leaf of each program (N).
+        cpu: whether each program ran on a CPU (N).
     """
 
     scale_s: Floats
@@ -44,6 +52,7 @@ class ProgramInputs(NamedTuple):
     device: NDArray[np.float32]
     program: NDArray[np.int64]
     starts: NDArray[np.int64]
+    cpu: NDArray[np.bool_]
 
     @property
     def flat(self) -> NDArray[np.float32]:
@@ -88,9 +97,22 @@ def program_inputs(table: ProgramTable, scale: ProgramScale) -> ProgramInputs:
         device=np.log10(np.maximum(figures, 1e-12)).astype(np.float32)[table.device],
         program=program,
         starts=starts,
+        cpu=cpu,
     )
 
 
+#: Names of the columns of `ProgramInputs.flat`: of the leaf, of its program, of its device.
+FLAT_NAMES: tuple[str, ...] = (
+    *(f"leaf.{name}" for name in LEAF_FEATURES),
+    *(f"leaf.ln.{name}" for name in LEAF_NAMES),
+    *(f"leaf.share.{name}" for name in LEAF_NAMES),
+    "leaf.ln_seconds", "leaf.share",
+    *(f"program.{name}" for name in TERM_NAMES),
+    *(f"program.ln.{name}" for name in PART_NAMES),
+    *(f"program.share.{name}" for name in PART_NAMES),
+    "program.ln_seconds",
+    *(f"device.{name}" for name in DEVICE_FEATURES),
+)  # fmt: skip
 #: Entries of a device in `ProgramInputs.device`.
 DEVICE_ENTRIES = len(DEVICE_FEATURES)
 

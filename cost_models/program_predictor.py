@@ -12,10 +12,9 @@ the groups are kept and averaged; trees and scale are fitted once more on all ro
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, Self
+from typing import Any, Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,24 +26,20 @@ from sklearn.base import (  # type: ignore[import-untyped, unused-ignore]
 from foreplan.cost_models._leaf_names import FEATURE_VERSION
 from foreplan.cost_models.model_store import MISFITS, read_card, read_weights, write_model
 from foreplan.cost_models.program_estimate import PART_NAMES
-from foreplan.cost_models.program_folds import validation_groups
-from foreplan.cost_models.program_inputs import ProgramInputs, fit_scale, on_cpus, program_inputs
+from foreplan.cost_models.program_inputs import ProgramInputs, on_cpus, program_inputs
 from foreplan.cost_models.program_scale import ProgramScale
 from foreplan.cost_models.program_table import Floats, ProgramTable
-from foreplan.cost_models.program_training import TrainingRows, train_together
 from foreplan.cost_models.program_transformer import NetworkSettings, ProgramTransformer
 from foreplan.cost_models.program_trees import ProgramTrees
-from foreplan.cost_models.tree_ensemble import TreeEnsemble
 from foreplan.datasets.device import FEATURE_NAMES as DEVICE_FEATURES
 from foreplan.datasets.device import Device
 from foreplan.datasets.specs import validate
 from foreplan.errors import MissingDataError, SpecError
 
-SCHEMA = "foreplan.program-predictor/3"
+SCHEMA = "foreplan.program-predictor/4"
 
 #: Upper ends (seconds, predicted) of the ranges that are calibrated apart.
-_RANGES_S = (6e-6, 2e-5, 2e-4, float("inf"))
-_LEAST_ROWS = 40
+RANGES_S = (6e-6, 2e-5, 2e-4, float("inf"))
 
 
 class ProgramPredictor(RegressorMixin, BaseEstimator):  # type: ignore[misc, unused-ignore]
@@ -55,7 +50,8 @@ class ProgramPredictor(RegressorMixin, BaseEstimator):  # type: ignore[misc, unu
         depth: of a tree.
         tree_rate: learning rate of boosting.
         networks: transformers, one a group, at most ``groups``; 0 for none.
-        groups: of families, for the choice of weights and the interval.
+        groups: of families, for the choice of weights and the interval; 0 with trees alone for
+            none, and an interval of NaN.
         width: of a network.
         layers: of its encoder.
         epochs: passes over its training rows.
@@ -140,6 +136,8 @@ class ProgramPredictor(RegressorMixin, BaseEstimator):  # type: ignore[misc, unu
             )
         if self.rounds == 0 and self.networks == 0:
             raise SpecError("rounds and networks", got=0, expected="one of them above 0")
+        from foreplan.cost_models.program_fitting import fit_together
+
         return fit_together([self], [table], [seconds])[0]
 
     def continue_fit(
@@ -167,7 +165,7 @@ class ProgramPredictor(RegressorMixin, BaseEstimator):  # type: ignore[misc, unu
         inputs = program_inputs(table, self.scale_)
         logs = np.zeros(len(table))
         if self.trees_ and self.weight_ < 1:
-            logs += (1 - self.weight_) * np.log(_seconds(inputs, self.leaf_seconds(inputs)))
+            logs += (1 - self.weight_) * np.log(program_seconds(inputs, self.leaf_seconds(inputs)))
         if self.networks_ and self.weight_ > 0:
             logs += self.weight_ * np.mean(
                 [self._network_logs(network, table, inputs) for network in self.networks_], 0
@@ -176,15 +174,14 @@ class ProgramPredictor(RegressorMixin, BaseEstimator):  # type: ignore[misc, unu
 
     def leaf_seconds(self, inputs: ProgramInputs) -> Floats:
         """What the trees make of every leaf, seconds (M)."""
-        flat = inputs.flat
-        corrected = np.sum([trees.predict(flat) for trees in self.trees_], 0)
+        corrected = np.sum([trees.predict(inputs) for trees in self.trees_], 0)
         return np.asarray(inputs.leaf_s * np.exp(self.shift_ + corrected))
 
     def predict_interval(self, table: ProgramTable) -> tuple[Floats, Floats, Floats]:
         """Return seconds and the ends of the interval, each (N,)."""
         seconds = self.predict(table)
         row = on_cpus(table).astype(np.int64)
-        factor = np.exp(self.quantiles_[row, np.searchsorted(_RANGES_S, seconds)])
+        factor = np.exp(self.quantiles_[row, np.searchsorted(RANGES_S, seconds)])
         return seconds, seconds / factor, seconds * factor
 
     def embed(self, table: ProgramTable) -> NDArray[np.float32]:
@@ -225,7 +222,7 @@ class ProgramPredictor(RegressorMixin, BaseEstimator):  # type: ignore[misc, unu
             "trees": len(self.trees_),
             "weight": self.weight_,
             "shift": self.shift_,
-            "ranges_s": [limit for limit in _RANGES_S if np.isfinite(limit)],
+            "ranges_s": [limit for limit in RANGES_S if np.isfinite(limit)],
             **self.card_,
             **facts,
         }
@@ -273,7 +270,7 @@ class ProgramPredictor(RegressorMixin, BaseEstimator):  # type: ignore[misc, unu
         if model.scale_.weights.shape != (2, len(PART_NAMES)):
             raise ValueError(f"weights of {model.scale_.weights.shape[1:]} parts")
         model.trees_ = [
-            ProgramTrees(TreeEnsemble(part(f"trees{number}."))) for number in range(card["trees"])
+            ProgramTrees.from_arrays(part(f"trees{number}.")) for number in range(card["trees"])
         ]
         model.networks_ = [
             ProgramTransformer.from_arrays(model.settings(number), part(f"network{number}."))
@@ -283,7 +280,7 @@ class ProgramPredictor(RegressorMixin, BaseEstimator):  # type: ignore[misc, unu
         if not (0 <= model.weight_ <= 1 and abs(model.shift_) < 100):
             raise ValueError(f"weight {model.weight_}, shift {model.shift_}")
         model.quantiles_ = tensors["quantiles"]
-        if model.quantiles_.shape != (2, len(_RANGES_S)):
+        if model.quantiles_.shape != (2, len(RANGES_S)):
             raise ValueError(f"quantiles of shape {model.quantiles_.shape}")
         known = ("schema", "kind", "features", "device_features", "parameters", "networks",
                  "trees", "weight", "shift", "ranges_s")  # fmt: skip
@@ -334,160 +331,6 @@ class ProgramPredictor(RegressorMixin, BaseEstimator):  # type: ignore[misc, unu
         return inputs.bound.bound_s if self.bounded else np.zeros(len(inputs.scale_s))
 
 
-class _Group(NamedTuple):
-    """A group of families kept out: what is fitted on the others, and what that says of it."""
-
-    held: NDArray[np.bool_]
-    rows: TrainingRows
-    out: ProgramTable
-    outside: ProgramInputs
-    scale: ProgramScale
-    network: ProgramTransformer | None
-
-
-def fit_together(
-    models: Sequence[ProgramPredictor],
-    tables: Sequence[ProgramTable],
-    seconds: Sequence[Floats] | None = None,
-) -> list[ProgramPredictor]:
-    """Fit several predictors of one size, each on its own table; all their networks train at once.
-
-    Args:
-        models: that differ in seeds and in what networks are given alone.
-        tables: of each.
-        seconds: labels of each; the tables' own by default.
-    """
-    labels = [t.latency_s for t in tables] if seconds is None else list(seconds)
-    with ThreadPoolExecutor(max(1, models[0].threads)) as pool:
-        drafts = list(pool.map(_groups, models, tables, labels))
-        # Trees are fitted on processors while networks train, which may be on a GPU.
-        trees = [
-            [pool.submit(m.fit_trees, g.rows.inputs, g.rows.seconds) for g in draft]
-            if m.rounds
-            else []
-            for m, draft in zip(models, drafts, strict=True)
-        ]
-        learning = [g for draft in drafts for g in draft if g.network is not None]
-        if learning:
-            networks = [g.network for g in learning if g.network is not None]
-            rate = train_together(
-                networks, [g.rows for g in learning], epochs=models[0].epochs,
-                learning_rate=models[0].learning_rate,
-            )  # fmt: skip
-            for network in networks:
-                network.samples_per_s = rate
-        for m, t, y in zip(models, tables, labels, strict=True):
-            m.scale_ = fit_scale(t, y)
-        last = [
-            pool.submit(m.fit_trees, program_inputs(t, m.scale_), y) if m.rounds else None
-            for m, t, y in zip(models, tables, labels, strict=True)
-        ]
-        for m, t, y, draft, own, final in zip(
-            models, tables, labels, drafts, trees, last, strict=True
-        ):
-            m.shift_ = 0.0
-            m.trees_ = [] if final is None else [final.result()]
-            _finish(m, t, y, draft, [future.result() for future in own])
-    return list(models)
-
-
-def _groups(model: ProgramPredictor, table: ProgramTable, seconds: Floats) -> list[_Group]:
-    found: list[_Group] = []
-    group = validation_groups(table, model.groups)
-    for number in np.unique(group):
-        held = group == number
-        rest, out = table.take(~held), table.take(held)
-        scale = fit_scale(rest, seconds[~held])
-        inside = program_inputs(rest, scale)
-        network = None
-        if len(found) < model.networks:
-            network = ProgramTransformer.untrained(model.settings(int(number)), rest, inside)
-            network.scales["parts"] = scale.weights.astype(np.float32)
-        rows = TrainingRows(rest, inside, seconds[~held])
-        found.append(_Group(held, rows, out, program_inputs(out, scale), scale, network))
-    return found
-
-
-def _finish(
-    model: ProgramPredictor, table: ProgramTable, seconds: Floats, groups: Sequence[_Group],
-    trees: Sequence[ProgramTrees],
-) -> None:  # fmt: skip
-    """Choose the weight of the halves and calibrate the interval on what groups did not see."""
-    by_trees, by_network = np.full(len(table), np.nan), np.full(len(table), np.nan)
-    floor = np.zeros(len(table))
-    model.networks_ = []
-    for number, item in enumerate(groups):
-        floor[item.held] = model.floor(item.outside)
-        if trees:
-            corrected = np.exp(trees[number].predict(item.outside.flat))
-            by_trees[item.held] = np.log(_seconds(item.outside, item.outside.leaf_s * corrected))
-        if item.network is not None:
-            model.networks_.append(item.network)
-            by_network[item.held] = item.network.predict(item.out, item.outside)[0]
-    model.weight_ = _weight(model, by_trees, by_network, np.log(seconds))
-    both = np.isfinite(by_network) & np.isfinite(by_trees)
-    alone = by_trees if model.rounds else by_network
-    mixed = (1 - model.weight_) * by_trees + model.weight_ * by_network
-    logs = np.where(both, mixed, alone)
-    kept = np.isfinite(logs)
-    kept_s = np.maximum(np.exp(logs[kept]), floor[kept])
-    on_cpu = on_cpus(table)
-    model.quantiles_ = _quantiles(kept_s, seconds[kept], on_cpu[kept], model.coverage)
-    error = np.abs(kept_s / seconds[kept] - 1)
-    model.card_ = {
-        "rows": len(table),
-        "tasks": len(set(table.task.tolist())),
-        "devices": [device.model_dump(mode="json") for device in table.devices],
-        "families": sorted(set("+".join(set(table.family.tolist())).split("+"))),
-        "validation": {
-            "rule": "groups of families, each predicted by a fit on the others",
-            "mape": float(error.mean()), "median_ape": float(np.median(error)),
-            "mape_trees": _mape(by_trees, seconds), "mape_networks": _mape(by_network, seconds),
-        },
-        "parts": model.scale_.named(),
-    }  # fmt: skip
-
-
-def _seconds(inputs: ProgramInputs, leaf_s: Floats) -> Floats:
+def program_seconds(inputs: ProgramInputs, leaf_s: Floats) -> Floats:
     """Sums over the leaves of each program (N)."""
     return np.asarray(np.add.reduceat(leaf_s, inputs.starts))
-
-
-def _weight(model: ProgramPredictor, by_trees: Floats, by_network: Floats, target: Floats) -> float:
-    """Weight of the networks that makes the error of both together least."""
-    if model.rounds == 0 or model.networks == 0:
-        return 1.0 if model.rounds == 0 else 0.0
-    both = np.isfinite(by_network)
-    trees, network, wanted = by_trees[both], by_network[both], target[both]
-    errors = {
-        share: np.abs(np.expm1((1 - share) * trees + share * network - wanted)).mean()
-        for share in (0.0, 0.2, 0.4, 0.5, 0.6, 0.8, 1.0)
-    }
-    return min(errors, key=lambda share: errors[share])
-
-
-def _mape(logs: Floats, seconds: Floats) -> float | None:
-    known = np.isfinite(logs)
-    if not known.any():
-        return None
-    return float(np.abs(np.exp(logs[known]) / seconds[known] - 1).mean())
-
-
-def _quantiles(
-    predicted_s: Floats, seconds: Floats, cpu: NDArray[np.bool_], coverage: float
-) -> Floats:
-    """Quantile of abs(ln error) by kind and range; of all of a kind where a range has few rows."""
-    errors = np.abs(np.log(predicted_s / seconds))
-    where = np.searchsorted(_RANGES_S, predicted_s)
-
-    def quantile(values: Floats) -> float:
-        level = min(1.0, coverage * (1 + 1 / len(values)))
-        return float(np.quantile(values, level, method="higher"))
-
-    found = np.empty((2, len(_RANGES_S)))
-    for row, kind in enumerate((~cpu, cpu)):
-        for number in range(len(_RANGES_S)):
-            rows = kind & (where == number)
-            wider = kind if kind.any() else np.ones_like(kind)
-            found[row, number] = quantile(errors[rows if rows.sum() >= _LEAST_ROWS else wider])
-    return found

@@ -5,22 +5,41 @@
 so that what a leaf is like corrects that leaf's share alone. The loss is a pseudo-Huber of ln,
 twice as steep above as below, since a time that is predicted too long costs more relative error
 than one too short; a leaf's slope is the program's times the share of the leaf. Fitted by XGBoost,
-evaluated by numba from plain arrays (`tree_ensemble`).
+evaluated by numba from plain arrays (`tree_ensemble`). GPUs and CPUs have trees of their own: what
+slows one down says nothing of the other.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
-from foreplan.cost_models.program_inputs import ProgramInputs
+from foreplan.cost_models.program_inputs import FLAT_NAMES, ProgramInputs
 from foreplan.cost_models.tree_ensemble import TreeEnsemble
 
 Floats = NDArray[np.float64]
 
+#: Kinds of device.
+KINDS = ("gpu", "cpu")
+#: What says how much there is of a CPU's leaf, not what it is like: trees that see it know training
+#: tasks by their sizes. Shares of the parts say the same of unseen tasks.
+_SIZES = re.compile(
+    r"program\.(?!share).*|leaf\.(ln\..*|ln_seconds)|leaf\.(gpu|bindings)\..*"
+    r"|leaf\.arithmetic\.(?!flops_per_iteration).*"
+    r"|leaf\.(?!share).*(traffic|unique_bytes|stored_bytes|job_bytes|thread_bytes|unique_lines"
+    r"|requests|iterations|serial|spatial|per_job|parallel).*|leaf\.(store|load\d)\.bytes"
+    r"|leaf\.code\.(flops|quotients|functions|address_operations|divisions|chained|inner_starts"
+    r"|repeated)|leaf\.block\.(bodies|operations|beside|broadcast|gathered|results|apart"
+    r"|hoisted_apart|spilled|chained|divisions)"
+)
+_COLUMNS = {
+    "gpu": np.arange(len(FLAT_NAMES)),
+    "cpu": np.array([n for n, name in enumerate(FLAT_NAMES) if not _SIZES.fullmatch(name)]),
+}
 #: Width of the loss's round foot, its slope above and below. Chosen on the development families.
 _WIDTH, _ABOVE, _BELOW = 0.3, 1.6, 0.8
 #: Most that trees make of a leaf, as a logarithm.
@@ -28,13 +47,33 @@ _MOST = 6.0
 
 
 class ProgramTrees:
-    """Trees over `ProgramInputs.flat`.
+    """Trees over `ProgramInputs.flat`, those of GPUs and those of CPUs.
 
-    Build it with `fit`, or from the `arrays` of a fitted one.
+    Build it with `fit`, or from the `arrays` of a fitted one (`from_arrays`).
+
+    Args:
+        ensembles: by kind of device, of `KINDS`; leaves of a kind without trees stay as they are.
     """
 
-    def __init__(self, ensemble: TreeEnsemble) -> None:
-        self.ensemble = ensemble
+    def __init__(self, ensembles: Mapping[str, TreeEnsemble]) -> None:
+        self.ensembles = dict(ensembles)
+
+    @classmethod
+    def from_arrays(cls, arrays: Mapping[str, NDArray[Any]]) -> Self:
+        """Build from what `arrays` gave.
+
+        Raises:
+            KeyError: an array is missing.
+        """
+        found = {}
+        for kind in KINDS:
+            prefix = f"{kind}."
+            own = {k[len(prefix) :]: v for k, v in arrays.items() if k.startswith(prefix)}
+            if own:
+                found[kind] = TreeEnsemble(own)
+        if not found:
+            raise KeyError("trees of no kind of device")
+        return cls(found)
 
     @classmethod
     def fit(
@@ -61,33 +100,60 @@ class ProgramTrees:
             seed: of the sampling of rows and features.
             start_s: seconds of leaves to correct (M); their scale by default.
         """
-        import xgboost
-
         settings = {
             "base_score": 0.0, "max_depth": depth, "eta": learning_rate, "subsample": 0.7,
             "colsample_bytree": 0.4, "min_child_weight": 5.0, "max_bin": 128,
             "tree_method": "hist", "nthread": threads, "seed": seed,
             "disable_default_eval_metric": True,
         }  # fmt: skip
-        start, target = inputs.leaf_s if start_s is None else start_s, np.log(latency_s)
+        start, flat = inputs.leaf_s if start_s is None else start_s, inputs.flat
+        found = {}
+        for kind, chosen in zip(KINDS, (~inputs.cpu, inputs.cpu), strict=True):
+            rows = chosen[inputs.program]
+            if rows.any():
+                found[kind] = _boosted(
+                    settings, rounds, flat[rows][:, _COLUMNS[kind]], start[rows],
+                    inputs.program[rows], np.log(latency_s[chosen]),
+                )  # fmt: skip
+        return cls(found)
 
-        def slopes(margin: NDArray[np.float32], _: Any) -> tuple[Floats, Floats]:
-            leaf_s = start * np.exp(np.clip(margin, -_MOST, _MOST))
-            total = np.add.reduceat(leaf_s, inputs.starts)
-            first, second = _slopes(np.log(total) - target)
-            share = leaf_s / total[inputs.program]
-            return first[inputs.program] * share, second[inputs.program] * share + 1e-6
-
-        data = xgboost.DMatrix(inputs.flat, np.zeros(len(start)))
-        return cls(TreeEnsemble.from_booster(xgboost.train(settings, data, rounds, obj=slopes)))
-
-    def predict(self, flat: NDArray[np.float32]) -> Floats:
-        """Return ln(latency / scale) of rows of `ProgramInputs.flat` (M)."""
-        return np.clip(self.ensemble.predict(flat), -_MOST, _MOST)
+    def predict(self, inputs: ProgramInputs) -> Floats:
+        """Return ln(latency / scale) of leaves (M)."""
+        found, flat = np.zeros(len(inputs.program)), inputs.flat
+        for kind, chosen in zip(KINDS, (~inputs.cpu, inputs.cpu), strict=True):
+            rows = chosen[inputs.program]
+            if kind in self.ensembles and rows.any():
+                found[rows] = self.ensembles[kind].predict(flat[rows][:, _COLUMNS[kind]])
+        return np.clip(found, -_MOST, _MOST)
 
     def arrays(self) -> Mapping[str, NDArray[Any]]:
-        """What `TreeEnsemble` is built from."""
-        return self.ensemble.arrays()
+        """What `from_arrays` reads."""
+        return {
+            f"{kind}.{name}": values
+            for kind, ensemble in self.ensembles.items()
+            for name, values in ensemble.arrays().items()
+        }
+
+
+def _boosted(
+    settings: Mapping[str, Any], rounds: int, flat: NDArray[np.float32], start_s: Floats,
+    program: NDArray[np.int64], target: Floats,
+) -> TreeEnsemble:  # fmt: skip
+    """Boost on leaves whose programs have ln(latency) ``target``; leaves of one stand together."""
+    import xgboost
+
+    starts = np.flatnonzero(np.r_[True, program[1:] != program[:-1]])
+    number = np.repeat(np.arange(len(starts)), np.diff(np.r_[starts, len(program)]))
+
+    def slopes(margin: NDArray[np.float32], _: Any) -> tuple[Floats, Floats]:
+        leaf_s = start_s * np.exp(np.clip(margin, -_MOST, _MOST))
+        total = np.add.reduceat(leaf_s, starts)
+        first, second = _slopes(np.log(total) - target)
+        share = leaf_s / total[number]
+        return first[number] * share, second[number] * share + 1e-6
+
+    data = xgboost.DMatrix(flat, np.zeros(len(start_s)))
+    return TreeEnsemble.from_booster(xgboost.train(dict(settings), data, rounds, obj=slopes))
 
 
 def _slopes(off: Floats) -> tuple[Floats, Floats]:

@@ -24,7 +24,10 @@ def encoder() -> CompactAstEncoder:
 
 def check(ast: CompactAst, leaf: int, **expected: float) -> None:
     """Entries of a leaf; magnitudes are given plain and stored as log2(1 + x)."""
-    plain = ("loops.loops", "bindings.kernel", "dtype.floating", "dtype.bfloat16")
+    plain = (
+        "loops.loops", "bindings.kernel", "dtype.floating", "dtype.bfloat16", "block.mode",
+        "block.crooked",
+    )  # fmt: skip
     flags = ("shared", "local", "indirect", "present")
     counted = ("code.inner", "code.lane", "code.guards", "code.peeled", "code.outer", "code.sums")
     for name, value in expected.items():
@@ -58,13 +61,14 @@ def test_gemm(encoder: CompactAstEncoder) -> None:
         load0__unique_lines=64 * 128 * 4 / 64, load2__present=0,
     )  # fmt: skip
     # Reuse: C over k (three elements between), A over j (a row, a column, one), B over i.
-    row = 4 * (128 + 128 + 1)
+    # Bytes are whole lines of 64: a column of B touches 128 of them.
+    row = 4 * 128 + 64 * 128 + 64
     plane = 4 * (128 + 128 * 32 + 32)
     check(
-        ast, 1, store__reuse=128, store__reuse_distance_bytes=12, load0__reuse=32,
+        ast, 1, store__reuse=128, store__reuse_distance_bytes=192, load0__reuse=32,
         load0__reuse_distance_bytes=row, load1__reuse=64, load1__reuse_distance_bytes=plane,
     )  # fmt: skip
-    # 57,344 bytes in all; an i-plane has 17,024, an (i, j) pair 1,028.
+    # 57,344 bytes in all; an i-plane has 17,024, an (i, j) pair 8,768.
     check(
         ast, 1, memory__unique_bytes=57344, memory__traffic_16384=row * 64 * 32,
         memory__traffic_32768=plane * 64, memory__traffic_262144=57344,
@@ -87,7 +91,7 @@ def test_gemm_tiled_parallel_vectorized(encoder: CompactAstEncoder) -> None:
         loops__second_innermost=8, store__stride_lane=1, load0__stride_lane=0,
         load1__stride_lane=1, store__job_bytes=8 * 32 * 4, load0__job_bytes=8 * 128 * 4,
         load1__job_bytes=128 * 32 * 4, load0__reuse=16, store__reuse=128,
-        store__reuse_distance_bytes=4 * (8 * 16 + 8 + 16), store__unique_bytes=64 * 32 * 4,
+        store__reuse_distance_bytes=64 * (8 + 8 + 1), store__unique_bytes=64 * 32 * 4,
         arithmetic__adds=n,
     )  # fmt: skip
     # v_i = i_0 * 8 + i_1 and v_j = j_0 * 16 + j_1 in the store, the loads and the own result.
@@ -138,6 +142,28 @@ def test_what_a_compiler_makes_of_products(encoder: CompactAstEncoder) -> None:
     check(
         encoder.encode(TEXTS["gemm_tiled"]), 1, code__sums_innermost=0, code__independent_sums=128,
         code__chained=n / 128, code__lane_store=1, code__lane_staying=1, code__lane_next=2,
+    )  # fmt: skip
+
+
+def test_the_block_of_a_product_that_nobody_tiled_is_one_sum(encoder: CompactAstEncoder) -> None:
+    # 128 turns of seven instructions are too many to unroll; the sum stays in its register.
+    n = 64 * 32 * 128
+    check(
+        encoder.encode(TEXTS["gemm"]), 1, block__mode=3, block__lanes=1, block__crooked=0,
+        block__bodies=n, block__operations=n, block__beside=2 * n, block__results=2 * 64 * 32,
+        block__carried=127, block__registers=1, block__chained=n, block__gathered=0,
+    )  # fmt: skip
+
+
+def test_the_block_of_a_tiled_product_is_rows_of_vectors(encoder: CompactAstEncoder) -> None:
+    # For each k and tile eight rows of 16 sums, two registers each, that k keeps where they are.
+    n, bodies = 64 * 32 * 128, 8 * 2 * 128
+    check(
+        encoder.encode(TEXTS["gemm_tiled"]), 1, block__mode=0, block__lanes=16, block__crooked=0,
+        block__bodies=bodies, block__iterations=128, block__operations=n / 8,
+        block__registers=16, block__carried=127, block__broadcast=8 * bodies,
+        block__beside=2 * bodies, block__gathered=0, block__apart=0, block__chained=bodies,
+        block__results=2 * 16 * 8 * 2, block__spilled=2 * bodies,
     )  # fmt: skip
 
 

@@ -14,8 +14,9 @@ from foreplan.cost_models._program_network import ProgramNetwork, central_moment
 from foreplan.cost_models.baselines_programs import BASELINES
 from foreplan.cost_models.compact_ast import CompactAst, CompactAstEncoder
 from foreplan.cost_models.program_bound import program_bound
+from foreplan.cost_models.program_fitting import fit_together
 from foreplan.cost_models.program_inputs import program_inputs
-from foreplan.cost_models.program_predictor import ProgramPredictor, fit_together
+from foreplan.cost_models.program_predictor import ProgramPredictor
 from foreplan.cost_models.program_table import ProgramTable, by_leaf_count
 from foreplan.datasets import device_zoo
 from foreplan.datasets.tir.task import decode_module
