@@ -30,8 +30,8 @@ FORBIDDEN = {
 }  # fmt: skip
 #: Where a socket may be opened: ranks of a verification, and the two ends of a measured link.
 SOCKETS = {
-    "planner/verify/wire.py", "datasets/tir/rpc_site.py", "planner/verify/launch.py", "datasets/links.py",
-    "datasets/_link_rank.py",
+    "planner/verify/wire.py", "planner/verify/launch.py", "datasets/links.py",
+    "datasets/_link_rank.py", "datasets/tir/rpc_site.py",
 }  # fmt: skip
 
 
