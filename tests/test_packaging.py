@@ -218,7 +218,7 @@ def plain(requirement: str) -> str:
 #: Used where it happens to be installed; its absence is caught.
 OPTIONAL = {"pynvml", "triton"}
 #: What `pip install foreplan[...]` brings; imported only where it is asked for.
-EXTRAS = ("cp",)
+EXTRAS = ("cp", "ray")
 
 
 def test_every_import_is_a_declared_dependency() -> None:

@@ -57,6 +57,14 @@ def _check(records: list[ProgramRecord], chip: str) -> None:
 # ---------------------------------------------------------------------------------------- boards
 
 
+def listens(port: int) -> bool:
+    try:
+        socket.create_connection(("127.0.0.1", port), timeout=10.0).close()
+    except OSError:
+        return False
+    return True
+
+
 @pytest.fixture(scope="module")
 def board() -> Iterator[Tracker]:
     """A tracker and one server, each in a session of its own that is ended whole."""
@@ -83,9 +91,16 @@ def board() -> Iterator[Tracker]:
         from tvm import rpc  # type: ignore[import-untyped,unused-ignore]
 
         deadline = time.monotonic() + 300  # both load TVM first
-        while not rpc.connect_tracker(tracker.host, port).summary()["server_info"]:
-            assert time.monotonic() < deadline, "the server did not register"
+        while not listens(port):  # TVM tries again too, and leaves a socket open each time
+            assert time.monotonic() < deadline, "the tracker did not start"
             time.sleep(0.5)
+        session = rpc.connect_tracker(tracker.host, port)
+        try:
+            while not session.summary()["server_info"]:
+                assert time.monotonic() < deadline, "the server did not register"
+                time.sleep(0.5)
+        finally:
+            session.close()
         yield tracker
     finally:
         for process in made:
