@@ -132,9 +132,7 @@ class ServingSchedule:
     ) -> int:
         """A send and its receive; returns the receive."""
         if target == 0:
-            size = TOKEN_BYTES * (
-                self._sizes.prefill if phase == PREFILL else self._sizes.decode
-            )
+            size = TOKEN_BYTES * (self._sizes.prefill if phase == PREFILL else self._sizes.decode)
             dtype = "int64"
         else:
             size, dtype = self._pricing.hidden_bytes(phase, self._sizes), "bf16"

@@ -195,9 +195,7 @@ class Pricing:
     def head(self, kernels: StageKernels, phase: str, sizes: MicroBatches) -> Parts:
         """Programs after the last layer: norm, head and argmax of one position a request."""
         batch, _, _ = self._pass(phase, sizes)
-        return tuple(
-            head_programs(self.model, batch, lambda op, _: kernels.variant(phase, "head"))
-        )
+        return tuple(head_programs(self.model, batch, lambda op, _: kernels.variant(phase, "head")))
 
     def seconds(self, rank: Rank, parts: Parts) -> float:
         """Summed price of programs on a device."""

@@ -23,8 +23,9 @@ from foreplan.planner.report.decision import DecisionView
 from foreplan.planner.serving.planner import ServingPlanner, serving_model
 from foreplan.planner.serving.quality import plan_quality
 from foreplan.planner.serving.replica_spec import ReplicasWorkload, batch_sizes
+from foreplan.planner.serving.replica_split import deal_requests, requests_of
 from foreplan.planner.serving.replica_worth import ReplicaWorth
-from foreplan.planner.serving.replicas import ReplicasPlanner, deal_requests, requests_of
+from foreplan.planner.serving.replicas import ReplicasPlanner
 from foreplan.solvers.assignment import groupings
 
 PLANNER = ReplicasPlanner()
