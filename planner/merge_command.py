@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from foreplan.datasets.cluster import Cluster, merge
+from foreplan.datasets.cluster import Cluster
+from foreplan.datasets.cluster_merge import merge
 from foreplan.datasets.specs import load_document, validate
 from foreplan.datasets.storage import write_atomically
 from foreplan.datasets.tier import Tier

@@ -8,7 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from foreplan.datasets import device_zoo
-from foreplan.datasets.cluster import Cluster, merge, parse_devices
+from foreplan.datasets.cluster import Cluster, parse_devices
+from foreplan.datasets.cluster_merge import merge
 from foreplan.datasets.specs import validate
 from foreplan.datasets.tier import CollectiveFit
 from foreplan.errors import MissingDataError, SpecError

@@ -211,7 +211,8 @@ def _cluster() -> Any:
 
 
 def _use_cluster(path: Path) -> None:
-    from foreplan.datasets.cluster import Cluster, merge
+    from foreplan.datasets.cluster import Cluster
+    from foreplan.datasets.cluster_merge import merge
     from foreplan.datasets.specs import validate
 
     cluster = Cluster.load(path)
