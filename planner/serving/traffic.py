@@ -24,7 +24,7 @@ from foreplan.planner.serving.spec import Count
 #: Most requests that are replayed.
 MOST_REQUESTS = 100_000
 _NAMES = {
-    "arrived_at_s": "arrival_s", "arrived_at": "arrival_s", "prompt_tokens": "prompt_tokens",
+    "arrived_at_s": "arrived_at_s", "arrived_at": "arrived_at_s", "prompt_tokens": "prompt_tokens",
     "num_prefill_tokens": "prompt_tokens", "new_tokens": "new_tokens",
     "num_decode_tokens": "new_tokens",
 }  # fmt: skip
@@ -99,7 +99,7 @@ def _drawn(rng: np.random.Generator, histogram: Histogram, count: int) -> np.nda
 
 
 class _Row(StrictModel):
-    arrival_s: Annotated[float, Field(ge=0, lt=1e9)]
+    arrived_at_s: Annotated[float, Field(ge=0, lt=1e9)]
     prompt_tokens: Count
     new_tokens: Count
 
@@ -127,16 +127,23 @@ def load_traffic(path: str | os.PathLike[str], *, rate_per_s: float | None = Non
     try:
         rows = list(csv.DictReader(io.StringIO(where.read_text(encoding="utf-8-sig")), strict=True))
     except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise SpecError(str(where), got=error, expected="a CSV file of requests") from None
+        got = getattr(error, "strerror", None) or str(error)
+        raise SpecError(str(where), got=got, expected="a CSV file of requests") from None
     if not 0 < len(rows) <= MOST_REQUESTS:
         raise SpecError(where.name, got=f"{len(rows)} requests", expected=f"1..{MOST_REQUESTS}")
+    header = [name for name in rows[0] if name]
+    if {_NAMES.get(name.strip()) for name in header} - {None} != set(_Row.model_fields):
+        raise SpecError(
+            f"{where.name}: header", got=",".join(header),
+            expected="the columns arrived_at_s,prompt_tokens,new_tokens",
+        )  # fmt: skip
     found = []
     for k, row in enumerate(rows):
         fields = {
             _NAMES[n.strip()]: _number(v) for n, v in row.items() if n and n.strip() in _NAMES
         }
         read = validate(_Row, fields, f"{where.name}: line {k + 2}")
-        found.append(Request(read.arrival_s, read.prompt_tokens, read.new_tokens))
+        found.append(Request(read.arrived_at_s, read.prompt_tokens, read.new_tokens))
     found.sort(key=lambda request: request.arrival_s)
     first, last = found[0].arrival_s, found[-1].arrival_s
     scale = 1.0

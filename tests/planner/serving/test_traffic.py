@@ -152,9 +152,9 @@ def test_traces_are_read_with_either_names(tmp_path):
     assert load_traffic(path) == (Request(0.0, 20, 4), Request(1.0, 10, 3))
     assert load_traffic(path, rate_per_s=10)[-1].arrival_s == pytest.approx(0.1)
     for text, what in (
-        ("a,b\n1,2\n", "line 2"), ("", "0 requests"),
+        ("a,b\n1,2\n", "header: .*arrived_at_s,prompt_tokens"), ("", "0 requests"),
         ("arrived_at_s,prompt_tokens,new_tokens\n1,0,3\n", "prompt_tokens"),
-        ("arrived_at_s,prompt_tokens,new_tokens\nnan,1,3\n", "arrival_s"),
+        ("arrived_at_s,prompt_tokens,new_tokens\nnan,1,3\n", "line 2: arrived_at_s"),
     ):  # fmt: skip
         path.write_text(text)
         with pytest.raises(SpecError, match=what):
