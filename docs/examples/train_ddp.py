@@ -4,11 +4,11 @@ python train_ddp.py --plan two_xeons.yaml plan.json      decide, once
 torchrun --nproc-per-node 2 train_ddp.py plan.json
 """
 
+import os
 import sys
 
 import torch
-import torch.distributed as dist
-from torch import Tensor, nn
+from torch import Tensor, distributed, nn
 from torch.nn.parallel import DistributedDataParallel
 
 import foreplan
@@ -35,8 +35,8 @@ class TwoLayers:
 
 
 def train(path: str, steps: int = 20) -> None:
-    dist.init_process_group("gloo")
-    rank, task = dist.get_rank(), TwoLayers()
+    distributed.init_process_group("gloo")
+    rank, task = distributed.get_rank(), TwoLayers()
     model = foreplan.apply_precision(task.module(), path, rank)  # the one line a plan takes
     parallel = DistributedDataParallel(model)
     optimizer = torch.optim.SGD(parallel.parameters(), lr=0.05, momentum=0.9)
@@ -47,8 +47,7 @@ def train(path: str, steps: int = 20) -> None:
         torch.autograd.backward(loss)
         optimizer.step()
         if rank == 0 and step % 5 == 0:
-            print(f"step {step}: loss {loss.item():.3f}")
-    dist.destroy_process_group()
+            print(f"step {step}: loss {loss.item():.3f}", flush=True)
 
 
 if __name__ == "__main__":
@@ -58,3 +57,4 @@ if __name__ == "__main__":
         plan.save(sys.argv[3])
     else:
         train(sys.argv[1])
+        os._exit(0)  # gloo's threads abort an interpreter that ends (torch issue 190489)
