@@ -197,6 +197,12 @@ class DecoderLayer:
         Returns:
             The residual stream behind the layer, ``[rows, hidden]``, a new tensor.
         """
+        x = self._add(x, self.attend(x, now, cache_k, cache_v))
+        out: Tensor = self._add(x, self.feed(x, now))
+        return out
+
+    def attend(self, x: Tensor, now: Pass, cache_k: Tensor, cache_v: Tensor) -> Tensor:
+        """What the attention adds to the residual stream ``x``; of a shard its part of the sum."""
         phase, batch, tokens, position, keys, cos, sin = now
         heads, kv_heads = self._heads, self._kv_heads
         linear = self._qkv
@@ -216,17 +222,19 @@ class DecoderLayer:
         self._write(cache_k, cache_v, k, v, position)
         attended = self._attend[phase](q, cache_k, cache_v, keys).reshape(-1, self._inner)
         linear = self._out
-        x = self._add(x, linear.run[phase](attended, linear.weight, linear.bias))
+        return linear.run[phase](attended, linear.weight, linear.bias)
+
+    def feed(self, x: Tensor, now: Pass) -> Tensor:
+        """What the MLP adds to the residual stream ``x``; of a shard its part of the sum."""
         linear = self._up
-        wide = linear.run[phase](self._norm2(x), linear.weight, linear.bias)
+        wide = linear.run[now.phase](self._norm2(x), linear.weight, linear.bias)
         if self._gated:
             gate, up = wide.chunk(2, 1)
             wide = self._activate(gate, up)
         else:
             wide = self._activate(wide)
         linear = self._down
-        out: Tensor = self._add(x, linear.run[phase](wide, linear.weight, linear.bias))
-        return out
+        return linear.run[now.phase](wide, linear.weight, linear.bias)
 
     @property
     def bytes(self) -> int:
