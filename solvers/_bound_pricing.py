@@ -16,14 +16,8 @@ from foreplan.solvers._chain_box import Box, Multipliers
 from foreplan.solvers._chain_model import ChainModel
 from foreplan.solvers._chain_path import through_costs
 from foreplan.solvers._chain_search import Search
-from foreplan.solvers._stage_bound import (
-    bound_stages,
-    ceilings,
-    layer_minima,
-    meet_budgets,
-    repair,
-    tune,
-)
+from foreplan.solvers._stage_bound import bound_stages, ceilings, layer_minima
+from foreplan.solvers._stage_repair import meet_budgets, price_path
 from foreplan.solvers._stage_table import StageFilter
 from foreplan.solvers.chain_problem import FloatArray, IntArray
 from foreplan.solvers.chain_score import ChainStage, make_stage
@@ -54,10 +48,12 @@ class BoundPricing:
     _edges: FloatArray = field(init=False)
     _weights: FloatArray = field(init=False)
     _scalar: FloatArray = field(init=False)
-    _winner: IntArray = field(init=False)
+    _minima: FloatArray = field(init=False)
     _arc: FloatArray = field(init=False)
     _caps: FloatArray = field(init=False)
-    _variants: list[IntArray] = field(default_factory=list)
+    _variants: IntArray = field(init=False)
+    _repaired: FloatArray = field(init=False)
+    _fits: bool = False
 
     def __post_init__(self) -> None:
         problem = self.model.problem
@@ -84,13 +80,13 @@ class BoundPricing:
         """Bounds on all stages; see ``Pricing``, like the other methods."""
         problem = self.model.problem
         self._weights, self._scalar = weights, self.scalar(weights)
-        minima = layer_minima(self._scalar, self._costs, self._pool, self._sizes)
+        self._minima = layer_minima(self._scalar, self._costs, self._pool, self._sizes)
         caps = np.empty((problem.n_types, 3))
         caps[:, :2] = box.high
         caps[:, 2] = problem.capacity_limit_bytes
         self._caps = caps
-        self._arc, self._winner = bound_stages(
-            minima,
+        self._arc = bound_stages(
+            self._minima,
             self._least,
             self._blocked,
             self._edges,
@@ -120,111 +116,70 @@ class BoundPricing:
 
     def rows(self, path: IntArray) -> list[list[float]]:
         """What the multipliers choose on a path; it need not meet the caps."""
-        out = []
-        self._variants = []
-        for k, a, b in path.tolist():
-            scalar, costs = self._scalar[k, a:b], self._costs[k, :, a:b]
-            extra = self._extra(k, a, b)
-            mu = self._tuned(k, a, b, scalar, costs, extra)
-            priced = scalar + np.tensordot(mu, costs, axes=1)
-            out.append(self._row(k, a, b, priced.argmin(axis=1), extra))
-            variants, fits = repair(scalar, costs, extra, self._caps[k], mu)
-            if fits:
-                self._variants.append(variants)
-        return out
+        problem = self.model.problem
+        chosen, self._variants, self._repaired, fitting = price_path(
+            path,
+            self._scalar,
+            self._costs,
+            problem.omega,
+            problem.cost2,
+            self._edges,
+            self._caps,
+            self._minima,
+            self._arc,
+            self._pool,
+            self._sizes,
+            self._wins,
+        )
+        self._fits = fitting == len(path)
+        rows: list[list[float]] = chosen.tolist()
+        return rows
 
     def offer(self, path: IntArray) -> list[list[float]] | None:
         """The repaired stages."""
-        if len(self._variants) < len(path):
+        if not self._fits:
             return None
         problem = self.model.problem
         if problem.max_omega is not None or problem.max_cost2 is not None:
-            self._variants = self._within_budgets(path)
-        return [
-            self._row(k, a, b, variants, self._extra(k, a, b))
-            for (k, a, b), variants in zip(path.tolist(), self._variants, strict=True)
-        ]
+            self._meet_budgets(path)
+        rows: list[list[float]] = self._repaired.tolist()
+        return rows
 
-    def _within_budgets(self, path: IntArray) -> list[IntArray]:
-        """The repaired stages, changed until budgets hold; unchanged if that fails."""
+    def _meet_budgets(self, path: IntArray) -> None:
+        """Change the repaired stages until budgets hold; not at all if that fails."""
         problem = self.model.problem
         layers = np.arange(problem.n_layers)
         stage = np.repeat(np.arange(len(path)), path[:, 2] - path[:, 1])
         types = path[stage, 0]
         plain = self.scalar(np.array([1.0, self._weights[1], 0.0, problem.theta, 0.0]))
         costs = np.ascontiguousarray(self._costs[types, :, layers].transpose(1, 0, 2))
-        sums = np.array(
-            [
-                self._row(k, a, b, variants, self._extra(k, a, b))[:3]
-                for (k, a, b), variants in zip(path.tolist(), self._variants, strict=True)
-            ]
-        )
         budgeted = np.stack([problem.omega, problem.cost2])
         limits = np.array([problem.omega_limit, problem.cost2_limit])
         caps = self._caps[path[:, 0]]
         free = np.full_like(caps, math.inf)
         free[:, 2] = caps[:, 2]
         for allowed in (caps, free):
-            choice = np.concatenate(self._variants)
+            choice, sums = self._variants.copy(), self._repaired[:, :3].copy()
             if meet_budgets(
-                choice, stage, plain[types, layers], costs, sums.copy(), allowed, budgeted, limits
+                choice, stage, plain[types, layers], costs, sums, allowed, budgeted, limits
             ):
-                return np.split(choice, path[:-1, 2])
-        return self._variants
+                self._variants = choice
+                self._repaired[:, :3] = sums
+                for q in range(2):
+                    spent = budgeted[q, layers, choice]
+                    self._repaired[:, 3 + q] = np.add.reduceat(spent, path[:, 1])
+                return
 
     def stages(self, path: IntArray) -> tuple[ChainStage, ...]:
         """The repaired stages."""
         problem = self.model.problem
         return tuple(
-            make_stage(problem, k, a, b, tuple(variants))
-            for (k, a, b), variants in zip(path.tolist(), self._variants, strict=True)
+            make_stage(problem, k, a, b, self._variants[a:b].tolist()) for k, a, b in path.tolist()
         )
 
     def stage(self, k: int, a: int, b: int, label: int) -> ChainStage:
         """There are no labels without a table."""
         raise NotImplementedError
-
-    def _extra(self, k: int, a: int, b: int) -> FloatArray:
-        extra: FloatArray = self._edges[k, 0].copy()
-        if a == 0:
-            extra += self._edges[k, 1]
-        if b == self.model.problem.n_layers:
-            extra += self._edges[k, 2]
-        return extra
-
-    def _row(self, k: int, a: int, b: int, variants: IntArray, extra: FloatArray) -> list[float]:
-        problem = self.model.problem
-        layers, within = np.arange(a, b), np.arange(b - a)
-        sums = self._costs[k, :, a:b][:, within, variants].sum(axis=1) + extra
-        omega = problem.omega[layers, variants].sum()
-        return [*sums.tolist(), float(omega), float(problem.cost2[layers, variants].sum())]
-
-    def _tuned(
-        self,
-        k: int,
-        a: int,
-        b: int,
-        scalar: FloatArray,
-        costs: FloatArray,
-        extra: FloatArray,
-    ) -> FloatArray:
-        """Multipliers for one stage; they join the pool if they bound it better."""
-        mu: FloatArray = tune(scalar, costs, extra, self._caps[k])
-        acting = mu > 0
-        value = float((scalar + np.tensordot(mu, costs, axes=1)).min(axis=1).sum())
-        value += float((mu[acting] * (extra - self._caps[k])[acting]).sum())
-        known = float(self._arc[k, a, b])
-        g = int(self._winner[k, a, b])
-        self._wins[k, g] += 1
-        if value > known + 1e-6 * abs(known):
-            if self._sizes[k] < POOL:
-                g = int(self._sizes[k])
-                self._sizes[k] += 1
-            else:
-                g = 1 + int(self._wins[k, 1:].argmin())
-            self._pool[k, g] = mu
-            self._wins[k, g] = 1
-        return mu
 
     def stage_filter(
         self,

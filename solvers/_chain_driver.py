@@ -16,7 +16,7 @@ import numpy as np
 
 from foreplan.solvers._bound_pricing import BoundPricing
 from foreplan.solvers._chain_box import Box, Multipliers, whole
-from foreplan.solvers._chain_model import model_of
+from foreplan.solvers._chain_model import ChainModel, model_of
 from foreplan.solvers._chain_search import Search
 from foreplan.solvers._stage_table import TablePricing, build_table, no_filter
 from foreplan.solvers.chain_problem import ChainProblem, FloatArray
@@ -24,6 +24,8 @@ from foreplan.solvers.chain_score import make_stage
 
 _SMALL = 25_000
 """Labels up to which a table of all stages is built at once."""
+_GLANCE = 12
+"""Evaluations of a first look."""
 _LARGE = 3_000_000
 """Labels up to which a filtered table is built."""
 
@@ -56,15 +58,48 @@ def run_search(search: Search) -> list[Box]:
         Boxes that hold everything not proven to be no better than the incumbent, with bounds.
     """
     model = search.model
-    table = build_table(model, no_filter(model), _SMALL)
-    if table is not None:
-        pricing = TablePricing(table)
-        return search.run(pricing, [whole(model, pricing.view())])
-    bounds = BoundPricing(model)
-    frontier = [whole(model, None)]
+    if few_stages(model):
+        table = build_table(model, no_filter(model), _SMALL)
+        if table is not None:
+            pricing = TablePricing(table)
+            return search.run(pricing, [whole(model, pricing.view())])
+    return refine(search, BoundPricing(model), [whole(model, None)])
+
+
+def glance(search: Search, bounds: BoundPricing) -> list[Box]:
+    """Spend a few evaluations on bounds alone; for `refine` to go on from."""
+    return search.coarsen(bounds, [whole(search.model, None)], _REACH, _GLANCE)
+
+
+def few_stages(model: ChainModel) -> bool:
+    """Whether a table of all stages looks small, judged by the stages from the first layer.
+
+    Counts of V variants over n layers grow as n^V, so that summed over all starts there are about
+    L / (V + 1) times those of the longest.
+    """
+    keep = no_filter(model)
+    keep.stop[:, 1:] = 0
+    share = (model.problem.n_variants + 1) / model.problem.n_layers
+    return build_table(model, keep, int(_SMALL * share)) is not None
+
+
+def refine(search: Search, bounds: BoundPricing, frontier: list[Box]) -> list[Box]:
+    """Bounds, then tables of the stages that they leave, step by step.
+
+    Args:
+        search: holds the incumbent.
+        bounds: stage bounds.
+        frontier: boxes that hold everything of interest.
+
+    Returns:
+        As `run_search`.
+    """
+    model = search.model
     reach, asked, improved = _REACH, False, math.inf
     while frontier and search.evaluations < search.max_evaluations:
         frontier = search.coarsen(bounds, frontier, reach, _COARSE)
+        if search.evaluations >= search.max_evaluations:
+            break
         if not frontier or frontier[0].bound >= search.stop:
             break
         if search.best is None and not asked and search.has_budgets:

@@ -1,12 +1,11 @@
-"""Lower bounds on stages without listing them, and good stages without searching.
+"""Lower bounds on stages without listing them.
 
 For a stage on type k over layers ``[a, b)`` and a linear cost ``s``, any ``mu >= 0`` gives::
 
     min cost >= sum_i min_v (s_iv + mu . c_iv) - mu . cap      c = (prefill, decode, memory)
 
 Prefix sums make that O(1) a stage and multiplier. A pool of multipliers per type is tuned on the
-stages that turn up in cheapest chains (-> :func:`tune`); :func:`repair` turns a tuned multiplier
-into a stage that meets its caps.
+stages that turn up in cheapest chains (-> :func:`tune`).
 """
 
 from __future__ import annotations
@@ -71,52 +70,63 @@ def bound_stages(
         caps: ``[K, 3]`` on prefill, decode and memory.
 
     Returns:
-        ``bound[K, L, L+1]`` and the index of the multiplier that gave it.
+        ``bound[K, L, L+1]``.
     """
     n_types, n_layers = least.shape[0], least.shape[2] - 1
     bound = np.full((n_types, n_layers, n_layers + 1), np.inf)
-    winner = np.zeros((n_types, n_layers, n_layers + 1), dtype=np.int64)
-    extra = np.empty(3)
     for k in range(n_types):
-        shift = np.empty(sizes[k])
         for a in range(n_layers):
-            for b in range(a + 1, n_layers + 1):
-                if blocked[k, b] > blocked[k, a]:
-                    break
-                scalar = edge_scalar[k, 0]
-                fits = True
+            stop = a + 1
+            while stop <= n_layers and _fits(k, a, stop, least, blocked, edges, caps):
+                stop += 1
+            inner = min(stop, n_layers)
+            row = bound[k, a]
+            for b in range(a + 1, stop):
+                row[b] = -np.inf
+            for g in range(sizes[k]):
+                base = -minima[k, g, a]
                 for q in range(3):
-                    extra[q] = edges[k, 0, q]
-                    if a == 0:
-                        extra[q] += edges[k, 1, q]
-                    if b == n_layers:
-                        extra[q] += edges[k, 2, q]
-                    need = least[k, q, b] - least[k, q, a] + extra[q]
-                    # Prefix sums round; what is within rounding of the cap stays in.
-                    if not need <= caps[k, q] + 1e-12 * (least[k, q, b] + extra[q]):
-                        fits = False
-                if not fits:
-                    break
-                if a == 0:
-                    scalar += edge_scalar[k, 1]
-                if b == n_layers:
-                    scalar += edge_scalar[k, 2]
-                best, at = -np.inf, 0
-                for g in range(sizes[k]):
-                    shift[g] = 0.0
+                    if pool[k, g, q] > 0:
+                        extra = edges[k, 0, q] + (edges[k, 1, q] if a == 0 else 0.0)
+                        base += pool[k, g, q] * (extra - caps[k, q])
+                # By element, so that the processor takes several boundaries at a time.
+                for b in range(a + 1, inner):
+                    value = minima[k, g, b] + base
+                    row[b] = value if value > row[b] else row[b]
+                if stop > n_layers:
+                    value = minima[k, g, n_layers] + base
                     for q in range(3):
                         if pool[k, g, q] > 0:
-                            shift[g] += pool[k, g, q] * (extra[q] - caps[k, q])
-                    value = minima[k, g, b] - minima[k, g, a] + shift[g]
-                    if value > best:
-                        best, at = value, g
-                bound[k, a, b] = best + scalar
-                winner[k, a, b] = at
-    return bound, winner
+                            value += pool[k, g, q] * edges[k, 2, q]
+                    row[n_layers] = max(row[n_layers], value)
+            scalar = edge_scalar[k, 0] + (edge_scalar[k, 1] if a == 0 else 0.0)
+            for b in range(a + 1, stop):
+                row[b] += scalar
+            if stop > n_layers:
+                row[n_layers] += edge_scalar[k, 2]
+    return bound
 
 
 @compiled
-def _choose(scalar: Any, costs: Any, mu: Any, choice: Any, sums: Any) -> float:
+def _fits(k: int, a: int, b: int, least: Any, blocked: Any, edges: Any, caps: Any) -> bool:
+    """Whether layers ``[a, b)`` may meet the caps; once they do not, no longer stage does."""
+    if blocked[k, b] > blocked[k, a]:
+        return False
+    for q in range(3):
+        extra = edges[k, 0, q]
+        if a == 0:
+            extra += edges[k, 1, q]
+        if b == least.shape[2] - 1:
+            extra += edges[k, 2, q]
+        need = least[k, q, b] - least[k, q, a] + extra
+        # Prefix sums round; what is within rounding of the cap stays in.
+        if not need <= caps[k, q] + 1e-12 * (least[k, q, b] + extra):
+            return False
+    return True
+
+
+@compiled
+def choose(scalar: Any, costs: Any, mu: Any, choice: Any, sums: Any) -> float:
     """Cheapest variants under multipliers; fills choice and adds to sums; the priced total."""
     total = 0.0
     for i in range(scalar.shape[0]):
@@ -160,7 +170,7 @@ def tune(scalar: Any, costs: Any, extra: Any, caps: Any) -> Any:
             best_x, best_value = mu[q], -np.inf
             for _ in range(14):
                 sums = extra.copy()
-                value = _choose(scalar, costs, mu, choice, sums)
+                value = choose(scalar, costs, mu, choice, sums)
                 for r in range(3):
                     if mu[r] > 0:
                         value += mu[r] * (extra[r] - caps[r])
@@ -189,134 +199,6 @@ def tune(scalar: Any, costs: Any, extra: Any, caps: Any) -> Any:
                         break
             mu[q] = best_x
     return mu
-
-
-@compiled
-def repair(scalar: Any, costs: Any, extra: Any, caps: Any, start: Any) -> Any:
-    """Variants of one stage that meet its caps, near the cheapest.
-
-    Args:
-        scalar: ``[n, V]`` cost of the stage's layers on its type.
-        costs: ``[3, n, V]`` prefill, decode, memory.
-        extra: ``[3]`` extras of the stage.
-        caps: ``[3]`` caps, ``inf`` if none.
-        start: ``[3]`` multipliers to start from.
-
-    Returns:
-        Variants ``[n]``, and whether they meet the caps.
-    """
-    n, n_variants = scalar.shape
-    mu = start.copy()
-    choice = np.zeros(n, dtype=np.int64)
-    fits = False
-    for _ in range(40):
-        sums = extra.copy()
-        value = _choose(scalar, costs, mu, choice, sums)
-        fits = True
-        for q in range(3):
-            if sums[q] > caps[q]:
-                fits = False
-                push = 0.02 * abs(value) / max(sums[q], 1e-300)
-                mu[q] = max(1.3 * mu[q], push)
-        if fits:
-            break
-    if not fits:
-        return choice, False
-    for _ in range(4 * n):
-        best, at, to = 0.0, -1, 0
-        for i in range(n):
-            for v in range(n_variants):
-                change = scalar[i, v] - scalar[i, choice[i]]
-                if change < best:
-                    inside = True
-                    for q in range(3):
-                        if sums[q] + costs[q, i, v] - costs[q, i, choice[i]] > caps[q]:
-                            inside = False
-                    if inside:
-                        best, at, to = change, i, v
-        if at == -1:
-            break
-        for q in range(3):
-            sums[q] += costs[q, at, to] - costs[q, at, choice[at]]
-        choice[at] = to
-    return choice, True
-
-
-@compiled
-def meet_budgets(
-    choice: Any,
-    stage: Any,
-    scalar: Any,
-    costs: Any,
-    sums: Any,
-    caps: Any,
-    budgeted: Any,
-    limits: Any,
-) -> bool:
-    """Change variants of a whole chain until its budgets hold, then lower its cost again.
-
-    Args:
-        choice: ``[L]`` variants, changed in place.
-        stage: ``[L]`` stage of each layer.
-        scalar: ``[L, V]`` cost of a layer on its device without the budgets' prices, ``inf`` if
-            unavailable.
-        costs: ``[3, L, V]`` prefill, decode, memory there.
-        sums: ``[S, 3]`` these of each stage, extras included; changed in place.
-        caps: ``[S, 3]`` their caps.
-        budgeted: ``[2, L, V]`` omega and cost2.
-        limits: ``[2]`` their limits, ``inf`` if none.
-
-    Returns:
-        Whether the budgets hold at the end.
-    """
-    n_layers, n_variants = scalar.shape
-    spent = np.zeros(2)
-    unit = np.ones(2)
-    for r in range(2):
-        for i in range(n_layers):
-            spent[r] += budgeted[r, i, choice[i]]
-        unit[r] = max(abs(spent[r] - limits[r]), 1e-300) if limits[r] < np.inf else 1.0
-    for _ in range(8 * n_layers):
-        over = 0.0
-        for r in range(2):
-            over += max(spent[r] - limits[r], 0.0) / unit[r]
-        best, at, to = np.inf, -1, 0
-        for i in range(n_layers):
-            j = stage[i]
-            for v in range(n_variants):
-                if v == choice[i] or scalar[i, v] == np.inf:
-                    continue
-                after = 0.0
-                for r in range(2):
-                    new = spent[r] + budgeted[r, i, v] - budgeted[r, i, choice[i]]
-                    after += max(new - limits[r], 0.0) / unit[r]
-                change = scalar[i, v] - scalar[i, choice[i]]
-                # While over budget: least cost per relief. Within: any saving that stays within.
-                if over > 0:
-                    if after >= over * (1 - 1e-9):
-                        continue
-                    value = change / (over - after)
-                else:
-                    if after > 0 or change >= 0:
-                        continue
-                    value = change
-                if value >= best:
-                    continue
-                fits = True
-                for q in range(3):
-                    if sums[j, q] + costs[q, i, v] - costs[q, i, choice[i]] > caps[j, q]:
-                        fits = False
-                if fits:
-                    best, at, to = value, i, v
-        if at == -1:
-            return over == 0.0
-        for q in range(3):
-            sums[stage[at], q] += costs[q, at, to] - costs[q, at, choice[at]]
-        for r in range(2):
-            spent[r] += budgeted[r, at, to] - budgeted[r, at, choice[at]]
-        choice[at] = to
-    held: bool = spent[0] <= limits[0] and spent[1] <= limits[1]
-    return held
 
 
 @compiled

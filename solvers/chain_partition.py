@@ -12,7 +12,7 @@ device orders at once. The search is over boxes of caps::
    are interchangeable up to omega): ``_stage_labels``, kept in a ``_stage_table``
 -> bounds on stages that need no table, and the filter that makes tables small: ``_stage_bound``,
    ``_bound_pricing``
--> the order of events: ``_chain_driver``
+-> the order of events: ``_chain_driver``, ``_chain_course``; of many problems: ``chain_family``
 
 Every part of the plane of caps keeps a proven bound, hence the answer's lower bound; limits are
 in evaluations, so that an answer does not depend on the machine.
@@ -26,10 +26,7 @@ from __future__ import annotations
 import math
 
 from foreplan.errors import SpecError
-from foreplan.solvers._chain_driver import run_search
-from foreplan.solvers._chain_merge import merge_types, split_types
-from foreplan.solvers._chain_model import model_of
-from foreplan.solvers._chain_search import Search
+from foreplan.solvers._chain_course import Course
 from foreplan.solvers.chain_problem import ChainProblem
 from foreplan.solvers.chain_score import (
     ChainAssignment,
@@ -38,7 +35,7 @@ from foreplan.solvers.chain_score import (
     evaluate,
     make_stage,
 )
-from foreplan.solvers.solution import Solution, SolutionStatus
+from foreplan.solvers.solution import Solution
 
 __all__ = [
     "ChainAssignment",
@@ -80,23 +77,5 @@ def solve(
         raise SpecError("solve.cutoff", got=cutoff, expected="a number")
     if max_evaluations < 1:
         raise SpecError("solve.max_evaluations", got=max_evaluations, expected=">= 1")
-    merged, groups = merge_types(problem)
-    search = Search(model_of(merged), gap, cutoff, max_evaluations)
-    boxes = run_search(search)
-    bounds = [search.objective, search.dropped, *(box.bound for box in boxes)]
-    lower = min(bounds)
-    done = lower >= search.stop
-    if search.best is not None:
-        status = SolutionStatus.OPTIMAL if done else SolutionStatus.FEASIBLE
-    elif lower == math.inf:
-        status = SolutionStatus.INFEASIBLE
-    else:
-        status = SolutionStatus.CUTOFF if done else SolutionStatus.LIMIT
-    return Solution(
-        status=status,
-        value=None if search.best is None else split_types(problem, groups, search.best),
-        objective=search.objective,
-        lower_bound=lower,
-        evaluations=search.evaluations,
-        solver="chain box search",
-    )
+    course = Course(problem, gap=gap, cutoff=cutoff, max_evaluations=max_evaluations)
+    return course.solution()

@@ -36,7 +36,7 @@ from foreplan.planner.serving.rivals import serving_near, serving_rivals
 from foreplan.planner.serving.spec import ServingDecision, ServingWorkload
 from foreplan.planner.serving.time_limits import missed, time_limits, too_short
 from foreplan.solvers.chain_diagnosis import Obstacle, diagnose
-from foreplan.solvers.chain_limits import solve_within
+from foreplan.solvers.chain_family import solve_family
 from foreplan.solvers.chain_partition import ChainAssignment
 
 #: Relative gap at which the solver stops; how far from the best an answer may be to be replayed.
@@ -65,10 +65,11 @@ class ServingPlanner(Planner[ServingWorkload, ServingDecision]):
         chains, limits = self._chains(problem), time_limits(problem.workload)
         answers: list[tuple[float, MicroBatches, ChainAssignment]] = []
         best, lower, evaluations, proven = math.inf, math.inf, 0, True
-        for sizes in chains.sizes():
-            solution = solve_within(
-                chains.problem(sizes), limits, gap=GAP, cutoff=best * (1 + REPLAY_WITHIN)
-            )
+        pairs = chains.sizes()
+        found = solve_family(
+            [chains.problem(sizes) for sizes in pairs], limits, gap=GAP, within=REPLAY_WITHIN
+        )
+        for sizes, solution in zip(pairs, found, strict=True):
             evaluations += solution.evaluations
             lower = min(lower, solution.lower_bound)
             proven = proven and solution.status in ("optimal", "infeasible", "cutoff")
@@ -158,7 +159,7 @@ class ServingPlanner(Planner[ServingWorkload, ServingDecision]):
         if found.obstacle is Obstacle.MEMORY:
             short = "; ".join(
                 f"layers {a}-{b - 1} need {show_bytes(size)} of the {show_bytes(room)} of "
-                f"{chains.types[k][0].label}"
+                f"{chains.first(k).label}"
                 for k, a, b, size, room in found.stages
                 if size > room
             )
@@ -222,8 +223,23 @@ class ServingPlanner(Planner[ServingWorkload, ServingDecision]):
     def ranks(
         self, problem: Problem[ServingWorkload], decision: ServingDecision
     ) -> tuple[int, ...]:
-        """Cluster rank of each stage."""
-        return tuple(stage.rank for stage in decision.stages)
+        """Cluster rank of each device of each stage."""
+        return decision.ranks
+
+    def real(
+        self, problem: Problem[ServingWorkload], decision: ServingDecision
+    ) -> tuple[Schedule, tuple[int, ...]]:
+        """As simulated; of a stage of several devices with every sum as an action of its own."""
+        if all(stage.degree == 1 for stage in decision.stages):
+            return super().real(problem, decision)
+        check_decision(serving_model(problem), problem.cluster, problem.workload, decision)
+        pricing = Pricing(serving_model(problem), problem.workload, problem.costs)
+        schedule = ServingSchedule(pricing, problem.cluster, decision).pieces()
+        return schedule, decision.ranks
+
+    def processes(self, problem: Problem[ServingWorkload], decision: ServingDecision) -> int:
+        """One a device; the schedule of a real run is not made for that."""
+        return len(decision.ranks)
 
     def memory(
         self, problem: Problem[ServingWorkload], decision: ServingDecision
@@ -233,15 +249,10 @@ class ServingPlanner(Planner[ServingWorkload, ServingDecision]):
         sizes = MicroBatches(decision.prefill_microbatch, decision.decode_microbatch)
         capacity = capacities(problem.cluster)
         ledgers = []
+        every = problem.cluster.ranks()
         for stage in decision.stages:
-            items = static_bytes(model, w, stage.start, stage.end, stage.bits)
-            kind = device_kind(problem.cluster.ranks()[stage.rank])
-            items["workspace"] = workspace_bytes(model, w, sizes, kind)
-            ledgers.append(
-                MemoryLedger(
-                    stage.device, capacity[stage.rank], {k: v for k, v in items.items() if v}
-                )
-            )
+            held = stage_items(model, w, stage, sizes, device_kind(every[stage.rank]))
+            ledgers += [MemoryLedger(every[r].label, capacity[r], held) for r in stage.ranks]
         return tuple(ledgers)
 
     def metrics(
