@@ -219,7 +219,7 @@ def plan(
         ),
         verify=VerifyHints(
             backend="nccl" if cuda else "gloo", tolerance=TOLERANCE,
-            ranks=chosen.real(problem, decision)[0].ranks,
+            ranks=chosen.processes(problem, decision),
         ),
         assumptions=tuple(dict.fromkeys(assumptions)),
         provenance=Provenance(

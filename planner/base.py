@@ -232,6 +232,10 @@ class Planner(ABC, Generic[W, D]):
         """
         return self.schedule(problem, decision), self.ranks(problem, decision)
 
+    def processes(self, problem: Problem[W], decision: D) -> int:
+        """How many processes `real` takes."""
+        return len(self.real(problem, decision)[1])
+
     def metrics(self, problem: Problem[W], decision: D, timeline: Timeline) -> dict[str, float]:
         """Figures a user of this kind of plan reads first; names carry the unit."""
         return {}

@@ -134,7 +134,9 @@ def replica_plans(plan: Plan) -> tuple[Plan, ...]:
         decided = replica.model_dump(mode="json")
         changes = {
             "kind": "serving",
-            "workload": {name: traffic[name] for name in ServingWorkload.model_fields},
+            "workload": {
+                name: traffic[name] for name in ServingWorkload.model_fields if name in traffic
+            },
             "decision": {name: decided[name] for name in ServingDecision.model_fields},
             "alternatives": (),
         }

@@ -1,21 +1,25 @@
 """The serving problem as a `ChainProblem`, and its answers as decisions.
 
-Devices that the cluster describes alike are one *type*; the solver orders types and leaves devices
-out, the answer is dealt to concrete ranks afterwards. One problem a pair of micro-batch sizes.
+Devices that the cluster describes alike are one *type*, and a type with a number of devices that
+share a stage is a *kind*, the solver's device type; the solver orders kinds and leaves devices out,
+the answer is dealt to concrete ranks afterwards. One problem a pair of micro-batch sizes.
 """
 
 from __future__ import annotations
 
 import functools
 import itertools
+from collections.abc import Sequence
 
 import numpy as np
 
+from foreplan.cost_models.tensor_parallel import shard_model
 from foreplan.datasets.cluster import Cluster
 from foreplan.datasets.cluster_entry import Rank
 from foreplan.datasets.decoder_memory import stage_bytes
 from foreplan.datasets.model import Model
 from foreplan.errors import MissingDataError
+from foreplan.planner.serving.groups import Kind, groupings, kinds_of
 from foreplan.planner.serving.pipeline import TOKEN_BYTES
 from foreplan.planner.serving.pricing import (
     DECODE,
@@ -31,7 +35,7 @@ from foreplan.planner.serving.spec import (
     ServingWorkload,
     StageDecision,
 )
-from foreplan.solvers.chain_problem import ChainProblem, FloatArray
+from foreplan.solvers.chain_problem import ChainProblem, FloatArray, IntArray
 from foreplan.solvers.chain_score import ChainAssignment
 
 #: What cuBLAS keeps for a stream of a Hopper GPU (torch, CUBLAS_WORKSPACE_CONFIG).
@@ -47,14 +51,16 @@ class ServingChains:
         capacity_bytes: what each rank may use.
         omega: ``[L, V]`` quality loss of each layer at each of the workload's bits.
         max_omega: cap on their sum, ``None`` for none.
+        kinds: what stages may run on; what the workload allows if left out.
 
     Raises:
+        SpecError: a degree of tensor parallelism that nothing here has.
         MissingDataError: a price, or a link between two types that could be neighbours.
     """
 
     def __init__(
         self, pricing: Pricing, cluster: Cluster, capacity_bytes: tuple[int, ...],
-        omega: FloatArray, max_omega: float | None = None,
+        omega: FloatArray, max_omega: float | None = None, *, kinds: Sequence[Kind] | None = None,
     ) -> None:  # fmt: skip
         self.pricing = pricing
         self.cluster = cluster
@@ -64,7 +70,25 @@ class ServingChains:
             key = (rank.host, rank.name, rank.profile, capacity)
             groups.setdefault(key, []).append(rank)
         self.types: list[list[Rank]] = list(groups.values())
+        if kinds is None:
+            kinds = kinds_of(pricing.model, pricing.workload, cluster, self.types)
+        self.kinds = list(kinds)
         self.capacity = np.array([float(capacity_bytes[t[0].index]) for t in self.types])
+        self._capacity_bytes = capacity_bytes
+        self._shards = {1: pricing}
+        for degree in {kind.degree for kind in self.kinds} - {1}:
+            self._shards[degree] = Pricing(pricing.model, pricing.workload, pricing.costs, degree)
+
+    def restricted(self, kinds: Sequence[Kind]) -> ServingChains:
+        """The same with fewer kinds."""
+        return ServingChains(
+            self.pricing, self.cluster, self._capacity_bytes, self.omega, self.max_omega,
+            kinds=kinds,
+        )  # fmt: skip
+
+    def groupings(self) -> IntArray:
+        """``[G, kinds]`` groups of each kind that exist together, in every way there is."""
+        return groupings(self.kinds, [len(ranks) for ranks in self.types])
 
     @property
     def bits(self) -> tuple[int, ...]:
@@ -74,6 +98,15 @@ class ServingChains:
     def type_of(self, rank: int) -> int:
         """Type of a cluster rank."""
         return next(k for k, ranks in enumerate(self.types) if any(r.index == rank for r in ranks))
+
+    def kind_of(self, stage: StageDecision) -> int:
+        """Kind of what a stage runs on."""
+        here = (self.type_of(stage.rank), stage.degree)
+        return next(k for k, kind in enumerate(self.kinds) if (kind.type, kind.degree) == here)
+
+    def first(self, k: int) -> Rank:
+        """A device of a kind."""
+        return self.types[self.kinds[k].type][0]
 
     def sizes(self) -> list[MicroBatches]:
         """Every pair of micro-batch sizes to search: divisors of the batch, or the fixed ones."""
@@ -85,19 +118,24 @@ class ServingChains:
 
     @functools.cache  # noqa: B019 - lives as long as one plan's search
     def kernels(self, k: int, sizes: MicroBatches) -> StageKernels:
-        """Variants that devices of type ``k`` use."""
-        return self.pricing.kernels(self.types[k][0], sizes)
+        """Variants that devices of kind ``k`` use."""
+        return self._shards[self.kinds[k].degree].kernels(self.first(k), sizes)
 
     @functools.cache  # noqa: B019
     def problem(self, sizes: MicroBatches) -> ChainProblem:
-        """The chain problem of one pair of micro-batch sizes."""
-        model, w, price = self.pricing.model, self.pricing.workload, self.pricing
-        kinds, bits = range(len(self.types)), self.bits
+        """The chain problem of one pair of micro-batch sizes.
+
+        Of each kind it counts as many groups as there could be if there were no other kind.
+        """
+        model, w, whole = self.pricing.model, self.pricing.workload, self.pricing
+        kinds, bits = range(len(self.kinds)), self.bits
         prefill = np.full((len(kinds), len(bits)), np.inf)
         decode = np.full_like(prefill, np.inf)
-        edges = np.zeros((4, len(kinds)))
+        layer_bytes = np.zeros_like(prefill)
+        edges, fixed = np.zeros((4, len(kinds))), np.zeros((3, len(kinds)))
         for k in kinds:
-            rank, kernels = self.types[k][0], self.kernels(k, sizes)
+            rank, kernels = self.first(k), self.kernels(k, sizes)
+            price = self._shards[self.kinds[k].degree]
             for v, b in enumerate(bits):
                 if f"{PREFILL}/linear/{b}" in kernels.table:
                     prefill[k, v] = price.seconds(rank, price.layer(kernels, b, PREFILL, sizes))
@@ -108,35 +146,36 @@ class ServingChains:
                 price.seconds(rank, price.head(kernels, PREFILL, sizes)),
                 price.seconds(rank, price.head(kernels, DECODE, sizes)),
             ]
-        held = [static_bytes(model, w, 0, model.layers, (b,) * model.layers) for b in bits]
-        # Layers are alike, so that a stage's bytes are its share of the whole model's.
-        layer_bytes = np.array([(h["weights"] + h["kv_cache"]) / model.layers for h in held])
+            for phase, table, first, last in ((PREFILL, prefill, 0, 2), (DECODE, decode, 1, 3)):
+                table[k] += self._exchange_s(k, phase, sizes, layers=1)
+                edges[first, k] += self._exchange_s(k, phase, sizes, first=True)
+                edges[last, k] += self._exchange_s(k, phase, sizes, last=True)
+            shard = price.model
+            held = [static_bytes(shard, w, 0, model.layers, (b,) * model.layers) for b in bits]
+            # Layers are alike, so that a stage's bytes are its share of the whole model's.
+            layer_bytes[k] = [(h["weights"] + h["kv_cache"]) / model.layers for h in held]
+            workspace = workspace_bytes(shard, w, sizes, device_kind(rank))
+            fixed[:, k] = held[0]["embedding"], held[0]["head"], held[0]["buffers"] + workspace
 
         def every_layer(table: FloatArray) -> FloatArray:
             return np.broadcast_to(table[:, None, :], (len(kinds), model.layers, len(bits)))
 
-        both = np.ones(len(kinds))
         return ChainProblem(
-            counts=np.array([len(t) for t in self.types]),
+            counts=np.array([len(self.types[kind.type]) // kind.degree for kind in self.kinds]),
             prefill_s=every_layer(prefill),
             decode_s=every_layer(decode),
-            memory_bytes=every_layer(np.broadcast_to(layer_bytes, prefill.shape)),
-            capacity_bytes=self.capacity,
+            memory_bytes=every_layer(layer_bytes),
+            capacity_bytes=self.capacity[[kind.type for kind in self.kinds]],
             omega=self.omega,
             first_prefill_s=edges[0],
             first_decode_s=edges[1],
-            first_memory_bytes=both * held[0]["embedding"],
+            first_memory_bytes=fixed[0],
             last_prefill_s=edges[2],
             last_decode_s=edges[3],
-            last_memory_bytes=both * held[0]["head"],
-            fixed_memory_bytes=np.array(
-                [
-                    float(held[0]["buffers"] + workspace_bytes(model, w, sizes, device_kind(t[0])))
-                    for t in self.types
-                ]
-            ),
-            link_prefill_s=self._links(price.hidden_bytes(PREFILL, sizes), "bf16"),
-            link_decode_s=self._links(price.hidden_bytes(DECODE, sizes), "bf16"),
+            last_memory_bytes=fixed[1],
+            fixed_memory_bytes=fixed[2],
+            link_prefill_s=self._links(whole.hidden_bytes(PREFILL, sizes), "bf16"),
+            link_decode_s=self._links(whole.hidden_bytes(DECODE, sizes), "bf16"),
             link_return_decode_s=self._links(sizes.decode * TOKEN_BYTES, "int64"),
             prefill_microbatches=w.batch // sizes.prefill,
             decode_microbatches=w.batch // sizes.decode,
@@ -148,22 +187,41 @@ class ServingChains:
         )
 
     def _links(self, payload_bytes: int, dtype: str) -> FloatArray:
-        """Time of a hop between types; 0 where a type has no second device to be neighbour of."""
-        table = np.zeros((len(self.types), len(self.types)))
-        for a, b in itertools.product(range(len(self.types)), repeat=2):
-            if a != b or len(self.types[a]) > 1:
-                source, target = self.types[a][0], self.types[b][-1]
-                table[a, b] = self.pricing.hop_s(source, target, payload_bytes, dtype)
+        """Time of a hop between kinds; 0 where there are too few devices to be neighbours.
+
+        The first device of a group receives and tells the others.
+        """
+        table = np.zeros((len(self.kinds), len(self.kinds)))
+        for a, b in itertools.product(range(len(self.kinds)), repeat=2):
+            one, other = self.kinds[a], self.kinds[b]
+            sources, targets = self.types[one.type], self.types[other.type]
+            if one.type != other.type or one.degree + other.degree <= len(sources):
+                hop = self.pricing.hop_s(sources[0], targets[-1], payload_bytes, dtype)
+                told = other.seconds(
+                    self.pricing.costs, targets[0].label, "broadcast", payload_bytes, dtype
+                )
+                table[a, b] = hop + told
         return table
+
+    def _exchange_s(
+        self, k: int, phase: str, sizes: MicroBatches, *, layers: int = 0, first: bool = False,
+        last: bool = False,
+    ) -> float:  # fmt: skip
+        """Time of a group's collectives in one pass, over the slowest links of its kind."""
+        kind, label = self.kinds[k], self.first(k).label
+        times = [0.0]
+        for block in kind.blocks:
+            works = self.pricing.exchanges(phase, sizes, block, layers, first=first, last=last)
+            times.append(sum(self.pricing.costs.cost(w, label).mean_s * n for w, n in works))
+        return max(times)
 
     def decision(
         self, sizes: MicroBatches, assignment: ChainAssignment, *, limits_met: bool = True
     ) -> ServingDecision:
         """An assignment dealt to concrete ranks, the first free one of each type."""
-        free = [list(ranks) for ranks in self.types]
+        dealt = self._deal([stage.device_type for stage in assignment.stages])
         stages, omega = [], 0.0
-        for stage in assignment.stages:
-            rank = free[stage.device_type].pop(0)
+        for stage, (rank, *peers) in zip(assignment.stages, dealt, strict=True):
             bits = tuple(self.bits[v] for v in stage.variants)
             layers = range(stage.start, stage.end)
             omega += float(self.omega[layers, stage.variants].sum())
@@ -172,6 +230,7 @@ class ServingChains:
                     rank=rank.index, device=rank.label, start=stage.start, end=stage.end,
                     bits=bits,
                     kernels=self.kernels(stage.device_type, sizes).texts(set(bits)),
+                    peers=tuple(peer.index for peer in peers),
                 )
             )  # fmt: skip
         every = [b for stage in stages for b in stage.bits]
@@ -179,6 +238,34 @@ class ServingChains:
             stages=tuple(stages), prefill_microbatch=sizes.prefill, decode_microbatch=sizes.decode,
             average_bits=sum(every) / len(every), omega=omega, limits_met=limits_met,
         )  # fmt: skip
+
+    def _deal(self, kinds: Sequence[int]) -> list[list[Rank]]:
+        """Devices for stages of these kinds; neighbours, because large groups choose first."""
+        free = [list(ranks) for ranks in self.types]
+        dealt: dict[int, list[Rank]] = {}
+        for place in sorted(range(len(kinds)), key=lambda i: -self.kinds[kinds[i]].degree):
+            kind = self.kinds[kinds[place]]
+            dealt[place] = free[kind.type][: kind.degree]
+            del free[kind.type][: kind.degree]
+        return [dealt[place] for place in range(len(kinds))]
+
+
+def stage_items(
+    model: Model, workload: ServingWorkload, stage: StageDecision, sizes: MicroBatches, kind: str
+) -> dict[str, int]:
+    """What each device of a stage holds, by item; of several the first, which holds most.
+
+    Args:
+        model: the whole model.
+        workload: batch and lengths.
+        stage: the stage.
+        sizes: of the micro-batches.
+        kind: ``cpu`` or ``cuda``.
+    """
+    shard = shard_model(model, stage.degree)
+    items = static_bytes(shard, workload, stage.start, stage.end, stage.bits)
+    items["workspace"] = workspace_bytes(shard, workload, sizes, kind)
+    return {name: size for name, size in items.items() if size}
 
 
 def static_bytes(

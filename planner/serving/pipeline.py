@@ -4,11 +4,17 @@ Steps are numbered by the token they produce: step 0 is prefill, step t > 0 deco
 stage's list holds all of its prefill micro-batches and then, step by step, its decode
 micro-batches. Hidden states travel to the next stage, token ids from the last stage to the first;
 both beside the computation.
+
+A stage of several devices has a rank for each. Its first one sends and receives and tells the
+others (``broadcast``); all of them compute their shares and add them up. In the schedule that is
+simulated a pass is its computation and then its sums as one action each; `ServingSchedule.pieces`
+gives what a real run carries out, where every sum stands on its own.
 """
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from foreplan.cost_models.costs import Collective, HostLaunch, Segment, Work
@@ -21,6 +27,8 @@ from foreplan.planner.serving.pricing import DECODE, PREFILL, MicroBatches, Pric
 from foreplan.planner.serving.spec import ServingDecision, StageDecision
 
 TOKEN_BYTES = 8  # token ids are int64
+#: Queue of a rank for the collectives of its stage.
+TENSOR = "tensor"
 #: Most tokens that a schedule decodes one after another.
 MOST_STEPS = 1 << 17
 
@@ -39,8 +47,14 @@ class _Stage:
     index: int
     decision: StageDecision
     kernels: StageKernels
+    pricing: Pricing
     first: bool
     last: bool
+    ranks: tuple[int, ...]
+
+    @property
+    def layers(self) -> int:
+        return self.decision.end - self.decision.start
 
 
 class ServingSchedule:
@@ -59,19 +73,33 @@ class ServingSchedule:
     ) -> None:  # fmt: skip
         self._pricing = pricing
         self._closing = closing
+        self._in_pieces = False
         self._decision = decision
         self._sizes = MicroBatches(decision.prefill_microbatch, decision.decode_microbatch)
-        self._ranks = [cluster.ranks()[stage.rank] for stage in decision.stages]
-        count = len(decision.stages)
-        self._stages = [
-            _Stage(i, stage, stage_kernels(stage), i == 0, i == count - 1)
-            for i, stage in enumerate(decision.stages)
-        ]
+        every = cluster.ranks()
+        self._ranks = [every[rank] for rank in decision.ranks]
+        self._stages: list[_Stage] = []
+        shards = {1: pricing}
+        for i, stage in enumerate(decision.stages):
+            begin = sum(s.degree for s in decision.stages[:i])
+            if stage.degree not in shards:
+                shards[stage.degree] = Pricing(
+                    pricing.model, pricing.workload, pricing.costs, stage.degree
+                )
+            self._stages.append(
+                _Stage(
+                    i, stage, stage_kernels(stage), shards[stage.degree], i == 0,
+                    i == len(decision.stages) - 1, tuple(range(begin, begin + stage.degree)),
+                )
+            )  # fmt: skip
         self._builder = ScheduleBuilder([rank.label for rank in self._ranks])
-        # (step, micro-batch of that step's phase) -> action that put the token ids on stage 0.
-        self._tokens: dict[tuple[int, int], int] = {}
+        # (step, micro-batch of that step's phase) -> actions that put the token ids on stage 0.
+        self._tokens: dict[tuple[int, int], Sequence[int]] = {}
         self._works: dict[tuple[str, int, int], Segment] = {}
+        self._sums: dict[tuple[str, int], Segment] = {}
         self._pressures: dict[tuple[str, int], float] = {}
+        self._before: dict[int, int] = {}  # last sum of a rank, which the next pass waits for
+        self._meetings = 0
 
     def build(self) -> Schedule:
         """All prefill micro-batches, then all decode steps.
@@ -98,54 +126,131 @@ class ServingSchedule:
                 self._pass(DECODE, step, microbatch, self._closing or not last)
         return self._builder.build()
 
+    def pieces(self) -> Schedule:
+        """The same with every sum of a stage of several devices as an action.
+
+        A device's pass is then a row of actions of the phase's name, one up to each sum: the
+        embedding's, two of each layer and, with the head, the choice among everybody's best words.
+        """
+        self._in_pieces = True
+        return self.build()
+
     def _pass(self, phase: str, step: int, microbatch: int, return_tokens: bool) -> None:
         """One micro-batch through every stage, and its tokens back to the first."""
-        builder, last = self._builder, len(self._stages) - 1
-        arrived: tuple[int, ...] = self._needed(phase, step, microbatch)
-        done = -1
+        last = len(self._stages) - 1
+        done: Sequence[int] = ()
         for stage in self._stages:
-            if not stage.first:
-                arrived = (self._hop(phase, step, microbatch, stage.index - 1, stage.index, done),)
-            done = builder.add(
-                phase, stage.index, self._work(phase, stage, step), stage=stage.index,
-                microbatch=microbatch, step=step, dependencies=arrived, resources=(COMPUTE,),
-                pressure=self._pressure(phase, stage),
-            )  # fmt: skip
+            if stage.first:
+                arrived = [
+                    self._needed(phase, step, microbatch, k) for k in range(len(stage.ranks))
+                ]
+            else:
+                before = self._stages[stage.index - 1]
+                received = self._hop(phase, step, microbatch, before, stage, done[0])
+                arrived = [(action,) for action in received]
+            done = self._compute(phase, stage, step, microbatch, arrived)
         if return_tokens:
             if last:
-                done = self._hop(phase, step, microbatch, last, 0, done)
+                done = self._hop(
+                    phase, step, microbatch, self._stages[last], self._stages[0], done[0]
+                )
             self._tokens[step, microbatch] = done
 
-    def _needed(self, phase: str, step: int, microbatch: int) -> tuple[int, ...]:
-        """What has to be on the first stage before a pass: the tokens of the step before."""
+    def _compute(
+        self, phase: str, stage: _Stage, step: int, microbatch: int,
+        arrived: Sequence[tuple[int, ...]],
+    ) -> Sequence[int]:  # fmt: skip
+        """A stage's pass; returns the last action of each of its ranks."""
+        if self._in_pieces and len(stage.ranks) > 1:
+            return self._piece_by_piece(phase, stage, step, microbatch, arrived)
+        done = [
+            self._builder.add(
+                phase, rank, self._work(phase, stage, step), stage=stage.index,
+                microbatch=microbatch, step=step,
+                dependencies=(*needs, *(a for a in (self._before.get(rank),) if a is not None)),
+                resources=(COMPUTE,), pressure=self._pressure(phase, stage),
+            )
+            for rank, needs in zip(stage.ranks, arrived, strict=True)
+        ]  # fmt: skip
+        if len(stage.ranks) > 1:
+            done = self._together(
+                "all_reduce", stage, step, microbatch, self._sum(phase, stage), done
+            )
+            self._before.update(zip(stage.ranks, done, strict=True))
+        return done
+
+    def _piece_by_piece(
+        self, phase: str, stage: _Stage, step: int, microbatch: int,
+        arrived: Sequence[tuple[int, ...]],
+    ) -> Sequence[int]:  # fmt: skip
+        piece = Segment(phase)
+        needs = arrived
+        exchanges = self._exchanges(phase, stage)
+        for work, count in (*exchanges, (None, 1)):
+            for _ in range(count):
+                done: Sequence[int] = [
+                    self._builder.add(
+                        phase, rank, piece, stage=stage.index, microbatch=microbatch, step=step,
+                        dependencies=needed, resources=(COMPUTE,),
+                    )
+                    for rank, needed in zip(stage.ranks, needs, strict=True)
+                ]  # fmt: skip
+                if work is not None:
+                    summed = self._together(work.kind, stage, step, microbatch, work, done)
+                    needs = [(action,) for action in summed]
+        return done
+
+    def _together(
+        self, op: str, stage: _Stage, step: int, microbatch: int, work: Work,
+        after: Sequence[int | None],
+    ) -> list[int]:  # fmt: skip
+        """A collective of a stage's ranks, each after an action of its own."""
+        number, self._meetings = self._meetings, self._meetings + 1
+        return [
+            self._builder.add(
+                op, rank, work, stage=stage.index, microbatch=microbatch, step=step,
+                dependencies=() if needed is None else (needed,), resources=(TENSOR,),
+                rendezvous=number,
+            )
+            for rank, needed in zip(stage.ranks, after, strict=True)
+        ]  # fmt: skip
+
+    def _needed(self, phase: str, step: int, microbatch: int, place: int) -> tuple[int, ...]:
+        """What a device of the first stage needs before a pass: tokens of the step before."""
         if phase == PREFILL:
             return ()
         if step > 1:
-            return (self._tokens[step - 1, microbatch],)
+            return (self._tokens[step - 1, microbatch][place],)
         # Prefill and decode micro-batches may cut the batch differently.
         begin, size = microbatch * self._sizes.decode, self._sizes.prefill
         covering = range(begin // size, (begin + self._sizes.decode - 1) // size + 1)
-        return tuple(self._tokens[0, m] for m in covering)
+        return tuple(self._tokens[0, m][place] for m in covering)
 
     def _hop(
-        self, phase: str, step: int, microbatch: int, source: int, target: int, after: int
-    ) -> int:
-        """A send and its receive; returns the receive."""
-        if target == 0:
+        self, phase: str, step: int, microbatch: int, source: _Stage, target: _Stage, after: int
+    ) -> list[int]:
+        """A send and its receive, told to all of a stage; returns what each rank has it by."""
+        if target.first:
             size = TOKEN_BYTES * (self._sizes.prefill if phase == PREFILL else self._sizes.decode)
             dtype = "int64"
         else:
             size, dtype = self._pricing.hidden_bytes(phase, self._sizes), "bf16"
-        ends = (self._ranks[source].index, self._ranks[target].index)
+        a, b = source.ranks[0], target.ranks[0]
+        ends = (self._ranks[a].index, self._ranks[b].index)
         sent = self._builder.add(
-            "send", source, Collective("p2p", size, ends, dtype), stage=target,
-            microbatch=microbatch, step=step, peer=target, dependencies=(after,),
-            resources=(f"link:{source}>{target}",),
+            "send", a, Collective("p2p", size, ends, dtype), stage=target.index,
+            microbatch=microbatch, step=step, peer=b, dependencies=(after,),
+            resources=(f"link:{a}>{b}",),
         )  # fmt: skip
-        return self._builder.add(
-            "recv", target, HostLaunch(0), stage=target, microbatch=microbatch, step=step,
-            peer=source, dependencies=(sent,), resources=(),
+        received = self._builder.add(
+            "recv", b, HostLaunch(0), stage=target.index, microbatch=microbatch, step=step,
+            peer=a, dependencies=(sent,), resources=(),
         )  # fmt: skip
+        if len(target.ranks) == 1:
+            return [received]
+        work = Collective("broadcast", size, target.decision.ranks, dtype)
+        others = [None] * (len(target.ranks) - 1)
+        return self._together("broadcast", target, step, microbatch, work, [received, *others])
 
     def _work(self, phase: str, stage: _Stage, step: int) -> Segment:
         key = (phase, stage.index, step)
@@ -154,7 +259,7 @@ class ServingSchedule:
         return self._works[key]
 
     def _segment(self, phase: str, stage: _Stage, step: int) -> Segment:
-        pricing, sizes = self._pricing, self._sizes
+        pricing, sizes = stage.pricing, self._sizes
         context = None if phase == PREFILL else pricing.workload.prompt_tokens + step
         parts: Counter[Work] = Counter()
         if stage.first:
@@ -165,13 +270,26 @@ class ServingSchedule:
             _count(parts, pricing.head(stage.kernels, phase, sizes), 1)
         return Segment(phase, tuple(parts.items()))
 
+    def _exchanges(self, phase: str, stage: _Stage) -> tuple[tuple[Collective, int], ...]:
+        return self._pricing.exchanges(
+            phase, self._sizes, stage.decision.ranks, stage.layers, first=stage.first,
+            last=stage.last,
+        )  # fmt: skip
+
+    def _sum(self, phase: str, stage: _Stage) -> Segment:
+        """Everything that the devices of a stage exchange in a pass."""
+        key = (phase, stage.index)
+        if key not in self._sums:
+            self._sums[key] = Segment("all_reduce", self._exchanges(phase, stage))
+        return self._sums[key]
+
     def _pressure(self, phase: str, stage: _Stage) -> float:
         """Share of a pass that is bound by memory bandwidth; see `memory_share`."""
         key = (phase, stage.index)
         if key not in self._pressures:
             work = self._work(phase, stage, 0 if phase == PREFILL else 1)
-            rank = self._ranks[stage.index]
-            self._pressures[key] = memory_share(self._pricing.costs, rank.label, work)
+            label = self._ranks[stage.ranks[0]].label
+            self._pressures[key] = memory_share(self._pricing.costs, label, work)
         return self._pressures[key]
 
 

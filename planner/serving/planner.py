@@ -22,9 +22,11 @@ from foreplan.errors import InfeasibleError, SpecError
 from foreplan.planner.base import Agreement, Bound, Choice, Kernels, Planner, Problem
 from foreplan.planner.predict import Forecast
 from foreplan.planner.serving.baselines import serving_baselines
+from foreplan.planner.serving.cases import solve_cases
 from foreplan.planner.serving.chain import (
     ServingChains,
     capacities,
+    stage_items,
     static_bytes,
     workspace_bytes,
 )
@@ -36,8 +38,6 @@ from foreplan.planner.serving.rivals import serving_near, serving_rivals
 from foreplan.planner.serving.spec import ServingDecision, ServingWorkload
 from foreplan.planner.serving.time_limits import missed, time_limits, too_short
 from foreplan.solvers.chain_diagnosis import Obstacle, diagnose
-from foreplan.solvers.chain_family import solve_family
-from foreplan.solvers.chain_partition import ChainAssignment
 
 #: Relative gap at which the solver stops; how far from the best an answer may be to be replayed.
 GAP, REPLAY_WITHIN, REPLAYS = 1e-4, 0.02, 6
@@ -63,23 +63,11 @@ class ServingPlanner(Planner[ServingWorkload, ServingDecision]):
             MissingDataError: a price or the memory of a device is not known.
         """
         chains, limits = self._chains(problem), time_limits(problem.workload)
-        answers: list[tuple[float, MicroBatches, ChainAssignment]] = []
-        best, lower, evaluations, proven = math.inf, math.inf, 0, True
-        pairs = chains.sizes()
-        found = solve_family(
-            [chains.problem(sizes) for sizes in pairs], limits, gap=GAP, within=REPLAY_WITHIN
-        )
-        for sizes, solution in zip(pairs, found, strict=True):
-            evaluations += solution.evaluations
-            lower = min(lower, solution.lower_bound)
-            proven = proven and solution.status in ("optimal", "infeasible", "cutoff")
-            if solution.value is not None:
-                answers.append((solution.objective, sizes, solution.value))
-                best = min(best, solution.objective)
-        if not answers:
+        answers = solve_cases(chains, limits, gap=GAP, within=REPLAY_WITHIN)
+        if not answers.found:
             raise self._infeasible(problem, chains)
-        answers.sort(key=lambda answer: answer[0])
-        near = [a for a in answers if a[0] <= best * (1 + REPLAY_WITHIN)][:REPLAYS]
+        ranked, best = sorted(answers.found, key=lambda answer: answer[0]), answers.best_s
+        near = [a for a in ranked if a[0] <= best * (1 + REPLAY_WITHIN)][:REPLAYS]
         decisions = [chains.decision(sizes, assignment) for _, sizes, assignment in near]
         replays = [Forecast(self, problem, decision) for decision in decisions]
         late = [missed(problem.workload, forecast.metrics) for forecast in replays]
@@ -93,13 +81,13 @@ class ServingPlanner(Planner[ServingWorkload, ServingDecision]):
             for decision, forecast, lates in zip(decisions, replays, late, strict=True)
         ]
         chosen = int(np.argmin(worth))
-        lower = min(lower, best)
+        lower = min(answers.lower_s, best)
         bound = Bound(
-            status="optimal" if proven else "feasible",
+            status="optimal" if answers.proven else "feasible",
             lower_s=lower,
             gap=max(0.0, (near[chosen][0] - lower) / near[chosen][0]),
             solver="chain_partition",
-            evaluations=evaluations,
+            evaluations=answers.evaluations,
         )
         close = {
             f"micro-batches of {d.prefill_microbatch} and {d.decode_microbatch}": d

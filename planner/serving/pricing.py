@@ -17,6 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from foreplan.cost_models.costs import Collective, CostBook, Estimate
+from foreplan.cost_models.tensor_parallel import shard_model, stage_collectives
 from foreplan.datasets.cluster_entry import Rank
 from foreplan.datasets.decoder_programs import embedding_programs, head_programs, layer_programs
 from foreplan.datasets.kernels import kernels_for, layout_of, quantises_activations
@@ -72,10 +73,15 @@ class Pricing:
         model: the language model.
         workload: traffic and limits.
         costs: the cost book; devices are asked for by rank label.
+        degree: devices that share each layer; programs are those of one of them.
     """
 
-    def __init__(self, model: Model, workload: ServingWorkload, costs: CostBook) -> None:
-        self.model = model
+    def __init__(
+        self, model: Model, workload: ServingWorkload, costs: CostBook, degree: int = 1
+    ) -> None:
+        self.whole = model
+        self.degree = degree
+        self.model = shard_model(model, degree)
         self.workload = workload
         self.costs = costs
 
@@ -196,6 +202,14 @@ class Pricing:
         """Programs after the last layer: norm, head and argmax of one position a request."""
         batch, _, _ = self._pass(phase, sizes)
         return tuple(head_programs(self.model, batch, lambda op, _: kernels.variant(phase, "head")))
+
+    def exchanges(
+        self, phase: str, sizes: MicroBatches, group: tuple[int, ...], layers: int, *,
+        first: bool = False, last: bool = False,
+    ) -> tuple[tuple[Collective, int], ...]:  # fmt: skip
+        """Collectives of a stage's pass; see `stage_collectives`."""
+        batch, queries, _ = self._pass(phase, sizes)
+        return stage_collectives(self.whole, group, layers, batch, queries, first=first, last=last)
 
     def seconds(self, rank: Rank, parts: Parts) -> float:
         """Summed price of programs on a device."""

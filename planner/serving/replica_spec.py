@@ -41,6 +41,8 @@ class ReplicasWorkload(ServingWorkload):
 
     @model_validator(mode="after")
     def _wanted(self) -> ReplicasWorkload:
+        if self.tensor_parallel != 1:
+            raise ValueError("tensor_parallel of 1: replicas have one device a stage")
         floor = self.min_throughput_tokens_per_s
         if self.objective == "price" and floor is None:
             raise ValueError("min_throughput_tokens_per_s for the objective price")

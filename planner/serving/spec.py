@@ -9,11 +9,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import (
+    Field,
+    SerializerFunctionWrapHandler,
+    field_validator,
+    model_serializer,
+    model_validator,
+)
 
 from foreplan.datasets.specs import StrictModel
+from foreplan.errors import SpecError
 
 #: Storage dtypes that a number of bits can mean, by preference where they cost the same.
 STORAGE: Mapping[int, tuple[str, ...]] = MappingProxyType(
@@ -41,6 +48,8 @@ class ServingWorkload(StrictModel):
         max_time_to_first_token_s: limit on when the last request of the batch has its first token.
         max_time_per_output_token_s: limit on the mean time between later tokens of a request.
         prefill_microbatch, decode_microbatch: requests of a micro-batch; searched where ``None``.
+        tensor_parallel: equal devices that share each stage's layers; ``auto`` searches it stage by
+            stage.
     """
 
     batch: Count
@@ -58,6 +67,15 @@ class ServingWorkload(StrictModel):
     max_time_per_output_token_s: Annotated[float, Field(gt=0)] | None = None
     prefill_microbatch: Count | None = None
     decode_microbatch: Count | None = None
+    tensor_parallel: Literal["auto"] | Annotated[int, Field(gt=0, le=1024)] = 1
+
+    @model_serializer(mode="wrap")
+    def _without_defaults(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        # Documents without tensor parallelism stay as they were before there was any.
+        made: dict[str, Any] = handler(self)
+        if made.get("tensor_parallel") == 1:
+            del made["tensor_parallel"]
+        return made
 
     @field_validator("bits", mode="before")
     @classmethod
@@ -86,11 +104,12 @@ class ServingWorkload(StrictModel):
 
 
 class StageDecision(StrictModel):
-    """Layers ``[start, end)`` on one device.
+    """Layers ``[start, end)`` on one device, or on a group of equal ones by tensor parallelism.
 
     Attributes:
-        rank: index of the device among the cluster's ranks.
+        rank: index of the device among the cluster's ranks; of a group, its first.
         device: its label, for readers.
+        peers: ranks of the group's other devices; each computes a share of every layer.
         start, end: first layer and one past the last.
         bits: bits of each of these layers.
         kernels: variant by ``phase/attention``, ``phase/head`` and ``phase/linear/bits``.
@@ -102,6 +121,24 @@ class StageDecision(StrictModel):
     end: Annotated[int, Field(gt=0)]
     bits: tuple[int, ...]
     kernels: dict[str, str]
+    peers: tuple[Annotated[int, Field(ge=0)], ...] = ()
+
+    @model_serializer(mode="wrap")
+    def _without_defaults(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        made: dict[str, Any] = handler(self)
+        if not made.get("peers"):
+            made.pop("peers", None)
+        return made
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """Ranks of all its devices."""
+        return self.rank, *self.peers
+
+    @property
+    def degree(self) -> int:
+        """How many devices share each of its layers."""
+        return 1 + len(self.peers)
 
     @model_validator(mode="after")
     def _consistent(self) -> StageDecision:
@@ -114,7 +151,8 @@ class ServingDecision(StrictModel):
     """A serving plan's decision.
 
     Attributes:
-        stages: in pipeline order; the rank of a stage's process is its index here.
+        stages: in pipeline order; ranks of a run are numbered stage by stage, in a stage device by
+            device.
         prefill_microbatch: requests of a prefill micro-batch.
         decode_microbatch: requests of a decode micro-batch.
         average_bits: mean over layers.
@@ -134,10 +172,27 @@ class ServingDecision(StrictModel):
         ends = [0, *(stage.end for stage in self.stages)]
         if [stage.start for stage in self.stages] != ends[:-1]:
             raise ValueError("stages that follow each other from layer 0")
-        ranks = [stage.rank for stage in self.stages]
-        if len(set(ranks)) < len(ranks):
+        if len(set(self.ranks)) < len(self.ranks):
             raise ValueError("a device of its own for every stage")
         return self
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """Cluster rank of every device, in the order of a run's ranks."""
+        return tuple(rank for stage in self.stages for rank in stage.ranks)
+
+    def place(self, rank: int) -> tuple[int, int]:
+        """(stage, device in it) of a rank of a run.
+
+        Raises:
+            SpecError: there is no such rank.
+        """
+        left = rank
+        for index, stage in enumerate(self.stages):
+            if 0 <= left < stage.degree:
+                return index, left
+            left -= stage.degree
+        raise SpecError("rank", got=rank, expected=f"0..{len(self.ranks) - 1}")
 
     @property
     def layers(self) -> int:

@@ -1,0 +1,172 @@
+"""Tensor parallelism inside a stage: what one of ``k`` equal devices holds and what they exchange.
+
+Heads, MLP features and vocabulary are split as Megatron-LM does (Shoeybi et al., 2019, section
+3): ``qkv``, ``up``, the embedding and the head by rows, ``out`` and ``down`` by columns, so that a
+layer needs two all-reduces of the residual stream. With fewer key/value heads than devices a head
+lies on ``k / kv_heads`` of them. Norms and the tables of positions lie on every device.
+
+A shard is described as a `Model` with fewer heads, features and words: whatever counts programs or
+bytes of a model does so for a shard. The last device has up to ``k - 1`` words less than it says.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from foreplan.cost_models.costs import Collective
+from foreplan.cost_models.layout import Box, Layout, Tensor
+from foreplan.datasets.model import Model
+from foreplan.errors import SpecError
+
+#: A device's best word and its logit, both in fp64, which holds every bf16 and every index.
+CHOICE_BYTES = 16
+
+
+def degrees(model: Model, most: int) -> tuple[int, ...]:
+    """Numbers of devices, up to ``most``, over which the model's layers can be split evenly."""
+    return tuple(k for k in range(1, most + 1) if _hindrance(model, k) is None)
+
+
+def shard_model(model: Model, degree: int) -> Model:
+    """What one of ``degree`` devices holds, as a model.
+
+    Raises:
+        SpecError: heads, key/value heads, MLP features or words cannot be split so.
+    """
+    if degree == 1:
+        return model
+    hindrance = _hindrance(model, degree)
+    if hindrance is not None:
+        raise SpecError(
+            "tensor parallelism", got=f"{degree} devices a stage",
+            expected=f"a degree that {model.name} can be split by: {hindrance}",
+        )  # fmt: skip
+    return model.model_copy(
+        update={
+            "heads": model.heads // degree,
+            "kv_heads": max(model.kv_heads // degree, 1),
+            "ffn": model.ffn // degree,
+            "vocab": -(-model.vocab // degree),
+        }
+    )
+
+
+def _hindrance(model: Model, degree: int) -> str | None:
+    """Why the degree is impossible, in words."""
+    if degree < 1 or model.heads % degree:
+        return f"it has {model.heads} heads"
+    if model.kv_heads % degree and degree % model.kv_heads:
+        return f"it has {model.kv_heads} key/value heads"
+    if model.ffn % degree:
+        return f"its MLP has {model.ffn} features"
+    if model.vocab < degree * degree:
+        return f"it has {model.vocab} words"
+    return None
+
+
+def stage_collectives(
+    model: Model, group: tuple[int, ...], layers: int, requests: int, tokens: int,
+    *, first: bool, last: bool,
+) -> tuple[tuple[Collective, int], ...]:  # fmt: skip
+    """What the devices of a stage exchange in one pass, and how often.
+
+    Args:
+        model: the whole model.
+        group: ranks of the stage.
+        layers: of the stage.
+        requests: of the micro-batch.
+        tokens: of each that go through.
+        first: the stage embeds: each device looks up its words, the sum is everyone's.
+        last: the stage has the head: each device picks the best of its words.
+
+    Returns:
+        Nothing for a group of one.
+    """
+    if len(group) == 1:
+        return ()
+    hidden = requests * tokens * model.hidden * 2
+    found = []
+    if layers or first:
+        found.append((Collective("all_reduce", hidden, group, "bf16"), 2 * layers + int(first)))
+    if last:
+        size = len(group) * requests * CHOICE_BYTES
+        found.append((Collective("all_gather", size, group, "fp64"), 1))
+    return tuple(found)
+
+
+# ------------------------------------------------------------------------------- which box is whose
+
+
+def shard_layout(model: Model, degree: int) -> Layout:
+    """Boxes of one decoder layer's, the embedding's and the head's tensors by device.
+
+    Tensors are named as in `foreplan.datasets.weights`; a bias that is added to a sum lies on the
+    first device. Of a fused tensor a device holds one box for each part (q, k, v; gate, up).
+
+    Raises:
+        SpecError: as `shard_model`.
+    """
+    shard = shard_model(model, degree)
+    tensors = {t.name: t for t in _tensors(model)}
+    boxes: list[dict[str, tuple[Box, ...]]] = []
+    for lane in range(degree):
+        held = {}
+        for name, tensor in tensors.items():
+            cut = tuple(_boxes(model, shard, name, tensor.shape, lane))
+            if cut:
+                held[name] = cut
+        boxes.append(held)
+    return Layout(tensors, tuple(boxes))
+
+
+def _tensors(model: Model) -> Iterator[Tensor]:
+    for linear in model.linears:
+        yield Tensor(f"{linear.name}.weight", (linear.n, linear.k))
+        if linear.bias:
+            yield Tensor(f"{linear.name}.bias", (linear.n,))
+    for name in ("norm1", "norm2", "final_norm"):
+        yield Tensor(f"{name}.weight", (model.hidden,))
+        if model.norm == "layer":
+            yield Tensor(f"{name}.bias", (model.hidden,))
+    if model.qk_norm:
+        yield Tensor("q_norm.weight", (model.head_dim,))
+        yield Tensor("k_norm.weight", (model.head_dim,))
+    yield Tensor("embed.weight", (model.vocab, model.hidden))
+    if model.position == "learned":
+        yield Tensor("positions.weight", (model.position_rows, model.hidden))
+    yield Tensor("head.weight", (model.vocab, model.hidden))
+
+
+def _boxes(
+    model: Model, shard: Model, name: str, shape: tuple[int, ...], lane: int
+) -> Iterator[Box]:
+    part, _, role = name.partition(".")
+    rest = tuple((0, size) for size in shape[1:])
+    if part in ("qkv", "up", "embed", "head"):
+        for begin, end in _rows(model, shard, part, lane):
+            yield Box(((begin, end), *rest))
+    elif part in ("out", "down") and role == "weight":
+        wide = shard.heads * shard.head_dim if part == "out" else shard.ffn
+        yield Box(((0, shape[0]), (lane * wide, (lane + 1) * wide)))
+    elif part not in ("out", "down") or lane == 0:
+        yield Box.whole(shape)
+
+
+def _rows(model: Model, shard: Model, part: str, lane: int) -> Iterator[tuple[int, int]]:
+    """Rows of a fused tensor that are a device's, in the order in which it keeps them."""
+    if part == "qkv":
+        wide = shard.heads * model.head_dim
+        yield lane * wide, (lane + 1) * wide
+        # Devices that share a head take the one that their queries attend to.
+        narrow = shard.kv_heads * model.head_dim
+        at = lane * model.kv_heads // (model.heads // shard.heads) * model.head_dim
+        for begin in (
+            model.heads * model.head_dim,
+            (model.heads + model.kv_heads) * model.head_dim,
+        ):
+            yield begin + at, begin + at + narrow
+    elif part == "up":
+        for begin in (0, model.ffn) if model.gated else (0,):
+            yield begin + lane * shard.ffn, begin + (lane + 1) * shard.ffn
+    else:
+        yield lane * shard.vocab, min((lane + 1) * shard.vocab, model.vocab)

@@ -1,0 +1,116 @@
+"""`solve_cases`: the chain problems of a plan, for each way to group devices and to cut the batch.
+
+Without tensor parallelism a pair of micro-batch sizes is a case, and they are solved as one family.
+With it there are as many as pairs times groupings; each has a bound that needs no search
+(``solvers.chain_fluid``: layers shared as if they were a fluid), those with the lowest are solved
+first, and those whose bound is beyond what is still sought are not solved at all.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import heapq
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from foreplan.planner.serving.chain import ServingChains
+from foreplan.planner.serving.pricing import MicroBatches
+from foreplan.solvers.chain_family import solve_family
+from foreplan.solvers.chain_fluid import fluid_latency_s, quick_latency_s
+from foreplan.solvers.chain_limits import TimeLimits, solve_within
+from foreplan.solvers.chain_problem import ChainProblem, IntArray
+from foreplan.solvers.chain_score import ChainAssignment
+from foreplan.solvers.solution import Solution
+
+#: Most cases of a plan with tensor parallelism that are solved; the rest counts by its bounds.
+MOST_SOLVED = 600
+
+
+@dataclass
+class Answers:
+    """What came of the cases.
+
+    Attributes:
+        found: answers with their objective and sizes, those near the best among them.
+        lower_s: no case has a lower objective.
+        proven: whether every case was solved, or shown to be no better.
+        evaluations: how much was searched.
+    """
+
+    found: list[tuple[float, MicroBatches, ChainAssignment]] = field(default_factory=list)
+    lower_s: float = math.inf
+    proven: bool = True
+    evaluations: int = 0
+
+    @property
+    def best_s(self) -> float:
+        """Objective of the best answer; ``inf`` without one."""
+        return min((objective for objective, _, _ in self.found), default=math.inf)
+
+    def add(self, sizes: MicroBatches, solution: Solution[ChainAssignment]) -> None:
+        """Take in the solution of a case."""
+        self.evaluations += solution.evaluations
+        self.lower_s = min(self.lower_s, solution.lower_bound)
+        self.proven = self.proven and solution.status in ("optimal", "infeasible", "cutoff")
+        if solution.value is not None:
+            self.found.append((solution.objective, sizes, solution.value))
+
+
+def solve_cases(chains: ServingChains, limits: TimeLimits, *, gap: float, within: float) -> Answers:
+    """Solve what may hold the best answer, or one near it.
+
+    Args:
+        chains: makes the problems.
+        limits: on times.
+        gap: relative gap at which a case counts as solved.
+        within: relative distance from the best within which a case's own best answer is wanted.
+    """
+    answers, ways, sizes = Answers(), chains.groupings(), chains.sizes()
+    if len(ways) == 1:
+        problems = [chains.problem(pair) for pair in sizes]
+        solved = solve_family(problems, limits, gap=gap, within=within)
+        for pair, solution in zip(sizes, solved, strict=True):
+            answers.add(pair, solution)
+        return answers
+    for count, (bound, pair, problem) in enumerate(_by_bound(chains, ways, sizes)):
+        cutoff = answers.best_s * (1 + within)
+        if bound >= cutoff or count >= MOST_SOLVED:
+            answers.lower_s = min(answers.lower_s, bound)
+            answers.proven = answers.proven and bound >= cutoff
+            break
+        answers.add(pair, solve_within(problem, limits, gap=gap, cutoff=cutoff))
+    return answers
+
+
+def _by_bound(
+    chains: ServingChains, ways: IntArray, sizes: list[MicroBatches]
+) -> Iterator[tuple[float, MicroBatches, ChainProblem]]:
+    """Cases with a bound on their latency, the lowest first.
+
+    Rough bounds are sharpened one by one, no more of them than are needed to know the next lowest.
+    """
+    rough = np.stack([quick_latency_s(chains.problem(pair), ways) for pair in sizes])
+    order = np.argsort(rough, axis=None, kind="stable")
+    sharp: list[tuple[float, int]] = []
+
+    def case(place: int) -> tuple[MicroBatches, ChainProblem]:
+        pair = sizes[place // len(ways)]
+        counts = ways[place % len(ways)]
+        return pair, dataclasses.replace(chains.problem(pair), counts=counts)
+
+    for place in map(int, order):
+        floor = float(rough.flat[place])
+        if floor == math.inf:
+            break
+        while sharp and sharp[0][0] <= floor:
+            bound, ready = heapq.heappop(sharp)
+            yield bound, *case(ready)
+        bound = max(floor, fluid_latency_s(case(place)[1]))
+        if bound < math.inf:
+            heapq.heappush(sharp, (bound, place))
+    while sharp:
+        bound, ready = heapq.heappop(sharp)
+        yield bound, *case(ready)

@@ -1,0 +1,137 @@
+"""Groups of equal devices that share a stage: which there can be, and what their exchanges cost.
+
+For the solver a group of ``k`` devices is one device of a *kind* of its own: (device type, ``k``).
+How many groups of each size a type is cut into is decided outside of it, by `groupings`.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from foreplan.cost_models.costs import Collective, CostBook
+from foreplan.cost_models.tensor_parallel import degrees
+from foreplan.datasets.cluster import Cluster
+from foreplan.datasets.cluster_entry import Rank
+from foreplan.datasets.model import Model
+from foreplan.errors import MissingDataError, SpecError
+from foreplan.planner.serving.spec import ServingWorkload
+from foreplan.solvers.chain_problem import IntArray
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """What a stage can run on.
+
+    Attributes:
+        type: which of the cluster's device types.
+        degree: how many devices of it.
+        blocks: groups of ranks that stand for all of this kind: neighbours in the cluster's order,
+            one for each set of links that joins them.
+    """
+
+    type: int
+    degree: int
+    blocks: tuple[tuple[int, ...], ...]
+
+    def seconds(self, costs: CostBook, label: str, kind: str, size: int, dtype: str) -> float:
+        """Time of a collective of such a group, of the slowest one; 0 of a single device."""
+        if self.degree == 1:
+            return 0.0
+        works = (Collective(kind, size, block, dtype) for block in self.blocks)
+        return max(costs.cost(work, label).mean_s for work in works)
+
+
+def kinds_of(
+    model: Model, workload: ServingWorkload, cluster: Cluster, types: Sequence[Sequence[Rank]]
+) -> list[Kind]:
+    """Kinds that the workload allows, type by type, single devices first.
+
+    Raises:
+        SpecError: a degree that the model cannot be split by, or that no type has devices for.
+        MissingDataError: no link joins the devices of the degree that is asked for.
+    """
+    asked = workload.tensor_parallel
+    most = max(len(ranks) for ranks in types)
+    if asked != "auto" and asked > 1:
+        if asked not in degrees(model, asked):
+            raise SpecError(
+                "workload.tensor_parallel", got=asked,
+                expected=f"auto or one of {_listed(degrees(model, max(most, 8)))}, by which "
+                f"{model.name} can be split",
+            )  # fmt: skip
+        if asked > most:
+            raise SpecError(
+                "workload.tensor_parallel", got=asked,
+                expected=f"at most {most}: as many devices of one host are alike",
+            )  # fmt: skip
+    found = []
+    for t, ranks in enumerate(types):
+        wanted = degrees(model, len(ranks)) if asked == "auto" else (asked,)
+        for degree in wanted:
+            if degree > len(ranks):
+                continue
+            try:
+                found.append(Kind(t, degree, _blocks(cluster, ranks, degree)))
+            except MissingDataError:
+                if asked != "auto":
+                    raise
+    return found
+
+
+def widest(kinds: Sequence[Kind]) -> list[Kind]:
+    """The largest group of each type alone: one per type, as large as the model allows."""
+    found = {kind.type: kind for kind in sorted(kinds, key=lambda kind: kind.degree)}
+    return [found[t] for t in sorted(found)]
+
+
+def _blocks(cluster: Cluster, ranks: Sequence[Rank], degree: int) -> tuple[tuple[int, ...], ...]:
+    if degree == 1:
+        return ()
+    found: dict[tuple[int, ...], tuple[int, ...]] = {}
+    for begin in range(len(ranks) - degree + 1):
+        block = tuple(rank.index for rank in ranks[begin : begin + degree])
+        found.setdefault(tuple(id(tier) for tier in cluster.links(block)), block)
+    return tuple(found.values())
+
+
+def groupings(kinds: Sequence[Kind], devices: Sequence[int]) -> IntArray:
+    """``[G, kinds]`` every way to cut the types into groups to which no group can be added.
+
+    Others leave devices out that a kind has a use for; the solver may leave any group out, so that
+    they are among the answers to these.
+
+    Args:
+        kinds: type by type.
+        devices: of each type.
+    """
+    by_type: list[list[tuple[int, ...]]] = []
+    for t, count in enumerate(devices):
+        sizes = [kind.degree for kind in kinds if kind.type == t]
+        ways = list(_ways(sizes, count))
+        smallest = min(sizes, default=1)
+        full = [w for w in ways if count - sum(map(_times, w, sizes)) < smallest]
+        by_type.append(full or [()])
+    joined = [tuple(itertools.chain(*each)) for each in itertools.product(*by_type)]
+    return np.array(joined, dtype=np.int64)
+
+
+def _ways(sizes: Sequence[int], room: int) -> Iterator[tuple[int, ...]]:
+    """Numbers of groups of each size that ``room`` devices suffice for."""
+    if not sizes:
+        yield ()
+        return
+    for count in range(room // sizes[0] + 1):
+        for rest in _ways(sizes[1:], room - count * sizes[0]):
+            yield count, *rest
+
+
+def _times(count: int, size: int) -> int:
+    return count * size
+
+
+def _listed(values: Sequence[int]) -> str:
+    return ", ".join(map(str, values))
