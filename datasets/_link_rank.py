@@ -20,9 +20,14 @@ from foreplan.datasets.worker_environment import confine
 
 #: Repetitions of one size: at least, at most, and the time after which they stop.
 _LEAST, _MOST, _SECONDS = 5, 200, 0.15
-#: What runs beside computation to see what it takes from it: bytes of an all-reduce, rows of square
-#: products, how much longer than the all-reduce these take alone, and how often.
-_BESIDE_BYTES, _BESIDE_ROWS, _BESIDE_TIMES, _BESIDE_TURNS = 4 << 20, 512, 3.0, 9
+#: Round trips between two ranks that are timed as one.
+_TRIPS = 4
+#: What runs beside computation to see what it takes from it: kinds, bytes of one and how many at
+#: once (more than caches hold, as the parameters of a step), rows of square products, how much
+#: longer than the collectives these take alone, and how often.
+_BESIDE_KINDS = ("all_reduce", "all_gather", "reduce_scatter")
+_BESIDE_BYTES, _BESIDE_COUNT = 8 << 20, 8
+_BESIDE_ROWS, _BESIDE_TIMES, _BESIDE_TURNS = 512, 3.0, 5
 
 
 class _Rank:
@@ -86,54 +91,78 @@ class _Rank:
             ranks = 2 if kind == "p2p" else self.world
             for size in self.settings["sizes"]:
                 try:
-                    call = self._call(kind, size)
+                    call, ready = self._call(kind, size)
+                    ready()
                     call(0)  # the first call sets connections up
                 except (RuntimeError, NotImplementedError, ValueError) as error:
                     unsupported[kind] = " ".join(str(error).split())[:200]
                     break
-                trips = 2 if kind == "p2p" else 1  # there and back
-                samples.append((kind, ranks, size, self._time(call) / trips))
-        share = 0.0 if "all_reduce" in unsupported else self._compute_share()
-        return {"samples": samples, "unsupported": unsupported, "compute_share": share}
+                trips = 2 * _TRIPS if kind == "p2p" else 1  # there and back
+                samples.append((kind, ranks, size, self._time(call, ready) / trips))
+        kinds = [k for k in _BESIDE_KINDS if k in self.settings["kinds"] and k not in unsupported]
+        beside = {kind: (_BESIDE_BYTES, self._lost_s(kind)) for kind in kinds}
+        return {"samples": samples, "unsupported": unsupported, "beside": beside}
 
-    def _compute_share(self) -> float:
-        """What computation loses to an all-reduce beside it, as a share of that one's time."""
+    def _lost_s(self, kind: str) -> float:
+        """Seconds that computation loses to one collective of several that run beside it.
+
+        On a CPU they are those that the rank's core is busy for longer, whoever else uses it:
+        gloo's threads and what they push out of the caches.
+        """
         torch, dist = self.torch, self.dist
-        whole = torch.zeros(_BESIDE_BYTES // 4, device=self.word)
+        tensors = [torch.zeros(_BESIDE_BYTES // 4, device=self.word) for _ in range(_BESIDE_COUNT)]
         a = torch.randn(_BESIDE_ROWS, _BESIDE_ROWS, device=self.word)
 
-        def products(count: int) -> None:
-            for _ in range(count):
+        def run(products: int, *, beside: bool) -> float:
+            dist.barrier()
+            clock = time.process_time if self.word == "cpu" else time.perf_counter
+            self._sync()
+            started = clock()
+            works = [self._start(kind, tensor) for tensor in tensors if beside]
+            for _ in range(products):
                 torch.mm(a, a)
+            for work in works:
+                work.wait()
+            self._sync()
+            return clock() - started
 
-        def beside(count: int) -> None:
-            work = dist.all_reduce(whole, async_op=True)
-            products(count)
-            work.wait()
+        link_s = min(run(0, beside=True) for _ in range(3))
+        once_s = min(run(1, beside=False) for _ in range(3))
+        products = max(1, round(_BESIDE_TIMES * link_s / max(once_s, 1e-6)))
+        shared = torch.tensor([products], device=self.word)
+        dist.broadcast(shared, 0)
+        products = int(shared.item())
+        lost = [
+            run(products, beside=True) - run(products, beside=False) for _ in range(_BESIDE_TURNS)
+        ]
+        return statistics.median(lost) / _BESIDE_COUNT
 
-        link_s = self._time(lambda _: _drop(dist.all_reduce(whole)))
-        once_s = min(self._timed(lambda _: products(1), turn) for turn in range(5))
-        count = torch.tensor([max(1, round(_BESIDE_TIMES * link_s / once_s))], device=self.word)
-        dist.broadcast(count, 0)
-        lost = []
-        for turn in range(_BESIDE_TURNS):
-            dist.barrier()
-            alone_s = self._timed(lambda _: products(int(count.item())), turn)
-            dist.barrier()
-            lost.append(self._timed(lambda _: beside(int(count.item())), turn) - alone_s)
-        return min(1.0, max(0.0, statistics.median(lost) / link_s))
+    def _start(self, kind: str, whole: Any) -> Any:
+        """Start a collective in place, as a run does."""
+        dist = self.dist
+        if kind == "all_reduce":
+            return dist.all_reduce(whole, async_op=True)
+        part = whole.chunk(self.world)[self.rank]
+        if kind == "all_gather":
+            return dist.all_gather_into_tensor(whole, part, async_op=True)
+        return dist.reduce_scatter_tensor(part, whole, async_op=True)
 
-    def _time(self, call: Callable[[int], None]) -> float:
+    def _time(self, call: Callable[[int], None], ready: Callable[[], None]) -> float:
         self._sync()
         self.dist.barrier()
-        once = min(self._timed(call, turn) for turn in range(2))
+        once = min(self._timed(call, turn, ready) for turn in range(2))
         # Every rank must repeat equally often; the first one's estimate decides.
         count = max(_LEAST, min(_MOST, int(_SECONDS / max(once, 1e-7))))
         shared = self.torch.tensor([count], device=self.word)
         self.dist.broadcast(shared, 0)
-        return statistics.median(self._timed(call, turn) for turn in range(int(shared.item())))
+        turns = range(int(shared.item()))
+        return statistics.median(self._timed(call, turn, ready) for turn in turns)
 
-    def _timed(self, call: Callable[[int], None], turn: int) -> float:
+    def _timed(
+        self, call: Callable[[int], None], turn: int, ready: Callable[[], None] | None = None
+    ) -> float:
+        if ready is not None:
+            ready()
         started = time.perf_counter()
         call(turn)
         self._sync()
@@ -143,48 +172,75 @@ class _Rank:
         if self.word != "cpu":
             self.torch.cuda.synchronize()
 
-    def _call(self, kind: str, size: int) -> Callable[[int], None]:
-        """One collective with a payload of ``size`` bytes of bf16; see `foreplan.datasets.tier`."""
+    def _call(self, kind: str, size: int) -> tuple[Callable[[int], None], Callable[[], None]]:
+        """One collective with a payload of ``size`` bytes, and what comes before it untimed.
+
+        Numbers are fp32, as the gradients that runs sum: gloo takes three times as long to sum as
+        many bytes of bf16 (on two cores of an EPYC). Payloads as in `foreplan.datasets.tier`.
+        """
         torch, dist, world = self.torch, self.dist, self.world
-        count = max(size // 2, world)
+        count = max(size // 4, world)
         count += -count % world
-        whole = torch.ones(count, dtype=torch.bfloat16, device=self.word)
-        part = torch.ones(count // world, dtype=torch.bfloat16, device=self.word)
+        whole = torch.ones(count, device=self.word)
+        part = torch.ones(count // world, device=self.word)
         if kind == "p2p":
             return self._ping_pong(whole)
+
+        def call(turn: int) -> None:
+            if kind == "all_reduce":
+                dist.all_reduce(whole)
+            elif kind == "all_gather":
+                dist.all_gather_into_tensor(whole, part)
+            elif kind == "reduce_scatter":
+                dist.reduce_scatter_tensor(part, whole)
+            elif kind == "broadcast":
+                # The root goes round: a rank can only send on what it has received, so that a
+                # sender's buffers do not hide the transfer.
+                dist.broadcast(whole, turn % world)
+            else:
+                dist.all_to_all_single(other, whole)
+
+        other = torch.empty_like(whole) if kind == "all_to_all" else whole
         if kind == "all_reduce":
             whole.zero_()  # repeated sums of ones would overflow
-            return lambda _: _drop(dist.all_reduce(whole))
-        if kind == "all_gather":
-            return lambda _: _drop(dist.all_gather_into_tensor(whole, part))
-        if kind == "reduce_scatter":
-            return lambda _: _drop(dist.reduce_scatter_tensor(part, whole))
-        if kind == "broadcast":
-            # The root goes round: a rank can only send on what it has received, so that a sender's
-            # buffers do not hide the transfer.
-            return lambda turn: _drop(dist.broadcast(whole, turn % world))
-        other = torch.empty_like(whole)
-        return lambda _: _drop(dist.all_to_all_single(other, whole))
+        return call, _nothing
 
-    def _ping_pong(self, message: Any) -> Callable[[int], None]:
-        """A round trip between ranks 0 and 1; who waits has posted its receive, as in a run.
+    def _ping_pong(self, message: Any) -> tuple[Callable[[int], None], Callable[[], None]]:
+        """Round trips between ranks 0 and 1; receives are posted before their messages, as in runs.
 
-        gloo otherwise asks the receiver first: on two cores of an EPYC 2 ms instead of 0.06.
+        gloo otherwise asks the receiver, and the answer takes it 2 ms instead of 0.02 (on two cores
+        of an EPYC). NCCL runs what two ranks exchange in the order in which it is posted, so that
+        there the message comes first.
         """
-        dist = self.dist
+        dist, gloo, answer = self.dist, self.word == "cpu", self.torch.empty_like(message)
+        posted: list[Any] = []
 
-        def turn(_: int) -> None:
-            if self.rank == 0:
-                works = [dist.isend(message, 1), dist.irecv(message, 1)]
-            elif self.rank == 1:
-                dist.irecv(message, 0).wait()
-                works = [dist.isend(message, 0)]
-            else:
-                works = []
-            for work in works:
-                work.wait()
+        def send(peer: int) -> Any:
+            return dist.isend(message, peer)
 
-        return turn
+        def receive(peer: int) -> Any:
+            return dist.irecv(answer, peer)
+
+        first, second = (receive, send) if gloo else (send, receive)
+
+        def ready() -> None:
+            if self.rank == 1 and gloo:
+                posted.append(receive(0))
+            dist.barrier()
+
+        def call(_: int) -> None:
+            for left in reversed(range(_TRIPS if self.rank < 2 else 0)):
+                if self.rank == 0:
+                    works = [first(1), second(1)]
+                else:
+                    (posted.pop() if posted else receive(0)).wait()
+                    if left and gloo:
+                        posted.append(receive(0))
+                    works = [send(0)]
+                for work in works:
+                    work.wait()
+
+        return call, ready
 
     def close(self, answer: dict[str, Any]) -> dict[str, Any]:
         """Share rank 0's answer with the other host, and leave the group."""
@@ -202,8 +258,8 @@ class _Rank:
         return answer
 
 
-def _drop(_: object) -> None:
-    """Take a collective's work handle, which a synchronous call leaves empty."""
+def _nothing() -> None:
+    """What most collectives need before they are timed."""
 
 
 def _interface(host: str, server: bool) -> str:

@@ -19,7 +19,7 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -60,20 +60,28 @@ class Links:
         backend: library.
         samples: every (kind, size) measured.
         unsupported: kinds that the backend cannot do here, with its reason.
-        compute_share: as of `Tier`.
+        beside: by kind the payload of a collective, and the seconds that its ranks' computation
+            loses to it while it runs beside that.
     """
 
     backend: Backend
     samples: tuple[LinkSample, ...]
     unsupported: Mapping[str, str]
-    compute_share: float = 0.0
+    beside: Mapping[str, tuple[int, float]] = field(default_factory=dict)
 
     def fits(self) -> tuple[CollectiveFit, ...]:
         """A fit for each kind that was measured."""
         groups: dict[tuple[CollectiveKind, int], list[LinkSample]] = {}
         for sample in self.samples:
             groups.setdefault((sample.kind, sample.ranks), []).append(sample)
-        return tuple(fit_samples(group) for group in groups.values())
+        return tuple(self._with_share(fit_samples(group)) for group in groups.values())
+
+    def _with_share(self, fit: CollectiveFit) -> CollectiveFit:
+        """A fit with `CollectiveFit.compute_share`, where it was measured."""
+        if fit.kind not in self.beside:
+            return fit
+        payload, lost_s = self.beside[fit.kind]
+        return fit.model_copy(update={"compute_share": max(0.0, lost_s) / fit.seconds(payload)})
 
     def tier(
         self,
@@ -101,7 +109,6 @@ class Links:
             latency_s=message.alpha_s,
             bandwidth_bytes_per_s=1.0 / per_byte,
             collectives=fits,
-            compute_share=self.compute_share,
             backend=self.backend,
             emulated=emulated,
             source=source,
@@ -318,7 +325,8 @@ def _spread(ranks: int) -> list[list[int]]:
 
 def _links(answer: Mapping[str, Any], backend: Backend) -> Links:
     samples = tuple(LinkSample(*sample) for sample in answer["samples"])
-    return Links(backend, samples, dict(answer["unsupported"]), float(answer["compute_share"]))
+    beside = {kind: (int(size), float(lost_s)) for kind, (size, lost_s) in answer["beside"].items()}
+    return Links(backend, samples, dict(answer["unsupported"]), beside)
 
 
 def _run(

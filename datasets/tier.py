@@ -47,6 +47,10 @@ class CollectiveFit(StrictModel):
     """Median of |fit − measured| / measured over the samples."""
     samples: Annotated[int, Field(ge=1)]
     """Message sizes the fit saw."""
+    compute_share: Annotated[float, Field(ge=0)] | None = None
+    """Seconds that its ranks' computation loses to several of these beside it, over what they take
+    alone: about 1 where the one core of a rank carries the bytes (gloo), more where they also push
+    its data out of the caches. ``None`` where it was not measured: the tier's figure counts."""
 
     def seconds(self, payload_bytes: float) -> float:
         """Return the fitted time for a payload (see the module), in seconds."""
@@ -69,8 +73,7 @@ class Tier(StrictModel):
     """Of one message between two ranks, one direction."""
     collectives: Annotated[tuple[CollectiveFit, ...], Field(strict=False)] = ()
     compute_share: Annotated[float, Field(ge=0, le=1)] = 0.0
-    """Share of a collective's time that its ranks' computation loses while it runs beside it: near
-    1 where the one core of a rank carries the bytes (gloo), 0 where nothing was measured."""
+    """As of `CollectiveFit`, for collectives without a figure of their own; 0 if not measured."""
     backend: Backend | None = None
     """Library the figures were measured with; ``None`` for published or assumed ones."""
     emulated: bool = False
@@ -96,6 +99,12 @@ class Tier(StrictModel):
     def fit(self, kind: CollectiveKind, ranks: int) -> CollectiveFit | None:
         """Return the fit for exactly this collective over this many ranks, if measured."""
         return next((f for f in self.collectives if f.kind == kind and f.ranks == ranks), None)
+
+    def taken_beside(self, kind: CollectiveKind, ranks: int) -> float:
+        """Return what computation loses to this collective beside it, over its own time."""
+        fit = self.fit(kind, ranks)
+        found = None if fit is None else fit.compute_share
+        return self.compute_share if found is None else found
 
 
 class Contention(StrictModel):

@@ -95,8 +95,8 @@ class TrainingStep:
     def beside(self, work: Work) -> Work | None:
         """What a collective takes from its ranks' computation while it runs beside it.
 
-        A share of its bytes, as measured (`Tier.compute_share`); ``None`` if nothing, also where
-        the workload states the collective's time.
+        As that collective with more or less to carry, as measured (`Tier.taken_beside`); ``None``
+        if nothing, also where the workload states the collective's time.
         """
         if not isinstance(work, Collective) or len(work.group) < 2:
             return None
@@ -104,7 +104,7 @@ class TrainingStep:
             tiers = self._cluster.links(work.group)
         except MissingDataError:  # nobody has measured how it is reached; the price says so
             return None
-        share = max(tier.compute_share for tier in tiers)
+        share = max(tier.taken_beside(work.kind, len(work.group)) for tier in tiers)
         return replace(work, bytes=max(1, round(share * work.bytes))) if share else None
 
     # ------------------------------------------------------------------------------- backbone

@@ -67,6 +67,10 @@ def test_messages_and_collectives_of_unlike_local_ranks() -> None:
     fit = tier.fit("all_reduce", 2)
     assert fit is not None
     assert fit.samples == len(SIZES)
+    for kind in ("all_reduce", "all_gather", "reduce_scatter"):
+        # The one core of a rank carries the bytes: what it does beside loses time to that.
+        assert kind in found.unsupported or tier.taken_beside(kind, 2) > 0.0
+    assert tier.taken_beside("broadcast", 2) == 0.0
     assert not _ranks_running()
 
 
@@ -204,6 +208,22 @@ def test_fit_recovers_alpha_and_beta() -> None:
     assert np.isfinite(tier.bandwidth_bytes_per_s)
     with pytest.raises(MissingDataError, match="message"):
         Links("gloo", (), {}).tier(["all"], "host", "t")
+
+
+def test_what_is_lost_beside_a_collective_is_a_share_of_its_own_time() -> None:
+    samples = [
+        LinkSample(kind, 2, size, 1e-4 + 1e-9 * size)
+        for kind in ("p2p", "all_reduce") for size in (1 << 10, 1 << 20, 1 << 26)
+    ]  # fmt: skip
+    size = 8 << 20
+    links = Links("gloo", tuple(samples), {}, {"all_reduce": (size, 3e-3)})
+    tier = links.tier(["all"], "host", "t")
+    fit = tier.fit("all_reduce", 2)
+    assert fit is not None
+    assert tier.taken_beside("all_reduce", 2) * fit.seconds(size) == pytest.approx(3e-3)
+    slower = tier.model_copy(update={"compute_share": 0.5})
+    assert slower.taken_beside("all_reduce", 2) == tier.taken_beside("all_reduce", 2)
+    assert slower.taken_beside("all_gather", 2) == slower.taken_beside("p2p", 2) == 0.5
 
 
 @pytest.mark.parametrize(
