@@ -47,7 +47,7 @@ def serve(path: str) -> None:
             for stage in stages:
                 x = stage.forward.remote(m, x)
             tokens[m].append(x)
-    print(json.dumps(torch.cat([torch.cat(ray.get(t, timeout=120), 1) for t in tokens]).tolist()))
+    print(json.dumps(torch.cat([torch.cat(ray.get(t, timeout=250), 1) for t in tokens]).tolist()))
 
 
 if __name__ == "__main__":
