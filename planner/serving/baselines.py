@@ -3,15 +3,19 @@
 No straw men: every baseline uses the kernels that the planner found fastest on each device, the
 best order of the devices, and the same search over micro-batch sizes. Baselines know nothing of
 quality limits; one that misses them is run and shown with its bits, but cannot be the plan.
+
+Where the planner may group devices, these splits are made of single devices, and once more of one
+group of each type, as large as the model allows: a server's ``tensor_parallel_size``.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from foreplan.planner.serving.chain import ServingChains
+from foreplan.planner.serving.groups import widest
 from foreplan.planner.serving.pricing import MicroBatches
 from foreplan.planner.serving.spec import ServingDecision
 from foreplan.planner.serving.time_limits import time_limits
@@ -38,6 +42,19 @@ def serving_baselines(
         chains: the chain problems of the plan.
         total_s: simulated time of a decision.
     """
+    if len(chains.groupings()) == 1:
+        return _distinct(dict(_splits(chains, total_s)))
+    alone = chains.restricted([kind for kind in chains.kinds if kind.degree == 1])
+    wide = chains.restricted(widest(chains.kinds))
+    made = dict(_splits(alone, total_s))
+    made |= {f"tensor parallelism, {name}": d for name, d in _splits(wide, total_s)}
+    return _distinct(made)
+
+
+def _splits(
+    chains: ServingChains, total_s: Callable[[ServingDecision], float]
+) -> Iterator[tuple[str, ServingDecision | str]]:
+    """Every baseline, by name."""
     every = list(range(len(chains.bits)))  # from the most bits to the fewest
 
     def best(split: Split, variants: Sequence[int]) -> ServingDecision | None:
@@ -53,19 +70,17 @@ def serving_baselines(
                 return min(decisions, key=total_s)
         return None
 
-    made: dict[str, ServingDecision | str] = {}
     for name, split in (
         ("even split, most bits", even_split),
         ("memory-proportional split, most bits", memory_proportional_split),
         ("min-max split, most bits", min_max_split),
     ):
-        made[name] = best(split, every) or "fits at no number of bits"
+        yield name, best(split, every) or "fits at no number of bits"
     for name, split in (
         ("even split, fastest bits", even_split), ("min-max split, fastest bits", min_max_split)
     ):  # fmt: skip
         uniform = [d for v in every if (d := best(split, [v])) is not None]
-        made[name] = min(uniform, key=total_s) if uniform else "fits at no number of bits"
-    return _distinct(made)
+        yield name, min(uniform, key=total_s) if uniform else "fits at no number of bits"
 
 
 def _answer(

@@ -19,7 +19,7 @@ from foreplan.datasets.cluster_entry import Rank
 from foreplan.datasets.decoder_memory import stage_bytes
 from foreplan.datasets.model import Model
 from foreplan.errors import MissingDataError
-from foreplan.planner.serving.groups import Kind, groupings, kinds_of
+from foreplan.planner.serving.groups import Kind, groupings, kinds_of, types_of
 from foreplan.planner.serving.pipeline import TOKEN_BYTES
 from foreplan.planner.serving.pricing import (
     DECODE,
@@ -65,11 +65,7 @@ class ServingChains:
         self.pricing = pricing
         self.cluster = cluster
         self.omega, self.max_omega = omega, max_omega
-        groups: dict[tuple[object, ...], list[Rank]] = {}
-        for rank, capacity in zip(cluster.ranks(), capacity_bytes, strict=True):
-            key = (rank.host, rank.name, rank.profile, capacity)
-            groups.setdefault(key, []).append(rank)
-        self.types: list[list[Rank]] = list(groups.values())
+        self.types = types_of(cluster, capacity_bytes, pricing)
         if kinds is None:
             kinds = kinds_of(pricing.model, pricing.workload, cluster, self.types)
         self.kinds = list(kinds)
@@ -189,7 +185,7 @@ class ServingChains:
     def _links(self, payload_bytes: int, dtype: str) -> FloatArray:
         """Time of a hop between kinds; 0 where there are too few devices to be neighbours.
 
-        The first device of a group receives and tells the others.
+        Each device of a group gets a message of its own; those between hosts share one link.
         """
         table = np.zeros((len(self.kinds), len(self.kinds)))
         for a, b in itertools.product(range(len(self.kinds)), repeat=2):
@@ -197,10 +193,8 @@ class ServingChains:
             sources, targets = self.types[one.type], self.types[other.type]
             if one.type != other.type or one.degree + other.degree <= len(sources):
                 hop = self.pricing.hop_s(sources[0], targets[-1], payload_bytes, dtype)
-                told = other.seconds(
-                    self.pricing.costs, targets[0].label, "broadcast", payload_bytes, dtype
-                )
-                table[a, b] = hop + told
+                apart = sources[0].host != targets[0].host
+                table[a, b] = hop * (other.degree if apart else 1)
         return table
 
     def _exchange_s(

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+from foreplan.cost_models.tensor_parallel import shard_model
 from foreplan.datasets.cluster import Cluster
 from foreplan.datasets.model import Model
 from foreplan.errors import SpecError
-from foreplan.planner.serving.spec import STORAGE, ServingDecision, ServingWorkload
+from foreplan.planner.serving.spec import (
+    STORAGE,
+    ServingDecision,
+    ServingWorkload,
+    StageDecision,
+)
 
 
 def check_decision(
@@ -29,8 +35,10 @@ def check_decision(
             )
     for i, stage in enumerate(decision.stages):
         where = f"decision.stages[{i}]"
-        if stage.rank >= ranks:
-            raise SpecError(f"{where}.rank", got=stage.rank, expected=f"0..{ranks - 1}")
+        for rank in stage.ranks:
+            if rank >= ranks:
+                raise SpecError(f"{where}.rank", got=rank, expected=f"0..{ranks - 1}")
+        _check_group(model, cluster, where, stage)
         unknown = sorted(set(stage.bits) - set(STORAGE))
         if unknown:
             raise SpecError(f"{where}.bits", got=unknown[0], expected=f"one of {sorted(STORAGE)}")
@@ -41,3 +49,15 @@ def check_decision(
         missing = sorted(needed - set(stage.kernels))
         if missing:
             raise SpecError(f"{where}.kernels", got=f"no {missing[0]}", expected="a variant for it")
+
+
+def _check_group(model: Model, cluster: Cluster, where: str, stage: StageDecision) -> None:
+    """Devices that share layers are alike and of one host, and can split this model."""
+    shard_model(model, stage.degree)
+    every = cluster.ranks()
+    alike = {(every[r].host, every[r].name) for r in stage.ranks}
+    if len(alike) > 1:
+        raise SpecError(
+            f"{where}.peers", got=", ".join(every[r].label for r in stage.ranks),
+            expected="equal devices of one host",
+        )  # fmt: skip

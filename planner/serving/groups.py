@@ -12,14 +12,19 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from foreplan.cost_models.costs import Collective, CostBook
 from foreplan.cost_models.tensor_parallel import degrees
 from foreplan.datasets.cluster import Cluster
 from foreplan.datasets.cluster_entry import Rank
+from foreplan.datasets.kernels import kernels_for
 from foreplan.datasets.model import Model
+from foreplan.datasets.program import program
 from foreplan.errors import MissingDataError, SpecError
+from foreplan.planner.serving.pricing import Pricing
 from foreplan.planner.serving.spec import ServingWorkload
 from foreplan.solvers.chain_problem import IntArray
+
+#: Share by which prices of a large product may differ between GPUs that count as alike.
+ALIKE = 0.05
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,13 +41,6 @@ class Kind:
     type: int
     degree: int
     blocks: tuple[tuple[int, ...], ...]
-
-    def seconds(self, costs: CostBook, label: str, kind: str, size: int, dtype: str) -> float:
-        """Time of a collective of such a group, of the slowest one; 0 of a single device."""
-        if self.degree == 1:
-            return 0.0
-        works = (Collective(kind, size, block, dtype) for block in self.blocks)
-        return max(costs.cost(work, label).mean_s for work in works)
 
 
 def kinds_of(
@@ -80,6 +78,50 @@ def kinds_of(
                 if asked != "auto":
                     raise
     return found
+
+
+def types_of(cluster: Cluster, capacity_bytes: Sequence[int], pricing: Pricing) -> list[list[Rank]]:
+    """Devices that are alike, type by type, in the cluster's order.
+
+    That is: one line of the cluster's description, or lines that say the same. Where devices may
+    share a stage, so are GPUs of a host that it lists one by one (``cuda:0``, ``cuda:1``) if they
+    have the same memory and a large product costs the same on both, within `ALIKE`.
+    """
+    types: dict[tuple[object, ...], list[Rank]] = {}
+    for rank, capacity in zip(cluster.ranks(), capacity_bytes, strict=True):
+        types.setdefault((rank.host, rank.name, rank.profile, capacity), []).append(rank)
+    if pricing.workload.tensor_parallel == 1:
+        return list(types.values())
+    merged: list[list[Rank]] = []
+    for ranks in types.values():
+        twin = next(
+            (
+                other for other in merged
+                if _same_gpu(other[0], ranks[0], pricing)
+                and capacity_bytes[other[0].index] == capacity_bytes[ranks[0].index]
+            ),
+            None,
+        )  # fmt: skip
+        if twin is None:
+            merged.append(list(ranks))
+        else:
+            twin += ranks
+    return merged
+
+
+def _same_gpu(a: Rank, b: Rank, pricing: Pricing) -> bool:
+    gpus = all(r.name.kind == "cuda" and not r.name.is_slice for r in (a, b))
+    if not gpus or a.host != b.host:
+        return False
+    widest_linear = max(pricing.model.linears, key=lambda linear: linear.n * linear.k)
+    variant = kernels_for("linear", "cuda")[0]
+    rows = pricing.workload.prompt_tokens
+    probe = program("linear", variant, rows=rows, n=widest_linear.n, k=widest_linear.k)
+    try:
+        one, other = (pricing.costs.cost(probe, rank.label).mean_s for rank in (a, b))
+    except MissingDataError:
+        return False
+    return abs(one - other) <= ALIKE * min(one, other)
 
 
 def widest(kinds: Sequence[Kind]) -> list[Kind]:

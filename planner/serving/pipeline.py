@@ -5,10 +5,10 @@ stage's list holds all of its prefill micro-batches and then, step by step, its 
 micro-batches. Hidden states travel to the next stage, token ids from the last stage to the first;
 both beside the computation.
 
-A stage of several devices has a rank for each. Its first one sends and receives and tells the
-others (``broadcast``); all of them compute their shares and add them up. In the schedule that is
-simulated a pass is its computation and then its sums as one action each; `ServingSchedule.pieces`
-gives what a real run carries out, where every sum stands on its own.
+A stage of several devices has a rank for each, which receives from one of the stage before,
+computes its share and sums it with the others'. In the schedule that is simulated a pass is its
+computation and then all of its sums, one action each; `ServingSchedule.pieces` gives what a real
+run carries out, where every sum stands on its own.
 """
 
 from __future__ import annotations
@@ -18,7 +18,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from foreplan.cost_models.costs import Collective, HostLaunch, Segment, Work
-from foreplan.cost_models.schedule import COMPUTE, MOST_ACTIONS, Schedule, ScheduleBuilder
+from foreplan.cost_models.schedule import (
+    COMPUTE,
+    MOST_ACTIONS,
+    SHARED_PREFIX,
+    Schedule,
+    ScheduleBuilder,
+)
 from foreplan.datasets.cluster import Cluster
 from foreplan.datasets.program import Program, Variant
 from foreplan.errors import SpecError
@@ -146,14 +152,12 @@ class ServingSchedule:
                 ]
             else:
                 before = self._stages[stage.index - 1]
-                received = self._hop(phase, step, microbatch, before, stage, done[0])
+                received = self._hop(phase, step, microbatch, before, stage, done)
                 arrived = [(action,) for action in received]
             done = self._compute(phase, stage, step, microbatch, arrived)
         if return_tokens:
             if last:
-                done = self._hop(
-                    phase, step, microbatch, self._stages[last], self._stages[0], done[0]
-                )
+                done = self._hop(phase, step, microbatch, self._stages[last], self._stages[0], done)
             self._tokens[step, microbatch] = done
 
     def _compute(
@@ -202,15 +206,14 @@ class ServingSchedule:
 
     def _together(
         self, op: str, stage: _Stage, step: int, microbatch: int, work: Work,
-        after: Sequence[int | None],
+        after: Sequence[int],
     ) -> list[int]:  # fmt: skip
         """A collective of a stage's ranks, each after an action of its own."""
         number, self._meetings = self._meetings, self._meetings + 1
         return [
             self._builder.add(
                 op, rank, work, stage=stage.index, microbatch=microbatch, step=step,
-                dependencies=() if needed is None else (needed,), resources=(TENSOR,),
-                rendezvous=number,
+                dependencies=(needed,), resources=(TENSOR,), rendezvous=number,
             )
             for rank, needed in zip(stage.ranks, after, strict=True)
         ]  # fmt: skip
@@ -227,30 +230,35 @@ class ServingSchedule:
         return tuple(self._tokens[0, m][place] for m in covering)
 
     def _hop(
-        self, phase: str, step: int, microbatch: int, source: _Stage, target: _Stage, after: int
-    ) -> list[int]:
-        """A send and its receive, told to all of a stage; returns what each rank has it by."""
+        self, phase: str, step: int, microbatch: int, source: _Stage, target: _Stage,
+        after: Sequence[int],
+    ) -> list[int]:  # fmt: skip
+        """A send and its receive for each device of a stage; returns the receives."""
         if target.first:
             size = TOKEN_BYTES * (self._sizes.prefill if phase == PREFILL else self._sizes.decode)
             dtype = "int64"
         else:
             size, dtype = self._pricing.hidden_bytes(phase, self._sizes), "bf16"
-        a, b = source.ranks[0], target.ranks[0]
-        ends = (self._ranks[a].index, self._ranks[b].index)
-        sent = self._builder.add(
-            "send", a, Collective("p2p", size, ends, dtype), stage=target.index,
-            microbatch=microbatch, step=step, peer=b, dependencies=(after,),
-            resources=(f"link:{a}>{b}",),
-        )  # fmt: skip
-        received = self._builder.add(
-            "recv", b, HostLaunch(0), stage=target.index, microbatch=microbatch, step=step,
-            peer=a, dependencies=(sent,), resources=(),
-        )  # fmt: skip
-        if len(target.ranks) == 1:
-            return [received]
-        work = Collective("broadcast", size, target.decision.ranks, dtype)
-        others = [None] * (len(target.ranks) - 1)
-        return self._together("broadcast", target, step, microbatch, work, [received, *others])
+        received = []
+        for k, b in enumerate(target.ranks):
+            a = source.ranks[k % len(source.ranks)]
+            ends = self._ranks[a], self._ranks[b]
+            queues = (f"link:{a}>{b}",)
+            if len(target.ranks) > 1 and ends[0].host != ends[1].host:
+                # One link joins two hosts, whatever number of devices they have.
+                queues = (*queues, f"{SHARED_PREFIX}{ends[0].host}>{ends[1].host}")
+            work = Collective("p2p", size, (ends[0].index, ends[1].index), dtype)
+            sent = self._builder.add(
+                "send", a, work, stage=target.index, microbatch=microbatch, step=step, peer=b,
+                dependencies=(after[k % len(source.ranks)],), resources=queues,
+            )  # fmt: skip
+            received.append(
+                self._builder.add(
+                    "recv", b, HostLaunch(0), stage=target.index, microbatch=microbatch,
+                    step=step, peer=a, dependencies=(sent,), resources=(),
+                )
+            )  # fmt: skip
+        return received
 
     def _work(self, phase: str, stage: _Stage, step: int) -> Segment:
         key = (phase, stage.index, step)

@@ -46,7 +46,7 @@ def serving_rivals(
     limit = total_s(decision) * (1 + WITHIN)
     sizes = chains.sizes()
     start = MicroBatches(decision.prefill_microbatch, decision.decode_microbatch)
-    order = [chains.type_of(stage.rank) for stage in decision.stages]
+    order = [chains.kind_of(stage) for stage in decision.stages]
     cuts = [stage.end for stage in decision.stages[:-1]]
     variants = [chains.bits.index(b) for b in decision.bits]
     seen = {(start, tuple(order), tuple(cuts), tuple(variants))}
@@ -89,7 +89,7 @@ def serving_near(
     rng = np.random.default_rng(seed)
     sizes = chains.sizes()
     start = MicroBatches(decision.prefill_microbatch, decision.decode_microbatch)
-    order = [chains.type_of(stage.rank) for stage in decision.stages]
+    order = [chains.kind_of(stage) for stage in decision.stages]
     cuts = [stage.end for stage in decision.stages[:-1]]
     variants = [chains.bits.index(b) for b in decision.bits]
     seen = {(start, tuple(order), tuple(cuts), tuple(variants))}
@@ -122,7 +122,7 @@ def _difference(base: ServingDecision, other: ServingDecision) -> str:
     sizes = (other.prefill_microbatch, other.decode_microbatch)
     if sizes != (base.prefill_microbatch, base.decode_microbatch):
         return f"micro-batches of {sizes[0]} and {sizes[1]}"
-    if [s.device for s in other.stages] != [s.device for s in base.stages]:
+    if [s.ranks for s in other.stages] != [s.ranks for s in base.stages]:
         return "other order of devices"
     if [s.end for s in other.stages] != [s.end for s in base.stages]:
         return "layers " + " + ".join(str(s.end - s.start) for s in other.stages)
