@@ -27,6 +27,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import nnls  # type: ignore[import-untyped]
 
+from foreplan.datasets.experts import touched_experts
 from foreplan.datasets.program import OPERATORS, PRODUCTS, Variant
 
 Array = NDArray[np.float64]
@@ -48,6 +49,14 @@ def _features(op: str) -> Callable[[Dims], list[float]]:
         return lambda d: [1.0, flops(d), d["n"] * d["k"], d["rows"] * (d["n"] + d["k"])]
     if op.startswith("embedding_"):
         return lambda d: [1.0, d["rows"] * d["cols"], d["vocab"] * d["cols"]]
+    if op == "experts":
+        return lambda d: [
+            1.0,
+            flops(d),
+            touched_experts(d["rows"], d["experts"], d["active"]),
+            touched_experts(d["rows"], d["experts"], d["active"]) * d["ffn"] * d["hidden"],
+            d["rows"] * d["active"] * (d["ffn"] + d["hidden"]),
+        ]
     if op in PRODUCTS and op != "attention":
         moved, fp32 = OPERATORS[op].bytes, Variant("fp32", "fp32", "any")
         return lambda d: [1.0, flops(d), moved(d, fp32)]
@@ -64,6 +73,8 @@ def _features(op: str) -> Callable[[Dims], list[float]]:
             d["batch"] * d["tokens"] * d["kv_heads"] * d["head_dim"],
             d["batch"] * d["kv_heads"],
         ]
+    if op == "optimizer_step":
+        return lambda d: [1.0, d["parameters"], d["tensors"]]
     return lambda d: [1.0, math.prod(d.values()), d.get("rows", 1)]
 
 

@@ -84,6 +84,16 @@ def _embedding(table: Tensor, ids: Tensor) -> Tensor:
     return F.embedding(ids, table)
 
 
+def _router(x: Tensor, weight: Tensor, active: int, normalise: bool) -> tuple[Tensor, Tensor]:
+    """Softmax over all experts in fp32, then the best of them (transformers, TopKRouter)."""
+    share, chosen = torch.topk(F.linear(x, weight).softmax(-1, dtype=torch.float32), active, -1)
+    return chosen, share / share.sum(-1, keepdim=True) if normalise else share
+
+
+def _sigmoid_mul(x: Tensor, y: Tensor, weight: Tensor) -> Tensor:
+    return x * torch.sigmoid(F.linear(y, weight))
+
+
 def _to_fp32(x: Tensor) -> Tensor:
     return x.float()
 
@@ -106,6 +116,8 @@ _ROWS: dict[tuple[str, str], Callable[..., Any]] = {
     ("add", "bf16/bf16/torch.add"): torch.add,
     ("embedding", "bf16/bf16/torch.embedding"): _embedding,
     ("argmax", "bf16/bf16/torch.argmax"): _argmax,
+    ("router", "bf16/bf16/torch.topk"): _router,
+    ("shared_gate", "bf16/bf16/torch.sigmoid_mul"): _sigmoid_mul,
     ("cast", "bf16/fp32/torch.to"): _to_fp32,
     ("cast", "fp32/bf16/torch.to"): _to_bf16,
 }

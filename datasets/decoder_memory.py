@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from foreplan.datasets.decoder_programs import only_class
+from foreplan.datasets.experts import LayerClass
 from foreplan.datasets.model import Model
 from foreplan.datasets.program import weight_bytes
 
@@ -15,15 +17,24 @@ from foreplan.datasets.program import weight_bytes
 _BF16 = 2
 
 
-def layer_bytes(model: Model, storage: str) -> int:
+def layer_bytes(model: Model, storage: str, layer_class: LayerClass | None = None) -> int:
     """Weights of one decoder layer whose linears are stored as ``storage``, scales included.
 
+    Args:
+        model: the model.
+        storage: of the linears, those of all experts too; a router is kept in bf16.
+        layer_class: of the layer; ``None`` where the model has only one.
+
     Raises:
-        SpecError: unknown storage dtype.
+        SpecError: unknown storage dtype, or no class for a model of both.
     """
-    linears = sum(weight_bytes(linear.n, linear.k, storage) for linear in model.linears)
-    plain = sum(linear.n * linear.k for linear in model.linears)
-    return linears + (model.layer_parameters - plain) * _BF16
+    layer_class = layer_class or only_class(model)
+    held = list(model.linears_of(layer_class))
+    if layer_class == "moe" and model.experts is not None:
+        held += model.expert_linears * model.experts.count
+    linears = sum(weight_bytes(linear.n, linear.k, storage) for linear in held)
+    plain = sum(linear.n * linear.k for linear in held)
+    return linears + (model.parameters_of(layer_class) - plain) * _BF16
 
 
 def stage_bytes(
@@ -56,9 +67,12 @@ def stage_bytes(
     if end == model.layers:
         matrix = weight_bytes(model.vocab, model.hidden, head_storage)
         head = matrix + model.norm_parameters * _BF16
+    classes = model.layer_classes[start:end]
     rotation = 2 * positions * model.head_dim * _BF16 if model.position == "rope" else 0
     return {
-        "weights": sum(layer_bytes(model, storage) for storage in storages),
+        "weights": sum(
+            layer_bytes(model, storage, c) for storage, c in zip(storages, classes, strict=True)
+        ),
         "embedding": embedding,
         "head": head,
         "kv_cache": round((end - start) * batch * positions * model.kv_bytes_per_token("bf16")),

@@ -10,15 +10,22 @@ One layer, with ``rows = batch * queries``::
     norm -> linear qkv -> [norm q, norm k] -> rope -> cache_write -> attention -> linear out -> add
          -> norm -> linear up (with gate) -> activation -> linear down -> add
 
+In a layer of experts the MLP's line is::
+
+         -> norm -> router -> experts -> [linear shared_up -> activation -> linear shared_down
+         -> [shared_gate] -> add] -> add
+
 Linears are fused: one for query, key and value, one for gate and up. All linears of a layer have
-the layer's precision. The rotation takes queries and keys in one call, unless they are normalised
-one by one before (Qwen3).
+the layer's precision, those of its experts too (one program, ``experts``, with the variant of the
+linears); a router keeps bf16. The rotation takes queries and keys in one call, unless they are
+normalised one by one before (Qwen3).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
+from foreplan.datasets.experts import LayerClass
 from foreplan.datasets.model import Model
 from foreplan.datasets.program import Program, Variant, program
 from foreplan.errors import SpecError
@@ -43,6 +50,8 @@ _FIXED = {
     "add": "torch.add",
     "embedding": "torch.embedding",
     "argmax": "torch.argmax",
+    "router": "torch.topk",
+    "shared_gate": "torch.sigmoid_mul",
 }
 
 
@@ -79,6 +88,8 @@ class _Counter:
         """Count one call; the variant is chosen where the operator has a choice."""
         if self.choose is not None and op in ("linear", "attention"):
             self.add_as(op, self.choose(op, dims), **dims)
+        elif self.choose is not None and op == "experts":
+            self.add_as(op, self.choose("linear", dims), **dims)
         else:
             self.add_as(op, fixed_variant(self.model, op), **dims)
 
@@ -91,7 +102,10 @@ class _Counter:
         return list(self.counts.items())
 
 
-def layer_programs(model: Model, batch: int, queries: int, keys: int, choose: Choose) -> Counts:
+def layer_programs(
+    model: Model, batch: int, queries: int, keys: int, choose: Choose,
+    layer_class: LayerClass | None = None,
+) -> Counts:  # fmt: skip
     """What one decoder layer runs for a pass.
 
     Args:
@@ -99,22 +113,25 @@ def layer_programs(model: Model, batch: int, queries: int, keys: int, choose: Ch
         batch: sequences.
         queries: new tokens of each sequence.
         keys: positions in the cache after the pass, the new ones included.
-        choose: variant of each linear and of the attention.
+        choose: variant of each linear and of the attention; asked for experts with the dimensions
+            of their program.
+        layer_class: of the layer; ``None`` where the model has only one.
 
     Raises:
-        SpecError: a size below 1, or fewer keys than queries.
+        SpecError: a size below 1, fewer keys than queries, or no class for a model of both.
     """
+    layer_class = layer_class or only_class(model)
     if keys < queries:
         raise SpecError("pass.keys", got=keys, expected=f"at least the {queries} queries")
     rows = batch * queries
     heads, kv_heads, head_dim = model.heads, model.kv_heads, model.head_dim
-    linears = {linear.name: {"n": linear.n, "k": linear.k} for linear in model.linears}
+    linears = {s.name: {"n": s.n, "k": s.k} for s in model.linears_of(layer_class)}
     run = _Counter(model, choose)
     run.add("norm", rows=rows, cols=model.hidden)
     run.add("linear", rows=rows, **linears["qkv"])
     if model.qk_norm:
-        run.add_as("norm", HEAD_NORM, rows=rows * heads, cols=head_dim)
-        run.add_as("norm", HEAD_NORM, rows=rows * kv_heads, cols=head_dim)
+        for count, cols in zip((heads, kv_heads), model.head_norm_sizes, strict=True):
+            run.add_as("norm", HEAD_NORM, rows=rows * count * head_dim // cols, cols=cols)
     if model.position == "rope":
         for turned in (heads, kv_heads) if model.qk_norm else (heads + kv_heads,):
             run.add("rope", rows=rows, heads=turned, head_dim=head_dim)
@@ -131,11 +148,41 @@ def layer_programs(model: Model, batch: int, queries: int, keys: int, choose: Ch
     run.add("linear", rows=rows, **linears["out"])
     run.add("add", rows=rows, cols=model.hidden)
     run.add("norm", rows=rows, cols=model.hidden)
-    run.add("linear", rows=rows, **linears["up"])
-    run.add("activation", rows=rows, cols=model.ffn)
-    run.add("linear", rows=rows, **linears["down"])
+    if layer_class == "moe":
+        _mixture(run, rows, linears)
+    else:
+        run.add("linear", rows=rows, **linears["up"])
+        run.add("activation", rows=rows, cols=model.ffn)
+        run.add("linear", rows=rows, **linears["down"])
     run.add("add", rows=rows, cols=model.hidden)
     return run.result()
+
+
+def only_class(model: Model) -> LayerClass:
+    """The class of all layers.
+
+    Raises:
+        SpecError: the model has dense layers and layers of experts.
+    """
+    classes = sorted(set(model.layer_classes))
+    if len(classes) > 1:
+        raise SpecError("layer class", got=None, expected=f"one of {classes}: the model has both")
+    return classes[0]
+
+
+def _mixture(run: _Counter, rows: int, linears: Mapping[str, Mapping[str, int]]) -> None:
+    experts, hidden = run.model.experts, run.model.hidden
+    assert experts is not None  # only such models have layers of this class
+    chosen = {"experts": experts.count, "active": experts.active, "hidden": hidden}
+    run.add("router", rows=rows, **chosen)
+    run.add("experts", rows=rows, ffn=experts.ffn, **chosen)
+    if experts.shared_ffn:
+        run.add("linear", rows=rows, **linears["shared_up"])
+        run.add("activation", rows=rows, cols=experts.shared_ffn)
+        run.add("linear", rows=rows, **linears["shared_down"])
+        if experts.shared_gate:
+            run.add("shared_gate", rows=rows, cols=hidden)
+        run.add("add", rows=rows, cols=hidden)
 
 
 def embedding_programs(model: Model, batch: int, queries: int) -> Counts:

@@ -131,6 +131,8 @@ _FUNCTIONS: Mapping[str, tuple[str, ...]] = {
     "embedding": ("bf16/bf16/torch.embedding",),
     "argmax": ("bf16/bf16/torch.argmax",),
     "cast": ("bf16/fp32/torch.to", "fp32/bf16/torch.to"),
+    "router": ("bf16/bf16/torch.topk",),
+    "shared_gate": ("bf16/bf16/torch.sigmoid_mul",),
 }
 
 
@@ -140,7 +142,8 @@ def kernels_for(
     """Variants that compute ``op`` on a kind of device, in a fixed order.
 
     Args:
-        op: operator name, as in `foreplan.datasets.program.OPERATORS`.
+        op: operator name, as in `foreplan.datasets.program.OPERATORS`; ``experts`` have the
+            kernels of ``linear``.
         device_kind: ``cpu`` or ``cuda``.
         n: for ``linear``: keep only kernels that take this number of output features.
         k: for ``linear``: likewise for input features.
@@ -150,7 +153,7 @@ def kernels_for(
     """
     if device_kind not in DEVICE_KINDS:
         raise SpecError("device kind", got=device_kind, expected=f"one of {list(DEVICE_KINDS)}")
-    if op == "linear":
+    if op in ("linear", "experts"):
         return [
             variant
             for variant, row in _LINEAR.items()
@@ -220,6 +223,12 @@ def function(op: str, variant: Variant) -> Callable[..., Any]:
     - activation: ``f(x[rows, cols])``, or ``f(gate, up)`` where the kernel's name ends in ``_mul``
     - add: ``f(a, b)``; embedding: ``f(table[vocab, cols], ids[rows] int64)``; argmax:
       ``f(logits[rows, cols]) -> [rows] int64``; cast: ``f(x)`` to the variant's compute dtype
+    - router: ``f(x[rows, hidden], weight[experts, hidden], active, normalise) -> (chosen[rows,
+      active] int64, share[rows, active] fp32)``
+    - shared_gate: ``f(x[rows, hidden], y[rows, hidden], weight[1, hidden])``, which is ``x *
+      sigmoid(y @ weight.T)``
+
+    The experts of a layer are computed by `expert_mlps` with a linear's kernel.
 
     Raises:
         SpecError: no such operator or kernel.
@@ -230,6 +239,13 @@ def function(op: str, variant: Variant) -> Callable[..., Any]:
     from foreplan.datasets._kernel_functions import FUNCTIONS
 
     return FUNCTIONS[op, variant]
+
+
+def expert_mlps() -> Callable[..., Any]:
+    """The function of the operator ``experts``; imports torch. See `_expert_mlps.expert_mlps`."""
+    from foreplan.datasets._expert_mlps import expert_mlps as found
+
+    return found
 
 
 def reference_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:

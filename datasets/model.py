@@ -18,11 +18,15 @@ from typing import Literal
 
 from pydantic import Field, PositiveFloat, PositiveInt, ValidationInfo, field_validator
 
+from foreplan.datasets.experts import Experts, LayerClass
 from foreplan.datasets.program import DTYPE_BYTES
 from foreplan.datasets.specs import StrictModel, nearest
 from foreplan.errors import SpecError
 
-Family = Literal["llama", "qwen2", "qwen3", "mistral", "opt", "gpt2"]
+Family = Literal[
+    "llama", "qwen2", "qwen3", "mistral", "mixtral", "qwen2_moe", "qwen3_moe", "olmoe", "deepseek",
+    "opt", "gpt2",
+]  # fmt: skip
 
 _LLAMA = {"norm": "rms", "gated": True, "activation": "silu", "position": "rope"}
 
@@ -34,6 +38,11 @@ FAMILY_FACTS: Mapping[str, Mapping[str, object]] = MappingProxyType(
         "mistral": MappingProxyType(_LLAMA),
         "qwen2": MappingProxyType({**_LLAMA, "qkv_bias": True}),
         "qwen3": MappingProxyType({**_LLAMA, "qk_norm": True}),
+        "mixtral": MappingProxyType(_LLAMA),
+        "qwen2_moe": MappingProxyType({**_LLAMA, "qkv_bias": True}),
+        "qwen3_moe": MappingProxyType({**_LLAMA, "qk_norm": True}),
+        "olmoe": MappingProxyType({**_LLAMA, "qk_norm": True, "qk_norm_whole": True}),
+        "deepseek": MappingProxyType(_LLAMA),
         "opt": MappingProxyType(
             {
                 "norm": "layer",
@@ -107,7 +116,7 @@ class Model(StrictModel):
         heads: query heads.
         kv_heads: key and value heads; divides ``heads``.
         head_dim: features of one head; need not be ``hidden / heads``.
-        ffn: features inside the MLP.
+        ffn: features inside the MLP of a dense layer.
         vocab: rows of the embedding and of the head.
         max_positions: longest sequence.
         norm: ``rms`` (scale only) or ``layer`` (scale and shift).
@@ -118,12 +127,14 @@ class Model(StrictModel):
         out_bias: bias of the attention's output projection.
         mlp_bias: bias of the MLP's linears.
         qk_norm: RMS norm over each head of queries and keys, before the rotation.
+        qk_norm_whole: that norm is over all heads together (OLMoE).
         tied: the head is the embedding's own matrix.
         position: rotary, or learned vectors added to the embedding.
         rope_theta: base of the rotary frequencies.
         rope_scaling: how they are stretched, if at all.
         position_offset: unused rows in front of the learned positions (OPT: 2).
         sliding_window: keys a query sees at most; ``None`` = all.
+        experts: of the layers whose MLP is a mixture of experts; ``None`` = every layer is dense.
         weights: ``trained`` when the folder holds safetensors, else ``random``: times are real,
             tokens mean nothing.
         dtype: dtype of the published checkpoint.
@@ -149,12 +160,14 @@ class Model(StrictModel):
     out_bias: bool = False
     mlp_bias: bool = False
     qk_norm: bool = False
+    qk_norm_whole: bool = False
     tied: bool
     position: Literal["rope", "learned"]
     rope_theta: PositiveFloat = 10000.0
     rope_scaling: RopeScaling | None = None
     position_offset: int = Field(default=0, ge=0)
     sliding_window: PositiveInt | None = None
+    experts: Experts | None = None
     weights: Literal["trained", "random"] = "random"
     dtype: Literal["fp32", "fp16", "bf16"]
     checkpoint_bytes: PositiveInt | None = None
@@ -188,22 +201,66 @@ class Model(StrictModel):
             raise ValueError(f"learned, because head_dim = {head_dim} is odd and rope turns pairs")
         return value
 
+    @field_validator("experts")
+    @classmethod
+    def _has_such_layers(cls, value: Experts | None, info: ValidationInfo) -> Experts | None:
+        if value is None:
+            return value
+        if not info.data.get("gated", True):
+            raise ValueError("none: experts of an MLP without gate are not supported")
+        layers = info.data.get("layers")
+        if layers is not None and max(value.dense_layers, default=0) >= layers:
+            raise ValueError(f"dense_layers below the {layers} layers")
+        return value
+
     # Sizes ------------------------------------------------------------------------------------
 
     @property
-    def linears(self) -> tuple[LinearShape, ...]:
-        """The fused linears of one decoder layer in the order they run: qkv, out, up, down.
+    def layer_classes(self) -> tuple[LayerClass, ...]:
+        """The class of every layer."""
+        if self.experts is None:
+            return ("dense",) * self.layers
+        return tuple(self.experts.class_of(layer) for layer in range(self.layers))
 
-        A gated MLP's ``up`` computes gate and up in one product, gate first: ``n = 2 * ffn``.
-        """
+    @property
+    def attention_linears(self) -> tuple[LinearShape, ...]:
+        """The fused linears that every decoder layer has: qkv, out."""
         inner = self.heads * self.head_dim
-        up = 2 * self.ffn if self.gated else self.ffn
         qkv = inner + 2 * self.kv_heads * self.head_dim
         return (
             LinearShape("qkv", qkv, self.hidden, self.qkv_bias),
             LinearShape("out", self.hidden, inner, self.out_bias),
-            LinearShape("up", up, self.hidden, self.mlp_bias),
-            LinearShape("down", self.hidden, self.ffn, self.mlp_bias),
+        )
+
+    @property
+    def linears(self) -> tuple[LinearShape, ...]:
+        """The fused linears of one dense layer in the order they run: qkv, out, up, down.
+
+        A gated MLP's ``up`` computes gate and up in one product, gate first: ``n = 2 * ffn``.
+        """
+        return (*self.attention_linears, *self._mlp("", self.ffn))
+
+    @property
+    def expert_linears(self) -> tuple[LinearShape, ...]:
+        """The fused linears of one routed expert: up, down; none without experts."""
+        return () if self.experts is None else self._mlp("", self.experts.ffn)
+
+    def linears_of(self, layer_class: LayerClass) -> tuple[LinearShape, ...]:
+        """The fused linears that every row goes through in a layer of a class.
+
+        Dense: `linears`. MoE: qkv, out and, with a shared expert, shared_up, shared_down; those of
+        the routed experts are `expert_linears`, ``experts.count`` times.
+        """
+        if layer_class == "dense" or self.experts is None:
+            return self.linears
+        shared = self.experts.shared_ffn
+        return (*self.attention_linears, *(self._mlp("shared_", shared) if shared else ()))
+
+    def _mlp(self, prefix: str, ffn: int) -> tuple[LinearShape, ...]:
+        up = 2 * ffn if self.gated else ffn
+        return (
+            LinearShape(f"{prefix}up", up, self.hidden, self.mlp_bias),
+            LinearShape(f"{prefix}down", self.hidden, ffn, self.mlp_bias),
         )
 
     @property
@@ -213,14 +270,38 @@ class Model(StrictModel):
 
     @property
     def linear_parameters(self) -> int:
-        """Weights and biases of one layer's linears: what a layer's precision applies to."""
+        """Weights and biases of one dense layer's linears: what its precision applies to."""
         return sum(linear.parameters for linear in self.linears)
 
     @property
     def layer_parameters(self) -> int:
-        """Parameters of one decoder layer."""
-        head_norms = 2 * self.head_dim if self.qk_norm else 0
-        return self.linear_parameters + 2 * self.norm_parameters + head_norms
+        """Parameters of one dense layer."""
+        return self.parameters_of("dense")
+
+    def parameters_of(self, layer_class: LayerClass, *, active: bool = False) -> int:
+        """Parameters of one layer of a class.
+
+        Args:
+            layer_class: of the layer.
+            active: count only the experts that a row goes through.
+        """
+        always = sum(linear.parameters for linear in self.linears_of(layer_class))
+        always += 2 * self.norm_parameters
+        if self.qk_norm:
+            always += sum(self.head_norm_sizes)
+        if layer_class == "dense" or self.experts is None:
+            return always
+        each = sum(linear.parameters for linear in self.expert_linears)
+        router = self.experts.count + (1 if self.experts.shared_gate else 0)
+        used = self.experts.active if active else self.experts.count
+        return always + router * self.hidden + used * each
+
+    @property
+    def head_norm_sizes(self) -> tuple[int, int]:
+        """Weights of the norms over queries and over keys, where there are such norms."""
+        if self.qk_norm_whole:
+            return self.heads * self.head_dim, self.kv_heads * self.head_dim
+        return self.head_dim, self.head_dim
 
     @property
     def position_rows(self) -> int:
@@ -243,8 +324,16 @@ class Model(StrictModel):
     @property
     def parameters(self) -> int:
         """Distinct parameters of the whole model; a tied head counts once."""
+        return self._total(active=False)
+
+    @property
+    def active_parameters(self) -> int:
+        """Those of `parameters` that one token goes through: of the experts, the active ones."""
+        return self._total(active=True)
+
+    def _total(self, *, active: bool) -> int:
         shared = self.vocab * self.hidden if self.tied else 0
-        layers = self.layers * self.layer_parameters
+        layers = sum(self.parameters_of(c, active=active) for c in self.layer_classes)
         return layers + self.embedding_parameters + self.head_parameters - shared
 
     def kv_bytes_per_token(self, storage: str) -> float:

@@ -13,6 +13,7 @@ from types import MappingProxyType
 from typing import Any
 
 from foreplan.datasets.checkpoint import Checkpoint, read_checkpoint
+from foreplan.datasets.experts import Experts
 from foreplan.datasets.model import FAMILY_FACTS, Model
 from foreplan.datasets.specs import load_document, validate
 from foreplan.datasets.tensor_names import check_tensors
@@ -24,6 +25,11 @@ _ARCHITECTURES: Mapping[str, str] = MappingProxyType(
         "mistral": "MistralForCausalLM",
         "qwen2": "Qwen2ForCausalLM",
         "qwen3": "Qwen3ForCausalLM",
+        "mixtral": "MixtralForCausalLM",
+        "qwen2_moe": "Qwen2MoeForCausalLM",
+        "qwen3_moe": "Qwen3MoeForCausalLM",
+        "olmoe": "OlmoeForCausalLM",
+        "deepseek": "DeepseekForCausalLM",
         "opt": "OPTForCausalLM",
         "gpt2": "GPT2LMHeadModel",
     }
@@ -47,6 +53,10 @@ _DTYPES: Mapping[str, str] = MappingProxyType(
 #: Options that change what is computed: the one value that is modelled, by family.
 _ONLY: Mapping[str, Mapping[str, object]] = MappingProxyType(
     {
+        "olmoe": MappingProxyType({"clip_qkv": None}),
+        "deepseek": MappingProxyType(
+            {"scoring_func": "softmax", "moe_layer_freq": 1, "attention_bias": False}
+        ),
         "opt": MappingProxyType(
             {
                 # False only in opt-350m, which also projects its embedding.
@@ -91,6 +101,15 @@ class _Config:
         if not isinstance(value, bool):
             raise self.error(field, "true or false")
         return value
+
+    def layers(self, field: str) -> tuple[int, ...]:
+        """A list of layers; a missing or null field is an empty one."""
+        value = self.fields.get(field)
+        if value is None:
+            return ()
+        if not isinstance(value, list) or any(type(layer) is not int for layer in value):
+            raise self.error(field, "a list of layers")
+        return tuple(value)
 
     def choice(self, field: str, default: str, choices: Mapping[str, str]) -> str:
         value = self.fields.get(field, default)
@@ -173,7 +192,7 @@ def _stored_dtype(checkpoint: Checkpoint) -> str:
 
 
 def _llama(config: _Config) -> dict[str, object]:
-    """Llama, Mistral, Qwen2 and Qwen3: the same fields but for biases, head size and window."""
+    """Llama and its likes: the same fields but for biases, head size, window and experts."""
     family = str(config.fields["model_type"])
     hidden, heads = config.size("hidden_size"), config.size("num_attention_heads")
     # transformers' own default for Qwen3 is 128 whatever the hidden size.
@@ -185,7 +204,7 @@ def _llama(config: _Config) -> dict[str, object]:
         "hidden": hidden,
         "heads": heads,
         # transformers' default differs by family; a file without the field means no grouping.
-        "kv_heads": config.size("num_key_value_heads", 8 if family == "mistral" else heads),
+        "kv_heads": config.size("num_key_value_heads", _KV_HEADS.get(family, heads)),
         "head_dim": head_dim,
         "ffn": config.size("intermediate_size"),
         "vocab": config.size("vocab_size"),
@@ -194,14 +213,97 @@ def _llama(config: _Config) -> dict[str, object]:
         "activation": config.choice("hidden_act", "silu", _ACTIVATIONS),
         "tied": config.flag("tie_word_embeddings", False),
         "sliding_window": _window(config, family),
-        **_rope(config),
+        **_rope(config, 1e6 if family == "mixtral" else 1e4),
     }
-    if family in ("llama", "qwen3"):
+    if family == "qwen2_moe":
+        facts["qkv_bias"] = config.flag("qkv_bias", True)
+    if family in ("llama", "qwen3", "qwen3_moe", "olmoe"):
         bias = config.flag("attention_bias", False)
         facts |= {"qkv_bias": bias, "out_bias": bias}
     if family == "llama":
         facts["mlp_bias"] = config.flag("mlp_bias", False)
+    if family in _EXPERTS:
+        facts["experts"] = _EXPERTS[family](config)
     return facts
+
+
+def _mixtral(config: _Config) -> Experts:
+    return _experts(config, "num_local_experts", 8, 2, config.size("intermediate_size"))
+
+
+def _qwen_moe(config: _Config) -> Experts:
+    """Qwen2-MoE and Qwen3-MoE; only the former has a shared expert."""
+    shared = config.fields["model_type"] == "qwen2_moe"
+    layers, step = config.size("num_hidden_layers"), config.size("decoder_sparse_step", 1)
+    plain = config.layers("mlp_only_layers")
+    return _experts(
+        config, "num_experts", 60 if shared else 128, 4 if shared else 8,
+        config.size("moe_intermediate_size", 1408 if shared else 768),
+        shared_ffn=config.size("shared_expert_intermediate_size", 5632) if shared else 0,
+        shared_gate=shared,
+        normalise=config.flag("norm_topk_prob", False),
+        dense_layers=tuple(i for i in range(layers) if i in plain or (i + 1) % step),
+    )  # fmt: skip
+
+
+def _olmoe(config: _Config) -> Experts:
+    return _experts(
+        config, "num_experts", 64, 8, config.size("intermediate_size"),
+        normalise=config.flag("norm_topk_prob", False),
+    )  # fmt: skip
+
+
+def _deepseek(config: _Config) -> Experts:
+    """DeepSeekMoE 16B: ``modeling_deepseek.py`` of its repository (no grouped routing)."""
+    ffn = config.size("moe_intermediate_size")
+    several = config.fields.get("n_shared_experts")
+    dense = config.fields.get("first_k_dense_replace", 0)
+    if type(dense) is not int or not 0 <= dense < config.size("num_hidden_layers"):
+        raise config.error("first_k_dense_replace", "a number of layers below num_hidden_layers")
+    return _experts(
+        config, "n_routed_experts", None, None, ffn,
+        shared_ffn=0 if several is None else ffn * config.size("n_shared_experts"),
+        normalise=config.flag("norm_topk_prob", False),
+        dense_layers=tuple(range(dense)),
+    )  # fmt: skip
+
+
+def _experts(
+    config: _Config, field: str, count: int | None, active: int | None, ffn: int, **rest: object
+) -> Experts:
+    """Experts of a configuration; ``count`` and ``active`` are transformers' defaults."""
+    layers = config.size("num_hidden_layers")
+    if rest.get("dense_layers") == tuple(range(layers)):
+        raise config.error(
+            "mlp_only_layers", "at least one layer of experts", fix="name the dense model type"
+        )
+    # transformers 5 writes Qwen3's count under Mixtral's name.
+    if config.fields.get(field) is None and "num_local_experts" in config.fields:
+        field = "num_local_experts"
+    facts = {
+        "count": config.size(field, count),
+        "active": config.size("num_experts_per_tok", active),
+        "ffn": ffn,
+        **rest,
+    }
+    return validate(Experts, facts, config.where)
+
+
+_EXPERTS = MappingProxyType(
+    {
+        "mixtral": _mixtral,
+        "qwen2_moe": _qwen_moe,
+        "qwen3_moe": _qwen_moe,
+        "olmoe": _olmoe,
+        "deepseek": _deepseek,
+    }
+)
+#: Key and value heads that transformers takes where the field is missing.
+_KV_HEADS = MappingProxyType({"mistral": 8, "mixtral": 8, "qwen2_moe": 16, "qwen3_moe": 4})
+
+
+#: Families without a sliding window in any layer.
+_NO_WINDOW = frozenset({"llama", "olmoe", "deepseek"})
 
 
 def _window(config: _Config, family: str) -> int | None:
@@ -210,8 +312,13 @@ def _window(config: _Config, family: str) -> int | None:
         if config.fields.get("sliding_window", 4096) is None:
             return None
         return config.size("sliding_window", 4096)
-    if family == "llama" or not config.flag("use_sliding_window", False):
+    if family == "mixtral":
+        window = config.fields.get("sliding_window")
+        return None if window is None else config.size("sliding_window")
+    if family in _NO_WINDOW or not config.flag("use_sliding_window", False):
         return None
+    if family in _EXPERTS:
+        return config.size("sliding_window", 4096)
     layer_types = config.fields.get("layer_types")
     if layer_types is not None:
         if not isinstance(layer_types, list):
@@ -224,14 +331,14 @@ def _window(config: _Config, family: str) -> int | None:
     return config.size("sliding_window", 4096)
 
 
-def _rope(config: _Config) -> dict[str, object]:
+def _rope(config: _Config, base: float) -> dict[str, object]:
     """Rotary base and scaling, from ``rope_parameters`` (transformers 5) or the older fields."""
     new = config.fields.get("rope_parameters")
     field = "rope_parameters" if new is not None else "rope_scaling"
     parameters = new if new is not None else config.fields.get("rope_scaling") or {}
     if not isinstance(parameters, dict) or any(isinstance(v, dict) for v in parameters.values()):
         raise config.error(field, "one mapping for all layers")
-    theta = parameters.get("rope_theta", config.fields.get("rope_theta", 10000.0))
+    theta = parameters.get("rope_theta", config.fields.get("rope_theta", base))
     if parameters.get("partial_rotary_factor", config.fields.get("partial_rotary_factor", 1)) != 1:
         raise config.error(field, "a partial_rotary_factor of 1: whole heads are rotated")
     kind = parameters.get("rope_type", parameters.get("type", "default"))
@@ -303,6 +410,7 @@ _READERS = MappingProxyType(
         "mistral": _llama,
         "qwen2": _llama,
         "qwen3": _llama,
+        **dict.fromkeys(_EXPERTS, _llama),
         "opt": _opt,
         "gpt2": _gpt2,
     }

@@ -120,4 +120,7 @@ def _order(item: Program) -> tuple[object, ...]:
     if item.op == "linear":
         rows, n, k = item.sizes
         return (item.op, n, k, layout_of(item.variant), rows, str(item.variant))
+    if item.op == "experts":
+        rows, *rest = item.sizes
+        return (item.op, *rest, layout_of(item.variant), rows, str(item.variant))
     return (item.op, str(item.variant), *item.sizes)

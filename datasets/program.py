@@ -17,6 +17,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
+from foreplan.datasets.experts import touched_experts
 from foreplan.errors import SpecError
 
 #: Bytes of one element. ``int4`` and ``int3`` count packed storage without scales.
@@ -121,6 +122,14 @@ def _attention_bytes(d: Mapping[str, int], v: Variant) -> float:
     return d["batch"] * d["head_dim"] * (queries_and_out + 2 * d["keys"] * d["kv_heads"] * cache)
 
 
+def _expert_bytes(d: Mapping[str, int], v: Variant) -> float:
+    """Weights of the experts that rows touch, and what both products and the activation move."""
+    up = weight_bytes(2 * d["ffn"], d["hidden"], v.storage)
+    down = weight_bytes(d["hidden"], d["ffn"], v.storage)
+    moved = d["rows"] * d["active"] * (2 * d["hidden"] + 6 * d["ffn"]) * DTYPE_BYTES[v.compute]
+    return touched_experts(d["rows"], d["experts"], d["active"]) * (up + down) + moved
+
+
 #: Every operator a program can name. One row each: dimensions, FLOP, bytes.
 OPERATORS: Mapping[str, Operator] = MappingProxyType(
     {
@@ -185,6 +194,27 @@ OPERATORS: Mapping[str, Operator] = MappingProxyType(
             ("rows", "cols"),
             lambda d: 1.0 * d["rows"] * d["cols"],
             lambda d, v: 1.0 * d["rows"] * d["cols"] * DTYPE_BYTES[v.compute],
+        ),
+        # Scores of every expert, and the best ``active`` of them with their shares.
+        "router": Operator(
+            ("rows", "experts", "active", "hidden"),
+            lambda d: 2.0 * d["rows"] * d["experts"] * d["hidden"],
+            lambda d, v: (
+                d["rows"] * (d["hidden"] + d["experts"]) * DTYPE_BYTES[v.compute]
+                + weight_bytes(d["experts"], d["hidden"], v.storage)
+            ),
+        ),
+        # Gated MLPs, each on the rows that chose it, and the weighted sum of their outputs.
+        "experts": Operator(
+            ("rows", "experts", "active", "ffn", "hidden"),
+            lambda d: 6.0 * d["rows"] * d["active"] * d["ffn"] * d["hidden"],
+            _expert_bytes,
+        ),
+        # ``x * sigmoid(gate(y))`` with a gate of one output.
+        "shared_gate": Operator(
+            ("rows", "cols"),
+            lambda d: 4.0 * d["rows"] * d["cols"],
+            lambda d, v: 3.0 * d["rows"] * d["cols"] * DTYPE_BYTES[v.compute],
         ),
         # Below: operators of captured graphs, which no decoder of the runtime has.
         "matmul": Operator(
@@ -307,7 +337,7 @@ OPERATORS = MappingProxyType(
 )
 #: Operators whose time is bound by products, so that a device's peak rate matters.
 PRODUCTS = frozenset(
-    ["linear", "attention"]
+    ["linear", "attention", "router", "experts"]
     + [
         f"{op}_{name}"
         for op in ("linear", "conv2d", "attention", "matmul")

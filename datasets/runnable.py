@@ -17,8 +17,14 @@ import torch
 from torch import Tensor
 
 from foreplan.datasets.cold_operands import last_level_cache
-from foreplan.datasets.kernels import Packed, function, linear_kernel
-from foreplan.datasets.program import Program
+from foreplan.datasets.kernels import (
+    LinearKernel,
+    Packed,
+    expert_mlps,
+    function,
+    linear_kernel,
+)
+from foreplan.datasets.program import Program, Variant
 from foreplan.datasets.training_programs import is_training
 from foreplan.datasets.training_runnable import training_call
 
@@ -26,6 +32,8 @@ from foreplan.datasets.training_runnable import training_call
 _VOCABULARY = 32_000
 #: Positions a cache holds beyond the filled ones, as a runtime's static buffer does.
 _SPARE_POSITIONS = 64
+#: Choices of experts that calls take in turn: as many as draw this many rows, within limits.
+_DRAWN_ROWS, _FEWEST_DRAWS, _MOST_DRAWS = 4096, 4, 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +78,8 @@ class Inputs:
         """
         if program.op == "linear":
             return self._linear(program)
+        if program.op == "experts":
+            return self._experts(program)
         if is_training(program):
             return Runnable(training_call(program, self.device), "as in a training step", None)
         builder = getattr(self, f"_{program.op}", None)
@@ -91,19 +101,68 @@ class Inputs:
         key = (n, k, kernel.layout)
         if key != self._weight_key:
             self.release()
-            # Few random rows repeated: arithmetic does not depend on the values, drawing does.
-            few = self._draw(min(n, 64), k, dtype=torch.float32)
-            first = kernel.pack(few.repeat(-(-n // few.shape[0]), 1)[:n])
-            self._weights = [first]
-            for _ in range(self._copies(first.bytes) - 1):
-                tensors = {name: t.clone() for name, t in first.tensors.items()}
-                self._weights.append(Packed(first.layout, n, k, tensors))
+            first = self._packed(kernel, n, k)
+            self._weights = _cloned(first, self._copies(first.bytes))
             self._weight_key = key
         x = self._draw(rows, k)
         turn = itertools.cycle(self._weights)
         run = kernel.run
         copies = len(self._weights)
         return Runnable(lambda: run(x, next(turn), None), self._cold("weight", copies), copies)
+
+    def _packed(self, kernel: LinearKernel, n: int, k: int) -> Packed:
+        # Few random rows repeated: arithmetic does not depend on the values, drawing does.
+        few = self._draw(min(n, 64), k, dtype=torch.float32)
+        return kernel.pack(few.repeat(-(-n // few.shape[0]), 1)[:n])
+
+    def _experts(self, program: Program) -> Runnable:
+        """All experts of a layer, of which each call touches others, drawn uniformly."""
+        d = program.dims
+        rows, count, ffn, hidden = d["rows"], d["experts"], d["ffn"], d["hidden"]
+        kernel = linear_kernel(program.variant, self.kind)
+        key = ("experts", count, ffn, hidden, kernel.layout)
+        if key != self._weight_key:
+            self.release()
+            firsts = [self._packed(kernel, 2 * ffn, hidden), self._packed(kernel, hidden, ffn)]
+            each = count * self._copies(count * sum(first.bytes for first in firsts))
+            self._weights = [made for first in firsts for made in _cloned(first, each)]
+            self._weight_key = key
+        each = len(self._weights) // 2
+        layers = [
+            (self._weights[i : i + count], self._weights[each + i : each + i + count])
+            for i in range(0, each, count)
+        ]
+        x = self._draw(rows, hidden)
+        draws = [
+            torch.rand(rows, count, generator=self._random, device=self.device).topk(d["active"])
+            for _ in range(max(_FEWEST_DRAWS, min(_MOST_DRAWS, _DRAWN_ROWS // rows)))
+        ]
+        routes = itertools.cycle(
+            [(chosen, share / share.sum(-1, keepdim=True)) for share, chosen in draws]
+        )
+        turn, run, mlps = itertools.cycle(layers), kernel.run, expert_mlps()
+        activate = function("activation", Variant("bf16", "bf16", "torch.silu_mul"))
+        # The host decides which experts run, so that the calls are issued one by one.
+        return Runnable(
+            lambda: mlps(x, *next(routes), *next(turn), run, activate),
+            f"{self._cold('experts', len(layers))}; {len(draws)} uniform draws of experts in turn",
+            None if self.kind == "cuda" else len(layers),
+        )
+
+    def _router(self, program: Program, run: Callable[..., Any]) -> Runnable:
+        d = program.dims
+        x, weight = self._draw(d["rows"], d["hidden"]), self._draw(d["experts"], d["hidden"])
+        copies = self._copies(2 * _count((d["experts"], d["hidden"])))
+        turn = itertools.cycle([weight.clone() for _ in range(copies)])
+        active = d["active"]
+        return Runnable(
+            lambda: run(x, next(turn), active, True), self._cold("weight", copies), copies
+        )
+
+    def _shared_gate(self, program: Program, run: Callable[..., Any]) -> Runnable:
+        rows, cols = program.sizes
+        x, y, weight = self._draw(rows, cols), self._draw(rows, cols), self._draw(1, cols)
+        return Runnable(lambda: run(x, y, weight), "warm")
 
     def _attention(self, program: Program, run: Callable[..., Any]) -> Runnable:
         d = program.dims
@@ -180,6 +239,14 @@ class Inputs:
 def runnable(program: Program, device: str) -> Runnable:
     """Make one program runnable on a torch device; see `Inputs` for many."""
     return Inputs(device).runnable(program)
+
+
+def _cloned(first: Packed, count: int) -> list[Packed]:
+    """A packed weight and copies of it, ``count`` in all."""
+    return [first] + [
+        Packed(first.layout, first.n, first.k, {k: t.clone() for k, t in first.tensors.items()})
+        for _ in range(count - 1)
+    ]
 
 
 def _count(shape: tuple[int, ...]) -> int:

@@ -79,6 +79,32 @@ class _Names:
     final_norm: str
 
 
+@dataclass(frozen=True, slots=True)
+class _ExpertNames:
+    """Names within a MoE layer; ``mlp`` are gate, up and down of one expert."""
+
+    router: str
+    expert: str
+    mlp: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj")
+    shared: str = ""
+    shared_gate: str = ""
+
+
+_EXPERTS: Mapping[str, _ExpertNames] = MappingProxyType(
+    {
+        "mixtral": _ExpertNames(
+            "block_sparse_moe.gate", "block_sparse_moe.experts.{}.", ("w1", "w3", "w2")
+        ),
+        "qwen2_moe": _ExpertNames(
+            "mlp.gate", "mlp.experts.{}.", shared="mlp.shared_expert.",
+            shared_gate="mlp.shared_expert_gate",
+        ),
+        "qwen3_moe": _ExpertNames("mlp.gate", "mlp.experts.{}."),
+        "olmoe": _ExpertNames("mlp.gate", "mlp.experts.{}."),
+        "deepseek": _ExpertNames("mlp.gate", "mlp.experts.{}.", shared="mlp.shared_experts."),
+    }
+)  # fmt: skip
+
 _LLAMA = _Names("model.", "layers", _LLAMA_LAYER, "embed_tokens", "", "norm")
 _FAMILIES: Mapping[str, _Names] = MappingProxyType(
     {
@@ -86,6 +112,7 @@ _FAMILIES: Mapping[str, _Names] = MappingProxyType(
         "mistral": _LLAMA,
         "qwen2": _LLAMA,
         "qwen3": _LLAMA,
+        **dict.fromkeys(_EXPERTS, _LLAMA),
         "opt": _Names(
             "model.",
             "decoder.layers",
@@ -109,10 +136,13 @@ def layer_sources(model: Model, layer: int, prefix: str | None = None) -> dict[s
     """
     names = _FAMILIES[model.family]
     base = f"{names.prefix if prefix is None else prefix}{names.layers}.{layer}."
-    linears = {linear.name: linear for linear in model.linears}
+    layer_class = model.layer_classes[layer]
+    linears = {linear.name: linear for linear in model.linears_of(layer_class)}
     sources: dict[str, TensorSource] = {}
     for part, parts in names.layer.items():
         full = tuple(base + name for name in parts)
+        if part in ("up", "down") and layer_class == "moe":
+            continue
         if part in linears:
             linear = linears[part]
             rows = _split(model, part, len(parts), linear.n)
@@ -125,9 +155,31 @@ def layer_sources(model: Model, layer: int, prefix: str | None = None) -> dict[s
                 sources[f"{part}.bias"] = TensorSource(biases, rows, (linear.n,))
         elif part in ("q_norm", "k_norm"):
             if model.qk_norm:
-                sources[f"{part}.weight"] = _vector(f"{full[0]}.weight", model.head_dim)
+                size = model.head_norm_sizes[0 if part == "q_norm" else 1]
+                sources[f"{part}.weight"] = _vector(f"{full[0]}.weight", size)
         else:
             sources.update(_norm(model, part, full[0]))
+    return sources if layer_class == "dense" else sources | _expert_sources(model, base)
+
+
+def _expert_sources(model: Model, base: str) -> dict[str, TensorSource]:
+    """``router``, ``expert.0.up``, ``expert.0.down``, ..., and those of a shared expert."""
+    experts, names = model.experts, _EXPERTS[model.family]
+    assert experts is not None  # the layer is a MoE layer
+    hidden = model.hidden
+    sources = {"router.weight": _matrix(f"{base}{names.router}.weight", experts.count, hidden)}
+    places = [(f"expert.{e}.", base + names.expert.format(e)) for e in range(experts.count)]
+    widths = [experts.ffn] * experts.count
+    if experts.shared_ffn:
+        places.append(("shared_", base + names.shared))
+        widths.append(experts.shared_ffn)
+    for (ours, theirs), ffn in zip(places, widths, strict=True):
+        gate, up, down = (f"{theirs}{name}.weight" for name in names.mlp)
+        sources[f"{ours}up.weight"] = TensorSource((gate, up), (ffn, ffn), (2 * ffn, hidden))
+        sources[f"{ours}down.weight"] = _matrix(down, hidden, ffn)
+    if experts.shared_gate:
+        gate = f"{base}{names.shared_gate}.weight"
+        sources["shared_gate.weight"] = _matrix(gate, 1, hidden)
     return sources
 
 

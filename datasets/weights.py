@@ -8,6 +8,7 @@ a GPU its own on itself, and ranks of every kind create the same bits.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import math
 from collections.abc import Iterator, Mapping
@@ -226,6 +227,7 @@ class RandomWeights:
                 yield bell_shaped(key, size, self._dtype, self._device, first=start * each)
 
 
+@functools.lru_cache(maxsize=4)  # a layer of experts has hundreds of tensors, asked one by one
 def _sources(model: Model, part: Part, prefix: str | None) -> dict[str, TensorSource]:
     if part == "embedding":
         return embedding_sources(model, prefix)

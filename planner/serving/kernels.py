@@ -61,8 +61,8 @@ class ServingKernels:
         rank: which stage this is.
         mode: one of `MODES`.
         seed: of prompts, forced tokens and random weights.
-        recorder: records the passes; on a GPU, unless the mode is ``reference``, a `PassGraphs` if
-            left out, on a processor none.
+        recorder: records the passes; on a GPU, unless the mode is ``reference`` or the stage has
+            layers of experts, a `PassGraphs` if left out, on a processor none.
 
     Raises:
         SpecError: an unknown mode or rank, kernels that do not fit the model.
@@ -123,7 +123,9 @@ class ServingKernels:
         self._sampled = torch.zeros(new, batch, samples, device=self._device)
         self._recorded: dict[tuple[str, int, int], Callable[[], None]] = {}
         self._results: dict[tuple[str, int], Tensor] = {}
-        if recorder is None and self._device.type == "cuda" and mode != "reference":
+        # Which experts run is decided on the host, so that no graph holds a layer of them.
+        mixed = "moe" in model.layer_classes[chosen.start : chosen.end]
+        if recorder is None and self._device.type == "cuda" and mode != "reference" and not mixed:
             recorder = PassGraphs(self._device)
         if recorder is not None:
             self._record(recorder, MOST_RECORDED_LAYERS // (chosen.end - chosen.start))

@@ -171,19 +171,37 @@ class DecoderLayer:
                 Norm(weights, index, "q_norm", *where, HEAD_NORM),
                 Norm(weights, index, "k_norm", *where, HEAD_NORM),
             )
-        self._qkv, self._out, self._up, self._down = (
+        self._whole_norm = model.qk_norm_whole
+        self._qkv, self._out = (
             Linear(weights, index, name, linears, device, reference=reference)
-            for name in ("qkv", "out", "up", "down")
+            for name in ("qkv", "out")
         )
+        self._activate = function("activation", fixed_variant(model, "activation"))
+        self._mlp = self._load_mlp(model, index, weights, linears, device, reference=reference)
         self._attend: tuple[Attend, ...] = tuple(function("attention", v) for v in attention)
         self._rope = function("rope", fixed_variant(model, "rope"))
         self._rotates = model.position == "rope"
         self._write = function("cache_write", fixed_variant(model, "cache_write"))
-        self._activate = function("activation", fixed_variant(model, "activation"))
         self._gated = model.gated
         self._add = function("add", fixed_variant(model, "add"))
         self._heads, self._kv_heads, self._head_dim = model.heads, model.kv_heads, model.head_dim
         self._inner = model.heads * model.head_dim
+
+    def _load_mlp(
+        self,
+        model: Model,
+        index: int,
+        weights: WeightSource,
+        linears: tuple[Variant, Variant],
+        device: torch.device,
+        *,
+        reference: bool,
+    ) -> tuple[Linear, ...]:
+        """The linears of the MLP, as `feed` uses them."""
+        return tuple(
+            Linear(weights, index, name, linears, device, reference=reference)
+            for name in ("up", "down")
+        )
 
     def __call__(self, x: Tensor, now: Pass, cache_k: Tensor, cache_v: Tensor) -> Tensor:
         """Take ``x[rows, hidden]`` through the layer.
@@ -215,10 +233,13 @@ class DecoderLayer:
             v = fused.narrow(2, heads + kv_heads, kv_heads)
         else:
             q, k, v = fused.split_with_sizes((heads, kv_heads, kv_heads), 2)
-            if self._head_norms is not None:
+            if self._head_norms is not None and self._whole_norm:
+                q = self._head_norms[0](q.flatten(2)).view(q.shape)
+                k = self._head_norms[1](k.flatten(2)).view(k.shape)
+            elif self._head_norms is not None:
                 q, k = self._head_norms[0](q), self._head_norms[1](k)
-                if self._rotates:
-                    q, k = self._rope(q, cos, sin), self._rope(k, cos, sin)
+            if self._rotates:
+                q, k = self._rope(q, cos, sin), self._rope(k, cos, sin)
         self._write(cache_k, cache_v, k, v, position)
         attended = self._attend[phase](q, cache_k, cache_v, keys).reshape(-1, self._inner)
         linear = self._out
@@ -226,15 +247,14 @@ class DecoderLayer:
 
     def feed(self, x: Tensor, now: Pass) -> Tensor:
         """What the MLP adds to the residual stream ``x``; of a shard its part of the sum."""
-        linear = self._up
+        linear, down = self._mlp
         wide = linear.run[now.phase](self._norm2(x), linear.weight, linear.bias)
         if self._gated:
             gate, up = wide.chunk(2, 1)
             wide = self._activate(gate, up)
         else:
             wide = self._activate(wide)
-        linear = self._down
-        return linear.run[now.phase](wide, linear.weight, linear.bias)
+        return down.run[now.phase](wide, down.weight, down.bias)
 
     @property
     def bytes(self) -> int:
@@ -244,8 +264,7 @@ class DecoderLayer:
             self._norm2,
             self._qkv,
             self._out,
-            self._up,
-            self._down,
+            *self._mlp,
             *(self._head_norms or ()),
         )
         return sum(part.bytes for part in parts)

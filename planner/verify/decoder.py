@@ -32,6 +32,7 @@ from foreplan.planner.verify._decoder_layer import (
     keep_table,
     nbytes,
 )
+from foreplan.planner.verify._expert_layer import ExpertLayer
 from foreplan.planner.verify.allocator import mapped_allocations
 
 _REFERENCE_ATTENTION = Variant("bf16", "fp32", "torch.sdpa")
@@ -185,7 +186,8 @@ class DecoderStage:
                 self._load_head(weights, kernels.head)
             self._layers = []
             for index, layer in enumerate(kernels.layers, self.start):
-                loaded = DecoderLayer(
+                kind = ExpertLayer if model.layer_classes[index] == "moe" else DecoderLayer
+                loaded = kind(
                     model, index, weights, layer.both, attention, device, reference=self.reference
                 )
                 self._layers.append(loaded)

@@ -31,11 +31,15 @@ def choose(op: str, dims: Mapping[str, int]) -> Variant:
 @pytest.mark.parametrize("name", zoo_names())
 def test_linear_flops_are_two_per_weight_and_row(name: str) -> None:
     model = load_model(name)
-    counts = layer_programs(model, 2, 16, 16, choose)
-    flops = sum(count * p.flops for p, count in counts if p.op == "linear")
-    weights = sum(linear.n * linear.k for linear in model.linears)
-    assert flops == 2.0 * weights * 32
-    assert {p.variant for p, _ in counts if p.op == "linear"} == {INT4}
+    for layer_class in sorted(set(model.layer_classes)):
+        counts = layer_programs(model, 2, 16, 16, choose, layer_class)
+        products = [(p, count) for p, count in counts if p.op in ("linear", "experts")]
+        weights = sum(linear.n * linear.k for linear in model.linears_of(layer_class))
+        if layer_class == "moe":
+            each = sum(linear.n * linear.k for linear in model.expert_linears)
+            weights += model.experts.active * each
+        assert sum(count * p.flops for p, count in products) == 2.0 * weights * 32
+        assert {p.variant for p, _ in products} == {INT4}
 
 
 @pytest.mark.parametrize("name", ["gpt2", "opt-1.3b", "llama-3-8b", "qwen2-7b", "qwen3-8b"])

@@ -33,6 +33,24 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "qwen2": SMALL,
     "qwen3": SMALL | {"head_dim": 12, "tie_word_embeddings": True},
     "mistral": SMALL | {"sliding_window": None},
+    "mixtral": SMALL | {"num_local_experts": 5},
+    "qwen2_moe": SMALL
+    | {
+        "num_experts": 6,
+        "num_experts_per_tok": 3,
+        "moe_intermediate_size": 20,
+        "shared_expert_intermediate_size": 28,
+        "decoder_sparse_step": 2,
+    },
+    "qwen3_moe": SMALL
+    | {
+        "num_experts": 6,
+        "num_experts_per_tok": 3,
+        "moe_intermediate_size": 20,
+        "mlp_only_layers": [1],
+        "head_dim": 12,
+    },
+    "olmoe": SMALL | {"num_experts": 6, "num_experts_per_tok": 3, "eos_token_id": 1},
     "opt": {
         "hidden_size": 48,
         "num_hidden_layers": 3,
@@ -82,7 +100,8 @@ def test_parameters_equal_transformers(case: str, tmp_path: Path) -> None:
     if layers is None:
         layers = module.base_model.decoder.layers
     assert model.layers == len(layers)
-    assert model.layer_parameters == sum(p.numel() for p in layers[0].parameters())
+    for layer_class, layer in zip(model.layer_classes, layers, strict=True):
+        assert model.parameters_of(layer_class) == sum(p.numel() for p in layer.parameters())
     assert model.parameters == sum(p.numel() for p in module.parameters())
     head = module.get_output_embeddings().weight.numel()
     assert model.head_parameters == head + model.norm_parameters
@@ -107,7 +126,7 @@ def test_reading_needs_neither_torch_nor_transformers(tmp_path: Path) -> None:
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
-@pytest.mark.parametrize("case", ["llama", "gpt2", "opt", "qwen3"])
+@pytest.mark.parametrize("case", ["llama", "gpt2", "opt", "qwen3", "mixtral", "qwen2_moe"])
 @pytest.mark.parametrize("shards", [False, True])
 def test_checkpoint_bytes_are_exact(case: str, shards: bool, tmp_path: Path) -> None:
     family = case.split("-")[0]

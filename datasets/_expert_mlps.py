@@ -1,0 +1,59 @@
+"""The routed experts of a layer on the rows that chose them, shared by profile and runtime.
+
+Imports torch. Shape legend: R = rows, A = experts of a row, E = experts, I = features inside one,
+H = features of the residual stream.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+import torch
+from torch import Tensor
+
+Weight = TypeVar("Weight")
+
+
+def expert_mlps(
+    x: Tensor,
+    chosen: Tensor,
+    share: Tensor,
+    ups: Sequence[Weight],
+    downs: Sequence[Weight],
+    run: Callable[[Tensor, Weight, Tensor | None], Tensor],
+    activate: Callable[[Tensor, Tensor], Tensor],
+) -> Tensor:
+    """``out[r] = sum_a share[r, a] * down_e(activate(gate_e(x[r]), up_e(x[r])))``.
+
+    ``e`` is ``chosen[r, a]``. Expert after expert takes all of its rows at once; one without rows
+    costs nothing. How many rows an expert has is only known on the host, so that a call waits for
+    the router of a GPU and cannot be recorded as a CUDA graph.
+
+    Args:
+        x: ``[R, H]``.
+        chosen: ``[R, A]`` int64, different experts in each row.
+        share: ``[R, A]`` fp32.
+        ups: of each expert gate and up fused, ``[2 I, H]``, as ``run`` takes it.
+        downs: of each expert ``[H, I]``.
+        run: a linear kernel.
+        activate: of gate and up, ``[rows, I]`` each.
+
+    Returns:
+        ``[R, H]`` in the dtype of ``x``, added up in fp32.
+    """
+    flat = chosen.reshape(-1)
+    order = flat.argsort(stable=True)
+    rows = order.div(chosen.shape[1], rounding_mode="floor")
+    weight = share.reshape(-1)[order].unsqueeze(1)
+    out = torch.zeros(x.shape, dtype=torch.float32, device=x.device)
+    begin = 0
+    for expert, count in enumerate(torch.bincount(flat, minlength=len(ups)).tolist()):
+        if count == 0:
+            continue
+        mine = rows.narrow(0, begin, count)
+        gate, up = run(x.index_select(0, mine), ups[expert], None).chunk(2, 1)
+        made = run(activate(gate, up), downs[expert], None)
+        out.index_add_(0, mine, made * weight.narrow(0, begin, count))
+        begin += count
+    return out.to(x.dtype)

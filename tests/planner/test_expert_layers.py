@@ -1,0 +1,291 @@
+"""Layers of experts, run for real: equal to transformers, as listed, as large as planned."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from torch import Tensor
+from torch.nn import functional as F
+
+from foreplan.datasets import kernels as registry
+from foreplan.datasets.decoder_memory import stage_bytes
+from foreplan.datasets.decoder_programs import layer_programs
+from foreplan.datasets.kernels import expert_mlps, kernels_for, linear_kernel
+from foreplan.datasets.model import Model, load_model
+from foreplan.datasets.program import Program, Variant, program
+from foreplan.datasets.runnable import Inputs
+from foreplan.datasets.weights import RandomWeights, WeightSource, open_weights
+from foreplan.planner.verify import _decoder_layer, _expert_layer
+from foreplan.planner.verify.decoder import DecoderStage, PhaseKernels, StageKernels
+
+BATCH, PROMPT, STEPS, VOCAB = 3, 8, 4, 96
+SMALL = {
+    "hidden_size": 64, "num_hidden_layers": 3, "num_attention_heads": 4, "num_key_value_heads": 2,
+    "intermediate_size": 128, "vocab_size": VOCAB, "max_position_embeddings": 64,
+    "eos_token_id": 1,
+}  # fmt: skip
+FEW = {"num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 64}
+CASES: dict[str, dict[str, Any]] = {
+    "mixtral": SMALL | {"num_local_experts": 5},
+    "qwen2_moe": SMALL | FEW | {"shared_expert_intermediate_size": 64, "decoder_sparse_step": 2},
+    "qwen3_moe": SMALL | FEW | {"head_dim": 32, "norm_topk_prob": True, "mlp_only_layers": [1]},
+    "olmoe": SMALL | FEW,
+}
+FP32, BF16 = (
+    PhaseKernels(*[Variant.parse(f"{text}/torch.linear")] * 2)
+    for text in ("fp32/fp32", "bf16/bf16")
+)
+INT8 = PhaseKernels(
+    Variant.parse("int8/bf16/torch.dequant_linear"), Variant.parse("int8/bf16/torch.int8pack_mm")
+)
+INT4 = PhaseKernels(*[Variant.parse("int4/bf16/torch.dequant_linear")] * 2)
+SDPA = PhaseKernels(*[Variant.parse("bf16/bf16/torch.sdpa")] * 2)
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """Threads gain nothing on such small tensors and wait for each other on a busy machine."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def build(case: str, folder: Path) -> tuple[Any, Model]:
+    """A random model with clear preferences among its experts, and what we read of its folder."""
+    torch.manual_seed(0)
+    config = transformers.AutoConfig.for_model(case, **CASES[case])
+    module = transformers.AutoModelForCausalLM.from_config(config).float().eval()
+    with torch.no_grad():
+        for name, parameter in module.named_parameters():
+            parameter.normal_(1.0 if "norm" in name else 0.0, 0.15)
+    module.save_pretrained(folder, max_shard_size="200KB")
+    return module, load_model(folder)
+
+
+def stages(
+    model: Model, weights: WeightSource, layers: Sequence[PhaseKernels], cuts: Sequence[int] = (),
+    *, reference: bool = False,
+) -> list[DecoderStage]:  # fmt: skip
+    made = []
+    for start, end in zip([0, *cuts], [*cuts, model.layers], strict=True):
+        stage = DecoderStage(
+            model, start, end, prefill_batches=(BATCH,), decode_batches=(1, BATCH - 1),
+            prompt=PROMPT, positions=PROMPT + STEPS, reference=reference,
+        )  # fmt: skip
+        head = FP32 if reference else BF16
+        stage.load(weights, StageKernels(tuple(layers[start:end]), SDPA, head))
+        stage.keep_logits = True
+        made.append(stage)
+    return made
+
+
+def forced_logits(chain: list[DecoderStage], ids: Tensor) -> Tensor:
+    """Logits ``[batch, STEPS, vocab]`` of the last positions of given ``[batch, tokens]``."""
+
+    def through(phase: str, micro_batch: int, x: Tensor, *step: int) -> Tensor:
+        for stage in chain:
+            x = getattr(stage, phase)(micro_batch, *step, x)
+        assert chain[-1].logits is not None
+        return chain[-1].logits
+
+    found = [through("prefill", 0, ids[:, :PROMPT])]
+    for step in range(1, STEPS):
+        rows = ids[:, PROMPT + step - 1].split([1, BATCH - 1])
+        found.append(torch.cat([through("decode", m, x, step) for m, x in enumerate(rows)]))
+    return torch.stack(found, 1)
+
+
+def words() -> Tensor:
+    generator = torch.Generator().manual_seed(1)
+    return torch.randint(VOCAB, (BATCH, PROMPT + STEPS), generator=generator)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_reference_equals_transformers(case: str, tmp_path: Path) -> None:
+    module, model = build(case, tmp_path)
+    ids = words()
+    with torch.no_grad():
+        expected = module(input_ids=ids).logits[:, PROMPT - 1 : PROMPT - 1 + STEPS]
+    chain = stages(model, open_weights(model), [FP32] * 3, [1], reference=True)
+    ours = forced_logits(chain, ids)
+    torch.testing.assert_close(ours, expected, rtol=1e-4, atol=1e-4 * float(expected.std()))
+    # Not a model that says the same whatever it read.
+    assert (expected - expected.mean(0)).std() > 0.15 * expected.std()
+
+
+@pytest.mark.parametrize("variants", [BF16, INT8, INT4])
+def test_planned_kernels_are_close_to_the_reference(variants: PhaseKernels, tmp_path: Path) -> None:
+    _, model = build("qwen2_moe", tmp_path)
+    chains = [
+        stages(model, open_weights(model), [variants] * 3, reference=reference)
+        for reference in (True, False)
+    ]
+    exact, ours = (forced_logits(chain, words()).float() for chain in chains)
+    # A near tie of two experts may be decided otherwise: the median row, not the worst.
+    error = (ours - exact).norm(dim=-1) / exact.norm(dim=-1)
+    assert float(error.median()) < 0.05
+
+
+def test_stages_equal_one_stage_bit_for_bit(tmp_path: Path) -> None:
+    _, model = build("qwen3_moe", tmp_path)
+    layers = [INT8, BF16, INT4]
+    one, two, three = (
+        forced_logits(stages(model, open_weights(model), layers, cuts), words())
+        for cuts in ([], [1], [1, 2])
+    )
+    assert torch.equal(one, two)
+    assert torch.equal(one, three)
+
+
+@pytest.mark.parametrize("storage", ["fp32", "int8", "int4", "int3"])
+def test_experts_are_the_weighted_sum_of_their_mlps(storage: str) -> None:
+    generator = torch.Generator().manual_seed(0)
+    rows, count, active, ffn, hidden = 7, 5, 2, 64, 128
+    kernel = linear_kernel(
+        next(v for v in kernels_for("experts", "cpu", n=64, k=64) if v.storage == storage), "cpu"
+    )
+
+    def packed(n: int, k: int) -> list[registry.Packed]:
+        drawn = torch.randn(count, n, k, generator=generator) * k**-0.5
+        return [kernel.pack(weight) for weight in drawn]
+
+    ups, downs = packed(2 * ffn, hidden), packed(hidden, ffn)
+    dtype = torch.float32 if storage == "fp32" else torch.bfloat16
+    x = torch.randn(rows, hidden, generator=generator).to(dtype)
+    share, chosen = torch.rand(rows, count, generator=generator).topk(active)
+    out = expert_mlps()(x, chosen, share, ups, downs, kernel.run, lambda g, u: F.silu(g) * u)
+    expected = torch.zeros(rows, hidden)
+    for row, place in ((r, a) for r in range(rows) for a in range(active)):
+        expert = int(chosen[row, place])
+        gate, up = (kernel.dequantise(ups[expert]) @ x[row].float()).chunk(2)
+        made = kernel.dequantise(downs[expert]) @ (F.silu(gate) * up)
+        expected[row] += share[row, place] * made
+    assert out.dtype == dtype
+    error = (out.float() - expected).norm() / expected.norm()
+    assert error < (1e-5 if storage == "fp32" else 0.01)
+
+
+# What runs is what was priced --------------------------------------------------------------------
+
+
+class Recorder:
+    """Replaces the registry's look-ups by ones that note each call of an MLP as a program."""
+
+    def __init__(self) -> None:
+        self.calls: Counter[Program] = Counter()
+        self.within = False
+        self.variants: dict[Any, Variant] = {}
+
+    def function(self, op: str, variant: Variant) -> Callable[..., Any]:
+        run = registry.function(op, variant)
+
+        def noted(*args: Any) -> Any:
+            rows, cols = args[0].shape
+            if op == "router":
+                found = program(op, variant, rows=rows, experts=len(args[1]), active=args[2],
+                                hidden=cols)  # fmt: skip
+            else:
+                found = program(op, variant, rows=rows, cols=cols)
+            if not self.within:
+                self.calls[found] += 1
+            return run(*args)
+
+        return noted if op in ("router", "shared_gate", "activation") else run
+
+    def expert_mlps(self) -> Callable[..., Any]:
+        run = registry.expert_mlps()
+
+        def noted(*args: Any) -> Any:
+            x, chosen, _, ups, _, linear, _ = args
+            self.calls[program(
+                "experts", self.variants[linear], rows=len(x), experts=len(ups),
+                active=chosen.shape[1], ffn=ups[0].n // 2, hidden=x.shape[1],
+            )] += 1  # fmt: skip
+            self.within = True
+            try:
+                return run(*args)
+            finally:
+                self.within = False
+
+        return noted
+
+    def linear_kernel(self, variant: Variant, kind: str) -> registry.LinearKernel:
+        kernel = registry.linear_kernel(variant, kind)
+
+        def noted(x: Tensor, packed: registry.Packed, bias: Tensor | None) -> Tensor:
+            if not self.within:
+                made = program("linear", variant, rows=len(x), n=packed.n, k=packed.k)
+                self.calls[made] += 1
+            return kernel.run(x, packed, bias)
+
+        self.variants[noted] = variant
+        return registry.LinearKernel(variant, kernel.layout, kernel.pack, noted, kernel.dequantise)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_stage_runs_the_listed_programs(
+    case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, model = build(case, tmp_path)
+    recorder = Recorder()
+    for module in (_expert_layer, _decoder_layer):
+        monkeypatch.setattr(module, "function", recorder.function)
+    monkeypatch.setattr(_expert_layer, "expert_mlps", recorder.expert_mlps)
+    monkeypatch.setattr(_decoder_layer, "linear_kernel", recorder.linear_kernel)
+    (stage, _) = stages(model, open_weights(model), [INT8] * 3, [2])
+    noted = {"linear", "router", "experts", "shared_gate", "activation"}
+
+    def expected(batch: int, queries: int, linear: Variant) -> Counter[Program]:
+        counts: Counter[Program] = Counter()
+        for layer_class in model.layer_classes[:2]:
+            for made, count in layer_programs(
+                model, batch, queries, PROMPT,
+                lambda op, _: linear if op == "linear" else SDPA.decode, layer_class,
+            ):  # fmt: skip
+                counts[made] += count if made.op in noted else 0
+        return +counts
+
+    stage.prefill(0, words()[:, :PROMPT])
+    assert recorder.calls == expected(BATCH, PROMPT, INT8.prefill)
+    recorder.calls.clear()
+    stage.decode(1, 1, words()[1:, 0])
+    assert recorder.calls == expected(BATCH - 1, 1, INT8.decode)
+
+
+@pytest.mark.parametrize("variants", [BF16, INT8, INT4])
+@pytest.mark.parametrize("name", ["qwen1.5-moe-a2.7b", "deepseek-moe-16b", "olmoe-1b-7b"])
+def test_bytes_held_are_the_bytes_planned(name: str, variants: PhaseKernels) -> None:
+    whole = load_model(name)
+    assert whole.experts is not None
+    experts = whole.experts.model_copy(update={"count": 3, "active": 2, "ffn": 64})
+    small = {"layers": 3, "vocab": 128, "hidden": 128, "ffn": 192, "experts": experts}
+    model = whole.model_copy(update=small)
+    for stage in stages(model, RandomWeights(model), [variants] * 3, [1]):
+        storages = [variants.decode.storage] * (stage.end - stage.start)
+        assert stage.memory_bytes() == stage_bytes(
+            model, stage.start, stage.end, storages, batch=BATCH, positions=PROMPT + STEPS
+        )
+
+
+# Measuring ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("rows", [1, 40])
+def test_a_profile_calls_what_the_runtime_calls(rows: int) -> None:
+    inputs = Inputs("cpu")
+    dims = {"rows": rows, "experts": 6, "active": 2, "hidden": 64}
+    for variant in kernels_for("experts", "cpu", n=64, k=64)[:3]:
+        made = inputs.runnable(program("experts", variant, ffn=64, **dims))
+        assert isinstance(made.call(), Tensor)
+        assert "uniform draws" in made.cache_state
+    route = inputs.runnable(program("router", kernels_for("router", "cpu")[0], **dims)).call()
+    assert route[0].shape == (rows, 2)  # type: ignore[index]
+    gate = program("shared_gate", kernels_for("shared_gate", "cpu")[0], rows=rows, cols=64)
+    assert inputs.runnable(gate).call().shape == (rows, 64)  # type: ignore[attr-defined]
