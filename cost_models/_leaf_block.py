@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from foreplan.cost_models import _tir_words as w
-from foreplan.cost_models._leaf_code import NEXT, SCATTERED, STAYS, ways_along
+from foreplan.cost_models._leaf_code import FOLLOWED, NEXT, SCATTERED, STAYS, ways_along
 from foreplan.cost_models._leaf_loops import SERIAL, UNROLLED, VECTOR, buffer, log, set_highest
 from foreplan.cost_models._tir_compiled import part
 from foreplan.cost_models._tir_regions import evaluate, iterations, touched
@@ -65,6 +65,16 @@ def _until(mask: int, block: int, everything: int, extents: Any, count: int) -> 
 
 
 @part
+def _elements(
+    nodes: Any, pool: Any, accesses: Any, many: int, variable: int, block: int, extents: Any,
+    count: int, state: Any,
+) -> Any:  # fmt: skip
+    """Elements of a buffer that one execution of the block touches."""
+    shape = buffer(nodes, variable)[0]
+    return touched(nodes, pool, accesses, many, variable, shape, block, extents, count, state)[0]
+
+
+@part
 def block_entries(
     nodes: Any, pool: Any, alias: Any, loop_of: Any, accesses: Any, many: int, own: Any,
     distinct: int, slots: Any, widths: Any, count: int, extents: Any, running: Any,
@@ -78,12 +88,12 @@ def block_entries(
     floating operations of an iteration, ``fused`` the pairs of them that one instruction does;
     ``whole`` says that nothing forbids vector code that was not asked for.
     """
-    many = min(many, 16)
-    distinct = min(distinct, 16)
+    many = min(many, FOLLOWED)
+    distinct = min(distinct, FOLLOWED)
     zeros, highest = np.zeros(extents.size, dtype=np.int64), np.zeros(extents.size, dtype=np.int64)
-    at, ways = np.zeros(extents.size, dtype=np.int64), np.zeros(16, dtype=np.int64)
-    depends, elements = np.zeros(16, dtype=np.int64), np.ones(16)
-    first = np.zeros(16, dtype=np.int64)
+    at, ways = np.zeros(extents.size, dtype=np.int64), np.zeros(FOLLOWED, dtype=np.int64)
+    depends, elements = np.zeros(FOLLOWED, dtype=np.int64), np.ones(FOLLOWED)
+    first = np.zeros(FOLLOWED, dtype=np.int64)
     for slot in range(distinct):
         for item in range(many - 1, -1, -1):
             if accesses[item, BUFFER] == own[slot]:
@@ -114,18 +124,9 @@ def block_entries(
                 for slot in range(distinct):
                     if not depends[slot] >> loop & 1:
                         continue
-                    found = touched(
-                        nodes,
-                        pool,
-                        accesses,
-                        many,
-                        own[slot],
-                        buffer(nodes, own[slot])[0],
-                        block,
-                        extents,
-                        count,
-                        state,
-                    )[0]
+                    found = _elements(
+                        nodes, pool, accesses, many, own[slot], block, extents, count, state
+                    )
                     if along >= 0 and depends[slot] >> along & 1:
                         found = found / lanes * pieces
                     elif along >= 0:
@@ -139,7 +140,7 @@ def block_entries(
 
     # What becomes vectors, and instructions for each element along them.
     mode, each, vector, taken = _SCALAR, 1.0, -1, 0
-    steps = np.zeros(16)
+    steps = np.zeros(FOLLOWED)
     if along >= 0:
         mode, each, vector = _EXPLICIT, pieces / lanes, along
     elif whole:
@@ -181,18 +182,9 @@ def block_entries(
     set_highest(extents, count, block, highest)
     evaluate(nodes, pool, alias, loop_of, zeros, highest, order, length, state)
     for slot in range(distinct):
-        elements[slot] = touched(
-            nodes,
-            pool,
-            accesses,
-            many,
-            own[slot],
-            buffer(nodes, own[slot])[0],
-            block,
-            extents,
-            count,
-            state,
-        )[0]
+        elements[slot] = _elements(
+            nodes, pool, accesses, many, own[slot], block, extents, count, state
+        )
     bodies = iterations(everything & ~block, extents, count)
     inside = iterations(everything & block, extents, count)
     carried, turning = 1.0, sums != 0

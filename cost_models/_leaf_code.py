@@ -18,7 +18,7 @@ from foreplan.cost_models import _tir_words as w
 from foreplan.cost_models._leaf_lanes import place
 from foreplan.cost_models._leaf_loops import SERIAL, UNROLLED, VECTOR, log
 from foreplan.cost_models._tir_compiled import part
-from foreplan.cost_models._tir_regions import INDIRECT, evaluate, iterations
+from foreplan.cost_models._tir_regions import INDIRECT, arrange, evaluate, iterations
 from foreplan.cost_models._tir_walk import (
     INDICES,
     constant,
@@ -29,95 +29,21 @@ from foreplan.cost_models._tir_walk import (
     word,
 )
 
-_A, _B, _C, _E = 0, 1, 2, 4
+_A, _B = 0, 1
 _KIND, _VARIABLE, _LOAD, _CALL, _CAST = w.KIND, w.VARIABLE, w.LOAD, w.CALL, w.CAST
-_SELECT, _ADD, _SUB, _MUL, _DIV, _MOD = w.SELECT, w.ADD, w.SUB, w.MUL, w.DIV, w.MOD
+_SELECT, _ADD, _DIV, _MOD = w.SELECT, w.ADD, w.DIV, w.MOD
 _FLOOR_DIV, _FLOOR_MOD, _MIN, _MAX, _NOT = w.FLOOR_DIV, w.FLOOR_MOD, w.MIN, w.MAX, w.NOT
-_EQ, _NE, _LT, _LE, _GT, _GE, _AND = w.EQ, w.NE, w.LT, w.LE, w.GT, w.GE, w.AND
+_EQ, _NE, _LT, _GT, _GE = w.EQ, w.NE, w.LT, w.GT, w.GE
 _FLOATING_OF, _PRICE_OF = w.FLOATING_OF, w.PRICE_OF
 
 #: Instructions up to which LLVM unrolls a loop whole before it looks for vector code (-O3).
 _UNROLLED_SIZE = 300.0
 #: How an access goes along a loop.
 STAYS, NEXT, JUMPS, SCATTERED = range(4)
+#: Accesses of a leaf that are followed, the store first.
+FOLLOWED = 16
 #: Steps up to which vector code loads all and shuffles.
 _INTERLEAVED = 4.0
-
-
-@part
-def _collect(
-    nodes: Any, pool: Any, alias: Any, roots: Any, many: int, state: Any, out: Any, stack: Any
-) -> Any:
-    """Rows below ``roots``, operands first, each once; -1 where they are too many."""
-    length = 0
-    for number in range(many):
-        stack[0] = roots[number]
-        top = 1
-        while top > 0:
-            top -= 1
-            row = stack[top]
-            if row < 0:
-                if length == out.size:
-                    return -1
-                out[length] = -row - 1
-                length += 1
-                continue
-            if row == 0 or state[row, 2] != -1:
-                continue
-            state[row, 2] = 0
-            if top > stack.size - 64:
-                return -1
-            stack[top] = -row - 1
-            top += 1
-            kind = nodes[row, _KIND]
-            if kind == _VARIABLE:
-                stack[top] = alias[row]
-                top += 1
-            elif kind in (_LOAD, _CALL):
-                inner = ref(nodes, row, _B)
-                for item in range(min(size(nodes, inner), 16)):
-                    stack[top] = member(nodes, pool, inner, item)
-                    top += 1
-            elif kind == _CAST or _SELECT <= kind <= _NOT:
-                stack[top] = ref(nodes, row, _A)
-                top += 1
-                if kind != _CAST and kind != _NOT:
-                    stack[top] = ref(nodes, row, _B)
-                    top += 1
-                if kind == _SELECT:
-                    stack[top] = ref(nodes, row, _C)
-                    top += 1
-    return length
-
-
-@part
-def _masks(
-    nodes: Any, pool: Any, alias: Any, loop_of: Any, rows: Any, length: int, own: int,
-    everything: int, state: Any,
-) -> None:  # fmt: skip
-    """Loops that each row depends on; the leaf's own result changes with every iteration."""
-    for number in range(length):
-        row = rows[number]
-        kind = nodes[row, _KIND]
-        found = 0
-        if kind == _VARIABLE:
-            if alias[row] > 0:
-                found = state[alias[row], 2]
-            elif loop_of[row] >= 0:
-                found = 1 << loop_of[row]
-        elif kind in (_LOAD, _CALL):
-            inner = ref(nodes, row, _B)
-            for item in range(min(size(nodes, inner), 16)):
-                found |= state[member(nodes, pool, inner, item), 2]
-            if kind == _LOAD:
-                found |= everything if ref(nodes, row, _E) == own else INDIRECT
-        elif kind in (_CAST, _NOT):
-            found = state[ref(nodes, row, _A), 2]
-        elif _SELECT <= kind < _NOT:
-            found = state[ref(nodes, row, _A), 2] | state[ref(nodes, row, _B), 2]
-            if kind == _SELECT:
-                found |= state[ref(nodes, row, _C), 2]
-        state[row, 2] = found
 
 
 @part
@@ -223,9 +149,9 @@ def code_entries(
     Returns:
         Loops that run and that something depends on.
     """
-    many = min(many, 16)
-    at, ways = np.zeros(extents.size, dtype=np.int64), np.zeros(16, dtype=np.int64)
-    steps = np.zeros(16)
+    many = min(many, FOLLOWED)
+    at, ways = np.zeros(extents.size, dtype=np.int64), np.zeros(FOLLOWED, dtype=np.int64)
+    steps = np.zeros(FOLLOWED)
     roots = np.zeros(2 + 16 * many, dtype=np.int32)
     roots[0], roots[1] = value, predicate
     number = 2
@@ -235,10 +161,11 @@ def code_entries(
             number += 1
     meant[0, :] = 0
     meant[:, 2] = -1
-    found = _collect(nodes, pool, alias, roots, number, meant, rows, stack)
+    found = arrange(
+        nodes, pool, alias, loop_of, roots, number, True, own, everything, meant, rows, stack
+    )
     if found < 0:
         return everything
-    _masks(nodes, pool, alias, loop_of, rows, found, own, everything, meant)
 
     # Short innermost loops are unrolled whole; the next one is then what becomes vector code.
     body = many + 3.0

@@ -1,6 +1,6 @@
 """Loops and buffers of a leaf: how a loop runs, what a buffer is.
 
-Compiled; the smaller half of `_leaf_vector`.
+Compiled; called by `_leaf_vector`.
 """
 
 from __future__ import annotations
@@ -10,9 +10,10 @@ from typing import Any
 
 from foreplan.cost_models import _tir_words as w
 from foreplan.cost_models._tir_compiled import part
-from foreplan.cost_models._tir_walk import LOOPS, ref, tag, word
+from foreplan.cost_models._tir_regions import iterations
+from foreplan.cost_models._tir_walk import LOOPS, constant, ref, tag, word
 
-_A, _B, _D, _G = 0, 1, 3, 6
+_A, _B, _D, _G, _H = 0, 1, 3, 6, 7
 _KIND, _BUFFER_TYPE, _STRING = w.KIND, w.BUFFER_TYPE, w.STRING
 _BYTES_OF, _SCOPE_OF = w.BYTES_OF, w.SCOPE_OF
 
@@ -77,3 +78,78 @@ def common_loops(loops: Any, leaves: Any, touches: Any, found: int, number: int,
                 shared += 1
             common = shared
     return common
+
+
+@part
+def read_loops(nodes: Any, loops: Any, count: int, loop_of: Any, extents: Any, running: Any) -> Any:
+    """Fill ``extents`` and ``running`` of a leaf's loops, and ``loop_of`` of their variables.
+
+    Returns:
+        Masks of the loops that are jobs (blocks, parallel loops) and of those that are threads.
+    """
+    for loop in range(count):
+        row = loops[loop]
+        loop_of[ref(nodes, row, _H)] = loop
+        extents[loop] = constant(nodes, ref(nodes, row, _B), 1)
+        running[loop] = how(nodes, row)
+    # Loops bound to one axis are one loop: a block's threads copy together below the loop that
+    # they are.
+    for loop in range(count):
+        for below in range(loop + 1, count):
+            axis = tag(nodes, loops[loop])
+            if axis >= 0 and axis != 6 and axis == tag(nodes, loops[below]):
+                extents[below] = max(extents[below], extents[loop])
+                extents[loop] = 1.0
+                loop_of[ref(nodes, loops[loop], _H)] = below
+    jobs = threads = 0
+    for loop in range(count):
+        if running[loop] == BLOCK or running[loop] == PARALLEL:
+            jobs |= 1 << loop
+        if running[loop] == THREAD_X or running[loop] == THREAD_YZ:
+            threads |= 1 << loop
+    return jobs, threads
+
+
+@part
+def loop_entries(
+    extents: Any, running: Any, count: int, everything: int, jobs: int, reducing: int,
+    total: float, step: int, out: Any,
+) -> Any:  # fmt: skip
+    """Fill the "loops" entries; ``step`` is what TVM unrolls unasked (``auto_unroll``).
+
+    Returns:
+        The innermost loop, and the one along which neighbours run together (vector loop, else
+        threads); -1 where there is none.
+    """
+    unrolled, still = 1.0, True
+    inner = second = lane = -1
+    for loop in range(count - 1, -1, -1):
+        if extents[loop] <= 1 or not everything >> loop & 1:
+            continue
+        kind = running[loop]
+        if kind == THREAD_X and (lane < 0 or running[lane] != VECTOR):
+            lane = loop
+        if kind == VECTOR:
+            lane = loop
+        if kind in (SERIAL, UNROLLED, VECTOR):
+            still = still and (kind != SERIAL or unrolled * extents[loop] <= step)
+            if still and kind == SERIAL:
+                unrolled *= extents[loop]
+            if inner < 0:
+                inner = loop
+            elif second < 0:
+                second = loop
+    out[0] = log(total)
+    out[1] = count
+    out[2] = log(product(running, extents, count, SERIAL))
+    out[3] = log(product(running, extents, count, PARALLEL))
+    out[4] = log(product(running, extents, count, VECTOR))
+    out[5] = log(product(running, extents, count, UNROLLED))
+    out[6] = log(unrolled)
+    out[7] = log(step)
+    out[8] = log(extents[inner] if inner >= 0 else 1.0)
+    out[9] = log(extents[second] if second >= 0 else 1.0)
+    out[10] = log(iterations(reducing & everything, extents, count))
+    out[11] = log(iterations(everything & ~reducing, extents, count))
+    out[12] = log(iterations(everything & ~jobs, extents, count))
+    return inner, lane

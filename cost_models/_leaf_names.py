@@ -44,25 +44,12 @@ _CODE = (
     "flops", "quotients", "functions", "address_operations", "divisions",
     "independent_sums", "chained", "sums_innermost", "repeated", "inner_starts",
 )  # fmt: skip
+#: Of a CPU's straight code (`_leaf_block`).
 _BLOCK = (
-    "mode",
-    "lanes",
-    "crooked",
-    "carried",
-    "registers",
-    "bodies",
-    "iterations",
-    "operations",
-    "beside",
-    "broadcast",
-    "gathered",
-    "results",
-    "apart",
-    "hoisted_apart",
-    "spilled",
-    "chained",
+    "mode", "lanes", "crooked", "carried", "registers", "bodies", "iterations", "operations",
+    "beside", "broadcast", "gathered", "results", "apart", "hoisted_apart", "spilled", "chained",
     "divisions",
-)
+)  # fmt: skip
 _STRUCTURE = ("is_init", "reduces", "reads_own_result", "predicates", "overhang", "depth")
 _BUFFER = (
     "shared", "local", "indirect", "element_bytes", "accesses", "bytes", "unique_bytes",

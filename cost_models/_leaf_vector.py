@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 
 from foreplan._compiled import compiled
-from foreplan.cost_models import _leaf_names as names
 from foreplan.cost_models import _tir_words as w
 from foreplan.cost_models._leaf_block import block_entries
 from foreplan.cost_models._leaf_buffers import allocation_entries, buffer_entries
@@ -29,23 +28,18 @@ from foreplan.cost_models._leaf_lanes import (
 from foreplan.cost_models._leaf_loops import (
     BLOCK,
     PARALLEL,
-    SERIAL,
     THREAD_X,
     THREAD_YZ,
-    UNROLLED,
-    VECTOR,
     VIRTUAL,
     buffer,
-    how,
     log,
+    loop_entries,
     product,
+    read_loops,
 )
 from foreplan.cost_models._leaf_memory import MEMORY_ENTRIES, memory_entries, region_levels
 from foreplan.cost_models._tir_compiled import STAMP, part
-from foreplan.cost_models._tir_regions import (
-    arrange,
-    iterations,
-)
+from foreplan.cost_models._tir_regions import arrange, iterations
 from foreplan.cost_models._tir_scan import scan
 from foreplan.cost_models._tir_walk import (
     ACCESSES,
@@ -66,7 +60,6 @@ from foreplan.cost_models._tir_walk import (
     NO_FUNCTION,
     OPERATION_COLUMNS,
     PIPELINED,
-    POSITION,
     PREDICATES,
     PRODUCTS,
     QUOTIENTS,
@@ -81,14 +74,11 @@ from foreplan.cost_models._tir_walk import (
     member,
     ref,
     size,
-    tag,
     walk,
 )
 
-_A, _B, _C, _D, _E, _F, _G, _H = range(8)
-_KIND, _BUFFER_TYPE, _STRING = w.KIND, w.BUFFER_TYPE, w.STRING
-_BYTES_OF, _FLOATING_OF, _SCOPE_OF = w.BYTES_OF, w.FLOATING_OF, w.SCOPE_OF
-_LOADS = names.LOADS
+_A, _B, _D = 0, 1, 3
+_BYTES_OF, _FLOATING_OF = w.BYTES_OF, w.FLOATING_OF
 _MAX_BUFFERS = 24
 
 
@@ -103,27 +93,8 @@ def _leaf(
     count, many = leaf[LOOPS], leaf[ACCESSES]
     extents = np.ones(MAX_LOOPS)
     running = np.zeros(MAX_LOOPS, dtype=np.int64)
-    for loop in range(count):
-        row = loops[number, loop]
-        loop_of[ref(nodes, row, _H)] = loop
-        extents[loop] = constant(nodes, ref(nodes, row, _B), 1)
-        running[loop] = how(nodes, row)
-    # Loops bound to one axis are one loop: a block's threads copy together below the loop that
-    # they are.
-    for loop in range(count):
-        for below in range(loop + 1, count):
-            axis = tag(nodes, loops[number, loop])
-            if axis >= 0 and axis != 6 and axis == tag(nodes, loops[number, below]):
-                extents[below] = max(extents[below], extents[loop])
-                extents[loop] = 1.0
-                loop_of[ref(nodes, loops[number, loop], _H)] = below
+    jobs, threads = read_loops(nodes, loops[number], count, loop_of, extents, running)
     everything = (1 << count) - 1
-    jobs = threads = 0
-    for loop in range(count):
-        if running[loop] == BLOCK or running[loop] == PARALLEL:
-            jobs |= 1 << loop
-        if running[loop] == THREAD_X or running[loop] == THREAD_YZ:
-            threads |= 1 << loop
 
     # Index expressions of the accesses, and what the block's iterators are bound to.
     starts = stack[:512]
@@ -142,7 +113,9 @@ def _leaf(
         starts[used] = member(nodes, pool, values, item)
         used += 1
     state[:, 2] = -1
-    length = arrange(nodes, pool, alias, loop_of, starts, used, state, order, stack[512:])
+    length = arrange(
+        nodes, pool, alias, loop_of, starts, used, False, -1, 0, state, order, stack[512:]
+    )
     if length < 0:
         return TOO_LARGE
     # What is the same in all virtual threads, as their copy to shared memory, is done once.
@@ -196,42 +169,12 @@ def _leaf(
     out[at + 3] = log(_BYTES_OF[dtype])
     at += 4
 
-    # Loops.
-    vector = product(running, extents, count, VECTOR)
-    unrolled, still = 1.0, True
-    inner = second = lane = -1
-    for loop in range(count - 1, -1, -1):
-        if extents[loop] <= 1 or not everything >> loop & 1:
-            continue
-        kind = running[loop]
-        if kind == THREAD_X and (lane < 0 or running[lane] != VECTOR):
-            lane = loop
-        if kind == VECTOR:
-            lane = loop
-        if kind in (SERIAL, UNROLLED, VECTOR):
-            still = still and (kind != SERIAL or unrolled * extents[loop] <= leaf[UNROLL])
-            if still and kind == SERIAL:
-                unrolled *= extents[loop]
-            if inner < 0:
-                inner = loop
-            elif second < 0:
-                second = loop
+    inner, lane = loop_entries(
+        extents, running, count, everything, jobs, reducing, total, leaf[UNROLL], out[at : at + 13]
+    )
+    at += 13
     parallel = product(running, extents, count, PARALLEL)
     blocks = product(running, extents, count, BLOCK)
-    out[at] = log(total)
-    out[at + 1] = count
-    out[at + 2] = log(product(running, extents, count, SERIAL))
-    out[at + 3] = log(parallel)
-    out[at + 4] = log(vector)
-    out[at + 5] = log(product(running, extents, count, UNROLLED))
-    out[at + 6] = log(unrolled)
-    out[at + 7] = log(leaf[UNROLL])
-    out[at + 8] = log(extents[inner] if inner >= 0 else 1.0)
-    out[at + 9] = log(extents[second] if second >= 0 else 1.0)
-    out[at + 10] = log(iterations(reducing & everything, extents, count))
-    out[at + 11] = log(iterations(everything & ~reducing, extents, count))
-    out[at + 12] = log(iterations(everything & ~jobs, extents, count))
-    at += 13
     threads_x = product(running, extents, count, THREAD_X)
     threads_yz = product(running, extents, count, THREAD_YZ)
     out[at] = log(blocks)
@@ -430,6 +373,3 @@ def encode(
     totals[17] = size(nodes, arguments)
     totals[-1] = STAMP
     return found
-
-
-STORE_COLUMN, POSITION_COLUMN, DEPTH_COLUMN = STORE, POSITION, DEPTH

@@ -22,18 +22,11 @@ _LANES = 8.0
 _STORE_JUMPS, _STORE_SCATTERED = 2.0, 3.0
 
 _BLOCK = (
-    "bodies",
-    "operations",
-    "beside",
-    "broadcast",
-    "gathered",
-    "results",
-    "apart",
-    "hoisted_apart",
-    "spilled",
-    "chained",
-    "divisions",
-)
+    "bodies", "operations", "beside", "broadcast", "gathered", "results", "apart", "hoisted_apart",
+    "spilled", "chained", "divisions",
+)  # fmt: skip
+#: Until a sum's result can be added to (an addition of x86's last ten years), and instructions that
+#: a core looks ahead (reorder buffers hold 224 to 512): theory, round numbers.
 _LATENCY_CYCLES, _WINDOW = 4.0, 256.0
 #: Names of the columns.
 PARTS = (

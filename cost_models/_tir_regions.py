@@ -24,7 +24,7 @@ from foreplan.cost_models._tir_walk import (
 #: Bit of a dependence mask that says "through a table", as a gather's index is.
 INDIRECT = 1 << 62
 
-_A, _B, _C = 0, 1, 2
+_A, _B, _C, _E = 0, 1, 2, 4
 _KIND = w.KIND
 _VARIABLE, _INTEGER, _LOAD, _CALL, _CAST = w.VARIABLE, w.INTEGER, w.LOAD, w.CALL, w.CAST
 _SELECT, _ADD, _SUB, _MUL, _DIV, _MOD = w.SELECT, w.ADD, w.SUB, w.MUL, w.DIV, w.MOD
@@ -34,8 +34,8 @@ _LIMIT = 1 << 40
 
 @part
 def arrange(
-    nodes: Any, pool: Any, alias: Any, loop_of: Any, starts: Any, number: int, state: Any, out: Any,
-    stack: Any,
+    nodes: Any, pool: Any, alias: Any, loop_of: Any, starts: Any, number: int,
+    conditions: bool, own: int, everything: int, state: Any, out: Any, stack: Any,
 ) -> Any:  # fmt: skip
     """Order the expressions below ``starts``, operands first, and note what loops they depend on.
 
@@ -44,8 +44,11 @@ def arrange(
         pool: members of arrays.
         alias: what block iterators are bound to.
         loop_of: int32 (rows), number of the loop of a loop variable, -1 for others.
-        starts: rows of index expressions.
+        starts: rows of expressions.
         number: how many.
+        conditions: follow what a choice between two values depends on, too.
+        own: row of the leaf's result, which changes with every iteration; -1 if that is no matter.
+        everything: loops that run; loading ``own`` depends on all of them.
         state: int64 (rows, 3): lowest value, highest value, dependence mask. A mask of -1 means
             "not seen"; filled.
         out: int32, the order; filled.
@@ -63,7 +66,9 @@ def arrange(
             row = stack[top]
             if row < 0:  # its operands are done
                 row = -row - 1
-                state[row, 2] = _depends(nodes, pool, alias, loop_of, row, state)
+                state[row, 2] = _depends(
+                    nodes, pool, alias, loop_of, row, conditions, own, everything, state
+                )
                 if length == out.size:
                     return -1
                 out[length] = row
@@ -92,27 +97,37 @@ def arrange(
                 if kind != _CAST and kind != _NOT:
                     stack[top] = ref(nodes, row, _B)
                     top += 1
+                if conditions and kind == _SELECT:
+                    stack[top] = ref(nodes, row, _C)
+                    top += 1
     return length
 
 
 @part
-def _depends(nodes: Any, pool: Any, alias: Any, loop_of: Any, row: int, state: Any) -> Any:
+def _depends(
+    nodes: Any, pool: Any, alias: Any, loop_of: Any, row: int, conditions: bool,
+    own: int, everything: int, state: Any,
+) -> Any:  # fmt: skip
     kind = nodes[row, _KIND]
+    found = 0
     if kind == _VARIABLE:
         if alias[row] > 0:
-            return state[alias[row], 2]
-        return 1 << loop_of[row] if loop_of[row] >= 0 else 0
-    if kind in (_LOAD, _CALL):
-        found = INDIRECT if kind == _LOAD else 0
+            found = state[alias[row], 2]
+        elif loop_of[row] >= 0:
+            found = 1 << loop_of[row]
+    elif kind in (_LOAD, _CALL):
         inner = ref(nodes, row, _B)
         for item in range(min(size(nodes, inner), 16)):
             found |= state[member(nodes, pool, inner, item), 2]
-        return found
-    if kind in (_CAST, _NOT):
-        return state[ref(nodes, row, _A), 2]
-    if _SELECT <= kind < _NOT:
-        return state[ref(nodes, row, _A), 2] | state[ref(nodes, row, _B), 2]
-    return 0
+        if kind == _LOAD:
+            found |= everything if ref(nodes, row, _E) == own else INDIRECT
+    elif kind in (_CAST, _NOT):
+        found = state[ref(nodes, row, _A), 2]
+    elif _SELECT <= kind < _NOT:
+        found = state[ref(nodes, row, _A), 2] | state[ref(nodes, row, _B), 2]
+        if conditions and kind == _SELECT:
+            found |= state[ref(nodes, row, _C), 2]
+    return found
 
 
 @part
