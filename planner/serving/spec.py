@@ -9,18 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import (
-    Field,
-    SerializerFunctionWrapHandler,
-    field_validator,
-    model_serializer,
-    model_validator,
-)
+from pydantic import Field, field_validator, model_validator
 
 from foreplan.datasets.specs import StrictModel
 from foreplan.errors import SpecError
+from foreplan.planner.serving.sparse_model import SparseModel
 
 #: Storage dtypes that a number of bits can mean, by preference where they cost the same.
 STORAGE: Mapping[int, tuple[str, ...]] = MappingProxyType(
@@ -30,7 +25,7 @@ STORAGE: Mapping[int, tuple[str, ...]] = MappingProxyType(
 Count = Annotated[int, Field(gt=0, le=1 << 24)]
 
 
-class ServingWorkload(StrictModel):
+class ServingWorkload(SparseModel):
     """Traffic and quality that a serving plan is made for.
 
     Attributes:
@@ -52,6 +47,8 @@ class ServingWorkload(StrictModel):
             stage.
     """
 
+    later: ClassVar[frozenset[str]] = frozenset({"tensor_parallel"})
+
     batch: Count
     prompt_tokens: Count
     new_tokens: Count
@@ -68,14 +65,6 @@ class ServingWorkload(StrictModel):
     prefill_microbatch: Count | None = None
     decode_microbatch: Count | None = None
     tensor_parallel: Literal["auto"] | Annotated[int, Field(gt=0, le=1024)] = 1
-
-    @model_serializer(mode="wrap")
-    def _without_defaults(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        # Documents without tensor parallelism stay as they were before there was any.
-        made: dict[str, Any] = handler(self)
-        if made.get("tensor_parallel") == 1:
-            del made["tensor_parallel"]
-        return made
 
     @field_validator("bits", mode="before")
     @classmethod
@@ -103,7 +92,7 @@ class ServingWorkload(StrictModel):
         return self
 
 
-class StageDecision(StrictModel):
+class StageDecision(SparseModel):
     """Layers ``[start, end)`` on one device, or on a group of equal ones by tensor parallelism.
 
     Attributes:
@@ -115,6 +104,8 @@ class StageDecision(StrictModel):
         kernels: variant by ``phase/attention``, ``phase/head`` and ``phase/linear/bits``.
     """
 
+    later: ClassVar[frozenset[str]] = frozenset({"peers"})
+
     rank: Annotated[int, Field(ge=0)]
     device: str
     start: Annotated[int, Field(ge=0)]
@@ -122,13 +113,6 @@ class StageDecision(StrictModel):
     bits: tuple[int, ...]
     kernels: dict[str, str]
     peers: tuple[Annotated[int, Field(ge=0)], ...] = ()
-
-    @model_serializer(mode="wrap")
-    def _without_defaults(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        made: dict[str, Any] = handler(self)
-        if not made.get("peers"):
-            made.pop("peers", None)
-        return made
 
     @property
     def ranks(self) -> tuple[int, ...]:
