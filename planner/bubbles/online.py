@@ -16,7 +16,8 @@ from types import MappingProxyType
 
 import numpy as np
 
-from foreplan.cost_models.costs import CostBook, Estimate, Segment, Work
+from foreplan.cost_models.costs import Collective, CostBook, Estimate, Segment, Work
+from foreplan.cost_models.schedule import FloatArray
 from foreplan.cost_models.simulator import simulate
 from foreplan.cost_models.timeline import Timeline
 from foreplan.errors import SpecError
@@ -142,6 +143,7 @@ class OnlinePlanner:
         schedule, book = timeline.schedule, ScaledBook(self._problem.costs, self.factors)
         lanes = schedule.ranks // self.decision.plan.pp
         length = timeline.end_s - timeline.start_s
+        lost = self._lost_s(timeline, lanes)
         measured: dict[Kind, float] = defaultdict(float)
         priced: dict[Kind, float] = defaultdict(float)
         busy: dict[str, float] = defaultdict(float)
@@ -151,7 +153,7 @@ class OnlinePlanner:
                 continue
             device = self._step.devices[rank // lanes]
             kind = device, work.name
-            measured[kind] += float(length[i])
+            measured[kind] += max(0.0, float(length[i] - lost[i]))
             priced[kind] += book.cost(work, device).mean_s
             busy[device] += float(length[i])
         return {
@@ -159,6 +161,35 @@ class OnlinePlanner:
             for kind, seconds in measured.items()
             if priced[kind] > 0.0 and seconds > _NOTABLE * busy[kind[0]]
         }
+
+    def _lost_s(self, timeline: Timeline, lanes: int) -> FloatArray:
+        """Seconds by which each computation is as much longer as the exchange beside it takes.
+
+        Prices have them as actions of their own, ``beside``, which take no time in a run; there a
+        collective's share is spread over what its rank computes between its start and its end.
+        """
+        schedule, start, end = timeline.schedule, timeline.start_s, timeline.end_s
+        lost = np.zeros(len(start))
+        if "beside" not in schedule.ops:
+            return lost
+        places = {
+            (int(schedule.rank[i]), work.kind, int(schedule.stage[i]), int(schedule.step[i])): i
+            for i in np.flatnonzero(schedule.rendezvous >= 0)
+            if isinstance(work := schedule.works[schedule.work[i]], Collective)
+        }
+        computing = timeline.is_compute & (schedule.op != schedule.ops.index("beside"))
+        for i in np.flatnonzero(schedule.op == schedule.ops.index("beside")):
+            work, rank = schedule.works[schedule.work[i]], int(schedule.rank[i])
+            if not isinstance(work, Collective):
+                continue
+            at = places[rank, work.kind, int(schedule.stage[i]), int(schedule.step[i])]
+            price = self._problem.costs.cost(work, self._step.devices[rank // lanes]).mean_s
+            common = np.minimum(end, end[at]) - np.maximum(start, start[at])
+            common = np.where(computing & (schedule.rank == rank), np.maximum(common, 0.0), 0.0)
+            # What passes while the rank computes nothing lengthens nothing.
+            taken = max(0.0, price - float(end[i] - start[i]))
+            lost += common * (taken / max(float(end[at] - start[at]), taken, 1e-12))
+        return lost
 
     def _drifts(self) -> bool:
         """Whether one kind of work is off in the same direction in every recent step."""

@@ -49,7 +49,7 @@ class RankWriter:
             elif row.kind == "beside":
                 self._beside(row)
             elif row.kind == "optimizer":
-                work = self._step.steps.optimizer(self._share())
+                work = self._step.steps.optimizer(*self._share())
                 self._builder.add(
                     "optimizer", self._rank, work, dependencies=reduced,
                     pressure=self._step.pressure(self._rank, work),
@@ -182,14 +182,14 @@ class RankWriter:
 
     def _collective(self, row: Row) -> int:
         of, e, k = self._of, row.task.encoder, row.task.stage
-        stage = of.first_stage(self._rank) or 0 if e < 0 else self._decision.stage_number(e, k)
         meeting = (row.kind, -1, self._rank) if e < 0 else (row.kind, e, row.place)
         number = self._meetings.setdefault(meeting, len(self._meetings))
         done = self._done.get((e, row.place))
         needs = [] if done is None or row.kind == "all_gather" else [done]
         made = self._builder.add(
-            row.kind, self._rank, of.exchange(row.kind, self._rank, e, k, row.place), stage=stage,
-            step=row.place, dependencies=needs, resources=(DP,), rendezvous=number,
+            row.kind, self._rank, of.exchange(row.kind, self._rank, e, k, row.place),
+            stage=self._exchanged(row), step=row.place, dependencies=needs, resources=(DP,),
+            rendezvous=number,
         )  # fmt: skip
         if row.kind == "all_gather":
             self._gathered[e, row.place] = made
@@ -201,10 +201,15 @@ class RankWriter:
         work = self._of.exchange(task.op, self._rank, task.encoder, task.stage, row.place)
         taken = self._step.beside(work)
         assert taken is not None
-        self._builder.add("beside", self._rank, taken, step=row.place)
+        self._builder.add("beside", self._rank, taken, stage=self._exchanged(row), step=row.place)
 
-    def _share(self) -> int:
-        """Parameters whose optimizer step the rank makes."""
+    def _exchanged(self, row: Row) -> int:
+        """``Action.stage`` of a collective and of what it takes."""
+        e, k = row.task.encoder, row.task.stage
+        return self._of.first_stage(self._rank) or 0 if e < 0 else self._decision.stage_number(e, k)
+
+    def _share(self) -> tuple[int, int]:
+        """Parameters whose optimizer step the rank makes, and the flat tensors they lie in."""
         step = self._step
         replicas = step.plan.dp if step.workload.sharded_optimizer else 1
         total = (
@@ -216,10 +221,12 @@ class RankWriter:
             // step.plan.tp
             // replicas
         )
+        tensors = 0 if self._of.first_stage(self._rank) is None else 1
         for e, k in self._of.hosted(self._rank):
             if self._of.trained[e]:
+                tensors += len(self._of.buckets(e, k))
                 plan = self._decision.encoders[e]
                 own = step.encoders[e].range_parameters(*plan.stages[k]) // plan.tp
                 sharded = step.workload.sharded_optimizer
                 total += own // (len(self._of.replicas(e, k)) if sharded else 1)
-        return total
+        return total, max(1, tensors)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from foreplan.cost_models.costs import CostBook, Segment, Work
 from foreplan.datasets.cluster import Cluster
 from foreplan.datasets.device_name import DeviceName
@@ -9,6 +11,7 @@ from foreplan.datasets.model import Model
 from foreplan.datasets.program import Program
 from foreplan.datasets.specs import validate
 from foreplan.planner.base import Problem
+from foreplan.planner.bubbles.placement import BUCKETS
 from foreplan.planner.bubbles.spec import BackbonePlan, BubblesWorkload
 from foreplan.planner.bubbles.training_step import TrainingStep
 
@@ -47,17 +50,23 @@ def bubbles_programs(
         for e, tower in enumerate(step.encoders):
             for op in ("F",) if step.encoder(e).frozen else ("F", "B"):
                 _collect(step.unit(e, plan.tp, 0, 2 * tower.layers, op, bare=False), found)
-        for count in _optimizer_sizes(step, plan.devices if workload.plan else devices):
-            _collect(step.steps.optimizer(count), found)
+        for parameters, tensors in _optimizers(step, plan.devices if workload.plan else devices):
+            _collect(step.steps.optimizer(parameters, tensors), found)
     return list(found)
 
 
-def _optimizer_sizes(step: TrainingStep, devices: int) -> tuple[int, ...]:
-    """Parameters of an optimizer's step around a device's even share: decisions differ in it."""
+def _optimizers(step: TrainingStep, devices: int) -> Iterator[tuple[int, int]]:
+    """Parameters and tensors of an optimizer's step around a device's even share.
+
+    Decisions differ in both: a rank has one tensor of the backbone and one of each bucket of its
+    encoders' stages.
+    """
     towers = [step.backbone]
     towers += [t for e, t in enumerate(step.encoders) if not step.encoder(e).frozen]
-    share = sum(tower.parameters for tower in towers) // devices
-    return max(1, share // 4), share, share * 3 // 2
+    share, most = sum(t.parameters for t in towers) // devices, 1 + BUCKETS * (len(towers) - 1)
+    for tensors in dict.fromkeys((1, most)):
+        for parameters in (share // 4, share, share * 3 // 2):
+            yield max(tensors, parameters), tensors
 
 
 def _collect(work: Work, found: dict[Program, None]) -> None:

@@ -150,15 +150,15 @@ class StepWorks:
         """fp32 gradients, summed on every rank of a group."""
         return Collective("all_reduce", 4 * parameters, group, "fp32")
 
-    def optimizer(self, parameters: int) -> Work:
-        """The step of a rank's own share of parameters."""
+    def optimizer(self, parameters: int, tensors: int = 1) -> Work:
+        """The step of a rank's own share of parameters, which lie in so many flat tensors."""
         if self._times.optimizer_s is not None:
             return given("optimizer_s", self._times.optimizer_s)
         if not parameters:
             return HostLaunch(0)
         if not self._arithmetic.measurable:
             return Segment("optimizer", ((Copy(_OPTIMIZER_BYTES * parameters), 1),))
-        parts: list[tuple[Work, int]] = [(optimizer_program("adamw", parameters), 1)]
+        parts: list[tuple[Work, int]] = [(optimizer_program("adamw", parameters, tensors), 1)]
         if self._arithmetic.dtype != "fp32":  # weights are rounded from the master copy
             parts.append((Copy(3 * parameters), 1))
         return Segment("optimizer", tuple(parts))

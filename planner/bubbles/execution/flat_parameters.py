@@ -159,17 +159,14 @@ class FlatParameters:
         """Note that a reduce-scatter has left sums in this rank's part alone."""
         self._scattered = True
 
-    def optimize(self) -> None:
-        """Take a step of AdamW over this rank's part of the parameters."""
+    def optimized(self) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor] | None:
+        """Weights, gradients, both moments and count of this rank's part; ``None`` if frozen."""
         if self._frozen:
-            return
-        first, second = self._moments
-        # The function, because torch.optim's classes load all of torch.compile.
-        adamw(
-            [self._master], [self.gradients[self._own]], [first], [second], [], [self._count],
-            fused=True, amsgrad=False, beta1=0.9, beta2=0.999, lr=LEARNING_RATE, weight_decay=0.01,
-            eps=1e-8, maximize=False,
-        )  # fmt: skip
+            return None
+        return self._master, self.gradients[self._own], *self._moments, self._count
+
+    def rounded(self) -> None:
+        """Take over weights that the optimizer has changed."""
         if self._master.dtype != self.weights.dtype:
             self._own_weights.copy_(self._master)
         self._stepped = True
@@ -210,3 +207,20 @@ class FlatParameters:
             states += self._master.nbytes
         return {"weights": self.weights.nbytes, "gradients": self.gradients.nbytes,
                 "optimizer": states}  # fmt: skip
+
+
+def optimize(flats: Iterable[FlatParameters]) -> None:
+    """Take a step of AdamW over the rank's part of all parameters, in one call."""
+    trained = [(flat, known) for flat in flats if (known := flat.optimized()) is not None]
+    if not trained:
+        return
+    weights, gradients, first, second, counts = (
+        list(column) for column in zip(*(known for _, known in trained), strict=True)
+    )
+    # The function, because torch.optim's classes load all of torch.compile.
+    adamw(
+        weights, gradients, first, second, [], counts, fused=True, amsgrad=False, beta1=0.9,
+        beta2=0.999, lr=LEARNING_RATE, weight_decay=0.01, eps=1e-8, maximize=False,
+    )  # fmt: skip
+    for flat, _ in trained:
+        flat.rounded()

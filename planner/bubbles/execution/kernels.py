@@ -35,6 +35,7 @@ from foreplan.planner.bubbles.decision import BubblesDecision
 from foreplan.planner.bubbles.execution.batches import Batches
 from foreplan.planner.bubbles.execution.cut import Cut
 from foreplan.planner.bubbles.execution.encoder_stage import EncoderStage
+from foreplan.planner.bubbles.execution.flat_parameters import optimize
 from foreplan.planner.bubbles.execution.handover import Handover
 from foreplan.planner.bubbles.execution.lanes import Lanes
 from foreplan.planner.bubbles.execution.pieces import Pieces
@@ -288,8 +289,7 @@ class BubbleKernels:
             known.wait(action.microbatch)
 
     def _optimize(self, action: Action) -> None:
-        for flat in self._flat.values():
-            flat.optimize()
+        optimize(self._flat.values())
 
     # -------------------------------------------------------------------------------- the encoders
 

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from foreplan.cost_models.costs import CostBook, Estimate, HostLaunch, Work
-from foreplan.cost_models.simulator import simulate
+from foreplan.cost_models.costs import Collective, CostBook, Estimate, HostLaunch, Work
+from foreplan.cost_models.simulator import Simulator, simulate
 from foreplan.cost_models.timeline import Timeline
 from foreplan.datasets.cluster import Cluster
 from foreplan.datasets.specs import validate
@@ -24,6 +26,18 @@ from foreplan.planner.bubbles.spec import BubblesWorkload
 class Priced:
     def estimate(self, work: Work, device: str) -> Estimate | None:
         return Estimate.exact(0.0 if isinstance(work, HostLaunch) else 1e-3)
+
+
+EXCHANGE_S = 1e-2
+
+
+class SlowLink(Priced):
+    def estimate(self, work: Work, device: str) -> Estimate | None:
+        return (
+            Estimate.exact(EXCHANGE_S)
+            if isinstance(work, Collective)
+            else super().estimate(work, device)
+        )
 
 
 def problem_of() -> Problem[BubblesWorkload]:
@@ -76,6 +90,44 @@ def test_a_slow_rank_gets_a_new_order_once_it_has_lasted() -> None:
     # The new prices hold: what was drift is none any more.
     again = [online.observe(measured(found.decision, slow)) for _ in range(4)]
     assert again == [None] * 4
+
+
+def test_what_an_exchange_takes_beside_computation_is_no_drift() -> None:
+    tier = {"group": ["all"], "scope": "host", "latency_s": 1e-4, "bandwidth_bytes_per_s": 1e9,
+            "compute_share": 1.0, "source": "a test"}  # fmt: skip
+    document = PROBLEM.cluster.model_dump(mode="json", exclude_none=True) | {"tiers": [tier]}
+    cluster = validate(Cluster, document, "cluster")
+    workload = PROBLEM.workload.model_copy(update={"encoder_stages": (1,)})  # a replica on each
+    costs = CostBook([SlowLink()])
+    problem = replace(PROBLEM, cluster=cluster, workload=workload, costs=costs)
+    decision = PLANNER.decide(problem).decision
+    schedule = PLANNER.schedule(problem, decision)
+    planned = simulate(schedule, problem.costs)
+    # As a run has it: ``beside`` takes no time, the units do that a gather or reduction runs beside,
+    # the first ones of a rank (but for the first gather) and its last ones.
+    length = planned.end_s - planned.start_s
+    ops = np.array(schedule.ops)[schedule.op]
+    beside = ops == "beside"
+    assert beside.any()
+    for rank in range(schedule.ranks):
+        mine = schedule.rank == rank
+        for op, kind in (("encode", "all_gather"), ("encode_backward", "reduce_scatter")):
+            units, exchange = (
+                found[np.argsort(planned.start_s[found])]
+                for found in (np.flatnonzero(mine & (ops == name)) for name in (op, kind))
+            )
+            count = len(exchange) - 1
+            units = units[:count] if op == "encode" else units[-count:]
+            exchange = exchange[1:] if op == "encode" else exchange[:-1]
+            length[units] += EXCHANGE_S
+            length[exchange] = length[units]
+    length[beside] = 0.0
+    run = Simulator(schedule).run(length)
+    priced = simulate(schedule, problem.costs).total_s("encode_backward")
+    assert (run.total_s("encode_backward") > 1.1 * priced).all(), "too short to count as drift"
+    online = OnlinePlanner(problem, decision, patience=2)
+    assert [online.observe(run) for _ in range(4)] == [None] * 4
+    assert online.factors == {}
 
 
 def test_one_bad_step_or_small_drift_changes_nothing() -> None:
