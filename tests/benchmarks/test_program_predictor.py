@@ -40,3 +40,4 @@ def test_programs_per_second(benchmark, table: ProgramTable) -> None:  # type: i
     assert np.all(seconds > 0)
     if benchmark.stats is not None:
         benchmark.extra_info["programs_per_cpu_second"] = round(len(table) / spent)
+        print(f"{len(table)} programs: {len(table) / spent:,.0f} a CPU-second")
