@@ -2,7 +2,7 @@
 
 Heads, MLP features and vocabulary are split as Megatron-LM does (Shoeybi et al., 2019, section
 3): ``qkv``, ``up``, the embedding and the head by rows, ``out`` and ``down`` by columns, so that a
-layer needs two all-reduces of the residual stream. With fewer key/value heads than devices a head
+layer needs two all-reduces of the residual stream. Experts are split like a MLP, each of them. With fewer key/value heads than devices a head
 lies on ``k / kv_heads`` of them. Norms and the tables of positions lie on every device.
 
 A shard is described as a `Model` with fewer heads, features and words: whatever counts programs or
@@ -41,24 +41,34 @@ def shard_model(model: Model, degree: int) -> Model:
             "tensor parallelism", got=f"{degree} devices a stage",
             expected=f"a degree that {model.name} can be split by: {hindrance}",
         )  # fmt: skip
-    return model.model_copy(
-        update={
-            "heads": model.heads // degree,
-            "kv_heads": max(model.kv_heads // degree, 1),
-            "ffn": model.ffn // degree,
-            "vocab": -(-model.vocab // degree),
-        }
-    )
+    changes: dict[str, object] = {
+        "heads": model.heads // degree,
+        "kv_heads": max(model.kv_heads // degree, 1),
+        "ffn": model.ffn // degree,
+        "vocab": -(-model.vocab // degree),
+    }
+    if model.experts is not None:  # every device computes its share of every expert
+        sizes = {"ffn": model.experts.ffn, "shared_ffn": model.experts.shared_ffn}
+        changes["experts"] = model.experts.model_copy(
+            update={name: size // degree for name, size in sizes.items()}
+        )
+    return model.model_copy(update=changes)
 
 
 def _hindrance(model: Model, degree: int) -> str | None:
     """Why the degree is impossible, in words."""
+    if degree > 1 and model.experts is not None:
+        return "it has layers of experts, which are not split"
     if degree < 1 or model.heads % degree:
         return f"it has {model.heads} heads"
     if model.kv_heads % degree and degree % model.kv_heads:
         return f"it has {model.kv_heads} key/value heads"
-    if model.ffn % degree:
-        return f"its MLP has {model.ffn} features"
+    experts = model.experts
+    for ffn in (model.ffn, *(() if experts is None else (experts.ffn, experts.shared_ffn))):
+        if ffn % degree:
+            return f"its MLP has {ffn} features"
+    if degree > 1 and model.qk_norm_whole:
+        return "one norm takes all of its heads together"
     if model.vocab < degree * degree:
         return f"it has {model.vocab} words"
     return None
@@ -106,17 +116,42 @@ def shard_layout(model: Model, degree: int) -> Layout:
     Raises:
         SpecError: as `shard_model`.
     """
-    shard = shard_model(model, degree)
     tensors = {t.name: t for t in _tensors(model)}
-    boxes: list[dict[str, tuple[Box, ...]]] = []
-    for lane in range(degree):
-        held = {}
+    boxes: list[dict[str, tuple[Box, ...]]] = [{} for _ in range(degree)]
+    for lane, held in enumerate(boxes):
         for name, tensor in tensors.items():
-            cut = tuple(_boxes(model, shard, name, tensor.shape, lane))
+            cut = shard_boxes(model, degree, lane, name, tensor.shape)
             if cut:
                 held[name] = cut
-        boxes.append(held)
     return Layout(tensors, tuple(boxes))
+
+
+def shard_boxes(
+    model: Model, degree: int, lane: int, name: str, shape: tuple[int, ...]
+) -> tuple[Box, ...]:
+    """Boxes of one tensor that a device holds, in the order in which it joins them by rows.
+
+    Args:
+        model: the whole model.
+        degree: devices that share it.
+        lane: which of them.
+        name: of the tensor, as in `foreplan.datasets.weights`, without its layer.
+        shape: of the whole tensor.
+
+    Raises:
+        SpecError: as `shard_model`.
+    """
+    shard = shard_model(model, degree)
+    path, _, role = name.rpartition(".")
+    part = path.rpartition(".")[2].removeprefix("shared_")
+    rest = tuple((0, size) for size in shape[1:])
+    if part in ("qkv", "up", "embed", "head"):
+        rows = _rows(model, shard, part, lane, shape[0])
+        return tuple(Box((span, *rest)) for span in rows)
+    if part in ("out", "down") and role == "weight":
+        wide = shape[1] // degree
+        return (Box(((0, shape[0]), (lane * wide, (lane + 1) * wide))),)
+    return () if part in ("out", "down") and lane else (Box.whole(shape),)
 
 
 def _tensors(model: Model) -> Iterator[Tensor]:
@@ -137,36 +172,24 @@ def _tensors(model: Model) -> Iterator[Tensor]:
     yield Tensor("head.weight", (model.vocab, model.hidden))
 
 
-def _boxes(
-    model: Model, shard: Model, name: str, shape: tuple[int, ...], lane: int
-) -> Iterator[Box]:
-    part, _, role = name.partition(".")
-    rest = tuple((0, size) for size in shape[1:])
-    if part in ("qkv", "up", "embed", "head"):
-        for begin, end in _rows(model, shard, part, lane):
-            yield Box(((begin, end), *rest))
-    elif part in ("out", "down") and role == "weight":
-        wide = shard.heads * shard.head_dim if part == "out" else shard.ffn
-        yield Box(((0, shape[0]), (lane * wide, (lane + 1) * wide)))
-    elif part not in ("out", "down") or lane == 0:
-        yield Box.whole(shape)
-
-
-def _rows(model: Model, shard: Model, part: str, lane: int) -> Iterator[tuple[int, int]]:
-    """Rows of a fused tensor that are a device's, in the order in which it keeps them."""
+def _rows(model: Model, shard: Model, part: str, lane: int, rows: int) -> Iterator[tuple[int, int]]:
+    """Rows of a fused tensor of so many that are a device's, in the order in which it keeps them."""
+    degree = model.heads // shard.heads
     if part == "qkv":
         wide = shard.heads * model.head_dim
         yield lane * wide, (lane + 1) * wide
         # Devices that share a head take the one that their queries attend to.
         narrow = shard.kv_heads * model.head_dim
-        at = lane * model.kv_heads // (model.heads // shard.heads) * model.head_dim
+        at = lane * model.kv_heads // degree * model.head_dim
         for begin in (
             model.heads * model.head_dim,
             (model.heads + model.kv_heads) * model.head_dim,
         ):
             yield begin + at, begin + at + narrow
     elif part == "up":
-        for begin in (0, model.ffn) if model.gated else (0,):
-            yield begin + lane * shard.ffn, begin + (lane + 1) * shard.ffn
+        ffn = rows // 2 if model.gated else rows
+        wide = ffn // degree
+        for begin in range(0, rows, ffn):
+            yield begin + lane * wide, begin + (lane + 1) * wide
     else:
         yield lane * shard.vocab, min((lane + 1) * shard.vocab, model.vocab)

@@ -23,6 +23,7 @@ normalised one by one before (Qwen3).
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping
 
 from foreplan.datasets.experts import LayerClass
@@ -156,6 +157,16 @@ def layer_programs(
         run.add("linear", rows=rows, **linears["down"])
     run.add("add", rows=rows, cols=model.hidden)
     return run.result()
+
+
+def product_programs(model: Model, rows: int, variant: Variant) -> Counts:
+    """Linears and experts of all of a model's layers, all in one variant, on so many rows."""
+    found: dict[Program, int] = {}
+    for layer_class, layers in Counter(model.layer_classes).items():
+        for made, count in layer_programs(model, rows, 1, 1, lambda *_: variant, layer_class):
+            if made.op in ("linear", "experts"):
+                found[made] = found.get(made, 0) + count * layers
+    return list(found.items())
 
 
 def only_class(model: Model) -> LayerClass:

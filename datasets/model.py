@@ -256,6 +256,12 @@ class Model(StrictModel):
         shared = self.experts.shared_ffn
         return (*self.attention_linears, *(self._mlp("shared_", shared) if shared else ()))
 
+    @property
+    def every_linear(self) -> tuple[LinearShape, ...]:
+        """One of each fused linear that a layer of any class of this model has."""
+        found = [s for c in sorted(set(self.layer_classes)) for s in self.linears_of(c)]
+        return tuple(dict.fromkeys([*found, *self.expert_linears]))
+
     def _mlp(self, prefix: str, ffn: int) -> tuple[LinearShape, ...]:
         up = 2 * ffn if self.gated else ffn
         return (

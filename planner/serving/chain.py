@@ -16,7 +16,7 @@ import numpy as np
 from foreplan.cost_models.tensor_parallel import shard_model
 from foreplan.datasets.cluster import Cluster
 from foreplan.datasets.cluster_entry import Rank
-from foreplan.datasets.decoder_memory import stage_bytes
+from foreplan.datasets.decoder_memory import layer_bytes, stage_bytes
 from foreplan.datasets.model import Model
 from foreplan.errors import MissingDataError
 from foreplan.planner.serving.groups import Kind, groupings, kinds_of, types_of
@@ -125,17 +125,19 @@ class ServingChains:
         """
         model, w, whole = self.pricing.model, self.pricing.workload, self.pricing
         kinds, bits = range(len(self.kinds)), self.bits
-        prefill = np.full((len(kinds), len(bits)), np.inf)
+        classes = sorted(set(model.layer_classes))
+        prefill = np.full((len(kinds), len(classes), len(bits)), np.inf)
         decode = np.full_like(prefill, np.inf)
-        layer_bytes = np.zeros_like(prefill)
+        held = np.zeros_like(prefill)
         edges, fixed = np.zeros((4, len(kinds))), np.zeros((3, len(kinds)))
         for k in kinds:
             rank, kernels = self.first(k), self.kernels(k, sizes)
             price = self._shards[self.kinds[k].degree]
-            for v, b in enumerate(bits):
+            for (c, of), (v, b) in itertools.product(enumerate(classes), enumerate(bits)):
                 if f"{PREFILL}/linear/{b}" in kernels.table:
-                    prefill[k, v] = price.seconds(rank, price.layer(kernels, b, PREFILL, sizes))
-                    decode[k, v] = price.decode_layer_s(rank, kernels, b, sizes)
+                    pass_ = price.layer(kernels, b, PREFILL, sizes, layer_class=of)
+                    prefill[k, c, v] = price.seconds(rank, pass_)
+                    decode[k, c, v] = price.decode_layer_s(rank, kernels, b, sizes, of)
             edges[:, k] = [
                 price.seconds(rank, price.embedding(PREFILL, sizes)),
                 price.seconds(rank, price.embedding(DECODE, sizes)),
@@ -147,20 +149,22 @@ class ServingChains:
                 edges[first, k] += self._exchange_s(k, phase, sizes, first=True)
                 edges[last, k] += self._exchange_s(k, phase, sizes, last=True)
             shard = price.model
-            held = [static_bytes(shard, w, 0, model.layers, (b,) * model.layers) for b in bits]
-            # Layers are alike, so that a stage's bytes are its share of the whole model's.
-            layer_bytes[k] = [(h["weights"] + h["kv_cache"]) / model.layers for h in held]
+            items = static_bytes(shard, w, 0, model.layers, (bits[0],) * model.layers)
+            cache = items["kv_cache"] / model.layers
+            held[k] = [[layer_bytes(shard, STORAGE[b][0], of) + cache for b in bits]
+                       for of in classes]  # fmt: skip
             workspace = workspace_bytes(shard, w, sizes, device_kind(rank))
-            fixed[:, k] = held[0]["embedding"], held[0]["head"], held[0]["buffers"] + workspace
+            fixed[:, k] = items["embedding"], items["head"], items["buffers"] + workspace
+        class_of = [classes.index(of) for of in model.layer_classes]
 
         def every_layer(table: FloatArray) -> FloatArray:
-            return np.broadcast_to(table[:, None, :], (len(kinds), model.layers, len(bits)))
+            return table[:, class_of, :]
 
         return ChainProblem(
             counts=np.array([len(self.types[kind.type]) // kind.degree for kind in self.kinds]),
             prefill_s=every_layer(prefill),
             decode_s=every_layer(decode),
-            memory_bytes=every_layer(layer_bytes),
+            memory_bytes=every_layer(held),
             capacity_bytes=self.capacity[[kind.type for kind in self.kinds]],
             omega=self.omega,
             first_prefill_s=edges[0],
@@ -280,6 +284,9 @@ def workspace_bytes(model: Model, workload: ServingWorkload, sizes: MicroBatches
     too). A processor that computes in fp32 casts the input and the output of a linear. Besides: a
     hidden state for every token in flight, the logits, and the largest linear once for kernels that
     unpack it: in bf16 by the fused ones of a GPU, else in fp32. A GPU's library keeps a buffer.
+    Of a mixture, one expert may get every row: then its rows are gathered, go through up,
+    activation, product and down, and are added up, weighted, in fp32; besides, each choice of an
+    expert takes 32 bytes to be sorted and each expert's score 6.
 
     Args:
         model: the model.
@@ -288,16 +295,21 @@ def workspace_bytes(model: Model, workload: ServingWorkload, sizes: MicroBatches
         kind: ``cpu`` or ``cuda``.
     """
     rows = max(sizes.prefill * workload.prompt_tokens, sizes.decode)
-    width = {linear.name: linear.n for linear in model.linears}
-    attention = 2 * width["qkv"] + model.heads * model.head_dim
-    mlp = width["up"] + (2 if model.gated else 1) * model.ffn
-    per_row = 2 * (3 * model.hidden + max(attention, mlp))
+    linears, classes = model.every_linear, set(model.layer_classes)
+    attention = 2 * model.attention_linears[0].n + model.heads * model.head_dim
+    mlp, routing, experts = 0, 0, model.experts
+    if "dense" in classes:
+        mlp = (4 if model.gated else 2) * model.ffn
+    if experts is not None:
+        mlp = max(mlp, 6 * model.hidden + 4 * experts.ffn, model.hidden + 4 * experts.shared_ffn)
+        routing = 32 * experts.active + 6 * experts.count
+    per_row = 2 * (3 * model.hidden + max(attention, mlp)) + routing
     if kind == "cpu":
-        per_row += 4 * max(linear.n + linear.k for linear in model.linears)
+        per_row += 4 * max(linear.n + linear.k for linear in linears)
     in_flight = 2 * workload.batch * (workload.prompt_tokens + 1) * model.hidden
     logits = 2 * max(sizes.prefill, sizes.decode) * model.vocab
     fused = kind == "cuda" and 3 not in workload.bits
-    unpacked = (2 if fused else 4) * max(linear.n * linear.k for linear in model.linears)
+    unpacked = (2 if fused else 4) * max(linear.n * linear.k for linear in linears)
     unpacked += _CUBLAS_BYTES if kind == "cuda" else 0
     return rows * per_row + in_flight + logits + unpacked
 

@@ -272,8 +272,9 @@ class ServingSchedule:
         parts: Counter[Work] = Counter()
         if stage.first:
             _count(parts, pricing.embedding(phase, sizes), 1)
-        for bits, layers in Counter(stage.decision.bits).items():
-            _count(parts, pricing.layer(stage.kernels, bits, phase, sizes, context), layers)
+        decided = stage.decision
+        layers = pricing.layers(stage.kernels, decided.start, decided.bits, phase, sizes, context)
+        _count(parts, layers, 1)
         if stage.last:
             _count(parts, pricing.head(stage.kernels, phase, sizes), 1)
         return Segment(phase, tuple(parts.items()))

@@ -11,7 +11,9 @@ linear in c, so five points are within 0.1 % of the sum).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import functools
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -19,7 +21,14 @@ import numpy as np
 from foreplan.cost_models.costs import Collective, CostBook, Estimate
 from foreplan.cost_models.tensor_parallel import shard_model, stage_collectives
 from foreplan.datasets.cluster_entry import Rank
-from foreplan.datasets.decoder_programs import embedding_programs, head_programs, layer_programs
+from foreplan.datasets.decoder_programs import (
+    Counts,
+    embedding_programs,
+    head_programs,
+    layer_programs,
+    product_programs,
+)
+from foreplan.datasets.experts import LayerClass
 from foreplan.datasets.kernels import kernels_for, layout_of, quantises_activations
 from foreplan.datasets.model import Model
 from foreplan.datasets.program import Program, Variant, program
@@ -102,9 +111,9 @@ class Pricing:
                 "batch": batch, "queries": queries, "keys": keys, "heads": self.model.heads,
                 "kv_heads": self.model.kv_heads, "head_dim": self.model.head_dim,
             }  # fmt: skip
-            table[f"{phase}/attention"] = self._best(rank, "attention", [dims])
+            table[f"{phase}/attention"] = self._best(rank, "attention", dims)
             head = {"rows": batch, "n": self.model.vocab, "k": self.model.hidden}
-            table[f"{phase}/head"] = self._best(rank, "linear", [head])
+            table[f"{phase}/head"] = self._best(rank, "linear", head)
         for bits in self.workload.bits:
             chosen = self._layer_linears(rank, bits, sizes)
             if chosen is not None:
@@ -129,8 +138,9 @@ class Pricing:
         for variants in by_layout.values():
             total, picked = 0.0, []
             for phase in (PREFILL, DECODE):
-                dims = [{"rows": rows[phase], "n": s.n, "k": s.k} for s in self.model.linears]
-                found = self._cheapest(rank, "linear", variants, dims)
+                found = self._cheapest(
+                    rank, variants, functools.partial(product_programs, self.model, rows[phase])
+                )
                 if found is None:
                     break
                 total += found[0] * calls[phase]
@@ -144,26 +154,27 @@ class Pricing:
         found = []
         for variant in kernels_for("linear", kind):
             fits = all(
-                variant in kernels_for("linear", kind, n=s.n, k=s.k) for s in self.model.linears
+                variant in kernels_for("linear", kind, n=s.n, k=s.k)
+                for s in self.model.every_linear
             )
             allowed = self.workload.quantise_activations or not quantises_activations(variant)
             if variant.storage in STORAGE[bits] and fits and allowed:
                 found.append(variant)
         return found
 
-    def _best(self, rank: Rank, op: str, dims: list[dict[str, int]]) -> Variant:
+    def _best(self, rank: Rank, op: str, dims: dict[str, int]) -> Variant:
         """Fastest bf16-stored variant of an operator."""
-        shape = {"n": dims[0]["n"], "k": dims[0]["k"]} if op == "linear" else {}
+        shape = {"n": dims["n"], "k": dims["k"]} if op == "linear" else {}
         variants = [v for v in kernels_for(op, device_kind(rank), **shape) if v.storage == "bf16"]
-        found = self._cheapest(rank, op, variants, dims)
+        found = self._cheapest(rank, variants, lambda v: [(program(op, v, **dims), 1)])
         if found is None:
             # Ask once more without the guard, so that the reason is the cost book's own.
-            self.costs.cost(program(op, variants[0], **dims[0]), rank.label)
+            self.costs.cost(program(op, variants[0], **dims), rank.label)
             raise MissingDataError(f"no cost for {op} on {rank.label}")
         return found[1]
 
     def _cheapest(
-        self, rank: Rank, op: str, variants: list[Variant], dims: list[dict[str, int]]
+        self, rank: Rank, variants: list[Variant], programs: Callable[[Variant], Counts]
     ) -> tuple[float, Variant] | None:
         """Fastest variant; a measured price is never beaten by one that nobody measured.
 
@@ -172,10 +183,10 @@ class Pricing:
         """
         best: tuple[int, float, Variant] | None = None
         for variant in variants:
-            works = [program(op, variant, **d) for d in dims]
-            if not all(self.costs.can_price(work, rank.label) for work in works):
+            works = programs(variant)
+            if not all(self.costs.can_price(work, rank.label) for work, _ in works):
                 continue
-            total = Estimate.total(self.costs.cost(work, rank.label) for work in works)
+            total = Estimate.total(self.costs.cost(work, rank.label).times(n) for work, n in works)
             found = (_trust(total), total.mean_s, variant)
             if best is None or found < best:
                 best = found
@@ -184,14 +195,35 @@ class Pricing:
     # ------------------------------------------------------------------------------- programs
 
     def layer(self, kernels: StageKernels, bits: int, phase: str, sizes: MicroBatches,
-              keys: int | None = None) -> Parts:  # fmt: skip
-        """Programs of one layer's pass over a micro-batch; ``keys`` = context of a decode step."""
+              keys: int | None = None, layer_class: LayerClass | None = None) -> Parts:  # fmt: skip
+        """Programs of one layer's pass over a micro-batch.
+
+        Args:
+            kernels: of the device.
+            bits: of the layer.
+            phase: `PREFILL` or `DECODE`.
+            sizes: of the micro-batches.
+            keys: context of a decode step.
+            layer_class: of the layer; ``None`` where the model has only one.
+        """
         batch, queries, context = self._pass(phase, sizes, keys)
 
         def choose(op: str, _: Mapping[str, int]) -> Variant:
             return kernels.variant(phase, op, bits if op == "linear" else None)
 
-        return tuple(layer_programs(self.model, batch, queries, context, choose))
+        return tuple(layer_programs(self.model, batch, queries, context, choose, layer_class))
+
+    def layers(
+        self, kernels: StageKernels, start: int, bits: Sequence[int], phase: str,
+        sizes: MicroBatches, keys: int | None = None,
+    ) -> Parts:  # fmt: skip
+        """Programs of consecutive layers from ``start`` on, with the bits of each; see `layer`."""
+        counts: Counter[Program] = Counter()
+        classes = self.model.layer_classes[start : start + len(bits)]
+        for (count, layer_class), times in Counter(zip(bits, classes, strict=True)).items():
+            for item, each in self.layer(kernels, count, phase, sizes, keys, layer_class):
+                counts[item] += each * times
+        return tuple(counts.items())
 
     def embedding(self, phase: str, sizes: MicroBatches) -> Parts:
         """Programs before the first layer."""
@@ -216,14 +248,16 @@ class Pricing:
         return sum(self.costs.cost(p, rank.label).mean_s * count for p, count in parts)
 
     def decode_layer_s(
-        self, rank: Rank, kernels: StageKernels, bits: int, sizes: MicroBatches
-    ) -> float:
+        self, rank: Rank, kernels: StageKernels, bits: int, sizes: MicroBatches,
+        layer_class: LayerClass | None = None,
+    ) -> float:  # fmt: skip
         """Mean time of one layer over all decode steps of a micro-batch."""
         first = self.workload.prompt_tokens + 1
         last = self.workload.prompt_tokens + max(self.workload.new_tokens - 1, 1)
         contexts = np.unique(np.linspace(first, last, CONTEXT_POINTS).round().astype(int))
         times = [
-            self.seconds(rank, self.layer(kernels, bits, DECODE, sizes, int(c))) for c in contexts
+            self.seconds(rank, self.layer(kernels, bits, DECODE, sizes, int(c), layer_class))
+            for c in contexts
         ]
         if len(contexts) == 1:
             return times[0]

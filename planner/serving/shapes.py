@@ -37,10 +37,12 @@ def serving_programs(model: Model, workload: ServingWorkload, device_kind: str) 
     storages = {s for bits in workload.bits for s in STORAGE[bits]}
     for batch, queries, keys in passes:
         for wanted in _choices(device_kind, workload.quantise_activations):
-            found.update(dict.fromkeys(
-                p for p, _ in layer_programs(model, batch, queries, keys, wanted)
-                if p.op != "linear" or (p.variant.storage in storages and _runs(p, device_kind))
-            ))  # fmt: skip
+            for layer_class in sorted(set(model.layer_classes)):
+                found.update(dict.fromkeys(
+                    p for p, _ in layer_programs(model, batch, queries, keys, wanted, layer_class)
+                    if p.op not in ("linear", "experts")
+                    or (p.variant.storage in storages and _runs(p, device_kind))
+                ))  # fmt: skip
             found.update(dict.fromkeys(
                 p for p, _ in head_programs(model, batch, wanted)
                 if p.op != "linear" or p.variant.storage == "bf16"
@@ -72,7 +74,10 @@ def _choices(device_kind: str, quantised: bool) -> list[_Choice]:
 
 def _runs(item: Program, device_kind: str) -> bool:
     dims = item.dims
-    return item.variant in kernels_for("linear", device_kind, n=dims["n"], k=dims["k"])
+    shapes = [(dims["n"], dims["k"])] if item.op == "linear" else [
+        (2 * dims["ffn"], dims["hidden"]), (dims["hidden"], dims["ffn"])
+    ]  # fmt: skip
+    return all(item.variant in kernels_for(item.op, device_kind, n=n, k=k) for n, k in shapes)
 
 
 def _few(batch: int, fixed: int | None) -> list[int]:

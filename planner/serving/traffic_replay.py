@@ -361,10 +361,8 @@ class _Server:
             )
             sizes = MicroBatches(count, count)
             keys = None if phase == PREFILL else bucket
-            parts: Counter[Work] = Counter()
-            for bits, layers in Counter(decided.bits).items():
-                for item, times in pricing.layer(kernels, bits, phase, sizes, keys):
-                    parts[item] += times * layers
+            layers = pricing.layers(kernels, decided.start, decided.bits, phase, sizes, keys)
+            parts: Counter[Work] = Counter(dict(layers))
             if stage == 0:
                 parts.update(dict(pricing.embedding(phase, sizes)))
             if decided.end == self._model.layers:
