@@ -241,8 +241,19 @@ def run_events(
                 load[d] += pressure[unit]
                 if changed >= 0 and changed != d:
                     size, heap_time, heap_unit = _rerate(
-                        changed, now, head, after, load, pressure, slowdown, rate, remaining,
-                        due, heap_time, heap_unit, size,
+                        changed,
+                        now,
+                        head,
+                        after,
+                        load,
+                        pressure,
+                        slowdown,
+                        rate,
+                        remaining,
+                        due,
+                        heap_time,
+                        heap_unit,
+                        size,
                     )
                 changed = d
             else:
@@ -256,8 +267,19 @@ def run_events(
         ready_count = 0
         if changed >= 0:
             size, heap_time, heap_unit = _rerate(
-                changed, now, head, after, load, pressure, slowdown, rate, remaining,
-                due, heap_time, heap_unit, size,
+                changed,
+                now,
+                head,
+                after,
+                load,
+                pressure,
+                slowdown,
+                rate,
+                remaining,
+                due,
+                heap_time,
+                heap_unit,
+                size,
             )
         # 3. The next end; entries whose unit was re-timed since are stale.
         done = -1
@@ -274,8 +296,19 @@ def run_events(
 
 @compiled
 def _rerate(
-    d: int, now: float, head: Any, after: Any, load: Any, pressure: Any, slowdown: Any,
-    rate: Any, remaining: Any, due: Any, heap_time: Any, heap_unit: Any, size: int,
+    d: int,
+    now: float,
+    head: Any,
+    after: Any,
+    load: Any,
+    pressure: Any,
+    slowdown: Any,
+    rate: Any,
+    remaining: Any,
+    due: Any,
+    heap_time: Any,
+    heap_unit: Any,
+    size: int,
 ) -> Any:
     """Give every running unit of domain ``d`` its new speed and end.
 

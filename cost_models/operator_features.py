@@ -96,9 +96,7 @@ def features(table: OperatorTable, family: str) -> Features:
     return Features(tuple(columns), values, structural, bound, work.roofline_s)
 
 
-def memory_time(
-    table: OperatorTable, work: OperatorWork, offer: Mapping[str, Floats]
-) -> Floats:
+def memory_time(table: OperatorTable, work: OperatorWork, offer: Mapping[str, Floats]) -> Floats:
     """Seconds to move a row's bytes (N,), those that stay in L2 from call to call at its rate.
 
     The step from L2 to memory (half of the bytes at 0.75 of L2) is fitted by eye on the elementwise
@@ -123,9 +121,11 @@ def _bound(table: OperatorTable, work: OperatorWork, offer: Mapping[str, Floats]
     missing = missing * np.where(_grouped(table), 0.5, 1.0)
     # Winograd's F(4x4, 3x3) needs a quarter of the multiplications.
     few = (table.kind == "conv") & (table.dims["window"] > 1) & (table.dims["stride"] == 1)
-    return np.asarray(np.maximum(
-        work.flops / work.peak * np.where(few, 0.25, 1.0), work.bytes * missing / work.bandwidth
-    ))
+    return np.asarray(
+        np.maximum(
+            work.flops / work.peak * np.where(few, 0.25, 1.0), work.bytes * missing / work.bandwidth
+        )
+    )
 
 
 def _grouped(table: OperatorTable) -> NDArray[np.bool_]:

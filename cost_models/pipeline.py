@@ -147,9 +147,7 @@ def pipeline_order(
         if name == "zb-h2":
             orders.append(_one_f_one_b(rank, microbatches, 2 * left - 1, 2 * rank))
         else:
-            orders.append(
-                _one_f_one_b(rank, microbatches, left, rank if name == "zb-h1" else None)
-            )
+            orders.append(_one_f_one_b(rank, microbatches, left, rank if name == "zb-h1" else None))
     return orders
 
 
@@ -176,9 +174,7 @@ def _one_f_one_b(rank: int, microbatches: int, before: int, delay: int | None) -
     return order
 
 
-def _interleaved(
-    rank: int, stages: int, microbatches: int, chunks: int, warmup: int
-) -> list[Pass]:
+def _interleaved(rank: int, stages: int, microbatches: int, chunks: int, warmup: int) -> list[Pass]:
     """Micro-batches in groups of ``stages``, each group through every chunk in turn."""
 
     def place(k: int) -> tuple[int, int]:

@@ -158,9 +158,7 @@ class Profile(StrictModel):
         write_atomically(path, self.to_json())
 
 
-def load_profiles(
-    cluster: Cluster, folder: str | os.PathLike[str]
-) -> dict[str, Profile]:
+def load_profiles(cluster: Cluster, folder: str | os.PathLike[str]) -> dict[str, Profile]:
     """Read the profiles that a cluster's devices name.
 
     Args:

@@ -63,9 +63,7 @@ class BoostedModel(BaseEstimator):  # type: ignore[misc, unused-ignore]
         return out
 
 
-def _features(
-    table: OperatorTable, family: str
-) -> tuple[NDArray[np.float32], NDArray[np.float64]]:
+def _features(table: OperatorTable, family: str) -> tuple[NDArray[np.float32], NDArray[np.float64]]:
     block = features(table, family)
     known = {name: PRECISIONS.get(name) for name in set(table.dtype)}
     order = {name: float(i) for i, name in enumerate(PRECISIONS)}

@@ -97,7 +97,5 @@ def _check(package: str, found: str, limits: tuple[tuple[int, ...], tuple[int, .
     numbers = tuple(int(part) for part in re.findall(r"\d+", found.split("+")[0])[:3])
     low, high = limits
     if not low <= numbers[: len(low)] < high:
-        shown = " and ".join(
-            (">=" + ".".join(map(str, low)), "<" + ".".join(map(str, high)))
-        )
+        shown = " and ".join((">=" + ".".join(map(str, low)), "<" + ".".join(map(str, high))))
         raise SpecError(package, got=found, expected=shown, fix=_INSTALL)

@@ -67,4 +67,3 @@ def timelines(
     if verification is None or verification.times is None:
         return predicted, None
     return predicted, verification.times.timeline(schedule, "measured")
-

@@ -45,9 +45,7 @@ class SpecError(ForeplanError):
 
     exit_code = 2
 
-    def __init__(
-        self, where: str, *, got: object, expected: str, fix: str | None = None
-    ) -> None:
+    def __init__(self, where: str, *, got: object, expected: str, fix: str | None = None) -> None:
         self.where = where
         self.got = got
         self.expected = expected

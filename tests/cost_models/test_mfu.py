@@ -19,14 +19,10 @@ ROWS = [
 
 
 @pytest.mark.parametrize(("batch", "devices", "seconds", "reported", "ours"), ROWS)
-def test_megascale(
-    batch: int, devices: int, seconds: float, reported: float, ours: float
-) -> None:
+def test_megascale(batch: int, devices: int, seconds: float, reported: float, ours: float) -> None:
     parameters = decoder_parameters(layers=96, hidden=12288, vocabulary=64000)
     assert parameters == pytest.approx(175e9, rel=0.01)
-    flops = training_flops_per_token(
-        parameters=parameters, layers=96, hidden=12288, sequence=2048
-    )
+    flops = training_flops_per_token(parameters=parameters, layers=96, hidden=12288, sequence=2048)
     share = model_flops_utilisation(
         flops_per_token=flops, tokens=batch * 2048, step_s=seconds, devices=devices,
         peak_flops=312e12,

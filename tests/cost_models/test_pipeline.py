@@ -290,9 +290,7 @@ def test_bad_assemblies() -> None:
 
 
 def test_deadlocking_warmup_is_reported() -> None:
-    order = pipeline_order(
-        "interleaved-1f1b", stages=2, microbatches=4, chunks=2, warmup=[0, 0]
-    )
+    order = pipeline_order("interleaved-1f1b", stages=2, microbatches=4, chunks=2, warmup=[0, 0])
     schedule = assemble(order, PipelineWorks.uniform(2, 2))
     with pytest.raises(SpecError, match=r"rank 0 at .* waits for .*rank 1 at .*a deadlock"):
         simulate(schedule, given_costs(1.0, 1.0, 1.0, 0.0))
@@ -300,8 +298,6 @@ def test_deadlocking_warmup_is_reported() -> None:
 
 def test_pipeline_schedule_is_order_and_assembly() -> None:
     schedule = pipeline_schedule("zb-h1", stages=2, microbatches=2)
-    other = assemble(
-        pipeline_order("zb-h1", stages=2, microbatches=2), PipelineWorks.uniform(2)
-    )
+    other = assemble(pipeline_order("zb-h1", stages=2, microbatches=2), PipelineWorks.uniform(2))
     assert list(schedule) == list(other)
     assert schedule.devices == ("rank 0", "rank 1")

@@ -100,15 +100,13 @@ def test_events_equal_the_dag_when_nothing_is_shared(
 
 
 @given(st.data())
-def test_shared_queues_and_contention_keep_the_laws(
-    random_case: Draw, data: st.DataObject
-) -> None:
+def test_shared_queues_and_contention_keep_the_laws(random_case: Draw, data: st.DataObject) -> None:
     case = random_case(data, shared=True, meetings=True, pressure=True)
     capacity = data.draw(st.integers(1, 3))
     hosts = Contention((0, 1, 0, 1)[: case.schedule.ranks], (1.0, 1.5, 2.5))
-    timeline = Simulator(
-        case.schedule, contention=hosts, capacities={"shared:a": capacity}
-    ).run(case.duration)
+    timeline = Simulator(case.schedule, contention=hosts, capacities={"shared:a": capacity}).run(
+        case.duration
+    )
     assert_lawful(timeline, case.duration, slowed=True)
     for name, places in (("shared:a", capacity), ("shared:b", 1)):
         users = [i for i, a in enumerate(case.schedule) if name in a.resources]
@@ -119,18 +117,14 @@ def test_shared_queues_and_contention_keep_the_laws(
 
 
 @given(st.data())
-def test_interleaving_between_ranks_does_not_matter(
-    random_case: Draw, data: st.DataObject
-) -> None:
+def test_interleaving_between_ranks_does_not_matter(random_case: Draw, data: st.DataObject) -> None:
     case = random_case(data, shared=True, meetings=True, pressure=True)
     lists = [case.schedule.of_rank(r) for r in range(case.schedule.ranks)]
     turns = data.draw(st.permutations(case.schedule.rank.tolist()))
     other = case.interleaved([lists[rank].pop(0) for rank in turns])
     hosts = Contention((0,) * case.schedule.ranks, (1.0, 2.0))
     for contention in (None, hosts):
-        runs = [
-            Simulator(c.schedule, contention=contention).run(c.duration) for c in (case, other)
-        ]
+        runs = [Simulator(c.schedule, contention=contention).run(c.duration) for c in (case, other)]
         for rank in range(case.schedule.ranks):
             one, two = (t.end_s[t.schedule.rank == rank].tolist() for t in runs)
             assert one == pytest.approx(two)
@@ -215,9 +209,7 @@ def test_partial_pressure_by_hand() -> None:
 
 
 def test_slowdown_beyond_its_entries_is_linear_and_never_below_one() -> None:
-    rows: list[tuple[int, float, dict[str, Any]]] = [
-        (r, 1.0, {"pressure": 1.0}) for r in range(4)
-    ]
+    rows: list[tuple[int, float, dict[str, Any]]] = [(r, 1.0, {"pressure": 1.0}) for r in range(4)]
     schedule, duration = build(*rows, ranks=4)
     up = Simulator(schedule, contention=Contention((0,) * 4, (1.0, 1.5))).run(duration)
     assert up.end_s.tolist() == pytest.approx([2.5] * 4)

@@ -80,9 +80,7 @@ def test_measure_write_read_and_do_nothing_twice(tmp_path: Path) -> None:
 
     more = program("add", ADD, rows=16, cols=64)
     seen.clear()
-    again = measure_profile(
-        DEVICE, [*PROGRAMS, more], path, effort=EFFORT, on_progress=seen.append
-    )
+    again = measure_profile(DEVICE, [*PROGRAMS, more], path, effort=EFFORT, on_progress=seen.append)
     assert [p.program for p in seen if p.program] == [more, more]
     assert again.by_program[PROGRAMS[0]] == profile.by_program[PROGRAMS[0]]
     assert again.by_program[failing] == failed
