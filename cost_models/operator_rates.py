@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 
 from foreplan.cost_models.roofline import ASSUMED_LAUNCH_S
 from foreplan.datasets.device import PEAK_DTYPES, Device
+from foreplan.datasets.experts import touched_experts
 from foreplan.datasets.program import PRODUCTS, Program
 from foreplan.errors import MissingDataError
 
@@ -107,6 +108,12 @@ def _peak(device: Device, program: Program) -> float:
 
 
 def _unpacked_bytes(program: Program) -> float:
-    if program.op == "linear" and program.variant.kernel.endswith(_UNPACKING):
-        return 4.0 * program.dims["n"] * program.dims["k"]
+    if not program.variant.kernel.endswith(_UNPACKING):
+        return 0.0
+    d = program.dims
+    if program.op == "linear":
+        return 4.0 * d["n"] * d["k"]
+    if program.op == "experts":
+        weights = 3 * d["ffn"] * d["hidden"]
+        return 4.0 * weights * touched_experts(d["rows"], d["experts"], d["active"])
     return 0.0

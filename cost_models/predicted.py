@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from foreplan.cost_models.costs import Estimate, Work
+from foreplan.cost_models.expert_parts import expert_parts
 from foreplan.cost_models.predictor import Predictor
 from foreplan.datasets import device_zoo
 from foreplan.datasets.device import Device
@@ -15,7 +16,8 @@ class PredictedSource:
     """A `CostSource` that asks a `Predictor`.
 
     Answers for `Program`s on devices whose name the zoo knows; ``None`` for everything else, and
-    for what the predictor says is outside of what it saw.
+    for what the predictor says is outside of what it saw. A layer's experts cost the sum of their
+    parts; see `expert_parts`.
 
     Args:
         predictor: the loaded model; ``None`` loads ``pretrained:ops`` when first asked.
@@ -47,5 +49,11 @@ class PredictedSource:
             self._predictor = Predictor.load()
         wanted = [work for work in dict.fromkeys(programs) if (work, device) not in self._known]
         target = self._devices.get(device, device)
-        for work, found in zip(wanted, self._predictor.supported(wanted, target), strict=True):
-            self._known[work, device] = found
+        shares = {work: expert_parts(work) or [(work, 1.0)] for work in wanted}
+        parts = list(dict.fromkeys(part for each in shares.values() for part, _ in each))
+        found = dict(zip(parts, self._predictor.supported(parts, target), strict=True))
+        for work, each in shares.items():
+            priced = [(found[part], share) for part, share in each]
+            known = [estimate.times(share) for estimate, share in priced if estimate is not None]
+            whole = len(known) == len(priced)
+            self._known[work, device] = Estimate.total(known) if whole else None

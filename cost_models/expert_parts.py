@@ -1,0 +1,61 @@
+"""`expert_parts`: operators of a layer of experts as operators that a predictor has seen.
+
+Nothing that the shipped predictor was fitted to is a mixture of experts. Its products are matrix
+products all the same: where ``rows`` rows touch ``t`` experts (see `touched_experts`), ``m = rows *
+active / t`` rows fall to each, and a grouped kernel reads ``t`` weights ``[n, k]`` once and
+multiplies each by ``m`` rows. That is the traffic and the FLOP of one product of ``m`` rows by a
+weight ``[t n, k]``. Rows are taken to be spread evenly over the experts that are touched.
+
+``t`` and ``m`` are no whole numbers; between whole ones the price is linear in both, so that it is
+continuous in the rows.
+"""
+
+from __future__ import annotations
+
+import math
+
+from foreplan.datasets.experts import touched_experts
+from foreplan.datasets.program import Program, Variant, program
+
+#: Programs and how often each counts.
+Shares = list[tuple[Program, float]]
+
+_ACTIVATION = Variant("bf16", "bf16", "torch.silu_mul")
+
+
+def expert_parts(item: Program) -> Shares | None:
+    """The parts of a router, of experts or of a shared expert's gate; ``None`` of all else."""
+    d, v = item.dims, item.variant
+    if item.op == "router":
+        scores = program("linear", v, rows=d["rows"], n=d["experts"], k=d["hidden"])
+        return [(scores, 1.0), (program("softmax", v, rows=d["rows"], cols=d["experts"]), 1.0)]
+    if item.op == "shared_gate":
+        return [(program("elementwise", v, rows=d["rows"], cols=d["cols"], inputs=2), 1.0)]
+    if item.op != "experts":
+        return None
+    rows, ffn, hidden = d["rows"], d["ffn"], d["hidden"]
+    touched = touched_experts(rows, d["experts"], d["active"])
+    drawn = rows * d["active"]
+    wide = Variant("bf16", "bf16", "any")
+    return [
+        (program("elementwise", wide, rows=drawn, cols=hidden, inputs=1), 1.0),  # gathered
+        *_grouped(v, drawn / touched, touched, 2 * ffn, hidden),
+        (program("activation", _ACTIVATION, rows=drawn, cols=ffn), 1.0),
+        *_grouped(v, drawn / touched, touched, hidden, ffn),
+        (program("elementwise", wide, rows=drawn, cols=hidden, inputs=2), 1.0),  # added up
+    ]
+
+
+def _grouped(variant: Variant, rows: float, experts: float, n: int, k: int) -> Shares:
+    return [
+        (program("linear", variant, rows=m, n=t * n, k=k), share * part)
+        for m, share in _between(rows)
+        for t, part in _between(experts)
+    ]
+
+
+def _between(value: float) -> list[tuple[int, float]]:
+    """The whole numbers around a value of at least 1, weighted to make it."""
+    least = max(1, math.floor(value + 1e-9))
+    more = min(1.0, max(0.0, value - least))
+    return [(least, 1.0 - more), (least + 1, more)] if more > 1e-9 else [(least, 1.0)]
