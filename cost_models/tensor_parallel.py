@@ -2,8 +2,9 @@
 
 Heads, MLP features and vocabulary are split as Megatron-LM does (Shoeybi et al., 2019, section
 3): ``qkv``, ``up``, the embedding and the head by rows, ``out`` and ``down`` by columns, so that a
-layer needs two all-reduces of the residual stream. Experts are split like a MLP, each of them. With fewer key/value heads than devices a head
-lies on ``k / kv_heads`` of them. Norms and the tables of positions lie on every device.
+layer needs two all-reduces of the residual stream. Of experts, each is split like a plain MLP. With
+fewer key/value heads than devices a head lies on ``k / kv_heads`` of them. Norms, routers and the
+tables of positions lie on every device.
 
 A shard is described as a `Model` with fewer heads, features and words: whatever counts programs or
 bytes of a model does so for a shard. The last device has up to ``k - 1`` words less than it says.
@@ -129,7 +130,7 @@ def shard_layout(model: Model, degree: int) -> Layout:
 def shard_boxes(
     model: Model, degree: int, lane: int, name: str, shape: tuple[int, ...]
 ) -> tuple[Box, ...]:
-    """Boxes of one tensor that a device holds, in the order in which it joins them by rows.
+    """Boxes of one tensor that a device holds and joins by rows, ascending.
 
     Args:
         model: the whole model.
@@ -173,7 +174,7 @@ def _tensors(model: Model) -> Iterator[Tensor]:
 
 
 def _rows(model: Model, shard: Model, part: str, lane: int, rows: int) -> Iterator[tuple[int, int]]:
-    """Rows of a fused tensor of so many that are a device's, in the order in which it keeps them."""
+    """Rows of a fused tensor that are a device's, ascending."""
     degree = model.heads // shard.heads
     if part == "qkv":
         wide = shard.heads * model.head_dim

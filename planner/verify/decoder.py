@@ -283,30 +283,45 @@ class DecoderStage:
     def _run(
         self, phase: int, micro_batch: int, batch: int, tokens: int, position: int, x: Tensor
     ) -> Tensor:
-        end = position + tokens
-        if not self.prompt <= end <= self.positions:
-            raise SpecError("step", got=end - self.prompt, expected="a position in the cache")
+        now = self._at(phase, batch, tokens, position)
         if self._embed is not None:
-            x = self._embedding(self._embed, x.reshape(-1))
-            if self._positions is not None:
-                offset = self.model.position_offset
-                rows = self._positions[offset + position : offset + end]
-                # The same positions for every request: broadcast, not gathered.
-                x = self._add(x.view(batch, tokens, -1), rows).view(batch * tokens, -1)
-        cos, sin = self._cos[position:end], self._sin[position:end]
-        now = Pass(phase, batch, tokens, position, end, cos, sin)
+            x = self._placed(self._embedding(self._embed, x.reshape(-1)), now)
         views = self._caches[phase][micro_batch]
         for layer, (cache_k, cache_v) in zip(self._layers, views, strict=True):
             x = layer(x, now, cache_k, cache_v)
-        if self._head is None or self._final_norm is None:
+        if self._head is None:
             return x
-        if tokens > 1 and not self.every_position:
-            x = x.view(batch, tokens, -1)[:, -1]
-        logits = self._head.run[phase](self._final_norm(x), self._head.weight, self._head.bias)
+        ids: Tensor = self._argmax(self._scores(x, now))
+        return ids
+
+    def _at(self, phase: int, batch: int, tokens: int, position: int) -> Pass:
+        """A pass that begins at a position of the cache."""
+        end = position + tokens
+        if not self.prompt <= end <= self.positions:
+            raise SpecError("step", got=end - self.prompt, expected="a position in the cache")
+        cos, sin = self._cos[position:end], self._sin[position:end]
+        return Pass(phase, batch, tokens, position, end, cos, sin)
+
+    def _placed(self, x: Tensor, now: Pass) -> Tensor:
+        """Embedded tokens with their learned positions, where the model has such."""
+        if self._positions is None:
+            return x
+        offset = self.model.position_offset
+        rows = self._positions[offset + now.position : offset + now.keys]
+        # The same positions for every request: broadcast, not gathered.
+        placed: Tensor = self._add(x.view(now.batch, now.tokens, -1), rows)
+        return placed.view(now.batch * now.tokens, -1)
+
+    def _scores(self, x: Tensor, now: Pass) -> Tensor:
+        """Logits of the last token, or of every one."""
+        assert self._head is not None and self._final_norm is not None  # noqa: PT018 - one part
+        if now.tokens > 1 and not self.every_position:
+            x = x.view(now.batch, now.tokens, -1)[:, -1]
+        head = self._head
+        logits = head.run[now.phase](self._final_norm(x), head.weight, head.bias)
         if self.keep_logits:
             self.logits = logits
-        ids: Tensor = self._argmax(logits)
-        return ids
+        return logits
 
     # Accounting -------------------------------------------------------------------------------
 
