@@ -15,7 +15,6 @@ import os
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 from foreplan.datasets.measurement import Measurement
@@ -66,12 +65,7 @@ class ProfileJournal:
                     return self
             self._close()
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *raised: object) -> None:
         # A device that could not be opened leaves no trace.
         with contextlib.suppress(OSError):
             nothing = self._resumed and not self.parts and not self.figures

@@ -13,7 +13,7 @@ import hashlib
 import math
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from types import MappingProxyType, TracebackType
+from types import MappingProxyType
 from typing import Any, Literal, Protocol, Self
 
 import torch
@@ -142,12 +142,7 @@ class FolderWeights:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *raised: object) -> None:
         self.close()
 
     def _stored(self, source: TensorSource, index: int) -> torch.Tensor:

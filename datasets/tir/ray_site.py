@@ -12,7 +12,6 @@ import tempfile
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
-from types import TracebackType
 from typing import Any, NamedTuple, Self
 
 from foreplan.datasets.child_process import ChildEnded
@@ -176,12 +175,7 @@ class RaySite:
             raise
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *raised: object) -> None:
         self._stack.close()
 
     def builder(self, number: int) -> RayWorker:

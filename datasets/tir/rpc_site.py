@@ -16,7 +16,6 @@ import re
 import socket
 from collections.abc import Mapping
 from dataclasses import replace
-from types import TracebackType
 from typing import Any, NamedTuple, Self
 
 from foreplan.datasets.child_process import ChildEnded
@@ -101,12 +100,7 @@ class RpcSite:
         self.devices = (self._described(found),) * int(found["boards"])
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *raised: object) -> None:
         pass
 
     def builder(self, number: int) -> WorkerProcess:

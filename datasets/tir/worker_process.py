@@ -6,7 +6,6 @@ Free of TVM: the parent of a measurement must survive whatever a generated progr
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from types import TracebackType
 from typing import Any, Self
 
 from foreplan.datasets.child_process import ChildEnded, ChildProcess
@@ -34,12 +33,7 @@ class WorkerProcess:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *raised: object) -> None:
         self.close()
 
     def ask(self, request: Mapping[str, Any], timeout_s: float) -> dict[str, Any]:
