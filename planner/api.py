@@ -64,7 +64,8 @@ def load_workload(
     Raises:
         SpecError: an unknown kind, field or value.
     """
-    model = find_planner(kind).workload_type
+    chosen = find_planner(kind)
+    model = chosen.workload_type
     if isinstance(source, StrictModel):
         if not isinstance(source, model):
             raise SpecError("workload", got=type(source).__name__, expected=model.__name__)
@@ -72,11 +73,11 @@ def load_workload(
     if source is None:
         return validate(model, {}, f"{kind} workload")
     if isinstance(source, Mapping):
-        return validate(model, dict(source), "workload")
+        return validate(model, chosen.completed(source), "workload")
     text = str(source)
     if "=" in text and not os.path.exists(text):  # a long text is no name of a file
-        return validate(model, _inline(text), "--workload")
-    return validate(model, load_document(text), Path(text).name)
+        return validate(model, chosen.completed(_inline(text)), "--workload")
+    return validate(model, chosen.completed(load_document(text)), Path(text).name)
 
 
 def _inline(text: str) -> dict[str, Any]:
@@ -139,7 +140,8 @@ def plan(
         MissingDataError: a cost is not known.
     """
     chosen = find_planner(kind)
-    costs, beside = cost_choice_or_table(costs), [cost_choice_or_table(word) for word in beside]
+    costs = cost_choice_or_table(costs)
+    beside = [cost_choice_or_table(word, "--beside") for word in beside]
     described = None
     if model is not None:
         described = model if isinstance(model, Model) else load_model(model)

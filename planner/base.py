@@ -209,6 +209,13 @@ class Planner(ABC, Generic[W, D]):
                 `reference` computes it too.
         """
 
+    def completed(self, fields: Mapping[str, Any]) -> dict[str, Any]:
+        """Fields of a workload as a user states them, with those that follow from them.
+
+        Called once, before the workload is validated; the plan holds what is returned.
+        """
+        return dict(fields)
+
     def given(self, workload: W) -> Mapping[Work, float]:
         """Seconds of works whose price the workload itself states; they override the cost book."""
         return {}

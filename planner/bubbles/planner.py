@@ -31,6 +31,7 @@ from foreplan.planner.bubbles.decision import BubblesDecision
 from foreplan.planner.bubbles.filling import Filled, Filling, describe_unfit, fill
 from foreplan.planner.bubbles.layouts import Layout
 from foreplan.planner.bubbles.ledger import ledgers
+from foreplan.planner.bubbles.multimodal import completed
 from foreplan.planner.bubbles.robustness import inside_share, jittered_s
 from foreplan.planner.bubbles.schedule import StepSchedule
 from foreplan.planner.bubbles.search import BubbleSearch, Replay
@@ -226,6 +227,10 @@ class BubblesPlanner(Planner[BubblesWorkload, BubblesDecision]):
     ) -> tuple[MemoryLedger, ...]:
         """Model states of backbone and encoders, and workspace, of one device of each rank."""
         return ledgers(problem, TrainingStep(problem, decision.plan), decision)
+
+    def completed(self, fields: Mapping[str, Any]) -> dict[str, Any]:
+        """Sizes from the folder that ``multimodal`` names."""
+        return completed(fields)
 
     def given(self, workload: BubblesWorkload) -> Mapping[Work, float]:
         """Times that the workload states."""

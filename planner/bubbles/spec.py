@@ -74,7 +74,10 @@ class Encoder(StrictModel):
         projected_tokens: positions that a sample's features take in the backbone's sequence;
             ``tokens * images`` if left out.
         patch_features: features of one patch; ``hidden`` if left out.
-        projector: ``linear`` (one matrix) or ``mlp`` (two).
+        projector: ``linear`` (one matrix), ``mlp`` (two, by way of the backbone's width) or
+            ``merger`` (two, by way of the width of what it takes).
+        pool: how the projector takes positions where there are fewer features: their ``mean``, or
+            one after another (``concatenate``), as Qwen2-VL and InternVL do.
         frozen: no backward pass, no gradients, no optimizer states.
         recompute: keep the input of each unit alone and compute its inside again in the backward
             pass.
@@ -87,7 +90,8 @@ class Encoder(StrictModel):
     images: Count = 1
     projected_tokens: Count | None = None
     patch_features: Count | None = None
-    projector: Literal["linear", "mlp"] = "linear"
+    projector: Literal["linear", "mlp", "merger"] = "linear"
+    pool: Literal["mean", "concatenate"] = "mean"
     frozen: bool = False
     recompute: bool = False
 
@@ -95,7 +99,17 @@ class Encoder(StrictModel):
     def _consistent(self) -> Encoder:
         if (self.model is None) == (self.dims is None):
             raise ValueError("one of model and dims")
+        positions = self.tokens * self.images
+        if self.pool == "concatenate" and positions % self.features:
+            raise ValueError(f"projected_tokens that divide the {positions} positions, to put them "
+                             "one after another")  # fmt: skip
         return self
+
+    @property
+    def merged(self) -> int:
+        """Positions that the projector takes one after another."""
+        whole = self.tokens * self.images
+        return whole // self.features if self.pool == "concatenate" else 1
 
     @property
     def features(self) -> int:
@@ -152,6 +166,9 @@ class BubblesWorkload(StrictModel):
         encoders: every encoder; all of them must be done with a micro-batch before the backbone
             starts on it.
         backbone: sizes of the language model, unless ``--model`` names it.
+        multimodal: Hugging Face folder of a LLaVA, Qwen2-VL or InternVL that backbone and encoder
+            (called ``vision``) are read from when the plan is made; what the workload states of
+            them itself counts. A plan holds the sizes found.
         sequence_length: positions of the backbone's sequence, features included.
         microbatch: samples of a micro-batch.
         microbatches: micro-batches of each backbone pipeline in a step.
@@ -172,6 +189,7 @@ class BubblesWorkload(StrictModel):
 
     encoders: Annotated[tuple[Encoder, ...], Field(min_length=1, max_length=8)]
     backbone: TransformerDims | None = None
+    multimodal: str | None = None
     sequence_length: Count
     microbatch: Count = 1
     microbatches: Annotated[int, Field(gt=0, le=4096)] | None = None

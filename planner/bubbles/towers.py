@@ -145,8 +145,11 @@ def _encoder(encoder: Encoder, width: int) -> Tower:
             layers=found.layers, hidden=found.hidden, heads=found.heads, head_dim=found.head_dim,
             ffn=found.ffn,
         )  # fmt: skip
-    first = (width, dims.hidden)
-    exits = (first,) if encoder.projector == "linear" else (first, (width, width))
+    taken = dims.hidden * encoder.merged
+    between = taken if encoder.projector == "merger" else width
+    exits = ((between, taken), (width, between))
+    if encoder.projector == "linear":
+        exits = ((width, taken),)
     return _of_dims(
         encoder.name, dims, causal=False, entry=(dims.hidden, patch or dims.hidden), exits=exits
     )

@@ -146,6 +146,7 @@ class EncoderPart(nn.Module):
         self._start, self._name = start, f"encoders.{spec.name}"
         self._features = spec.features
         self._group = spec.tokens * spec.images // spec.features
+        self._concatenate = spec.pool == "concatenate"
         self.patches: Linear | None = None
         self.positions: nn.Parameter | None = None
         self.norm: nn.Module | None = None
@@ -177,7 +178,8 @@ class EncoderPart(nn.Module):
 
         Returns:
             ``[B, T, C]``; behind the last part the features ``[S, features, C of the backbone]``,
-            averages over equal groups of positions where there are fewer features than positions.
+            of equal groups of positions (averaged, or one after another) where there are fewer
+            features than positions.
         """
         x = self.open(x)
         for piece in self.halves:
@@ -198,7 +200,8 @@ class EncoderPart(nn.Module):
         if self.projector is None or self.norm is None:
             return x
         x = self.norm(x).reshape(-1, self._features, self._group, x.shape[-1])
-        x = x.squeeze(2) if self._group == 1 else x.mean(2)
+        whole = self._concatenate or self._group == 1
+        x = x.flatten(2) if whole else x.mean(2)
         return self.projector(x)  # type: ignore[no-any-return]
 
 

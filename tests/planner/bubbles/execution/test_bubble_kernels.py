@@ -72,6 +72,7 @@ def test_passes_in_pieces_give_the_same_gradients(encoders: list[Any], seed: int
         ([VIT], [[[1, 0], [2, 3]]], {"sharded_optimizer": False}),
         ([VIT | {"recompute": True, "projector": "mlp"}], [[[0, 1]]], {"recompute": "full"}),
         ([VIT | {"frozen": True}], [[[3], [2], [1]]], {}),
+        ([AUDIO | {"pool": "concatenate", "projector": "merger"}], [[[0], [1]]], {}),
         ([VIT, AUDIO], [[[0], [2]], [[1]]], {}),
         ([AUDIO | {"frozen": True}, VIT], [[[0], [1], [2]], [[3, 2]]], {}),
         ([VIT | {"dims": cases.VIT | {"gated": True, "kv_heads": 1}}], [[[2, 2]]], {}),
