@@ -96,12 +96,12 @@ def balanced_stages(step: TrainingStep, costs: CostBook) -> tuple[BackboneStage,
         MissingDataError: a pass without a price.
     """
     even = backbone_stages(step.backbone.layers, step.plan)
-    device, ops = step.devices[0], ("F", "B")
+    device = step.devices[0]
 
     def seconds(start: int, end: int) -> float:
-        return sum(costs.cost(step.passes(start, end, op), device).mean_s for op in ops)
+        return sum(costs.cost(step.passes(start, end, op), device).mean_s for op in ("F", "B"))
 
-    layers = [seconds(layer, layer + 1) for layer in range(step.backbone.layers)]
+    layers = layer_seconds(step, costs, device)
     longest_even = max(seconds(s.start, s.end) for s in even)
     if longest_even <= max([*layers, sum(layers) / len(even)]) * (1 + _WORTH):
         return even
@@ -112,6 +112,18 @@ def balanced_stages(step: TrainingStep, costs: CostBook) -> tuple[BackboneStage,
     )
     longest = max(seconds(s.start, s.end) for s in stages)
     return stages if longest < longest_even * (1 - _WORTH) else even
+
+
+def layer_seconds(step: TrainingStep, costs: CostBook, device: str) -> list[float]:
+    """Forward and backward of every layer of the backbone, embedding and head counted.
+
+    Raises:
+        MissingDataError: a pass without a price.
+    """
+    return [
+        sum(costs.cost(step.passes(layer, layer + 1, op), device).mean_s for op in ("F", "B"))
+        for layer in range(step.backbone.layers)
+    ]
 
 
 def bare_decision(

@@ -16,7 +16,12 @@ from foreplan.cost_models.costs import CostBook
 from foreplan.cost_models.pipeline import pipeline_order
 from foreplan.errors import SpecError
 from foreplan.planner.bubbles.actions import Step, write_order
-from foreplan.planner.bubbles.backbone import backbone_orders, forwards_first, schedule_name
+from foreplan.planner.bubbles.backbone import (
+    backbone_orders,
+    forwards_first,
+    layer_seconds,
+    schedule_name,
+)
 from foreplan.planner.bubbles.cuts import min_max_cuts
 from foreplan.planner.bubbles.decision import BackboneStage, BubblesDecision, EncoderPlan
 from foreplan.planner.bubbles.placement import encoder_plan, unit_cuts
@@ -97,8 +102,9 @@ def three_phase(step: TrainingStep, bare: BubblesDecision, stages: int) -> Bubbl
 
 
 def balanced(
-    step: TrainingStep, costs: CostBook, name: str, microbatches: int, chunks: int
-) -> BubblesDecision:
+    step: TrainingStep, costs: CostBook, name: str, microbatches: int, chunks: int,
+    cuts: Sequence[int] | None = None,
+) -> BubblesDecision:  # fmt: skip
     """One chain of encoder and backbone layers, cut by dynamic programming.
 
     Args:
@@ -107,6 +113,7 @@ def balanced(
         name: pipeline schedule.
         microbatches: of a step.
         chunks: virtual stages of a rank.
+        cuts: of the chain; those whose longest part is shortest if left out.
 
     Raises:
         SpecError: several encoders, fewer layers than virtual stages, a cut that leaves the
@@ -118,8 +125,8 @@ def balanced(
         )
     tower, plan = step.encoders[0], step.plan
     count = plan.pp * chunks
-    seconds = _layer_seconds(step, costs)
-    cuts = min_max_cuts(seconds, count)
+    if cuts is None:
+        cuts = min_max_cuts(chain_seconds(step, costs, step.devices[0]), count)
     spans = list(itertools.pairwise(cuts))
     split = tower.layers
     encoding = [c for c, (start, _) in enumerate(spans) if start < split]
@@ -162,19 +169,19 @@ def balanced(
     )
 
 
-def _layer_seconds(step: TrainingStep, costs: CostBook) -> list[float]:
-    """Forward and backward of every layer of encoder and backbone."""
-    device, found = step.devices[0], []
-    tower, layers = step.encoders[0], step.backbone.layers
+def chain_seconds(step: TrainingStep, costs: CostBook, device: str) -> list[float]:
+    """Forward and backward of every layer of the first encoder, then of the backbone.
+
+    Raises:
+        MissingDataError: a pass without a price.
+    """
+    found = []
     ops = ("F",) if step.encoder(0).frozen else ("F", "B")
-    for layer in range(tower.layers):
+    for layer in range(step.encoders[0].layers):
         halves = 2 * layer, 2 * layer + 2
         works = [step.unit(0, step.plan.tp, *halves, op, bare=False) for op in ops]
         found.append(sum(costs.cost(work, device).mean_s for work in works))
-    for layer in range(layers):
-        works = [step.passes(layer, layer + 1, op) for op in ("F", "B")]
-        found.append(sum(costs.cost(work, device).mean_s for work in works))
-    return found
+    return found + layer_seconds(step, costs, device)
 
 
 def _units(plans: Sequence[EncoderPlan], op: str, microbatch: int) -> list[Step]:

@@ -7,56 +7,74 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from foreplan.cost_models.schedule import FloatArray
-from foreplan.errors import SpecError
+from foreplan.errors import InfeasibleError, SpecError
 
 #: Sums of times that differ by less count as equal.
 _SLACK = 1e-9
 
 
-def min_max_cuts(seconds: Sequence[float] | FloatArray, parts: int) -> list[int]:
+def min_max_cuts(
+    seconds: Sequence[float] | FloatArray,
+    parts: int,
+    fits: Callable[[int, int, int], bool] | None = None,
+) -> list[int]:
     """Cut a chain into parts of at least one item; of the best cuts the most even one.
 
     The recurrence ``F(l, m) = min_j max(F(j, m - 1), sum (j, l])`` (Optimus, section 5.1) gives the
     length of the longest part; among cuts that keep it, the sum of squares is least.
 
     Args:
-        seconds: of each item.
+        seconds: of each item, or ``[parts, items]`` where they depend on the part.
         parts: how many.
+        fits: whether a part can hold items ``[start, end)``, asked as ``(part, start, end)``; all
+            can if left out.
 
     Returns:
         ``parts + 1`` places, from 0 to the number of items.
 
     Raises:
         SpecError: fewer items than parts.
+        InfeasibleError: no cut whose parts all fit.
     """
-    total = np.concatenate(([0.0], np.cumsum(np.asarray(seconds, dtype=float))))
-    n = len(total) - 1
+    each = np.asarray(seconds, dtype=float)
+    n = each.shape[-1]
     if not 1 <= parts <= n:
         raise SpecError("chain", got=f"{n} layers", expected=f"at least the {parts} stages")
-    longest, _ = _best(total, parts, np.maximum, lambda length: length)
-    limit = float(longest) * (1 + _SLACK)
+    total = np.zeros((parts, n + 1))
+    total[:, 1:] = np.cumsum(each, axis=-1)
 
-    def squared(length: FloatArray) -> FloatArray:
+    def lengths(part: int, end: int) -> FloatArray:
+        found: FloatArray = total[part, end] - total[part, :end]
+        if fits is not None:
+            found[[not fits(part, start, end) for start in range(end)]] = np.inf
+        return found
+
+    longest, _ = _best(parts, n, lengths, np.maximum)
+    if longest == np.inf:
+        raise InfeasibleError(f"no cut of {n} layers into {parts} stages fits")
+    limit = longest * (1 + _SLACK)
+
+    def squares(part: int, end: int) -> FloatArray:
+        length = lengths(part, end)
         return np.where(length <= limit, length * length, np.inf)
 
-    return _best(total, parts, np.add, squared)[1]
+    return _best(parts, n, squares, np.add)[1]
 
 
 def _best(
-    total: FloatArray,
     parts: int,
+    n: int,
+    price: Callable[[int, int], FloatArray],
     join: Callable[[FloatArray, FloatArray], FloatArray],
-    price: Callable[[FloatArray], FloatArray],
 ) -> tuple[float, list[int]]:
-    """Least joint price of the parts, and the cuts."""
-    n = len(total) - 1
+    """Least joint price, and the cuts; ``price(part, end)`` is of each start below ``end``."""
     best = np.full(n + 1, np.inf)
     best[0] = 0.0
     choice = np.zeros((parts + 1, n + 1), dtype=np.int64)
     for part in range(1, parts + 1):
         new = np.full(n + 1, np.inf)
         for end in range(part, n + 1):
-            value = join(best[:end], price(total[end] - total[:end]))
+            value = join(best[:end], price(part - 1, end))
             choice[part, end] = j = int(np.argmin(value))
             new[end] = value[j]
         best = new

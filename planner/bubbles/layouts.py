@@ -8,6 +8,7 @@ host. The estimate that ranks them is the usual one (``theory``; Narayanan et al
 
 from __future__ import annotations
 
+import contextlib
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -19,6 +20,7 @@ from foreplan.planner.base import Problem
 from foreplan.planner.bubbles.backbone import backbone_stages, schedule_name
 from foreplan.planner.bubbles.ledger import capacity_bytes
 from foreplan.planner.bubbles.memory import state_bytes
+from foreplan.planner.bubbles.memory_cuts import MemoryCuts
 from foreplan.planner.bubbles.spec import BackbonePlan, BubblesWorkload
 from foreplan.planner.bubbles.training_step import TrainingStep
 
@@ -75,10 +77,16 @@ def microbatches_of(workload: BubblesWorkload, plan: BackbonePlan) -> int:
     return workload.global_batch // samples
 
 
-def layouts(problem: Problem[BubblesWorkload]) -> tuple[list[Layout], dict[str, str]]:
+def layouts(
+    problem: Problem[BubblesWorkload], *, by_memory: bool = False
+) -> tuple[list[Layout], dict[str, str]]:
     """Layouts that may fit, best first, and the reasons against the rest.
 
     With a layout in the workload that one alone.
+
+    Args:
+        problem: what to plan.
+        by_memory: also those that only stages of unlike size fit, see `MemoryCuts`.
 
     Raises:
         SpecError: the workload's layout does not suit the model, the batch or the cluster.
@@ -111,7 +119,11 @@ def layouts(problem: Problem[BubblesWorkload]) -> tuple[list[Layout], dict[str, 
         step = TrainingStep(problem, plan)
         try:
             microbatches = microbatches_of(w, plan)
-            reason = _unsuitable(step, w, microbatches) or _too_large(problem, step, microbatches)
+            reason = _unsuitable(step, w, microbatches)
+            if reason is None:
+                reason = _too_large(problem, step, microbatches)
+                if reason is not None and by_memory and _can_be_cut(problem, step, microbatches):
+                    reason = None
         except SpecError as error:
             reason = f"{error.where} that is {error.expected}"
         if reason is None:
@@ -185,6 +197,18 @@ def _too_large(
     if need <= room:
         return None
     return f"more than the {show_bytes(room)} of a device for the backbone alone"
+
+
+def _can_be_cut(problem: Problem[BubblesWorkload], step: TrainingStep, microbatches: int) -> bool:
+    """Whether stages of unlike size fit: the backbone alone, or in one chain with the encoder."""
+    if step.plan.chunks > 1:
+        return False
+    cuts = MemoryCuts(problem, step, microbatches)
+    for cut in (cuts.bare, *([cuts.chain] if len(step.encoders) == 1 else [])):
+        with contextlib.suppress(InfeasibleError):
+            cut()
+            return True
+    return False
 
 
 def _layout(problem: Problem[BubblesWorkload], step: TrainingStep, microbatches: int) -> Layout:

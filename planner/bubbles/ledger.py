@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections import Counter
 
 from foreplan.cost_models.memory import MemoryLedger
@@ -36,31 +35,66 @@ def capacity_bytes(problem: Problem[BubblesWorkload], step: TrainingStep, rank: 
 
 def static_items(step: TrainingStep, decision: BubblesDecision, rank: int) -> dict[str, int]:
     """Model states and workspace of one device of a rank, by item."""
-    w, plan = step.workload, step.plan
-    states_of = functools.partial(
-        state_bytes, sharded=w.sharded_optimizer, weight_bytes=step.arithmetic.element_bytes,
-        optimizer_bytes=step.arithmetic.optimizer_bytes,
-    )  # fmt: skip
-    items: Counter[str] = Counter()
     own = sum(
         step.backbone.range_parameters(s.start, s.end) for s in decision.stages if s.rank == rank
     )
-    items.update(states_of(own // plan.tp, replicas=plan.dp))
-    for e, encoder in enumerate(decision.encoders):
+    return backbone_states(step, own) | encoder_items(step, decision.encoders, rank)
+
+
+def backbone_states(step: TrainingStep, parameters: int) -> dict[str, int]:
+    """Model states of so many parameters of the backbone on one device of their rank, by item."""
+    return _states(step, parameters // step.plan.tp, step.plan.dp)
+
+
+def encoder_states(
+    step: TrainingStep, encoder: int, layers: tuple[int, int], tp: int, *, holders: int
+) -> dict[str, int]:
+    """Model states of some layers of an encoder on one device, by item.
+
+    Args:
+        step: works under the layout.
+        encoder: which one.
+        layers: first, and one past the last.
+        tp: devices that share them.
+        holders: ranks that hold the same layers.
+    """
+    own = step.encoders[encoder].range_parameters(*layers) // tp
+    states = _states(step, own, step.plan.dp * holders, frozen=step.encoder(encoder).frozen)
+    return {f"encoder_{name}": size for name, size in states.items()}
+
+
+def encoder_items(
+    step: TrainingStep, encoders: tuple[EncoderPlan, ...], rank: int
+) -> dict[str, int]:
+    """Model states of a rank's share of the encoders, and workspace, of one device, by item."""
+    items: Counter[str] = Counter()
+    for e, encoder in enumerate(encoders):
         for k, layers in enumerate(encoder.stages):
             holders = {row[k] for row in encoder.ranks}
             if rank in holders:
-                states = states_of(
-                    step.encoders[e].range_parameters(*layers) // encoder.tp,
-                    replicas=plan.dp * len(holders),
-                    frozen=step.encoder(e).frozen,
-                )
-                items.update({f"encoder_{name}": size for name, size in states.items()})
-    items["workspace"] = _workspace(step, decision.encoders)
+                items.update(encoder_states(step, e, layers, encoder.tp, holders=len(holders)))
+    items["workspace"] = workspace_bytes(step, encoders)
     return dict(items)
 
 
-def _workspace(step: TrainingStep, encoders: tuple[EncoderPlan, ...]) -> int:
+def live_bytes(step: TrainingStep, encoders: tuple[EncoderPlan, ...], stage: int) -> int:
+    """Activations of one micro-batch in a stage of all encoders."""
+    return sum(
+        step.unit_bytes(e, plan.tp, plan.units[u], plan.units[u + 1])
+        for e, plan in enumerate(encoders)
+        for u in plan.stage_units(stage)
+    )
+
+
+def _states(step: TrainingStep, own: int, replicas: int, *, frozen: bool = False) -> dict[str, int]:
+    return state_bytes(
+        own, replicas=replicas, sharded=step.workload.sharded_optimizer, frozen=frozen,
+        weight_bytes=step.arithmetic.element_bytes,
+        optimizer_bytes=step.arithmetic.optimizer_bytes,
+    )  # fmt: skip
+
+
+def workspace_bytes(step: TrainingStep, encoders: tuple[EncoderPlan, ...]) -> int:
     """Inside of the largest layer or unit that is computed again, while that lasts."""
     w = step.workload
     rows = w.microbatch * w.sequence_length

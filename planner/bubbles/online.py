@@ -254,7 +254,8 @@ class OnlinePlanner:
         old = self.decision
         stages = len(old.encoders[0].stages)
         timeline = BackboneTimeline.of(step, book, old.schedule, old.microbatches, None, old.stages)
-        cap = BubbleSearch(problem).max_live(timeline, stages)
+        # The plan at hand may be one whose stages were cut by memory.
+        cap = BubbleSearch(problem, by_memory=True).max_live(timeline, stages)
         made = []
         for how in ("fine", "coarse"):
             filled = None

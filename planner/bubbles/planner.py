@@ -5,11 +5,14 @@ simulated; for each, encoders are colocated in every number of stages, cut into 
 sizes, and ``solvers.gap_fill`` places the units beside the backbone's own passes, in the idle time
 of pipelines, data and tensor parallelism; the best answers are replayed by the simulator, which
 also knows what follows the encoders (reductions, the optimizer). Where filling does not pay, a
-baseline is faster in the simulator and becomes the plan.
+baseline is faster in the simulator and becomes the plan. Stages are cut by time; where nothing fits
+so, everything is tried once more with stages cut by memory (`MemoryCuts`).
 """
 
 from __future__ import annotations
 
+import contextlib
+import functools
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
@@ -24,10 +27,10 @@ from foreplan.datasets import device_zoo
 from foreplan.errors import InfeasibleError, SpecError
 from foreplan.planner.base import Agreement, Bound, Choice, Kernels, Planner, Problem
 from foreplan.planner.bubbles.arithmetic import Arithmetic
-from foreplan.planner.bubbles.backbone import bare_decision, schedule_name
+from foreplan.planner.bubbles.backbone import BackboneTimeline, bare_decision, schedule_name
 from foreplan.planner.bubbles.baselines import balanced, first_stage, three_phase
 from foreplan.planner.bubbles.bounds import describe
-from foreplan.planner.bubbles.decision import BubblesDecision
+from foreplan.planner.bubbles.decision import BackboneStage, BubblesDecision
 from foreplan.planner.bubbles.filling import Filled, Filling, describe_unfit, fill
 from foreplan.planner.bubbles.layouts import Layout
 from foreplan.planner.bubbles.ledger import ledgers
@@ -67,10 +70,19 @@ class BubblesPlanner(Planner[BubblesWorkload, BubblesDecision]):
             InfeasibleError: backbone or encoders do not fit.
             MissingDataError: a price or the memory of a device is not known.
         """
-        search = BubbleSearch(problem)
+        with contextlib.suppress(InfeasibleError):
+            return self._decide(problem, BubbleSearch(problem))
+        return self._decide(problem, BubbleSearch(problem, by_memory=True))
+
+    def _decide(
+        self, problem: Problem[BubblesWorkload], search: BubbleSearch
+    ) -> Choice[BubblesDecision]:
+        """The best decision under one way to cut stages."""
         answers = search.candidates()
         replays = search.best(answers)
         notes = list(_assumptions(problem))
+        if search.by_memory:
+            notes.insert(0, "stages are cut by memory, because nothing fits in stages cut by time")
         if replays:
             best = replays[0]
             assert best.filled is not None
@@ -130,7 +142,15 @@ class BubblesPlanner(Planner[BubblesWorkload, BubblesDecision]):
 
     def baselines(self, problem: Problem[BubblesWorkload]) -> dict[str, BubblesDecision | str]:
         """Encoders on the first stage, balanced, three-phase and coarse; see `baselines.py`."""
-        return self._baselines(problem, BubbleSearch(problem))
+        by_memory = BubbleSearch(problem, by_memory=True)
+        try:
+            search = BubbleSearch(problem)
+        except InfeasibleError:
+            return self._baselines(problem, by_memory)
+        found = self._baselines(problem, search)
+        if all(isinstance(d, str) for d in found.values()) and not search.best(search.candidates()):
+            return self._baselines(problem, by_memory)
+        return found
 
     def _baselines(
         self, problem: Problem[BubblesWorkload], search: BubbleSearch
@@ -138,32 +158,33 @@ class BubblesPlanner(Planner[BubblesWorkload, BubblesDecision]):
         name = problem.workload.schedule
         made: dict[str, list[Callable[[], BubblesDecision]]] = {}
 
-        def bare(layout: Layout) -> BubblesDecision:
-            return bare_decision(
-                search.step(layout), name, layout.microbatches, stages=search.cuts(layout)
-            )
+        def bare(layout: Layout, stages: tuple[BackboneStage, ...]) -> BubblesDecision:
+            return bare_decision(search.step(layout), name, layout.microbatches, stages=stages)
+
+        def chain(layout: Layout, chunks: int) -> BubblesDecision:
+            return balanced(
+                search.step(layout), problem.costs, name, layout.microbatches, chunks,
+                search.chain_cuts(layout, chunks),
+            )  # fmt: skip
 
         for layout in search.layouts:
             step = search.step(layout)
             stages = search.stages(layout)
+            (cut,) = search.cuts(layout, 0)
             first = made.setdefault("encoders on the first stage", [])
-            first.append(lambda step=step, layout=layout: first_stage(step, bare(layout)))  # type: ignore[misc]
+            first.append(functools.partial(first_stage, step, bare(layout, cut)))
             one = made.setdefault("balanced chain of encoder and backbone", [])
             for chunks in sorted({1, layout.plan.chunks}):
-                one.append(
-                    lambda step=step, layout=layout, chunks=chunks: balanced(  # type: ignore[misc]
-                        step, problem.costs, name, layout.microbatches, chunks
-                    )
-                )
+                one.append(functools.partial(chain, layout, chunks))
             for count in stages:
-                made.setdefault("three phases", []).append(
-                    lambda step=step, layout=layout, count=count: three_phase(  # type: ignore[misc]
-                        step, bare(layout), count
+                for cut in search.cuts(layout, count):
+                    made.setdefault("three phases", []).append(
+                        functools.partial(three_phase, step, bare(layout, cut), count)
                     )
-                )
-                made.setdefault("coarse filling", []).append(
-                    lambda layout=layout, count=count: _coarse(search, layout, count)  # type: ignore[misc]
-                )
+                for timeline in search.timelines(layout, None, count):
+                    made.setdefault("coarse filling", []).append(
+                        functools.partial(_coarse, search, timeline, count)
+                    )
         return {kind: self._quickest(search, options) for kind, options in made.items()}
 
     def _quickest(
@@ -321,9 +342,7 @@ def _described(replay: Replay) -> str:
     return text
 
 
-def _coarse(search: BubbleSearch, layout: Layout, stages: int) -> BubblesDecision:
-    timeline = search.timeline(layout)
-    assert timeline is not None  # the schedule's own warm-up
+def _coarse(search: BubbleSearch, timeline: BackboneTimeline, stages: int) -> BubblesDecision:
     cap = search.max_live(timeline, stages)
     if cap == 0:
         raise InfeasibleError("one micro-batch of the encoders does not fit")

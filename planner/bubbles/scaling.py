@@ -182,8 +182,7 @@ def predict(row: Row, images: int, layer_s: float, exposed: float) -> Prediction
     """Baseline and plans of a row."""
     search = BubbleSearch(problem(row, images, layer_s, exposed))
     (layout,) = search.layouts
-    timeline = search.timeline(layout)
-    assert timeline is not None
+    (timeline,) = search.timelines(layout, None, 1)
     best = search.best(search.candidates())[0]  # recomputed encoders always fit here
     assert best.filled is not None
     coarse = [

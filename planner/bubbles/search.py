@@ -8,6 +8,7 @@ price once transfers take time. Answers are ranked by the simulator.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -28,7 +29,8 @@ from foreplan.planner.bubbles.backbone import (
 from foreplan.planner.bubbles.decision import BackboneStage, BubblesDecision
 from foreplan.planner.bubbles.filling import Filled, Filling, describe_unfit, fill
 from foreplan.planner.bubbles.layouts import CLOSER, Layout, layouts
-from foreplan.planner.bubbles.ledger import capacity_bytes, ledgers, static_items
+from foreplan.planner.bubbles.ledger import capacity_bytes, ledgers, live_bytes, static_items
+from foreplan.planner.bubbles.memory_cuts import MemoryCuts
 from foreplan.planner.bubbles.placement import BUCKETS, encoder_plan
 from foreplan.planner.bubbles.schedule import StepSchedule
 from foreplan.planner.bubbles.spec import BubblesWorkload
@@ -76,6 +78,8 @@ class BubbleSearch:
 
     Args:
         problem: what to plan.
+        by_memory: cut stages by memory (`MemoryCuts`) where the layout has one a rank, instead of
+            by time alone; for problems that nothing else fits.
 
     Attributes:
         layouts: those that are searched.
@@ -83,10 +87,10 @@ class BubbleSearch:
         findings: what was seen on the way.
     """
 
-    def __init__(self, problem: Problem[BubblesWorkload]) -> None:
-        self.problem = problem
+    def __init__(self, problem: Problem[BubblesWorkload], *, by_memory: bool = False) -> None:
+        self.problem, self.by_memory = problem, by_memory
         self.findings = Findings()
-        found, rejected = layouts(problem)
+        found, rejected = layouts(problem, by_memory=by_memory)
         self.layouts = found[:CLOSER]
         self.findings.rejected |= rejected
         self.lower_s = min(layout.work_s for layout in found)
@@ -110,19 +114,47 @@ class BubbleSearch:
         return TrainingStep(self.problem, layout.plan)
 
     @functools.cache  # noqa: B019
-    def cuts(self, layout: Layout) -> tuple[BackboneStage, ...]:
-        """Virtual stages of the backbone."""
-        return balanced_stages(self.step(layout), self.problem.costs)
+    def cuts(self, layout: Layout, encoder_stages: int) -> tuple[tuple[BackboneStage, ...], ...]:
+        """Virtual stages of the backbone beside colocated encoders; 0: encoders on rank 0.
+
+        Several ways to cut by memory, one by time; by time also where no cut fits, so that what is
+        lacking can be said.
+        """
+        if self.by_memory and layout.plan.chunks == 1:
+            cuts = MemoryCuts(self.problem, self.step(layout), layout.microbatches)
+            with contextlib.suppress(InfeasibleError):
+                if encoder_stages:
+                    return cuts.colocated(encoder_stages)
+                return (cuts.first_stage(),)
+        return (self._by_time(layout),)
 
     @functools.cache  # noqa: B019
-    def timeline(
-        self, layout: Layout, warmup: tuple[int, ...] | None = None
+    def _by_time(self, layout: Layout) -> tuple[BackboneStage, ...]:
+        return balanced_stages(self.step(layout), self.problem.costs)
+
+    def chain_cuts(self, layout: Layout, chunks: int) -> list[int] | None:
+        """Cuts of encoder and backbone as one chain, ``None`` for those by time; see `cuts`."""
+        step = self.step(layout)
+        if self.by_memory and chunks == 1 and len(step.encoders) == 1:
+            with contextlib.suppress(InfeasibleError):
+                return MemoryCuts(self.problem, step, layout.microbatches).chain()
+        return None
+
+    def timelines(
+        self, layout: Layout, warmup: tuple[int, ...] | None, encoder_stages: int
+    ) -> list[BackboneTimeline]:
+        """The backbone alone, in each cut for such encoders; none where a warm-up deadlocks."""
+        found = (self._timeline(layout, warmup, c) for c in self.cuts(layout, encoder_stages))
+        return [timeline for timeline in found if timeline is not None]
+
+    @functools.cache  # noqa: B019
+    def _timeline(
+        self, layout: Layout, warmup: tuple[int, ...] | None, stages: tuple[BackboneStage, ...]
     ) -> BackboneTimeline | None:
-        """The backbone alone, or ``None`` where a warm-up deadlocks."""
         try:
             return BackboneTimeline.of(
                 self.step(layout), self.problem.costs, self.problem.workload.schedule,
-                layout.microbatches, warmup, self.cuts(layout),
+                layout.microbatches, warmup, stages,
             )  # fmt: skip
         except SpecError:
             if warmup is None:
@@ -188,15 +220,12 @@ class BubbleSearch:
             for t in step.encoders
         )
         trial = timeline.decision.model_copy(update={"encoders": plans})
-        most = -(-count // (step.plan.pp // stages))
+        # Pipelines take even shares, as a rule; where memory is short there is no relying on it.
+        most = count if self.by_memory else -(-count // (step.plan.pp // stages))
         cap = most
         features = count * sum(step.feature_bytes(e) for e in range(len(plans)))
         for rank in range(step.plan.pp):
-            held = sum(
-                step.unit_bytes(e, plan.tp, plan.units[u], plan.units[u + 1])
-                for e, plan in enumerate(plans)
-                for u in plan.stage_units(rank % stages)
-            )
+            held = live_bytes(step, plans, rank % stages)
             room = capacity_bytes(self.problem, step, rank) - timeline.activations[rank]
             room -= sum(static_items(step, trial, rank).values())
             room -= features if rank == timeline.decision.stages[0].rank else 0
@@ -212,11 +241,9 @@ class BubbleSearch:
         self, layout: Layout, warmup: tuple[int, ...] | None, stages: Sequence[int]
     ) -> list[Filled]:
         """Every unit size for every number of encoder stages."""
-        timeline = self.timeline(layout, warmup)
-        if timeline is None:
-            return []
         found = []
-        for count in stages:
+        ways = [(n, timeline) for n in stages for timeline in self.timelines(layout, warmup, n)]
+        for count, timeline in ways:
             cap = self.max_live(timeline, count)
             if cap == 0:
                 rank, short = self._short
@@ -355,7 +382,8 @@ class BubbleSearch:
         reasons = {**dict(list(self.findings.rejected.items())[-4:]), **others}
         shown = "; ".join(f"{k}: {v}" for k, v in reasons.items())
         return InfeasibleError(
-            "no way was found to fit the encoders beside the backbone, in stages cut by time: "
+            "no way was found to fit the encoders beside the backbone, in stages cut by time or, "
+            "with one stage a rank, by memory: "
             f"{shown or 'nothing was tried'}",
             fix="recompute the encoders, use more devices, a smaller micro-batch or more stages",
         )

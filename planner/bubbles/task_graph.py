@@ -61,7 +61,8 @@ class TaskGraph:
         self._unit_stage = [
             [plan.stage_of(u) for u in range(len(plan.units) - 1)] for plan in decision.encoders
         ]
-        self._gradient = "I" if any(x.op == "I" for x in self._orders[0]) else "B"
+        split = any(x.op == "I" for order in self._orders for x in order)
+        self._gradient = "I" if split else "B"
         self.trained = [not step.encoder(e).frozen for e in range(len(decision.encoders))]
         self.split: set[Task] = set()
         self.items: list[list[tuple[Step, Task]]] = []

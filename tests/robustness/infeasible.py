@@ -11,7 +11,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import highspy
 import numpy as np
@@ -32,7 +32,7 @@ _ROUNDING = 64
 
 
 class _Programme:
-    """Columns between 0 and 1 and rows; no objective: is there a point or not."""
+    """Columns, between 0 and 1 as a rule, and rows; no objective: is there a point or not."""
 
     def __init__(self) -> None:
         self.highs = highspy.Highs()
@@ -41,8 +41,8 @@ class _Programme:
         self.highs.setOptionValue("primal_feasibility_tolerance", 1e-9)
         self.count = 0
 
-    def column(self, *, whole: bool = True) -> int:
-        self.highs.addVar(0.0, 1.0)
+    def column(self, *, whole: bool = True, low: float = 0.0, high: float = 1.0) -> int:
+        self.highs.addVar(low, high)
         if whole:
             self.highs.changeColIntegrality(self.count, highspy.HighsVarType.kInteger)
         self.count += 1
@@ -195,8 +195,9 @@ def _precisions_of(situation: Situation, kind: int, target: float) -> Any:
 def bubbles_feasible(problem: Problem[BubblesWorkload]) -> bool:
     """Whether some layout might hold backbone and encoders in memory.
 
-    Wider than what the planner tries: the backbone cut anywhere, one micro-batch of the encoders in
-    flight, as many of the backbone as its schedule needs. "No" is a proof; "yes" is not.
+    Wider than what the planner tries: the backbone cut anywhere, as many micro-batches in flight as
+    its schedule needs before the first backward pass, dealt to pipelines of the encoders as may be;
+    nothing for features. "No" is a proof; "yes" is not.
     """
     return any(_layout_feasible(problem, plan, count) for plan, count in _layouts(problem))
 
@@ -231,13 +232,13 @@ def _layout_feasible(problem: Problem[BubblesWorkload], plan: BackbonePlan, coun
     step = TrainingStep(problem, plan)
     pp, layers = plan.pp, step.backbone.layers
     modes = [_together(step, k) for k in range(1, pp + 1) if _may_share(step, k, count)]
-    modes.append(lambda rank: _encoders(step, range(10**6), 1) if rank == 0 else 0.0)
+    modes.append(_on_the_first(step))
     chains = {1, plan.chunks} if len(step.encoders) == 1 else set()
     for mode in modes:
         if _cut(problem, step, 0, layers, plan.chunks, count, mode):
             return True
     return any(
-        _cut(problem, step, -step.encoders[0].layers, layers, chunks, count, lambda rank: 0.0)
+        _cut(problem, step, -step.encoders[0].layers, layers, chunks, count, lambda rank: None)
         for chunks in chains
     )
 
@@ -248,35 +249,46 @@ def _may_share(step: TrainingStep, stages: int, count: int) -> bool:
     return whole and pp // stages <= count
 
 
-def _together(step: TrainingStep, stages: int) -> Callable[[int], float]:
-    """Bytes of encoders in ``stages`` stages on all ranks."""
+class _Beside(NamedTuple):
+    """What encoders hold on a rank: always, for a micro-batch, and of which pipeline."""
 
-    def held(rank: int) -> float:
-        at = rank % stages
-        total = 0.0
-        for e, tower in enumerate(step.encoders):
-            size = tower.layers // stages
-            total += _encoder(step, e, range(at * size, (at + 1) * size), step.plan.pp // stages)
-        return total
+    always: float
+    kept: float
+    pipeline: int
+
+
+def _together(step: TrainingStep, stages: int) -> Callable[[int], _Beside | None]:
+    """Encoders in ``stages`` stages on all ranks."""
+
+    def held(rank: int) -> _Beside:
+        pipeline, at = divmod(rank, stages)
+        sizes = [
+            _encoder(step, e, range(at * tower.layers // stages, (at + 1) * tower.layers // stages),
+                     step.plan.pp // stages)
+            for e, tower in enumerate(step.encoders)
+        ]  # fmt: skip
+        return _Beside(*map(sum, zip(*sizes, strict=True)), pipeline)
 
     return held
 
 
-def _encoders(step: TrainingStep, layers: range, holders: int) -> float:
-    return sum(_encoder(step, e, layers, holders) for e in range(len(step.encoders)))
+def _on_the_first(step: TrainingStep) -> Callable[[int], _Beside | None]:
+    sizes = [_encoder(step, e, range(t.layers), 1) for e, t in enumerate(step.encoders)]
+    whole = _Beside(*map(sum, zip(*sizes, strict=True)), 0)
+    return lambda rank: whole if rank == 0 else None
 
 
-def _encoder(step: TrainingStep, e: int, layers: range, holders: int) -> float:
-    """States of some layers of an encoder on one device, and one micro-batch of activations."""
+def _encoder(step: TrainingStep, e: int, layers: range, holders: int) -> tuple[float, float]:
+    """Bytes of some layers of an encoder on one device: states, and those of one micro-batch."""
     tower, plan = step.encoders[e], step.plan
-    mine = [layer for layer in layers if layer < tower.layers]
-    own = sum(tower.range_parameters(layer, layer + 1) for layer in mine) / plan.tp
+    own = sum(tower.range_parameters(layer, layer + 1) for layer in layers) / plan.tp
     if step.encoder(e).frozen:
-        return step.arithmetic.element_bytes * own
-    kept = sum(step.unit_bytes(e, plan.tp, 2 * layer, 2 * layer + 2) for layer in mine)
+        return step.arithmetic.element_bytes * own, 0.0
     if step.encoder(e).recompute:  # the input of a unit, which may be the whole stage
-        kept = step.unit_bytes(e, plan.tp, 0, 2)
-    return own * _each(step, plan.dp * holders) + kept
+        kept = step.unit_bytes(e, plan.tp, 0, 2) * 1.0
+    else:
+        kept = sum(step.unit_bytes(e, plan.tp, 2 * layer, 2 * layer + 2) for layer in layers)
+    return own * _each(step, plan.dp * holders), kept
 
 
 def _each(step: TrainingStep, replicas: int) -> float:
@@ -294,7 +306,7 @@ def _flying(step: TrainingStep, rank: int, chunks: int, count: int) -> int:
 
 def _cut(
     problem: Problem[BubblesWorkload], step: TrainingStep, first: int, last: int, chunks: int,
-    count: int, beside: Callable[[int], float],
+    count: int, beside: Callable[[int], _Beside | None],
 ) -> bool:  # fmt: skip
     """Whether layers ``[first, last)``, those below 0 of the encoder, can be cut into stages."""
     plan, p, w = step.plan, _Programme(), step.workload
@@ -317,18 +329,29 @@ def _cut(
         )
         for half in (0, 1)
     )  # fmt: skip
-    for rank in range(plan.pp):
+    others = [beside(rank) for rank in range(plan.pp)]
+    pipelines = {other.pipeline for other in others if other is not None}
+    live = {j: p.column(low=1.0, high=float(count)) for j in pipelines}
+    if live:  # what the first rank has run forwards is live in the encoders
+        p.row(_flying(step, 0, chunks, count), dict.fromkeys(live.values(), 1.0), math.inf)
+    for rank, other in enumerate(others):
         flying = _flying(step, rank, chunks, count)
-        need = {}
+        need: dict[int, float] = {}
         for layer, s in itertools.product(spans, stages):
             if s % plan.pp != rank:
                 continue
             if layer < 0:
-                need[at[layer, s]] = _encoder(step, 0, range(layer - first, layer - first + 1), 1)
+                states, each = _encoder(step, 0, range(layer - first, layer - first + 1), 1)
+                if step.encoder(0).recompute:  # the inputs of at least four units of a stage
+                    each *= min(1.0, 4 / -first)
+                need[at[layer, s]] = states + flying * each
                 continue
             own = step.backbone.range_parameters(layer, layer + 1) / plan.tp
             kept = step.activation_bytes(layer, layer + 1)
             need[at[layer, s]] = own * _each(step, plan.dp) + flying * kept
-        room = capacity_bytes(problem, step, rank) + _ROUNDING - inside - beside(rank)
+        room = capacity_bytes(problem, step, rank) + _ROUNDING - inside
+        if other is not None:
+            room -= other.always
+            need[live[other.pipeline]] = other.kept
         p.below(need, room)
     return p.point() is not None

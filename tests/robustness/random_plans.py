@@ -43,7 +43,7 @@ TOLERANCE = 1e-9
 SMALL_DEVICES = 3
 #: Outcomes of an "infeasible" that HiGHS was asked about.
 CONFIRMED = "InfeasibleError confirmed by MILP"
-OPEN = "InfeasibleError of time-balanced cuts"
+OPEN = "InfeasibleError that HiGHS cannot confirm"
 Case = tuple[str | None, Cluster, dict[str, Any]]
 
 
@@ -164,7 +164,6 @@ def run(kind: str, number: int) -> str:
         timed = "s a step" in str(refused)
         assert not precision_feasible(problem, timed=timed), f"feasible after all: {refused}"
         return CONFIRMED
-    # The planner cuts stages by time; HiGHS cuts them anywhere.
     return OPEN if bubbles_feasible(problem) else CONFIRMED
 
 

@@ -21,7 +21,13 @@ def test_random_clusters_are_planned_or_refused(kind: str) -> None:
 
 
 def test_what_does_not_fit_is_said_of_every_way_tried() -> None:
-    """Case 38 named only encoder stages that do not divide; memory was the reason."""
-    model, where, workload = MAKERS["bubbles"](Random("bubbles/38"))
-    with pytest.raises(InfeasibleError, match=r"first stage: rank 0 .* needs .* MiB of 11\.1 MiB"):
-        foreplan.plan("bubbles", model, where, workload, costs="roofline", seed=38)
+    """Only encoder stages that do not divide were named; memory was the reason."""
+    model, where, workload = MAKERS["bubbles"](Random("bubbles/94"))
+    with pytest.raises(InfeasibleError, match=r"first stage: rank 0 .* needs .* MiB of 26\.9 MiB"):
+        foreplan.plan("bubbles", model, where, workload, costs="roofline", seed=94)
+
+
+@pytest.mark.parametrize("number", [31, 38, 107, 889])
+def test_what_stages_of_unlike_size_alone_hold_is_planned(number: int) -> None:
+    """These were refused while stages were cut by time alone."""
+    assert run("bubbles", number) == "planned"

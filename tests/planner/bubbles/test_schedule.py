@@ -193,6 +193,18 @@ def test_baselines_run_everything_and_rank_as_expected():
     assert total["balanced"] < total["first"]
 
 
+@pytest.mark.parametrize("name", ["zb-h1", "zb-h2"])
+def test_a_chain_may_leave_the_first_rank_without_backbone(name):
+    asked = workload(encoder(layers=8, forward_s=0.1, backward_s=0.2), pp=2, chunks=1, layers=8)
+    made, step, _ = setting(asked, name)
+    decision = balanced(step, made.costs, name, 8, 1)
+    assert [stage.rank for stage in decision.stages] == [1]
+    schedule = StepSchedule(step, decision).build()
+    assert count(schedule, "I") == count(schedule, "W") == 8
+    assert count(schedule, "encode_backward") == 8 * 8
+    assert simulate(schedule, made.costs).makespan_s > 0.0
+
+
 def test_min_max_cuts_are_optimal():
     rng = np.random.default_rng(0)
     for _ in range(30):
