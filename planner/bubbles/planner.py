@@ -35,7 +35,7 @@ from foreplan.planner.bubbles.filling import Filled, Filling, describe_unfit, fi
 from foreplan.planner.bubbles.layouts import Layout
 from foreplan.planner.bubbles.ledger import ledgers
 from foreplan.planner.bubbles.multimodal import completed
-from foreplan.planner.bubbles.robustness import inside_share, jittered_s
+from foreplan.planner.bubbles.robustness import bubble_shares, inside_share, jittered_s
 from foreplan.planner.bubbles.schedule import StepSchedule
 from foreplan.planner.bubbles.search import BubbleSearch, Replay
 from foreplan.planner.bubbles.spec import BubblesWorkload
@@ -142,15 +142,13 @@ class BubblesPlanner(Planner[BubblesWorkload, BubblesDecision]):
 
     def baselines(self, problem: Problem[BubblesWorkload]) -> dict[str, BubblesDecision | str]:
         """Encoders on the first stage, balanced, three-phase and coarse; see `baselines.py`."""
-        by_memory = BubbleSearch(problem, by_memory=True)
-        try:
+        with contextlib.suppress(InfeasibleError):
             search = BubbleSearch(problem)
-        except InfeasibleError:
-            return self._baselines(problem, by_memory)
-        found = self._baselines(problem, search)
-        if all(isinstance(d, str) for d in found.values()) and not search.best(search.candidates()):
-            return self._baselines(problem, by_memory)
-        return found
+            found = self._baselines(problem, search)
+            fits = any(not isinstance(decision, str) for decision in found.values())
+            if fits or search.best(search.candidates()):
+                return found
+        return self._baselines(problem, BubbleSearch(problem, by_memory=True))
 
     def _baselines(
         self, problem: Problem[BubblesWorkload], search: BubbleSearch
@@ -171,15 +169,18 @@ class BubblesPlanner(Planner[BubblesWorkload, BubblesDecision]):
             step = search.step(layout)
             stages = search.stages(layout)
             (cut,) = search.cuts(layout, 0)
-            first = made.setdefault("encoders on the first stage", [])
-            first.append(functools.partial(first_stage, step, bare(layout, cut)))
+            made.setdefault("encoders on the first stage", []).append(
+                lambda step=step, layout=layout, cut=cut: first_stage(step, bare(layout, cut))  # type: ignore[misc]
+            )
             one = made.setdefault("balanced chain of encoder and backbone", [])
             for chunks in sorted({1, layout.plan.chunks}):
                 one.append(functools.partial(chain, layout, chunks))
             for count in stages:
                 for cut in search.cuts(layout, count):
                     made.setdefault("three phases", []).append(
-                        functools.partial(three_phase, step, bare(layout, cut), count)
+                        lambda step=step, layout=layout, cut=cut, count=count: three_phase(  # type: ignore[misc]
+                            step, bare(layout, cut), count
+                        )
                     )
                 for timeline in search.timelines(layout, None, count):
                     made.setdefault("coarse filling", []).append(
@@ -260,7 +261,7 @@ class BubblesPlanner(Planner[BubblesWorkload, BubblesDecision]):
     def metrics(
         self, problem: Problem[BubblesWorkload], decision: BubblesDecision, timeline: Timeline
     ) -> dict[str, float]:
-        """Throughput, share of encoder time inside the backbone's step, idle share, jitter."""
+        """Throughput, encoder time inside the backbone's step, idle time by cause, jitter."""
         w, total = problem.workload, timeline.makespan_s
         samples = decision.microbatches * w.microbatch * decision.plan.dp
         idle = 1.0 - float(np.mean(timeline.busy_s())) / total
@@ -272,6 +273,7 @@ class BubblesPlanner(Planner[BubblesWorkload, BubblesDecision]):
             "compute_idle_share": idle,
             "jitter_5_percent_p95_s": float(np.percentile(jitter, 95)),
         }
+        figures |= bubble_shares(TrainingStep(problem, decision.plan), problem.costs, decision)
         peak = _peak_flops(problem)
         if peak is not None:
             flops = training_flops(problem) * samples
