@@ -169,11 +169,7 @@ def run_events(
             ran += 1
             d = domain[done]
             if d >= 0 and pressure[done] > 0.0:
-                u = head[d]
-                while u >= 0:
-                    remaining[u] -= (now - settled[d]) * rate[u]
-                    u = after[u]
-                settled[d] = now
+                _settle(d, now, head, after, rate, remaining, settled)
                 if before[done] >= 0:
                     after[before[done]] = after[done]
                 else:
@@ -229,11 +225,7 @@ def run_events(
             start[unit] = now
             d = domain[unit]
             if d >= 0 and pressure[unit] > 0.0:
-                u = head[d]
-                while u >= 0:
-                    remaining[u] -= (now - settled[d]) * rate[u]
-                    u = after[u]
-                settled[d] = now
+                _settle(d, now, head, after, rate, remaining, settled)
                 before[unit], after[unit] = -1, head[d]
                 if head[d] >= 0:
                     before[head[d]] = unit
@@ -241,20 +233,9 @@ def run_events(
                 load[d] += pressure[unit]
                 if changed >= 0 and changed != d:
                     size, heap_time, heap_unit = _rerate(
-                        changed,
-                        now,
-                        head,
-                        after,
-                        load,
-                        pressure,
-                        slowdown,
-                        rate,
-                        remaining,
-                        due,
-                        heap_time,
-                        heap_unit,
-                        size,
-                    )
+                        changed, now, head, after, load, pressure, slowdown, rate, remaining, due,
+                        heap_time, heap_unit, size,
+                    )  # fmt: skip
                 changed = d
             else:
                 due[unit] = now + duration[unit]
@@ -267,20 +248,9 @@ def run_events(
         ready_count = 0
         if changed >= 0:
             size, heap_time, heap_unit = _rerate(
-                changed,
-                now,
-                head,
-                after,
-                load,
-                pressure,
-                slowdown,
-                rate,
-                remaining,
-                due,
-                heap_time,
-                heap_unit,
-                size,
-            )
+                changed, now, head, after, load, pressure, slowdown, rate, remaining, due,
+                heap_time, heap_unit, size,
+            )  # fmt: skip
         # 3. The next end; entries whose unit was re-timed since are stale.
         done = -1
         while size > 0:
@@ -295,21 +265,22 @@ def run_events(
 
 
 @compiled
+def _settle(
+    d: int, now: float, head: Any, after: Any, rate: Any, remaining: Any, settled: Any
+) -> None:
+    """Take off what the running units of domain ``d`` have done since they were last settled."""
+    u = head[d]
+    while u >= 0:
+        remaining[u] -= (now - settled[d]) * rate[u]
+        u = after[u]
+    settled[d] = now
+
+
+@compiled
 def _rerate(
-    d: int,
-    now: float,
-    head: Any,
-    after: Any,
-    load: Any,
-    pressure: Any,
-    slowdown: Any,
-    rate: Any,
-    remaining: Any,
-    due: Any,
-    heap_time: Any,
-    heap_unit: Any,
-    size: int,
-) -> Any:
+    d: int, now: float, head: Any, after: Any, load: Any, pressure: Any, slowdown: Any,
+    rate: Any, remaining: Any, due: Any, heap_time: Any, heap_unit: Any, size: int,
+) -> Any:  # fmt: skip
     """Give every running unit of domain ``d`` its new speed and end.
 
     Only the first to end goes onto the heap: its end changes every other's.
