@@ -12,8 +12,7 @@ so, everything is tried once more with stages cut by memory (`MemoryCuts`).
 from __future__ import annotations
 
 import contextlib
-import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import numpy as np
@@ -27,12 +26,11 @@ from foreplan.datasets import device_zoo
 from foreplan.errors import InfeasibleError, SpecError
 from foreplan.planner.base import Agreement, Bound, Choice, Kernels, Planner, Problem
 from foreplan.planner.bubbles.arithmetic import Arithmetic
-from foreplan.planner.bubbles.backbone import BackboneTimeline, bare_decision, schedule_name
-from foreplan.planner.bubbles.baselines import balanced, first_stage, three_phase
+from foreplan.planner.bubbles.backbone import schedule_name
+from foreplan.planner.bubbles.baseline_search import searched_baselines
 from foreplan.planner.bubbles.bounds import describe
-from foreplan.planner.bubbles.decision import BackboneStage, BubblesDecision
-from foreplan.planner.bubbles.filling import Filled, Filling, describe_unfit, fill
-from foreplan.planner.bubbles.layouts import Layout
+from foreplan.planner.bubbles.decision import BubblesDecision
+from foreplan.planner.bubbles.filling import Filled, describe_unfit
 from foreplan.planner.bubbles.ledger import ledgers
 from foreplan.planner.bubbles.multimodal import completed
 from foreplan.planner.bubbles.robustness import bubble_shares, inside_share, jittered_s
@@ -119,7 +117,7 @@ class BubblesPlanner(Planner[BubblesWorkload, BubblesDecision]):
         """The fastest baseline, where the search's best is no faster, and what becomes of it."""
         made = {
             name: search.replay(decision)
-            for name, decision in self._baselines(problem, search).items()
+            for name, decision in searched_baselines(search).items()
             if not isinstance(decision, str)
         }
         name = min(made, key=lambda name: made[name].total_s, default="")
@@ -129,7 +127,7 @@ class BubblesPlanner(Planner[BubblesWorkload, BubblesDecision]):
 
     def _fallback(self, problem: Problem[BubblesWorkload], search: BubbleSearch) -> BubblesDecision:
         """The fastest baseline that fits, where nothing can be filled."""
-        found = self._baselines(problem, search)
+        found = searched_baselines(search)
         made = [d for d in found.values() if not isinstance(d, str)]
         if not made:
             # What each lacks; the fixes are one and the same.
@@ -144,70 +142,11 @@ class BubblesPlanner(Planner[BubblesWorkload, BubblesDecision]):
         """Encoders on the first stage, balanced, three-phase and coarse; see `baselines.py`."""
         with contextlib.suppress(InfeasibleError):
             search = BubbleSearch(problem)
-            found = self._baselines(problem, search)
+            found = searched_baselines(search)
             fits = any(not isinstance(decision, str) for decision in found.values())
             if fits or search.best(search.candidates()):
                 return found
-        return self._baselines(problem, BubbleSearch(problem, by_memory=True))
-
-    def _baselines(
-        self, problem: Problem[BubblesWorkload], search: BubbleSearch
-    ) -> dict[str, BubblesDecision | str]:
-        name = problem.workload.schedule
-        made: dict[str, list[Callable[[], BubblesDecision]]] = {}
-
-        def bare(layout: Layout, stages: tuple[BackboneStage, ...]) -> BubblesDecision:
-            return bare_decision(search.step(layout), name, layout.microbatches, stages=stages)
-
-        def chain(layout: Layout, chunks: int) -> BubblesDecision:
-            return balanced(
-                search.step(layout), problem.costs, name, layout.microbatches, chunks,
-                search.chain_cuts(layout, chunks),
-            )  # fmt: skip
-
-        for layout in search.layouts:
-            step = search.step(layout)
-            stages = search.stages(layout)
-            (cut,) = search.cuts(layout, 0)
-            made.setdefault("encoders on the first stage", []).append(
-                lambda step=step, layout=layout, cut=cut: first_stage(step, bare(layout, cut))  # type: ignore[misc]
-            )
-            one = made.setdefault("balanced chain of encoder and backbone", [])
-            for chunks in sorted({1, layout.plan.chunks}):
-                one.append(functools.partial(chain, layout, chunks))
-            for count in stages:
-                for cut in search.cuts(layout, count):
-                    made.setdefault("three phases", []).append(
-                        lambda step=step, layout=layout, cut=cut, count=count: three_phase(  # type: ignore[misc]
-                            step, bare(layout, cut), count
-                        )
-                    )
-                for timeline in search.timelines(layout, None, count):
-                    made.setdefault("coarse filling", []).append(
-                        functools.partial(_coarse, search, timeline, count)
-                    )
-        return {kind: self._quickest(search, options) for kind, options in made.items()}
-
-    def _quickest(
-        self, search: BubbleSearch, options: list[Callable[[], BubblesDecision]]
-    ) -> BubblesDecision | str:
-        """The fastest of the options that fit, or why none does."""
-        replays: list[Replay] = []
-        reason = "no form of it"
-        for option in options:
-            try:
-                replay = search.replay(option())
-            except (SpecError, InfeasibleError) as error:
-                reason = str(error)
-                continue
-            lacking = search.lacks(replay)
-            if lacking is None:
-                replays.append(replay)
-            else:
-                reason = lacking
-        if not replays:
-            return reason
-        return min(replays, key=lambda replay: replay.total_s).decision
+        return searched_baselines(BubbleSearch(problem, by_memory=True))
 
     def schedule(self, problem: Problem[BubblesWorkload], decision: BubblesDecision) -> Schedule:
         """The orders of all ranks with their communication; see `StepSchedule`.
@@ -342,16 +281,6 @@ def _described(replay: Replay) -> str:
         f = filled.filling
         text += f", {f.stages} encoder stages, units of {f.unit_layers:g} layers"
     return text
-
-
-def _coarse(search: BubbleSearch, timeline: BackboneTimeline, stages: int) -> BubblesDecision:
-    cap = search.max_live(timeline, stages)
-    if cap == 0:
-        raise InfeasibleError("one micro-batch of the encoders does not fit")
-    filled = fill(Filling(timeline, stages, None, "coarse", max_live=cap))
-    if filled is None:
-        raise InfeasibleError("no order keeps the encoders' activations in memory")
-    return filled.decision
 
 
 def _assumptions(problem: Problem[BubblesWorkload]) -> tuple[str, ...]:
