@@ -27,8 +27,8 @@ Communication is not written: it follows from what is computed where. As actions
 ``all_reduce``      gradients without sharded optimizer, in place; stage and step likewise, an
                     encoder stage being one bucket
 ``beside``          what one of these takes from the rank's computation while it runs beside it, as
-                    measured (`Tier.taken_beside`): computes nothing of its own; stage and step
-                    likewise
+                    measured (`Tier.taken_beside`): computes nothing of its own; step likewise,
+                    stage the encoder's or -1
 ``tensor``          collective of a layer inside a split pass or in front of an encoder unit, step
                     = the piece or unit that follows it
 ``optimizer``       once a rank, last

@@ -172,8 +172,12 @@ class OnlinePlanner:
         lost = np.zeros(len(start))
         if "beside" not in schedule.ops:
             return lost
+
+        def stage(i: int) -> int:
+            return int(schedule.stage[i]) if schedule.step[i] >= 0 else -1
+
         places = {
-            (int(schedule.rank[i]), work.kind, int(schedule.stage[i]), int(schedule.step[i])): i
+            (int(schedule.rank[i]), work.kind, stage(i), int(schedule.step[i])): i
             for i in np.flatnonzero(schedule.rendezvous >= 0)
             if isinstance(work := schedule.works[schedule.work[i]], Collective)
         }
@@ -182,7 +186,7 @@ class OnlinePlanner:
             work, rank = schedule.works[schedule.work[i]], int(schedule.rank[i])
             if not isinstance(work, Collective):
                 continue
-            at = places[rank, work.kind, int(schedule.stage[i]), int(schedule.step[i])]
+            at = places[rank, work.kind, stage(i), int(schedule.step[i])]
             price = self._problem.costs.cost(work, self._step.devices[rank // lanes]).mean_s
             common = np.minimum(end, end[at]) - np.maximum(start, start[at])
             common = np.where(computing & (schedule.rank == rank), np.maximum(common, 0.0), 0.0)

@@ -201,10 +201,12 @@ class RankWriter:
         work = self._of.exchange(task.op, self._rank, task.encoder, task.stage, row.place)
         taken = self._step.beside(work)
         assert taken is not None
-        self._builder.add("beside", self._rank, taken, stage=self._exchanged(row), step=row.place)
+        # The backbone's bears no stage, so that nobody takes it for a pass.
+        stage = -1 if task.encoder < 0 else self._exchanged(row)
+        self._builder.add("beside", self._rank, taken, stage=stage, step=row.place)
 
     def _exchanged(self, row: Row) -> int:
-        """``Action.stage`` of a collective and of what it takes."""
+        """``Action.stage`` of a collective."""
         e, k = row.task.encoder, row.task.stage
         return self._of.first_stage(self._rank) or 0 if e < 0 else self._decision.stage_number(e, k)
 

@@ -4,11 +4,18 @@ from __future__ import annotations
 
 import numpy as np
 
+from foreplan.cost_models.costs import CostBook
 from foreplan.cost_models.schedule import FloatArray
 from foreplan.cost_models.simulator import Simulator
 from foreplan.cost_models.timeline import Timeline
 from foreplan.errors import SpecError
 from foreplan.planner.bubbles.actions import ENCODE, ENCODE_BACKWARD
+from foreplan.planner.bubbles.backbone import BackboneTimeline
+from foreplan.planner.bubbles.decision import BubblesDecision
+from foreplan.planner.bubbles.training_step import TrainingStep
+
+#: Shares of a step that are rounding.
+_NOTHING = 1e-9
 
 
 def jittered_s(timeline: Timeline, share: float, *, draws: int, seed: int) -> FloatArray:
@@ -39,6 +46,34 @@ def jittered_s(timeline: Timeline, share: float, *, draws: int, seed: int) -> Fl
         factor[meeting >= 0] = 1.0
         found[i] = simulator.run(length * factor).makespan_s
     return found
+
+
+def bubble_shares(
+    step: TrainingStep, costs: CostBook, decision: BubblesDecision
+) -> dict[str, float]:
+    """Idle time of the backbone alone by cause (Optimus, table 1), as shares of its step.
+
+    Means over the ranks, without any encoder work, in the decision's stages and warm-up; see
+    `BackboneTimeline.bubbles_s` for the causes.
+
+    Returns:
+        Figures by name, ``dp_all_gather_bubble_share`` for instance; causes that no rank has are
+        left out. Nothing where encoders are stages of the pipeline, which then has no step alone.
+    """
+    if decision.fill == "unfilled":
+        return {}
+    # Of the schedules only this one has warm-ups to choose: passes in front of the first pair.
+    free = decision.schedule == "interleaved-1f1b"
+    warmup = [count - 1 for count in decision.warmup] if free else None
+    alone = BackboneTimeline.of(
+        step, costs, decision.schedule, decision.microbatches, warmup, decision.stages
+    )
+    rows = alone.bubbles_s()
+    means = {cause: float(np.mean([row[cause] for row in rows])) for cause in rows[0]}
+    return {
+        f"{cause}_bubble_share": seconds / alone.total_s
+        for cause, seconds in means.items() if seconds > _NOTHING * alone.total_s
+    }  # fmt: skip
 
 
 def inside_share(timeline: Timeline) -> float:

@@ -51,6 +51,10 @@ def test_plan_beats_every_baseline_and_respects_its_bounds(made):
     metrics = made.predicted.metrics
     assert 0.0 < metrics["encoder_inside_share"] <= 1.0
     assert metrics["samples_per_s"] == pytest.approx(8 / made.predicted.total_s)
+    causes = {k: v for k, v in metrics.items() if k.endswith("_bubble_share")}
+    assert {"pp_warm_up_bubble_share", "pp_cool_down_bubble_share"} <= set(causes)
+    # Filling leaves less of the step idle than the backbone alone did.
+    assert metrics["compute_idle_share"] < sum(causes.values()) < 1.0
     coarse = next(a for a in made.alternatives if a.name == "coarse filling")
     assert coarse.predicted.metrics["encoder_inside_share"] < metrics["encoder_inside_share"]
 
