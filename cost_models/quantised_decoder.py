@@ -48,7 +48,7 @@ class QuantisedDecoder:
         module: of transformers, fp32; every layer at 16 bits until told otherwise.
 
     Raises:
-        SpecError: random weights, or a folder that does not hold them all.
+        SpecError: random weights, a folder that does not hold them all, or layers of experts.
     """
 
     def __init__(self, model: Model, device: str = "cpu") -> None:
@@ -57,6 +57,7 @@ class QuantisedDecoder:
                 f"model {model.name}", got=f"{model.weights} weights",
                 expected="trained ones: quality of random weights means nothing",
             )  # fmt: skip
+        model.refuse_experts("quality of experts is estimated from the weights alone")
         self.model = model
         self.module = causal_lm(model).eval().requires_grad_(False).to(device)
         self._device = device

@@ -71,6 +71,7 @@ def _build(model: Model, batch: int, tokens: int) -> tuple[torch.nn.Module, dict
     import torch
     import transformers
 
+    model.refuse_experts("which experts run depends on the data, so that no graph has them all")
     if tokens > model.max_positions:
         raise SpecError(
             "capture.tokens", got=tokens, expected=f"at most {model.max_positions} positions"

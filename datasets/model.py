@@ -222,6 +222,20 @@ class Model(StrictModel):
             return ("dense",) * self.layers
         return tuple(self.experts.class_of(layer) for layer in range(self.layers))
 
+    def refuse_experts(self, doing: str) -> None:
+        """Raise where something only knows dense layers.
+
+        Args:
+            doing: what that is, in words.
+
+        Raises:
+            SpecError: a layer of the model has experts.
+        """
+        if self.experts is not None:
+            raise SpecError(
+                f"model {self.name}", got="layers of experts", expected=f"a dense model: {doing}"
+            )
+
     @property
     def attention_linears(self) -> tuple[LinearShape, ...]:
         """The fused linears that every decoder layer has: qkv, out."""

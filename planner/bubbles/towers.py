@@ -173,6 +173,7 @@ def _of_dims(name: str, dims: TransformerDims, **rest: Any) -> Tower:
 
 
 def _of_model(model: Model) -> Tower:
+    model.refuse_experts("training plans know no layers of experts")
     return Tower(
         name=model.name,
         layers=model.layers,

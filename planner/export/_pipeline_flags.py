@@ -49,6 +49,11 @@ def unexpressed(plan: Plan, handover: Handover) -> tuple[str, ...]:
             "weights: quantise the checkpoint with the tool of the target; its rounding may "
             "differ from the one this plan's quality figures assume"
         )
+    if plan.model is not None and plan.model.experts is not None:
+        lines.append(
+            "experts: the server runs a layer's experts in a grouped kernel of its own, all on the "
+            "GPU of their layer"
+        )
     if handover.one_host and any("#" in stage.device for stage in decision.stages):
         lines.append(
             "GPU numbers: the plan names devices of the zoo; they are counted in the order of the "

@@ -61,7 +61,8 @@ class PipelineServer(Exporter):
         environment, notes = gpu_environment(handover)
         environment[self.partition] = ",".join(map(str, handover.layers))
         text = self.script(handover, serving_workload(plan), environment, notes)
-        files = {"launch.sh": text, **compressed_tensors.write(handover)}
+        family = "" if plan.model is None else plan.model.family
+        files = {"launch.sh": text, **compressed_tensors.write(handover, family)}
         return Written(files, unexpressed(plan, handover))
 
     def expected(self, plan: Plan) -> object:

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 from foreplan.planner.export.handover import Handover, Scheme
@@ -15,16 +17,27 @@ from foreplan.planner.export.handover import Handover, Scheme
 FILE = "quantization_config.json"
 #: Storage dtypes that vLLM and SGLang load through compressed-tensors.
 WEIGHTS = ("bf16", "int8", "fp8", "int4")
-_LAYERS = re.compile(r"re:\.\*layers\\\.\(([0-9|]+)\)\\\.\.\*proj\$")
+#: Ends of the names of a layer's linears; Mixtral calls those of its experts w1, w2 and w3.
+_LINEARS = "proj"
+_ENDS: Mapping[str, str] = MappingProxyType({"mixtral": "(proj|w[123])"})
+_LAYERS = re.compile(r"re:\.\*layers\\\.\(([0-9|]+)\)\\\.\.\*(?:proj|\(proj\|w\[123\]\))\$")
 
 
-def write(handover: Handover) -> dict[str, str]:
-    """The file's text by its name; no file where nothing is quantised."""
+def write(handover: Handover, family: str) -> dict[str, str]:
+    """The file's text by its name; no file where nothing is quantised.
+
+    Routers and gates of shared experts keep their 16 bits: no pattern takes them.
+
+    Args:
+        handover: what to write.
+        family: of the model.
+    """
+    linears = _ENDS.get(family, _LINEARS)
     groups: dict[str, Any] = {}
     for scheme in sorted(set(handover.schemes) - {Scheme("bf16")}):
         numbers = "|".join(str(layer) for layer in handover.layers_of(scheme))
         groups[f"group_{len(groups)}"] = {
-            "targets": [rf"re:.*layers\.({numbers})\..*proj$"],
+            "targets": [rf"re:.*layers\.({numbers})\..*{linears}$"],
             "weights": _weights(scheme),
             "input_activations": _activations(scheme),
             "format": _format(scheme),

@@ -30,6 +30,8 @@ _PROJECTIONS = (
     "self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj",
     "mlp.gate_proj", "mlp.up_proj", "mlp.down_proj",
 )  # fmt: skip
+#: Families of mixtures with a model in ``tensorrt_llm/_torch/models``.
+_MIXTURES = ("mixtral", "qwen2_moe", "qwen3_moe")
 
 
 class TensorRtLlmExporter(Exporter):
@@ -40,6 +42,7 @@ class TensorRtLlmExporter(Exporter):
     def write(self, plan: Plan) -> Written:
         """See `Exporter.write`."""
         handover = Handover.of(plan)
+        _refuse_experts(plan, handover)
         known = {Scheme("bf16"), *_ALGORITHM}
         for layer, scheme in enumerate(handover.schemes):
             if scheme not in known:
@@ -75,6 +78,29 @@ class TensorRtLlmExporter(Exporter):
             for name, entry in named.items():
                 schemes[int(name.split(".")[2])] = by_name[entry["quant_algo"]]
         return Handover(layers, tuple(schemes), read_gpus(environment))
+
+
+def _refuse_experts(plan: Plan, handover: Handover) -> None:
+    """Refuse mixtures that the target does not know, or would have to load per expert.
+
+    Raises:
+        SpecError: names the model or the first layer with quantised experts.
+    """
+    model = plan.model
+    if model is None or model.experts is None:
+        return
+    if model.family not in _MIXTURES:
+        raise SpecError(
+            "model.family", got=model.family,
+            expected=f"a mixture that TensorRT-LLM has: {', '.join(_MIXTURES)}",
+        )  # fmt: skip
+    for layer, scheme in enumerate(handover.schemes):
+        if model.layer_classes[layer] == "moe" and scheme != Scheme("bf16"):
+            raise SpecError(
+                f"decision: bits of layer {layer}", got=f"experts of {scheme.weights}",
+                expected="experts of 16 bits: nothing documents a layer's own precision of experts",
+                fix="plan again with bits=16, or export to vllm or sglang",
+            )  # fmt: skip
 
 
 def _quantisation(handover: Handover) -> dict[str, str]:
