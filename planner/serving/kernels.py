@@ -9,9 +9,10 @@ between instruction sets does not change everything after it.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import torch
 from torch import Tensor
@@ -64,9 +65,14 @@ class ServingKernels:
         recorder: records the passes; on a GPU, unless the mode is ``reference`` or the stage has
             layers of experts, a `PassGraphs` if left out, on a processor none.
 
+    Attributes:
+        recordable: whether a pass can be recorded at all.
+
     Raises:
         SpecError: an unknown mode or rank, kernels that do not fit the model.
     """
+
+    recordable: ClassVar[bool] = True
 
     def __init__(
         self, model: Model, workload: ServingWorkload, decision: ServingDecision, rank: int,
@@ -82,7 +88,7 @@ class ServingKernels:
         self._size = {PREFILL: decision.prefill_microbatch, DECODE: decision.decode_microbatch}
         self._device = _torch_device(chosen.device)
         batch, prompt, new = workload.batch, workload.prompt_tokens, workload.new_tokens
-        self._stage = DecoderStage(
+        self._stage = self._make_stage(
             model, chosen.start, chosen.end,
             prefill_batches=(self._size[PREFILL],) * (batch // self._size[PREFILL]),
             decode_batches=(self._size[DECODE],) * (batch // self._size[DECODE]),
@@ -104,9 +110,9 @@ class ServingKernels:
         )
         self._stage.keep_logits = mode == "forced"
         generator = torch.Generator().manual_seed(seed)
-        words = torch.randint(model.vocab, (batch, prompt + new), generator=generator)
-        self._prompts = words[:, :prompt].contiguous().to(self._device)
-        self._forced = words[:, prompt:].contiguous().to(self._device)
+        ids = torch.randint(model.vocab, (batch, prompt + new), generator=generator)
+        self._prompts = ids[:, :prompt].contiguous().to(self._device)
+        self._forced = ids[:, prompt:].contiguous().to(self._device)
         self._tokens = torch.zeros(batch, dtype=torch.int64, device=self._device)
         dtype = torch.float32 if mode == "reference" else torch.bfloat16
         rows = {PREFILL: self._size[PREFILL] * prompt, DECODE: self._size[DECODE]}
@@ -118,8 +124,9 @@ class ServingKernels:
         }
         self._made: dict[tuple[str, int], Tensor] = {}
         self._chosen = torch.zeros(batch, new, dtype=torch.int64, device=self._device)
-        self._every = max(1, model.vocab // SAMPLED_LOGITS)
-        samples = -(-model.vocab // self._every) if self._last and mode == "forced" else 0
+        words = self._words()
+        self._every = max(1, words // SAMPLED_LOGITS)
+        samples = -(-words // self._every) if self._last and mode == "forced" else 0
         self._sampled = torch.zeros(new, batch, samples, device=self._device)
         self._recorded: dict[tuple[str, int, int], Callable[[], None]] = {}
         self._results: dict[tuple[str, int], Tensor] = {}
@@ -127,8 +134,15 @@ class ServingKernels:
         mixed = "moe" in model.layer_classes[chosen.start : chosen.end]
         if recorder is None and self._device.type == "cuda" and mode != "reference" and not mixed:
             recorder = PassGraphs(self._device)
-        if recorder is not None:
+        if recorder is not None and self.recordable:
             self._record(recorder, MOST_RECORDED_LAYERS // (chosen.end - chosen.start))
+
+    def _make_stage(self, model: Model, start: int, end: int, **options: Any) -> DecoderStage:
+        return DecoderStage(model, start, end, **options)
+
+    def _words(self) -> int:
+        """Words whose logits this process knows."""
+        return self._stage.model.vocab
 
     def _record(self, recorder: Recorder, most: int) -> None:
         """Record every pass of a run, with its result in a buffer that stays."""
@@ -186,15 +200,21 @@ class ServingKernels:
 
     def _pass(self, phase: str, index: int, step: int) -> Tensor:
         """Take a micro-batch through the stage, kernel by kernel."""
-        if self._first:
-            prompt = phase == PREFILL
-            x = self._prompts[self._rows(phase, index)] if prompt else self._fed(index, step)
-        else:
-            x = self._hidden[phase, index]
+        x = self._input(phase, index, step)
         if phase == PREFILL:
             made = self._stage.prefill(index, x)
         else:
             made = self._stage.decode(index, step, x)
+        return self._keep(phase, index, step, made)
+
+    def _input(self, phase: str, index: int, step: int) -> Tensor:
+        """What a pass begins with: token ids on the first stage, else hidden states."""
+        if self._first and phase == PREFILL:
+            return self._prompts[self._rows(phase, index)]
+        return self._fed(index, step) if self._first else self._hidden[phase, index]
+
+    def _keep(self, phase: str, index: int, step: int, made: Tensor) -> Tensor:
+        """Note the tokens that a pass has made, on the last stage."""
         if self._last:
             rows = self._rows(phase, index)
             self._chosen[rows, step] = made
@@ -240,25 +260,49 @@ class ServingKernels:
         return self._forced[rows, step - 1] if self._mode == "forced" else self._tokens[rows]
 
 
+def stage_kernels_of(
+    model: Model, workload: ServingWorkload, decision: ServingDecision, rank: int, mode: str,
+    seed: int,
+) -> ServingKernels:  # fmt: skip
+    """The kernels of a rank of a run: of a stage, or of its part of one."""
+    stage, lane = decision.place(rank)
+    if decision.stages[stage].degree == 1:
+        return ServingKernels(model, workload, decision, stage, mode, seed)
+    from foreplan.planner.serving.shard_kernels import ShardKernels
+
+    return ShardKernels(model, workload, decision, stage, mode, seed, lane=lane)
+
+
 def single_process_tokens(
     model: Model, cluster: Cluster, workload: ServingWorkload, decision: ServingDecision, mode: str,
     seed: int,
 ) -> dict[str, Any]:  # fmt: skip
-    """What the last stage of a run must report, computed by all stages in this process."""
+    """What the last stage of a run must report, computed by all ranks in this process."""
     pricing = Pricing(model, workload, CostBook(()))
-    schedule = ServingSchedule(pricing, cluster, decision).build()
-    stages = [
-        ServingKernels(model, workload, decision, rank, mode, seed)
-        for rank in range(len(decision.stages))
+    schedule = ServingSchedule(pricing, cluster, decision).pieces()
+    ranks = [
+        stage_kernels_of(model, workload, decision, rank, mode, seed)
+        for rank in range(len(decision.ranks))
     ]
+    meetings: dict[int, list[Action]] = {}
     # Actions are listed in an order that one process can follow.
     for action in schedule:
         if action.op == "recv":
             sent = next(schedule[i] for i in action.dependencies)
-            stages[action.rank].buffer(action).copy_(stages[sent.rank].payload(sent))
+            ranks[action.rank].buffer(action).copy_(ranks[sent.rank].payload(sent))
+        elif action.rendezvous >= 0:
+            here = meetings.setdefault(action.rendezvous, [])
+            here.append(action)
+            stage, _ = decision.place(action.rank)
+            if len(here) == decision.stages[stage].degree:
+                # What is gathered is zero where it is another rank's, so that it is a sum too.
+                parts = [ranks[each.rank].payload(each) for each in meetings.pop(action.rendezvous)]
+                total = functools.reduce(torch.add, parts)
+                for part in parts:
+                    part.copy_(total)
         elif action.op != "send":
-            stages[action.rank].run(action)
-    return stages[-1].result()
+            ranks[action.rank].run(action)
+    return next(found for rank in ranks if (found := rank.result()))
 
 
 def compare_tokens(result: dict[str, Any], reference: dict[str, Any], mode: str) -> Agreement:

@@ -283,10 +283,10 @@ class ServingPlanner(Planner[ServingWorkload, ServingDecision]):
     def kernels(
         self, problem: Problem[ServingWorkload], decision: ServingDecision, rank: int, *, mode: str
     ) -> Kernels:
-        """The decoder stage of ``rank``; imports torch."""
-        from foreplan.planner.serving.kernels import ServingKernels
+        """The decoder stage of ``rank``, or its part of one; imports torch."""
+        from foreplan.planner.serving.kernels import stage_kernels_of
 
-        return ServingKernels(
+        return stage_kernels_of(
             serving_model(problem), problem.workload, decision, rank, mode, problem.seed
         )
 

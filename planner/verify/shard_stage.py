@@ -45,8 +45,19 @@ class ShardStage(DecoderStage):
         """As of `DecoderStage`, of the device's part of ``weights``."""
         super().load(ShardWeights(weights, self._degree, self._lane), kernels)
 
+    def _allocate(self) -> None:
+        # What a library sums in place has to be a plain tensor, and so has what a pass that makes
+        # such tensors writes to.
+        with torch.inference_mode(mode=False), torch.no_grad():
+            super()._allocate()
+
+    @property
+    def exchanges(self) -> int:
+        """Pieces of a pass after which something is exchanged: all but the last."""
+        return 2 * (self.end - self.start) + int(self.first) + int(self.last)
+
     def passing(self, phase: int, micro_batch: int, step: int, x: Tensor) -> Iterator[Tensor]:
-        """The pieces of a pass; use in `torch.inference_mode`.
+        """The pieces of a pass; use in `torch.no_grad`.
 
         Args:
             phase: `PREFILL` or `DECODE`.
