@@ -222,7 +222,7 @@ class Measuring(Process):
     def _memory_rates(self) -> dict[str, float]:
         import torch
 
-        from foreplan.planner.bubbles.execution.flat_parameters import FlatParameters
+        from foreplan.planner.bubbles.execution.flat_parameters import FlatParameters, optimize
 
         size = 1 << (20 if self.processor else 28)
         a, b = (torch.empty(size, dtype=torch.uint8, device=self.device) for _ in range(2))
@@ -238,7 +238,7 @@ class Measuring(Process):
                 return [("weight", layer, "weight")]
 
         flat = Flat([Part()], 0, self.device, self.dtype)
-        step = self.timed(flat.optimize)
+        step = self.timed(lambda: optimize([flat]))
         count = flat.weights.numel()
         copies = 0.0 if self.processor else 3 * count * copy / size
         return {
