@@ -31,7 +31,7 @@ from foreplan.cost_models.rescaled_roofline import RescaledRoofline
 from foreplan.datasets.device import Device
 from foreplan.datasets.profile import Profile, Row
 from foreplan.datasets.program import Program
-from foreplan.datasets.specs import StrictModel, load_document, validate
+from foreplan.datasets.specs import StrictModel, load_document, rows_document, validate
 from foreplan.datasets.storage import write_atomically
 from foreplan.errors import SpecError
 
@@ -145,9 +145,7 @@ class DeviceFit(StrictModel):
 
     def to_json(self) -> str:
         """The document, one task a line; equal fits give equal bytes."""
-        head = self.model_dump_json(by_alias=True, exclude_none=True, exclude={"tasks"})
-        rows = ",\n".join(row.model_dump_json(exclude_none=True) for row in self.tasks)
-        return f'{head[:-1]},"tasks":[\n{rows}\n]}}\n'
+        return rows_document(self, "tasks")
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the fit whole or not at all.

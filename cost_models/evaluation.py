@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,19 +21,33 @@ class OperatorModel(Protocol):
         ...
 
 
-class IntervalModel(OperatorModel, Protocol):
-    """A model that also says how sure it is."""
+class Measured(Protocol):
+    """What `errors_of` asks of a table: seconds (N,)."""
 
-    def predict_interval(self, table: OperatorTable) -> tuple[Floats, Floats, Floats]:
-        """Mean, low and high end of the nominal 90 % interval, in seconds, (N,) each."""
-        ...
+    @property
+    def latency_s(self) -> Floats: ...  # noqa: D102 - see the class
+    def __len__(self) -> int: ...
+
+
+class Errors(NamedTuple):
+    """Predictions beside measured latencies.
+
+    Attributes:
+        known: rows that were predicted, bool (N,).
+        error: absolute relative errors (N,), NaN where a row was not predicted.
+        interval: as `interval_summary`; None for a model that gives no intervals.
+    """
+
+    known: NDArray[np.bool_]
+    error: Floats
+    interval: dict[str, float | None] | None
 
 
 def evaluate(model: OperatorModel, table: OperatorTable) -> dict[str, object]:
     """Compare predictions with a table's latencies.
 
     Args:
-        model: any predictor; one with ``predict_interval`` also gets its coverage.
+        model: any predictor; one with ``predict_interval`` also gets its coverage (`errors_of`).
         table: measured rows.
 
     Returns:
@@ -42,14 +56,7 @@ def evaluate(model: OperatorModel, table: OperatorTable) -> dict[str, object]:
         ``unsupported`` counts the rows that were not predicted, with ``unsupported_by``. A group
         without a predicted row has ``count`` 0 and ``None`` errors.
     """
-    low = high = None
-    if hasattr(model, "predict_interval"):
-        predicted, low, high = model.predict_interval(table)
-    else:
-        predicted = model.predict(table)
-    known = np.isfinite(predicted) & (predicted > 0)
-    error = np.full(len(table), np.nan)
-    error[known] = np.abs(predicted[known] / table.latency_s[known] - 1)
+    known, error, interval = errors_of(model, table)
     document: dict[str, object] = {
         "overall": summary(error),
         "by_device": _grouped(error, table.device),
@@ -63,11 +70,33 @@ def evaluate(model: OperatorModel, table: OperatorTable) -> dict[str, object]:
             for device, op in sorted(set(zip(table.device[~known], table.op[~known], strict=True)))
         },
     }
-    if low is not None and high is not None:
-        document["interval_90"] = interval_summary(
-            table.latency_s[known], predicted[known], low[known], high[known]
-        )
+    if interval is not None:
+        document["interval_90"] = interval
     return document
+
+
+def errors_of(model: Any, table: Measured) -> Errors:
+    """Errors of a model on a table of operators or of programs.
+
+    Args:
+        model: has ``predict(table)``, seconds (N,) and NaN for what it cannot predict, or
+            ``predict_interval(table)``, which adds the low and high end of the 90 % interval.
+        table: measured rows.
+    """
+    low = high = None
+    if hasattr(model, "predict_interval"):
+        predicted, low, high = model.predict_interval(table)
+    else:
+        predicted = model.predict(table)
+    known = np.isfinite(predicted) & (predicted > 0)
+    error = np.full(len(table), np.nan)
+    error[known] = np.abs(predicted[known] / table.latency_s[known] - 1)
+    if low is None or high is None:
+        return Errors(known, error, None)
+    measured = table.latency_s[known]
+    return Errors(
+        known, error, interval_summary(measured, predicted[known], low[known], high[known])
+    )
 
 
 def interval_summary(

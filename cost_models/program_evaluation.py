@@ -9,7 +9,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from foreplan.cost_models.evaluation import interval_summary, summary
+from foreplan.cost_models.evaluation import errors_of, summary
 from foreplan.cost_models.program_data import Unsupported
 from foreplan.cost_models.program_table import ProgramTable
 
@@ -34,7 +34,7 @@ def evaluate_programs(
     """Compare predictions with a table's latencies.
 
     Args:
-        model: any predictor; one with ``predict_interval`` also gets its coverage.
+        model: any predictor; one with ``predict_interval`` also gets its coverage (`errors_of`).
         table: measured programs.
         unsupported: programs that are in no table, counted as not predicted.
         names: what devices are called in the result, in the order of ``table.devices``.
@@ -44,14 +44,7 @@ def evaluate_programs(
         each network that calls it. ``noise_floor`` is the mean and median of half the relative
         spread of repetitions: no predictor can be expected below it.
     """
-    low = high = None
-    if hasattr(model, "predict_interval"):
-        predicted, low, high = model.predict_interval(table)
-    else:
-        predicted = model.predict(table)
-    known = np.isfinite(predicted) & (predicted > 0)
-    error = np.full(len(table), np.nan)
-    error[known] = np.abs(predicted[known] / table.latency_s[known] - 1)
+    known, error, interval = errors_of(model, table)
     called = names or [device.name for device in table.devices]
     device = np.array(called, dtype=np.str_)[table.device]
     callers = {joined: joined.split("+") for joined in set(table.network.tolist())}
@@ -76,10 +69,8 @@ def evaluate_programs(
         "unsupported_reasons": dict(Counter(item.reason for item in unsupported)),
         "noise_floor": noise_floor(table),
     }
-    if low is not None and high is not None:
-        document["interval_90"] = interval_summary(
-            table.latency_s[known], predicted[known], low[known], high[known]
-        )
+    if interval is not None:
+        document["interval_90"] = interval
     return document
 
 

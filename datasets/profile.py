@@ -20,7 +20,7 @@ from foreplan.datasets.device import Device
 from foreplan.datasets.device_name import DeviceName
 from foreplan.datasets.program import OPERATORS, Program, Variant, program
 from foreplan.datasets.quantity import BytesPerSecond, Seconds
-from foreplan.datasets.specs import StrictModel, load_document, validate
+from foreplan.datasets.specs import StrictModel, load_document, rows_document, validate
 from foreplan.datasets.storage import write_atomically
 from foreplan.errors import SpecError
 
@@ -145,9 +145,7 @@ class Profile(StrictModel):
 
     def to_json(self) -> str:
         """The document, one row a line; equal profiles give equal bytes."""
-        head = self.model_dump_json(by_alias=True, exclude_none=True, exclude={"rows"})
-        rows = ",\n".join(row.model_dump_json(exclude_none=True) for row in self.rows)
-        return f'{head[:-1]},"rows":[\n{rows}\n]}}\n'
+        return rows_document(self, "rows")
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the profile whole or not at all.

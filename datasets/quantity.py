@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from dataclasses import dataclass
 from decimal import Decimal
 from enum import StrEnum
 from typing import Annotated, Any
 
-from pydantic import BeforeValidator, Field, WithJsonSchema
-from pydantic_core import PydanticCustomError
+from pydantic import Field, GetCoreSchemaHandler, GetJsonSchemaHandler
+from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
 from foreplan.errors import SpecError
 
@@ -146,71 +147,52 @@ def _hint(value: object, wanted: Dimension) -> str | None:
 # ----------------------------------------------------------------------------- pydantic's fields
 
 
-def _reader(dimension: Dimension, *, whole: bool = False) -> Callable[[Any], Any]:
-    def read(value: Any) -> Any:
+@dataclass(frozen=True, slots=True)
+class _Text:
+    """Lets a field take a text with a unit too, and says so in the JSON Schema."""
+
+    dimension: Dimension
+    whole: bool = False
+
+    def __get_pydantic_core_schema__(
+        self, source: Any, handler: GetCoreSchemaHandler
+    ) -> CoreSchema:
+        return core_schema.no_info_before_validator_function(self._read, handler(source))
+
+    def __get_pydantic_json_schema__(
+        self, schema: CoreSchema, handler: GetJsonSchemaHandler
+    ) -> dict[str, Any]:
+        if handler.mode == "serialization":
+            return handler(schema)
+        number = "integer" if self.whole else "number"
+        forms = [{"type": number, "minimum": 0}, {"type": "string"}]
+        return {"anyOf": forms, "description": _EXAMPLES[self.dimension]}
+
+    def _read(self, value: Any) -> Any:
         try:
-            number = parse_quantity(value, dimension)
+            number = parse_quantity(value, self.dimension)
         except SpecError as error:
             hint = "" if error.fix is None else f" ({error.fix})"
             # pydantic adds the field and the value; its messages treat braces as fields.
             raise PydanticCustomError(
                 "quantity", "{expected}", {"expected": error.expected + hint}
             ) from error
-        if not whole:
+        if not self.whole:
             return number
         return value if isinstance(value, int) else round(number)
 
-    return read
 
-
-def _schema(dimension: Dimension, *, number: str = "number") -> WithJsonSchema:
-    """Say in the JSON Schema that a text with a unit does as well."""
-    forms = [{"type": number, "minimum": 0}, {"type": "string"}]
-    schema = {"anyOf": forms, "description": _EXAMPLES[dimension]}
-    return WithJsonSchema(schema, mode="validation")
-
-
-Bytes = Annotated[
-    int,
-    BeforeValidator(_reader(Dimension.BYTES, whole=True)),
-    Field(gt=0),
-    _schema(Dimension.BYTES, number="integer"),
-]
+Bytes = Annotated[int, _Text(Dimension.BYTES, whole=True), Field(gt=0)]
 """A positive size in whole bytes."""
-BytesPerSecond = Annotated[
-    float,
-    BeforeValidator(_reader(Dimension.BYTES_PER_SECOND)),
-    Field(gt=0),
-    _schema(Dimension.BYTES_PER_SECOND),
-]
+BytesPerSecond = Annotated[float, _Text(Dimension.BYTES_PER_SECOND), Field(gt=0)]
 """A positive bandwidth in bytes per second."""
-Seconds = Annotated[
-    float,
-    BeforeValidator(_reader(Dimension.SECONDS)),
-    Field(ge=0),
-    _schema(Dimension.SECONDS),
-]
+Seconds = Annotated[float, _Text(Dimension.SECONDS), Field(ge=0)]
 """A time in seconds, zero allowed."""
-OperationsPerSecond = Annotated[
-    float,
-    BeforeValidator(_reader(Dimension.OPERATIONS_PER_SECOND)),
-    Field(gt=0),
-    _schema(Dimension.OPERATIONS_PER_SECOND),
-]
+OperationsPerSecond = Annotated[float, _Text(Dimension.OPERATIONS_PER_SECOND), Field(gt=0)]
 """A positive rate in FLOP/s (integer types: OP/s)."""
-Hertz = Annotated[
-    float,
-    BeforeValidator(_reader(Dimension.HERTZ)),
-    Field(gt=0),
-    _schema(Dimension.HERTZ),
-]
+Hertz = Annotated[float, _Text(Dimension.HERTZ), Field(gt=0)]
 """A positive frequency in hertz."""
-Watts = Annotated[
-    float,
-    BeforeValidator(_reader(Dimension.WATTS)),
-    Field(gt=0),
-    _schema(Dimension.WATTS),
-]
+Watts = Annotated[float, _Text(Dimension.WATTS), Field(gt=0)]
 """A positive power in watts."""
 
 

@@ -119,6 +119,16 @@ def load_document(path: str | os.PathLike[str]) -> dict[str, Any]:
     return document
 
 
+def rows_document(record: BaseModel, rows: str) -> str:
+    """A record as JSON with a line for each member of its field ``rows``, which comes last.
+
+    Fields that are None are left out; equal records give equal bytes.
+    """
+    head = record.model_dump_json(by_alias=True, exclude_none=True, exclude={rows})
+    lines = ",\n".join(row.model_dump_json(exclude_none=True) for row in getattr(record, rows))
+    return f'{head[:-1]},"{rows}":[\n{lines}\n]}}\n'
+
+
 def dump_document(data: Mapping[str, Any]) -> str:
     """Write plain data as YAML that `load_document` reads back equal; same data, same bytes."""
     return write_yaml(data)
