@@ -21,11 +21,17 @@ def gpu_environment(handover: Handover) -> tuple[dict[str, str], list[str]]:
     if handover.one_host:
         environment["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"
         environment["CUDA_VISIBLE_DEVICES"] = ",".join(str(gpu) for _, gpu in handover.gpus)
-        return environment, ["stage i runs on the i-th of CUDA_VISIBLE_DEVICES"]
+        return environment, [_placing(handover, "CUDA_VISIBLE_DEVICES")]
     return environment, [
         f"several hosts ({', '.join(handover.hosts)}): start this on each and place rank i on the",
         f"i-th of {_STAGES} (host/GPU)",
     ]
+
+
+def _placing(handover: Handover, listed: str) -> str:
+    if handover.degree == 1:
+        return f"stage i runs on the i-th of {listed}"
+    return f"stage i runs on the i-th {handover.degree} of {listed}"
 
 
 def read_gpus(environment: Mapping[str, str]) -> tuple[tuple[str, int], ...]:

@@ -28,10 +28,12 @@ class PipelineServer(Exporter):
     Attributes:
         title: what the server is called in messages.
         partition: variable that holds the number of layers of each stage.
+        degree_flag: flag that holds the number of GPUs of each stage.
     """
 
     title: ClassVar[str]
     partition: ClassVar[str]
+    degree_flag: ClassVar[str]
 
     def write(self, plan: Plan) -> Written:
         """See `Exporter.write`; 3 bits are refused (no kernel of these servers reads them).
@@ -83,10 +85,10 @@ class PipelineServer(Exporter):
         )
 
     def _read_one(self, files: Mapping[str, str]) -> Handover:
-        environment, _ = _shell.parse(files["launch.sh"])
+        environment, flags = _shell.parse(files["launch.sh"])
         layers = tuple(int(n) for n in environment[self.partition].split(","))
         schemes = compressed_tensors.read(files.get(compressed_tensors.FILE), sum(layers))
-        return Handover(layers, schemes, read_gpus(environment))
+        return Handover(layers, schemes, read_gpus(environment), int(flags[self.degree_flag]))
 
     def check(self, handover: Handover) -> None:
         """Refuse what only this server cannot express.

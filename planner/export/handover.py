@@ -51,29 +51,45 @@ class Handover:
     Attributes:
         layers: number of layers of each stage.
         schemes: one for each layer of the model.
-        gpus: (host, number of the GPU on that host) of each stage.
+        gpus: (host, number of the GPU on that host), stage by stage.
+        degree: GPUs of each stage, by tensor parallelism.
     """
 
     layers: tuple[int, ...]
     schemes: tuple[Scheme, ...]
     gpus: tuple[tuple[str, int], ...]
+    degree: int = 1
 
     @classmethod
     def of(cls, plan: Plan) -> Handover:
         """Read a serving plan.
 
         Raises:
-            SpecError: another kind of plan, a stage on a CPU or on a slice of a GPU, or phases
-                that round activations differently; names the line of the plan.
+            SpecError: another kind of plan, a stage on a CPU or on a slice of a GPU, stages of
+                unlike numbers of GPUs, or phases that round activations differently; names the line
+                of the plan.
         """
         decision = serving_decision(plan)
-        gpus = tuple(_gpu(plan, index, stage) for index, stage in enumerate(decision.stages))
+        degree = decision.stages[0].degree
+        for index, stage in enumerate(decision.stages):
+            if stage.degree != degree:
+                raise SpecError(
+                    f"decision.stages[{index}].peers", got=f"{stage.degree} devices",
+                    expected=f"{degree}, as in the first stage: launchers know one degree of "
+                    "tensor parallelism",
+                    fix=f"plan again with tensor_parallel={degree}",
+                )  # fmt: skip
+        gpus = tuple(
+            _gpu(plan, index, stage, rank)
+            for index, stage in enumerate(decision.stages)
+            for rank in stage.ranks
+        )
         schemes = tuple(
             _scheme(stage, index, bits)
             for index, stage in enumerate(decision.stages)
             for bits in stage.bits
         )
-        return cls(tuple(s.end - s.start for s in decision.stages), schemes, gpus)
+        return cls(tuple(s.end - s.start for s in decision.stages), schemes, gpus, degree)
 
     @property
     def hosts(self) -> tuple[str, ...]:
@@ -84,6 +100,19 @@ class Handover:
     def one_host(self) -> bool:
         """Whether every stage runs on the same host."""
         return len(self.hosts) == 1
+
+    def refuse_groups(self, target: str) -> None:
+        """Refuse stages of several GPUs, for a target that has none.
+
+        Raises:
+            SpecError: names the first stage.
+        """
+        if self.degree > 1:
+            raise SpecError(
+                "decision.stages[0].peers", got=f"{self.degree} GPUs",
+                expected=f"one GPU a stage: {target} splits layers in another way or not at all",
+                fix="plan again with tensor_parallel=1",
+            )  # fmt: skip
 
     def layers_of(self, scheme: Scheme) -> tuple[int, ...]:
         """Layers that are computed in this way."""
@@ -149,19 +178,19 @@ def serving_workload(plan: Plan) -> ServingWorkload:
     return validate(ServingWorkload, plan.workload, "plan: workload")
 
 
-def _gpu(plan: Plan, index: int, stage: StageDecision) -> tuple[str, int]:
-    """Host and GPU number of a stage: its own number, or its place among its host's devices."""
+def _gpu(plan: Plan, index: int, stage: StageDecision, number: int) -> tuple[str, int]:
+    """Host and GPU number of a rank: its own number, or its place among its host's devices."""
     ranks = plan.cluster.ranks()
-    rank = ranks[stage.rank]
+    rank = ranks[number]
     word = f"decision.stages[{index}].device"
     name = rank.name
     kind = device_zoo.device(str(name)).kind if name.kind == "zoo" else name.kind
     if kind == "cpu":
-        raise SpecError(word, got=stage.device, expected="a GPU: this target has no CPU stages")
+        raise SpecError(word, got=rank.label, expected="a GPU: this target has no CPU stages")
     if name.kind == "cuda":
         if "/" in str(name):
             raise SpecError(
-                word, got=stage.device, expected="a whole GPU: no launcher knows slices of one"
+                word, got=rank.label, expected="a whole GPU: no launcher knows slices of one"
             )
         return rank.host, int(str(name).split(":")[1])
     here = [r.index for r in ranks if r.host == rank.host]

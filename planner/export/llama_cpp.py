@@ -36,6 +36,7 @@ class LlamaCppExporter(Exporter):
         """See `Exporter.write`; one host only, weights only."""
         handover = Handover.of(plan)
         handover.refuse(("bf16", *_TYPE), "llama.cpp")
+        handover.refuse_groups("llama.cpp")
         rounded = [i for i, s in enumerate(handover.schemes) if s.activations is not None]
         if rounded:
             raise SpecError(

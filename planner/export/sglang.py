@@ -15,6 +15,7 @@ class SglangExporter(PipelineServer):
     target = "sglang"
     title = "SGLang"
     partition = "SGLANG_PP_LAYER_PARTITION"
+    degree_flag = "--tp-size"
 
     def check(self, handover: Handover) -> None:
         """Refuse stages of a host with another host's between them."""
@@ -35,7 +36,7 @@ class SglangExporter(PipelineServer):
         """``sglang.launch_server`` with a node a host."""
         flags = {
             "--pp-size": str(len(handover.layers)),
-            "--tp-size": "1",
+            "--tp-size": str(handover.degree),
             "--nnodes": str(len(handover.hosts)),
             "--max-running-requests": str(workload.batch),
             "--context-length": str(workload.prompt_tokens + workload.new_tokens),

@@ -55,7 +55,7 @@ class TensorRtLlmExporter(Exporter):
         environment, notes = gpu_environment(handover)
         arguments = {
             "pipeline_parallel_size": len(handover.layers),
-            "tensor_parallel_size": 1,
+            "tensor_parallel_size": handover.degree,
             "pp_partition": list(handover.layers),
             "max_batch_size": workload.batch,
             "max_seq_len": workload.prompt_tokens + workload.new_tokens,
@@ -70,14 +70,17 @@ class TensorRtLlmExporter(Exporter):
     def read(self, files: Mapping[str, str]) -> Handover:
         """See `Exporter.read`."""
         environment, _ = _shell.parse(files["launch.sh"])
-        layers = tuple(yaml.safe_load(files[_ARGUMENTS])["pp_partition"])
+        arguments = yaml.safe_load(files[_ARGUMENTS])
+        layers = tuple(arguments["pp_partition"])
         schemes = [Scheme("bf16")] * sum(layers)
         if _QUANTISATION in files:
             by_name = {name: scheme for scheme, name in _ALGORITHM.items()}
             named = json.loads(files[_QUANTISATION])["quantization"]["quantized_layers"]
             for name, entry in named.items():
                 schemes[int(name.split(".")[2])] = by_name[entry["quant_algo"]]
-        return Handover(layers, tuple(schemes), read_gpus(environment))
+        return Handover(
+            layers, tuple(schemes), read_gpus(environment), arguments["tensor_parallel_size"]
+        )
 
 
 def _refuse_experts(plan: Plan, handover: Handover) -> None:

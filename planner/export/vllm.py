@@ -14,6 +14,7 @@ class VllmExporter(PipelineServer):
     target = "vllm"
     title = "vLLM"
     partition = "VLLM_PP_LAYER_PARTITION"
+    degree_flag = "--tensor-parallel-size"
 
     def script(
         self,
@@ -25,7 +26,7 @@ class VllmExporter(PipelineServer):
         """``vllm serve`` over processes of a host, or over Ray."""
         flags = {
             "--pipeline-parallel-size": str(len(handover.layers)),
-            "--tensor-parallel-size": "1",
+            "--tensor-parallel-size": str(handover.degree),
             "--distributed-executor-backend": "mp" if handover.one_host else "ray",
             "--max-num-seqs": str(workload.batch),
             "--max-model-len": str(workload.prompt_tokens + workload.new_tokens),

@@ -357,8 +357,9 @@ class _Server:
             decided, kernels = self._decision.stages[stage], self._kernels[stage]
             update = {"prompt_tokens": bucket, "batch": count}
             pricing = Pricing(
-                self._model, self._workload.model_copy(update=update), self._problem.costs
-            )
+                self._model, self._workload.model_copy(update=update), self._problem.costs,
+                decided.degree,
+            )  # fmt: skip
             sizes = MicroBatches(count, count)
             keys = None if phase == PREFILL else bucket
             layers = pricing.layers(kernels, decided.start, decided.bits, phase, sizes, keys)
@@ -368,6 +369,11 @@ class _Server:
             if decided.end == self._model.layers:
                 for item, times in pricing.head(kernels, phase, sizes):
                     parts[item] += times
+            exchanged = pricing.exchanges(
+                phase, sizes, decided.ranks, decided.end - decided.start, first=stage == 0,
+                last=decided.end == self._model.layers,
+            )  # fmt: skip
+            parts.update(dict(exchanged))
             made = Segment(phase, tuple(parts.items()))
             seconds = self._problem.costs.cost(made, self._ranks[stage].label).mean_s
             self._works[key] = (made, seconds)
