@@ -18,6 +18,7 @@ import numpy as np
 
 from foreplan.planner.serving.chain import ServingChains
 from foreplan.planner.serving.pricing import MicroBatches
+from foreplan.solvers.chain_diagnosis import ChainDiagnosis, Obstacle, diagnose
 from foreplan.solvers.chain_family import solve_family
 from foreplan.solvers.chain_fluid import fluid_latency_s, quick_latency_s
 from foreplan.solvers.chain_limits import TimeLimits, solve_within
@@ -27,6 +28,8 @@ from foreplan.solvers.solution import Solution
 
 #: Most cases of a plan with tensor parallelism that are solved; the rest counts by its bounds.
 MOST_SOLVED = 600
+#: Most groupings that are looked into where none has an answer.
+MOST_DIAGNOSED = 64
 
 
 @dataclass
@@ -83,6 +86,22 @@ def solve_cases(chains: ServingChains, limits: TimeLimits, *, gap: float, within
             break
         answers.add(pair, solve_within(problem, limits, gap=gap, cutoff=cutoff))
     return answers
+
+
+def least_obstacle(chains: ServingChains, sizes: MicroBatches) -> ChainDiagnosis:
+    """What stands in the way of the grouping that comes nearest to having an answer.
+
+    Args:
+        chains: makes the problems.
+        sizes: of the micro-batches.
+    """
+    found = [
+        diagnose(dataclasses.replace(chains.problem(sizes), counts=way))
+        for way in chains.groupings()[:MOST_DIAGNOSED]
+    ]
+    # What fits in memory is nearer than what does not.
+    lacking = (Obstacle.MEMORY, Obstacle.AVAILABILITY)
+    return min(found, key=lambda each: (each.obstacle in lacking, each.excess))
 
 
 def _by_bound(

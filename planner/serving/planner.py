@@ -22,7 +22,7 @@ from foreplan.errors import InfeasibleError, SpecError
 from foreplan.planner.base import Agreement, Bound, Choice, Kernels, Planner, Problem
 from foreplan.planner.predict import Forecast
 from foreplan.planner.serving.baselines import serving_baselines
-from foreplan.planner.serving.cases import solve_cases
+from foreplan.planner.serving.cases import least_obstacle, solve_cases
 from foreplan.planner.serving.chain import (
     ServingChains,
     capacities,
@@ -37,7 +37,7 @@ from foreplan.planner.serving.quality import plan_quality
 from foreplan.planner.serving.rivals import serving_near, serving_rivals
 from foreplan.planner.serving.spec import ServingDecision, ServingWorkload
 from foreplan.planner.serving.time_limits import missed, time_limits, too_short
-from foreplan.solvers.chain_diagnosis import Obstacle, diagnose
+from foreplan.solvers.chain_diagnosis import Obstacle
 
 #: Relative gap at which the solver stops; how far from the best an answer may be to be replayed.
 GAP, REPLAY_WITHIN, REPLAYS = 1e-4, 0.02, 6
@@ -137,7 +137,7 @@ class ServingPlanner(Planner[ServingWorkload, ServingDecision]):
         if late is not None:
             return late
         sizes = min(chains.sizes(), key=lambda s: (s.prefill, s.decode))  # the least workspace
-        found = diagnose(chains.problem(sizes))
+        found = least_obstacle(chains, sizes)
         if found.obstacle is Obstacle.COST2:
             return InfeasibleError(
                 f"{model.name} fits the {used} devices at {-found.need / model.layers:.4g} bits on "
