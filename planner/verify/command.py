@@ -80,6 +80,7 @@ def verify_command(
             plan, rounds=rounds, thorough=thorough, tolerance=tolerance,
             rdzv_endpoint=rdzv_endpoint, host=host, dry_run=dry_run, progress=say,
             costs=_costs(plan, path.parent) if thorough else None,
+            trust_paths=True,  # as checked above, with the costs
         )  # fmt: skip
         if run.document is not None:
             run.document.save(output)

@@ -3,8 +3,8 @@
 A plan can come from a stranger. The folders of its model and encoders may lie anywhere: of these
 weights, configuration and tokenizer are read, as safetensors and plain data, and no code of theirs
 is run, so that the most a wrong folder does is fail or be verified for nothing. Other files that a
-plan names (profiles, texts, quality tables) have to lie in the plan's own folder, unless the user
-says that the plan's paths are to be trusted.
+plan names (profiles, tables of costs, texts, quality tables) have to lie in the plan's own folder,
+unless the user says that the plan's paths are to be trusted.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
+from foreplan.cost_models.book import LAYER_TABLE
 from foreplan.datasets.text_tokens import STANDARD_LIBRARY
 from foreplan.errors import SpecError
 from foreplan.planner.plan import Plan
@@ -26,7 +27,7 @@ def check_paths(plan: Plan, folder: Path, *, profiles: bool) -> None:
     Args:
         plan: the plan.
         folder: where its file lies.
-        profiles: whether its profiles are going to be read.
+        profiles: whether its profiles, or the table that its costs come from, are going to be read.
 
     Raises:
         SpecError: names the field and the way to consent.
@@ -36,7 +37,7 @@ def check_paths(plan: Plan, folder: Path, *, profiles: bool) -> None:
         if not path.resolve().is_relative_to(home):
             raise SpecError(
                 field, got=written, expected=f"a file in the plan's own folder {home}",
-                fix="add --trust-paths if you know where the plan comes from",
+                fix="add --trust-paths (trust_paths=True) if you know where the plan comes from",
             )  # fmt: skip
 
 
@@ -45,6 +46,9 @@ def _named(plan: Plan, folder: Path, *, profiles: bool) -> Iterator[tuple[str, s
         for rank in plan.cluster.ranks():
             if rank.profile is not None:
                 yield f"plan: profile of {rank.label}", rank.profile, folder / rank.profile
+        costs = plan.provenance.costs
+        if costs.startswith(LAYER_TABLE):
+            yield "plan: provenance.costs", costs, Path(costs.removeprefix(LAYER_TABLE))
     for name in _FILES:
         text = plan.workload.get(name)
         if isinstance(text, str) and text != STANDARD_LIBRARY:

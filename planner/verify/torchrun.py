@@ -12,6 +12,7 @@ import os
 import signal
 import sys
 from datetime import timedelta
+from pathlib import Path
 
 from foreplan.errors import ForeplanError, SpecError
 from foreplan.planner.plan import Plan, load_plan
@@ -20,20 +21,26 @@ _SEATED = "FOREPLAN_VERIFY_SEATED"
 _KEY = "foreplan/leader"
 
 
-def run_under_torchrun(path: str, *, output: str, rounds: int, tolerance: float | None) -> int:
+def run_under_torchrun(
+    path: str, *, output: str, rounds: int, tolerance: float | None, trust_paths: bool
+) -> int:
     """Be one rank of a verification; rank 0 also leads it and writes the document.
 
     Returns:
         Exit code: that of the leader on rank 0, 0 elsewhere.
 
     Raises:
-        SpecError: the plan is wrong, or torchrun started another number of processes.
+        SpecError: the plan is wrong or leaves its folder, or torchrun started another number of
+            processes.
     """
     from foreplan.planner.verify.local import rank_environment
+    from foreplan.planner.verify.paths import check_paths
     from foreplan.planner.verify.verify import plan_ranks
     from foreplan.planner.verify.worker import Supervisor
 
     plan = load_plan(path)
+    if not trust_paths:
+        check_paths(plan, Path(path).parent, profiles=False)
     rank, world = int(os.environ["RANK"]), int(os.environ.get("WORLD_SIZE", "1"))
     members = plan_ranks(plan)
     if world != len(members):
@@ -88,7 +95,7 @@ def _fork_leader(
                 stream.write(f"{port}\n")
 
         run = verify(
-            plan, rounds=rounds, tolerance=tolerance, progress=_say,
+            plan, rounds=rounds, tolerance=tolerance, progress=_say, trust_paths=True,  # checked
             started_by_torchrun=("127.0.0.1" if one_host else "", listening),
         )  # fmt: skip
         if run.document is not None:

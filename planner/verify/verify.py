@@ -20,7 +20,6 @@ from foreplan.cost_models.costs import CostBook
 from foreplan.cost_models.timeline import Timeline
 from foreplan.datasets.cluster_entry import Rank
 from foreplan.datasets.specs import validate
-from foreplan.datasets.worker_environment import worker_environment
 from foreplan.errors import SpecError
 from foreplan.planner.base import Planner
 from foreplan.planner.plan import Plan, Times
@@ -29,10 +28,11 @@ from foreplan.planner.verify.candidates import Candidate, candidates_of
 from foreplan.planner.verify.follow import follow
 from foreplan.planner.verify.group import RankFailed
 from foreplan.planner.verify.launch import Fleet
-from foreplan.planner.verify.placement import assign_cores
+from foreplan.planner.verify.paths import check_paths
 from foreplan.planner.verify.rounds import Measured, Rounds
 from foreplan.planner.verify.scores import median_round, verification_of
 from foreplan.planner.verify.session import problem_of
+from foreplan.planner.verify.sketch import ProcessSketch, process_sketches
 from foreplan.planner.verify.verification import AgreementResult, Machine, Verification
 from foreplan.planner.verify.wire import parse_endpoint
 
@@ -40,33 +40,6 @@ from foreplan.planner.verify.wire import parse_endpoint
 BUSY = 0.5
 
 Say = Callable[[str], None]
-
-
-@dataclass(frozen=True)
-class ProcessSketch:
-    """A process that a run would start.
-
-    Attributes:
-        candidate: decision it belongs to.
-        rank: its rank.
-        label, device, host: what it would be, and where.
-        cores: cores it would keep to; () for a host other than this one.
-        environment: variables that differ from this process's.
-        capacity_bytes: memory cap, ``None`` for none.
-        memory_bytes: what it is predicted to hold.
-        predicted_s: predicted time of one run of its candidate, ``None`` where there is none.
-    """
-
-    candidate: str
-    rank: int
-    label: str
-    device: str
-    host: str
-    cores: tuple[int, ...]
-    environment: Mapping[str, str]
-    capacity_bytes: int | None
-    memory_bytes: int
-    predicted_s: float | None = None
 
 
 @dataclass(frozen=True)
@@ -102,6 +75,8 @@ def verify(
     costs: CostBook | None = None,
     timeout_s: float | None = None,
     load_timeout_s: float = 900.0,
+    folder: str | Path = ".",
+    trust_paths: bool = False,
     started_by_torchrun: tuple[str, Callable[[int], None]] | None = None,
 ) -> VerificationRun:
     """Run a plan and its alternatives, and compare with the plan's predictions.
@@ -119,6 +94,8 @@ def verify(
         costs: prices for rivals, see `candidates_of`.
         timeout_s: limit of one run of one candidate; from the prediction if left out.
         load_timeout_s: limit of loading a candidate, and of the reference.
+        folder: where the plan's file lies; the text or table that it names has to lie there too.
+        trust_paths: read what the plan names anywhere; see `check_paths`.
         started_by_torchrun: address to listen at and who wants to know the port; for `torchrun`.
 
     Returns:
@@ -126,12 +103,15 @@ def verify(
         wrong. An alternative that cannot be run is in it with the reason.
 
     Raises:
-        SpecError: an unknown name or host, a device that is not here, a schedule that deadlocks.
+        SpecError: an unknown name or host, a device that is not here, a schedule that deadlocks, a
+            file of the plan outside of ``folder``.
         VerificationError: the chosen plan could not be run; names rank, device and reason.
     """
     say = progress or (lambda text: None)
     if rounds < 1:
         raise SpecError("rounds", got=rounds, expected="at least 1")
+    if not trust_paths:
+        check_paths(plan, Path(folder), profiles=False)  # of these the caller has made the costs
     planner = find_planner(plan.kind)
     problem = problem_of(plan, planner)
     candidates = candidates_of(plan, planner, problem, only=only, thorough=thorough, costs=costs)
@@ -140,7 +120,7 @@ def verify(
     if started_by_torchrun is not None:
         here = leader
     if dry_run:
-        return VerificationRun(None, processes=_sketch(candidates, here))
+        return VerificationRun(None, processes=process_sketches(candidates, here))
     endpoint = None if rdzv_endpoint is None else parse_endpoint(rdzv_endpoint)
     if endpoint is not None and here != leader:
         return _follow(plan, candidates, here, endpoint, say)
@@ -275,36 +255,6 @@ def _follow(
     times: Times | None = document.times
     timeline = None if times is None else times.timeline(candidates[0].schedule, "measured")
     return VerificationRun(document, timeline)
-
-
-def _sketch(candidates: Sequence[Candidate], here: str) -> tuple[ProcessSketch, ...]:
-    found = []
-    for candidate in candidates:
-        beside = [rank for rank in candidate.ranks if rank.host == here]
-        try:
-            cores = dict(
-                zip(
-                    [rank.index for rank in beside],
-                    assign_cores([rank.name for rank in beside]),
-                    strict=True,
-                )
-            )
-        except SpecError:
-            cores = {}
-        for i, rank in enumerate(candidate.ranks):
-            changed: dict[str, str] = {}
-            if rank.name.kind != "zoo":
-                wanted = worker_environment(rank.name)
-                changed = {k: v for k, v in wanted.items() if os.environ.get(k) != v}
-            found.append(
-                ProcessSketch(
-                    candidate.name, i, rank.label, str(rank.name), rank.host,
-                    cores.get(rank.index, ()), MappingProxyType(changed), candidate.capacities[i],
-                    candidate.memory_bytes[i],
-                    None if candidate.predicted is None else candidate.predicted.total_s,
-                )
-            )  # fmt: skip
-    return tuple(found)
 
 
 # ----------------------------------------------------------------------------------- what is said

@@ -180,6 +180,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("-o", "--output", default="verification.json")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--tolerance", type=float)
+    parser.add_argument(
+        "--trust-paths", action="store_true", help="follow the plan's paths out of its own folder"
+    )
     parser.add_argument("--leader", help=argparse.SUPPRESS)
     parser.add_argument("--member", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--job", action="store_true", help=argparse.SUPPRESS)
@@ -197,8 +200,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         from foreplan.planner.verify.torchrun import run_under_torchrun
 
         return run_under_torchrun(
-            options.plan, output=options.output, rounds=options.rounds, tolerance=options.tolerance
-        )
+            options.plan, output=options.output, rounds=options.rounds,
+            tolerance=options.tolerance, trust_paths=options.trust_paths,
+        )  # fmt: skip
     except ForeplanError as error:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -107,6 +110,7 @@ def test_profiles_lie_below_no_absolute_path(tmp_path: Path) -> None:
         ("serving", {"cluster.devices.0.profile": "linked/cpu.json"}, ["--thorough"], "profile of"),
         ("serving", {"workload.text": "/etc/passwd"}, [], "workload.text"),
         ("serving", {"workload.quality": "../quality.json"}, [], "workload.quality"),
+        ("serving", {"provenance.costs": "helix:/etc/passwd"}, ["--thorough"], "provenance.costs"),
     ],
 )
 def test_a_plan_does_not_leave_its_folder(
@@ -124,6 +128,45 @@ def test_a_plan_does_not_leave_its_folder(
     assert "--trust-paths" in str(refused.exception)
     trusted = CliRunner().invoke(app, [*command, "--trust-paths"])
     assert "--trust-paths" not in str(trusted.exception)
+
+
+@pytest.mark.parametrize("field", ["text", "quality"])
+def test_the_api_does_not_leave_the_folder_either(
+    field: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home, path = tmp_path / "plan", tmp_path / "plan.json"
+    home.mkdir()
+    named = tmp_path / "named.json"
+    named.write_text("some words")
+    path.write_text(changed("serving", {f"workload.{field}": str(named)}))
+    plan = load_plan(path)
+    monkeypatch.chdir(home)
+    with pytest.raises(SpecError, match=rf"workload\.{field}.*trust_paths=True"):
+        verify(plan, dry_run=True)
+    for trusting in ({"trust_paths": True}, {"folder": tmp_path}):
+        assert verify(plan, dry_run=True, **trusting).processes
+
+
+def test_a_rank_under_torchrun_does_not_leave_it_either(tmp_path: Path) -> None:
+    home = tmp_path / "plan"
+    home.mkdir()
+    path = home / "plan.json"
+    path.write_text(changed("serving", {"workload.text": "/etc/passwd"}))
+    command = [sys.executable, "-m", "foreplan.planner.verify.worker", str(path)]
+    # Ranks of another number of processes: where the paths are trusted, that is what is wrong.
+    environment = {**os.environ, "RANK": "1", "WORLD_SIZE": "77"}
+
+    def said(*more: str) -> str:
+        done = subprocess.run(
+            [*command, *more], env=environment, cwd=home, capture_output=True, text=True,
+            check=False,
+        )  # fmt: skip
+        assert done.returncode == SpecError.exit_code
+        (line,) = done.stderr.splitlines()
+        return line
+
+    assert "workload.text" in said()
+    assert "77 processes" in said("--trust-paths")
 
 
 def test_a_profile_beside_the_plan_needs_no_consent(tmp_path: Path) -> None:
