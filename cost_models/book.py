@@ -35,8 +35,8 @@ COST_CHOICES: tuple[CostChoice, ...] = get_args(CostChoice)
 LAYER_TABLE = "helix:"
 
 
-def cost_choice(text: str) -> CostChoice:
-    """Check a word from the command line.
+def cost_choice(text: str, where: str = "--costs") -> CostChoice:
+    """Check a word of the option ``where``.
 
     Raises:
         SpecError: not one of `COST_CHOICES`.
@@ -44,18 +44,20 @@ def cost_choice(text: str) -> CostChoice:
     for choice in COST_CHOICES:
         if choice == text:
             return choice
-    raise SpecError("--costs", got=text, expected=f"one of {', '.join(COST_CHOICES)}")
+    raise SpecError(where, got=text, expected=f"one of {', '.join(COST_CHOICES)}")
 
 
-def cost_choice_or_table(text: str) -> str:
-    """Check a word from the command line that may name a table: ``helix:FILE``.
+def cost_choice_or_table(text: str, where: str = "--costs") -> str:
+    """Check a word of the option ``where`` that may name a table: ``helix:FILE``.
 
     Raises:
         SpecError: neither one of `COST_CHOICES` nor `LAYER_TABLE` and a file.
     """
-    if text.startswith(LAYER_TABLE) and text != LAYER_TABLE:
-        return text
-    return cost_choice(text)
+    if not text.startswith(LAYER_TABLE):
+        return cost_choice(text, where)
+    if text == LAYER_TABLE:
+        raise SpecError(where, got=text, expected=f"{LAYER_TABLE}FILE, a table of layers")
+    return text
 
 
 @dataclass(frozen=True)
