@@ -68,4 +68,5 @@ def touched_experts(rows: float, count: int, active: int) -> float:
 
     ``count * (1 - (1 - active / count) ** rows)``: ``active`` for one row, ``count`` for many.
     """
-    return count * (1.0 - (1.0 - active / count) ** rows)
+    left_out: float = (1.0 - active / count) ** rows
+    return count * (1.0 - left_out)

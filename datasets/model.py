@@ -218,9 +218,10 @@ class Model(StrictModel):
     @property
     def layer_classes(self) -> tuple[LayerClass, ...]:
         """The class of every layer."""
-        if self.experts is None:
-            return ("dense",) * self.layers
-        return tuple(self.experts.class_of(layer) for layer in range(self.layers))
+        experts = self.experts
+        return tuple(
+            "dense" if experts is None else experts.class_of(layer) for layer in range(self.layers)
+        )
 
     def refuse_experts(self, doing: str) -> None:
         """Raise where something only knows dense layers.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -118,6 +120,47 @@ def test_reference_equals_transformers(case: str, tmp_path: Path) -> None:
     torch.testing.assert_close(ours, expected, rtol=1e-4, atol=1e-4 * float(expected.std()))
     # Not a model that says the same whatever it read.
     assert (expected - expected.mean(0)).std() > 0.15 * expected.std()
+
+
+class Open(torch.nn.Module):
+    """A gate that lets everything through: its sigmoid is 1."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.full((*x.shape[:-1], 1), 100.0)
+
+
+def test_deepseek_is_qwen2_without_the_gate(tmp_path: Path) -> None:
+    """Transformers has no class for the first DeepSeekMoE; what differs are names and the gate."""
+    case = SMALL | FEW | {"shared_expert_intermediate_size": 128, "mlp_only_layers": [0]}
+    torch.manual_seed(0)
+    config = transformers.AutoConfig.for_model("qwen2_moe", qkv_bias=False, **case)
+    module = transformers.AutoModelForCausalLM.from_config(config).float().eval()
+    with torch.no_grad():
+        for name, parameter in module.named_parameters():
+            parameter.normal_(1.0 if "norm" in name else 0.0, 0.15)
+    module.save_pretrained(tmp_path)
+    stored = load_file(tmp_path / "model.safetensors")
+    for name in [name for name in stored if "shared_expert" in name]:
+        tensor = stored.pop(name)
+        if "shared_expert_gate" not in name:
+            stored[name.replace("shared_expert", "shared_experts")] = tensor
+    save_file(stored, tmp_path / "model.safetensors")
+    theirs = json.loads((tmp_path / "config.json").read_text())
+    ours = {name: value for name, value in theirs.items() if name in SMALL or "rope" in name}
+    ours |= {
+        "model_type": "deepseek", "architectures": ["DeepseekForCausalLM"],
+        "n_routed_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 64,
+        "n_shared_experts": 2, "first_k_dense_replace": 1, "norm_topk_prob": False,
+    }  # fmt: skip
+    (tmp_path / "config.json").write_text(json.dumps(ours))
+    for layer in module.model.layers[1:]:
+        layer.mlp.shared_expert_gate = Open()
+    model, ids = load_model(tmp_path), words()
+    assert model.layer_classes == ("dense", "moe", "moe")
+    with torch.no_grad():
+        expected = module(input_ids=ids).logits[:, PROMPT - 1 : PROMPT - 1 + STEPS]
+    logits = forced_logits(stages(model, open_weights(model), [FP32] * 3, reference=True), ids)
+    torch.testing.assert_close(logits, expected, rtol=1e-4, atol=1e-4 * float(expected.std()))
 
 
 @pytest.mark.parametrize("variants", [BF16, INT8, INT4])
