@@ -58,8 +58,6 @@ def shard_model(model: Model, degree: int) -> Model:
 
 def _hindrance(model: Model, degree: int) -> str | None:
     """Why the degree is impossible, in words."""
-    if degree > 1 and model.experts is not None:
-        return "it has layers of experts, which are not split"
     if degree < 1 or model.heads % degree:
         return f"it has {model.heads} heads"
     if model.kv_heads % degree and degree % model.kv_heads:

@@ -8,7 +8,9 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.planner.conftest import Processors
 
+from foreplan.cost_models.costs import Collective, CostBook, Estimate, Work
 from foreplan.errors import InfeasibleError, SpecError
 from foreplan.planner.predict import Forecast
 from foreplan.planner.serving import ServingPlanner
@@ -22,6 +24,16 @@ from foreplan.solvers.chain_partition import solve
 PLANNER = ServingPlanner()
 FOUR = (64.0,) * 4
 SIZES = {"prefill_microbatch": 2, "decode_microbatch": 2}
+
+
+class Wired:
+    """Collectives over links that are fast enough for groups to pay."""
+
+    def estimate(self, work: Work, device: str) -> Estimate | None:
+        if not isinstance(work, Collective):
+            return None
+        seconds = 1e-6 + work.bytes / 50e9
+        return Estimate(seconds, seconds, seconds, "theory")
 
 
 def chains_of(problem):
@@ -55,12 +67,16 @@ def test_groupings_are_all_that_cannot_be_added_to(sizes, devices):
         assert not fitting.intersection(more)
 
 
+@pytest.mark.parametrize("fast", [False, True])
 @pytest.mark.parametrize(
     ("memory", "isas"), [(FOUR, "native"), ((24.0,) * 3, "native"), (FOUR, "avx2 native")]
 )
-def test_the_search_finds_the_best_of_all_groupings(make_problem, memory, isas):
+def test_the_search_finds_the_best_of_all_groupings(make_problem, memory, isas, fast):
     """Against the solver run on every grouping and every pair of micro-batch sizes."""
     problem = make_problem(*memory, isas=isas, bits=[16, 8], tensor_parallel="auto")
+    if fast:
+        costs = CostBook([Wired(), Processors()])
+        problem = dataclasses.replace(problem, costs=costs)
     chains = chains_of(problem)
     ways = chains.groupings()
     assert len(ways) > 1
@@ -74,6 +90,9 @@ def test_the_search_finds_the_best_of_all_groupings(make_problem, memory, isas):
     assert found.best_s == pytest.approx(best, rel=2e-6)
     assert found.lower_s <= best * (1 + 1e-9)
     assert found.lower_s >= best * (1 - 1e-5)
+    _, sizes, answer = min(found.found, key=lambda each: each[0])
+    degrees = {stage.degree for stage in chains.decision(sizes, answer).stages}
+    assert (degrees != {1}) == fast
 
 
 @pytest.mark.parametrize("memory", [FOUR, (14.0, 14.0)])

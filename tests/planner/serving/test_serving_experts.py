@@ -191,10 +191,13 @@ def test_quality_from_weights_counts_experts(tmp_path: Path) -> None:
         QuantisedDecoder(model)
 
 
-def test_layers_of_experts_are_not_split_over_devices() -> None:
-    assert degrees(load_model("mixtral-8x7b"), 8) == (1,)
-    with pytest.raises(SpecError, match="tensor_parallel: got 2, expected auto or one of 1"):
-        planned("mixtral-8x7b", "2xa100-80g", "roofline", tensor_parallel=2)
+def test_groups_of_devices_share_every_expert() -> None:
+    assert degrees(load_model("mixtral-8x7b"), 8) == (1, 2, 4, 8)
+    made = planned("mixtral-8x7b", "2xa100-80g", "roofline", tensor_parallel=2)
+    assert [stage["peers"] for stage in made.decision["stages"]] == [[1]]
+    weights = [rank.memory_bytes["weights"] for rank in made.predicted.ranks]
+    whole = 2 * load_model("mixtral-8x7b").parameters
+    assert weights[0] == weights[1] < 0.51 * whole
 
 
 def test_what_knows_no_experts_says_so() -> None:
