@@ -252,8 +252,8 @@ def _pass(
         raise MissingDataError(f"{at}: no kernel of {row.bits} bits has a price on {rank.label}")
     phase = PREFILL if prefill else DECODE
     parts: list[tuple[Parts, int]] = [
-        (pricing.layer(kernels, row.bits, phase, sizes, None if prefill else row.tokens),
-         end - start)
+        (pricing.layers(kernels, start, (row.bits,) * (end - start), phase, sizes,
+                        None if prefill else row.tokens), 1)
     ]  # fmt: skip
     if start == 0:
         parts.append((pricing.embedding(phase, sizes), 1))
