@@ -1,8 +1,4 @@
-"""Stage costs without a table, and the filter that makes a table small.
-
-The search runs first on bounds (``_stage_bound``): its boxes and their cheapest chains say which
-stages a chain better than a target can contain, and only those are worth listing.
-"""
+"""Stage costs without a table: the search runs first on bounds (``_stage_bound``)."""
 
 from __future__ import annotations
 
@@ -10,22 +6,17 @@ import math
 from dataclasses import dataclass, field
 
 import numpy as np
-import numpy.typing as npt
 
-from foreplan.solvers._chain_box import Box, Multipliers
+from foreplan.solvers._chain_box import Box
 from foreplan.solvers._chain_model import ChainModel
-from foreplan.solvers._chain_path import through_costs
-from foreplan.solvers._chain_search import Search
-from foreplan.solvers._stage_bound import bound_stages, ceilings, layer_minima
-from foreplan.solvers._stage_repair import meet_budgets, price_path
-from foreplan.solvers._stage_table import StageFilter
+from foreplan.solvers._stage_bound import bound_stages, layer_minima
+from foreplan.solvers._stage_forms import stage_forms, tune_arcs
+from foreplan.solvers._stage_repair import meet_budgets, repair_path, tune_path
 from foreplan.solvers.chain_problem import FloatArray, IntArray
 from foreplan.solvers.chain_score import ChainStage, make_stage
 
 POOL = 192
 """Multipliers kept a type: with few, tuning one stage forgets another and bounds swing."""
-FORMS = 3
-"""Multipliers a type that the filter checks every label against."""
 
 
 @dataclass(slots=True)
@@ -35,10 +26,12 @@ class BoundPricing:
     Attributes:
         model: the problem.
         target: objective below which the bounds hold: always.
+        lift: see ``Pricing``.
     """
 
     model: ChainModel
     target: float = math.inf
+    lift: float = 0.0
     _pool: FloatArray = field(init=False)
     _sizes: IntArray = field(init=False)
     _wins: IntArray = field(init=False)
@@ -53,7 +46,7 @@ class BoundPricing:
     _caps: FloatArray = field(init=False)
     _variants: IntArray = field(init=False)
     _repaired: FloatArray = field(init=False)
-    _fits: bool = False
+    _tuned: FloatArray = field(init=False)
 
     def __post_init__(self) -> None:
         problem = self.model.problem
@@ -117,13 +110,14 @@ class BoundPricing:
     def rows(self, path: IntArray) -> list[list[float]]:
         """What the multipliers choose on a path; it need not meet the caps."""
         problem = self.model.problem
-        chosen, self._variants, self._repaired, fitting = price_path(
+        chosen, self._tuned, self.lift = tune_path(
             path,
             self._scalar,
             self._costs,
             problem.omega,
             problem.cost2,
             self._edges,
+            self.edge_scalar(self._weights),
             self._caps,
             self._minima,
             self._arc,
@@ -131,15 +125,24 @@ class BoundPricing:
             self._sizes,
             self._wins,
         )
-        self._fits = fitting == len(path)
         rows: list[list[float]] = chosen.tolist()
         return rows
 
     def offer(self, path: IntArray) -> list[list[float]] | None:
         """The repaired stages."""
-        if not self._fits:
-            return None
         problem = self.model.problem
+        self._variants, self._repaired, fitting = repair_path(
+            path,
+            self._scalar,
+            self._costs,
+            problem.omega,
+            problem.cost2,
+            self._edges,
+            self._caps,
+            self._tuned,
+        )
+        if fitting < len(path):
+            return None
         if problem.max_omega is not None or problem.max_cost2 is not None:
             self._meet_budgets(path)
         rows: list[list[float]] = self._repaired.tolist()
@@ -181,74 +184,29 @@ class BoundPricing:
         """There are no labels without a table."""
         raise NotImplementedError
 
-    def stage_filter(
-        self,
-        search: Search,
-        boxes: list[Box],
-        multipliers: Multipliers,
-        target: float,
-        only: npt.NDArray[np.bool_] | None = None,
-    ) -> StageFilter:
-        """Say what a chain better than a target can contain, given boxes that hold them all.
-
-        Args:
-            search: for hops and constants.
-            boxes: with bounds below the target; chains outside them are not better.
-            multipliers: lambda, u, w shared by all boxes here.
-            target: objective, seconds.
-            only: ``[K, L, L+1]`` stages to consider at all, for a search that proves nothing.
-        """
-        model, problem = self.model, self.model.problem
-        n_types, n_layers = problem.n_types, problem.n_layers
-        lam, u, w = multipliers
-        weights = np.array([1.0, model.decode_rounds * lam, 0.0, problem.theta + u, w])
-        slack = np.full((n_types, n_layers, n_layers + 1), -math.inf)
-        for box in boxes:
-            search.evaluations += 1
-            price = search.price(self, box, multipliers)
-            through = through_costs(
-                price.arc_cost,
-                price.hop,
-                model.by_first,
-                model.used,
-                model.stride,
-                model.counts,
-                price.node,
-            )
-            reached = through < math.inf
-            room = np.where(
-                reached, target - price.constant - np.where(reached, through, 0.0), -math.inf
-            )
-            slack = np.maximum(slack, np.where(price.arc_cost <= room, room, -math.inf))
-        if only is not None:
-            slack = np.where(only, slack, -math.inf)
-        caps = tuple(max(box.high[q] for box in boxes) for q in range(2))
-        floors = tuple(min(box.low[q] for box in boxes) for q in range(2))
-        forms = np.zeros((n_types, FORMS, 5))
-        tops = np.zeros((n_types, n_layers, FORMS, n_layers + 1))
-        ends = np.arange(n_layers + 1)
-        stop = np.where(slack > -math.inf, ends, 0).max(axis=2)
-        edge_scalar = self.edge_scalar(weights)
-        minima = layer_minima(self.scalar(weights), self._costs, self._pool, self._sizes)
-        for k in range(n_types):
-            best = np.argsort(-self._wins[k, 1 : self._sizes[k]], kind="stable") + 1
-            for form, g in enumerate([0, *best[: FORMS - 1].tolist()]):
-                mu = self._pool[k, g]
-                cap = np.array([*caps, problem.capacity_limit_bytes[k]])
-                acting = mu > 0
-                shift = float((mu[acting] * cap[acting]).sum())
-                forms[k, form] = weights
-                forms[k, form, :3] += mu
-                last = float(edge_scalar[k, 2])
-                last += float((mu[acting] * self._edges[k, 2][acting]).sum())
-                tops[k, :, form] = ceilings(slack[k] + shift, minima[k, g], self._blocked[k], last)
-        tops += 1e-12 * np.abs(np.where(np.isfinite(tops), tops, 0.0)) + 1e-300
-        return StageFilter(
-            target=target,
-            caps=(caps[0], caps[1]),
-            floors=(floors[0], floors[1]),
-            stop=stop.astype(np.int64),
-            weights=forms,
-            ceilings=tops,
-            slack=slack,
+    def tuned_arcs(self, arcs: IntArray, weights: FloatArray) -> tuple[FloatArray, FloatArray]:
+        """Multipliers ``[N, 3]`` of stages ``[N, 3]`` within the caps last priced, and bounds."""
+        tuned, values = tune_arcs(
+            arcs, self._scalar, self._costs, self._edges, self.edge_scalar(weights), self._caps
         )
+        return tuned, values
+
+    def forms(
+        self, slack: FloatArray, margin: FloatArray, weights: FloatArray, caps: tuple[float, float]
+    ) -> tuple[FloatArray, FloatArray]:
+        """Linear forms ``[K, L, G, 5]`` and ceilings ``[K, L, G, L+1]``; see ``StageFilter``."""
+        limit = np.empty((self.model.problem.n_types, 3))
+        limit[:, :2] = caps
+        limit[:, 2] = self.model.problem.capacity_limit_bytes
+        forms, tops = stage_forms(
+            slack,
+            margin,
+            weights,
+            self._scalar,
+            self._costs,
+            self._edges,
+            self.edge_scalar(weights),
+            limit,
+            self._blocked,
+        )
+        return forms, tops

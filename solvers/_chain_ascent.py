@@ -15,6 +15,9 @@ from foreplan.solvers._chain_multipliers import next_multipliers
 if TYPE_CHECKING:
     from foreplan.solvers._chain_search import Search
 
+_FURTHEST = 10.0
+"""Factor on multipliers up to which it is asked whether anything better lies so far away."""
+
 
 def ascend(search: Search, pricing: Pricing, box: Box) -> Price:
     """Improve the multipliers of a box, by line search or cutting planes."""
@@ -47,18 +50,22 @@ def _cut(search: Search, pricing: Pricing, box: Box, start: Price, active: list[
     best, prices, spread = start, [start], 2.0
     # Without a table the stages' own bounds are coarser than that.
     worth = 1e-3 if box.view is None else 1e-4
-    for _ in range(15):
-        if best.bound >= min(search.stop, pricing.target) or best.bound == math.inf:
-            break
+    left = 15
+    while left > 0 and best.bound < min(search.stop, pricing.target):
         found = next_multipliers(prices, best, active, spread)
-        if found is None or found[1] - best.bound <= worth * abs(best.bound):
+        if found is None:
             break
+        if found[1] - best.bound <= worth * abs(best.bound):
+            # Nothing nearby; tangents are above the bound, so that far away is quickly known.
+            if spread > _FURTHEST:
+                break
+            spread *= 4
+            continue
+        left -= 1
         price = search.price(pricing, box, found[0])
         prices.append(price)
-        # Tangents far away mislead: stay close after a failure, look further after a success.
-        spread = 1.0 + (spread - 1.0) * (2.0 if price.bound > best.bound else 0.5)
         if price.bound > best.bound:
-            best = price
+            best, spread = price, 2 * spread
     return best
 
 

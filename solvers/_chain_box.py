@@ -71,7 +71,13 @@ class Box:
 
 
 class Pricing(Protocol):
-    """Where the costs of stages come from."""
+    """Where the costs of stages come from.
+
+    Attributes:
+        lift: by how much the last call of `rows` lifted the costs of its path, in place.
+    """
+
+    lift: float
 
     @property
     def target(self) -> float:
@@ -105,6 +111,7 @@ class Price:
         weights: ``[5]`` linear form over stage rows that was minimised.
         arc_cost: ``[K, L, L+1]`` its minimum by stage.
         hop: ``[K, K]`` scalarised hops.
+        back: ``[K, K]`` scalarised return hops.
         node: scalarised completion costs.
         constant: seconds that turn scalarised costs into bounds.
     """
@@ -116,6 +123,7 @@ class Price:
     weights: FloatArray
     arc_cost: FloatArray
     hop: FloatArray
+    back: FloatArray
     node: FloatArray
     constant: float
 

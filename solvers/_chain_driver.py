@@ -18,7 +18,9 @@ from foreplan.solvers._bound_pricing import BoundPricing
 from foreplan.solvers._chain_box import Box, Multipliers, whole
 from foreplan.solvers._chain_model import ChainModel, model_of
 from foreplan.solvers._chain_search import Search
-from foreplan.solvers._stage_table import TablePricing, build_table, no_filter
+from foreplan.solvers._chain_settle import settle_boxes
+from foreplan.solvers._stage_filter import filter_stages, no_filter
+from foreplan.solvers._stage_table import TablePricing, build_table
 from foreplan.solvers.chain_problem import ChainProblem, FloatArray
 from foreplan.solvers.chain_score import make_stage
 
@@ -26,8 +28,8 @@ _SMALL = 25_000
 """Labels up to which a table of all stages is built at once."""
 _GLANCE = 12
 """Evaluations of a first look."""
-_LARGE = 3_000_000
-"""Labels up to which a filtered table is built."""
+_LARGE = 1_500_000
+"""Labels up to which one table serves all boxes; with more, each gets one of its own."""
 
 
 _SOME = 300_000
@@ -44,8 +46,6 @@ _COARSE = 200
 """Evaluations spent on narrowing boxes before each table."""
 _REACH = 5e-3
 """Relative distance of the first target from the bound."""
-_LEAST_REACH = 1e-5
-"""The same below which a table that is still too large ends the solve."""
 
 
 def run_search(search: Search) -> list[Box]:
@@ -121,14 +121,11 @@ def refine(search: Search, bounds: BoundPricing, frontier: list[Box]) -> list[Bo
                 break
             target = min(target, search.stop)
         alive = [box for box in frontier if box.bound < target]
-        keep = bounds.stage_filter(search, alive, best.multipliers, target)
+        keep = filter_stages(search, bounds, alive, best.multipliers, target)
         table = build_table(model, keep, _LARGE)
         search.evaluations += (_LARGE if table is None else len(table.parent)) // _LABELS_EACH
         if table is None:
-            if reach < _LEAST_REACH:
-                break
-            reach /= 8
-            continue
+            return settle_boxes(search, bounds, frontier)
         pricing = TablePricing(table)
         view = pricing.view()
         rest = search.run(pricing, [replace(box, view=view, priced=False) for box in alive])
@@ -160,7 +157,7 @@ def improve(search: Search, bounds: BoundPricing, multipliers: Multipliers) -> N
             starts = np.abs(boundary[:-1] - stage.start) <= _NEAR
             ends = np.abs(boundary - stage.end) <= _NEAR
             near[stage.device_type] |= starts[:, None] & ends
-        keep = bounds.stage_filter(search, [everything], multipliers, search.stop, near)
+        keep = filter_stages(search, bounds, [everything], multipliers, search.stop, near)
         table = build_table(model, keep, _SOME)
         search.evaluations += (_SOME if table is None else len(table.parent)) // _LABELS_EACH
         if table is None:

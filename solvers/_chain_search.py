@@ -9,7 +9,7 @@ budgets, which multipliers ``lambda in [0, 1]``, ``u, w >= 0`` price::
           + (Mp-1) pl + (n-1) (1-lambda) m dl - u max_omega - w max_cost2
 
 -> Implemented in: ``_chain_path.completion_costs`` (the minimum), ``Search.price`` (the bound),
-``_chain_ascent.ascend`` (the multipliers), ``Search._split`` (the boxes). Stages that no better
+``_chain_ascent.ascend`` (the multipliers), ``Search.split`` (the boxes). Stages that no better
 chain contains are dropped on the way (``Search._thin``), and what then remains of a box is settled
 exactly by label setting (``Search._settle`` -> ``_chain_labels.best_chain``).
 
@@ -39,6 +39,10 @@ _NARROW = 1e-3
 """Width, relative to the bound, of a box that is given more labels rather than split."""
 _MOST_LABELS = 4_000_000
 """Labels after which a box is left with the bound it has."""
+_LIFTS = 20
+"""Times that the bounds of a cheapest chain are lifted before another is looked for."""
+_LIFT = 1e-5
+"""Relative lift from which that is worth it."""
 _FLOAT_GAP = 1e-12
 """Least gap that sums of floats can prove."""
 
@@ -136,7 +140,7 @@ class Search:
             if heap[0][0] >= self.stop or heap[0][0] > floor + reach * abs(floor):
                 break
             box = heapq.heappop(heap)[2]
-            if box.priced and sum(self._widths(box)[1]) <= 0.5 * reach * abs(box.bound):
+            if box.priced and self.width(box) <= 0.5 * reach * abs(box.bound):
                 aside.append(box)
                 continue
             for child in self.expand(pricing, box):
@@ -150,7 +154,7 @@ class Search:
     def expand(self, pricing: Pricing, box: Box) -> list[Box]:
         """Price a box and settle it if that is cheap, or split it."""
         if box.priced:
-            return self._split(box)
+            return self.split(box)
         price = ascend(self, pricing, box)
         box.raw = price.bound
         box.bound = max(box.bound, min(price.bound, pricing.target, box.valid))
@@ -168,19 +172,23 @@ class Search:
         """Bound of a box under given multipliers; its chain may become the incumbent."""
         model, problem = self.model, self.model.problem
         self.evaluations += 1
-        lam, u, w = multipliers
-        weights = np.array([1.0, model.decode_rounds * lam, 0.0, problem.theta + u, w])
+        weights = self.weights(multipliers)
         arc_cost = pricing.costs(box, weights)
         hop_p, hop_d, back = self.hops(box)
         with np.errstate(invalid="ignore"):
             hop = np.where(np.isfinite(hop_p + hop_d), hop_p + weights[1] * hop_d, math.inf)
             back = np.where(np.isfinite(back), weights[1] * back, math.inf)
-        node, opening = completion_costs(
-            arc_cost, hop, back, model.by_first, model.used, model.stride, model.counts
-        )
-        total, path = cheapest_path(
-            arc_cost, hop, model.by_first, model.stride, model.counts, model.used, node, opening
-        )
+        # Bounds that are not those of the path's own multipliers make tangents that mislead.
+        for _ in range(_LIFTS if self.has_budgets else 1):
+            node, opening = completion_costs(
+                arc_cost, hop, back, model.by_first, model.used, model.stride, model.counts
+            )
+            total, path = cheapest_path(
+                arc_cost, hop, model.by_first, model.stride, model.counts, model.used, node, opening
+            )
+            rows = pricing.rows(path)
+            if pricing.lift <= _LIFT * abs(total):
+                break
         constant = self.constant(box, multipliers)
         price = Price(
             bound=total + constant,
@@ -190,13 +198,14 @@ class Search:
             weights=weights,
             arc_cost=arc_cost,
             hop=hop,
+            back=back,
             node=node,
             constant=constant,
         )
         if total == math.inf:
             return price
         types = path[:, 0].tolist()
-        sums = tally(model, types, pricing.rows(path))
+        sums = tally(model, types, rows)
         price.worst = (sums.prefill_max_s, sums.decode_max_s)
         low_round = problem.decode_microbatches * box.low[1]
         price.slope = (
@@ -208,10 +217,17 @@ class Search:
         if offered is not None:
             sums = tally(model, types, offered)
             if sums.omega <= problem.omega_limit and sums.cost2 <= problem.cost2_limit:
-                price.worst = (sums.prefill_max_s, sums.decode_max_s)
+                if sums.prefill_max_s <= box.high[0] and sums.decode_max_s <= box.high[1]:
+                    price.worst = (sums.prefill_max_s, sums.decode_max_s)
                 if sums.objective < min(self.objective, self.cutoff):
                     self.accept(pricing.stages(path))
         return price
+
+    def weights(self, multipliers: Multipliers) -> FloatArray:
+        """``[5]`` linear form over stage rows that multipliers make."""
+        lam, u, w = multipliers
+        theta = self.model.problem.theta
+        return np.array([1.0, self.model.decode_rounds * lam, 0.0, theta + u, w])
 
     def constant(self, box: Box, multipliers: Multipliers) -> float:
         """The part of a box's bound that no chain changes, seconds."""
@@ -364,7 +380,11 @@ class Search:
             width[q] = weight * (high[q] - box.low[q]) if weight else 0.0
         return high, width
 
-    def _split(self, box: Box) -> list[Box]:
+    def width(self, box: Box) -> float:
+        """What may still be gained by splitting a box, seconds."""
+        return sum(self._widths(box)[1])
+
+    def split(self, box: Box) -> list[Box]:
         """Cut a box where its chain's bottleneck lies, at most in the middle."""
         weight = self._weights()
         high, width = self._widths(box)
@@ -373,7 +393,8 @@ class Search:
             for q in range(2)
         ]
         axis = 0 if excess[0] >= excess[1] else 1
-        if excess[axis] <= 0:
+        # Prices of budgets blur where the bottleneck lies.
+        if excess[axis] <= (0.1 if self.has_budgets else 0.0) * max(width):
             axis = 0 if width[0] >= width[1] else 1
         if box.starved and width[axis] <= _NARROW * abs(box.bound):
             box.labels *= 8
@@ -382,10 +403,12 @@ class Search:
             return [box]
         if high != [box.high[0], box.high[1]]:
             self.dropped = min(self.dropped, self.stop)
-        low, middle = box.low[axis], 0.5 * (box.low[axis] + high[axis])
-        cut = box.worst[axis] if low < box.worst[axis] <= middle else middle
-        below = math.nextafter(cut, -math.inf)
-        if not low <= below < high[axis]:
+        cut, below = self._cut(box, high, axis)
+        if not box.low[axis] <= below < high[axis]:
+            axis = 1 - axis
+            cut, below = self._cut(box, high, axis)
+        low = box.low[axis]
+        if not (weight[axis] and low <= below < high[axis]):
             box.stuck = True
             return [box]
         lower, upper = replace(box), replace(box)
@@ -397,3 +420,10 @@ class Search:
         upper.bound = max(box.bound, min(upper.raw, box.valid))
         upper.priced = not self.needs_labels
         return [lower, upper]
+
+    @staticmethod
+    def _cut(box: Box, high: list[float], axis: int) -> tuple[float, float]:
+        """Where an axis is cut: least value of the upper part and largest of the lower."""
+        low, middle = box.low[axis], 0.5 * (box.low[axis] + high[axis])
+        cut = box.worst[axis] if low < box.worst[axis] <= middle else middle
+        return cut, math.nextafter(cut, -math.inf)

@@ -7,17 +7,18 @@ from typing import Any
 import numpy as np
 
 from foreplan._compiled import compiled
-from foreplan.solvers._stage_bound import choose, tune
+from foreplan.solvers._stage_tuning import choose, tune
 
 
 @compiled
-def price_path(
+def tune_path(
     path: Any,
     scalar: Any,
     costs: Any,
     omega: Any,
     cost2: Any,
     edges: Any,
+    edge_scalar: Any,
     caps: Any,
     minima: Any,
     bound: Any,
@@ -25,7 +26,7 @@ def price_path(
     sizes: Any,
     wins: Any,
 ) -> Any:
-    """Tune multipliers for every stage of a chain, and choose and repair its variants.
+    """Tune multipliers for every stage of a chain, and lift what bounds these stages.
 
     Args:
         path: ``[S, 3]`` type, start and end of each stage.
@@ -34,33 +35,35 @@ def price_path(
         omega: ``[L, V]``; likewise ``cost2``.
         cost2: see ``omega``.
         edges: ``[K, 3, 3]`` extras (every stage, first, last) by quantity in the last axis.
+        edge_scalar: ``[K, 3]`` their scalar cost.
         caps: ``[K, 3]`` on prefill, decode and memory.
         minima: from ``layer_minima``.
-        bound: ``[K, L, L+1]`` best bound of the pool on each stage, without ``edge_scalar``.
+        bound: ``[K, L, L+1]`` bounds of stages, lifted in place.
         pool: ``[K, G, 3]`` multipliers; better ones join it, in place of the least used.
         sizes: ``[K]`` how many of them are set; changed in place.
         wins: ``[K, G]`` how often each gave the best bound of a stage; changed in place.
 
     Returns:
-        Rows ``[S, 5]`` of what the multipliers choose, which need not meet the caps; variants
-        ``[L]`` and rows ``[S, 5]`` after repair; how many stages could be repaired.
+        Rows ``[S, 5]`` of what the multipliers choose, which need not meet the caps; the
+        multipliers ``[S, 3]``; by how much the bounds of the path were lifted together.
     """
     size, room = len(path), pool.shape[1]
-    chosen, repaired = np.empty((size, 5)), np.empty((size, 5))
-    variants = np.zeros(omega.shape[0], dtype=np.int64)
-    fitting = 0
+    chosen, tuned = np.empty((size, 5)), np.empty((size, 3))
+    lift = 0.0
     for s in range(size):
         k, a, b = path[s, 0], path[s, 1], path[s, 2]
-        extra = edges[k, 0].copy()
-        for q in range(3):
-            if a == 0:
-                extra[q] += edges[k, 1, q]
-            if b == omega.shape[0]:
-                extra[q] += edges[k, 2, q]
+        extra, flat = edges[k, 0].copy(), edge_scalar[k, 0]
+        if a == 0:
+            extra += edges[k, 1]
+            flat += edge_scalar[k, 1]
+        if b == omega.shape[0]:
+            extra += edges[k, 2]
+            flat += edge_scalar[k, 2]
         mu = tune(scalar[k, a:b], costs[k, :, a:b], extra, caps[k])
         choice, sums = np.zeros(b - a, dtype=np.int64), extra.copy()
         value = choose(scalar[k, a:b], costs[k, :, a:b], mu, choice, sums)
         for q in range(3):
+            tuned[s, q] = mu[q]
             if mu[q] > 0:
                 value += mu[q] * (extra[q] - caps[k, q])
         _fill(chosen, s, sums, choice, omega[a:b], cost2[a:b])
@@ -82,15 +85,49 @@ def price_path(
             for q in range(3):
                 pool[k, g, q] = mu[q]
             wins[k, g] = 1
-        choice, fits = repair(scalar[k, a:b], costs[k, :, a:b], extra, caps[k], mu)
+        more = value + flat - bound[k, a, b]
+        if more > 0:
+            bound[k, a, b] += more
+            lift += more
+    return chosen, tuned, lift
+
+
+@compiled
+def repair_path(
+    path: Any, scalar: Any, costs: Any, omega: Any, cost2: Any, edges: Any, caps: Any, tuned: Any
+) -> Any:
+    """Choose variants that meet the caps for every stage of a chain.
+
+    Args:
+        path: as in :func:`tune_path`, like the others.
+        scalar: see there.
+        costs: see there.
+        omega: see there.
+        cost2: see there.
+        edges: see there.
+        caps: see there.
+        tuned: ``[S, 3]`` multipliers of each stage.
+
+    Returns:
+        Variants ``[L]``, rows ``[S, 5]``, and how many stages meet their caps.
+    """
+    rows, variants = np.empty((len(path), 5)), np.zeros(omega.shape[0], dtype=np.int64)
+    fitting = 0
+    for s in range(len(path)):
+        k, a, b = path[s, 0], path[s, 1], path[s, 2]
+        extra = edges[k, 0].copy()
+        if a == 0:
+            extra += edges[k, 1]
+        if b == omega.shape[0]:
+            extra += edges[k, 2]
+        choice, fits = repair(scalar[k, a:b], costs[k, :, a:b], extra, caps[k], tuned[s])
         fitting += fits
-        sums = extra.copy()
         for i in range(b - a):
             variants[a + i] = choice[i]
             for q in range(3):
-                sums[q] += costs[k, q, a + i, choice[i]]
-        _fill(repaired, s, sums, choice, omega[a:b], cost2[a:b])
-    return chosen, variants, repaired, fitting
+                extra[q] += costs[k, q, a + i, choice[i]]
+        _fill(rows, s, extra, choice, omega[a:b], cost2[a:b])
+    return variants, rows, fitting
 
 
 @compiled

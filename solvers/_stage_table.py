@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from foreplan.solvers._chain_box import Box, StageView
 from foreplan.solvers._chain_model import ChainModel
+from foreplan.solvers._stage_filter import StageFilter
 from foreplan.solvers._stage_labels import extend_stages, stage_costs
 from foreplan.solvers.chain_problem import FloatArray, IntArray
 from foreplan.solvers.chain_score import ChainStage, make_stage
@@ -56,9 +57,11 @@ class TablePricing:
 
     Attributes:
         table: the stages.
+        lift: see ``Pricing``; a table's costs are exact.
     """
 
     table: StageTable
+    lift: float = 0.0
     _pick: IntArray = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
     _view: StageView | None = None
 
@@ -105,43 +108,6 @@ class TablePricing:
     def stage(self, k: int, a: int, b: int, label: int) -> ChainStage:
         """The stage behind a label."""
         return self.table.stage(k, a, b, label)
-
-
-@dataclass(frozen=True, slots=True)
-class StageFilter:
-    """What a chain better than a target can still contain.
-
-    Attributes:
-        target: objective in seconds.
-        caps: ``[2]`` prefill and decode seconds that no stage may exceed.
-        floors: ``[2]`` prefill and decode seconds below which no stage is the bottleneck.
-        stop: ``[K, L]`` largest useful end of a stage by type and start; ``a`` if none.
-        weights: ``[K, G, 5]`` linear forms over label columns.
-        ceilings: ``[K, L, G, L+1]`` their largest useful values by type, start and boundary.
-        slack: ``[K, L, L+1]`` largest useful value of the first form over a whole stage.
-    """
-
-    target: float
-    caps: tuple[float, float]
-    floors: tuple[float, float]
-    stop: IntArray
-    weights: FloatArray
-    ceilings: FloatArray
-    slack: FloatArray
-
-
-def no_filter(model: ChainModel) -> StageFilter:
-    """Every stage there is."""
-    shape = (model.problem.n_types, model.problem.n_layers)
-    return StageFilter(
-        target=math.inf,
-        caps=(math.inf, math.inf),
-        floors=(0.0, 0.0),
-        stop=np.full(shape, model.problem.n_layers, dtype=np.int64),
-        weights=np.zeros((shape[0], 0, 5)),
-        ceilings=np.zeros((*shape, 0, model.problem.n_layers + 1)),
-        slack=np.full((*shape, model.problem.n_layers + 1), math.inf),
-    )
 
 
 def build_table(model: ChainModel, keep: StageFilter, max_labels: int) -> StageTable | None:
@@ -216,7 +182,7 @@ def build_table(model: ChainModel, keep: StageFilter, max_labels: int) -> StageT
                 headroom,
                 separate,
                 problem.theta,
-                keep.weights[k],
+                keep.weights[k, a],
                 keep.ceilings[k, a],
                 keep.slack[k, a],
                 max_labels - n_steps,

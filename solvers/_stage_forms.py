@@ -1,0 +1,156 @@
+"""Linear forms that say early that an open stage ends too dear: what keeps tables small.
+
+By ``_stage_bound``, ``(s + mu . c)`` over the layers so far plus the least of it over the rest is a
+bound on the whole stage for every ``mu``; one tuned on the stage bounds the beginning best, its
+multiples bound the ends of stages that have used more or less of a cap than usual.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from foreplan._compiled import compiled
+from foreplan.solvers._stage_tuning import choose, tune
+
+_FACTORS = np.array(
+    [
+        [0.3, 1.0, 1.0],
+        [1.0, 0.3, 1.0],
+        [1.0, 1.0, 0.3],
+        [3.0, 1.0, 1.0],
+        [1.0, 3.0, 1.0],
+        [1.0, 1.0, 3.0],
+        [0.3, 0.3, 1.0],
+        [3.0, 3.0, 1.0],
+    ]
+)
+"""Multiples of tuned multipliers that are tried besides."""
+
+
+@compiled
+def tune_arcs(
+    arcs: Any, scalar: Any, costs: Any, edges: Any, edge_scalar: Any, caps: Any
+) -> Any:  # fmt: skip
+    """Multipliers of single stages and what they prove.
+
+    Args:
+        arcs: ``[N, 3]`` type, start and end.
+        scalar: ``[K, L, V]`` cost of a layer, ``inf`` if unavailable.
+        costs: ``[K, 3, L, V]`` prefill, decode, memory.
+        edges: ``[K, 3, 3]`` extras (every stage, first, last) by quantity in the last axis.
+        edge_scalar: ``[K, 3]`` their scalar cost.
+        caps: ``[K, 3]`` on prefill, decode and memory.
+
+    Returns:
+        ``[N, 3]`` and ``[N]`` lower bounds on the stages' costs.
+    """
+    tuned, values = np.empty((len(arcs), 3)), np.empty(len(arcs))
+    for i in range(len(arcs)):
+        k, a, b = arcs[i, 0], arcs[i, 1], arcs[i, 2]
+        extra, value = edges[k, 0].copy(), edge_scalar[k, 0]
+        if a == 0:
+            extra += edges[k, 1]
+            value += edge_scalar[k, 1]
+        if b == scalar.shape[1]:
+            extra += edges[k, 2]
+            value += edge_scalar[k, 2]
+        mu = tune(scalar[k, a:b], costs[k, :, a:b], extra, caps[k])
+        choice, sums = np.zeros(b - a, dtype=np.int64), np.zeros(3)
+        value += choose(scalar[k, a:b], costs[k, :, a:b], mu, choice, sums)
+        for q in range(3):
+            tuned[i, q] = mu[q]
+            if mu[q] > 0:
+                value += mu[q] * (extra[q] - caps[k, q])
+        values[i] = value
+    return tuned, values
+
+
+@compiled
+def stage_forms(
+    slack: Any,
+    margin: Any,
+    weights: Any,
+    scalar: Any,
+    costs: Any,
+    edges: Any,
+    edge_scalar: Any,
+    caps: Any,
+    blocked: Any,
+) -> Any:
+    """Forms for every type and start, tuned on the stages with the widest margins.
+
+    Args:
+        slack: ``[K, L, L+1]`` largest value at which stage (a, b) is worth keeping, ``-inf`` if
+            never.
+        margin: ``[K, L, L+1]`` how far its bound is below that.
+        weights: ``[5]`` linear form over label columns behind ``scalar``.
+        scalar: as in :func:`tune_arcs`, like the others.
+        costs: see there.
+        edges: see there.
+        edge_scalar: see there.
+        caps: see there.
+        blocked: ``[K, L+1]`` prefix counts of layers without a variant.
+
+    Returns:
+        ``[K, L, G, 5]`` forms, the first of them ``weights``, and ``[K, L, G, L+1]`` the largest
+        value of each over an open stage that can still close within its slack.
+    """
+    n_types, n_layers = slack.shape[0], slack.shape[1]
+    n_forms = 3 + len(_FACTORS)
+    forms = np.zeros((n_types, n_layers, n_forms, 5))
+    tops = np.full((n_types, n_layers, n_forms, n_layers + 1), -np.inf)
+    minima = np.zeros(n_layers + 1)
+    for k in range(n_types):
+        for a in range(n_layers):
+            ends = np.full(2, -1)
+            for b in range(a + 1, n_layers + 1):
+                if slack[k, a, b] > -np.inf:
+                    if ends[0] == -1 or margin[k, a, b] > margin[k, a, ends[0]]:
+                        ends[1] = ends[0]
+                        ends[0] = b
+                    elif ends[1] == -1 or margin[k, a, b] > margin[k, a, ends[1]]:
+                        ends[1] = b
+            if ends[0] == -1:
+                continue
+            mus = np.zeros((n_forms, 3))
+            for j in range(2):
+                b = ends[j] if ends[j] != -1 else ends[0]
+                extra = edges[k, 0].copy()
+                if a == 0:
+                    extra += edges[k, 1]
+                if b == n_layers:
+                    extra += edges[k, 2]
+                mus[1 + j] = tune(scalar[k, a:b], costs[k, :, a:b], extra, caps[k])
+            for j in range(len(_FACTORS)):
+                mus[3 + j] = mus[1] * _FACTORS[j]
+            for g in range(n_forms):
+                last, shift = edge_scalar[k, 2], 0.0
+                for r in range(5):
+                    forms[k, a, g, r] = weights[r]
+                for q in range(3):
+                    if mus[g, q] > 0:
+                        forms[k, a, g, q] += mus[g, q]
+                        last += mus[g, q] * edges[k, 2, q]
+                        shift += mus[g, q] * caps[k, q]
+                for e in range(a, n_layers):
+                    least = np.inf
+                    for v in range(scalar.shape[2]):
+                        if scalar[k, e, v] < np.inf:
+                            value = scalar[k, e, v]
+                            for q in range(3):
+                                value += mus[g, q] * costs[k, q, e, v]
+                            least = min(least, value)
+                    minima[e + 1] = least
+                best = -np.inf
+                for b in range(n_layers, a, -1):
+                    if b < n_layers:
+                        best = (
+                            -np.inf if blocked[k, b + 1] > blocked[k, b] else best - minima[b + 1]
+                        )
+                    if slack[k, a, b] > -np.inf:
+                        closed = slack[k, a, b] + shift - (last if b == n_layers else 0.0)
+                        best = max(best, closed)
+                    tops[k, a, g, b] = best + 1e-12 * abs(best) + 1e-300 if best > -np.inf else best
+    return forms, tops
