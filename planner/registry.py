@@ -6,31 +6,30 @@ kind. It then has a CLI command, a JSON Schema, simulation, verification and a r
 
 from __future__ import annotations
 
-import importlib
-from collections.abc import Mapping
-from importlib.metadata import EntryPoint, entry_points
 from types import MappingProxyType
 from typing import Any
 
-from foreplan.datasets.specs import nearest
 from foreplan.errors import SpecError
 from foreplan.planner.base import Planner
+from foreplan.planner.installed import Installed
 
-GROUP = "foreplan.planners"
-
-_OURS: Mapping[str, str] = MappingProxyType(
-    {
-        "serving": "foreplan.planner.serving:ServingPlanner",
-        "replicas": "foreplan.planner.serving.replicas:ReplicasPlanner",
-        "precision": "foreplan.planner.precision:PrecisionPlanner",
-        "bubbles": "foreplan.planner.bubbles:BubblesPlanner",
-    }
+_PLANNERS = Installed(
+    "foreplan.planners",
+    MappingProxyType(
+        {
+            "serving": "foreplan.planner.serving:ServingPlanner",
+            "replicas": "foreplan.planner.serving.replicas:ReplicasPlanner",
+            "precision": "foreplan.planner.precision:PrecisionPlanner",
+            "bubbles": "foreplan.planner.bubbles:BubblesPlanner",
+        }
+    ),
+    "a Planner",
 )
 
 
 def kinds() -> tuple[str, ...]:
     """Names of every planner, ours first."""
-    return (*_OURS, *sorted(point.name for point in _points() if point.name not in _OURS))
+    return _PLANNERS.names()
 
 
 def planner(kind: str) -> Planner[Any, Any]:
@@ -39,27 +38,8 @@ def planner(kind: str) -> Planner[Any, Any]:
     Raises:
         SpecError: no such planner, or its package does not provide one.
     """
-    if kind in _OURS:
-        module, name = _OURS[kind].split(":")
-        found = getattr(importlib.import_module(module), name)
-    else:
-        point = next((p for p in _points() if p.name == kind), None)
-        if point is None:
-            guess = nearest(kind, kinds())
-            raise SpecError(
-                "kind", got=kind, expected=f"one of {', '.join(kinds())}",
-                fix=f"did you mean {guess}?" if guess else None,
-            )  # fmt: skip
-        try:
-            found = point.load()
-        except Exception as error:  # a stranger's package may fail in any way
-            where = f"entry point {point.value}"
-            raise SpecError(where, got=error, expected="a Planner") from error
+    found = _PLANNERS.load(kind, "kind")
     made = found() if isinstance(found, type) else found
     if not isinstance(made, Planner):
         raise SpecError(f"planner {kind}", got=type(made).__name__, expected="a Planner")
     return made
-
-
-def _points() -> tuple[EntryPoint, ...]:
-    return tuple(entry_points(group=GROUP))

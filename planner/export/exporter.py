@@ -6,35 +6,35 @@ is listed in ``not_expressed`` and handed to the user. Every export is read back
 
 from __future__ import annotations
 
-import importlib
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
-from importlib.metadata import entry_points
 from pathlib import Path
 from types import MappingProxyType
 from typing import ClassVar
 
-from foreplan.datasets.specs import nearest
 from foreplan.datasets.storage import folder_for, write_atomically
 from foreplan.errors import ForeplanError, SpecError
 from foreplan.planner.export.handover import Handover
+from foreplan.planner.installed import Installed
 from foreplan.planner.plan import Plan
 
-GROUP = "foreplan.exporters"
-
-_OURS: Mapping[str, str] = MappingProxyType(
-    {
-        "vllm": "foreplan.planner.export.vllm:VllmExporter",
-        "sglang": "foreplan.planner.export.sglang:SglangExporter",
-        "tensorrt-llm": "foreplan.planner.export.tensorrt_llm:TensorRtLlmExporter",
-        "llama.cpp": "foreplan.planner.export.llama_cpp:LlamaCppExporter",
-        "torchrun": "foreplan.planner.export.torchrun:TorchrunExporter",
-        "autocast": "foreplan.planner.export.mixed_precision:AutocastExporter",
-        "torchao": "foreplan.planner.export.mixed_precision:TorchaoExporter",
-        "torchtitan": "foreplan.planner.export.torchtitan:TorchtitanExporter",
-        "megatron": "foreplan.planner.export.megatron:MegatronExporter",
-    }
+_EXPORTERS = Installed(
+    "foreplan.exporters",
+    MappingProxyType(
+        {
+            "vllm": "foreplan.planner.export.vllm:VllmExporter",
+            "sglang": "foreplan.planner.export.sglang:SglangExporter",
+            "tensorrt-llm": "foreplan.planner.export.tensorrt_llm:TensorRtLlmExporter",
+            "llama.cpp": "foreplan.planner.export.llama_cpp:LlamaCppExporter",
+            "torchrun": "foreplan.planner.export.torchrun:TorchrunExporter",
+            "autocast": "foreplan.planner.export.mixed_precision:AutocastExporter",
+            "torchao": "foreplan.planner.export.mixed_precision:TorchaoExporter",
+            "torchtitan": "foreplan.planner.export.torchtitan:TorchtitanExporter",
+            "megatron": "foreplan.planner.export.megatron:MegatronExporter",
+        }
+    ),
+    "an Exporter",
 )
 
 
@@ -79,8 +79,7 @@ class Exporter(ABC):
 
 def targets() -> tuple[str, ...]:
     """Names of every exporter, ours first."""
-    points = entry_points(group=GROUP)
-    return (*_OURS, *sorted(point.name for point in points if point.name not in _OURS))
+    return _EXPORTERS.names()
 
 
 def exporter(target: str) -> Exporter:
@@ -89,22 +88,11 @@ def exporter(target: str) -> Exporter:
     Raises:
         SpecError: no such target, or its package does not provide one.
     """
-    if target in _OURS:
-        module, name = _OURS[target].split(":")
-        found = getattr(importlib.import_module(module), name)()
-    else:
-        point = next((p for p in entry_points(group=GROUP) if p.name == target), None)
-        if point is None:
-            guess = nearest(target, targets())
-            raise SpecError(
-                "--to", got=target, expected=f"one of {', '.join(targets())}",
-                fix=f"did you mean {guess}?" if guess else None,
-            )  # fmt: skip
-        try:
-            found = point.load()()
-        except Exception as error:  # a stranger's package may fail in any way
-            where = f"entry point {point.value}"
-            raise SpecError(where, got=error, expected="an Exporter") from error
+    made = _EXPORTERS.load(target, "--to")
+    try:
+        found = made() if callable(made) else made
+    except Exception as error:  # a stranger's package may fail in any way
+        raise SpecError(f"exporter {target}", got=error, expected="an Exporter") from error
     if not isinstance(found, Exporter):
         raise SpecError(f"exporter {target}", got=type(found).__name__, expected="an Exporter")
     return found

@@ -7,33 +7,33 @@ a plan that a stranger wrote can make no process import anything that was not in
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable, Mapping
 from contextvars import ContextVar, Token
-from importlib.metadata import EntryPoint, entry_points
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from foreplan.datasets.model import Model
-from foreplan.datasets.specs import nearest
 from foreplan.errors import SpecError
+from foreplan.planner.installed import Installed
 from foreplan.planner.precision.spec import PrecisionWorkload
 
 if TYPE_CHECKING:
     from foreplan.planner.precision.task import TrainingTask
 
-GROUP = "foreplan.networks"
-
 #: Called with (model, workload, seed).
 Builder = Callable[["Model | None", PrecisionWorkload, int], "TrainingTask"]
 
-_OURS: Mapping[str, str] = MappingProxyType(
-    {
-        "model": "foreplan.planner.precision.decoder_task:decoder_task",
-        "byte_lm": "foreplan.planner.precision.execution.tasks:byte_lm",
-        "digits_mlp": "foreplan.planner.precision.execution.tasks:digits_mlp",
-        "digits_cnn": "foreplan.planner.precision.execution.tasks:digits_cnn",
-    }
+_NETWORKS = Installed(
+    "foreplan.networks",
+    MappingProxyType(
+        {
+            "model": "foreplan.planner.precision.decoder_task:decoder_task",
+            "byte_lm": "foreplan.planner.precision.execution.tasks:byte_lm",
+            "digits_mlp": "foreplan.planner.precision.execution.tasks:digits_mlp",
+            "digits_cnn": "foreplan.planner.precision.execution.tasks:digits_cnn",
+        }
+    ),
+    "a builder of training tasks",
 )
 #: Never changed in place: a registration belongs to the context (thread, task) that made it.
 _REGISTERED: ContextVar[Mapping[str, Builder]] = ContextVar(
@@ -73,15 +73,16 @@ def register_network(name: str, build: Builder) -> Registration:
     Raises:
         SpecError: the name of one of our own networks, or no plain word.
     """
-    if name in _OURS or not name.isidentifier():
-        raise SpecError("network", got=name, expected=f"a word other than {', '.join(_OURS)}")
+    if name in _NETWORKS.ours or not name.isidentifier():
+        raise SpecError(
+            "network", got=name, expected=f"a word other than {', '.join(_NETWORKS.ours)}"
+        )
     return Registration(_REGISTERED.set(MappingProxyType({**_REGISTERED.get(), name: build})))
 
 
 def network_names() -> tuple[str, ...]:
     """Names of every network, ours first."""
-    more = {*_REGISTERED.get(), *(point.name for point in _points())} - set(_OURS)
-    return (*_OURS, *sorted(more))
+    return _NETWORKS.names(_REGISTERED.get())
 
 
 def network_builder(name: str) -> Builder:
@@ -90,35 +91,11 @@ def network_builder(name: str) -> Builder:
     Raises:
         SpecError: no network of that name, or its package does not provide one.
     """
-    if name in _OURS:
-        module, _, function = _OURS[name].partition(":")
-        ours: Builder = getattr(importlib.import_module(module), function)
-        return ours
-    registered = _REGISTERED.get().get(name)
-    if registered is not None:
-        return registered
-    point = next((p for p in _points() if p.name == name), None)
-    if point is None:
-        known = network_names()
-        guess = nearest(name, known)
-        raise SpecError(
-            "workload.network", got=name, expected=f"one of {', '.join(known)}",
-            fix=f"did you mean {guess}?" if guess
-            else f"install a package that registers it under {GROUP!r}",
-        )  # fmt: skip
-    try:
-        found = point.load()
-    except Exception as error:  # a stranger's package may fail in any way
-        raise SpecError(
-            f"entry point {point.value}", got=error, expected="a builder of training tasks"
-        ) from error
+    registered = _REGISTERED.get()
+    if name in registered:
+        return registered[name]
+    found = _NETWORKS.load(name, "workload.network", registered)
     if not callable(found):
-        raise SpecError(
-            f"network {name}", got=type(found).__name__, expected="a builder of training tasks"
-        )
+        raise SpecError(f"network {name}", got=type(found).__name__, expected=_NETWORKS.expected)
     builder: Builder = found
     return builder
-
-
-def _points() -> tuple[EntryPoint, ...]:
-    return tuple(entry_points(group=GROUP))
