@@ -39,6 +39,8 @@ WINDOWS, LENGTH = 16, 256
 #: cross-entropy is far noisier than a divergence.
 PLANS, MORE_TEXT = 16, 4
 _MOST = 1e9
+#: Tokens of calibration text that are read at most: more would take days.
+_MOST_TOKENS = 1 << 24
 
 
 class QualityTable(StrictModel):
@@ -148,10 +150,11 @@ def measure_quality(
         say: hears progress.
 
     Raises:
-        SpecError: random weights, an unknown indicator, or a text that is too short.
+        SpecError: random weights, an unknown indicator, other numbers of bits, more windows than
+            can be read, a device that is not here, or a text that is too short.
     """
     from foreplan.cost_models import quality_indicators as by
-    from foreplan.cost_models.quantised_decoder import QuantisedDecoder
+    from foreplan.cost_models.quantised_decoder import STORAGE, QuantisedDecoder
     from foreplan.cost_models.sensitivity import weight_sensitivity
     from foreplan.datasets import byte_text
     from foreplan.datasets.text_tokens import text_digest, text_tokens
@@ -163,11 +166,26 @@ def measure_quality(
             fix=f"did you mean {guess!r}?" if guess else None,
         )  # fmt: skip
     chosen = next(name for name in INDICATORS if name == indicator)
-    decoder = QuantisedDecoder(model, device)
+    known = sorted(set(STORAGE) - {16})
+    if not bits or len(set(bits)) < len(bits) or not set(bits) <= set(known):
+        raise SpecError("bits", got=list(bits), expected=f"different numbers of {known}")
+    if model.weights != "trained":
+        raise SpecError(
+            f"model {model.name}", got=f"{model.weights} weights",
+            expected="trained ones: quality of random weights means nothing",
+        )  # fmt: skip
     length = min(length, model.max_sequence - 1)
+    if windows * length > _MOST_TOKENS:
+        raise SpecError(
+            "windows", got=windows, expected=f"at most {_MOST_TOKENS // length} of {length} tokens"
+        )
     tokens = text_tokens(model, text, "calibration")
     if len(tokens) <= length:
-        raise SpecError("text", got=f"{len(tokens)} tokens", expected=f"more than {length}")
+        raise SpecError(
+            f"text {text}", got=f"{len(tokens)} tokens to calibrate on",
+            expected=f"more than {length}", fix="give a longer text, or a smaller --length",
+        )  # fmt: skip
+    decoder = QuantisedDecoder(model, _usable(device))
     ids = byte_text.windows(tokens, windows, length + 1, (seed,))
     seen = ids[:, :-1]
     say(f"{chosen} on {seen.size} tokens")
@@ -198,6 +216,19 @@ def measure_quality(
         say(f"no curve: {error}")
         return table
     return table.model_copy(update={"curve": curve})
+
+
+def _usable(device: str) -> str:
+    import torch
+
+    try:
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        gpus = [f"cuda:{k}" for k in range(torch.cuda.device_count())]
+        raise SpecError(
+            "device", got=device, expected=f"a device of this machine: {', '.join(['cpu', *gpus])}"
+        ) from error
+    return device
 
 
 def weights_digest(model: Model) -> str:

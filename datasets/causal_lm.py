@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from foreplan.datasets.capture import LOCAL_DATA, _config_fields
@@ -18,9 +20,10 @@ def causal_lm(model: Model) -> torch.nn.Module:
 
     if model.weights == "trained":
         load: Any = transformers.AutoModelForCausalLM.from_pretrained
-        loaded: torch.nn.Module = load(
-            model.path, dtype=torch.float32, use_safetensors=True, **LOCAL_DATA
-        )
+        with _no_bar():
+            loaded: torch.nn.Module = load(
+                model.path, dtype=torch.float32, use_safetensors=True, **LOCAL_DATA
+            )
         return loaded
     if model.path is not None:
         config = transformers.AutoConfig.from_pretrained(model.path, **LOCAL_DATA)
@@ -29,3 +32,17 @@ def causal_lm(model: Model) -> torch.nn.Module:
     build: Any = transformers.AutoModelForCausalLM.from_config
     module: torch.nn.Module = build(config, dtype=torch.float32)
     return module
+
+
+@contextlib.contextmanager
+def _no_bar() -> Iterator[None]:
+    """Without transformers' own progress bars: what a program prints is the program's."""
+    from transformers.utils import logging
+
+    shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            logging.enable_progress_bar()

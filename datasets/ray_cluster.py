@@ -7,12 +7,16 @@ package, of the same version, where Ray's workers find it.
 from __future__ import annotations
 
 import contextlib
+import socket
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from foreplan.datasets.child_process import module_environment
-from foreplan.errors import MissingDataError
+from foreplan.datasets.links import parse_endpoint
+from foreplan.errors import MissingDataError, SpecError
 
+#: Time for a cluster to answer at its address; Ray itself tries for minutes.
+_ANSWER_S = 10.0
 #: Time for a cluster to give a worker its processor or GPU.
 _PLACE_S = 300.0
 
@@ -55,8 +59,10 @@ def connected(address: str) -> Iterator[Any]:
             that runs.
 
     Raises:
+        SpecError: another form of address.
         MissingDataError: Ray is not installed, or there is no such cluster.
     """
+    _answers(address)
     ray = load_ray()
     # Workers of a cluster of our own find the package that runs now, installed or not.
     variables = {"PYTHONPATH": module_environment()["PYTHONPATH"]} if address == "local" else {}
@@ -75,6 +81,22 @@ def connected(address: str) -> Iterator[Any]:
         yield ray
     finally:
         ray.shutdown()
+
+
+def _answers(address: str) -> None:
+    if address in ("local", "auto"):
+        return
+    try:
+        where = parse_endpoint(address)
+    except SpecError as error:
+        raise SpecError("--ray", got=address, expected="HOST:PORT, auto or local") from error
+    try:
+        socket.create_connection(where, timeout=_ANSWER_S).close()
+    except OSError as error:
+        raise MissingDataError(
+            f"no Ray cluster at {address}: {error.strerror or error}",
+            fix="start one with 'ray start --head', or say local",
+        ) from error
 
 
 def nodes(ray: Any) -> list[Node]:

@@ -48,7 +48,9 @@ def write_atomically(path: str | os.PathLike[str], content: str | bytes) -> None
 
 
 @contextlib.contextmanager
-def exclusive(path: str | os.PathLike[str], *, wait: bool = False) -> Iterator[None]:
+def exclusive(
+    path: str | os.PathLike[str], *, wait: bool = False, file: bool = False
+) -> Iterator[None]:
     """Be the only process of this machine that writes a file or folder, until the block ends.
 
     The lock is a file beside it, ``.NAME.lock``; the system lets go of it when its holder dies.
@@ -56,11 +58,14 @@ def exclusive(path: str | os.PathLike[str], *, wait: bool = False) -> Iterator[N
     Args:
         path: what is written; its folder must exist.
         wait: for another process to end, rather than to refuse.
+        file: whether a folder of that name is refused, before the work rather than after it.
 
     Raises:
         SpecError: another process writes it, or the lock cannot be made.
     """
     target = Path(os.path.realpath(path))
+    if file and target.is_dir():
+        raise SpecError(str(path), got="a folder", expected="a file to write")
     lock = target.with_name(f".{target.name[:64]}.lock")
     while True:
         try:

@@ -39,7 +39,7 @@ def text_tokens(model: Model, source: str, part: Part) -> IntArray:
         int64 ``[tokens]``, in the order of the text.
 
     Raises:
-        SpecError: no such file, or no way to read text for this model.
+        SpecError: no such file, no UTF-8, or no way to read text for this model.
         MissingDataError: ``stdlib`` where Python came without sources.
     """
     if source == STANDARD_LIBRARY:
@@ -81,12 +81,19 @@ def _read(path: Path) -> bytes:
         return path.read_bytes()
     except OSError as error:
         raise SpecError(
-            "text", got=f"{path}: {error.strerror}", expected=f"a text file or {STANDARD_LIBRARY}"
+            f"text {path}", got=error.strerror, expected=f"a text file or {STANDARD_LIBRARY}"
         ) from error
 
 
 def _file_part(path: Path, part: Part) -> bytes:
     content = _read(path)
+    try:
+        content.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise SpecError(
+            f"text {path}", got=f"bytes that are not UTF-8 (at byte {error.start})",
+            expected=f"a text file or {STANDARD_LIBRARY}",
+        ) from None  # fmt: skip
     # Whole lines, so that no character of several bytes is cut in two.
     cut = content.rfind(b"\n", 0, int(len(content) * (1 - _HELD_OUT))) + 1
     return content[:cut] if part == "calibration" else content[cut:]

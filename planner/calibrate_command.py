@@ -176,8 +176,15 @@ def _read(path: Path) -> str:
         if path.stat().st_size > MOST_BYTES:
             raise SpecError(str(path), got=path.stat().st_size, expected=f"at most {MOST_BYTES}")
         return path.read_text(encoding="utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
-        raise SpecError(str(path), got=error, expected="a CSV or JSON file of times") from None
+    except OSError as error:
+        raise SpecError(
+            str(path), got=error.strerror, expected="a CSV or JSON file of times"
+        ) from None
+    except UnicodeDecodeError as error:
+        raise SpecError(
+            str(path), got=f"bytes that are not UTF-8 (at byte {error.start})",
+            expected="a CSV or JSON file of times",
+        ) from None  # fmt: skip
 
 
 def _rows(text: str, path: Path) -> Iterable[tuple[str, MeasuredRow]]:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from foreplan.datasets.storage import exclusive
+from foreplan.datasets.storage import exclusive, folder_for
 from foreplan.datasets.tir.measure import MeasureOptions, measure
 from foreplan.datasets.tir.site import LocalSite, Site
 from foreplan.datasets.tir.target import TargetDevice, target_device
@@ -63,11 +63,9 @@ def build_dataset(
     options = options or MeasureOptions()
     # Devices come first: extraction takes minutes, and a wrong word needs none of them.
     site = None if extract_only else _site(devices, chip, options, ray, rpc, target)
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise SpecError("--output", got=str(folder), expected="a folder to make") from error
-    with exclusive(folder / TASKS_FILE), site or contextlib.nullcontext():
+    with (
+        folder_for(folder), exclusive(folder / TASKS_FILE), site or contextlib.nullcontext()
+    ):  # fmt: skip
         return _build(folder, networks, tasks, site, options, seed, progress)
 
 
@@ -83,6 +81,8 @@ def _build(
     refused: dict[str, str] = {}
     if tasks is not None:
         found = read_tasks(tasks)
+        if not found:
+            raise SpecError(str(tasks), got="no task", expected=f"a {TASKS_FILE} of an earlier run")
     elif (folder / TASKS_FILE).exists() and site is not None:
         found = read_tasks(folder / TASKS_FILE)
     else:

@@ -15,6 +15,7 @@ from foreplan.planner.report._markup import (
 )
 from foreplan.planner.report.certainty import certainty, close_decisions
 from foreplan.planner.report.comparison import Contender, contenders
+from foreplan.planner.report.quality import judged, quality_figures, quality_limits
 from foreplan.planner.report.summary import Label, Summary
 from foreplan.planner.report.text import (
     UNKNOWN,
@@ -79,8 +80,8 @@ def verdict(verification: Verification | None) -> Html:
     return element("p", mark, text, class_="headline")
 
 
-def run_cards(verification: Verification | None) -> list[Card]:
-    """Measured total, error, regret and agreement: (what, big, more, tone)."""
+def run_cards(plan: Plan, verification: Verification | None) -> list[Card]:
+    """Measured total, error, regret, and quality with a limit: (what, big, more, tone)."""
     if verification is None:
         return []
     chosen = verification.chosen
@@ -96,6 +97,10 @@ def run_cards(verification: Verification | None) -> list[Card]:
         ran = sum(c.measured_s is not None and c.limits_met for c in verification.candidates)
         tone = "good" if verification.regret <= 0.02 else "warn"
         cards.append(("Regret", percent(verification.regret), f"best of {ran} that ran", tone))
+    for name, value, most in quality_limits(verification, plan):
+        tone = "good" if value <= most else "bad"
+        more = f"measured, {number(most)} allowed"
+        cards.append((words(name).capitalize(), number(value), more, tone))
     return cards
 
 
@@ -111,8 +116,8 @@ def held_bytes(verification: Verification | None) -> dict[int, dict[str, int]]:
     return held
 
 
-def run_section(verification: Verification | None, summary: Summary) -> Html:
-    """Predicted against measured by rank and phase, agreement, memory and machine."""
+def run_section(plan: Plan, verification: Verification | None, summary: Summary) -> Html:
+    """Predicted against measured by rank and phase, quality, agreement, memory and machine."""
     if verification is None:
         return Html("")
     chosen = verification.chosen
@@ -121,6 +126,7 @@ def run_section(verification: Verification | None, summary: Summary) -> Html:
         "The real run",
         definitions(_facts(verification)),
         _rank_table(verification, summary),
+        _quality_table(plan, verification),
         details("Memory held against the ledger", _memory_table(chosen, summary)),
         details("Notes", element("ul", *notes, class_="notes") if notes else ""),
     )
@@ -147,6 +153,16 @@ def _facts(verification: Verification) -> list[tuple[object, object]]:
     if verification.rank_correlation is not None:
         facts.append(("rank correlation", f"{verification.rank_correlation:.2f} (Spearman)"))
     return facts
+
+
+def _quality_table(plan: Plan, verification: Verification) -> Html:
+    figures = quality_figures(verification, plan)
+    if not figures:
+        return Html("")
+    columns = [one.cells for one in figures]
+    rows = list(zip(judged(verification), *columns, strict=True))
+    head = ["Decision", *(one.title.capitalize() for one in figures)]
+    return table("Quality on held-out text", head, rows, numeric="." + "n" * len(figures))
 
 
 def _rank_table(verification: Verification, summary: Summary) -> Html:

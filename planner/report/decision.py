@@ -72,11 +72,13 @@ class DecisionView:
         stages: one entry a stage; empty where the decision has none.
         fields: everything else: (name, value).
         choices: mappings that devices choose values in; empty where the decision has none.
+        replicas: how many records of ``replicas`` the stages belong to, or 0.
     """
 
     stages: tuple[StageView, ...]
     fields: tuple[tuple[str, str], ...]
     choices: tuple[ChoiceTable, ...] = ()
+    replicas: int = 0
 
     @classmethod
     def of(
@@ -87,10 +89,12 @@ class DecisionView:
         """Read a decision as its planner wrote it; ``shorten`` makes device labels column heads."""
         stages = decision.get("stages") or _of_replicas(decision.get("replicas"))
         rows: tuple[StageView, ...] = ()
+        replicas = 0
         rest = dict(decision)
         rest.pop("limits_met", None)  # said as a label where it is false
         if isinstance(stages, Sequence) and all(isinstance(s, Mapping) for s in stages):
             rows = tuple(_stage(stage) for stage in stages)
+            replicas = len({stage.get("replica") for stage in stages} - {None})
             for name in ("stages", "replicas"):
                 rest.pop(name, None)
         choices = []
@@ -98,7 +102,8 @@ class DecisionView:
             if (table := _choices(value, shorten)) is not None:
                 choices.append(table)
                 del rest[name]
-        return cls(rows, tuple(_field(name, value) for name, value in rest.items()), tuple(choices))
+        fields = tuple(_field(name, value) for name, value in rest.items())
+        return cls(rows, fields, tuple(choices), replicas)
 
     @property
     def sentence(self) -> str:

@@ -68,7 +68,7 @@ def render_report(
     script = _read("gantt.js") if drawn else ""
     body = join(
         [
-            run_section(verification, summary),
+            run_section(plan, verification, summary),
             limits_section(summary.limits),
             decision_section(summary),
             memory_section(plan, summary, held_bytes(verification)),
@@ -149,7 +149,7 @@ def _labels(labels: Sequence[Label]) -> Html:
 def _cards(plan: Plan, verification: Verification | None) -> Html:
     cards = [
         _card("Predicted", seconds(plan.predicted.total_s), f"90 %: {interval(plan)}"),
-        *(_card(*card) for card in run_cards(verification)),
+        *(_card(*card) for card in run_cards(plan, verification)),
     ]
     sure = plan.confidence
     if sure.draws:
@@ -167,7 +167,7 @@ def _cards(plan: Plan, verification: Verification | None) -> Html:
 
 def _card(what: str, big: str, more: str, tone: str = "") -> Html:
     number, _, unit = big.rpartition(" ")
-    shown = [number, Html("&nbsp;"), element("small", unit)] if number else [big]
+    shown = [f"{number} ", element("small", unit)] if number else [big]
     return element(
         "div",
         element("span", what, class_="what"),

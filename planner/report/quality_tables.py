@@ -8,7 +8,8 @@ from rich.text import Text
 from foreplan.cost_models.quality_table import QualityTable
 from foreplan.planner.plan import Plan
 from foreplan.planner.report._grid import Column, Grid, bullets
-from foreplan.planner.report.text import UNKNOWN, percent, plain
+from foreplan.planner.report.quality import judged, quality_figures
+from foreplan.planner.report.text import percent, plain
 from foreplan.planner.verify.verification import Verification
 
 
@@ -43,20 +44,9 @@ def quality_columns(verification: Verification, plan: Plan | None) -> Grid:
         verification: the run.
         plan: its plan, whose own figures of the same names stand beside.
     """
-    judged = [candidate for candidate in verification.candidates if candidate.quality]
-    if not judged:
-        return Grid("Quality", ())
-    foretold = {} if plan is None else {"chosen": plan.predicted.metrics}
-    if plan is not None:
-        foretold |= {other.name: other.predicted.metrics for other in plan.alternatives}
-    columns = [Column("decision", [plain(candidate.name) for candidate in judged])]
-    for name in dict.fromkeys(name for candidate in judged for name in candidate.quality):
-        predicted = [foretold.get(candidate.name, {}).get(name) for candidate in judged]
-        title = name.replace("_", " ")
-        if any(value is not None for value in predicted):
-            cells = [UNKNOWN if value is None else f"{value:.4g}" for value in predicted]
-            columns.append(Column(f"predicted {title}", cells, numeric=True))
-        measured = [candidate.quality.get(name) for candidate in judged]
-        cells = [UNKNOWN if value is None else f"{value:.4g}" for value in measured]
-        columns.append(Column(title, cells, numeric=True))
-    return Grid("Quality on held-out text", columns)
+    columns = [Column("decision", list(judged(verification)))]
+    columns += [
+        Column(one.title, list(one.cells), numeric=True)
+        for one in quality_figures(verification, plan)
+    ]
+    return Grid("Quality on held-out text", columns if len(columns) > 1 else ())

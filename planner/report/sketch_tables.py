@@ -24,7 +24,8 @@ def sketch_tables(found: Mapping[str, Any]) -> Group:
     }
     return Group(
         Text(
-            f"{len(candidates)} decisions would run {found['rounds']} rounds in "
+            f"{len(candidates)} decision{'' if len(candidates) == 1 else 's'} would run "
+            f"{found['rounds']} rounds in "
             f"{len(processes)} processes: {seconds(found['expected_s'])} and "
             f"{bytes_of(found['memory_bytes'])}, beside starting, loading and the comparison "
             "with one process. Nothing was started.",

@@ -17,7 +17,7 @@ from foreplan.errors import MissingDataError
 from foreplan.planner.plan import Plan, decision_of
 from foreplan.planner.registry import kinds, planner
 from foreplan.planner.report.decision import DecisionView
-from foreplan.planner.report.text import bytes_of, number, percent, plain, seconds, words
+from foreplan.planner.report.text import bytes_of, figure, percent, plain, seconds, words
 from foreplan.planner.verify.session import problem_of
 
 #: Sources of prices that no measurement stands behind.
@@ -146,8 +146,10 @@ def _headline(plan: Plan, decision: DecisionView) -> str:
     if decision.stages:
         count = len(decision.stages)
         what = f"{count} stage{'' if count == 1 else 's'}"
+        if decision.replicas:
+            what = f"{decision.replicas} replica{'' if decision.replicas == 1 else 's'}, {what}"
         held = [stage.layers for stage in decision.stages]
-        if all(held) and count <= 6:
+        if all(held) and count <= 6 and decision.replicas < 2:
             what += f" (layers {' · '.join(held)})"
         if decision.sentence:
             what += f", {decision.sentence}"
@@ -258,10 +260,10 @@ def _named(plan: Plan) -> list[Limit]:
         small, large = (value, limit) if at_most else (limit, value)
         limits.append(
             Limit(
-                what=words(name),
-                used=_shown(name, value),
-                limit=f"at {'most' if at_most else 'least'} {_shown(name, limit)}",
-                free=_shown(name, large - small),
+                what=figure(name, value)[0],
+                used=figure(name, value)[1],
+                limit=f"at {'most' if at_most else 'least'} {figure(name, limit)[1]}",
+                free=figure(name, large - small)[1],
                 share=small / large if large > 0 else 1.0,
                 eased=_eased(plan, field),
             )
@@ -286,9 +288,3 @@ def _eased(plan: Plan, limit: str) -> str:
 
 def _is_number(value: object) -> TypeGuard[int | float]:
     return isinstance(value, int | float) and not isinstance(value, bool)
-
-
-def _shown(name: str, value: float) -> str:
-    if name.endswith("_s"):
-        return seconds(value)
-    return bytes_of(value) if name.endswith("_bytes") else number(value)

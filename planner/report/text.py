@@ -82,7 +82,7 @@ def _number(name: str, value: float) -> tuple[str, str]:
         ("_share", percent),
         ("_rate", percent),
     ):
-        if name.endswith(suffix):
+        if name.endswith(suffix) and name != "learning_rate":  # which is no share
             return name.removesuffix(suffix), show(value)
     if name.endswith("_per_s"):
         stem, _, counted = name.removesuffix("_per_s").rpartition("_")
@@ -108,7 +108,9 @@ def compact(value: Any) -> str:
     if isinstance(value, int | float):
         return number(value)
     if isinstance(value, Mapping):
-        return plain(", ".join(f"{plain(k)} {compact(v)}" for k, v in value.items()))
+        return plain(
+            ", ".join(f"{plain(k)} {compact(v)}" for k, v in value.items() if v is not None)
+        )
     if isinstance(value, list | tuple):
         return runs(value)
     return plain(value)

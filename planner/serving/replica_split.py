@@ -216,6 +216,14 @@ class ReplicaSplit:
             )
         )
 
+    def name(self, group: int) -> str:
+        """``2 × t4 + l4``: the devices of a group."""
+        kinds = [
+            f"{count} × {ranks[0].name}" if count > 1 else str(ranks[0].name)
+            for count, ranks in zip(self.groups[group], self.worth.types, strict=True) if count
+        ]  # fmt: skip
+        return " + ".join(kinds)
+
     def _seconds(self, replica: ReplicaDecision) -> float:
         return Forecast(
             ServingPlanner(), problem_of_replica(self.problem, replica), replica

@@ -40,6 +40,9 @@ from foreplan.planner.serving.time_limits import missed
 
 #: Actions of all replicas beyond which one replica of each shape stands for its like.
 MOST_DRAWN = 120_000
+#: Kinds of replicas that are each left out once to see how sure the choice is, and most devices
+#: for which that costs less than the plan.
+NEAR, FEW = 3, 64
 
 _Problem = Problem[ReplicasWorkload]
 
@@ -70,7 +73,24 @@ class ReplicasPlanner(Planner[ReplicasWorkload, ReplicasDecision]):
                 f"the best replicas by the solver's law have {'; '.join(late)} when simulated",
                 fix="relax the limit a little, or give fewer requests a batch",
             )
-        return Choice(decision, found.bound(problem, decision), tuple(self._notes(problem, found)))
+        few = len(problem.cluster.ranks()) <= FEW
+        near = dict(self._near(problem, split, found)) if few else {}
+        notes = tuple(self._notes(problem, found))
+        return Choice(decision, found.bound(problem, decision), notes, near)
+
+    def _near(
+        self, problem: _Problem, split: ReplicaSplit, found: FoundSplit
+    ) -> Iterator[tuple[str, ReplicasDecision]]:
+        """The best split without each kind of replica of the answer, the most used first."""
+        used = sorted(found.assignment.copies, key=lambda item: -item[1])
+        for group, _ in used[:NEAR]:
+            try:
+                other = split.solve(np.arange(len(split.groups)) != group)
+            except InfeasibleError:
+                continue
+            decision = split.decision(other.assignment)
+            if not missed(problem.workload, self._figures(problem, decision)):
+                yield f"without replicas of {split.name(group)}", decision
 
     def _figures(self, problem: _Problem, decision: ReplicasDecision) -> dict[str, float]:
         return Forecast(self, problem, decision).metrics

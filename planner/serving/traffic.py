@@ -118,7 +118,9 @@ def load_traffic(path: str | os.PathLike[str], *, rate_per_s: float | None = Non
     """
     where = Path(path)
     if rate_per_s is not None and not 0 < rate_per_s < 1e9:
-        raise SpecError("--rate", got=rate_per_s, expected="requests a second, above 0")
+        raise SpecError(
+            "--rate", got=rate_per_s, expected="requests a second, above 0 and below 1e9"
+        )
     if where.suffix.lower() != ".csv":
         document = dict(load_document(where))
         if rate_per_s is not None:

@@ -72,7 +72,8 @@ def verify_command(
     if not trust_paths:
         check_paths(plan, path.parent, profiles=thorough)
     # Hosts that meet may share a folder; and a path that cannot be written is found before the run.
-    alone = exclusive(output) if rdzv_endpoint is None and not dry_run else contextlib.nullcontext()
+    shared = rdzv_endpoint is not None or dry_run
+    alone = contextlib.nullcontext() if shared else exclusive(output, file=True)
     with alone, console.status("starting") as status:
         # A spinner shows nothing in a log: there every step is a line of its own.
         say = status.update if console.is_terminal else _line(console)

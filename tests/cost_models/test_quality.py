@@ -165,7 +165,7 @@ def test_a_curve_needs_plans_that_lose_something():
 @pytest.fixture(scope="module")
 def text(tmp_path_factory):
     file = tmp_path_factory.mktemp("text") / "text.txt"
-    file.write_bytes(np.random.default_rng(1).integers(0, 256, 4096, np.uint8).tobytes())
+    file.write_bytes(np.random.default_rng(1).integers(0, 128, 4096, np.uint8).tobytes())
     return str(file)
 
 
@@ -195,6 +195,14 @@ def test_a_table_belongs_to_its_weights_and_bits(folder, text):
         measure_quality(other, text)
     with pytest.raises(SpecError, match="did you mean 'fisher'"):
         measure_quality(model, text, indicator="fischer")
+    for bits in ((5,), (16, 8), (8, 8), ()):
+        with pytest.raises(SpecError, match="different numbers of"):
+            measure_quality(model, text, bits=bits)
+    with pytest.raises(SpecError, match="at most 266305 of 63 tokens"):
+        measure_quality(model, text, windows=10**8)
+    for device in ("tpu", "cuda:99"):
+        with pytest.raises(SpecError, match="a device of this machine: cpu"):
+            measure_quality(model, text, windows=1, length=8, device=device)
     (folder / "short.txt").write_text("short\n")
     with pytest.raises(SpecError, match="more than 63"):
         measure_quality(model, str(folder / "short.txt"))

@@ -42,5 +42,8 @@ def test_a_digest_belongs_to_the_content(tmp_path):
 def test_bad_texts_say_what_they_lack(tmp_path):
     with pytest.raises(SpecError, match="No such file"):
         text_tokens(BYTES, str(tmp_path / "none"), "held_out")
+    (tmp_path / "bytes").write_bytes(b"abc\xff\n")
+    with pytest.raises(SpecError, match="not UTF-8 \\(at byte 3\\)"):
+        text_tokens(BYTES, str(tmp_path / "bytes"), "calibration")
     with pytest.raises(SpecError, match="no tokenizer"):
         text_tokens(load_model("llama-2-7b"), "stdlib", "held_out")

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import pytest
-from tests.robustness.readers import PROFILES, plan_text
+from tests.robustness.device_readers import PROFILES
+from tests.robustness.plan_readers import plan_text
 from typer.testing import CliRunner
 
 from foreplan.cli import app
@@ -28,10 +29,12 @@ FORBIDDEN = {
     "pickle", "cPickle", "dill", "cloudpickle", "marshal", "shelve", "joblib", "urllib.request",
     "http", "requests", "httpx", "ftplib", "smtplib", "code", "codeop",
 }  # fmt: skip
-#: Where a socket may be opened: ranks of a verification, and the two ends of a measured link.
+#: Where a socket may be opened: ranks of a verification, the two ends of a measured link, clusters
+#: and boards that the user names.
 SOCKETS = {
     "planner/verify/wire.py", "planner/verify/launch.py", "datasets/links.py",
     "datasets/_link_rank.py", "datasets/tir/rpc_site.py",
+    "datasets/ray_cluster.py",
 }  # fmt: skip
 
 

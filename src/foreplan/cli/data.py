@@ -20,11 +20,13 @@ def dataset_build(
     device: Annotated[
         list[str] | None, typer.Option("-d", "--device", help="cpu:threads=1,isa=... or cuda:0")
     ] = None,
-    samples: Annotated[int, typer.Option(help="Programs of a task in a round.")] = 8,
-    rounds: Annotated[int, typer.Option(help="Rounds over all tasks.")] = 1,
-    builders: Annotated[int, typer.Option(help="Processes that build.")] = 1,
-    minutes: Annotated[float | None, typer.Option(help="Begin nothing later than this.")] = None,
-    slow_s: Annotated[float, typer.Option(help="Run programs slower than this once.")] = 1.0,
+    samples: Annotated[int, typer.Option(min=1, help="Programs of a task in a round.")] = 8,
+    rounds: Annotated[int, typer.Option(min=1, help="Rounds over all tasks.")] = 1,
+    builders: Annotated[int, typer.Option(min=1, help="Processes that build.")] = 1,
+    minutes: Annotated[
+        float | None, typer.Option(min=0, help="Begin nothing later than this.")
+    ] = None,
+    slow_s: Annotated[float, typer.Option(min=0, help="Run programs slower than this once.")] = 1.0,
     chip: Annotated[str | None, typer.Option(help="Name of the silicon.")] = None,
     ray: Annotated[
         str | None, typer.Option(help="Measure on a Ray cluster: HOST:PORT, auto or local.")

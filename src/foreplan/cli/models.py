@@ -158,7 +158,7 @@ def quality(
     from foreplan.datasets.storage import exclusive
 
     screen = console()
-    with exclusive(output):  # a path that cannot be written is found before the work
+    with exclusive(output, file=True):  # a path that cannot be written is found before the work
         table = measure_quality(
             load_model(model), text, indicator=indicator, bits=bits or BITS, windows=windows,
             length=length, seed=seed, device=device, say=screen.print,

@@ -257,3 +257,17 @@ def test_text_can_be_read(html, scheme):
     pairs += [("label-text", "label"), ("wait-text", "wait"), ("muted", "idle")]
     poor = {p: round(r, 2) for p in pairs if (r := contrast(*(colours[n] for n in p))) < 4.5}
     assert not poor
+
+
+def test_measured_quality_is_shown_against_its_limit(make_plan, make_verification):
+    document = make_verification().model_dump(mode="json", by_alias=True)
+    document["candidates"][0]["quality"] = {"perplexity": 5.125, "perplexity_increase": 0.25}
+    workload = {"batch": 16, "prompt_tokens": 512, "new_tokens": 24, "max_perplexity_increase": 0.2}
+    page = render_report(make_plan(workload=workload), make_verification(**document))
+    assert "Quality on held-out text" in page
+    card = r'Perplexity increase</span><span class="big {}">0.25</span>.*measured, {} allowed'
+    assert re.search(card.format("bad", "0.2"), page)
+    generous = make_plan(workload=workload | {"max_perplexity_increase": 0.25})
+    page = render_report(generous, make_verification(**document))
+    assert re.search(card.format("good", "0.25"), page)
+    assert "Quality on held-out text" not in render_report(generous, make_verification())

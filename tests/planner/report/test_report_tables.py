@@ -10,6 +10,7 @@ from rich.console import Console
 from foreplan.datasets import device_zoo
 from foreplan.datasets.profile import Profile
 from foreplan.datasets.specs import validate
+from foreplan.planner.report._grid import Column, Grid
 from foreplan.planner.report.decision import DecisionView
 from foreplan.planner.report.operator_tables import error_table, stats_table
 from foreplan.planner.report.predict_tables import predict_tables
@@ -230,3 +231,26 @@ def test_errors_and_counts(width):
     assert "8.1 %" in text
     counts = {"rows": 9, "chips": {"t4": "tu104"}, "by_device_op": {"t4": {"conv": 9}}}
     assert "tu104" in shown(stats_table(counts), width)
+
+
+@pytest.mark.parametrize("width", [40, 60, 72, 80, 100, 120])
+def test_no_word_and_no_number_is_broken(width):
+    names = ["linear@int8/bf16/torch.dequant_linear", "even split, fastest bits", "chosen"]
+    numbers = ["12.74 ms", "3.264e+04", "-0.0002045"]
+    told = ["as fast (predicted)", "does not meet every limit; 92 % slower", "–"]
+    grid = Grid(
+        "Grid",
+        [
+            Column("decision", names),
+            Column("predicted perplexity increase", numbers, numeric=True),
+            Column("tokens", numbers, numeric=True),
+            Column("compared", told),
+        ],
+    )
+    text = shown(grid, width)
+    assert max(map(len, text.splitlines())) <= width
+    for number in numbers:
+        assert text.count(number) == 2
+    words = text.split()
+    for word in " ".join([*names, *told]).split():
+        assert word in words or len(word) > width - 4

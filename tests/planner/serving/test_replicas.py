@@ -227,6 +227,19 @@ def test_batches_divide_each_other():
         assert batch_sizes(validate(ReplicasWorkload, fields, "w")) == sizes
 
 
+def test_close_splits_take_part_in_the_confidence():
+    asked = "batch=16,prompt_tokens=64,new_tokens=16,replica_devices=2"
+    made = foreplan.plan("replicas", "gpt2", "2xt4,v100-32g", asked, costs="roofline")
+    sure = made.confidence
+    assert sure.draws > 0
+    assert any(name.startswith("without replicas of ") for name in sure.share)
+    assert sure.probability_best < 1
+    assert sure.measure_next
+    assert sure.measure_next[0].probability_best > sure.probability_best
+    # Without a kind of replica there is no better split, by the expected prices.
+    assert sure.probability_best >= max(sure.share.values())
+
+
 def test_large_clusters_draw_one_replica_of_each_shape(make_replicas, monkeypatch):
     problem = make_replicas(24, 24, 24, isas="native")
     whole = Forecast(PLANNER, problem, PLANNER.decide(problem).decision).metrics
