@@ -95,7 +95,7 @@ class Linear:
             self.bias = keep(weights.tensor(part, f"{name}.bias"), device, dtype)
         self.weight: Packed | Tensor = kernels[0].dequantise(packed) if reference else packed
         self.run: tuple[RunLinear, RunLinear] = (
-            (_reference, _reference) if reference else (kernels[0].run, kernels[1].run)  # type: ignore[assignment]  # `weight` is what each of the two takes
+            (reference_run, reference_run) if reference else (kernels[0].run, kernels[1].run)  # type: ignore[assignment]  # `weight` is what each of the two takes
         )
 
     @property
@@ -329,6 +329,7 @@ def nbytes(tensor: Tensor | None) -> int:
     return 0 if tensor is None else tensor.numel() * tensor.element_size()
 
 
-def _reference(x: Tensor, weight: Packed | Tensor, bias: Tensor | None) -> Tensor:
+def reference_run(x: Tensor, weight: Packed | Tensor, bias: Tensor | None) -> Tensor:
+    """A linear of a reference run, in fp32 on a plain weight."""
     assert isinstance(weight, Tensor)
     return reference_linear(x, weight, bias)

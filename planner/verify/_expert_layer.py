@@ -10,11 +10,26 @@ import torch
 from torch import Tensor
 
 from foreplan.datasets.decoder_programs import fixed_variant
-from foreplan.datasets.kernels import expert_mlps, function
+from foreplan.datasets.kernels import (
+    LinearKernel,
+    Packed,
+    expert_mlps,
+    function,
+    linear_kernel,
+)
 from foreplan.datasets.model import Model
 from foreplan.datasets.program import Variant
 from foreplan.datasets.weights import WeightSource
-from foreplan.planner.verify._decoder_layer import DecoderLayer, Linear, Pass, keep, nbytes
+from foreplan.planner.verify._decoder_layer import (
+    DecoderLayer,
+    Linear,
+    Pass,
+    RunLinear,
+    keep,
+    nbytes,
+    pack,
+    reference_run,
+)
 
 
 class ExpertLayer(DecoderLayer):
@@ -30,7 +45,7 @@ class ExpertLayer(DecoderLayer):
         *,
         reference: bool,
     ) -> tuple[Linear, ...]:
-        """Up and down of every expert, then of the shared one."""
+        """Load the experts, and give up and down of the shared one."""
         experts = model.experts
         assert experts is not None  # only such models have layers of this class
         dtype = torch.float32 if reference else torch.bfloat16
@@ -48,18 +63,20 @@ class ExpertLayer(DecoderLayer):
                 Linear(weights, index, name, linears, device, reference=reference)
                 for name in ("shared_up", "shared_down")
             )
-        made = [
-            tuple(
-                Linear(weights, index, f"expert.{expert}.{name}", linears, device,
-                       reference=reference)
-                for name in ("up", "down")
-            )
-            for expert in range(experts.count)
-        ]  # fmt: skip
-        self._run = made[0][0].run
-        self._ups = [up.weight for up, _ in made]
-        self._downs = [down.weight for _, down in made]
-        return (*(linear for pair in made for linear in pair), *self._shared)
+        kernels = [linear_kernel(variant, device.type) for variant in linears]
+        self._run: tuple[RunLinear, ...] = (
+            (reference_run,) * 2 if reference else tuple(kernel.run for kernel in kernels)  # type: ignore[assignment]  # what they take is what the lists below hold
+        )
+        up, down = (
+            _stacked(kernels[0], weights, index, name, experts.count, device)
+            for name in ("up", "down")
+        )
+        self._ups: list[Packed | Tensor] = [*up]
+        self._downs: list[Packed | Tensor] = [*down]
+        if reference:
+            self._ups = [kernels[0].dequantise(each) for each in up]
+            self._downs = [kernels[0].dequantise(each) for each in down]
+        return self._shared
 
     def feed(self, x: Tensor, now: Pass) -> Tensor:
         """What the experts add to the residual stream ``x``."""
@@ -81,4 +98,30 @@ class ExpertLayer(DecoderLayer):
     @property
     def bytes(self) -> int:
         """Memory of all weights, scales and norms, those of every expert."""
-        return super().bytes + nbytes(self._router) + nbytes(self._gate)
+        held = [
+            each.bytes if isinstance(each, Packed) else nbytes(each)
+            for each in (*self._ups, *self._downs)
+        ]
+        return super().bytes + nbytes(self._router) + nbytes(self._gate) + sum(held)
+
+
+def _stacked(
+    kernel: LinearKernel, weights: WeightSource, layer: int, name: str, count: int,
+    device: torch.device,
+) -> list[Packed]:  # fmt: skip
+    """One linear of every expert, in views of few large tensors.
+
+    An expert's own tensors are small: kept one by one between temporaries of their size, they would
+    leave the heap full of holes, which a memory cap counts (a stage of 188 MiB took 239).
+    """
+    stacks: dict[str, Tensor] = {}
+    made = []
+    for expert in range(count):
+        packed = pack(kernel, weights, layer, f"expert.{expert}.{name}.weight", device)
+        views = {}
+        for role, tensor in packed.tensors.items():
+            if role not in stacks:
+                stacks[role] = tensor.new_empty((count, *tensor.shape))
+            views[role] = stacks[role][expert].copy_(tensor)
+        made.append(Packed(packed.layout, packed.n, packed.k, views))
+    return made

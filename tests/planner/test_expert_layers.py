@@ -280,8 +280,8 @@ def test_a_stage_runs_the_listed_programs(
     recorder = Recorder()
     for module in (_expert_layer, _decoder_layer):
         monkeypatch.setattr(module, "function", recorder.function)
+        monkeypatch.setattr(module, "linear_kernel", recorder.linear_kernel)
     monkeypatch.setattr(_expert_layer, "expert_mlps", recorder.expert_mlps)
-    monkeypatch.setattr(_decoder_layer, "linear_kernel", recorder.linear_kernel)
     (stage, _) = stages(model, open_weights(model), [INT8] * 3, [2])
     noted = {"linear", "router", "experts", "shared_gate", "activation"}
 
