@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from foreplan.cost_models import ddp_buckets as ddp_buckets_of
 from foreplan.cost_models.ddp_buckets import ddp_buckets
 from foreplan.errors import SpecError
 
@@ -112,6 +113,17 @@ def test_every_parameter_once_from_last_to_first(sizes: list[int], limit: int) -
         size = 4 * sum(parameters[name] for name in bucket)
         most = limit if q == 0 else 2 * limit
         assert size >= most > size - 4 * parameters[bucket[-1]]
+
+
+def test_limits_are_those_of_this_torch() -> None:
+    import torch
+    import torch.distributed as dist
+    from torch.nn.parallel import distributed
+
+    assert dist._DEFAULT_FIRST_BUCKET_BYTES == ddp_buckets_of.FIRST_BUCKET_BYTES
+    # Before 2.13 torch gave the number no name.
+    assert getattr(distributed, "_DEFAULT_BUCKET_CAP_MB", 25) << 20 == ddp_buckets_of.BUCKET_BYTES
+    assert torch.float32.itemsize == ddp_buckets_of.GRADIENT_BYTES
 
 
 def test_nothing_to_train() -> None:
