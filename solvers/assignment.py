@@ -162,6 +162,9 @@ def solve(
         With a floor, the least cost and its bound. Without one, everything is negated, because
         solutions are of minimising problems: ``objective`` is minus the worth, ``lower_bound``
         minus the most that any assignment can be worth. ``evaluations`` counts groups asked.
+
+    Raises:
+        SpecError: ``worth`` gave a value above its bound, or below zero.
     """
     value = np.zeros(len(problem.groups))
     bound = problem.optimistic.copy()

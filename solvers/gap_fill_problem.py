@@ -83,7 +83,11 @@ def _frozen(
 
 
 def checked_integers(values: object, where: str, ndim: int, high: int) -> IntArray:
-    """A read-only copy of integers of ``0 .. high - 1``."""
+    """A read-only copy of integers of ``0 .. high - 1``.
+
+    Raises:
+        SpecError: other values, or another number of dimensions; ``where`` names the field.
+    """
     array = np.array(values)
     if array.size == 0:
         array = array.astype(np.int64)

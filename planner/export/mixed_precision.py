@@ -82,7 +82,11 @@ class TorchaoExporter(_TrainingExporter):
     target = "torchao"
 
     def configuration(self, worker: WorkerDecision) -> dict[str, Any]:
-        """See `torchao_configuration`."""
+        """See `torchao_configuration`.
+
+        Raises:
+            SpecError: the worker is no GPU.
+        """
         if _kind(worker) != "cuda":
             raise SpecError(
                 f"plan: device of rank {worker.rank}", got=worker.device, expected="a GPU",

@@ -72,7 +72,11 @@ class LiveAdjustment:
 
     @contextlib.contextmanager
     def step(self) -> Iterator[None]:
-        """Around forward and backward pass; adjusts behind every ``period``-th."""
+        """Around forward and backward pass; adjusts behind every ``period``-th.
+
+        Raises:
+            SpecError: no gradient came in the block.
+        """
         began = self._now()
         self._last = None
         yield
