@@ -16,7 +16,9 @@ from typing import Any
 import numpy as np
 import pytest
 from tests.robustness.guard import bounded, outcome
-from tests.robustness.readers import NEUSIGHT, plan_text, readers
+from tests.robustness.measurement_readers import NEUSIGHT
+from tests.robustness.plan_readers import plan_text
+from tests.robustness.readers import readers
 from tests.robustness.spoken import TOKEN
 from typer.testing import CliRunner
 

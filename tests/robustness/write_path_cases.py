@@ -275,7 +275,7 @@ def _verify(folder: Path) -> None:
 
 
 def _verify_inputs(folder: Path) -> None:
-    from tests.robustness.readers import plan_and_run
+    from tests.robustness.plan_readers import plan_and_run
 
     plan, run = plan_and_run()
     (folder.parent / "plan.json").write_bytes(plan)
@@ -338,7 +338,7 @@ def _import(folder: Path) -> None:
 
 
 def _import_inputs(folder: Path) -> None:
-    from tests.robustness.readers import NEUSIGHT
+    from tests.robustness.measurement_readers import NEUSIGHT
 
     (folder.parent / "n.csv").write_text(NEUSIGHT)
 
