@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 from tests.robustness.guard import bounded
-from tests.robustness.readers import plan_text, readers
+from tests.robustness.plan_readers import plan_text
+from tests.robustness.readers import readers
 from typer.testing import CliRunner
 
 from foreplan.cli import app
@@ -111,6 +112,8 @@ def test_profiles_lie_below_no_absolute_path(tmp_path: Path) -> None:
         ("serving", {"workload.text": "/etc/passwd"}, [], "workload.text"),
         ("serving", {"workload.quality": "../quality.json"}, [], "workload.quality"),
         ("serving", {"provenance.costs": "helix:/etc/passwd"}, ["--thorough"], "provenance.costs"),
+        ("serving", {"workload.text": "null\0byte"}, [], "workload.text"),
+        ("serving", {"workload.text": "{home}/circle"}, [], "workload.text"),
     ],
 )
 def test_a_plan_does_not_leave_its_folder(
@@ -119,8 +122,9 @@ def test_a_plan_does_not_leave_its_folder(
     home = tmp_path / "plan"
     home.mkdir()
     (home / "linked").symlink_to(tmp_path)
+    (home / "circle").symlink_to(home / "circle")
     path = home / "plan.json"
-    path.write_text(changed(kind, changes))
+    path.write_text(changed(kind, changes).replace("{home}", str(home)))
     command = ["verify", str(path), "--dry-run", *options]
     refused = CliRunner().invoke(app, command)
     assert isinstance(refused.exception, SpecError)
