@@ -100,9 +100,9 @@ class Tier(StrictModel):
         """Return the fit for exactly this collective over this many ranks, if measured."""
         return next((f for f in self.collectives if f.kind == kind and f.ranks == ranks), None)
 
-    def taken_beside(self, kind: CollectiveKind, ranks: int) -> float:
+    def taken_beside(self, kind: str, ranks: int) -> float:
         """Return what computation loses to this collective beside it, over its own time."""
-        fit = self.fit(kind, ranks)
+        fit = next((f for f in self.collectives if f.kind == kind and f.ranks == ranks), None)
         found = None if fit is None else fit.compute_share
         return self.compute_share if found is None else found
 

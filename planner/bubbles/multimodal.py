@@ -35,7 +35,7 @@ def completed(fields: Mapping[str, Any]) -> dict[str, Any]:
     stated = made.get("encoders", ())
     if not isinstance(stated, list | tuple) or any(not isinstance(e, Mapping) for e in stated):
         return made  # for the workload's own message
-    mine = next((e for e in stated if e.get("name") == VISION), {})
+    mine: Mapping[str, Any] = next((e for e in stated if e.get("name") == VISION), {})
     vision, bridge = known.vision, known.bridge
     tokens = mine.get("tokens", vision.tokens)
     if tokens is None:

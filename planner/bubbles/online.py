@@ -178,11 +178,11 @@ class OnlinePlanner:
 
         places = {
             (int(schedule.rank[i]), work.kind, stage(i), int(schedule.step[i])): i
-            for i in np.flatnonzero(schedule.rendezvous >= 0)
+            for i in map(int, np.flatnonzero(schedule.rendezvous >= 0))
             if isinstance(work := schedule.works[schedule.work[i]], Collective)
         }
         computing = timeline.is_compute & (schedule.op != schedule.ops.index("beside"))
-        for i in np.flatnonzero(schedule.op == schedule.ops.index("beside")):
+        for i in map(int, np.flatnonzero(schedule.op == schedule.ops.index("beside"))):
             work, rank = schedule.works[schedule.work[i]], int(schedule.rank[i])
             if not isinstance(work, Collective):
                 continue

@@ -147,7 +147,7 @@ def _encoder(encoder: Encoder, width: int) -> Tower:
         )  # fmt: skip
     taken = dims.hidden * encoder.merged
     between = taken if encoder.projector == "merger" else width
-    exits = ((between, taken), (width, between))
+    exits: tuple[tuple[int, int], ...] = ((between, taken), (width, between))
     if encoder.projector == "linear":
         exits = ((width, taken),)
     return _of_dims(
