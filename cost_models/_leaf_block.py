@@ -153,8 +153,8 @@ def block_entries(
                 if not block >> loop & 1 and loop != runs:
                     continue
                 ways_along(
-                    nodes, pool, alias, loop_of, accesses, 1, slots, widths, loop, extents[loop],
-                    at, order, length, state, ways, steps,
+                    nodes, pool, alias, loop_of, accesses, 1, slots, widths, loop, extents, at,
+                    order, length, state, ways, steps,
                 )  # fmt: skip
                 if ways[0] == SCATTERED or steps[0] != run:
                     continue
@@ -175,8 +175,8 @@ def block_entries(
     steps[:] = 0.0
     if vector >= 0:
         ways_along(
-            nodes, pool, alias, loop_of, accesses, many, slots, widths, vector, extents[vector], at,
-            order, length, state, ways, steps,
+            nodes, pool, alias, loop_of, accesses, many, slots, widths, vector, extents, at, order,
+            length, state, ways, steps,
         )  # fmt: skip
 
     set_highest(extents, count, block, highest)

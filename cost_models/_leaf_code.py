@@ -59,13 +59,16 @@ def _executions(mask: int, everything: int, extents: Any, count: int) -> Any:
 @part
 def _kept_divisions(
     nodes: Any, pool: Any, alias: Any, loop_of: Any, loop: int, extent: float, order: Any,
-    length: int, divided: Any,
+    length: int, state: Any, divided: Any,
 ) -> None:  # fmt: skip
     """What divisions make of a loop in every ordered expression.
 
     Fills ``divided``: 0 does not change along the loop, 1 changes, 2 changes with a division that
-    TVM simplifies, 3 with one that it leaves as it is, 4 with both.
+    TVM simplifies, 3 with one that it leaves as it is, 4 with both. TVM drops divisions by more
+    than there is (``state`` holds intervals over all loops) and joins those that follow each other,
+    (x // 81) // 960 to x // 77760 and (x // 81) % 960 to (x % 77760) // 81, before it simplifies.
     """
+    by = np.ones(nodes.shape[0])  # what the loop has been divided by so far, -1 for not known
     for number in range(length):
         row = order[number]
         kind = nodes[row, _KIND]
@@ -73,6 +76,7 @@ def _kept_divisions(
         if kind == _VARIABLE:
             if alias[row] > 0:
                 found = divided[alias[row]]
+                by[row] = by[alias[row]]
             elif loop_of[row] == loop:
                 found = 1
         elif kind in (_LOAD, _CALL):
@@ -80,18 +84,37 @@ def _kept_divisions(
             for item in range(min(size(nodes, inner), 16)):
                 if divided[member(nodes, pool, inner, item)] > 0:
                     found = 3
+            by[row] = -1.0
         elif kind in (_CAST, _NOT):
             found = divided[ref(nodes, row, _A)]
+            by[row] = by[ref(nodes, row, _A)]
         elif _SELECT <= kind < _NOT:
-            a, b = divided[ref(nodes, row, _A)], divided[ref(nodes, row, _B)]
+            left, right = ref(nodes, row, _A), ref(nodes, row, _B)
+            a, b = divided[left], divided[right]
             found = max(a, b)
             if min(a, b) >= 2 and a != b:
                 found = 4
-            if a > 0 and kind in (_FLOOR_DIV, _FLOOR_MOD, _DIV, _MOD):
-                divisor = constant(nodes, ref(nodes, row, _B), 1)
-                if divisor > 1:
+            by[row] = 1.0 if found < 2 else -1.0
+            if kind == _ADD and found >= 2:  # nothing added leaves the other as it was
+                if state[left, 0] == 0 and state[left, 1] == 0:
+                    by[row] = by[right]
+                elif state[right, 0] == 0 and state[right, 1] == 0:
+                    by[row] = by[left]
+            if kind in (_FLOOR_DIV, _FLOOR_MOD, _DIV, _MOD):
+                quotient = kind in (_FLOOR_DIV, _DIV)
+                divisor = constant(nodes, right, 1)
+                if divisor <= 1 or a == 0:
+                    by[row] = by[left]
+                elif state[left, 0] >= 0 and state[left, 1] < divisor:
+                    found = 0 if quotient else a
+                    by[row] = by[left]
+                else:
+                    if by[left] > 0:
+                        by[row] = by[left] * (divisor if quotient else 1.0)
                     if divisor % extent == 0 and a < 3:
-                        found = 0 if kind in (_FLOOR_DIV, _DIV) else 2
+                        found = 0 if quotient else 2
+                    elif a == 3 and by[left] > 0 and divisor * by[left] % extent == 0:
+                        found = 0 if quotient else 4
                     elif extent % divisor == 0:
                         found = 2 if a < 3 else 4
                     else:
@@ -102,11 +125,11 @@ def _kept_divisions(
 @part
 def ways_along(
     nodes: Any, pool: Any, alias: Any, loop_of: Any, accesses: Any, many: int, slots: Any,
-    widths: Any, loop: int, extent: float, at: Any, order: Any, length: int, state: Any,
+    widths: Any, loop: int, extents: Any, at: Any, order: Any, length: int, state: Any,
     ways: Any, steps: Any,
 ) -> None:  # fmt: skip
     """How each access goes along a loop while the others stand still, and by how many elements."""
-    places = np.zeros((3, many))
+    places, extent = np.zeros((3, many)), extents[loop]
     for turn in range(3):
         at[:] = 0
         at[loop] = (0, 1, int(extent) - 1)[turn]
@@ -116,7 +139,10 @@ def ways_along(
                 nodes, pool, accesses[item, INDICES], widths[slots[item]], state
             )
     divided = np.zeros(nodes.shape[0], dtype=np.int8)
-    _kept_divisions(nodes, pool, alias, loop_of, loop, extent, order, length, divided)
+    for other in range(extents.size):
+        at[other] = max(0, int(extents[other]) - 1)
+    evaluate(nodes, pool, alias, loop_of, np.zeros_like(at), at, order, length, state)
+    _kept_divisions(nodes, pool, alias, loop_of, loop, extent, order, length, state, divided)
     for item in range(many):
         step = places[1, item] - places[0, item]
         straight = places[2, item] - places[0, item] == step * (extent - 1)
@@ -216,8 +242,8 @@ def code_entries(
         if loop < 0:
             continue
         ways_along(
-            nodes, pool, alias, loop_of, accesses, many, slots, widths, loop, extents[loop], at,
-            order, length, state, ways, steps,
+            nodes, pool, alias, loop_of, accesses, many, slots, widths, loop, extents, at, order,
+            length, state, ways, steps,
         )  # fmt: skip
         out[5 * turn] = ways[0]
         for item in range(1, many):

@@ -62,7 +62,8 @@ class ProgramInputs(NamedTuple):
 
 def fit_scale(table: ProgramTable, latency_s: Floats) -> ProgramScale:
     """Fit the weights of parts on a table's rows."""
-    return ProgramScale.fit(program_estimate(table).parts, on_cpus(table), latency_s)
+    parts = program_estimate(table).parts
+    return ProgramScale.fit(parts, on_cpus(table), latency_s, _device_names(table))
 
 
 def program_inputs(table: ProgramTable, scale: ProgramScale) -> ProgramInputs:
@@ -72,15 +73,17 @@ def program_inputs(table: ProgramTable, scale: ProgramScale) -> ProgramInputs:
         MissingDataError: a device without peak or bandwidth.
     """
     estimate, cpu = program_estimate(table), on_cpus(table)
-    seconds = scale.seconds(estimate.parts, cpu)
+    weights = scale.of_rows(cpu, _device_names(table))
+    parts = estimate.parts * weights
+    seconds = parts.sum(1) + 1e-9
     figures = np.stack([device.vector().values for device in table.devices])
     summary = [
-        estimate.terms, np.log(estimate.parts + 1e-10), scale.shares(estimate.parts, cpu),
+        estimate.terms, np.log(estimate.parts + 1e-10), parts / seconds[:, None],
         np.log(seconds)[:, None],
     ]  # fmt: skip
     first = len(WHOLE_NAMES)
     program, starts = estimate.program, table.offsets[:-1]
-    weighted = estimate.leaf_parts * scale.weights[cpu.astype(int)][program][:, first:]
+    weighted = estimate.leaf_parts * weights[program][:, first:]
     own = weighted.sum(1) + 1e-13
     share = own / np.add.reduceat(own, starts)[program]
     leaf_s = seconds[program] * share
@@ -115,6 +118,11 @@ FLAT_NAMES: tuple[str, ...] = (
 )  # fmt: skip
 #: Entries of a device in `ProgramInputs.device`.
 DEVICE_ENTRIES = len(DEVICE_FEATURES)
+
+
+def _device_names(table: ProgramTable) -> NDArray[np.str_]:
+    """Name of each program's device (N)."""
+    return np.array([device.name for device in table.devices])[table.device]
 
 
 def on_cpus(table: ProgramTable) -> NDArray[np.bool_]:

@@ -12,7 +12,7 @@ the groups are kept and averaged; trees and scale are fitted once more on all ro
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -36,7 +36,7 @@ from foreplan.datasets.device import Device
 from foreplan.datasets.specs import validate
 from foreplan.errors import MissingDataError, SpecError
 
-SCHEMA = "foreplan.program-predictor/4"
+SCHEMA = "foreplan.program-predictor/5"
 
 #: Upper ends (seconds, predicted) of the ranges that are calibrated apart.
 RANGES_S = (6e-6, 2e-5, 2e-4, float("inf"))
@@ -222,6 +222,7 @@ class ProgramPredictor(RegressorMixin, BaseEstimator):  # type: ignore[misc, unu
             "trees": len(self.trees_),
             "weight": self.weight_,
             "shift": self.shift_,
+            "scale_devices": list(self.scale_.factors),
             "ranges_s": [limit for limit in RANGES_S if np.isfinite(limit)],
             **self.card_,
             **facts,
@@ -266,9 +267,7 @@ class ProgramPredictor(RegressorMixin, BaseEstimator):  # type: ignore[misc, unu
         def part(prefix: str) -> dict[str, Any]:
             return {k[len(prefix) :]: v for k, v in tensors.items() if k.startswith(prefix)}
 
-        model.scale_ = ProgramScale(part("parts.")["weights"])
-        if model.scale_.weights.shape != (2, len(PART_NAMES)):
-            raise ValueError(f"weights of {model.scale_.weights.shape[1:]} parts")
+        model.scale_ = _scale(part("parts."), card["scale_devices"])
         model.trees_ = [
             ProgramTrees.from_arrays(part(f"trees{number}.")) for number in range(card["trees"])
         ]
@@ -283,7 +282,7 @@ class ProgramPredictor(RegressorMixin, BaseEstimator):  # type: ignore[misc, unu
         if model.quantiles_.shape != (2, len(RANGES_S)):
             raise ValueError(f"quantiles of shape {model.quantiles_.shape}")
         known = ("schema", "kind", "features", "device_features", "parameters", "networks",
-                 "trees", "weight", "shift", "ranges_s")  # fmt: skip
+                 "trees", "weight", "shift", "scale_devices", "ranges_s")  # fmt: skip
         model.card_ = {k: v for k, v in card.items() if k not in known}
         return model
 
@@ -334,3 +333,16 @@ class ProgramPredictor(RegressorMixin, BaseEstimator):  # type: ignore[misc, unu
 def program_seconds(inputs: ProgramInputs, leaf_s: Floats) -> Floats:
     """Sums over the leaves of each program (N)."""
     return np.asarray(np.add.reduceat(leaf_s, inputs.starts))
+
+
+def _scale(arrays: Mapping[str, NDArray[Any]], names: Sequence[str]) -> ProgramScale:
+    """The scale that `ProgramScale.arrays` was of.
+
+    Raises:
+        ValueError: weights of other parts, or factors of other devices.
+    """
+    weights, parts = arrays["weights"], len(PART_NAMES)
+    factors = arrays.get("factors", np.empty((0, parts)))
+    if weights.shape != (2, parts) or factors.shape != (len(names), parts):
+        raise ValueError(f"weights {weights.shape} and factors {factors.shape} of {parts} parts")
+    return ProgramScale(weights, dict(zip(names, factors, strict=True)))

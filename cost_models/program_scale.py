@@ -1,15 +1,18 @@
 """ProgramScale: a program's time as a weighted sum of its parts, one weight a kind of work.
 
-    scale = sum over parts of exp(w) * part          w fitted for GPUs and for CPUs apart
+    scale = sum over parts of exp(w + d) * part      w fitted for GPUs and for CPUs apart
 
 by least pseudo-Huber loss of the logarithm of scale / latency (width 0.3) with a weak pull of each
-w to -1. *Fitted*: as many free parameters as kinds of work (27 on GPUs). A network or trees then
-learn what is left, which is small where the program is like others only in its parts.
+w to -1. Where several devices of a kind are trained on, each gets its own d, what it is faster or
+slower at than the others: a factor for all parts, and one for each part, pulled to none; d of a
+device that was not trained on is 0. *Fitted*: as many free parameters as kinds of work (27 on GPUs)
+and as many again for each such device. A network or trees then learn what is left, which is small
+where the program is like others only in its parts.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Self
 
 import numpy as np
@@ -21,48 +24,61 @@ Floats = NDArray[np.float64]
 
 _WIDTH, _PULL, _START = 0.3, 1e-4, -1.0
 _MOST_ROWS = 6000
+#: Pull of a device's factor of one part; chosen on the development families (3e-3, 1e-3 and 1e-4).
+_DEVICE_PULL = 1e-4
 
 
 class ProgramScale:
     """Weights of parts.
 
-    Attributes:
+    Args:
         weights: for GPUs and CPUs (2, parts), zero for parts of the other kind.
+        factors: of the parts on devices that were trained on beside others of their kind, by name
+            (parts).
     """
 
-    def __init__(self, weights: Floats) -> None:
+    def __init__(self, weights: Floats, factors: Mapping[str, Floats] | None = None) -> None:
         self.weights = np.asarray(weights, dtype=np.float64)
+        self.factors = {k: np.asarray(v, dtype=np.float64) for k, v in (factors or {}).items()}
 
     @classmethod
-    def fit(cls, parts: Floats, cpu: NDArray[np.bool_], latency_s: Floats) -> Self:
+    def fit(
+        cls, parts: Floats, cpu: NDArray[np.bool_], latency_s: Floats,
+        device: NDArray[np.str_] | None = None,
+    ) -> Self:  # fmt: skip
         """Fit weights.
 
         Args:
             parts: seconds by kind of work (N, parts).
             cpu: whether a program ran on a CPU (N).
             latency_s: labels (N), positive.
+            device: name of each program's device (N); one by default.
         """
-        weights = np.zeros((2, parts.shape[1]))
+        weights, factors = np.zeros((2, parts.shape[1])), {}
         for row, chosen in enumerate((~cpu, cpu)):
-            if chosen.any():
-                weights[row] = _weights(parts[chosen], latency_s[chosen])
+            if not chosen.any():
+                continue
+            weights[row] = _weights(parts[chosen], latency_s[chosen])
+            names = [] if device is None else np.unique(device[chosen]).tolist()
+            for name in names if len(names) > 1 else ():
+                own = chosen & (device == name)
+                factors[name] = _factors(parts[own] * weights[row], latency_s[own])
         for row in range(2):  # a kind that was never seen gets the other's common parts
             if not weights[row].any():
                 weights[row] = weights[1 - row]
-        return cls(weights)
+        return cls(weights, factors)
 
-    def seconds(self, parts: Floats, cpu: NDArray[np.bool_]) -> Floats:
-        """Return the scale (N)."""
-        return np.asarray((parts * self.weights[cpu.astype(int)]).sum(1) + 1e-9)
-
-    def shares(self, parts: Floats, cpu: NDArray[np.bool_]) -> Floats:
-        """Return the share of each part in the scale (N, parts)."""
-        weighted = parts * self.weights[cpu.astype(int)]
-        return np.asarray(weighted / (weighted.sum(1, keepdims=True) + 1e-9))
+    def of_rows(self, cpu: NDArray[np.bool_], device: NDArray[np.str_]) -> Floats:
+        """Weights of each program's parts, by the kind and name of its device (N, parts)."""
+        found = self.weights[cpu.astype(int)]
+        for name, factor in self.factors.items():
+            found[device == name] *= factor
+        return np.asarray(found)
 
     def arrays(self) -> Mapping[str, NDArray[Any]]:
-        """What it is built from, for saving."""
-        return {"weights": self.weights}
+        """What it is built from, for saving; rows of ``factors`` in the order of the names."""
+        found = {"weights": self.weights}
+        return found | ({"factors": np.stack(list(self.factors.values()))} if self.factors else {})
 
     def named(self) -> dict[str, dict[str, float]]:
         """Weights by kind and part, those that are not negligible."""
@@ -77,23 +93,49 @@ class ProgramScale:
 
 
 def _weights(parts: Floats, latency_s: Floats) -> Floats:
-    from scipy.optimize import minimize  # type: ignore[import-untyped, unused-ignore]
-
     used = parts.max(0) > 1e-11
     some = slice(None, None, -(-len(parts) // _MOST_ROWS))  # a few dozen weights need no more
     chosen, target = np.ascontiguousarray(parts[some][:, used]), np.log(latency_s[some])
 
+    def pulled(w: Floats) -> tuple[float, Floats]:
+        away = w - _START
+        return _PULL * float((away**2).mean()), 2 * _PULL * away / len(w)
+
+    weights = np.zeros(parts.shape[1])
+    weights[used] = np.exp(_least(chosen, target, np.full(int(used.sum()), _START), pulled))
+    return weights
+
+
+def _factors(weighted: Floats, latency_s: Floats) -> Floats:
+    """Factors of weighted parts on one device: a common one, and one for each part it has."""
+    used = weighted.max(0) > 1e-11
+    chosen, target = np.ascontiguousarray(weighted[:, used]), np.log(latency_s)
+
+    def pulled(d: Floats) -> tuple[float, Floats]:
+        away = d - d.mean()  # what is common to all parts is free
+        return _DEVICE_PULL * float((away**2).sum()), 2 * _DEVICE_PULL * away
+
+    found = _least(chosen, target, np.zeros(int(used.sum())), pulled)
+    factors = np.full(weighted.shape[1], np.exp(found.mean()))
+    factors[used] = np.exp(found)
+    return factors
+
+
+def _least(
+    parts: Floats, target: Floats, start: Floats,
+    pulled: Callable[[Floats], tuple[float, Floats]],
+) -> Floats:  # fmt: skip
+    """Logarithms of the weights of least loss; ``pulled`` gives a pull and its slope."""
+    from scipy.optimize import minimize  # type: ignore[import-untyped, unused-ignore]
+
     def loss(w: Floats) -> tuple[float, Floats]:
-        scaled = chosen * np.exp(w)
-        total = scaled.sum(1)
+        scaled = parts * np.exp(np.clip(w, -300, 300))  # a first step may be wild
+        total = scaled.sum(1) + 1e-12
         d = (np.log(total) - target) / _WIDTH
         root = np.sqrt(1 + d**2)
         slope = (d / root / _WIDTH / total) @ scaled / len(target)
-        pull = w - _START
-        return float(root.mean() + _PULL * (pull**2).mean()), slope + 2 * _PULL * pull / len(w)
+        pull, pull_slope = pulled(w)
+        return float(root.mean()) + pull, slope + pull_slope
 
-    start = np.full(int(used.sum()), _START)
     found = minimize(loss, start, jac=True, method="L-BFGS-B", options={"maxiter": 500})
-    weights = np.zeros(parts.shape[1])
-    weights[used] = np.exp(found.x)
-    return weights
+    return np.asarray(found.x)

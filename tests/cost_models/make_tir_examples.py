@@ -100,6 +100,28 @@ def copy_scattered():
     return _copy(16)
 
 
+def _merge(width):
+    a = te.placeholder((2, 960, 9, 9), "float32", name="A")
+
+    def merged(c, y, x):
+        return a(tvm.tirx.floordiv(c, 960), tvm.tirx.floormod(c, 960), y, x)
+
+    b = te.compute((1920, 9, 9), merged, name="B")
+    s = tvm.s_tir.Schedule(tvm.IRModule({"main": te.create_prim_func([a, b])}))
+    outer, inner = s.split(s.fuse(*s.get_loops(s.get_sblock("B"))), [None, width])
+    s.parallel(outer)
+    s.vectorize(inner)
+    return s.mod
+
+
+def merge_joined():
+    return _merge(128)
+
+
+def merge_scattered():
+    return _merge(64)
+
+
 def pad():
     a = te.placeholder((8, 56, 56), "float32", name="A")
 
@@ -115,7 +137,8 @@ def pad():
 if __name__ == "__main__":
     lines = []
     for build in (
-        gemm, gemm_tiled, reduction, chain, cuda, copy_joined, copy_scattered, pad,
+        gemm, gemm_tiled, reduction, chain, cuda, copy_joined, copy_scattered, pad, merge_joined,
+        merge_scattered,
     ):  # fmt: skip
         module = build()
         print(module.script())

@@ -171,6 +171,9 @@ def test_indices_that_tvm_does_not_join_are_scattered(encoder: CompactAstEncoder
     # 16 divides 7840 and not 49 or 7: x // 7840 is simplified, the rest is not. 64 divides none.
     check(encoder.encode(TEXTS["copy_scattered"]), 0, code__lane_store=3, code__lane_scattered=1)
     check(encoder.encode(TEXTS["copy_joined"]), 0, code__lane_store=1, code__lane_next=1)
+    # Channels x // 81 of two images of 960: x // 77760 is what 64 divides and 128 does not.
+    check(encoder.encode(TEXTS["merge_scattered"]), 0, code__lane_store=1, code__lane_scattered=1)
+    check(encoder.encode(TEXTS["merge_joined"]), 0, code__lane_store=1, code__lane_next=1)
 
 
 def test_a_condition_with_two_ends_guards_its_loop(encoder: CompactAstEncoder) -> None:

@@ -210,7 +210,23 @@ def test_scale_finds_the_weights_of_a_sum() -> None:
     wanted = parts[:, :3] @ [2.0, 0.5, 0.1]
     scale = ProgramScale.fit(parts, cpu, wanted)
     np.testing.assert_allclose(scale.weights[0, :3], [2.0, 0.5, 0.1], rtol=0.05)
-    assert scale.shares(parts, cpu).sum(1) == pytest.approx(np.ones(400), rel=1e-3)
+
+
+def test_scale_finds_what_a_device_is_slower_at() -> None:
+    """Two CPUs that differ in one kind of work and in clock; a third has the common weights."""
+    generator = np.random.default_rng(0)
+    parts = np.zeros((800, len(PART_NAMES)))
+    parts[:, :3] = np.exp(generator.normal(-9, 2, (800, 3)))
+    device, cpu = np.repeat(["a", "b"], 400), np.ones(800, dtype=bool)
+    wanted = parts[:, :3] @ [2.0, 0.5, 0.1]
+    wanted[400:] = 3 * parts[400:, :3] @ [2.0, 0.5, 0.4]
+    scale = ProgramScale.fit(parts, cpu, wanted, device)
+    weights = scale.of_rows(cpu, device)
+    np.testing.assert_allclose(weights[0, :3], [2.0, 0.5, 0.1], rtol=0.1)
+    np.testing.assert_allclose(weights[400, :3], [6.0, 1.5, 1.2], rtol=0.1)
+    unknown = scale.of_rows(cpu[:1], np.array(["c"]))
+    np.testing.assert_array_equal(unknown[0], scale.weights[1])
+    assert not ProgramScale.fit(parts, cpu, wanted, np.full(800, "a")).factors
 
 
 def test_gpu_counts_of_a_kernel() -> None:
