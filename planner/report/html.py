@@ -167,7 +167,7 @@ def _cards(plan: Plan, verification: Verification | None) -> Html:
 
 def _card(what: str, big: str, more: str, tone: str = "") -> Html:
     number, _, unit = big.rpartition(" ")
-    shown = [f"{number} ", element("small", unit)] if number else [big]
+    shown = [number, Html(" "), element("small", unit)] if number else [big]
     return element(
         "div",
         element("span", what, class_="what"),

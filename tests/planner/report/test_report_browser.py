@@ -197,10 +197,13 @@ def test_a_hostile_page_is_quiet(browser, tmp_path, make_plan, timeline):
     assert browser.eval("document.title") != "owned"
 
 
-def test_long_figures_fit_a_phone(browser, tmp_path, make_plan, plan):
-    predicted = plan.predicted.model_dump(mode="json")
-    predicted["metrics"] = {"tokens_per_s": 344_612.5, "time_to_first_token_s": 0.28, "omega": 0.3}
-    file = tmp_path / "figures.html"
-    file.write_text(render_report(make_plan(predicted=predicted)), encoding="utf-8")
+def test_long_names_fit_a_phone(browser, tmp_path, make_plan, plan):
+    provenance = plan.provenance.model_dump(mode="json")
+    provenance["profiles"] = {
+        f"localhost/cpu:threads={n},isa=avx512_bf16": "ab" * 32 for n in (1, 2)
+    }
+    file = tmp_path / "names.html"
+    file.write_text(render_report(make_plan(provenance=provenance)), encoding="utf-8")
     browser.open(file, 390)
+    assert "isa=avx512_bf16" in browser.eval("document.body.textContent")
     assert browser.eval("document.documentElement.scrollWidth") <= 390
