@@ -11,9 +11,13 @@ from multiprocessing.synchronize import Event
 from pathlib import Path
 
 import pytest
+from tests.robustness.plan_readers import plan_text
 from tests.robustness.write_path_cases import cases
+from typer.testing import CliRunner
 
+from foreplan.cli import app
 from foreplan.datasets.storage import exclusive
+from foreplan.datasets.tir.build_dataset import TASKS_FILE
 from foreplan.errors import SpecError
 
 
@@ -53,6 +57,30 @@ def test_a_second_process_is_refused_in_one_line(tmp_path: Path) -> None:
     with exclusive(tmp_path / "out.json"):  # and then it is free
         assert (tmp_path / ".out.json.lock").exists()
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("command", "written"),
+    [
+        (["verify", "{plan}", "-o", "{out}/v.json"], "v.json"),
+        (["profile", "cpu:threads=1", "--quick", "-o", "{out}"], "cluster.yaml"),
+        (["quality", "tiny-llama-random", "-o", "{out}/quality.json"], "quality.json"),
+        (["dataset", "build", "--network", "mlp", "--extract-only", "-o", "{out}"], TASKS_FILE),
+    ],
+)
+def test_commands_refuse_what_another_process_writes(
+    command: list[str], written: str, tmp_path: Path
+) -> None:
+    (tmp_path / "plan.json").write_text(plan_text("serving"))
+    out = tmp_path / "out"
+    out.mkdir()
+    words = [word.format(plan=tmp_path / "plan.json", out=out) for word in command]
+    with exclusive(out / written):  # a lock of another process is refused no differently
+        refused = CliRunner().invoke(app, words)
+    assert isinstance(refused.exception, SpecError), refused.output
+    assert "another process writes" in str(refused.exception)
+    assert written in str(refused.exception)
+    assert not list(out.iterdir())
 
 
 def test_a_lock_of_a_dead_process_holds_nobody_up(tmp_path: Path) -> None:
