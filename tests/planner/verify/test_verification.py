@@ -7,13 +7,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from foreplan.cost_models.costs import Collective, Segment
+from foreplan.cost_models.schedule import ScheduleBuilder
 from foreplan.cost_models.timeline import Timeline
 from foreplan.errors import SpecError
-from foreplan.planner.plan import Plan
+from foreplan.planner.plan import Plan, RankPrediction
 from foreplan.planner.registry import planner
 from foreplan.planner.verify.candidates import candidates_of
 from foreplan.planner.verify.rounds import Measured
-from foreplan.planner.verify.scores import median_round, spearman, verification_of
+from foreplan.planner.verify.scores import _phases, median_round, spearman, verification_of
 from foreplan.planner.verify.session import problem_of
 from foreplan.planner.verify.verification import (
     AgreementResult,
@@ -81,6 +83,26 @@ def test_errors_regret_and_correlation(document: Verification) -> None:
     assert [p.op for p in rank.phases] == ["F", "end"]
     assert rank.memory[0].predicted_bytes == 8
     assert (rank.memory[0].held_bytes, rank.held_bytes) == (7, 70)
+
+
+def test_what_exchange_takes_has_a_price_and_no_time_of_its_own(
+    make_plan: Callable[..., Plan],
+) -> None:
+    item = measured(make_plan(), {"chosen": [1.0]})[0]
+    build = ScheduleBuilder(item.candidate.schedule.devices)
+    build.add("F", 0, Segment("layer"))
+    build.add("beside", 0, Collective("all_gather", 100, (0, 1)))
+    schedule = build.build()
+    item.timelines = [Timeline(schedule, np.zeros(2), np.array([2.0, 1e-5]), np.full(2, -1), "m")]
+    rank = RankPrediction(
+        device="d", compute_s=2.0, communication_s=0.0, bubble_s=0.0,
+        phase_s={"F": 1.0, "beside": 1.0},
+    )  # fmt: skip
+    both = _phases(item.timelines, 0, rank)
+    assert [(p.op, p.predicted_s, p.error) for p in both] == [
+        ("F", 1.0, 0.5),
+        ("beside", 1.0, None),
+    ]
 
 
 def test_not_passed_beyond_the_tolerance_or_with_a_wrong_result(document: Verification) -> None:
