@@ -11,8 +11,12 @@ from typing import TypeVar
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 Weight = TypeVar("Weight")
+
+#: Up to so many rows every number of rows is computed as it is.
+_EXACT = 8
 
 
 def expert_mlps(
@@ -28,7 +32,7 @@ def expert_mlps(
 
     ``e`` is ``chosen[r, a]``. Expert after expert takes all of its rows at once; one without rows
     costs nothing. How many rows an expert has is only known on the host, so that a call waits for
-    the router of a GPU and cannot be recorded as a CUDA graph.
+    the router of a GPU and cannot be recorded as a CUDA graph. An expert computes `padded_rows`.
 
     Args:
         x: ``[R, H]``.
@@ -45,15 +49,31 @@ def expert_mlps(
     flat = chosen.reshape(-1)
     order = flat.argsort(stable=True)
     rows = order.div(chosen.shape[1], rounding_mode="floor")
+    padded = F.pad(rows, (0, len(flat) // 8 + _EXACT))
     weight = share.reshape(-1)[order].unsqueeze(1)
     out = torch.zeros(x.shape, dtype=torch.float32, device=x.device)
     begin = 0
     for expert, count in enumerate(torch.bincount(flat, minlength=len(ups)).tolist()):
         if count == 0:
             continue
+        # Rows of the next expert fill up, and are left out again.
+        taken = x.index_select(0, padded.narrow(0, begin, padded_rows(count)))
+        gate, up = run(taken, ups[expert], None).chunk(2, 1)
+        made = run(activate(gate, up), downs[expert], None).narrow(0, 0, count)
         mine = rows.narrow(0, begin, count)
-        gate, up = run(x.index_select(0, mine), ups[expert], None).chunk(2, 1)
-        made = run(activate(gate, up), downs[expert], None)
         out.index_add_(0, mine, made * weight.narrow(0, begin, count))
         begin += count
     return out.to(x.dtype)
+
+
+def padded_rows(count: int) -> int:
+    """Rows that an expert with ``count`` of them computes: at most an eighth more, or 7.
+
+    Each pass has other counts, and a library prepares a kernel for each: oneDNN takes 0.9 ms and
+    1.1 MiB for a bf16 product of a shape that it has not seen (``measured``: 64 shapes of 1024 x
+    512 on an EPYC), and keeps up to 1024 of them.
+    """
+    if count <= _EXACT:
+        return count
+    step = max(_EXACT, 1 << (count.bit_length() - 4))
+    return -(-count // step) * step
