@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from foreplan.datasets.ray_cluster import connected, nodes, place
-from foreplan.datasets.storage import exclusive, write_atomically
-from foreplan.errors import ForeplanError, MissingDataError, SpecError
+from foreplan.datasets.storage import exclusive, folder_for, write_atomically
+from foreplan.errors import ForeplanError, MissingDataError
 from foreplan.planner.merge_command import merge_files
 from foreplan.planner.profile_command import profile_host
 
@@ -78,13 +78,9 @@ def profile_on_ray(
         MissingDataError: no Ray, no cluster, or no node that could be measured.
         SpecError: a folder that cannot be written.
     """
-    try:
-        output.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise SpecError("--output", got=str(output), expected="a folder to make") from error
     measured: dict[str, Any] = {}
     failed: dict[str, str] = {}
-    with exclusive(output / "cluster.yaml"), connected(address) as ray:
+    with folder_for(output), exclusive(output / "cluster.yaml"), connected(address) as ray:
         for node in nodes(ray):
             here = output / node.host
             digest = hashlib.sha256(f"{output.resolve()}/{node.host}".encode()).hexdigest()[:12]

@@ -16,6 +16,8 @@ from foreplan import cli
 SURFACE = Path(__file__).parent / "cli_surface.json"
 TIMES = ["--forward-ms", "2", "--backward-input-ms", "2", "--backward-weight-ms", "1"]
 PIPELINE = ["simulate", "pipeline", "--schedule", "zb-h1", "--stages", "4", "--microbatches", "8"]
+HERE, CLI_SURFACE = str(Path(__file__).parent), str(SURFACE)
+SERVED = ["-m", "tiny-llama-random", "-d", "2xt4", "--costs", "roofline", "-w"]
 WORKLOAD = "batch=4,prompt_tokens=16,new_tokens=8"
 CLUSTER = {
     "devices": [{"name": "t4", "count": 2}],
@@ -134,6 +136,59 @@ BAD = {
     "both ends of a link": (
         ["profile", "--serve", "a:1", "--link", "b:2", "--peer", "x"], 2, "--serve or --link"
     ),
+    "quality of no model": (["quality", "byte-lama"], 2, "byte-lama"),
+    "quality of random weights": (["quality", "gpt2"], 2, "random weights"),
+    "quality on no text": (["quality", "byte-llama", "--text", "no.txt"], 2, "no.txt"),
+    "quality on a folder": (["quality", "byte-llama", "--text", HERE], 2, "directory"),
+    "quality on bytes": (["quality", "byte-llama", "--text", sys.executable], 2, "UTF-8"),
+    "quality at unknown bits": (["quality", "byte-llama", "--bits", "5"], 2, "[3, 4, 8]"),
+    "quality at lossless bits": (["quality", "byte-llama", "--bits", "16"], 2, "[3, 4, 8]"),
+    "quality at equal bits": (
+        ["quality", "byte-llama", "--bits", "8", "--bits", "8"], 2, "different"
+    ),
+    "quality of too much": (["quality", "byte-llama", "--windows", "100000000"], 2, "windows"),
+    "quality elsewhere": (["quality", "byte-llama", "--device", "tpu"], 2, "tpu"),
+    "quality into a folder": (["quality", "byte-llama", "-o", "."], 2, "a file"),
+    "a price without a floor": (
+        ["plan", "replicas", *SERVED, WORKLOAD + ",objective=price"], 2,
+        "min_throughput_tokens_per_s",
+    ),
+    "a price of nothing priced": (
+        ["plan", "replicas", *SERVED, WORKLOAD + ",objective=tokens_per_price"], 4, "price_per_hour"
+    ),
+    "sooner than can be": (
+        ["plan", "replicas", *SERVED, WORKLOAD + ",max_time_to_first_token_s=1e-9"], 3, "sooner"
+    ),
+    "costs of no table": (["plan", "serving", *SERVED, WORKLOAD, "--costs", "helix:no.csv"], 2,
+                          "no.csv"),
+    "costs of a table without a name": (
+        ["plan", "serving", *SERVED, WORKLOAD, "--costs", "helix:"], 2, "helix:FILE"
+    ),
+    "unknown costs beside": (["plan", "serving", *SERVED, WORKLOAD, "--beside", "magic"], 2,
+                             "--beside"),
+    "a text that is not there": (
+        ["plan", "serving", "-m", "byte-llama", *SERVED[2:], WORKLOAD + ",text=no.txt"], 2, "no.txt"
+    ),
+    "perplexity without a text": (
+        ["plan", "serving", *SERVED, WORKLOAD + ",max_perplexity_increase=0.1"], 2, "text=stdlib"
+    ),
+    "no Ray there": (["dataset", "build", "-o", "x", "--ray", "nohost.invalid:1"], 4, "nohost"),
+    "no address of Ray": (["profile", "-o", "x", "--ray", "local:junk"], 2, "local:junk"),
+    "no tracker there": (
+        ["dataset", "build", "-o", "x", "--rpc", "127.0.0.1:1/k", "--chip", "c"], 4, "127.0.0.1:1"
+    ),
+    "no address of a tracker": (
+        ["dataset", "build", "-o", "x", "--rpc", "junk", "--chip", "c"], 2, "HOST:PORT/KEY"
+    ),
+    "no samples": (["dataset", "build", "-o", "x", "--samples", "0"], 2, "--samples"),
+    "negative minutes": (["dataset", "build", "-o", "x", "--minutes", "-1"], 2, "--minutes"),
+    "calibration of nothing": (
+        ["calibrate", "no.yaml", "--measured", "no.csv", "-m", "gpt2"], 2, "no.yaml"
+    ),
+    "traffic on no plan": (["simulate", "traffic", CLI_SURFACE, "--traffic", "t.yaml"], 2, "plan"),
+    "a profile that is not there": (
+        ["predict", "gpt2", "-d", "cpu:threads=1", "--profile", "no.json"], 2, "no.json"
+    ),
 }  # fmt: skip
 
 
@@ -146,7 +201,7 @@ def test_bad_input_is_one_line(run, name):
     assert err.startswith("foreplan: error: ")
     assert part in err
     assert out == ""
-    assert [p for p in Path().rglob("*") if p.is_file()] == []
+    assert [*Path().rglob("*")] == []
 
 
 def test_an_error_is_a_document_too(run):
