@@ -19,7 +19,7 @@ from foreplan.cost_models.pipeline import pipeline_order
 from foreplan.cost_models.schedule import FloatArray, IntArray
 from foreplan.cost_models.simulator import simulate
 from foreplan.errors import SpecError
-from foreplan.planner.bubbles.actions import Step, write_order
+from foreplan.planner.bubbles.actions import Step, parse_order, write_order
 from foreplan.planner.bubbles.cuts import min_max_cuts
 from foreplan.planner.bubbles.decision import BackboneStage, BubblesDecision
 from foreplan.planner.bubbles.schedule import StepSchedule
@@ -188,7 +188,32 @@ class BackboneTimeline:
             SpecError: sizes that do not divide, a warm-up that deadlocks.
             MissingDataError: a work without a price.
         """
-        decision = bare_decision(step, name, microbatches, warmup, stages)
+        return cls._simulated(step, costs, bare_decision(step, name, microbatches, warmup, stages))
+
+    @classmethod
+    def alone(
+        cls, step: TrainingStep, costs: CostBook, decision: BubblesDecision
+    ) -> BackboneTimeline:
+        """Simulate the backbone of a decision, in its stages and order, without its encoders.
+
+        Raises:
+            SpecError: an order that is not whole, or in which the passes wait for each other.
+            MissingDataError: a work without a price.
+        """
+        orders = [
+            write_order(x._replace(piece=-1) for x in parse_order(text)
+                        if x.encoder < 0 and x.piece <= 0)
+            for text in decision.orders
+        ]  # fmt: skip
+        bare = decision.model_copy(
+            update={"orders": tuple(orders), "encoders": (), "fill": "unfilled"}
+        )
+        return cls._simulated(step, costs, bare)
+
+    @classmethod
+    def _simulated(
+        cls, step: TrainingStep, costs: CostBook, decision: BubblesDecision
+    ) -> BackboneTimeline:
         schedule = StepSchedule(step, decision).build()
         timeline = simulate(schedule, costs)
         passes = timeline.is_compute & (schedule.stage >= 0)
@@ -206,7 +231,7 @@ class BackboneTimeline:
                 gathered[rank] = timeline.end_s[i]
             else:
                 reduced[rank] = timeline.start_s[i], timeline.end_s[i]
-        orders = backbone_orders(name, step.plan, microbatches, warmup)
+        orders = map(parse_order, decision.orders)
         activations = tuple(sum(peak.values()) for peak in timeline.peak_memory())
         return cls(
             decision, step, tuple(tuple(order) for order in orders), tuple(starts), tuple(ends),

@@ -53,21 +53,17 @@ def bubble_shares(
 ) -> dict[str, float]:
     """Idle time of the backbone alone by cause (Optimus, table 1), as shares of its step.
 
-    Means over the ranks, without any encoder work, in the decision's stages and warm-up; see
+    Means over the ranks, without any encoder work, in the decision's stages and order; see
     `BackboneTimeline.bubbles_s` for the causes.
 
     Returns:
         Figures by name, ``dp_all_gather_bubble_share`` for instance; causes that no rank has are
         left out. Nothing where encoders are stages of the pipeline, which then has no step alone.
     """
-    if decision.fill == "unfilled":
+    hosts = {stage.rank for stage in decision.stages}
+    if decision.fill == "unfilled" or len(hosts) < decision.plan.pp:
         return {}
-    # Of the schedules only this one has warm-ups to choose: passes in front of the first pair.
-    free = decision.schedule == "interleaved-1f1b"
-    warmup = [count - 1 for count in decision.warmup] if free else None
-    alone = BackboneTimeline.of(
-        step, costs, decision.schedule, decision.microbatches, warmup, decision.stages
-    )
+    alone = BackboneTimeline.alone(step, costs, decision)
     rows = alone.bubbles_s()
     means = {cause: float(np.mean([row[cause] for row in rows])) for cause in rows[0]}
     return {
