@@ -13,10 +13,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-Weight = TypeVar("Weight")
+from foreplan.datasets.experts import MOST_PADDING, padded_rows
 
-#: Up to so many rows every number of rows is computed as it is.
-_EXACT = 8
+Weight = TypeVar("Weight")
 
 
 def expert_mlps(
@@ -49,7 +48,7 @@ def expert_mlps(
     flat = chosen.reshape(-1)
     order = flat.argsort(stable=True)
     rows = order.div(chosen.shape[1], rounding_mode="floor")
-    padded = F.pad(rows, (0, len(flat) // 8 + _EXACT))
+    padded = F.pad(rows, (0, len(flat) // 8 + MOST_PADDING))
     weight = share.reshape(-1)[order].unsqueeze(1)
     out = torch.zeros(x.shape, dtype=torch.float32, device=x.device)
     begin = 0
@@ -64,16 +63,3 @@ def expert_mlps(
         out.index_add_(0, mine, made * weight.narrow(0, begin, count))
         begin += count
     return out.to(x.dtype)
-
-
-def padded_rows(count: int) -> int:
-    """Rows that an expert with ``count`` of them computes: at most an eighth more, or 7.
-
-    Each pass has other counts, and a library prepares a kernel for each: oneDNN takes 0.9 ms and
-    1.1 MiB for a bf16 product of a shape that it has not seen (``measured``: 64 shapes of 1024 x
-    512 on an EPYC), and keeps up to 1024 of them.
-    """
-    if count <= _EXACT:
-        return count
-    step = max(_EXACT, 1 << (count.bit_length() - 4))
-    return -(-count // step) * step

@@ -17,6 +17,7 @@ from foreplan.cost_models.tensor_parallel import shard_model
 from foreplan.datasets.cluster import Cluster
 from foreplan.datasets.cluster_entry import Rank
 from foreplan.datasets.decoder_memory import layer_bytes, stage_bytes
+from foreplan.datasets.experts import computed_sizes
 from foreplan.datasets.model import Model
 from foreplan.errors import MissingDataError
 from foreplan.planner.serving.groups import Kind, groupings, kinds_of, types_of
@@ -40,6 +41,8 @@ from foreplan.solvers.chain_score import ChainAssignment
 
 #: What cuBLAS keeps for a stream of a Hopper GPU (torch, CUBLAS_WORKSPACE_CONFIG).
 _CUBLAS_BYTES = 32 << 20
+#: What oneDNN keeps for a product of one shape (``measured``, see `padded_rows`).
+_PREPARED_BYTES = 1_200_000
 
 
 class ServingChains:
@@ -286,7 +289,8 @@ def workspace_bytes(model: Model, workload: ServingWorkload, sizes: MicroBatches
     unpack it: in bf16 by the fused ones of a GPU, else in fp32. A GPU's library keeps a buffer.
     Of a mixture, one expert may get every row: then its rows are gathered, go through up,
     activation, product and down, and are added up, weighted, in fp32; besides, each choice of an
-    expert takes 32 bytes to be sorted and each expert's score 6.
+    expert takes 32 bytes to be sorted and each expert's score 6, and a processor's library keeps a
+    kernel for every number of rows that an expert computes.
 
     Args:
         model: the model.
@@ -311,6 +315,10 @@ def workspace_bytes(model: Model, workload: ServingWorkload, sizes: MicroBatches
     fused = kind == "cuda" and 3 not in workload.bits
     unpacked = (2 if fused else 4) * max(linear.n * linear.k for linear in linears)
     unpacked += _CUBLAS_BYTES if kind == "cuda" else 0
+    if experts is not None and kind == "cpu":
+        passes = (sizes.prefill * workload.prompt_tokens, sizes.decode)
+        each = sum(computed_sizes(n, experts.count, experts.active) for n in passes)
+        unpacked += len(model.expert_linears) * each * _PREPARED_BYTES
     return rows * per_row + in_flight + logits + unpacked
 
 

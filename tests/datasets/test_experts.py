@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from foreplan.datasets.decoder_memory import layer_bytes, stage_bytes
 from foreplan.datasets.decoder_programs import layer_programs
-from foreplan.datasets.experts import touched_experts
+from foreplan.datasets.experts import computed_sizes, padded_rows, touched_experts
 from foreplan.datasets.kernels import function, kernels_for
 from foreplan.datasets.model import load_model
 from foreplan.datasets.program import Variant, program
@@ -187,6 +187,19 @@ def test_work_of_experts_grows_with_rows(rows: int, count: int, data: st.DataObj
     # Never more than one copy of each expert's weights besides the activations of its rows.
     alone = program("experts", variant, rows=rows, **(dims | {"experts": 1, "active": 1}))
     assert few.bytes <= (count + rows * active) * alone.bytes
+
+
+def test_few_shapes_are_computed() -> None:
+    sizes = [padded_rows(count) for count in range(1, 4097)]
+    assert all(count <= size for count, size in enumerate(sizes, 1))
+    assert all(size - count < max(8, count / 8) for count, size in enumerate(sizes, 1))
+    assert sizes == sorted(sizes)
+    assert sizes[:8] == list(range(1, 9))
+    assert len(set(sizes)) < 70
+    # 32 rows each of the 16 experts, give or take three deviations of 5.3.
+    assert computed_sizes(256, 16, 2) == len({16, 24, 32, 40, 48})
+    assert computed_sizes(1, 8, 8) == 1
+    assert computed_sizes(4, 16, 2) <= 4
 
 
 def test_a_layer_of_mixtral_in_full() -> None:

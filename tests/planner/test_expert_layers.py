@@ -16,7 +16,6 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from foreplan.datasets import kernels as registry
-from foreplan.datasets._expert_mlps import padded_rows
 from foreplan.datasets.decoder_memory import stage_bytes
 from foreplan.datasets.decoder_programs import layer_programs
 from foreplan.datasets.kernels import expert_mlps, kernels_for, linear_kernel
@@ -214,15 +213,6 @@ def test_experts_are_the_weighted_sum_of_their_mlps(storage: str) -> None:
     assert out.dtype == dtype
     error = (out.float() - expected).norm() / expected.norm()
     assert error < (1e-5 if storage == "fp32" else 0.01)
-
-
-def test_few_shapes_are_computed() -> None:
-    sizes = [padded_rows(count) for count in range(1, 4097)]
-    assert all(count <= size for count, size in enumerate(sizes, 1))
-    assert all(size - count < max(8, count / 8) for count, size in enumerate(sizes, 1))
-    assert sizes == sorted(sizes)
-    assert sizes[:8] == list(range(1, 9))
-    assert len(set(sizes)) < 70
 
 
 # What runs is what was priced --------------------------------------------------------------------
