@@ -29,7 +29,6 @@ from foreplan.errors import SpecError
 DeviceKind = Literal["cuda", "rocm", "xpu", "cpu"]
 
 PEAK_DTYPES = ("fp64", "fp32", "tf32", "bf16", "fp16", "fp8", "int8", "int4")
-PEAK_UNITS = ("matrix", "vector")
 _PeakName = Literal[
     "fp64/matrix",
     "fp64/vector",

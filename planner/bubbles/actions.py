@@ -56,8 +56,6 @@ from foreplan.errors import SpecError
 
 ENCODE, ENCODE_BACKWARD = "encode", "encode_backward"
 ACTIVATION, GRADIENT = 0, 1
-#: Passes of the backbone by the letter of an order.
-PASSES = ("F", "B", "I", "W")
 
 _WORD = re.compile(
     r"(?:e(?P<encoder>\d{1,7})\.(?P<first>-?\d{1,7})(?:-(?P<last>\d{1,7}))?(?P<unit_op>[FBfb])"

@@ -20,8 +20,6 @@ if TYPE_CHECKING:
 
 _LAZY_PEER_ACCESS = 1
 _AT_LEAST = 0
-#: Bytes of a word that says how often a message has come.
-_WORD = 4
 
 
 class _Handle(ctypes.Structure):

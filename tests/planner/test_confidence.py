@@ -166,6 +166,13 @@ def test_what_both_run_alike_is_not_worth_a_measurement():
     assert {item.program for item in sure.measure_next} == {"a", "b"}
 
 
+def test_the_runner_up_wins_most_of_what_is_left():
+    mean, spread = {"a": 1.0, "b": 1.05, "c": 1.3}, {"a": 0.2, "b": 0.2, "c": 0.2}
+    sure = judge({"x": {"a": 1}, "y": {"b": 1}, "z": {"c": 1}}, mean, spread, draws=512)
+    assert sure.runner_up == "y"
+    assert sure.share["y"] > sure.share["z"] > 0
+
+
 class Frugal(Cooking):
     """Fewest runs within a limit of seconds, or of what another recipe takes."""
 
@@ -191,6 +198,18 @@ def test_a_decision_that_misses_the_limit_cannot_be_the_best():
     assert alone.share == {"late": 0.0}
     assert alone.runner_up is None
     assert alone.probability_best == sure.probability_best
+
+
+@pytest.mark.parametrize("limit", [0.5, 1.0, 2.0])
+def test_what_the_replay_of_the_choice_adds_is_no_miss(limit):
+    """The choice takes 1.2 limits at its mean, so 1.2 limits are allowed to all."""
+    frugal = Frugal()
+    frugal.limit = limit
+    made = {"chosen": {"a": 2}, "later": {"b": 1}}
+    mean, spread = {"a": 0.6 * limit, "b": 1.3 * limit}, {"a": 0.0, "b": 0.0}
+    assert judge(made, mean, spread, planner=frugal, draws=64).probability_best == 1.0
+    in_time = {**mean, "b": 1.1 * limit}
+    assert judge(made, in_time, spread, planner=frugal, draws=64).probability_best == 0.0
 
 
 def test_a_limit_that_is_a_decision_moves_with_the_prices():
