@@ -39,10 +39,11 @@ def _no_bar() -> Iterator[None]:
     """Without transformers' own progress bars: what a program prints is the program's."""
     from transformers.utils import logging
 
-    shown = logging.is_progress_bar_enabled()
-    logging.disable_progress_bar()
+    bars: Any = logging  # its functions carry no types
+    shown = bars.is_progress_bar_enabled()
+    bars.disable_progress_bar()
     try:
         yield
     finally:
         if shown:
-            logging.enable_progress_bar()
+            bars.enable_progress_bar()

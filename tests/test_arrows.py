@@ -30,9 +30,10 @@ UNSAFE_MODULES = {
     "websockets", "socketserver",
 }  # fmt: skip
 #: The runtime's ranks meet over a socket, and so do the two ends of a link that is measured; a
-#: tracker of boards that a user names is asked whether it is there.
+#: tracker of boards or a Ray cluster that a user names is asked whether it is there.
 SOCKETS_ALLOWED = (
     "planner/verify/", "datasets/link", "datasets/_link", "datasets/tir/rpc_site.py",
+    "datasets/ray_cluster.py",
 )  # fmt: skip
 UNSAFE_CALLS = {"eval", "exec", "compile", "__import__", "breakpoint"}
 UNSAFE_ATTRIBUTES = {

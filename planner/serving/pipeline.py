@@ -243,7 +243,7 @@ class ServingSchedule:
         for k, b in enumerate(target.ranks):
             a = source.ranks[k % len(source.ranks)]
             ends = self._ranks[a], self._ranks[b]
-            queues = (f"link:{a}>{b}",)
+            queues: tuple[str, ...] = (f"link:{a}>{b}",)
             if len(target.ranks) > 1 and ends[0].host != ends[1].host:
                 # One link joins two hosts, whatever number of devices they have.
                 queues = (*queues, f"{SHARED_PREFIX}{ends[0].host}>{ends[1].host}")

@@ -6,6 +6,8 @@ expert stay in bf16 (reference: fp32). See `foreplan.datasets._expert_mlps` for 
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -64,9 +66,8 @@ class ExpertLayer(DecoderLayer):
                 for name in ("shared_up", "shared_down")
             )
         kernels = [linear_kernel(variant, device.type) for variant in linears]
-        self._run: tuple[RunLinear, ...] = (
-            (reference_run,) * 2 if reference else tuple(kernel.run for kernel in kernels)  # type: ignore[assignment]  # what they take is what the lists below hold
-        )
+        planned: Any = (kernel.run for kernel in kernels)  # they take what the lists below hold
+        self._run: tuple[RunLinear, ...] = (reference_run,) * 2 if reference else (*planned,)
         up, down = (
             _stacked(kernels[0], weights, index, name, experts.count, device)
             for name in ("up", "down")
