@@ -103,8 +103,8 @@ def test_what_an_exchange_takes_beside_computation_is_no_drift() -> None:
     decision = PLANNER.decide(problem).decision
     schedule = PLANNER.schedule(problem, decision)
     planned = simulate(schedule, problem.costs)
-    # As a run has it: ``beside`` takes no time, the units do that a gather or reduction runs beside,
-    # the first ones of a rank (but for the first gather) and its last ones.
+    # As a run has it: ``beside`` takes no time, the units do that a gather or reduction runs
+    # beside, the first ones of a rank (but for the first gather) and its last ones.
     length = planned.end_s - planned.start_s
     ops = np.array(schedule.ops)[schedule.op]
     beside = ops == "beside"
