@@ -30,6 +30,9 @@ from foreplan.errors import SpecError
 #: stage and a micro-batch.
 Pass = tuple[Literal["F", "B", "W", "BW"], int, int]
 
+#: Forward passes of a step beyond which its simulation would not end in minutes.
+MOST_PASSES = 1_000_000
+
 SCHEDULES = ("gpipe", "1f1b", "interleaved-1f1b", "zb-h1", "zb-h2")
 
 
@@ -125,6 +128,11 @@ def pipeline_order(
     for field, size in (("stages", stages), ("microbatches", microbatches), ("chunks", chunks)):
         if size < 1:
             raise SpecError(field, got=size, expected="at least 1")
+    passes = stages * microbatches * chunks
+    if passes > MOST_PASSES:
+        raise SpecError(
+            "stages x microbatches x chunks", got=passes, expected=f"at most {MOST_PASSES}"
+        )
     if chunks > 1 and name != "interleaved-1f1b":
         raise SpecError("chunks", got=chunks, expected=f"1 for {name}", fix="use interleaved-1f1b")
     if name == "gpipe":

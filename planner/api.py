@@ -139,6 +139,8 @@ def plan(
         InfeasibleError: nothing fits.
         MissingDataError: a cost is not known.
     """
+    if seed < 0:
+        raise SpecError("seed", got=seed, expected="at least 0")
     chosen = find_planner(kind)
     costs = cost_choice_or_table(costs)
     beside = [cost_choice_or_table(word, "--beside") for word in beside]

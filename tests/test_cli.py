@@ -189,6 +189,10 @@ BAD = {
     "a profile that is not there": (
         ["predict", "gpt2", "-d", "cpu:threads=1", "--profile", "no.json"], 2, "no.json"
     ),
+    "negative seed": (["plan", "serving", *SERVED, WORKLOAD, "--seed", "-1"], 2, "seed"),
+    "more passes than can be simulated": (
+        [*PIPELINE[:5], "100000", "--microbatches", "100000", *TIMES], 2, "at most 1000000"
+    ),
 }  # fmt: skip
 
 
@@ -232,6 +236,25 @@ def test_a_damaged_plan_is_refused(run, plan, name, command):
     assert err.count("\n") == 1
     assert "bad.json" in err
     assert not Path("out.file").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "part"),
+    [
+        (["--tolerance", "-1"], "--tolerance"),
+        (["--tolerance", "nan"], "--tolerance"),
+        (["--report", "no/such/report.html"], "report.html"),
+        (["--trace", "no/such/trace.json"], "trace.json"),
+        (["-o", "."], "a file"),
+        (["--rounds", "0"], "rounds"),
+    ],
+)
+def test_what_would_fail_after_the_run_is_refused_before(run, plan, words, part):
+    code, _, err = run("verify", "plan.json", *words)
+    assert code == 2
+    assert err.count("\n") == 1
+    assert part in err
+    assert not Path("verification.json").exists()
 
 
 def test_a_plan_for_devices_that_are_not_here(run, plan):

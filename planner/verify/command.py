@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
+import math
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from foreplan.cost_models.book import Profiles, cost_book, cost_choice_or_table
 from foreplan.cost_models.costs import CostBook
 from foreplan.datasets.storage import exclusive, write_atomically
-from foreplan.errors import VerificationError
+from foreplan.errors import SpecError, VerificationError
 from foreplan.planner.plan import Plan, load_plan
 from foreplan.planner.registry import planner
 from foreplan.planner.report.files import timelines, write_report
@@ -69,6 +70,12 @@ def verify_command(
             same output; the plan names files outside of its folder.
     """
     plan = load_plan(path)
+    # What would fail after the run is refused before it.
+    if tolerance is not None and not 0 <= tolerance < math.inf:
+        raise SpecError("--tolerance", got=tolerance, expected="a share of at least 0, as 0.1")
+    for file in (trace, report):
+        if file is not None and (file.is_dir() or not file.parent.is_dir()):
+            raise SpecError(str(file), got="no file", expected="a path that can be written")
     if not trust_paths:
         check_paths(plan, path.parent, profiles=thorough)
     # Hosts that meet may share a folder; and a path that cannot be written is found before the run.
