@@ -382,8 +382,8 @@ class BubbleSearch:
         reasons = {**dict(list(self.findings.rejected.items())[-4:]), **others}
         shown = "; ".join(f"{k}: {v}" for k, v in reasons.items())
         return InfeasibleError(
-            "no way was found to fit the encoders beside the backbone, in stages cut by time or, "
-            "with one stage a rank, by memory: "
+            "no way was found to fit the encoders beside the backbone, in stages cut by time"
+            f"{' or, with one stage a rank, by memory' if self.by_memory else ''}: "
             f"{shown or 'nothing was tried'}",
             fix="recompute the encoders, use more devices, a smaller micro-batch or more stages",
         )

@@ -11,8 +11,10 @@ import pytest
 from foreplan.cost_models.costs import CostBook, Estimate, Work
 from foreplan.planner.base import Problem
 from foreplan.planner.bubbles import BubblesPlanner
+from foreplan.planner.bubbles.baselines import balanced
 from foreplan.planner.bubbles.decision import BubblesDecision
-from foreplan.planner.bubbles.spec import BubblesWorkload
+from foreplan.planner.bubbles.spec import BackbonePlan, BubblesWorkload
+from foreplan.planner.bubbles.training_step import TrainingStep
 from foreplan.planner.plan import (
     Alternative,
     Confidence,
@@ -77,6 +79,19 @@ def test_every_lane_of_a_rank_is_a_process() -> None:
         p.op: p.predicted_s for p in second.phases
     }
     assert all(a.details["largest_gradient_difference"] < 1e-5 for a in document.agreement)
+
+
+@pytest.mark.serial
+def test_a_rank_may_have_encoder_layers_alone_where_passes_are_split() -> None:
+    made = cases.problem(2, [cases.encoder()])
+    problem = replace(made, costs=CostBook([Everything()]))
+    step = TrainingStep(problem, BackbonePlan(pp=2))
+    chain = balanced(step, problem.costs, "zb-h1", 4, 1, cuts=[0, 2, 6])
+    assert [stage.rank for stage in chain.stages] == [1]
+    document = verify(plan_of(problem, chain, {}), rounds=1).document
+    assert document is not None
+    assert document.passed
+    assert [(a.mode, a.exact) for a in document.agreement] == [("reference", True), ("fast", True)]
 
 
 @pytest.mark.serial
