@@ -69,7 +69,8 @@ def solve_cases(chains: ServingChains, limits: TimeLimits, *, gap: float, within
         chains: makes the problems.
         limits: on times.
         gap: relative gap at which a case counts as solved.
-        within: relative distance from the best within which a case's own best answer is wanted.
+        within: relative distance from the best within which the best answer of a pair of
+            micro-batch sizes is wanted.
     """
     answers, ways, sizes = Answers(), chains.groupings(), chains.sizes()
     if len(ways) == 1:
@@ -78,13 +79,23 @@ def solve_cases(chains: ServingChains, limits: TimeLimits, *, gap: float, within
         for pair, solution in zip(sizes, solved, strict=True):
             answers.add(pair, solution)
         return answers
-    for count, (bound, pair, problem) in enumerate(_by_bound(chains, ways, sizes)):
-        cutoff = answers.best_s * (1 + within)
-        if bound >= cutoff or count >= MOST_SOLVED:
+    count = 0
+    own: dict[MicroBatches, float] = {}
+    for bound, pair, problem in _by_bound(chains, ways, sizes):
+        near = answers.best_s * (1 + within)
+        if bound >= near or count >= MOST_SOLVED:
             answers.lower_s = min(answers.lower_s, bound)
-            answers.proven = answers.proven and bound >= cutoff
+            answers.proven = answers.proven and bound >= near
             break
-        answers.add(pair, solve_within(problem, limits, gap=gap, cutoff=cutoff))
+        # Of a pair of micro-batch sizes, only what is better than at its other groupings.
+        cutoff = min(near, own.get(pair, math.inf))
+        if bound >= cutoff:
+            answers.lower_s = min(answers.lower_s, bound)
+            continue
+        count += 1
+        solution = solve_within(problem, limits, gap=gap, cutoff=cutoff)
+        answers.add(pair, solution)
+        own[pair] = min(cutoff, solution.objective)
     return answers
 
 
