@@ -22,7 +22,9 @@ from foreplan.solvers._stage_table import TablePricing, build_table
 from foreplan.solvers.chain_problem import FloatArray
 
 _WIDE = 2e-3
-"""Width, relative to the bound, of a box that is split before anything is listed."""
+"""Width, relative to the bound, of a box that is split rather than given many labels."""
+_FEW = 3_000
+"""Labels that it may have."""
 _THIN = 1e-4
 """The same below which more labels are allowed instead of a further split."""
 _FIRST_STEP, _LEAST_STEP = 1e-3, 3e-4
@@ -84,14 +86,15 @@ def _advance(search: Search, bounds: BoundPricing, work: _Work) -> list[_Work]:
         search.expand(bounds, box)
         return [work]
     width = search.width(box) / max(abs(box.bound), 1e-300)
-    if width > _WIDE:
-        return _split(search, work)
+    most = work.labels if width <= _WIDE else _FEW
     target = min(search.stop, box.bound + work.step * abs(box.bound))
     keep = filter_stages(search, bounds, [box], box.multipliers, target, known=work.known)
-    table = build_table(search.model, keep, work.labels)
-    spent = work.labels if table is None else len(table.parent)
+    table = build_table(search.model, keep, most)
+    spent = most if table is None else len(table.parent)
     search.evaluations += spent // _LABELS_EACH
     if table is None:
+        if width > _WIDE:
+            return _split(search, work)
         if work.step > _LEAST_STEP:
             work.step /= 4
             return [work]
@@ -113,8 +116,8 @@ def _advance(search: Search, bounds: BoundPricing, work: _Work) -> list[_Work]:
     box.bound = max(box.bound, min(rest[0].bound if rest else math.inf, target))
     if box.bound < min(target, search.stop):
         box.stuck = True
-    if spent < work.labels // 8:
-        work.step *= 2
+    if spent < most // 8:
+        work.step *= 4
     return [work]
 
 

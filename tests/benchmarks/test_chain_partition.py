@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +12,7 @@ import numpy as np
 import pytest
 
 from foreplan.datasets.specs import load_document
+from foreplan.solvers.chain_family import solve_family
 from foreplan.solvers.chain_partition import ChainProblem, solve
 
 _FILE = load_document(Path(__file__).with_name("chain_instances.yaml"))
@@ -36,12 +38,17 @@ class Instance:
     max_evaluations: int = 20_000
     status: str = "optimal"
 
-    def problem(self, prefill_microbatches: int = 8) -> ChainProblem:
-        """Roofline costs with seeded noise; omega falls with bits and differs by layer."""
+    def problem(
+        self, prefill_microbatches: int = 8, decode_microbatches: int | None = None
+    ) -> ChainProblem:
+        """Roofline costs with seeded noise; omega falls with bits and differs by layer.
+
+        Decoding has as many micro-batches as devices unless told otherwise.
+        """
         rng = np.random.default_rng(0)
         k, n, v = len(self.devices), self.layers, len(self.bits)
         peak, speed, room = (np.array(x) for x in zip(*map(DEVICES.get, self.devices), strict=True))
-        m = sum(self.devices.values())
+        m = decode_microbatches or sum(self.devices.values())
         tokens, batch = BATCH / prefill_microbatches * PROMPT, BATCH / m
         bits = np.array(self.bits, dtype=float)
         parameters = 12.0 * self.width**2
@@ -117,3 +124,14 @@ def test_search_over_microbatches(benchmark: Callable[..., Any], name: str) -> N
         return best
 
     assert benchmark(search) < float("inf")
+
+
+@pytest.mark.parametrize("name", ["96 layers, 4+4", "96 layers, 4+4, links", "96 layers, 4+4+8"])
+def test_search_over_pairs(benchmark: Callable[..., Any], name: str) -> None:
+    """Every pair of prefill and decode micro-batches: the planner's whole search."""
+    instance = CASES[name]
+    sizes = (1, 2, 4, 8, 16, 32)
+    problems = [instance.problem(*pair) for pair in itertools.product(sizes, sizes)]
+    found = benchmark(solve_family, problems, gap=instance.gap)
+    best = min(solution.objective for solution in found)
+    assert min(solution.lower_bound for solution in found) >= best * (1 - 1.001 * instance.gap)
