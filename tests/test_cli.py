@@ -75,6 +75,18 @@ def test_surface_is_frozen():
     assert surface() == json.loads(SURFACE.read_text())
 
 
+@pytest.mark.parametrize("words", [[], ["dataset"], ["simulate"], ["cluster"]])
+@pytest.mark.parametrize("columns", ["60", "100"])
+def test_help_lists_whole_sentences(run, monkeypatch, words, columns):
+    monkeypatch.setenv("COLUMNS", columns)
+    code, out, _ = run(*words, "--help")
+    assert code == 0
+    listed = " ".join(out.split("Commands:")[1].split())
+    assert "..." not in listed
+    assert listed.endswith(".")
+    assert all(len(line) <= int(columns) for line in out.splitlines())
+
+
 def test_json_is_one_document_and_nothing_else(run):
     code, out, _ = run(*PIPELINE, *TIMES, "--json")
     assert code == 0

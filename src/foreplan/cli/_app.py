@@ -7,21 +7,45 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 if TYPE_CHECKING:
     from rich.console import Console
 
+
+class Commands(TyperGroup):
+    """Lists commands with their whole first sentence, which click cuts at the line's end."""
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        """Write the list; lines are wrapped to the terminal's width."""
+        found = [(name, self.get_command(ctx, name)) for name in self.list_commands(ctx)]
+        rows = [
+            (name, command.get_short_help_str(limit=500))
+            for name, command in found
+            if command is not None and not command.hidden
+        ]
+        with formatter.section("Commands"):
+            formatter.write_dl(rows)
+
+
 app = typer.Typer(
     name="foreplan",
+    cls=Commands,
     help="Predict how long tensor programs take on each device of a cluster, and plan with it.",
     no_args_is_help=True,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-cluster_app = typer.Typer(help="Work with cluster descriptions.", no_args_is_help=True)
-simulate_app = typer.Typer(help="Simulate schedules with given times.", no_args_is_help=True)
-dataset_app = typer.Typer(help="Measured operators and programs.", no_args_is_help=True)
+cluster_app = typer.Typer(
+    cls=Commands, help="Work with cluster descriptions.", no_args_is_help=True
+)
+simulate_app = typer.Typer(
+    cls=Commands, help="Simulate schedules with given times.", no_args_is_help=True
+)
+dataset_app = typer.Typer(
+    cls=Commands, help="Measured operators and programs.", no_args_is_help=True
+)
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout.")]
 Output = Annotated[Path, typer.Option("-o", "--output", help="File to write.")]
