@@ -97,9 +97,11 @@ def test_costs_from_a_table_by_name(tmp_path):
     label = cluster.ranks()[0].label
     assert book.cost(attention(2, 1, 9), label) == Estimate(4e-3, 4e-3, 4e-3, "measured")
     assert book.cost(program("linear", BF16, rows=4, n=32000, k=6656), label).source == "predicted"
-    for wrong in ("helix:", "helix", "nonsense"):
+    for wrong in ("helix", "nonsense"):
         with pytest.raises(SpecError, match="one of measured"):
             cost_choice_or_table(wrong)
+    with pytest.raises(SpecError, match="helix:FILE"):
+        cost_choice_or_table("helix:")
     with pytest.raises(SpecError, match="readable"):
         cost_book(cluster, Profiles(), "helix:none.csv")
 
