@@ -13,7 +13,7 @@ import itertools
 import os
 import re
 from collections import Counter
-from collections.abc import Hashable, Iterable, Mapping
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Self
 
@@ -113,6 +113,23 @@ class Cluster(StrictModel):
                 "or write it under tiers",
             )
         return self.tiers[best[1]]
+
+    def taken_beside(self, kind: str, group: Sequence[int]) -> float:
+        """Return what computation loses to a collective beside it, over the collective's own time.
+
+        Args:
+            kind: of the collective.
+            group: its ranks by index.
+
+        Returns:
+            Of the slowest kind of link (`Tier.taken_beside`); 0 where nobody has measured how the
+            ranks reach each other, which the collective's price says.
+        """
+        try:
+            tiers = self.links(group)
+        except MissingDataError:
+            return 0.0
+        return max((tier.taken_beside(kind, len(group)) for tier in tiers), default=0.0)
 
     def links(self, group: Iterable[int], backend: Backend | None = None) -> tuple[Tier, ...]:
         """Return the tiers over which the ranks of a group reach each other, each once.

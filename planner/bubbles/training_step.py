@@ -13,7 +13,6 @@ from dataclasses import replace
 
 from foreplan.cost_models.costs import Collective, Work
 from foreplan.cost_models.simulator import Contention
-from foreplan.errors import MissingDataError
 from foreplan.planner.base import Problem
 from foreplan.planner.bubbles.arithmetic import Arithmetic
 from foreplan.planner.bubbles.memory import stage_activation_bytes, unit_activation_bytes
@@ -100,11 +99,7 @@ class TrainingStep:
         """
         if not isinstance(work, Collective) or len(work.group) < 2:
             return None
-        try:
-            tiers = self._cluster.links(work.group)
-        except MissingDataError:  # nobody has measured how it is reached; the price says so
-            return None
-        share = max(tier.taken_beside(work.kind, len(work.group)) for tier in tiers)
+        share = self._cluster.taken_beside(work.kind, work.group)
         return replace(work, bytes=max(1, round(share * work.bytes))) if share else None
 
     # ------------------------------------------------------------------------------- backbone

@@ -6,6 +6,7 @@ For a device and a target ``T`` for the iteration, with ``x`` the options, ``c``
     minimise   sum omega[o, x_o]
     subject to Fwd(x) + Bwd(x, until bucket q is ready) + sum_(j >= q) C_j <= T - optimizer   each q
                Fwd(x) + Bwd(x)                                             <= T - optimizer
+               (Bwd with what all-reduces beside it take, a constant of each row)
                masters + gradients + states + workspace + saved(x)        <= memory
 
 The rows are the exact unrolling of a FIFO queue of all-reduces: ``end_q = max(end_(q-1), ready_q) +
@@ -38,16 +39,21 @@ class Allocation:
         device: its tables and replay.
         omega: what each variant of a module costs in quality; also of variants that it lacks.
         all_reduce_s: seconds of each bucket's all-reduce.
+        beside_s: seconds that each part of the backward pass loses to the all-reduces beside it.
         share_layers: one choice for operators at one position of repeated blocks.
     """
 
     def __init__(
-        self, device: DeviceReplay, omega: Omega, all_reduce_s: FloatArray, *, share_layers: bool
-    ) -> None:
+        self, device: DeviceReplay, omega: Omega, all_reduce_s: FloatArray, beside_s: FloatArray,
+        *, share_layers: bool,
+    ) -> None:  # fmt: skip
         self.device, self._omega = device, omega
         tables = device.tables
         self._follows = tables.follows
-        self.communication_s = np.concatenate((np.cumsum(all_reduce_s[::-1])[::-1], [0.0]))
+        lost = np.cumsum(beside_s)
+        self.communication_s = np.concatenate(
+            (np.cumsum(all_reduce_s[::-1])[::-1] + lost, lost[-1:])
+        )
         self._groups = self._group_numbers(share_layers)
         terms = device.saved.linear_terms()
         parts = len(all_reduce_s)

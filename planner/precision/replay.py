@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -100,6 +100,8 @@ class StepReplay:
         optimizer: work of the update.
         costs: prices of collectives and of the update.
         contention: measured slowdown between ranks of one host.
+        taken: what the backward pass loses to an all-reduce beside it, over the all-reduce's own
+            time (`Cluster.taken_beside`). The last one has the update behind it, which waits.
     """
 
     def __init__(
@@ -109,6 +111,7 @@ class StepReplay:
         optimizer: Work,
         costs: CostBook,
         contention: Contention | None,
+        taken: float = 0.0,
     ) -> None:
         self.devices, self.optimizer = tuple(devices), optimizer
         self.buckets = devices[0].buckets
@@ -116,11 +119,20 @@ class StepReplay:
         self.labels = tuple(labels)
         self.optimizer_s = np.array([costs.cost(optimizer, label).mean_s for label in labels])
         self.all_reduce_s = np.zeros(len(self.buckets.bytes))
+        self._beside: tuple[Work, ...] = ()
+        self.beside_s = np.zeros((len(labels), len(self.buckets.bytes)))
         if len(labels) > 1:
             works = [all_reduce(size, len(labels)) for size in self.buckets.bytes]
             self.all_reduce_s = np.array(
                 [max(costs.cost(work, label).mean_s for label in labels) for work in works]
             )
+            if taken:
+                self._beside = tuple(
+                    replace(work, bytes=max(1, round(taken * work.bytes))) for work in works[:-1]
+                )
+                self.beside_s[:, 1:] = [
+                    [costs.cost(work, label).mean_s for work in self._beside] for label in labels
+                ]
         full = [np.zeros(len(device.tables.graph), dtype=np.int64) for device in devices]
         self._schedule = self.schedule(full)
         self._simulator = Simulator(self._schedule, contention=contention)
@@ -133,6 +145,9 @@ class StepReplay:
         made: list[WorkerStep] = []
         for label, device, choice in zip(self.labels, self.devices, choices, strict=True):
             forward, backward = device.works(choice)
+            for q, lost in enumerate(self._beside, 1):
+                parts = (*_parts(backward[q]), (lost, 1))
+                backward = (*backward[:q], Segment(BACKWARD, parts), *backward[q + 1 :])
             whole = Segment(BACKWARD, tuple(p for w in backward for p in _parts(w)))
             update = Segment(OPTIMIZER, ((self.optimizer, 1),))
             made.append(
@@ -160,6 +175,7 @@ class StepReplay:
         saved = []
         for rank, (device, choice) in enumerate(zip(self.devices, choices, strict=True)):
             forward[rank], backward[rank] = device.seconds(choice)
+            backward[rank] += self.beside_s[rank]
             saved.append(int(device.saved.held_bytes(choice).sum()))
         for op, values in (
             (FORWARD, lambda at: forward[s.rank[at]]),

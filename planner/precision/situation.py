@@ -88,6 +88,7 @@ class Situation:
             self.graph.update(w.optimizer),
             self.costs,
             contention(problem.cluster, tuple(range(len(self.ranks)))),
+            problem.cluster.taken_beside("all_reduce", range(len(self.ranks))),
         )
         self.capacity = capacities(problem.cluster)
 
@@ -225,9 +226,13 @@ class Situation:
         """The multiple-choice problem of each kind of device."""
         return [
             Allocation(
-                device, omega, self.replay.all_reduce_s, share_layers=self.workload.share_layers
+                device,
+                omega,
+                self.replay.all_reduce_s,
+                self.replay.beside_s[self.kind_of.index(kind)],
+                share_layers=self.workload.share_layers,
             )
-            for device in self.devices
+            for kind, device in enumerate(self.devices)
         ]
 
     def check_memory(self, kind: int, least_bytes: float) -> None:

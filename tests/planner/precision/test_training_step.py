@@ -1,5 +1,7 @@
 """Replay, rows of the solver and saved tensors against each other and against torch."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 import torch
@@ -23,9 +25,26 @@ class Unit:
         return Estimate.exact(1.0)
 
 
-@pytest.fixture(scope="module")
-def situation(make_problem):
-    return Situation(make_problem())
+@pytest.fixture(scope="module", params=[0.0, 0.6])
+def situation(make_problem, request):
+    """Without and with what an all-reduce takes from the backward pass beside it."""
+    problem = make_problem()
+    tiers = tuple(
+        t.model_copy(update={"compute_share": request.param}) for t in problem.cluster.tiers
+    )
+    cluster = problem.cluster.model_copy(update={"tiers": tiers})
+    return Situation(dataclasses.replace(problem, cluster=cluster))
+
+
+def test_a_backward_pass_loses_to_the_all_reduces_beside_it(situation):
+    share = situation.problem.cluster.taken_beside("all_reduce", (0, 1))
+    replay = situation.replay
+    assert len(replay.all_reduce_s) > 2
+    assert replay.beside_s[:, 0] == pytest.approx(0)  # the first part has none beside it
+    lost = replay.beside_s[0, 1:]
+    assert (lost > 0).all() == (share > 0)
+    bytes_of = np.array(replay.buckets.bytes[:-1])
+    assert (np.diff(lost[np.argsort(bytes_of)]) >= 0).all()
 
 
 def random_names(situation, rng, kind):
