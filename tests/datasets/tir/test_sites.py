@@ -197,8 +197,18 @@ def test_programs_are_measured_on_ray(tasks: list[Task], tmp_path: Path) -> None
 
 
 @needs_ray
-def test_no_cluster_is_said() -> None:
+def test_no_cluster_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    import ray
+
     from foreplan.datasets.ray_cluster import connected
 
-    with pytest.raises(MissingDataError, match="no Ray cluster at"), connected("auto"):
+    with pytest.raises(MissingDataError, match="at 127.0.0.1:1: Conn"), connected("127.0.0.1:1"):
+        pass
+
+    def none_runs(**options: object) -> None:
+        raise ConnectionError("Could not find any running Ray instance.\nmore")
+
+    # Another test may have a cluster running on this machine, which ``auto`` would find.
+    monkeypatch.setattr(ray, "init", none_runs)
+    with pytest.raises(MissingDataError, match="at auto: Could not find"), connected("auto"):
         pass
