@@ -202,7 +202,7 @@ def test_no_cluster_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
 
     from foreplan.datasets.ray_cluster import connected
 
-    with pytest.raises(MissingDataError, match="at 127.0.0.1:1: Conn"), connected("127.0.0.1:1"):
+    with pytest.raises(MissingDataError, match="refused"), connected("127.0.0.1:1"):
         pass
 
     def none_runs(**options: object) -> None:
