@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from foreplan._compiled import compiled
-from foreplan.solvers._stage_tuning import choose, tune
+from foreplan.solvers._stage_tuning import choose, tune, with_ends
 
 _FACTORS = np.array(
     [
@@ -49,13 +49,8 @@ def tune_arcs(
     tuned, values = np.empty((len(arcs), 3)), np.empty(len(arcs))
     for i in range(len(arcs)):
         k, a, b = arcs[i, 0], arcs[i, 1], arcs[i, 2]
-        extra, value = edges[k, 0].copy(), edge_scalar[k, 0]
-        if a == 0:
-            extra += edges[k, 1]
-            value += edge_scalar[k, 1]
-        if b == scalar.shape[1]:
-            extra += edges[k, 2]
-            value += edge_scalar[k, 2]
+        first, last = a == 0, b == scalar.shape[1]
+        extra, value = with_ends(edges[k], first, last), with_ends(edge_scalar[k], first, last)
         mu = tune(scalar[k, a:b], costs[k, :, a:b], extra, caps[k])
         choice, sums = np.zeros(b - a, dtype=np.int64), np.zeros(3)
         value += choose(scalar[k, a:b], costs[k, :, a:b], mu, choice, sums)
@@ -117,11 +112,7 @@ def stage_forms(
             mus = np.zeros((n_forms, 3))
             for j in range(2):
                 b = ends[j] if ends[j] != -1 else ends[0]
-                extra = edges[k, 0].copy()
-                if a == 0:
-                    extra += edges[k, 1]
-                if b == n_layers:
-                    extra += edges[k, 2]
+                extra = with_ends(edges[k], a == 0, b == n_layers)
                 mus[1 + j] = tune(scalar[k, a:b], costs[k, :, a:b], extra, caps[k])
             for j in range(len(_FACTORS)):
                 mus[3 + j] = mus[1] * _FACTORS[j]

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from foreplan._compiled import compiled
-from foreplan.solvers._stage_tuning import choose, tune
+from foreplan.solvers._stage_tuning import choose, tune, with_ends
 
 
 @compiled
@@ -52,13 +52,8 @@ def tune_path(
     lift = 0.0
     for s in range(size):
         k, a, b = path[s, 0], path[s, 1], path[s, 2]
-        extra, flat = edges[k, 0].copy(), edge_scalar[k, 0]
-        if a == 0:
-            extra += edges[k, 1]
-            flat += edge_scalar[k, 1]
-        if b == omega.shape[0]:
-            extra += edges[k, 2]
-            flat += edge_scalar[k, 2]
+        first, last = a == 0, b == omega.shape[0]
+        extra, flat = with_ends(edges[k], first, last), with_ends(edge_scalar[k], first, last)
         mu = tune(scalar[k, a:b], costs[k, :, a:b], extra, caps[k])
         choice, sums = np.zeros(b - a, dtype=np.int64), extra.copy()
         value = choose(scalar[k, a:b], costs[k, :, a:b], mu, choice, sums)
@@ -115,11 +110,7 @@ def repair_path(
     fitting = 0
     for s in range(len(path)):
         k, a, b = path[s, 0], path[s, 1], path[s, 2]
-        extra = edges[k, 0].copy()
-        if a == 0:
-            extra += edges[k, 1]
-        if b == omega.shape[0]:
-            extra += edges[k, 2]
+        extra = with_ends(edges[k], a == 0, b == omega.shape[0])
         choice, fits = repair(scalar[k, a:b], costs[k, :, a:b], extra, caps[k], tuned[s])
         fitting += fits
         for i in range(b - a):

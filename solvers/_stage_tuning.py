@@ -21,6 +21,17 @@ _ENOUGH = 1e-9
 
 
 @compiled
+def with_ends(by_place: Any, first: bool, last: bool) -> Any:
+    """What a stage costs beside its layers, of what every, the first and the last one has."""
+    found = by_place[0] + 0.0
+    if first:
+        found = found + by_place[1]
+    if last:
+        found = found + by_place[2]
+    return found
+
+
+@compiled
 def choose(scalar: Any, costs: Any, mu: Any, choice: Any, sums: Any) -> float:
     """Cheapest variants under multipliers; fills choice and adds to sums; the priced total."""
     total = 0.0
