@@ -171,6 +171,10 @@ BAD = {
     "sooner than can be": (
         ["plan", "replicas", *SERVED, WORKLOAD + ",max_time_to_first_token_s=1e-9"], 3, "sooner"
     ),
+    "degree in words": (
+        ["plan", "serving", *SERVED, WORKLOAD + ",tensor_parallel=three"], 2,
+        "auto, or a number of devices from 1 to 1024",
+    ),
     "costs of no table": (["plan", "serving", *SERVED, WORKLOAD, "--costs", "helix:no.csv"], 2,
                           "no.csv"),
     "costs of a table without a name": (

@@ -81,6 +81,14 @@ class ServingWorkload(SparseModel):
             raise ValueError(f"different numbers of {sorted(STORAGE)}")
         return tuple(sorted(bits, reverse=True))
 
+    @field_validator("tensor_parallel", mode="before")
+    @classmethod
+    def _known_degree(cls, degree: Any) -> Any:
+        # In one line; a union's own errors are one for each of its members.
+        if degree != "auto" and not (type(degree) is int and 1 <= degree <= 1024):
+            raise ValueError("auto, or a number of devices from 1 to 1024")
+        return degree
+
     @model_validator(mode="after")
     def _consistent(self) -> ServingWorkload:
         floor = self.min_average_bits
