@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections import Counter
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
@@ -33,6 +34,8 @@ class Process:
         dist.init_process_group(
             "gloo", store=store, rank=rank, world_size=RANKS, timeout=timedelta(seconds=150)
         )
+        #: How many connections of a kind the present run has asked for.
+        self.opened: Counter[Any] = Counter()
         self._keep_groups()
         self.peers = self._open_peers()
         self.say(f"messages by {'copy engines' if self.peers else self.backend}")
@@ -78,7 +81,11 @@ class Process:
         return peers if all(told) else None
 
     def _keep_groups(self) -> None:
-        """Connections of equal members are opened once: a run of many decisions needs few."""
+        """Connections are opened once and kept by every later run: many decisions need few.
+
+        Two that a run opens between the same ranks stay two: messages of both directions in one
+        NCCL communicator would wait for one another.
+        """
         import torch.distributed as dist
 
         made: dict[Any, Any] = {}
@@ -87,7 +94,9 @@ class Process:
         def kept(ranks: Any = None, **options: Any) -> Any:
             asked = options.get("pg_options")
             ctas = 0 if asked is None else asked.config.max_ctas
-            key = tuple(ranks or ()), options.get("backend"), ctas
+            alike = tuple(ranks or ()), options.get("backend"), ctas
+            key = *alike, self.opened[alike]
+            self.opened[alike] += 1
             if key not in made:
                 made[key] = new_group(ranks, **options)
             return made[key]

@@ -143,6 +143,7 @@ class Ranks(Measuring):
         schedule, _ = PLANNER.real(problem, decision)
         programs = rank_programs(schedule, ordered=not self.processor)
         count = len(programs[self.rank].steps)
+        self.opened.clear()
         clock: Clock = HostClock(count) if self.processor else CudaClock(count, self.device)
         channels = connect(
             programs, self.rank, backend=self.backend, clock=clock, device=self.device,
