@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from foreplan.solvers.choice_milp import least_excess, solve_milp
 from foreplan.solvers.choice_problem import RELATIVE_TOLERANCE, Choice, ChoiceProblem, FloatArray
 from foreplan.solvers.choice_score import evaluate
 from foreplan.solvers.choice_tradeoff import row_as_objective
+from foreplan.solvers.multiple_choice import solve
 
 _NAMED = 3
 """Rows that a message names as lacking."""
@@ -51,15 +51,17 @@ def diagnose(problem: ChoiceProblem, *, max_nodes: int = 100_000) -> ChoiceDiagn
         problem: the instance.
         max_nodes: branch-and-bound nodes of each of at most ``2 R + 1`` programmes.
     """
+    from foreplan.solvers.choice_milp import least_excess  # loads PuLP and HiGHS
+
     unlimited = problem.with_limits(np.full(problem.n_rows, math.inf))
     least, needed = np.full(problem.n_rows, -math.inf), np.full(problem.n_rows, math.inf)
     for r, row in enumerate(problem.rows):
-        least[r] = solve_milp(row_as_objective(unlimited, row), max_nodes=max_nodes).lower_bound
+        least[r] = solve(row_as_objective(unlimited, row), max_nodes=max_nodes).lower_bound
     hopeless = least > problem.slack_limits
     for r, row in enumerate(problem.rows):
         # With another row that nothing meets, no limit of this one helps.
         if not np.delete(hopeless, r).any():
-            needed[r] = solve_milp(row_as_objective(problem, row), max_nodes=max_nodes).objective
+            needed[r] = solve(row_as_objective(problem, row), max_nodes=max_nodes).objective
     nearest, bound = least_excess(problem, max_nodes=max_nodes)
     shortage, feasible = np.zeros(problem.n_rows), False
     if nearest is not None:

@@ -10,9 +10,9 @@ from typing import TypeVar
 import numpy as np
 
 from foreplan.errors import SpecError
-from foreplan.solvers.choice_milp import solve_milp
 from foreplan.solvers.choice_problem import Choice, ChoiceItem, ChoicePair, ChoiceProblem
 from foreplan.solvers.choice_score import evaluate
+from foreplan.solvers.multiple_choice import solve
 from foreplan.solvers.solution import Solution
 
 Part = TypeVar("Part", ChoiceItem, ChoicePair)
@@ -93,7 +93,7 @@ def pareto_sweep(
     start: Choice | None = None
     for limit in sorted(float(limit) for limit in limits):
         limited = _limited(problem, r, limit)
-        solution = solve_milp(limited, start=start, max_nodes=max_nodes)
+        solution = solve(limited, start=start, max_nodes=max_nodes)
         start = solution.value
         usage = math.nan if start is None else float(evaluate(problem, start).usage[r])
         points.append(TradeoffPoint(limit, usage, solution))
@@ -110,8 +110,8 @@ def _spaced(problem: ChoiceProblem, row: str, count: int, max_nodes: int) -> lis
     if count < 2:
         raise SpecError("limits", got=count, expected="at least 2 points")
     r = problem.row(row)
-    least = solve_milp(row_as_objective(problem, row), max_nodes=max_nodes)
-    free = solve_milp(_limited(problem, r, math.inf), max_nodes=max_nodes)
+    least = solve(row_as_objective(problem, row), max_nodes=max_nodes)
+    free = solve(_limited(problem, r, math.inf), max_nodes=max_nodes)
     if free.value is None or least.value is None:
         return []
     most = float(evaluate(problem, free.value).usage[r])

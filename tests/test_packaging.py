@@ -21,6 +21,7 @@ import foreplan
 
 ROOT = Path(__file__).parents[1]
 FOLDERS = ("cost_models", "datasets", "planner", "solvers")
+FRAMEWORKS = {"torch", "tvm", "transformers", "matplotlib"}
 
 in_git = pytest.mark.skipif(not (ROOT / ".git").exists(), reason="needs the repository")
 
@@ -168,8 +169,18 @@ def test_importing_foreplan_or_a_solver_loads_no_framework() -> None:
     lines = ["import foreplan, foreplan.cli", *(f"import foreplan.solvers.{s}" for s in solvers)]
     lines += ["import foreplan.cost_models.simulator", "foreplan.Plan, foreplan.Cluster"]
     assert len(solvers) > 3
-    assert not loaded_by("\n".join(lines)) & {"torch", "tvm", "transformers", "matplotlib"}
+    assert not loaded_by("\n".join(lines)) & FRAMEWORKS
     assert not loaded_by("import foreplan") & {"numpy", "numba", "pydantic", "pandas"}
+
+
+def test_only_the_programmes_of_a_milp_solver_load_one() -> None:
+    solvers = {p.stem for p in (ROOT / "solvers").glob("*.py")}
+    programmes = {s for s in solvers if s.endswith("_milp")}
+    assert len(programmes) > 2
+    lines = [f"import foreplan.solvers.{s}" for s in sorted(solvers - programmes - {"_highs"})]
+    lines += [f"import foreplan.planner.{kind}" for kind in ("bubbles", "precision", "serving")]
+    frameworks = {"pulp", "highspy", "ortools", "sklearn", "pandas", "xgboost", *FRAMEWORKS}
+    assert not loaded_by("\n".join(lines)) & frameworks
 
 
 def test_public_names() -> None:

@@ -11,7 +11,6 @@ from dataclasses import fields
 
 from foreplan.planner.bubbles.filling import Filled
 from foreplan.solvers.gap_fill_bounds import lower_bounds
-from foreplan.solvers.gap_fill_milp import solve_milp
 
 #: Units, over all micro-batches and both directions, up to which branch and bound is asked, and its
 #: nodes: about a second.
@@ -42,6 +41,8 @@ def proven(filled: Filled) -> tuple[dict[str, float], str]:
         return found, ""
     if units > MOST_UNITS:
         return found, f"{units} units, branch and bound is asked for {MOST_UNITS} at most"
+    from foreplan.solvers.gap_fill_milp import solve_milp  # loads PuLP and HiGHS
+
     found["LB5 solver"] = solve_milp(problem, gap=_GAP, max_nodes=NODES).lower_bound
     return found, ""
 

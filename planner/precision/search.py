@@ -24,9 +24,9 @@ from foreplan.errors import InfeasibleError
 from foreplan.planner.precision.allocation import MEMORY, Omega
 from foreplan.planner.precision.replay import Replayed
 from foreplan.planner.precision.situation import Situation, least_seconds
-from foreplan.solvers.choice_milp import solve_milp
 from foreplan.solvers.choice_problem import ChoiceProblem
 from foreplan.solvers.choice_score import evaluate
+from foreplan.solvers.multiple_choice import solve
 from foreplan.solvers.solution import Solution, SolutionStatus
 
 #: Rounds of tightening, and relative gap at which the solver stops.
@@ -281,6 +281,4 @@ class PrecisionSearch:
         if kind is not None:
             given = tuple(int(c) for c in self.start[kind])
             start = given if evaluate(problem, given).feasible else None
-        return solve_milp(
-            problem, start=start, gap=GAP, max_nodes=self.situation.workload.max_nodes
-        )
+        return solve(problem, start=start, gap=GAP, max_nodes=self.situation.workload.max_nodes)
