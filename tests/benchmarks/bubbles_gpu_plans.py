@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import time
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -93,8 +94,8 @@ def workload_of(name: str, processor: bool) -> BubblesWorkload:
 class MeasuredPrices:
     """Prices of programs, copies and the optimizer as measured.
 
-    Of a half layer's programs the longest takes what the others leave of the measured time; those
-    are priced by the roofline.
+    Of the programs that a half layer alone runs the longest takes what the others leave of the
+    measured time; those are priced by the roofline.
     """
 
     def __init__(self, found: dict[str, Any]) -> None:
@@ -106,8 +107,8 @@ class MeasuredPrices:
         if isinstance(work, Copy):
             return Estimate.exact(work.bytes * self._found["copy_s_per_byte"], "measured")
         if isinstance(work, Program) and work.op == "optimizer_step":
-            count = work.dims["parameters"]
-            return Estimate.exact(count * self._found["optimizer_s_per_parameter"], "measured")
+            seconds = work.dims["parameters"] * self._found["optimizer_s_per_parameter"]
+            return Estimate.exact(seconds + self._found["optimizer_s"], "measured")
         if work in self._programs:
             return Estimate.exact(self._programs[work], "measured")
         return self._roof.estimate(work, "any")
@@ -119,24 +120,30 @@ class MeasuredPrices:
         towers += [(f"{e}", step._encoder(e, tp)) for e in range(len(step.encoders))]
         for name, works in towers:
             timed = self._found["towers"][tower_key(step, name)]
-            groups = [(f"{h}", lambda op, h=h, works=works: works.half(h, op)) for h in (0, 1)]
-            groups += [
-                ("entry", lambda op, works=works: works.ends(op, first=True, last=False)),
-                ("exit", lambda op, works=works: works.ends(op, first=False, last=True)),
-            ]
-            for group, parts_of in groups:
+            groups = {
+                **{f"{h}": lambda op, h=h, works=works: works.half(h, op) for h in (0, 1)},
+                "entry": lambda op, works=works: works.ends(op, first=True, last=False),
+                "exit": lambda op, works=works: works.ends(op, first=False, last=True),
+            }
+            used = Counter(
+                work for parts_of in groups.values() for op in "FB" for work in dict(parts_of(op))
+            )
+            for group, parts_of in groups.items():
                 for op in "FB":
-                    self._share(parts_of(op), timed[group][op])
+                    self._share(parts_of(op), timed[group][op], used)
 
-    def _share(self, parts: Any, seconds: float) -> None:
+    def _share(self, parts: Any, seconds: float, used: Counter[Work]) -> None:
+        """Price the longest program that nothing else of the tower runs with what is left."""
+
         def price(work: Work, count: int) -> float:
             found = self.estimate(work, "any")
             return 0.0 if found is None else found.mean_s * count
 
-        programs = [(w, n) for w, n in parts if isinstance(w, Program) and w not in self._programs]
-        if not programs or seconds <= 0.0:
+        own = [(w, n) for w, n in parts if isinstance(w, Program) and used[w] == 1]
+        own = [(w, n) for w, n in own if w not in self._programs]
+        if not own or seconds <= 0.0:
             return
-        longest, count = max(programs, key=lambda part: price(*part))
+        longest, count = max(own, key=lambda part: price(*part))
         others = sum(price(w, n) for w, n in parts if w != longest)
         self._programs[longest] = max(seconds - others, 0.02 * seconds) / count
 
