@@ -8,6 +8,7 @@ is set aside with the reason; the others go on.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -59,6 +60,7 @@ class _Loaded:
     group: Group
     away: tuple[int, ...]  # ranks with another clock
     timeout_s: float
+    begun_s: float  # when its processes were started
 
 
 class Rounds:
@@ -225,16 +227,27 @@ class Rounds:
         if timeout_s is None:
             predicted = candidate.predicted.total_s if candidate.predicted else 1.0
             timeout_s = max(60.0, 30.0 * predicted)
+        begun_s = time.monotonic()
         group = self._fleet.start(
             candidate.jobs(self._backend, mode, timeout_s),
             [rank.index for rank in candidate.ranks], self._load_timeout_s,
         )  # fmt: skip
+        if self._backend == "nccl":
+            # Contexts and communicators are made under locks of the driver: of many candidates at
+            # once each would wait for all, and a rank's watchdog knows of its own alone.
+            try:
+                group.gather("connected", self._load_timeout_s)
+            except BaseException:
+                group.stop()
+                raise
         away = tuple(i for i, r in enumerate(candidate.ranks) if r.host != self._host)
-        return _Loaded(measured, group, away, timeout_s)
+        return _Loaded(measured, group, away, timeout_s, begun_s)
 
     def _await_ready(self, loaded: _Loaded) -> None:
         group, ranks = loaded.group, loaded.measured.candidate.ranks
         answers = group.gather("ready", self._load_timeout_s)
+        took_s = time.monotonic() - loaded.begun_s
+        self._say(f"{loaded.measured.candidate.name} is ready after {took_s:.1f} s")
         loaded.measured.devices = [
             group.checked(i, partial(device_of, answer, rank.label))
             for i, (answer, rank) in enumerate(zip(answers, ranks, strict=True))

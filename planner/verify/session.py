@@ -153,6 +153,8 @@ class Session:
                     timeout_s=job.timeout_s,
                 )  # fmt: skip
                 self._meet()
+            if job.backend == "nccl":  # the leader starts the next candidate only now
+                self._wire.send({"connected": 1})
             cap_memory(seat, job.capacity_bytes)
             before = data_bytes()
             kernels = self._planner.kernels(self._problem, self._decision, job.rank, mode=job.mode)

@@ -1,0 +1,70 @@
+"""In which order the leader loads candidates, seen by a fleet without processes."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from types import SimpleNamespace
+from typing import Any, Literal, cast
+
+import pytest
+
+from foreplan.errors import VerificationError
+from foreplan.planner.verify.candidates import Candidate
+from foreplan.planner.verify.group import RankFailed
+from foreplan.planner.verify.launch import Fleet
+from foreplan.planner.verify.rounds import Rounds
+
+Backend = Literal["gloo", "nccl"]
+
+
+class Told:
+    """Hears what the leader does; a group fails when it is asked for ``fails``."""
+
+    def __init__(self, fails: str) -> None:
+        self.log: list[tuple[str, int]] = []
+        self.free_bytes = {"host": 1 << 40}
+        self._fails = fails
+
+    def start(self, jobs: Sequence[Any], members: Collection[int], timeout_s: float) -> Any:
+        number = sum(word == "start" for word, _ in self.log)
+        self.log.append(("start", number))
+
+        def gather(key: str, timeout_s: float) -> list[dict[str, int]]:
+            self.log.append((key, number))
+            if key == self._fails:
+                raise RankFailed(0, "a", f"no {key}", "VerificationError")
+            return []
+
+        return SimpleNamespace(gather=gather, stop=lambda: self.log.append(("stop", number)))
+
+
+def load(backend: Backend, fails: str) -> Told:
+    fleet = Told(fails)
+    made = [
+        SimpleNamespace(
+            name=name, role=name, ranks=[], memory_bytes=[], capacities=[], predicted=None,
+            jobs=lambda *words: [],
+        )
+        for name in ("chosen", "alternative")
+    ]  # fmt: skip
+    rounds = Rounds(
+        cast(Fleet, fleet), backend, "host", rounds=1, timeout_s=None, load_timeout_s=1.0,
+        say=lambda text: None,
+    )  # fmt: skip
+    with pytest.raises(VerificationError, match=f"no {fails}"):
+        rounds.run([cast(Candidate, candidate) for candidate in made], results=False)
+    return fleet
+
+
+def test_over_gloo_candidates_load_side_by_side() -> None:
+    assert load("gloo", "ready").log[:3] == [("start", 0), ("start", 1), ("ready", 0)]
+
+
+def test_over_nccl_a_candidate_connects_before_the_next_one_starts() -> None:
+    assert load("nccl", "ready").log[:5] == [
+        ("start", 0), ("connected", 0), ("start", 1), ("connected", 1), ("ready", 0)
+    ]  # fmt: skip
+
+
+def test_ranks_that_do_not_connect_are_ended() -> None:
+    assert load("nccl", "connected").log == [("start", 0), ("connected", 0), ("stop", 0)]
