@@ -26,7 +26,8 @@ from foreplan.errors import SpecError
 from foreplan.planner.base import Agreement
 from foreplan.planner.serving.pipeline import ServingSchedule, stage_kernels
 from foreplan.planner.serving.pricing import DECODE, PREFILL, Pricing
-from foreplan.planner.serving.spec import ServingDecision, ServingWorkload
+from foreplan.planner.serving.spec import ServingDecision, ServingWorkload, StageDecision
+from foreplan.planner.verify.allocator import growing_segments
 from foreplan.planner.verify.decoder import DecoderStage, PhaseKernels, StageKernels
 from foreplan.planner.verify.pass_graphs import PassGraphs
 
@@ -67,12 +68,16 @@ class ServingKernels:
 
     Attributes:
         recordable: whether a pass can be recorded at all.
+        keeps_buffers: messages arrive in the same memory in every run. A micro-batch has one buffer
+            for all of its decode steps: none is sent before the token of the step before has gone
+            round all stages, which every reader of that step has come before.
 
     Raises:
         SpecError: an unknown mode or rank, kernels that do not fit the model.
     """
 
     recordable: ClassVar[bool] = True
+    keeps_buffers: ClassVar[bool] = True
 
     def __init__(
         self, model: Model, workload: ServingWorkload, decision: ServingDecision, rank: int,
@@ -87,6 +92,26 @@ class ServingKernels:
         self._first, self._last = rank == 0, rank == len(decision.stages) - 1
         self._size = {PREFILL: decision.prefill_microbatch, DECODE: decision.decode_microbatch}
         self._device = _torch_device(chosen.device)
+        batch, prompt = workload.batch, workload.prompt_tokens
+        # What messages arrive in, before the segments in which other processes could not open it.
+        dtype = torch.float32 if mode == "reference" else torch.bfloat16
+        rows = {PREFILL: self._size[PREFILL] * prompt, DECODE: self._size[DECODE]}
+        self._tokens = torch.zeros(batch, dtype=torch.int64, device=self._device)
+        self._hidden = {
+            (phase, i): torch.empty(rows[phase], model.hidden, dtype=dtype, device=self._device)
+            for phase in (PREFILL, DECODE)
+            for i in range(batch // self._size[phase])
+            if not self._first
+        }
+        with growing_segments(self._device):
+            self._prepare(model, chosen, mode, seed, recorder)
+
+    def _prepare(
+        self, model: Model, chosen: StageDecision, mode: str, seed: int,
+        recorder: Recorder | None,
+    ) -> None:  # fmt: skip
+        """Load the stage and record its passes."""
+        workload = self._workload
         batch, prompt, new = workload.batch, workload.prompt_tokens, workload.new_tokens
         self._stage = self._make_stage(
             model, chosen.start, chosen.end,
@@ -113,15 +138,6 @@ class ServingKernels:
         ids = torch.randint(model.vocab, (batch, prompt + new), generator=generator)
         self._prompts = ids[:, :prompt].contiguous().to(self._device)
         self._forced = ids[:, prompt:].contiguous().to(self._device)
-        self._tokens = torch.zeros(batch, dtype=torch.int64, device=self._device)
-        dtype = torch.float32 if mode == "reference" else torch.bfloat16
-        rows = {PREFILL: self._size[PREFILL] * prompt, DECODE: self._size[DECODE]}
-        self._hidden = {
-            (phase, i): torch.empty(rows[phase], model.hidden, dtype=dtype, device=self._device)
-            for phase in (PREFILL, DECODE)
-            for i in range(batch // self._size[phase])
-            if not self._first
-        }
         self._made: dict[tuple[str, int], Tensor] = {}
         self._chosen = torch.zeros(batch, new, dtype=torch.int64, device=self._device)
         words = self._words()

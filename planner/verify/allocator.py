@@ -1,15 +1,19 @@
-"""What glibc's allocator does with tensors that were freed: given back at once, or kept.
+"""What allocators do with tensors that were freed: glibc's, and torch's on a GPU.
 
-Where libc is another, nothing is done.
+Where libc is another, nothing is done about it.
 """
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
+import os
 import sys
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import torch
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # malloc.h
 #: The largest that glibc takes on 64 bits; larger blocks always have a mapping of their own.
@@ -36,6 +40,39 @@ def mapped_allocations() -> Iterator[None]:
     finally:
         libc.malloc_trim(0)
         libc.mallopt(_M_MMAP_THRESHOLD, _MOST_MAPPED)
+
+
+@contextlib.contextmanager
+def growing_segments(device: torch.device) -> Iterator[None]:
+    """Let torch place a GPU's tensors in segments that grow, instead of one beside another.
+
+    A stage is loaded under a cap on whole segments, of which packing takes and frees many sizes: in
+    separate ones the holes between packed weights add up. Tensors that other processes open have
+    to be made outside, because CUDA's IPC does not know such memory. Settings of the user's own
+    (``PYTORCH_ALLOC_CONF``) stay, and so does everything where this torch cannot switch.
+    """
+    own = os.environ.get("PYTORCH_ALLOC_CONF", "") + os.environ.get("PYTORCH_CUDA_ALLOC_CONF", "")
+    if device.type != "cuda" or "expandable_segments" in own or not _grow(True):
+        yield
+        return
+    try:
+        yield
+    finally:
+        _grow(False)
+
+
+def _grow(on: bool) -> bool:
+    """Switch growing segments; whether that was possible."""
+    import torch
+
+    switch = getattr(torch._C, "_accelerator_setAllocatorSettings", None)
+    if switch is None:
+        return False
+    try:
+        switch(f"expandable_segments:{on}")
+    except (RuntimeError, ValueError):
+        return False
+    return True
 
 
 def keep_freed_memory() -> None:

@@ -34,6 +34,9 @@ if TYPE_CHECKING:
 #: What a run takes beside the ledger's items (records of the run, the allocator's rounding);
 #: granted on top of a CPU cap.
 ALLOWANCE_BYTES = 32 << 20
+#: The same on a GPU, where the cap is on whole segments of torch's allocator: its pages are 20 MiB,
+#: started anew for each stream and for the recorded passes (torch, ``kLargeBuffer``).
+GPU_ALLOWANCE_BYTES = 256 << 20
 
 #: Flags of ``/proc/cpuinfo`` that an instruction set needs.
 _ISA_FLAGS: Mapping[str, frozenset[str]] = MappingProxyType(
@@ -163,11 +166,14 @@ def _cpu_flags() -> frozenset[str]:
 
 
 def gpu_free_bytes() -> int | None:
-    """Free memory of the fullest NVIDIA GPU; ``None`` where the driver's tool does not say.
+    """Free memory of the fullest NVIDIA GPU that this process sees; ``None`` if nothing says so.
 
-    Asked of the tool because torch would start a CUDA context, after which nothing can be forked.
+    Asked of the driver's tool because torch would start a CUDA context, after which nothing can be
+    forked. The tool does not know ``CUDA_VISIBLE_DEVICES``, which takes the same names of GPUs.
     """
-    command = ("nvidia-smi", "--query-gpu=memory.free", "--format=csv,noheader,nounits")
+    command = ["nvidia-smi", "--query-gpu=memory.free", "--format=csv,noheader,nounits"]
+    if seen := os.environ.get("CUDA_VISIBLE_DEVICES"):
+        command.append(f"--id={seen}")
     try:
         said = subprocess.run(command, capture_output=True, text=True, timeout=20.0, check=True)
         return min(int(line) << 20 for line in said.stdout.split())
@@ -251,7 +257,8 @@ def cap_memory(seat: Seat, capacity_bytes: int | None) -> None:
     if capacity_bytes is None:
         return
     total = torch.cuda.get_device_properties(seat.device).total_memory
-    torch.cuda.set_per_process_memory_fraction(min(capacity_bytes / total, 1.0), seat.device)
+    share = (capacity_bytes + GPU_ALLOWANCE_BYTES) / total
+    torch.cuda.set_per_process_memory_fraction(min(share, 1.0), seat.device)
 
 
 def lift_cap() -> None:

@@ -16,6 +16,7 @@ from typing import Any, Literal
 from pydantic import Field
 
 from foreplan.cost_models.costs import CostBook
+from foreplan.cost_models.memory import show_bytes
 from foreplan.datasets.device_name import DeviceName
 from foreplan.datasets.specs import StrictModel, validate
 from foreplan.errors import ForeplanError
@@ -107,10 +108,20 @@ def serve(wire: Wire, planner: Planner[Any, Any], problem: Problem[Any], job: Jo
 def _failure(error: BaseException) -> dict[str, Any]:
     known = isinstance(error, ForeplanError)
     return {
-        "failed": str(error) if known else describe(error),
+        "failed": (str(error) if known else describe(error)) + _gpu_peak(),
         "error": type(error).__name__ if known else "VerificationError",
         "peer": isinstance(error, ConnectionLost),
     }
+
+
+def _gpu_peak() -> str:
+    """What this process held at most on its GPU, if it has one."""
+    import torch
+
+    if not torch.cuda.is_initialized():
+        return ""
+    held, taken = torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved()
+    return f"; tensors held {show_bytes(held)} at most, torch {show_bytes(taken)}"
 
 
 def _seat(job: Job) -> Seat:

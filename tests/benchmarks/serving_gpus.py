@@ -3,7 +3,8 @@
 ``python tests/benchmarks/serving_gpus.py profile DEVICE FOLDER MODEL...`` measures the programs of
 the workload on one device; ``... run FOLDER CASE...`` plans each case from measured, predicted and
 roofline costs, runs all of these and the baselines, interleaved, and prints one JSON line a
-decision. Weights are random, so that only decisions of equal average bits compare.
+decision, also of one that could not be loaded, with the reason and its peak. Weights are random, so
+that only decisions of equal average bits compare.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import json
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 from foreplan.datasets.cluster import Cluster
 from foreplan.datasets.device_name import DeviceName
@@ -21,9 +23,12 @@ from foreplan.datasets.profile_grid import ProfileGrid
 from foreplan.datasets.profiling import measure_profile
 from foreplan.datasets.program import Program
 from foreplan.datasets.specs import validate
+from foreplan.errors import ForeplanError
 from foreplan.planner.api import load_workload, plan
+from foreplan.planner.plan import Plan
 from foreplan.planner.serving.planner import ServingPlanner
 from foreplan.planner.serving.shapes import serving_programs
+from foreplan.planner.verify.verification import Verification
 from foreplan.planner.verify.verify import verify
 
 WORKLOAD = "batch=16,prompt_tokens=512,new_tokens=32,min_average_bits=8"
@@ -39,6 +44,8 @@ CASES = {
     ),
 }  # fmt: skip
 ROUNDS = 3
+#: Limits of one run and of loading one decision: what hangs may not take the other decisions along.
+RUN_S, LOAD_S = 20.0, 40.0
 
 
 def file_of(device: str) -> str:
@@ -87,32 +94,55 @@ def run(folder: Path, case: str) -> None:
     (folder / f"{case}.plan.json").write_text(made.to_json(), encoding="utf-8")
     print(f"# {case}: planned in {time.monotonic() - started:.0f} s; "
           f"{[r.name + ': ' + r.reason for r in made.rejected]}", flush=True)  # fmt: skip
-    if not compared:
-        ServingPlanner.modes = ()  # tokens were compared in another case
-    started = time.monotonic()
-    result = verify(
-        made, rounds=ROUNDS, tolerance=10.0,
-        progress=lambda text: print(f"# {time.monotonic() - started:.1f} {text}", flush=True),
-    )  # fmt: skip
-    assert result.document is not None
-    (folder / f"{case}.verification.json").write_text(result.document.to_json(), encoding="utf-8")
+    ServingPlanner.modes = ServingPlanner.modes if compared else ()  # else in another case
+    document = verified(case, made)
+    if document is None:
+        return
+    (folder / f"{case}.verification.json").write_text(document.to_json(), encoding="utf-8")
     best = min(
-        c.measured_s
-        for c in result.document.candidates
-        if c.limits_met and c.measured_s is not None
+        (c.measured_s for c in document.candidates if c.limits_met and c.measured_s is not None),
+        default=None,
     )
-    for c in result.document.candidates:
-        row = {
+    for c in document.candidates:
+        row: dict[str, Any] = {
             "case": case, "name": c.name, "limits_met": c.limits_met,
             "predicted_s": c.predicted_s, "measured_s": c.measured_s, "error": c.error,
             "failure": c.failure,
         }  # fmt: skip
         if c.measured_s is not None:
-            row["regret"] = round(c.measured_s / best - 1, 4)
+            row["regret"] = None if best is None else round(c.measured_s / best - 1, 4)
             row["ranks"] = [rank.model_dump(mode="json") for rank in c.ranks]
         print(json.dumps(row), flush=True)
-    for agreement in result.document.agreement:
+    for agreement in document.agreement:
         print(json.dumps({"case": case, **agreement.model_dump(mode="json")}), flush=True)
+
+
+def verified(case: str, made: Plan) -> Verification | None:
+    """Run a plan and its alternatives; where the plan itself fails, the next best in its place.
+
+    `verify` has nothing to compare with where the plan it is given cannot be run.
+    """
+    started, name = time.monotonic(), "chosen"
+    while True:
+        try:
+            result = verify(
+                made, rounds=ROUNDS, tolerance=10.0, timeout_s=RUN_S, load_timeout_s=LOAD_S,
+                progress=lambda text: print(f"# {time.monotonic() - started:.1f} {text}",
+                                            flush=True),
+            )  # fmt: skip
+        except ForeplanError as error:
+            print(json.dumps({"case": case, "name": name, "failure": str(error)}), flush=True)
+            rest = [other for other in made.alternatives if other.limits_met]
+            if not rest:
+                return None
+            name = rest[0].name
+            print(f"# {name} stands for the plan that failed", flush=True)
+            made = made.model_copy(update={
+                "decision": rest[0].decision, "predicted": rest[0].predicted, "times": None,
+                "alternatives": tuple(a for a in made.alternatives if a is not rest[0]),
+            })  # fmt: skip
+            continue
+        return result.document
 
 
 if __name__ == "__main__":
@@ -120,5 +150,8 @@ if __name__ == "__main__":
     if word == "profile":
         profile(first, Path(rest[0]), rest[1:])
     else:
-        for case in rest:
-            run(Path(first), case)
+        for each in rest:
+            try:
+                run(Path(first), each)
+            except ForeplanError as error:
+                print(json.dumps({"case": each, "failure": str(error)}), flush=True)

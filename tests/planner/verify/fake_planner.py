@@ -92,7 +92,8 @@ class ToyKernels:
         if self._decision.die == "hang":
             time.sleep(3600)
         if self._decision.die == "memory":
-            self._torch.zeros(96 << 20, dtype=self._torch.uint8, device=self._device)
+            size = (96 if self._device == "cpu" else 512) << 20  # beyond cap and allowance
+            self._torch.zeros(size, dtype=self._torch.uint8, device=self._device)
 
     def payload(self, action: Action) -> Any:
         if action.op in MORE:
