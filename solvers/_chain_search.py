@@ -10,8 +10,8 @@ budgets, which multipliers ``lambda in [0, 1]``, ``u, w >= 0`` price::
 
 -> Implemented in: ``_chain_path.completion_costs`` (the minimum), ``Search.price`` (the bound),
 ``_chain_ascent.ascend`` (the multipliers), ``Search.split`` (the boxes). Stages that no better
-chain contains are dropped on the way (``Search._thin``), and what then remains of a box is settled
-exactly by label setting (``Search._settle`` -> ``_chain_labels.best_chain``).
+chain contains are dropped on the way, and what then remains of a box is settled exactly by label
+setting (``_chain_view``).
 
 Where stage costs come from is the ``Pricing``'s business: a table of all stages worth having, or
 bounds that need no table.
@@ -27,11 +27,10 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from foreplan.solvers._chain_ascent import ascend
-from foreplan.solvers._chain_box import Box, Multipliers, Price, Pricing, StageView
-from foreplan.solvers._chain_labels import best_chain
+from foreplan.solvers._chain_box import Box, Multipliers, Price, Pricing
 from foreplan.solvers._chain_model import ChainModel, tally
-from foreplan.solvers._chain_path import cheapest_path, completion_costs, through_costs
-from foreplan.solvers._stage_labels import thin_out
+from foreplan.solvers._chain_path import cheapest_path, completion_costs
+from foreplan.solvers._chain_view import settle, thin
 from foreplan.solvers.chain_problem import FloatArray
 from foreplan.solvers.chain_score import ChainAssignment, ChainStage, evaluate
 
@@ -163,9 +162,9 @@ class Search:
         if box.view is not None and box.bound < stop:
             thinned = stop < math.inf and stop - box.bound < 0.7 * box.room
             if thinned:
-                self._thin(box, price, stop)
+                thin(self, box, price, stop)
             if (thinned or self.needs_labels) and box.bound < stop:
-                self._settle(pricing, box, price)
+                settle(self, pricing, box, price)
         return [box]
 
     def price(self, pricing: Pricing, box: Box, multipliers: Multipliers) -> Price:
@@ -257,107 +256,6 @@ class Search:
         score = evaluate(self.model.problem, assignment)
         if score.feasible and score.objective < min(self.objective, self.cutoff):
             self.best, self.objective = assignment, score.objective
-
-    def _thin(self, box: Box, price: Price, stop: float) -> None:
-        """Drop stages that no chain below the stop value contains, and tighten the box."""
-        model, view = self.model, box.view
-        assert view is not None
-        through = through_costs(
-            price.arc_cost,
-            price.hop,
-            model.by_first,
-            model.used,
-            model.stride,
-            model.counts,
-            price.node,
-        )
-        arc_start, arc_stop, kept = thin_out(
-            view.arc_start,
-            view.arc_stop,
-            view.rows,
-            price.weights,
-            np.array(box.high),
-            stop - price.constant - through,
-        )
-        box.view = StageView(arc_start, arc_stop, view.rows[kept], view.labels[kept])
-        box.room, box.valid = stop - box.bound, min(stop, box.valid)
-        hops = self.hops(box)
-        low, high = list(box.low), list(box.high)
-        for axis in range(2):
-            if not (model.caps_prefill, model.caps_decode)[axis]:
-                continue
-            links = hops[0] if axis == 0 else np.concatenate(hops[1:])
-            attained = np.concatenate([box.view.rows[:, axis], links.ravel()])
-            attained = attained[(attained >= low[axis]) & (attained <= high[axis])]
-            if not len(attained):
-                box.bound = box.valid
-                return
-            low[axis], high[axis] = float(attained.min()), float(attained.max())
-        box.low, box.high = (low[0], low[1]), (high[0], high[1])
-        shift = self.constant(box, price.multipliers) - price.constant
-        price.constant += shift
-        box.raw += shift
-        box.bound = max(box.bound, min(box.raw, box.valid))
-
-    def _settle(self, pricing: Pricing, box: Box, price: Price) -> None:
-        """Look for the best chain of a box; the target grows until something lies below it."""
-        model, problem, view = self.model, self.model.problem, box.view
-        assert view is not None
-        hop_p, hop_d, back = self.hops(box)
-        law = (model.prefill_rounds, model.decode_rounds, problem.decode_microbatches)
-        acts = (
-            problem.max_omega is not None,
-            model.sums_decode,
-            problem.max_cost2 is not None,
-            model.caps_prefill,
-            model.caps_decode,
-        )
-        while self.evaluations < self.max_evaluations:
-            stop = min(self.stop, pricing.target)
-            target = stop
-            if self.needs_labels:
-                near = box.bound + box.step * abs(box.bound) + 1e-12
-                target = min(stop, near if near < model.ceiling_s else stop)
-            objective, chain, spent, gave_up = best_chain(
-                view.arc_start,
-                view.arc_stop,
-                view.rows,
-                price.arc_cost,
-                hop_p,
-                hop_d,
-                back,
-                model.by_first,
-                model.used,
-                model.stride,
-                model.counts,
-                price.node,
-                np.array(box.low),
-                np.array(box.high),
-                np.array([*law, problem.theta]),
-                np.array(price.multipliers),
-                np.array([problem.omega_limit, problem.cost2_limit]),
-                model.least,
-                np.array(acts),
-                target,
-                price.constant,
-                box.labels,
-            )
-            self.evaluations += 1 + spent // 10_000
-            box.starved = bool(gave_up)
-            if gave_up:
-                return
-            box.bound = max(box.bound, objective)
-            if len(chain):
-                self.accept(
-                    tuple(
-                        pricing.stage(k, a, b, int(view.labels[label]))
-                        for k, a, b, label in chain.tolist()
-                    )
-                )
-                return
-            if target >= stop:
-                return
-            box.step *= 4
 
     def _weights(self) -> tuple[float, float]:
         """Seconds of objective per second of max P and max D."""

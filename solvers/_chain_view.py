@@ -1,0 +1,122 @@
+"""The stages still in the race in one box: fewer as bounds rise, and then its best chain.
+
+-> stages that no chain below the stop value contains are dropped: ``thin``
+-> what remains is settled exactly by label setting: ``settle`` (``_chain_labels.best_chain``)
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from foreplan.solvers._chain_box import Box, Price, Pricing, StageView
+from foreplan.solvers._chain_labels import best_chain
+from foreplan.solvers._chain_path import through_costs
+from foreplan.solvers._stage_labels import thin_out
+
+if TYPE_CHECKING:
+    from foreplan.solvers._chain_search import Search
+
+
+def thin(search: Search, box: Box, price: Price, stop: float) -> None:
+    """Drop stages that no chain below the stop value contains, and tighten the box."""
+    model, view = search.model, box.view
+    assert view is not None
+    through = through_costs(
+        price.arc_cost,
+        price.hop,
+        model.by_first,
+        model.used,
+        model.stride,
+        model.counts,
+        price.node,
+    )
+    arc_start, arc_stop, kept = thin_out(
+        view.arc_start,
+        view.arc_stop,
+        view.rows,
+        price.weights,
+        np.array(box.high),
+        stop - price.constant - through,
+    )
+    box.view = StageView(arc_start, arc_stop, view.rows[kept], view.labels[kept])
+    box.room, box.valid = stop - box.bound, min(stop, box.valid)
+    hops = search.hops(box)
+    low, high = list(box.low), list(box.high)
+    for axis in range(2):
+        if not (model.caps_prefill, model.caps_decode)[axis]:
+            continue
+        links = hops[0] if axis == 0 else np.concatenate(hops[1:])
+        attained = np.concatenate([box.view.rows[:, axis], links.ravel()])
+        attained = attained[(attained >= low[axis]) & (attained <= high[axis])]
+        if not len(attained):
+            box.bound = box.valid
+            return
+        low[axis], high[axis] = float(attained.min()), float(attained.max())
+    box.low, box.high = (low[0], low[1]), (high[0], high[1])
+    shift = search.constant(box, price.multipliers) - price.constant
+    price.constant += shift
+    box.raw += shift
+    box.bound = max(box.bound, min(box.raw, box.valid))
+
+
+def settle(search: Search, pricing: Pricing, box: Box, price: Price) -> None:
+    """Look for the best chain of a box; the target grows until something lies below it."""
+    model, problem, view = search.model, search.model.problem, box.view
+    assert view is not None
+    hop_p, hop_d, back = search.hops(box)
+    law = (model.prefill_rounds, model.decode_rounds, problem.decode_microbatches)
+    acts = (
+        problem.max_omega is not None,
+        model.sums_decode,
+        problem.max_cost2 is not None,
+        model.caps_prefill,
+        model.caps_decode,
+    )
+    while search.evaluations < search.max_evaluations:
+        stop = min(search.stop, pricing.target)
+        target = stop
+        if search.needs_labels:
+            near = box.bound + box.step * abs(box.bound) + 1e-12
+            target = min(stop, near if near < model.ceiling_s else stop)
+        objective, chain, spent, gave_up = best_chain(
+            view.arc_start,
+            view.arc_stop,
+            view.rows,
+            price.arc_cost,
+            hop_p,
+            hop_d,
+            back,
+            model.by_first,
+            model.used,
+            model.stride,
+            model.counts,
+            price.node,
+            np.array(box.low),
+            np.array(box.high),
+            np.array([*law, problem.theta]),
+            np.array(price.multipliers),
+            np.array([problem.omega_limit, problem.cost2_limit]),
+            model.least,
+            np.array(acts),
+            target,
+            price.constant,
+            box.labels,
+        )
+        search.evaluations += 1 + spent // 10_000
+        box.starved = bool(gave_up)
+        if gave_up:
+            return
+        box.bound = max(box.bound, objective)
+        if len(chain):
+            search.accept(
+                tuple(
+                    pricing.stage(k, a, b, int(view.labels[label]))
+                    for k, a, b, label in chain.tolist()
+                )
+            )
+            return
+        if target >= stop:
+            return
+        box.step *= 4
