@@ -10,65 +10,17 @@ Shape legend: a linear layer's weight is ``[n, k]`` with ``n`` output and ``k`` 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from types import MappingProxyType
 from typing import Literal
 
 from pydantic import Field, PositiveFloat, PositiveInt, ValidationInfo, field_validator
 
 from foreplan.datasets.experts import Experts, LayerClass
+from foreplan.datasets.families import Family
 from foreplan.datasets.program import DTYPE_BYTES
 from foreplan.datasets.specs import StrictModel, nearest
 from foreplan.errors import SpecError
-
-Family = Literal[
-    "llama", "qwen2", "qwen3", "mistral", "mixtral", "qwen2_moe", "qwen3_moe", "olmoe", "deepseek",
-    "opt", "gpt2",
-]  # fmt: skip
-
-_LLAMA = {"norm": "rms", "gated": True, "activation": "silu", "position": "rope"}
-
-#: What every model of a family has in common (transformers, ``models/<family>/modeling_*.py``).
-#: A folder's configuration or a zoo entry fills in the rest and may override the biases.
-FAMILY_FACTS: Mapping[str, Mapping[str, object]] = MappingProxyType(
-    {
-        "llama": MappingProxyType(_LLAMA),
-        "mistral": MappingProxyType(_LLAMA),
-        "qwen2": MappingProxyType({**_LLAMA, "qkv_bias": True}),
-        "qwen3": MappingProxyType({**_LLAMA, "qk_norm": True}),
-        "mixtral": MappingProxyType(_LLAMA),
-        "qwen2_moe": MappingProxyType({**_LLAMA, "qkv_bias": True}),
-        "qwen3_moe": MappingProxyType({**_LLAMA, "qk_norm": True}),
-        "olmoe": MappingProxyType({**_LLAMA, "qk_norm": True, "qk_norm_whole": True}),
-        "deepseek": MappingProxyType(_LLAMA),
-        "opt": MappingProxyType(
-            {
-                "norm": "layer",
-                "gated": False,
-                "activation": "relu",
-                "position": "learned",
-                # OPTLearnedPositionalEmbedding keeps two unused rows in front.
-                "position_offset": 2,
-                "qkv_bias": True,
-                "out_bias": True,
-                "mlp_bias": True,
-            }
-        ),
-        "gpt2": MappingProxyType(
-            {
-                "norm": "layer",
-                "gated": False,
-                "activation": "gelu_tanh",
-                "position": "learned",
-                "qkv_bias": True,
-                "out_bias": True,
-                "mlp_bias": True,
-            }
-        ),
-    }
-)
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,30 +10,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
 
+from foreplan.datasets._config_fields import ConfigFields
+from foreplan.datasets._expert_config import EXPERT_READERS
 from foreplan.datasets.checkpoint import Checkpoint, read_checkpoint
-from foreplan.datasets.experts import Experts
-from foreplan.datasets.model import FAMILY_FACTS, Model
+from foreplan.datasets.families import ARCHITECTURES, FAMILY_FACTS
+from foreplan.datasets.model import Model
 from foreplan.datasets.specs import load_document, validate
 from foreplan.datasets.tensor_names import check_tensors
 from foreplan.errors import SpecError
-
-_ARCHITECTURES: Mapping[str, str] = MappingProxyType(
-    {
-        "llama": "LlamaForCausalLM",
-        "mistral": "MistralForCausalLM",
-        "qwen2": "Qwen2ForCausalLM",
-        "qwen3": "Qwen3ForCausalLM",
-        "mixtral": "MixtralForCausalLM",
-        "qwen2_moe": "Qwen2MoeForCausalLM",
-        "qwen3_moe": "Qwen3MoeForCausalLM",
-        "olmoe": "OlmoeForCausalLM",
-        "deepseek": "DeepseekForCausalLM",
-        "opt": "OPTForCausalLM",
-        "gpt2": "GPT2LMHeadModel",
-    }
-)
 
 _ACTIVATIONS: Mapping[str, str] = MappingProxyType(
     {
@@ -76,48 +61,6 @@ _ONLY: Mapping[str, Mapping[str, object]] = MappingProxyType(
 )
 
 
-class _Config:
-    """A configuration with one-line errors that name file and field."""
-
-    def __init__(self, where: str, fields: Mapping[str, Any]) -> None:
-        self.where = where
-        self.fields = fields
-
-    def error(self, field: str, expected: str, fix: str | None = None) -> SpecError:
-        got = self.fields.get(field, "nothing")
-        return SpecError(f"{self.where}: {field}", got=got, expected=expected, fix=fix)
-
-    def size(self, field: str, default: int | None = None) -> int:
-        """A positive whole number; ``default`` stands for a missing or null field."""
-        value = self.fields.get(field)
-        if value is None and default is not None:
-            return default
-        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-            raise self.error(field, "a whole number of at least 1")
-        return value
-
-    def flag(self, field: str, default: bool) -> bool:
-        value = self.fields.get(field, default)
-        if not isinstance(value, bool):
-            raise self.error(field, "true or false")
-        return value
-
-    def layers(self, field: str) -> tuple[int, ...]:
-        """A list of layers; a missing or null field is an empty one."""
-        value = self.fields.get(field)
-        if value is None:
-            return ()
-        if not isinstance(value, list) or any(type(layer) is not int for layer in value):
-            raise self.error(field, "a list of layers")
-        return tuple(value)
-
-    def choice(self, field: str, default: str, choices: Mapping[str, str]) -> str:
-        value = self.fields.get(field, default)
-        if not isinstance(value, str) or value not in choices:
-            raise self.error(field, f"one of {', '.join(choices)}")
-        return choices[value]
-
-
 def read_folder(folder: Path) -> Model:
     """Describe the model in a Hugging Face folder.
 
@@ -130,7 +73,7 @@ def read_folder(folder: Path) -> Model:
         raise SpecError(
             str(folder), got="a folder without config.json", expected="a Hugging Face model folder"
         )
-    config = _Config(str(file), load_document(file))
+    config = ConfigFields(str(file), load_document(file))
     family = _family(config)
     facts: dict[str, object] = {
         "name": folder.resolve().name or "model",
@@ -152,10 +95,10 @@ def read_folder(folder: Path) -> Model:
     return validate(Model, facts | stored, config.where)
 
 
-def _family(config: _Config) -> str:
+def _family(config: ConfigFields) -> str:
     family = config.fields.get("model_type")
-    supported = ", ".join(sorted(_ARCHITECTURES))
-    if not isinstance(family, str) or family not in _ARCHITECTURES:
+    supported = ", ".join(sorted(ARCHITECTURES))
+    if not isinstance(family, str) or family not in ARCHITECTURES:
         raise config.error(
             "model_type",
             f"a supported architecture: {supported}",
@@ -163,9 +106,9 @@ def _family(config: _Config) -> str:
         )
     architectures = config.fields.get("architectures")
     if architectures and not (
-        isinstance(architectures, list) and _ARCHITECTURES[family] in architectures
+        isinstance(architectures, list) and ARCHITECTURES[family] in architectures
     ):
-        raise config.error("architectures", f"[{_ARCHITECTURES[family]!r}], a language model")
+        raise config.error("architectures", f"[{ARCHITECTURES[family]!r}], a language model")
     if config.fields.get("quantization_config") is not None:
         raise config.error(
             "quantization_config", "unquantised weights: Foreplan quantises them itself"
@@ -176,7 +119,7 @@ def _family(config: _Config) -> str:
     return family
 
 
-def _dtype(config: _Config) -> str:
+def _dtype(config: ConfigFields) -> str:
     field = "dtype" if "dtype" in config.fields else "torch_dtype"
     if config.fields.get(field) in (None, "auto"):
         return "fp32"
@@ -191,7 +134,7 @@ def _stored_dtype(checkpoint: Checkpoint) -> str:
     return max(sorted(total), key=lambda dtype: total[dtype])
 
 
-def _llama(config: _Config) -> dict[str, object]:
+def _llama(config: ConfigFields) -> dict[str, object]:
     """Llama and its likes: the same fields but for biases, head size, window and experts."""
     family = str(config.fields["model_type"])
     hidden, heads = config.size("hidden_size"), config.size("num_attention_heads")
@@ -222,91 +165,19 @@ def _llama(config: _Config) -> dict[str, object]:
         facts |= {"qkv_bias": bias, "out_bias": bias}
     if family == "llama":
         facts["mlp_bias"] = config.flag("mlp_bias", False)
-    if family in _EXPERTS:
-        facts["experts"] = _EXPERTS[family](config)
+    if family in EXPERT_READERS:
+        facts["experts"] = EXPERT_READERS[family](config)
     return facts
 
 
-def _mixtral(config: _Config) -> Experts:
-    return _experts(config, "num_local_experts", 8, 2, config.size("intermediate_size"))
-
-
-def _qwen_moe(config: _Config) -> Experts:
-    """Qwen2-MoE and Qwen3-MoE; only the former has a shared expert."""
-    shared = config.fields["model_type"] == "qwen2_moe"
-    layers, step = config.size("num_hidden_layers"), config.size("decoder_sparse_step", 1)
-    plain = config.layers("mlp_only_layers")
-    return _experts(
-        config, "num_experts", 60 if shared else 128, 4 if shared else 8,
-        config.size("moe_intermediate_size", 1408 if shared else 768),
-        shared_ffn=config.size("shared_expert_intermediate_size", 5632) if shared else 0,
-        shared_gate=shared,
-        normalise=config.flag("norm_topk_prob", False),
-        dense_layers=tuple(i for i in range(layers) if i in plain or (i + 1) % step),
-    )  # fmt: skip
-
-
-def _olmoe(config: _Config) -> Experts:
-    return _experts(
-        config, "num_experts", 64, 8, config.size("intermediate_size"),
-        normalise=config.flag("norm_topk_prob", False),
-    )  # fmt: skip
-
-
-def _deepseek(config: _Config) -> Experts:
-    """DeepSeekMoE 16B: ``modeling_deepseek.py`` of its repository (no grouped routing)."""
-    ffn = config.size("moe_intermediate_size")
-    several = config.fields.get("n_shared_experts")
-    dense = config.fields.get("first_k_dense_replace", 0)
-    if type(dense) is not int or not 0 <= dense < config.size("num_hidden_layers"):
-        raise config.error("first_k_dense_replace", "a number of layers below num_hidden_layers")
-    return _experts(
-        config, "n_routed_experts", None, None, ffn,
-        shared_ffn=0 if several is None else ffn * config.size("n_shared_experts"),
-        normalise=config.flag("norm_topk_prob", False),
-        dense_layers=tuple(range(dense)),
-    )  # fmt: skip
-
-
-def _experts(
-    config: _Config, field: str, count: int | None, active: int | None, ffn: int, **rest: object
-) -> Experts:
-    """Experts of a configuration; ``count`` and ``active`` are transformers' defaults."""
-    layers = config.size("num_hidden_layers")
-    if rest.get("dense_layers") == tuple(range(layers)):
-        raise config.error(
-            "mlp_only_layers", "at least one layer of experts", fix="name the dense model type"
-        )
-    # transformers 5 writes Qwen3's count under Mixtral's name.
-    if config.fields.get(field) is None and "num_local_experts" in config.fields:
-        field = "num_local_experts"
-    facts = {
-        "count": config.size(field, count),
-        "active": config.size("num_experts_per_tok", active),
-        "ffn": ffn,
-        **rest,
-    }
-    return validate(Experts, facts, config.where)
-
-
-_EXPERTS = MappingProxyType(
-    {
-        "mixtral": _mixtral,
-        "qwen2_moe": _qwen_moe,
-        "qwen3_moe": _qwen_moe,
-        "olmoe": _olmoe,
-        "deepseek": _deepseek,
-    }
-)
 #: Key and value heads that transformers takes where the field is missing.
 _KV_HEADS = MappingProxyType({"mistral": 8, "mixtral": 8, "qwen2_moe": 16, "qwen3_moe": 4})
-
 
 #: Families without a sliding window in any layer.
 _NO_WINDOW = frozenset({"llama", "olmoe", "deepseek"})
 
 
-def _window(config: _Config, family: str) -> int | None:
+def _window(config: ConfigFields, family: str) -> int | None:
     if family == "mistral":
         # transformers' default is 4096; a null means full attention.
         if config.fields.get("sliding_window", 4096) is None:
@@ -317,7 +188,7 @@ def _window(config: _Config, family: str) -> int | None:
         return None if window is None else config.size("sliding_window")
     if family in _NO_WINDOW or not config.flag("use_sliding_window", False):
         return None
-    if family in _EXPERTS:
+    if family in EXPERT_READERS:
         return config.size("sliding_window", 4096)
     layer_types = config.fields.get("layer_types")
     if layer_types is not None:
@@ -331,7 +202,7 @@ def _window(config: _Config, family: str) -> int | None:
     return config.size("sliding_window", 4096)
 
 
-def _rope(config: _Config, base: float) -> dict[str, object]:
+def _rope(config: ConfigFields, base: float) -> dict[str, object]:
     """Rotary base and scaling, from ``rope_parameters`` (transformers 5) or the older fields."""
     new = config.fields.get("rope_parameters")
     field = "rope_parameters" if new is not None else "rope_scaling"
@@ -360,7 +231,7 @@ def _rope(config: _Config, base: float) -> dict[str, object]:
     return {"rope_theta": theta, "rope_scaling": {"kind": kind, **scaling}}
 
 
-def _opt(config: _Config) -> dict[str, object]:
+def _opt(config: ConfigFields) -> dict[str, object]:
     hidden, heads = config.size("hidden_size"), config.size("num_attention_heads")
     if hidden % heads:
         raise config.error("num_attention_heads", f"a divisor of hidden_size = {hidden}")
@@ -385,7 +256,7 @@ def _opt(config: _Config) -> dict[str, object]:
     }
 
 
-def _gpt2(config: _Config) -> dict[str, object]:
+def _gpt2(config: ConfigFields) -> dict[str, object]:
     hidden, heads = config.size("n_embd"), config.size("n_head")
     if hidden % heads:
         raise config.error("n_head", f"a divisor of n_embd = {hidden}")
@@ -410,7 +281,7 @@ _READERS = MappingProxyType(
         "mistral": _llama,
         "qwen2": _llama,
         "qwen3": _llama,
-        **dict.fromkeys(_EXPERTS, _llama),
+        **dict.fromkeys(EXPERT_READERS, _llama),
         "opt": _opt,
         "gpt2": _gpt2,
     }

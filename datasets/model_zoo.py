@@ -9,7 +9,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from foreplan.datasets.model import FAMILY_FACTS, Model
+from foreplan.datasets.families import FAMILY_FACTS
+from foreplan.datasets.model import Model
 from foreplan.datasets.specs import nearest, validate
 from foreplan.datasets.zoo_entries import zoo_entries
 from foreplan.errors import SpecError

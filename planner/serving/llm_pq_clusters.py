@@ -26,7 +26,8 @@ from typing import Any
 from foreplan.cost_models.book import Profiles, cost_book
 from foreplan.cost_models.sensitivity import weight_sensitivity
 from foreplan.datasets.cluster import Cluster, parse_devices
-from foreplan.datasets.model import FAMILY_FACTS, Model, load_model
+from foreplan.datasets.families import FAMILY_FACTS
+from foreplan.datasets.model import Model, load_model
 from foreplan.datasets.specs import validate
 from foreplan.errors import ForeplanError
 from foreplan.planner.base import Problem

@@ -1,0 +1,71 @@
+"""Families of decoder-only language models, and what every model of one has in common."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Literal
+
+Family = Literal[
+    "llama", "qwen2", "qwen3", "mistral", "mixtral", "qwen2_moe", "qwen3_moe", "olmoe", "deepseek",
+    "opt", "gpt2",
+]  # fmt: skip
+
+_LLAMA = {"norm": "rms", "gated": True, "activation": "silu", "position": "rope"}
+
+#: What every model of a family has in common (transformers, ``models/<family>/modeling_*.py``).
+#: A folder's configuration or a zoo entry fills in the rest and may override the biases.
+FAMILY_FACTS: Mapping[str, Mapping[str, object]] = MappingProxyType(
+    {
+        "llama": MappingProxyType(_LLAMA),
+        "mistral": MappingProxyType(_LLAMA),
+        "qwen2": MappingProxyType({**_LLAMA, "qkv_bias": True}),
+        "qwen3": MappingProxyType({**_LLAMA, "qk_norm": True}),
+        "mixtral": MappingProxyType(_LLAMA),
+        "qwen2_moe": MappingProxyType({**_LLAMA, "qkv_bias": True}),
+        "qwen3_moe": MappingProxyType({**_LLAMA, "qk_norm": True}),
+        "olmoe": MappingProxyType({**_LLAMA, "qk_norm": True, "qk_norm_whole": True}),
+        "deepseek": MappingProxyType(_LLAMA),
+        "opt": MappingProxyType(
+            {
+                "norm": "layer",
+                "gated": False,
+                "activation": "relu",
+                "position": "learned",
+                # OPTLearnedPositionalEmbedding keeps two unused rows in front.
+                "position_offset": 2,
+                "qkv_bias": True,
+                "out_bias": True,
+                "mlp_bias": True,
+            }
+        ),
+        "gpt2": MappingProxyType(
+            {
+                "norm": "layer",
+                "gated": False,
+                "activation": "gelu_tanh",
+                "position": "learned",
+                "qkv_bias": True,
+                "out_bias": True,
+                "mlp_bias": True,
+            }
+        ),
+    }
+)
+
+#: The language model's class in transformers, by family.
+ARCHITECTURES: Mapping[str, str] = MappingProxyType(
+    {
+        "llama": "LlamaForCausalLM",
+        "mistral": "MistralForCausalLM",
+        "qwen2": "Qwen2ForCausalLM",
+        "qwen3": "Qwen3ForCausalLM",
+        "mixtral": "MixtralForCausalLM",
+        "qwen2_moe": "Qwen2MoeForCausalLM",
+        "qwen3_moe": "Qwen3MoeForCausalLM",
+        "olmoe": "OlmoeForCausalLM",
+        "deepseek": "DeepseekForCausalLM",
+        "opt": "OPTForCausalLM",
+        "gpt2": "GPT2LMHeadModel",
+    }
+)
