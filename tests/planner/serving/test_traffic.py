@@ -10,13 +10,9 @@ from hypothesis import strategies as st
 from foreplan.datasets.specs import validate
 from foreplan.errors import InfeasibleError, SpecError
 from foreplan.planner.serving import ServingPlanner
+from foreplan.planner.serving.replica_server import cache_tokens
 from foreplan.planner.serving.traffic import Request, Traffic, load_traffic
-from foreplan.planner.serving.traffic_replay import (
-    _cache_tokens,
-    check_rate,
-    largest_rate,
-    replay,
-)
+from foreplan.planner.serving.traffic_replay import check_rate, largest_rate, replay
 
 PLANNER = ServingPlanner()
 
@@ -73,7 +69,7 @@ def _caches_hold(problem, replicas, requests, found):
         if phase == "prefill":
             held += [(starts[k], requests[i], arrival[i] + found.total_s[i]) for i in members]
             k += 1
-    most = _cache_tokens(problem, replicas[0][0])
+    most = cache_tokens(problem, replicas[0][0])
     for moment in starts:
         inside = [r.prompt_tokens + r.new_tokens for a, r, b in held if a <= moment < b - 1e-12]
         assert sum(inside) <= most

@@ -1,0 +1,293 @@
+"""One replica under traffic: who is in which pass, and what each pass costs.
+
+As many batches are in flight as there are stages. When a batch is through the pipeline, the
+requests that have ended leave it; if others wait and their caches fit, its next pass is the prefill
+of the first of them (at most a prefill micro-batch of the plan), else a decode step of all its
+requests. A request's whole cache is set aside when it is admitted, so that none is ever put off
+again.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from foreplan.cost_models.costs import Collective, HostLaunch, Segment, Work
+from foreplan.cost_models.schedule import COMPUTE, ScheduleBuilder
+from foreplan.errors import SpecError
+from foreplan.planner.base import Problem
+from foreplan.planner.serving.pipeline import TOKEN_BYTES, stage_kernels
+from foreplan.planner.serving.planner import ServingPlanner, serving_model
+from foreplan.planner.serving.pricing import DECODE, PREFILL, MicroBatches, Pricing
+from foreplan.planner.serving.spec import ServingDecision
+from foreplan.planner.serving.traffic import Request
+
+#: Lengths are priced at the next multiple of this many tokens: a pass is overstated by 31 tokens a
+#: request at most, and few works have to be priced.
+BUCKET = 32
+
+
+@dataclass
+class ReplayLog:
+    """The schedule so far, the seconds of each action, and what each pass was."""
+
+    builder: ScheduleBuilder
+    seconds: list[float]
+    passes: list[tuple[int, tuple[int, ...], str, int]]  # with the action that ends it
+    clock: list[tuple[int, float]]  # actions, and when they end by the policy's clock
+
+    def add(self, seconds: float, *args: Any, **fields: Any) -> int:
+        """Add an action of a known duration."""
+        self.seconds.append(seconds)
+        return self.builder.add(*args, **fields)
+
+
+@dataclass
+class _Slot:
+    """A batch in flight: its requests as [index, tokens made], when it is back, by which action."""
+
+    number: int
+    running: list[list[int]]
+    ready_s: float = 0.0
+    back: int = -1
+
+
+class ReplicaServer:
+    """One replica: prices its passes and decides who is in which.
+
+    Attributes:
+        cache_tokens: tokens whose keys and values it can keep.
+        most_cached: largest share of them in use so far.
+    """
+
+    def __init__(
+        self, problem: Problem[Any], decision: ServingDecision, batch: int, number: int, first: int,
+        log: ReplayLog,
+    ) -> None:  # fmt: skip
+        """Price the planned passes.
+
+        Args:
+            problem: of the plan; its costs price the passes.
+            decision: the stages.
+            batch: requests that they were planned to hold together.
+            number: of the replica.
+            first: rank of its first stage in the schedule.
+            log: where its actions go.
+        """
+        self._problem, self._decision, self._log = problem, decision, log
+        self._number, self._first = number, first
+        self._model = serving_model(problem)
+        self._kernels = [stage_kernels(stage) for stage in decision.stages]
+        self._ranks = [problem.cluster.ranks()[stage.rank] for stage in decision.stages]
+        workload = problem.workload.model_copy(update={"batch": batch})
+        self._workload = workload
+        planned = Problem(problem.model, problem.cluster, workload, problem.costs, problem.seed)
+        self.cache_tokens = cache_tokens(planned, decision)
+        self.most_cached = 0.0
+        self._works: dict[tuple[int, str, int, int], tuple[Segment, float]] = {}
+        self._hops: dict[tuple[str, int, int, int], tuple[Collective, float]] = {}
+        planned_s = sum(self._pass_s(PREFILL, 1, workload.prompt_tokens)) + sum(
+            self._pass_s(DECODE, batch, workload.prompt_tokens)
+        )
+        self._rate = batch / planned_s
+
+    def holds(self, request: Request, where: str) -> bool:
+        """Whether the cache holds a request at all.
+
+        Raises:
+            SpecError: the model does not attend to so many tokens.
+        """
+        total = request.prompt_tokens + request.new_tokens
+        if total > self._model.max_sequence:
+            raise SpecError(
+                where, got=f"{total} tokens",
+                expected=f"at most the {self._model.max_sequence} of {self._model.name}",
+            )  # fmt: skip
+        return total <= self.cache_tokens
+
+    def work_s(self, request: Request) -> float:
+        """What a request weighs on this replica, for balancing."""
+        return (request.prompt_tokens + request.new_tokens) / self._rate
+
+    def serve(self, requests: Sequence[Request], queue: Sequence[int]) -> None:
+        """Take every request of a queue through the pipeline."""
+        stages = len(self._ranks)
+        slots = [_Slot(k, []) for k in range(stages)]
+        waiting: deque[int] = deque()
+        coming = deque(queue)
+        arrivals: dict[int, int] = {}
+        free_s = [0.0] * stages
+        links: dict[tuple[int, int], float] = {}
+        cached, step, freed = 0, 0, -1
+        while coming or waiting or any(slot.running for slot in slots):
+            slot = min(slots, key=lambda s: (s.ready_s, s.number))
+            start = max(slot.ready_s, free_s[0])
+            for entry in list(slot.running):
+                if entry[1] >= requests[entry[0]].new_tokens:
+                    slot.running.remove(entry)
+                    cached -= _size(requests[entry[0]])
+                    freed = slot.back
+            while coming and requests[coming[0]].arrival_s <= start:
+                waiting.append(coming.popleft())
+            room = self.cache_tokens - cached
+            taken: list[int] = []
+            while waiting and len(taken) < self._decision.prefill_microbatch:
+                size = _size(requests[waiting[0]])
+                if size > room:
+                    break
+                room -= size
+                cached += size
+                taken.append(waiting.popleft())
+            self.most_cached = max(self.most_cached, cached / self.cache_tokens)
+            if taken:
+                for index in taken:
+                    seconds = requests[index].arrival_s
+                    arrivals[index] = self._log.add(
+                        seconds, "arrive", self._first, Segment("arrive"), microbatch=index,
+                        resources=(),
+                    )  # fmt: skip
+                needed = tuple(arrivals[i] for i in taken) + ((freed,) if freed >= 0 else ())
+                length = math.fsum(requests[i].prompt_tokens for i in taken) / len(taken)
+                phase, members = PREFILL, taken
+            elif slot.running:
+                phase, needed, members = DECODE, (), [i for i, _ in slot.running]
+                length = math.fsum(
+                    requests[i].prompt_tokens + made for i, made in slot.running
+                ) / len(slot.running)
+            elif not coming and not waiting and not any(other.running for other in slots):
+                break
+            else:
+                slot.ready_s = self._until(slot, slots, coming, requests)
+                continue
+            if slot.back >= 0 and slot.back not in needed:
+                needed = (*needed, slot.back)
+            step += 1
+            slot.ready_s, last, slot.back = self._send_through(
+                phase, len(members), length, start, needed, slot.number, step, free_s, links
+            )
+            self._log.passes.append((self._number, tuple(members), phase, last))
+            self._log.clock.append((slot.back, slot.ready_s))
+            if phase == PREFILL:
+                slot.running += [[i, 1] for i in taken]
+            else:
+                for entry in slot.running:
+                    entry[1] += 1
+
+    def _until(
+        self, slot: _Slot, slots: Sequence[_Slot], coming: Sequence[int],
+        requests: Sequence[Request],
+    ) -> float:  # fmt: skip
+        """When an idle slot has to look again: at the next arrival or when another slot is back."""
+        times = [s.ready_s for s in slots if s.running and s is not slot]
+        later = [t for t in times if t > slot.ready_s]
+        if coming:
+            later.append(requests[coming[0]].arrival_s)
+        # A slot that is back at this very moment looks first.
+        return max(min(later), slot.ready_s) if later else math.nextafter(max(times), math.inf)
+
+    def _send_through(
+        self, phase: str, count: int, length: float, start: float, needed: tuple[int, ...],
+        slot: int, step: int, free_s: list[float], links: dict[tuple[int, int], float],
+    ) -> tuple[float, int, int]:  # fmt: skip
+        """Emit a pass; (when it is back on the first stage, its last action, the return's)."""
+        log, stages = self._log, len(self._ranks)
+        at, done, arrived = start, -1, needed
+        for stage in range(stages):
+            if stage:
+                at, done = self._hop(phase, count, length, stage - 1, stage, at, done, slot, step,
+                                     links)  # fmt: skip
+                arrived = (done,)
+            work, seconds = self._work(stage, phase, count, length)
+            done = log.add(
+                seconds, phase, self._first + stage, work, stage=stage, microbatch=slot, step=step,
+                dependencies=arrived, resources=(COMPUTE,),
+            )  # fmt: skip
+            at = max(at, free_s[stage]) + seconds
+            free_s[stage] = at
+        last = done
+        if stages > 1:
+            at, done = self._hop(phase, count, 1, stages - 1, 0, at, done, slot, step, links)
+        return at, last, done
+
+    def _hop(
+        self, phase: str, count: int, length: float, source: int, target: int, at: float,
+        after: int, slot: int, step: int, links: dict[tuple[int, int], float],
+    ) -> tuple[float, int]:  # fmt: skip
+        tokens = count * (_bucket(length) if phase == PREFILL and target else 1)
+        key = (phase, tokens, source, target)
+        if key not in self._hops:
+            size = tokens * (2 * self._model.hidden if target else TOKEN_BYTES)
+            ends = (self._ranks[source].index, self._ranks[target].index)
+            message = Collective("p2p", size, ends, "bf16" if target else "int64")
+            seconds = self._problem.costs.cost(message, self._ranks[source].label).mean_s
+            self._hops[key] = (message, seconds)
+        message, seconds = self._hops[key]
+        log = self._log
+        sent = log.add(
+            seconds, "send", self._first + source, message, stage=target, microbatch=slot,
+            step=step, peer=self._first + target, dependencies=(after,),
+            resources=(f"link:{source}>{target}",),
+        )  # fmt: skip
+        received = log.add(
+            0.0, "recv", self._first + target, HostLaunch(0), stage=target, microbatch=slot,
+            step=step, peer=self._first + source, dependencies=(sent,), resources=(),
+        )  # fmt: skip
+        at = max(at, links.get((source, target), 0.0)) + seconds
+        links[source, target] = at
+        return at, received
+
+    def _pass_s(self, phase: str, count: int, length: float) -> list[float]:
+        return [self._work(stage, phase, count, length)[1] for stage in range(len(self._ranks))]
+
+    def _work(self, stage: int, phase: str, count: int, length: float) -> tuple[Segment, float]:
+        """A stage's pass over ``count`` requests of a mean length, and its seconds."""
+        bucket = _bucket(length)
+        key = (stage, phase, count, bucket)
+        if key not in self._works:
+            decided, kernels = self._decision.stages[stage], self._kernels[stage]
+            update = {"prompt_tokens": bucket, "batch": count}
+            pricing = Pricing(
+                self._model, self._workload.model_copy(update=update), self._problem.costs,
+                decided.degree,
+            )  # fmt: skip
+            sizes = MicroBatches(count, count)
+            keys = None if phase == PREFILL else bucket
+            layers = pricing.layers(kernels, decided.start, decided.bits, phase, sizes, keys)
+            parts: Counter[Work] = Counter(dict(layers))
+            if stage == 0:
+                parts.update(dict(pricing.embedding(phase, sizes)))
+            if decided.end == self._model.layers:
+                for item, times in pricing.head(kernels, phase, sizes):
+                    parts[item] += times
+            exchanged = pricing.exchanges(
+                phase, sizes, decided.ranks, decided.end - decided.start, first=stage == 0,
+                last=decided.end == self._model.layers,
+            )  # fmt: skip
+            parts.update(dict(exchanged))
+            made = Segment(phase, tuple(parts.items()))
+            seconds = self._problem.costs.cost(made, self._ranks[stage].label).mean_s
+            self._works[key] = (made, seconds)
+        return self._works[key]
+
+
+def _bucket(length: float) -> int:
+    return max(BUCKET, math.ceil(length / BUCKET) * BUCKET)
+
+
+def _size(request: Request) -> int:
+    return request.prompt_tokens + request.new_tokens
+
+
+def cache_tokens(problem: Problem[Any], decision: ServingDecision) -> int:
+    """Tokens whose keys and values fit every stage beside its weights and workspace."""
+    w = problem.workload
+    held = w.batch * (w.prompt_tokens + w.new_tokens)
+    most = math.inf
+    for ledger in ServingPlanner().memory(problem, decision):
+        cache = ledger.items.get("kv_cache", 0)
+        if cache:
+            most = min(most, (cache + (ledger.free_bytes or 0)) // (cache / held))
+    return int(most) if math.isfinite(most) else held
