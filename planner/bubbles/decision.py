@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 from pydantic import Field, model_validator
 
 from foreplan.datasets.specs import StrictModel
-from foreplan.planner.bubbles.spec import BackbonePlan, Count, PipelineName
+from foreplan.planner.bubbles.spec import BackbonePlan, Count, PipelineName, Recompute
 
 Index = Annotated[int, Field(ge=0, le=1 << 20)]
 
@@ -92,6 +92,19 @@ class EncoderPlan(StrictModel):
         return range(self.units.index(2 * start), self.units.index(2 * end))
 
 
+class Recomputation(StrictModel):
+    """What is computed again in backward passes, where the workload left it open.
+
+    Attributes:
+        backbone: as of `BubblesWorkload.recompute`.
+        encoders: of each encoder, in the workload's order, whether its units keep their input
+            alone.
+    """
+
+    backbone: Recompute
+    encoders: tuple[bool, ...]
+
+
 class BubblesDecision(StrictModel):
     """A bubble plan's decision.
 
@@ -110,6 +123,7 @@ class BubblesDecision(StrictModel):
         head_s, tail_s: what the encoders are predicted to add before and behind the backbone's own
             step.
         limits_met: fits into memory.
+        recompute: what is computed again; ``None`` where the workload says it.
     """
 
     plan: BackbonePlan
@@ -123,6 +137,7 @@ class BubblesDecision(StrictModel):
     head_s: float = 0.0
     tail_s: float = 0.0
     limits_met: bool = True
+    recompute: Recomputation | None = None
 
     @model_validator(mode="after")
     def _consistent(self) -> BubblesDecision:

@@ -18,7 +18,6 @@ import numpy as np
 
 from foreplan.cost_models.costs import Collective, CostBook, Estimate, Segment, Work
 from foreplan.cost_models.schedule import FloatArray
-from foreplan.cost_models.simulator import simulate
 from foreplan.cost_models.timeline import Timeline
 from foreplan.errors import SpecError
 from foreplan.planner.base import Problem
@@ -27,8 +26,8 @@ from foreplan.planner.bubbles.baselines import three_phase
 from foreplan.planner.bubbles.decision import BubblesDecision
 from foreplan.planner.bubbles.filling import Filling, fill
 from foreplan.planner.bubbles.placement import encoder_plan
-from foreplan.planner.bubbles.schedule import StepSchedule
-from foreplan.planner.bubbles.search import BubbleSearch
+from foreplan.planner.bubbles.recompute import settled, stamped
+from foreplan.planner.bubbles.search import BubbleSearch, simulated
 from foreplan.planner.bubbles.spec import BubblesWorkload
 from foreplan.planner.bubbles.training_step import TrainingStep
 
@@ -109,10 +108,10 @@ class OnlinePlanner:
         ):
             if not fits:
                 raise SpecError(name, got=value, expected="a positive number (gain: below 1)")
-        self._problem, self._threshold, self._gain = problem, threshold, gain
+        self._problem, self._threshold, self._gain = settled(problem, decision), threshold, gain
         self._recent: deque[Mapping[Kind, float]] = deque(maxlen=patience)
         self.decision, self.factors = decision, dict[Kind, float]()
-        self._step = TrainingStep(problem, decision.plan)
+        self._step = TrainingStep.of(problem, decision)
         self._unit_layers = self._unit_size()
 
     def observe(self, timeline: Timeline) -> Replanned | None:
@@ -240,11 +239,13 @@ class OnlinePlanner:
         step = TrainingStep(problem, self.decision.plan)
 
         def seconds(decision: BubblesDecision) -> float:
-            schedule = StepSchedule(step, decision).build()
-            return simulate(schedule, book, contention=step.contention).makespan_s
+            return simulated(problem, decision).makespan_s
 
         before = seconds(self.decision)
-        found = [(seconds(other), other) for other in self._orders(problem, step, book)]
+        # What is computed again stays as it is, and stays said.
+        kept = self.decision.recompute
+        others = [stamped(other, kept) for other in self._orders(problem, step, book)]
+        found = [(seconds(other), other) for other in others]
         after, decision = min(found, key=lambda pair: pair[0], default=(before, self.decision))
         if after >= before * (1.0 - self._gain):
             return None

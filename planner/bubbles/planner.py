@@ -12,6 +12,7 @@ so, everything is tried once more with stages cut by memory (`MemoryCuts`).
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
@@ -25,6 +26,7 @@ from foreplan.cost_models.timeline import Timeline
 from foreplan.datasets import device_zoo
 from foreplan.errors import InfeasibleError, SpecError
 from foreplan.planner.base import Agreement, Bound, Choice, Kernels, Planner, Problem
+from foreplan.planner.bubbles import recompute
 from foreplan.planner.bubbles.arithmetic import Arithmetic
 from foreplan.planner.bubbles.backbone import schedule_name
 from foreplan.planner.bubbles.baseline_search import searched_baselines
@@ -35,7 +37,7 @@ from foreplan.planner.bubbles.ledger import ledgers
 from foreplan.planner.bubbles.multimodal import completed
 from foreplan.planner.bubbles.robustness import bubble_shares, inside_share, jittered_s
 from foreplan.planner.bubbles.schedule import StepSchedule
-from foreplan.planner.bubbles.search import BubbleSearch, Replay
+from foreplan.planner.bubbles.search import BubbleSearch, Replay, simulated
 from foreplan.planner.bubbles.spec import BubblesWorkload
 from foreplan.planner.bubbles.towers import backbone_tower, encoder_towers
 from foreplan.planner.bubbles.training_step import TrainingStep
@@ -68,13 +70,19 @@ class BubblesPlanner(Planner[BubblesWorkload, BubblesDecision]):
             InfeasibleError: backbone or encoders do not fit.
             MissingDataError: a price or the memory of a device is not known.
         """
+        if recompute.is_open(problem.workload):
+            return recompute.search(problem, self._decided, lambda posed: _searched(posed).lower_s)
+        return self._decided(problem)[1]
+
+    def _decided(self, problem: Problem[BubblesWorkload]) -> tuple[float, Choice[BubblesDecision]]:
+        """Simulated seconds and decision where the workload leaves nothing open."""
         with contextlib.suppress(InfeasibleError):
             return self._decide(problem, BubbleSearch(problem))
         return self._decide(problem, BubbleSearch(problem, by_memory=True))
 
     def _decide(
         self, problem: Problem[BubblesWorkload], search: BubbleSearch
-    ) -> Choice[BubblesDecision]:
+    ) -> tuple[float, Choice[BubblesDecision]]:
         """The best decision under one way to cut stages."""
         answers = search.candidates()
         replays = search.best(answers)
@@ -109,7 +117,7 @@ class BubblesPlanner(Planner[BubblesWorkload, BubblesDecision]):
             f"answer {k} of the search ({_described(replay)})": replay.decision
             for k, replay in enumerate(replays[1:], 2)
         }
-        return Choice(decision, bound, tuple(notes), near)
+        return total, Choice(decision, bound, tuple(notes), near)
 
     def _as_fast(
         self, problem: Problem[BubblesWorkload], search: BubbleSearch, best: Replay
@@ -139,7 +147,31 @@ class BubblesPlanner(Planner[BubblesWorkload, BubblesDecision]):
     # ------------------------------------------------------------------------------- decisions
 
     def baselines(self, problem: Problem[BubblesWorkload]) -> dict[str, BubblesDecision | str]:
-        """Encoders on the first stage, balanced, three-phase and coarse; see `baselines.py`."""
+        """Encoders on the first stage, balanced, three-phase and coarse; see `baselines.py`.
+
+        Each in its fastest form, under any recomputation that the workload leaves open.
+        """
+        if not recompute.is_open(problem.workload):
+            return self._baselines(problem)
+        found: dict[str, BubblesDecision | str] = {}
+        totals: dict[str, float] = {}
+        for chosen in recompute.candidates(problem)[0]:
+            posed = recompute.under(problem, chosen)
+            try:
+                made = self._baselines(posed)
+            except InfeasibleError:
+                continue
+            for name, decision in made.items():
+                if isinstance(decision, str):
+                    found.setdefault(name, decision)
+                    continue
+                total = simulated(posed, decision).makespan_s
+                if total < totals.get(name, math.inf):
+                    found[name], totals[name] = recompute.stamped(decision, chosen), total
+        return found
+
+    def _baselines(self, problem: Problem[BubblesWorkload]) -> dict[str, BubblesDecision | str]:
+        """The baselines where the workload leaves nothing open."""
         with contextlib.suppress(InfeasibleError):
             search = BubbleSearch(problem)
             found = searched_baselines(search)
@@ -154,7 +186,7 @@ class BubblesPlanner(Planner[BubblesWorkload, BubblesDecision]):
         Raises:
             SpecError: a decision for another model or workload, or orders that are not whole.
         """
-        step = TrainingStep(problem, decision.plan)
+        step = TrainingStep.of(problem, decision)
         _check(problem, step, decision)
         return StepSchedule(step, decision).build()
 
@@ -162,7 +194,7 @@ class BubblesPlanner(Planner[BubblesWorkload, BubblesDecision]):
         self, problem: Problem[BubblesWorkload], decision: BubblesDecision
     ) -> tuple[int, ...]:
         """Cluster rank of lane 0 in replica 0 of each pipeline rank."""
-        step = TrainingStep(problem, decision.plan)
+        step = TrainingStep.of(problem, decision)
         return tuple(step.cluster_rank(rank) for rank in range(decision.plan.pp))
 
     def occupied(
@@ -187,7 +219,7 @@ class BubblesPlanner(Planner[BubblesWorkload, BubblesDecision]):
         self, problem: Problem[BubblesWorkload], decision: BubblesDecision
     ) -> tuple[MemoryLedger, ...]:
         """Model states of backbone and encoders, and workspace, of one device of each rank."""
-        return ledgers(problem, TrainingStep(problem, decision.plan), decision)
+        return ledgers(problem, TrainingStep.of(problem, decision), decision)
 
     def completed(self, fields: Mapping[str, Any]) -> dict[str, Any]:
         """Sizes from the folder that ``multimodal`` names."""
@@ -212,7 +244,7 @@ class BubblesPlanner(Planner[BubblesWorkload, BubblesDecision]):
             "compute_idle_share": idle,
             "jitter_5_percent_p95_s": float(np.percentile(jitter, 95)),
         }
-        figures |= bubble_shares(TrainingStep(problem, decision.plan), problem.costs, decision)
+        figures |= bubble_shares(TrainingStep.of(problem, decision), problem.costs, decision)
         peak = _peak_flops(problem)
         if peak is not None:
             flops = training_flops(problem) * samples
@@ -264,6 +296,13 @@ def training_flops(problem: Problem[BubblesWorkload]) -> float:
         attention = 4.0 * tower.layers * tower.heads * tower.head_dim * tokens
         total += passes * sequences * tokens * (2.0 * weights + attention)
     return total
+
+
+def _searched(problem: Problem[BubblesWorkload]) -> BubbleSearch:
+    """The search of a problem, by memory where no layout fits by time."""
+    with contextlib.suppress(InfeasibleError):
+        return BubbleSearch(problem)
+    return BubbleSearch(problem, by_memory=True)
 
 
 def _pays_not(found: Filled) -> str | None:

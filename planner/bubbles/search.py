@@ -73,6 +73,17 @@ class Findings:
     evaluations: int = 0
 
 
+def simulated(problem: Problem[BubblesWorkload], decision: BubblesDecision) -> Timeline:
+    """A decision's step at the problem's prices.
+
+    Raises:
+        MissingDataError: a work without a price.
+    """
+    step = TrainingStep.of(problem, decision)
+    schedule = StepSchedule(step, decision).build()
+    return simulate(schedule, problem.costs, contention=step.contention)
+
+
 class BubbleSearch:
     """Searches one problem; keeps timelines between calls.
 
@@ -328,14 +339,11 @@ class BubbleSearch:
 
     def replay(self, decision: BubblesDecision, filled: Filled | None = None) -> Replay:
         """Simulate a decision and write down what it adds to the backbone's own step."""
-        step = TrainingStep(self.problem, decision.plan)
-        schedule = StepSchedule(step, decision).build()
-        timeline = simulate(schedule, self.problem.costs, contention=step.contention)
-        return Replay(decision, timeline, filled)
+        return Replay(decision, simulated(self.problem, decision), filled)
 
     def lacks(self, replay: Replay) -> str | None:
         """Which rank lacks how much memory for what, or ``None``."""
-        step = TrainingStep(self.problem, replay.decision.plan)
+        step = TrainingStep.of(self.problem, replay.decision)
         peaks = replay.timeline.peak_memory()
         held = zip(ledgers(self.problem, step, replay.decision), peaks, strict=True)
         for rank, (ledger, peak) in enumerate(held):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 
 from foreplan.cost_models.costs import CostBook, Segment, Work
@@ -12,6 +13,7 @@ from foreplan.datasets.program import Program
 from foreplan.datasets.specs import validate
 from foreplan.planner.base import Problem
 from foreplan.planner.bubbles.placement import BUCKETS
+from foreplan.planner.bubbles.recompute import candidates, under
 from foreplan.planner.bubbles.spec import BackbonePlan, BubblesWorkload
 from foreplan.planner.bubbles.training_step import TrainingStep
 
@@ -22,7 +24,7 @@ def bubbles_programs(
     """Every operator of every pass of backbone and encoders.
 
     They depend on a layout by its tensor parallelism alone: on the workload's own where it states
-    one, else on each that the devices allow.
+    one, else on each that the devices allow; and on what is computed again, where that is open.
 
     Args:
         model: the backbone, or ``None`` where the workload states its sizes.
@@ -37,10 +39,12 @@ def bubbles_programs(
         SpecError: neither a model nor sizes of the backbone, or an unknown encoder.
     """
     cluster = validate(Cluster, {"devices": [{"name": str(device)}]}, "cluster")
-    problem = Problem(model, cluster, workload, CostBook(()))
+    asked = Problem(model, cluster, workload, CostBook(()))
+    posed = [under(asked, chosen) for chosen in candidates(asked)[0]]
     plans = [BackbonePlan(tp=tp) for tp in range(1, devices + 1) if devices % tp == 0]
     found: dict[Program, None] = {}
-    for plan in [workload.plan] if workload.plan is not None else plans:
+    wanted = [workload.plan] if workload.plan is not None else plans
+    for plan, problem in itertools.product(wanted, posed):
         step = TrainingStep(problem, plan)
         if not all(tower.takes_tp(plan.tp) for tower in (step.backbone, *step.encoders)):
             continue

@@ -80,7 +80,7 @@ class Encoder(StrictModel):
             one after another (``concatenate``), as Qwen2-VL and InternVL do.
         frozen: no backward pass, no gradients, no optimizer states.
         recompute: keep the input of each unit alone and compute its inside again in the backward
-            pass.
+            pass; ``auto`` leaves that to the planner.
     """
 
     name: str = Field(min_length=1)
@@ -93,7 +93,7 @@ class Encoder(StrictModel):
     projector: Literal["linear", "mlp", "merger"] = "linear"
     pool: Literal["mean", "concatenate"] = "mean"
     frozen: bool = False
-    recompute: bool = False
+    recompute: bool | Literal["auto"] = False
 
     @model_validator(mode="after")
     def _consistent(self) -> Encoder:
@@ -177,7 +177,7 @@ class BubblesWorkload(StrictModel):
         schedule: the backbone's pipeline schedule; ``interleaved-1f1b`` needs chunks above 1, and
             1F1B stands in for it where there is one chunk.
         recompute: of the backbone's activations: ``selective`` leaves out the attention's inside,
-            ``full`` all but each layer's input.
+            ``full`` all but each layer's input, ``auto`` is searched.
         sharded_optimizer: gradients are reduce-scattered, parameters all-gathered (ZeRO); all-
             reduced otherwise.
         unit_layers: layers of an encoder that one unit may hold, to try; a half is the attention
@@ -196,7 +196,7 @@ class BubblesWorkload(StrictModel):
     global_batch: Count | None = None
     plan: BackbonePlan | None = None
     schedule: PipelineName = "interleaved-1f1b"
-    recompute: Recompute = "selective"
+    recompute: Recompute | Literal["auto"] = "selective"
     sharded_optimizer: bool = True
     unit_layers: tuple[Annotated[float, Field(gt=0, le=1024)], ...] = (0.5, 1.0, 2.0, 4.0)
     encoder_stages: tuple[Count, ...] = ()

@@ -13,8 +13,11 @@ from dataclasses import replace
 
 from foreplan.cost_models.costs import Collective, Work
 from foreplan.cost_models.simulator import Contention
+from foreplan.errors import SpecError
 from foreplan.planner.base import Problem
+from foreplan.planner.bubbles import recompute
 from foreplan.planner.bubbles.arithmetic import Arithmetic
+from foreplan.planner.bubbles.decision import BubblesDecision
 from foreplan.planner.bubbles.memory import stage_activation_bytes, unit_activation_bytes
 from foreplan.planner.bubbles.pass_shape import PassShape
 from foreplan.planner.bubbles.spec import BackbonePlan, BubblesWorkload, Encoder
@@ -36,9 +39,17 @@ class TrainingStep:
         arithmetic: what the devices compute with.
         backbone, encoders: the towers.
         steps: works between passes.
+
+    Raises:
+        SpecError: recomputation that the workload leaves open, see `of`.
     """
 
     def __init__(self, problem: Problem[BubblesWorkload], plan: BackbonePlan) -> None:
+        if recompute.is_open(problem.workload):
+            raise SpecError(
+                "workload.recompute", got="auto",
+                expected="none, selective or full, or a decision that states what was chosen",
+            )  # fmt: skip
         self.workload = problem.workload
         self.plan = plan
         self.backbone: Tower = backbone_tower(problem)
@@ -55,6 +66,11 @@ class TrainingStep:
         self._backbone = TowerWorks(
             shape, self.arithmetic, self.lane_group(0), w.times.tensor_collective_s
         )
+
+    @classmethod
+    def of(cls, problem: Problem[BubblesWorkload], decision: BubblesDecision) -> TrainingStep:
+        """Works and bytes under a decision's layout and recomputation."""
+        return cls(recompute.settled(problem, decision), decision.plan)
 
     # ------------------------------------------------------------------------------- places
 
@@ -170,9 +186,9 @@ class TrainingStep:
     def _encoder(self, index: int, tp: int) -> TowerWorks:
         spec, w = self.encoder(index), self.workload
         sequences = w.microbatch * spec.images
-        recompute = "full" if spec.recompute else "selective"
+        again = "full" if spec.recompute else "selective"
         shape = PassShape(
-            self.encoders[index], sequences, spec.tokens, tp, recompute,
+            self.encoders[index], sequences, spec.tokens, tp, again,
             self.arithmetic.element_bytes, w.microbatch * spec.features,
         )  # fmt: skip
         return TowerWorks(
@@ -236,5 +252,5 @@ class TrainingStep:
             return 0
         return unit_activation_bytes(
             self.encoders[index], begin, end, rows=self.rows(index), tokens=spec.tokens, tp=tp,
-            recompute=spec.recompute, element_bytes=self.arithmetic.element_bytes,
+            recompute=bool(spec.recompute), element_bytes=self.arithmetic.element_bytes,
         )  # fmt: skip

@@ -15,7 +15,13 @@ from foreplan.planner.bubbles.execution.order_csv import read_orders
 from foreplan.planner.bubbles.spec import BubblesWorkload
 from foreplan.planner.export import _shell
 from foreplan.planner.export.exporter import Exporter, Written
-from foreplan.planner.export.training_pipeline import ORDER, UNITS, TrainingPipeline, tables
+from foreplan.planner.export.training_pipeline import (
+    ORDER,
+    UNITS,
+    TrainingPipeline,
+    encoders_again,
+    tables,
+)
 from foreplan.planner.plan import Plan
 
 _RECOMPUTE: Mapping[str, dict[str, str]] = {
@@ -48,7 +54,7 @@ class MegatronExporter(Exporter):
             "--micro-batch-size": str(made.microbatch),
             "--global-batch-size": str(made.batch),
             "--seq-length": str(workload.sequence_length),
-            **_RECOMPUTE[workload.recompute],
+            **_RECOMPUTE[made.recompute],
         }
         switches = ["--sequence-parallel"] if made.tp > 1 else []
         switches += ["--use-distributed-optimizer"] if workload.sharded_optimizer else []
@@ -56,8 +62,9 @@ class MegatronExporter(Exporter):
         command = ("torchrun", f"--nproc-per-node={devices}", "pretrain_gpt.py", *switches)
         notes = ("from a Megatron-LM checkout; model, data and training arguments come behind",)
         order, units = tables(plan)
+        left = (*_NOT_EXPRESSED, *encoders_again(plan))
         text = _shell.script(command, flags, {}, notes)
-        return Written({"launch.sh": text, ORDER: order, UNITS: units}, _NOT_EXPRESSED)
+        return Written({"launch.sh": text, ORDER: order, UNITS: units}, left)
 
     def read(self, files: Mapping[str, str]) -> object:
         """See `Exporter.read`."""
@@ -70,6 +77,7 @@ class MegatronExporter(Exporter):
             devices // (pp * tp), pp, tp, tuple(map(int, layers)),
             int(flags["--micro-batch-size"]), int(flags["--global-batch-size"]),
             read_orders(files[ORDER], files[UNITS]),
+            flags.get("--recompute-granularity", "none"),
         )  # fmt: skip
 
     def expected(self, plan: Plan) -> object:

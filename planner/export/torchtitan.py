@@ -7,12 +7,19 @@ are for whoever inserts encoder work, because PyTorch's form has no word for it.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from foreplan.errors import SpecError
 from foreplan.planner.bubbles.execution.order_csv import read_orders
 from foreplan.planner.export import _shell
 from foreplan.planner.export.exporter import Exporter, Written
-from foreplan.planner.export.training_pipeline import ORDER, UNITS, TrainingPipeline, tables
+from foreplan.planner.export.training_pipeline import (
+    ORDER,
+    UNITS,
+    TrainingPipeline,
+    encoders_again,
+    tables,
+)
 from foreplan.planner.plan import Plan
 
 _GROUP = "--parallelism."
@@ -40,10 +47,12 @@ class TorchtitanExporter(Exporter):
             f"{_GROUP}pipeline_parallel_schedule": "PipelineScheduleMulti",
             f"{_GROUP}pipeline_parallel_schedule_csv": ORDER,
             "--training.global_batch_size": str(made.batch),
+            "--activation_checkpoint.mode": _kept(made),
         }
         order, units = tables(plan)
+        left = (*_NOT_EXPRESSED, *encoders_again(plan))
         text = _shell.script(("./run_train.sh",), flags, {}, ("from a torchtitan checkout",))
-        return Written({"launch.sh": text, ORDER: order, UNITS: units}, _NOT_EXPRESSED)
+        return Written({"launch.sh": text, ORDER: order, UNITS: units}, left)
 
     def read(self, files: Mapping[str, str]) -> object:
         """See `Exporter.read`."""
@@ -60,12 +69,18 @@ class TorchtitanExporter(Exporter):
             number["data_parallel_shard_degree"], number["pipeline_parallel_degree"],
             number["tensor_parallel_degree"], (layers,) * stages,
             number["pipeline_parallel_microbatch_size"], number["--training.global_batch_size"],
-            orders,
+            orders, flags["--activation_checkpoint.mode"],
         )  # fmt: skip
 
     def expected(self, plan: Plan) -> object:
         """See `Exporter.expected`."""
-        return TrainingPipeline.of(plan)
+        made = TrainingPipeline.of(plan)
+        return replace(made, recompute=_kept(made))
+
+
+def _kept(made: TrainingPipeline) -> str:
+    """Torchtitan's word: its fused attention never keeps what ``selective`` leaves out here."""
+    return "full" if made.recompute == "full" else "none"
 
 
 _NOT_EXPRESSED = (

@@ -30,6 +30,7 @@ class TrainingPipeline:
         microbatch: samples of a micro-batch.
         batch: samples of a step.
         orders: of each rank, backbone and encoder units.
+        recompute: what the backbone computes again: ``none``, ``selective`` or ``full``.
     """
 
     dp: int
@@ -39,6 +40,7 @@ class TrainingPipeline:
     microbatch: int
     batch: int
     orders: tuple[str, ...]
+    recompute: str = "selective"
 
     @classmethod
     def of(cls, plan: Plan) -> TrainingPipeline:
@@ -63,6 +65,7 @@ class TrainingPipeline:
         return cls(
             layout.dp, layout.pp, layout.tp, tuple(s.end - s.start for s in stages),
             workload.microbatch, samples, read_orders(*tables(plan)),
+            decision.recompute.backbone if decision.recompute else workload.recompute,
         )  # fmt: skip
 
     @property
@@ -74,6 +77,21 @@ class TrainingPipeline:
     def even(self) -> bool:
         """Whether all virtual stages have as many layers."""
         return len(set(self.layers)) == 1
+
+
+def encoders_again(plan: Plan) -> tuple[str, ...]:
+    """A line on the encoders whose units are computed again, for which no framework has a flag."""
+    decision = decision_of(plan)
+    assert isinstance(decision, BubblesDecision)
+    workload = validate(BubblesWorkload, plan.workload, "plan: workload")
+    again = [encoder.recompute is True for encoder in workload.encoders]
+    if decision.recompute is not None:
+        again = list(decision.recompute.encoders)
+    names = [e.name for e, yes in zip(workload.encoders, again, strict=True) if yes]
+    if not names:
+        return ()
+    return (f"recomputation of encoders: the plan keeps the input of each unit of "
+            f"{', '.join(names)} alone",)  # fmt: skip
 
 
 def tables(plan: Plan) -> tuple[str, str]:

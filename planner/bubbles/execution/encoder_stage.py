@@ -52,7 +52,8 @@ class EncoderStage:
         for unit, part in parts.items():
             self._cuts[unit] = Cut(
                 lambda inputs, _, part=part: part(*inputs),  # type: ignore[misc]  # bound at once
-                [passes or unit > self._units[0]], frozen=spec.frozen, recompute=spec.recompute,
+                [passes or unit > self._units[0]], frozen=spec.frozen,
+                recompute=bool(spec.recompute),
             )  # fmt: skip
 
     @property

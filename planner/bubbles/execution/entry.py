@@ -59,7 +59,7 @@ def rank_kernels(
     kernels = BubbleKernels(
         StepSizes.of(problem, decision), decision, rank // plan.tp, device=device, dtype=dtype,
         lanes=Lanes.connect(plan.pp, plan.tp, rank, backend),
-        buckets=StepSchedule(TrainingStep(problem, plan), decision).buckets,
+        buckets=StepSchedule(TrainingStep.of(problem, decision), decision).buckets,
     )  # fmt: skip
     kernels.rehearse()
     return kernels

@@ -156,7 +156,7 @@ def layer_times(
         backbone=replace(sizes.backbone, layers=sizes.backbone.layers + 2),
         encoders=tuple(replace(t, layers=t.layers + 2) for t in sizes.encoders),
     )
-    work = problem.workload
+    work = sizes.workload
     backbone = BackbonePart(deeper, 1, 2)
     shape = work.microbatch, work.sequence_length, sizes.backbone.hidden
     text = torch.empty(0, device=device)
@@ -170,7 +170,7 @@ def layer_times(
         part = EncoderPart(deeper, e, 2, 4)
         cut = Cut(
             lambda inputs, _, part=part: part(*inputs),  # type: ignore[misc]  # bound at once
-            [True], frozen=spec.frozen, recompute=spec.recompute,
+            [True], frozen=spec.frozen, recompute=bool(spec.recompute),
         )  # fmt: skip
         shape = sizes.sequences(e), spec.tokens, sizes.encoders[e].hidden
         found[spec.name] = _layer(part, cut, shape, device, dtype, rounds, frozen=spec.frozen)

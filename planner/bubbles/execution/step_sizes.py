@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from foreplan.errors import SpecError
 from foreplan.planner.base import Problem
 from foreplan.planner.bubbles.decision import BubblesDecision
+from foreplan.planner.bubbles.recompute import settled
 from foreplan.planner.bubbles.spec import BubblesWorkload
 from foreplan.planner.bubbles.towers import Tower, backbone_tower, encoder_towers
 
@@ -46,7 +47,7 @@ class StepSizes:
                     "in equal groups",
                 )  # fmt: skip
         return cls(
-            problem.workload, backbone_tower(problem), encoder_towers(problem),
+            settled(problem, decision).workload, backbone_tower(problem), encoder_towers(problem),
             decision.microbatches, problem.seed,
         )  # fmt: skip
 

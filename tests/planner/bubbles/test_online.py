@@ -164,3 +164,16 @@ def test_encoders_of_the_first_stage_have_no_other_order() -> None:
     assert isinstance(first, BubblesDecision)
     with pytest.raises(SpecError, match="colocated on all ranks"):
         OnlinePlanner(PROBLEM, first)
+
+
+def test_what_is_computed_again_stays_said() -> None:
+    open_ = PROBLEM.workload.model_copy(update={"recompute": "auto"})
+    problem = replace(PROBLEM, workload=open_)
+    decision = PLANNER.decide(problem).decision
+    assert decision.recompute is not None
+    online = OnlinePlanner(problem, decision, patience=1)
+    book = ScaledBook(PROBLEM.costs, everything(SLOW, 2.0))
+    found = online.observe(simulate(PLANNER.schedule(problem, decision), book))
+    assert found is not None
+    assert found.decision.recompute == decision.recompute
+    assert PLANNER.schedule(problem, found.decision)
