@@ -18,6 +18,8 @@ from foreplan._compiled import compiled
 
 _ENOUGH = 1e-9
 """Relative gain and excess that count as none."""
+_CUTS = 14
+"""Points tried along one multiplier; the bound holds wherever the search ends."""
 
 
 @compiled
@@ -105,11 +107,10 @@ def _along(
     q: int, scalar: Any, costs: Any, extra: Any, caps: Any, mu: Any, choice: Any, mixture: Any
 ) -> float:
     """Maximise over ``mu[q]``, in place; the maximum. ``mixture`` gets a gradient there."""
-    left, right = np.zeros(3), np.zeros(3)
-    left_x, left_value, right_x, right_value = -1.0, 0.0, np.inf, 0.0
+    ends = _no_ends()
     best_x, best_value = mu[q], -np.inf
     sums = np.empty(3)
-    for _ in range(14):
+    for _ in range(_CUTS):
         for r in range(3):
             sums[r] = extra[r]
         value = choose(scalar, costs, mu, choice, sums)
@@ -117,35 +118,16 @@ def _along(
             if mu[r] > 0:
                 value += mu[r] * (extra[r] - caps[r])
             sums[r] -= caps[r]
-        x = mu[q]
         if value > best_value:
-            best_x, best_value = x, value
+            best_x, best_value = mu[q], value
             for r in range(3):
                 mixture[r] = sums[r]
-        if sums[q] > 0 and x > left_x:
-            left_x, left_value = x, value
-            for r in range(3):
-                left[r] = sums[r]
-        elif sums[q] < 0 and x < right_x:
-            right_x, right_value = x, value
-            for r in range(3):
-                right[r] = sums[r]
-        # A slope within rounding of zero would throw the multiplier to infinity.
-        if abs(sums[q]) <= _ENOUGH * caps[q] or (sums[q] < 0 and x == 0.0):
+        x = _next(ends, q, mu[q], value, sums, caps[q], best_value)
+        if x < 0:
             break
-        x = _crossing(left_x, left_value, left[q], right_x, right_value, right[q])
-        if x != 0.0 and not left_x < x < right_x:
-            break
-        if left_x >= 0 and right_x < np.inf:
-            peak = left_value + left[q] * (x - left_x)
-            if peak <= best_value + _ENOUGH * abs(best_value):
-                break
         mu[q] = x
     mu[q] = best_x
-    if left_x >= 0 and right_x < np.inf:
-        share = left[q] / (left[q] - right[q])
-        for r in range(3):
-            mixture[r] = (1 - share) * left[r] + share * right[r] if caps[r] < np.inf else 0.0
+    _mix(ends, q, caps, mixture)
     return best_value
 
 
@@ -155,40 +137,70 @@ def _across(
     mixture: Any,
 ) -> float:  # fmt: skip
     """Maximise over ``mu[p]`` and ``mu[q]`` together, in place; like :func:`_along`."""
-    left, right, inner = np.zeros(3), np.zeros(3), np.zeros(3)
-    left_x, left_value, right_x, right_value = -1.0, 0.0, np.inf, 0.0
+    ends = _no_ends()
     best_p, best_q, best_value = mu[p], mu[q], -np.inf
-    for _ in range(14):
+    inner = np.zeros(3)
+    for _ in range(_CUTS):
         value = _along(q, scalar, costs, extra, caps, mu, choice, inner)
-        x = mu[p]
         if value > best_value:
-            best_p, best_q, best_value = x, mu[q], value
+            best_p, best_q, best_value = mu[p], mu[q], value
             for r in range(3):
                 mixture[r] = inner[r]
-        if inner[p] > 0 and x > left_x:
-            left_x, left_value = x, value
-            for r in range(3):
-                left[r] = inner[r]
-        elif inner[p] < 0 and x < right_x:
-            right_x, right_value = x, value
-            for r in range(3):
-                right[r] = inner[r]
-        if abs(inner[p]) <= _ENOUGH * caps[p] or (inner[p] < 0 and x == 0.0):
+        x = _next(ends, p, mu[p], value, inner, caps[p], best_value)
+        if x < 0:
             break
-        x = _crossing(left_x, left_value, left[p], right_x, right_value, right[p])
-        if x != 0.0 and not left_x < x < right_x:
-            break
-        if left_x >= 0 and right_x < np.inf:
-            peak = left_value + left[p] * (x - left_x)
-            if peak <= best_value + _ENOUGH * abs(best_value):
-                break
         mu[p] = x
     mu[p], mu[q] = best_p, best_q
-    if left_x >= 0 and right_x < np.inf:
-        share = left[p] / (left[p] - right[p])
-        for r in range(3):
-            mixture[r] = (1 - share) * left[r] + share * right[r] if caps[r] < np.inf else 0.0
+    _mix(ends, p, caps, mixture)
     return best_value
+
+
+@compiled
+def _no_ends() -> Any:
+    """``[2, 5]`` nearest points left and right of a maximum: x, value, gradient; none yet."""
+    ends = np.zeros((2, 5))
+    ends[0, 0], ends[1, 0] = -1.0, np.inf
+    return ends
+
+
+@compiled
+def _next(
+    ends: Any, q: int, x: float, value: float, gradient: Any, cap: float, best_value: float
+) -> float:
+    """Take in a point; where to look next along ``q``, or -1 where nothing is left to gain."""
+    slope = gradient[q]
+    side = -1
+    if slope > 0 and x > ends[0, 0]:
+        side = 0
+    elif slope < 0 and x < ends[1, 0]:
+        side = 1
+    if side >= 0:
+        ends[side, 0], ends[side, 1] = x, value
+        for r in range(3):
+            ends[side, 2 + r] = gradient[r]
+    # A slope within rounding of zero would throw the multiplier to infinity.
+    if abs(slope) <= _ENOUGH * cap or (slope < 0 and x == 0.0):
+        return -1.0
+    left_x, left_value, left_slope = ends[0, 0], ends[0, 1], ends[0, 2 + q]
+    right_x = ends[1, 0]
+    cut: float = _crossing(left_x, left_value, left_slope, right_x, ends[1, 1], ends[1, 2 + q])
+    if cut != 0.0 and not left_x < cut < right_x:
+        return -1.0
+    if left_x >= 0 and right_x < np.inf:
+        peak = left_value + left_slope * (cut - left_x)
+        if peak <= best_value + _ENOUGH * abs(best_value):
+            return -1.0
+    return cut
+
+
+@compiled
+def _mix(ends: Any, q: int, caps: Any, mixture: Any) -> None:
+    """The mixture of both ends' gradients that is flat along ``q``, where both are known."""
+    if ends[0, 0] >= 0 and ends[1, 0] < np.inf:
+        share = ends[0, 2 + q] / (ends[0, 2 + q] - ends[1, 2 + q])
+        for r in range(3):
+            mixed = (1 - share) * ends[0, 2 + r] + share * ends[1, 2 + r]
+            mixture[r] = mixed if caps[r] < np.inf else 0.0
 
 
 @compiled
