@@ -10,13 +10,12 @@ import signal
 import socket
 import statistics
 import sys
-import threading
 import time
 from collections.abc import Callable
 from typing import Any
 
 from foreplan.datasets.device_name import DeviceName
-from foreplan.datasets.worker_environment import confine
+from foreplan.datasets.worker_environment import confine, end_with_parent
 
 #: Repetitions of one size: at least, at most, and the time after which they stop.
 _LEAST, _MOST, _SECONDS = 5, 200, 0.15
@@ -279,20 +278,11 @@ def _interface(host: str, server: bool) -> str:
     return "lo"
 
 
-def _watch_parent(parent: int) -> None:
-    def watch() -> None:
-        while os.getppid() == parent:
-            time.sleep(0.5)
-        os._exit(1)
-
-    threading.Thread(target=watch, daemon=True).start()
-
-
 def main() -> None:
     """Run the rank; see the module."""
     settings = json.loads(sys.argv[1])
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
-    _watch_parent(settings["parent"])
+    end_with_parent(settings["parent"])
     channel = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     code = 0

@@ -15,7 +15,6 @@ import os
 import platform
 import signal
 import sys
-import threading
 import time
 from collections.abc import Callable, Mapping
 from resource import RUSAGE_SELF, getrusage
@@ -24,7 +23,7 @@ from typing import Any
 from foreplan.datasets.device_name import DeviceName
 from foreplan.datasets.measurement import Measurement, thin
 from foreplan.datasets.program import Variant, program
-from foreplan.datasets.worker_environment import confine, thread_count
+from foreplan.datasets.worker_environment import confine, end_with_parent, thread_count
 from foreplan.errors import ForeplanError, MissingDataError
 
 #: A sample covers at least this much time, so that reading the clock does not show.
@@ -273,22 +272,11 @@ def _serve(device: _Device, requests: Any, answer: Callable[[object], None]) -> 
         answer(result)
 
 
-def _watch_parent(parent: int) -> None:
-    """End this process once its parent is gone, also while a kernel runs."""
-
-    def watch() -> None:
-        while os.getppid() == parent:
-            time.sleep(1.0)
-        os._exit(1)
-
-    threading.Thread(target=watch, daemon=True).start()
-
-
 def main() -> None:
     """Run the worker; see the module."""
     settings = json.loads(sys.argv[1])
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
-    _watch_parent(settings["parent"])
+    end_with_parent(settings["parent"])
     # Answers have a descriptor of their own; what libraries print goes to the log.
     channel = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)
