@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -45,23 +45,19 @@ def serving_rivals(
     rng = np.random.default_rng(seed)
     limit = total_s(decision) * (1 + WITHIN)
     sizes = chains.sizes()
-    start = MicroBatches(decision.prefill_microbatch, decision.decode_microbatch)
-    order = [chains.kind_of(stage) for stage in decision.stages]
-    cuts = [stage.end for stage in decision.stages[:-1]]
-    variants = [chains.bits.index(b) for b in decision.bits]
-    seen = {(start, tuple(order), tuple(cuts), tuple(variants))}
+    start = _state(chains, decision)
+    seen = {start}
     found: dict[str, ServingDecision] = {}
     for _ in range(TRIES * count):
         if len(found) >= count:
             break
-        state = (start, list(order), list(cuts), list(variants))
+        state = start
         for _ in range(int(rng.integers(1, 4))):
             state = _step(rng, state, sizes, len(chains.bits))
-        size, kinds, ends, chosen = state
-        key = (size, tuple(kinds), tuple(ends), tuple(chosen))
-        if key in seen:
+        if state in seen:
             continue
-        seen.add(key)
+        seen.add(state)
+        size, kinds, ends, chosen = state
         assignment = _assign(chains.problem(size), kinds, ends, chosen)
         if assignment is None or evaluate(chains.problem(size), assignment).violations:
             continue
@@ -88,19 +84,15 @@ def serving_near(
     """
     rng = np.random.default_rng(seed)
     sizes = chains.sizes()
-    start = MicroBatches(decision.prefill_microbatch, decision.decode_microbatch)
-    order = [chains.kind_of(stage) for stage in decision.stages]
-    cuts = [stage.end for stage in decision.stages[:-1]]
-    variants = [chains.bits.index(b) for b in decision.bits]
-    seen = {(start, tuple(order), tuple(cuts), tuple(variants))}
+    start = _state(chains, decision)
+    seen = {start}
     ranked: list[tuple[float, int, MicroBatches, ChainAssignment]] = []
     for turn in range(tries):
-        state = (start, list(order), list(cuts), list(variants))
-        size, kinds, ends, chosen = _step(rng, state, sizes, len(chains.bits))
-        key = (size, tuple(kinds), tuple(ends), tuple(chosen))
-        if key in seen:
+        state = _step(rng, start, sizes, len(chains.bits))
+        if state in seen:
             continue
-        seen.add(key)
+        seen.add(state)
+        size, kinds, ends, chosen = state
         problem = chains.problem(size)
         assignment = _assign(problem, kinds, ends, chosen)
         if assignment is None:
@@ -129,11 +121,22 @@ def _difference(base: ServingDecision, other: ServingDecision) -> str:
     return "other bits"
 
 
-_State = tuple[MicroBatches, list[int], list[int], list[int]]
+_State = tuple[MicroBatches, tuple[int, ...], tuple[int, ...], tuple[int, ...]]
+"""Micro-batches, types along the chain, where stages but the last end, a variant a layer."""
+
+
+def _state(chains: ServingChains, decision: ServingDecision) -> _State:
+    return (
+        MicroBatches(decision.prefill_microbatch, decision.decode_microbatch),
+        tuple(chains.kind_of(stage) for stage in decision.stages),
+        tuple(stage.end for stage in decision.stages[:-1]),
+        tuple(chains.bits.index(b) for b in decision.bits),
+    )
 
 
 def _step(rng: np.random.Generator, state: _State, sizes: list[MicroBatches], bits: int) -> _State:
-    size, order, cuts, variants = state
+    """A state one random change away."""
+    size, order, cuts, variants = state[0], *map(list, state[1:])
     layers = len(variants)
     move = int(rng.integers(0, 5))
     if move == 0 and cuts:
@@ -149,11 +152,11 @@ def _step(rng: np.random.Generator, state: _State, sizes: list[MicroBatches], bi
         order[a], order[b] = order[b], order[a]
     else:
         size = sizes[int(rng.integers(len(sizes)))]
-    return size, order, cuts, variants
+    return size, tuple(order), tuple(cuts), tuple(variants)
 
 
 def _assign(
-    problem: ChainProblem, order: list[int], cuts: list[int], variants: list[int]
+    problem: ChainProblem, order: Sequence[int], cuts: Sequence[int], variants: Sequence[int]
 ) -> ChainAssignment | None:
     ends = [0, *cuts, problem.n_layers]
     if any(a >= b for a, b in itertools.pairwise(ends)):
