@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -15,15 +14,9 @@ from foreplan.datasets.quantise import quantise
 from foreplan.datasets.training_linear import linear
 from foreplan.datasets.training_recipe import recipe
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 ROWS, K, N = 512, 768, 3072
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def drawn(*shape: int) -> torch.Tensor:

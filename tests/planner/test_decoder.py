@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,9 +23,10 @@ from foreplan.datasets.kernels import kernels_for, layout_of
 from foreplan.datasets.model import Model, load_model
 from foreplan.datasets.program import OPERATORS, Program, Variant
 from foreplan.datasets.weights import RandomWeights, WeightSource, open_weights
-from foreplan.errors import SpecError
 from foreplan.planner.verify import _decoder_layer, decoder
 from foreplan.planner.verify.decoder import DecoderStage, PhaseKernels, StageKernels
+
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 BATCH, PROMPT, STEPS = 4, 9, 6
 POSITIONS = PROMPT + STEPS
@@ -88,19 +89,6 @@ PHASE_PAIRS = {
         Variant.parse("bf16/fp32/torch.upcast_linear"), Variant.parse("bf16/bf16/torch.linear")
     ),
 }
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """Threads gain nothing on such small tensors and wait for each other on a busy machine."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
-def same(kernels: PhaseKernels, layers: int) -> StageKernels:
-    return StageKernels((kernels,) * layers, SDPA, kernels)
 
 
 def build(case: str, folder: Path) -> tuple[Any, Model]:
@@ -386,44 +374,6 @@ def test_bytes_held_are_the_bytes_planned(name: str, storage: str) -> None:
             positions=POSITIONS,
         )
         assert stage.memory_bytes() == planned
-
-
-# Errors ------------------------------------------------------------------------------------------
-
-
-def test_what_does_not_fit_is_one_line() -> None:
-    model = load_model("tiny-llama-random")
-    sizes: dict[str, Any] = {"prefill_batches": [2], "decode_batches": [2], "prompt": 8}
-    with pytest.raises(SpecError, match="layers within"):
-        DecoderStage(model, 4, 9, positions=16, **sizes)
-    with pytest.raises(SpecError, match="at most 2048"):
-        DecoderStage(model, 0, 8, positions=4096, **sizes)
-    with pytest.raises(SpecError, match="1 to 4 positions"):
-        DecoderStage(model, 0, 8, positions=4, **sizes)
-    with pytest.raises(SpecError, match="the 2 of prefill"):
-        DecoderStage(model, 0, 8, positions=16, **(sizes | {"decode_batches": [1]}))
-    with pytest.raises(SpecError, match="sizes of at least 1"):
-        DecoderStage(model, 0, 8, positions=16, **(sizes | {"decode_batches": [2, 0]}))
-    stage = DecoderStage(model, 7, 8, positions=16, **sizes)
-    weights = RandomWeights(model)
-    with pytest.raises(SpecError, match="1 layers"):
-        stage.load(weights, same(BF16, 2))
-    mixed = PhaseKernels(PHASE_PAIRS["int8"].prefill, BF16.decode)
-    with pytest.raises(SpecError, match=r"layer 7: .* got .layouts int8\.rows and bf16"):
-        stage.load(weights, same(mixed, 1))
-    with pytest.raises(SpecError, match="kernels of the head"):
-        stage.load(weights, StageKernels((BF16,), SDPA))
-    stage.load(weights, same(BF16, 1))
-    with pytest.raises(SpecError, match="a position in the cache"):
-        stage.decode(0, 9, torch.zeros(2, 256, dtype=torch.bfloat16))
-
-
-def test_sliding_window_bounds_the_sequence() -> None:
-    model = load_model("mistral-7b-v0.1")
-    with pytest.raises(SpecError, match="at most 4096"):
-        DecoderStage(
-            model, 0, 1, prefill_batches=[1], decode_batches=[1], prompt=4096, positions=4097
-        )
 
 
 def test_every_cpu_linear_kernel_runs_in_a_layer() -> None:

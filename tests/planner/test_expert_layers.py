@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,8 @@ from foreplan.datasets.runnable import Inputs
 from foreplan.datasets.weights import RandomWeights, WeightSource, open_weights
 from foreplan.planner.verify import _decoder_layer, _expert_layer
 from foreplan.planner.verify.decoder import DecoderStage, PhaseKernels, StageKernels
+
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 BATCH, PROMPT, STEPS, VOCAB = 3, 8, 4, 96
 SMALL = {
@@ -48,15 +50,6 @@ INT8 = PhaseKernels(
 )
 INT4 = PhaseKernels(*[Variant.parse("int4/bf16/torch.dequant_linear")] * 2)
 SDPA = PhaseKernels(*[Variant.parse("bf16/bf16/torch.sdpa")] * 2)
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """Threads gain nothing on such small tensors and wait for each other on a busy machine."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def build(case: str, folder: Path) -> tuple[Any, Model]:
