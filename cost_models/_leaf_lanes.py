@@ -27,11 +27,16 @@ from foreplan.cost_models._tir_compiled import part
 from foreplan.cost_models._tir_regions import evaluate, iterations
 from foreplan.cost_models._tir_walk import BUFFER, INDICES, constant, member, size, tag
 
+#: Of every NVIDIA GPU since Maxwell (CUDA C++ programming guide, compute capabilities).
 _LANES = 32
 _SECTOR_BYTES = 32
 _BANKS, _BANK_BYTES = 32, 4
+#: Dimensions of a buffer that are looked at: room in the compiled arrays.
 MAX_DIMS = 12
-#: Iterations that a compiler unrolls unasked, at least and at most; on a CPU.
+#: Iterations that a compiler unrolls unasked. GPUs, at least and at most: assumed, as nvcc's limit
+#: is not published; both counts are entries, so that a model takes the better one. CPUs: LLVM's
+#: limit of 300 instructions is 48 to 64 iterations of a bare sum or copy (measured on what TVM 0.27
+#: builds, AVX-512), fewer of longer bodies; 16 is a round number for those.
 UNASKED, UNASKED_FAR, UNASKED_CPU = 64.0, 1024.0, 16.0
 #: So many virtual threads become a loop (TVM's InjectVirtualThread).
 _VIRTUAL_LOOP = 16

@@ -79,6 +79,7 @@ from foreplan.cost_models._tir_walk import (
 
 _A, _B, _D = 0, 1, 3
 _BYTES_OF, _FLOATING_OF = w.BYTES_OF, w.FLOATING_OF
+#: Buffers of a leaf that are told apart; further ones count with none.
 _MAX_BUFFERS = 24
 
 

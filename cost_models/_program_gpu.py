@@ -25,9 +25,13 @@ Floats = NDArray[np.float64]
 _ISSUE, _WAVEFRONTS, _L1_SECTORS, _L2_SECTORS = 4.0, 1.0, 4.0, 2.0
 #: Cycles until an answer: device memory, L1, shared memory, arithmetic.
 _MEMORY_CYCLES, _L1_CYCLES, _SHARED_CYCLES, _ARITHMETIC_CYCLES = 600.0, 35.0, 30.0, 4.0
+#: Blocks on a unit, registers of a thread at most, shared memory that the system takes of a block:
+#: compute capabilities 8.0 and 9.0 (CUDA C++ programming guide). Registers beside a program's own
+#: (addresses, loops), and L1 that values without a register find room in (V100: 128 KiB of L1 and
+#: shared memory together): assumed, round.
 _BLOCKS_PER_UNIT, _SPARE_REGISTERS, _MOST_REGISTERS = 32.0, 32.0, 255.0
 _RESERVED_SHARED, _NEAR_BYTES = 1024.0, 131072.0
-#: From one block to the next, all units together.
+#: From one block to the next, all units together: assumed, its weight is fitted like any part's.
 _DISPATCH_S = 1e-9
 
 #: Names of the columns of `GpuParts.parts`.

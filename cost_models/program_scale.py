@@ -22,7 +22,10 @@ from foreplan.cost_models.program_estimate import PART_NAMES
 
 Floats = NDArray[np.float64]
 
+#: See the module. Assumed: the loss is about linear from 30 % off, and weights start at exp(-1), as
+#: parts overlap and together are an upper estimate.
 _WIDTH, _PULL, _START = 0.3, 1e-4, -1.0
+#: Rows that weights are fitted on, evenly spread: over a hundred a weight; more take longer.
 _MOST_ROWS = 6000
 #: Pull of a device's factor of one part; chosen on the development families (3e-3, 1e-3 and 1e-4).
 _DEVICE_PULL = 1e-4

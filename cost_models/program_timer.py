@@ -31,6 +31,7 @@ _UNARY: dict[str, Callable[[Tensor], Tensor]] = {
     "sigmoid": torch.sigmoid, "exp": torch.exp, "cos": torch.cos, "sin": torch.sin,
     "rsqrt": torch.rsqrt, "pow": torch.square,
 }  # fmt: skip
+#: Rows of an embedding's table, which a program does not state: assumed.
 _VOCABULARY = 8192
 
 

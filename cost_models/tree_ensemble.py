@@ -26,6 +26,7 @@ from foreplan.errors import SpecError
 
 Floats = NDArray[np.float64]
 
+#: Width of the loss's round foot, as a logarithm: errors beyond 10 % pull alike. Assumed.
 _HUBER = 0.1
 
 

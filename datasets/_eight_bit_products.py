@@ -14,6 +14,7 @@ from foreplan.datasets._kernels_cpu import int8_limit, multiply_int8
 from foreplan.datasets._quantise_cpu import rescale
 from foreplan.datasets.quantise import Quantised
 
+#: Terms of one sum: 2^17 products of 127 x 127 stay below 2^31.
 _LONGEST = 1 << 17
 
 

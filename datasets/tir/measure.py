@@ -29,6 +29,8 @@ from foreplan.datasets.tir.task import Task
 from foreplan.datasets.tir.toolchain import Toolchain, require_tvm
 from foreplan.errors import SpecError
 
+#: Records kept in memory at most, and for how long: what a crash of this process can cost. A shard
+#: for each record would be slow to merge. Convention.
 _SHARD_ROWS = 400
 _SHARD_S = 60.0
 

@@ -34,7 +34,8 @@ from foreplan.planner.verify.local import TOKEN_VARIABLE, WORKER_MODULE, describ
 from foreplan.planner.verify.placement import gpu_free_bytes
 from foreplan.planner.verify.wire import Message, WireClosed, dial, parse_endpoint
 
-_PR_SET_PDEATHSIG = 1
+_PR_SET_PDEATHSIG = 1  # linux/prctl.h
+#: Hosts are started by hand: how long one waits for its leader, and for the leader's word.
 _PATIENCE_S = 120.0
 
 
