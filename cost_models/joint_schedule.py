@@ -16,8 +16,9 @@ def joint_schedule(parts: Sequence[tuple[Schedule, int]]) -> Schedule:
     """Put schedules beside each other.
 
     Ranks are numbered on, part by part. Where a part runs several times, its actions without
-    dependencies wait for those of the round before that nothing depends on. (A real run needs both
-    on the same rank: a part that ends on another rank sends word.)
+    dependencies wait for those of their rank in the round before that nothing depends on, or for
+    those of all ranks where their own has none. (A real run cannot wait for another rank: a part
+    that ends on another rank sends word.)
 
     Args:
         parts: schedules and how many times in a row each runs.
@@ -53,6 +54,10 @@ def joint_schedule(parts: Sequence[tuple[Schedule, int]]) -> Schedule:
         }
         first = np.diff(schedule.dependency_start) == 0
         ends = np.setdiff1d(np.arange(len(schedule)), schedule.dependency)
+        ends_of = {
+            int(rank): own if len(own := ends[schedule.rank[ends] == rank]) else ends
+            for rank in np.unique(schedule.rank[first])
+        }
         for turn in range(rounds):
             for name, table in renamed.items():
                 columns.setdefault(name, []).append(_renamed(getattr(schedule, name), table))
@@ -65,10 +70,12 @@ def joint_schedule(parts: Sequence[tuple[Schedule, int]]) -> Schedule:
             pressure.append(schedule.pressure)
             own, offsets = schedule.dependency + at, schedule.dependency_start
             if turn:
-                before = np.tile(ends + at - len(schedule), int(first.sum()))
-                own = np.insert(own, np.repeat(offsets[:-1][first], len(ends)), before)
-                counts = np.diff(offsets) + np.where(first, len(ends), 0)
-                offsets = np.concatenate(([0], np.cumsum(counts)))
+                before = [ends_of[rank] for rank in schedule.rank[first]]
+                sizes = np.zeros(len(schedule), dtype=np.int64)
+                sizes[first] = [len(each) for each in before]
+                last = np.concatenate(before) + at - len(schedule)
+                own = np.insert(own, np.repeat(offsets[:-1], sizes), last)
+                offsets = np.concatenate(([0], np.cumsum(np.diff(offsets) + sizes)))
             dependencies.append(own)
             starts.append(offsets[1:] + needed)
             at += len(schedule)

@@ -191,7 +191,10 @@ def _programs(
     asked: Any = load_workload(purpose, workload)
     described: list[Model | None]
     if purpose == "serving":
-        wanted = [p for name in models for p in serving_programs(load_model(name), asked, kind)]
+        wanted = [
+            p for name in models
+            for p in serving_programs(load_model(name), asked, kind, devices=count)
+        ]  # fmt: skip
     elif purpose == "bubbles":
         described = [load_model(name) for name in models]
         wanted = [

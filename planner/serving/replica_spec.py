@@ -41,8 +41,6 @@ class ReplicasWorkload(ServingWorkload):
 
     @model_validator(mode="after")
     def _wanted(self) -> ReplicasWorkload:
-        if self.tensor_parallel != 1:
-            raise ValueError("tensor_parallel of 1: replicas have one device a stage")
         floor = self.min_throughput_tokens_per_s
         if self.objective == "price" and floor is None:
             raise ValueError("min_throughput_tokens_per_s for the objective price")
@@ -79,7 +77,9 @@ class ReplicaDecision(ServingDecision):
     @property
     def shape(self) -> tuple[Any, ...]:
         """What replicas share that do the same on devices of the same names."""
-        stages = tuple((s.device.partition("#")[0], s.start, s.end, s.bits) for s in self.stages)
+        stages = tuple(
+            (s.device.partition("#")[0], s.degree, s.start, s.end, s.bits) for s in self.stages
+        )
         return self.batch, self.rounds, self.prefill_microbatch, self.decode_microbatch, stages
 
 
@@ -87,8 +87,8 @@ class ReplicasDecision(StrictModel):
     """A plan of replicas.
 
     Attributes:
-        replicas: side by side, each on devices of its own; ranks of a run are numbered stage by
-            stage, replica by replica.
+        replicas: side by side, each on devices of its own; ranks of a run are numbered replica by
+            replica, stage by stage, in a stage device by device.
         average_bits: mean over replicas.
         omega: largest summed quality loss of a replica.
         limits_met: whether every replica meets every limit.
@@ -101,7 +101,7 @@ class ReplicasDecision(StrictModel):
 
     @model_validator(mode="after")
     def _apart(self) -> ReplicasDecision:
-        ranks = [stage.rank for replica in self.replicas for stage in replica.stages]
+        ranks = [rank for replica in self.replicas for rank in replica.ranks]
         if len(set(ranks)) < len(ranks):
             raise ValueError("a device of its own for every stage of every replica")
         if len({replica.layers for replica in self.replicas}) > 1:

@@ -194,8 +194,9 @@ class ReplicaSplit:
         """The assignment dealt to concrete ranks, with rounds that keep replicas busy alike."""
         free = [list(ranks) for ranks in self.worth.types]
 
-        def deal(kind: int) -> Rank:
-            return free[kind].pop(0)
+        def deal(kind: int, count: int) -> list[Rank]:
+            dealt, free[kind] = free[kind][:count], free[kind][count:]
+            return dealt
 
         made = [
             (self.worth.replica(group, deal), group)

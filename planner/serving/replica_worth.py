@@ -1,8 +1,9 @@
 """What a group of devices is worth as one replica: the oracle of `foreplan.solvers.assignment`.
 
-For every batch and pair of micro-batch sizes the exact solver of a single pipeline finds the best
-split over the group. A pair is only solved if it could beat the best so far by bounds that need no
-search: layers shared as if they were a fluid (``solvers.chain_fluid``).
+For every batch, pair of micro-batch sizes and way to put the group's devices together to stages
+(`foreplan.planner.serving.groups`) the exact solver of a single pipeline finds the best split. Such
+a case is only solved if it could beat the best so far by bounds that need no search: layers shared
+as if they were a fluid (``solvers.chain_fluid``).
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 import heapq
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
@@ -19,6 +20,7 @@ from foreplan.datasets.cluster import Cluster
 from foreplan.datasets.cluster_entry import Rank
 from foreplan.datasets.model import Model
 from foreplan.planner.serving.chain import ServingChains, capacities
+from foreplan.planner.serving.groups import groupings
 from foreplan.planner.serving.pricing import MicroBatches, Pricing
 from foreplan.planner.serving.quality import PlanQuality
 from foreplan.planner.serving.replica_spec import (
@@ -99,12 +101,27 @@ class ReplicaWorth:
 
     def optimistic(self, groups: IntArray) -> FloatArray:
         """``[G]`` no group is worth more; 0 for one that cannot hold the model."""
-        ceilings: FloatArray = self._ceilings(groups).max(axis=1, initial=0.0)
-        return ceilings
+        ways = [groups] if self._plain else [self._ways(group) for group in groups]
+        most = self._ceilings(np.concatenate(ways)).max(axis=1, initial=0.0)
+        if self._plain:
+            return np.asarray(most)
+        starts = np.cumsum([0, *map(len, ways[:-1])])
+        return np.asarray(np.maximum.reduceat(most, starts))
 
-    def _ceilings(self, groups: IntArray) -> FloatArray:
-        """``[G, cases]`` the same, case by case."""
-        columns = [quick_latency_s(case.problem, groups) for case in self._cases]
+    @property
+    def _plain(self) -> bool:
+        """Whether every stage has one device, so that kinds are the types of devices."""
+        return self.workload.tensor_parallel == 1
+
+    def _ways(self, group: IntArray) -> IntArray:
+        """``[W, kinds]`` stages of each kind that the group's devices can be put together to."""
+        if self._plain:
+            return group[None, :]
+        return groupings(self._cases[0].chains.kinds, group.tolist())
+
+    def _ceilings(self, ways: IntArray) -> FloatArray:
+        """``[W, cases]`` what each way is worth at most, case by case."""
+        columns = [quick_latency_s(case.problem, ways) for case in self._cases]
         latency = np.stack(columns, axis=1)
         batch = np.array([case.batch for case in self._cases], dtype=float)
         if not self._rated:
@@ -114,18 +131,18 @@ class ReplicaWorth:
 
     def tighter(self, group: IntArray) -> float:
         """A better optimistic worth of one group."""
-        return max((ceiling for _, ceiling in self._by_ceiling(group)), default=0.0)
+        return max((ceiling for *_, ceiling in self._by_ceiling(group)), default=0.0)
 
     def worth(self, group: IntArray, key: int) -> GroupWorth:
         """Solve a group; its best replica is kept under ``key`` for `replica`."""
         best, bound = 0.0, 0.0
-        for case, ceiling in self._by_ceiling(group):
+        for case, way, ceiling in self._by_ceiling(group):
             if ceiling <= best * (1 + GAP):
                 bound = max(bound, ceiling)
                 break
             tokens = case.batch * self.workload.new_tokens
             found = solve_within(
-                dataclasses.replace(case.problem, counts=group), self.limits, gap=GAP,
+                dataclasses.replace(case.problem, counts=way), self.limits, gap=GAP,
                 cutoff=tokens / (best * (1 + GAP)) if self._rated and best else math.inf,
                 max_evaluations=EVALUATIONS,
             )  # fmt: skip
@@ -140,18 +157,23 @@ class ReplicaWorth:
                 self._found[key] = (case, found.value)
         return GroupWorth(best, max(bound, best))
 
-    def _by_ceiling(self, group: IntArray) -> Iterator[tuple[_Case, float]]:
-        """Cases with what they are worth at most, the highest first."""
-        rough = self._ceilings(group[None, :])[0]
+    def _by_ceiling(self, group: IntArray) -> Iterator[tuple[_Case, IntArray, float]]:
+        """Cases and ways with what they are worth at most, the highest first."""
+        ways = self._ways(group)
+        rough = self._ceilings(ways).ravel()
         order = [int(i) for i in np.argsort(-rough, kind="stable") if rough[i] > 0]
         heap: list[tuple[float, int]] = []
+
+        def at(index: int) -> tuple[_Case, IntArray]:
+            return self._cases[index % len(self._cases)], ways[index // len(self._cases)]
+
         for index in order:
             # Those before it in the order have been sharpened, so that what is above it can go.
             while heap and -heap[0][0] >= rough[index]:
                 ceiling, ready = heapq.heappop(heap)
-                yield self._cases[ready], -ceiling
-            case = self._cases[index]
-            latency = fluid_latency_s(dataclasses.replace(case.problem, counts=group))
+                yield *at(ready), -ceiling
+            case, way = at(index)
+            latency = fluid_latency_s(dataclasses.replace(case.problem, counts=way))
             sharp = 0.0
             if latency < math.inf:
                 tokens = case.batch * self.workload.new_tokens
@@ -160,19 +182,25 @@ class ReplicaWorth:
                 heapq.heappush(heap, (-min(sharp, float(rough[index])), index))
         while heap:
             ceiling, ready = heapq.heappop(heap)
-            yield self._cases[ready], -ceiling
+            yield *at(ready), -ceiling
 
     @property
     def _rated(self) -> bool:
         return self.workload.objective != "concurrency"
 
-    def replica(self, key: int, deal: Callable[[int], Rank]) -> ReplicaDecision:
-        """The replica found under ``key``, on ranks that ``deal`` gives for a kind of device."""
+    def replica(self, key: int, deal: Callable[[int, int], Sequence[Rank]]) -> ReplicaDecision:
+        """The replica found under ``key``, on the ranks that ``deal(type, how many)`` gives."""
         case, assignment = self._found[key]
         decision = case.chains.decision(case.sizes, assignment)
         stages = []
         for stage, planned in zip(decision.stages, assignment.stages, strict=True):
-            rank = deal(planned.device_type)
-            stages.append(stage.model_copy(update={"rank": rank.index, "device": rank.label}))
+            kind = case.chains.kinds[planned.device_type]
+            rank, *peers = deal(kind.type, kind.degree)
+            dealt = {
+                "rank": rank.index,
+                "device": rank.label,
+                "peers": tuple(p.index for p in peers),
+            }
+            stages.append(stage.model_copy(update=dealt))
         fields = decision.model_dump() | {"stages": tuple(stages)}
         return ReplicaDecision(**fields, batch=case.batch)

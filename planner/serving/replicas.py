@@ -40,6 +40,8 @@ from foreplan.planner.serving.time_limits import missed
 
 #: Actions of all replicas beyond which one replica of each shape stands for its like.
 MOST_DRAWN = 120_000
+#: Actions that bring results to another stage.
+MOVES = ("send", "recv")
 #: Kinds of replicas that are each left out once to see how sure the choice is, and most devices
 #: for which that costs less than the plan.
 NEAR, FEW = 3, 64
@@ -143,17 +145,29 @@ class ReplicasPlanner(Planner[ReplicasWorkload, ReplicasDecision]):
         """
         return joint_schedule(
             [
-                (self._alone(problem, replica), replica.rounds)
+                (self._alone(problem, replica).build(), replica.rounds)
                 for replica in self._drawn(problem, decision)
             ]
         )
 
-    def _alone(self, problem: _Problem, replica: ReplicaDecision) -> Schedule:
+    def _alone(self, problem: _Problem, replica: ReplicaDecision) -> ServingSchedule:
         """A replica's schedule, which ends where the next one starts: on the first stage."""
         model, workload = serving_model(problem), replica_workload(problem.workload, replica.batch)
         check_decision(model, problem.cluster, workload, replica)
         pricing = Pricing(model, workload, problem.costs)
-        return ServingSchedule(pricing, problem.cluster, replica, closing=True).build()
+        return ServingSchedule(pricing, problem.cluster, replica, closing=True)
+
+    def real(
+        self, problem: _Problem, decision: ReplicasDecision
+    ) -> tuple[Schedule, tuple[int, ...]]:
+        """As simulated; of a stage of several devices with every sum as an action of its own."""
+        drawn = self._drawn(problem, decision)
+        parts = [(self._alone(problem, replica).pieces(), replica.rounds) for replica in drawn]
+        return joint_schedule(parts), self.ranks(problem, decision)
+
+    def processes(self, problem: _Problem, decision: ReplicasDecision) -> int:
+        """One a device; the schedule of a real run is not made for that."""
+        return len(self.ranks(problem, decision))
 
     def _drawn(self, problem: _Problem, decision: ReplicasDecision) -> tuple[ReplicaDecision, ...]:
         """Replicas of the schedule: all, or the first of each shape where all are too many."""
@@ -161,7 +175,7 @@ class ReplicasPlanner(Planner[ReplicasWorkload, ReplicasDecision]):
         actions = sum(
             r.rounds
             * 3
-            * len(r.stages)
+            * len(r.ranks)
             * (r.batch // r.prefill_microbatch + r.batch // r.decode_microbatch * (new - 1))
             for r in decision.replicas
         )
@@ -170,12 +184,12 @@ class ReplicasPlanner(Planner[ReplicasWorkload, ReplicasDecision]):
         return tuple({replica.shape: replica for replica in reversed(decision.replicas)}.values())
 
     def ranks(self, problem: _Problem, decision: ReplicasDecision) -> tuple[int, ...]:
-        """Cluster rank of each stage of each replica of the schedule."""
-        return tuple(s.rank for r in self._drawn(problem, decision) for s in r.stages)
+        """Cluster rank of each device of each replica of the schedule."""
+        return tuple(rank for r in self._drawn(problem, decision) for rank in r.ranks)
 
     def occupied(self, problem: _Problem, decision: ReplicasDecision) -> tuple[int, ...]:
-        """Cluster rank of every stage of every replica."""
-        return tuple(s.rank for r in decision.replicas for s in r.stages)
+        """Cluster rank of every device of every replica."""
+        return tuple(rank for r in decision.replicas for rank in r.ranks)
 
     def memory(self, problem: _Problem, decision: ReplicasDecision) -> tuple[MemoryLedger, ...]:
         """Ledgers of the stages, replica by replica."""
@@ -193,15 +207,13 @@ class ReplicasPlanner(Planner[ReplicasWorkload, ReplicasDecision]):
         workload, schedule = problem.workload, timeline.schedule
         rates: dict[tuple[Any, ...], float] = {}
         first_s, token_s, first_rank = [], [], 0
-        prefill = schedule.ops.index("prefill")
+        moved = np.isin(schedule.op, [schedule.ops.index(op) for op in MOVES if op in schedule.ops])
         for replica in self._drawn(problem, decision):
-            mine = (schedule.rank >= first_rank) & (
-                schedule.rank < first_rank + len(replica.stages)
-            )
-            first_rank += len(replica.stages)
+            mine = (schedule.rank >= first_rank) & (schedule.rank < first_rank + len(replica.ranks))
+            first_rank += len(replica.ranks)
             span = float(timeline.end_s[mine].max() - timeline.start_s[mine].min()) / replica.rounds
             rates[replica.shape] = replica.batch * workload.new_tokens / span
-            passes = np.flatnonzero(mine & (schedule.op == prefill))
+            passes = np.flatnonzero(mine & (schedule.step == 0) & ~moved)
             passes = passes[: len(passes) // replica.rounds]  # the first round
             first_s.append(float(timeline.end_s[passes].max()))
             if workload.new_tokens > 1:
@@ -228,12 +240,12 @@ class ReplicasPlanner(Planner[ReplicasWorkload, ReplicasDecision]):
     def kernels(
         self, problem: _Problem, decision: ReplicasDecision, rank: int, *, mode: str
     ) -> Kernels:
-        """The decoder stage of ``rank`` within its replica; imports torch."""
+        """The decoder stage of ``rank`` within its replica, or its part of one; imports torch."""
         from foreplan.planner.serving.replica_kernels import ReplicaKernels
 
-        number, stage = _place(self._drawn(problem, decision), rank)
+        number, own = _place(self._drawn(problem, decision), rank)
         replica = self._drawn(problem, decision)[number]
-        return ReplicaKernels(problem_of_replica(problem, replica), replica, number, stage, mode)
+        return ReplicaKernels(problem_of_replica(problem, replica), replica, number, own, mode)
 
     def reference(
         self, problem: _Problem, decision: ReplicasDecision, *, mode: str
@@ -264,16 +276,16 @@ class ReplicasPlanner(Planner[ReplicasWorkload, ReplicasDecision]):
 
 
 def _place(replicas: tuple[ReplicaDecision, ...], rank: int) -> tuple[int, int]:
-    """(replica, stage) of a rank of the schedule."""
+    """(replica, rank in it) of a rank of the schedule."""
     for number, replica in enumerate(replicas):
-        if rank < len(replica.stages):
+        if rank < len(replica.ranks):
             return number, rank
-        rank -= len(replica.stages)
+        rank -= len(replica.ranks)
     raise SpecError("rank", got=rank, expected="a rank of the plan's schedule")
 
 
 def _price_per_hour(problem: _Problem, decision: ReplicasDecision) -> float:
     """Of all devices in use; NaN where one has no price."""
     ranks: tuple[Rank, ...] = problem.cluster.ranks()
-    used = [ranks[s.rank].price_per_hour for r in decision.replicas for s in r.stages]
+    used = [ranks[rank].price_per_hour for r in decision.replicas for rank in r.ranks]
     return math.nan if None in used else float(sum(price or 0.0 for price in used))

@@ -2,13 +2,14 @@
 
 Micro-batch sizes are searched over every divisor of the batch, but times between measured sizes
 interpolate well, so that at most three sizes of each phase are measured: the smallest, the largest
-and the one in the middle.
+and the one in the middle. Devices that share a stage run the shapes of their shard.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
+from foreplan.cost_models.tensor_parallel import degrees, shard_model
 from foreplan.datasets.decoder_programs import embedding_programs, head_programs, layer_programs
 from foreplan.datasets.kernels import kernels_for, quantises_activations
 from foreplan.datasets.model import Model
@@ -16,18 +17,32 @@ from foreplan.datasets.program import Program, Variant
 from foreplan.planner.serving.spec import STORAGE, ServingWorkload
 
 
-def serving_programs(model: Model, workload: ServingWorkload, device_kind: str) -> list[Program]:
+def serving_programs(
+    model: Model, workload: ServingWorkload, device_kind: str, *, devices: int = 1
+) -> list[Program]:
     """Programs of both phases with every kernel that the device kind has.
 
     Args:
         model: the model.
-        workload: batch, lengths and allowed bits.
+        workload: batch, lengths, allowed bits and how many devices share a stage.
         device_kind: ``cpu`` or ``cuda``.
+        devices: most that may share a stage where the workload leaves it open (``auto``).
 
     Returns:
-        Each program once, in the order of the passes.
+        Each program once, degree by degree in the order of the passes.
+
+    Raises:
+        SpecError: a degree of tensor parallelism that the model cannot be split by.
     """
+    asked = workload.tensor_parallel
     found: dict[Program, None] = {}
+    for degree in degrees(model, devices) if asked == "auto" else (asked,):
+        found.update(dict.fromkeys(_programs(shard_model(model, degree), workload, device_kind)))
+    return list(found)
+
+
+def _programs(model: Model, workload: ServingWorkload, device_kind: str) -> Iterator[Program]:
+    """Programs of one device's share, some of them again and again."""
     prompt, new = workload.prompt_tokens, workload.new_tokens
     passes = [(b, prompt, prompt) for b in _few(workload.batch, workload.prefill_microbatch)]
     if new > 1:
@@ -38,17 +53,16 @@ def serving_programs(model: Model, workload: ServingWorkload, device_kind: str) 
     for batch, queries, keys in passes:
         for wanted in _choices(device_kind, workload.quantise_activations):
             for layer_class in sorted(set(model.layer_classes)):
-                found.update(dict.fromkeys(
+                yield from (
                     p for p, _ in layer_programs(model, batch, queries, keys, wanted, layer_class)
                     if p.op not in ("linear", "experts")
                     or (p.variant.storage in storages and _runs(p, device_kind))
-                ))  # fmt: skip
-            found.update(dict.fromkeys(
+                )  # fmt: skip
+            yield from (
                 p for p, _ in head_programs(model, batch, wanted)
                 if p.op != "linear" or p.variant.storage == "bf16"
-            ))  # fmt: skip
-        found.update(dict.fromkeys(p for p, _ in embedding_programs(model, batch, queries)))
-    return list(found)
+            )  # fmt: skip
+        yield from (p for p, _ in embedding_programs(model, batch, queries))
 
 
 class _Choice:

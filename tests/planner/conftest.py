@@ -33,6 +33,16 @@ class Processors:
         return Estimate(seconds, 0.9 * seconds, 1.1 * seconds, "roofline")
 
 
+class Wired:
+    """Collectives over links that are fast enough for groups to pay."""
+
+    def estimate(self, work: Work, device: str) -> Estimate | None:
+        if not isinstance(work, Collective):
+            return None
+        seconds = 1e-6 + work.bytes / 50e9
+        return Estimate(seconds, seconds, seconds, "theory")
+
+
 @pytest.fixture
 def make_cluster() -> Callable[..., Cluster]:
     def make(*memory_mib: float, slowdown: float = 1.0, isas: str = "avx2 native") -> Cluster:

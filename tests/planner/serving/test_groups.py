@@ -8,15 +8,14 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.planner.conftest import Processors
+from tests.planner.conftest import Processors, Wired
 
-from foreplan.cost_models.costs import Collective, CostBook, Estimate, Work
+from foreplan.cost_models.costs import CostBook
 from foreplan.errors import InfeasibleError, SpecError
 from foreplan.planner.predict import Forecast
 from foreplan.planner.serving import ServingPlanner
 from foreplan.planner.serving.cases import solve_cases
 from foreplan.planner.serving.groups import Kind, groupings
-from foreplan.planner.serving.replica_spec import ReplicasWorkload
 from foreplan.planner.serving.spec import ServingDecision, ServingWorkload
 from foreplan.planner.serving.time_limits import time_limits
 from foreplan.solvers.chain_partition import solve
@@ -24,16 +23,6 @@ from foreplan.solvers.chain_partition import solve
 PLANNER = ServingPlanner()
 FOUR = (64.0,) * 4
 SIZES = {"prefill_microbatch": 2, "decode_microbatch": 2}
-
-
-class Wired:
-    """Collectives over links that are fast enough for groups to pay."""
-
-    def estimate(self, work: Work, device: str) -> Estimate | None:
-        if not isinstance(work, Collective):
-            return None
-        seconds = 1e-6 + work.bytes / 50e9
-        return Estimate(seconds, seconds, seconds, "theory")
 
 
 def chains_of(problem):
@@ -199,14 +188,12 @@ def test_impossible_degrees_are_refused(make_problem, degree, words):
         PLANNER.decide(problem)
 
 
-def test_unequal_devices_share_no_stage_and_replicas_none(make_problem):
+def test_unequal_devices_share_no_stage(make_problem):
     problem = make_problem(*FOUR[:2], isas="native", tensor_parallel=2, **SIZES)
     decision = PLANNER.decide(problem).decision
     unlike = make_problem(*FOUR[:2], isas="avx2 native", **SIZES)
     with pytest.raises(SpecError, match="equal devices of one host"):
         PLANNER.schedule(unlike, decision)
-    with pytest.raises(ValueError, match="tensor_parallel of 1"):
-        ReplicasWorkload(batch=4, prompt_tokens=8, new_tokens=4, tensor_parallel=2)
 
 
 def test_gpus_listed_one_by_one_are_grouped_only_where_devices_may_share(make_problem):

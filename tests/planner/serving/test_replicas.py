@@ -151,7 +151,7 @@ def test_side_by_side_is_as_long_as_the_longest(make_replicas):
     problem = make_replicas(24, 14)
     serving = ServingPlanner()
     decision = PLANNER.decide(problem).decision
-    parts = [PLANNER._alone(problem, replica) for replica in decision.replicas]
+    parts = [PLANNER._alone(problem, replica).build() for replica in decision.replicas]
     joined = joint_schedule([(part, 2) for part in parts])
     together = simulate(joined, problem.costs)
     alone = [simulate(joint_schedule([(part, 2)]), problem.costs) for part in parts]
