@@ -16,7 +16,7 @@ from foreplan.cost_models._program_counts import Counts
 
 Floats = NDArray[np.float64]
 
-#: Bytes a cycle from any cache; cycles of a term of a sum, of a cheap and of a costly function, of a
+#: Bytes a cycle from any cache; cycles of a term of a sum, of a cheap and a costly function, of a
 #: call, of an element in a line of its own; lanes of vector code. Round: part weights are fitted.
 _BYTES_PER_CYCLE = 16.0
 _SUM_CYCLES, _CHEAP_CYCLES, _COSTLY_CYCLES, _CALL_CYCLES, _MISS_CYCLES = 4.0, 8.0, 30.0, 60.0, 10.0
