@@ -20,6 +20,7 @@ test: $(INSTALLED) $(RAY)
 
 check: $(CHECKED) docs
 	$(BIN)/ruff check
+	$(BIN)/ruff format --check
 	$(BIN)/mypy --strict
 
 # Into out/docs; a warning is an error. The variable silences an announcement of the theme's authors.
