@@ -16,6 +16,7 @@ in nats a token.
   error.
 - `depth`, `random_order`: without data.
 
+Of a mixture of experts, `measured_kl` and `fisher` alone: both see what the router sends where.
 Weights alone: `foreplan.cost_models.sensitivity`. Imports torch where it is needed.
 """
 
@@ -39,6 +40,8 @@ Say = Callable[[str], None]
 
 #: Windows of one forward pass.
 BATCH = 4
+#: What can be asked of a mixture of experts.
+WITH_EXPERTS = "use measured_kl, fisher or weights"
 
 
 def measured_kl(
@@ -151,7 +154,7 @@ def variance_bound(decoder: QuantisedDecoder, ids: IntArray, bits: Sequence[int]
     found = np.zeros((decoder.model.layers, len(bits)))
     for layer in range(decoder.model.layers):
         for column, count in enumerate(bits):
-            for linear in decoder.model.linears if count < 16 else ():
+            for linear in decoder.linears(layer) if count < 16 else ():
                 square = decoder.squared_step(layer, linear.name, count)
                 found[layer, column] += linear.k * square * moments[layer, linear.name].variance / 4
     return found
@@ -171,6 +174,7 @@ def hessian(
     import torch
     from torch.nn import functional as F
 
+    decoder.model.refuse_experts(f"traces are of whole linears; {WITH_EXPERTS}")
     from foreplan.cost_models.weight_indicators import hutchinson_traces
 
     tokens = torch.from_numpy(ids)
@@ -281,12 +285,13 @@ def _moments(decoder: QuantisedDecoder, ids: IntArray) -> dict[tuple[int, str], 
     """Moments of the input of every linear, by layer and name."""
     import torch
 
+    decoder.model.refuse_experts(f"the inputs of single experts are not seen; {WITH_EXPERTS}")
     found: dict[tuple[int, str], _Moments] = {}
     hooks = []
     for layer in range(decoder.model.layers):
-        for linear in decoder.model.linears:
+        for linear in decoder.linears(layer):
             moments = found[layer, linear.name] = _Moments(linear.k)
-            first = decoder.pieces(layer, linear.name)[0][0].removesuffix(".weight")
+            first = decoder.pieces(layer, linear.name)[0].parameter.removesuffix(".weight")
             part = decoder.module.get_submodule(first)
             hooks.append(part.register_forward_pre_hook(_watch(moments)))
     try:
@@ -308,32 +313,35 @@ def _watch(moments: _Moments) -> Callable[[Any, tuple[Tensor, ...]], None]:
 
 
 def _names(decoder: QuantisedDecoder) -> list[str]:
-    """Parameters that are quantised."""
-    return [
-        name
+    """Parameters that are quantised, each once."""
+    found = (
+        piece.parameter
         for layer in range(decoder.model.layers)
-        for linear in decoder.model.linears
-        for name, *_ in decoder.pieces(layer, linear.name)
-    ]
+        for linear in decoder.linears(layer)
+        for piece in decoder.pieces(layer, linear.name)
+    )
+    return list(dict.fromkeys(found))
 
 
 def _changes(
     decoder: QuantisedDecoder, bits: Sequence[int]
 ) -> dict[tuple[int, int], dict[str, Tensor]]:
     """What lowering a layer adds to each of its parameters, by layer and column of ``bits``."""
+    import torch
+
     decoder.set_bits((16,) * decoder.model.layers)
-    device = next(decoder.module.parameters()).device
     found: dict[tuple[int, int], dict[str, Tensor]] = {}
     for layer in range(decoder.model.layers):
         for column, count in enumerate(bits):
-            if count < 16:
-                found[layer, column] = {
-                    name: (part.t() if transposed else part).to(device)
-                    - decoder.module.get_parameter(name).detach()
-                    for linear, weight in decoder.stored(layer, count)
-                    for name, rows, transposed in decoder.pieces(layer, linear)
-                    for part in (weight[rows],)
-                }
+            if count >= 16:
+                continue
+            changed = found[layer, column] = {}
+            for linear, weight in decoder.stored(layer, count):
+                for piece in decoder.pieces(layer, linear):
+                    exact = decoder.module.get_parameter(piece.parameter).detach()
+                    change = changed.setdefault(piece.parameter, torch.empty_like(exact))
+                    part = weight[piece.rows].to(exact.device)
+                    piece.of(change).copy_(part - piece.of(exact))
     return found
 
 
