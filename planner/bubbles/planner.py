@@ -34,6 +34,7 @@ from foreplan.planner.bubbles.bounds import describe
 from foreplan.planner.bubbles.decision import BubblesDecision
 from foreplan.planner.bubbles.filling import Filled, describe_unfit
 from foreplan.planner.bubbles.ledger import ledgers
+from foreplan.planner.bubbles.module_sizes import with_sizes
 from foreplan.planner.bubbles.multimodal import completed
 from foreplan.planner.bubbles.robustness import bubble_shares, inside_share, jittered_s
 from foreplan.planner.bubbles.schedule import StepSchedule
@@ -222,8 +223,8 @@ class BubblesPlanner(Planner[BubblesWorkload, BubblesDecision]):
         return ledgers(problem, TrainingStep.of(problem, decision), decision)
 
     def completed(self, fields: Mapping[str, Any]) -> dict[str, Any]:
-        """Sizes from the folder that ``multimodal`` names."""
-        return completed(fields)
+        """Sizes from modules, and from the folder that ``multimodal`` names."""
+        return completed(with_sizes(fields))
 
     def given(self, workload: BubblesWorkload) -> Mapping[Work, float]:
         """Times that the workload states."""
