@@ -303,9 +303,9 @@ class BackboneTimeline:
         """Intervals ``[n, 2]`` in which each rank's compute and tensor link are occupied."""
         found = []
         for rank in range(len(self.orders)):
-            if self.step.plan.tp == 1:
-                spans = np.column_stack((self.start_s[rank], self.end_s[rank]))
-                found.append((_tidy(spans, self.total_s), np.empty((0, 2))))
+            if not self.step.divisible:
+                spans = _tidy(np.column_stack((self.start_s[rank], self.end_s[rank])), self.total_s)
+                found.append((spans, np.empty((0, 2)) if self.step.plan.tp == 1 else spans))
                 continue
             owner, start, end = self.pieces(rank)
             place = np.arange(len(owner)) - np.searchsorted(owner, owner)

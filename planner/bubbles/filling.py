@@ -115,7 +115,11 @@ class _Chains:
         self._step = filling.timeline.step
         self._costs = filling.timeline.costs
         self.plans = plans
-        self.bare = filling.unit_layers == 0.5 and self._collective_s() > _SHORTEST_S
+        # A real run has no sums apart from units that are computed again.
+        whole = self._step.arithmetic.measurable and any(
+            self._step.encoder(e).recompute for e in range(len(plans))
+        )
+        self.bare = filling.unit_layers == 0.5 and not whole and self._collective_s() > _SHORTEST_S
         self.rows: dict[str, list[tuple[int, int, Step]]] = {"F": [], "B": []}
         for stage in range(filling.stages):
             for e, plan in enumerate(plans):
@@ -297,7 +301,7 @@ def _merged(
     passes = timeline.orders[rank]
     start, end = timeline.start_s[rank], timeline.end_s[rank]
     touched = np.zeros(len(passes), dtype=bool)
-    if timeline.step.plan.tp > 1:
+    if timeline.step.divisible:
         for (begin, _, _), finish in zip(units, ends, strict=True):
             a = int(np.searchsorted(end, begin + slack, side="right"))
             b = int(np.searchsorted(start, finish - slack, side="left"))

@@ -127,6 +127,17 @@ class TrainingStep:
         elements = w.microbatch * w.sequence_length * self.backbone.hidden
         return self.arithmetic.element_bytes * elements // self.plan.tp
 
+    @property
+    def divisible(self) -> bool:
+        """Whether units may reach into the backbone's passes, where its lanes communicate.
+
+        A real run has no pieces of layers that are computed again, nor of passes whose weight
+        gradients are put off.
+        """
+        w = self.workload
+        whole = w.recompute == "full" or w.schedule.startswith("zb")
+        return self.plan.tp > 1 and not (whole and self.arithmetic.measurable)
+
     def pieces(self, start: int, end: int) -> int:
         """Pieces of a split pass over layers ``[start, end)``: their halves."""
         return 2 * (end - start)

@@ -92,6 +92,18 @@ def test_a_slow_rank_gets_a_new_order_once_it_has_lasted() -> None:
     assert again == [None] * 4
 
 
+def test_a_rank_that_recovers_gets_its_share_back() -> None:
+    online = OnlinePlanner(PROBLEM, DECISION, patience=2)
+    slow = everything(SLOW, 2.0)
+    for _ in range(2):
+        online.observe(measured(DECISION, slow))
+    assert online.decision.orders != DECISION.orders
+    found = [online.observe(measured(online.decision, {})) for _ in range(2)][-1]
+    assert found is not None
+    assert all(factor == pytest.approx(1.0) for factor in found.factors.values())
+    assert found.after_s == pytest.approx(measured(DECISION, {}).makespan_s, rel=1e-2)
+
+
 def test_what_an_exchange_takes_beside_computation_is_no_drift() -> None:
     tier = {"group": ["all"], "scope": "host", "latency_s": 1e-4, "bandwidth_bytes_per_s": 1e9,
             "compute_share": 1.0, "source": "a test"}  # fmt: skip

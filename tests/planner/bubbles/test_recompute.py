@@ -7,11 +7,15 @@ import pytest
 from tests.planner.bubbles.problems import problem
 
 import foreplan
+from foreplan.cost_models.costs import CostBook, Estimate, HostLaunch
 from foreplan.cost_models.simulator import simulate
 from foreplan.datasets.cluster import Cluster
 from foreplan.datasets.specs import validate
 from foreplan.errors import InfeasibleError, SpecError
+from foreplan.planner.base import Problem
 from foreplan.planner.bubbles import BubblesPlanner
+from foreplan.planner.bubbles.actions import parse_order
+from foreplan.planner.bubbles.filling import Filling, fill
 from foreplan.planner.bubbles.recompute import (
     candidates,
     described,
@@ -19,6 +23,7 @@ from foreplan.planner.bubbles.recompute import (
     settled,
     under,
 )
+from foreplan.planner.bubbles.search import BubbleSearch
 from foreplan.planner.bubbles.spec import BubblesWorkload
 from foreplan.planner.bubbles.training_step import TrainingStep
 from foreplan.planner.export import export_plan
@@ -132,6 +137,40 @@ def test_what_is_open_prices_nothing_until_a_decision_says_it():
     assert not is_open(settled(where, decision).workload)
     with pytest.raises(SpecError, match=r"workload\.recompute"):
         PLANNER.schedule(where, decision.model_copy(update={"recompute": None}))
+
+
+class MadeUp:
+    """A price for whatever is asked."""
+
+    def estimate(self, work, device):
+        return Estimate.exact(0.0 if isinstance(work, HostLaunch) else 1e-3)
+
+
+@pytest.mark.parametrize(
+    ("fields", "encoder", "pieces", "sums"),
+    [
+        ({"recompute": "selective"}, False, True, True),
+        ({"recompute": "full"}, False, False, True),
+        ({"recompute": "selective"}, True, True, False),
+        ({"recompute": "full"}, True, False, False),
+        ({"recompute": "selective", "schedule": "zb-h1"}, False, False, True),
+    ],
+)
+def test_lanes_of_a_real_run_divide_no_work_that_is_computed_again(fields, encoder, pieces, sums):
+    rest = fields | {"encoders": [VIT | {"recompute": encoder}], "plan": {"pp": 2, "tp": 2}}
+    workload = validate(BubblesWorkload, asked(unit_layers=[0.5], **rest), "workload")
+    devices = [{"name": "cpu:threads=1", "count": 4, "memory_bytes": 64 << 30}]
+    cluster = validate(Cluster, {"devices": devices}, "cluster")
+    where = Problem(None, cluster, workload, CostBook([MadeUp()]))
+    search = BubbleSearch(where)
+    (layout,) = search.layouts
+    (timeline,) = search.timelines(layout, None, 1)
+    words = [
+        word for order in fill(Filling(timeline, 1, 0.5)).decision.orders
+        for word in parse_order(order)
+    ]  # fmt: skip
+    assert any(word.piece >= 0 for word in words) == pieces
+    assert any(word.op.islower() for word in words) == sums
 
 
 def test_plan_baselines_and_exports_state_it(tmp_path):
