@@ -11,6 +11,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from dataclasses import dataclass
 from typing import Any, Literal, Self
@@ -100,6 +101,12 @@ class DeviceName:
         options = [f"threads={self.threads}"] if self.threads is not None else []
         options += [f"isa={self.isa}"] if self.isa is not None else []
         return "cpu" + (":" + ",".join(options) if options else "")
+
+    @property
+    def any_index(self) -> DeviceName:
+        """The same name for every whole GPU of a host; of anything else its own."""
+        whole_gpu = self.kind == "cuda" and not self.is_slice
+        return dataclasses.replace(self, index=0) if whole_gpu else self
 
     @property
     def is_slice(self) -> bool:

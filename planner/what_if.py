@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from typing import Any, TypeGuard
 
 from foreplan.datasets.cluster import Cluster
-from foreplan.datasets.cluster_entry import Rank
+from foreplan.datasets.cluster_entry import DeviceEntry, Rank
 from foreplan.datasets.specs import validate
 from foreplan.errors import ForeplanError, InfeasibleError, MissingDataError
 from foreplan.planner.base import Planner, Problem
@@ -73,26 +73,34 @@ def _memory(problem: Problem[Any], predicted: Prediction) -> Iterator[tuple[str,
         rank, held = ranks.get(of.device), sum(of.memory_bytes.values())
         if rank is None or not of.capacity_bytes or held < BINDING * of.capacity_bytes:
             continue
-        if _alike(rank) in seen or rank.memory_bytes is None:
+        if rank.memory_bytes is None:
             continue
-        seen.add(_alike(rank))
+        # Devices that share layers have to be alike: more memory for one of them is of no use.
+        shared = getattr(problem.workload, "tensor_parallel", 1) != 1
+        alike = _alike(rank, rank.memory_bytes, shared=shared)
+        if alike in seen:
+            continue
+        seen.add(alike)
         more = int(rank.memory_bytes * (1 + RELAXED))
-        yield (
-            f"memory of {rank.name}",
-            dataclasses.replace(problem, cluster=_with_memory(problem.cluster, rank, more)),
-        )
+        cluster = _with_memory(problem.cluster, alike, more, shared=shared)
+        names = {str(r.name) for r in ranks.values()
+                 if _alike(r, r.memory_bytes, shared=shared) == alike}  # fmt: skip
+        yield f"memory of {', '.join(sorted(names))}", dataclasses.replace(problem, cluster=cluster)
 
 
-def _alike(rank: Rank) -> tuple[Any, ...]:
-    return rank.host, rank.name, rank.profile, rank.memory_bytes
+def _alike(of: Rank | DeviceEntry, memory_bytes: int | None, *, shared: bool) -> tuple[Any, ...]:
+    """What devices have in common that get more memory together."""
+    if shared and of.name.kind == "cuda":  # listed one by one, with a profile each
+        return of.host, of.name.any_index, memory_bytes
+    return of.host, of.name, of.profile, memory_bytes
 
 
-def _with_memory(cluster: Cluster, like: Rank, size: int) -> Cluster:
+def _with_memory(cluster: Cluster, alike: tuple[Any, ...], size: int, *, shared: bool) -> Cluster:
     entries = []
     for entry in cluster.devices:
         published = entry.published()
         known = entry.memory_bytes or (published.memory_bytes if published else None)
-        same = (entry.host, entry.name, entry.profile, known) == _alike(like)
+        same = _alike(entry, known, shared=shared) == alike
         # A copy is not checked again: a zoo device may not have more than was published.
         entries.append(entry.model_copy(update={"memory_bytes": size}) if same else entry)
     return cluster.model_copy(update={"devices": tuple(entries)})

@@ -89,6 +89,19 @@ class ServingChains:
         """``[G, kinds]`` groups of each kind that exist together, in every way there is."""
         return groupings(self.kinds, [len(ranks) for ranks in self.types])
 
+    def usable(self) -> IntArray:
+        """Devices of each type that have a place in some grouping."""
+        found = np.zeros(len(self.types), dtype=np.int64)
+        for t in range(len(self.types)):
+            degrees = np.array([kind.degree * (kind.type == t) for kind in self.kinds])
+            found[t] = (self.groupings() @ degrees).max(initial=0)
+        return found
+
+    def name(self, k: int) -> str:
+        """A kind for readers: a device's label, or of several how many and the first."""
+        degree, label = self.kinds[k].degree, self.first(k).label
+        return label if degree == 1 else f"each of {degree} devices like {label}"
+
     @property
     def bits(self) -> tuple[int, ...]:
         """Bits of each variant."""

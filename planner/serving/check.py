@@ -55,7 +55,7 @@ def _check_group(model: Model, cluster: Cluster, where: str, stage: StageDecisio
     """Devices that share layers are alike and of one host, and can split this model."""
     shard_model(model, stage.degree)
     every = cluster.ranks()
-    alike = {(every[r].host, every[r].name) for r in stage.ranks}
+    alike = {(every[r].host, every[r].name.any_index) for r in stage.ranks}
     if len(alike) > 1:
         raise SpecError(
             f"{where}.peers", got=", ".join(every[r].label for r in stage.ranks),

@@ -110,7 +110,7 @@ def types_of(cluster: Cluster, capacity_bytes: Sequence[int], pricing: Pricing) 
 
 
 def _same_gpu(a: Rank, b: Rank, pricing: Pricing) -> bool:
-    gpus = all(r.name.kind == "cuda" and not r.name.is_slice for r in (a, b))
+    gpus = a.name.kind == "cuda" and a.name.any_index == b.name.any_index
     if not gpus or a.host != b.host:
         return False
     widest_linear = max(pricing.model.linears, key=lambda linear: linear.n * linear.k)

@@ -122,15 +122,23 @@ class ServingPlanner(Planner[ServingWorkload, ServingDecision]):
         fewest = min(w.bits)
         smallest = MicroBatches(w.prefill_microbatch or 1, w.decode_microbatch or 1)
         whole = static_bytes(model, w, 0, model.layers, (fewest,) * model.layers)
-        used = len(problem.cluster.ranks())
         kind = device_kind(problem.cluster.ranks()[0])
         need = sum(whole.values()) + workspace_bytes(model, w, smallest, kind)
-        have = sum(float(c) * len(t) for c, t in zip(chains.capacity, chains.types, strict=True))
+        usable = chains.usable()
+        have = float(usable @ chains.capacity)
+        devices = f"{int(usable.sum())} devices"
+        if usable.sum() < len(problem.cluster.ranks()):
+            devices += f" that tensor_parallel={w.tensor_parallel} can put together"
+        grouped = w.tensor_parallel not in (1, "auto")
+        else_auto = ", or let tensor_parallel be auto" if grouped else ""
         if need > have:
             item = max(whole, key=whole.__getitem__)
+            size = show_bytes(whole[item])
+            if item == "weights" and model.experts is not None:
+                size += f", all {model.experts.count} experts of a layer"
             return InfeasibleError(
                 f"{model.name} at {fewest} bits needs {show_bytes(need)}, most of it {item} "
-                f"({show_bytes(whole[item])}); the {used} devices have {show_bytes(have)}",
+                f"({size}); the {devices} have {show_bytes(have)}",
                 fix=f"add {show_bytes(need - have)}, or lower the batch or the context",
             )
         late = too_short(w, [chains.problem(sizes) for sizes in chains.sizes()])
@@ -140,23 +148,25 @@ class ServingPlanner(Planner[ServingWorkload, ServingDecision]):
         found = least_obstacle(chains, sizes)
         if found.obstacle is Obstacle.COST2:
             return InfeasibleError(
-                f"{model.name} fits the {used} devices at {-found.need / model.layers:.4g} bits on "
+                f"{model.name} fits the {devices} at {-found.need / model.layers:.4g} bits on "
                 f"average at most, below min_average_bits {w.min_average_bits}",
-                fix="lower min_average_bits, the batch or the context, or give more memory",
+                fix="lower min_average_bits, the batch or the context, or give more memory"
+                + else_auto,
             )
         if found.obstacle is Obstacle.MEMORY:
             short = "; ".join(
                 f"layers {a}-{b - 1} need {show_bytes(size)} of the {show_bytes(room)} of "
-                f"{chains.first(k).label}"
+                f"{chains.name(k)}"
                 for k, a, b, size, room in found.stages
                 if size > room
             )
             return InfeasibleError(
-                f"no split of {model.name} over {used} devices fits: {short}",
-                fix=f"give {show_bytes(found.excess)} more, or lower the batch or the context",
+                f"no split of {model.name} over {devices} fits: {short}",
+                fix=f"give {show_bytes(found.excess)} more, or lower the batch or the context"
+                + else_auto,
             )
         return InfeasibleError(
-            f"no split of {model.name} over {used} devices meets every limit: {found.message}",
+            f"no split of {model.name} over {devices} meets every limit: {found.message}",
             fix="relax min_average_bits, max_omega or max_perplexity_increase, or give more memory",
         )
 

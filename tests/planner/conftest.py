@@ -13,7 +13,7 @@ from foreplan.planner.base import Problem
 from foreplan.planner.serving.spec import ServingWorkload
 
 #: FLOP/s by compute dtype on a processor with and without low-precision instructions.
-FULL = {"bf16": 150e9, "fp32": 60e9, "int8": 300e9}
+FULL = {"bf16": 150e9, "fp32": 60e9, "int8": 300e9, "tf32": 60e9, "fp8": 300e9}
 AVX2 = {"bf16": 15e9, "fp32": 60e9, "int8": 80e9}
 
 

@@ -11,6 +11,8 @@ from hypothesis import strategies as st
 from tests.planner.conftest import Processors, Wired
 
 from foreplan.cost_models.costs import CostBook
+from foreplan.datasets.cluster import Cluster
+from foreplan.datasets.specs import validate
 from foreplan.errors import InfeasibleError, SpecError
 from foreplan.planner.predict import Forecast
 from foreplan.planner.serving import ServingPlanner
@@ -18,6 +20,7 @@ from foreplan.planner.serving.cases import solve_cases
 from foreplan.planner.serving.groups import Kind, groupings
 from foreplan.planner.serving.spec import ServingDecision, ServingWorkload
 from foreplan.planner.serving.time_limits import time_limits
+from foreplan.planner.what_if import what_if
 from foreplan.solvers.chain_partition import solve
 
 PLANNER = ServingPlanner()
@@ -200,3 +203,47 @@ def test_gpus_listed_one_by_one_are_grouped_only_where_devices_may_share(make_pr
     problem = make_problem(*FOUR, isas="native", **SIZES)
     assert [len(t) for t in chains_of(problem).types] == [4]
     assert np.array_equal(chains_of(problem).groupings(), [[4]])
+
+
+@pytest.fixture
+def two_gpus(make_problem):
+    """Two GPUs of a host, listed one by one as every host's own are."""
+
+    def make(memory_mib, names=("cuda:0", "cuda:1"), **workload):
+        tier = {"group": "all", "scope": "host", "latency_s": 1e-6,
+                "bandwidth_bytes_per_s": 50e9, "source": "made up"}  # fmt: skip
+        devices = [{"name": name, "memory_bytes": memory_mib << 20} for name in names]
+        made = make_problem(64, isas="native", model="demo-llama-random", **workload)
+        return dataclasses.replace(
+            made, costs=CostBook([Wired(), Processors()]),
+            cluster=validate(Cluster, {"devices": devices, "tiers": [tier]}, "made-up GPUs"),
+        )  # fmt: skip
+
+    return make
+
+
+def test_gpus_of_a_host_share_a_stage_and_get_more_memory_together(two_gpus):
+    problem = two_gpus(150, theta_s=10.0, tensor_parallel=2)
+    decision = PLANNER.decide(problem).decision
+    assert [stage.ranks for stage in decision.stages] == [(0, 1)]
+    forecast = Forecast(PLANNER, problem, decision)  # which checks the decision
+    (memory,) = what_if(PLANNER, problem, decision, forecast.prediction(), forecast.total_s)
+    assert memory.limit == "memory of cuda:0, cuda:1"
+    assert memory.gain > 0.1  # more bits, which theta rewards; more for one alone is of no use
+    slices = two_gpus(150, ("cuda:0/sms=66", "cuda:1/sms=66"), tensor_parallel=2)
+    with pytest.raises(SpecError, match="equal devices of one host"):
+        PLANNER.schedule(slices, decision)
+
+
+def test_a_group_that_lacks_memory_is_named_with_what_would_help(two_gpus, make_problem):
+    with pytest.raises(InfeasibleError) as short:
+        PLANNER.decide(two_gpus(110, tensor_parallel=2))
+    assert "of each of 2 devices like localhost/cuda:0;" in str(short.value)
+    assert "or let tensor_parallel be auto" in str(short.value)
+    # A device that no group has a place for counts for nothing.
+    problem = make_problem(
+        64, 24, 24, isas="avx2 native native", tensor_parallel=2, bits=[16],
+        model="demo-llama-random", **SIZES,
+    )  # fmt: skip
+    with pytest.raises(InfeasibleError, match="the 2 devices that tensor_parallel=2 can put"):
+        PLANNER.decide(problem)
