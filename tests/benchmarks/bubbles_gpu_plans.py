@@ -22,6 +22,7 @@ from foreplan.datasets.program import Program
 from foreplan.datasets.specs import validate
 from foreplan.planner.base import Problem
 from foreplan.planner.bubbles import BubblesPlanner
+from foreplan.planner.bubbles.actions import parse_order
 from foreplan.planner.bubbles.decision import BubblesDecision
 from foreplan.planner.bubbles.robustness import inside_share
 from foreplan.planner.bubbles.spec import BubblesWorkload
@@ -211,6 +212,7 @@ def plan_shape(name: str, folder: Path, processor: bool) -> None:
         document["decisions"][label] = {
             "decision": decision.model_dump(mode="json"),
             "predicted_s": forecast.total_s,
+            "host_s": host_s(problem, decision, json.loads(prices.read_text())),
             "metrics": dict(forecast.metrics),
             "bubbles": bubbles_of(forecast.timeline),
             "actions": actions_of(forecast.timeline),
@@ -226,6 +228,41 @@ def write(path: Path, document: Any) -> None:
 
 def slug(name: str) -> str:
     return name.replace(" ", "_").replace(",", "")
+
+
+def host_s(
+    problem: Problem[BubblesWorkload], decision: BubblesDecision, found: dict[str, Any]
+) -> float:
+    """What the host of the busiest rank takes to queue a step's passes and units; 0 unmeasured.
+
+    A step cannot be shorter, whatever the GPU takes.
+    """
+    step = TrainingStep.of(problem, decision)
+    names = ("backbone", *map(str, range(len(step.encoders))))
+    timed = [found["towers"][tower_key(step, name)] for name in names]
+    layers = [step.backbone.layers, *(tower.layers for tower in step.encoders)]
+
+    def seconds(tower: int, begin: int, end: int, op: str) -> float:
+        """Of halves ``[begin, end)``, with what stands before the first and behind the last."""
+        times = {key: value.get(f"host {op}", 0.0) for key, value in timed[tower].items()}
+        total = sum(times[str(half % 2)] for half in range(begin, end))
+        total += times["entry"] if begin == 0 else 0.0
+        return total + (times["exit"] if end == 2 * layers[tower] else 0.0)
+
+    ranks = []
+    for order in decision.orders:
+        total = 0.0
+        for word in parse_order(order):
+            if word.op not in "FB":
+                continue
+            if word.encoder >= 0:
+                units = decision.encoders[word.encoder].units
+                total += seconds(1 + word.encoder, units[word.unit], units[word.unit + 1], word.op)
+            elif word.piece <= 0:  # all pieces of a pass at its first
+                stage = decision.stages[word.stage]
+                total += seconds(0, 2 * stage.start, 2 * stage.end, word.op)
+        ranks.append(total)
+    return max(ranks)
 
 
 def bubbles_of(timeline: Timeline) -> dict[str, float]:

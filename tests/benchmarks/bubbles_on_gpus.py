@@ -112,11 +112,13 @@ class Ranks(Measuring):
                 row["by_nccl"] = {k: other[k] for k in ("measured_s", "rounds_s", "actions")}
                 self.say(f"{label}, messages by NCCL: {1e3 * other['measured_s']:.1f} ms")
             if self.rank == 0:
-                predicted = {k: plan[k] for k in ("predicted_s", "bubbles", "metrics", "actions")}
+                names = ("predicted_s", "host_s", "bubbles", "metrics", "actions")
+                predicted = {k: plan[k] for k in names}
                 results[label] = row | {"predicted_s": plan["predicted_s"], "predicted": predicted}
                 self.keep()
                 self.say(
-                    f"{name} | {label}: predicted {1e3 * plan['predicted_s']:.1f} ms, measured "
+                    f"{name} | {label}: predicted {1e3 * plan['predicted_s']:.1f} ms, host at "
+                    f"least {1e3 * plan['host_s']:.1f}, measured "
                     f"{1e3 * row['measured_s']:.1f} {[round(1e3 * t, 1) for t in row['rounds_s']]}"
                     f", inside {row['bubbles']['inside_share']:.2f}"
                     f", filled {row['bubbles']['filled_share']:.2f}"
