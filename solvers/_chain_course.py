@@ -6,7 +6,7 @@ import math
 
 from foreplan.solvers._bound_pricing import BoundPricing
 from foreplan.solvers._chain_box import Box
-from foreplan.solvers._chain_driver import few_stages, glance, refine, run_search
+from foreplan.solvers._chain_driver import few_stages, glance, look, refine, run_search
 from foreplan.solvers._chain_merge import merge_types, split_types
 from foreplan.solvers._chain_model import model_of
 from foreplan.solvers._chain_search import Search
@@ -42,6 +42,21 @@ class Course:
             return -math.inf
         self._bounds = BoundPricing(self._search.model)
         self._frontier = glance(self._search, self._bounds)
+        return self._frontier[0].bound if self._frontier else math.inf
+
+    def look(self, cutoff: float) -> float:
+        """Spend some evaluations more than `glance` did.
+
+        Args:
+            cutoff: a better one than that known at the start, seconds.
+
+        Returns:
+            As `glance`.
+        """
+        if self._bounds is None:
+            return -math.inf
+        self._search.cutoff = min(self._search.cutoff, cutoff)
+        self._frontier = look(self._search, self._bounds, self._frontier)
         return self._frontier[0].bound if self._frontier else math.inf
 
     def solution(self, cutoff: float = math.inf) -> Solution[ChainAssignment]:

@@ -1,8 +1,9 @@
 """Chain problems of which the best answer over all is wanted, such as pairs of micro-batch sizes.
 
-A glance at each (a few bound evaluations) finds some answer and says which problem looks best;
-solved in that order, most of the others only have to be shown to be no better than the best so
-far, which takes a bound and no search.
+A glance at each (a few bound evaluations) finds some answer and says which problem looks best. A
+longer look at those that may still be better puts them in order; solved in that order, most of the
+others only have to be shown to be no better than the best so far, which takes a bound and no
+search.
 """
 
 from __future__ import annotations
@@ -57,10 +58,18 @@ def solve_family(
     looks = [course.glance() for course in courses]
     free = limits is None or limits.none
     best = min([course.objective for course in courses], default=math.inf) if free else math.inf
+
+    def order() -> list[int]:
+        return sorted(range(len(courses)), key=lambda i: (courses[i].objective, looks[i], i))
+
+    if free and len(courses) > 1:
+        for at in order():
+            if looks[at] < best * (1 + within):
+                looks[at] = courses[at].look(_above(best * (1 + within)))
+                best = min(best, courses[at].objective)
     solutions: dict[int, Solution[ChainAssignment]] = {}
-    for at in sorted(range(len(courses)), key=lambda i: (courses[i].objective, looks[i], i)):
-        # The answer that set the best must not be cut off by itself.
-        known = math.nextafter(best * (1 + within), math.inf)
+    for at in order():
+        known = _above(best * (1 + within))
         solutions[at] = (
             courses[at].solution(known)
             if limits is None or limits.none
@@ -70,3 +79,8 @@ def solve_family(
         )
         best = min(best, solutions[at].objective)
     return [solutions[at] for at in range(len(courses))]
+
+
+def _above(value: float) -> float:
+    """A cutoff by which the answer that has set it is not cut off itself."""
+    return math.nextafter(value, math.inf)
