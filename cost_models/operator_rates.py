@@ -24,8 +24,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from foreplan.cost_models.roofline import ASSUMED_LAUNCH_S
+from foreplan.cost_models.unpacking import unpacked_weights
 from foreplan.datasets.device import PEAK_DTYPES, Device
-from foreplan.datasets.experts import touched_experts
 from foreplan.datasets.program import PRODUCTS, Program
 from foreplan.errors import MissingDataError
 
@@ -38,9 +38,6 @@ LEVELS = ("all", "family", "layer", "operator", "dtype", "function", "kernel", "
 
 #: Operators whose FLOP are products; only these have a peak of their own for each dtype.
 _ARITHMETIC = PRODUCTS | {"linear", "matmul", "conv", "attention", "full_attention"}
-
-#: Kernels that write the whole weight out before they multiply.
-_UNPACKING = ("dequant_linear", "unpack_linear", "upcast_linear")
 
 _PASSES = ("_forward", "_backward", "_weight_gradient")
 
@@ -86,7 +83,7 @@ def rate_terms(programs: Sequence[Program], device: Device) -> Floats:
             launch,
             program.flops / _peak(device, program),
             program.bytes / device.memory_bandwidth,
-            _unpacked_bytes(program) / device.memory_bandwidth,
+            4.0 * unpacked_weights(program) / device.memory_bandwidth,
         )
         for program in programs
     ]).reshape(len(programs), len(TERMS))  # fmt: skip
@@ -105,15 +102,3 @@ def _peak(device: Device, program: Program) -> float:
         if peak is not None:
             return peak
     raise AssertionError("checked by rate_terms")
-
-
-def _unpacked_bytes(program: Program) -> float:
-    if not program.variant.kernel.endswith(_UNPACKING):
-        return 0.0
-    d = program.dims
-    if program.op == "linear":
-        return 4.0 * d["n"] * d["k"]
-    if program.op == "experts":
-        weights = 3 * d["ffn"] * d["hidden"]
-        return 4.0 * weights * touched_experts(d["rows"], d["experts"], d["active"])
-    return 0.0

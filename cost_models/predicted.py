@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 
 from foreplan.cost_models.costs import Estimate, Work
 from foreplan.cost_models.expert_parts import expert_parts
 from foreplan.cost_models.predictor import Predictor
+from foreplan.cost_models.roofline import unpacking
+from foreplan.cost_models.unpacking import unpacked_weights
 from foreplan.datasets import device_zoo
 from foreplan.datasets.device import Device
 from foreplan.datasets.program import Program
@@ -52,6 +55,12 @@ class PredictedSource:
         shares = {work: expert_parts(work) or [(work, 1.0)] for work in wanted}
         parts = list(dict.fromkeys(part for each in shares.values() for part, _ in each))
         found = dict(zip(parts, self._predictor.supported(parts, target), strict=True))
+        figures = target if isinstance(target, Device) else device_zoo.device(target)
+        for part, estimate in found.items():
+            if estimate is not None and unpacked_weights(part):
+                # The tables that it was trained on know fused kernels alone.
+                whole_s = Estimate.total([estimate, unpacking(part, figures)])
+                found[part] = replace(whole_s, source=estimate.source)
         for work, each in shares.items():
             priced = [(found[part], share) for part, share in each]
             known = [estimate.times(share) for estimate, share in priced if estimate is not None]

@@ -8,6 +8,8 @@ P4, P100, T4, V100 and A100 (NeuSight's operators) the measured time over the ro
 is 1.2-1.8 at the 5th percentile, 2.2-2.8 in the median, 5.9-9.3 at the 95th; over 37,000 in fp8,
 int8 and int4 on A100, L40S and H100 (aiconfigurator's tables) 1.05-1.5, 1.5-2.5 and 2.2-6.1,
 H100's int8 apart. The range taken covers both.
+
+A kernel that writes the weight out before it multiplies moves those bytes besides (`unpacking`).
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ from collections.abc import Iterable, Mapping
 
 from foreplan.cost_models._device_words import find
 from foreplan.cost_models.costs import Copy, Estimate, HostLaunch, Work
+from foreplan.cost_models.unpacking import unpacking_bytes
 from foreplan.datasets.device import PEAK_DTYPES, Device
 from foreplan.datasets.program import PRODUCTS, Program
 
@@ -59,11 +62,14 @@ class RooflineSource:
         if not isinstance(work, Program) or figures.memory_bandwidth is None:
             return None
         memory_s = work.bytes / figures.memory_bandwidth
+        unpack_s = unpacking_bytes(work) / figures.memory_bandwidth
         if work.op not in _ARITHMETIC and work.op not in PRODUCTS:
             # Few FLOP a byte: no matrix peak bounds them, and a vector peak seldom does.
-            return _estimate(memory_s, launch)
+            return _estimate(memory_s + unpack_s, launch)
         peak = _peak(figures, work.variant.compute)
-        return None if peak is None else _estimate(max(work.flops / peak, memory_s), launch)
+        if peak is None:
+            return None
+        return _estimate(max(work.flops / peak, memory_s) + unpack_s, launch)
 
 
 def compute_share(item: Program, figures: Device) -> float:
@@ -87,6 +93,13 @@ def _peak(figures: Device, dtype: str) -> float | None:
         if peak is not None:
             return peak
     return None
+
+
+def unpacking(item: Program, figures: Device) -> Estimate:
+    """Price of writing a weight out before it is multiplied by; 0 s for fused kernels."""
+    if figures.memory_bandwidth is None:
+        return _estimate(0.0, 0.0)
+    return _estimate(unpacking_bytes(item) / figures.memory_bandwidth, 0.0)
 
 
 def _estimate(roofline_s: float, launch_s: float) -> Estimate:

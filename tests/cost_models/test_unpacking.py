@@ -1,0 +1,47 @@
+"""Kernels that write a quantised weight out before they multiply."""
+
+import pytest
+
+from foreplan.cost_models.predicted import PredictedSource
+from foreplan.cost_models.roofline import FACTOR, RooflineSource
+from foreplan.cost_models.unpacking import unpacked_weights, unpacking_bytes
+from foreplan.datasets import device_zoo
+from foreplan.datasets.kernels import FEW_ROWS
+from foreplan.datasets.program import Program, Variant, program
+
+FUSED, SLOW = "int8/bf16/foreplan.fragment_linear", "int8/bf16/torch.dequant_linear"
+
+
+def linear(variant: str, rows: int = 16) -> Program:
+    return program("linear", Variant.parse(variant), rows=rows, n=512, k=256)
+
+
+def test_only_kernels_that_unpack_write_weights_out() -> None:
+    assert unpacked_weights(linear(FUSED)) == 0
+    assert unpacked_weights(linear(SLOW)) == 512 * 256
+    assert unpacked_weights(linear(FUSED, FEW_ROWS)) == 0
+    assert unpacked_weights(linear(FUSED, FEW_ROWS + 1)) == 512 * 256
+    assert unpacking_bytes(linear(SLOW)) == 2 * 2 * 512 * 256  # written and read in bf16
+    assert unpacking_bytes(linear("int3/fp32/torch.dequant_linear")) == 2 * 4 * 512 * 256
+
+
+@pytest.mark.parametrize("rows", [1, FEW_ROWS])
+def test_the_roofline_counts_what_is_written_out(rows: int) -> None:
+    figures = device_zoo.device("h200")
+    source = RooflineSource(figures)
+    slow, fused = (source.estimate(linear(v, rows), "h200") for v in (SLOW, FUSED))
+    assert slow is not None
+    assert fused is not None
+    assert figures.memory_bandwidth is not None
+    extra = FACTOR[1] * unpacking_bytes(linear(SLOW)) / figures.memory_bandwidth
+    assert slow.mean_s - fused.mean_s == pytest.approx(extra)
+
+
+def test_predictions_count_it_too() -> None:
+    source = PredictedSource()
+    slow, fused = (source.estimate(linear(v), "h200") for v in (SLOW, FUSED))
+    assert slow is not None
+    assert fused is not None
+    assert slow.source == fused.source == "predicted"
+    assert slow.low_s > fused.low_s
+    assert slow.mean_s > fused.mean_s
