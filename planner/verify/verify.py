@@ -100,7 +100,8 @@ def verify(
 
     Returns:
         The document, with ``passed`` false where the error is beyond the tolerance or a result is
-        wrong. An alternative that cannot be run is in it with the reason.
+        wrong. An alternative that cannot be run is in it with the reason. Interrupted after the
+        timed rounds (Ctrl-C), it has the times and says that results were not compared.
 
     Raises:
         SpecError: an unknown name or host, a device that is not here, a schedule that deadlocks, a
@@ -279,6 +280,10 @@ def _agreement(
             details: dict[str, float | str] = {"failure": str(failure)}
             found.append(AgreementResult(mode=mode, passed=False, exact=False, details=details))
             continue
+        except KeyboardInterrupt:  # what took long is measured, and would be lost
+            say("interrupted: times are kept, results are not compared")
+            details = {"failure": "interrupted before it was compared"}
+            return [*found, AgreementResult(mode=mode, passed=False, exact=False, details=details)]
         result, conflict = _merged(parts)
         if conflict is not None:
             details = {"failure": f"ranks disagree about {conflict}"}
@@ -307,6 +312,8 @@ def _quality(
         except RankFailed as failure:
             notes.append(f"the quality of {candidate.name} was not measured: {failure}")
             continue
+        except KeyboardInterrupt:
+            return found, [*notes, f"interrupted before the quality of {candidate.name} was known"]
         found[candidate.name] = {name: float(value) for name, value in figures.items()}
     return found, notes
 

@@ -163,6 +163,22 @@ def test_a_wrong_result_is_not_passed(make_plan: MakePlan) -> None:
     assert not run.document.passed
 
 
+def test_times_outlive_an_interruption(
+    make_plan: MakePlan, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Rounds, "reference", interrupted)
+    document = verify(make_plan(), rounds=1).document
+    assert document is not None
+    assert document.candidates[0].measured_s is not None
+    assert not document.passed
+    assert [a.details["failure"] for a in document.agreement] == [
+        "interrupted before it was compared"
+    ]
+
+
 @pytest.mark.parametrize(
     ("decision", "message"),
     [
