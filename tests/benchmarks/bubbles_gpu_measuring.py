@@ -178,7 +178,8 @@ class Measuring(Process):
             for i in (0, 1):
                 for key in order:
                     made = run(key, "F", lambda key=key, i=i: cuts[key].forward(i, inputs[key]))
-                    gradients[key] = None if made.dim() == 0 else 1e-3 * torch.ones_like(made)
+                    # As unlike as those of a step: a GPU multiplies equal numbers at less power.
+                    gradients[key] = None if made.dim() == 0 else 1e-3 * torch.randn_like(made)
             for i in (0, 1) if not frozen else ():
                 for key in reversed(order):
                     ahead = gradients[key]
