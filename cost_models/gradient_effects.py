@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import torch
@@ -19,12 +19,20 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from foreplan.cost_models.kinks import Kink, KinkRecorder, crossing
-from foreplan.cost_models.rounding import rounding_variance
+from foreplan.cost_models.rounding import int8_error, rounding_variance
 from foreplan.cost_models.schedule import FloatArray
 from foreplan.datasets.training_variant import TrainingVariant
 
 if TYPE_CHECKING:
     from foreplan.cost_models.gradient_variance import Batch, Calibration, Loss, Variants
+
+
+Along = Literal["row", "tensor"]
+
+
+def rounds_once(variant: TrainingVariant) -> bool:
+    """Whether the gradient of the result is rounded to int8 with one scale, to nearest."""
+    return variant.along == "tensor" and variant.backward == "int8"
 
 
 @dataclass(slots=True)
@@ -38,6 +46,7 @@ class Call:
             such; the first three are nodes of the graph.
         handed: the result as it was handed on.
         effects: ``S`` of each; empty where effects are not asked for.
+        rounded_once: squared change of all gradients when ``g`` is rounded to int8 with one scale.
     """
 
     name: str
@@ -45,7 +54,8 @@ class Call:
     tensors: dict[str, Tensor]
     handed: Tensor
     effects: dict[str, Tensor] = field(default_factory=dict)
-    _errors: dict[tuple[str, str], Tensor] = field(default_factory=dict)
+    rounded_once: float = 0.0
+    _errors: dict[tuple[str, str, str], Tensor] = field(default_factory=dict)
 
     def errors(self, variant: TrainingVariant) -> dict[str, Tensor]:
         """Variance of the rounding of every element, by tensor that a variant rounds."""
@@ -56,18 +66,20 @@ class Call:
             "w": variant.output if self.looked_up else variant.forward,
             "z": variant.output,
             "g": low,
-            "d": variant.backward,
+            "d": variant.returned if rounds_once(variant) else variant.backward,
         }
         return {
-            word: self._error(word, dtypes[word]) for word in self.tensors if dtypes[word] != "fp32"
+            word: self._error(word, dtypes[word], variant.along)
+            for word in self.tensors
+            if dtypes[word] != "fp32"
         }
 
-    def _error(self, word: str, dtype: str) -> Tensor:
-        key = (word, dtype)
+    def _error(self, word: str, dtype: str, along: Along) -> Tensor:
+        key = (word, dtype, along)
         if key not in self._errors:
-            error = rounding_variance(self.tensors[word].detach(), dtype)
+            error = rounding_variance(self.tensors[word].detach(), dtype, along)
             # Gradients are rounded to int8 stochastically, at twice the variance.
-            self._errors[key] = 2 * error if key == ("d", "int8") else error
+            self._errors[key] = 2 * error if key[:2] == ("d", "int8") else error
         return self._errors[key]
 
     def added(self, variant: TrainingVariant, *, weighted: bool) -> FloatArray:
@@ -80,7 +92,7 @@ class Call:
                 if word in self.effects
             }
             forward, backward = (sum(effect.get(w, 0.0) for w in words) for words in ("vwz", "gd"))
-            return np.array([forward, backward])
+            return np.array([forward, backward + self.rounded_once * rounds_once(variant)])
         total = {word: float(error.sum()) for word, error in errors.items()}
         norm = {word: float(x.detach().square().sum()) for word, x in self.tensors.items()}
         v, w, g = (total.get(word, 0.0) for word in "vwg")
@@ -140,10 +152,11 @@ def calibrate(sample: Calibration, seed: int | None) -> Iterator[Calibrated]:
     random = None if seed is None else torch.Generator().manual_seed(seed)
     module, training = sample.module, sample.module.training
     parts = {name: part for name, part in module.named_modules() if name in sample.variants}
+    once = {n for n, rows in sample.variants.items() if any(map(rounds_once, rows.values()))}
     module.train()
     try:
         for batch in sample.batches:
-            yield _run(module, parts, batch, sample.loss, random)
+            yield _run(module, parts, batch, sample.loss, random, once)
     finally:
         module.train(training)
 
@@ -154,6 +167,7 @@ def _run(
     batch: Batch,
     loss: Loss,
     random: torch.Generator | None,
+    once: Collection[str],
 ) -> Calibrated:
     seen: list[tuple[str, Any, Tensor, Tensor, Tensor]] = []
     recorder = KinkRecorder()
@@ -185,6 +199,9 @@ def _run(
         given = {"w": part.weight, "g": g} | ({} if looked_up else {"v": x, "z": out, "d": d})
         tensors = {word: tensor for word, tensor in given.items() if tensor is not None}
         calls.append(Call(name, looked_up, tensors, handed))
+        if name in once and random is not None:
+            reached = [p for p in parameters if p is not part.bias]  # its sum is not rounded
+            calls[-1].rounded_once = _reach(out, int8_error(g.detach()), reached)
     if random is None:
         return Calibrated(calls)
     inner: Any = sum((p * _signs(p, random)).sum() for p in gradients if p is not None)
@@ -201,6 +218,15 @@ def _run(
         if effect is not None and g is not None:
             curves.append((kink, kink.curve(g, effect.detach().square())))
     return Calibrated(calls, curves, random)
+
+
+def _reach(out: Tensor, error: Tensor, parameters: Sequence[Tensor]) -> float:
+    """Squared change of the gradients of parameters when ``error`` is added to that of ``out``.
+
+    Exact, because a backward pass is linear in the gradient; so errors of one sign add up.
+    """
+    found = torch.autograd.grad(out, parameters, error, retain_graph=True, allow_unused=True)
+    return sum(float(x.square().sum()) for x in found if x is not None)
 
 
 def _own_input(part: Any, inputs: tuple[Tensor, ...]) -> Any:

@@ -22,6 +22,10 @@ same errors have at each kink ``k`` downstream, found with random signs ``r`` li
 
 This is the larger part in networks with ReLU; `first_order` is without it.
 
+A ``g`` that is rounded to int8 with one scale, to nearest, is biased: what is small beside the
+largest number becomes 0. Its error is known, and a backward pass is linear in ``g``, so that one of
+the error alone gives what it does to ``G``, in place of ``Var(d).S_d``.
+
 `depth_weighted` is QSync's indicator (arXiv 2407.02327, released code), which puts depth in place
 of the effect, at depth ``d`` of at most ``L``:
 

@@ -7,7 +7,7 @@ uniform (theory). For int8 ``q`` is the largest magnitude of the row over 127; f
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from foreplan.errors import SpecError
 
@@ -23,12 +23,13 @@ FP8_BITS, FP8_EXPONENT, FP8_LIMIT = 3, -6, 448
 INT8_LIMIT = 127
 
 
-def rounding_variance(x: Tensor, dtype: str) -> Tensor:
+def rounding_variance(x: Tensor, dtype: str, along: Literal["row", "tensor"] = "row") -> Tensor:
     """``q^2 / 12`` of every number of ``x`` when it is rounded to ``dtype``.
 
     Args:
-        x: any shape; int8 and fp8 have one scale for each row ``x[..., :]``.
+        x: any shape.
         dtype: ``fp32`` (nothing), ``tf32``, ``bf16``, ``fp16``, ``fp8`` or ``int8``.
+        along: int8 and fp8 have one scale for each row ``x[..., :]``, or one in all.
 
     Raises:
         SpecError: another dtype.
@@ -38,10 +39,10 @@ def rounding_variance(x: Tensor, dtype: str) -> Tensor:
     if dtype == "fp32":
         return torch.zeros_like(x)
     if dtype == "int8":
-        step = x.abs().amax(-1, keepdim=True) / INT8_LIMIT
+        step = _largest(x, along) / INT8_LIMIT
         return (step.square() / 12).expand_as(x)
     if dtype == "fp8":
-        scale = x.abs().amax(-1, keepdim=True) / FP8_LIMIT
+        scale = _largest(x, along) / FP8_LIMIT
         _, exponent = torch.frexp(x / scale)
         lowest = (exponent - 1).clamp(min=FP8_EXPONENT) - FP8_BITS
         step = scale * torch.ldexp(torch.ones_like(x), lowest)
@@ -51,3 +52,19 @@ def rounding_variance(x: Tensor, dtype: str) -> Tensor:
     _, exponent = torch.frexp(x)  # x = m 2^exponent with 0.5 <= |m| < 1
     step = torch.ldexp(torch.ones_like(x), exponent - 1 - MANTISSA_BITS[dtype])
     return torch.where(x == 0, 0.0, step.square() / 12)
+
+
+def int8_error(x: Tensor) -> Tensor:
+    """What rounding ``x`` to nearest in int8 with one scale changes, number by number.
+
+    Where most numbers are small beside the largest they become 0, one and all: an error that is no
+    noise.
+    """
+    import torch
+
+    step = _largest(x, "tensor") / INT8_LIMIT
+    return torch.where(step == 0, 0.0, torch.round(x / step) * step - x)
+
+
+def _largest(x: Tensor, along: Literal["row", "tensor"]) -> Tensor:
+    return x.abs().amax(-1, keepdim=True) if along == "row" else x.abs().amax()

@@ -25,7 +25,10 @@ if TYPE_CHECKING:
     import torch
 
 #: How far a precision is from fp32, where nothing else is known.
-_STEPS = {"fp32": 0.0, "tf32": 0.5, "bf16": 1.0, "fp8": 1.5, "int8": 2.0, "int8-all": 2.5}
+_STEPS = {
+    "fp32": 0.0, "tf32": 0.5, "bf16": 1.0, "fp8": 1.5, "int8": 2.0, "int8-all": 2.5,
+    "int8-tensor": 3.0,
+}  # fmt: skip
 
 
 def hutchinson_traces(
@@ -101,7 +104,7 @@ def _errors(module: torch.nn.Module, variants: Variants) -> Omega:
     for name, found in variants.items():
         weight: Any = parts[name].weight
         result[name] = {
-            text: float(rounding_variance(weight.detach(), v.forward).sum())
+            text: float(rounding_variance(weight.detach(), v.forward, v.along).sum())
             for text, v in found.items()
         }
     return result

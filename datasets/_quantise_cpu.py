@@ -21,6 +21,9 @@ from torch import Tensor
 from foreplan._compiled import compiled
 from foreplan.datasets._row_threads import in_parts
 
+#: Numbers of a tensor with one scale that a thread takes at a time; they fit into a core's cache.
+_BLOCK = 1 << 14
+
 
 def quantise_rows(
     x: Tensor, factor: Tensor | None, limit: int, dtype: torch.dtype, seed: int | None
@@ -66,8 +69,14 @@ def quantise_tensor(
         int8 ``[M, K]`` and its fp32 scale ``[1, 1]``.
     """
     plain = _plain(x if factor is None else x * factor)
-    values, scale = quantise_rows(plain.view(1, -1), None, limit, dtype, seed)
-    return values.view(x.shape), scale
+    values = torch.empty(plain.shape, dtype=dtype)
+    flat, blocks = plain.view(-1).numpy(), -(-plain.numel() // _BLOCK)
+    largest = np.zeros(max(1, blocks), np.int32)
+    in_parts(functools.partial(_largest, flat.view(np.int32), largest), blocks, len(flat))
+    scale = largest.max(keepdims=True).view(np.float32) / np.float32(limit)
+    arrays = flat, np.float32(limit), _seed(seed), values.view(-1).numpy(), scale[0]
+    in_parts(functools.partial(_blocks, *arrays), blocks, len(flat))
+    return values, torch.from_numpy(scale).view(1, 1)
 
 
 def rescale(products: Tensor, left: Tensor, right: Tensor, bias: Tensor | None) -> Tensor:
@@ -145,6 +154,27 @@ def _rows(
         inverse = np.float32(1.0) / step if step > 0 else np.float32(0.0)
         for j in range(columns):
             out[j] = _round(row[j] * inverse, -limit, limit, seed, np.uint32(i * columns + j))
+
+
+@compiled
+def _largest(bits: Any, largest: Any, begin: Any, end: Any) -> None:
+    for block in range(begin, end):
+        part = bits[block * _BLOCK : (block + 1) * _BLOCK]
+        most = np.int32(0)
+        for j in range(len(part)):
+            magnitude = part[j] & np.int32(0x7FFFFFFF)
+            most = magnitude if magnitude > most else most
+        largest[block] = most
+
+
+@compiled
+def _blocks(x: Any, limit: Any, seed: Any, values: Any, step: Any, begin: Any, end: Any) -> None:
+    inverse = np.float32(1.0) / step if step > 0 else np.float32(0.0)
+    for block in range(begin, end):
+        first = block * _BLOCK
+        part, out = x[first : first + _BLOCK], values[first : first + _BLOCK]
+        for j in range(len(part)):
+            out[j] = _round(part[j] * inverse, -limit, limit, seed, np.uint32(first + j))
 
 
 @compiled

@@ -9,8 +9,10 @@ With master weight ``W[N, K]``, scales ``s`` a row of ``x[rows, K]`` and ``t`` a
 
 so that the backward pass neither quantises ``x`` or ``W`` again nor dequantises them: 8-bit values
 are exact in bf16, and in an 8-bit backward pass only ``g t^T`` (by rows) and ``g s`` (by columns)
-are quantised, int8 stochastically: the gradient is unbiased given the forward pass. This is the
-straight-through estimator: the gradient of the layer at the quantised operands.
+are quantised, int8 stochastically: the gradient is unbiased given the forward pass. With one scale
+a tensor ``g`` is quantised once for both products, to nearest, which is biased: what is small
+beside the largest number of the tensor becomes 0. This is the straight-through estimator: the
+gradient of the layer at the quantised operands.
 """
 
 from __future__ import annotations
@@ -92,10 +94,13 @@ class _Linear(torch.autograd.Function):
         gb = g.sum(0, dtype=torch.float32) if need_bias else None
         if recipe.saved in EIGHT_BITS:
             p, q = Quantised(*saved[:2]), Quantised(*saved[2:])
-            if need_x:
-                gx = _times(g, q.scale.t(), q.values, recipe, ctx.seed)
-            if need_weight:
-                gw = _transposed_times(g, p.scale, p.values, recipe, ctx.seed + 1)
+            if recipe.along == "tensor" and recipe.backward in EIGHT_BITS:
+                gx, gw = _rounded_once(g, p, q, recipe)
+            else:
+                if need_x:
+                    gx = _times(g, q.scale.t(), q.values, recipe, ctx.seed)
+                if need_weight:
+                    gw = _transposed_times(g, p.scale, p.values, recipe, ctx.seed + 1)
         else:
             low = g.to(DTYPES[recipe.backward])
             if need_x:
@@ -105,11 +110,20 @@ class _Linear(torch.autograd.Function):
         return None if gx is None else gx.view(ctx.shape), gw, gb, None, None
 
 
+def _rounded_once(g: Tensor, p: Quantised, q: Quantised, recipe: Recipe) -> tuple[Tensor, Tensor]:
+    """Gradients of input and weight with one scale a tensor: scales only multiply the results."""
+    low = quantise(g, recipe.backward, "tensor", limit=recipe.limit)
+    one = torch.ones(1, 1, device=g.device)
+    by_input, by_weight = (Quantised(low.values, low.scale * x.scale) for x in (q, p))
+    gx = product(by_input, Quantised(q.values, one), None, torch.bfloat16)
+    return gx, product(by_weight.transposed(), Quantised(p.values, one), None, torch.float32)
+
+
 def _times(g: Tensor, factor: Tensor, values: Tensor, recipe: Recipe, seed: int) -> Tensor:
     """``(g * factor) @ values`` of ``g[rows, N]``, ``factor[1, N]`` and ``values[N, K]``."""
     one = torch.ones(1, 1, device=g.device)
     if recipe.backward in EIGHT_BITS:
-        left = _rounded(g, recipe.along, factor, recipe, seed)
+        left = _rounded(g, "row", factor, recipe, seed)
         return product(left, Quantised(values, one), None, torch.bfloat16)
     dtype = DTYPES[recipe.backward]
     return _multiply((g * factor).to(dtype), values.to(dtype), recipe.backward, dtype)
@@ -121,8 +135,7 @@ def _transposed_times(
     """``(g * factor)^T @ values`` of ``g[rows, N]``, ``factor[rows, 1]``, ``values[rows, K]``."""
     one = torch.ones(1, 1, device=g.device)
     if recipe.backward in EIGHT_BITS:
-        along: Along = "tensor" if recipe.along == "tensor" else "column"
-        left = _rounded(g, along, factor, recipe, seed)
+        left = _rounded(g, "column", factor, recipe, seed)
         return product(left.transposed(), Quantised(values, one), None, torch.float32)
     dtype = DTYPES[recipe.backward]
     low = (g * factor).to(dtype)

@@ -94,15 +94,16 @@ def loss_program(direction: str, rows: int, classes: int) -> Program:
 
 
 def cast_program(
-    elements: int, row: int, source: str, target: str, *, cold: bool = False
+    elements: int, row: int, source: str, target: str, *, cold: bool = False, along: str = "row"
 ) -> Program:
-    """A cast of ``elements`` numbers; to int8 or fp8 with one scale for each ``row`` of them.
+    """A cast of ``elements`` numbers; to 8 bits with a scale for each ``row`` or for all.
 
     ``cold`` casts read what was long not used (a master weight), others what was just written.
     """
     suffix = COLD if cold else ""
     if target in EIGHT_BITS:
-        variant = Variant(source, target, f"torch.quantise_rows{suffix}")
+        kernel = "torch.quantise_tensor" if along == "tensor" else "torch.quantise_rows"
+        variant = Variant(source, target, f"{kernel}{suffix}")
         return program("cast", variant, rows=max(1, elements // row), cols=row)
     cols = min(elements, _COLUMNS)
     variant = Variant(source, target, f"torch.to{suffix}")
@@ -130,7 +131,8 @@ def _directed(direction: str, variant: str) -> Variant:
     kernel = Variant.parse(variant).kernel.partition("+")[0]
     if direction == FORWARD:
         return Variant(found.forward, found.forward, kernel)
-    kernel = "torch.linear" if found.saved in EIGHT_BITS else kernel
+    if found.saved in EIGHT_BITS:
+        kernel = "torch.linear@tensor" if found.along == "tensor" else "torch.linear"
     return Variant(found.saved, found.backward, kernel)
 
 

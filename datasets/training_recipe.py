@@ -91,8 +91,8 @@ def recipe(text: str) -> Recipe:
         if word in ("conv2d", "embedding"):
             operator = "conv2d" if word == "conv2d" else "embedding"
         found = Recipe(
-            text, operator, known.forward, known.backward, known.output, known.saved,
-            kinds=known.kinds,
+            text, operator, known.forward, known.backward, known.output, known.saved, known.along,
+            known.kinds,
         )  # fmt: skip
     if found is None:
         names = ", ".join((*TRAINING_VARIANTS, *MORE_VARIANTS))

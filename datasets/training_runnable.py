@@ -21,7 +21,7 @@ from torch.nn import functional as F
 
 from foreplan.datasets.cold_operands import InTurn, in_turn
 from foreplan.datasets.program import Program, Variant
-from foreplan.datasets.quantise import FP8_LIMIT, INT8_LIMIT, product, quantise
+from foreplan.datasets.quantise import FP8_LIMIT, INT8_LIMIT, Along, product, quantise
 from foreplan.datasets.training_programs import COLD
 from foreplan.datasets.training_variant import EIGHT_BITS, training_variant
 from foreplan.errors import SpecError
@@ -242,10 +242,12 @@ def _linear(program: Program, suffix: str, draw: Any) -> InTurn:
 
     d, v = program.dims, program.variant
     b = draw(d["n"])
+    along: Along = "tensor" if v.kernel.endswith("@tensor") else "row"
     if suffix == _FORWARD:
         if v.compute in EIGHT_BITS:
-            x = quantise(draw(d["rows"], d["k"]), v.compute)
-            w = quantise(draw(d["n"], d["k"]), v.compute, limit=_LIMITS[v.compute]).transposed()
+            limit = _LIMITS[v.compute]
+            x = quantise(draw(d["rows"], d["k"]), v.compute, along)
+            w = quantise(draw(d["n"], d["k"]), v.compute, along, limit=limit).transposed()
             out = DTYPES[recipe(str(v)).output]
             return in_turn(lambda: product(x, w, b, out), list)
         given = _leaf(draw(d["rows"], d["k"], dtype=v.compute), True)
@@ -257,6 +259,7 @@ def _linear(program: Program, suffix: str, draw: Any) -> InTurn:
     text = f"fp32/{v.compute}/torch.linear"
     if v.storage in EIGHT_BITS:
         text = f"fp32/{v.storage}/{_EIGHT_BIT_KERNELS[v.storage]}+{v.compute}"
+        text += "@tensor" if along == "tensor" else ""
     how = recipe(text)
     inputs = (draw(d["rows"], d["k"], dtype=training_variant(how.text).returned),)
     return _backward(
@@ -266,14 +269,17 @@ def _linear(program: Program, suffix: str, draw: Any) -> InTurn:
 
 
 def _cast(program: Program, draw: Any) -> InTurn:
-    """A cast to bf16, or to 8 bits with one scale a row; of a cold input, of many in turn."""
+    """A cast to bf16, or to 8 bits with one scale a row or in all; of cold inputs, many in turn."""
     x = draw(*program.sizes, dtype=program.variant.storage)
     dtype, cold = program.variant.compute, program.variant.kernel.endswith(COLD)
     # Masters are the right operands of products, which take the whole range.
     limit = _LIMITS.get(dtype) if cold else None
+    along: Along = "tensor" if "quantise_tensor" in program.variant.kernel else "row"
 
     def cast(x: Tensor) -> Any:
-        return quantise(x, dtype, limit=limit) if dtype in EIGHT_BITS else x.to(DTYPES[dtype])
+        if dtype in EIGHT_BITS:
+            return quantise(x, dtype, along, limit=limit)
+        return x.to(DTYPES[dtype])
 
     return in_turn(cast, lambda: [x.clone() if cold else x])
 

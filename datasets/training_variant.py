@@ -14,9 +14,12 @@ from typing import Literal
 from foreplan.datasets.program import Variant
 from foreplan.errors import SpecError
 
-Precision = Literal["fp32", "tf32", "bf16", "fp8", "int8", "int8-all"]
-#: From the highest to the lowest. ``int8-all`` rounds the gradient of the backward products too.
-PRECISIONS: tuple[Precision, ...] = ("fp32", "tf32", "bf16", "fp8", "int8", "int8-all")
+Precision = Literal["fp32", "tf32", "bf16", "fp8", "int8", "int8-all", "int8-tensor"]
+#: From the highest to the lowest. ``int8-all`` rounds the gradient of the backward products too;
+#: ``int8-tensor`` does so with one scale a tensor and to nearest.
+PRECISIONS: tuple[Precision, ...] = (
+    "fp32", "tf32", "bf16", "fp8", "int8", "int8-all", "int8-tensor"
+)  # fmt: skip
 #: Dtypes with scales.
 EIGHT_BITS = ("int8", "fp8")
 
@@ -35,6 +38,7 @@ class TrainingVariant:
         saved: dtype in which input and weight are kept for the backward pass; fp32 keeps no copy
             of the weight, because the master is there.
         kinds: kinds of device that can have a kernel for it.
+        along: scales of 8-bit operands: one a row or one a tensor.
     """
 
     precision: Precision
@@ -43,6 +47,7 @@ class TrainingVariant:
     output: str
     saved: str
     kinds: tuple[str, ...] = ("cpu", "cuda")
+    along: Literal["row", "tensor"] = "row"
 
     @property
     def operand(self) -> str:
@@ -60,7 +65,8 @@ class TrainingVariant:
 _CUDA = ("cuda",)
 #: int8 and fp8 (e4m3): symmetric, one scale a row of the input and a row of the weight, round to
 #: nearest; gradients of ``int8-all`` stochastically. int8 has int32 sums, and its scale is chosen
-#: so that they are exact (`foreplan.datasets._kernels_cpu.int8_limit`).
+#: so that they are exact (`foreplan.datasets._kernels_cpu.int8_limit`). With one scale a tensor,
+#: as QSync's kernels have it, one rounding of the gradient serves both of its products.
 TRAINING_VARIANTS: Mapping[str, TrainingVariant] = MappingProxyType(
     {
         "fp32/fp32/torch.linear": TrainingVariant("fp32", "fp32", "fp32", "fp32", "fp32"),
@@ -73,6 +79,9 @@ TRAINING_VARIANTS: Mapping[str, TrainingVariant] = MappingProxyType(
         "fp32/int8/torch.int_mm+bf16": TrainingVariant("int8", "int8", "bf16", "bf16", "int8"),
         "fp32/int8/torch.int_mm+fp32": TrainingVariant("int8", "int8", "fp32", "fp32", "int8"),
         "fp32/int8/torch.int_mm+int8": TrainingVariant("int8-all", "int8", "int8", "bf16", "int8"),
+        "fp32/int8/torch.int_mm+int8@tensor": TrainingVariant(
+            "int8-tensor", "int8", "int8", "bf16", "int8", along="tensor"
+        ),
         "fp32/fp32/torch.conv2d": TrainingVariant("fp32", "fp32", "fp32", "fp32", "fp32"),
         "fp32/bf16/torch.conv2d": TrainingVariant("bf16", "bf16", "bf16", "bf16", "bf16"),
         # The rows are read in fp32 and handed on in bf16; nothing but ids is saved.

@@ -9,9 +9,10 @@
 lowest precision everywhere, and random plans: random walks over plans that meet the target, so that
 they take the same time. ``train`` trains from
 the same weights on the same batches, *emulated*: one process computes each rank as planned, one
-after another, and averages gradients as DDP does. An arm ``NAME@3`` rounds what the plan lowers to
-three bits instead (see `foreplan.datasets.training_recipe`), a stand-in for smaller formats; the
-other arms compute in the formats of the plan.
+after another, and averages gradients as DDP does. The learning rate decays to zero along a cosine,
+so that the noise of single batches does not hide what is left of rounding. An arm ``NAME@3`` rounds
+what the plan lowers to three bits instead (see `foreplan.datasets.training_recipe`), a stand-in for
+smaller formats; the other arms compute in the formats of the plan.
 ``table`` gives paired differences to fp32 (or to ``--against``) with 95 % confidence intervals
 (Student's t).
 """
@@ -20,6 +21,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -101,7 +103,7 @@ def emulated_losses(
     """Train as planned in one process; imports torch.
 
     Args:
-        workload: network, batch, optimizer and learning rate.
+        workload: network, batch, optimizer and the learning rate at the start.
         ranks: variants by module, rank by rank.
         steps: of training.
         seed: of weights, batches and rounding.
@@ -123,6 +125,8 @@ def emulated_losses(
     optimizer = make_optimizer(models[0], workload.optimizer, workload.learning_rate)
     tail: list[float] = []
     for step in range(steps):
+        for group in optimizer.param_groups:
+            group["lr"] = workload.learning_rate * (1 + math.cos(math.pi * step / steps)) / 2
         losses = []
         for rank, model in enumerate(models):
             inputs, target = task.batch(step, rank)

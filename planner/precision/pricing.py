@@ -236,7 +236,8 @@ class StepTables:
         cast: Works = ()
         if variant.operand != "fp32":
             row = o.weight_shape[-1]
-            cast = (cast_program(size, row, "fp32", variant.operand, cold=True),)
+            along = variant.along
+            cast = (cast_program(size, row, "fp32", variant.operand, cold=True, along=along),)
         if o.family == "conv2d":
             return (
                 (*cast, conv2d_program(FORWARD, node, text)), (conv2d_program(back, node, text),)
@@ -268,16 +269,17 @@ class StepTables:
 
     def _cast(self, producer: int, consumer: int, x: Option, y: Option) -> Works:
         o = self.graph.operators[consumer]
-        given = STATES[x.state]
+        given, along = STATES[x.state], "row"
         if o.adjustable:
-            wanted = training_variant(y.name).operand
+            variant = training_variant(y.name)
+            wanted, along = variant.operand, variant.along
             elements, row = o.input_elements, o.node.inputs[0][-1]
         elif self.rules[consumer].casts:
             wanted = y.name
             elements = row = self.graph.operators[producer].output_elements
         else:
             return ()  # the kernel reads both dtypes
-        return () if given == wanted else (cast_program(elements, row, given, wanted),)
+        return () if given == wanted else (cast_program(elements, row, given, wanted, along=along),)
 
     def _cast_back(self, producer: int, consumer: int, x: Option, y: Option) -> Works:
         o, source = self.graph.operators[consumer], self.graph.operators[producer]

@@ -17,7 +17,7 @@ import numpy as np
 from foreplan.cost_models.schedule import FloatArray, IntArray
 from foreplan.datasets.operator_graph import OperatorNode
 from foreplan.datasets.program import DTYPE_BYTES
-from foreplan.datasets.training_variant import EIGHT_BITS, training_variant
+from foreplan.datasets.training_variant import EIGHT_BITS, TrainingVariant, training_variant
 from foreplan.planner.precision.graph import TrainingOperator
 from foreplan.planner.precision.pricing import STATES, Edge, StepTables, node_bytes
 
@@ -62,10 +62,11 @@ class SavedBytes:
             return _statistics_bytes(o)
         if not o.adjustable or o.family == "embedding":
             return 0
-        saved = training_variant(self.tables.options[i][option].name).saved
+        variant = training_variant(self.tables.options[i][option].name)
+        saved = variant.saved
         if saved == "fp32":
             return 0
-        scales = 4 * o.weight_shape[0] if saved in EIGHT_BITS else 0
+        scales = _scale_bytes(variant, o.weight_shape[0])
         return round(math.prod(o.weight_shape) * DTYPE_BYTES[saved]) + scales
 
     def copy_bytes(self, edge: Edge, a: int, b: int) -> int:
@@ -74,11 +75,11 @@ class SavedBytes:
         o, state = tables.graph.operators[edge.consumer], tables.options[edge.producer][a].state
         option = tables.options[edge.consumer][b]
         if o.adjustable:
-            saved = training_variant(option.name).saved
+            variant = training_variant(option.name)
+            saved = variant.saved
             if saved == STATES[state]:
                 return 0
-            rows = o.input_elements // o.node.inputs[0][-1]
-            scales = 4 * rows if saved in EIGHT_BITS else 0
+            scales = _scale_bytes(variant, o.input_elements // o.node.inputs[0][-1])
             return round(o.input_elements * DTYPE_BYTES[saved]) + scales
         keeps = o.trained and _keeps_input(o.node) and tables.rules[edge.consumer].casts
         if not keeps or option.state == state:
@@ -165,3 +166,10 @@ def _keeps_input(node: OperatorNode) -> bool:
 def _keeps_output(node: OperatorNode) -> bool:
     name = node.target.rpartition(".")[2]
     return node.op in _KEEPS_OUTPUT or (node.op == "activation" and name in _OUTPUT_ACTIVATIONS)
+
+
+def _scale_bytes(variant: TrainingVariant, rows: int) -> int:
+    """Bytes of the scales of a matrix in 8 bits."""
+    if variant.saved not in EIGHT_BITS:
+        return 0
+    return 4 if variant.along == "tensor" else 4 * rows

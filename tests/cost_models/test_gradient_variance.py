@@ -11,6 +11,7 @@ from torch.nn import functional as F
 from foreplan.cost_models.gradient_variance import (
     Calibration,
     depth_weighted,
+    first_order,
     gradient_variance,
 )
 from foreplan.cost_models.rounding import rounding_variance
@@ -24,7 +25,9 @@ from foreplan.cost_models.weight_indicators import (
 from foreplan.datasets.training_variant import TRAINING_VARIANTS
 from foreplan.errors import SpecError
 
+TENSOR = "fp32/int8/torch.int_mm+int8@tensor"
 LINEAR = {t: v for t, v in TRAINING_VARIANTS.items() if "embedding" not in t and "conv" not in t}
+INT8_ALL = "fp32/int8/torch.int_mm+int8"
 FP32, BF16 = "fp32/fp32/torch.linear", "fp32/bf16/torch.linear"
 
 
@@ -44,6 +47,34 @@ def batches(count: int) -> list[tuple[tuple[torch.Tensor, ...], torch.Tensor]]:
 
 
 VARIANTS = dict.fromkeys(("0", "2", "4"), LINEAR)
+
+
+def test_a_gradient_rounded_with_one_scale_is_followed_with_its_bias() -> None:
+    """Of the last layer's output: rare classes' gradients become 0, all in the same direction."""
+    torch.manual_seed(2)
+    model, inputs = (
+        nn.Sequential(nn.Linear(16, 24), nn.Tanh(), nn.Linear(24, 256)),
+        torch.randn(64, 16),
+    )
+    target = torch.randint(0, 4, (64,))
+    found = first_order(Calibration(
+        model, [((inputs,), target)], F.cross_entropy,
+        {"2": {t: TRAINING_VARIANTS[t] for t in (INT8_ALL, TENSOR)}},
+    ))["2"]  # fmt: skip
+
+    out = model(inputs)
+    (gradient,) = torch.autograd.grad(F.cross_entropy(out, target), out, retain_graph=True)
+    step = gradient.abs().max() / 127
+    rounded = (gradient / step).round() * step
+    assert (rounded == 0).float().mean() > 0.5
+    parameters = [p for p in model.parameters() if p is not model[2].bias]
+    exact, changed = (
+        torch.cat([g.flatten() for g in torch.autograd.grad(out, parameters, x, retain_graph=True)])
+        for x in (gradient, rounded)
+    )
+    bias = float((changed - exact).square().sum())
+    assert found[TENSOR] > bias > 0.9 * found[TENSOR]
+    assert found[TENSOR] > 20 * found[INT8_ALL]
 
 
 @pytest.mark.parametrize("dtype", ["bf16", "fp16", "int8"])

@@ -18,6 +18,7 @@ FP32 = "fp32/fp32/torch.linear"
 BF16 = "fp32/bf16/torch.linear"
 INT8 = "fp32/int8/torch.int_mm+bf16"
 INT8_ALL = "fp32/int8/torch.int_mm+int8"
+INT8_TENSOR = "fp32/int8/torch.int_mm+int8@tensor"
 #: Relative error (Frobenius) of output, input gradient and weight gradient on normal data. bf16:
 #: 2^-9 / sqrt(3) an operand and result. int8: a step of absmax / 127 (63 without VNNI) where absmax
 #: is about 3.2 deviations, both operands: 0.0103 (0.015); stochastic rounding sqrt(2) times more.
@@ -26,6 +27,7 @@ ON_CPU = {
     INT8: (0.02, 0.02, 0.025),
     "fp32/int8/torch.int_mm+fp32": (0.02, 0.02, 0.025),
     INT8_ALL: (0.02, 0.045, 0.045),
+    INT8_TENSOR: (0.03, 0.05, 0.05),
     "fp32/int8/torch.int_mm+bf16@tensor": (0.03, 0.03, 0.035),
     # A step of absmax / 7, and of absmax / 3.
     **{

@@ -30,14 +30,15 @@ UNIFORM: Mapping[str, tuple[str, ...]] = {
     "bf16": ("fp32/bf16/torch.linear", "fp32/bf16/torch.conv2d", "fp32/bf16/torch.embedding"),
     "int8": ("fp32/int8/torch.int_mm+bf16",),
     "int8-all": ("fp32/int8/torch.int_mm+int8",),
+    "int8-tensor": ("fp32/int8/torch.int_mm+int8@tensor",),
     "tf32": ("fp32/tf32/torch.linear",),
     "fp16": ("fp32/fp16/torch.linear",),
     "fp8": ("fp32/fp8/torch.scaled_mm+fp8",),
 }
 #: What is taken where an operator does not have a precision.
 _FALLBACK: Mapping[str, str] = {
-    "bf16": "fp32", "int8": "bf16", "int8-all": "bf16", "tf32": "fp32", "fp16": "fp32",
-    "fp8": "bf16",
+    "bf16": "fp32", "int8": "bf16", "int8-all": "bf16", "int8-tensor": "bf16",
+    "tf32": "fp32", "fp16": "fp32", "fp8": "bf16",
 }  # fmt: skip
 
 
