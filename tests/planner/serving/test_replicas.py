@@ -228,8 +228,8 @@ def test_batches_divide_each_other():
 
 
 def test_close_splits_take_part_in_the_confidence():
-    asked = "batch=16,prompt_tokens=64,new_tokens=16,replica_devices=2"
-    made = foreplan.plan("replicas", "gpt2", "2xt4,v100-32g", asked, costs="roofline")
+    asked = "batch=16,prompt_tokens=64,new_tokens=16,replica_devices=2,bits=16"
+    made = foreplan.plan("replicas", "gpt2", "2xt4,a10", asked, costs="roofline")
     sure = made.confidence
     assert sure.draws > 0
     assert any(name.startswith("without replicas of ") for name in sure.share)
