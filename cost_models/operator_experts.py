@@ -16,7 +16,9 @@ from numpy.typing import NDArray
 
 from foreplan.cost_models.device_gate import GateScales, distance, library_distance
 from foreplan.cost_models.launch_head import head
+from foreplan.cost_models.operator_features import Features, features
 from foreplan.cost_models.operator_work import PRECISIONS
+from foreplan.cost_models.tile_selector import kernel_line, select
 from foreplan.cost_models.tree_ensemble import TreeEnsemble
 from foreplan.datasets.device import Device
 from foreplan.datasets.operator_table import OperatorTable
@@ -27,10 +29,9 @@ Floats = NDArray[np.float64]
 #: falls back to the structure. Fitted on leave-one-chip-out folds, one a family.
 _BELIEF = MappingProxyType({"product": 0.8, "wide": 0.85})
 
-#: Share of the experts' median offset that such a device gets, by family; others take the believed
-#: share of the weighted mean. Fitted on leave-one-chip-out folds, like the belief; what is left of
-#: the gain when each fold's other chips choose stands in docs/results/operators.md.
-_ANCHOR = MappingProxyType({"product": 0.5})
+#: Families whose unseen devices get the experts' weighted median offset; others take the believed
+#: share of the weighted mean.
+_ANCHORED = frozenset({"product"})
 
 #: Chips with the row's data type from which a median says something of offsets. Assumed.
 _ENOUGH_CHIPS = 3
@@ -53,6 +54,8 @@ class Expert:
         overhead_s: launch overhead by operator name; empty for libraries timed in CUDA graphs.
         seen_quantile: 90 % quantile of abs(ln error) on rows of the expert kept out of its fit.
         offsets: mean correction by kind.
+        tiles: of matrix products, which tile the library takes (`tile_selector`); ``None`` where
+            the data name no kernels.
     """
 
     family: str
@@ -64,6 +67,7 @@ class Expert:
     overhead_s: dict[str, float] = field(default_factory=dict)
     seen_quantile: float = 0.3
     offsets: dict[str, float] = field(default_factory=dict)
+    tiles: TreeEnsemble | None = None
 
     @property
     def key(self) -> str:
@@ -79,7 +83,7 @@ class Mixture:
         rows: of the table (N,).
         corrections: of each expert (N, E).
         offsets: mean correction of each expert for the row's kind (N, E).
-        base: the mixed correction (N,), NaN where no expert answers.
+        base: the mixed correction (N,), the tiles' included; NaN where no expert answers.
         overhead_s: launch overhead (N,).
         seen_quantile: of the very device's expert, NaN if there is none.
     """
@@ -93,7 +97,7 @@ class Mixture:
 
 
 def mix(
-    pool: Sequence[Expert], table: OperatorTable, values: NDArray[np.float32], device: Device,
+    pool: Sequence[Expert], table: OperatorTable, block: Features, device: Device,
     scales: GateScales,
 ) -> Mixture:  # fmt: skip
     """What experts of one family say of rows of one device, library and data type.
@@ -101,7 +105,7 @@ def mix(
     Args:
         pool: the experts, at least one.
         table: the rows (N,).
-        values: their features (N, F).
+        block: their features, of no known tile.
         device: their device.
         scales: of the gate.
     """
@@ -110,8 +114,12 @@ def mix(
     weights = _weights(device, library, dtype, pool, scales)
     own = np.zeros((count, len(weights)))
     offsets = np.zeros_like(own)
+    tiled = np.zeros(count)
+    for part, tiles in _by_tile(weights, table, block, device):
+        tiled += part * np.log(tiles.structural_s / block.structural_s)
+        for column, (expert, _) in enumerate(weights):
+            own[:, column] += part * expert.trees.predict(tiles.values)
     for column, (expert, _) in enumerate(weights):
-        own[:, column] = expert.trees.predict(values)
         offsets[:, column] = [expert.offsets.get(kind, 0.0) for kind in table.kind]
     share = np.array([weight for _, weight in weights])
     stranger = all(expert.device.chip != device.chip for expert, _ in weights)
@@ -121,9 +129,8 @@ def mix(
         share = share / share.sum()
         belief = _BELIEF.get(family, 1.0)
         alike = {expert.device.chip for expert, _ in weights if expert.dtype == dtype}
-        if family in _ANCHOR and len(alike) >= _ENOUGH_CHIPS:
-            anchor = _ANCHOR[family] * _weighted_median(offsets, share)
-            base = belief * (own - offsets) @ share + anchor
+        if family in _ANCHORED and len(alike) >= _ENOUGH_CHIPS:
+            base = belief * (own - offsets) @ share + _weighted_median(offsets, share)
         else:
             base = belief * own @ share
     else:
@@ -131,7 +138,7 @@ def mix(
     seen = [e.seen_quantile for e, weight in weights if weight >= 1.0]
     overhead = _launch(table.op, device, library, dtype, pool)
     return Mixture(
-        np.arange(count), own, offsets, base, overhead, seen[-1] if seen else float("nan")
+        np.arange(count), own, offsets, base + tiled, overhead, seen[-1] if seen else float("nan")
     )
 
 
@@ -180,6 +187,30 @@ def _weights(
     ]  # fmt: skip
     best = max((weight for _, weight in found), default=0.0)
     return own or chip or [pair for pair in found if pair[1] >= 0.02 * best]
+
+
+def _by_tile(
+    weights: Sequence[tuple[Expert, float]], table: OperatorTable, block: Features, device: Device
+) -> list[tuple[float, Features]]:  # fmt: skip
+    """Features with the tiles that experts of the nearest line of kernels take, and their shares.
+
+    Without such experts: the features as they are.
+    """
+    library, dtype = table.library[0], table.dtype[0]
+    known = [
+        (abs(kernel_line(expert.device) - kernel_line(device)), expert.tiles, weight)
+        for expert, weight in weights
+        if expert.tiles is not None and expert.dtype == dtype and expert.library == library
+    ]
+    if not known:
+        return [(1.0, block)]
+    nearest = min(away for away, _, _ in known)
+    chosen = [(tiles, weight) for away, tiles, weight in known if away == nearest]
+    total = sum(weight for _, weight in chosen)
+    return [
+        (weight / total, features(table, weights[0][0].family, select(tiles, block.values)))
+        for tiles, weight in chosen
+    ]
 
 
 def _weighted_median(values: Floats, weights: Floats) -> Floats:

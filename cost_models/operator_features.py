@@ -4,10 +4,9 @@ Everything is a ratio of the operator's demand to what the device offers (waves 
 multiprocessor, working set to L2, arithmetic intensity to the ridge), never a raw figure of the
 device, which would only name the chip. A figure that is not known gives NaN.
 
-`structural_s` is the part with physics in it: for each candidate tile the waves it takes
-(NeuSight's tile and wave structure, MIT licence, (c) 2025 Georgia Institute of Technology and
-Microsoft; the formulas here are our own), bounded below by the bytes that must move. The learned
-part only corrects it.
+`structural_s` is the part with physics in it: the waves of a kernel's tiles (`tile_times`; the idea
+is NeuSight's, MIT licence, (c) 2025 Georgia Institute of Technology and Microsoft, the formulas are
+our own), bounded below by the bytes that must move. The learned part only corrects it.
 
 Shape legend: ``N`` rows of one family; ``F`` features.
 """
@@ -21,7 +20,21 @@ from types import MappingProxyType
 import numpy as np
 from numpy.typing import NDArray
 
-from foreplan.cost_models.operator_work import OperatorWork, operator_work, out_size, visible_pairs
+from foreplan.cost_models.operator_work import (
+    OperatorWork,
+    operator_work,
+    out_size,
+    visible_pairs,
+    widths,
+)
+from foreplan.cost_models.tile_times import (
+    CHOSEN,
+    Product,
+    best_tile_seconds,
+    chosen_tile,
+    wave_columns,
+)
+from foreplan.datasets.device import Device
 from foreplan.datasets.operator_table import OperatorTable
 
 Floats = NDArray[np.float64]
@@ -39,15 +52,14 @@ FAMILIES: Mapping[str, tuple[str, ...]] = MappingProxyType(
     }
 )
 
-#: Tiles (rows x columns of output) that GEMM kernels use, largest first.
-TILES = ((256, 128), (128, 128), (128, 64), (64, 128), (64, 64), (128, 32), (32, 128), (32, 32))
-
-#: FP32 multiply-adds a chip can pay for, FLOP/s per watt of board power, by process generation.
-#: 16/12 nm: fitted by eye to P4 and T4 (3.0 TFLOP/s sustained at 75 and 70 W); newer: assumed from
-#: the growth of peak per watt between generations.
-_FLOPS_PER_WATT = MappingProxyType(
-    {"pascal": 4.8e10, "volta": 4.8e10, "turing": 4.8e10, "ampere": 9e10, "ada": 1.8e11,
-     "hopper": 1.8e11, "blackwell": 2.2e11}
+#: Board power that does not go into arithmetic (watts), and the FP32 multiply-adds that the rest
+#: pays for (FLOP/s per watt), by process generation. 16/12 nm: fitted by eye to P4 and T4 (3.0-3.7
+#: TFLOP/s sustained at 75 and 70 W), the fixed part assumed; without it those two small boards say
+#: that a V100 cannot hold its clock. Newer: assumed from the growth of peak per watt.
+_POWER = MappingProxyType(
+    {"pascal": (20.0, 6.6e10), "volta": (20.0, 6.6e10), "turing": (20.0, 6.6e10),
+     "ampere": (0.0, 9e10), "ada": (0.0, 1.8e11), "hopper": (0.0, 1.8e11),
+     "blackwell": (0.0, 2.2e11)}
 )  # fmt: skip
 
 #: Time after which a power limit bites: the control loop needs a few milliseconds and a label is
@@ -81,14 +93,31 @@ class Features:
     bound_s: Floats
     roofline_s: Floats
 
+    def take(self, rows: NDArray[np.int64]) -> Features:
+        """The chosen rows."""
+        return Features(
+            self.names, self.values[rows], self.structural_s[rows], self.bound_s[rows],
+            self.roofline_s[rows],
+        )  # fmt: skip
 
-def features(table: OperatorTable, family: str) -> Features:
-    """Features of a table whose rows are all of one family."""
+
+def features(table: OperatorTable, family: str, tile: NDArray[np.int64] | None = None) -> Features:
+    """Features of a table whose rows are all of one family.
+
+    Args:
+        table: the rows (N,).
+        family: one of `FAMILIES`.
+        tile: of products, what the kernel takes, as an index into `tile_times.KERNEL_TILES`, -1
+            where it is not known (N,); ``None`` if it is known nowhere.
+    """
     work = operator_work(table)
     work = replace(work, units=np.nan_to_num(work.units, nan=_USUAL_UNITS))
     offer = _offers(table)
     with np.errstate(divide="ignore", invalid="ignore"):
-        columns, structural = _FAMILY[family](table, work, offer)
+        columns, structural = (
+            _product(table, work, offer, tile) if family == "product"
+            else _FAMILY[family](table, work, offer)
+        )  # fmt: skip
         columns |= _common(work, offer)
     values = np.column_stack([np.asarray(column, dtype=np.float32) for column in columns.values()])
     values[~np.isfinite(values)] = np.nan
@@ -136,7 +165,7 @@ def _grouped(table: OperatorTable) -> NDArray[np.bool_]:
 
 def _offers(table: OperatorTable) -> dict[str, Floats]:
     """Figures of each row's device (N,), NaN where unknown."""
-    names = ("l2", "clock", "tdp", "threads", "fp32", "shared", "arch_flops_per_watt", "capability")
+    names = ("l2", "clock", "paid", "threads", "fp32", "shared", "capability")
     found: dict[str, tuple[float, ...]] = {}
     nan = float("nan")
     for name in set(table.device):
@@ -147,20 +176,25 @@ def _offers(table: OperatorTable) -> dict[str, Floats]:
         found[name] = (
             float(device.l2_bytes or nan),
             float(device.clock_hz or nan),
-            float(device.tdp_w or nan),
+            _paid(device),
             float(device.max_threads_per_unit or nan),
             float(device.peak("fp32") or nan),
             float(device.shared_memory_bytes_per_unit or nan),
-            _FLOPS_PER_WATT.get(device.architecture or "", nan),
             float(device.compute_capability or nan) if device.kind == "cuda" else nan,
         )
     rows = np.array([found[name] for name in table.device], dtype=np.float64)
     return {name: rows[:, i] for i, name in enumerate(names)}
 
 
+def _paid(device: Device) -> float:
+    """FP32 FLOP/s that the board's power pays for, NaN where unknown."""
+    fixed, rate = _POWER.get(device.architecture or "", (0.0, float("nan")))
+    return max(float(device.tdp_w or "nan") - fixed, 1.0) * rate
+
+
 def sustained_share(work: OperatorWork, offer: Mapping[str, Floats]) -> Floats:
     """Share of the peak that the power limit leaves over a kernel's duration (N,)."""
-    share = np.minimum(offer["tdp"] * offer["arch_flops_per_watt"] / offer["fp32"], 1.0)
+    share = np.minimum(offer["paid"] / offer["fp32"], 1.0)
     share = np.where(np.isnan(share), 1.0, share)
     late = work.roofline_s / (work.roofline_s + _THROTTLE_S)
     # Matrix units spend less energy a FLOP, so the same limit costs them less (power 0.75,
@@ -180,7 +214,7 @@ def _common(work: OperatorWork, offer: Mapping[str, Floats]) -> dict[str, Floats
         "log_bytes_per_clock_unit": np.log(work.bandwidth / (offer["clock"] * work.units)),
         "log_flops_per_clock_unit": np.log(work.peak / (offer["clock"] * work.units)),
         "log_l2_per_unit": np.log(offer["l2"] / work.units),
-        "log_power_share": np.log(offer["tdp"] * offer["arch_flops_per_watt"] / offer["fp32"]),
+        "log_power_share": np.log(offer["paid"] / offer["fp32"]),
         "capability": offer["capability"],
     }
 
@@ -199,42 +233,31 @@ def _alignment(size: Floats) -> Floats:
 _Block = tuple[dict[str, Floats], Floats]
 
 
-def _tiles(
-    b: Floats, m: Floats, n: Floats, k: Floats, work: OperatorWork, peak: Floats
-) -> tuple[dict[str, Floats], Floats]:
-    """Wave features of each tile, and the time of the best tile."""
-    columns: dict[str, Floats] = {}
-    times = []
-    for rows, cols in TILES:
-        count = b * np.ceil(m / rows) * np.ceil(n / cols)
-        waves = np.ceil(count / work.units)
-        # A tile streams rows + cols operands for rows * cols results: small ones starve the units.
-        feed = rows * cols / (rows + cols) / 64.0
-        share = feed / (feed + 0.15)
-        # The prologue and epilogue of a tile cost about as much as 16 + rows*cols/1024 steps of k.
-        steps = k + 16.0
-        times.append(waves * 2.0 * rows * cols * steps / (peak / work.units) / share)
-        if (rows, cols) in ((128, 128), (128, 64), (64, 64), (32, 32), (32, 128), (128, 32)):
-            name = f"{rows}x{cols}"
-            columns[f"log_waves_{name}"] = np.log(count / work.units)
-            columns[f"wave_fill_{name}"] = count / work.units / waves
-            columns[f"tile_fill_{name}"] = b * m * n / (count * rows * cols)
-    return columns, np.min(np.stack(times), axis=0)
-
-
-def _product(table: OperatorTable, work: OperatorWork, offer: Mapping[str, Floats]) -> _Block:
+def _product(
+    table: OperatorTable,
+    work: OperatorWork,
+    offer: Mapping[str, Floats],
+    tile: NDArray[np.int64] | None = None,
+) -> _Block:
     d = table.dims
     b, m, n, k = d["b"], d["m"], d["n"], d["k"]
     peak = work.peak * sustained_share(work, offer)
-    columns, compute = _tiles(b, m, n, k, work, peak)
+    item = Product(
+        b, m, n, k, peak, work.units, work.bandwidth, work.bytes, split=table.kind == "linear"
+    )
+    if tile is None:
+        chosen, compute = dict.fromkeys(CHOSEN, np.full(len(m), np.nan)), best_tile_seconds(item)
+    else:
+        chosen, compute = chosen_tile(item, tile, widths=widths(table), l2=offer["l2"])
     structural = _fixed(offer) + np.maximum(compute, memory_time(table, work, offer))
-    columns |= {
+    columns = wave_columns(item) | {
         "log_compute_to_roofline": np.log(compute / work.roofline_s),
         "log_m": np.log(m), "log_n": np.log(n), "log_k": np.log(k), "log_b": np.log(b),
         "align_m": _alignment(m), "align_n": _alignment(n), "align_k": _alignment(k),
         "log_weights_to_l2": np.log(b * n * k * 4 / offer["l2"]),
         "log_stripe_to_l2": np.log((m + n) * k * 4 / offer["l2"]),
         "is_batched": (table.kind == "bmm").astype(np.float64),
+        **chosen,
     }  # fmt: skip
     return columns, structural
 
@@ -244,14 +267,16 @@ def _conv(table: OperatorTable, work: OperatorWork, offer: Mapping[str, Floats])
     out = out_size(d)
     m, n, k = d["b"] * out**2, d["cout"], d["cin"] * d["window"] ** 2
     peak = work.peak * sustained_share(work, offer)
-    columns, compute = _tiles(np.ones_like(m), m, n, k, work, peak)
-    columns |= {
+    once = np.ones_like(m)
+    item = Product(once, m, n, k, peak, work.units, work.bandwidth, work.bytes, split=once < 0)
+    columns = wave_columns(item) | {
         "log_m": np.log(m), "log_n": np.log(n), "log_k": np.log(k), "log_b": np.log(d["b"]),
         "cin": np.log(d["cin"]), "window": d["window"], "stride": d["stride"],
         "padding": d["padding"], "log_out": np.log(out), "align_cin": _alignment(d["cin"]),
         "align_cout": _alignment(n),
     }  # fmt: skip
-    return columns, _fixed(offer) + np.maximum(compute, memory_time(table, work, offer))
+    moving = memory_time(table, work, offer)
+    return columns, _fixed(offer) + np.maximum(best_tile_seconds(item), moving)
 
 
 def _wide(table: OperatorTable, work: OperatorWork, offer: Mapping[str, Floats]) -> _Block:
@@ -332,7 +357,7 @@ def _layer(table: OperatorTable, work: OperatorWork, offer: Mapping[str, Floats]
 
 _FAMILY = MappingProxyType(
     {
-        "product": _product, "conv": _conv, "wide": _wide, "context": _attention,
+        "conv": _conv, "wide": _wide, "context": _attention,
         "generation": _attention, "collective": _collective, "layer": _layer,
     }
 )  # fmt: skip

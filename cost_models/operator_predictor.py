@@ -7,12 +7,13 @@ For a row of family g on device d,
                                                                  (device_gate, tree_ensemble)
 
 An expert is one (device, library, data type) of the training data; its trees see dimensionless
-features only (operator_features). A device that was trained on is answered by its own expert, any
-other by the experts of like chips. m_e is the expert's mean correction: a chip's peculiarity as a
-whole (a board that throttles) is not handed on with the shape of its correction, instead the
-anchor is a share of the weighted median of the m_e. Device time is never below the bound
-(arithmetic at peak, bytes that no cache can have kept), so efficiency stays in (0, 1] for every
-chip and shape.
+features only (operator_features). Where the data name the kernels, an expert of matrix products
+also foretells which tile the library takes (tile_selector), and ``structural`` is that tile's time.
+A device that was trained on is answered by its own expert, any other by the experts of like chips.
+m_e is the expert's mean correction: a chip's peculiarity as a whole (a board that throttles) is not
+handed on with the shape of its correction, instead the anchor is the weighted median of the m_e.
+Device time is never below the bound (arithmetic at peak, bytes that no cache can have kept), so
+efficiency stays in (0, 1] for every chip and shape.
 
 Experts are independent of each other. So leaving a chip out of the mixture (``without``) *is* the
 model trained without the chip, and leave-one-chip-out needs no second training.
@@ -35,6 +36,7 @@ from sklearn.base import (  # type: ignore[import-untyped, unused-ignore]
 from foreplan.cost_models.device_gate import GateScales
 from foreplan.cost_models.operator_experts import Expert, Mixture, mix, overheads, seconds
 from foreplan.cost_models.operator_features import FAMILIES, Features, features
+from foreplan.cost_models.tile_selector import fit_selector, kernel_tiles
 from foreplan.cost_models.tree_ensemble import TreeEnsemble
 from foreplan.datasets.device import Device
 from foreplan.datasets.operator_table import OperatorTable
@@ -150,7 +152,7 @@ class OperatorPredictor(RegressorMixin, BaseEstimator):  # type: ignore[misc, un
             device = table.device_of(name)
             if device is not None and pool:
                 rows = np.array(members)
-                made = mix(pool, table.take(rows), block.values[rows], device, scales)
+                made = mix(pool, table.take(rows), block.take(rows), device, scales)
                 found.append(replace(made, rows=rows))
         return found
 
@@ -170,7 +172,11 @@ class OperatorPredictor(RegressorMixin, BaseEstimator):  # type: ignore[misc, un
     def _fit_expert(
         self, family: str, device: Device, part: OperatorTable, measured: Floats
     ) -> Expert | None:
-        block = features(part, family)
+        block, tiles = features(part, family), None
+        if family == "product":
+            ran = kernel_tiles(part.kernel)
+            tiles = fit_selector(block.values, ran)
+            block = block if tiles is None else features(part, family, ran)
         usable = np.isfinite(block.structural_s) & (measured > 0)
         if usable.sum() < 30:
             return None
@@ -197,7 +203,7 @@ class OperatorPredictor(RegressorMixin, BaseEstimator):  # type: ignore[misc, un
         return Expert(
             family=family, device=device, library=part.library[0], dtype=part.dtype[0],
             trees=ensemble, rows=int(usable.sum()), overhead_s=overhead,
-            seen_quantile=_quantile(errors), offsets=offsets,
+            seen_quantile=_quantile(errors), offsets=offsets, tiles=tiles,
         )  # fmt: skip
 
 

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from foreplan.cost_models.operator_experts import Expert
     from foreplan.cost_models.operator_predictor import OperatorPredictor
 
-SCHEMA = "foreplan.operator-predictor/1"
+SCHEMA = "foreplan.operator-predictor/2"
 
 LICENCES: Mapping[str, str] = {
     "neusight": "sitar-lab/NeuSight, MIT, (c) 2025 Georgia Institute of Technology and Microsoft",
@@ -57,6 +57,9 @@ def save(model: OperatorPredictor, folder: Path, facts: Mapping[str, Any]) -> di
     for index, expert in enumerate(model.experts_):
         for name, array in _compact(expert.trees.arrays()).items():
             tensors[f"{index}.{name}"] = array
+        if expert.tiles is not None:
+            for name, array in _compact(expert.tiles.arrays()).items():
+                tensors[f"{index}.tiles.{name}"] = array
     sources = [
         {**source, "licence": LICENCES.get(source.get("format", ""), "unknown")}
         for source in facts.get("sources", ())
@@ -84,6 +87,7 @@ def save(model: OperatorPredictor, folder: Path, facts: Mapping[str, Any]) -> di
                 "library": expert.library, "dtype": expert.dtype, "rows": expert.rows,
                 "overhead_s": expert.overhead_s,
                 "seen_quantile": expert.seen_quantile, "offsets": expert.offsets,
+                "tiles": expert.tiles is not None,
             }
             for expert in model.experts_
         ],
@@ -118,9 +122,10 @@ def load(folder: Path) -> OperatorPredictor:
                 family=entry["family"],
                 device=validate(Device, entry["device"], f"{folder}/card.json: experts[{index}]"),
                 library=entry["library"], dtype=entry["dtype"], rows=entry["rows"],
-                trees=TreeEnsemble(_restore(tensors, index)),
+                trees=TreeEnsemble(_restore(tensors, f"{index}")),
                 overhead_s=entry["overhead_s"],
-                seen_quantile=entry["seen_quantile"], offsets=entry.get("offsets", {}),
+                seen_quantile=entry["seen_quantile"], offsets=entry["offsets"],
+                tiles=TreeEnsemble(_restore(tensors, f"{index}.tiles")) if entry["tiles"] else None,
             )
             for index, entry in enumerate(entries)
         ]  # fmt: skip
@@ -163,8 +168,8 @@ def _compact(arrays: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
     }
 
 
-def _restore(tensors: Mapping[str, NDArray[Any]], index: int) -> dict[str, NDArray[Any]]:
-    packed = {name: tensors[f"{index}.{name}"] for name in
+def _restore(tensors: Mapping[str, NDArray[Any]], prefix: str) -> dict[str, NDArray[Any]]:
+    packed = {name: tensors[f"{prefix}.{name}"] for name in
               ("roots", "feature", "threshold", "leaf", "step", "missing_left")}  # fmt: skip
     feature = packed["feature"].astype(np.int16)
     split = feature >= 0

@@ -93,7 +93,7 @@ def operator_work(table: OperatorTable) -> OperatorWork:
     """Count the work of each row and look up what its device offers."""
     count = len(table)
     flops, moved = np.full(count, np.nan), np.full(count, np.nan)
-    activation, weight = _widths(table)
+    activation, weight = widths(table)
     for kind in sorted(set(table.kind) - {UNKNOWN}):
         rows = table.kind == kind
         d = {name: column[rows] for name, column in table.dims.items()}
@@ -128,7 +128,8 @@ def visible_pairs(d: Mapping[str, Floats]) -> Floats:
     return growing * (first + first + growing - 1) / 2 + (queries - growing) * window
 
 
-def _widths(table: OperatorTable) -> tuple[Floats, Floats]:
+def widths(table: OperatorTable) -> tuple[Floats, Floats]:
+    """Bytes of one element of activations and of weights, NaN where unknown (N,) each."""
     missing = Precision((), float("nan"), float("nan"))
     known = {name: PRECISIONS.get(name, missing) for name in set(table.dtype)}
     activation = np.array([known[name].activation_bytes for name in table.dtype])

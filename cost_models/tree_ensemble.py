@@ -14,7 +14,7 @@ Shape legend: ``N`` rows, ``F`` features, ``T`` trees, ``V`` nodes of all trees 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, Self
 
 import numba
@@ -100,7 +100,18 @@ class TreeEnsemble:
     @classmethod
     def from_booster(cls, booster: Any) -> Self:
         """Take over the trees of a fitted ``xgboost.Booster`` with a base score of zero."""
-        return cls(_pack(booster))
+        return cls.from_nodes(_trees(booster))
+
+    @classmethod
+    def from_nodes(cls, trees: Iterable[Mapping[str, Any]]) -> Self:
+        """Take over trees whose nodes stand in any order, the root first.
+
+        Args:
+            trees: of each the columns ``left`` and ``right`` (children, below 0 for a leaf),
+                ``feature``, ``value`` (a leaf's, or the threshold that goes left below) and
+                ``missing_left``.
+        """
+        return cls(_pack(trees))
 
     def _check(self) -> None:
         """Raise where the walk, which trusts its arrays, would leave them or not end."""
@@ -139,18 +150,30 @@ class TreeEnsemble:
         }  # fmt: skip
 
 
-def _pack(booster: Any) -> dict[str, NDArray[Any]]:
-    """Renumber XGBoost's trees so that a right child follows its left one."""
+def _trees(booster: Any) -> list[Mapping[str, Any]]:
+    """XGBoost's trees, column by column; a leaf's value is in split_conditions too."""
     import json
 
     model = json.loads(bytes(booster.save_raw("json")))
+    return [
+        {
+            "left": tree["left_children"], "right": tree["right_children"],
+            "feature": tree["split_indices"], "value": tree["split_conditions"],
+            "missing_left": tree["default_left"],
+        }
+        for tree in model["learner"]["gradient_booster"]["model"]["trees"]
+    ]  # fmt: skip
+
+
+def _pack(trees: Iterable[Mapping[str, Any]]) -> dict[str, NDArray[Any]]:
+    """Renumber trees so that a right child follows its left one."""
     roots: list[int] = []
     feature: list[int] = []
     value: list[float] = []
     left: list[int] = []
     missing: list[bool] = []
-    for tree in model["learner"]["gradient_booster"]["model"]["trees"]:
-        lefts, rights = tree["left_children"], tree["right_children"]
+    for tree in trees:
+        lefts, rights = tree["left"], tree["right"]
         roots.append(len(feature))
         place = {0: len(feature)}
         queue = [0]
@@ -161,12 +184,11 @@ def _pack(booster: Any) -> dict[str, NDArray[Any]]:
         while queue:
             node = queue.pop()
             at = place[node]
-            # XGBoost keeps a leaf's value in split_conditions too.
-            value[at] = tree["split_conditions"][node]
+            value[at] = tree["value"][node]
             if lefts[node] < 0:
                 continue
-            feature[at] = tree["split_indices"][node]
-            missing[at] = bool(tree["default_left"][node])
+            feature[at] = tree["feature"][node]
+            missing[at] = bool(tree["missing_left"][node])
             left[at] = len(feature)
             for child in (lefts[node], rights[node]):
                 place[child] = len(feature)

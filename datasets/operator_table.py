@@ -62,6 +62,8 @@ class OperatorTable:
         dims: dimension name to sizes, 0 where a kind does not have it.
         latency_s: measured time in seconds; NaN in a table that only asks.
         source_row: row of the source file, counted from 0.
+        kernel: name of the kernel that a profiler saw, empty where none did. It is a label, known
+            after the run alone: predictors may learn to foretell it, never read it.
         devices: figures of devices the zoo does not have, by the name in ``device``.
     """
 
@@ -73,6 +75,7 @@ class OperatorTable:
     dims: Mapping[str, NDArray[np.float64]]
     latency_s: NDArray[np.float64]
     source_row: NDArray[np.int64]
+    kernel: Texts
     devices: Mapping[str, Device] = field(default_factory=dict)
 
     def __len__(self) -> int:
@@ -107,6 +110,7 @@ class OperatorTable:
             dims={name: column[rows] for name, column in self.dims.items()},
             latency_s=self.latency_s[rows],
             source_row=self.source_row[rows],
+            kernel=self.kernel[rows],
             devices=self.devices,
         )
 
@@ -132,6 +136,7 @@ class OperatorTable:
             dims={name: np.concatenate([part.dims[name] for part in parts]) for name in DIMS},
             latency_s=np.concatenate([part.latency_s for part in parts]),
             source_row=np.concatenate([part.source_row for part in parts]),
+            kernel=np.concatenate([part.kernel for part in parts]),
             devices=devices,
         )
 
@@ -154,6 +159,7 @@ def operator_table(
     dims: Mapping[str, NDArray[np.float64]],
     latency_s: NDArray[np.float64],
     source_row: NDArray[np.int64] | None = None,
+    kernel: Texts | None = None,
     devices: Mapping[str, Device] | None = None,
 ) -> OperatorTable:
     """Build a table; dimensions that are not given are 0.
@@ -164,14 +170,17 @@ def operator_table(
     count = len(op)
     full = {name: np.asarray(dims.get(name, np.zeros(count)), dtype=np.float64) for name in DIMS}
     rows = np.arange(count, dtype=np.int64) if source_row is None else source_row
-    columns = {"kind": kind, "dtype": dtype, "library": library, "device": device}
+    names = texts([""] * count) if kernel is None else kernel
+    columns = {
+        "kind": kind, "dtype": dtype, "library": library, "device": device, "kernel": names,
+    }  # fmt: skip
     for name, column in {**columns, **full, "latency_s": latency_s}.items():
         if len(column) != count:
             raise SpecError(f"operator table.{name}", got=len(column), expected=f"{count} rows")
     return OperatorTable(
         op=op, kind=kind, dtype=dtype, library=library, device=device, dims=full,
         latency_s=np.asarray(latency_s, dtype=np.float64), source_row=rows,
-        devices=dict(devices or {}),
+        kernel=names, devices=dict(devices or {}),
     )  # fmt: skip
 
 
@@ -190,6 +199,8 @@ def write_operators(table: OperatorTable, path: str | os.PathLike[str]) -> None:
         "op": table.op, "kind": table.kind, "dtype": table.dtype, "library": table.library,
         "device": table.device,
     }  # fmt: skip
+    if np.any(table.kernel != ""):
+        columns["kernel"] = table.kernel
     arrays = {name: pa.array(list(column), pa.string()) for name, column in columns.items()}
     arrays |= {
         name: pa.array(column, pa.float64())

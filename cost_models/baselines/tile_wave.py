@@ -18,8 +18,9 @@ import numpy as np
 from numpy.typing import NDArray
 from sklearn.base import BaseEstimator  # type: ignore[import-untyped, unused-ignore]
 
-from foreplan.cost_models.operator_features import FAMILIES, TILES
+from foreplan.cost_models.operator_features import FAMILIES
 from foreplan.cost_models.operator_work import operator_work
+from foreplan.cost_models.tile_times import TILES
 from foreplan.datasets.operator_table import KINDS, OperatorTable
 
 Floats = NDArray[np.float64]

@@ -30,4 +30,5 @@ def convert(columns: Columns) -> OperatorTable:
         dims={name: columns.numbers(name, default=0.0) for name in DIMS},
         latency_s=columns.milliseconds("latency_s") * 1e3,
         source_row=columns.numbers("source_row", default=0.0).astype(np.int64),
+        kernel=columns.texts("kernel", default=""),
     )

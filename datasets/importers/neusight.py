@@ -77,6 +77,7 @@ def convert(columns: Columns) -> OperatorTable:
         device=device,
         dims=dims,
         latency_s=columns.milliseconds("latency_ms", "latency"),
+        kernel=columns.texts("kernel_name", "kernel name", default=""),
     )
 
 
