@@ -98,8 +98,9 @@ def _walk(search: PrecisionSearch, random: np.random.Generator) -> Choices:
 
 
 def emulated_losses(
-    workload: PrecisionWorkload, ranks: Sequence[Mapping[str, str]], steps: int, seed: int
-) -> dict[str, float]:
+    workload: PrecisionWorkload, ranks: Sequence[Mapping[str, str]], steps: int, seed: int,
+    *, decay: bool = True,
+) -> dict[str, float]:  # fmt: skip
     """Train as planned in one process; imports torch.
 
     Args:
@@ -107,6 +108,7 @@ def emulated_losses(
         ranks: variants by module, rank by rank.
         steps: of training.
         seed: of weights, batches and rounding.
+        decay: let the learning rate fall to zero along a cosine.
 
     Returns:
         ``validation``: of the weights in fp32; ``training``: mean of all ranks over the last tenth.
@@ -126,7 +128,8 @@ def emulated_losses(
     tail: list[float] = []
     for step in range(steps):
         for group in optimizer.param_groups:
-            group["lr"] = workload.learning_rate * (1 + math.cos(math.pi * step / steps)) / 2
+            share = (1 + math.cos(math.pi * step / steps)) / 2 if decay else 1.0
+            group["lr"] = workload.learning_rate * share
         losses = []
         for rank, model in enumerate(models):
             inputs, target = task.batch(step, rank)
@@ -195,8 +198,10 @@ def difference_table(rows: Iterable[Mapping[str, Any]], against: str = FP32) -> 
 
 
 def _train(made: Plan, arms: Sequence[str], seeds: Sequence[int], steps: int, out: Path) -> None:
-    """Append a line a run; runs that are there already are left out."""
+    """Append a line a run; runs that are there already are left out, and arms that repeat one."""
     decisions = {PLAN: made.decision} | {a.name: a.decision for a in made.alternatives}
+    first = {json.dumps(decisions[arm.partition("@")[0]]["workers"]): arm for arm in reversed(arms)}
+    arms = [arm for arm in arms if "@" in arm or arm in first.values()]
     workload = PrecisionWorkload.model_validate_json(json.dumps(made.workload))
     lines = out.read_text().splitlines() if out.exists() else []
     done = {(row["seed"], row["arm"]) for row in map(json.loads, lines)}
