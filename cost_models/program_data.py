@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -113,7 +114,8 @@ def read_programs(
     """Read measured programs of any number of files, folders and devices.
 
     Args:
-        paths: Parquet shards or folders of them (``foreplan``), or tir-jsonl files.
+        paths: Parquet shards or folders of them (``foreplan``), or tir-jsonl files. The name in a
+            folder's ``session.json`` is added to those of its devices.
         format_name: one of `FORMATS`.
         device: what every row ran on; needed for tir-jsonl, which does not say.
         known: devices that the zoo lacks, by name.
@@ -167,11 +169,11 @@ def _tir_jsonl(
 def _records(
     reader: _Reader, paths: Sequence[Path], device: Device | None, known: Mapping[str, Device]
 ) -> list[ProgramTable]:
-    groups: dict[tuple[str, str], _Rows] = defaultdict(_Rows)
-    clocks: dict[tuple[str, str], list[float]] = defaultdict(list)
+    groups: dict[tuple[str, str, str], _Rows] = defaultdict(_Rows)
+    clocks: dict[tuple[str, str, str], list[float]] = defaultdict(list)
     families: dict[str, set[str]] = defaultdict(set)
-    for record in _ran(paths):
-        key = (record.device, record.chip)
+    for session, record in _ran(paths):
+        key = (record.device, record.chip, session)
         families[record.task_key].update(record.families)
         clocks[key].append(record.clock_hz)
         reader.add(
@@ -180,26 +182,53 @@ def _records(
             families=record.families, networks=record.networks,
         )  # fmt: skip
     tables = []
-    for (name, chip), rows in groups.items():
+    for key, rows in groups.items():
+        name, chip, session = key
         if not rows.asts:
             continue
         # Two folders may know different callers of one task; folds must see them all.
         rows.family = ["+".join(sorted(families[task])) for task in rows.task]
-        clock = np.array(clocks[name, chip], dtype=float)
+        clock = np.array(clocks[key], dtype=float)
         middle = float(np.median(clock[clock > 0])) if (clock > 0).any() else float("nan")
-        found = device or known.get(chip) or known.get(name) or record_device(name, chip, middle)
+        found = device or known.get(chip) or known.get(name)
+        if found is None:
+            found = record_device(name, chip, middle)
+            if session:
+                found = found.model_copy(update={"name": f"{found.name},{session}"})
         tables.append(rows.table(found))
     return tables
 
 
-def _ran(paths: Iterable[Path]) -> Iterable[ProgramRecord]:
-    """Records that ran, each program of a task and device once: the quietest of its repetitions."""
-    best: dict[tuple[str, str, str, str], ProgramRecord] = {}
-    for record in read_records(list(paths)):
-        if not record.median_s > 0:
-            continue
-        key = (record.device, record.chip, record.task_key, record.program_key)
-        seen = best.get(key)
-        if seen is None or record.spread < seen.spread:
-            best[key] = record
-    return best.values()
+def _ran(paths: Iterable[Path]) -> Iterable[tuple[str, ProgramRecord]]:
+    """Records that ran, with sessions, each program of a task and device once: the quietest."""
+    best: dict[tuple[str, str, str, str, str], ProgramRecord] = {}
+    for path in paths:
+        session = _session(path)
+        for record in read_records([path]):
+            if not record.median_s > 0:
+                continue
+            key = (session, record.device, record.chip, record.task_key, record.program_key)
+            seen = best.get(key)
+            if seen is None or record.spread < seen.spread:
+                best[key] = record
+    return [(key[0], record) for key, record in best.items()]
+
+
+def _session(path: Path) -> str:
+    """What a folder's ``session.json`` calls its circumstances, empty where it has none.
+
+    A core whose neighbours are busy is slower than the same core alone, so it is another device.
+
+    Raises:
+        SpecError: a file that is no object with a ``name``.
+    """
+    file = path / "session.json"
+    if not file.is_file():
+        return ""
+    try:
+        name = json.loads(file.read_text(encoding="utf-8"))["name"]
+    except (ValueError, TypeError, KeyError, OSError) as error:
+        raise SpecError(
+            str(file), got=type(error).__name__, expected='an object with a "name"'
+        ) from error
+    return str(name)

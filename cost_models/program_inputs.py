@@ -22,6 +22,7 @@ from foreplan.cost_models.program_estimate import (
 from foreplan.cost_models.program_scale import ProgramScale
 from foreplan.cost_models.program_table import ProgramTable
 from foreplan.datasets.device import FEATURE_NAMES as DEVICE_FEATURES
+from foreplan.datasets.device import Device
 
 Floats = NDArray[np.float64]
 
@@ -63,7 +64,13 @@ class ProgramInputs(NamedTuple):
 def fit_scale(table: ProgramTable, latency_s: Floats) -> ProgramScale:
     """Fit the weights of parts on a table's rows."""
     parts = program_estimate(table).parts
-    return ProgramScale.fit(parts, on_cpus(table), latency_s, _device_names(table))
+    return ProgramScale.fit(
+        parts,
+        on_cpus(table),
+        latency_s,
+        _device_names(table),
+        {device.name: device_figures(device) for device in table.devices},
+    )
 
 
 def program_inputs(table: ProgramTable, scale: ProgramScale) -> ProgramInputs:
@@ -73,10 +80,10 @@ def program_inputs(table: ProgramTable, scale: ProgramScale) -> ProgramInputs:
         MissingDataError: a device without peak or bandwidth.
     """
     estimate, cpu = program_estimate(table), on_cpus(table)
-    weights = scale.of_rows(cpu, _device_names(table))
+    figures = {device.name: device_figures(device) for device in table.devices}
+    weights = scale.of_rows(cpu, _device_names(table), figures)
     parts = estimate.parts * weights
     seconds = parts.sum(1) + 1e-9
-    figures = np.stack([device.vector().values for device in table.devices])
     summary = [
         estimate.terms, np.log(estimate.parts + 1e-10), parts / seconds[:, None],
         np.log(seconds)[:, None],
@@ -97,7 +104,7 @@ def program_inputs(table: ProgramTable, scale: ProgramScale) -> ProgramInputs:
         bound=estimate.bound,
         summary=np.concatenate(summary, 1).astype(np.float32),
         leaf=np.concatenate(leaf, 1, dtype=np.float32),
-        device=np.log10(np.maximum(figures, 1e-12)).astype(np.float32)[table.device],
+        device=np.stack([figures[d.name] for d in table.devices]).astype(np.float32)[table.device],
         program=program,
         starts=starts,
         cpu=cpu,
@@ -123,6 +130,11 @@ DEVICE_ENTRIES = len(DEVICE_FEATURES)
 def _device_names(table: ProgramTable) -> NDArray[np.str_]:
     """Name of each program's device (N)."""
     return np.array([device.name for device in table.devices])[table.device]
+
+
+def device_figures(device: Device) -> Floats:
+    """Figures of a device on a scale of log10, NaN where unknown (figures)."""
+    return np.asarray(np.log10(np.maximum(device.vector().values, 1e-12)))
 
 
 def on_cpus(table: ProgramTable) -> NDArray[np.bool_]:

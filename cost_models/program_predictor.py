@@ -26,8 +26,13 @@ from sklearn.base import (  # type: ignore[import-untyped, unused-ignore]
 from foreplan.cost_models._leaf_names import FEATURE_VERSION
 from foreplan.cost_models.model_store import MISFITS, read_card, read_weights, write_model
 from foreplan.cost_models.program_estimate import PART_NAMES
-from foreplan.cost_models.program_inputs import ProgramInputs, on_cpus, program_inputs
-from foreplan.cost_models.program_scale import ProgramScale
+from foreplan.cost_models.program_inputs import (
+    ProgramInputs,
+    device_figures,
+    on_cpus,
+    program_inputs,
+)
+from foreplan.cost_models.program_scale import DeviceFactors, ProgramScale
 from foreplan.cost_models.program_table import Floats, ProgramTable
 from foreplan.cost_models.program_transformer import NetworkSettings, ProgramTransformer
 from foreplan.cost_models.program_trees import ProgramTrees
@@ -222,7 +227,7 @@ class ProgramPredictor(RegressorMixin, BaseEstimator):  # type: ignore[misc, unu
             "trees": len(self.trees_),
             "weight": self.weight_,
             "shift": self.shift_,
-            "scale_devices": list(self.scale_.factors),
+            "scale_devices": list(self.scale_.devices),
             "ranges_s": [limit for limit in RANGES_S if np.isfinite(limit)],
             **self.card_,
             **facts,
@@ -267,7 +272,11 @@ class ProgramPredictor(RegressorMixin, BaseEstimator):  # type: ignore[misc, unu
         def part(prefix: str) -> dict[str, Any]:
             return {k[len(prefix) :]: v for k, v in tensors.items() if k.startswith(prefix)}
 
-        model.scale_ = _scale(part("parts."), card["scale_devices"])
+        known = ("schema", "kind", "features", "device_features", "parameters", "networks",
+                 "trees", "weight", "shift", "scale_devices", "ranges_s")  # fmt: skip
+        model.card_ = {k: v for k, v in card.items() if k not in known}
+        names = card["scale_devices"]
+        model.scale_ = _scale(part("parts."), names, model.known_devices() if names else {})
         model.trees_ = [
             ProgramTrees.from_arrays(part(f"trees{number}.")) for number in range(card["trees"])
         ]
@@ -281,9 +290,6 @@ class ProgramPredictor(RegressorMixin, BaseEstimator):  # type: ignore[misc, unu
         model.quantiles_ = tensors["quantiles"]
         if model.quantiles_.shape != (2, len(RANGES_S)):
             raise ValueError(f"quantiles of shape {model.quantiles_.shape}")
-        known = ("schema", "kind", "features", "device_features", "parameters", "networks",
-                 "trees", "weight", "shift", "scale_devices", "ranges_s")  # fmt: skip
-        model.card_ = {k: v for k, v in card.items() if k not in known}
         return model
 
     def known_devices(self) -> dict[str, Device]:
@@ -335,14 +341,26 @@ def program_seconds(inputs: ProgramInputs, leaf_s: Floats) -> Floats:
     return np.asarray(np.add.reduceat(leaf_s, inputs.starts))
 
 
-def _scale(arrays: Mapping[str, NDArray[Any]], names: Sequence[str]) -> ProgramScale:
+def _scale(
+    arrays: Mapping[str, NDArray[Any]], names: Sequence[str], devices: Mapping[str, Device]
+) -> ProgramScale:
     """The scale that `ProgramScale.arrays` was of.
 
     Raises:
-        ValueError: weights of other parts, or factors of other devices.
+        ValueError: weights of other parts, or factors of devices that are not described.
     """
     weights, parts = arrays["weights"], len(PART_NAMES)
     factors = arrays.get("factors", np.empty((0, parts)))
     if weights.shape != (2, parts) or factors.shape != (len(names), parts):
         raise ValueError(f"weights {weights.shape} and factors {factors.shape} of {parts} parts")
-    return ProgramScale(weights, dict(zip(names, factors, strict=True)))
+    missing = [name for name in names if name not in devices]
+    if missing:
+        raise ValueError(f"factors of {', '.join(missing)}, which the card does not describe")
+    items = {name: devices[name] for name in names}
+    return ProgramScale(
+        weights,
+        {
+            name: DeviceFactors(device.kind == "cpu", device_figures(device), factor)
+            for (name, device), factor in zip(items.items(), factors, strict=True)
+        },
+    )

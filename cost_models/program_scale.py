@@ -4,16 +4,16 @@
 
 by least pseudo-Huber loss of the logarithm of scale / latency (width 0.3) with a weak pull of each
 w to -1. Where several devices of a kind are trained on, each gets its own d, what it is faster or
-slower at than the others: a factor for all parts, and one for each part, pulled to none; d of a
-device that was not trained on is 0. *Fitted*: as many free parameters as kinds of work (27 on GPUs)
-and as many again for each such device. A network or trees then learn what is left, which is small
-where the program is like others only in its parts.
+slower at than the others: a factor for all parts, and one for each part, pulled to none. A device
+that was not trained on takes d of the one most like it. *Fitted*: as many free parameters as kinds
+of work (27 on GPUs) and as many again for each such device. A network or trees then learn what is
+left, which is small where the program is like others only in its parts.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,23 +31,36 @@ _MOST_ROWS = 6000
 _DEVICE_PULL = 1e-4
 
 
+class DeviceFactors(NamedTuple):
+    """What one device is faster or slower at.
+
+    Attributes:
+        cpu: whether it is a CPU.
+        figures: its figures on a scale of log10, NaN where unknown (figures).
+        factors: of the weights of parts (parts).
+    """
+
+    cpu: bool
+    figures: Floats
+    factors: Floats
+
+
 class ProgramScale:
     """Weights of parts.
 
     Args:
         weights: for GPUs and CPUs (2, parts), zero for parts of the other kind.
-        factors: of the parts on devices that were trained on beside others of their kind, by name
-            (parts).
+        devices: those that were trained on beside others of their kind, by name.
     """
 
-    def __init__(self, weights: Floats, factors: Mapping[str, Floats] | None = None) -> None:
+    def __init__(self, weights: Floats, devices: Mapping[str, DeviceFactors] | None = None) -> None:
         self.weights = np.asarray(weights, dtype=np.float64)
-        self.factors = {k: np.asarray(v, dtype=np.float64) for k, v in (factors or {}).items()}
+        self.devices = dict(devices or {})
 
     @classmethod
     def fit(
         cls, parts: Floats, cpu: NDArray[np.bool_], latency_s: Floats,
-        device: NDArray[np.str_] | None = None,
+        device: NDArray[np.str_] | None = None, figures: Mapping[str, Floats] | None = None,
     ) -> Self:  # fmt: skip
         """Fit weights.
 
@@ -56,8 +69,9 @@ class ProgramScale:
             cpu: whether a program ran on a CPU (N).
             latency_s: labels (N), positive.
             device: name of each program's device (N); one by default.
+            figures: of devices by name, log10; needed with ``device``.
         """
-        weights, factors = np.zeros((2, parts.shape[1])), {}
+        weights, devices = np.zeros((2, parts.shape[1])), {}
         for row, chosen in enumerate((~cpu, cpu)):
             if not chosen.any():
                 continue
@@ -65,23 +79,47 @@ class ProgramScale:
             names = [] if device is None else np.unique(device[chosen]).tolist()
             for name in names if len(names) > 1 else ():
                 own = chosen & (device == name)
-                factors[name] = _factors(parts[own] * weights[row], latency_s[own])
+                devices[name] = DeviceFactors(
+                    bool(row), (figures or {})[name],
+                    _factors(parts[own] * weights[row], latency_s[own]),
+                )  # fmt: skip
         for row in range(2):  # a kind that was never seen gets the other's common parts
             if not weights[row].any():
                 weights[row] = weights[1 - row]
-        return cls(weights, factors)
+        return cls(weights, devices)
 
-    def of_rows(self, cpu: NDArray[np.bool_], device: NDArray[np.str_]) -> Floats:
-        """Weights of each program's parts, by the kind and name of its device (N, parts)."""
+    def of_rows(
+        self, cpu: NDArray[np.bool_], device: NDArray[np.str_], figures: Mapping[str, Floats]
+    ) -> Floats:
+        """Weights of each program's parts, by the kind and name of its device (N, parts).
+
+        Args:
+            cpu: whether a program runs on a CPU (N).
+            device: name of each program's device (N).
+            figures: of devices by name, log10.
+        """
         found = self.weights[cpu.astype(int)]
-        for name, factor in self.factors.items():
-            found[device == name] *= factor
+        for name in np.unique(device).tolist() if self.devices else ():
+            own = device == name
+            like = self._like(name, bool(cpu[own][0]), figures[name])
+            if like is not None:
+                found[own] *= like.factors
         return np.asarray(found)
 
+    def _like(self, name: str, cpu: bool, figures: Floats) -> DeviceFactors | None:
+        """The device itself, or the one of its kind whose known figures are nearest."""
+        if name in self.devices:
+            return self.devices[name]
+        known = [item for item in self.devices.values() if item.cpu == cpu]
+        if not known:
+            return None
+        away = [np.nan_to_num(item.figures - figures) for item in known]
+        return known[int(np.argmin([float(d @ d) for d in away]))]
+
     def arrays(self) -> Mapping[str, NDArray[Any]]:
-        """What it is built from, for saving; rows of ``factors`` in the order of the names."""
-        found = {"weights": self.weights}
-        return found | ({"factors": np.stack(list(self.factors.values()))} if self.factors else {})
+        """What it is built from, figures apart; rows of ``factors`` in the order of the devices."""
+        found, items = {"weights": self.weights}, list(self.devices.values())
+        return found | ({"factors": np.stack([i.factors for i in items])} if items else {})
 
     def named(self) -> dict[str, dict[str, float]]:
         """Weights by kind and part, those that are not negligible."""

@@ -87,6 +87,26 @@ def test_devices_are_named_by_chip(tmp_path: Path) -> None:
     assert sorted(set(table.chips)) == ["C", "gh100"]
 
 
+def test_another_session_is_another_device_of_the_chip(tmp_path: Path) -> None:
+    for name in ("alone", "beside"):
+        (tmp_path / name).mkdir()
+        write_records(
+            [record(0, device="cpu:threads=1,isa=avx2", chip="C")],
+            tmp_path / name / "a.parquet",
+        )
+    note = tmp_path / "beside" / "session.json"
+    note.write_text('{"name": "beside=8"}')
+    table = read_programs([tmp_path / "alone", tmp_path / "beside"]).table
+    assert [d.name for d in table.devices] == [
+        "C/cpu:threads=1,isa=avx2", "C/cpu:threads=1,isa=avx2,beside=8",
+    ]  # fmt: skip
+    assert table.device.tolist() == [0, 1]
+    assert set(table.chips) == {"C"}
+    note.write_text("[]")
+    with pytest.raises(SpecError, match=r"session\.json"):
+        read_programs([tmp_path / "beside"])
+
+
 def test_no_task_is_on_both_sides_of_a_fold(folder: Path) -> None:
     table = read_programs([folder]).table
     shared = table.family.astype("<U8")
@@ -213,20 +233,27 @@ def test_scale_finds_the_weights_of_a_sum() -> None:
 
 
 def test_scale_finds_what_a_device_is_slower_at() -> None:
-    """Two CPUs that differ in one kind of work and in clock; a third has the common weights."""
+    """Two CPUs that differ in one kind of work and in clock; a third takes after the nearer one."""
     generator = np.random.default_rng(0)
     parts = np.zeros((800, len(PART_NAMES)))
     parts[:, :3] = np.exp(generator.normal(-9, 2, (800, 3)))
     device, cpu = np.repeat(["a", "b"], 400), np.ones(800, dtype=bool)
     wanted = parts[:, :3] @ [2.0, 0.5, 0.1]
     wanted[400:] = 3 * parts[400:, :3] @ [2.0, 0.5, 0.4]
-    scale = ProgramScale.fit(parts, cpu, wanted, device)
-    weights = scale.of_rows(cpu, device)
+    nan = float("nan")
+    figures = {"a": np.array([9.0, 1.0, nan]), "b": np.array([10.0, nan, 3.0])}
+    scale = ProgramScale.fit(parts, cpu, wanted, device, figures)
+    weights = scale.of_rows(cpu, device, figures)
     np.testing.assert_allclose(weights[0, :3], [2.0, 0.5, 0.1], rtol=0.1)
     np.testing.assert_allclose(weights[400, :3], [6.0, 1.5, 1.2], rtol=0.1)
-    unknown = scale.of_rows(cpu[:1], np.array(["c"]))
-    np.testing.assert_array_equal(unknown[0], scale.weights[1])
-    assert not ProgramScale.fit(parts, cpu, wanted, np.full(800, "a")).factors
+
+    def of_unknown(cpu: bool, *known: float) -> Any:
+        return scale.of_rows(np.array([cpu]), np.array(["c"]), {"c": np.array(known)})[0]
+
+    np.testing.assert_array_equal(of_unknown(True, 9.4, 7.0, 3.0), weights[400])  # 0.4 from b
+    np.testing.assert_array_equal(of_unknown(True, 9.4, 1.0, 4.0), weights[0])  # 0.4 from a
+    np.testing.assert_array_equal(of_unknown(False, 9.4, 1.0, 4.0), scale.weights[0])
+    assert not ProgramScale.fit(parts, cpu, wanted, np.full(800, "a")).devices
 
 
 def test_gpu_counts_of_a_kernel() -> None:
