@@ -17,7 +17,7 @@ EXAMPLES = Path(__file__).parents[2] / "docs/examples"
 CLUSTER = EXAMPLES / "two_xeons.yaml"
 CONFIG = {
     "model_type": "llama", "hidden_size": 64, "num_hidden_layers": 6, "num_attention_heads": 4,
-    "num_key_value_heads": 2, "intermediate_size": 176, "vocab_size": 256,
+    "num_key_value_heads": 2, "intermediate_size": 192, "vocab_size": 256,
     "max_position_embeddings": 256, "rms_norm_eps": 1e-5, "tie_word_embeddings": False,
     "torch_dtype": "float32",
 }  # fmt: skip
