@@ -28,6 +28,7 @@ from foreplan.cost_models.costs import Copy, Estimate, HostLaunch, Work
 from foreplan.cost_models.operator_rates import family
 from foreplan.cost_models.rate_model import RateModel, Shipped
 from foreplan.cost_models.rescaled_roofline import RescaledRoofline
+from foreplan.cost_models.tables import measured
 from foreplan.datasets.device import Device
 from foreplan.datasets.profile import Profile, Row
 from foreplan.datasets.program import Program
@@ -79,6 +80,11 @@ class DeviceFit(StrictModel):
     def programs(self) -> list[Program]:
         """The tasks that ran."""
         return [row.program() for row in self.tasks if row.status == "ok"]
+
+    @functools.cached_property
+    def tried(self) -> Mapping[Program, Row]:
+        """Every task, also those that failed."""
+        return {row.program(): row for row in self.tasks}
 
     @property
     def seconds(self) -> Floats:
@@ -189,7 +195,8 @@ def fit_beside(path: str | os.PathLike[str], profile: Profile) -> DeviceFit | No
 class FittedSource:
     """Prices work on devices with a `DeviceFit` (source ``predicted``).
 
-    Programs by the law; a copy inside the device by its measured bandwidth and a host launch by its
+    Programs by the law, except the tasks themselves: those cost what was timed (source
+    ``measured``). A copy inside the device by its measured bandwidth and a host launch by its
     measured overhead. ``None`` for programs that failed to run on the device, and for others.
 
     Args:
@@ -198,10 +205,6 @@ class FittedSource:
 
     def __init__(self, fits: Mapping[str, DeviceFit]) -> None:
         self.fits = dict(fits)
-        self._failed = {
-            label: {row.program() for row in fit.tasks if row.status != "ok"}
-            for label, fit in fits.items()
-        }
 
     def estimate(self, work: Work, device: str) -> Estimate | None:
         """Price ``work`` on ``device`` in seconds, or ``None``."""
@@ -209,8 +212,9 @@ class FittedSource:
         if fit is None:
             return None
         if isinstance(work, Program):
-            if work in self._failed[device]:
-                return None
+            row = fit.tried.get(work)
+            if row is not None:
+                return measured(row)
             found = fit.model.forecast([work])
             return Estimate(
                 float(found.mean_s[0]), float(found.low_s[0]), float(found.high_s[0]), "predicted"

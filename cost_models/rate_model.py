@@ -77,7 +77,11 @@ _FEW = 4
 
 
 class RateForecast(NamedTuple):
-    """Seconds (M,) each: expectation and ends of the nominal 90 % interval."""
+    """Seconds (M,) each: expectation and ends of the nominal 90 % interval.
+
+    The expectation of a log-normal time lies above its median, the more so the less is known: what
+    a sum of many times comes to, where the median is the likelier guess of one.
+    """
 
     mean_s: Floats
     low_s: Floats
@@ -172,8 +176,10 @@ class RateModel:
         return self
 
     def predict(self, programs: Sequence[Program]) -> Floats:
-        """Expected seconds (M,)."""
-        return self.forecast(programs).mean_s
+        """Median seconds (M,)."""
+        rows = self._rows(programs)
+        law = self._law(rows, _effects(rows, self._rows_), _smooth(rows, self._rows_))
+        return self._believed(rows, np.exp(law.log_s), self._roofline_.predict(programs))
 
     def forecast(self, programs: Sequence[Program]) -> RateForecast:
         """Expected seconds and their interval."""
@@ -185,9 +191,27 @@ class RateModel:
         own = own + (_KAPPA * rows.shipped) ** 2
         explained = np.einsum("mn,nk,mk->m", covariance, self._inverse_, covariance)
         spread = np.sqrt(np.maximum(own - explained, 0.0) + rows.noise**2)
-        half = _INTERVAL * self.inflation_ * spread
-        mean = self._believed(rows, np.exp(law.log_s), self._roofline_.predict(programs))
-        return RateForecast(mean, mean * np.exp(-half), mean * np.exp(half))
+        spread = self.inflation_ * spread
+        median = self._believed(rows, np.exp(law.log_s), self._roofline_.predict(programs))
+        # Wider than what is believed before any task is only the interval.
+        mean = median * np.exp(np.minimum(spread**2, _WIDEST) / 2)
+        half = _INTERVAL * spread
+        return RateForecast(mean, median * np.exp(-half), median * np.exp(half))
+
+    def covariance(self, programs: Sequence[Program]) -> tuple[Floats, Floats]:
+        """How the logarithms of programs' times go wrong together, given the tasks.
+
+        Returns:
+            Covariance of the law (M, M), without the spread around it; variance of that (M,). The
+            interval of `forecast` is made of both.
+        """
+        rows = self._rows(programs)
+        effects, smooth = _effects(rows, self._rows_), _smooth(rows, self._rows_)
+        law = self._law(rows, effects, smooth)
+        known = effects * (law.shares @ self._shares_.T) + smooth
+        own = _effects(rows, rows) * (law.shares @ law.shares.T) + _smooth(rows, rows)
+        scale = self.inflation_**2
+        return scale * (own - known @ self._inverse_ @ known.T), scale * rows.noise**2
 
     def leave_one_out(self) -> Floats:
         """Seconds of each task as the law has it from the others alone (N,)."""

@@ -55,7 +55,7 @@ class MeasuredSource:
             return None
         if isinstance(work, Program):
             row = profile.by_program.get(work)
-            return None if row is None else _behind_another(_measured(row), profile, work)
+            return None if row is None else _behind_another(measured(row), profile, work)
         launch = profile.device.launch_overhead_s
         if isinstance(work, HostLaunch) and launch is not None:
             return Estimate.exact(work.calls * launch, "measured")
@@ -91,7 +91,7 @@ class InterpolatedSource:
             return None
         row = profile.by_program.get(work)
         if row is not None:
-            return _behind_another(_measured(row), profile, work)
+            return _behind_another(measured(row), profile, work)
         fit = self._fit(profile, work)
         if fit is None:
             return None
@@ -154,7 +154,8 @@ def _behind_another(found: Estimate | None, profile: Profile, item: Program) -> 
     return Estimate(mean, low, high, found.source)
 
 
-def _measured(row: Row) -> Estimate | None:
+def measured(row: Row) -> Estimate | None:
+    """The time of a row, ``None`` of a program that failed."""
     if row.status != "ok":
         return None
     return Estimate(_median(row), _low(row), _high(row), "measured")

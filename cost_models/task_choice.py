@@ -70,3 +70,47 @@ def task_features(programs: Sequence[Program], device: Device) -> Floats:
         for name in sorted(set(named[:, level])):
             columns.append(width * shares * (named[:, level] == name)[:, None])
     return np.concatenate(columns, axis=1)
+
+
+def choose_telling(
+    covariance: Floats, noise: Floats, stakes: Floats, count: int, *, least: float
+) -> list[int]:
+    """Indices of at most ``count`` programs whose times say most about sums that matter.
+
+    One by one the program is taken that lowers the variances of the sums most, once its time is
+    known: ``sum over q of (stakes_q . covariance_p)^2 / (covariance_pp + noise_p)``. For a Gaussian
+    the times themselves do not matter to that, so that several are chosen before any is timed
+    (Krause & Guestrin, Near-optimal nonmyopic value of information in graphical models, 2005). Here
+    the logarithms of the times are Gaussian, and what counts are the times: stakes grow with how
+    far a time may lie above its median (`widened`).
+
+    Args:
+        covariance: of the logarithms of the programs' times (M, M).
+        noise: variance of a time around what it tells (M,).
+        stakes: the sums (Q, M): seconds of each program in them, over what they are compared with.
+        count: how many to choose.
+        least: variance; a program that lowers the sums by less in all is not worth being timed.
+    """
+    left = np.array(covariance, dtype=np.float64)
+    free = np.ones(len(left), dtype=bool)
+    chosen: list[int] = []
+    while len(chosen) < count and free.any():
+        variance = np.diag(left).clip(min=0.0) + noise
+        gain = (((stakes * widened(variance)) @ left) ** 2).sum(axis=0) / variance
+        best = int(np.argmax(np.where(free, gain, -np.inf)))
+        if gain[best] < least:
+            break
+        chosen.append(best)
+        free[best] = False
+        left -= np.outer(left[best], left[best]) / variance[best]
+    return chosen
+
+
+def widened(variance: Floats) -> Floats:
+    """Standard deviation of log-normal times of median 1 over that of their logarithms (M,).
+
+    ``sqrt(exp(v) (exp(v) - 1) / v)``: near 1 where little is open, and larger than 3 for a time of
+    which only the order of magnitude is known.
+    """
+    v = np.maximum(variance, 1e-9)
+    return np.asarray(np.sqrt(np.exp(v) * np.expm1(v) / v))

@@ -2,12 +2,14 @@
 
 Which tasks is decided from the device's figures alone: by KMeans over what the workload needs, each
 program weighed by the time that it stands for (`choose_tasks`). A later call for another workload
-adds its own tasks, where the earlier ones do not cover them.
+adds its own tasks, where the earlier ones do not cover them. `fit_to_plan` goes on from there for
+one job.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -28,40 +30,66 @@ TASKS = 32
 _LEAST_WEIGHT = 0.05
 
 
-def fit_device(
-    candidates: Sequence[Program],
-    path: Path,
-    count: int,
-    measure: Callable[[Sequence[Program]], Profile],
-) -> DeviceFit:
-    """Time tasks of a device, add them to its profile, and write the fit beside it.
+@dataclass(frozen=True)
+class FittedDevice:
+    """A device of this machine that a predictor is fitted to.
 
-    Args:
-        candidates: what to choose from.
+    Attributes:
+        candidates: programs to choose tasks from.
         path: of the device's profile.
-        count: tasks to time at most; those of an earlier fit to the same device stay.
         measure: times programs, adds them to the profile at ``path`` and gives that.
-
-    Raises:
-        SpecError: fewer than two tasks asked for, or a file that cannot be read or written.
-        MissingDataError: the device cannot be measured here.
     """
-    if count < 2:
-        raise SpecError("--tasks", got=count, expected="at least 2")
-    figures = Profile.load(path) if path.exists() else measure(())
-    earlier = _earlier(fit_path(path), figures)
-    chosen = choose_tasks(
-        candidates, figures.device, count, weights=importance(candidates, figures.device),
-        known=[] if earlier is None else earlier.programs,
-    )  # fmt: skip
-    profile = measure([candidates[index] for index in chosen])
-    earlier = _earlier(fit_path(path), profile)
-    rows = {} if earlier is None else {row.program(): row for row in earlier.tasks}
-    for index in chosen:
-        rows[candidates[index]] = profile.by_program[candidates[index]]
-    fit = DeviceFit.of(profile.device, list(rows.values()), profile.software)
-    fit.save(fit_path(path))
-    return fit
+
+    candidates: Sequence[Program]
+    path: Path
+    measure: Callable[[Sequence[Program]], Profile]
+
+    def fit(self, count: int) -> DeviceFit:
+        """Time tasks chosen by KMeans, add them to the profile, and write the fit beside it.
+
+        Args:
+            count: tasks to time at most; those of an earlier fit to the same device stay.
+
+        Raises:
+            SpecError: fewer than two tasks asked for, or a file that cannot be read or written.
+            MissingDataError: the device cannot be measured here.
+        """
+        if count < 2:
+            raise SpecError("--tasks", got=count, expected="at least 2")
+        figures = Profile.load(self.path) if self.path.exists() else self.measure(())
+        earlier = self._of(figures)
+        chosen = choose_tasks(
+            self.candidates, figures.device, count,
+            weights=importance(self.candidates, figures.device),
+            known=[] if earlier is None else earlier.programs,
+        )  # fmt: skip
+        return self.add([self.candidates[index] for index in chosen])
+
+    def add(self, programs: Sequence[Program]) -> DeviceFit:
+        """Time these programs and fit to them and to the earlier tasks; see `fit`."""
+        profile = self.measure(programs)
+        earlier = self._of(profile)
+        rows = {} if earlier is None else dict(earlier.tried)
+        rows |= {program: profile.by_program[program] for program in programs}
+        fit = DeviceFit.of(profile.device, list(rows.values()), profile.software)
+        fit.save(fit_path(self.path))
+        return fit
+
+    def earlier(self) -> DeviceFit | None:
+        """The fit that is there, if it is of the device, chip and software of the profile."""
+        return self._of(Profile.load(self.path)) if self.path.exists() else None
+
+    def _of(self, profile: Profile) -> DeviceFit | None:
+        path = fit_path(self.path)
+        if not path.exists():
+            return None
+        try:
+            fit = DeviceFit.load(path)
+        except SpecError:  # of another version: measured anew
+            return None
+        mine, its = profile.device, fit.device
+        same = (its.name, its.chip, its.isa) == (mine.name, mine.chip, mine.isa)
+        return fit if same and dict(fit.software) == dict(profile.software) else None
 
 
 def importance(programs: Sequence[Program], device: Device) -> NDArray[np.float64]:
@@ -98,16 +126,3 @@ def _competitors(program: Program) -> object:
     if program.op in ("linear", "attention"):
         return program.op, program.sizes, program.variant.storage
     return program
-
-
-def _earlier(path: Path, profile: Profile) -> DeviceFit | None:
-    """The fit at a path if it is of the same device, chip and software."""
-    if not path.exists():
-        return None
-    try:
-        fit = DeviceFit.load(path)
-    except SpecError:  # of another version: measured anew
-        return None
-    mine, its = profile.device, fit.device
-    same = (its.name, its.chip, its.isa) == (mine.name, mine.chip, mine.isa)
-    return fit if same and dict(fit.software) == dict(profile.software) else None

@@ -179,6 +179,24 @@ class Forecast:
         total = sum(self._source_s.values()) or 1.0
         return {k: round(v / total, 6) for k, v in sorted(self._source_s.items())}
 
+    def program_seconds(self, costs: CostBook) -> dict[tuple[Program, str], float]:
+        """Busy seconds of each program on each rank's device, by (program, device).
+
+        Args:
+            costs: the prices that the forecast was made from.
+        """
+        s, found = self.schedule, dict[tuple[Program, str], float]()
+        pairs, uses = np.unique(np.stack([s.work, s.rank]), axis=1, return_counts=True)
+        for work, rank, count in zip(*pairs.tolist(), uses.tolist(), strict=True):
+            if s.works[work] in costs.given:
+                continue
+            for leaf, times in _leaves(s.works[work], count):
+                if isinstance(leaf, Program):
+                    key = (leaf, s.devices[rank])
+                    seconds = costs.cost(leaf, s.devices[rank]).mean_s * times
+                    found[key] = found.get(key, 0.0) + seconds
+        return found
+
     def group_seconds(self) -> FloatArray:
         """Busy seconds of each group over the whole schedule."""
         uses = np.bincount(self._code, minlength=len(self._mean))

@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -33,7 +33,8 @@ from foreplan.datasets.tier import Contention, Tier
 from foreplan.errors import SpecError
 from foreplan.planner.api import load_workload
 from foreplan.planner.bubbles.shapes import bubbles_programs
-from foreplan.planner.fit_command import fit_device, fit_line
+from foreplan.planner.fit_command import FittedDevice, fit_line
+from foreplan.planner.fit_to_plan import Job, fit_to_plan
 from foreplan.planner.serving.shapes import serving_programs
 
 if TYPE_CHECKING:
@@ -63,7 +64,8 @@ def profile_host(
         purpose: kind of plans that the shapes are for: ``serving``, ``precision`` or ``bubbles``.
         memory: caps, ``SIZE`` for all devices or ``DEVICE=SIZE``.
         quick: one round instead of two.
-        tasks: time this many of the programs alone, and fit the predictor to each device by them.
+        tasks: time this many of the programs alone, and fit the predictor to each device by them;
+            with a workload and at most one model, those that a plan of it rests on (`fit_to_plan`).
         host: name of this host in the cluster.
         console: shows progress.
 
@@ -83,45 +85,45 @@ def profile_host(
     programs = {d: _programs(d, models, workload, purpose, count) for d in devices}
     profiles: dict[DeviceName, Profile] = {}
     fits: dict[DeviceName, DeviceFit] = {}
+    paths = {device: output / f"{_slug(device)}.json" for device in devices}
+
+    def joined() -> Cluster:
+        profiles.update({device: Profile.load(path) for device, path in paths.items()})
+        return _cluster(devices, profiles, caps, output, host, console)
+
     # Two at a time would not only write the same files: each would slow what the other measures.
     with folder_for(output), exclusive(output / "cluster.yaml"):
-        for device in devices:
-            path = output / f"{_slug(device)}.json"
-            measure = partial(_profile, device, path=path, quick=quick, console=console)
-            if tasks is None:
-                profiles[device] = measure(programs[device])
-                continue
-            fits[device] = fit_device(programs[device], path, tasks, measure)
-            profiles[device] = Profile.load(path)
-            console.print(fit_line(fits[device]))
-        tiers, contention = _together(devices, profiles, output, host, console)
-    document = {
-        "devices": [
-            {
-                "name": str(device),
-                "host": host,
-                "profile": f"{_slug(device)}.json",
-                **({"memory_bytes": caps[device]} if device in caps else {}),
-            }
-            for device in devices
-        ],
-        "tiers": [tier.model_dump(mode="json", exclude_defaults=True) for tier in tiers],
-        "contention": [c.model_dump(mode="json", exclude_defaults=True) for c in contention],
-    }
-    cluster = validate(Cluster, document, "measured cluster")
-    write_atomically(output / "cluster.yaml", cluster.to_yaml())
+        measures = {
+            device: partial(_profile, device, path=path, quick=quick, console=console)
+            for device, path in paths.items()
+        }
+        if tasks is None:
+            for device, measure in measures.items():
+                measure(programs[device])
+        else:
+            here = {d: FittedDevice(programs[d], paths[d], measures[d]) for d in paths}
+            job = _job(models, workload, purpose)
+            if job is None:
+                fits = {device: fitted.fit(tasks) for device, fitted in here.items()}
+            else:
+                named = {path.name: here[device] for device, path in paths.items()}
+                found = fit_to_plan(named, job, joined, tasks, tell=console.print)
+                fits = {device: found[path.name] for device, path in paths.items()}
+            for fit in fits.values():
+                console.print(fit_line(fit))
+        cluster = joined()
+        write_atomically(output / "cluster.yaml", cluster.to_yaml())
     console.print(f"wrote {output / 'cluster.yaml'}: {len(devices)} devices of {host}")
     return {
         "cluster": str(output / "cluster.yaml"),
         "devices": {
             str(device): {
-                "profile": str(output / f"{_slug(device)}.json"),
+                "profile": str(paths[device]),
                 "rows": len(profile.rows),
                 "failed": sum(row.status == "failed" for row in profile.rows),
-                **({"fit": _said(path, fits[device])} if device in fits else {}),
+                **({"fit": _said(paths[device], fits[device])} if device in fits else {}),
             }
             for device, profile in profiles.items()
-            for path in [output / f"{_slug(device)}.json"]
         },
     }
 
@@ -212,6 +214,14 @@ def _programs(
     return ProfileGrid.exact(wanted).programs
 
 
+def _job(models: Sequence[str], workload: str | None, purpose: str) -> Job | None:
+    """What the fits are for, ``None`` where that is not one job."""
+    if workload is None or len(models) > 1 or (purpose == "serving" and not models):
+        return None
+    model = load_model(models[0]) if models else None
+    return Job(purpose, model, load_workload(purpose, workload))
+
+
 def _caps(memory: Sequence[str], devices: Sequence[DeviceName]) -> dict[DeviceName, int]:
     caps: dict[DeviceName, int] = {}
     for text in memory:
@@ -253,6 +263,32 @@ def _profile(
             f"{device}: {len(profile.rows)} programs" + (f", {failed} failed" if failed else "")
         )
     return profile
+
+
+def _cluster(
+    devices: Sequence[DeviceName],
+    profiles: dict[DeviceName, Profile],
+    caps: Mapping[DeviceName, int],
+    output: Path,
+    host: str,
+    console: Console,
+) -> Cluster:
+    """The devices with their profiles, and what they do to each other."""
+    tiers, contention = _together(devices, profiles, output, host, console)
+    document = {
+        "devices": [
+            {
+                "name": str(device),
+                "host": host,
+                "profile": f"{_slug(device)}.json",
+                **({"memory_bytes": caps[device]} if device in caps else {}),
+            }
+            for device in devices
+        ],
+        "tiers": [tier.model_dump(mode="json", exclude_defaults=True) for tier in tiers],
+        "contention": [c.model_dump(mode="json", exclude_defaults=True) for c in contention],
+    }
+    return validate(Cluster, document, "measured cluster")
 
 
 def _together(

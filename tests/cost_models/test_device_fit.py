@@ -15,7 +15,7 @@ from foreplan.cost_models.device_fit import DeviceFit, FittedSource, fit_path
 from foreplan.cost_models.operator_rates import LEVELS, family, groups, rate_terms, roofline
 from foreplan.cost_models.rate_model import RateModel
 from foreplan.cost_models.rescaled_roofline import RescaledRoofline
-from foreplan.cost_models.task_choice import choose_tasks
+from foreplan.cost_models.task_choice import choose_tasks, choose_telling, widened
 from foreplan.datasets.device import Device
 from foreplan.datasets.profile import Profile, Row
 from foreplan.datasets.profile_grid import ProfileGrid
@@ -197,8 +197,10 @@ def test_a_fitted_source_prices_all_operators_of_its_device_alone() -> None:
     for item in PROGRAMS:
         found = source.estimate(item, "here/cpu:threads=1")
         assert found is not None
-        assert found.source == "predicted"
-        assert 0 < found.low_s < found.mean_s < found.high_s
+        row = made.tried.get(item)
+        assert found.source == ("predicted" if row is None else "measured")
+        assert row is None or found.mean_s == row.median_s
+        assert row is not None or 0 < found.low_s < found.mean_s < found.high_s
     failed = made.tasks[-1].program()
     assert source.estimate(failed, "here/cpu:threads=1") is None
     assert source.estimate(PROGRAMS[0], "there/cpu:threads=1") is None
@@ -268,3 +270,39 @@ def test_predictions_of_a_profiled_device_take_the_fit_beside_its_profile(
     other.save(path)
     with pytest.raises(SpecError, match=r"here\.fit\.json: software"):
         latency_s()
+
+
+def test_the_covariance_is_the_interval_s() -> None:
+    programs = list(PROGRAMS)
+    truth = made_up(programs, 4, 0.8)
+    tasks = choose_tasks(programs, DEVICE, 20, seed=0)
+    model = RateModel(DEVICE).fit([programs[i] for i in tasks], truth[tasks])
+    covariance, noise = model.covariance(programs)
+    found = model.forecast(programs)
+    spread = np.log(found.high_s / found.low_s) / (2 * 1.645)
+    assert np.sqrt(np.diag(covariance) + noise) == pytest.approx(spread, rel=1e-6)
+    assert covariance == pytest.approx(covariance.T)
+    assert (found.mean_s >= model.predict(programs)).all()
+
+
+@settings(max_examples=25)
+@given(seed=st.integers(0, 2**31), size=st.integers(1, 12), count=st.integers(0, 15))
+def test_the_most_telling_task_lowers_what_is_at_stake_most(
+    seed: int, size: int, count: int
+) -> None:
+    rng = np.random.default_rng(seed)
+    factor = rng.normal(0, 0.1, (size, size))
+    covariance, noise = factor @ factor.T, np.full(size, 1e-3)
+    stakes = rng.random((2, size))
+    chosen = choose_telling(covariance, noise, stakes, count, least=0.0)
+    assert len(chosen) == len(set(chosen)) == min(count, size)
+    if chosen:
+        wide = stakes * widened(np.diag(covariance) + noise)
+
+        def left(k: int) -> float:
+            known = covariance[k] / (covariance[k, k] + noise[k])
+            after = covariance - np.outer(covariance[k], known)
+            return float(np.trace(wide @ after @ wide.T))
+
+        assert left(chosen[0]) == pytest.approx(min(left(k) for k in range(size)))
+    assert choose_telling(covariance, noise, stakes, count, least=1e9) == []
