@@ -1,10 +1,11 @@
 """Serving plans on unlike slices of two GPUs, run beside their baselines.
 
 ``python tests/benchmarks/serving_gpus.py profile DEVICE FOLDER MODEL...`` measures the programs of
-the workload on one device; ``... run FOLDER CASE...`` plans each case from measured, predicted and
-roofline costs, runs all of these and the baselines, interleaved, and prints one JSON line a
-decision, also of one that could not be loaded, with the reason and its peak. Weights are random, so
-that only decisions of equal average bits compare.
+the workload on one device; ``... plan FOLDER CASE...`` plans each case from measured, predicted and
+roofline costs; ``... run FOLDER CASE...`` runs all of these and the baselines, interleaved, after
+planning what is not planned yet, and prints one JSON line a decision, also of one that could not be
+loaded, with the reason and its peak. Weights are random, so that only decisions of equal average
+bits compare.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from foreplan.datasets.program import Program
 from foreplan.datasets.specs import validate
 from foreplan.errors import ForeplanError
 from foreplan.planner.api import load_workload, plan
-from foreplan.planner.plan import Plan
+from foreplan.planner.plan import Plan, load_plan
 from foreplan.planner.serving.planner import ServingPlanner
 from foreplan.planner.serving.shapes import serving_programs
 from foreplan.planner.verify.verification import Verification
@@ -73,9 +74,12 @@ def profile(device: str, folder: Path, models: list[str]) -> None:
           f"{len(failed)} failed {failed[:1]}", flush=True)  # fmt: skip
 
 
-def run(folder: Path, case: str) -> None:
-    """Plan and verify one case."""
-    model, memory, workload, compared = CASES[case]
+def planned(folder: Path, case: str) -> Plan:
+    """Plan one case, unless that was done."""
+    path = folder / f"{case}.plan.json"
+    if path.exists():
+        return load_plan(path)
+    model, memory, workload, _ = CASES[case]
     tier = {
         "group": "all", "scope": "host", "latency_s": 47e-6, "bandwidth_bytes_per_s": 398e9,
         "source": "measured 2026-11-21 over NCCL, docs/results/h200.md",
@@ -87,13 +91,19 @@ def run(folder: Path, case: str) -> None:
         for device, size in memory.items()
     ]
     cluster = validate(Cluster, {"devices": devices, "tiers": [tier]}, "cluster")
-    path = folder / f"{case}.yaml"
-    path.write_text(cluster.to_yaml(), encoding="utf-8")
+    described = folder / f"{case}.yaml"
+    described.write_text(cluster.to_yaml(), encoding="utf-8")
     started = time.monotonic()
-    made = plan("serving", model, path, workload, beside=("predicted", "roofline"))
-    (folder / f"{case}.plan.json").write_text(made.to_json(), encoding="utf-8")
+    made = plan("serving", model, described, workload, beside=("predicted", "roofline"))
+    made.save(path)
     print(f"# {case}: planned in {time.monotonic() - started:.0f} s; "
           f"{[r.name + ': ' + r.reason for r in made.rejected]}", flush=True)  # fmt: skip
+    return made
+
+
+def run(folder: Path, case: str) -> None:
+    """Verify one case."""
+    made, compared = planned(folder, case), CASES[case][3]
     ServingPlanner.modes = ServingPlanner.modes if compared else ()  # else in another case
     document = verified(case, made)
     if document is None:
@@ -152,6 +162,6 @@ if __name__ == "__main__":
     else:
         for each in rest:
             try:
-                run(Path(first), each)
+                (run if word == "run" else planned)(Path(first), each)
             except ForeplanError as error:
                 print(json.dumps({"case": each, "failure": str(error)}), flush=True)
