@@ -118,9 +118,10 @@ def _gpu_peak() -> str:
     """What this process held at most on its GPU, if it has one."""
     import torch
 
-    if not torch.cuda.is_initialized():
+    cuda: Any = torch.cuda
+    if not cuda.is_initialized():
         return ""
-    held, taken = torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved()
+    held, taken = cuda.max_memory_allocated(), cuda.max_memory_reserved()
     return f"; tensors held {show_bytes(held)} at most, torch {show_bytes(taken)}"
 
 
