@@ -100,6 +100,29 @@ def test_a_run_can_be_repeated_and_left(workload: Make) -> None:
     assert threading.active_count() == threads
 
 
+def test_batches_of_a_run_are_drawn_before_it(
+    workload: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    work = workload(steps=2)
+    task = training_task(None, work, 0)
+    kernels = TrainingKernels(task, work, uniform_decision(task, work, ["fp32"]), 0)
+    draw, drawn = task.batch, list[int]()
+
+    def counted(step: int, rank: int) -> Any:
+        drawn.append(step)
+        return draw(step, rank)
+
+    monkeypatch.setattr(task, "batch", counted)
+    kernels.reset()
+    assert drawn == [0, 1]
+    for _ in range(3):  # one more than the workload has
+        kernels.run(act("forward"))
+        kernels.run(act("backward", 1 << 20))
+        kernels.run(act("optimizer"))
+    kernels.close()
+    assert drawn == [0, 1, 2]
+
+
 def test_modes_agree_as_far_as_they_should(workload: Make) -> None:
     work = workload()
     task = training_task(None, work, 0)
