@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# The main jobs on this machine: fit the shipped predictor to two unlike devices by about 30 timed
-# tasks each, plan a serving, a mixed-precision and a multimodal job from the prices that it
-# predicts, run all three for real beside their alternatives, report.
+# The main jobs on this machine: fit the shipped predictor to two unlike devices by 30 timed tasks
+# each, most of them what the plans rest on, plan a serving, a mixed-precision and a multimodal job
+# from the prices that it predicts, run all three for real beside their alternatives, report.
 # Usage: demo.sh [FOLDER]     results go to FOLDER (out/demo); measurements found there are kept.
 set -euo pipefail
 out=${1:-out/demo}
@@ -33,10 +33,10 @@ YAML
 echo "== 1/3 profile: the devices' figures, about 30 tasks each, the link between them"
 fit() { foreplan profile "${devices[@]}" --fit --quick -o "$here" "$@"; }
 fit --for precision --workload "$out/precision.yaml" --tasks 12
-fit --for bubbles --workload "$out/bubbles.yaml" --tasks 8
+fit --for bubbles --workload "$out/bubbles.yaml" --tasks 6
 cp "$here/cluster.yaml" "$here/training.yaml"
 # 240 MiB each: the model fits in neither, and at 16 bits it does not fit in both.
-fit --model $model --workload $serving --tasks 14 --memory 240MiB
+fit --model $model --workload $serving --tasks 12 --memory 240MiB
 
 echo "== 2/3 plan: from predicted prices; what the roofline would decide goes along, to be run too"
 plan() { foreplan plan "$1" --cluster "$here/$2.yaml" --workload "$3" --costs predicted \
