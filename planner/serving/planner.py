@@ -39,6 +39,11 @@ from foreplan.planner.serving.spec import ServingDecision, ServingWorkload
 from foreplan.planner.serving.time_limits import missed, time_limits, too_short
 from foreplan.solvers.chain_diagnosis import Obstacle
 
+#: What a plan says whose processors share layers (docs/results/serving_cpu.md).
+_SUMS_OF_PROCESSORS = (
+    "sums between processors take as long as when they were measured back to back; where cores "
+    "sleep meanwhile a run took three times as long as planned: verify, or set tensor_parallel=1"
+)
 #: Relative gap at which the solver stops; how far from the best an answer may be to be replayed.
 GAP, REPLAY_WITHIN, REPLAYS = 1e-4, 0.02, 6
 
@@ -95,7 +100,11 @@ class ServingPlanner(Planner[ServingWorkload, ServingDecision]):
             if k != chosen
         }
         close |= serving_near(chains, decisions[chosen], seed=problem.seed)
-        return Choice(decisions[chosen], bound, self.assumptions(problem), close)
+        notes = self.assumptions(problem)
+        ranks = problem.cluster.ranks()
+        if any(s.degree > 1 and ranks[s.rank].name.kind == "cpu" for s in decisions[chosen].stages):
+            notes = (*notes, _SUMS_OF_PROCESSORS)
+        return Choice(decisions[chosen], bound, notes, close)
 
     def _chains(self, problem: Problem[ServingWorkload]) -> ServingChains:
         model, workload = serving_model(problem), problem.workload

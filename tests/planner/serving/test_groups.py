@@ -117,6 +117,13 @@ def test_one_device_a_stage_gives_the_same_document_as_ever(make_problem):
         assert type(record).model_validate_json(text) == record
 
 
+@pytest.mark.parametrize(("degree", "said"), [(1, False), (2, True)])
+def test_plans_of_processors_that_share_layers_say_what_sums_may_take(make_problem, degree, said):
+    problem = make_problem(*FOUR, isas="native", bits=[8], tensor_parallel=degree, **SIZES)
+    notes = PLANNER.decide(problem).assumptions
+    assert any("sums between processors" in note for note in notes) == said
+
+
 def test_a_stage_of_several_devices_survives_its_document(make_problem):
     problem = make_problem(*FOUR, isas="native", tensor_parallel=2, **SIZES)
     decision = PLANNER.decide(problem).decision
