@@ -18,7 +18,7 @@ test: $(INSTALLED) $(RAY)
 	$(BIN)/python -m pytest -m serial tests
 	$(BIN)/python -m pytest -n $(JOBS) --nbmake --nbmake-timeout=300 notebooks
 
-check: $(CHECKED) docs
+check: $(CHECKED) $(RAY) docs
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy --strict
