@@ -1,6 +1,7 @@
 """A made-up cluster of two unlike processors, for planners' tests."""
 
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -82,3 +83,19 @@ def make_problem(
         )
 
     return make
+
+
+@pytest.fixture
+def two_processors(tmp_path: Path) -> Path:
+    """A cluster file of two equal processors with a profile of one, for real runs."""
+    profile = Path(__file__).parents[1] / "benchmarks" / "profiles" / "cpu-threads-1.json"
+    (tmp_path / profile.name).write_bytes(profile.read_bytes())
+    cluster = tmp_path / "cluster.yaml"
+    cluster.write_text(
+        "devices:\n"
+        f"- {{name: 'cpu:threads=1', count: 2, memory_bytes: 268435456, profile: {profile.name}}}\n"
+        "tiers:\n"
+        "- {group: [localhost], scope: host, latency_s: 1e-4, bandwidth_bytes_per_s: 5e9,"
+        " source: made up}\n"
+    )
+    return cluster

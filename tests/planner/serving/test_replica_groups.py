@@ -1,7 +1,6 @@
 """Replicas whose stages have several devices: their worth, their schedule, and a real run."""
 
 import dataclasses
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -33,7 +32,6 @@ from foreplan.planner.serving.time_limits import time_limits
 from foreplan.planner.verify.rank_program import rank_programs
 
 PLANNER = ReplicasPlanner()
-PROFILE = Path(__file__).parents[2] / "benchmarks" / "profiles" / "cpu-threads-1.json"
 
 
 @pytest.fixture
@@ -133,22 +131,15 @@ def test_groups_of_replicas_are_exported(tmp_path):
     assert all("--tensor-parallel-size 2" in text for text in scripts)
 
 
-def test_two_processes_are_one_replica(tmp_path):
+def test_two_processes_are_one_replica(two_processors):
     """Two batches, one after the other, on two processors that share every layer."""
-    (tmp_path / PROFILE.name).write_bytes(PROFILE.read_bytes())
-    cluster = tmp_path / "cluster.yaml"
-    cluster.write_text(
-        "devices:\n"
-        f"- {{name: 'cpu:threads=1', count: 2, memory_bytes: 268435456, profile: {PROFILE.name}}}\n"
-        "tiers:\n"
-        "- {group: [localhost], scope: host, latency_s: 1e-4, bandwidth_bytes_per_s: 5e9,"
-        " source: made up}\n"
-    )
     workload = {
         "batch": 2, "prompt_tokens": 8, "new_tokens": 3, "bits": 16, "tensor_parallel": 2,
         "requests": 4,
     }  # fmt: skip
-    made = foreplan.plan("replicas", "tiny-llama-random", cluster, workload, costs="measured")
+    made = foreplan.plan(
+        "replicas", "tiny-llama-random", two_processors, workload, costs="measured"
+    )
     assert [s["peers"] for r in made.decision["replicas"] for s in r["stages"]] == [[1]]
     run = foreplan.verify(made, rounds=1, only=())
     assert [each.mode for each in run.document.agreement] == ["reference", "forced"]

@@ -3,8 +3,6 @@
 Shards are walked side by side in one process here, sums taken as a library would take them.
 """
 
-from pathlib import Path
-
 import pytest
 import torch
 from torch import Tensor
@@ -18,7 +16,6 @@ from foreplan.planner.verify.decoder import DecoderStage, PhaseKernels, StageKer
 from foreplan.planner.verify.shard_stage import ShardStage
 from foreplan.planner.verify.shard_weights import ShardWeights
 
-PROFILE = Path(__file__).parents[2] / "benchmarks" / "profiles" / "cpu-threads-1.json"
 PLAIN = Variant("bf16", "bf16", "torch.linear")
 ATTENTION = Variant("bf16", "bf16", "torch.sdpa")
 PROMPT, NEW = 6, 3
@@ -135,22 +132,13 @@ def test_slices_of_a_shard_join_to_its_part():
                 assert torch.equal(torch.cat(slices), whole)
 
 
-def test_two_processes_share_a_stage(tmp_path):
+def test_two_processes_share_a_stage(two_processors):
     """A plan with a stage of two processors, run for real and against one process."""
-    (tmp_path / PROFILE.name).write_bytes(PROFILE.read_bytes())
-    cluster = tmp_path / "cluster.yaml"
-    cluster.write_text(
-        "devices:\n"
-        f"- {{name: 'cpu:threads=1', count: 2, memory_bytes: 268435456, profile: {PROFILE.name}}}\n"
-        "tiers:\n"
-        "- {group: [localhost], scope: host, latency_s: 1e-4, bandwidth_bytes_per_s: 5e9,"
-        " source: made up}\n"
-    )
     workload = {
         "batch": 4, "prompt_tokens": 16, "new_tokens": 4, "bits": [16, 8], "tensor_parallel": 2,
         "prefill_microbatch": 2, "decode_microbatch": 4,
     }  # fmt: skip
-    made = foreplan.plan("serving", "tiny-llama-random", cluster, workload, costs="measured")
+    made = foreplan.plan("serving", "tiny-llama-random", two_processors, workload, costs="measured")
     assert [stage["peers"] for stage in made.decision["stages"]] == [[1]]
     assert made.verify.ranks == 2
     run = foreplan.verify(made, rounds=1, only=[])
