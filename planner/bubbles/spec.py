@@ -8,7 +8,7 @@ encoders' work goes into the times in which the backbone leaves a device idle (O
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
@@ -94,6 +94,14 @@ class Encoder(StrictModel):
     pool: Literal["mean", "concatenate"] = "mean"
     frozen: bool = False
     recompute: bool | Literal["auto"] = False
+
+    @field_validator("recompute", mode="before")
+    @classmethod
+    def _known_recompute(cls, value: Any) -> Any:
+        # In one line; a union's own errors are one for each of its members.
+        if type(value) is not bool and value != "auto":
+            raise ValueError("true, false or auto")
+        return value
 
     @model_validator(mode="after")
     def _consistent(self) -> Encoder:
@@ -196,7 +204,7 @@ class BubblesWorkload(StrictModel):
     global_batch: Count | None = None
     plan: BackbonePlan | None = None
     schedule: PipelineName = "interleaved-1f1b"
-    recompute: Recompute | Literal["auto"] = "selective"
+    recompute: Literal[Recompute, "auto"] = "selective"
     sharded_optimizer: bool = True
     unit_layers: tuple[Annotated[float, Field(gt=0, le=1024)], ...] = (0.5, 1.0, 2.0, 4.0)
     encoder_stages: tuple[Count, ...] = ()

@@ -195,3 +195,18 @@ def _written(folder, document):
     path = folder / "edited.json"
     path.write_text(json.dumps(document))
     return path
+
+
+@pytest.mark.parametrize(
+    ("fields", "line"),
+    [
+        ({"recompute": "sometimes"},
+         "workload: recompute: got 'sometimes', expected 'none', 'selective', 'full' or 'auto'"),
+        ({"encoders": [VIT | {"recompute": "maybe"}]},
+         "workload: encoders[0].recompute: got 'maybe', expected true, false or auto"),
+    ],
+)  # fmt: skip
+def test_another_word_is_refused_in_one_line(fields, line):
+    with pytest.raises(SpecError) as refused:
+        validate(BubblesWorkload, asked(**fields), "workload")
+    assert str(refused.value) == line
