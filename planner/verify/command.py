@@ -26,7 +26,7 @@ from foreplan.planner.verify.session import problem_of
 from foreplan.planner.verify.verify import VerificationRun, verify
 
 if TYPE_CHECKING:
-    from rich.console import Console
+    from rich.console import Console, RenderableType
 
 
 def verify_command(
@@ -44,6 +44,7 @@ def verify_command(
     trust_paths: bool,
     as_json: bool,
     console: Console,
+    show: Callable[[RenderableType], None],
 ) -> int:
     """Verify the plan in a file.
 
@@ -60,7 +61,8 @@ def verify_command(
         dry_run: say what would run, and start nothing.
         trust_paths: read profiles, texts and tables outside of the plan's folder too.
         as_json: print the document on stdout, and nothing else there.
-        console: hears progress and shows the tables.
+        console: hears progress.
+        show: prints the tables.
 
     Returns:
         The exit code: 0, or 5 where the run is outside the tolerance or computes something else.
@@ -93,7 +95,7 @@ def verify_command(
         if run.document is not None:
             run.document.save(output)
     if run.document is None:
-        _show_sketch(run, rounds, as_json, console)
+        _show_sketch(run, rounds, as_json, show)
         return 0
     written = [output]
     if trace is not None:
@@ -105,7 +107,7 @@ def verify_command(
     if as_json:
         print(run.document.to_json(), end="")
     else:
-        console.print(verification_tables(run.document, plan))
+        show(verification_tables(run.document, plan))
         console.print("wrote " + ", ".join(str(file) for file in written))
     return 0 if run.document.passed else VerificationError.exit_code
 
@@ -127,12 +129,14 @@ def _costs(plan: Plan, folder: Path) -> CostBook:
     )
 
 
-def _show_sketch(run: VerificationRun, rounds: int, as_json: bool, console: Console) -> None:
+def _show_sketch(
+    run: VerificationRun, rounds: int, as_json: bool, show: Callable[[RenderableType], None]
+) -> None:
     found = sketch(run, rounds)
     if as_json:
         print(json.dumps(found))
     else:
-        console.print(sketch_tables(found))
+        show(sketch_tables(found))
 
 
 def sketch(run: VerificationRun, rounds: int) -> dict[str, Any]:

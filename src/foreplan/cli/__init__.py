@@ -1,7 +1,7 @@
 """The command line: each command reads its arguments and calls the API; nothing is decided here.
 
-With ``--json`` a command prints one JSON document on stdout and nothing else. Progress and tables
-go to stderr. Exit codes: 0 done, 1 internal error, 2 bad input, 3 infeasible, 4 missing data, 5
+Tables go to stdout, progress to stderr; with ``--json`` one JSON document is on stdout and nothing
+else. Exit codes: 0 done, 1 internal error, 2 bad input, 3 infeasible, 4 missing data, 5
 verification outside tolerance, 130 interrupted.
 
 The commands stand by what they are about: `machines`, `plans`, `models`, `data` and `traffic`. What

@@ -10,7 +10,7 @@ import typer
 from typer.core import TyperGroup
 
 if TYPE_CHECKING:
-    from rich.console import Console
+    from rich.console import Console, RenderableType
 
 
 class Commands(TyperGroup):
@@ -53,10 +53,17 @@ OutputFolder = Annotated[Path, typer.Option("-o", "--output", help="Folder to wr
 
 
 def console() -> Console:
-    """Where progress and tables go."""
+    """Where progress goes: stderr."""
     from rich.console import Console
 
     return Console(stderr=True)
+
+
+def show(found: RenderableType) -> None:
+    """Print a command's tables on stdout, where pipes and ``> FILE`` find them."""
+    from rich.console import Console
+
+    Console().print(found)
 
 
 def print_json(document: Any) -> None:

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from foreplan.cli._app import Json, Output, OutputFolder, console, dataset_app, print_json
+from foreplan.cli._app import Json, Output, OutputFolder, console, dataset_app, print_json, show
 
 
 @dataset_app.command("build")
@@ -94,4 +94,4 @@ def dataset_stats(
         return
     from foreplan.planner.report.operator_tables import stats_table
 
-    console().print(stats_table(result))
+    show(stats_table(result))

@@ -7,7 +7,16 @@ from typing import Annotated
 
 import typer
 
-from foreplan.cli._app import Json, Output, OutputFolder, app, cluster_app, console, print_json
+from foreplan.cli._app import (
+    Json,
+    Output,
+    OutputFolder,
+    app,
+    cluster_app,
+    console,
+    print_json,
+    show,
+)
 from foreplan.cli._words import devices as device_names
 from foreplan.cli._words import words
 from foreplan.errors import MissingDataError, SpecError
@@ -114,7 +123,7 @@ def doctor(as_json: Json = False) -> None:
     else:
         from foreplan.planner.report.doctor_tables import doctor_tables
 
-        console().print(doctor_tables(found))
+        show(doctor_tables(found))
     if not all(found.ready.values()):
         raise typer.Exit(MissingDataError.exit_code)
 
@@ -136,4 +145,4 @@ def devices(
         return
     from foreplan.planner.report.tables import device_table, devices_table
 
-    console().print(device_table(chosen[0]) if name else devices_table(chosen))
+    show(device_table(chosen[0]) if name else devices_table(chosen))

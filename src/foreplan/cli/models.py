@@ -7,7 +7,16 @@ from typing import Annotated
 
 import typer
 
-from foreplan.cli._app import Json, Output, OutputFolder, app, console, print_json, simulate_app
+from foreplan.cli._app import (
+    Json,
+    Output,
+    OutputFolder,
+    app,
+    console,
+    print_json,
+    show,
+    simulate_app,
+)
 from foreplan.cli._words import costs as cost_choices
 from foreplan.cli._words import devices as device_names
 from foreplan.cli._words import listed, models, schedules, words
@@ -76,7 +85,7 @@ def evaluate_command(
         return
     from foreplan.planner.report.operator_tables import error_table
 
-    console().print(error_table(result))
+    show(error_table(result))
 
 
 @app.command()
@@ -129,7 +138,7 @@ def predict(
         return
     from foreplan.planner.report.predict_tables import predict_tables
 
-    console().print(predict_tables(result))
+    show(predict_tables(result))
 
 
 @app.command()
@@ -169,7 +178,7 @@ def quality(
         return
     from foreplan.planner.report.quality_tables import quality_tables
 
-    screen.print(quality_tables(table))
+    show(quality_tables(table))
     screen.print(f"wrote {output}")
 
 
@@ -209,4 +218,4 @@ def simulate_pipeline(
         return
     from foreplan.planner.report.tables import pipeline_table
 
-    console().print(pipeline_table(result.document()))
+    show(pipeline_table(result.document()))

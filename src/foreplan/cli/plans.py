@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from foreplan.cli._app import Json, Output, OutputFolder, app, console, print_json
+from foreplan.cli._app import Json, Output, OutputFolder, app, console, print_json, show
 from foreplan.cli._words import costs as cost_choices
 from foreplan.cli._words import devices as device_names
 from foreplan.cli._words import kinds, listed, models, targets, words
@@ -84,7 +84,7 @@ def plan_command(
         return
     from foreplan.planner.report.tables import plan_tables
 
-    console().print(plan_tables(made))
+    show(plan_tables(made))
     console().print(f"wrote {output}")
 
 
@@ -120,7 +120,7 @@ def verify(
     code = verify_command(
         plan, output, tolerance=tolerance, rounds=rounds, thorough=thorough, trace=trace,
         report=report, rdzv_endpoint=rdzv_endpoint, host=host, dry_run=dry_run,
-        trust_paths=trust_paths, as_json=as_json, console=console(),
+        trust_paths=trust_paths, as_json=as_json, console=console(), show=show,
     )  # fmt: skip
     raise typer.Exit(code)
 
@@ -167,7 +167,7 @@ def _overview(
         found = [result.document() for result in results]
         print_json({"written": [str(output)], "plans": found})
     else:
-        console().print(overview_table(results))
+        show(overview_table(results))
         console().print(f"wrote {output}")
 
 
@@ -186,7 +186,7 @@ def compare(
         return
     from foreplan.planner.report.compare_tables import compare_tables
 
-    console().print(compare_tables(found))
+    show(compare_tables(found))
 
 
 @app.command()

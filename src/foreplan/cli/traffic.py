@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from foreplan.cli._app import Json, app, console, print_json, simulate_app
+from foreplan.cli._app import Json, app, console, print_json, show, simulate_app
 from foreplan.cli._words import costs as cost_choices
 from foreplan.cli._words import models, words
 
@@ -82,4 +82,4 @@ def simulate_traffic(
         return
     from foreplan.planner.report.traffic_tables import traffic_table
 
-    console().print(traffic_table(found))
+    show(traffic_table(found))
