@@ -129,10 +129,11 @@ class _Line:
     tolerance: float
 
     def place(self, head: float, whole: int, moved: int) -> Placed:
-        """``whole`` jobs from the head on, ``moved`` ones between the computations."""
+        """``whole`` jobs from the head on, then ``moved`` ones between the computations."""
         way, j, slack = self.way, self.j, self.tolerance
-        first = place(self.outer, way, j, np.full(whole, -head), slack)
-        second = place(self.inner, way, j, np.zeros(moved), slack)
+        idle = np.full(len(self.outer[3]), -np.inf)  # both keep it up to date: FIFO across them
+        first = place(self.outer, way, j, np.full(whole, -head), slack, idle=idle)
+        second = place(self.inner, way, j, np.zeros(moved), slack, idle=idle)
         return np.concatenate([first[0], second[0]]), np.concatenate([first[1], second[1]])
 
     def arrivals(self, head: float, whole: int, moved: int) -> FloatArray:
@@ -166,14 +167,12 @@ class _Greedy:
         for line, x in zip(lines, moved, strict=True):
             mine = line.place(head, int(counts[line.j]) - x, x)
             begins.append(mine[0])
-            late = slice(len(mine[0]) - x, None)
-            way = line.way
-            left = without(*line.inner, way.row_units, way.row_first, mine[0][late], mine[1][late])
+            whole = len(mine[0]) - x
             back.append(
                 replace(
                     line,
-                    outer=(*mirrored(*line.outer, length), line.outer[3]),
-                    inner=(*mirrored(*left, length), left[3]),
+                    outer=self._left(line, line.outer, [part[:whole] for part in mine]),
+                    inner=self._left(line, line.inner, [part[whole:] for part in mine]),
                     way=self.mirror.forward,
                 )
             )
@@ -195,6 +194,15 @@ class _Greedy:
         return GapFillAnswer(
             pipeline=pipeline, forward_start_s=starts[0], backward_start_s=starts[1]
         )
+
+    def _left(self, line: _Line, pieces: Pieces, jobs: list[FloatArray]) -> Pieces:
+        """What forwards leave of the pieces they were placed in, seen backwards in time.
+
+        Whole jobs count as well: where a device computes little, its time before the computations
+        serves both directions.
+        """
+        left = without(*pieces, line.way.row_units, line.way.row_first, *jobs)
+        return (*mirrored(*left, self.problem.backbone_s), left[3])
 
     def _heads(self, lines: list[_Line], counts: IntArray) -> Callable[[list[int]], list[float]]:
         """Head that each pipeline needs for its slots, in the map by arrival."""

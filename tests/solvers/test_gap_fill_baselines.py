@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from foreplan.solvers.gap_fill import GapFillProblem, UnitChain, evaluate, lower_bounds, solve
@@ -26,6 +26,9 @@ def test_partitions_are_counted(slots: int, pipelines: int, count: int) -> None:
 
 @fixed
 @given(seed=st.integers(0, 10**6), slowed=st.booleans(), capped=st.booleans())
+@example(seed=703592, slowed=False, capped=False)  # a forward and a backward meet before a stage
+@example(seed=833833, slowed=False, capped=False)  # a forward late in the step, others in gaps
+@example(seed=594043, slowed=True, capped=False)  # a backward early in the step, others in gaps
 def test_baselines_are_answers(seed: int, slowed: bool, capped: bool, make_gaps: Make) -> None:
     problem = make_gaps(seed, slowed=slowed, capped=capped)
     for answer in (coarse(problem), accept_or_stop(problem)):
