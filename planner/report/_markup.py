@@ -93,9 +93,11 @@ def table(
         element("th", name, scope="col", class_=kind)
         for name, kind in zip(head, kinds, strict=True)
     )
+    # A column of bare numbers needs no room for names.
+    narrow = "index" if all(str(row[0]).isdigit() for row in rows) else None
     body = []
     for row in rows:
-        cells = [element("th", row[0], scope="row", data_label=head[0])]
+        cells = [element("th", row[0], scope="row", data_label=head[0], class_=narrow)]
         cells += [
             element("td", cell, data_label=name, class_=kind)
             for cell, name, kind in zip(row[1:], head[1:], kinds[1:], strict=True)
