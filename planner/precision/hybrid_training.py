@@ -6,15 +6,17 @@
     python -m foreplan.planner.precision.hybrid_training table losses.jsonl
 
 ``plan`` writes a plan whose alternatives are fp32, the fastest uniform precision, the workload's
-lowest precision everywhere, and random plans: random walks over plans that meet the target, so that
-they take the same time. ``train`` trains from
+lowest precision everywhere, and ``--draws`` random plans: random walks over plans that meet the
+target, which end at one that uses it. ``train`` trains from
 the same weights on the same batches, *emulated*: one process computes each rank as planned, one
 after another, and averages gradients as DDP does. The learning rate decays to zero along a cosine,
-so that the noise of single batches does not hide what is left of rounding. An arm ``NAME@3`` rounds
+so that the noise of single batches does not hide what is left of rounding. With ``--draws-a-seed``
+every seed trains random plans of its own, so that differences to them are differences to all random
+plans that take as long, not to a few. An arm ``NAME@3`` rounds
 what the plan lowers to three bits instead (see `foreplan.datasets.training_recipe`), a stand-in for
 smaller formats; the other arms compute in the formats of the plan.
 ``table`` gives paired differences to fp32 (or to ``--against``) with 95 % confidence intervals
-(Student's t).
+(Student's t); ``--together`` takes the random plans of a seed as one arm, by their mean.
 """
 
 from __future__ import annotations
@@ -29,6 +31,7 @@ from typing import Any
 import numpy as np
 
 from foreplan.cost_models.book import CostChoice
+from foreplan.errors import SpecError
 from foreplan.planner.plan import Alternative, Plan, load_plan
 from foreplan.planner.precision.indicator import omega_table
 from foreplan.planner.precision.partial_plans import add_plan_arguments, planned
@@ -40,15 +43,22 @@ from foreplan.planner.precision.task import training_task
 from foreplan.planner.predict import Forecast
 
 FP32, UNIFORM, LOWEST, PLAN = "uniform fp32", "fastest uniform", "lowest uniform", "plan"
-#: Steps of a random walk, and how many walks.
+#: What random plans are called, and together.
+DRAW, DRAWS = "draw", "random plans"
+#: Steps of a random walk, and random plans unless told otherwise.
 _WALK, _WALKS = 600, 3
+#: Share of the target that a random plan may leave: the 2 % by which step times count as equal.
+_UNUSED = 0.02
+#: Losses of a run.
+_LOSSES = ("validation", "training")
 #: Batches of held-out samples behind a validation loss.
 _VALIDATION = 48
 
 
 def hybrid_plan(
-    cluster: str, workload: str, *, costs: CostChoice = "measured", seed: int = 0
-) -> Plan:
+    cluster: str, workload: str, *, costs: CostChoice = "measured", seed: int = 0,
+    draws: int = _WALKS,
+) -> Plan:  # fmt: skip
     """The plan and what it is compared with; see the module, and `planned` for errors.
 
     Args:
@@ -56,6 +66,7 @@ def hybrid_plan(
         workload: file of a precision workload.
         costs: that plans are predicted from.
         seed: of plan and walks.
+        draws: random plans; a walk is the same however many there are.
     """
     made, problem = planned(cluster, workload, costs, seed)
     situation, planner = Situation(problem), PrecisionPlanner()
@@ -67,8 +78,8 @@ def hybrid_plan(
         UNIFORM: search.start,
         LOWEST: [situation.uniform(k, lowest) for k in range(len(situation.kinds))],
     }
-    for number in range(_WALKS):
-        others[f"draw {number}"] = _walk(search, np.random.default_rng((seed, number)))
+    for number in range(draws):
+        others[f"{DRAW} {number}"] = _walk(search, np.random.default_rng((seed, number)))
     alternatives = []
     for name, choices in others.items():
         met = search.meets(situation.replay.run(situation.each(choices)))
@@ -83,17 +94,24 @@ def hybrid_plan(
 
 
 def _walk(search: PrecisionSearch, random: np.random.Generator) -> Choices:
-    """Change one operator at a time to any variant, as long as the limits are met."""
+    """Change one operator at a time to any variant, as long as the limits are met.
+
+    It goes on until the target is used, for four times as long where that is not to be had.
+    """
     s, at = search.situation, list(search.start)
-    for _ in range(_WALK):
+    least_s, taken_s = (1.0 - _UNUSED) * search.target_s, 0.0
+    for step in range(4 * _WALK):
+        if step >= _WALK and taken_s >= least_s:
+            break
         k = int(random.integers(len(at)))
         tables = s.devices[k].tables
         i = int(random.choice(tables.graph.adjustable))
         text = str(random.choice([option.name for option in tables.options[i]]))
         names = {**tables.names(at[k]), tables.graph.operators[i].module: text}
         trial = [*at[:k], tables.choice(names), *at[k + 1 :]]
-        if search.meets(s.replay.run(s.each(trial))):
-            at = trial
+        replayed = s.replay.run(s.each(trial))
+        if search.meets(replayed):
+            at, taken_s = trial, replayed.iteration_s
     return at
 
 
@@ -186,7 +204,7 @@ def difference_table(rows: Iterable[Mapping[str, Any]], against: str = FP32) -> 
     for arm, runs in by_arm.items():
         seeds = sorted(set(runs) & set(base))
         cells = [str(len(seeds)), f"{np.mean([runs[s]['validation'] for s in seeds]):.4f}"]
-        for word in ("validation", "training"):
+        for word in _LOSSES:
             apart = np.array([runs[s][word] - base[s][word] for s in seeds])
             if arm == against or len(apart) < 2:
                 cells.append("")
@@ -197,8 +215,36 @@ def difference_table(rows: Iterable[Mapping[str, Any]], against: str = FP32) -> 
     return "\n".join(lines)
 
 
-def _train(made: Plan, arms: Sequence[str], seeds: Sequence[int], steps: int, out: Path) -> None:
-    """Append a line a run; runs that are there already are left out, and arms that repeat one."""
+def together(rows: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """The rows with the random plans of each seed as one arm, at the mean of their losses."""
+    kept: list[dict[str, Any]] = []
+    drawn: dict[int, list[Mapping[str, Any]]] = {}
+    for row in rows:
+        if row["arm"].startswith(f"{DRAW} "):
+            drawn.setdefault(row["seed"], []).append(row)
+        else:
+            kept.append(dict(row))
+    for seed, some in drawn.items():
+        losses = {word: float(np.mean([row[word] for row in some])) for word in _LOSSES}
+        kept.append({"arm": DRAWS, "seed": seed, **losses})
+    return kept
+
+
+def _train(
+    made: Plan, arms: Sequence[str], seeds: Sequence[int], steps: int, out: Path, draws: int
+) -> None:
+    """Append a line a run; runs that are there already are left out, and arms that repeat one.
+
+    Raises:
+        SpecError: a seed without ``draws`` random plans of its own.
+    """
+    there = sum(a.name.startswith(f"{DRAW} ") for a in made.alternatives)
+    if draws * (max(seeds) + 1) > there:
+        raise SpecError(
+            "--draws-a-seed", got=draws, expected=f"at most {there // (max(seeds) + 1)}: "
+            f"the plan has {there} random plans for seeds up to {max(seeds)}",
+            fix=f"plan with --draws {draws * (max(seeds) + 1)}",
+        )  # fmt: skip
     decisions = {PLAN: made.decision} | {a.name: a.decision for a in made.alternatives}
     first = {json.dumps(decisions[arm.partition("@")[0]]["workers"]): arm for arm in reversed(arms)}
     arms = [arm for arm in arms if "@" in arm or arm in first.values()]
@@ -206,7 +252,8 @@ def _train(made: Plan, arms: Sequence[str], seeds: Sequence[int], steps: int, ou
     lines = out.read_text().splitlines() if out.exists() else []
     done = {(row["seed"], row["arm"]) for row in map(json.loads, lines)}
     for seed in seeds:
-        for arm in arms:
+        own = [f"{DRAW} {number}" for number in range(draws * seed, draws * (seed + 1))]
+        for arm in [*arms, *own]:
             if (seed, arm) in done:
                 continue
             name, _, bits = arm.partition("@")
@@ -225,25 +272,31 @@ def main(arguments: Sequence[str] | None = None) -> None:
     commands = parser.add_subparsers(dest="command", required=True)
     one = commands.add_parser("plan")
     add_plan_arguments(one)
+    one.add_argument("--draws", type=int, default=_WALKS)
     two = commands.add_parser("train")
     two.add_argument("plan", type=Path)
     two.add_argument("-o", "--output", type=Path, required=True)
     two.add_argument("--steps", type=int, default=150)
     two.add_argument("--seeds", type=int, nargs="+", default=list(range(8)))
-    draws = [f"draw {number}" for number in range(_WALKS)]
+    draws = [f"{DRAW} {number}" for number in range(_WALKS)]
     two.add_argument("--arms", nargs="+", default=[FP32, UNIFORM, LOWEST, PLAN, *draws])
+    two.add_argument("--draws-a-seed", type=int, default=0)
     three = commands.add_parser("table")
     three.add_argument("losses", type=Path)
     three.add_argument("--against", default=FP32)
+    three.add_argument("--together", action="store_true")
     given = parser.parse_args(arguments)
     if given.command == "plan":
-        made = hybrid_plan(given.cluster, given.workload, costs=given.costs, seed=given.seed)
+        made = hybrid_plan(
+            given.cluster, given.workload, costs=given.costs, seed=given.seed, draws=given.draws
+        )
         made.save(given.output)
     elif given.command == "train":
-        _train(load_plan(given.plan), given.arms, given.seeds, given.steps, given.output)
+        made = load_plan(given.plan)
+        _train(made, given.arms, given.seeds, given.steps, given.output, given.draws_a_seed)
     else:
-        rows = map(json.loads, given.losses.read_text().splitlines())
-        print(difference_table(rows, given.against))
+        rows = [json.loads(line) for line in given.losses.read_text().splitlines()]
+        print(difference_table(together(rows) if given.together else rows, given.against))
 
 
 if __name__ == "__main__":

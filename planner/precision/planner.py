@@ -7,7 +7,7 @@ device's memory ask for (QSync, IPDPS 2024). See ``search.py`` for how it choose
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
@@ -22,6 +22,9 @@ from foreplan.planner.precision.search import GAP, PrecisionSearch
 from foreplan.planner.precision.situation import Situation
 from foreplan.planner.precision.spec import PrecisionDecision, PrecisionWorkload
 from foreplan.planner.precision.task import training_task
+
+if TYPE_CHECKING:
+    import torch
 
 
 class PrecisionPlanner(Planner[PrecisionWorkload, PrecisionDecision]):
@@ -157,15 +160,11 @@ class PrecisionPlanner(Planner[PrecisionWorkload, PrecisionDecision]):
         mode: str,
     ) -> Kernels:
         """The training step of ``rank``; imports torch."""
-        import torch
-
         from foreplan.planner.precision.execution.kernels import TrainingKernels
 
-        cuda = "/cuda" in decision.workers[rank].device
-        device = torch.device("cuda", torch.cuda.current_device()) if cuda else "cpu"
         task = training_task(problem.model, problem.workload, problem.seed)
         return TrainingKernels(
-            task, problem.workload, decision, rank, mode=mode, device=device,
+            task, problem.workload, decision, rank, mode=mode, device=_torch_device(decision, rank),
             count_memory=mode == "fast",
         )  # fmt: skip
 
@@ -176,13 +175,17 @@ class PrecisionPlanner(Planner[PrecisionWorkload, PrecisionDecision]):
         *,
         mode: str,
     ) -> dict[str, Any] | None:
-        """Losses and gradients of the same steps in one process."""
+        """Losses and gradients of the same steps in one process, on the first rank's device.
+
+        There, because no processor has all of a GPU's formats.
+        """
         from foreplan.planner.precision.execution.reference import single_process_training
 
         task = training_task(problem.model, problem.workload, problem.seed)
         return single_process_training(
-            task, problem.workload, decision, mode=mode, steps=problem.workload.steps
-        )
+            task, problem.workload, decision, mode=mode, steps=problem.workload.steps,
+            device=_torch_device(decision, 0),
+        )  # fmt: skip
 
     def agree(self, result: dict[str, Any], reference: dict[str, Any], *, mode: str) -> Agreement:
         """Within fp32's rounding in mode ``reference``; close losses and gradients as planned."""
@@ -204,3 +207,12 @@ class PrecisionPlanner(Planner[PrecisionWorkload, PrecisionDecision]):
             omega = omega_table(situation.task, situation.graph, problem.workload, problem.seed)
             self._searched = situation, PrecisionSearch(situation, omega)
         return self._searched[1]
+
+
+def _torch_device(decision: PrecisionDecision, rank: int) -> torch.device:
+    """Torch's device of a rank's process, which has become the rank's device."""
+    import torch
+
+    if "/cuda" in decision.workers[rank].device:
+        return torch.device("cuda", torch.cuda.current_device())
+    return torch.device("cpu")

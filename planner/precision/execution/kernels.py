@@ -104,6 +104,7 @@ class TrainingKernels:
         self._wanted = -1
         self._done = -1
         self._losses: list[Tensor] = []
+        self._first: dict[str, list[float]] | None = None
 
     def reset(self) -> None:
         """Back to the weights of the start."""
@@ -142,7 +143,7 @@ class TrainingKernels:
         raise SpecError("action", got=action.op, expected="no receives in data-parallel training")
 
     def result(self) -> dict[str, Any]:
-        """Losses of this rank's batches, and of the last step's mean gradient norms and samples.
+        """Losses of this rank's batches; norms and samples of mean gradients, last and first step.
 
         The gradients stand under one name for all ranks, so that merging the results of a run
         finds ranks that disagree.
@@ -150,6 +151,7 @@ class TrainingKernels:
         return {
             f"losses_{self._rank}": [float(loss) for loss in self._losses],
             "gradients": sampled_gradients(self.module, self._scale.value),
+            "first_gradients": self._first or {},
         }
 
     def memory_bytes(self) -> dict[str, int]:
@@ -212,6 +214,8 @@ class TrainingKernels:
             self._buckets.close()
             self._done = len(self._buckets) - 1
             self._baton.pause()
+            if self._first is None:  # once: the first step of every run is the same, and is timed
+                self._first = sampled_gradients(self.module, self._scale.value)
             self._scale.step(self._optimizer, self._buckets.flat)
             self._baton.pause()
 

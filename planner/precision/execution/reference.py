@@ -27,14 +27,22 @@ from foreplan.planner.precision.spec import (
 )
 from foreplan.planner.precision.task import TrainingTask
 
-#: Largest relative difference of losses, and of all sampled gradients together, that a run may show
-#: against one process, by mode.
+#: Largest relative difference of losses, and of all sampled gradients of the first step together,
+#: that a run may show against one process, by mode.
 #:
 #: ``reference`` computes everything in fp32. Ranks of one instruction set give equal bits; unlike
 #: ones add up products in another order and width. Such a sum of n terms differs by about sqrt(n) u
 #: (u = 2**-24; Higham & Mary, A new approach to probabilistic rounding error analysis, 2019):
 #: 1e-5 stands for n = 28,000, and is 400 times finer than one rounding to bf16 (2**-8).
 #: ``fast`` is as planned: bf16 and quantised values that round the other way round.
+#:
+#: Later gradients are of weights that the optimizer has made unlike. AdamW moves a weight by the
+#: learning rate times g / (|g| + eps), however small g is; where a gradient is nothing but
+#: rounding (a key's bias: softmax does not see what is added to all scores of a query), so is the
+#: whole move. Measured on AVX-512 and AVX2, byte_lm of width 256: first gradients 1.8e-7 apart,
+#: those of the second step 3.4e-6 at a learning rate of 0.002, 95 % of the squared difference of
+#: the weights in 256 of 1.7M, nearly all of them keys' biases. With SGD 1.6e-7. So they are told,
+#: not judged; that later steps are right is seen by their losses.
 LOSS_TOLERANCE = {"reference": 1e-5, "fast": 0.01}
 GRADIENT_TOLERANCE = {"reference": 1e-5, "fast": 0.05}
 
@@ -113,9 +121,13 @@ def compare_training(result: dict[str, Any], reference: dict[str, Any], *, mode:
         (_loss_error(result.get(name, []), reference[name]) for name in names),
         default=math.inf,
     )
-    gradient_error = relative_error(result.get("gradients", {}), reference["gradients"])
-    close = loss_error <= LOSS_TOLERANCE[mode] and gradient_error <= GRADIENT_TOLERANCE[mode]
-    return Agreement(close, exact, {"loss_error": loss_error, "gradient_error": gradient_error})
+    first, last = (
+        relative_error(result.get(name, {}), reference[name])
+        for name in ("first_gradients", "gradients")
+    )
+    close = loss_error <= LOSS_TOLERANCE[mode] and first <= GRADIENT_TOLERANCE[mode]
+    details = {"loss_error": loss_error, "gradient_error": first, "last_gradient_error": last}
+    return Agreement(close, exact, details)
 
 
 def _loss_error(found: Sequence[float], expected: Sequence[float]) -> float:

@@ -155,7 +155,10 @@ def test_fp32_may_round_otherwise_on_unlike_processors_and_nothing_else(workload
         return {
             "losses_0": exact["losses_0"],
             "losses_1": [factor * loss for loss in exact["losses_1"]],
-            "gradients": {n: [factor * g for g in row] for n, row in exact["gradients"].items()},
+            **{
+                which: {n: [factor * g for g in row] for n, row in exact[which].items()}
+                for which in ("gradients", "first_gradients")
+            },
         }
 
     rounded = compare_training(changed(1 + 2.0**-22), exact, mode="reference")
