@@ -14,12 +14,18 @@ import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from copy import copy
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from foreplan.cost_models.baselines_programs import BASELINES, CdmppReleased, StoreFeatureEncoder
+from foreplan.cost_models.baselines_programs import (
+    BASELINES,
+    CdmppReleased,
+    StoreFeatureEncoder,
+    fit_cdmpp_together,
+)
 from foreplan.cost_models.program_data import read_programs
 from foreplan.cost_models.program_fitting import fit_together
 from foreplan.cost_models.program_folds import SPLITS, Fold, folds
@@ -42,6 +48,8 @@ _OUR_LEAVES = "cdmpp-our-leaves"
 #: Baselines without random choices of weight.
 _ONCE = ("roofline", "xgboost")
 _ON_DEVICE = ("mlp", "tree_lstm", "cdmpp", _OUR_LEAVES)
+#: Passes of CDMPP's networks between two looks at their error (its release: 1,000 steps).
+_WATCH = 50
 
 
 class Job(NamedTuple):
@@ -112,7 +120,21 @@ def make_model(
     return BASELINES[name.removesuffix("-our-leaves")](seed=seed, **settings)
 
 
-def as_released(table: ProgramTable, paths: Sequence[Path]) -> ProgramTable:
+def _of_device(table: ProgramTable, name: str) -> ProgramTable:
+    """Programs of one device, and that device alone.
+
+    Raises:
+        SpecError: no such device in the data.
+    """
+    names = [device.name for device in table.devices]
+    if name not in names:
+        raise SpecError("--only", got=name, expected="one of " + ", ".join(names))
+    number = names.index(name)
+    own = table.take(table.device == number)
+    return replace(own, device=own.device * 0, devices=(table.devices[number],))
+
+
+def as_released(table: ProgramTable, paths: Sequence[Path], only: str | None) -> ProgramTable:
     """The programs of a table with the leaves that CDMPP's release has; needs TVM.
 
     Raises:
@@ -120,17 +142,20 @@ def as_released(table: ProgramTable, paths: Sequence[Path]) -> ProgramTable:
         SpecError: a program that TVM cannot lower.
     """
     read = read_programs(paths, encoder=StoreFeatureEncoder())
-    if read.unsupported or not np.array_equal(read.table.task, table.task):
+    found = _of_device(read.table, only) if only else read.table
+    if read.unsupported or not np.array_equal(found.task, table.task):
         reason = read.unsupported[0].reason if read.unsupported else "other programs"
         raise SpecError("--data", got=reason, expected="programs that TVM can lower, for cdmpp")
-    return read.table
+    return found
 
 
 def run(jobs: Sequence[Job], table: ProgramTable, models: Sequence[Any], folder: Path,
-        max_spread: float) -> dict[str, float]:  # fmt: skip
+        max_spread: float, deadline: float = float("inf")) -> dict[str, float]:  # fmt: skip
     """Fit and score jobs of one model; noisy labels are tested but not trained on.
 
-    The folds of a predictor are fitted together, and its halves are scored as well.
+    The folds of a predictor are fitted together, and its halves are scored as well. So are CDMPP's:
+    they end at the deadline (``time.monotonic``), and on the way what they predict goes to
+    ``early`` below the folder and their errors to their ``curve`` (passes, seconds, mean error).
 
     Returns:
         Mean error of each job.
@@ -140,12 +165,25 @@ def run(jobs: Sequence[Job], table: ProgramTable, models: Sequence[Any], folder:
     begun = time.perf_counter()
     if all(isinstance(model, ProgramPredictor) for model in models):
         fit_together(models, tables)
+    elif all(isinstance(model, CdmppReleased) for model in models):
+        targets = [table.take(job.fold.test) for job in jobs]  # without looking at their labels
+        curves: list[list[tuple[int, float, float]]] = [[] for _ in jobs]
+        (folder / "early").mkdir(exist_ok=True)
+
+        def watch(epoch: int) -> bool:
+            late = time.monotonic() > deadline
+            if late or epoch % _WATCH == 0:
+                spent = time.perf_counter() - begun
+                for job, model, own, curve in zip(jobs, models, tables, curves, strict=True):
+                    model.curve_ = curve
+                    error = _score(job, table, model, folder / "early", len(own), spent)
+                    curve.append((epoch, round(spent, 1), error))
+            return late
+
+        fit_cdmpp_together(models, tables, targets, on_epoch=watch)
     else:
-        for job, model, own in zip(jobs, models, tables, strict=True):
-            if isinstance(model, CdmppReleased):  # as its release does, without their labels
-                model.fit(own, unlabelled=table.take(job.fold.test))
-            else:
-                model.fit(own)
+        for model, own in zip(models, tables, strict=True):
+            model.fit(own)
     fit_s = (time.perf_counter() - begun) / len(jobs)
     found = {}
     for job, model, own in zip(jobs, models, tables, strict=True):
@@ -176,7 +214,7 @@ def _score(
         "train_rows": train_rows, "fit_s": fit_s, "predict_s": time.perf_counter() - begun,
         "samples_per_s": [n.samples_per_s for n in getattr(model, "networks_", [model])
                           if hasattr(n, "samples_per_s")],
-        "weight": getattr(model, "weight_", None),
+        "weight": getattr(model, "weight_", None), "curve": getattr(model, "curve_", None),
         "validation": getattr(model, "card_", {}).get("validation"),
     }  # fmt: skip
     np.savez_compressed(folder / f"{job.name}.part.npz", **arrays)
@@ -204,6 +242,7 @@ def main(arguments: Iterable[str] | None = None) -> None:
     parser.add_argument("--models", nargs="+", default=["foreplan"])
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
     parser.add_argument("--folds", nargs="+", help="only these, by name")
+    parser.add_argument("--only", help="programs of this device alone, by name")
     parser.add_argument("--device", default="cpu", help="where networks are trained, as cuda")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--groups", type=int, help="fits for the interval; 0 for none, trees alone")
@@ -215,6 +254,8 @@ def main(arguments: Iterable[str] | None = None) -> None:
     options = parser.parse_args(None if arguments is None else list(arguments))
     deadline = time.monotonic() + 60 * options.minutes
     table = read_programs(options.data).table
+    if options.only:
+        table = _of_device(table, options.only)
     options.output.mkdir(parents=True, exist_ok=True)
     if options.device.startswith("cpu"):
         import torch
@@ -243,9 +284,9 @@ def main(arguments: Iterable[str] | None = None) -> None:
             for job in batch
         ]  # fmt: skip
         if name == "cdmpp" and released is None:
-            released = as_released(table, options.data)
+            released = as_released(table, options.data, options.only)
         own = released if name == "cdmpp" and released is not None else table
-        errors = run(batch, own, models, options.output, options.max_spread)
+        errors = run(batch, own, models, options.output, options.max_spread, deadline)
         took = time.monotonic() - begun
         slowest[name] = max(took, slowest.get(name, 0.0))
         for job, error in errors.items():

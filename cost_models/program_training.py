@@ -89,7 +89,7 @@ def train_together(
                 stacked.step(arrays, chosen, length, rate)
 
             chosen.copy_(torch.from_numpy(plan.some(size)))
-            runs[size] = _captured(step, stacked) if where.startswith("cuda") else step
+            runs[size] = captured(step, stacked.tensors()) if where.startswith("cuda") else step
         done, begun = 0, time.perf_counter()
         for _ in range(epochs):
             for size, rows in plan.epoch():
@@ -267,11 +267,19 @@ class _Stack:
         return loss
 
 
-def _captured(step: Callable[[], None], stacked: _Stack) -> Callable[[], None]:
-    """The step as a CUDA graph; what trying it changed is put back."""
+def captured(
+    step: Callable[[], None], changed: Sequence[Tensor], pool: Any = None
+) -> Callable[[], None]:
+    """A step as a CUDA graph; what trying it changed is put back.
+
+    Args:
+        step: reads and writes tensors that stay where they are, and returns none.
+        changed: those that it writes.
+        pool: `torch.cuda.graph_pool_handle` of graphs that never run side by side.
+    """
     import torch
 
-    before = [tensor.detach().clone() for tensor in stacked.tensors()]
+    before = [tensor.detach().clone() for tensor in changed]
     side = torch.cuda.Stream()  # type: ignore[no-untyped-call, unused-ignore]
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
@@ -279,10 +287,10 @@ def _captured(step: Callable[[], None], stacked: _Stack) -> Callable[[], None]:
             step()
     torch.cuda.current_stream().wait_stream(side)
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
+    with torch.cuda.graph(graph, pool=pool):
         step()
     with torch.no_grad():
-        for tensor, value in zip(stacked.tensors(), before, strict=True):
+        for tensor, value in zip(changed, before, strict=True):
             tensor.copy_(value)
     return graph.replay
 

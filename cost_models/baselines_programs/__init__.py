@@ -4,7 +4,10 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
-from foreplan.cost_models.baselines_programs.cdmpp_released import CdmppReleased
+from foreplan.cost_models.baselines_programs.cdmpp_released import (
+    CdmppReleased,
+    fit_cdmpp_together,
+)
 from foreplan.cost_models.baselines_programs.leaf_mlp import LeafMlp
 from foreplan.cost_models.baselines_programs.roofline_programs import RooflinePrograms
 from foreplan.cost_models.baselines_programs.store_features import StoreFeatureEncoder
@@ -29,4 +32,5 @@ __all__ = [
     "StoreFeatureEncoder",
     "TreeLstm",
     "XGBoostPrograms",
+    "fit_cdmpp_together",
 ]

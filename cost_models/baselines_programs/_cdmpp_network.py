@@ -11,6 +11,8 @@ from numpy.typing import NDArray
 from foreplan.cost_models.program_table import Floats
 
 HEADS = 4
+#: PyTorch's default, which the release does not change.
+DROPOUT = 0.1
 
 
 def encoding(place: NDArray[np.int64], width: int) -> Floats:
@@ -23,27 +25,41 @@ def encoding(place: NDArray[np.int64], width: int) -> Floats:
 
 
 def mmd(one: Any, two: Any) -> Any:
-    """Maximum mean discrepancy with kernels exp(-a d^2), a = 1, 0.1 and 0.001."""
+    """Maximum mean discrepancy with kernels exp(-a d^2), a = 1, 0.1 and 0.001.
+
+    Args:
+        one: a sample (..., N, D).
+        two: another (..., M, D).
+    """
     import torch
 
-    both = torch.cat([one, two])
-    squares = both.square().sum(1)
-    distance = (squares[:, None] + squares[None, :] - 2 * both @ both.T).clamp(min=0)
-    kernel = torch.stack([torch.exp(-distance * rate) for rate in (1.0, 0.1, 0.001)]).sum(0)
-    n = len(one)
-    return kernel[:n, :n].mean() + kernel[n:, n:].mean() - 2 * kernel[:n, n:].mean()
+    both = torch.cat([one, two], -2)
+    squares = both.square().sum(-1)
+    products = both @ both.mT
+    distance = (squares[..., :, None] + squares[..., None, :] - 2 * products).clamp(min=0)
+    kernel = sum(torch.exp(-distance * rate) for rate in (1.0, 0.1, 0.001))
+    n = one.shape[-2]
+
+    def mean(part: Any) -> Any:
+        return part.mean((-2, -1))
+
+    inside = mean(kernel[..., :n, :n]) + mean(kernel[..., n:, n:])
+    return inside - 2 * mean(kernel[..., :n, n:])
 
 
 def cmd(one: Any, two: Any) -> Any:
-    """Central moment discrepancy: means, and central moments of orders 2 to 5."""
-    mean, other = one.mean(0), two.mean(0)
-    found = (mean - other).norm()
+    """Central moment discrepancy (shapes of `mmd`): means, and moments of orders 2 to 5."""
+    mean, other = one.mean(-2, keepdim=True), two.mean(-2, keepdim=True)
+    found = (mean - other).norm(dim=-1)[..., 0]
     for order in range(2, 6):
-        found = found + (((one - mean) ** order).mean(0) - ((two - other) ** order).mean(0)).norm()
+        apart = ((one - mean) ** order).mean(-2) - ((two - other) ** order).mean(-2)
+        found = found + apart.norm(dim=-1)
     return found
 
 
-def network(width: int, devices: bool, counts: list[int], layers: int) -> Any:
+def network(
+    width: int, devices: bool, counts: list[int], layers: int, dropout: float = DROPOUT
+) -> Any:
     """The network for leaf vectors of a width: (labels, hidden layer before them) of a batch.
 
     Args:
@@ -51,6 +67,7 @@ def network(width: int, devices: bool, counts: list[int], layers: int) -> Any:
         devices: whether figures of the device take part.
         counts: leaf counts, each with a head of its own.
         layers: of the encoder.
+        dropout: in the encoder.
     """
     import torch
     from torch import Tensor, nn
@@ -64,7 +81,8 @@ def network(width: int, devices: bool, counts: list[int], layers: int) -> Any:
     class Network(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            layer = nn.TransformerEncoderLayer(width, HEADS, 2048, 0.1, batch_first=True)
+            self.joins_devices = devices
+            layer = nn.TransformerEncoderLayer(width, HEADS, 2048, dropout, batch_first=True)
             self.encoder = nn.TransformerEncoder(layer, layers, enable_nested_tensor=False)
             self.flatten = nn.ModuleDict(
                 {str(n): stack(n * width, 716, 985, 985, 985, 69) for n in counts}
@@ -80,7 +98,7 @@ def network(width: int, devices: bool, counts: list[int], layers: int) -> Any:
         def forward(self, leaves: Tensor, device: Tensor) -> tuple[Tensor, Tensor]:
             flat = self.encoder(leaves).flatten(1)
             embedded = self.flatten[str(leaves.shape[1])](flat)
-            if devices:
+            if self.joins_devices:
                 embedded = self.norm(embedded) + self.norm(self.device(device))
             hidden = self.decoder(embedded)
             return torch.nan_to_num(self.last(hidden)[:, 0]), hidden

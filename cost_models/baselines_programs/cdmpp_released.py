@@ -17,9 +17,8 @@ half of the discrepancy (here they do) and whether kernels of MMD are summed (he
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterator
-from typing import Any, Self
+from collections.abc import Callable, Sequence
+from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,18 +28,19 @@ from sklearn.base import (  # type: ignore[import-untyped, unused-ignore]
 )
 
 from foreplan.cost_models.baselines_programs._base import labels
-from foreplan.cost_models.baselines_programs._cdmpp_network import (
-    HEADS,
-    cmd,
-    encoding,
-    mmd,
-    network,
+from foreplan.cost_models.baselines_programs._cdmpp_network import HEADS, encoding, network
+from foreplan.cost_models.baselines_programs.cdmpp_training import (
+    CdmppRows,
+    CdmppSettings,
+    train_cdmpp_together,
 )
 from foreplan.cost_models.program_table import Floats, ProgramTable
 from foreplan.datasets.device import Device
 from foreplan.errors import SpecError
 
 _DISCREPANCIES = ("mmd", "cmd")
+#: Programs of a prediction at once, to bound memory.
+_AT_ONCE = 4096
 
 
 class CdmppReleased(RegressorMixin, BaseEstimator):  # type: ignore[misc, unused-ignore]
@@ -105,6 +105,16 @@ class CdmppReleased(RegressorMixin, BaseEstimator):  # type: ignore[misc, unused
             SpecError: a label that is no positive number, an unknown discrepancy, or no leaf count
                 that two programs share.
         """
+        watch = None if on_epoch is None else lambda epoch: on_epoch(epoch, self)
+        fit_cdmpp_together([self], [table], [unlabelled], None if y is None else [y], watch)
+        return self
+
+    def prepare(self, table: ProgramTable, y: Floats | None = None) -> CdmppRows:
+        """Fit the scales of labels and leaves, make an untrained network; return what it sees.
+
+        Raises:
+            SpecError: as `fit`.
+        """
         import torch
         from sklearn.preprocessing import (  # type: ignore[import-untyped, unused-ignore]
             PowerTransformer,
@@ -129,78 +139,44 @@ class CdmppReleased(RegressorMixin, BaseEstimator):  # type: ignore[misc, unused
             torch.manual_seed(self.seed)
             self.network_ = network(
                 self._width(table), devices > 1, self.counts_.tolist(), self.layers
-            )
-            self.network_.to(self.torch_device).train()
-            self._train(table, torch.from_numpy(target), unlabelled, on_epoch)  # draws for dropout
-        return self
+            ).to(self.torch_device)
+        return self.rows(table)._replace(target=target)
 
-    def _train(
-        self,
-        table: ProgramTable,
-        target: Any,
-        unlabelled: ProgramTable | None,
-        on_epoch: Callable[[int, CdmppReleased], bool | None] | None,
-    ) -> None:
-        import torch
+    def rows(self, table: ProgramTable) -> CdmppRows:
+        """Programs as the network sees them, without labels."""
+        scaled = (table.leaves - self.scale_[0]) / self.scale_[1]
+        scaled = np.pad(scaled, ((0, 0), (0, self._width(table) - scaled.shape[-1])))
+        # Position as the release counts it: markers of closed nodes included.
+        place = 2 * table.position - table.depth
+        leaves = (scaled + encoding(place, scaled.shape[-1])).astype(np.float32)
+        return CdmppRows(leaves, table.offsets[:-1], table.counts, _device_figures(table), None)
 
-        parameters = list(self.network_.parameters())
-        optimiser = torch.optim.Adam(parameters, self.learning_rate, weight_decay=self.weight_decay)
-        schedule = torch.optim.lr_scheduler.CyclicLR(
-            optimiser, self.learning_rate / 10, self.learning_rate * 10, cycle_momentum=False
-        )
-        generator = np.random.default_rng(self.seed)
-        inputs, target = self._resident(table), target.to(self.torch_device)
-        other = None if unlabelled is None or not self.discrepancy_weight else unlabelled
-        others = None if other is None else self._resident(other)
-        seen, spent = 0, 0.0
-        for epoch in range(self.epochs):
-            begun = time.perf_counter()
-            for rows in self._batches(table, generator):
-                if len(rows) < 2:
-                    continue
-                wanted = target[torch.from_numpy(rows).to(self.torch_device)]
-                output, hidden = self._run(table, inputs, rows)
-                difference = output - wanted
-                relative = (difference.abs() / wanted.abs().clamp(min=1e-3)).mean()
-                loss = 1000 * difference.square().mean() + relative
-                if other is not None:
-                    alike = self._alike(other, int(table.counts[rows[0]]), generator)
-                    if len(alike) > 1:
-                        theirs = self._run(other, others, alike)[1]
-                        measure = mmd if self.discrepancy == "mmd" else cmd
-                        loss = loss + self.discrepancy_weight * measure(hidden, theirs)
-                optimiser.zero_grad(set_to_none=True)
-                loss.backward()
-                torch.nn.utils.clip_grad_norm_(parameters, 2.0)
-                optimiser.step()
-                schedule.step()
-                seen += len(rows)
-            if self.torch_device.startswith("cuda"):
-                torch.cuda.synchronize()
-            spent += time.perf_counter() - begun
-            self.samples_per_s = seen / spent
-            if on_epoch is not None and on_epoch(epoch + 1, self):
-                break
-            self.network_.train()
-
-    def _alike(
-        self, other: ProgramTable, count: int, generator: np.random.Generator
-    ) -> NDArray[np.int64]:
-        """Some unlabelled programs of one leaf count, of the one most like a batch's."""
-        present = np.unique(other.counts)
-        nearest = present[np.abs(present - count).argmin()]
-        rows = np.flatnonzero(other.counts == nearest)
-        return generator.permutation(rows)[: self.discrepancy_rows]
+    @property
+    def training(self) -> CdmppSettings:
+        """Settings that models which are trained together share."""
+        return CdmppSettings(
+            self.epochs, self.batch, self.learning_rate, self.weight_decay, self.discrepancy,
+            self.discrepancy_weight, self.discrepancy_rows, self.torch_device, self.seed,
+        )  # fmt: skip
 
     def predict(self, table: ProgramTable) -> Floats:
         """Return seconds (N,)."""
         import torch
 
         self.network_.eval()
-        inputs, found = self._resident(table), np.zeros(len(table))
+        leaves, start, counts, device, _ = self.rows(table)
+        resident = [torch.from_numpy(array).to(self.torch_device) for array in (leaves, device)]
+        found = np.zeros(len(table))
         with torch.inference_mode():
-            for rows in self._batches(table, None):
-                found[rows] = self._run(table, inputs, rows)[0].double().cpu().numpy()
+            for count in np.unique(counts):
+                alike = np.flatnonzero(counts == count)
+                slots = np.minimum(np.arange(self._nearest(count)), count - 1)
+                for begin in range(0, len(alike), _AT_ONCE):
+                    rows = alike[begin : begin + _AT_ONCE]
+                    at = torch.from_numpy(start[rows][:, None] + slots).to(self.torch_device)
+                    chosen = torch.from_numpy(rows).to(self.torch_device)
+                    output = self.network_(resident[0][at], resident[1][chosen])[0]
+                    found[rows] = output.double().cpu().numpy()
         seconds = 1e-6 * self.label_.inverse_transform(found[:, None])[:, 0]
         seconds = np.nan_to_num(np.clip(seconds, 1e-9, 1e6), nan=1e-6)  # the release's rule
         return np.asarray(seconds, dtype=np.float64)
@@ -211,42 +187,53 @@ class CdmppReleased(RegressorMixin, BaseEstimator):  # type: ignore[misc, unused
     def _nearest(self, count: int) -> int:
         return int(self.counts_[np.abs(self.counts_ - count).argmin()])
 
-    def _batches(
-        self, table: ProgramTable, generator: np.random.Generator | None
-    ) -> Iterator[NDArray[np.int64]]:
-        batches = []
-        for count in np.unique(table.counts):
-            rows = np.flatnonzero(table.counts == count)
-            rows = rows if generator is None else generator.permutation(rows)
-            batches += [rows[at : at + self.batch] for at in range(0, len(rows), self.batch)]
-        if generator is not None:
-            generator.shuffle(batches)
-        yield from batches
 
-    def _run(self, table: ProgramTable, inputs: Any, rows: NDArray[np.int64]) -> Any:
-        """Labels (N,) and the hidden layer before them (N, 930)."""
-        import torch
+def fit_cdmpp_together(
+    models: Sequence[CdmppReleased],
+    tables: Sequence[ProgramTable],
+    unlabelled: Sequence[ProgramTable | None],
+    seconds: Sequence[Floats] | None = None,
+    on_epoch: Callable[[int], bool | None] | None = None,
+) -> None:
+    """Fit models that differ in seeds alone, each on its own table; all networks train at once.
 
-        leaves, device = inputs
+    Args:
+        models: unfitted; the first one's seed orders the batches.
+        tables: of each.
+        unlabelled: programs of each one's target, or none.
+        seconds: labels of each; the tables' own by default.
+        on_epoch: called with the passes made, models ready to predict; true ends the fit.
 
-        count = int(table.counts[rows[0]])
-        slots = np.minimum(np.arange(self._nearest(count)), count - 1)
-        at = torch.from_numpy(table.offsets[rows][:, None] + slots).to(self.torch_device)
-        return self.network_(leaves[at], device[torch.from_numpy(rows).to(self.torch_device)])
+    Raises:
+        SpecError: as `CdmppReleased.fit`, or models that cannot be trained together.
+    """
+    import torch
 
-    def _resident(self, table: ProgramTable) -> tuple[Any, Any]:
-        """Encoded leaves and device figures, where the network is."""
-        import torch
+    first = models[0]
+    ys = [None] * len(models) if seconds is None else seconds
+    rows = [m.prepare(t, y) for m, t, y in zip(models, tables, ys, strict=True)]
+    others = [None if t is None else m.rows(t) for m, t in zip(models, unlabelled, strict=True)]
+    kinds = {(m.training._replace(seed=0), m.layers, r.leaves.shape[1], m.network_.joins_devices)
+             for m, r in zip(models, rows, strict=True)}  # fmt: skip
+    if len(kinds) > 1:
+        raise SpecError("models", got=len(kinds), expected="equal settings, and all of them with "
+                        "one device or all with several")  # fmt: skip
 
-        scaled = (table.leaves - self.scale_[0]) / self.scale_[1]
-        scaled = np.pad(scaled, ((0, 0), (0, self._width(table) - scaled.shape[-1])))
-        # Position as the release counts it: markers of closed nodes included.
-        place = 2 * table.position - table.depth
-        leaves = (scaled + encoding(place, scaled.shape[-1])).astype(np.float32)
-        return (
-            torch.from_numpy(leaves).to(self.torch_device),
-            torch.from_numpy(_device_figures(table)).to(self.torch_device),
+    def watch(epoch: int, speed: float) -> bool | None:
+        for model in models:
+            model.samples_per_s = speed
+        ended = None if on_epoch is None else on_epoch(epoch)
+        for model in models:
+            model.network_.train()
+        return ended
+
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(first.seed)  # dropout
+        speed = train_cdmpp_together(
+            [m.network_ for m in models], rows, others, first.training, watch
         )
+    for model in models:
+        model.samples_per_s = speed
 
 
 def released_device_figures(device: Device) -> Floats:

@@ -1,0 +1,179 @@
+"""CDMPP's networks trained together: the stacked step against the module and PyTorch's Adam."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from foreplan.cost_models.baselines_programs import CdmppReleased, fit_cdmpp_together
+from foreplan.cost_models.baselines_programs._cdmpp_network import cmd, mmd, network
+from foreplan.cost_models.baselines_programs.cdmpp_training import (
+    CdmppRows,
+    CdmppSettings,
+    _Plan,
+    train_cdmpp_together,
+    triangular_rate,
+)
+from foreplan.cost_models.compact_ast import CompactAst
+from foreplan.cost_models.program_table import ProgramTable
+from foreplan.datasets import device_zoo
+from foreplan.errors import SpecError
+
+_WIDTH = 8
+
+
+# Double precision: slopes of some biases are zero but for rounding, which Adam would blow up.
+def _rows(counts: list[int], seed: int, *, labelled: bool = True) -> CdmppRows:
+    generator = np.random.default_rng(seed)
+    leaves = generator.random((sum(counts), _WIDTH))
+    start = np.cumsum([0, *counts[:-1]]).astype(np.int64)
+    device = generator.random((len(counts), 8))
+    target = generator.normal(size=len(counts)) if labelled else None
+    return CdmppRows(leaves, start, np.array(counts, np.int64), device, target)
+
+
+def _settings(**more: Any) -> CdmppSettings:
+    return CdmppSettings(
+        epochs=2, batch=8, learning_rate=1e-4, weight_decay=1e-2, discrepancy="mmd",
+        discrepancy_weight=1.0, discrepancy_rows=6, torch_device="cpu", seed=5, dropout=0.0,
+    )._replace(**more)  # fmt: skip
+
+
+def _networks(devices: bool, counts: list[list[int]]) -> list[Any]:
+    found = []
+    for number, own in enumerate(counts):
+        torch.manual_seed(number)
+        found.append(network(_WIDTH, devices, own, layers=2, dropout=0.0).double())
+    return found
+
+
+def _gather(rows: CdmppRows, chosen: np.ndarray, count: int) -> tuple[torch.Tensor, torch.Tensor]:
+    at = rows.start[chosen][:, None] + np.arange(count)
+    return torch.from_numpy(rows.leaves[at]), torch.from_numpy(rows.device[chosen])
+
+
+def _alone(
+    net: Any, own: CdmppRows, other: CdmppRows | None, steps: list[Any], settings: CdmppSettings
+) -> None:
+    """The release's loop: the module, PyTorch's Adam, clipping and cycle; one step a batch."""
+    optimiser = torch.optim.Adam(
+        net.parameters(), settings.learning_rate, weight_decay=settings.weight_decay
+    )
+    cycle = torch.optim.lr_scheduler.CyclicLR(
+        optimiser, settings.learning_rate / 10, settings.learning_rate * 10, cycle_momentum=False
+    )
+    net.train()
+    for count, labels, others in steps:
+        optimiser.zero_grad(set_to_none=True)
+        if labels is not None:
+            assert own.target is not None
+            wanted = torch.from_numpy(own.target[labels])
+            output, hidden = net(*_gather(own, labels, count))
+            difference = output - wanted
+            relative = (difference.abs() / wanted.abs().clamp(min=1e-3)).mean()
+            loss = 1000 * difference.square().mean() + relative
+            if others is not None:
+                assert other is not None
+                theirs = net(*_gather(other, others, count))[1]
+                measure = mmd if settings.discrepancy == "mmd" else cmd
+                loss = loss + settings.discrepancy_weight * measure(hidden, theirs)
+            loss.backward()
+            torch.nn.utils.clip_grad_norm_(net.parameters(), 2.0)
+        optimiser.step()
+        cycle.step()
+
+
+@pytest.mark.parametrize(("discrepancy", "devices"), [("mmd", False), ("cmd", True)])
+def test_a_stack_takes_the_steps_of_each_network_alone(discrepancy: str, devices: bool) -> None:
+    settings = _settings(discrepancy=discrepancy)
+    # The second network has no programs of three leaves, and no unlabelled ones of one leaf.
+    labelled = [_rows([1] * 11 + [3] * 5, 1), _rows([1] * 6, 2)]
+    unlabelled = [_rows([1] * 4 + [3] * 9, 3, labelled=False), _rows([3] * 4, 4, labelled=False)]
+    plan, steps = _Plan(labelled, unlabelled, settings), [[], []]  # type: ignore[var-annotated]
+    for count in plan.counts:
+        plan.some(count)
+    for _ in range(settings.epochs):
+        for count, labels, others in plan.epoch():
+            for k, (first, second) in enumerate(((0, 22), (16, 35))):
+                has = bool((labelled[k].count == count).any())
+                paired = bool((unlabelled[k].count == count).any())
+                steps[k].append(
+                    (count, labels[k] - first if has else None,
+                     others[k] - second if paired else None)
+                )  # fmt: skip
+    plain = _networks(devices, [[1, 3], [1]])
+    for k, net in enumerate(plain):
+        _alone(net, labelled[k], unlabelled[k], steps[k], settings)
+    stacked = _networks(devices, [[1, 3], [1]])
+    train_cdmpp_together(stacked, labelled, unlabelled, settings)
+    for one, two in zip(plain, stacked, strict=True):
+        found, wanted = two.state_dict(), one.state_dict()
+        for name, tensor in wanted.items():
+            if tensor.is_floating_point():
+                torch.testing.assert_close(found[name], tensor, rtol=1e-7, atol=1e-9, msg=name)
+    start = _networks(devices, [[1, 3]])[0].state_dict()
+    assert float((start["last.weight"] - plain[0].state_dict()["last.weight"]).abs().max()) > 2e-5
+
+
+def test_the_rate_is_pytorchs_cycle() -> None:
+    weight = torch.nn.Parameter(torch.zeros(1))
+    optimiser = torch.optim.Adam([weight], 1e-3)
+    cycle = torch.optim.lr_scheduler.CyclicLR(optimiser, 1e-4, 1e-2, cycle_momentum=False)
+    for step in range(4500):
+        if step % 250 == 0:
+            assert triangular_rate(step, 1e-3) == pytest.approx(cycle.get_last_lr()[0], rel=1e-9)
+        optimiser.step()
+        cycle.step()
+
+
+def test_an_epoch_meets_every_program_in_batches_of_its_leaf_count() -> None:
+    labelled = [_rows([1] * 21 + [2] * 3, 1), _rows([2] * 7 + [1] * 2, 2)]
+    plan = _Plan(labelled, [None, None], _settings())
+    counts = np.concatenate([rows.count for rows in labelled])
+    seen: list[set[int]] = [set(), set()]
+    for count, labels, others in plan.epoch():
+        assert labels.shape[1] <= 8
+        assert others.shape == (2, 0)
+        assert np.all(counts[labels] == count)
+        for k in (0, 1):
+            seen[k].update(labels[k].tolist())
+    assert seen == [set(range(24)), set(range(24, 33))]
+
+
+def _table(devices: int) -> ProgramTable:
+    generator = np.random.default_rng(0)
+    tables = []
+    for name in ("h200", "a100-sxm-40gb")[:devices]:
+        asts = [
+            CompactAst(generator.random((2, _WIDTH)).astype(np.float32),
+                       np.array([2, 4], np.int32), np.array([2, 2], np.int32), np.ones(1))
+            for _ in range(12)
+        ]  # fmt: skip
+        seconds = (1e-5 * (1 + generator.random(12))).tolist()
+        tables.append(ProgramTable.from_asts(asts, device_zoo.device(name), latency_s=seconds))
+    return ProgramTable.join(tables)
+
+
+def test_models_are_fitted_each_on_its_own_table() -> None:
+    table = _table(1)
+    halves = [table.take(np.arange(0, 8)), table.take(np.arange(4, 12))]
+    models = [CdmppReleased(layers=1, epochs=2, seed=seed) for seed in (0, 1)]
+    passes: list[int] = []
+    fit_cdmpp_together(models, halves, [None, table], on_epoch=lambda n: passes.append(n))
+    assert passes == [1, 2]
+    one, two = (model.predict(table) for model in models)
+    assert np.all(np.isfinite(one) & np.isfinite(two))
+    assert not np.array_equal(one, two)
+    assert models[0].scale_[0].tolist() == halves[0].leaves.min(0).tolist()
+
+
+def test_unlike_models_are_not_fitted_together() -> None:
+    models = [CdmppReleased(layers=1, epochs=1), CdmppReleased(layers=1, epochs=2)]
+    with pytest.raises(SpecError, match="equal settings"):
+        fit_cdmpp_together(models, [_table(1)] * 2, [None, None])
+    models = [CdmppReleased(layers=1), CdmppReleased(layers=1)]
+    with pytest.raises(SpecError, match="one device"):
+        fit_cdmpp_together(models, [_table(1), _table(2)], [None, None])
