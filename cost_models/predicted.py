@@ -9,7 +9,7 @@ from foreplan.cost_models.costs import Estimate, Work
 from foreplan.cost_models.expert_parts import expert_parts
 from foreplan.cost_models.predictor import Predictor
 from foreplan.cost_models.roofline import unpacking
-from foreplan.cost_models.unpacking import unpacked_weights
+from foreplan.cost_models.unpacking import unpacked_weights, unpacking_floor_s
 from foreplan.datasets import device_zoo
 from foreplan.datasets.device import Device
 from foreplan.datasets.program import Program
@@ -61,6 +61,10 @@ class PredictedSource:
                 # The tables that it was trained on know fused kernels alone.
                 whole_s = Estimate.total([estimate, unpacking(part, figures)])
                 found[part] = replace(whole_s, source=estimate.source)
+            elif estimate is not None:
+                floor_s = unpacking_floor_s(part, figures)
+                if floor_s > estimate.mean_s:
+                    found[part] = estimate.times(floor_s / estimate.mean_s)
         for work, each in shares.items():
             priced = [(found[part], share) for part, share in each]
             known = [estimate.times(share) for estimate, share in priced if estimate is not None]

@@ -1,14 +1,27 @@
-"""`unpacked_weights`: what kernels write out before they multiply by a quantised weight."""
+"""What unpacking a quantised weight costs: written out first, or in registers by fused kernels."""
 
 from __future__ import annotations
 
+from types import MappingProxyType
+
+from foreplan.datasets.device import Device
 from foreplan.datasets.experts import touched_experts
-from foreplan.datasets.kernels import FEW_ROWS
+from foreplan.datasets.kernels import FEW_ROWS, ROWS_A_CALL
 from foreplan.datasets.program import DTYPE_BYTES, Program
 
 #: Kernels that make the whole weight in the compute dtype first, and those that do for many rows.
 _KERNELS = ("dequant_linear", "unpack_linear", "upcast_linear")
 _FOR_MANY_ROWS = "fragment_linear"
+
+#: What a fused kernel computes a value of the weight, in FLOP that the vector units would have done
+#: meanwhile, by storage and rows of a call: its time at 8192 x 8192 on a whole H200 (`measured`:
+#: 13.8, 17.0 and 26.5 us with int4, 20.0, 23.6 and 37.2 with int8, docs/results/kernels.md) times
+#: the chip's 51.3 TFLOP/s in fp32 (`measured`), a value. A chip of fewer multiprocessors before the
+#: same memory is bound by this: slices of 66 and 32 agree within 30 % (docs/results/h200.md).
+_FLOP_A_VALUE = MappingProxyType({
+    "int4": MappingProxyType({8: 10.5, 16: 13.0, 32: 20.3}),
+    "int8": MappingProxyType({8: 15.3, 16: 18.0, 32: 28.4}),
+})  # fmt: skip
 
 
 def unpacked_weights(program: Program) -> float:
@@ -32,3 +45,24 @@ def unpacking_bytes(program: Program) -> float:
     them took 9-13 times what the packed bytes alone say (two H200, docs/results/h200.md).
     """
     return 2.0 * DTYPE_BYTES[program.variant.compute] * unpacked_weights(program)
+
+
+def unpacking_floor_s(program: Program, figures: Device) -> float:
+    """Least seconds of a fused kernel for few rows, which unpacks in registers; 0 for others.
+
+    Memory does not bound it where few multiprocessors stand before much bandwidth. Known of chips
+    that multiply in bf16 by matrix units, which the kernel needs.
+    """
+    storage, rows = program.variant.storage, program.dims.get("rows", 0)
+    fused = program.op == "linear" and program.variant.kernel.endswith(_FOR_MANY_ROWS)
+    vector = figures.peak_flops.get("fp32/vector")
+    if not fused or rows > FEW_ROWS or storage not in _FLOP_A_VALUE or vector is None:
+        return 0.0
+    if "bf16/matrix" not in figures.peak_flops:
+        return 0.0
+    by_rows = _FLOP_A_VALUE[storage]
+    calls, rest = divmod(rows, ROWS_A_CALL)
+    flops = calls * by_rows[ROWS_A_CALL]
+    if rest:
+        flops += by_rows[min(size for size in by_rows if rest <= size)]
+    return program.dims["n"] * program.dims["k"] * flops / vector

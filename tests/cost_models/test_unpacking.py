@@ -4,8 +4,9 @@ import pytest
 
 from foreplan.cost_models.predicted import PredictedSource
 from foreplan.cost_models.roofline import FACTOR, RooflineSource
-from foreplan.cost_models.unpacking import unpacked_weights, unpacking_bytes
+from foreplan.cost_models.unpacking import unpacked_weights, unpacking_bytes, unpacking_floor_s
 from foreplan.datasets import device_zoo
+from foreplan.datasets.device import Device
 from foreplan.datasets.kernels import FEW_ROWS
 from foreplan.datasets.program import Program, Variant, program
 
@@ -45,3 +46,33 @@ def test_predictions_count_it_too() -> None:
     assert slow.source == fused.source == "predicted"
     assert slow.low_s > fused.low_s
     assert slow.mean_s > fused.mean_s
+
+
+def test_few_multiprocessors_are_bound_by_unpacking_in_registers() -> None:
+    whole = device_zoo.device("h200")
+    vector = whole.peak_flops["fp32/vector"]
+    part = whole.model_copy(
+        update={"peak_flops": {**whole.peak_flops, "fp32/vector": vector / 4}, "units": 33}
+    )
+    item = program("linear", Variant.parse(FUSED), rows=16, n=8192, k=8192)
+    assert unpacking_floor_s(item, part) == pytest.approx(4 * unpacking_floor_s(item, whole))
+    assert predicted(item, part) == pytest.approx(unpacking_floor_s(item, part))
+    twice = program("linear", Variant.parse(FUSED), rows=40, n=8192, k=8192)
+    one, two = (unpacking_floor_s(linear(FUSED, rows), part) for rows in (32, 8))
+    assert unpacking_floor_s(linear(FUSED, 40), part) == pytest.approx(one + two)
+    assert unpacking_floor_s(twice, part) > unpacking_floor_s(item, part)
+
+
+def test_other_kernels_and_chips_are_not_bound_by_it() -> None:
+    h200, t4 = device_zoo.device("h200"), device_zoo.device("t4")
+    assert unpacking_floor_s(linear(SLOW), h200) == 0
+    assert unpacking_floor_s(linear("bf16/bf16/torch.linear"), h200) == 0
+    assert unpacking_floor_s(linear(FUSED, FEW_ROWS + 1), h200) == 0
+    assert unpacking_floor_s(linear(FUSED), t4) == 0  # no matrix unit for bf16
+
+
+def predicted(item: Program, device: Device) -> float:
+    estimate = PredictedSource(devices={"part": device}).estimate(item, "part")
+    assert estimate is not None
+    assert estimate.low_s <= estimate.mean_s <= estimate.high_s
+    return estimate.mean_s
