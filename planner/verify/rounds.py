@@ -180,13 +180,14 @@ class Rounds:
                     running.append(self._start(measured, "fast"))
                 except RankFailed as failure:
                     self._set_aside(measured, failure)
-            for loaded in tuple(running):  # they load side by side
-                try:
-                    self._await_ready(loaded)
-                except RankFailed as failure:
-                    self._set_aside(loaded.measured, failure)
-                    loaded.group.stop()
-                    running.remove(loaded)
+            for stage in (self._connect, self._await_ready):
+                for loaded in tuple(running):  # they load side by side
+                    try:
+                        stage(loaded)
+                    except RankFailed as failure:
+                        self._set_aside(loaded.measured, failure)
+                        loaded.group.stop()
+                        running.remove(loaded)
             for number in range(-1, self._rounds):
                 self._say("warm-up" if number < 0 else f"round {number + 1} of {self._rounds}")
                 turn = max(number, 0) % max(len(running), 1)
@@ -214,6 +215,7 @@ class Rounds:
     def _load(self, measured: Measured, mode: str) -> _Loaded:
         loaded = self._start(measured, mode)
         try:
+            self._connect(loaded)
             self._await_ready(loaded)
         except BaseException:
             loaded.group.stop()
@@ -232,16 +234,19 @@ class Rounds:
             candidate.jobs(self._backend, mode, timeout_s),
             [rank.index for rank in candidate.ranks], self._load_timeout_s,
         )  # fmt: skip
-        if self._backend == "nccl":
-            # Contexts and communicators are made under locks of the driver: of many candidates at
-            # once each would wait for all, and a rank's watchdog knows of its own alone.
-            try:
-                group.gather("connected", self._load_timeout_s)
-            except BaseException:
-                group.stop()
-                raise
         away = tuple(i for i, r in enumerate(candidate.ranks) if r.host != self._host)
         return _Loaded(measured, group, away, timeout_s, begun_s)
+
+    def _connect(self, loaded: _Loaded) -> None:
+        """Give a candidate the GPUs until its ranks are connected.
+
+        Contexts and communicators are made under locks of the driver: of many candidates at once
+        each would wait for all, and a rank's watchdog knows of its own alone.
+        """
+        if self._backend == "nccl":
+            loaded.group.gather("prepared", self._load_timeout_s)
+            loaded.group.say({"turn": 1})
+            loaded.group.gather("connected", self._load_timeout_s)
 
     def _await_ready(self, loaded: _Loaded) -> None:
         group, ranks = loaded.group, loaded.measured.candidate.ranks

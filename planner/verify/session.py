@@ -32,7 +32,7 @@ from foreplan.planner.verify.placement import (
     lift_cap,
     take_seat,
 )
-from foreplan.planner.verify.rank_program import rank_programs
+from foreplan.planner.verify.rank_program import RankProgram, rank_programs
 from foreplan.planner.verify.runtime import Runtime, describe
 from foreplan.planner.verify.watchdog import CONNECTING_S, Watchdog
 from foreplan.planner.verify.wire import Wire, WireClosed
@@ -150,12 +150,16 @@ class Session:
     def run(self) -> None:
         """Load, report, and follow the leader's words until it hangs up or says ``exit``."""
         job = self._job
+        ordered = job.backend == "nccl"
+        if ordered:  # what takes no GPU is done beside other candidates, the rest in one's turn
+            programs = self._prepare()
+            self._wire.send({"prepared": 1})
+            self._wire.receive()
         with self._watched("starting the device"):
             seat = _seat(job)
         with seat.computing():
-            self._join()
-            schedule, _ = self._planner.real(self._problem, self._decision)
-            programs = rank_programs(schedule, ordered=job.backend == "nccl")
+            if not ordered:
+                programs = self._prepare()
             program = programs[job.rank]
             clock = _clock(seat, len(program.steps))
             self._meet()  # so that nobody connects while another one still makes its schedule
@@ -165,7 +169,7 @@ class Session:
                     timeout_s=job.timeout_s,
                 )  # fmt: skip
                 self._meet()
-            if job.backend == "nccl":  # the leader starts the next candidate only now
+            if ordered:  # now it is the next candidate's turn
                 self._wire.send({"connected": 1})
             cap_memory(seat, job.capacity_bytes)
             before = data_bytes()
@@ -193,6 +197,12 @@ class Session:
                     )  # fmt: skip
                 else:
                     return
+
+    def _prepare(self) -> tuple[RankProgram, ...]:
+        """Join the other ranks, and make everybody's program."""
+        self._join()
+        schedule, _ = self._planner.real(self._problem, self._decision)
+        return rank_programs(schedule, ordered=self._job.backend == "nccl")
 
     def _watched(
         self, doing: str, limit_s: float = CONNECTING_S

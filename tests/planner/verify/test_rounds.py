@@ -35,7 +35,11 @@ class Told:
                 raise RankFailed(0, "a", f"no {key}", "VerificationError")
             return []
 
-        return SimpleNamespace(gather=gather, stop=lambda: self.log.append(("stop", number)))
+        return SimpleNamespace(
+            gather=gather,
+            say=lambda word: self.log.extend((key, number) for key in word),
+            stop=lambda: self.log.append(("stop", number)),
+        )
 
 
 def load(backend: Backend, fails: str) -> Told:
@@ -60,11 +64,14 @@ def test_over_gloo_candidates_load_side_by_side() -> None:
     assert load("gloo", "ready").log[:3] == [("start", 0), ("start", 1), ("ready", 0)]
 
 
-def test_over_nccl_a_candidate_connects_before_the_next_one_starts() -> None:
-    assert load("nccl", "ready").log[:5] == [
-        ("start", 0), ("connected", 0), ("start", 1), ("connected", 1), ("ready", 0)
+def test_over_nccl_candidates_prepare_side_by_side_and_connect_in_turn() -> None:
+    assert load("nccl", "ready").log[:9] == [
+        ("start", 0), ("start", 1),
+        ("prepared", 0), ("turn", 0), ("connected", 0),
+        ("prepared", 1), ("turn", 1), ("connected", 1),
+        ("ready", 0),
     ]  # fmt: skip
 
 
 def test_ranks_that_do_not_connect_are_ended() -> None:
-    assert load("nccl", "connected").log == [("start", 0), ("connected", 0), ("stop", 0)]
+    assert load("nccl", "connected").log[-3:] == [("connected", 0), ("stop", 0), ("stop", 1)]
