@@ -9,10 +9,15 @@ import pytest
 
 from foreplan.cost_models.costs import HostLaunch
 from foreplan.datasets.training_programs import cast_program
+from foreplan.errors import SpecError
 from foreplan.planner.api import plan
 from foreplan.planner.plan import Alternative, Plan, load_plan
 from foreplan.planner.precision import hybrid_training, partial_plans
-from foreplan.planner.precision.hybrid_training import difference_table, emulated_losses
+from foreplan.planner.precision.hybrid_training import (
+    difference_table,
+    emulated_losses,
+    together,
+)
 from foreplan.planner.precision.partial_plans import WITHOUT_CASTS, FreeCasts, replay_table
 from foreplan.planner.precision.spec import PrecisionWorkload
 from foreplan.planner.verify.verification import CandidateResult, Machine, Verification
@@ -91,6 +96,21 @@ def test_plans_to_train_with_take_the_same_time(sources: list[str], tmp_path: Pa
     assert "| fastest uniform@3 | 2 |" in difference_table(rows)
 
 
+def test_every_seed_has_random_plans_of_its_own(sources: list[str], tmp_path: Path) -> None:
+    out, losses = tmp_path / "hybrid.json", tmp_path / "losses.jsonl"
+    hybrid_training.main(["plan", *sources, "-o", str(out), "--draws", "3"])
+
+    def train(*seeds: str) -> None:
+        words = ["--steps", "2", "--arms", "plan", "--draws-a-seed", "1", "--seeds", *seeds]
+        hybrid_training.main(["train", str(out), "-o", str(losses), *words])
+
+    train("1", "2")
+    rows = [json.loads(line) for line in losses.read_text().splitlines()]
+    assert [row["arm"] for row in rows] == ["plan", "draw 1", "plan", "draw 2"]
+    with pytest.raises(SpecError, match="3 random plans for seeds up to 3"):
+        train("3")
+
+
 def test_training_in_one_process_equals_the_ranks_of_the_runtime() -> None:
     from foreplan.planner.precision.execution.decisions import uniform_decision
     from foreplan.planner.precision.execution.experiment import simulate_training
@@ -104,6 +124,23 @@ def test_training_in_one_process_equals_the_ranks_of_the_runtime() -> None:
     assert ours["validation"] == pytest.approx(theirs.validation_loss, rel=1e-6)
     last = [rank.losses[4] for rank in theirs.ranks]
     assert ours["training"] == pytest.approx(sum(last) / 2, rel=1e-5)
+
+
+def test_random_plans_of_a_seed_count_together() -> None:
+    rows = [
+        {"arm": arm, "seed": seed, "validation": float(loss), "training": 2.0 * loss}
+        for arm, seed, loss in (
+            ("plan", 0, 1),
+            ("draw 0", 0, 2),
+            ("draw 1", 0, 4),
+            ("draw 2", 1, 5),
+        )
+    ]
+    assert together(rows) == [
+        rows[0],
+        {"arm": "random plans", "seed": 0, "validation": 3.0, "training": 6.0},
+        {"arm": "random plans", "seed": 1, "validation": 5.0, "training": 10.0},
+    ]
 
 
 def test_differences_are_paired() -> None:
