@@ -15,10 +15,16 @@ from collections.abc import Callable
 from typing import Any
 
 from foreplan.datasets.device_name import DeviceName
+from foreplan.datasets.gloo_wait import wait_awake
 from foreplan.datasets.worker_environment import confine, end_with_parent
 
 #: Repetitions of one size: at least, at most, and the time after which they stop.
 _LEAST, _MOST, _SECONDS = 5, 200, 0.15
+#: Collectives of which each rank needs something of every other, so that none is done before the
+#: last one comes. Over gloo they are timed between computations: for this long, after products of
+#: so many rows (0.4 ms on a core, as a layer's pieces of decoding are), in so many blocks.
+_MEETINGS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
+_BETWEEN_S, _BETWEEN_ROWS, _BLOCKS = 0.3, 256, 5
 #: Round trips between two ranks that are timed as one.
 _TRIPS = 4
 #: What runs beside computation to see what it takes from it: kinds, bytes of one and how many at
@@ -44,6 +50,8 @@ class _Rank:
             torch.set_num_threads(1)
         else:
             torch.cuda.set_device(name.index or 0)
+        self.members, self.place, self.idle = self.world, self.rank, False
+        self.group: Any = None
         limit = datetime.timedelta(seconds=float(settings["timeout_s"]))
         self.store: Any = None
         if "port" in settings:
@@ -83,24 +91,52 @@ class _Rank:
     # ------------------------------------------------------------------------------ measuring
 
     def measure(self) -> dict[str, Any]:
-        """Time every kind and size; the same on all ranks, rank 0's clock counts."""
+        """Time every kind and size; the same on all ranks, rank 0's clock counts.
+
+        Kinds that plans use among some of the ranks are timed in groups of 2, 4, ... neighbours as
+        well, all groups at the same time.
+        """
         samples: list[tuple[str, int, int, float]] = []
         unsupported: dict[str, str] = {}
-        for kind in self.settings["kinds"]:
-            ranks = 2 if kind == "p2p" else self.world
-            for size in self.settings["sizes"]:
-                try:
-                    call, ready = self._call(kind, size)
-                    ready()
-                    call(0)  # the first call sets connections up
-                except (RuntimeError, NotImplementedError, ValueError) as error:
-                    unsupported[kind] = " ".join(str(error).split())[:200]
-                    break
-                trips = 2 * _TRIPS if kind == "p2p" else 1  # there and back
-                samples.append((kind, ranks, size, self._time(call, ready) / trips))
-        kinds = [k for k in _BESIDE_KINDS if k in self.settings["kinds"] and k not in unsupported]
-        beside = {kind: (_BESIDE_BYTES, self._lost_s(kind)) for kind in kinds}
+        beside: list[tuple[str, int, int, float]] = []
+        for members in _group_sizes(self.world):
+            self._open_group(members)
+            for kind in self.settings["kinds"]:
+                ranks = 2 if kind == "p2p" else members
+                if members < self.world and kind not in _BESIDE_KINDS:
+                    continue
+                for size in self.settings["sizes"] if kind not in unsupported else ():
+                    try:
+                        call, ready = self._call(kind, size)
+                        ready()
+                        call(0)  # the first call sets connections up
+                    except (RuntimeError, NotImplementedError, ValueError) as error:
+                        unsupported[kind] = " ".join(str(error).split())[:200]
+                        break
+                    if self.word == "cpu" and kind in _MEETINGS:
+                        took_s = self._between(call)
+                    else:  # messages go there and back
+                        took_s = self._time(call, ready) / (2 * _TRIPS if kind == "p2p" else 1)
+                    samples.append((kind, ranks, size, took_s))
+            beside += [
+                (kind, members, _BESIDE_BYTES, self._lost_s(kind))
+                for kind in _BESIDE_KINDS
+                if kind in self.settings["kinds"] and kind not in unsupported
+            ]
         return {"samples": samples, "unsupported": unsupported, "beside": beside}
+
+    def _open_group(self, members: int) -> None:
+        """Join the group of ``members`` neighbours, as number ``place`` of it.
+
+        Ranks that are left over form no group: they keep step and communicate nothing.
+        """
+        self.members, self.place, self.group = members, self.rank % members, None
+        self.idle = False
+        if members < self.world:
+            starts = range(0, self.world - members + 1, members)
+            groups = [self.dist.new_group(list(range(a, a + members))) for a in starts]
+            self.idle = self.rank // members >= len(groups)
+            self.group = None if self.idle else groups[self.rank // members]
 
     def _lost_s(self, kind: str) -> float:
         """Seconds that computation loses to one collective of several that run beside it.
@@ -117,7 +153,7 @@ class _Rank:
             clock = time.process_time if self.word == "cpu" else time.perf_counter
             self._sync()
             started = clock()
-            works = [self._start(kind, tensor) for tensor in tensors if beside]
+            works = [self._start(kind, x) for x in tensors if beside and not self.idle]
             for _ in range(products):
                 torch.mm(a, a)
             for work in works:
@@ -138,24 +174,52 @@ class _Rank:
 
     def _start(self, kind: str, whole: Any) -> Any:
         """Start a collective in place, as a run does."""
-        dist = self.dist
+        dist, group = self.dist, self.group
         if kind == "all_reduce":
-            return dist.all_reduce(whole, async_op=True)
-        part = whole.chunk(self.world)[self.rank]
+            return dist.all_reduce(whole, group=group, async_op=True)
+        part = whole.chunk(self.members)[self.place]
         if kind == "all_gather":
-            return dist.all_gather_into_tensor(whole, part, async_op=True)
-        return dist.reduce_scatter_tensor(part, whole, async_op=True)
+            return dist.all_gather_into_tensor(whole, part, group=group, async_op=True)
+        return dist.reduce_scatter_tensor(part, whole, group=group, async_op=True)
 
     def _time(self, call: Callable[[int], None], ready: Callable[[], None]) -> float:
         self._sync()
         self.dist.barrier()
         once = min(self._timed(call, turn, ready) for turn in range(2))
         # Every rank must repeat equally often; the first one's estimate decides.
-        count = max(_LEAST, min(_MOST, int(_SECONDS / max(once, 1e-7))))
-        shared = self.torch.tensor([count], device=self.word)
-        self.dist.broadcast(shared, 0)
-        turns = range(int(shared.item()))
+        turns = range(self._agreed(_SECONDS / max(once, 1e-7)))
         return statistics.median(self._timed(call, turn, ready) for turn in turns)
+
+    def _between(self, call: Callable[[int], None]) -> float:
+        """Mean seconds of a collective between computations, from when the last rank came to it.
+
+        So runs meet them, and they pay for every one: back to back the median of those of 12 KB was
+        0.1 ms where runs took 1.8 (see `foreplan.datasets.gloo_wait`). Who comes last waits for
+        nobody, so the least time of the ranks counts. Of some means the middle one is kept, so that
+        a moment of other work does not decide.
+        """
+        torch, dist = self.torch, self.dist
+        a = torch.randn(_BETWEEN_ROWS, _BETWEEN_ROWS)
+
+        def once(turn: int) -> float:
+            torch.mm(a, a)
+            return self._timed(call, turn)
+
+        dist.barrier()
+        started = time.perf_counter()
+        for turn in range(2):
+            once(turn)
+        turns = range(self._agreed(_BETWEEN_S * 2 / (time.perf_counter() - started)))
+        took_s = torch.tensor([once(turn) for turn in turns], dtype=torch.float64)
+        if not self.idle:
+            dist.all_reduce(took_s, op=dist.ReduceOp.MIN, group=self.group)
+        return statistics.median(float(block.mean()) for block in took_s.chunk(_BLOCKS))
+
+    def _agreed(self, count: float) -> int:
+        """Repetitions within the bounds; those of the first rank, so that all repeat as often."""
+        shared = self.torch.tensor([max(_LEAST, min(_MOST, int(count)))], device=self.word)
+        self.dist.broadcast(shared, 0)
+        return int(shared.item())
 
     def _timed(
         self, call: Callable[[int], None], turn: int, ready: Callable[[], None] | None = None
@@ -177,7 +241,7 @@ class _Rank:
         Numbers are fp32, as the gradients that runs sum: gloo takes three times as long to sum as
         many bytes of bf16 (on two cores of an EPYC). Payloads as in `foreplan.datasets.tier`.
         """
-        torch, dist, world = self.torch, self.dist, self.world
+        torch, dist, world, group = self.torch, self.dist, self.members, self.group
         count = max(size // 4, world)
         count += -count % world
         whole = torch.ones(count, device=self.word)
@@ -185,19 +249,23 @@ class _Rank:
         if kind == "p2p":
             return self._ping_pong(whole)
 
-        def call(turn: int) -> None:
-            if kind == "all_reduce":
-                dist.all_reduce(whole)
-            elif kind == "all_gather":
-                dist.all_gather_into_tensor(whole, part)
-            elif kind == "reduce_scatter":
-                dist.reduce_scatter_tensor(part, whole)
-            elif kind == "broadcast":
+        def start(turn: int) -> Any:
+            if kind in _BESIDE_KINDS:
+                return self._start(kind, whole)
+            if kind == "broadcast":
                 # The root goes round: a rank can only send on what it has received, so that a
                 # sender's buffers do not hide the transfer.
-                dist.broadcast(whole, turn % world)
+                return dist.broadcast(whole, turn % world, async_op=True)
+            return dist.all_to_all_single(other, whole, async_op=True)
+
+        def call(turn: int) -> None:
+            if self.idle:
+                return
+            work = start(turn)
+            if self.word == "cpu":
+                wait_awake(work)
             else:
-                dist.all_to_all_single(other, whole)
+                work.wait()
 
         other = torch.empty_like(whole) if kind == "all_to_all" else whole
         if kind == "all_reduce":
@@ -255,6 +323,11 @@ class _Rank:
         with contextlib.suppress(RuntimeError):  # the peer may be gone already
             self.dist.destroy_process_group()
         return answer
+
+
+def _group_sizes(world: int) -> list[int]:
+    """Ranks of the groups that are measured: all, then 2, 4, ... below that."""
+    return [world, *(1 << power for power in range(1, world.bit_length()) if 1 << power < world)]
 
 
 def _nothing() -> None:

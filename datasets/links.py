@@ -1,10 +1,11 @@
 """Measure the links among ranks: messages and collectives, on one host or between two.
 
-The ranks are real processes on gloo (CPUs) or NCCL (GPUs). Every kind of collective is timed for
-sizes from 1 KiB to 64 MiB and fitted by ``seconds = alpha + beta * payload`` with ``alpha, beta >
-0`` and the sum of ``|log(fit / measured)|`` least: small messages count as much as large ones, and
-the few sizes that a machine happens to serve in no time (a processor that is still awake answers
-80 times sooner than one that went idle) do not decide.
+The ranks are real processes on gloo (CPUs) or NCCL (GPUs). Sums, gathers and scatters are timed
+among all of them, and in groups of 2, 4, ... neighbours at the same time, as lanes make them. Every
+kind of collective is timed for sizes from 1 KiB to 64 MiB and fitted by ``seconds = alpha + beta *
+payload`` with ``alpha, beta > 0`` and the sum of ``|log(fit / measured)|`` least: small messages
+count as much as large ones, and the few sizes that a machine happens to serve in no time (a
+processor that is still awake answers 80 times sooner than one that went idle) do not decide.
 Payloads are as in `foreplan.datasets.tier`.
 """
 
@@ -60,14 +61,14 @@ class Links:
         backend: library.
         samples: every (kind, size) measured.
         unsupported: kinds that the backend cannot do here, with its reason.
-        beside: by kind the payload of a collective, and the seconds that its ranks' computation
-            loses to it while it runs beside that.
+        beside: by kind and number of ranks the payload of a collective, and the seconds that its
+            ranks' computation loses to it while it runs beside that.
     """
 
     backend: Backend
     samples: tuple[LinkSample, ...]
     unsupported: Mapping[str, str]
-    beside: Mapping[str, tuple[int, float]] = field(default_factory=dict)
+    beside: Mapping[tuple[str, int], tuple[int, float]] = field(default_factory=dict)
 
     def fits(self) -> tuple[CollectiveFit, ...]:
         """A fit for each kind that was measured."""
@@ -78,9 +79,9 @@ class Links:
 
     def _with_share(self, fit: CollectiveFit) -> CollectiveFit:
         """A fit with `CollectiveFit.compute_share`, where it was measured."""
-        if fit.kind not in self.beside:
+        if (fit.kind, fit.ranks) not in self.beside:
             return fit
-        payload, lost_s = self.beside[fit.kind]
+        payload, lost_s = self.beside[fit.kind, fit.ranks]
         return fit.model_copy(update={"compute_share": max(0.0, lost_s) / fit.seconds(payload)})
 
     def tier(
@@ -325,7 +326,7 @@ def _spread(ranks: int) -> list[list[int]]:
 
 def _links(answer: Mapping[str, Any], backend: Backend) -> Links:
     samples = tuple(LinkSample(*sample) for sample in answer["samples"])
-    beside = {kind: (int(size), float(lost_s)) for kind, (size, lost_s) in answer["beside"].items()}
+    beside = {(kind, int(n)): (int(size), float(lost)) for kind, n, size, lost in answer["beside"]}
     return Links(backend, samples, dict(answer["unsupported"]), beside)
 
 

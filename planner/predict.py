@@ -299,14 +299,13 @@ def contention(cluster: Cluster, ranks: tuple[int, ...]) -> Contention | None:
     every = cluster.ranks()
     hosts = [every[r].host for r in ranks]
     names = sorted(set(hosts))
-    factors = [1.0]
     # One table serves all hosts: the worst of them, so that a prediction is not too rosy.
+    known = {1: 1.0}
     for together in range(2, len(ranks) + 1):
         measured = [cluster.slowdown(host, "memory", together) for host in names]
-        known = [factor for factor in measured if factor is not None]
-        if not known:
-            break
-        factors.append(max(1.0, *known))
+        if any(factor is not None for factor in measured):
+            known[together] = max(1.0, *(factor for factor in measured if factor is not None))
+    factors = np.interp(range(1, max(known) + 1), list(known), list(known.values())).tolist()
     if len(factors) < 2 or max(factors) == 1.0:
         return None
     return Contention(tuple(names.index(h) for h in hosts), tuple(factors))

@@ -13,7 +13,8 @@ from dataclasses import replace
 
 from foreplan.cost_models.costs import Collective, Work
 from foreplan.cost_models.simulator import Contention
-from foreplan.errors import SpecError
+from foreplan.datasets.tier import CollectiveFit
+from foreplan.errors import MissingDataError, SpecError
 from foreplan.planner.base import Problem
 from foreplan.planner.bubbles import recompute
 from foreplan.planner.bubbles.arithmetic import Arithmetic
@@ -25,6 +26,10 @@ from foreplan.planner.bubbles.towers import Tower, backbone_tower, encoder_tower
 from foreplan.planner.bubbles.work_parts import segment, times
 from foreplan.planner.bubbles.works import StepWorks, TowerWorks
 from foreplan.planner.predict import contention, memory_share
+
+#: Share of a sum's time that computation beside it may lose before nothing is put there (chosen:
+#: gloo on a rank's one core takes 0.8 and more of it, NCCL on an H200 0.46).
+_MOST_TAKEN = 0.7
 
 
 class TrainingStep:
@@ -64,8 +69,9 @@ class TrainingStep:
             self.arithmetic.element_bytes, w.microbatch * w.sequence_length,
         )  # fmt: skip
         self._backbone = TowerWorks(
-            shape, self.arithmetic, self.lane_group(0), w.times.tensor_collective_s
-        )
+            shape, self.arithmetic, self.lane_group(0), w.times.tensor_collective_s,
+            fit=self._sums(plan.tp)[0],
+        )  # fmt: skip
 
     @classmethod
     def of(cls, problem: Problem[BubblesWorkload], decision: BubblesDecision) -> TrainingStep:
@@ -118,6 +124,21 @@ class TrainingStep:
         share = self._cluster.taken_beside(work.kind, work.group)
         return replace(work, bytes=max(1, round(share * work.bytes))) if share else None
 
+    @functools.cache  # noqa: B019
+    def _sums(self, lanes: int) -> tuple[CollectiveFit | None, float]:
+        """Fit of the sums over lanes, where measured, and what computation loses to them."""
+        group = self.lane_group(0)[:lanes]
+        # One device stands for all where programs are listed that are to be measured.
+        if lanes == 1 or group[-1] >= len(self._labels):
+            return None, 0.0
+        try:
+            tiers = self._cluster.links(group)
+        except MissingDataError:
+            return None, 0.0
+        fits = [tier.fit("all_reduce", lanes) for tier in tiers]
+        taken = self._cluster.taken_beside("all_reduce", group)
+        return (fits[0] if len(fits) == 1 else None), taken
+
     # ------------------------------------------------------------------------------- backbone
 
     @property
@@ -132,11 +153,14 @@ class TrainingStep:
         """Whether units may reach into the backbone's passes, where its lanes communicate.
 
         A real run has no pieces of layers that are computed again, nor of passes whose weight
-        gradients are put off.
+        gradients are put off. Where a sum takes most of its time from the computation beside it, as
+        gloo's does, whose threads have the rank's own cores, there is nothing to reach for.
         """
         w = self.workload
         whole = w.recompute == "full" or w.schedule.startswith("zb")
-        return self.plan.tp > 1 and not (whole and self.arithmetic.measurable)
+        if self.plan.tp == 1 or (whole and self.arithmetic.measurable):
+            return False
+        return self._sums(self.plan.tp)[1] < _MOST_TAKEN
 
     def pieces(self, start: int, end: int) -> int:
         """Pieces of a split pass over layers ``[start, end)``: their halves."""
@@ -204,7 +228,7 @@ class TrainingStep:
         )  # fmt: skip
         return TowerWorks(
             shape, self.arithmetic, self.lane_group(0)[:tp], w.times.encoder_tensor_collective_s,
-            "encoder_",
+            "encoder_", self._sums(tp)[0],
         )  # fmt: skip
 
     def rows(self, index: int) -> int:

@@ -3,7 +3,9 @@
 A layer is two *halves*, the attention block and the MLP block. With tensor parallelism of ``t``
 devices and sequence parallelism each half gathers its input and scatters its output (Korthikanti et
 al. 2022): two all-gathers and two reduce-scatters a layer and pass, of ``batch x tokens x hidden``
-elements. What a half computes is said by `TrainingPasses` or `TheoryPasses`, see `Arithmetic`.
+elements. A real run has no sequence parallelism (`execution/lanes.py`): there a half sums its
+output and, backwards, its input's gradient, one all-reduce in place of a gather and a scatter.
+What a half computes is said by `TrainingPasses` or `TheoryPasses`, see `Arithmetic`.
 
 Times that a workload gives replace the programs: a *given* work is a nameless segment that only
 `given_prices` can price.
@@ -14,6 +16,7 @@ from __future__ import annotations
 import functools
 
 from foreplan.cost_models.costs import Collective, Copy, HostLaunch, Segment, Work
+from foreplan.datasets.tier import CollectiveFit
 from foreplan.datasets.training_programs import optimizer_program
 from foreplan.planner.bubbles.arithmetic import Arithmetic
 from foreplan.planner.bubbles.pass_shape import PassShape
@@ -57,13 +60,15 @@ class TowerWorks:
         group: cluster ranks that share a layer.
         tensor_s: seconds of one collective inside a layer, where given.
         kind: what the workload calls those, before ``tensor_collective_s``.
+        fit: of the sums of the group, where measured.
     """
 
     def __init__(
         self, shape: PassShape, arithmetic: Arithmetic, group: tuple[int, ...],
-        tensor_s: float | None, kind: str = "",
+        tensor_s: float | None, kind: str = "", fit: CollectiveFit | None = None,
     ) -> None:  # fmt: skip
         self.shape = shape
+        self._sums, self._fit = arithmetic.measurable, fit
         self._dtype = arithmetic.dtype
         self._passes: TrainingPasses | TheoryPasses = (
             TrainingPasses(shape, arithmetic.dtype) if arithmetic.measurable
@@ -101,15 +106,27 @@ class TowerWorks:
 
     @functools.cache  # noqa: B019
     def tensor(self, count: int) -> Parts:
-        """Parts of ``count`` collectives, gathering and scattering in turn."""
+        """Parts of ``count`` collectives, gathering and scattering in turn, or of half-sums."""
         if self.shape.tp == 1 or not count:
             return ()
         if self._tensor_s is not None:
             return ((given(self._tensor_name, self._tensor_s), count),)
         size = self.shape.hidden_bytes
+        if self._sums:
+            return ((Collective("all_reduce", self._half(size), self._group, self._dtype), count),)
         gather = Collective("all_gather", size, self._group, self._dtype)
         scatter = Collective("reduce_scatter", size, self._group, self._dtype)
         return ((gather, (count + 1) // 2), (scatter, count // 2)) if count > 1 else ((gather, 1),)
+
+    def _half(self, size: int) -> int:
+        """Bytes whose sum takes half as long as that of ``size`` bytes.
+
+        All parts of a pass have to be made of the same works, so that they last as long as it.
+        """
+        fixed = 0.0
+        if self._fit is not None and self._fit.beta_s_per_byte > 0.0:
+            fixed = self._fit.alpha_s / self._fit.beta_s_per_byte
+        return max(1, round((size - fixed) / 2))
 
 
 class StepWorks:

@@ -74,6 +74,15 @@ def test_messages_and_collectives_of_unlike_local_ranks() -> None:
     assert not _ranks_running()
 
 
+def test_sums_among_some_of_the_ranks_are_measured_too() -> None:
+    found = measure_links([CPU] * 3, sizes=SIZES[:2], kinds=["p2p", "all_reduce", "broadcast"])
+    groups = {(sample.kind, sample.ranks) for sample in found.samples}
+    # One pair of the three; the third rank keeps step with it.
+    assert groups == {("p2p", 2), ("all_reduce", 3), ("all_reduce", 2), ("broadcast", 3)}
+    assert set(found.beside) == {("all_reduce", 3), ("all_reduce", 2)}
+    assert not _ranks_running()
+
+
 def test_both_ends_of_a_served_link_get_the_same() -> None:
     endpoint = f"127.0.0.1:{_free_port()}"
     served: list[Links] = []
@@ -218,7 +227,7 @@ def test_what_is_lost_beside_a_collective_is_a_share_of_its_own_time() -> None:
         for kind in ("p2p", "all_reduce") for size in (1 << 10, 1 << 20, 1 << 26)
     ]  # fmt: skip
     size = 8 << 20
-    links = Links("gloo", tuple(samples), {}, {"all_reduce": (size, 3e-3)})
+    links = Links("gloo", tuple(samples), {}, {("all_reduce", 2): (size, 3e-3)})
     tier = links.tier(["all"], "host", "t")
     fit = tier.fit("all_reduce", 2)
     assert fit is not None

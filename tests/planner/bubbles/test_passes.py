@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 
 from foreplan.cost_models.costs import Collective, Copy, CostBook, Estimate, Segment
+from foreplan.cost_models.link_costs import LinkSource
 from foreplan.datasets.cluster import Cluster
 from foreplan.datasets.device_name import DeviceName
 from foreplan.datasets.program import Program
@@ -18,7 +19,7 @@ from foreplan.planner.bubbles.search import BubbleSearch
 from foreplan.planner.bubbles.shapes import bubbles_programs
 from foreplan.planner.bubbles.spec import BackbonePlan, BubblesWorkload
 from foreplan.planner.bubbles.training_step import TrainingStep
-from foreplan.planner.predict import Forecast
+from foreplan.planner.predict import Forecast, contention
 
 CPU = DeviceName.parse("cpu:threads=1")
 
@@ -164,6 +165,16 @@ def test_zoo_devices_keep_their_forward_programs():
     assert not flops(found, "linear_")
 
 
+def test_numbers_of_neighbours_between_those_measured_are_interpolated():
+    measured = [{"kind": "memory", "factors": {2: 1.2, 5: 1.5}}]
+    devices = [{"name": "cpu:threads=1", "count": 8, "memory_bytes": 1 << 30}]
+    cluster = validate(Cluster, {"devices": devices, "contention": measured}, "cluster")
+    found = contention(cluster, tuple(range(8)))
+    assert found is not None
+    assert found.slowdown == pytest.approx((1.0, 1.2, 1.3, 1.4, 1.5))
+    assert contention(cluster, (0,)) is None
+
+
 def test_neighbours_slow_down_what_memory_bounds_and_the_search_knows():
     workload = asked()
     costs = CostBook([Only(bubbles_programs(None, workload, CPU, devices=2))])
@@ -181,3 +192,38 @@ def test_neighbours_slow_down_what_memory_bounds_and_the_search_knows():
         totals.append(Forecast(planner, beside, decision).total_s)
         assert BubbleSearch(beside).replay(decision).total_s == pytest.approx(totals[-1])
     assert totals[0] < totals[1] < totals[2] < 2 * totals[0]
+
+
+def lanes(share, alpha_s=1e-3):
+    """A step of two lanes whose sums are measured, and its prices."""
+    fit = {"kind": "all_reduce", "ranks": 2, "alpha_s": alpha_s, "beta_s_per_byte": 1e-6,
+           "residual": 0.0, "samples": 3, "compute_share": share}  # fmt: skip
+    tier = {"group": ["all"], "scope": "host", "latency_s": 0.0, "bandwidth_bytes_per_s": 1e9,
+            "collectives": [fit], "source": "t"}  # fmt: skip
+    devices = [{"name": "cpu:threads=1", "count": 4, "memory_bytes": 1 << 30}]
+    cluster = validate(Cluster, {"devices": devices, "tiers": [tier]}, "cluster")
+    where = Problem(None, cluster, asked(sharded_optimizer=False), CostBook(()))
+    return TrainingStep(where, BackbonePlan(pp=2, tp=2)), CostBook([LinkSource(cluster)])
+
+
+def sums_s(costs, *works):
+    parts = [part for work in works if isinstance(work, Segment) for part in work.parts]
+    sums = [(part, count) for part, count in parts if isinstance(part, Collective)]
+    return sum(count * costs.cost(part, "cpu:threads=1").mean_s for part, count in sums)
+
+
+def test_lanes_sum_once_a_half_however_a_pass_is_cut():
+    step, costs = lanes(0.2)
+    once = 1e-3 + 1e-6 * 16 * 32 * 4  # 16 positions of width 32 in fp32
+    for op in "FB":
+        assert sums_s(costs, step.passes(0, 2, op)) == pytest.approx(4 * once, rel=1e-3)
+        apart = [step.collective(0, 2, op, piece) for piece in range(step.pieces(0, 2) + 1)]
+        assert sums_s(costs, *apart) == pytest.approx(4 * once, rel=1e-3)
+    encoder_once = 1e-3 + 1e-6 * 2 * 8 * 16 * 4
+    whole = step.unit(0, 2, 0, 8, "F", bare=False)
+    assert sums_s(costs, whole) == pytest.approx(8 * encoder_once, rel=1e-2)
+
+
+def test_units_stay_out_of_passes_whose_sums_leave_nothing():
+    assert lanes(0.2)[0].divisible
+    assert not lanes(0.9)[0].divisible
