@@ -305,10 +305,12 @@ def _together(
         console.print("links not measured: slices of one GPU cannot run at the same time")
         return [], []
     path = output / "links.json"
+    way = "measured between computations" if devices[0].kind == "cpu" else "measured"
     key = {
         "devices": [str(device) for device in devices],
         "host": host,
         "software": dict(profiles[devices[0]].software),
+        "links": way,
     }
     known: dict[str, Any] = {}
     if path.exists():
@@ -316,7 +318,7 @@ def _together(
         known = document if document.get("of") == key else {}
     if not isinstance(known.get("tiers"), list):
         with console.status("measuring links"):
-            tier = measure_links(devices).tier((host,), "host", "measured among ranks of the host")
+            tier = measure_links(devices).tier((host,), "host", f"{way}, among ranks of the host")
         known = {"of": key, "tiers": [tier.model_dump(mode="json", exclude_defaults=True)]}
         write_atomically(path, _as_json(known))
     if not isinstance(known.get("contention"), list):

@@ -13,8 +13,10 @@ import contextlib
 import time
 from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
+from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
+from foreplan.datasets.gloo_wait import wait_awake
 from foreplan.errors import VerificationError
 from foreplan.planner.verify.clock import Clock, CudaClock, HostClock
 from foreplan.planner.verify.exchange import exchange
@@ -108,7 +110,7 @@ class _Gloo:
             if kind == "collective":
                 group = dist.new_group(list(members), backend="gloo", timeout=timeout)
                 self._groups[members] = group
-        self._works: dict[int, tuple[Any, Callable[[], None] | None]] = {}
+        self._waits: dict[int, tuple[Callable[[], object], Callable[[], None] | None]] = {}
         self._seen: dict[int, list[int]] = {}
 
     def prepare(self, sends: Sequence[int], buffers: Mapping[int, torch.Tensor] | None) -> None:
@@ -128,16 +130,19 @@ class _Gloo:
                 work = self._pairs.recv([tensor], step.group[0], step.tag)
             else:
                 work = _collective(step, tensor, self._groups[step.group], self._rank)
-                self._watch(place, work)
+                if not step.blocking:
+                    self._watch(place, work)
         except RuntimeError as error:
             raise ConnectionLost(str(error)) from error
-        self._works[place] = work, finish
+        # A message cannot say whether it is there yet.
+        wait = partial(wait_awake, work) if step.kind == "collective" else work.wait
+        self._waits[place] = wait, finish
 
     def wait(self, place: int) -> None:
         """Block until the transfer is done."""
-        work, finish = self._works.pop(place)
+        wait, finish = self._waits.pop(place)
         try:
-            work.wait()
+            wait()
         except RuntimeError as error:
             raise ConnectionLost(str(error)) from error
         if finish is not None:
