@@ -94,7 +94,7 @@ def _groups(model: ProgramPredictor, table: ProgramTable, seconds: Floats) -> li
     if model.groups == 0:
         return found
     group = validation_groups(table, model.groups)
-    for number in np.unique(group):
+    for number in np.unique(group[group >= 0]):
         held = group == number
         rest, out = table.take(~held), table.take(held)
         scale = fit_scale(rest, seconds[~held])
@@ -144,7 +144,7 @@ def _finish(
         "rows": len(table),
         "tasks": len(set(table.task.tolist())),
         "devices": [device.model_dump(mode="json") for device in table.devices],
-        "families": sorted(set("+".join(set(table.family.tolist())).split("+"))),
+        "families": sorted(set("+".join(table.family.tolist()).split("+")) - {""}),
         "validation": {
             "rule": "groups of families, each predicted by a fit on the others",
             "mape": float(error.mean()) if kept.any() else None,

@@ -3,7 +3,8 @@
 =============  ===================================================================================
 ``family``     one fold a network family f: test = programs of tasks that f's networks call,
                training = all others. A task that two families call is in both tests and, whenever
-               either is held out, in no training set
+               either is held out, in no training set. Programs of no family, those of
+               synthetic tasks, are in every training set and in no test
 ``task``       five folds: blake2b(task key, 8 bytes) modulo 5
 ``chip``       one fold a chip: all its slices and instruction sets together
 ``every-fifth``  CDMPP's easier split: labels of a device sorted, every fifth program is tested, so
@@ -92,13 +93,14 @@ def validation_groups(table: ProgramTable, count: int) -> NDArray[np.int64]:
     """Group of each training row (N), 0 to ``count`` - 1, such that a task is in one group.
 
     Families are dealt to groups, so a group's programs are unseen as a held-out family's are; a
-    task of several families goes with the first of them. Without families tasks are dealt.
+    task of several families goes with the first of them. Rows of no family are in no group, -1:
+    they are always trained on, as when a family is held out. Without families tasks are dealt.
     """
     names = np.array([joined.split("+")[0] for joined in table.family])
-    if len(set(names)) < 2 * count:
+    if len(set(names) - {""}) < 2 * count:
         return np.array([_hashed("group/" + task) % count for task in table.task], dtype=np.int64)
-    sizes = {str(name): int((names == name).sum()) for name in set(names)}
-    load, group = [0] * count, {}
+    sizes = {str(name): int((names == name).sum()) for name in set(names) - {""}}
+    load, group = [0] * count, {"": -1}
     for name in sorted(sizes, key=lambda n: (-sizes[n], n)):  # greatest first, to the emptiest
         group[name] = min(range(count), key=lambda g: (load[g], g))
         load[group[name]] += sizes[name]

@@ -61,7 +61,7 @@ def extract(network: Network, shape: Shape, *, backward: bool = False) -> list[T
 
 
 def extract_module(
-    module: torch.nn.Module, inputs: Sequence[Any], name: str, *, family: str = "user"
+    module: torch.nn.Module, inputs: Sequence[Any], name: str, *, family: str | None = "user"
 ) -> list[Task]:
     """Return the tasks of any torch module.
 
@@ -69,7 +69,7 @@ def extract_module(
         module: in evaluation mode; weights may be empty.
         inputs: positional example inputs, on the module's device.
         name: what the tasks' callers are called.
-        family: family it is held out with.
+        family: family it is held out with; ``None`` for tasks that always may be trained on.
 
     Raises:
         MissingDataError: no TVM.
@@ -78,11 +78,10 @@ def extract_module(
     return _tasks(_capture(module, tuple(inputs), name), name, family)
 
 
-def _tasks(found: Mapping[str, _Found], label: str, family: str) -> list[Task]:
+def _tasks(found: Mapping[str, _Found], label: str, family: str | None) -> list[Task]:
+    families = frozenset() if family is None else frozenset({family})
     return [
-        Task(
-            key, item.name, item.module, MappingProxyType({label: item.calls}), frozenset({family})
-        )
+        Task(key, item.name, item.module, MappingProxyType({label: item.calls}), families)
         for key, item in found.items()
         if item.calls > 0
     ]

@@ -131,6 +131,23 @@ def test_no_task_is_on_both_sides_of_a_fold(folder: Path) -> None:
         list(folds(table, "chip"))
 
 
+def test_programs_of_no_family_are_always_trained_on(folder: Path) -> None:
+    table = read_programs([folder]).table
+    families = table.family.astype("<U8")
+    synthetic = table.task == "t2"
+    families[synthetic] = ""
+    object.__setattr__(table, "family", families)
+    found = list(folds(table, "family"))
+    assert len(found) > 2
+    for fold in found:
+        assert fold.train[synthetic].all()
+        assert not fold.test[synthetic].any()
+        rest = table.take(fold.train)
+        groups = validation_groups(rest, 1)
+        assert (groups[rest.family == ""] == -1).all()
+        assert (groups[rest.family != ""] >= 0).all()
+
+
 def test_evaluate_and_train_by_command(folder: Path, tmp_path: Path) -> None:
     from foreplan.cost_models import program_commands
 

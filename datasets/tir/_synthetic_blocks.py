@@ -1,0 +1,67 @@
+"""Random small graphs of torch operators, of the kinds that networks are made of.
+
+The kinds, their rates and the ranges of sizes come from what networks do in general (convolutions
+of 1 to 7, products of any size, norms over any axes, chains on elements, layouts of attention and
+windows, look-ups, masks), not from errors on any network. Imports torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from torch import Tensor, nn
+
+from foreplan.datasets.tir._synthetic_dice import Dice, Drawn, Function
+from foreplan.datasets.tir._synthetic_elements import chain, norm, pooling, reduction
+from foreplan.datasets.tir._synthetic_layouts import heads, layout, lookup, mask, windows
+from foreplan.datasets.tir._synthetic_products import (
+    convolution,
+    excite,
+    line_convolution,
+    linear,
+    product,
+    upward,
+)
+
+
+class Block(nn.Module):
+    """A function of tensors as a module.
+
+    Args:
+        function: called with the inputs, then the weights.
+        weights: become parameters, whose gradients a training step has.
+    """
+
+    def __init__(self, function: Function, weights: Sequence[Tensor] = ()) -> None:
+        super().__init__()
+        self.function = function
+        self.weights = nn.ParameterList([nn.Parameter(weight) for weight in weights])
+
+    def forward(self, *inputs: Tensor) -> Any:
+        """Return what the function returns."""
+        return self.function(*inputs, *self.weights)
+
+
+#: Kinds with their rates. Convolutions lead: few graphs give so few tasks each.
+KINDS: dict[Callable[[Dice], Drawn], float] = {
+    convolution: 30, line_convolution: 3, upward: 4, linear: 10, product: 10, pooling: 6, norm: 11,
+    reduction: 8, chain: 10, layout: 10, lookup: 4, mask: 3, heads: 6, windows: 5, excite: 2,
+}  # fmt: skip
+
+
+def draw(seed: int) -> tuple[nn.Module, tuple[Tensor, ...], str, bool]:
+    """Draw one graph.
+
+    Returns:
+        Module, its positional inputs, its kind, and whether its gradient is to be captured in
+        place of it (one in eight of those whose gradient TVM takes).
+    """
+    dice = Dice(seed)
+    kind = dice.random.choices(list(KINDS), weights=list(KINDS.values()))[0]
+    found = kind(dice)
+    if found.trains and dice.chance(0.12):
+        floats = [t for t in found.inputs if t.is_floating_point()]
+        if len(floats) == len(found.inputs):
+            return Block(found.function, floats), (), found.kind, True
+    return Block(found.function), found.inputs, found.kind, False
