@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from foreplan.datasets.gloo_wait import wait_awake
 from foreplan.errors import SpecError
 
 
@@ -97,8 +98,9 @@ class Lanes:
 
     def sum(self, x: Tensor) -> None:
         """Sum over lanes, in place."""
-        if self.size > 1:
-            dist.all_reduce(x, group=self._group)
+        work = self.start_sum(x)
+        if work is not None:
+            self.wait(work)
 
     def start_sum(self, x: Tensor) -> Any:
         """Start to sum over lanes, in place.
@@ -107,6 +109,13 @@ class Lanes:
             What has a ``wait()``; until then nobody may read ``x``. ``None`` for a single lane.
         """
         return dist.all_reduce(x, group=self._group, async_op=True) if self.size > 1 else None
+
+    def wait(self, work: Any) -> None:
+        """Wait for a sum that `start_sum` started; for gloo's as a profile does."""
+        if dist.get_backend(self._group) == "gloo":
+            wait_awake(work)
+        else:
+            work.wait()
 
     def cut(self, dimension: int, *blocks: int) -> Shard | None:
         """This lane's part of a dimension made of blocks, each cut evenly.

@@ -178,7 +178,7 @@ class Pieces:
         if microbatch in self._open:
             stream, summed, work = self._open[microbatch]
             if work is not None:
-                work.wait()
+                self._lanes.wait(work)
             self._open[microbatch] = stream, summed, None
 
     def forget(self) -> None:
