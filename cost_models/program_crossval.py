@@ -45,9 +45,12 @@ VARIANTS: dict[str, dict[str, Any]] = {
 }
 #: CDMPP's network on our leaf vectors, not on those of its release.
 _OUR_LEAVES = "cdmpp-our-leaves"
+#: CDMPP with its other discrepancy, which its release has behind an option.
+_OTHER_DISCREPANCY = "cdmpp-cmd"
 #: Baselines without random choices of weight.
 _ONCE = ("roofline", "xgboost")
-_ON_DEVICE = ("mlp", "tree_lstm", "cdmpp", _OUR_LEAVES)
+_RELEASED = ("cdmpp", _OTHER_DISCREPANCY)
+_ON_DEVICE = ("mlp", "tree_lstm", *_RELEASED, _OUR_LEAVES)
 #: Passes of CDMPP's networks between two looks at their error (its release: 1,000 steps).
 _WATCH = 50
 
@@ -107,17 +110,20 @@ def make_model(
         if groups is not None:
             chosen["groups"] = groups
         return ProgramPredictor(seed=seed, **chosen)
-    if name not in (*BASELINES, _OUR_LEAVES):
+    more = (_OUR_LEAVES, _OTHER_DISCREPANCY)
+    if name not in (*BASELINES, *more):
         raise SpecError(
             "--models", got=name,
-            expected="one of " + ", ".join([*VARIANTS, *sorted(BASELINES), _OUR_LEAVES]),
+            expected="one of " + ", ".join([*VARIANTS, *sorted(BASELINES), *more]),
         )  # fmt: skip
     settings: dict[str, Any] = {"torch_device": device} if name in _ON_DEVICE else {}
     if name == "xgboost":
         settings["threads"] = threads
     if epochs and name in _ON_DEVICE:
         settings["epochs"] = epochs
-    return BASELINES[name.removesuffix("-our-leaves")](seed=seed, **settings)
+    if name == _OTHER_DISCREPANCY:
+        settings["discrepancy"] = "cmd"
+    return BASELINES["cdmpp" if name in more else name](seed=seed, **settings)
 
 
 def _of_device(table: ProgramTable, name: str) -> ProgramTable:
@@ -283,9 +289,9 @@ def main(arguments: Iterable[str] | None = None) -> None:
             )
             for job in batch
         ]  # fmt: skip
-        if name == "cdmpp" and released is None:
+        if name in _RELEASED and released is None:
             released = as_released(table, options.data, options.only)
-        own = released if name == "cdmpp" and released is not None else table
+        own = released if name in _RELEASED and released is not None else table
         errors = run(batch, own, models, options.output, options.max_spread, deadline)
         took = time.monotonic() - begun
         slowest[name] = max(took, slowest.get(name, 0.0))
