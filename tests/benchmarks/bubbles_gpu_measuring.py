@@ -1,30 +1,31 @@
-"""`Measuring`: what one process of `bubbles_on_gpus.py` measures: towers, rates, links."""
+"""`Measuring`: what one process of `bubbles_on_gpus.py` measures: towers and rates of memory."""
 
 from __future__ import annotations
 
 import gc
 import time
 from collections.abc import Callable, Iterator
-from datetime import timedelta
 from typing import Any
 
 import numpy as np
-from bubbles_gpu_plans import MESSAGES, RANKS, WAITING, cluster_of, tower_key, workload_of, write
-from bubbles_gpu_process import Process
+from bubbles_gpu_links import LinkMeasuring
+from bubbles_gpu_plans import RANKS, cluster_of, tower_key, workload_of, write
 
 from foreplan.cost_models.costs import CostBook
 from foreplan.planner.base import Problem
 from foreplan.planner.bubbles.training_step import TrainingStep
 
-#: Cycles that a GPU is kept busy while the host queues a round: some 60 ms at 2 GHz; the longest
-#: round, host and device together, took 18 ms when nothing kept it busy.
-AHEAD_CYCLES = 120_000_000
+#: Products of 4096 rows that a GPU multiplies while the host queues a round: 60 ms on an H200; the
+#: longest round, host and device together, took 18 ms when nothing kept it busy. They bring the
+#: GPU to the power of a step, too: at its limit the clock falls, and a rank at work for 95 % of a
+#: step was 3-9 % slower than prices that had been measured between sleeps, one for 35 % not at all.
+AHEAD_PRODUCTS, AHEAD_ROWS = 300, 4096
+#: Rounds before those that count: half a second until the clock has settled.
+WARM_ROUNDS, ROUNDS = 6, 6
 
 
-class Measuring(Process):
+class Measuring(LinkMeasuring):
     """A process that measures; all call the same methods at the same time."""
-
-    # ---------------------------------------------------------------------------------- measuring
 
     def measure(self, names: list[str]) -> None:
         import torch.distributed as dist
@@ -42,31 +43,12 @@ class Measuring(Process):
         found = {
             "towers": {k: v for part in parts for k, v in part.items()},
             **self._memory_rates(),
-            "tier": self._tier(),
+            "tier": self.tier(),
         }
         if self.rank == 0:
             write(self.folder / "prices.json", found)
         self._alone.clear()
         self.free()
-
-    def beside_receives(self, name: str) -> dict[str, Any]:
-        """Halves of a backbone's layers alone and while receives of NCCL's wait; all ranks alike.
-
-        Receives that are posted early hold multiprocessors until their message comes.
-        """
-        import torch.distributed as dist
-
-        self._open_waiting()
-        runs = self._tower_runs(name, "backbone")
-        free = self._time_tower(runs)
-        dist.barrier()
-        self._wait_for_partner(post=True)
-        beside = self._time_tower(runs)
-        dist.barrier()
-        self._wait_for_partner(post=False)
-        parts: list[Any] = [None] * RANKS
-        dist.all_gather_object(parts, (free, beside))
-        return {"waiting": WAITING, "alone": parts[0][0], "beside": [part[1] for part in parts]}
 
     def free(self) -> None:
         """Give memory back to the GPU."""
@@ -154,7 +136,8 @@ class Measuring(Process):
         cuts, inputs, frozen, _ = runs
         order = ["entry", *(f"half {k}" for k in range(4)), "exit"]
         seconds: dict[tuple[str, str], list[float]] = {}
-        for turn in range(-2, 4):
+        ahead = None if self.processor else self._products()
+        for turn in range(-WARM_ROUNDS if ahead else -2, ROUNDS):
             stamps: list[tuple[str, str, Any, Any]] = []
 
             def run(key: str, op: str, work: Callable[[], Any], stamps: Any = stamps) -> Any:
@@ -171,8 +154,8 @@ class Measuring(Process):
                 stamps.append((key, op if self.processor else f"host {op}", before, after))
                 return made
 
-            if not self.processor:
-                torch.cuda._sleep(AHEAD_CYCLES)
+            if ahead is not None:
+                ahead()
 
             gradients: dict[str, Any] = {}
             for i in (0, 1):
@@ -182,8 +165,8 @@ class Measuring(Process):
                     gradients[key] = None if made.dim() == 0 else 1e-3 * torch.randn_like(made)
             for i in (0, 1) if not frozen else ():
                 for key in reversed(order):
-                    ahead = gradients[key]
-                    run(key, "B", lambda key=key, i=i, g=ahead: cuts[key].backward(i, g))
+                    above = gradients[key]
+                    run(key, "B", lambda key=key, i=i, g=above: cuts[key].backward(i, g))
             self.drain()
             for key, op, a, b in stamps:
                 took = b - a if isinstance(a, float) else a.elapsed_time(b) * 1e-3
@@ -195,42 +178,18 @@ class Measuring(Process):
             found.setdefault(name, {"F": 0.0, "B": 0.0})[op] = float(np.median(values))
         return found
 
-    def _open_waiting(self) -> None:
-        """Several connections each way between neighbours, as a step has them."""
-        import torch
-        import torch.distributed as dist
-
-        from foreplan.planner.verify.channels import _pair_options
-
-        self._ways: dict[tuple[int, int, int], Any] = {}
-        self._coming: list[Any] = []
-        self._message = torch.zeros(1 << 20, device=self.device)
-        for a in range(0, RANKS, 2):
-            for source, target in ((a, a + 1), (a + 1, a)):
-                for k in range(WAITING):
-                    options = _pair_options(timedelta(seconds=60))
-                    group = self._new_group([a, a + 1], backend="nccl", pg_options=options)
-                    if self.rank in (source, target):
-                        # Both ends have to make a communicator before one of them waits on it.
-                        dist.all_reduce(self._message, group=group)
-                        self._ways[source, target, k] = group, torch.cuda.Stream()
-        self.sync()
-        dist.barrier()
-
-    def _wait_for_partner(self, *, post: bool) -> None:
-        """Post receives of the partner's messages, or send it its own."""
+    def _products(self) -> Callable[[], None]:
+        """What keeps a GPU busy, and at the power of a step, while the host gets ahead."""
         import torch
 
-        for (source, target, _), (group, stream) in self._ways.items():
-            with torch.cuda.stream(stream):
-                if post and target == self.rank:
-                    self._coming.append(torch.empty_like(self._message))
-                    group.recv(self._coming[-1:], source % 2, 0)
-                elif not post and source == self.rank:
-                    group.send([self._message], target % 2, 0)
-        if not post:
-            self.sync()
-            self._coming.clear()
+        a = torch.randn(AHEAD_ROWS, AHEAD_ROWS, device=self.device).to(self.dtype)
+        made = torch.empty_like(a)
+
+        def multiply() -> None:
+            for _ in range(AHEAD_PRODUCTS):
+                torch.mm(a, a, out=made)
+
+        return multiply
 
     def _memory_rates(self) -> dict[str, float]:
         import torch
@@ -265,138 +224,6 @@ class Measuring(Process):
             "optimizer_s": max(0.0, one - few * each),
         }  # fmt: skip
 
-    def _tier(self) -> dict[str, Any]:
-        """Links as fits: messages with computation beside them, collectives alone."""
-        import torch
-        import torch.distributed as dist
-
-        fits = [self._messages()]
-        four = dist.new_group(list(range(RANKS)), backend=self.backend)
-        two = [dist.new_group([a, a + 1], backend=self.backend) for a in range(0, RANKS, 2)]
-        pair = two[self.rank // 2]
-        sizes = (1 << 14, 1 << 16) if self.processor else (1 << 22, 1 << 25, 1 << 28)
-        for kind, ranks, group in (
-            ("all_reduce", 2, pair), ("all_reduce", 4, four), ("all_gather", 4, four),
-            ("reduce_scatter", 4, four),
-        ):  # fmt: skip
-            seconds = []
-            for size in sizes:
-                whole = torch.zeros(size // 4, device=self.device)
-                own = whole.chunk(ranks)[self.rank % ranks]
-                if self.processor:
-                    own = own.clone()
-                run = {
-                    "all_reduce": lambda w=whole, g=group: dist.all_reduce(w, group=g),
-                    "all_gather": lambda w=whole, o=own, g=group: dist.all_gather_into_tensor(
-                        w, o, group=g
-                    ),
-                    "reduce_scatter": lambda w=whole, o=own, g=group: dist.reduce_scatter_tensor(
-                        o, w, group=g
-                    ),
-                }[kind]
-                dist.barrier()
-                seconds.append(self.timed(run))
-            fits.append(_fit(kind, ranks, sizes, seconds))
-        # Lanes sum what is priced as a gather and a scatter of the same bytes.
-        sums = fits[1]
-        half = {"alpha_s": sums["alpha_s"] / 2, "beta_s_per_byte": sums["beta_s_per_byte"] / 2}
-        fits += [sums | half | {"kind": kind} for kind in ("all_gather", "reduce_scatter")]
-        merged: list[Any] = [None] * RANKS
-        dist.all_gather_object(merged, fits)
-        message = merged[0][0]
-        return {
-            "group": ["all"], "scope": "host", "latency_s": message["alpha_s"],
-            "bandwidth_bytes_per_s": 1.0 / max(message["beta_s_per_byte"], 1e-15),
-            "collectives": merged[0], "backend": self.backend,
-            "source": "measured in this run, messages beside computation",
-            "compute_share": self._compute_share(pair),
-        }  # fmt: skip
-
-    def _compute_share(self, group: Any) -> float:
-        """What products lose to a sum beside them, as a share of its time; as in a profile."""
-        import torch
-        import torch.distributed as dist
-
-        whole = torch.zeros((1 << 16) if self.processor else (1 << 26), device=self.device)
-        size = 256 if self.processor else 4096
-        a = torch.randn(size, size, device=self.device).to(self.dtype)
-        alone = self.timed(lambda: dist.all_reduce(whole, group=group))
-        count = max(1, round(3.0 * alone / self.timed(lambda: torch.mm(a, a))))
-        counts: list[Any] = [count]
-        dist.broadcast_object_list(counts)
-
-        def products(*, beside: bool) -> None:
-            work = dist.all_reduce(whole, group=group, async_op=True) if beside else None
-            for _ in range(counts[0]):
-                torch.mm(a, a)
-            if work is not None:
-                work.wait()
-
-        lost = []
-        for _ in range(5):
-            dist.barrier()
-            without = self.timed(lambda: products(beside=False), 1)
-            dist.barrier()
-            lost.append(self.timed(lambda: products(beside=True), 1) - without)
-        told: list[Any] = [min(1.0, max(0.0, float(np.median(lost)) / alone))]
-        dist.broadcast_object_list(told)
-        return float(told[0])
-
-    def _messages(self) -> dict[str, Any]:
-        """Messages to and fro between neighbours while both multiply matrices."""
-        import torch
-        import torch.distributed as dist
-
-        from foreplan.planner.verify.channels import _pair_options
-
-        sizes = (1 << 14, 1 << 16) if self.processor else MESSAGES
-        partner, lower = self.rank ^ 1, self.rank % 2 == 0
-        options = None if self.processor else _pair_options(timedelta(seconds=60))
-        pairs = [[a, a + 1] for a in range(0, RANKS, 2)]
-        groups = [dist.new_group(p, backend=self.backend, pg_options=options) for p in pairs]
-        group = groups[self.rank // 2]
-        a = torch.randn(256 if self.processor else 4096, 256 if self.processor else 4096)
-        a = a.to(self.device, self.dtype)
-        stream = None if self.processor else torch.cuda.Stream()
-        seconds = []
-        for k, size in enumerate(sizes):
-            message = torch.zeros(size, dtype=torch.uint8, device=self.device)
-
-            def trip(message: Any = message, k: int = k) -> None:
-                if self.peers is not None:
-                    own, other = 10 * self.rank + k, 10 * partner + k
-                    if lower:
-                        self.peers.send(other, message, stream)
-                    self.peers.receive(own, stream)
-                    if not lower:
-                        self.peers.send(other, message, stream)
-                elif lower:
-                    dist.send(message, partner, group=group)
-                    dist.recv(message, partner, group=group)
-                else:
-                    dist.recv(message, partner, group=group)
-                    dist.send(message, partner, group=group)
-
-            found = []
-            for turn in range(6):
-                dist.barrier()
-                if stream is None:
-                    took = self.timed(trip, 1)
-                else:
-                    for _ in range(12):  # about 4 ms of products
-                        torch.mm(a, a)
-                    with torch.cuda.stream(stream):
-                        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-                        begin.record()
-                        trip()
-                        end.record()
-                    self.sync()
-                    took = begin.elapsed_time(end) * 1e-3
-                if turn > 1:
-                    found.append(took / 2)
-            seconds.append(float(np.median(found)))
-        return _fit("p2p", 2, sizes, seconds)
-
 
 def _alone(size: int) -> Any:
     """Lanes without neighbours: a lane's share of the work, and no sums."""
@@ -407,16 +234,3 @@ def _alone(size: int) -> Any:
             pass
 
     return Alone(size, 0)
-
-
-def _fit(kind: str, ranks: int, sizes: Any, seconds: Any) -> dict[str, Any]:
-    times, lengths = np.asarray(seconds), np.asarray(sizes, dtype=float)
-    beta, alpha = (float(x) for x in np.polyfit(lengths, times, 1, w=1 / times))
-    if alpha < 0.0:
-        alpha, beta = 1e-6, float(np.median(times / lengths))
-    beta = max(beta, 1e-14)
-    off = [abs(alpha + beta * size - s) / s for size, s in zip(sizes, seconds, strict=True)]
-    return {
-        "kind": kind, "ranks": ranks, "alpha_s": alpha, "beta_s_per_byte": beta,
-        "residual": float(np.median(off)), "samples": len(sizes),
-    }  # fmt: skip

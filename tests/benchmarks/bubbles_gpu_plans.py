@@ -39,7 +39,7 @@ PLANNER = BubblesPlanner()
 
 def _shape(
     microbatches: int, layers: int, width: int = 1536, *, pp: int = 4, tp: int = 1,
-    chunks: int = 1, frozen: bool = False,
+    chunks: int = 1, frozen: bool = False, microbatch: int = 1,
 ) -> dict[str, Any]:  # fmt: skip
     """A backbone of 8 layers of width 4096 on 4096 positions, encoders on 8 images of 1024."""
     if RANKS == 8:
@@ -53,7 +53,7 @@ def _shape(
         "backbone": {
             "layers": 8, "hidden": 4096, "heads": 32, "ffn": 11008, "gated": True, "vocab": 32000
         },
-        "sequence_length": 4096, "microbatch": 1, "microbatches": microbatches,
+        "sequence_length": 4096, "microbatch": microbatch, "microbatches": microbatches,
         "plan": {"pp": pp, "tp": tp, "chunks": chunks}, "sharded_optimizer": tp == 1,
         "unit_layers": [0.5, 1.0, 2.0],
     }  # fmt: skip
@@ -70,9 +70,13 @@ SHAPES: dict[str, dict[str, Any]] = {
     "12 micro-batches": _shape(12, 12),
     "frozen encoder": _shape(8, 24, frozen=True),
     "TP 2, interleaved": _shape(4, 12, pp=2, tp=2, chunks=2),
+    # Twice as much to compute and no more to launch: the host is not what counts.
+    "TP 2, 4 of 2": _shape(4, 12, pp=2, tp=2, microbatch=2),
+    "TP 2, 8 of 2": _shape(8, 12, pp=2, tp=2, microbatch=2),
+    "TP 2, 4 of 2, interleaved": _shape(4, 12, pp=2, tp=2, chunks=2, microbatch=2),
 }
 #: Shapes whose chosen decision is compared with one process.
-COMPARED = ("8 micro-batches", "TP 2, 4 micro-batches")
+COMPARED = ("8 micro-batches", "TP 2, 4 of 2")
 
 
 def _small(shape: dict[str, Any]) -> dict[str, Any]:

@@ -34,6 +34,8 @@ class Process:
         dist.init_process_group(
             "gloo", store=store, rank=rank, world_size=RANKS, timeout=timedelta(seconds=150)
         )
+        #: Thread blocks of collectives' connections; NCCL's own choice where ``None``.
+        self.blocks: int | None = None
         #: How many connections of a kind the present run has asked for.
         self.opened: Counter[Any] = Counter()
         self._keep_groups()
@@ -93,6 +95,13 @@ class Process:
 
         def kept(ranks: Any = None, **options: Any) -> Any:
             asked = options.get("pg_options")
+            if asked is None and self.blocks and options.get("backend") == "nccl":
+                asked = dist.ProcessGroupNCCL.Options()
+                asked.config.max_ctas, asked._timeout = (
+                    self.blocks,
+                    options.get("timeout", timedelta(minutes=1)),
+                )
+                options["pg_options"] = asked
             ctas = 0 if asked is None else asked.config.max_ctas
             alike = tuple(ranks or ()), options.get("backend"), ctas
             key = *alike, self.opened[alike]

@@ -30,7 +30,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from bubbles_gpu_measuring import Measuring
 from bubbles_gpu_plans import (
     COMPARED,
     PLANNER,
@@ -45,6 +44,7 @@ from bubbles_gpu_plans import (
     workload_of,
     write,
 )
+from bubbles_gpu_receives import ReceiveMeasuring
 from bubbles_gpu_table import tables
 
 from foreplan.cost_models.costs import CostBook
@@ -59,8 +59,12 @@ CHECKS = {
     "steps": ("tests/planner/bubbles/execution/test_bubble_cuda.py::test_gpus_over_nccl", 90.0),
 }
 
+#: Shapes whose plan runs again with so many thread blocks for collectives at most: one that waits
+#: for other ranks keeps its multiprocessors from the passes beside it.
+FEW_BLOCKS: dict[str, tuple[int, ...]] = {"small encoder": (4, 8), "12 micro-batches": (4, 8)}
 
-class Ranks(Measuring):
+
+class Ranks(ReceiveMeasuring):
     """One of the processes that measure and run; all call the same methods at the same time."""
 
     def __init__(
@@ -111,6 +115,15 @@ class Ranks(Measuring):
                 other = self._steps(problem, decision, False, keeps=False)
                 row["by_nccl"] = {k: other[k] for k in ("measured_s", "rounds_s", "actions")}
                 self.say(f"{label}, messages by NCCL: {1e3 * other['measured_s']:.1f} ms")
+            if name in FEW_BLOCKS and label == "measured" and not self.processor:
+                row["few_blocks"] = {}
+                for self.blocks in FEW_BLOCKS[name]:
+                    other = self._steps(problem, decision, False, keeps=self.peers is not None)
+                    row["few_blocks"][self.blocks] = {
+                        k: other[k] for k in ("measured_s", "rounds_s", "actions")
+                    }
+                    self.say(f"{label}, {self.blocks} blocks: {1e3 * other['measured_s']:.1f} ms")
+                self.blocks = None
             if self.rank == 0:
                 names = ("predicted_s", "host_s", "bubbles", "metrics", "actions")
                 predicted = {k: plan[k] for k in names}
