@@ -7,10 +7,9 @@ with predicted prices, and prints the errors:
     python -m foreplan.cost_models.end_to_end measure --device cuda:0 --size large -o measured.json
     python -m foreplan.cost_models.end_to_end score measured.json --zoo h200
 
-A predicted price uses no measurement of the networks or of their operators. One figure of the host
-is measured, by a small GPT-NeoX that is none of the networks: what an ATen call costs the host in
-eager execution, Python and autograd included (``launch_s``, in inference and by part of a training
-step); the score is also given with the published launch overhead in its place.
+A predicted price uses no measurement of the networks or of their operators. What the host takes to
+issue a pass is priced by `HostPrices`, measured on single calls and on networks that are none of
+the checked ones; the score is also given with the published launch overhead in its place.
 """
 
 from __future__ import annotations
@@ -25,24 +24,26 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from foreplan.cost_models.costs import Segment, Work
-from foreplan.cost_models.end_to_end_networks import IMAGE, NETWORKS, SIZES, build, example
-from foreplan.cost_models.end_to_end_passes import host_seconds, real_seconds
-from foreplan.cost_models.graph_programs import (
-    PHASES,
-    Part,
-    Phase,
-    Step,
-    lower,
-    programs,
+from foreplan.cost_models.end_to_end_host import HostCall, HostPrices, Issue, python_lines
+from foreplan.cost_models.end_to_end_networks import (
+    CALIBRATION,
+    IMAGE,
+    NETWORKS,
+    SIZES,
+    build,
+    example,
 )
+from foreplan.cost_models.end_to_end_passes import measured_host, passes, real_seconds
+from foreplan.cost_models.graph_programs import PHASES, Phase, Step, lower
 from foreplan.datasets.program import Program, Variant
 from foreplan.datasets.storage import write_atomically
 from foreplan.errors import SpecError
 
 if TYPE_CHECKING:
+    from foreplan.cost_models.program_timer import ProgramTimer
     from foreplan.datasets.device import Device
 
-SCHEMA = "foreplan.end_to_end/1"
+SCHEMA = "foreplan.end_to_end/2"
 
 
 def measure(
@@ -53,6 +54,8 @@ def measure(
     networks: Iterable[str] = NETWORKS,
     phases: Iterable[Phase] = PHASES,
     seconds: float = 1.0,
+    rounds: int = 3,
+    calibration: Iterable[str] = CALIBRATION,
     keep: Callable[[dict[str, Any]], None] | None = None,
 ) -> dict[str, Any]:
     """Run networks and their operators on a torch device.
@@ -64,6 +67,8 @@ def measure(
         networks: of `NETWORKS`.
         phases: what to run.
         seconds: spent on each network and shape; an operator gets a twentieth.
+        rounds: in which a network's passes take turns.
+        calibration: networks that prices of the host are fitted to.
         keep: gets the document after every network, so that a run that is stopped loses one.
 
     Returns:
@@ -78,40 +83,57 @@ def measure(
     torch.manual_seed(0)
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
     kind = SIZES[size]
-    calls_s = host_seconds(device, DTYPES[dtype])
     cases: list[dict[str, Any]] = []
     document = {
         "schema": SCHEMA, "device": device, "size": size, "dtype": dtype,
         "board": torch.cuda.get_device_name(device) if device.startswith("cuda") else "cpu",
-        "threads": torch.get_num_threads(), "launch_s": calls_s,
+        "threads": torch.get_num_threads(),
+        "host": measured_host(device, DTYPES[dtype], calibration).document(),
         "software": {"torch": torch.__version__, "transformers": transformers.__version__},
         "figures": None if device.startswith("cuda") else _cpu_figures(torch.get_num_threads()),
         "cases": cases,
     }  # fmt: skip
     for name in networks:
-        module = build(name, size).to(device=device, dtype=DTYPES[dtype]).eval()
+        with torch.device(device):
+            module = build(name, size)
+        module = module.to(device=device, dtype=DTYPES[dtype]).eval()
         weights = sum(p.numel() * p.element_size() for p in module.parameters())
-        known: dict[Program, tuple[float, float]] = {}
+        made, runs = [], []
         for shape in kind["image" if name in IMAGE else "text"]:
             inputs = example(name, size, shape, device, DTYPES[dtype])
             graph = capture(module, inputs, name=name, eager=True)
+            infer = passes(module, inputs, "inference")
+            issue = Issue.of(graph, python_lines(infer[0]))
             for phase in phases:
-                steps = lower(graph, phase)
-                timer = ProgramTimer(device, weight_bytes=weights, seconds=seconds / 20)
-                for program in programs(steps):
-                    if program not in known:
-                        known[program] = timer.time(program)
-                real = real_seconds(module, inputs, phase, seconds)
-                print(f"{name} {shape} {phase}: {1e3 * real[1]:.3f} ms", file=sys.stderr)
+                made.append((shape, phase, lower(graph, phase), issue))
+                runs.append(passes(module, inputs, phase))
+        found = [real_seconds(runs, device, seconds / rounds) for _ in range(rounds)]
+        for phase in phases:
+            cold = phase == "training"
+            timer = ProgramTimer(device, weight_bytes=weights, seconds=seconds / 20, cold=cold)
+            known: dict[Work, float] = {}
+            for index, (shape, its, steps, issue) in enumerate(made):
+                if its != phase:
+                    continue
+                for work in dict.fromkeys(step.work for step in steps):
+                    if work not in known:
+                        known[work] = _time(timer, work)
+                low, median, high = (
+                    float(np.median([at[index][q] for at in found])) for q in range(3)
+                )
+                print(f"{name} {shape} {phase}: {1e3 * median:.3f} ms", file=sys.stderr)
                 cases.append({
                     "network": name, "shape": list(shape), "phase": phase,
-                    "real_s": real[1], "real_low_s": real[0], "real_high_s": real[2],
-                    "steps": [[s.kind, s.target, s.part, _words(s), s.calls] for s in steps],
-                    "programs": {
-                        _text(p): list(known[p]) for p in programs(steps)
-                    },
+                    "real_s": median, "real_low_s": low, "real_high_s": high,
+                    "rounds_s": [at[index][1] for at in found],
+                    "steps": [[s.kind, s.target, s.part, _words(s.work), s.calls] for s in steps],
+                    "issue": [[list(call) for call in issue.calls], issue.lines, issue.tensors],
+                    "alone": [
+                        [*_words(work), known[work]]
+                        for work in dict.fromkeys(step.work for step in steps)
+                    ],
                 })  # fmt: skip
-        del module
+        del module, runs
         if keep is not None:
             keep(document)
     return document
@@ -135,14 +157,16 @@ def score(document: Mapping[str, Any], device: Device, *, weights: str = "pretra
     from foreplan.cost_models.predictor import Predictor
     from foreplan.cost_models.replay import replay, replay_book, replay_steps
 
-    host = document["launch_s"]
+    host = HostPrices.load(document["host"])
     cpu = device.kind == "cpu"
     predictor = None if cpu else Predictor.load(weights)
     rows = []
     for case in document["cases"]:
         steps = _steps(case["steps"])
-        launch: Mapping[Part, float] = host[case["phase"]]
-        given: dict[Work, float] = {_program(t): s[0] for t, s in case["programs"].items()}
+        calls, lines, tensors = case["issue"]
+        issue = Issue([HostCall(*call) for call in calls], lines, tensors)
+        launch = host.launches(steps, issue, case["phase"])
+        given = {_work(text, count): seconds for text, count, seconds in case["alone"]}
         measured = CostBook((), given=given)
         book = replay_book(device, "predicted", predictor=predictor)
         found = {
@@ -155,12 +179,13 @@ def score(document: Mapping[str, Any], device: Device, *, weights: str = "pretra
         rows.append({
             "network": case["network"], "shape": case["shape"], "phase": case["phase"],
             "real_s": real, "spread": (case["real_high_s"] - case["real_low_s"]) / real,
+            "rounds": (max(case["rounds_s"]) - min(case["rounds_s"])) / real,
             "limit": replay(steps, measured, device, launch_s=launch).limit,
             "latency_s": found, "error": {key: value / real - 1 for key, value in found.items()},
         })  # fmt: skip
     keys = list(rows[0]["error"]) if rows else []
     return {
-        **{key: document[key] for key in ("device", "board", "size", "dtype", "launch_s")},
+        **{key: document[key] for key in ("device", "board", "size", "dtype")},
         "mape": {
             phase: {
                 key: float(np.mean([abs(r["error"][key]) for r in rows if r["phase"] == phase]))
@@ -186,31 +211,32 @@ def _cpu_figures(threads: int) -> dict[str, Any]:
     return found
 
 
-def _text(program: Program) -> str:
-    return json.dumps([program.op, list(program.sizes), str(program.variant)])
+def _time(timer: ProgramTimer, work: Work) -> float:
+    if isinstance(work, Segment):
+        ((part, _),) = work.parts
+        assert isinstance(part, Program)
+        return timer.time_attention_backward(part)
+    assert isinstance(work, Program)
+    return timer.time(work).device_s
 
 
-def _program(text: str) -> Program:
-    op, sizes, variant = json.loads(text)
-    return Program(op, tuple(sizes), Variant.parse(variant))
-
-
-def _words(step: Step) -> list[Any]:
-    if isinstance(step.work, Program):
-        return [_text(step.work), 1]
-    ((part, count),) = step.work.parts  # type: ignore[union-attr]
+def _words(work: Work) -> list[Any]:
+    """A step's work as text, and how often it runs: once but for an attention's gradients."""
+    ((part, count),) = work.parts if isinstance(work, Segment) else ((work, 1),)
     assert isinstance(part, Program)
-    return [_text(part), count]
+    return [json.dumps([part.op, list(part.sizes), str(part.variant)]), count]
+
+
+def _work(text: str, count: int) -> Work:
+    op, sizes, variant = json.loads(text)
+    work = Program(op, tuple(sizes), Variant.parse(variant))
+    return work if count == 1 else Segment("attention backward", ((work, count),))
 
 
 def _steps(rows: Iterable[Any]) -> list[Step]:
-    steps = []
-    for kind, target, part, (text, count), calls in rows:
-        work: Work = _program(text)
-        if count > 1:
-            work = Segment("attention backward", ((work, count),))
-        steps.append(Step(kind, target, part, work, calls))
-    return steps
+    return [
+        Step(kind, target, part, _work(*words), calls) for kind, target, part, words, calls in rows
+    ]
 
 
 def main(arguments: Iterable[str] | None = None) -> None:
@@ -224,6 +250,7 @@ def main(arguments: Iterable[str] | None = None) -> None:
     taking.add_argument("--networks", nargs="+", choices=NETWORKS, default=list(NETWORKS))
     taking.add_argument("--phases", nargs="+", choices=PHASES, default=list(PHASES))
     taking.add_argument("--seconds", type=float, default=1.0)
+    taking.add_argument("--rounds", type=int, default=3)
     taking.add_argument("-o", "--output", type=Path, required=True)
     scoring = commands.add_parser("score")
     scoring.add_argument("measured", type=Path)
@@ -233,7 +260,7 @@ def main(arguments: Iterable[str] | None = None) -> None:
     if options.command == "measure":
         document = measure(
             options.device, size=options.size, dtype=options.dtype, networks=options.networks,
-            phases=options.phases, seconds=options.seconds,
+            phases=options.phases, seconds=options.seconds, rounds=options.rounds,
             keep=lambda part: write_atomically(options.output, json.dumps(part)),
         )  # fmt: skip
         write_atomically(options.output, json.dumps(document))

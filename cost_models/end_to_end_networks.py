@@ -22,6 +22,9 @@ SIZES: Mapping[str, dict[str, Any]] = {
 TEXT = ("llama", "gpt2", "opt", "qwen3", "bert")
 IMAGE = ("resnet", "vit", "convnext")
 NETWORKS = (*TEXT, *IMAGE)
+#: Networks that prices of the host are fitted to: none of the above.
+CALIBRATION = ("gpt_neox", "phi", "distilbert", "dinov2", "swin", "regnet", "mobilenet_v2")
+_CALIBRATION_IMAGES = ("dinov2", "swin", "regnet", "mobilenet_v2")
 
 
 def build(name: str, size: str) -> torch.nn.Module:
@@ -51,6 +54,39 @@ def build(name: str, size: str) -> torch.nn.Module:
         model = hf.BertForMaskedLM(hf.BertConfig(**wide))
     elif name == "gpt_neox":
         model = hf.GPTNeoXForCausalLM(hf.GPTNeoXConfig(**wide))
+    elif name == "phi":
+        model = hf.PhiForCausalLM(hf.PhiConfig(**wide))
+    elif name == "distilbert":
+        model = hf.DistilBertForMaskedLM(
+            hf.DistilBertConfig(
+                vocab_size=vocab, dim=hidden, n_layers=layers, n_heads=heads, hidden_dim=4 * hidden
+            )
+        )
+    elif name == "dinov2":
+        model = hf.Dinov2ForImageClassification(
+            hf.Dinov2Config(
+                hidden_size=hidden,
+                num_hidden_layers=layers,
+                num_attention_heads=heads,
+                image_size=s["image"][0][1],
+                patch_size=16,
+            )
+        )
+    elif name == "swin":
+        model = hf.SwinForImageClassification(
+            hf.SwinConfig(
+                image_size=s["image"][0][1],
+                patch_size=4,
+                embed_dim=hidden // 2,
+                depths=[2, 2],
+                num_heads=[2, 4],
+                window_size=4,
+            )
+        )
+    elif name == "regnet":
+        model = hf.RegNetForImageClassification(hf.RegNetConfig())
+    elif name == "mobilenet_v2":
+        model = hf.MobileNetV2ForImageClassification(hf.MobileNetV2Config())
     elif name == "vit":
         vit = {key: wide[key] for key in wide if key != "vocab_size"}
         model = hf.ViTForImageClassification(hf.ViTConfig(
@@ -66,13 +102,14 @@ def build(name: str, size: str) -> torch.nn.Module:
     return made
 
 
-def example(name: str, size: str, shape: tuple[int, int], device: str, dtype: Any) -> Any:
-    """Inputs of a network by name."""
+def example(name: str, size: str, shape: tuple[int, int] | None, device: str, dtype: Any) -> Any:
+    """Inputs of a network by name, of the size's first shape if none is given."""
     import torch
 
-    batch, extent = shape
-    if name in IMAGE:
+    image_input = name in IMAGE or name in _CALIBRATION_IMAGES
+    batch, extent = shape or SIZES[size]["image" if image_input else "text"][0]
+    if image_input:
         image = torch.rand(batch, 3, extent, extent, device=device).to(dtype)
         return {"pixel_values": image}
     ids = torch.randint(0, SIZES[size]["vocab"], (batch, extent), device=device)
-    return {"input_ids": ids} | ({} if name == "bert" else {"use_cache": False})
+    return {"input_ids": ids} | ({} if "bert" in name else {"use_cache": False})

@@ -1,33 +1,116 @@
-"""Real latency of a network's pass, and the host's time of an ATen call: wall clock, end to end."""
+"""Real latency of networks' passes, and prices of this machine's host: wall clock, end to end."""
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from foreplan.cost_models.costs import Segment
+from foreplan.cost_models.end_to_end_host import (
+    MODES,
+    VIEW,
+    HostPrices,
+    Issue,
+    Mode,
+    calibrate,
+    python_lines,
+)
 from foreplan.cost_models.end_to_end_networks import build, example
-from foreplan.cost_models.graph_programs import PARTS, Part, Phase, lower, programs
+from foreplan.cost_models.graph_programs import PARTS, Phase, lower, programs
 from foreplan.datasets.program import Program
 
 if TYPE_CHECKING:
     import torch
 
-
-def real_seconds(
-    module: torch.nn.Module, inputs: Mapping[str, Any], phase: Phase, seconds: float
-) -> tuple[float, float, float]:
-    """10th percentile, median and 90th of a pass, start to synchronised end."""
-    run = _inference(module, inputs) if phase == "inference" else _training(module, inputs)
-    times = [sum(parts) for parts in _wall([lambda: [part() for part in run]], module, seconds)]
-    low, median, high = np.quantile(times, [0.1, 0.5, 0.9])
-    return float(low), float(median), float(high)
+#: One pass: functions that run one after the other.
+Run = Sequence[Callable[[], object]]
 
 
-def _inference(module: torch.nn.Module, inputs: Mapping[str, Any]) -> list[Callable[[], object]]:
+def real_seconds(runs: Sequence[Run], device: str, seconds: float) -> list[tuple[float, ...]]:
+    """10th percentile, median and 90th of each pass, start to synchronised end.
+
+    The passes take turns in a round, so that what disturbs the machine for a second does not hit
+    one of them alone. The collector of Python's garbage is off meanwhile.
+
+    Args:
+        runs: passes, run before.
+        device: that they run on.
+        seconds: spent on each.
+    """
+    found = []
+    with _no_collection():
+        for run in runs:
+            times = [sum(parts) for parts in _wall([lambda r=run: [part() for part in r]],
+                                                   device, seconds)]  # fmt: skip
+            found.append(tuple(float(q) for q in np.quantile(times, [0.1, 0.5, 0.9])))
+    return found
+
+
+def passes(module: torch.nn.Module, inputs: Mapping[str, Any], phase: Phase) -> Run:
+    """A pass of a network as functions to be called in order."""
+    return _inference(module, inputs) if phase == "inference" else _training(module, inputs)
+
+
+def measured_host(device: str, dtype: Any, networks: Iterable[str]) -> HostPrices:
+    """Prices of this machine's host, fitted to small networks; 20 s on a GPU.
+
+    On a CPU the host is the device: an operator's own price holds its dispatch already, and what is
+    left to the host are views and Python.
+    """
+    from foreplan.cost_models.end_to_end_calls import measured_calls, measured_update
+    from foreplan.datasets.capture import capture
+
+    with _no_collection():
+        calls = measured_calls(device, dtype)
+        update = measured_update(device, dtype)
+    cpu = not device.startswith("cuda")
+    if cpu:
+        calls = {kind: calls[VIEW] if kind == VIEW else dict.fromkeys(MODES, 0.0) for kind in calls}
+    one = dict.fromkeys(MODES, 1.0)
+    prices = HostPrices(calls, update, one, dict.fromkeys(MODES, 0.0))
+    seen: list[tuple[Issue, dict[Mode, float]]] = []
+    for name in networks:
+        module = build(name, "tiny").to(device=device, dtype=dtype).eval()
+        inputs = example(name, "tiny", None, device, dtype)
+        graph = capture(module, inputs, eager=True)
+        infer, train = passes(module, inputs, "inference"), passes(module, inputs, "training")
+        issue = Issue.of(graph, python_lines(infer[0]))
+        with _no_collection():
+            (inference,) = np.median(_wall(infer, device, 0.5), axis=0)
+            forward, backward, _ = np.median(_wall(train, device, 0.5), axis=0)
+        alone = _alone(graph, device) if cpu else dict.fromkeys(MODES, 0.0)
+        whole = {"inference": inference, "forward": forward, "backward": backward}
+        # A network that spends its time in operators says little of the host.
+        if all(alone[mode] < 0.7 * whole[mode] for mode in MODES):
+            seen.append((issue, {mode: float(whole[mode] - alone[mode]) for mode in MODES}))
+    return calibrate(prices, seen) if seen else prices
+
+
+def _alone(graph: Any, device: str) -> dict[Mode, float]:
+    """Seconds of the operators of a pass, each timed alone, by mode."""
+    from foreplan.cost_models.program_timer import ProgramTimer
+
+    steps = lower(graph, "training")
+    timer = ProgramTimer(device, seconds=0.01)
+    known = {program: timer.time(program).device_s for program in programs(steps)}
+    found = dict.fromkeys(PARTS, 0.0)
+    for step in steps:
+        ((work, count),) = step.work.parts if isinstance(step.work, Segment) else ((step.work, 1),)
+        assert isinstance(work, Program)
+        found[step.part] += count * known[work]
+    return {
+        "inference": found["forward"],
+        "forward": found["forward"] + found["loss"],
+        "backward": found["backward"],
+    }
+
+
+def _inference(module: torch.nn.Module, inputs: Mapping[str, Any]) -> Run:
     import torch
 
     def infer() -> None:
@@ -37,7 +120,7 @@ def _inference(module: torch.nn.Module, inputs: Mapping[str, Any]) -> list[Calla
     return [infer]
 
 
-def _training(module: torch.nn.Module, inputs: Mapping[str, Any]) -> list[Callable[[], object]]:
+def _training(module: torch.nn.Module, inputs: Mapping[str, Any]) -> Run:
     """Forward pass with loss, backward pass, update."""
     import torch
 
@@ -57,17 +140,15 @@ def _training(module: torch.nn.Module, inputs: Mapping[str, Any]) -> list[Callab
     return [forward, lambda: losses[0].backward(), update]
 
 
-def _wall(
-    parts: list[Callable[[], object]], module: torch.nn.Module, seconds: float
-) -> list[list[float]]:
+def _wall(parts: Run, device: str, seconds: float) -> list[list[float]]:
     """Times of parts that run one after the other, the device idle between them."""
     import torch
 
     from foreplan.cost_models.program_timer import clock
 
-    device = next(module.parameters()).device
-    wait: Callable[[], object] = torch.cuda.synchronize if device.type == "cuda" else lambda: None
-    now = clock(str(device))
+    cuda = torch.device(device).type == "cuda"
+    wait: Callable[[], object] = torch.cuda.synchronize if cuda else lambda: None
+    now = clock(device)
     times: list[list[float]] = []
     begun = time.perf_counter()
     while len(times) < 10 or time.perf_counter() - begun < seconds:
@@ -81,41 +162,14 @@ def _wall(
     return times[3:]  # the first ones warm up
 
 
-def host_seconds(device: str, dtype: Any) -> dict[str, dict[str, float]]:
-    """Host time of one ATen call of an eager network by phase and part.
-
-    A narrow GPT-NeoX of one token runs, whose kernels are shorter than their launch. On a CPU the
-    time its operators take by themselves is taken off, because their prices hold it already.
-    """
-    from foreplan.cost_models.program_timer import ProgramTimer
-    from foreplan.datasets.capture import capture
-
-    module = build("gpt_neox", "tiny").to(device=device, dtype=dtype).eval()
-    inputs = example("gpt_neox", "tiny", (1, 1), device, dtype)
-    graph = capture(module, inputs, eager=True)
-    steps = lower(graph, "training")
-    alone = dict.fromkeys(PARTS, 0.0)
-    if not device.startswith("cuda"):
-        timer = ProgramTimer(device, seconds=0.02)
-        known = {program: timer.time(program).device_s for program in programs(steps)}
-        for step in steps:
-            ((work, count),) = step.work.parts if isinstance(step.work, Segment) else (
-                (step.work, 1),
-            )  # fmt: skip
-            assert isinstance(work, Program)
-            alone[step.part] += count * known[work]
-    calls = {part: sum(step.calls for step in steps if step.part == part) for part in PARTS}
-
-    def rate(seconds: float, *parts: Part) -> float:
-        own = sum(alone[part] for part in parts)
-        return max(0.0, seconds - own) / sum(calls[part] for part in parts)
-
-    (inference,) = np.median(_wall(_inference(module, inputs), module, 0.5), axis=0)
-    forward, backward, update = np.median(_wall(_training(module, inputs), module, 1.0), axis=0)
-    return {
-        "inference": dict.fromkeys(PARTS, rate(inference, "forward")),
-        "training": {
-            "forward": rate(forward, "forward", "loss"), "loss": rate(forward, "forward", "loss"),
-            "backward": rate(backward, "backward"), "optimizer": rate(update, "optimizer"),
-        },
-    }  # fmt: skip
+@contextlib.contextmanager
+def _no_collection() -> Iterator[None]:
+    """Python's garbage stays where it is: a collection takes longer than a pass."""
+    gc.collect()
+    gc.freeze()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+        gc.unfreeze()

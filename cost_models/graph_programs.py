@@ -269,7 +269,10 @@ def _backward(node: OperatorNode, step: Step) -> list[Step]:
         two = program("matmul", v, batch=d["batch"], m=d["k"], n=d["n"], k=d["m"])
         return [replace(back, work=one), replace(back, work=two)]
     if work.op == "conv":
-        return [back, back]
+        return [
+            replace(back, work=replace(work, variant=replace(v, kernel=f"{v.kernel}_{of}")))
+            for of in ("input_gradient", "weight_gradient")
+        ]
     if work.op in ("attention", "full_attention"):
         return [replace(back, work=Segment("attention backward", ((work, ATTENTION_BACKWARD),)))]
     if work.op == "embedding":

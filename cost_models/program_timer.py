@@ -3,7 +3,7 @@
 What a program's dimensions do not say is chosen: operands are contiguous, biases are left out, a
 reduction is over the last dimension, casts and gathers are copies. A weight is held in as many
 copies as the whole network's weights would displace from the caches, and the calls take them in
-turn; activations are warm.
+turn; activations are warm, or cold as well (`cold_operands`).
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import itertools
 import math
 import time
+from collections import deque
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -18,7 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from foreplan.datasets.cold_operands import last_level_cache
+from foreplan.datasets.cold_operands import InTurn, last_level_cache
 from foreplan.datasets.program import Program
 
 DTYPES = {
@@ -33,6 +34,10 @@ _UNARY: dict[str, Callable[[Tensor], Tensor]] = {
 }  # fmt: skip
 #: Most channels of a batch norm that is timed. Assumed.
 _CHANNELS = 256
+
+#: Cold operands fill this many caches, in so many sets at most (smaller operators take their
+#: launch), made in so many seconds at most; as `cold_operands`.
+_CACHES, _MOST_SETS, _SETS_S = 4, 64, 0.15
 
 #: Rows of an embedding's table, which a program does not state: assumed.
 _VOCABULARY = 8192
@@ -57,18 +62,23 @@ class ProgramTimer:
         device: ``cpu`` or ``cuda:N``.
         weight_bytes: of the whole network; decides how many copies of a weight take turns.
         seconds: spent on each program after warm-up.
+        cold: whether all operands and results are cold, as in a training step, and not weights
+            alone.
     """
 
-    def __init__(self, device: str, *, weight_bytes: float = 0.0, seconds: float = 0.05) -> None:
+    def __init__(
+        self, device: str, *, weight_bytes: float = 0.0, seconds: float = 0.05, cold: bool = False
+    ) -> None:
         self.device = device
+        self.cold = cold
         self.cuda = torch.device(device).type == "cuda"
         self.seconds = seconds
         self._displaced = min(weight_bytes, 2.0 * last_level_cache(device))
 
     def time(self, program: Program) -> Timing:
         """Time one program: medians over repeated calls."""
-        call = self.call(program)
         with torch.inference_mode(program.op != "adamw"):
+            call = self._in_turn(program) if self.cold else self.call(program)
             return self._time_cuda(call) if self.cuda else self._time_cpu(call)
 
     def call(self, program: Program) -> Callable[[], object]:
@@ -83,7 +93,7 @@ class ProgramTimer:
             b = self._draw(dtype, d["batch"], d["k"], d["n"])
             return lambda: torch.bmm(a, b)
         if program.op == "conv":
-            return self._convolution(d, dtype)
+            return self._convolution(d, dtype, name)
         if program.op in ("attention", "full_attention"):
             return self._attention(d, dtype, program.op == "attention")
         if program.op == "adamw":
@@ -104,9 +114,39 @@ class ProgramTimer:
             return lambda: x.mean(-1) if floating else x.sum(-1)
         return self._elementwise(x, name, d.get("inputs", 1))
 
+    def time_attention_backward(self, program: Program) -> float:
+        """Seconds on the device of an attention's gradients: with the forward pass, less that."""
+        dtype = DTYPES[program.variant.compute]
+        heads = self._heads(program.dims, dtype)
+        for operand in heads:
+            operand.requires_grad_()
+        forward = _attend(program.dims, heads, program.op == "attention")
+        seed = torch.ones_like(forward())
+
+        def both() -> None:
+            torch.autograd.grad(forward(), heads, seed)
+
+        time_one = self._time_cuda if self.cuda else self._time_cpu
+        return max(0.0, time_one(both).device_s - time_one(forward).device_s)
+
+    def _in_turn(self, program: Program) -> InTurn:
+        """Calls on operands of their own in turn, and as many results kept."""
+        started = time.perf_counter()
+        wanted = -(-_CACHES * last_level_cache(self.device) // max(1, int(program.bytes)))
+        calls = [self.call(program)]
+        results: deque[Any] = deque([calls[0]()])
+        while len(calls) < min(wanted, _MOST_SETS) and (
+            len(calls) < 2 or time.perf_counter() - started < _SETS_S
+        ):
+            calls.append(self.call(program))
+            results.append(calls[-1]())
+        return InTurn(lambda call: call(), [(call,) for call in calls], results)
+
     # ---------------------------------------------------------------------------- operators
 
-    def _convolution(self, d: dict[str, int], dtype: torch.dtype) -> Callable[[], object]:
+    def _convolution(
+        self, d: dict[str, int], dtype: torch.dtype, name: str
+    ) -> Callable[[], object]:
         channels = d["cin"] // d["groups"]
         size, window = math.isqrt(d["inputs"]), math.isqrt(d["taps"])
         square = size**2 == d["inputs"] and window**2 == d["taps"]
@@ -118,18 +158,27 @@ class ProgramTimer:
         x = self._draw(dtype, d["batch"], d["cin"], *(extent,) * rank)
         weights = self._weights(dtype, d["cout"], channels, *(taps,) * rank)
         run: Any = F.conv2d if square else F.conv1d
-        return lambda: run(x, next(weights), None, stride, padding, 1, d["groups"])
+        if not name.endswith("_gradient"):
+            return lambda: run(x, next(weights), None, stride, padding, 1, d["groups"])
+        result = self._like(run(x, next(weights), None, stride, padding, 1, d["groups"]))
+        mask = [name.endswith("input_gradient"), name.endswith("weight_gradient"), False]
+        zeros = [0] * rank
+        return lambda: torch.ops.aten.convolution_backward(
+            result, x, next(weights), None, [stride] * rank, [padding] * rank, [1] * rank, False,
+            zeros, d["groups"], mask,
+        )  # fmt: skip
 
     def _attention(
         self, d: dict[str, int], dtype: torch.dtype, causal: bool
     ) -> Callable[[], object]:
+        return _attend(d, self._heads(d, dtype), causal)
+
+    def _heads(self, d: dict[str, int], dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
         q = self._draw(dtype, d["batch"], d["heads"], d["queries"], d["head_dim"])
         k, v = (
             self._draw(dtype, d["batch"], d["kv_heads"], d["keys"], d["head_dim"]) for _ in "kv"
         )
-        causal = causal and d["queries"] > 1
-        grouped = d["heads"] != d["kv_heads"]
-        return lambda: F.scaled_dot_product_attention(q, k, v, is_causal=causal, enable_gqa=grouped)
+        return q, k, v
 
     def _norm(self, x: Tensor, name: str) -> Callable[[], object]:
         if name == "batch_norm":
@@ -176,7 +225,8 @@ class ProgramTimer:
     # ------------------------------------------------------------------------------- timing
 
     def _time_cpu(self, call: Callable[[], object]) -> Timing:
-        seconds = median_call(call, self.seconds, clock(self.device))
+        least = len(call.sets) if isinstance(call, InTurn) else 5
+        seconds = median_call(call, self.seconds, clock(self.device), least=least)
         return Timing(seconds, seconds)
 
     def _time_cuda(self, call: Callable[[], object]) -> Timing:
@@ -196,7 +246,7 @@ class ProgramTimer:
         """Seconds on the device: calls in a CUDA graph, or between events where none records."""
         event: Any = torch.cuda.Event  # untyped
         start, stop = event(enable_timing=True), event(enable_timing=True)
-        count = 20
+        count = max(20, len(call.sets) if isinstance(call, InTurn) else 0)
         run: Callable[[], object]
         try:
             graph = torch.cuda.CUDAGraph()
@@ -218,6 +268,13 @@ class ProgramTimer:
             stop.synchronize()
             times.append(start.elapsed_time(stop) / 1e3 / count)
         return sorted(times)[len(times) // 2]
+
+
+def _attend(
+    d: dict[str, int], heads: tuple[Tensor, Tensor, Tensor], causal: bool
+) -> Callable[[], Tensor]:
+    future, grouped = causal and d["queries"] > 1, d["heads"] != d["kv_heads"]
+    return lambda: F.scaled_dot_product_attention(*heads, is_causal=future, enable_gqa=grouped)
 
 
 def clock(device: str) -> Callable[[], float]:

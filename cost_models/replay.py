@@ -48,6 +48,9 @@ if TYPE_CHECKING:
 
 HOST, COPY = "host", "copy"
 
+#: Time of the host: of an ATen call, of one by part of the pass, or before each step.
+LaunchSeconds = float | Mapping[Part, float] | Sequence[float] | None
+
 #: Clock cycles of a kernel that does next to nothing; see `operator_features`.
 _SHORTEST_CYCLES, _USUAL_CLOCK_HZ = 5400.0, 1.8e9
 
@@ -126,7 +129,7 @@ def replay(
     book: CostBook,
     device: Device,
     *,
-    launch_s: float | Mapping[Part, float] | None = None,
+    launch_s: LaunchSeconds = None,
     input_bytes: int = 0,
 ) -> Replay:
     """Simulate one pass.
@@ -136,7 +139,8 @@ def replay(
         book: prices them; asked for ``device.name``.
         device: a CPU has no host beside it.
         launch_s: time the host needs for one ATen call, measured or known, of every part of a pass
-            or by part; ``None`` takes the book's price of a `HostLaunch`, on a CPU none.
+            or by part, or for all calls of each step (N,), as `HostPrices` has them; ``None`` takes
+            the book's price of a `HostLaunch`, on a CPU none.
         input_bytes: copied to the device first.
 
     Raises:
@@ -152,8 +156,7 @@ def replay(
     durations = ends[schedule.work]
     launches = np.array([op == "launch" for op in schedule.ops], dtype=bool)[schedule.op]
     if launch_s is not None:
-        rate = launch_s if isinstance(launch_s, Mapping) else dict.fromkeys(PARTS, launch_s)
-        durations[launches] = [[step.calls * rate[step.part]] for step in steps]
+        durations[launches] = np.array(_launches(steps, launch_s)).reshape(-1, 1)
     simulator = Simulator(schedule)
     low, high = (simulator.run(durations[:, at]).makespan_s for at in (1, 2))
     timeline = simulator.run(durations[:, 0])
@@ -242,7 +245,7 @@ def predict_latency(
     costs: CostChoice = "predicted",
     profile: Profile | None = None,
     predictor: Predictor | None = None,
-    launch_s: float | Mapping[Part, float] | None = None,
+    launch_s: LaunchSeconds = None,
 ) -> Replay:
     """Latency of one pass of a model on a device that need not be here.
 
@@ -280,13 +283,23 @@ def replay_steps(
     book: CostBook,
     device: Device,
     *,
-    launch_s: float | Mapping[Part, float] | None = None,
+    launch_s: LaunchSeconds = None,
 ) -> Replay:
     """`replay`, with all programs predicted at once first, a hundred times cheaper."""
     for source in book.sources:
         if isinstance(source, PredictedSource):
             source.prepare(programs(steps), device.name)
     return replay(steps, book, device, launch_s=launch_s)
+
+
+def _launches(
+    steps: Sequence[Step], launch_s: float | Mapping[Part, float] | Sequence[float]
+) -> Sequence[float]:
+    """Seconds of the host before each step."""
+    if isinstance(launch_s, Sequence):
+        return launch_s
+    rate = launch_s if isinstance(launch_s, Mapping) else dict.fromkeys(PARTS, launch_s)
+    return [step.calls * rate[step.part] for step in steps]
 
 
 class _Launches:

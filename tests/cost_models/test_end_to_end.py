@@ -11,6 +11,14 @@ import torch
 
 from foreplan.cost_models.costs import CostBook
 from foreplan.cost_models.end_to_end import main, measure, score
+from foreplan.cost_models.end_to_end_host import (
+    MODES,
+    HostCall,
+    HostPrices,
+    Issue,
+    calibrate,
+    python_lines,
+)
 from foreplan.cost_models.end_to_end_networks import NETWORKS, build, example
 from foreplan.cost_models.graph_programs import lower, programs
 from foreplan.cost_models.program_timer import ProgramTimer
@@ -24,7 +32,8 @@ CPU = device_zoo.device("xeon_8480+")
 
 @pytest.fixture(scope="module")
 def measured() -> dict[str, Any]:
-    return measure("cpu", size="tiny", networks=["llama", "convnext"], seconds=0.02)
+    return measure("cpu", size="tiny", networks=["llama", "convnext"], seconds=0.02, rounds=1,
+                   calibration=["gpt_neox"])  # fmt: skip
 
 
 def test_every_program_of_every_network_can_be_timed() -> None:
@@ -58,7 +67,7 @@ def test_a_timed_call_does_what_the_program_says() -> None:
 
 def test_document_and_score(measured: dict[str, Any]) -> None:
     assert len(measured["cases"]) == 4
-    assert set(measured["launch_s"]) == {"inference", "training"}
+    assert set(measured["host"]["factor"]) == set(MODES)
     assert measured["figures"]["kind"] == "cpu"
     for case in measured["cases"]:
         # What was measured, put in the place of the truth, is replayed without error.
@@ -85,8 +94,65 @@ def test_score_by_command(
 
 def test_a_slow_host_decides(measured: dict[str, Any]) -> None:
     gpu = device_zoo.device("h200")
-    slow = dict.fromkeys(("forward", "loss", "backward", "optimizer"), 1.0)
-    document = {**measured, "launch_s": {"inference": slow, "training": slow}}
+    slow = {kind: dict.fromkeys(MODES, 1.0) for kind in measured["host"]["call_s"]}
+    document = {**measured, "host": {**measured["host"], "call_s": slow}}
     (row, *_) = score(document, gpu)["cases"]
     assert row["limit"] == "host"
     assert replay([], CostBook(()), gpu).latency_s == 0.0
+
+
+PRICES = HostPrices(
+    {"view": dict.fromkeys(MODES, 1.0), "add": dict.fromkeys(MODES, 2.0),
+     "conv 1": {"inference": 5.0, "forward": 6.0, "backward": 12.0}},
+    (10.0, 3.0), dict.fromkeys(MODES, 1.0), dict.fromkeys(MODES, 0.0),
+)  # fmt: skip
+#: A convolution behind two views, read twice; something without a price of its own or gradients.
+ISSUE = Issue([HostCall("conv 1", 2, True, 1), HostCall("roll", 0, False, 0)], 100, 4)
+
+
+def test_the_host_is_a_sum_over_kinds_of_calls() -> None:
+    assert PRICES.sum_s(ISSUE, "inference") == 5 + 2 + 2
+    assert PRICES.sum_s(ISSUE, "backward") == 12 + 2 + 2
+    assert PRICES.part_seconds(ISSUE, "inference") == {"forward": 9.0}
+    assert PRICES.part_seconds(ISSUE, "training") == {
+        "forward": 10.0, "backward": 16.0, "optimizer": 22.0}  # fmt: skip
+
+
+def test_calibration_finds_factor_and_price_of_a_line() -> None:
+    issues = [
+        Issue([*ISSUE.calls] * count, lines, 0) for count, lines in ((1, 900), (3, 200), (7, 50))
+    ]
+    truth = HostPrices(PRICES.call_s, PRICES.update_s, dict.fromkeys(MODES, 1.5),
+                       dict.fromkeys(MODES, 0.01))  # fmt: skip
+    seen = []
+    for issue in issues:
+        training = truth.part_seconds(issue, "training")
+        seen.append((issue, {"inference": truth.part_seconds(issue, "inference")["forward"],
+                             "forward": training["forward"],
+                             "backward": training["backward"]}))  # fmt: skip
+    found = calibrate(PRICES, seen)
+    assert found.factor == pytest.approx(truth.factor)
+    assert found.line_s == pytest.approx({"inference": 0.01, "forward": 0.01, "backward": 0.0})
+    assert HostPrices.load(found.document()) == found
+
+
+def test_launches_add_up_to_the_parts(measured: dict[str, Any]) -> None:
+    inputs = example("convnext", "tiny", (1, 32), "cpu", torch.float32)
+    graph = capture(build("convnext", "tiny").eval(), inputs, eager=True)
+    issue = Issue.of(graph, 10)
+    prices = HostPrices.load(measured["host"])
+    for phase in ("inference", "training"):
+        steps = lower(graph, phase)
+        assert len(issue.calls) == sum(step.part == "forward" for step in steps)
+        whole = sum(prices.part_seconds(issue, phase).values())
+        assert sum(prices.launches(steps, issue, phase)) == pytest.approx(whole)
+    assert {call.kind for call in issue.calls} >= {"conv grouped", "linear bias", "layer_norm"}
+
+
+def test_lines_are_counted_and_not_those_of_c() -> None:
+    def three() -> None:
+        x = 1
+        x += 1
+        sorted([x])
+
+    assert python_lines(three) == 3
