@@ -6,7 +6,8 @@ published or measured figures. ``predicted``: the same without profiles, where t
 profiled GPU by its measured figures. ``roofline``: the figures alone. ``helix:FILE``: a table of
 whole decoder layers, and ``predicted`` for what it has no part in. Links come from the cluster's
 tiers in every case. A calibration beside a profile (``foreplan calibrate``) corrects the prices of
-the choice that it was made for.
+the choice that it was made for. What failed when a device was profiled has no price whatever the
+choice: a crash is no matter of how well times are known.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from typing import Literal, get_args
 from foreplan.cost_models.calibration import CalibratedSource, Calibration, calibration_path
 from foreplan.cost_models.costs import CostBook, CostSource, Estimate, Work
 from foreplan.cost_models.device_fit import DeviceFit, FittedSource, fit_beside
+from foreplan.cost_models.failed import FailedSource
 from foreplan.cost_models.link_costs import LinkSource
 from foreplan.cost_models.roofline import RooflineSource
 from foreplan.cost_models.tables import InterpolatedSource, MeasuredSource
@@ -140,6 +142,15 @@ class Profiles:
             for profile in self.by_label.values()
         }
         notes = [f"devices run the software of their profiles ({v})" for v in sorted(versions)]
+        failed = {
+            profile.device.name: sum(row.status == "failed" for row in profile.rows)
+            for profile in self.by_label.values()
+        }
+        notes += [
+            f"{count} programs failed when {name} was profiled; plans do without them"
+            for name, count in sorted(failed.items())
+            if count
+        ]
         notes += [
             f"{c.costs} prices of {c.device} are corrected by {c.rows} measurements of a server "
             f"({c.form}): error {c.error_before:.1%} before, {c.error_after:.1%} after, left out"
@@ -198,7 +209,9 @@ def cost_book(
     Raises:
         SpecError: a table that cannot be read.
     """
-    sources: list[CostSource] = []
+    sources: list[CostSource] = [
+        FailedSource({label: profile.rows for label, profile in profiles.by_label.items()})
+    ]
     zoo = {rank.label: rank.name.zoo for rank in cluster.ranks() if rank.name.zoo}
     if choice.startswith(LAYER_TABLE):
         from foreplan.cost_models.layer_table import LayerTableSource

@@ -1,7 +1,8 @@
 """What work costs: `Work` to be priced, `Estimate` of its time, and the `CostBook` that prices it.
 
 The book asks its sources in order (measured, interpolated, predicted, roofline) and takes the first
-answer; each source can be left out (``--costs``). A price carries an interval and says where it
+answer; each source can be left out (``--costs``). A program that failed on a device is an answer as
+well: no later source prices it. A price carries an interval and says where it
 comes from, and both survive addition, so that a plan can tell which of its seconds were measured.
 """
 
@@ -131,7 +132,12 @@ class CostSource(Protocol):
     """One way to price work. Called once per distinct (work, device); must not mutate anything."""
 
     def estimate(self, work: Work, device: str) -> Estimate | None:
-        """Price ``work`` on ``device`` in seconds, or ``None`` where this source cannot."""
+        """Price ``work`` on ``device`` in seconds, or ``None`` where this source cannot.
+
+        Raises:
+            MissingDataError: no later source may price it either; a `FailedProgramError` where it
+                was tried on the device and failed.
+        """
         ...
 
 
@@ -158,6 +164,7 @@ class CostBook:
         For a `Collective` the device is that of the first rank of its group.
 
         Raises:
+            FailedProgramError: it was tried there and failed.
             MissingDataError: no source can price it.
         """
         key = (work, device)

@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 from pydantic import ConfigDict, Field, model_validator
 
 from foreplan.cost_models.costs import Copy, Estimate, HostLaunch, Work
+from foreplan.cost_models.failed import FailedSource
 from foreplan.cost_models.operator_rates import family
 from foreplan.cost_models.rate_model import RateModel, Shipped
 from foreplan.cost_models.rescaled_roofline import RescaledRoofline
@@ -210,7 +211,7 @@ class FittedSource:
 
     Programs by the law, except the tasks themselves: those cost what was timed (source
     ``measured``). A copy inside the device by its measured bandwidth and a host launch by its
-    measured overhead. ``None`` for programs that failed to run on the device, and for others.
+    measured overhead. ``None`` for others; tasks that failed are refused as by `FailedSource`.
 
     Args:
         fits: by rank label.
@@ -218,12 +219,18 @@ class FittedSource:
 
     def __init__(self, fits: Mapping[str, DeviceFit]) -> None:
         self.fits = dict(fits)
+        self._failed = FailedSource({label: fit.tasks for label, fit in self.fits.items()})
 
     def estimate(self, work: Work, device: str) -> Estimate | None:
-        """Price ``work`` on ``device`` in seconds, or ``None``."""
+        """Price ``work`` on ``device`` in seconds, or ``None``.
+
+        Raises:
+            FailedProgramError: see `FailedSource`.
+        """
         fit = self.fits.get(device)
         if fit is None:
             return None
+        self._failed.estimate(work, device)
         if isinstance(work, Program):
             row = fit.tried.get(work)
             if row is not None:

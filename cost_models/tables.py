@@ -13,6 +13,7 @@ from statistics import fmean
 from foreplan.cost_models._device_words import find
 from foreplan.cost_models._interpolation import Interpolation
 from foreplan.cost_models.costs import Copy, Estimate, HostLaunch, Work
+from foreplan.cost_models.failed import FailedSource, regime
 from foreplan.datasets.kernels import computed_rows
 from foreplan.datasets.profile import Profile, Row
 from foreplan.datasets.program import Program
@@ -47,12 +48,18 @@ class MeasuredSource:
 
     def __init__(self, profiles: Profiles) -> None:
         self.profiles = _by_device(profiles)
+        self._failed = _failed(self.profiles)
 
     def estimate(self, work: Work, device: str) -> Estimate | None:
-        """Price ``work`` on ``device``; ``None`` if that was not measured there."""
+        """Price ``work`` on ``device``; ``None`` if that was not measured there.
+
+        Raises:
+            FailedProgramError: see `FailedSource`.
+        """
         profile = find(self.profiles, device)
         if profile is None:
             return None
+        self._failed.estimate(work, device)
         if isinstance(work, Program):
             row = profile.by_program.get(work)
             return None if row is None else _behind_another(measured(row), profile, work)
@@ -71,8 +78,8 @@ class InterpolatedSource:
 
     The source is ``interpolated`` within a factor of `NEAR` of the measured range in every
     dimension, ``extrapolated`` up to `FAR` (with an interval that widens with the distance), and
-    there is no price beyond. Where a measured program is asked for, its median comes back. A
-    program that was tried and failed has no price, nor has a variant that never ran.
+    there is no price beyond. Where a measured program is asked for, its median comes back. Programs
+    that were tried and failed, and variants that never ran, are refused.
 
     Decode and prefill attention are told apart: one query a sequence takes another kernel path.
 
@@ -82,13 +89,19 @@ class InterpolatedSource:
 
     def __init__(self, profiles: Profiles) -> None:
         self.profiles = _by_device(profiles)
+        self._failed = _failed(self.profiles)
         self._fits: dict[tuple[str, ...], Interpolation | None] = {}
 
     def estimate(self, work: Work, device: str) -> Estimate | None:
-        """Price ``work`` on ``device``; ``None`` if nothing like it was measured there."""
+        """Price ``work`` on ``device``; ``None`` if nothing like it was measured there.
+
+        Raises:
+            FailedProgramError: see `FailedSource`.
+        """
         profile = find(self.profiles, device)
         if profile is None or not isinstance(work, Program):
             return None
+        self._failed.estimate(work, device)
         row = profile.by_program.get(work)
         if row is not None:
             return _behind_another(measured(row), profile, work)
@@ -110,21 +123,19 @@ class InterpolatedSource:
         return _behind_another(estimate, profile, work)
 
     def _fit(self, profile: Profile, work: Program) -> Interpolation | None:
-        key = (profile.device.name, str(id(profile)), *_regime(work))
+        key = (profile.device.name, str(id(profile)), *regime(work))
         if key not in self._fits:
             rows = [
                 row
                 for measured, row in profile.by_program.items()
-                if row.status == "ok" and _regime(measured) == _regime(work)
+                if row.status == "ok" and regime(measured) == regime(work)
             ]
             self._fits[key] = _interpolation(work.op, rows) if rows else None
         return self._fits[key]
 
 
-def _regime(item: Program) -> tuple[str, ...]:
-    """What programs must share to be interpolated between."""
-    decode = item.op == "attention" and item.dims["queries"] == 1
-    return (item.op, str(item.variant), "decode" if decode else "")
+def _failed(profiles: Mapping[str, Profile]) -> FailedSource:
+    return FailedSource({name: profile.rows for name, profile in profiles.items()})
 
 
 def _interpolation(op: str, rows: list[Row]) -> Interpolation:
@@ -146,18 +157,16 @@ def _computed(item: Program) -> dict[str, int]:
     return dims
 
 
-def _behind_another(found: Estimate | None, profile: Profile, item: Program) -> Estimate | None:
+def _behind_another(found: Estimate, profile: Profile, item: Program) -> Estimate:
     """A time in a pass of many programs, from the time of a program that repeats itself."""
-    if found is None or not profile.switch_s or is_training(item):
+    if not profile.switch_s or is_training(item):
         return found
     low, mean, high = (t + profile.switch_s for t in (found.low_s, found.mean_s, found.high_s))
     return Estimate(mean, low, high, found.source)
 
 
-def measured(row: Row) -> Estimate | None:
-    """The time of a row, ``None`` of a program that failed."""
-    if row.status != "ok":
-        return None
+def measured(row: Row) -> Estimate:
+    """The time of a row that is ok."""
     return Estimate(_median(row), _low(row), _high(row), "measured")
 
 

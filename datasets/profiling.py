@@ -60,7 +60,8 @@ def measure_profile(
     """Measure programs on a device of this machine and write its profile.
 
     What an earlier run measured on the same device with the same software is kept, whether that
-    run ended (the profile at ``path``) or was killed (the journal beside it).
+    run ended (the profile at ``path``) or was killed (the journal beside it). What failed is tried
+    again, once the run has ended.
 
     Args:
         device: a ``cpu`` or ``cuda`` device.
@@ -100,7 +101,7 @@ def measure_profile(
         known = {
             measured: row
             for measured, row in (before.by_program if before else {}).items()
-            if row.rounds >= rounds or measured not in wanted
+            if (row.rounds >= rounds and row.status == "ok") or measured not in wanted
         }
         if not journal.figures:
             journal.add_figures(_figures_of(before) or worker.figures())

@@ -69,7 +69,10 @@ class FittedDevice:
         """Time these programs and fit to them and to the earlier tasks; see `fit`."""
         profile = self.measure(programs)
         earlier = self._of(profile)
-        rows = {} if earlier is None else dict(earlier.tried)
+        tried = {} if earlier is None else earlier.tried
+        # What failed once may have run since; what ran stays as the fit has it.
+        now = profile.by_program
+        rows = {p: row if row.status == "ok" else now.get(p, row) for p, row in tried.items()}
         rows |= {program: profile.by_program[program] for program in programs}
         fit = DeviceFit.of(profile.device, list(rows.values()), profile.software)
         fit.save(fit_path(self.path))

@@ -19,7 +19,7 @@ from foreplan.datasets.cluster_entry import Rank
 from foreplan.datasets.decoder_memory import layer_bytes, stage_bytes
 from foreplan.datasets.experts import computed_sizes
 from foreplan.datasets.model import Model
-from foreplan.errors import MissingDataError
+from foreplan.errors import FailedProgramError, MissingDataError
 from foreplan.planner.serving.groups import Kind, groupings, kinds_of, types_of
 from foreplan.planner.serving.pipeline import TOKEN_BYTES
 from foreplan.planner.serving.pricing import (
@@ -74,6 +74,7 @@ class ServingChains:
         self.kinds = list(kinds)
         self.capacity = np.array([float(capacity_bytes[t[0].index]) for t in self.types])
         self._capacity_bytes = capacity_bytes
+        self._failed: dict[tuple[int, MicroBatches], FailedProgramError] = {}
         self._shards = {1: pricing}
         for degree in {kind.degree for kind in self.kinds} - {1}:
             self._shards[degree] = Pricing(pricing.model, pricing.workload, pricing.costs, degree)
@@ -133,11 +134,23 @@ class ServingChains:
         """Variants that devices of kind ``k`` use."""
         return self._shards[self.kinds[k].degree].kernels(self.first(k), sizes)
 
+    def unable(self) -> dict[int, FailedProgramError]:
+        """Kinds that can run a stage at no micro-batch sizes, and a program that failed there."""
+        every = self.sizes()
+        for sizes in every:
+            self.problem(sizes)
+        return {
+            k: self._failed[k, every[0]]
+            for k in range(len(self.kinds))
+            if all((k, sizes) in self._failed for sizes in every)
+        }
+
     @functools.cache  # noqa: B019
     def problem(self, sizes: MicroBatches) -> ChainProblem:
         """The chain problem of one pair of micro-batch sizes.
 
-        Of each kind it counts as many groups as there could be if there were no other kind.
+        Of each kind it counts as many groups as there could be if there were no other kind. No
+        layer can be on a kind where a program failed that every stage needs.
         """
         model, w, whole = self.pricing.model, self.pricing.workload, self.pricing
         kinds, bits = range(len(self.kinds)), self.bits
@@ -147,19 +160,23 @@ class ServingChains:
         held = np.zeros_like(prefill)
         edges, fixed = np.zeros((4, len(kinds))), np.zeros((3, len(kinds)))
         for k in kinds:
-            rank, kernels = self.first(k), self.kernels(k, sizes)
-            price = self._shards[self.kinds[k].degree]
-            for (c, of), (v, b) in itertools.product(enumerate(classes), enumerate(bits)):
-                if f"{PREFILL}/linear/{b}" in kernels.table:
-                    pass_ = price.layer(kernels, b, PREFILL, sizes, layer_class=of)
-                    prefill[k, c, v] = price.seconds(rank, pass_)
-                    decode[k, c, v] = price.decode_layer_s(rank, kernels, b, sizes, of)
-            edges[:, k] = [
-                price.seconds(rank, price.embedding(PREFILL, sizes)),
-                price.seconds(rank, price.embedding(DECODE, sizes)),
-                price.seconds(rank, price.head(kernels, PREFILL, sizes)),
-                price.seconds(rank, price.head(kernels, DECODE, sizes)),
-            ]
+            rank, price = self.first(k), self._shards[self.kinds[k].degree]
+            try:
+                kernels = self.kernels(k, sizes)
+                for (c, of), (v, b) in itertools.product(enumerate(classes), enumerate(bits)):
+                    if f"{PREFILL}/linear/{b}" in kernels.table:
+                        pass_ = price.layer(kernels, b, PREFILL, sizes, layer_class=of)
+                        prefill[k, c, v] = price.seconds(rank, pass_)
+                        decode[k, c, v] = price.decode_layer_s(rank, kernels, b, sizes, of)
+                edges[:, k] = [
+                    price.seconds(rank, price.embedding(PREFILL, sizes)),
+                    price.seconds(rank, price.embedding(DECODE, sizes)),
+                    price.seconds(rank, price.head(kernels, PREFILL, sizes)),
+                    price.seconds(rank, price.head(kernels, DECODE, sizes)),
+                ]
+            except FailedProgramError as failure:
+                self._failed[k, sizes] = failure
+                prefill[k], decode[k], edges[:, k] = np.inf, np.inf, 0.0
             for phase, table, first, last in ((PREFILL, prefill, 0, 2), (DECODE, decode, 1, 3)):
                 table[k] += self._exchange_s(k, phase, sizes, layers=1)
                 edges[first, k] += self._exchange_s(k, phase, sizes, first=True)

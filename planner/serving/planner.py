@@ -101,6 +101,7 @@ class ServingPlanner(Planner[ServingWorkload, ServingDecision]):
         }
         close |= serving_near(chains, decisions[chosen], seed=problem.seed)
         notes = self.assumptions(problem)
+        notes += tuple(f"{chains.name(k)} is left out: {why}" for k, why in chains.unable().items())
         ranks = problem.cluster.ranks()
         if any(s.degree > 1 and ranks[s.rank].name.kind == "cpu" for s in decisions[chosen].stages):
             notes = (*notes, _SUMS_OF_PROCESSORS)
@@ -150,6 +151,8 @@ class ServingPlanner(Planner[ServingWorkload, ServingDecision]):
                 f"({size}); the {devices} have {show_bytes(have)}",
                 fix=f"add {show_bytes(need - have)}, or lower the batch or the context",
             )
+        for k, why in chains.unable().items():
+            return InfeasibleError(f"no split of {model.name} without {chains.name(k)}: {why}")
         late = too_short(w, [chains.problem(sizes) for sizes in chains.sizes()])
         if late is not None:
             return late

@@ -17,6 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
 from foreplan.cost_models.costs import Collective, CostBook, Estimate
 from foreplan.cost_models.tensor_parallel import shard_model, stage_collectives
@@ -99,9 +100,10 @@ class Pricing:
     def kernels(self, rank: Rank, sizes: MicroBatches) -> StageKernels:
         """Fastest variants of a device for micro-batches of these sizes.
 
-        Bits for which the device has no kernel are left out.
+        Bits for which the device has no kernel are left out, and so are kernels that failed there.
 
         Raises:
+            FailedProgramError: an operator whose every kernel failed.
             MissingDataError: an operator has no price at all on the device.
         """
         table: dict[str, Variant] = {}
@@ -111,9 +113,12 @@ class Pricing:
                 "batch": batch, "queries": queries, "keys": keys, "heads": self.model.heads,
                 "kv_heads": self.model.kv_heads, "head_dim": self.model.head_dim,
             }  # fmt: skip
-            table[f"{phase}/attention"] = self._best(rank, "attention", dims)
+            contexts = self._contexts().tolist() if phase == DECODE else [keys]
+            table[f"{phase}/attention"] = self._best(
+                rank, "attention", dims, [{**dims, "keys": context} for context in contexts]
+            )
             head = {"rows": batch, "n": self.model.vocab, "k": self.model.hidden}
-            table[f"{phase}/head"] = self._best(rank, "linear", head)
+            table[f"{phase}/head"] = self._best(rank, "linear", head, [head])
         for bits in self.workload.bits:
             chosen = self._layer_linears(rank, bits, sizes)
             if chosen is not None:
@@ -162,16 +167,21 @@ class Pricing:
                 found.append(variant)
         return found
 
-    def _best(self, rank: Rank, op: str, dims: dict[str, int]) -> Variant:
-        """Fastest bf16-stored variant of an operator."""
+    def _best(
+        self, rank: Rank, op: str, dims: dict[str, int], run: Sequence[dict[str, int]]
+    ) -> Variant:
+        """Fastest bf16-stored variant of an operator among those that can all of ``run``."""
         shape = {"n": dims["n"], "k": dims["k"]} if op == "linear" else {}
-        variants = [v for v in kernels_for(op, device_kind(rank), **shape) if v.storage == "bf16"]
-        found = self._cheapest(rank, variants, lambda v: [(program(op, v, **dims), 1)])
-        if found is None:
-            # Ask once more without the guard, so that the reason is the cost book's own.
-            self.costs.cost(program(op, variants[0], **dims), rank.label)
-            raise MissingDataError(f"no cost for {op} on {rank.label}")
-        return found[1]
+        every = [v for v in kernels_for(op, device_kind(rank), **shape) if v.storage == "bf16"]
+        left = list(every)
+        while found := self._cheapest(rank, left, lambda v: [(program(op, v, **dims), 1)]):
+            works = [program(op, found[1], **each) for each in run]
+            if all(self.costs.can_price(work, rank.label) for work in works):
+                return found[1]
+            left.remove(found[1])
+        for each in run:  # ask once more without the guard: the reason is the cost book's own
+            self.costs.cost(program(op, every[0], **each), rank.label)
+        raise MissingDataError(f"no cost for {op} on {rank.label}")
 
     def _cheapest(
         self, rank: Rank, variants: list[Variant], programs: Callable[[Variant], Counts]
@@ -252,9 +262,7 @@ class Pricing:
         layer_class: LayerClass | None = None,
     ) -> float:  # fmt: skip
         """Mean time of one layer over all decode steps of a micro-batch."""
-        first = self.workload.prompt_tokens + 1
-        last = self.workload.prompt_tokens + max(self.workload.new_tokens - 1, 1)
-        contexts = np.unique(np.linspace(first, last, CONTEXT_POINTS).round().astype(int))
+        contexts = self._contexts()
         times = [
             self.seconds(rank, self.layer(kernels, bits, DECODE, sizes, int(c), layer_class))
             for c in contexts
@@ -262,7 +270,14 @@ class Pricing:
         if len(contexts) == 1:
             return times[0]
         # Every step counts once: average the interpolant over the integers first..last.
-        return float(np.interp(np.arange(first, last + 1), contexts, times).mean())
+        steps = np.arange(contexts[0], contexts[-1] + 1)
+        return float(np.interp(steps, contexts, times).mean())
+
+    def _contexts(self) -> npt.NDArray[np.int64]:
+        """Contexts at which a decode step is priced, first and last among them."""
+        first = self.workload.prompt_tokens + 1
+        last = self.workload.prompt_tokens + max(self.workload.new_tokens - 1, 1)
+        return np.unique(np.linspace(first, last, CONTEXT_POINTS).round().astype(np.int64))
 
     def hop_s(self, source: Rank, target: Rank, payload_bytes: int, dtype: str = "bf16") -> float:
         """Time of one message between two devices."""

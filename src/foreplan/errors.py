@@ -67,6 +67,10 @@ class MissingDataError(ForeplanError):
     exit_code = 4
 
 
+class FailedProgramError(MissingDataError):
+    """A program was tried on a device and failed there: it has no cost, and no plan may use it."""
+
+
 class VerificationError(ForeplanError):
     """A real run disagrees with the plan beyond the tolerance, or could not be carried out."""
 

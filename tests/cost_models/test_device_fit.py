@@ -21,7 +21,7 @@ from foreplan.datasets.profile import Profile, Row
 from foreplan.datasets.profile_grid import ProfileGrid
 from foreplan.datasets.program import Program, Variant, program
 from foreplan.datasets.training_programs import linear_program
-from foreplan.errors import MissingDataError, SpecError
+from foreplan.errors import FailedProgramError, MissingDataError, SpecError
 
 DEVICE = Device(
     name="cpu:threads=1", chip="test", vendor="test", kind="cpu",
@@ -202,7 +202,8 @@ def test_a_fitted_source_prices_all_operators_of_its_device_alone() -> None:
         assert row is None or found.mean_s == row.median_s
         assert row is not None or 0 < found.low_s < found.mean_s < found.high_s
     failed = made.tasks[-1].program()
-    assert source.estimate(failed, "here/cpu:threads=1") is None
+    with pytest.raises(FailedProgramError, match="argmax"):
+        source.estimate(failed, "here/cpu:threads=1")
     assert source.estimate(PROGRAMS[0], "there/cpu:threads=1") is None
     launch = source.estimate(HostLaunch(3), "here/cpu:threads=1")
     assert launch is not None

@@ -18,7 +18,7 @@ from foreplan.datasets import device_zoo
 from foreplan.datasets.device import Device
 from foreplan.datasets.profile import Profile, Row
 from foreplan.datasets.program import Program, Variant, program
-from foreplan.errors import MissingDataError
+from foreplan.errors import FailedProgramError, MissingDataError
 
 BF16 = Variant("bf16", "bf16", "torch.linear")
 INT4 = Variant("int4", "bf16", "torch.int4pack_mm")
@@ -154,16 +154,41 @@ def test_beyond_the_range_it_says_so_and_then_stops() -> None:
     assert at(int(256 * FAR) + 1) is None
 
 
-def test_other_variants_devices_and_failures_have_no_price() -> None:
+def test_other_variants_devices_and_works_have_no_price() -> None:
+    profile = _profile(_grid())
+    for source in (MeasuredSource(profile), InterpolatedSource(profile)):
+        assert source.estimate(_linear(8, 1024, 1024, INT4), "cpu") is None
+        assert source.estimate(_linear(8, 512, 512), "t4") is None
+        assert source.estimate(Collective("p2p", 8, (0, 1)), "cpu") is None
+
+
+def test_what_failed_is_refused_and_its_neighbours_are_not() -> None:
     failed, ran = _linear(4, 1024, 1024), _linear(8, 1024, 1024)
     never = _linear(8, 1024, 1024, INT4)
     profile = _profile([*_grid(), _failed(failed), _failed(never)])
     for source in (MeasuredSource(profile), InterpolatedSource(profile)):
-        assert source.estimate(failed, "cpu") is None
-        assert source.estimate(never, "cpu") is None
-        assert source.estimate(ran, "t4") is None
-        assert source.estimate(Collective("p2p", 8, (0, 1)), "cpu") is None
-    assert InterpolatedSource(profile).estimate(ran, "cpu") is not None
+        book = CostBook([source, RooflineSource(device_zoo.device("t4"))])
+        for work in (failed, never, _linear(64, 2048, 2048, INT4)):
+            with pytest.raises(FailedProgramError, match=r"cpu.*crash.*'foreplan profile'"):
+                source.estimate(work, "cpu")
+            assert not book.can_price(work, "cpu")
+            assert book.can_price(work, "t4")
+    found = InterpolatedSource(profile).estimate(ran, "cpu")
+    assert found is not None
+    assert found.source == "interpolated"
+
+
+def test_decode_attention_that_failed_leaves_prefill() -> None:
+    def attention(queries: int) -> Program:
+        return program(
+            "attention", Variant("bf16", "bf16", "torch.sdpa"), batch=1, queries=queries,
+            keys=64, heads=8, kv_heads=8, head_dim=64,
+        )  # fmt: skip
+
+    source = InterpolatedSource(_profile([_failed(attention(1)), _row(attention(64), 1e-3)]))
+    assert source.estimate(attention(32), "cpu") is not None
+    with pytest.raises(FailedProgramError):
+        source.estimate(attention(1), "cpu")
 
 
 def test_decode_attention_is_not_taken_for_prefill() -> None:

@@ -86,6 +86,10 @@ def test_measure_write_read_and_do_nothing_twice(tmp_path: Path) -> None:
     assert again.by_program[failing] == failed
     assert again.device == profile.device
 
+    seen.clear()
+    measure_profile(DEVICE, [*PROGRAMS, failing], path, effort=EFFORT, on_progress=seen.append)
+    assert [p.program for p in seen if p.program] == [failing, failing]  # something may be mended
+
 
 def test_killed_and_run_again_it_measures_only_the_rest(tmp_path: Path) -> None:
     path = tmp_path / "cpu.json"

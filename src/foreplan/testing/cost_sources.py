@@ -14,6 +14,7 @@ from foreplan.cost_models.costs import (
     Segment,
     Work,
 )
+from foreplan.errors import MissingDataError
 from foreplan.testing.contract import ContractError, require
 
 _NOWHERE = "no-such-host/no-such-device"
@@ -22,10 +23,10 @@ _NOWHERE = "no-such-host/no-such-device"
 def check_cost_source(source: CostSource, works: Iterable[Work], device: str) -> int:
     """Price works as a cost book would and check every answer.
 
-    An answer is ``None`` or an `Estimate` with ``0 < low_s <= mean_s <= high_s``, all finite, and a
-    known origin; the same question gets the same answer, whatever was asked in between; a device
-    that the source does not know gets ``None``, not an error; works that run back to back cost the
-    sum of their prices.
+    An answer is an `Estimate` with ``0 < low_s <= mean_s <= high_s``, all finite, and a known
+    origin, ``None``, or a `MissingDataError` where no other source may price the work either; the
+    same question gets the same answer, whatever was asked in between; a device that the source does
+    not know gets ``None``, not an error; works that run back to back cost the sum of their prices.
 
     Args:
         source: what is checked.
@@ -40,20 +41,28 @@ def check_cost_source(source: CostSource, works: Iterable[Work], device: str) ->
     """
     who = f"{type(source).__name__}.estimate"
     asked = list(works)
-    answers = [source.estimate(work, device) for work in asked]
+    answers = [_answer(source, work, device) for work in asked]
     for work, answer in zip(asked, answers, strict=True):
         if answer is not None:
             _check_answer(who, work, answer)
         # A collective names its ranks itself.
         unknown = None if isinstance(work, Collective) else source.estimate(work, _NOWHERE)
         require(unknown is None, who, "answers None for a device that it does not know", unknown)
-    again = [source.estimate(work, device) for work in reversed(asked)][::-1]
+    again = [_answer(source, work, device) for work in reversed(asked)][::-1]
     require(again == answers, who, "gives the same answer to the same question", again)
     priced = [(w, a) for w, a in zip(asked, answers, strict=True) if a is not None]
     if not priced:
         raise ContractError(who, f"prices at least one of the {len(asked)} works", None)
     _check_in_book(source, priced, device)
     return len(priced)
+
+
+def _answer(source: CostSource, work: Work, device: str) -> Estimate | None:
+    """What is known of a work: a refusal is no price."""
+    try:
+        return source.estimate(work, device)
+    except MissingDataError:
+        return None
 
 
 def _check_answer(who: str, work: Work, answer: Estimate) -> None:
