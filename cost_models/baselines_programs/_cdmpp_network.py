@@ -37,7 +37,9 @@ def mmd(one: Any, two: Any) -> Any:
     squares = both.square().sum(-1)
     products = both @ both.mT
     distance = (squares[..., :, None] + squares[..., None, :] - 2 * products).clamp(min=0)
-    kernel = sum(torch.exp(-distance * rate) for rate in (1.0, 0.1, 0.001))
+    kernel = torch.exp(-distance)
+    for rate in (0.1, 0.001):
+        kernel = kernel + torch.exp(-distance * rate)
     n = one.shape[-2]
 
     def mean(part: Any) -> Any:

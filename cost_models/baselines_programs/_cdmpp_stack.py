@@ -119,9 +119,8 @@ class CdmppStack:
         self._layers = len(networks[0].encoder.layers)
         self._with_devices = networks[0].joins_devices
         counts = sorted({int(c) for item in networks for c in item.flatten})
-        names = {"shared": ("encoder.", "decoder.", "last.", "device.")} | {
-            str(c): (f"flatten.{c}.",) for c in counts
-        }
+        names: dict[str, tuple[str, ...]] = {str(c): (f"flatten.{c}.",) for c in counts}
+        names["shared"] = ("encoder.", "decoder.", "last.", "device.")
         if not self._with_devices:  # those that no output depends on are not updated
             names["shared"] = names["shared"][:-1]
         self._owned = [

@@ -31,14 +31,14 @@ class CdmppRows(NamedTuple):
     Attributes:
         leaves: encoded leaves (M, W).
         start: first leaf of each program (N).
-        count: leaves of each (N).
+        counts: leaves of each (N).
         device: figures of its device (N, 8).
         target: scaled labels (N); none where they are not looked at.
     """
 
     leaves: NDArray[np.floating[Any]]
     start: NDArray[np.int64]
-    count: NDArray[np.int64]
+    counts: NDArray[np.int64]
     device: NDArray[np.floating[Any]]
     target: NDArray[np.floating[Any]] | None
 
@@ -154,20 +154,20 @@ class _Plan:
         settings: CdmppSettings,
     ) -> None:  # fmt: skip
         self._generator = np.random.default_rng(settings.seed)
-        sizes = [len(rows.count) for rows in labelled]
+        sizes = [len(rows.counts) for rows in labelled]
         offsets = np.cumsum([0, *sizes])
-        ends = np.cumsum([0, *(0 if rows is None else len(rows.count) for rows in unlabelled)])
-        found = {int(c) for rows in labelled for c in np.unique(rows.count)}
+        ends = np.cumsum([0, *(0 if rows is None else len(rows.counts) for rows in unlabelled)])
+        found = {int(c) for rows in labelled for c in np.unique(rows.counts)}
         self._rows, self._others = {}, {}
         for count in sorted(found):
-            own = [at + np.flatnonzero(r.count == count)
+            own = [at + np.flatnonzero(r.counts == count)
                    for at, r in zip(offsets, labelled, strict=False)]  # fmt: skip
             if max(len(rows) for rows in own) < 2:  # BatchNorm needs two
                 continue
             self._rows[count] = own
             self._others[count] = [
                 np.zeros(0, np.int64) if r is None
-                else offsets[-1] + at + np.flatnonzero(r.count == count)
+                else offsets[-1] + at + np.flatnonzero(r.counts == count)
                 for at, r in zip(ends, unlabelled, strict=False)
             ]  # fmt: skip
         self.counts = list(self._rows)
@@ -222,7 +222,7 @@ def _joined(
     joined: dict[str, NDArray[Any]] = {
         "leaves": np.concatenate([rows.leaves for rows in every]),
         "start": np.concatenate([at + r.start for at, r in zip(ends, every, strict=False)]),
-        "count": np.concatenate([rows.count for rows in every]),
+        "count": np.concatenate([rows.counts for rows in every]),
         "device": np.concatenate([rows.device for rows in every]),
         "target": np.concatenate(targets),
     }

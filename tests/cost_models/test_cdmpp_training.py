@@ -98,8 +98,8 @@ def test_a_stack_takes_the_steps_of_each_network_alone(discrepancy: str, devices
     for _ in range(settings.epochs):
         for count, labels, others in plan.epoch():
             for k, (first, second) in enumerate(((0, 22), (16, 35))):
-                has = bool((labelled[k].count == count).any())
-                paired = bool((unlabelled[k].count == count).any())
+                has = bool((labelled[k].counts == count).any())
+                paired = bool((unlabelled[k].counts == count).any())
                 steps[k].append(
                     (count, labels[k] - first if has else None,
                      others[k] - second if paired else None)
@@ -132,7 +132,7 @@ def test_the_rate_is_pytorchs_cycle() -> None:
 def test_an_epoch_meets_every_program_in_batches_of_its_leaf_count() -> None:
     labelled = [_rows([1] * 21 + [2] * 3, 1), _rows([2] * 7 + [1] * 2, 2)]
     plan = _Plan(labelled, [None, None], _settings())
-    counts = np.concatenate([rows.count for rows in labelled])
+    counts = np.concatenate([rows.counts for rows in labelled])
     seen: list[set[int]] = [set(), set()]
     for count, labels, others in plan.epoch():
         assert labels.shape[1] <= 8
