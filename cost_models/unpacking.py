@@ -13,15 +13,15 @@ from foreplan.datasets.program import DTYPE_BYTES, Program
 _KERNELS = ("dequant_linear", "unpack_linear", "upcast_linear")
 _FOR_MANY_ROWS = "fragment_linear"
 
-#: What a fused kernel computes a value of the weight, in FLOP that the vector units would have done
-#: meanwhile, by storage and rows of a call: its time at 8192 x 8192 on a whole H200 (`measured`:
-#: 13.8, 17.0 and 26.5 us with int4, 20.0, 23.6 and 37.2 with int8, docs/results/kernels.md) times
-#: the chip's 51.3 TFLOP/s in fp32 (`measured`), a value. A chip of fewer multiprocessors before the
-#: same memory is bound by this: slices of 66 and 32 agree within 30 % (docs/results/h200.md).
-_FLOP_A_VALUE = MappingProxyType({
-    "int4": MappingProxyType({8: 10.5, 16: 13.0, 32: 20.3}),
-    "int8": MappingProxyType({8: 15.3, 16: 18.0, 32: 28.4}),
+#: Seconds of one multiprocessor in which a fused kernel gets through a value of the weight, by
+#: storage and rows of a call: its time at 8192 x 8192 on a whole H200 of 132 (`measured`: 13.8,
+#: 17.0 and 26.5 us with int4, 20.0, 23.6 and 37.2 with int8, docs/results/kernels.md). Slices of 66
+#: and 32 agree within 30 % (docs/results/h200.md). Other chips' instruction rates differ.
+_UNIT_S_A_VALUE = MappingProxyType({
+    "int4": MappingProxyType({8: 27.1e-12, 16: 33.4e-12, 32: 52.1e-12}),
+    "int8": MappingProxyType({8: 39.3e-12, 16: 46.4e-12, 32: 73.2e-12}),
 })  # fmt: skip
+_MEASURED_CHIP = "gh100"
 
 
 def unpacked_weights(program: Program) -> float:
@@ -50,19 +50,18 @@ def unpacking_bytes(program: Program) -> float:
 def unpacking_floor_s(program: Program, figures: Device) -> float:
     """Least seconds of a fused kernel for few rows, which unpacks in registers; 0 for others.
 
-    Memory does not bound it where few multiprocessors stand before much bandwidth. Known of chips
-    that multiply in bf16 by matrix units, which the kernel needs.
+    Memory does not bound it where few multiprocessors stand before much bandwidth, as on slices.
+    0 too on chips where this was not measured.
     """
     storage, rows = program.variant.storage, program.dims.get("rows", 0)
     fused = program.op == "linear" and program.variant.kernel.endswith(_FOR_MANY_ROWS)
-    vector = figures.peak_flops.get("fp32/vector")
-    if not fused or rows > FEW_ROWS or storage not in _FLOP_A_VALUE or vector is None:
+    if not fused or rows > FEW_ROWS or storage not in _UNIT_S_A_VALUE:
         return 0.0
-    if "bf16/matrix" not in figures.peak_flops:
+    if figures.chip != _MEASURED_CHIP or figures.units is None:
         return 0.0
-    by_rows = _FLOP_A_VALUE[storage]
+    by_rows = _UNIT_S_A_VALUE[storage]
     calls, rest = divmod(rows, ROWS_A_CALL)
-    flops = calls * by_rows[ROWS_A_CALL]
+    unit_s = calls * by_rows[ROWS_A_CALL]
     if rest:
-        flops += by_rows[min(size for size in by_rows if rest <= size)]
-    return program.dims["n"] * program.dims["k"] * flops / vector
+        unit_s += by_rows[min(size for size in by_rows if rest <= size)]
+    return program.dims["n"] * program.dims["k"] * unit_s / figures.units
