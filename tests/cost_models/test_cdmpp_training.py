@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,6 +20,8 @@ from foreplan.cost_models.baselines_programs.cdmpp_training import (
     triangular_rate,
 )
 from foreplan.cost_models.compact_ast import CompactAst
+from foreplan.cost_models.program_crossval import Job, _of_device, run
+from foreplan.cost_models.program_folds import Fold
 from foreplan.cost_models.program_table import ProgramTable
 from foreplan.datasets import device_zoo
 from foreplan.errors import SpecError
@@ -177,3 +181,28 @@ def test_unlike_models_are_not_fitted_together() -> None:
     models = [CdmppReleased(layers=1), CdmppReleased(layers=1)]
     with pytest.raises(SpecError, match="one device"):
         fit_cdmpp_together(models, [_table(1), _table(2)], [None, None])
+
+
+def test_a_cross_validation_that_runs_out_of_time_keeps_what_there_is(tmp_path: Path) -> None:
+    table = _table(1)
+    test = np.arange(12) < 6
+    jobs = [Job("task", Fold(name, ~own, own), "cdmpp", 0) for name, own in
+            (("a", test), ("b", ~test))]  # fmt: skip
+    models = [CdmppReleased(layers=1, epochs=9) for _ in jobs]
+    errors = run(jobs, table, models, tmp_path, 0.5, deadline=0.0)
+    assert set(errors) == {"task__a__cdmpp__0", "task__b__cdmpp__0"}
+    facts = json.loads((tmp_path / "task__b__cdmpp__0.json").read_text())
+    assert [entry[0] for entry in facts["curve"]] == [1]  # ended after the first pass
+    assert facts["curve"][0][2] == pytest.approx(errors["task__b__cdmpp__0"])
+    early = np.load(tmp_path / "early" / "task__b__cdmpp__0.npz")
+    assert early["rows"].tolist() == list(range(6, 12))
+
+
+def test_devices_to_score_are_named() -> None:
+    both = _table(2)
+    own = _of_device(both, both.devices[1].name)
+    assert own.devices == both.devices[1:]
+    assert own.latency_s.tolist() == both.latency_s[12:].tolist()
+    assert not own.device.any()
+    with pytest.raises(SpecError, match="--only"):
+        _of_device(both, "none")
