@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from foreplan.datasets.program import Program, Variant
     from foreplan.datasets.specs import StrictModel
     from foreplan.errors import (
+        FailedProgramError,
         ForeplanError,
         InfeasibleError,
         MissingDataError,
@@ -86,6 +87,7 @@ __all__ = [
     "Device",
     "Estimate",
     "Exporter",
+    "FailedProgramError",
     "ForeplanError",
     "HostLaunch",
     "InfeasibleError",
@@ -160,7 +162,10 @@ _NAMES_OF = {
     "datasets.profile": "Profile",
     "datasets.program": "Program Variant",
     "datasets.specs": "StrictModel",
-    "errors": "ForeplanError InfeasibleError MissingDataError SpecError VerificationError",
+    "errors": (
+        "FailedProgramError ForeplanError InfeasibleError MissingDataError SpecError "
+        "VerificationError"
+    ),
     "planner.api": "load_cluster plan",
     "planner.base": "Agreement Bound Choice Kernels Planner Problem TimeLimit",
     "planner.bubbles.decision": "BubblesDecision",
