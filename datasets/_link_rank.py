@@ -15,7 +15,7 @@ from collections.abc import Callable
 from typing import Any
 
 from foreplan.datasets.device_name import DeviceName
-from foreplan.datasets.gloo_wait import wait_awake
+from foreplan.datasets.gloo_wait import nicer_reader, wait_awake
 from foreplan.datasets.worker_environment import confine, end_with_parent
 
 #: Repetitions of one size: at least, at most, and the time after which they stop.
@@ -51,7 +51,8 @@ class _Rank:
         else:
             torch.cuda.set_device(name.index or 0)
         self.members, self.place, self.idle = self.world, self.rank, False
-        self.group: Any = None
+        self.group: Any = None  # of collectives beside computation
+        self.meeting: Any = None  # of those that are waited for on the spot
         limit = datetime.timedelta(seconds=float(settings["timeout_s"]))
         self.store: Any = None
         if "port" in settings:
@@ -130,13 +131,19 @@ class _Rank:
 
         Ranks that are left over form no group: they keep step and communicate nothing.
         """
-        self.members, self.place, self.group = members, self.rank % members, None
-        self.idle = False
-        if members < self.world:
-            starts = range(0, self.world - members + 1, members)
+        self.members, self.place = members, self.rank % members
+        starts = range(0, self.world - members + 1, members)
+        self.idle = self.rank // members >= len(starts)
+
+        def open_groups() -> Any:
             groups = [self.dist.new_group(list(range(a, a + members))) for a in starts]
-            self.idle = self.rank // members >= len(groups)
-            self.group = None if self.idle else groups[self.rank // members]
+            return None if self.idle else groups[self.rank // members]
+
+        self.group = open_groups() if members < self.world else None
+        self.meeting = self.group
+        if self.word == "cpu":
+            with nicer_reader():
+                self.meeting = open_groups()
 
     def _lost_s(self, kind: str) -> float:
         """Seconds that computation loses to one collective of several that run beside it.
@@ -153,7 +160,8 @@ class _Rank:
             clock = time.process_time if self.word == "cpu" else time.perf_counter
             self._sync()
             started = clock()
-            works = [self._start(kind, x) for x in tensors if beside and not self.idle]
+            mine = tensors if beside and not self.idle else ()
+            works = [self._start(kind, tensor, self.group) for tensor in mine]
             for _ in range(products):
                 torch.mm(a, a)
             for work in works:
@@ -172,9 +180,9 @@ class _Rank:
         ]
         return statistics.median(lost) / _BESIDE_COUNT
 
-    def _start(self, kind: str, whole: Any) -> Any:
+    def _start(self, kind: str, whole: Any, group: Any) -> Any:
         """Start a collective in place, as a run does."""
-        dist, group = self.dist, self.group
+        dist = self.dist
         if kind == "all_reduce":
             return dist.all_reduce(whole, group=group, async_op=True)
         part = whole.chunk(self.members)[self.place]
@@ -212,7 +220,7 @@ class _Rank:
         turns = range(self._agreed(_BETWEEN_S * 2 / (time.perf_counter() - started)))
         took_s = torch.tensor([once(turn) for turn in turns], dtype=torch.float64)
         if not self.idle:
-            dist.all_reduce(took_s, op=dist.ReduceOp.MIN, group=self.group)
+            dist.all_reduce(took_s, op=dist.ReduceOp.MIN, group=self.meeting)
         return statistics.median(float(block.mean()) for block in took_s.chunk(_BLOCKS))
 
     def _agreed(self, count: float) -> int:
@@ -251,12 +259,12 @@ class _Rank:
 
         def start(turn: int) -> Any:
             if kind in _BESIDE_KINDS:
-                return self._start(kind, whole)
+                return self._start(kind, whole, self.meeting)
             if kind == "broadcast":
                 # The root goes round: a rank can only send on what it has received, so that a
                 # sender's buffers do not hide the transfer.
                 return dist.broadcast(whole, turn % world, async_op=True)
-            return dist.all_to_all_single(other, whole, async_op=True)
+            return dist.all_to_all_single(other, whole, group=self.meeting, async_op=True)
 
         def call(turn: int) -> None:
             if self.idle:

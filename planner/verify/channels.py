@@ -11,12 +11,12 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
-from foreplan.datasets.gloo_wait import wait_awake
+from foreplan.datasets.gloo_wait import nicer_reader, wait_awake
 from foreplan.errors import VerificationError
 from foreplan.planner.verify.clock import Clock, CudaClock, HostClock
 from foreplan.planner.verify.exchange import exchange
@@ -80,22 +80,34 @@ def connect(
         timeout_s: after which a transfer counts as lost.
     """
     groups: dict[tuple[str, tuple[int, ...]], None] = {}
+    beside: set[tuple[int, ...]] = set()
     for program in programs:
         for step in program.steps:
             if step.kind != "run":
                 kind = "collective" if step.kind == "collective" else "pair"
                 groups[kind, step.group] = None
+            if step.kind == "collective" and not step.blocking:
+                beside.add(step.group)
     if backend == "nccl":
         return _Nccl(sorted(groups), rank, clock, device, timedelta(seconds=timeout_s))
-    return _Gloo(sorted(groups), rank, clock, timedelta(seconds=timeout_s))
+    return _Gloo(sorted(groups), beside, rank, clock, timedelta(seconds=timeout_s))
 
 
 class _Gloo:
-    """Transfers of host memory; the end of a message is seen when somebody waits for it."""
+    """Transfers of host memory; the end of a message is seen when somebody waits for it.
+
+    Args:
+        groups: kinds and members of all connections.
+        beside: members of those whose collectives run beside computation.
+        rank: this one.
+        clock: stamps the transfers.
+        timeout: after which one counts as lost.
+    """
 
     def __init__(
         self,
         groups: Sequence[tuple[str, tuple[int, ...]]],
+        beside: Collection[tuple[int, ...]],
         rank: int,
         clock: Clock,
         timeout: timedelta,
@@ -108,7 +120,8 @@ class _Gloo:
         self._groups: dict[tuple[int, ...], Any] = {}
         for kind, members in groups:
             if kind == "collective":
-                group = dist.new_group(list(members), backend="gloo", timeout=timeout)
+                with contextlib.nullcontext() if members in beside else nicer_reader():
+                    group = dist.new_group(list(members), backend="gloo", timeout=timeout)
                 self._groups[members] = group
         self._waits: dict[int, tuple[Callable[[], object], Callable[[], None] | None]] = {}
         self._seen: dict[int, list[int]] = {}

@@ -19,21 +19,25 @@ import os, sys, time
 from datetime import timedelta
 import torch
 import torch.distributed as dist
-from foreplan.datasets.gloo_wait import wait_awake
+from foreplan.datasets.gloo_wait import _readers, nicer_reader, wait_awake
 rank, store = int(sys.argv[1]), sys.argv[2]
 torch.set_num_threads(1)
 dist.init_process_group("gloo", store=dist.FileStore(store, 2), rank=rank, world_size=2,
                         timeout=timedelta(seconds=60))
 said = []
+with nicer_reader():
+    group = dist.new_group([0, 1])
+own = os.getpriority(os.PRIO_PROCESS, os.getpid())
+said.append([os.getpriority(os.PRIO_PROCESS, t) - own for t in sorted(_readers())])
 for late_s in (0.0, 0.2):
     if rank == 1:
         time.sleep(late_s)
     message = torch.full((3072,), 1.0 + rank)
-    wait_awake(dist.all_reduce(message, async_op=True))
+    wait_awake(dist.all_reduce(message, group=group, async_op=True))
     said.append(float(message.sum()))
 if rank == 0:
     try:
-        wait_awake(dist.all_reduce(message, async_op=True))
+        wait_awake(dist.all_reduce(message, group=group, async_op=True))
     except RuntimeError:
         said.append("lost")
 print(said, flush=True)
@@ -58,7 +62,8 @@ def test_sums_are_done_and_a_lost_rank_is_an_error(tmp_path: Path) -> None:
         for rank in ranks:
             rank.kill()
     total = 3.0 * 3072
-    assert said == [f"[{total}, {total}, 'lost']", f"[{total}, {total}]"]
+    nice = [0, min(10, 19 - os.getpriority(os.PRIO_PROCESS, 0))]
+    assert said == [f"[{nice}, {total}, {total}, 'lost']", f"[{nice}, {total}, {total}]"]
 
 
 class Work:
