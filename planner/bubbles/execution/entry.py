@@ -41,18 +41,25 @@ def rank_kernels(
 
     Raises:
         SpecError: an unknown mode; data parallel replicas; encoders on fewer lanes than the
-            backbone; lanes that are not connected.
+            backbone; their replicas' shards of lanes' shards; lanes that are not connected.
     """
     plan = decision.plan
     if plan.dp > 1:
         raise SpecError(
             "decision.plan.dp", got=plan.dp, expected="1: replicas are alike, one of them is run"
         )
-    for encoder in decision.encoders:
+    for encoder, asked in zip(decision.encoders, problem.workload.encoders, strict=True):
         if encoder.tp != plan.tp:
             raise SpecError(
                 f"decision: encoder {encoder.name}: tp", got=encoder.tp,
                 expected=f"{plan.tp}, the lanes of a rank, all of which a real run uses",
+            )  # fmt: skip
+        sharded = problem.workload.sharded_optimizer and not asked.frozen
+        if sharded and plan.tp > 1 and len(encoder.ranks) > 1:
+            raise SpecError(
+                "workload.sharded_optimizer", got=True,
+                expected="False with tensor parallel lanes: no report has words for shards of "
+                "shards",
             )  # fmt: skip
     device, dtype = _arithmetic(problem, mode)
     backend = "gloo" if device.type == "cpu" else "nccl"

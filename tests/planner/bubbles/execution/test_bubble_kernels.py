@@ -220,5 +220,8 @@ def test_layouts_that_no_real_run_has_are_refused() -> None:
     shared = cases.decision(problem, "1f1b", ranks=2, encoder_ranks=[[[0]]], tp=2)
     with pytest.raises(SpecError, match="connected"):
         rank_kernels(problem, shared, 0, mode="fast")
+    both = cases.decision(problem, "1f1b", ranks=2, encoder_ranks=[[[0], [1]]], tp=2)
+    with pytest.raises(SpecError, match="sharded_optimizer: got True, expected False"):
+        rank_kernels(problem, both, 0, mode="fast")
     with pytest.raises(SpecError, match="mode: got 'quick'"):
         rank_kernels(problem, decision, 0, mode="quick")
