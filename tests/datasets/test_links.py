@@ -75,7 +75,7 @@ def test_messages_and_collectives_of_unlike_local_ranks() -> None:
 
 
 def test_sums_among_some_of_the_ranks_are_measured_too() -> None:
-    found = measure_links([CPU] * 3, sizes=SIZES[:2], kinds=["p2p", "all_reduce", "broadcast"])
+    found = measure_links([CPU] * 3, sizes=SIZES[:1], kinds=["p2p", "all_reduce", "broadcast"])
     groups = {(sample.kind, sample.ranks) for sample in found.samples}
     # One pair of the three; the third rank keeps step with it.
     assert groups == {("p2p", 2), ("all_reduce", 3), ("all_reduce", 2), ("broadcast", 3)}
