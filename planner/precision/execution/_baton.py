@@ -3,6 +3,9 @@
 Autograd offers no way to stop a backward pass and to go on later, but a hook may block. So the body
 runs on a second thread and the two hand a baton to and fro: never do both run. Hooks that call
 `pause` in the middle of ``backward()`` thereby return control to whoever called `resume`.
+
+A body that is dropped begins anew on the same thread: cuDNN keeps its plans of attention by thread,
+and making one takes 90 ms (measured on an H200).
 """
 
 from __future__ import annotations
@@ -14,7 +17,7 @@ from typing import Any
 
 
 class BatonDropped(BaseException):
-    """Raised in a body that is closed while it pauses."""
+    """Raised in a body that is dropped or closed while it pauses."""
 
 
 class Baton:
@@ -33,7 +36,7 @@ class Baton:
         self._theirs.acquire()
         self._thread: threading.Thread | None = None
         self._error: BaseException | None = None
-        self._closing = False
+        self._dropping = self._closing = False
         self._adopt: tuple[Any, Any] | None = None
 
     def resume(self) -> bool:
@@ -62,32 +65,54 @@ class Baton:
         """Hand control back to the caller of `resume`; returns when it resumes."""
         self._mine.release()
         self._theirs.acquire()
-        if self._closing:
+        if self._dropping:
             raise BatonDropped
         self._take_over()
 
+    def drop(self) -> None:
+        """End a body that pauses; the next `resume` begins it anew, on the same thread."""
+        if self._thread is not None:
+            self._dropping = True
+            self._theirs.release()
+            self._mine.acquire()
+            self._dropping = False
+
     def close(self) -> None:
-        """End a body that pauses."""
+        """End a body that pauses, and its thread."""
         thread = self._thread
         if thread is not None:
-            self._closing = True
+            self._dropping = self._closing = True
             self._theirs.release()
             thread.join()
-        self._closing, self._thread, self._error = False, None, None
+        self._dropping = self._closing = False
+        self._thread, self._error = None, None
         # Whoever ended has released the caller once more.
         self._mine.acquire(blocking=False)
 
     def _run(self) -> None:
         try:
-            self._take_over()
-            self._body()
+            while self._dropped() and not self._closing:
+                self._mine.release()
+                self._theirs.acquire()
+                if self._closing:
+                    break
         except BaseException as error:
-            if not self._closing:  # else it ends because it has to, whatever it says
-                self._error = error
+            self._error = error
         finally:
             if not self._closing:
                 self._thread = None
             self._mine.release()
+
+    def _dropped(self) -> bool:
+        """Run the body; whether it ended because it had to, whatever it said then."""
+        try:
+            self._take_over()
+            self._body()
+        except BaseException:
+            if not self._dropping:
+                raise
+            return True
+        return False
 
     def _take_over(self) -> None:
         if self._adopt is None:

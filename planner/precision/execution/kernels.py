@@ -108,7 +108,7 @@ class TrainingKernels:
 
     def reset(self) -> None:
         """Back to the weights of the start."""
-        self._baton.close()
+        self._baton.drop()
         if self._step:
             fresh = self._task.module()
             with torch.no_grad():

@@ -100,6 +100,23 @@ def test_a_run_can_be_repeated_and_left(workload: Make) -> None:
     assert threading.active_count() == threads
 
 
+def test_runs_share_a_thread(workload: Make) -> None:
+    """Libraries keep by thread what takes long to make: cuDNN its plans of attention."""
+    work = workload()
+    task = training_task(None, work, 0)
+    kernels = TrainingKernels(task, work, uniform_decision(task, work, ["bf16"]), 0)
+    seen: list[int] = []
+    kernels.module.register_forward_hook(lambda *_: seen.append(threading.get_ident()))
+    for _ in range(3):
+        kernels.reset()
+        kernels.run(act("forward"))
+        kernels.run(act("backward", 0))
+    kernels.close()
+    assert len(seen) == 3
+    assert len(set(seen)) == 1
+    assert seen[0] != threading.get_ident()
+
+
 def test_batches_of_a_run_are_drawn_before_it(
     workload: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
