@@ -6,6 +6,7 @@ import contextlib
 import gc
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -45,10 +46,14 @@ def real_seconds(runs: Sequence[Run], device: str, seconds: float) -> list[tuple
     found = []
     with _no_collection():
         for run in runs:
-            times = [sum(parts) for parts in _wall([lambda r=run: [part() for part in r]],
-                                                   device, seconds)]  # fmt: skip
+            times = [sum(parts) for parts in _wall([partial(_whole, run)], device, seconds)]
             found.append(tuple(float(q) for q in np.quantile(times, [0.1, 0.5, 0.9])))
     return found
+
+
+def _whole(run: Run) -> None:
+    for part in run:
+        part()
 
 
 def passes(module: torch.nn.Module, inputs: Mapping[str, Any], phase: Phase) -> Run:
