@@ -63,16 +63,7 @@ def memory_proportional_split(
 ) -> ChainAssignment | None:
     """Give every device layers in proportion to its capacity (largest remainders, at least one).
 
-    Args:
-        problem: the instance.
-        variants: variants in order of preference.
-        order: type of each device along the chain; default the best order of all devices.
-
-    Returns:
-        The assignment, or ``None`` if none is feasible.
-
-    Raises:
-        SpecError: an order that uses devices that are not there, or no variants.
+    Arguments, answer and errors are those of `even_split`.
     """
 
     def sizes(order: Order) -> list[int]:

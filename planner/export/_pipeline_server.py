@@ -27,11 +27,13 @@ class PipelineServer(Exporter):
 
     Attributes:
         title: what the server is called in messages.
+        command: what starts it.
         partition: variable that holds the number of layers of each stage.
         degree_flag: flag that holds the number of GPUs of each stage.
     """
 
     title: ClassVar[str]
+    command: ClassVar[tuple[str, ...]]
     partition: ClassVar[str]
     degree_flag: ClassVar[str]
 
@@ -62,7 +64,8 @@ class PipelineServer(Exporter):
         self.check(handover)
         environment, notes = gpu_environment(handover)
         environment[self.partition] = ",".join(map(str, handover.layers))
-        text = self.script(handover, serving_workload(plan), environment, notes)
+        flags = self.flags(handover, serving_workload(plan))
+        text = _shell.script(self.command, flags, environment, notes)
         family = "" if plan.model is None else plan.model.family
         files = {"launch.sh": text, **compressed_tensors.write(handover, family)}
         return Written(files, unexpressed(plan, handover))
@@ -98,14 +101,8 @@ class PipelineServer(Exporter):
         """
 
     @abstractmethod
-    def script(
-        self,
-        handover: Handover,
-        workload: ServingWorkload,
-        environment: dict[str, str],
-        notes: list[str],
-    ) -> str:
-        """The text of ``launch.sh``."""
+    def flags(self, handover: Handover, workload: ServingWorkload) -> dict[str, str]:
+        """What follows the command; `degree_flag` is among it."""
 
 
 def _numbered(name: str, number: int) -> str:

@@ -7,6 +7,9 @@ from collections.abc import Mapping, Sequence
 
 from foreplan.errors import SpecError
 
+#: The caller's model, a word that the shell expands.
+MODEL = "${MODEL:?folder of the model}"
+
 
 def script(
     command: Sequence[str],
@@ -16,13 +19,18 @@ def script(
 ) -> str:
     """A bash script that exports ``environment`` and runs ``command`` with ``flags``.
 
-    Arguments that the caller adds go to the command.
+    Arguments that the caller adds go to the command. The shell expands what begins as `MODEL`
+    does, and no other word.
     """
     lines = ["#!/usr/bin/env bash", *(f"# {note}" for note in notes), "set -euo pipefail"]
     lines += [f"export {name}={shlex.quote(value)}" for name, value in environment.items()]
-    words = [shlex.join(command)]
-    words += [f"  {name} {shlex.quote(value)}" for name, value in flags.items()]
+    words = [" ".join(map(_quoted, command))]
+    words += [f"  {name} {_quoted(value)}" for name, value in flags.items()]
     return "\n".join([*lines, " \\\n".join([*words, '  "$@"']), ""])
+
+
+def _quoted(word: str) -> str:
+    return f'"{word}"' if word.startswith("${MODEL:?") else shlex.quote(word)
 
 
 def parse(text: str) -> tuple[dict[str, str], dict[str, str]]:

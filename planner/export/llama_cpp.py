@@ -58,9 +58,9 @@ class LlamaCppExporter(Exporter):
             "--n-gpu-layers": str(len(handover.schemes) + 1),
             "--parallel": str(workload.batch),
             "--ctx-size": str(workload.batch * (workload.prompt_tokens + workload.new_tokens)),
+            "--model": "${MODEL:?GGUF file of the model}",
         }
         text = _shell.script(("llama-server",), flags, environment, notes)
-        text = text.replace('  "$@"', '  --model "${MODEL:?GGUF file of the model}" "$@"')
         lines = [
             rf"blk\.({'|'.join(map(str, handover.layers_of(scheme)))})\.(attn|ffn)_.*="
             + _TYPE[scheme.weights]

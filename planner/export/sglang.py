@@ -14,6 +14,7 @@ class SglangExporter(PipelineServer):
 
     target = "sglang"
     title = "SGLang"
+    command = ("python", "-m", "sglang.launch_server")
     partition = "SGLANG_PP_LAYER_PARTITION"
     degree_flag = "--tp-size"
 
@@ -26,20 +27,13 @@ class SglangExporter(PipelineServer):
                 expected="stages of one host beside each other: SGLang numbers nodes in order",
             )  # fmt: skip
 
-    def script(
-        self,
-        handover: Handover,
-        workload: ServingWorkload,
-        environment: dict[str, str],
-        notes: list[str],
-    ) -> str:
+    def flags(self, handover: Handover, workload: ServingWorkload) -> dict[str, str]:
         """``sglang.launch_server`` with a node a host."""
-        flags = {
+        return {
             "--pp-size": str(len(handover.layers)),
             "--tp-size": str(handover.degree),
             "--nnodes": str(len(handover.hosts)),
             "--max-running-requests": str(workload.batch),
             "--context-length": str(workload.prompt_tokens + workload.new_tokens),
+            "--model-path": _shell.MODEL,
         }
-        text = _shell.script(("python", "-m", "sglang.launch_server"), flags, environment, notes)
-        return text.replace('  "$@"', '  --model-path "${MODEL:?folder of the model}" "$@"')

@@ -61,9 +61,7 @@ class TensorRtLlmExporter(Exporter):
             "max_seq_len": workload.prompt_tokens + workload.new_tokens,
         }
         flags = {"--extra_llm_api_options": _ARGUMENTS}
-        text = _shell.script(("trtllm-serve", "${MODEL:?folder of the model}"), flags,
-                             environment, notes)  # fmt: skip
-        text = text.replace("'${MODEL:?folder of the model}'", '"${MODEL:?folder of the model}"')
+        text = _shell.script(("trtllm-serve", _shell.MODEL), flags, environment, notes)
         files = {"launch.sh": text, _ARGUMENTS: yaml.safe_dump(arguments, sort_keys=False)}
         return Written({**files, **_quantisation(handover)}, unexpressed(plan, handover))
 

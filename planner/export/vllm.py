@@ -13,24 +13,16 @@ class VllmExporter(PipelineServer):
 
     target = "vllm"
     title = "vLLM"
+    command = ("vllm", "serve", _shell.MODEL)
     partition = "VLLM_PP_LAYER_PARTITION"
     degree_flag = "--tensor-parallel-size"
 
-    def script(
-        self,
-        handover: Handover,
-        workload: ServingWorkload,
-        environment: dict[str, str],
-        notes: list[str],
-    ) -> str:
+    def flags(self, handover: Handover, workload: ServingWorkload) -> dict[str, str]:
         """``vllm serve`` over processes of a host, or over Ray."""
-        flags = {
+        return {
             "--pipeline-parallel-size": str(len(handover.layers)),
             "--tensor-parallel-size": str(handover.degree),
             "--distributed-executor-backend": "mp" if handover.one_host else "ray",
             "--max-num-seqs": str(workload.batch),
             "--max-model-len": str(workload.prompt_tokens + workload.new_tokens),
         }
-        model = "${MODEL:?folder of the model}"
-        text = _shell.script(("vllm", "serve", model), flags, environment, notes)
-        return text.replace(f"'{model}'", f'"{model}"')

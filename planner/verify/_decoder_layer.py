@@ -188,15 +188,9 @@ class DecoderLayer:
         self._inner = model.heads * model.head_dim
 
     def _load_mlp(
-        self,
-        model: Model,
-        index: int,
-        weights: WeightSource,
-        linears: tuple[Variant, Variant],
-        device: torch.device,
-        *,
-        reference: bool,
-    ) -> tuple[Linear, ...]:
+        self, model: Model, index: int, weights: WeightSource, linears: tuple[Variant, Variant],
+        device: torch.device, *, reference: bool,
+    ) -> tuple[Linear, ...]:  # fmt: skip
         """The linears of the MLP, as `feed` uses them."""
         return tuple(
             Linear(weights, index, name, linears, device, reference=reference)

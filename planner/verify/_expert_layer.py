@@ -38,15 +38,9 @@ class ExpertLayer(DecoderLayer):
     """See `DecoderLayer`; for a layer of class ``moe``."""
 
     def _load_mlp(
-        self,
-        model: Model,
-        index: int,
-        weights: WeightSource,
-        linears: tuple[Variant, Variant],
-        device: torch.device,
-        *,
-        reference: bool,
-    ) -> tuple[Linear, ...]:
+        self, model: Model, index: int, weights: WeightSource, linears: tuple[Variant, Variant],
+        device: torch.device, *, reference: bool,
+    ) -> tuple[Linear, ...]:  # fmt: skip
         """Load the experts, and give up and down of the shared one."""
         experts = model.experts
         assert experts is not None  # only such models have layers of this class

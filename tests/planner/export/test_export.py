@@ -1,4 +1,5 @@
 import json
+import os
 import stat
 import subprocess
 from pathlib import Path
@@ -64,6 +65,27 @@ def test_every_target_writes_what_it_can_read_back(plan: Plan, target: str, tmp_
     script = tmp_path / "out" / "launch.sh"
     assert script.stat().st_mode & stat.S_IXUSR
     subprocess.run(["bash", "-n", script], check=True)
+
+
+@pytest.mark.parametrize("target", [name for name in SERVING if name != "torchrun"])
+def test_a_script_hands_on_the_callers_model_and_words(
+    plan: Plan, target: str, tmp_path: Path
+) -> None:
+    export_plan(plan, target, tmp_path / "out")
+    for name in ("vllm", "python", "trtllm-serve", "llama-server"):
+        (tmp_path / name).write_text("#!/bin/sh\nprintf '%s\\n' \"$@\"\n")
+        (tmp_path / name).chmod(0o755)
+    command = ["bash", tmp_path / "out" / "launch.sh", "--word", "two words"]
+    path = {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    made = subprocess.run(
+        command, env=path | {"MODEL": "/a b/model"}, capture_output=True, text=True, check=True
+    )
+    words = made.stdout.splitlines()
+    assert "/a b/model" in words
+    assert words[-2:] == ["--word", "two words"]
+    refused = subprocess.run(command, env=path, capture_output=True, text=True, check=False)
+    assert refused.returncode != 0
+    assert "of the model" in refused.stderr
 
 
 @settings(max_examples=60, deadline=None)
