@@ -39,7 +39,7 @@ from foreplan.errors import SpecError
 
 SCHEMA: Literal["foreplan.fit/1"] = "foreplan.fit/1"
 #: Name of the law and of its assumed widths; another one gives other prices of the same tasks.
-LAW: Literal["rates/1"] = "rates/1"
+Law = Literal["rates/1", "rates/2"]
 SUFFIX = ".fit.json"
 
 Floats = NDArray[np.float64]
@@ -51,7 +51,7 @@ class DeviceFit(StrictModel):
     model_config = ConfigDict(ignored_types=(functools.cached_property,))
 
     schema_: Literal["foreplan.fit/1"] = Field(default=SCHEMA, alias="schema")
-    law: Literal["rates/1"] = LAW
+    law: Law = "rates/1"
     device: Device
     """Figures that were measured with the tasks."""
     predictor: str | None = None
@@ -73,7 +73,7 @@ class DeviceFit(StrictModel):
     def of(cls, device: Device, tasks: Sequence[Row], software: Mapping[str, str]) -> Self:
         """A fit to freshly timed tasks."""
         return cls(
-            device=device, tasks=tuple(tasks), software=dict(software),
+            device=device, tasks=tuple(tasks), software=dict(software), law=_law(device.kind),
             predictor=None if device.kind == "cpu" else _predictor_digest(),
         )  # fmt: skip
 
@@ -151,7 +151,9 @@ class DeviceFit(StrictModel):
         """
         where, document = os.fspath(path), load_document(path)
         again = "fit again with 'foreplan profile --fit'"
-        for key, expected in (("schema", SCHEMA), ("law", LAW)):
+        device = document.get("device")
+        law = _law(device.get("kind") if isinstance(device, Mapping) else None)
+        for key, expected in (("schema", SCHEMA), ("law", law)):
             if document.get(key) != expected:
                 raise SpecError(f"{where}: {key}", got=document.get(key), expected=expected,
                                 fix=again)  # fmt: skip
@@ -245,6 +247,11 @@ class FittedSource:
         if isinstance(work, Copy) and work.kind == "device" and launch and bandwidth:
             return Estimate.exact(launch + 2 * work.bytes / bandwidth, "predicted")
         return None
+
+
+def _law(kind: object) -> Law:
+    """The law of a kind of device; GPUs' of version 1 held the launch by the host."""
+    return "rates/1" if kind == "cpu" else "rates/2"
 
 
 def _shipped(device: Device) -> Shipped:

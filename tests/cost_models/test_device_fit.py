@@ -307,3 +307,23 @@ def test_the_most_telling_task_lowers_what_is_at_stake_most(
 
         assert left(chosen[0]) == pytest.approx(min(left(k) for k in range(size)))
     assert choose_telling(covariance, noise, stakes, count, least=1e9) == []
+
+
+def test_a_gpus_tasks_hold_no_launch_by_the_host() -> None:
+    """They are replayed from a graph; a launch of 7 us must not bound kernels of 1.5."""
+    gpu = DEVICE.model_copy(update={
+        "kind": "cuda", "name": "cuda:0", "launch_overhead_s": 7e-6, "memory_bandwidth": 4e12,
+    })  # fmt: skip
+    adds = [program("add", Variant("fp32", "fp32", "torch.add"), rows=2**k, cols=512)
+            for k in range(4, 17)]  # fmt: skip
+    truth = np.array([1.5e-6 + item.bytes / 4e12 for item in adds])
+    rows = [
+        Row(op="add", dims=item.dims, variant=str(item.variant), status="ok",
+            low_s=time, median_s=time, high_s=time)
+        for item, time in zip(adds[::3], truth[::3], strict=True)
+    ]  # fmt: skip
+    made = DeviceFit(device=gpu, tasks=tuple(rows), law="rates/2")
+    assert error(made.model.predict(adds), truth) < 0.1
+    launch = FittedSource({"cuda:0": made}).estimate(HostLaunch(1), "cuda:0")
+    assert launch is not None
+    assert launch.mean_s == 7e-6
