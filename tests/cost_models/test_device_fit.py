@@ -323,7 +323,13 @@ def test_a_gpus_tasks_hold_no_launch_by_the_host() -> None:
         for item, time in zip(adds[::3], truth[::3], strict=True)
     ]  # fmt: skip
     made = DeviceFit(device=gpu, tasks=tuple(rows), law="rates/2")
-    assert error(made.model.predict(adds), truth) < 0.1
+    bf16 = ("bf16", "bf16")
+    others = [
+        program("norm", Variant(*bf16, "torch.layer_norm"), rows=4, cols=512),
+        program("linear", Variant(*bf16, "torch.linear"), rows=4, n=64, k=64),
+    ]
+    # Other kinds of operators, of which no task was timed and as small: 3 and 5 us with the launch.
+    np.testing.assert_allclose(made.model.predict(others), truth[0], rtol=0.1)
     launch = FittedSource({"cuda:0": made}).estimate(HostLaunch(1), "cuda:0")
     assert launch is not None
     assert launch.mean_s == 7e-6
