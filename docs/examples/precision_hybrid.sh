@@ -1,15 +1,17 @@
 #!/usr/bin/env bash
-# Does a precision plan train better than uniform precision that takes as long? Measure two unlike
-# devices of this machine, plan, run step times in real processes, train from eight seeds (emulated
-# in one process), compare.
+# Does a precision plan train better than uniform precision and than random plans that take as long?
+# Measure two unlike devices of this machine, plan, run step times in real processes, train from
+# several seeds (emulated in one process), compare.
 # Usage: precision_hybrid.sh [FOLDER] [times|training]    results go to FOLDER
 # (out/precision_hybrid); measurements and training runs found there are kept. Two slices of one
 # processor, as in train_cpu.sh. `times` needs two idle cores for three minutes; `training` (after
-# it) 100 s of a core for each seed, idle or not, on two cores at a time.
-# ROUNDS=5 STEPS=400 SEEDS="0 1 2 3 4 5 6 7".
+# it) two minutes of a core for each seed, idle or not, on CORES cores at a time.
+# ROUNDS=5 STEPS=400 FIRST=8 SEEDS=64 DRAWS=3 CORES=2; every seed trains DRAWS random plans of its
+# own.
 set -euo pipefail
 out=${1:-out/precision_hybrid}
 part=${2:-all}
+first=${FIRST:-8} seeds=${SEEDS:-64} draws=${DRAWS:-3} cores=${CORES:-2}
 pids=()
 case $part in all | times | training) mkdir -p "$out" ;; *)
   echo "precision_hybrid.sh: $part is neither times nor training" >&2
@@ -22,9 +24,8 @@ network_options: {width: 256, layers: 2, heads: 4, context: 64}
 batch: 4
 steps: 4
 optimizer: adamw
-learning_rate: 0.002
-slack: 0.015
-precisions: [fp32, bf16, int8, int8-all, int8-tensor]
+learning_rate: 0.001
+precisions: [fp32, int8-tensor]
 YAML
 study() { python -m foreplan.planner.precision.hybrid_training "$@"; }
 
@@ -45,15 +46,16 @@ if [ "$part" != training ]; then
 fi
 if [ "$part" != times ]; then
   echo "== 4/4 training, emulated"
-  read -ra seeds <<< "${SEEDS:-0 1 2 3 4 5 6 7}"
-  half=$((${#seeds[@]} / 2))
-  for some in "${seeds[*]:0:half}" "${seeds[*]:half}"; do
-    read -ra mine <<< "$some"
-    [ ${#mine[@]} -eq 0 ] || OMP_NUM_THREADS=1 study train "$out/hybrid.json" \
-      -o "$out/losses.jsonl" --steps "${STEPS:-400}" --seeds "${mine[@]}" &
+  [ -e "$out/training.json" ] ||
+    study plan "$out/profiles/cluster.yaml" "$out/workload.yaml" -o "$out/training.json" \
+      --draws $((draws * (first + seeds)))
+  for ((k = 0; k < cores && k < seeds; k++)); do
+    OMP_NUM_THREADS=1 study train "$out/training.json" -o "$out/losses.jsonl" \
+      --arms "uniform fp32" "lowest uniform" plan --draws-a-seed "$draws" \
+      --steps "${STEPS:-400}" --seeds $(seq $((first + k)) "$cores" $((first + seeds - 1))) &
     pids+=($!)
   done
   for pid in "${pids[@]}"; do wait "$pid"; done
-  study table "$out/losses.jsonl"
-  study table "$out/losses.jsonl" --against plan
+  study table "$out/losses.jsonl" --together
+  study table "$out/losses.jsonl" --together --against plan
 fi
