@@ -27,8 +27,9 @@ def mapped_allocations() -> Iterator[None]:
 
     glibc keeps freed blocks of up to 32 MiB in its heap, and what is packed lies between them: a
     stage that holds 50 MiB was seen to occupy 500, and a memory cap counts the holes too. Behind
-    the block the heap serves such sizes again, so that a pass does not fault in new pages for its
-    temporaries.
+    the block the heap serves such sizes again and keeps what is freed, so that a pass does not
+    fault in new pages for its temporaries: on a core of an EPYC the prefill of 222M parameters in 4
+    bits took 360 ms with 160,000 faults, and 258 with 3,400 (measured in turns).
     """
     libc = _glibc()
     if libc is None:
@@ -39,7 +40,7 @@ def mapped_allocations() -> Iterator[None]:
         yield
     finally:
         libc.malloc_trim(0)
-        libc.mallopt(_M_MMAP_THRESHOLD, _MOST_MAPPED)
+        keep_freed_memory()
 
 
 @contextlib.contextmanager
@@ -76,7 +77,7 @@ def _grow(on: bool) -> bool:
 
 
 def keep_freed_memory() -> None:
-    """Let this process keep the memory that a training step frees for the next step.
+    """Let this process keep the memory that a step frees for the next step.
 
     By default glibc gives it back, and every step faults the pages of its activations in again: on
     two cores of an EPYC a step of 26 MB of weights took 203 ms, and 193 in two runs minutes later
