@@ -4,8 +4,8 @@ The ranks are real processes on gloo (CPUs) or NCCL (GPUs). Sums, gathers and sc
 among all of them, and in groups of 2, 4, ... neighbours at the same time, as lanes make them. Every
 kind of collective is timed for sizes from 1 KiB to 64 MiB and fitted by ``seconds = alpha + beta *
 payload`` with ``alpha, beta > 0`` and the sum of ``|log(fit / measured)|`` least: small messages
-count as much as large ones, and the few sizes that a machine happens to serve in no time (a
-processor that is still awake answers 80 times sooner than one that went idle) do not decide.
+count as much as large ones, and the few sizes that a machine happens to serve in no time do not
+decide. Over gloo, collectives are timed between computations and by the mean, as runs meet them.
 Payloads are as in `foreplan.datasets.tier`.
 """
 
