@@ -20,21 +20,23 @@ from foreplan.cost_models._leaf_loops import SERIAL, UNROLLED, VECTOR, log
 from foreplan.cost_models._tir_compiled import part
 from foreplan.cost_models._tir_regions import INDIRECT, arrange, evaluate, iterations
 from foreplan.cost_models._tir_walk import (
+    CHOICES,
     INDICES,
+    PRODUCTS,
+    called,
     constant,
     dtype_code,
     member,
     ref,
     size,
-    word,
 )
 
-_A, _B = 0, 1
+_A, _B, _C = 0, 1, 2
 _KIND, _VARIABLE, _LOAD, _CALL, _CAST = w.KIND, w.VARIABLE, w.LOAD, w.CALL, w.CAST
 _SELECT, _ADD, _DIV, _MOD = w.SELECT, w.ADD, w.DIV, w.MOD
 _FLOOR_DIV, _FLOOR_MOD, _MIN, _MAX, _NOT = w.FLOOR_DIV, w.FLOOR_MOD, w.MIN, w.MAX, w.NOT
 _EQ, _NE, _LT, _GT, _GE = w.EQ, w.NE, w.LT, w.GT, w.GE
-_FLOATING_OF, _PRICE_OF = w.FLOATING_OF, w.PRICE_OF
+_FLOATING_OF = w.FLOATING_OF
 
 #: Instructions up to which LLVM unrolls a loop whole before it looks for vector code (-O3).
 _UNROLLED_SIZE = 300.0
@@ -92,6 +94,8 @@ def _kept_divisions(
             left, right = ref(nodes, row, _A), ref(nodes, row, _B)
             a, b = divided[left], divided[right]
             found = max(a, b)
+            if kind == _SELECT:
+                found = max(found, divided[ref(nodes, row, _C)])
             if min(a, b) >= 2 and a != b:
                 found = 4
             by[row] = 1.0 if found < 2 else -1.0
@@ -161,16 +165,46 @@ def ways_along(
 
 
 @part
+def _of_values(nodes: Any, row: int, mask: int) -> Any:
+    """Whether a comparison is one of values, not one of positions."""
+    code = dtype_code(nodes, ref(nodes, row, _A))
+    return (code >= 0 and _FLOATING_OF[code] > 0) or mask & INDIRECT != 0
+
+
+@part
+def _unchanged(
+    nodes: Any, pool: Any, alias: Any, loop_of: Any, running: Any, extents: Any, count: int,
+    order: Any, length: int, state: Any, same: Any,
+) -> None:  # fmt: skip
+    """Vector loops that an expression depends on and along which it does not change.
+
+    Of x % 1024 // 128 with 64 lanes TVM's lowering leaves one number and spreads it: what is
+    computed of it is computed once, not once a lane. Fills ``same`` with masks of loops; ``state``
+    holds intervals over all loops.
+    """
+    divided = np.zeros(nodes.shape[0], dtype=np.int8)
+    for loop in range(count):
+        if running[loop] == VECTOR and extents[loop] > 1:
+            _kept_divisions(
+                nodes, pool, alias, loop_of, loop, extents[loop], order, length, state, divided
+            )
+            for number in range(length):
+                row = order[number]
+                if divided[row] == 0:
+                    same[row] |= 1 << loop
+
+
+@part
 def code_entries(
     nodes: Any, pool: Any, alias: Any, loop_of: Any, accesses: Any, many: int, slots: Any,
     widths: Any, value: int, predicate: int, own: int, step: float, count: int, extents: Any,
     running: Any, everything: int, jobs: int, reducing: int, total: float, lane: int, order: Any,
-    length: int, state: Any, meant: Any, rows: Any, stack: Any, out: Any,
+    length: int, state: Any, meant: Any, rows: Any, stack: Any, calls: Any, out: Any,
 ) -> Any:  # fmt: skip
     """Fill the "code" entries of a leaf.
 
     ``meant`` is a second ``state``, of the stored value's expressions; ``rows`` and ``stack`` are
-    scratch.
+    scratch. ``calls`` (operations) is filled with how often functions run, by kind.
 
     Returns:
         Loops that run and that something depends on.
@@ -258,42 +292,54 @@ def code_entries(
     for item in range(found):
         row = rows[item]
         kind, mask = nodes[row, _KIND], meant[row, 2]
-        if _EQ <= kind <= _GE:
-            a, b = ref(nodes, row, _A), ref(nodes, row, _B)
-            code = dtype_code(nodes, a)
-            if (code >= 0 and _FLOATING_OF[code] > 0) or mask & INDIRECT:
-                flops += _executions(mask, everything, extents, count)
-                continue
-            if kind in (_GT, _GE):
-                a, b = b, a
-            strict = 1 if kind in (_LT, _GT) else 0
-            if kind > _NE and (
-                meant[a, 1] + strict <= meant[b, 0] or meant[a, 0] + strict > meant[b, 1]
-            ):
-                continue
-            if inner < 0 or not mask >> inner & 1:
-                if kind <= _NE:
-                    around += 1.0
-                elif meant[a, 2] > 0:
-                    above += 1.0
-                else:
-                    below += 1.0
-            elif kind <= _NE:
-                other += 1.0
-            elif meant[a, 2] >> inner & 1:
-                upper += 1.0
-            else:
-                lower += 1.0
+        if not _EQ <= kind <= _GE or _of_values(nodes, row, mask):
             continue
-        times = _executions(mask, everything, extents, count)
-        if kind == _CALL:
-            price = _PRICE_OF[word(nodes, ref(nodes, row, _A))]
-            if price not in (3, 4):
+        a, b = ref(nodes, row, _A), ref(nodes, row, _B)
+        if kind in (_GT, _GE):
+            a, b = b, a
+        strict = 1 if kind in (_LT, _GT) else 0
+        if kind > _NE and (
+            meant[a, 1] + strict <= meant[b, 0] or meant[a, 0] + strict > meant[b, 1]
+        ):
+            continue
+        if inner < 0 or not mask >> inner & 1:
+            if kind <= _NE:
+                around += 1.0
+            elif meant[a, 2] > 0:
+                above += 1.0
+            else:
+                below += 1.0
+        elif kind <= _NE:
+            other += 1.0
+        elif meant[a, 2] >> inner & 1:
+            upper += 1.0
+        else:
+            lower += 1.0
+    both = min(lower, upper)
+    guarded = both + other > 0.0
+    same = np.zeros(nodes.shape[0], dtype=np.int64)
+    if not guarded:  # TVM makes vector loops with such conditions serial again
+        _unchanged(nodes, pool, alias, loop_of, running, extents, count, rows, found, meant, same)
+    for item in range(found):
+        row = rows[item]
+        kind, mask = nodes[row, _KIND], meant[row, 2]
+        code = dtype_code(nodes, row)
+        if guarded and mask != 0 and code >= 0 and _FLOATING_OF[code] > 0:
+            mask |= 1 << inner  # nothing that needs a load is moved out from behind a branch
+        times = _executions(mask & ~same[row], everything, extents, count)
+        if _EQ <= kind <= _GE:
+            if _of_values(nodes, row, mask):
+                flops += times
+        elif kind == _CALL:
+            operation = called(nodes, pool, row)
+            if operation == PRODUCTS:
+                flops += times
+            elif operation >= 0 and operation != CHOICES:
                 functions += times
+                calls[operation] += times
         elif kind in (_SELECT, _MIN, _MAX):
             flops += times
         elif _ADD <= kind <= _FLOOR_MOD:
-            code = dtype_code(nodes, row)
             if code >= 0 and _FLOATING_OF[code] > 0:
                 if kind == _DIV:
                     quotients += times
@@ -303,7 +349,6 @@ def code_entries(
                 divisions += times
             else:
                 addresses += times
-    both = min(lower, upper)
     around += min(above, below)
     out[10], out[11], out[12], out[13] = both + other, abs(upper - lower), log(turns), around
     out[14], out[15], out[16] = log(flops), log(quotients), log(functions)

@@ -255,12 +255,16 @@ def _leaf(
         for slot in range(distinct):
             if accesses[item, BUFFER] == own[slot]:
                 slots[item] = slot
+    calls = np.zeros(OPERATION_COLUMNS)
     kept = code_entries(
         nodes, pool, alias, loop_of, accesses, many, slots, widths, ref(nodes, leaf[STORE], _A),
         ref(nodes, leaf[REALIZE], _D), own[0], float(leaf[UNROLL]), count, extents, running,
         everything, jobs, reducing, total, lane if lane >= 0 else inner, order, length, state,
-        apart, rows, stack[512:], out[at : at + 24],
+        apart, rows, stack[512:], calls, out[at : at + 24],
     )  # fmt: skip
+    if leaf[KERNEL] == 0:  # as often as they run after what the compilers move out of loops
+        for item in (CHEAP, COSTLY, CALLED):
+            out[item] = log(calls[item])
     whole = out[at + 10] == 0.0 and out[at + 4] == 0.0 and out[at] != 3.0
     at += 24
     if leaf[KERNEL] == 0:

@@ -263,26 +263,34 @@ def walk(
 
 
 @part
+def called(nodes: Any, pool: Any, row: int) -> Any:
+    """Column of the operation that a call is; -1 where nothing is left of it."""
+    price = _PRICE_OF[word(nodes, ref(nodes, row, _A))]
+    if price == 6:
+        exponent = member(nodes, pool, ref(nodes, row, _B), 1)
+        known = nodes[exponent, _A] if nodes[exponent, _KIND] == _FLOATING else 0
+        if known in (1, 2):  # compilers fold x ** 1 and x ** 2
+            return -1 if known == 1 else PRODUCTS
+        return CALLED
+    if price == 1:
+        return CHEAP
+    if price == 3:
+        return CHOICES
+    if price == 4:
+        return -1
+    return CALLED if price == 5 else COSTLY  # one that is not known is taken as costly
+
+
+@part
 def _count(nodes: Any, pool: Any, row: int, operations: Any) -> None:
     """Add one operator of a value to its leaf's counts."""
     kind = nodes[row, _KIND]
     code = dtype_code(nodes, row)
     floating = code >= 0 and _FLOATING_OF[code] > 0
     if kind == _CALL:
-        price = _PRICE_OF[word(nodes, ref(nodes, row, _A))]
-        if price == 1:
-            operations[CHEAP] += 1
-        elif price == 2 or price < 0:  # a function that is not known is taken as costly
-            operations[COSTLY] += 1
-        elif price == 3:
-            operations[CHOICES] += 1
-        elif price == 5:
-            operations[CALLED] += 1
-        elif price == 6:
-            exponent = member(nodes, pool, ref(nodes, row, _B), 1)
-            known = nodes[exponent, _A] if nodes[exponent, _KIND] == _FLOATING else 0
-            if known != 1:  # compilers fold x ** 1 and x ** 2
-                operations[PRODUCTS if known == 2 else CALLED] += 1
+        found = called(nodes, pool, row)
+        if found >= 0:
+            operations[found] += 1
     elif kind == _CAST:
         operations[CASTS] += 1
     elif kind in (_SELECT, _MIN, _MAX) or _EQ <= kind <= _GE:

@@ -122,6 +122,19 @@ def merge_scattered():
     return _merge(64)
 
 
+def pad_of_root():
+    a = te.placeholder((8, 56, 56), "float32", name="A")
+    v = te.placeholder((8,), "float32", name="V")
+
+    def padded(c, i, j):
+        inside = tvm.tirx.all(i >= 1, i < 57, j >= 1, j < 57)
+        value = a[c, i - 1, j - 1] / tvm.tirx.sqrt(v[c])
+        return tvm.tirx.if_then_else(inside, value, tvm.tirx.const(0.0, "float32"))
+
+    b = te.compute((8, 58, 58), padded, name="B")
+    return tvm.IRModule({"main": te.create_prim_func([a, v, b])})
+
+
 def pad():
     a = te.placeholder((8, 56, 56), "float32", name="A")
 
@@ -134,11 +147,35 @@ def pad():
     return tvm.IRModule({"main": te.create_prim_func([a, b])})
 
 
+def _power(width):
+    a = te.placeholder((4096,), "float32", name="A")
+
+    def scaled(i):  # the power changes with every 128th element
+        exponent = tvm.tirx.floordiv(tvm.tirx.floormod(i, 1024), 128)
+        base = tvm.tirx.const(10000.0, "float32")
+        return a[i] * tvm.tirx.power(base, exponent.astype("float32"))
+
+    b = te.compute((4096,), scaled, name="B")
+    s = tvm.s_tir.Schedule(tvm.IRModule({"main": te.create_prim_func([a, b])}))
+    outer, inner = s.split(s.get_loops(s.get_sblock("B"))[0], [None, width])
+    s.parallel(outer)
+    s.vectorize(inner)
+    return s.mod
+
+
+def power_once():
+    return _power(64)
+
+
+def power_by_lane():
+    return _power(256)
+
+
 if __name__ == "__main__":
     lines = []
     for build in (
         gemm, gemm_tiled, reduction, chain, cuda, copy_joined, copy_scattered, pad, merge_joined,
-        merge_scattered,
+        merge_scattered, power_once, power_by_lane, pad_of_root,
     ):  # fmt: skip
         module = build()
         print(module.script())

@@ -184,6 +184,26 @@ def test_a_condition_with_two_ends_guards_its_loop(encoder: CompactAstEncoder) -
     )  # fmt: skip
 
 
+def test_behind_a_guard_nothing_that_is_loaded_is_moved_out_of_the_loop(
+    encoder: CompactAstEncoder,
+) -> None:
+    n = 8 * 58 * 58  # the root of V[c] is the same along i and j, and is taken for each of them
+    check(
+        encoder.encode(TEXTS["pad_of_root"]), 0, code__guards=1, code__functions=n,
+        code__quotients=n, arithmetic__cheap_functions=n,
+    )  # fmt: skip
+
+
+def test_a_function_of_what_all_lanes_share_is_computed_once(encoder: CompactAstEncoder) -> None:
+    # x % 1024 // 128 is the same in 64 lanes, and takes two values in 256: 64 or 4096 powers.
+    once, by_lane = encoder.encode(TEXTS["power_once"]), encoder.encode(TEXTS["power_by_lane"])
+    for ast, powers in ((once, 64), (by_lane, 4096)):
+        check(
+            ast, 0, code__functions=powers, arithmetic__called_functions=powers,
+            code__flops=4096, arithmetic__products=4096,
+        )  # fmt: skip
+
+
 def test_cuda_bindings(encoder: CompactAstEncoder) -> None:
     ast = encoder.encode(TEXTS["cuda"])
     assert ast.position.tolist() == [6, 8, 9, 10]  # fill, init, update, write back
