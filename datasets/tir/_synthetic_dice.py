@@ -17,6 +17,7 @@ from torch.nn import functional as F
 MOST_PRODUCTS, MOST_ELEMENTS = 6e8, 1 << 22
 
 Function = Callable[..., Any]
+OnTensors = Callable[..., Tensor]
 
 
 class Drawn(NamedTuple):
@@ -35,7 +36,7 @@ class Drawn(NamedTuple):
     trains: bool
 
 
-UNARY: dict[str, Function] = {
+UNARY: dict[str, OnTensors] = {
     "relu": F.relu, "relu6": F.relu6, "gelu": F.gelu,
     "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"), "silu": F.silu,
     "sigmoid": torch.sigmoid, "tanh": torch.tanh, "exp": torch.exp, "erf": torch.erf,
@@ -51,7 +52,7 @@ UNARY: dict[str, Function] = {
 ACTIVATIONS = (
     "relu", "relu", "gelu", "gelu_tanh", "silu", "sigmoid", "tanh", "relu6", "hardswish", "leaky",
 )  # fmt: skip
-BINARY: tuple[Function, ...] = (
+BINARY: tuple[OnTensors, ...] = (
     torch.add, torch.add, torch.mul, torch.mul, torch.sub, torch.div, torch.maximum, torch.minimum,
     lambda a, b: torch.where(a > b, a, b * 0.5),
     lambda a, b: torch.where(b >= 0.5, a, torch.full_like(a, -1e9)),
@@ -121,7 +122,7 @@ def values(*shape: int) -> Tensor:
     return torch.full(shape, 0.5)
 
 
-def tail(dice: Dice, shape: Sequence[int], axis: int) -> tuple[Function, list[Tensor]]:
+def tail(dice: Dice, shape: Sequence[int], axis: int) -> tuple[OnTensors, list[Tensor]]:
     """What follows a product: bias, batch norm, activation, residual, scale, in that order."""
     steps: list[Function] = []
     extra: list[Tensor] = []
