@@ -58,12 +58,16 @@ def write_report(
 def timelines(
     plan: Plan, verification: Verification | None
 ) -> tuple[Timeline | None, Timeline | None]:
-    """Predicted and measured timeline of a plan, as far as they were kept."""
+    """Predicted and measured timeline of a plan, as far as they were kept.
+
+    The measured one has every process of the run, of which a rank of the plan may be several.
+    """
     if plan.times is None:
         return None, None
-    chosen = planner(plan.kind)
-    schedule = chosen.schedule(problem_of(plan, chosen), decision_of(plan))
-    predicted = plan.times.timeline(schedule, "simulated")
+    chosen, decision = planner(plan.kind), decision_of(plan)
+    problem = problem_of(plan, chosen)
+    predicted = plan.times.timeline(chosen.schedule(problem, decision), "simulated")
     if verification is None or verification.times is None:
         return predicted, None
+    schedule, _ = chosen.real(problem, decision)
     return predicted, verification.times.timeline(schedule, "measured")

@@ -25,6 +25,7 @@ from foreplan.planner.plan import (
     VerifyHints,
 )
 from foreplan.planner.predict import Forecast
+from foreplan.planner.report.files import timelines
 from foreplan.planner.verify.verify import verify
 
 
@@ -67,9 +68,14 @@ def test_every_lane_of_a_rank_is_a_process() -> None:
     options: dict[str, Any] = {"ranks": 1, "encoder_ranks": [[[0]]], "tp": 2}
     split = cases.decision(problem, "1f1b", pieces=1, **options)
     whole = cases.decision(problem, "1f1b", **options)
-    document = verify(plan_of(problem, split, {"whole": whole}), rounds=1).document
+    plan = plan_of(problem, split, {"whole": whole})
+    document = verify(plan, rounds=1).document
     assert document is not None
     assert document.passed
+    predicted, measured = timelines(plan, document)
+    assert predicted is not None
+    assert measured is not None
+    assert (predicted.schedule.ranks, measured.schedule.ranks) == (1, 2)
     assert all(one.failure is None for one in document.candidates)
     first, second = document.chosen.ranks
     assert first.device != second.device
