@@ -117,7 +117,7 @@ def _pack_int4_fragments(weight: Tensor) -> Packed:
     both = torch.stack([scale, zero], dim=2).view(n // 16, 2, 8, k // GROUP, 2)
     # One lane needs scale and zero of features r and r + 8: [N/16, K/64, r, 2, (scale, zero)].
     scales = both.permute(0, 3, 2, 1, 4).contiguous()
-    tensors = {"weight": to_fragments(q.view(n, k)), "scale": scales}
+    tensors = {"weight": to_fragments(q.view(n, k), 4), "scale": scales}
     return _packed("int4.fragments", weight, tensors)
 
 
@@ -130,15 +130,15 @@ def _dequantise_int4_fragments(packed: Packed) -> Tensor:
 
 def _pack_int8_fragments(weight: Tensor) -> Packed:
     plain = _pack_int8_rows(weight)
-    shifted = (plain.tensors["weight"].to(torch.int16) + 128).to(torch.uint8)
-    planes = [to_fragments(shifted & 15), to_fragments(shifted >> 4)]
-    tensors = {"weight": torch.stack(planes, dim=2), "scale": plain.tensors["scale"]}
+    tensors = {
+        "weight": to_fragments(plain.tensors["weight"], 8),
+        "scale": plain.tensors["scale"],
+    }
     return _packed("int8.fragments", weight, tensors)
 
 
 def _dequantise_int8_fragments(packed: Packed) -> Tensor:
-    low, high = (from_fragments(plane) for plane in packed.tensors["weight"].unbind(2))
-    values = high.to(torch.int16) * 16 + low.to(torch.int16) - 128
+    values = from_fragments(packed.tensors["weight"]).view(torch.int8)
     return values.float() * packed.tensors["scale"].float()[:, None]
 
 

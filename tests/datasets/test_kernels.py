@@ -257,8 +257,9 @@ def test_fragments_hold_the_same_values_as_the_plain_layouts() -> None:
     from foreplan.datasets._fragment_linear import from_fragments, to_fragments
     from foreplan.datasets._kernel_layouts import LAYOUTS
 
-    values = torch.randint(0, 16, (48, 192), generator=torch.Generator().manual_seed(1))
-    assert torch.equal(from_fragments(to_fragments(values)), values.to(torch.uint8))
+    for bits in (4, 8):
+        values = torch.randint(0, 2**bits, (48, 192), generator=torch.Generator().manual_seed(1))
+        assert torch.equal(from_fragments(to_fragments(values, bits)), values.to(torch.uint8))
     weight = _weight(48, 192)
     for fragments, plain in (("int4.fragments", "int4.nibbles"), ("int8.fragments", "int8.rows")):
         packed = LAYOUTS[fragments].pack(weight)
@@ -275,11 +276,16 @@ def test_a_lane_s_word_holds_what_the_tensor_core_takes() -> None:
     lane, word = 4 * 5 + 2, 3  # r = 5, t = 2
     at = 16 * 2 + 4 * word
     values[5, at], values[5, at + 1], values[13, at + 2], values[13, at + 3] = 1, 2, 3, 4
-    words = to_fragments(values)
-    assert words.shape == (1, 1, 32, 4)
+    words = to_fragments(values, 4)
+    assert words.shape == (1, 1, 1, 32, 4)
     expected = 1 | 2 << 16 | 3 << 12 | 4 << 28
-    assert int(words[0, 0, lane, word]) & 0xFFFFFFFF == expected
+    assert int(words[0, 0, 0, lane, word]) & 0xFFFFFFFF == expected
     assert int(words.ne(0).sum()) == 1
+    # Bytes: step 3 is the last two words of eight.
+    words = to_fragments(values, 8)
+    assert words.shape == (1, 1, 2, 32, 4)
+    assert words[0, 0, 1, lane].tolist() == [0, 0, 1 | 2 << 16, 3 << 8 | 4 << 24]
+    assert int(words.ne(0).sum()) == 2
 
 
 def test_rows_that_a_fused_kernel_computes() -> None:
