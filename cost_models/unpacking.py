@@ -14,12 +14,12 @@ _KERNELS = ("dequant_linear", "unpack_linear", "upcast_linear")
 _FOR_MANY_ROWS = "fragment_linear"
 
 #: Seconds of one multiprocessor in which a fused kernel gets through a value of the weight, by
-#: storage and rows of a call: its time at 8192 x 8192 on a whole H200 of 132 (`measured`: 13.8,
-#: 17.0 and 26.5 us with int4, 20.0, 23.6 and 37.2 with int8, docs/results/kernels.md). Slices of 66
+#: storage and rows of a call: its time at 8192 x 8192 on a whole H200 of 132 (`measured`: 14.2,
+#: 16.8 and 27.8 us with int4, 19.2, 19.8 and 24.2 with int8, docs/results/kernels.md). Slices of 66
 #: and 32 agree within 30 % (docs/results/h200.md). Other chips' instruction rates differ.
 _UNIT_S_A_VALUE = MappingProxyType({
-    "int4": MappingProxyType({8: 27.1e-12, 16: 33.4e-12, 32: 52.1e-12}),
-    "int8": MappingProxyType({8: 39.3e-12, 16: 46.4e-12, 32: 73.2e-12}),
+    "int4": MappingProxyType({8: 27.9e-12, 16: 33.0e-12, 32: 54.7e-12}),
+    "int8": MappingProxyType({8: 37.8e-12, 16: 38.9e-12, 32: 47.6e-12}),
 })  # fmt: skip
 _MEASURED_CHIP = "gh100"
 
