@@ -28,8 +28,9 @@ from foreplan.planner.bubbles.works import StepWorks, TowerWorks
 from foreplan.planner.predict import contention, memory_share
 
 #: Share of a sum's time that computation beside it may lose before nothing is put there (chosen:
-#: gloo on a rank's one core takes 0.8 and more of it, NCCL on an H200 0.46).
-_MOST_TAKEN = 0.7
+#: gloo takes 0.63-0.86 of it on a rank's one core, where units inside passes made a step 6 % longer
+#: than three phases; NCCL 0.46 on an H200, where they made it 10 % shorter; docs/results/bubbles.md).
+_MOST_TAKEN = 0.55
 
 
 class TrainingStep:

@@ -15,11 +15,12 @@ from foreplan.cost_models.costs import CostBook
 from foreplan.planner.base import Problem
 from foreplan.planner.bubbles.training_step import TrainingStep
 
-#: Products of 4096 rows that a GPU multiplies while the host queues a round: 60 ms on an H200; the
-#: longest round, host and device together, took 18 ms when nothing kept it busy. They bring the
-#: GPU to the power of a step, too: at its limit the clock falls, and a rank at work for 95 % of a
-#: step was 3-9 % slower than prices that had been measured between sleeps, one for 35 % not at all.
-AHEAD_PRODUCTS, AHEAD_ROWS = 300, 4096
+#: What keeps a GPU busy while the host queues a round, each some 60 ms on an H200: cycles of sleep,
+#: or products of so many rows. The longest round, host and device together, took 18 ms when nothing
+#: kept it busy. Behind sleeps the clock is 1980 MHz and behind products 1700, and passes take 11 to
+#: 18 % longer; in steps it is 1790 to 1950, the lower the longer a rank is at work. Prices are half
+#: way, which four shapes that had run were within 3 % of.
+AHEAD_CYCLES, AHEAD_PRODUCTS, AHEAD_ROWS = 120_000_000, 300, 4096
 #: Rounds before those that count: half a second until the clock has settled.
 WARM_ROUNDS, ROUNDS = 6, 6
 
@@ -36,7 +37,7 @@ class Measuring(LinkMeasuring):
                 tasks.setdefault(key, (name, tower))
         mine = list(tasks.items())[self.rank :: RANKS]
         self._alone = {key: self._tower_runs(*task) for key, task in mine}
-        times = {key: self._time_tower(runs) for key, runs in self._alone.items()}
+        times = {key: self._price_tower(runs) for key, runs in self._alone.items()}
         parts: list[Any] = [None] * RANKS
         dist.all_gather_object(parts, times)
         self.say(f"{len(tasks)} towers measured")
@@ -125,19 +126,34 @@ class Measuring(LinkMeasuring):
         inputs |= {key: [x] for key in ("exit", *(k for k in cuts if k.startswith("half")))}
         return cuts, inputs, frozen, flat
 
-    def _time_tower(self, runs: Any) -> dict[str, dict[str, float]]:
+    def _price_tower(self, runs: Any) -> dict[str, dict[str, float]]:
+        """Seconds half way between those of a GPU that rests between rounds and one that does not.
+
+        As `_time_tower`.
+        """
+        rested = self._time_tower(runs)
+        if self.processor:
+            return rested
+        at_work = self._time_tower(runs, rests=False)
+        return {
+            name: {op: float(np.sqrt(first * at_work[name][op])) for op, first in times.items()}
+            for name, times in rested.items()
+        }
+
+    def _time_tower(self, runs: Any, *, rests: bool = True) -> dict[str, dict[str, float]]:
         """Forward and backward seconds by half (0 attention, 1 MLP), ``entry`` and ``exit``.
 
         The GPU is kept busy until the host has queued a whole round, so that ``F`` and ``B`` are
-        the device's own; ``host F`` and ``host B`` are what the host takes to queue them.
+        the device's own; ``host F`` and ``host B`` are what the host takes to queue them. It sleeps
+        meanwhile, or multiplies matrices if it never ``rests``.
         """
         import torch
 
         cuts, inputs, frozen, _ = runs
         order = ["entry", *(f"half {k}" for k in range(4)), "exit"]
         seconds: dict[tuple[str, str], list[float]] = {}
-        ahead = None if self.processor else self._products()
-        for turn in range(-WARM_ROUNDS if ahead else -2, ROUNDS):
+        ahead = None if self.processor else self._ahead(rests=rests)
+        for turn in range(-2 if rests else -WARM_ROUNDS, ROUNDS):
             stamps: list[tuple[str, str, Any, Any]] = []
 
             def run(key: str, op: str, work: Callable[[], Any], stamps: Any = stamps) -> Any:
@@ -178,10 +194,12 @@ class Measuring(LinkMeasuring):
             found.setdefault(name, {"F": 0.0, "B": 0.0})[op] = float(np.median(values))
         return found
 
-    def _products(self) -> Callable[[], None]:
-        """What keeps a GPU busy, and at the power of a step, while the host gets ahead."""
+    def _ahead(self, *, rests: bool) -> Callable[[], None]:
+        """What keeps a GPU busy while the host gets ahead."""
         import torch
 
+        if rests:
+            return lambda: torch.cuda._sleep(AHEAD_CYCLES)
         a = torch.randn(AHEAD_ROWS, AHEAD_ROWS, device=self.device).to(self.dtype)
         made = torch.empty_like(a)
 
