@@ -271,7 +271,7 @@ class _Rank:
                 return
             work = start(turn)
             if self.word == "cpu":
-                wait_awake(work)
+                wait_awake(work, kind)
             else:
                 work.wait()
 

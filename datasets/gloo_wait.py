@@ -31,16 +31,18 @@ _NICER = 10
 _NICEST, _READER = 19, "gloo_tcp_loop"
 
 
-def wait_awake(work: Any) -> None:
+def wait_awake(work: Any, kind: str) -> None:
     """Return when a collective is done, like its ``wait``.
 
     Args:
         work: what an asynchronous collective of a gloo group returned.
+        kind: which one, as ``all_reduce``. A ``reduce_scatter`` is waited for asleep: torch sums a
+            copy and takes this rank's part of it in ``wait``, so that before it is never completed.
 
     Raises:
         RuntimeError: as ``work.wait``: another rank has gone, or the group's time was up.
     """
-    until = time.monotonic_ns() + _AWAKE_NS
+    until = time.monotonic_ns() + (0 if kind == "reduce_scatter" else _AWAKE_NS)
     while not work.is_completed() and time.monotonic_ns() < until:
         os.sched_yield()
     work.wait()

@@ -41,8 +41,8 @@ from foreplan.solvers.chain_diagnosis import Obstacle
 
 #: What a plan says whose processors share layers (docs/results/serving_cpu.md).
 _SUMS_OF_PROCESSORS = (
-    "sums between processors take as long as when they were measured back to back; where cores "
-    "sleep meanwhile a run took three times as long as planned: verify, or set tensor_parallel=1"
+    "sums between processors take as long as they did between the profile's computations; a run "
+    "took 1.4 times as long as planned: verify, or set tensor_parallel=1"
 )
 #: Relative gap at which the solver stops; how far from the best an answer may be to be replayed.
 GAP, REPLAY_WITHIN, REPLAYS = 1e-4, 0.02, 6

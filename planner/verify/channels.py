@@ -148,7 +148,8 @@ class _Gloo:
         except RuntimeError as error:
             raise ConnectionLost(str(error)) from error
         # A message cannot say whether it is there yet.
-        wait = partial(wait_awake, work) if step.kind == "collective" else work.wait
+        awake = partial(wait_awake, work, step.action.op)
+        wait = awake if step.kind == "collective" else work.wait
         self._waits[place] = wait, finish
 
     def wait(self, place: int) -> None:

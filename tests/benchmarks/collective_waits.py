@@ -51,7 +51,7 @@ def measure(sizes: list[int], rank: int, store: str) -> None:
         group = nicer if "nicer" in way else plain
         work: Any = dist.all_reduce(message, group=group, async_op=True)
         if way.startswith("awake"):
-            wait_awake(work)
+            wait_awake(work, "all_reduce")
         else:
             work.wait()
         return time.perf_counter() - started

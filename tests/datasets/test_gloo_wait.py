@@ -33,11 +33,15 @@ for late_s in (0.0, 0.2):
     if rank == 1:
         time.sleep(late_s)
     message = torch.full((3072,), 1.0 + rank)
-    wait_awake(dist.all_reduce(message, group=group, async_op=True))
+    wait_awake(dist.all_reduce(message, group=group, async_op=True), "all_reduce")
     said.append(float(message.sum()))
+part = torch.zeros(1536)
+wait_awake(dist.reduce_scatter_tensor(part, torch.ones(3072), group=group, async_op=True),
+           "reduce_scatter")
+said.append(float(part.sum()))
 if rank == 0:
     try:
-        wait_awake(dist.all_reduce(message, group=group, async_op=True))
+        wait_awake(dist.all_reduce(message, group=group, async_op=True), "all_reduce")
     except RuntimeError:
         said.append("lost")
 print(said, flush=True)
@@ -61,9 +65,9 @@ def test_sums_are_done_and_a_lost_rank_is_an_error(tmp_path: Path) -> None:
     finally:
         for rank in ranks:
             rank.kill()
-    total = 3.0 * 3072
+    total, part = 3.0 * 3072, 2.0 * 1536
     nice = [0, min(10, 19 - os.getpriority(os.PRIO_PROCESS, 0))]
-    assert said == [f"[{nice}, {total}, {total}, 'lost']", f"[{nice}, {total}, {total}]"]
+    assert said == [f"[{nice}, {total}, {total}, {part}, 'lost']", f"[{nice}, {total}, {total}, {part}]"]
 
 
 class Work:
@@ -85,6 +89,13 @@ def test_it_asks_for_a_while_and_then_waits(times: float, monkeypatch: pytest.Mo
     clock = iter(range(0, 1_000_000_000, 1_000_000))
     monkeypatch.setattr(gloo_wait, "time", SimpleNamespace(monotonic_ns=lambda: next(clock)))
     work = Work(times)
-    wait_awake(work)
+    wait_awake(work, "all_reduce")
     assert work.waited == 1
     assert work.asked == min(times + 1, 10)
+
+
+def test_it_stays_awake_for_nothing_that_ends_only_in_its_wait() -> None:
+    work = Work(float("inf"))
+    wait_awake(work, "reduce_scatter")
+    assert work.waited == 1
+    assert work.asked <= 1

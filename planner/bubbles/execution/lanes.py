@@ -113,7 +113,7 @@ class Lanes:
     def wait(self, work: Any) -> None:
         """Wait for a sum that `start_sum` started; for gloo's as a profile does."""
         if dist.get_backend(self._group) == "gloo":
-            wait_awake(work)
+            wait_awake(work, "all_reduce")
         else:
             work.wait()
 
