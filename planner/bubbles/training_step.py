@@ -29,7 +29,7 @@ from foreplan.planner.predict import contention, memory_share
 
 #: Share of a sum's time that computation beside it may lose before nothing is put there (chosen:
 #: gloo takes 0.63-0.86 of it on a rank's one core, where units inside passes made a step 6 % longer
-#: than three phases; NCCL 0.46 on an H200, where they made it 10 % shorter; docs/results/bubbles.md).
+#: than three phases; NCCL 0.46 on an H200, where it was 10 % shorter; docs/results/bubbles.md).
 _MOST_TAKEN = 0.55
 
 
