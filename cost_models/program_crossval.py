@@ -26,6 +26,7 @@ from foreplan.cost_models.baselines_programs import (
     StoreFeatureEncoder,
     fit_cdmpp_together,
 )
+from foreplan.cost_models.baselines_programs.cdmpp_training import CYCLE
 from foreplan.cost_models.program_data import read_programs
 from foreplan.cost_models.program_fitting import fit_together
 from foreplan.cost_models.program_folds import SPLITS, Fold, folds
@@ -45,14 +46,14 @@ VARIANTS: dict[str, dict[str, Any]] = {
 }
 #: CDMPP's network on our leaf vectors, not on those of its release.
 _OUR_LEAVES = "cdmpp-our-leaves"
-#: CDMPP with its other discrepancy, which its release has behind an option.
-_OTHER_DISCREPANCY = "cdmpp-cmd"
+#: CDMPP with the discrepancies that its release has behind options.
+_DISCREPANCIES = {"cdmpp-mmd": "mmd", "cdmpp-cmd": "cmd"}
 #: Baselines without random choices of weight.
 _ONCE = ("roofline", "xgboost")
-_RELEASED = ("cdmpp", _OTHER_DISCREPANCY)
+_RELEASED = ("cdmpp", *_DISCREPANCIES)
 _ON_DEVICE = ("mlp", "tree_lstm", *_RELEASED, _OUR_LEAVES)
-#: Passes of CDMPP's networks between two looks at their error (its release: 1,000 steps).
-_WATCH = 50
+#: Steps of CDMPP's networks between two looks at their error (as in its release).
+_WATCH = 1000
 
 
 class Job(NamedTuple):
@@ -110,7 +111,7 @@ def make_model(
         if groups is not None:
             chosen["groups"] = groups
         return ProgramPredictor(seed=seed, **chosen)
-    more = (_OUR_LEAVES, _OTHER_DISCREPANCY)
+    more = (_OUR_LEAVES, *_DISCREPANCIES)
     if name not in (*BASELINES, *more):
         raise SpecError(
             "--models", got=name,
@@ -121,8 +122,8 @@ def make_model(
         settings["threads"] = threads
     if epochs and name in _ON_DEVICE:
         settings["epochs"] = epochs
-    if name == _OTHER_DISCREPANCY:
-        settings["discrepancy"] = "cmd"
+    if name in _DISCREPANCIES:
+        settings["discrepancy"] = _DISCREPANCIES[name]
     return BASELINES["cdmpp" if name in more else name](seed=seed, **settings)
 
 
@@ -160,8 +161,9 @@ def run(jobs: Sequence[Job], table: ProgramTable, models: Sequence[Any], folder:
     """Fit and score jobs of one model; noisy labels are tested but not trained on.
 
     The folds of a predictor are fitted together, and its halves are scored as well. So are CDMPP's:
-    they end at the deadline (``time.monotonic``), and on the way what they predict goes to
-    ``early`` below the folder and their errors to their ``curve`` (passes, seconds, mean error).
+    they end at the deadline (``time.monotonic``), or with the last whole cycle of their rate before
+    it, and on the way what they predict goes to ``early`` below the folder and their errors to
+    their ``curve`` (steps, seconds, mean error).
 
     Returns:
         Mean error of each job.
@@ -176,14 +178,20 @@ def run(jobs: Sequence[Job], table: ProgramTable, models: Sequence[Any], folder:
         curves: list[list[tuple[int, float, float]]] = [[] for _ in jobs]
         (folder / "early").mkdir(exist_ok=True)
 
-        def watch(epoch: int) -> bool:
-            late = time.monotonic() > deadline
-            if late or epoch % _WATCH == 0:
+        cycles: list[float] = []  # when each began
+
+        def watch(_: int) -> bool:
+            now, steps = time.monotonic(), models[0].steps_
+            ended = steps // CYCLE >= len(cycles) > 0
+            if ended or not cycles:
+                cycles.append(now)
+            late = now > deadline or (ended and now + cycles[-1] - cycles[-2] > deadline)
+            if late or ended or steps // _WATCH > (curves[0][-1][0] if curves[0] else 0) // _WATCH:
                 spent = time.perf_counter() - begun
                 for job, model, own, curve in zip(jobs, models, tables, curves, strict=True):
                     model.curve_ = curve
                     error = _score(job, table, model, folder / "early", len(own), spent)
-                    curve.append((epoch, round(spent, 1), error))
+                    curve.append((steps, round(spent, 1), error))
             return late
 
         fit_cdmpp_together(models, tables, targets, on_epoch=watch)

@@ -13,6 +13,8 @@ from foreplan.cost_models.program_table import Floats
 HEADS = 4
 #: PyTorch's default, which the release does not change.
 DROPOUT = 0.1
+#: Units of the head's first layer, the three after it and its output, and of the decoder's three.
+UNITS = (716, 985, 69, 930)
 
 
 def encoding(place: NDArray[np.int64], width: int) -> Floats:
@@ -60,46 +62,46 @@ def cmd(one: Any, two: Any) -> Any:
 
 
 def network(
-    width: int, devices: bool, counts: list[int], layers: int, dropout: float = DROPOUT
-) -> Any:
-    """The network for leaf vectors of a width: (labels, hidden layer before them) of a batch.
+    width: int, devices: bool, leaves: int, layers: int, dropout: float = DROPOUT,
+    units: tuple[int, int, int, int] = UNITS,
+) -> Any:  # fmt: skip
+    """The network for programs of one leaf count: (labels, hidden layer before them) of a batch.
 
     Args:
         width: entries of a leaf.
         devices: whether figures of the device take part.
-        counts: leaf counts, each with a head of its own.
+        leaves: of each program.
         layers: of the encoder.
         dropout: in the encoder.
+        units: of the other layers, as in `UNITS`.
     """
     import torch
     from torch import Tensor, nn
 
-    def stack(*sizes: int) -> nn.Sequential:
+    first, head, out, deep = units
+
+    def stack(*sizes: int) -> list[nn.Module]:
         parts: list[nn.Module] = []
         for a, b in itertools.pairwise(sizes):
             parts += [nn.Linear(a, b), nn.BatchNorm1d(b), nn.ReLU()]
-        return nn.Sequential(*parts)
+        return parts
 
     class Network(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.joins_devices = devices
+            self.leaves, self.joins_devices = leaves, devices
             layer = nn.TransformerEncoderLayer(width, HEADS, 2048, dropout, batch_first=True)
             self.encoder = nn.TransformerEncoder(layer, layers, enable_nested_tensor=False)
-            self.flatten = nn.ModuleDict(
-                {str(n): stack(n * width, 716, 985, 985, 985, 69) for n in counts}
-            )
-            self.device = nn.Sequential(
-                nn.Linear(8, 128), nn.ReLU(), nn.Linear(128, 128), nn.ReLU(),
-                nn.Linear(128, 128), nn.ReLU(), nn.Linear(128, 69),
-            )  # fmt: skip
-            self.norm = nn.BatchNorm1d(69, affine=False)
-            self.decoder = stack(69, 930, 930, 930)
-            self.last = nn.Linear(930, 1)
+            flatten = stack(leaves * width, first, head, head, head, out)
+            flatten[2] = nn.Identity()  # the release's input layer has no activation
+            self.flatten = nn.Sequential(*flatten)
+            self.device = nn.Sequential(*stack(8, 128, 128, 128, out))
+            self.norm = nn.BatchNorm1d(out, affine=False)
+            self.decoder = nn.Sequential(*stack(out, deep, deep, deep))
+            self.last = nn.Linear(deep, 1)
 
         def forward(self, leaves: Tensor, device: Tensor) -> tuple[Tensor, Tensor]:
-            flat = self.encoder(leaves).flatten(1)
-            embedded = self.flatten[str(leaves.shape[1])](flat)
+            embedded = self.flatten(self.encoder(leaves).flatten(1))
             if self.joins_devices:
                 embedded = self.norm(embedded) + self.norm(self.device(device))
             hidden = self.decoder(embedded)

@@ -1,14 +1,14 @@
-"""train_cdmpp_together: any number of CDMPP's networks at once, one batch of each a step.
+"""train_cdmpp_together: CDMPP's networks of several models at once, one for each leaf count.
 
-As the release trains each: Adam with L2 decay, a triangular cycle of the rate, slopes clipped,
-batches of one leaf count, and with each the unlabelled programs of that count. On CUDA the step of
-each leaf count is one CUDA graph.
+As the release trains each: on programs of its leaf count, with Adam and L2 decay of its own, a
+triangular cycle of the rate, slopes clipped, and where asked the discrepancy from unlabelled
+programs of that count. Networks of one leaf count are stacked; on CUDA their step is a CUDA graph.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -21,8 +21,11 @@ from foreplan.cost_models.program_training import captured
 if TYPE_CHECKING:
     from torch import Tensor
 
-#: Half a cycle of the rate in steps: PyTorch's default of CyclicLR, which the release leaves.
-_HALF_CYCLE = 2000
+#: Steps of a cycle of the rate: PyTorch's default of CyclicLR, which the release leaves.
+CYCLE = 4000
+#: Bytes that a step may keep for its backward pass: stacks are cut to so many networks. A fit needs
+#: it twice (graphs share one pool; before each is captured its step runs outside).
+_MOST_KEPT_BYTES = 4 * 2**30
 
 
 class CdmppRows(NamedTuple):
@@ -58,156 +61,210 @@ class CdmppSettings(NamedTuple):
     dropout: float = DROPOUT
 
 
+class CdmppProgress(NamedTuple):
+    """How far a training is.
+
+    Attributes:
+        epochs: made.
+        steps: of each network.
+        samples_per_s: labelled ones, all networks together.
+    """
+
+    epochs: int
+    steps: int
+    samples_per_s: float
+
+
 def train_cdmpp_together(
-    networks: Sequence[Any],
+    networks: Sequence[Mapping[int, Any]],
     labelled: Sequence[CdmppRows],
     unlabelled: Sequence[CdmppRows | None],
     settings: CdmppSettings,
-    on_epoch: Callable[[int, float], bool | None] | None = None,
-) -> float:
-    """Train networks of one width in place, each on its own rows.
+    on_epoch: Callable[[CdmppProgress], bool | None] | None = None,
+) -> None:
+    """Train the networks of models in place, each on its model's programs of its leaf count.
 
-    Batches of a leaf count are of one size for all networks, at most ``batch``; a network with
-    fewer programs of that count sees some twice an epoch, one with less than two leaves the step
-    out. Unlabelled programs are at most ``discrepancy_rows``, as many as the network with most of
-    them has; without two of that count a network's step has no discrepancy.
+    All networks take equally many steps. An epoch is a pass over the programs of the most frequent
+    leaf count; the others meet theirs more often. Batches of a leaf count are of one size for all
+    models, at most ``batch``; a model with fewer programs of it sees some twice. Unlabelled
+    programs are at most ``discrepancy_rows``, as many as the model with most of them has; a network
+    with less than two of its leaf count has no discrepancy.
 
     Args:
-        networks: of `_cdmpp_network.network`, with equal ``joins_devices``.
-        labelled: of each network.
+        networks: of each model by leaf count (`_cdmpp_network.network`), with equal
+            ``joins_devices``; at least two labelled programs for each.
+        labelled: programs of each model.
         unlabelled: of each.
         settings: of all.
-        on_epoch: called with the passes made and the samples a second so far, networks up to date;
-            true ends the training.
-
-    Returns:
-        Labelled samples a second, all networks together, graphs captured.
+        on_epoch: called after each, networks up to date; true ends the training.
     """
     import torch
 
     where = settings.torch_device
-    plan = _Plan(labelled, unlabelled if settings.discrepancy_weight else [None] * len(networks),
-                 settings)  # fmt: skip
-    arrays = _joined(labelled, unlabelled, where)
-    stack = CdmppStack(
-        networks, discrepancy=settings.discrepancy, weight_decay=settings.weight_decay,
-        discrepancy_weight=settings.discrepancy_weight, dropout=settings.dropout,
-    )  # fmt: skip
-    dtype = next(networks[0].parameters()).dtype
+    if settings.discrepancy == "none":
+        unlabelled = [None] * len(labelled)
+    dtype = next(next(iter(networks[0].values())).parameters()).dtype
     rate = torch.zeros((), device=where, dtype=dtype)
-    runs: dict[int, tuple[StepRows, Callable[[], None]]] = {}
+    arrays = _joined(labelled, unlabelled, where)
     on_gpu = where.startswith("cuda")
     pool = torch.cuda.graph_pool_handle() if on_gpu else None
     precision = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("high")
     try:
-        for count in plan.counts:
-            rows = StepRows(
-                *(
-                    torch.from_numpy(a).to(where, dtype if a.ndim == 1 else torch.int64)
-                    for a in plan.some(count)
-                )
-            )
-
-            def step(rows: StepRows = rows, count: int = count) -> None:
-                stack.step(arrays, rows, count, rate)
-
-            runs[count] = rows, captured(step, stack.tensors(), pool) if on_gpu else step
+        # The largest first, whose memory the graphs of the others fit into.
+        courses = sorted(_courses(networks, labelled, unlabelled, settings), key=lambda c: -c.cost)
+        for course in courses:
+            course.start(arrays, rate, pool)
+        turns = max(course.turns for course in courses)
         steps = seen = 0
-        spent = speed = 0.0
-        for network in networks:
-            network.train()
+        spent = 0.0
         for epoch in range(settings.epochs):
             begun = time.perf_counter()
-            for count, labels, others in plan.epoch():
-                rows, run = runs[count]
-                rows.rows.copy_(torch.from_numpy(labels))
-                rows.others.copy_(torch.from_numpy(others))
+            for _ in range(turns):
                 rate.fill_(triangular_rate(steps, settings.learning_rate))
-                run()
-                steps, seen = steps + 1, seen + labels.size
+                seen += sum(course.step() for course in courses)
+                steps += 1
             if on_gpu:
                 torch.cuda.synchronize()
             spent += time.perf_counter() - begun
-            speed = seen / spent
-            if on_epoch is not None:
-                stack.write()
-                if on_epoch(epoch + 1, speed):
-                    break
+            progress = CdmppProgress(epoch + 1, steps, seen / spent)
+            if on_epoch is not None and on_epoch(progress):
+                break
     finally:
         torch.set_float32_matmul_precision(precision)
-    stack.write()
-    return speed
 
 
 def triangular_rate(step: int, middle: float) -> float:
     """Rate of a step: up from a tenth of the middle to ten times it and down, linearly."""
-    share = abs((step % (2 * _HALF_CYCLE)) / _HALF_CYCLE - 1)
+    share = abs(2 * (step % CYCLE) / CYCLE - 1)
     return middle / 10 + (10 * middle - middle / 10) * (1 - share)
 
 
-class _Plan:
-    """Which programs are in which step."""
+class _Course:
+    """Networks of one leaf count that take their steps together, and the programs of each.
+
+    Attributes:
+        turns: steps of a pass over the programs.
+        cost: bytes that a step keeps for its backward pass.
+    """
 
     def __init__(
-        self, labelled: Sequence[CdmppRows], unlabelled: Sequence[CdmppRows | None],
-        settings: CdmppSettings,
+        self, networks: Sequence[Any], own: Sequence[NDArray[np.int64]],
+        others: Sequence[NDArray[np.int64]], settings: CdmppSettings, seed: Sequence[int],
     ) -> None:  # fmt: skip
-        self._generator = np.random.default_rng(settings.seed)
-        sizes = [len(rows.counts) for rows in labelled]
-        offsets = np.cumsum([0, *sizes])
-        ends = np.cumsum([0, *(0 if rows is None else len(rows.counts) for rows in unlabelled)])
-        found = {int(c) for rows in labelled for c in np.unique(rows.counts)}
-        self._rows, self._others = {}, {}
-        for count in sorted(found):
-            own = [at + np.flatnonzero(r.counts == count)
-                   for at, r in zip(offsets, labelled, strict=False)]  # fmt: skip
-            if max(len(rows) for rows in own) < 2:  # BatchNorm needs two
-                continue
-            self._rows[count] = own
-            self._others[count] = [
-                np.zeros(0, np.int64) if r is None
-                else offsets[-1] + at + np.flatnonzero(r.counts == count)
-                for at, r in zip(ends, unlabelled, strict=False)
-            ]  # fmt: skip
-        self.counts = list(self._rows)
-        self._offsets = offsets
-        self._turns, self._batch, self._wide = {}, {}, {}
-        for count in self.counts:
-            most = max(len(rows) for rows in self._rows[count])
-            self._turns[count] = -(-most // settings.batch)
-            self._batch[count] = -(-most // self._turns[count])
-            wide = max(len(rows) for rows in self._others[count])
-            self._wide[count] = min(settings.discrepancy_rows, wide) if wide > 1 else 0
+        self._networks, self._own, self._others = networks, own, others
+        self._settings = settings
+        most = max(len(rows) for rows in own)
+        self.turns = -(-most // settings.batch)
+        self._batch = -(-most // self.turns)
+        wide = max(len(rows) for rows in others)
+        self._wide = min(settings.discrepancy_rows, wide) if wide > 1 else 0
+        self.cost = len(networks) * _kept_bytes(networks[0], self._batch, self._wide)
+        self._generator = np.random.default_rng(seed)
 
-    def some(self, count: int) -> tuple[NDArray[Any], ...]:
-        """Fields of `StepRows` of a leaf count."""
-        active = np.array([len(rows) > 1 for rows in self._rows[count]])
-        paired = np.array([len(rows) > 1 for rows in self._others[count]])
-        return self._labels(count, 1)[0], active, self._unlabelled(count), paired
+    def start(self, arrays: Mapping[str, Tensor], rate: Tensor, pool: Any) -> None:
+        """Stack the networks; on CUDA capture their step.
 
-    def epoch(self) -> Iterator[tuple[int, NDArray[np.int64], NDArray[np.int64]]]:
-        """Leaf count, labelled (K, B) and unlabelled programs (K, U) of each step, shuffled."""
-        order = np.repeat(self.counts, [self._turns[count] for count in self.counts])
-        self._generator.shuffle(order)
-        drawn = {count: iter(self._labels(count, turns)) for count, turns in self._turns.items()}
-        for count in order.tolist():
-            yield count, next(drawn[count]), self._unlabelled(count)
+        Args:
+            arrays: of `CdmppStack.step`.
+            rate: that every step reads.
+            pool: of the graphs; none for steps without a graph.
+        """
+        import torch
 
-    def _labels(self, count: int, turns: int) -> NDArray[np.int64]:
-        drawn = [self._drawn(rows, k, turns * self._batch[count])
-                 for k, rows in enumerate(self._rows[count])]  # fmt: skip
-        return np.stack(drawn).reshape(len(drawn), turns, -1).transpose(1, 0, 2).copy()
+        settings = self._settings
+        # Kept: a graph holds no memory of what it reads and writes.
+        self._stack = stack = CdmppStack(
+            self._networks, discrepancy=settings.discrepancy, weight_decay=settings.weight_decay,
+            discrepancy_weight=settings.discrepancy_weight, dropout=settings.dropout,
+        )  # fmt: skip
+        paired = torch.tensor([len(rows) > 1 for rows in self._others])
+        self._rows = StepRows(
+            rate.new_zeros(len(self._own), self._batch, dtype=torch.int64),
+            rate.new_zeros(len(self._own), self._wide, dtype=torch.int64),
+            paired.to(rate.device, rate.dtype),
+        )
+        self._drawn = self.batches()
+        self._fill(  # programs that exist, to capture on
+            np.stack([np.resize(rows, self._batch) for rows in self._own]),
+            np.stack([np.resize(rows, self._wide) for rows in self._own]),
+        )
 
-    def _unlabelled(self, count: int) -> NDArray[np.int64]:
-        return np.stack([self._drawn(rows, k, self._wide[count])
-                         for k, rows in enumerate(self._others[count])])  # fmt: skip
+        def run() -> None:
+            stack.step(arrays, self._rows, rate)
 
-    def _drawn(self, rows: NDArray[np.int64], network: int, size: int) -> NDArray[np.int64]:
-        """Rows at random, repeated up to a size; any of the network's where it has none."""
-        if len(rows) < 2:
-            return np.full(size, self._offsets[network])
+        self._run = run if pool is None else captured(run, stack.tensors(), pool)
+
+    def step(self) -> int:
+        """One step of every network; returns how many labelled programs they saw."""
+        labels, others = next(self._drawn)
+        self._fill(labels, others)
+        self._run()
+        return labels.size
+
+    def batches(self) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int64]]]:
+        """Labelled (K, B) and unlabelled programs (K, U) of each step, shuffled every pass."""
+        while True:
+            size = self.turns * self._batch
+            drawn = np.stack([self._some(rows, size) for rows in self._own])
+            for labels in np.split(drawn, self.turns, axis=1):
+                pairs = zip(self._own, self._others, strict=True)
+                yield labels, np.stack([
+                    self._some(theirs if len(theirs) > 1 else rows, self._wide)
+                    for rows, theirs in pairs
+                ])  # fmt: skip
+
+    def _some(self, rows: NDArray[np.int64], size: int) -> NDArray[np.int64]:
+        """Rows at random, repeated up to a size."""
         return np.resize(self._generator.permutation(rows), size)
+
+    def _fill(self, labels: NDArray[np.int64], others: NDArray[np.int64]) -> None:
+        import torch
+
+        self._rows.rows.copy_(torch.from_numpy(np.ascontiguousarray(labels)))
+        self._rows.others.copy_(torch.from_numpy(others))
+
+
+def _kept_bytes(network: Any, labelled: int, unlabelled: int) -> int:
+    """Bytes that a step of one network on so many programs keeps for its backward pass, about.
+
+    Of each leaf and layer of the encoder: hidden activations before and after dropout and its mask,
+    and twelve arrays of the leaf's width. Of two programs, where there is a discrepancy: distance,
+    three kernels and their arguments.
+    """
+    layer, programs = network.encoder.layers[0].linear1, labelled + unlabelled
+    each = 2.25 * layer.out_features + 12 * layer.in_features
+    encoder = each * len(network.encoder.layers) * network.leaves * programs
+    return int(4 * (encoder + (8 * programs**2 if unlabelled else 0)))
+
+
+def _courses(
+    networks: Sequence[Mapping[int, Any]], labelled: Sequence[CdmppRows],
+    unlabelled: Sequence[CdmppRows | None], settings: CdmppSettings,
+) -> Iterator[_Course]:  # fmt: skip
+    """Networks by leaf count, as many together as memory allows; rows are those of `_joined`."""
+    starts = np.cumsum([0, *(len(rows.counts) for rows in labelled)])
+    others_from = starts[-1] + np.cumsum(
+        [0, *(0 if rows is None else len(rows.counts) for rows in unlabelled)]
+    )
+    for count in sorted({count for own in networks for count in own}):
+        models = [number for number, own in enumerate(networks) if count in own]
+        own = [starts[k] + np.flatnonzero(labelled[k].counts == count) for k in models]
+        others = [
+            np.zeros(0, np.int64) if rows is None
+            else others_from[k] + np.flatnonzero(rows.counts == count)
+            for k, rows in ((k, unlabelled[k]) for k in models)
+        ]  # fmt: skip
+        each = _kept_bytes(
+            networks[models[0]][count], min(settings.batch, max(len(rows) for rows in own)),
+            min(settings.discrepancy_rows, max(len(rows) for rows in others)),
+        )  # fmt: skip
+        groups = -(-len(models) // max(1, _MOST_KEPT_BYTES // each))
+        for number, chosen in enumerate(np.array_split(np.arange(len(models)), groups)):
+            yield _Course(
+                [networks[models[k]][count] for k in chosen], [own[k] for k in chosen],
+                [others[k] for k in chosen], settings, (settings.seed, count, number),
+            )  # fmt: skip
 
 
 def _joined(
@@ -222,7 +279,6 @@ def _joined(
     joined: dict[str, NDArray[Any]] = {
         "leaves": np.concatenate([rows.leaves for rows in every]),
         "start": np.concatenate([at + r.start for at, r in zip(ends, every, strict=False)]),
-        "count": np.concatenate([rows.counts for rows in every]),
         "device": np.concatenate([rows.device for rows in every]),
         "target": np.concatenate(targets),
     }

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -143,7 +144,9 @@ def _table(shift: float = 0.0, seed: int = 0) -> ProgramTable:
 def test_unlabelled_programs_of_the_target_change_the_fit() -> None:
     table, target = _table(), _table(0.5, seed=1)
     hidden = target.latency_s.copy()
-    settings = {"layers": 1, "epochs": 1, "batch": 16, "seed": 3}
+    settings: dict[str, Any] = {
+        "layers": 1, "epochs": 1, "batch": 16, "seed": 3, "discrepancy": "mmd"
+    }  # fmt: skip
     alone = CdmppReleased(**settings).fit(table).predict(table)
     given = CdmppReleased(**settings).fit(table, unlabelled=target).predict(table)
     again = CdmppReleased(**settings).fit(table, unlabelled=target).predict(table)
@@ -152,6 +155,27 @@ def test_unlabelled_programs_of_the_target_change_the_fit() -> None:
     object.__setattr__(target, "latency_s", 9 * hidden)  # labels of the target are not looked at
     blind = CdmppReleased(**settings).fit(table, unlabelled=target).predict(table)
     np.testing.assert_array_equal(given, blind)
+
+
+def test_without_a_discrepancy_programs_of_the_target_are_not_seen() -> None:
+    table, settings = _table(), {"layers": 1, "epochs": 1, "batch": 16}
+    alone = CdmppReleased(**settings).fit(table).predict(table)
+    given = CdmppReleased(**settings).fit(table, unlabelled=_table(0.5, seed=1)).predict(table)
+    np.testing.assert_array_equal(alone, given)
+
+
+def test_rare_leaf_counts_go_to_the_nearest_network() -> None:
+    table = _table().take(np.arange(59))  # 30 programs of one leaf, 29 of three
+    model = CdmppReleased(layers=1, epochs=1, least=30).fit(table)
+    assert model.counts_.tolist() == [1]
+    assert CdmppReleased(layers=1, epochs=1, least=29).fit(table).counts_.tolist() == [1, 3]
+    assert CdmppReleased(layers=1, epochs=1, least=99).fit(table).counts_.tolist() == [1]
+    predicted = model.predict(table)
+    first = CompactAst(
+        table.leaves[1:2], table.position[1:2], table.depth[1:2], np.ones(1)
+    )  # the first leaf of the first program of three
+    alike = ProgramTable.from_asts([first], table.devices[0], latency_s=[1e-5])
+    assert predicted[1] == pytest.approx(float(model.predict(alike)[0]), rel=1e-5)
 
 
 def test_a_fit_can_be_watched_and_ended() -> None:

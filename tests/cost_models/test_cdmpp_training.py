@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from foreplan.cost_models.baselines_programs import CdmppReleased, fit_cdmpp_together
+from foreplan.cost_models import program_crossval
+from foreplan.cost_models.baselines_programs import (
+    CdmppReleased,
+    cdmpp_training,
+    fit_cdmpp_together,
+)
 from foreplan.cost_models.baselines_programs._cdmpp_network import cmd, mmd, network
 from foreplan.cost_models.baselines_programs.cdmpp_training import (
     CdmppRows,
     CdmppSettings,
-    _Plan,
+    _courses,
     train_cdmpp_together,
     triangular_rate,
 )
@@ -46,11 +54,14 @@ def _settings(**more: Any) -> CdmppSettings:
     )._replace(**more)  # fmt: skip
 
 
-def _networks(devices: bool, counts: list[list[int]]) -> list[Any]:
-    found = []
+def _networks(devices: bool, counts: list[list[int]]) -> list[dict[int, Any]]:
+    found: list[dict[int, Any]] = []
     for number, own in enumerate(counts):
-        torch.manual_seed(number)
-        found.append(network(_WIDTH, devices, own, layers=2, dropout=0.0).double())
+        found.append({})
+        for count in own:
+            torch.manual_seed(10 * number + count)
+            # Narrow, and of sizes that are no multiples of four.
+            found[-1][count] = network(_WIDTH, devices, count, 2, 0.0, (22, 39, 13, 27)).double()
     return found
 
 
@@ -70,81 +81,109 @@ def _alone(
         optimiser, settings.learning_rate / 10, settings.learning_rate * 10, cycle_momentum=False
     )
     net.train()
-    for count, labels, others in steps:
+    for labels, others in steps:
+        assert own.target is not None
+        wanted = torch.from_numpy(own.target[labels])
+        output, hidden = net(*_gather(own, labels, net.leaves))
+        difference = output - wanted
+        relative = (difference.abs() / wanted.abs().clamp(min=1e-3)).mean()
+        loss = 1000 * difference.square().mean() + relative
+        if others is not None:
+            assert other is not None
+            theirs = net(*_gather(other, others, net.leaves))[1]
+            measure = mmd if settings.discrepancy == "mmd" else cmd
+            loss = loss + settings.discrepancy_weight * measure(hidden, theirs)
         optimiser.zero_grad(set_to_none=True)
-        if labels is not None:
-            assert own.target is not None
-            wanted = torch.from_numpy(own.target[labels])
-            output, hidden = net(*_gather(own, labels, count))
-            difference = output - wanted
-            relative = (difference.abs() / wanted.abs().clamp(min=1e-3)).mean()
-            loss = 1000 * difference.square().mean() + relative
-            if others is not None:
-                assert other is not None
-                theirs = net(*_gather(other, others, count))[1]
-                measure = mmd if settings.discrepancy == "mmd" else cmd
-                loss = loss + settings.discrepancy_weight * measure(hidden, theirs)
-            loss.backward()
-            torch.nn.utils.clip_grad_norm_(net.parameters(), 2.0)
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(net.parameters(), 2.0)
         optimiser.step()
         cycle.step()
 
 
-@pytest.mark.parametrize(("discrepancy", "devices"), [("mmd", False), ("cmd", True)])
+@pytest.mark.parametrize(
+    ("discrepancy", "devices"), [("mmd", False), ("cmd", True), ("none", False)]
+)
 def test_a_stack_takes_the_steps_of_each_network_alone(discrepancy: str, devices: bool) -> None:
     settings = _settings(discrepancy=discrepancy)
-    # The second network has no programs of three leaves, and no unlabelled ones of one leaf.
+    # The second model has no programs of three leaves, and no unlabelled ones of one leaf.
     labelled = [_rows([1] * 11 + [3] * 5, 1), _rows([1] * 6, 2)]
-    unlabelled = [_rows([1] * 4 + [3] * 9, 3, labelled=False), _rows([3] * 4, 4, labelled=False)]
-    plan, steps = _Plan(labelled, unlabelled, settings), [[], []]  # type: ignore[var-annotated]
-    for count in plan.counts:
-        plan.some(count)
-    for _ in range(settings.epochs):
-        for count, labels, others in plan.epoch():
-            for k, (first, second) in enumerate(((0, 22), (16, 35))):
-                has = bool((labelled[k].counts == count).any())
-                paired = bool((unlabelled[k].counts == count).any())
-                steps[k].append(
-                    (count, labels[k] - first if has else None,
-                     others[k] - second if paired else None)
-                )  # fmt: skip
-    plain = _networks(devices, [[1, 3], [1]])
-    for k, net in enumerate(plain):
-        _alone(net, labelled[k], unlabelled[k], steps[k], settings)
-    stacked = _networks(devices, [[1, 3], [1]])
+    unlabelled: list[CdmppRows | None] = [
+        _rows([1] * 4 + [3] * 9, 3, labelled=False), _rows([3] * 4, 4, labelled=False)
+    ]  # fmt: skip
+    plain, stacked = (_networks(devices, [[1, 3], [1]]) for _ in range(2))
+    start = plain[0][1].last.weight.detach().clone()
+    seen = unlabelled if discrepancy != "none" else [None, None]
+    one, three = _courses(plain, labelled, seen, settings)
+    for course, members in ((one, ((0, 1), (1, 1))), (three, ((0, 3),))):
+        drawn = list(itertools.islice(course.batches(), 2 * settings.epochs))
+        for number, (k, count) in enumerate(members):
+            paired = seen[k] is not None and bool((seen[k].counts == count).any())  # type: ignore[union-attr]
+            steps = [(labels[number] - (0, 16)[k], others[number] - 22 if paired else None)
+                     for labels, others in drawn]  # fmt: skip
+            _alone(plain[k][count], labelled[k], seen[k], steps, settings)
     train_cdmpp_together(stacked, labelled, unlabelled, settings)
-    for one, two in zip(plain, stacked, strict=True):
-        found, wanted = two.state_dict(), one.state_dict()
-        for name, tensor in wanted.items():
-            if tensor.is_floating_point():
-                torch.testing.assert_close(found[name], tensor, rtol=1e-7, atol=1e-9, msg=name)
-    start = _networks(devices, [[1, 3]])[0].state_dict()
-    assert float((start["last.weight"] - plain[0].state_dict()["last.weight"]).abs().max()) > 2e-5
+    for alone, together in zip(plain, stacked, strict=True):
+        for count, net in alone.items():
+            found = together[count].state_dict()
+            for name, tensor in net.state_dict().items():
+                if tensor.is_floating_point():
+                    torch.testing.assert_close(found[name], tensor, rtol=1e-7, atol=1e-9, msg=name)
+    assert float((start - plain[0][1].last.weight.detach()).abs().max()) > 2e-5
+
+
+def test_networks_of_leaf_counts_share_nothing() -> None:
+    own = _rows([1] * 6 + [2] * 5, 1)
+    assert own.target is not None
+    other = own._replace(target=np.where(own.counts == 2, 3.0, own.target))
+    results = []
+    for rows in (own, other):
+        (nets,) = _networks(False, [[1, 2]])
+        train_cdmpp_together([nets], [rows], [None], _settings())
+        results.append({count: net.state_dict() for count, net in nets.items()})
+    same = {
+        count: all(torch.equal(results[0][count][n], t) for n, t in results[1][count].items())
+        for count in (1, 2)
+    }
+    assert same == {1: True, 2: False}
+
+
+def test_stacks_are_cut_to_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    labelled = [_rows([1] * 9 + [2] * 8, seed) for seed in range(5)]
+    nets = _networks(False, [[1, 2]] * 5)
+    every: list[CdmppRows | None] = [None] * 5
+    whole = list(_courses(nets, labelled, every, _settings()))
+    assert len(whole) == 2
+    most = whole[1].cost // 2  # of two leaves
+    monkeypatch.setattr(cdmpp_training, "_MOST_KEPT_BYTES", most)
+    parts = list(_courses(nets, labelled, every, _settings()))
+    assert all(part.cost <= most for part in parts)
+    assert [len(next(part.batches())[0]) for part in parts] == [5, 2, 2, 1]
+    train_cdmpp_together(nets, labelled, every, _settings(epochs=1))
 
 
 def test_the_rate_is_pytorchs_cycle() -> None:
     weight = torch.nn.Parameter(torch.zeros(1))
     optimiser = torch.optim.Adam([weight], 1e-3)
     cycle = torch.optim.lr_scheduler.CyclicLR(optimiser, 1e-4, 1e-2, cycle_momentum=False)
+    optimiser.step()
     for step in range(4500):
         if step % 250 == 0:
             assert triangular_rate(step, 1e-3) == pytest.approx(cycle.get_last_lr()[0], rel=1e-9)
-        optimiser.step()
         cycle.step()
 
 
-def test_an_epoch_meets_every_program_in_batches_of_its_leaf_count() -> None:
+def test_a_pass_meets_every_program_of_a_leaf_count() -> None:
     labelled = [_rows([1] * 21 + [2] * 3, 1), _rows([2] * 7 + [1] * 2, 2)]
-    plan = _Plan(labelled, [None, None], _settings())
-    counts = np.concatenate([rows.counts for rows in labelled])
-    seen: list[set[int]] = [set(), set()]
-    for count, labels, others in plan.epoch():
-        assert labels.shape[1] <= 8
-        assert others.shape == (2, 0)
-        assert np.all(counts[labels] == count)
-        for k in (0, 1):
-            seen[k].update(labels[k].tolist())
-    assert seen == [set(range(24)), set(range(24, 33))]
+    nets = _networks(False, [[1, 2], [1, 2]])
+    wanted = {1: (set(range(21)), {31, 32}), 2: ({21, 22, 23}, set(range(24, 31)))}
+    for count, course in enumerate(_courses(nets, labelled, [None, None], _settings()), 1):
+        seen: list[set[int]] = [set(), set()]
+        for labels, others in itertools.islice(course.batches(), course.turns):
+            assert labels.shape[1] <= 8
+            assert others.shape == (2, 0)
+            for k in (0, 1):
+                seen[k].update(labels[k].tolist())
+        assert tuple(seen) == wanted[count]
 
 
 def _table(devices: int) -> ProgramTable:
@@ -196,6 +235,20 @@ def test_a_cross_validation_that_runs_out_of_time_keeps_what_there_is(tmp_path: 
     assert facts["curve"][0][2] == pytest.approx(errors["task__b__cdmpp__0"])
     early = np.load(tmp_path / "early" / "task__b__cdmpp__0.npz")
     assert early["rows"].tolist() == list(range(6, 12))
+
+
+def test_a_cross_validation_ends_with_a_whole_cycle(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ticks = itertools.count()  # one second a pass, which is a step here
+    clock = SimpleNamespace(monotonic=lambda: next(ticks), perf_counter=time.perf_counter)
+    monkeypatch.setattr(program_crossval, "time", clock)
+    monkeypatch.setattr(program_crossval, "CYCLE", 3)
+    test = np.arange(12) < 6
+    job = Job("task", Fold("a", ~test, test), "cdmpp", 0)
+    run([job], _table(1), [CdmppReleased(layers=1, epochs=9)], tmp_path, 0.5, deadline=6.5)
+    facts = json.loads((tmp_path / "task__a__cdmpp__0.json").read_text())
+    assert [entry[0] for entry in facts["curve"]] == [3, 6]
 
 
 def test_devices_to_score_are_named() -> None:
