@@ -32,7 +32,7 @@ from foreplan.cost_models.graph_programs import (
 )
 from foreplan.cost_models.predicted import PredictedSource
 from foreplan.cost_models.roofline import RooflineSource
-from foreplan.cost_models.schedule import COMPUTE, Schedule, ScheduleBuilder
+from foreplan.cost_models.schedule import COMPUTE, HOST, Schedule, ScheduleBuilder
 from foreplan.cost_models.simulator import Simulator
 from foreplan.cost_models.tables import InterpolatedSource, MeasuredSource
 from foreplan.cost_models.timeline import Timeline
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 
     from foreplan.cost_models.predictor import Predictor
 
-HOST, COPY = "host", "copy"
+COPY = "copy"
 
 #: Time of the host: of an ATen call, of one by part of the pass, or before each step.
 LaunchSeconds = float | Mapping[Part, float] | Sequence[float] | None

@@ -32,6 +32,8 @@ IntArray = npt.NDArray[np.int64]
 FloatArray = npt.NDArray[np.float64]
 
 COMPUTE = "compute"
+#: Queue of the host that issues what a device runs.
+HOST = "host"
 SHARED_PREFIX = "shared:"
 #: Most actions of a schedule: half a kilobyte each while it is built.
 MOST_ACTIONS = 2_000_000

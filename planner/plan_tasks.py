@@ -126,7 +126,9 @@ def _contenders(planner: Planner[Any, Any], problem: Problem[Any]) -> list[Forec
     decisions = [choice.decision, *choice.near.values()]
     decisions += [d for d in planner.baselines(problem).values() if not isinstance(d, str)]
     sources = [_Low(s) if isinstance(s, FittedSource) else s for s in problem.costs.sources]
-    low = dataclasses.replace(problem, costs=CostBook(sources, given=problem.costs.given))
+    book = problem.costs
+    cheap = CostBook(sources, given=book.given, issued=book.issued)
+    low = dataclasses.replace(problem, costs=cheap)
     try:
         bold = planner.decide(low)
         decisions += [bold.decision, *bold.near.values()]

@@ -18,9 +18,10 @@ from typing import Any
 import numpy as np
 
 from foreplan.cost_models.costs import Collective, Copy, CostBook, Estimate, Segment, Work
+from foreplan.cost_models.host_queue import simulator
 from foreplan.cost_models.memory import MemoryLedger
 from foreplan.cost_models.schedule import FloatArray, Schedule
-from foreplan.cost_models.simulator import Contention, Simulator
+from foreplan.cost_models.simulator import Contention
 from foreplan.cost_models.timeline import Timeline
 from foreplan.datasets.cluster import Cluster
 from foreplan.datasets.program import Program
@@ -118,7 +119,9 @@ class Forecast:
         self.schedule: Schedule = planner.schedule(problem, decision)
         ranks = planner.ranks(problem, decision)
         self._price(problem.costs, _Places(problem.cluster))
-        self._simulator = Simulator(self.schedule, contention=contention(problem.cluster, ranks))
+        self._simulator = simulator(
+            self.schedule, problem.costs, contention=contention(problem.cluster, ranks)
+        )
         self.timeline: Timeline = self._simulator.run(self._durations(self._mean))
         self.ledgers: tuple[MemoryLedger, ...] = tuple(
             ledger.with_peak(peak)

@@ -99,8 +99,13 @@ class BubblesPlanner(Planner[BubblesWorkload, BubblesDecision]):
                 f"layers; {describe(found)}"
             )
             if (why := _pays_not(found)) is not None:
-                decision, kept = self._as_fast(problem, search, best)
+                decision, kept = self._as_fast(search, best)
                 notes.insert(0, f"filling does not pay: {why}; {kept}")
+            elif problem.costs.issued:
+                name, other = _fastest_baseline(search)
+                if other is not None and other.total_s < total:
+                    decision, total = other.decision, other.total_s
+                    notes.insert(0, f"filling does not pay: with its host's time {name} is faster")
         else:
             decision = self._fallback(problem, search)
             total = search.replay(decision).total_s
@@ -120,19 +125,12 @@ class BubblesPlanner(Planner[BubblesWorkload, BubblesDecision]):
         }
         return total, Choice(decision, bound, tuple(notes), near)
 
-    def _as_fast(
-        self, problem: Problem[BubblesWorkload], search: BubbleSearch, best: Replay
-    ) -> tuple[BubblesDecision, str]:
+    def _as_fast(self, search: BubbleSearch, best: Replay) -> tuple[BubblesDecision, str]:
         """The fastest baseline, where the search's best is no faster, and what becomes of it."""
-        made = {
-            name: search.replay(decision)
-            for name, decision in searched_baselines(search).items()
-            if not isinstance(decision, str)
-        }
-        name = min(made, key=lambda name: made[name].total_s, default="")
-        if not name or made[name].total_s > best.total_s * (1.0 + _ALIKE):
+        name, other = _fastest_baseline(search)
+        if other is None or other.total_s > best.total_s * (1.0 + _ALIKE):
             return best.decision, "no baseline is as fast as encoding before and behind the step"
-        return made[name].decision, f"{name} takes no longer and is kept"
+        return other.decision, f"{name} takes no longer and is kept"
 
     def _fallback(self, problem: Problem[BubblesWorkload], search: BubbleSearch) -> BubblesDecision:
         """The fastest baseline that fits, where nothing can be filled."""
@@ -237,7 +235,7 @@ class BubblesPlanner(Planner[BubblesWorkload, BubblesDecision]):
         w, total = problem.workload, timeline.makespan_s
         samples = decision.microbatches * w.microbatch * decision.plan.dp
         idle = 1.0 - float(np.mean(timeline.busy_s())) / total
-        jitter = jittered_s(timeline, JITTER, draws=DRAWS, seed=problem.seed)
+        jitter = jittered_s(timeline, problem.costs, JITTER, draws=DRAWS, seed=problem.seed)
         figures = {
             "samples_per_s": samples / total,
             "tokens_per_s": samples * w.sequence_length / total,
@@ -306,6 +304,17 @@ def _searched(problem: Problem[BubblesWorkload]) -> BubbleSearch:
     return BubbleSearch(problem, by_memory=True)
 
 
+def _fastest_baseline(search: BubbleSearch) -> tuple[str, Replay | None]:
+    """Name and simulation of the fastest baseline; ``None`` where none fits."""
+    made = {
+        name: search.replay(decision)
+        for name, decision in searched_baselines(search).items()
+        if not isinstance(decision, str)
+    }
+    name = min(made, key=lambda name: made[name].total_s, default="")
+    return name, made.get(name)
+
+
 def _pays_not(found: Filled) -> str | None:
     """Why nothing of the encoders lies in idle time inside the backbone's step, or ``None``."""
     if (why := describe_unfit(found.filling)) is not None:
@@ -345,6 +354,8 @@ def _assumptions(problem: Problem[BubblesWorkload]) -> tuple[str, ...]:
         notes.append("times of layers are the workload's own")
     if any(value is not None for value in w.times.model_dump().values()):
         notes.append("times of collectives, transfers or the optimizer are the workload's own")
+    if problem.costs.issued:
+        notes.append("hosts issue what devices run, in order, and wait for nothing")
     if schedule_name(w.schedule, w.plan.chunks if w.plan else 2) != w.schedule:
         notes.append("with one chunk a rank interleaved 1F1B is 1F1B")
     return tuple(notes)

@@ -16,8 +16,9 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 
 from foreplan.cost_models.costs import Work
+from foreplan.cost_models.host_queue import simulator
 from foreplan.cost_models.memory import show_bytes
-from foreplan.cost_models.simulator import simulate
+from foreplan.cost_models.simulator import durations
 from foreplan.cost_models.timeline import Timeline
 from foreplan.errors import InfeasibleError, SpecError
 from foreplan.planner.base import Problem
@@ -81,7 +82,8 @@ def simulated(problem: Problem[BubblesWorkload], decision: BubblesDecision) -> T
     """
     step = TrainingStep.of(problem, decision)
     schedule = StepSchedule(step, decision).build()
-    return simulate(schedule, problem.costs, contention=step.contention)
+    made = simulator(schedule, problem.costs, contention=step.contention)
+    return made.run(durations(schedule, problem.costs))
 
 
 class BubbleSearch:
@@ -358,18 +360,19 @@ class BubbleSearch:
 
         Args:
             answers: by estimate; at most two of them for one layout and number of encoder stages
-                are simulated.
+                are simulated. Estimates know no hosts: where those count, one of every unit size.
             count: how many to simulate.
         """
         kept: list[Replay] = []
-        seen: Counter[tuple[object, int]] = Counter()
+        seen: Counter[tuple[object, ...]] = Counter()
+        hosts = bool(self.problem.costs.issued)
         for answer in answers:
             if len(kept) == count:
                 break
             f = answer.filling
-            kind = answer.decision.plan, f.stages
+            kind = answer.decision.plan, f.stages, hosts and f.unit_layers
             known = any(replay.decision.orders == answer.decision.orders for replay in kept)
-            if known or seen[kind] == 2:
+            if known or seen[kind] == (1 if hosts else 2):
                 continue
             seen[kind] += 1
             replay = self.replay(answer.decision, answer)

@@ -41,8 +41,10 @@ class Measuring(LinkMeasuring):
         parts: list[Any] = [None] * RANKS
         dist.all_gather_object(parts, times)
         self.say(f"{len(tasks)} towers measured")
+        towers = {k: v for part in parts for k, v in part.items()}
         found = {
-            "towers": {k: v for part in parts for k, v in part.items()},
+            "towers": towers,
+            **self._piece_hosts(names, towers),
             **self._memory_rates(),
             "tier": self.tier(),
         }
@@ -172,7 +174,6 @@ class Measuring(LinkMeasuring):
 
             if ahead is not None:
                 ahead()
-
             gradients: dict[str, Any] = {}
             for i in (0, 1):
                 for key in order:
@@ -193,6 +194,65 @@ class Measuring(LinkMeasuring):
         for (name, op), values in seconds.items():
             found.setdefault(name, {"F": 0.0, "B": 0.0})[op] = float(np.median(values))
         return found
+
+    def _piece_hosts(self, names: list[str], towers: dict[str, Any]) -> dict[str, Any]:
+        """What a half takes the host longer as a piece with a sum of its own, by direction.
+
+        As a piece it is two graphs instead of one, and the sum is started and waited for. Means
+        over the first encoder's inner halves, of the slowest process; nothing without lanes.
+        """
+        import torch
+        import torch.distributed as dist
+
+        from foreplan.planner.bubbles.execution.flat_parameters import FlatParameters
+        from foreplan.planner.bubbles.execution.lanes import Lanes
+        from foreplan.planner.bubbles.execution.parts import EncoderPart
+        from foreplan.planner.bubbles.execution.pieces import Pieces
+        from foreplan.planner.bubbles.execution.step_sizes import StepSizes
+        from foreplan.planner.bubbles.towers import backbone_tower, encoder_towers
+
+        cluster = cluster_of(None, self.processor)
+        asked = {name: workload_of(name, self.processor) for name in names}
+        name = next((n for n, w in asked.items() if w.plan and w.plan.tp == 2), None)
+        if name is None or asked[name].encoders[0].frozen:
+            return {}
+        problem = Problem(None, cluster, asked[name], CostBook(()))
+        assert asked[name].microbatches is not None
+        sizes = StepSizes(
+            asked[name], backbone_tower(problem), encoder_towers(problem), asked[name].microbatches
+        )
+        lanes = Lanes.connect(RANKS // 2, 2, self.rank, self.backend)
+        part = EncoderPart(sizes, 0, 2, 6, lanes)
+        flat = FlatParameters([part], 0, self.device, self.dtype, frozen=False, lanes=lanes)
+        pieces = Pieces(part.pieces, lambda xs, _: xs[0], lambda x, _: x, [True], lanes)
+        rows = sizes.sequences(0), asked[name].encoders[0].tokens, sizes.encoders[0].hidden
+        x = torch.randn(rows).to(self.device, self.dtype)
+        ahead = None if self.processor else self._ahead(rests=True)
+        took: dict[str, list[float]] = {"F": [], "B": []}
+        for turn in range(-2, ROUNDS):
+            dist.barrier()
+            if ahead is not None:
+                ahead()
+            for op in "FB":
+                started = time.perf_counter()
+                for piece in range(len(pieces)):
+                    if op == "F":
+                        pieces.forward_piece(0, piece, [x])
+                    else:
+                        pieces.backward_piece(0, piece, x)
+                if turn >= 0:
+                    took[op].append((time.perf_counter() - started) / len(pieces))
+            self.drain()
+        del flat
+        key = next(key for key, tower in self._towers(name) if tower == "0")
+        mine = {
+            op: float(np.median(values))
+            - sum(towers[key][half].get(f"host {op}", 0.0) for half in "01") / 2
+            for op, values in took.items()
+        }
+        told: list[Any] = [None] * RANKS
+        dist.all_gather_object(told, mine)
+        return {"host_piece_s": {op: max(0.0, *(one[op] for one in told)) for op in "FB"}}
 
     def _ahead(self, *, rests: bool) -> Callable[[], None]:
         """What keeps a GPU busy while the host gets ahead."""

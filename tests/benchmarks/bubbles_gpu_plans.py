@@ -106,6 +106,8 @@ class MeasuredPrices:
     def __init__(self, found: dict[str, Any]) -> None:
         self._found = found
         self._programs: dict[Work, float] = {}
+        #: Seconds of the host, likewise; none on processors.
+        self.issued: dict[Work, float] = {}
         self._roof = RooflineSource({"any": device_zoo.device("h200")})
 
     def estimate(self, work: Work, device: str) -> Estimate | None:
@@ -135,9 +137,24 @@ class MeasuredPrices:
             )
             for group, parts_of in groups.items():
                 for op in "FB":
-                    self._share(parts_of(op), timed[group][op], used)
+                    host = timed[group].get(f"host {op}", 0.0)
+                    self._share(parts_of(op), timed[group][op], host, used)
+        self._pieces(step)
 
-    def _share(self, parts: Any, seconds: float, used: Counter[Work]) -> None:
+    def _pieces(self, step: TrainingStep) -> None:
+        """What halves take the host whose sums are actions of their own."""
+        extra = self._found.get("host_piece_s")
+        if step.plan.tp == 1 or not self.issued or extra is None:
+            return
+        book, layers = CostBook((), issued=self.issued), step.backbone.layers
+        for op in "FB":
+            works = [step.piece(0, layers, op, piece) for piece in range(2 * layers)]
+            for e, tower in enumerate(step.encoders):
+                for half in range(2 * tower.layers):
+                    works.append(step.unit(e, step.plan.tp, half, half + 1, op, bare=True))
+            self.issued |= {work: book.issue_s(work) + extra[op] for work in works}
+
+    def _share(self, parts: Any, seconds: float, host: float, used: Counter[Work]) -> None:
         """Price the longest program that nothing else of the tower runs with what is left."""
 
         def price(work: Work, count: int) -> float:
@@ -151,6 +168,8 @@ class MeasuredPrices:
         longest, count = max(own, key=lambda part: price(*part))
         others = sum(price(w, n) for w, n in parts if w != longest)
         self._programs[longest] = max(seconds - others, 0.02 * seconds) / count
+        if host > 0.0:
+            self.issued[longest] = host / count
 
 
 def tower_key(step: TrainingStep, name: str) -> str:
@@ -174,11 +193,12 @@ def cluster_of(found: dict[str, Any] | None, processor: bool) -> Cluster:
 def measured_problem(name: str, found: dict[str, Any], processor: bool) -> Problem[BubblesWorkload]:
     workload, cluster = workload_of(name, processor), cluster_of(found, processor)
     prices = MeasuredPrices(found)
-    costs = CostBook([prices, LinkSource(cluster)], given=PLANNER.given(workload))
-    problem = Problem(None, cluster, workload, costs)
     assert workload.plan is not None
-    prices.fit(TrainingStep(problem, workload.plan))
-    return problem
+    unpriced = Problem(None, cluster, workload, CostBook(()))
+    prices.fit(TrainingStep(unpriced, workload.plan))
+    given = PLANNER.given(workload)
+    costs = CostBook([prices, LinkSource(cluster)], given=given, issued=prices.issued)
+    return Problem(None, cluster, workload, costs)
 
 
 # ------------------------------------------------------------------------------------------- plans
