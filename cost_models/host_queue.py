@@ -107,9 +107,10 @@ class HostedSimulator(Simulator):
         ran = super().run(seconds)
         binding = ran.binding[self._body]
         released = np.where(binding >= 0, self._owner[binding], -1)
-        return Timeline(
-            self._alone, ran.start_s[self._body], ran.end_s[self._end], released, kind="simulated"
-        )
+        start, end = ran.start_s[self._body], ran.end_s[self._end]
+        # A meeting goes by its first member, whom the host may keep longer than the one meant.
+        released[(released >= 0) & (end[released] > start)] = -1
+        return Timeline(self._alone, start, end, released, kind="simulated")
 
 
 def simulator(
