@@ -113,6 +113,11 @@ class LayerTableSource:
                 )
             return Estimate.exact(0.0, "measured")
         if work.op == "attention":
+            if work.variant.storage not in _HALF:
+                raise MissingDataError(
+                    f"the table of layers has no cache of {work.variant.storage}",
+                    fix="plan with kv_bits=16, or with '--costs predicted'",
+                )
             return self._layer(work, name)
         # Norms and additions of the embedding and the head are the same programs as a layer's.
         part = work.op in ("norm", "rope", "cache_write", "add", "activation")

@@ -5,6 +5,7 @@ ranks and sums within one indicator mean anything, except for `measured_kl` and 
 in nats a token.
 
 - `measured_kl`: divergence of the model's predictions when one layer alone is lowered; measured.
+  `cache_kl` is the same of all KV caches in 8 bits together, one number.
 - `fisher`: the same to second order, ``KL ~ E[(g . dW)^2] / 2`` with ``g`` the gradient of the log
   probability of tokens drawn from the model itself (the Fisher information; Martens, JMLR 2020):
   one backward pass serves all layers and bits.
@@ -68,6 +69,22 @@ def measured_kl(
         say(f"layer {layer + 1} of {decoder.model.layers}")
     decoder.set_bits((16,) * decoder.model.layers)
     return found
+
+
+def cache_kl(decoder: QuantisedDecoder, ids: IntArray) -> float:
+    """Divergence KL(16 bits || keys and values of every layer in 8 bits), nats a token; measured.
+
+    Args:
+        decoder: every layer's weights are at 16 bits, during this and afterwards.
+        ids: ``[windows, tokens]``.
+
+    Raises:
+        SpecError: a family whose attention cannot be replaced.
+    """
+    whole = (16,) * decoder.model.layers
+    exact = list(_log_probabilities(decoder, ids, whole))
+    with decoder.rounded_cache():
+        return _divergence(exact, decoder, ids, whole)
 
 
 def plan_quality(

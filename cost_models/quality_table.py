@@ -11,7 +11,7 @@ import json
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -22,6 +22,9 @@ from foreplan.datasets.model import Model
 from foreplan.datasets.specs import StrictModel, load_document, nearest, validate
 from foreplan.datasets.storage import write_atomically
 from foreplan.errors import SpecError
+
+if TYPE_CHECKING:
+    from foreplan.cost_models.quantised_decoder import QuantisedDecoder
 
 FloatArray = npt.NDArray[np.float64]
 Say = Callable[[str], None]
@@ -56,6 +59,8 @@ class QualityTable(StrictModel):
         text, text_digest: what was read; ``stdlib`` or a path.
         windows, length, seed: of the calibration text.
         curve: from a plan's sum to perplexity, ``None`` where the fit failed.
+        cache_omega: what KV caches of 8 bits add to a plan's sum, in nats a token; ``None`` where
+            it was not measured, as beside every indicator but ``measured_kl``.
     """
 
     schema_: Literal["foreplan.quality/1"] = Field(default=SCHEMA, alias="schema")
@@ -70,6 +75,7 @@ class QualityTable(StrictModel):
     length: int = Field(gt=0)
     seed: int = Field(ge=0)
     curve: PerplexityCurve | None = None
+    cache_omega: Annotated[float, Field(ge=0, le=_MOST)] | None = None
 
     @model_validator(mode="after")
     def _consistent(self) -> QualityTable:
@@ -197,10 +203,12 @@ def measure_quality(
         "hessian": lambda: by.hessian(decoder, ids, bits, seed=seed),
         "weights": lambda: weight_sensitivity(model, bits),
     }[chosen]()
+    cache = _cache(decoder, seen, say) if chosen == "measured_kl" else None
     table = QualityTable(
         model=model.name, weights_digest=weights_digest(model), indicator=chosen, bits=tuple(bits),
         omega=tuple(tuple(float(v) for v in row) for row in omega), text=text,
         text_digest=text_digest(text), windows=windows, length=length, seed=seed,
+        cache_omega=cache,
     )  # fmt: skip
     say(f"perplexity of {PLANS} random plans")
     ids = byte_text.windows(tokens, MORE_TEXT * windows, length + 1, (seed, 1))
@@ -216,6 +224,16 @@ def measure_quality(
         say(f"no curve: {error}")
         return table
     return table.model_copy(update={"curve": curve})
+
+
+def _cache(decoder: QuantisedDecoder, ids: npt.NDArray[np.int64], say: Say) -> float | None:
+    from foreplan.cost_models.quality_indicators import cache_kl
+
+    try:
+        return cache_kl(decoder, ids)
+    except SpecError as error:
+        say(f"caches of 8 bits not measured: {error}")
+        return None
 
 
 def _usable(device: str) -> str:

@@ -9,6 +9,7 @@ Imports torch.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import re
 from collections.abc import Iterator, Sequence
@@ -20,6 +21,7 @@ from torch import Tensor
 from foreplan.datasets.causal_lm import causal_lm
 from foreplan.datasets.kernels import LinearKernel, kernels_for, linear_kernel
 from foreplan.datasets.model import LinearShape, Model
+from foreplan.datasets.quantised_cache import QuantisedCache
 from foreplan.datasets.tensor_names import layer_sources
 from foreplan.datasets.weights import FolderWeights
 from foreplan.errors import SpecError
@@ -40,6 +42,8 @@ def storage_kernel(bits: int, n: int, k: int) -> LinearKernel:
     raise SpecError("bits", got=bits, expected=f"one of {sorted(STORAGE)}")
 
 
+#: Name under which transformers attends to keys and values that were rounded to 8 bits.
+_ROUNDED = "foreplan_rounded"
 #: Linears of one routed expert, as `QuantisedDecoder.linears` names them.
 _EXPERT = re.compile(r"expert\.(\d+)\.(up|down)")
 #: Where transformers (5.0) keeps the experts of a layer, all in one parameter ``[E, n, k]``.
@@ -158,6 +162,36 @@ class QuantisedDecoder:
             found.append(Piece(parameter, slice(row, row + rows), source.transposed))
             row += rows
         return found
+
+    @contextlib.contextmanager
+    def rounded_cache(self) -> Iterator[None]:
+        """Let every layer attend to keys and values as a cache of 8 bits gives them back.
+
+        Raises:
+            SpecError: a module that does not attend by transformers' ``sdpa``.
+        """
+        from transformers import AttentionInterface, AttentionMaskInterface
+        from transformers.integrations.sdpa_attention import sdpa_attention_forward
+
+        def attend(module: Any, query: Tensor, key: Tensor, value: Tensor, *more: Any,
+                   **named: Any) -> Any:  # fmt: skip
+            k, v = (QuantisedCache.of(x).read(x.shape[-2], x.dtype) for x in (key, value))
+            return sdpa_attention_forward(module, query, k, v, *more, **named)
+
+        config: Any = self.module.config
+        if config._attn_implementation != "sdpa":
+            raise SpecError(
+                f"model {self.model.name}", got=f"attention by {config._attn_implementation}",
+                expected="a family that attends by transformers' sdpa",
+            )  # fmt: skip
+        AttentionInterface.register(_ROUNDED, attend)
+        # Whole windows without padding: no mask beside the causal one, which sdpa then makes.
+        AttentionMaskInterface.register(_ROUNDED, lambda *_, **__: None)
+        try:
+            config._attn_implementation = _ROUNDED
+            yield
+        finally:
+            config._attn_implementation = "sdpa"
 
     def logits(self, ids: Tensor) -> Tensor:
         """Logits ``[windows, tokens, vocab]`` of int64 ``[windows, tokens]``."""

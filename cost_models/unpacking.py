@@ -1,4 +1,4 @@
-"""What unpacking a quantised weight costs: written out first, or in registers by fused kernels."""
+"""What unpacking a quantised weight or cache costs: written out first, or in registers."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ from foreplan.datasets.experts import touched_experts
 from foreplan.datasets.kernels import FEW_ROWS, ROWS_A_CALL
 from foreplan.datasets.program import DTYPE_BYTES, Program
 
-#: Kernels that make the whole weight in the compute dtype first, and those that do for many rows.
-_KERNELS = ("dequant_linear", "unpack_linear", "upcast_linear")
+#: Kernels that make the whole weight or cache in the compute dtype first, and those that do so for
+#: many rows.
+_KERNELS = ("dequant_linear", "unpack_linear", "upcast_linear", "dequant_sdpa")
 _FOR_MANY_ROWS = "fragment_linear"
 
 #: Seconds of one multiprocessor in which a fused kernel gets through a value of the weight, by
@@ -25,13 +26,15 @@ _MEASURED_CHIP = "gh100"
 
 
 def unpacked_weights(program: Program) -> float:
-    """Elements of the weight that a program's kernel writes out; 0 for a fused kernel."""
+    """Elements of a weight, or of keys and values, that are written out; 0 for a fused kernel."""
     d, kernel = program.dims, program.variant.kernel
     many = kernel.endswith(_FOR_MANY_ROWS) and d["rows"] > FEW_ROWS
     if not (many or kernel.endswith(_KERNELS)):
         return 0.0
     if program.op == "linear":
         return float(d["n"] * d["k"])
+    if program.op == "attention":
+        return 2.0 * d["batch"] * d["keys"] * d["kv_heads"] * d["head_dim"]
     if program.op == "experts":
         weights = 3 * d["ffn"] * d["hidden"]
         return weights * touched_experts(d["rows"], d["experts"], d["active"])

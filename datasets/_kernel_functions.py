@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from foreplan.datasets.program import Variant
+from foreplan.datasets.quantised_cache import QuantisedCache
 
 
 def _rms_norm(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Tensor:
@@ -67,6 +68,19 @@ def _attention(
     return out.transpose(1, 2).to(q.dtype)
 
 
+def _quantise_copy(
+    cache_k: QuantisedCache, cache_v: QuantisedCache, k: Tensor, v: Tensor, position: int
+) -> None:
+    cache_k.write(k.transpose(1, 2), position)
+    cache_v.write(v.transpose(1, 2), position)
+
+
+def _dequant_attention(
+    q: Tensor, cache_k: QuantisedCache, cache_v: QuantisedCache, keys: int, *, dtype: torch.dtype
+) -> Tensor:
+    return _attention(q, cache_k.read(keys, dtype), cache_v.read(keys, dtype), keys, dtype=dtype)
+
+
 def _silu_mul(gate: Tensor, up: Tensor) -> Tensor:
     return F.silu(gate) * up
 
@@ -109,6 +123,13 @@ _ROWS: dict[tuple[str, str], Callable[..., Any]] = {
     ("cache_write", "bf16/bf16/torch.copy"): _cache_write,
     ("attention", "bf16/bf16/torch.sdpa"): functools.partial(_attention, dtype=torch.bfloat16),
     ("attention", "bf16/fp32/torch.sdpa"): functools.partial(_attention, dtype=torch.float32),
+    ("cache_write", "int8/bf16/torch.quantise_copy"): _quantise_copy,
+    ("attention", "int8/bf16/torch.dequant_sdpa"): functools.partial(
+        _dequant_attention, dtype=torch.bfloat16
+    ),
+    ("attention", "int8/fp32/torch.dequant_sdpa"): functools.partial(
+        _dequant_attention, dtype=torch.float32
+    ),
     ("activation", "bf16/bf16/torch.silu_mul"): _silu_mul,
     ("activation", "bf16/bf16/torch.gelu_tanh"): _gelu_tanh,
     ("activation", "bf16/bf16/torch.gelu"): F.gelu,

@@ -13,7 +13,7 @@ from foreplan.datasets.experts import LayerClass
 from foreplan.datasets.model import Model
 from foreplan.datasets.program import weight_bytes
 
-#: Everything that is not a linear's weight (norms, biases, embeddings, cache) is kept in bf16.
+#: Everything that is no linear's weight and no cache (norms, biases, embeddings) is kept in bf16.
 _BF16 = 2
 
 
@@ -46,6 +46,7 @@ def stage_bytes(
     batch: int,
     positions: int,
     head_storage: str = "bf16",
+    cache_storage: str = "bf16",
 ) -> dict[str, int]:
     """Static memory of the stage that runs layers ``[start, end)``.
 
@@ -57,6 +58,7 @@ def stage_bytes(
         batch: sequences that it caches, all micro-batches together.
         positions: of the cache: prompt and new tokens.
         head_storage: storage dtype of the head.
+        cache_storage: storage dtype of keys and values, ``bf16`` or ``int8``.
 
     Returns:
         Bytes of ``weights``, ``embedding``, ``head``, ``kv_cache`` and ``buffers`` (tables of the
@@ -68,6 +70,7 @@ def stage_bytes(
         matrix = weight_bytes(model.vocab, model.hidden, head_storage)
         head = matrix + model.norm_parameters * _BF16
     classes = model.layer_classes[start:end]
+    cached = (end - start) * batch * positions * model.kv_bytes_per_token(cache_storage)
     rotation = 2 * positions * model.head_dim * _BF16 if model.position == "rope" else 0
     return {
         "weights": sum(
@@ -75,6 +78,6 @@ def stage_bytes(
         ),
         "embedding": embedding,
         "head": head,
-        "kv_cache": round((end - start) * batch * positions * model.kv_bytes_per_token("bf16")),
+        "kv_cache": round(cached),
         "buffers": rotation,
     }

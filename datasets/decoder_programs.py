@@ -73,6 +73,15 @@ def fixed_variant(model: Model, op: str) -> Variant:
     return Variant("bf16", "bf16", kernel)
 
 
+#: How new keys and values get into a cache, by the storage that attention reads; else copied.
+_CACHE_WRITE = {"int8": Variant("int8", "bf16", "torch.quantise_copy")}
+
+
+def cache_write_variant(model: Model, attention: Variant) -> Variant:
+    """The variant that writes the cache which ``attention`` reads."""
+    return _CACHE_WRITE.get(attention.storage) or fixed_variant(model, "cache_write")
+
+
 #: Norms over single heads of queries and keys are always RMS norms.
 HEAD_NORM = Variant("bf16", "bf16", "torch.rms_norm")
 
@@ -87,7 +96,7 @@ class _Counter:
 
     def add(self, op: str, /, **dims: int) -> None:
         """Count one call; the variant is chosen where the operator has a choice."""
-        if self.choose is not None and op in ("linear", "attention"):
+        if self.choose is not None and op == "linear":
             self.add_as(op, self.choose(op, dims), **dims)
         elif self.choose is not None and op == "experts":
             self.add_as(op, self.choose("linear", dims), **dims)
@@ -136,16 +145,16 @@ def layer_programs(
     if model.position == "rope":
         for turned in (heads, kv_heads) if model.qk_norm else (heads + kv_heads,):
             run.add("rope", rows=rows, heads=turned, head_dim=head_dim)
-    run.add("cache_write", batch=batch, tokens=queries, kv_heads=kv_heads, head_dim=head_dim)
-    run.add(
-        "attention",
-        batch=batch,
-        queries=queries,
-        keys=keys,
-        heads=heads,
-        kv_heads=kv_heads,
-        head_dim=head_dim,
-    )
+    seen = {
+        "batch": batch, "queries": queries, "keys": keys, "heads": heads, "kv_heads": kv_heads,
+        "head_dim": head_dim,
+    }  # fmt: skip
+    attend = choose("attention", seen)
+    run.add_as(
+        "cache_write", cache_write_variant(model, attend),
+        batch=batch, tokens=queries, kv_heads=kv_heads, head_dim=head_dim,
+    )  # fmt: skip
+    run.add_as("attention", attend, **seen)
     run.add("linear", rows=rows, **linears["out"])
     run.add("add", rows=rows, cols=model.hidden)
     run.add("norm", rows=rows, cols=model.hidden)

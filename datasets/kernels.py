@@ -119,8 +119,13 @@ _LINEAR = {Variant.parse(row.text): row for row in _LINEAR_ROWS}
 _FUNCTIONS: Mapping[str, tuple[str, ...]] = {
     "norm": ("bf16/bf16/torch.rms_norm", "bf16/bf16/torch.layer_norm"),
     "rope": ("bf16/bf16/torch.rope",),
-    "cache_write": ("bf16/bf16/torch.copy",),
-    "attention": ("bf16/bf16/torch.sdpa", "bf16/fp32/torch.sdpa"),
+    "cache_write": ("bf16/bf16/torch.copy", "int8/bf16/torch.quantise_copy"),
+    "attention": (
+        "bf16/bf16/torch.sdpa",
+        "bf16/fp32/torch.sdpa",
+        "int8/bf16/torch.dequant_sdpa",
+        "int8/fp32/torch.dequant_sdpa",
+    ),
     "activation": (
         "bf16/bf16/torch.silu_mul",
         "bf16/bf16/torch.gelu_tanh",
@@ -220,6 +225,7 @@ def function(op: str, variant: Variant) -> Callable[..., Any]:
     - cache_write: ``f(cache_k[B, G, L, D], cache_v, k[B, T, G, D], v, position) -> None``
     - attention: ``f(q[B, T, H, D], cache_k[B, G, L, D], cache_v, keys) -> [B, T, H, D]``; causal,
       the last query sees all of the first ``keys`` positions
+    - caches of ``int8`` storage are a `foreplan.datasets.quantised_cache.QuantisedCache` each
     - activation: ``f(x[rows, cols])``, or ``f(gate, up)`` where the kernel's name ends in ``_mul``
     - add: ``f(a, b)``; embedding: ``f(table[vocab, cols], ids[rows] int64)``; argmax:
       ``f(logits[rows, cols]) -> [rows] int64``; cast: ``f(x)`` to the variant's compute dtype

@@ -18,7 +18,7 @@ from pydantic import Field, PositiveFloat, PositiveInt, ValidationInfo, field_va
 
 from foreplan.datasets.experts import Experts, LayerClass
 from foreplan.datasets.families import Family
-from foreplan.datasets.program import DTYPE_BYTES
+from foreplan.datasets.program import cache_bytes
 from foreplan.datasets.specs import StrictModel, nearest
 from foreplan.errors import SpecError
 
@@ -310,8 +310,8 @@ class Model(StrictModel):
         return layers + self.embedding_parameters + self.head_parameters - shared
 
     def kv_bytes_per_token(self, storage: str) -> float:
-        """Bytes that one layer's KV cache keeps for one token stored as ``storage``."""
-        return 2 * self.kv_heads * self.head_dim * DTYPE_BYTES[storage]
+        """Bytes that one layer's KV cache keeps for one token as ``storage``, with scales."""
+        return 2 * self.kv_heads * cache_bytes(self.head_dim, storage)
 
     @property
     def max_sequence(self) -> int:

@@ -103,9 +103,11 @@ class ProfileGrid:
                     program("rope", kernels_for("rope", device_kind)[0],
                             rows=rows, heads=heads, head_dim=64)
                 )  # fmt: skip
-                for batch, tokens in ((rows, 1), (1, rows)):
+                for (batch, tokens), variant in itertools.product(
+                    ((rows, 1), (1, rows)), kernels_for("cache_write", device_kind)
+                ):
                     found.append(
-                        program("cache_write", kernels_for("cache_write", device_kind)[0],
+                        program("cache_write", variant,
                                 batch=batch, tokens=tokens, kv_heads=heads, head_dim=64)
                     )  # fmt: skip
         return cls.exact(found)

@@ -59,6 +59,11 @@ def weight_bytes(n: int, k: int, storage: str) -> int:
     return round(payload + n * -(-k // group) * _GROUP_BYTES[storage])
 
 
+def cache_bytes(head_dim: int, storage: str) -> float:
+    """Bytes of one head's keys, or values, of one token, with the bf16 scale of an int8 one."""
+    return head_dim * DTYPE_BYTES[storage] + (2.0 if storage == "int8" else 0.0)
+
+
 @dataclass(frozen=True, slots=True, order=True)
 class Variant:
     """How a program is computed; storage precision and compute kernel are separate choices.
@@ -117,9 +122,9 @@ def _conv_bytes(d: Mapping[str, int], v: Variant) -> float:
 
 
 def _attention_bytes(d: Mapping[str, int], v: Variant) -> float:
-    act, cache = DTYPE_BYTES[v.compute], DTYPE_BYTES[v.storage]
-    queries_and_out = 2 * d["queries"] * d["heads"] * act
-    return d["batch"] * d["head_dim"] * (queries_and_out + 2 * d["keys"] * d["kv_heads"] * cache)
+    queries_and_out = 2 * d["queries"] * d["heads"] * d["head_dim"] * DTYPE_BYTES[v.compute]
+    cache = 2 * d["keys"] * d["kv_heads"] * cache_bytes(d["head_dim"], v.storage)
+    return d["batch"] * (queries_and_out + cache)
 
 
 def _expert_bytes(d: Mapping[str, int], v: Variant) -> float:
@@ -150,8 +155,8 @@ OPERATORS: Mapping[str, Operator] = MappingProxyType(
             ("batch", "tokens", "kv_heads", "head_dim"),
             lambda d: 0.0,
             lambda d, v: (
-                (2.0 * d["batch"] * d["tokens"] * d["kv_heads"] * d["head_dim"])
-                * (DTYPE_BYTES[v.compute] + DTYPE_BYTES[v.storage])
+                (2.0 * d["batch"] * d["tokens"] * d["kv_heads"])
+                * (d["head_dim"] * DTYPE_BYTES[v.compute] + cache_bytes(d["head_dim"], v.storage))
             ),
         ),
         "rope": Operator(
@@ -336,14 +341,9 @@ OPERATORS = MappingProxyType(
     }
 )
 #: Operators whose time is bound by products, so that a device's peak rate matters.
-PRODUCTS = frozenset(
-    ["linear", "attention", "router", "experts"]
-    + [
-        f"{op}_{name}"
-        for op in ("linear", "conv2d", "attention", "matmul")
-        for name in _TRAINING[op]
-    ]
-)
+PRODUCTS = frozenset(("linear", "attention", "router", "experts")) | {
+    f"{op}_{name}" for op in ("linear", "conv2d", "attention", "matmul") for name in _TRAINING[op]
+}
 
 
 @dataclass(frozen=True, slots=True)

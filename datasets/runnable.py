@@ -24,7 +24,8 @@ from foreplan.datasets.kernels import (
     function,
     linear_kernel,
 )
-from foreplan.datasets.program import Program, Variant
+from foreplan.datasets.program import Program, Variant, cache_bytes
+from foreplan.datasets.quantised_cache import QuantisedCache
 from foreplan.datasets.training_programs import is_training
 from foreplan.datasets.training_runnable import training_call
 
@@ -170,8 +171,7 @@ class Inputs:
         q = self._draw(d["batch"], d["queries"], d["heads"], d["head_dim"])
         # In prefill the keys were just written; in decode other layers' caches came between.
         prefill = d["queries"] == d["keys"]
-        copies = 1 if prefill else self._copies(4 * _count(shape))
-        caches = [(self._draw(*shape), self._draw(*shape)) for _ in range(copies)]
+        copies, caches = self._caches(program, shape, 1 if prefill else None)
         turn, keys = itertools.cycle(caches), d["keys"]
         state = "keys and values warm" if prefill else self._cold("keys and values", copies)
         return Runnable(lambda: run(q, *next(turn), keys), state, copies)
@@ -181,11 +181,28 @@ class Inputs:
         room = d["tokens"] + _SPARE_POSITIONS
         shape = (d["batch"], d["kv_heads"], room, d["head_dim"])
         k, v = (self._draw(d["batch"], d["tokens"], d["kv_heads"], d["head_dim"]) for _ in "kv")
-        copies = self._copies(4 * _count(shape))
-        caches = [(self._draw(*shape), self._draw(*shape)) for _ in range(copies)]
+        copies, caches = self._caches(program, shape)
         turn = itertools.cycle(caches)
         state = self._cold("keys and values", copies)
         return Runnable(lambda: run(*next(turn), k, v, 0), state, copies)
+
+    def _caches(
+        self, program: Program, shape: tuple[int, ...], copies: int | None = None
+    ) -> tuple[int, list[tuple[Any, Any]]]:
+        """Filled caches of keys and values ``[B, G, L, D]`` in the program's storage.
+
+        As many as keep them cold unless said otherwise.
+        """
+        storage = program.variant.storage
+        if copies is None:
+            each = cache_bytes(shape[-1], storage)
+            copies = self._copies(round(2 * _count(shape[:-1]) * each))
+
+        def filled() -> Any:
+            drawn = self._draw(*shape)
+            return QuantisedCache.of(drawn) if storage == "int8" else drawn
+
+        return copies, [(filled(), filled()) for _ in range(copies)]
 
     def _rope(self, program: Program, run: Callable[..., Any]) -> Runnable:
         rows, heads, head_dim = program.sizes

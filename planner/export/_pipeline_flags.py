@@ -55,6 +55,11 @@ def unexpressed(plan: Plan, handover: Handover) -> tuple[str, ...]:
             "weights: quantise the checkpoint with the tool of the target; its rounding may "
             "differ from the one this plan's quality figures assume"
         )
+    if decision.kv_bits != handover.cache_bits:
+        lines.append(
+            f"a KV cache of {decision.kv_bits}-bit integers (decision.kv_bits): the server has "
+            "none (fp8 is another format); its cache of 16 bits takes nearly twice the plan's"
+        )
     if plan.model is not None and plan.model.experts is not None:
         lines.append(
             "experts: the server runs a layer's experts in a grouped kernel of its own, all on the "

@@ -59,7 +59,7 @@ class PipelineServer(Exporter):
         return Written(files, (*lines, balanced))
 
     def _one(self, plan: Plan) -> Written:
-        handover = Handover.of(plan)
+        handover = Handover.of(plan).with_plain_cache()
         handover.refuse(compressed_tensors.WEIGHTS, self.title)
         self.check(handover)
         environment, notes = gpu_environment(handover)
@@ -73,8 +73,8 @@ class PipelineServer(Exporter):
     def expected(self, plan: Plan) -> object:
         """What `read` has to find: a `Handover`, or one for each replica."""
         if plan.kind != REPLICAS:
-            return Handover.of(plan)
-        return tuple(Handover.of(part) for part in replica_plans(plan))
+            return Handover.of(plan).with_plain_cache()
+        return tuple(Handover.of(part).with_plain_cache() for part in replica_plans(plan))
 
     def read(self, files: Mapping[str, str]) -> Handover | tuple[Handover, ...]:
         """See `Exporter.read`."""

@@ -6,7 +6,7 @@ round trip shows that nothing was altered on the way.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from foreplan.datasets import device_zoo
 from foreplan.datasets.program import GROUP_SIZE, Variant
@@ -53,12 +53,14 @@ class Handover:
         schemes: one for each layer of the model.
         gpus: (host, number of the GPU on that host), stage by stage.
         degree: GPUs of each stage, by tensor parallelism.
+        cache_bits: bits of the KV cache.
     """
 
     layers: tuple[int, ...]
     schemes: tuple[Scheme, ...]
     gpus: tuple[tuple[str, int], ...]
     degree: int = 1
+    cache_bits: int = 16
 
     @classmethod
     def of(cls, plan: Plan) -> Handover:
@@ -89,7 +91,12 @@ class Handover:
             for index, stage in enumerate(decision.stages)
             for bits in stage.bits
         )
-        return cls(tuple(s.end - s.start for s in decision.stages), schemes, gpus, degree)
+        layers = tuple(s.end - s.start for s in decision.stages)
+        return cls(layers, schemes, gpus, degree, decision.kv_bits)
+
+    def with_plain_cache(self) -> Handover:
+        """The same for a target whose caches have no 8-bit integers."""
+        return replace(self, cache_bits=16)
 
     @property
     def hosts(self) -> tuple[str, ...]:
@@ -166,7 +173,9 @@ def replica_plans(plan: Plan) -> tuple[Plan, ...]:
             "workload": {
                 name: traffic[name] for name in ServingWorkload.model_fields if name in traffic
             },
-            "decision": {name: decided[name] for name in ServingDecision.model_fields},
+            "decision": {
+                name: decided[name] for name in ServingDecision.model_fields if name in decided
+            },
             "alternatives": (),
         }
         parts.append(plan.model_copy(update=changes))

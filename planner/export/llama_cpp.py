@@ -24,6 +24,9 @@ _TYPES_FILE = "tensor_types.txt"
 
 #: GGUF types by storage: Q8_0 is 8.5 bits a weight with its scales, Q4_K 4.5 and Q3_K 3.44.
 _TYPE: Mapping[str, str] = MappingProxyType({"int8": "q8_0", "int4": "q4_K", "int3": "q3_K"})
+#: A cache of 8 bits: groups of 32 share a scale, where the plan's heads have one each. Values are
+#: quantised with flash attention alone.
+_CACHE = {"--cache-type-k": "q8_0", "--cache-type-v": "q8_0", "--flash-attn": "on"}
 _LINE = re.compile(r"blk\\\.\((?P<layers>[0-9|]+)\)\\\.\(attn\|ffn\)_\.\*=(?P<type>\w+)")
 
 
@@ -59,7 +62,7 @@ class LlamaCppExporter(Exporter):
             "--parallel": str(workload.batch),
             "--ctx-size": str(workload.batch * (workload.prompt_tokens + workload.new_tokens)),
             "--model": "${MODEL:?GGUF file of the model}",
-        }
+        } | (_CACHE if handover.cache_bits == 8 else {})
         text = _shell.script(("llama-server",), flags, environment, notes)
         lines = [
             rf"blk\.({'|'.join(map(str, handover.layers_of(scheme)))})\.(attn|ffn)_.*="
@@ -82,7 +85,11 @@ class LlamaCppExporter(Exporter):
             if found := _LINE.fullmatch(line):
                 for number in found["layers"].split("|"):
                     schemes[int(number)] = by_type[found["type"]]
-        return Handover(layers_by_split(split, count), tuple(schemes), read_gpus(environment))
+        cache_bits = 8 if _CACHE.items() <= flags.items() else 16
+        return Handover(
+            layers_by_split(split, count), tuple(schemes), read_gpus(environment),
+            cache_bits=cache_bits,
+        )  # fmt: skip
 
 
 def layers_by_split(split: list[float], layers: int) -> tuple[int, ...]:

@@ -41,7 +41,7 @@ class TensorRtLlmExporter(Exporter):
 
     def write(self, plan: Plan) -> Written:
         """See `Exporter.write`."""
-        handover = Handover.of(plan)
+        handover = Handover.of(plan).with_plain_cache()
         _refuse_experts(plan, handover)
         known = {Scheme("bf16"), *_ALGORITHM}
         for layer, scheme in enumerate(handover.schemes):
@@ -64,6 +64,10 @@ class TensorRtLlmExporter(Exporter):
         text = _shell.script(("trtllm-serve", _shell.MODEL), flags, environment, notes)
         files = {"launch.sh": text, _ARGUMENTS: yaml.safe_dump(arguments, sort_keys=False)}
         return Written({**files, **_quantisation(handover)}, unexpressed(plan, handover))
+
+    def expected(self, plan: Plan) -> object:
+        """See `Exporter.expected`; of integers its engines alone have caches, not this backend."""
+        return Handover.of(plan).with_plain_cache()
 
     def read(self, files: Mapping[str, str]) -> Handover:
         """See `Exporter.read`."""

@@ -31,6 +31,7 @@ from foreplan.planner.serving.pricing import (
     device_kind,
 )
 from foreplan.planner.serving.spec import (
+    CACHE_STORAGE,
     STORAGE,
     ServingDecision,
     ServingWorkload,
@@ -54,6 +55,7 @@ class ServingChains:
         capacity_bytes: what each rank may use.
         omega: ``[L, V]`` quality loss of each layer at each of the workload's bits.
         max_omega: cap on their sum, ``None`` for none.
+        cache_omega: what a quantised cache adds to that sum, whatever the layers' bits.
         kinds: what stages may run on; what the workload allows if left out.
 
     Raises:
@@ -63,11 +65,12 @@ class ServingChains:
 
     def __init__(
         self, pricing: Pricing, cluster: Cluster, capacity_bytes: tuple[int, ...],
-        omega: FloatArray, max_omega: float | None = None, *, kinds: Sequence[Kind] | None = None,
+        omega: FloatArray, max_omega: float | None = None, cache_omega: float = 0.0, *,
+        kinds: Sequence[Kind] | None = None,
     ) -> None:  # fmt: skip
         self.pricing = pricing
         self.cluster = cluster
-        self.omega, self.max_omega = omega, max_omega
+        self.omega, self.max_omega, self.cache_omega = omega, max_omega, cache_omega
         self.types = types_of(cluster, capacity_bytes, pricing)
         if kinds is None:
             kinds = kinds_of(pricing.model, pricing.workload, cluster, self.types)
@@ -83,7 +86,7 @@ class ServingChains:
         """The same with fewer kinds."""
         return ServingChains(
             self.pricing, self.cluster, self._capacity_bytes, self.omega, self.max_omega,
-            kinds=kinds,
+            self.cache_omega, kinds=kinds,
         )  # fmt: skip
 
     def groupings(self) -> IntArray:
@@ -251,7 +254,7 @@ class ServingChains:
     ) -> ServingDecision:
         """An assignment dealt to concrete ranks, the first free one of each type."""
         dealt = self._deal([stage.device_type for stage in assignment.stages])
-        stages, omega = [], 0.0
+        stages, omega = [], self.cache_omega
         for stage, (rank, *peers) in zip(assignment.stages, dealt, strict=True):
             bits = tuple(self.bits[v] for v in stage.variants)
             layers = range(stage.start, stage.end)
@@ -268,6 +271,7 @@ class ServingChains:
         return ServingDecision(
             stages=tuple(stages), prefill_microbatch=sizes.prefill, decode_microbatch=sizes.decode,
             average_bits=sum(every) / len(every), omega=omega, limits_met=limits_met,
+            kv_bits=self.pricing.workload.kv_bits,
         )  # fmt: skip
 
     def _deal(self, kinds: Sequence[int]) -> list[list[Rank]]:
@@ -306,6 +310,7 @@ def static_bytes(
     return stage_bytes(
         model, start, end, [STORAGE[b][0] for b in bits], batch=workload.batch,
         positions=workload.prompt_tokens + workload.new_tokens,
+        cache_storage=CACHE_STORAGE[workload.kv_bits],
     )  # fmt: skip
 
 
@@ -320,7 +325,8 @@ def workspace_bytes(model: Model, workload: ServingWorkload, sizes: MicroBatches
     Of a mixture, one expert may get every row: then its rows are gathered, go through up,
     activation, product and down, and are added up, weighted, in fp32; besides, each choice of an
     expert takes 32 bytes to be sorted and each expert's score 6, and a processor's library keeps a
-    kernel for every number of rows that an expert computes.
+    kernel for every number of rows that an expert computes. A quantised cache is read into 16 or
+    32 bits before attention, one layer at a time, and new keys and values are quantised in fp32.
 
     Args:
         model: the model.
@@ -349,7 +355,22 @@ def workspace_bytes(model: Model, workload: ServingWorkload, sizes: MicroBatches
         passes = (sizes.prefill * workload.prompt_tokens, sizes.decode)
         each = sum(computed_sizes(n, experts.count, experts.active) for n in passes)
         unpacked += len(model.expert_linears) * each * _PREPARED_BYTES
+    if workload.kv_bits < 16:
+        unpacked += _cache_workspace_bytes(model, workload, sizes, kind)
     return rows * per_row + in_flight + logits + unpacked
+
+
+def _cache_workspace_bytes(
+    model: Model, workload: ServingWorkload, sizes: MicroBatches, kind: str
+) -> int:
+    """What reading a layer's quantised cache takes, or quantising a prompt where that is more.
+
+    Three tensors at a time: keys, values and the codes on their way (see `QuantisedCache`).
+    """
+    positions = workload.prompt_tokens + workload.new_tokens
+    read = sizes.decode * positions * (2 if kind == "cuda" else 4)
+    written = sizes.prefill * workload.prompt_tokens * 4
+    return 3 * model.kv_heads * model.head_dim * max(read, written)
 
 
 def capacities(cluster: Cluster) -> tuple[int, ...]:

@@ -5,8 +5,10 @@ from __future__ import annotations
 from foreplan.cost_models.tensor_parallel import shard_model
 from foreplan.datasets.cluster import Cluster
 from foreplan.datasets.model import Model
+from foreplan.datasets.program import Variant
 from foreplan.errors import SpecError
 from foreplan.planner.serving.spec import (
+    CACHE_STORAGE,
     STORAGE,
     ServingDecision,
     ServingWorkload,
@@ -21,8 +23,13 @@ def check_decision(
 
     Raises:
         SpecError: another number of layers, a device that the cluster does not have, bits without
-            a storage, micro-batches that do not divide the batch, a kernel that is not named.
+            a storage, micro-batches that do not divide the batch, a kernel that is not named, a
+            cache of other bits than the workload's or than its kernels read.
     """
+    if decision.kv_bits != workload.kv_bits:
+        raise SpecError(
+            "decision.kv_bits", got=decision.kv_bits, expected=f"the workload's {workload.kv_bits}"
+        )
     if decision.layers != model.layers:
         raise SpecError(
             "decision.stages", got=f"{decision.layers} layers", expected=f"{model.layers}"
@@ -49,6 +56,19 @@ def check_decision(
         missing = sorted(needed - set(stage.kernels))
         if missing:
             raise SpecError(f"{where}.kernels", got=f"no {missing[0]}", expected="a variant for it")
+        _check_cache(where, stage, decision.kv_bits)
+
+
+def _check_cache(where: str, stage: StageDecision, bits: int) -> None:
+    """Both phases read the cache in the storage that memory was counted for."""
+    quantised = CACHE_STORAGE[8]
+    for phase in ("prefill", "decode"):
+        text = stage.kernels[f"{phase}/attention"]
+        if (Variant.parse(text).storage == quantised) != (bits == 8):
+            raise SpecError(
+                f"{where}.kernels: {phase}/attention", got=text,
+                expected=f"a kernel that reads a cache of {CACHE_STORAGE[bits]}",
+            )  # fmt: skip
 
 
 def _check_group(model: Model, cluster: Cluster, where: str, stage: StageDecision) -> None:

@@ -29,6 +29,7 @@ BATCH, LENGTH = 4, 256
 _MOST_FLOP, _FEWEST, _MOST = 1e13, 8, 128
 
 _BF16 = Variant("bf16", "bf16", "torch.linear")
+_SDPA = Variant("bf16", "bf16", "torch.sdpa")
 
 
 def judging_text(workload: ServingWorkload) -> str | None:
@@ -45,7 +46,7 @@ def judging_text(workload: ServingWorkload) -> str | None:
 def held_out_perplexity(
     model: Model, workload: ServingWorkload, decision: ServingDecision, seed: int
 ) -> dict[str, float]:
-    """Perplexity of a decision, and how much that is above every layer at 16 bits.
+    """Perplexity of a decision, and how much that is above every layer and cache at 16 bits.
 
     Args:
         model: with trained weights.
@@ -80,7 +81,7 @@ def _nats(
     model: Model, decided: tuple[StageDecision, ...], ids: torch.Tensor, device: torch.device,
     seed: int, *, plain: bool,
 ) -> float:  # fmt: skip
-    """Cross-entropy a token; ``plain`` computes every linear in bf16."""
+    """Cross-entropy a token; ``plain`` computes every linear in bf16 and keeps keys in it."""
     length = ids.shape[1] - 1
     stages = []
     for chosen in decided:
@@ -110,10 +111,12 @@ def _kernels(chosen: StageDecision, *, plain: bool) -> StageKernels:
         variant = table.variant(PREFILL, op, bits)
         return PhaseKernels(variant, variant)
 
-    plain_linear = PhaseKernels(_BF16, _BF16)
+    plain_linear, attention = PhaseKernels(_BF16, _BF16), both("attention")
+    if plain and attention.prefill.storage != _SDPA.storage:
+        attention = PhaseKernels(_SDPA, _SDPA)
     return StageKernels(
         layers=tuple(plain_linear if plain else both("linear", b) for b in chosen.bits),
-        attention=both("attention"),
+        attention=attention,
         head=both("head") if f"{PREFILL}/head" in table.table else None,
     )
 

@@ -122,6 +122,7 @@ class ServingPlanner(Planner[ServingWorkload, ServingDecision]):
             capacities(problem.cluster),
             quality.omega,
             quality.max_omega,
+            quality.cache_omega,
         )
 
     def _infeasible(
@@ -146,10 +147,11 @@ class ServingPlanner(Planner[ServingWorkload, ServingDecision]):
             size = show_bytes(whole[item])
             if item == "weights" and model.experts is not None:
                 size += f", all {model.experts.count} experts of a layer"
+            eight = ", or plan with kv_bits=8" if item == "kv_cache" and w.kv_bits == 16 else ""
             return InfeasibleError(
                 f"{model.name} at {fewest} bits needs {show_bytes(need)}, most of it {item} "
                 f"({size}); the {devices} have {show_bytes(have)}",
-                fix=f"add {show_bytes(need - have)}, or lower the batch or the context",
+                fix=f"add {show_bytes(need - have)}, or lower the batch or the context{eight}",
             )
         for k, why in chains.unable().items():
             return InfeasibleError(f"no split of {model.name} without {chains.name(k)}: {why}")

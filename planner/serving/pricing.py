@@ -34,7 +34,7 @@ from foreplan.datasets.kernels import kernels_for, layout_of, quantises_activati
 from foreplan.datasets.model import Model
 from foreplan.datasets.program import Program, Variant, program
 from foreplan.errors import MissingDataError
-from foreplan.planner.serving.spec import STORAGE, ServingWorkload
+from foreplan.planner.serving.spec import CACHE_STORAGE, STORAGE, ServingWorkload
 
 PREFILL, DECODE = "prefill", "decode"
 #: Contexts at which a decode step is priced.
@@ -114,8 +114,9 @@ class Pricing:
                 "kv_heads": self.model.kv_heads, "head_dim": self.model.head_dim,
             }  # fmt: skip
             contexts = self._contexts().tolist() if phase == DECODE else [keys]
+            cache = CACHE_STORAGE[self.workload.kv_bits]
             table[f"{phase}/attention"] = self._best(
-                rank, "attention", dims, [{**dims, "keys": context} for context in contexts]
+                rank, "attention", dims, [{**dims, "keys": context} for context in contexts], cache
             )
             head = {"rows": batch, "n": self.model.vocab, "k": self.model.hidden}
             table[f"{phase}/head"] = self._best(rank, "linear", head, [head])
@@ -168,11 +169,12 @@ class Pricing:
         return found
 
     def _best(
-        self, rank: Rank, op: str, dims: dict[str, int], run: Sequence[dict[str, int]]
-    ) -> Variant:
-        """Fastest bf16-stored variant of an operator among those that can all of ``run``."""
+        self, rank: Rank, op: str, dims: dict[str, int], run: Sequence[dict[str, int]],
+        storage: str = "bf16",
+    ) -> Variant:  # fmt: skip
+        """Fastest variant of an operator with this storage among those that can all of ``run``."""
         shape = {"n": dims["n"], "k": dims["k"]} if op == "linear" else {}
-        every = [v for v in kernels_for(op, device_kind(rank), **shape) if v.storage == "bf16"]
+        every = [v for v in kernels_for(op, device_kind(rank), **shape) if v.storage == storage]
         left = list(every)
         while found := self._cheapest(rank, left, lambda v: [(program(op, v, **dims), 1)]):
             works = [program(op, found[1], **each) for each in run]

@@ -14,13 +14,17 @@ from pathlib import Path
 from foreplan.cost_models.quality_table import QualityTable, measure_quality
 from foreplan.cost_models.sensitivity import weight_sensitivity
 from foreplan.datasets.model import Model
-from foreplan.errors import SpecError
+from foreplan.errors import InfeasibleError, SpecError
 from foreplan.planner.serving.spec import ServingWorkload
 from foreplan.solvers.chain_problem import FloatArray
 
 #: ``measured``: docs/results/quality.md.
 _WEIGHTS_ALONE = (
     "quality losses are from the weights alone, which order layers badly: name a text or a table"
+)
+#: Where nobody measured it; docs/results/quality.md has what it was for our decoder of bytes.
+_CACHE_UNKNOWN = (
+    "the KV cache is kept in 8 bits: what that costs in quality was not measured and is in no sum"
 )
 
 
@@ -30,7 +34,10 @@ class PlanQuality:
 
     Attributes:
         omega: ``[layers, len(workload.bits)]``.
-        max_omega: limit on the sum, from the workload's own limits; ``None`` without any.
+        max_omega: limit on the sum over layers, from the workload's own limits less
+            ``cache_omega``; ``None`` without any.
+        cache_omega: loss of an 8-bit KV cache, part of every plan's sum; 0 where the cache has 16
+            bits or nobody measured it.
         table: where the losses are from; ``None`` for the weights alone.
         notes: what a reader of the plan has to know.
     """
@@ -39,6 +46,7 @@ class PlanQuality:
     max_omega: float | None
     table: QualityTable | None
     notes: tuple[str, ...]
+    cache_omega: float = 0.0
 
     def perplexity_increase(self, omega: float) -> float | None:
         """Predicted for a sum of losses; ``None`` where there is no curve."""
@@ -51,10 +59,12 @@ def plan_quality(model: Model, workload: ServingWorkload, seed: int) -> PlanQual
 
     Raises:
         SpecError: a table of other weights or without some bits; text for random weights; a limit
-            on perplexity without a curve.
+            on perplexity without a curve; a limit and a quantised cache that was not measured.
+        InfeasibleError: the cache alone is above a limit.
     """
     table = _table(model, workload, seed)
     limit = workload.max_perplexity_increase
+    cache, cache_notes = _cache(table, workload)
     if table is None:
         if limit is not None:
             raise SpecError(
@@ -64,7 +74,7 @@ def plan_quality(model: Model, workload: ServingWorkload, seed: int) -> PlanQual
         omega = _of_weights(model, _stamp(model), workload.bits)
         told = model.weights == "trained"
         said = (_WEIGHTS_ALONE,) if told else ()
-        return PlanQuality(omega, workload.max_omega, None, said)
+        return PlanQuality(omega, workload.max_omega, None, said + cache_notes)
     where = f"{table.indicator} on {table.windows} windows of {table.length} tokens of {table.text}"
     notes = [f"quality losses are {where} ({table.text_digest}), seed {table.seed}"]
     caps = [] if workload.max_omega is None else [workload.max_omega]
@@ -84,8 +94,37 @@ def plan_quality(model: Model, workload: ServingWorkload, seed: int) -> PlanQual
         if cap > curve.largest_omega:
             notes.append("the perplexity limit lies beyond the plans that the curve was fitted on")
         caps.append(cap)
-    cap_or_none = min(caps) if caps else None
-    return PlanQuality(table.losses(workload.bits), cap_or_none, table, tuple(notes))
+    cap_or_none = min(caps) - cache if caps else None
+    if cap_or_none is not None and cap_or_none < 0:
+        raise InfeasibleError(
+            f"8 bits a number of the KV cache lose {cache:.3g} alone, above the limit of "
+            f"{min(caps):.3g}",
+            fix="plan with kv_bits=16, or relax max_omega or max_perplexity_increase",
+        )
+    return PlanQuality(
+        table.losses(workload.bits), cap_or_none, table, (*notes, *cache_notes), cache
+    )
+
+
+def _cache(table: QualityTable | None, workload: ServingWorkload) -> tuple[float, tuple[str, ...]]:
+    """Loss of the workload's KV cache and what to say of it."""
+    if workload.kv_bits == 16:
+        return 0.0, ()
+    measured = None if table is None else table.cache_omega
+    if measured is not None:
+        return measured, (
+            f"the KV cache is kept in 8 bits: {measured:.3g} of the sum, measured on all layers "
+            "with weights of 16 bits",
+        )
+    limits = ("max_omega", "max_perplexity_increase")
+    named = [name for name in limits if getattr(workload, name) is not None]
+    if named:
+        raise SpecError(
+            "workload.kv_bits", got=workload.kv_bits,
+            expected=f"16 beside {named[0]}: nothing here says what an 8-bit cache loses",
+            fix="name a text, or a table that foreplan quality made with measured_kl",
+        )  # fmt: skip
+    return 0.0, (_CACHE_UNKNOWN,)
 
 
 def _table(model: Model, workload: ServingWorkload, seed: int) -> QualityTable | None:

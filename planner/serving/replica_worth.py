@@ -76,7 +76,9 @@ class ReplicaWorth:
         self._cases: list[_Case] = []
         for batch in batch_sizes(workload):
             pricing = Pricing(model, replica_workload(workload, batch), costs)
-            chains = ServingChains(pricing, cluster, room, quality.omega, quality.max_omega)
+            chains = ServingChains(
+                pricing, cluster, room, quality.omega, quality.max_omega, quality.cache_omega
+            )
             self._cases += [
                 _Case(chains, sizes, batch, chains.problem(sizes)) for sizes in chains.sizes()
             ]

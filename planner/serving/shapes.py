@@ -14,7 +14,7 @@ from foreplan.datasets.decoder_programs import embedding_programs, head_programs
 from foreplan.datasets.kernels import kernels_for, quantises_activations
 from foreplan.datasets.model import Model
 from foreplan.datasets.program import Program, Variant
-from foreplan.planner.serving.spec import STORAGE, ServingWorkload
+from foreplan.planner.serving.spec import CACHE_STORAGE, STORAGE, ServingWorkload
 
 
 def serving_programs(
@@ -51,7 +51,7 @@ def _programs(model: Model, workload: ServingWorkload, device_kind: str) -> Iter
         passes += [(b, 1, context) for b in sizes for context in contexts]
     storages = {s for bits in workload.bits for s in STORAGE[bits]}
     for batch, queries, keys in passes:
-        for wanted in _choices(device_kind, workload.quantise_activations):
+        for wanted in _choices(device_kind, workload):
             for layer_class in sorted(set(model.layer_classes)):
                 yield from (
                     p for p, _ in layer_programs(model, batch, queries, keys, wanted, layer_class)
@@ -75,11 +75,13 @@ class _Choice:
         return self._table[op]
 
 
-def _choices(device_kind: str, quantised: bool) -> list[_Choice]:
+def _choices(device_kind: str, workload: ServingWorkload) -> list[_Choice]:
     linears = [
-        v for v in kernels_for("linear", device_kind) if quantised or not quantises_activations(v)
-    ]
-    attentions = kernels_for("attention", device_kind)
+        v for v in kernels_for("linear", device_kind)
+        if workload.quantise_activations or not quantises_activations(v)
+    ]  # fmt: skip
+    cache = CACHE_STORAGE[workload.kv_bits]
+    attentions = [v for v in kernels_for("attention", device_kind) if v.storage == cache]
     count = max(len(linears), len(attentions))
     return [
         _Choice(linears[i % len(linears)], attentions[i % len(attentions)]) for i in range(count)

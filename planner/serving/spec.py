@@ -13,7 +13,6 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from foreplan.datasets.specs import StrictModel
 from foreplan.errors import SpecError
 from foreplan.planner.serving.sparse_model import SparseModel
 
@@ -21,6 +20,9 @@ from foreplan.planner.serving.sparse_model import SparseModel
 STORAGE: Mapping[int, tuple[str, ...]] = MappingProxyType(
     {16: ("bf16",), 8: ("int8", "fp8"), 4: ("int4",), 3: ("int3",)}
 )
+
+#: Storage dtype of keys and values that a number of bits means.
+CACHE_STORAGE: Mapping[int, str] = MappingProxyType({16: "bf16", 8: "int8"})
 
 Count = Annotated[int, Field(gt=0, le=1 << 24)]
 
@@ -40,6 +42,8 @@ class ServingWorkload(SparseModel):
         quality: table of `foreplan quality` to use instead of measuring.
         theta_s: seconds one unit of quality loss is worth; 0 leaves quality to the limits.
         quantise_activations: allow kernels that round activations to 8 bits too.
+        kv_bits: bits of a number in every layer's KV cache: 16, or 8 with a scale for each token
+            and head.
         max_time_to_first_token_s: limit on when the last request of the batch has its first token.
         max_time_per_output_token_s: limit on the mean time between later tokens of a request.
         prefill_microbatch, decode_microbatch: requests of a micro-batch; searched where ``None``.
@@ -47,7 +51,7 @@ class ServingWorkload(SparseModel):
             stage.
     """
 
-    later: ClassVar[frozenset[str]] = frozenset({"tensor_parallel"})
+    later: ClassVar[frozenset[str]] = frozenset({"tensor_parallel", "kv_bits"})
 
     batch: Count
     prompt_tokens: Count
@@ -65,6 +69,7 @@ class ServingWorkload(SparseModel):
     prefill_microbatch: Count | None = None
     decode_microbatch: Count | None = None
     tensor_parallel: Literal["auto"] | Annotated[int, Field(gt=0, le=1024)] = 1
+    kv_bits: Literal[16, 8] = 16
 
     @field_validator("bits", mode="before")
     @classmethod
@@ -139,7 +144,7 @@ class StageDecision(SparseModel):
         return self
 
 
-class ServingDecision(StrictModel):
+class ServingDecision(SparseModel):
     """A serving plan's decision.
 
     Attributes:
@@ -150,7 +155,10 @@ class ServingDecision(StrictModel):
         average_bits: mean over layers.
         omega: summed quality loss by the plan's indicator.
         limits_met: whether memory and every quality limit hold; a baseline may miss the quality.
+        kv_bits: bits of every layer's KV cache.
     """
+
+    later: ClassVar[frozenset[str]] = frozenset({"kv_bits"})
 
     stages: Annotated[tuple[StageDecision, ...], Field(min_length=1)]
     prefill_microbatch: Count
@@ -158,6 +166,7 @@ class ServingDecision(StrictModel):
     average_bits: float
     omega: float
     limits_met: bool = True
+    kv_bits: Literal[16, 8] = 16
 
     @model_validator(mode="after")
     def _consistent(self) -> ServingDecision:

@@ -16,7 +16,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from foreplan.datasets.decoder_programs import HEAD_NORM, fixed_variant
+from foreplan.datasets.decoder_programs import HEAD_NORM, cache_write_variant, fixed_variant
 from foreplan.datasets.kernels import (
     LinearKernel,
     Packed,
@@ -26,11 +26,14 @@ from foreplan.datasets.kernels import (
 )
 from foreplan.datasets.model import Model
 from foreplan.datasets.program import Variant
+from foreplan.datasets.quantised_cache import QuantisedCache
 from foreplan.datasets.weights import Part, WeightSource
 
 #: ``run(x, weight, bias)``; a reference run takes the plain fp32 weight.
 RunLinear = Callable[[Tensor, Packed | Tensor, Tensor | None], Tensor]
-Attend = Callable[[Tensor, Tensor, Tensor, int], Tensor]
+#: Keys or values ``[B, G, L, D]``, plain or quantised.
+Cache = Tensor | QuantisedCache
+Attend = Callable[[Tensor, Cache, Cache, int], Tensor]
 
 PREFILL, DECODE = 0, 1
 
@@ -181,7 +184,7 @@ class DecoderLayer:
         self._attend: tuple[Attend, ...] = tuple(function("attention", v) for v in attention)
         self._rope = function("rope", fixed_variant(model, "rope"))
         self._rotates = model.position == "rope"
-        self._write = function("cache_write", fixed_variant(model, "cache_write"))
+        self._write = function("cache_write", cache_write_variant(model, attention[0]))
         self._gated = model.gated
         self._add = function("add", fixed_variant(model, "add"))
         self._heads, self._kv_heads, self._head_dim = model.heads, model.kv_heads, model.head_dim
@@ -197,7 +200,7 @@ class DecoderLayer:
             for name in ("up", "down")
         )
 
-    def __call__(self, x: Tensor, now: Pass, cache_k: Tensor, cache_v: Tensor) -> Tensor:
+    def __call__(self, x: Tensor, now: Pass, cache_k: Cache, cache_v: Cache) -> Tensor:
         """Take ``x[rows, hidden]`` through the layer.
 
         Args:
@@ -213,7 +216,7 @@ class DecoderLayer:
         out: Tensor = self._add(x, self.feed(x, now))
         return out
 
-    def attend(self, x: Tensor, now: Pass, cache_k: Tensor, cache_v: Tensor) -> Tensor:
+    def attend(self, x: Tensor, now: Pass, cache_k: Cache, cache_v: Cache) -> Tensor:
         """What the attention adds to the residual stream ``x``; of a shard its part of the sum."""
         phase, batch, tokens, position, keys, cos, sin = now
         heads, kv_heads = self._heads, self._kv_heads
@@ -318,8 +321,10 @@ def keep(tensor: Tensor, device: torch.device, dtype: torch.dtype) -> Tensor:
     return tensor.to(device, dtype, copy=True).contiguous()
 
 
-def nbytes(tensor: Tensor | None) -> int:
+def nbytes(tensor: Cache | None) -> int:
     """Bytes of a tensor's elements, 0 of none."""
+    if isinstance(tensor, QuantisedCache):
+        return tensor.bytes
     return 0 if tensor is None else tensor.numel() * tensor.element_size()
 
 

@@ -20,11 +20,13 @@ from foreplan.datasets.decoder_programs import fixed_variant
 from foreplan.datasets.kernels import function, layout_of
 from foreplan.datasets.model import Model
 from foreplan.datasets.program import Variant
+from foreplan.datasets.quantised_cache import QuantisedCache
 from foreplan.datasets.weights import WeightSource
 from foreplan.errors import SpecError
 from foreplan.planner.verify._decoder_layer import (
     DECODE,
     PREFILL,
+    Cache,
     DecoderLayer,
     Linear,
     Norm,
@@ -35,7 +37,9 @@ from foreplan.planner.verify._decoder_layer import (
 from foreplan.planner.verify._expert_layer import ExpertLayer
 from foreplan.planner.verify.allocator import mapped_allocations
 
+#: fp32 arithmetic on a plain cache, which is then kept in fp32 too, and on a quantised one.
 _REFERENCE_ATTENTION = Variant("bf16", "fp32", "torch.sdpa")
+_REFERENCE_OF_QUANTISED = Variant("int8", "fp32", "torch.dequant_sdpa")
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +74,7 @@ class StageKernels:
 
     Attributes:
         layers: of the linears of each of the stage's layers.
-        attention: of every layer's attention.
+        attention: of every layer's attention, which says how keys and values are stored.
         head: of the head; needed where the stage has the last layer.
     """
 
@@ -91,8 +95,8 @@ class DecoderStage:
         prompt: tokens of each prompt; shorter ones are padded.
         positions: of the cache: prompt and new tokens.
         device: torch device (``cpu``, ``cuda:0``).
-        reference: compute in fp32 on the dequantised weights, with an fp32 cache, instead of with
-            the planned kernels.
+        reference: compute in fp32 on the dequantised weights, with an fp32 cache or the same
+            quantised one, instead of with the planned kernels.
 
     Attributes:
         logits: of the last token, ``[batch, vocab]``, after a pass of a stage with the head, while
@@ -129,8 +133,9 @@ class DecoderStage:
         self.logits: Tensor | None = None
         self._dtype = torch.float32 if reference else torch.bfloat16
         self._layers: list[DecoderLayer] = []
-        self._caches: tuple[list[list[tuple[Tensor, Tensor]]], ...] = ([], [])
-        self._cache: Tensor | None = None
+        self._caches: tuple[list[list[tuple[Cache, Cache]]], ...] = ([], [])
+        self._cache: Cache | None = None
+        self._quantised = False
         self._embed: Tensor | None = None
         self._positions: Tensor | None = None
         self._final_norm: Norm | None = None
@@ -176,8 +181,15 @@ class DecoderStage:
         for offset, layer in enumerate(kernels.layers):
             layer.check_layout(f"layer {self.start + offset}")
         attention = kernels.attention.both
+        self._quantised = attention[0].storage == _REFERENCE_OF_QUANTISED.storage
+        if attention[0].storage != attention[1].storage:
+            raise SpecError(
+                "stage kernels.attention", got=f"{attention[0]} and {attention[1]}",
+                expected="one storage, so that both phases share one cache",
+            )  # fmt: skip
         if self.reference:
-            attention = (_REFERENCE_ATTENTION, _REFERENCE_ATTENTION)
+            reference = _REFERENCE_OF_QUANTISED if self._quantised else _REFERENCE_ATTENTION
+            attention = (reference, reference)
         with mapped_allocations():
             # The largest matrices come first, while there is room for a second copy of them.
             if self.first:
@@ -232,13 +244,19 @@ class DecoderStage:
         """Cache ``[layers, 2, requests, G, L, D]`` with its views, and the rotation's tables."""
         model, batches = self.model, self._batches
         shape = (sum(batches[PREFILL]), model.kv_heads, self.positions, model.head_dim)
+        whole = (len(self._layers), 2, *shape)
+        cache: Cache
+        if self._quantised:
+            cache = QuantisedCache.zeros(whole, self.device)
+        else:
+            cache = torch.empty(whole, dtype=self._dtype, device=self.device).zero_()
         # Written once, so that no page is first touched while a pass is timed.
-        cache = torch.empty(len(self._layers), 2, *shape, dtype=self._dtype, device=self.device)
-        self._cache = cache.zero_()
+        self._cache = cache
         for phase in (PREFILL, DECODE):
             self._caches[phase].clear()
             for begin, stop in _ranges(batches[phase]):
-                views = [(layer[0, begin:stop], layer[1, begin:stop]) for layer in cache]
+                rows = slice(begin, stop)
+                views = [(cache[i, 0, rows], cache[i, 1, rows]) for i in range(len(self._layers))]
                 self._caches[phase].append(views)
         if model.position == "rope":
             cos, sin = rotation(model, self.positions)

@@ -81,6 +81,18 @@ def test_measured_divergence_is_the_definition(decoder, ids):
     assert found[2, 2] == pytest.approx(expected, rel=1e-3)
 
 
+def test_rounded_caches_diverge_a_little_and_are_put_back(decoder, ids):
+    tokens = torch.from_numpy(ids)
+    exact = decoder.logits(tokens)
+    lost = by.cache_kl(decoder, ids)
+    assert 0 < lost < by.measured_kl(decoder, ids, (3,)).sum()
+    assert torch.equal(decoder.logits(tokens), exact)
+    with torch.inference_mode(), decoder.rounded_cache():
+        q = decoder.logits(tokens).double().log_softmax(-1)
+    p = exact.double().log_softmax(-1)
+    assert lost == pytest.approx(float((p.exp() * (p - q)).sum(-1).mean()), rel=1e-3)
+
+
 def test_fisher_is_the_divergence_of_small_changes(decoder, ids):
     measured = by.measured_kl(decoder, ids, (8,))
     second_order = by.fisher(decoder, ids, (8,), draws=240, seed=1)

@@ -26,6 +26,26 @@ def test_only_kernels_that_unpack_write_weights_out() -> None:
     assert unpacking_bytes(linear("int3/fp32/torch.dequant_linear")) == 2 * 4 * 512 * 256
 
 
+def test_a_quantised_cache_is_written_out_too() -> None:
+    dims = {"batch": 2, "queries": 1, "keys": 30, "heads": 8, "kv_heads": 4, "head_dim": 16}
+    eight, plain = (
+        program("attention", Variant.parse(v), **dims)
+        for v in ("int8/bf16/torch.dequant_sdpa", "bf16/bf16/torch.sdpa")
+    )
+    assert unpacked_weights(eight) == 2 * 2 * 30 * 4 * 16
+    assert unpacked_weights(plain) == 0
+    source, figures = RooflineSource(device_zoo.device("h200")), device_zoo.device("h200")
+    priced = [source.estimate(item, "h200") for item in (eight, plain)]
+    assert priced[0] is not None
+    assert priced[1] is not None
+    assert figures.memory_bandwidth is not None
+    moved = eight.bytes + unpacking_bytes(eight) - plain.bytes
+    assert moved > 0  # it takes longer than a plain cache, in less memory
+    assert priced[0].mean_s - priced[1].mean_s == pytest.approx(
+        FACTOR[1] * moved / figures.memory_bandwidth, rel=1e-6
+    )
+
+
 @pytest.mark.parametrize("rows", [1, FEW_ROWS])
 def test_the_roofline_counts_what_is_written_out(rows: int) -> None:
     figures = device_zoo.device("h200")

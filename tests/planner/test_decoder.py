@@ -75,6 +75,7 @@ CASES: dict[str, dict[str, Any]] = {
 FP32 = PhaseKernels(*[Variant.parse("fp32/fp32/torch.linear")] * 2)
 BF16 = PhaseKernels(*[Variant.parse("bf16/bf16/torch.linear")] * 2)
 SDPA = PhaseKernels(*[Variant.parse("bf16/bf16/torch.sdpa")] * 2)
+SDPA8 = PhaseKernels(*[Variant.parse("int8/bf16/torch.dequant_sdpa")] * 2)
 PHASE_PAIRS = {
     "int8": PhaseKernels(
         Variant.parse("int8/bf16/torch.dequant_linear"),
@@ -130,6 +131,7 @@ def chain(
     decode: Sequence[int] = (BATCH,),
     reference: bool = False,
     head: PhaseKernels = BF16,
+    attention: PhaseKernels = SDPA,
 ) -> list[DecoderStage]:
     stages = []
     for start, end in zip([0, *cuts], [*cuts, model.layers], strict=True):
@@ -144,7 +146,7 @@ def chain(
             reference=reference,
         )
         layers = tuple(kernels(layer) for layer in range(start, end))
-        stage.load(weights, StageKernels(layers, SDPA, head))
+        stage.load(weights, StageKernels(layers, attention, head))
         stage.keep_logits = True
         stages.append(stage)
     return stages
@@ -194,9 +196,12 @@ def test_planned_bf16_is_close_to_transformers(case: str, tmp_path: Path) -> Non
     assert error < 0.05
 
 
+@pytest.mark.parametrize("attention", [SDPA, SDPA8], ids=["plain", "quantised"])
 @pytest.mark.parametrize("reference", [True, False])
 @pytest.mark.parametrize("case", ["llama", "opt"])
-def test_stages_equal_one_stage_bit_for_bit(case: str, reference: bool, tmp_path: Path) -> None:
+def test_stages_equal_one_stage_bit_for_bit(
+    case: str, reference: bool, attention: PhaseKernels, tmp_path: Path
+) -> None:
     _, model = build(case, tmp_path)
     ids = prompts(model.vocab)
     mixed = [BF16, *(PHASE_PAIRS[name] for name in ("int8", "int4", "int3"))]
@@ -210,6 +215,7 @@ def test_stages_equal_one_stage_bit_for_bit(case: str, reference: bool, tmp_path
                 reference=reference,
                 prefill=(1, 3),
                 decode=(2, 2),
+                attention=attention,
             ),
             ids,
         )
@@ -307,7 +313,8 @@ class Recorder:
                 sizes = list(args[2].shape)
             elif op == "attention":
                 batch, tokens, heads, head_dim = first.shape
-                sizes = [batch, tokens, args[3], heads, args[1].shape[1], head_dim]
+                cache = getattr(args[1], "codes", args[1])
+                sizes = [batch, tokens, args[3], heads, cache.shape[1], head_dim]
             elif op == "embedding":
                 sizes = [args[1].numel(), first.shape[1]]
             else:
@@ -327,9 +334,10 @@ class Recorder:
         return registry.LinearKernel(variant, kernel.layout, kernel.pack, noted, kernel.dequantise)
 
 
+@pytest.mark.parametrize("attention", [SDPA, SDPA8], ids=["plain", "quantised"])
 @pytest.mark.parametrize("case", ["llama", "qwen3", "gpt2", "opt-untied"])
 def test_stage_runs_exactly_the_listed_programs(
-    case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    case: str, attention: PhaseKernels, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _, model = build(case, tmp_path)
     recorder = Recorder()
@@ -337,11 +345,13 @@ def test_stage_runs_exactly_the_listed_programs(
         monkeypatch.setattr(module, "function", recorder.function)
     monkeypatch.setattr(_decoder_layer, "linear_kernel", recorder.linear_kernel)
     kernels = PHASE_PAIRS["int8"]
-    (stage,) = chain(model, open_weights(model), lambda _: kernels, [], head=kernels)
+    (stage,) = chain(
+        model, open_weights(model), lambda _: kernels, [], head=kernels, attention=attention
+    )
 
     def expected(queries: int, keys: int, linear: Variant) -> Counter[Program]:
         def choose(op: str, dims: object) -> Variant:
-            return linear if op == "linear" else SDPA.prefill
+            return linear if op == "linear" else attention.prefill
 
         counts: Counter[Program] = Counter()
         for made, count in layer_programs(model, BATCH, queries, keys, choose):
@@ -357,13 +367,14 @@ def test_stage_runs_exactly_the_listed_programs(
     assert recorder.calls == expected(1, PROMPT + 2, kernels.decode)
 
 
+@pytest.mark.parametrize("attention", [SDPA, SDPA8], ids=["plain", "quantised"])
 @pytest.mark.parametrize("storage", ["bf16", "int8", "int4"])
 @pytest.mark.parametrize("name", ["tiny-llama-random", "opt-125m", "qwen3-0.6b"])
-def test_bytes_held_are_the_bytes_planned(name: str, storage: str) -> None:
+def test_bytes_held_are_the_bytes_planned(name: str, storage: str, attention: PhaseKernels) -> None:
     small = {"layers": 4, "vocab": 128, "max_positions": 64}
     model = load_model(name).model_copy(update=small)
     kernels = PHASE_PAIRS[storage]
-    stages = chain(model, RandomWeights(model), lambda _: kernels, [1, 3])
+    stages = chain(model, RandomWeights(model), lambda _: kernels, [1, 3], attention=attention)
     for stage in stages:
         planned = stage_bytes(
             model,
@@ -372,6 +383,7 @@ def test_bytes_held_are_the_bytes_planned(name: str, storage: str) -> None:
             [storage] * (stage.end - stage.start),
             batch=BATCH,
             positions=POSITIONS,
+            cache_storage=attention.decode.storage,
         )
         assert stage.memory_bytes() == planned
 

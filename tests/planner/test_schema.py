@@ -21,7 +21,7 @@ def test_snapshot_is_up_to_date(name):
 def test_schema_names_every_field_of_a_plan():
     made = plan(
         "serving", "tiny-llama-random", "2xt4",
-        {"batch": 4, "prompt_tokens": 16, "new_tokens": 8}, costs="roofline",
+        {"batch": 4, "prompt_tokens": 16, "new_tokens": 8, "kv_bits": 8}, costs="roofline",
     )  # fmt: skip
     document, schema = json.loads(made.to_json()), json_schema("serving")
     assert set(document) == set(schema["properties"])

@@ -161,6 +161,25 @@ def test_an_unknown_target_is_named(plan: Plan, tmp_path: Path) -> None:
         export_plan(plan, "vlm", tmp_path)
 
 
+@pytest.mark.parametrize("target", [name for name in SERVING if name != "torchrun"])
+def test_a_cache_of_integers_is_asked_for_or_said_to_be_missing(
+    plan: Plan, target: str, tmp_path: Path
+) -> None:
+    made = with_layers(plan, [8, 8], [16] * 16)
+    eight = made.model_copy(update={"decision": made.decision | {"kv_bits": 8}})
+    plainly, written = (export_plan(p, target, tmp_path) for p in (made, eight))
+    said = set(written.not_expressed) - set(plainly.not_expressed)
+    script = written.files["launch.sh"]
+    if target == "llama.cpp":
+        assert not said
+        assert "--cache-type-k q8_0" in script
+        assert "--cache-type-v q8_0" in script
+        assert exporter(target).read(written.files).cache_bits == 8
+    else:
+        assert any("decision.kv_bits" in line for line in said)
+        assert written.files == plainly.files
+
+
 def test_llama_cpp_counts_the_output_as_a_layer() -> None:
     assert layers_by_split([16, 16], 32) == (17, 15)  # what a naive export would give
     assert layers_by_split([16, 17], 32) == (16, 16)

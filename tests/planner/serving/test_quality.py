@@ -130,6 +130,55 @@ def test_what_cannot_be_limited_is_refused(make, make_problem, text, table):
         PLANNER.decide(lean)
 
 
+def test_an_unmeasured_cache_and_a_quality_limit_are_refused_together(make, make_problem, table):
+    for problem in (
+        make(quality=table, kv_bits=8, max_omega=0.1),
+        make(quality=table, kv_bits=8, max_perplexity_increase=0.1),
+        make(kv_bits=8, max_omega=0.1),
+        make_problem(256.0, kv_bits=8, max_omega=0.1),
+    ):
+        with pytest.raises(SpecError, match=r"kv_bits.*8-bit cache"):
+            PLANNER.decide(problem)
+    free = PLANNER.decide(make(quality=table, kv_bits=8))
+    assert any("not measured" in note for note in free.assumptions)
+
+
+def test_a_measured_cache_is_part_of_the_sum_and_of_its_limit(make, table):
+    lost = 0.012
+    QualityTable.load(table).model_copy(update={"cache_omega": lost}).save(table)
+    limit = 0.02
+    plain, eight = (
+        PLANNER.decide(make(quality=table, kv_bits=bits, max_omega=limit)) for bits in (16, 8)
+    )
+    found = plan_quality(*(getattr(make(quality=table, kv_bits=8, max_omega=limit), name)
+                           for name in ("model", "workload")), 0)  # fmt: skip
+    assert found.max_omega == pytest.approx(limit - lost)
+    assert eight.decision.omega <= limit * (1 + 1e-6)
+    assert eight.decision.omega >= lost
+    assert eight.decision.average_bits >= plain.decision.average_bits
+    assert any("8 bits" in note and "0.012" in note for note in eight.assumptions)
+    with pytest.raises(InfeasibleError, match="kv_bits=16"):
+        PLANNER.decide(make(quality=table, kv_bits=8, max_omega=lost / 2))
+
+
+def test_held_out_perplexity_sees_a_quantised_cache(make, text):
+    problem = make(text=text, kv_bits=8)
+    decision = PLANNER.decide(problem).decision
+    assert decision.omega >= plan_quality(problem.model, problem.workload, 0).cache_omega > 0
+    stages = tuple(
+        stage.model_copy(update={
+            "bits": (16,) * len(stage.bits),
+            "kernels": stage.kernels | dict.fromkeys(
+                ("prefill/linear/16", "decode/linear/16"), KERNELS[16]),
+        })
+        for stage in decision.stages
+    )  # fmt: skip
+    sixteen = decision.model_copy(update={"stages": stages})
+    found = held_out_perplexity(problem.model, problem.workload, sixteen, 0)
+    assert found["perplexity_increase"] != 0
+    assert abs(found["perplexity_increase"]) < 0.05 * found["perplexity"]
+
+
 def test_held_out_perplexity_is_that_of_the_planned_kernels(make, text):
     problem = make(text=text)
     decision = PLANNER.decide(problem).decision

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Literal
 
 import pytest
 import torch
@@ -38,25 +39,31 @@ def uncapped() -> Iterator[None]:
 def decided(
     model: Model, bits: tuple[int, ...], workload: ServingWorkload, peers: tuple[int, ...] = ()
 ) -> ServingDecision:
+    attention = {16: "bf16/bf16/torch.sdpa", 8: "int8/bf16/torch.dequant_sdpa"}[workload.kv_bits]
     table = {f"{phase}/linear/{b}": LINEARS[b] for phase in ("prefill", "decode") for b in bits}
     for phase in ("prefill", "decode"):
-        table |= {f"{phase}/attention": "bf16/bf16/torch.sdpa", f"{phase}/head": LINEARS[16]}
+        table |= {f"{phase}/attention": attention, f"{phase}/head": LINEARS[16]}
     stage = StageDecision(
         rank=0, device="localhost/cuda:0", start=0, end=model.layers, bits=bits, kernels=table,
         peers=peers,
     )  # fmt: skip
     return ServingDecision(
         stages=(stage,), prefill_microbatch=workload.batch, decode_microbatch=workload.batch,
-        average_bits=sum(bits) / len(bits), omega=0.0,
+        average_bits=sum(bits) / len(bits), omega=0.0, kv_bits=workload.kv_bits,
     )  # fmt: skip
 
 
+@pytest.mark.parametrize("kv_bits", [16, 8])
 @pytest.mark.parametrize("bits", [16, 8, 4])
-def test_a_stage_is_loaded_and_runs_within_what_it_was_planned_to_hold(bits: int) -> None:
+def test_a_stage_is_loaded_and_runs_within_what_it_was_planned_to_hold(
+    bits: int, kv_bits: Literal[16, 8]
+) -> None:
     model = load_model("llama-3.2-1b").model_copy(update={"layers": 4})
-    workload = ServingWorkload(batch=4, prompt_tokens=128, new_tokens=4)
-    storage = {16: "bf16", 8: "int8", 4: "int4"}[bits]
-    held = stage_bytes(model, 0, 4, [storage] * 4, batch=4, positions=132)
+    workload = ServingWorkload(batch=4, prompt_tokens=128, new_tokens=4, kv_bits=kv_bits)
+    storage = {16: "bf16", 8: "int8", 4: "int4"}
+    held = stage_bytes(
+        model, 0, 4, [storage[bits]] * 4, batch=4, positions=132, cache_storage=storage[kv_bits]
+    )
     ledger = sum(held.values()) + workspace_bytes(model, workload, MicroBatches(4, 4), "cuda")
     cap_memory(GPU, ledger)
     torch.cuda.reset_peak_memory_stats()
