@@ -271,7 +271,7 @@ class ServingChains:
         return ServingDecision(
             stages=tuple(stages), prefill_microbatch=sizes.prefill, decode_microbatch=sizes.decode,
             average_bits=sum(every) / len(every), omega=omega, limits_met=limits_met,
-            kv_bits=self.pricing.workload.kv_bits,
+            kv_bits=self.pricing.workload.cache_bits,
         )  # fmt: skip
 
     def _deal(self, kinds: Sequence[int]) -> list[list[Rank]]:
@@ -310,7 +310,7 @@ def static_bytes(
     return stage_bytes(
         model, start, end, [STORAGE[b][0] for b in bits], batch=workload.batch,
         positions=workload.prompt_tokens + workload.new_tokens,
-        cache_storage=CACHE_STORAGE[workload.kv_bits],
+        cache_storage=CACHE_STORAGE[workload.cache_bits],
     )  # fmt: skip
 
 
@@ -355,7 +355,7 @@ def workspace_bytes(model: Model, workload: ServingWorkload, sizes: MicroBatches
         passes = (sizes.prefill * workload.prompt_tokens, sizes.decode)
         each = sum(computed_sizes(n, experts.count, experts.active) for n in passes)
         unpacked += len(model.expert_linears) * each * _PREPARED_BYTES
-    if workload.kv_bits < 16:
+    if workload.cache_bits < 16:
         unpacked += _cache_workspace_bytes(model, workload, sizes, kind)
     return rows * per_row + in_flight + logits + unpacked
 

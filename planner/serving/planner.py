@@ -22,6 +22,7 @@ from foreplan.errors import InfeasibleError, SpecError
 from foreplan.planner.base import Agreement, Bound, Choice, Kernels, Planner, Problem
 from foreplan.planner.predict import Forecast
 from foreplan.planner.serving.baselines import serving_baselines
+from foreplan.planner.serving.cache_choice import choose_cache, with_cache
 from foreplan.planner.serving.cases import least_obstacle, solve_cases
 from foreplan.planner.serving.chain import (
     ServingChains,
@@ -67,6 +68,20 @@ class ServingPlanner(Planner[ServingWorkload, ServingDecision]):
             InfeasibleError: the model does not fit, or the quality limit cannot be met.
             MissingDataError: a price or the memory of a device is not known.
         """
+        if problem.workload.kv_bits != "auto":
+            return self._decide(problem)
+
+        def worth(fixed: Problem[ServingWorkload], decision: ServingDecision) -> float:
+            return self.objective(fixed, decision, Forecast(self, fixed, decision).total_s)
+
+        eight = with_cache(problem, 8).workload
+        try:
+            known = plan_quality(serving_model(problem), eight, problem.seed).knows_cache
+        except InfeasibleError:  # 8 bits alone lose more than a limit allows
+            return self._decide(with_cache(problem, 16))
+        return choose_cache(problem, self._decide, worth, measured=known)
+
+    def _decide(self, problem: Problem[ServingWorkload]) -> Choice[ServingDecision]:
         chains, limits = self._chains(problem), time_limits(problem.workload)
         answers = solve_cases(chains, limits, gap=GAP, within=REPLAY_WITHIN)
         if not answers.found:
@@ -147,7 +162,7 @@ class ServingPlanner(Planner[ServingWorkload, ServingDecision]):
             size = show_bytes(whole[item])
             if item == "weights" and model.experts is not None:
                 size += f", all {model.experts.count} experts of a layer"
-            eight = ", or plan with kv_bits=8" if item == "kv_cache" and w.kv_bits == 16 else ""
+            eight = ", or plan with kv_bits=8" if item == "kv_cache" and w.cache_bits == 16 else ""
             return InfeasibleError(
                 f"{model.name} at {fewest} bits needs {show_bytes(need)}, most of it {item} "
                 f"({size}); the {devices} have {show_bytes(have)}",
@@ -199,17 +214,26 @@ class ServingPlanner(Planner[ServingWorkload, ServingDecision]):
     # ------------------------------------------------------------------------------- decisions
 
     def baselines(self, problem: Problem[ServingWorkload]) -> dict[str, ServingDecision | str]:
-        """Even, memory-proportional and min-max splits; see `serving_baselines`."""
-        return serving_baselines(
-            self._chains(problem), lambda decision: Forecast(self, problem, decision).total_s
-        )
+        """Even, memory-proportional and min-max splits; see `serving_baselines`.
+
+        Where the bits of the KV cache are open, with the first number with which any of them fits.
+        """
+        found: dict[str, ServingDecision | str] = {}
+        for bits in problem.workload.caches:
+            found = serving_baselines(
+                self._chains(with_cache(problem, bits)),
+                lambda decision: Forecast(self, problem, decision).total_s,
+            )
+            if not all(isinstance(made, str) for made in found.values()):
+                break
+        return found
 
     def rivals(
         self, problem: Problem[ServingWorkload], decision: ServingDecision, count: int
     ) -> dict[str, ServingDecision]:
         """Random feasible decisions predicted within 10 % of ``decision``."""
         return serving_rivals(
-            self._chains(problem),
+            self._chains(with_cache(problem, decision.kv_bits)),
             decision,
             count,
             seed=problem.seed,
@@ -257,7 +281,7 @@ class ServingPlanner(Planner[ServingWorkload, ServingDecision]):
         self, problem: Problem[ServingWorkload], decision: ServingDecision
     ) -> tuple[MemoryLedger, ...]:
         """Weights, caches, embedding, head and workspace of each stage."""
-        model, w = serving_model(problem), problem.workload
+        model, w = serving_model(problem), with_cache(problem, decision.kv_bits).workload
         sizes = MicroBatches(decision.prefill_microbatch, decision.decode_microbatch)
         capacity = capacities(problem.cluster)
         ledgers = []
@@ -281,7 +305,8 @@ class ServingPlanner(Planner[ServingWorkload, ServingDecision]):
             "average_bits": decision.average_bits,
             "omega": decision.omega,
         }
-        quality = plan_quality(serving_model(problem), w, problem.seed)
+        settled = with_cache(problem, decision.kv_bits).workload
+        quality = plan_quality(serving_model(problem), settled, problem.seed)
         increase = quality.perplexity_increase(decision.omega)
         if increase is not None:
             figures["perplexity_increase"] = increase

@@ -114,7 +114,7 @@ class Pricing:
                 "kv_heads": self.model.kv_heads, "head_dim": self.model.head_dim,
             }  # fmt: skip
             contexts = self._contexts().tolist() if phase == DECODE else [keys]
-            cache = CACHE_STORAGE[self.workload.kv_bits]
+            cache = CACHE_STORAGE[self.workload.cache_bits]
             table[f"{phase}/attention"] = self._best(
                 rank, "attention", dims, [{**dims, "keys": context} for context in contexts], cache
             )

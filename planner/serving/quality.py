@@ -48,6 +48,11 @@ class PlanQuality:
     notes: tuple[str, ...]
     cache_omega: float = 0.0
 
+    @property
+    def knows_cache(self) -> bool:
+        """Whether what an 8-bit KV cache loses was measured."""
+        return self.table is not None and self.table.cache_omega is not None
+
     def perplexity_increase(self, omega: float) -> float | None:
         """Predicted for a sum of losses; ``None`` where there is no curve."""
         curve = None if self.table is None else self.table.curve
@@ -108,7 +113,7 @@ def plan_quality(model: Model, workload: ServingWorkload, seed: int) -> PlanQual
 
 def _cache(table: QualityTable | None, workload: ServingWorkload) -> tuple[float, tuple[str, ...]]:
     """Loss of the workload's KV cache and what to say of it."""
-    if workload.kv_bits == 16:
+    if workload.cache_bits == 16:
         return 0.0, ()
     measured = None if table is None else table.cache_omega
     if measured is not None:
@@ -120,7 +125,7 @@ def _cache(table: QualityTable | None, workload: ServingWorkload) -> tuple[float
     named = [name for name in limits if getattr(workload, name) is not None]
     if named:
         raise SpecError(
-            "workload.kv_bits", got=workload.kv_bits,
+            "workload.kv_bits", got=workload.cache_bits,
             expected=f"16 beside {named[0]}: nothing here says what an 8-bit cache loses",
             fix="name a text, or a table that foreplan quality made with measured_kl",
         )  # fmt: skip

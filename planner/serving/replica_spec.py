@@ -42,6 +42,8 @@ class ReplicasWorkload(ServingWorkload):
     @model_validator(mode="after")
     def _wanted(self) -> ReplicasWorkload:
         floor = self.min_throughput_tokens_per_s
+        if self.kv_bits == "auto":
+            raise ValueError("kv_bits of 16 or 8: a plan of replicas does not choose it")
         if self.objective == "price" and floor is None:
             raise ValueError("min_throughput_tokens_per_s for the objective price")
         if self.requests is not None and self.requests % self.batch:

@@ -80,8 +80,8 @@ def _choices(device_kind: str, workload: ServingWorkload) -> list[_Choice]:
         v for v in kernels_for("linear", device_kind)
         if workload.quantise_activations or not quantises_activations(v)
     ]  # fmt: skip
-    cache = CACHE_STORAGE[workload.kv_bits]
-    attentions = [v for v in kernels_for("attention", device_kind) if v.storage == cache]
+    caches = {CACHE_STORAGE[bits] for bits in workload.caches}
+    attentions = [v for v in kernels_for("attention", device_kind) if v.storage in caches]
     count = max(len(linears), len(attentions))
     return [
         _Choice(linears[i % len(linears)], attentions[i % len(attentions)]) for i in range(count)

@@ -43,7 +43,7 @@ class ServingWorkload(SparseModel):
         theta_s: seconds one unit of quality loss is worth; 0 leaves quality to the limits.
         quantise_activations: allow kernels that round activations to 8 bits too.
         kv_bits: bits of a number in every layer's KV cache: 16, or 8 with a scale for each token
-            and head.
+            and head; ``auto`` takes the better one.
         max_time_to_first_token_s: limit on when the last request of the batch has its first token.
         max_time_per_output_token_s: limit on the mean time between later tokens of a request.
         prefill_microbatch, decode_microbatch: requests of a micro-batch; searched where ``None``.
@@ -69,7 +69,7 @@ class ServingWorkload(SparseModel):
     prefill_microbatch: Count | None = None
     decode_microbatch: Count | None = None
     tensor_parallel: Literal["auto"] | Annotated[int, Field(gt=0, le=1024)] = 1
-    kv_bits: Literal[16, 8] = 16
+    kv_bits: Literal["auto", 16, 8] = 16
 
     @field_validator("bits", mode="before")
     @classmethod
@@ -93,6 +93,17 @@ class ServingWorkload(SparseModel):
         if degree != "auto" and not (type(degree) is int and 1 <= degree <= 1024):
             raise ValueError("auto, or a number of devices from 1 to 1024")
         return degree
+
+    @property
+    def caches(self) -> tuple[Literal[16, 8], ...]:
+        """Numbers of bits that the KV cache may have."""
+        return (16, 8) if self.kv_bits == "auto" else (self.kv_bits,)
+
+    @property
+    def cache_bits(self) -> Literal[16, 8]:
+        """Bits of the KV cache; ask where they are decided."""
+        (bits,) = self.caches
+        return bits
 
     @model_validator(mode="after")
     def _consistent(self) -> ServingWorkload:

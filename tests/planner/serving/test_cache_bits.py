@@ -8,6 +8,7 @@ import foreplan
 from foreplan.errors import InfeasibleError, SpecError
 from foreplan.planner.predict import Forecast
 from foreplan.planner.serving import ServingPlanner
+from foreplan.planner.serving.cache_choice import choose_cache
 from foreplan.planner.serving.kernels import ServingKernels, single_process_tokens
 from foreplan.planner.serving.shapes import serving_programs
 
@@ -52,10 +53,54 @@ def test_eight_bits_fit_where_sixteen_do_not(make_problem):
     between = (need[8] + need[16]) / 2 / (1 << 20)
     with pytest.raises(InfeasibleError, match="kv_bits=8"):
         PLANNER.decide(make_problem(between, kv_bits=16, **LONG))
-    problem = make_problem(between, kv_bits=8, **LONG)
+    for asked in (8, "auto"):
+        problem = make_problem(between, kv_bits=asked, **LONG)
+        choice = PLANNER.decide(problem)
+        assert choice.decision.kv_bits == 8
+        assert all(ledger.free_bytes >= 0 for ledger in PLANNER.memory(problem, choice.decision))
+        split = PLANNER.baselines(problem)["min-max split, most bits"]
+        assert split.kv_bits == 8
+
+
+def test_where_it_is_open_the_better_cache_is_taken(make_problem):
+    problem = make_problem(256.0, kv_bits="auto", isas="native", **LONG)
     choice = PLANNER.decide(problem)
-    assert choice.decision.kv_bits == 8
-    assert all(ledger.free_bytes >= 0 for ledger in PLANNER.memory(problem, choice.decision))
+    assert choice.decision.kv_bits == 16  # it fits, and nobody knows what 8 bits lose
+    assert any("kv_bits=auto" in note for note in choice.assumptions)
+    plain, eight = (
+        PLANNER.decide(make_problem(256.0, kv_bits=bits, isas="native", **LONG)) for bits in (16, 8)
+    )
+    for dearer, best, other in ((16, eight, plain), (8, plain, eight)):
+        found = choose_cache(
+            problem, lambda fixed: {16: plain, 8: eight}[fixed.workload.kv_bits],
+            lambda _, decision, dearer=dearer: float(decision.kv_bits == dearer), measured=True,
+        )  # fmt: skip
+        assert found.decision == best.decision
+        assert other.decision in found.near.values()
+        assert found.bound.lower_s == min(plain.bound.lower_s, eight.bound.lower_s)
+        assert found.bound.gap >= best.bound.gap
+        assert found.bound.evaluations == plain.bound.evaluations + eight.bound.evaluations
+    for decision in (plain.decision, eight.decision):  # either can be meant where it is open
+        total_s = Forecast(PLANNER, problem, decision).total_s
+        fixed = make_problem(256.0, kv_bits=decision.kv_bits, isas="native", **LONG)
+        assert total_s == Forecast(PLANNER, fixed, decision).total_s
+        assert all(r.kv_bits == decision.kv_bits
+                   for r in PLANNER.rivals(problem, decision, 2).values())  # fmt: skip
+    asked = serving_programs(problem.model, problem.workload, "cpu")
+    assert {p.variant.storage for p in asked if p.op == "attention"} == {"bf16", "int8"}
+
+
+def test_replicas_are_told_which_cache():
+    workload = {"batch": 2, "prompt_tokens": 16, "new_tokens": 4, "bits": [16]}
+    made = foreplan.plan(
+        "replicas", "tiny-llama-random", "2xt4", workload | {"kv_bits": 8}, costs="roofline"
+    )
+    assert {replica["kv_bits"] for replica in made.decision["replicas"]} == {8}
+    with pytest.raises(SpecError, match="kv_bits"):
+        foreplan.plan(
+            "replicas", "tiny-llama-random", "2xt4", workload | {"kv_bits": "auto"},
+            costs="roofline",
+        )  # fmt: skip
 
 
 def test_reading_the_cache_back_is_paid_for(make_problem):

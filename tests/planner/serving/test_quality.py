@@ -134,6 +134,7 @@ def test_an_unmeasured_cache_and_a_quality_limit_are_refused_together(make, make
     for problem in (
         make(quality=table, kv_bits=8, max_omega=0.1),
         make(quality=table, kv_bits=8, max_perplexity_increase=0.1),
+        make(quality=table, kv_bits="auto", max_omega=0.1),
         make(kv_bits=8, max_omega=0.1),
         make_problem(256.0, kv_bits=8, max_omega=0.1),
     ):
@@ -159,6 +160,13 @@ def test_a_measured_cache_is_part_of_the_sum_and_of_its_limit(make, table):
     assert any("8 bits" in note and "0.012" in note for note in eight.assumptions)
     with pytest.raises(InfeasibleError, match="kv_bits=16"):
         PLANNER.decide(make(quality=table, kv_bits=8, max_omega=lost / 2))
+    worth = [Forecast(PLANNER, make(quality=table, kv_bits=c.decision.kv_bits), c.decision).total_s
+             for c in (plain, eight)]  # fmt: skip
+    open_ = PLANNER.decide(make(quality=table, kv_bits="auto", max_omega=limit))
+    assert open_.decision in (plain.decision, eight.decision)
+    assert open_.decision.kv_bits == (16 if worth[0] <= worth[1] else 8)
+    spare = PLANNER.decide(make(quality=table, kv_bits="auto", max_omega=lost / 2))
+    assert spare.decision.kv_bits == 16
 
 
 def test_held_out_perplexity_sees_a_quantised_cache(make, text):
