@@ -37,7 +37,7 @@ from foreplan.cost_models.end_to_end_passes import measured_host, passes, real_s
 from foreplan.cost_models.graph_programs import PHASES, Phase, Step, lower
 from foreplan.datasets.program import Program, Variant
 from foreplan.datasets.storage import write_atomically
-from foreplan.errors import SpecError
+from foreplan.errors import ForeplanError, SpecError
 
 if TYPE_CHECKING:
     from foreplan.cost_models.program_timer import ProgramTimer
@@ -245,6 +245,15 @@ def _steps(rows: Iterable[Any]) -> list[Step]:
     ]
 
 
+def _check_device(word: str) -> None:
+    """Refuse what is no processor or GPU of this machine."""
+    import torch
+
+    here = ["cpu", *(f"cuda:{k}" for k in range(torch.cuda.device_count()))]
+    if word not in here and (word != "cuda" or len(here) == 1):
+        raise SpecError("--device", got=word, expected=f"one of {', '.join(here)}")
+
+
 def main(arguments: Iterable[str] | None = None) -> None:
     """Measure here, or score a document."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
@@ -264,6 +273,7 @@ def main(arguments: Iterable[str] | None = None) -> None:
     scoring.add_argument("--weights", default="pretrained:ops")
     options = parser.parse_args(None if arguments is None else list(arguments))
     if options.command == "measure":
+        _check_device(options.device)
         document = measure(
             options.device, size=options.size, dtype=options.dtype, networks=options.networks,
             phases=options.phases, seconds=options.seconds, rounds=options.rounds,
@@ -285,4 +295,8 @@ def main(arguments: Iterable[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except ForeplanError as error:
+        print(error, file=sys.stderr)
+        raise SystemExit(error.exit_code) from None

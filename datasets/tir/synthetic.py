@@ -18,12 +18,13 @@ from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 
+from foreplan.datasets.storage import exclusive
 from foreplan.datasets.tir.extract import extract_module
 from foreplan.datasets.tir.records import read_records
 from foreplan.datasets.tir.task import Task, merge
 from foreplan.datasets.tir.tir_jsonl import read_tasks, write_tasks
 from foreplan.datasets.tir.toolchain import load_tvm
-from foreplan.errors import ForeplanError
+from foreplan.errors import ForeplanError, SpecError
 
 #: Largest module text of a task. Beyond it stand graphs whose index arithmetic took over.
 _MOST_TEXT = 150_000
@@ -105,15 +106,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
     chosen = parser.parse_args(arguments)
     warnings.simplefilter("ignore")
     try:
+        if chosen.count < 1:
+            raise SpecError("--count", got=chosen.count, expected="at least 1")
         known = known_keys(chosen.without)
-        tasks = synthetic_tasks(
-            chosen.count, seed=chosen.seed, known=known,
-            progress=lambda line: print(line, file=sys.stderr, flush=True),
-        )  # fmt: skip
-        write_tasks(tasks, chosen.output)
+        # A path that cannot be written is found before the work.
+        with exclusive(chosen.output, file=True):
+            tasks = synthetic_tasks(
+                chosen.count, seed=chosen.seed, known=known,
+                progress=lambda line: print(line, file=sys.stderr, flush=True),
+            )  # fmt: skip
+            write_tasks(tasks, chosen.output)
     except ForeplanError as error:
         print(error, file=sys.stderr)
-        return 1
+        return error.exit_code
     return 0
 
 

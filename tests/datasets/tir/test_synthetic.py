@@ -65,9 +65,21 @@ def test_tasks_have_no_family_and_leave_out_what_is_known(tmp_path: Path) -> Non
     assert not {task.key for task in others} & {task.key for task in tasks}
 
 
-def test_a_missing_file_ends_with_one_line(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["-o", str(tmp_path / "t"), "--without", str(tmp_path / "none.jsonl")]) == 1
-    assert "no such file" in capsys.readouterr().err
+@pytest.mark.parametrize(
+    ("words", "code", "part"),
+    [
+        (["-o", "t", "--without", "none.jsonl"], 4, "no such file"),
+        (["-o", "t", "--count", "0"], 2, "--count"),
+        (["-o", "no_folder/t"], 2, "no_folder"),
+    ],
+)
+def test_bad_input_ends_with_one_line(
+    words: list[str], code: int, part: str, tmp_path: Path,
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    monkeypatch.chdir(tmp_path)
+    assert main(words) == code
+    said = capsys.readouterr().err
+    assert part in said
+    assert said.count("\n") == 1
     assert not (tmp_path / "t").exists()
