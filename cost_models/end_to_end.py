@@ -24,7 +24,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from foreplan.cost_models.costs import Segment, Work
-from foreplan.cost_models.end_to_end_host import HostCall, HostPrices, Issue, python_lines
 from foreplan.cost_models.end_to_end_networks import (
     CALIBRATION,
     IMAGE,
@@ -35,6 +34,8 @@ from foreplan.cost_models.end_to_end_networks import (
 )
 from foreplan.cost_models.end_to_end_passes import measured_host, passes, real_seconds
 from foreplan.cost_models.graph_programs import PHASES, Phase, Step, lower
+from foreplan.cost_models.host_call import HostCall
+from foreplan.cost_models.host_prices import HostPrices, Issue, python_lines
 from foreplan.datasets.program import Program, Variant
 from foreplan.datasets.storage import write_atomically
 from foreplan.errors import ForeplanError, SpecError
@@ -103,7 +104,9 @@ def measure(
             inputs = example(name, size, shape, device, DTYPES[dtype])
             graph = capture(module, inputs, name=name, eager=True)
             infer = passes(module, inputs, "inference")
-            issue = Issue.of(graph, python_lines(infer[0]))
+            issue = Issue.of(
+                lower(graph), tensors=len(graph.parameters), lines=python_lines(infer[0])
+            )
             for phase in phases:
                 made.append((shape, phase, lower(graph, phase), issue))
                 runs.append(passes(module, inputs, phase))

@@ -12,7 +12,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from foreplan.cost_models.costs import Segment
-from foreplan.cost_models.end_to_end_host import (
+from foreplan.cost_models.end_to_end_networks import build, example
+from foreplan.cost_models.graph_programs import PARTS, Phase, lower, programs
+from foreplan.cost_models.host_prices import (
     MODES,
     VIEW,
     HostPrices,
@@ -21,8 +23,6 @@ from foreplan.cost_models.end_to_end_host import (
     calibrate,
     python_lines,
 )
-from foreplan.cost_models.end_to_end_networks import build, example
-from foreplan.cost_models.graph_programs import PARTS, Phase, lower, programs
 from foreplan.datasets.program import Program
 
 if TYPE_CHECKING:
@@ -61,13 +61,22 @@ def passes(module: torch.nn.Module, inputs: Mapping[str, Any], phase: Phase) -> 
     return _inference(module, inputs) if phase == "inference" else _training(module, inputs)
 
 
-def measured_host(device: str, dtype: Any, networks: Iterable[str]) -> HostPrices:
+def measured_host(
+    device: str, dtype: Any, networks: Iterable[str], *, lines: bool = True
+) -> HostPrices:
     """Prices of this machine's host, fitted to small networks; 20 s on a GPU.
+
+    Args:
+        device: torch device.
+        dtype: of weights and activations.
+        networks: of `end_to_end_networks`.
+        lines: whether lines of Python have a price of their own, for a pass that can be run to
+            count them; else the factor holds them.
 
     On a CPU the host is the device: an operator's own price holds its dispatch already, and what is
     left to the host are views and Python.
     """
-    from foreplan.cost_models.end_to_end_calls import measured_calls, measured_update
+    from foreplan.cost_models.host_calls import measured_calls, measured_update
     from foreplan.datasets.capture import capture
 
     with _no_collection():
@@ -84,7 +93,9 @@ def measured_host(device: str, dtype: Any, networks: Iterable[str]) -> HostPrice
         inputs = example(name, "tiny", None, device, dtype)
         graph = capture(module, inputs, eager=True)
         infer, train = passes(module, inputs, "inference"), passes(module, inputs, "training")
-        issue = Issue.of(graph, python_lines(infer[0]))
+        issue = Issue.of(
+            lower(graph), tensors=len(graph.parameters), lines=python_lines(infer[0]) * lines
+        )
         with _no_collection():
             (inference,) = np.median(_wall(infer, device, 0.5), axis=0)
             forward, backward, _ = np.median(_wall(train, device, 0.5), axis=0)

@@ -13,11 +13,12 @@ layers are equal; a test compares with the capture of all.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
 from foreplan.cost_models.costs import Segment, Work
+from foreplan.cost_models.host_call import HostCall, host_kind
 from foreplan.datasets.model import Model
 from foreplan.datasets.operator_graph import OperatorGraph, OperatorNode
 from foreplan.datasets.program import DTYPE_BYTES, Program, Variant, program
@@ -46,6 +47,7 @@ class Step:
         part: forward, loss, backward or optimizer.
         work: what it costs.
         calls: ATen calls that the host makes for it.
+        host: of a forward step, the call as the host issues it, gradients included.
     """
 
     kind: str
@@ -53,6 +55,7 @@ class Step:
     part: Part
     work: Work
     calls: int = 1
+    host: HostCall | None = None
 
 
 def lower(graph: OperatorGraph, phase: Phase = "inference") -> list[Step]:
@@ -64,10 +67,10 @@ def lower(graph: OperatorGraph, phase: Phase = "inference") -> list[Step]:
             output looks like logits, the backward pass and the update.
     """
     nodes = [node for node in graph.operators() if node.op not in _NOTHING]
-    forward = [_forward(node) for node in nodes]
+    readers = {name: graph.graph.out_degree(name) for name in graph.graph.nodes}
+    forward = _forward(nodes, readers)
     if phase == "inference":
         return forward
-    readers = {name: graph.graph.out_degree(name) for name in graph.graph.nodes}
     return [
         *forward, *_training(nodes, forward, readers, graph.parameter_bytes, len(graph.parameters))
     ]  # fmt: skip
@@ -100,10 +103,10 @@ def model_steps(model: Model, *, batch: int, tokens: int, phase: Phase = "infere
     # first makes those that all share.
     middle = [replace(nodes[i], calls=nodes[j].calls) for i, j in zip(one, two, strict=True)]
     repeated = [*nodes[: two[0]], *middle * (model.layers - few), *nodes[two[0] :]]
-    forward = [_forward(node) for node in repeated]
+    readers = {name: graph.graph.out_degree(name) for name in graph.graph.nodes}
+    forward = _forward(repeated, readers)
     if phase == "inference":
         return forward
-    readers = {name: graph.graph.out_degree(name) for name in graph.graph.nodes}
     size = model.parameters * int(DTYPE_BYTES[model.dtype])
     inside = sum(name.startswith(f"{instances[0]}.") for name in graph.parameters)
     tensors = len(graph.parameters) + inside * (model.layers - few)
@@ -124,8 +127,14 @@ def programs(steps: Iterable[Step]) -> list[Program]:
 # ------------------------------------------------------------------------------------ forward
 
 
-def _forward(node: OperatorNode) -> Step:
-    return Step(node.op, node.target, "forward", _work(node), node.calls)
+def _forward(nodes: Sequence[OperatorNode], readers: Mapping[str, int]) -> list[Step]:
+    reached = _differentiable(nodes)
+    return [
+        Step(node.op, node.target, "forward", _work(node), node.calls,
+             HostCall(host_kind(node), node.calls - 1, wanted,
+                      max(0, readers.get(node.name, 1) - 1) if wanted else 0))
+        for node, wanted in zip(nodes, reached, strict=True)
+    ]  # fmt: skip
 
 
 def _work(node: OperatorNode) -> Work:
@@ -203,7 +212,7 @@ def _flat(shape: Sequence[int]) -> tuple[int, int]:
 def _training(
     nodes: Sequence[OperatorNode],
     forward: Sequence[Step],
-    readers: dict[str, int],
+    readers: Mapping[str, int],
     parameter_bytes: int,
     tensors: int,
 ) -> list[Step]:
@@ -255,7 +264,7 @@ def _backward(node: OperatorNode, step: Step) -> list[Step]:
     work = step.work
     assert isinstance(work, Program)  # every forward step is one program
     d, v = work.dims, work.variant
-    back = replace(step, part="backward", calls=1)
+    back = replace(step, part="backward", calls=1, host=None)
     if work.op == "linear":
         grads = [program("linear", v, rows=d["n"], n=d["k"], k=d["rows"])]
         grads.append(program("linear", v, rows=d["rows"], n=d["k"], k=d["n"]))
@@ -305,4 +314,4 @@ def _wide(step: Step, shape: Sequence[int], inputs: int) -> Step:
     variant = Variant(v.compute, v.compute, "torch.backward")
     work = program("elementwise", variant, rows=rows, cols=cols, inputs=inputs)
     kind = step.kind if step.kind in ("norm", "softmax", "activation") else "elementwise"
-    return replace(step, kind=kind, part="backward", work=work, calls=1)
+    return replace(step, kind=kind, part="backward", work=work, calls=1, host=None)

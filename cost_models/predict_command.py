@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 from foreplan.cost_models.book import CostChoice, cost_choice
 from foreplan.cost_models.device_fit import fit_beside, fit_path
 from foreplan.cost_models.graph_programs import PHASES, Phase
-from foreplan.cost_models.replay import Replay, replay_book, replay_steps
+from foreplan.cost_models.host_prices import HostPrices, Issue
+from foreplan.cost_models.replay import LaunchSeconds, Replay, replay_book, replay_steps
 from foreplan.cost_models.step_store import stored_steps
 from foreplan.datasets import device_zoo
 from foreplan.datasets.cluster import parse_devices
@@ -56,7 +57,8 @@ def predict_model(
         profile: of the one device asked for, or of the device it names if none is; a fit beside it
             (``foreplan profile --fit``) prices what is not measured.
         device_files: figures of devices that the zoo lacks; each is predicted too.
-        launch_s: host time of one ATen call; published or assumed if ``None``.
+        launch_s: host time of one ATen call. If ``None``, by kind of call where the profile of a
+            GPU holds its host's times, else published or assumed.
         rank_by: ``latency``.
         trace: Chrome trace to write, for one device.
 
@@ -90,12 +92,16 @@ def predict_model(
     if measured is not None and profile is not None and choice != "roofline":
         fit = fit_beside(profile, measured)
     predictor = _predictor(choice, weights, targets)
+    launches: LaunchSeconds = launch_s
+    if launch_s is None and measured is not None and measured.host is not None:
+        prices = HostPrices.load(measured.host.model_dump())
+        launches = prices.launches(steps, Issue.of(steps), _phase(phase))
     found: list[Replay] = []
     unpriced: dict[str, str] = {}
     for target in targets:
         book = replay_book(target, choice, profile=measured, predictor=predictor, fit=fit)
         try:
-            found.append(replay_steps(steps, book, target, launch_s=launch_s))
+            found.append(replay_steps(steps, book, target, launch_s=launches))
         except MissingDataError as error:
             if len(targets) == 1:
                 raise

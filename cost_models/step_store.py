@@ -16,12 +16,13 @@ from pathlib import Path
 
 from foreplan.cost_models.costs import Segment, Work
 from foreplan.cost_models.graph_programs import PARTS, Phase, Step, model_steps
+from foreplan.cost_models.host_call import HostCall
 from foreplan.datasets.model import Model
 from foreplan.datasets.program import Program, Variant
 from foreplan.datasets.storage import write_atomically
 from foreplan.errors import ForeplanError, SpecError
 
-SCHEMA = "foreplan.steps/2"
+SCHEMA = "foreplan.steps/3"
 
 
 def cache_folder() -> Path:
@@ -85,7 +86,8 @@ def _version(package: str) -> str:
 def _document(steps: list[Step]) -> dict[str, object]:
     works: dict[Work, int] = {}
     rows = [
-        [s.kind, s.target, s.part, works.setdefault(s.work, len(works)), s.calls] for s in steps
+        [s.kind, s.target, s.part, works.setdefault(s.work, len(works)), s.calls, s.host]
+        for s in steps
     ]
     return {"schema": SCHEMA, "works": [_pack(work) for work in works], "steps": rows}
 
@@ -101,16 +103,21 @@ def _pack(work: Work) -> list[object]:
 def _read(document: dict[str, list[list[object]]]) -> list[Step]:
     works = [_unpack(*entry) for entry in document["works"]]  # type: ignore[arg-type]
     steps = [
-        Step(kind, target, part, works[index], calls)  # type: ignore[arg-type, call-overload]
-        for kind, target, part, index, calls in document["steps"]
+        Step(kind, target, part, works[index], calls, host and HostCall(*host))  # type: ignore[arg-type, call-overload, misc]
+        for kind, target, part, index, calls, host in document["steps"]
     ]
     if not all(
         type(s.calls) is int and isinstance(s.kind, str) and isinstance(s.target, str)
-        and s.part in PARTS
+        and s.part in PARTS and _is_host(s.host)
         for s in steps
     ):  # fmt: skip
         raise ValueError("a step that is none")
     return steps
+
+
+def _is_host(host: HostCall | None) -> bool:
+    kinds = (str, int, bool, int)
+    return host is None or all(type(v) is k for v, k in zip(host, kinds, strict=True))
 
 
 def _unpack(op: str, sizes: list[int], variant: str, name: str = "", count: int = 0) -> Work:

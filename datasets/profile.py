@@ -79,6 +79,23 @@ class Row(StrictModel):
         return program(self.op, Variant.parse(self.variant), **dict(self.dims))
 
 
+class HostTimes(StrictModel):
+    """What it takes the host of a GPU to issue calls, as measured on single small ones.
+
+    `foreplan.cost_models.host_prices.HostPrices` computes with them.
+    """
+
+    call_s: Mapping[str, Mapping[str, Seconds]]
+    """Seconds of a call by kind (``linear``, ``layer_norm``, ``view``) and mode: ``inference``,
+    ``forward`` (recording for gradients) and ``backward`` (its gradients)."""
+    update_s: Annotated[tuple[Seconds, Seconds], Field(strict=False)]
+    """Seconds of an optimizer's update: fixed, and for each tensor."""
+    factor: Mapping[str, Annotated[float, Field(ge=0)]]
+    """Of calls in a network over calls in a loop, by mode; Python between them is in it."""
+    line_s: Mapping[str, Seconds]
+    """Seconds of a line of Python by mode, 0 where the factor holds them."""
+
+
 class Profile(StrictModel):
     """Measurements of one device."""
 
@@ -97,6 +114,8 @@ class Profile(StrictModel):
     switch_s: Seconds | None = None
     """What a program takes longer behind another one than behind itself, seconds: rows were timed
     in graphs that repeat one program. Absent where calls were not recorded."""
+    host: HostTimes | None = None
+    """What calls take the host of a GPU; absent on a CPU, whose rows hold it."""
     measured_seconds: Seconds | None = None
     """Wall-clock time the measuring took."""
     rows: Annotated[tuple[Row, ...], Field(strict=False)] = ()

@@ -114,6 +114,8 @@ def measure_profile(
             [*known.values(), *rows.values()],
             (before.measured_seconds or 0.0 if before else 0.0) + time.monotonic() - started,
         )
+        if before is not None and before.host is not None:
+            profile = profile.model_copy(update={"host": before.host})
         profile.save(target)
         journal.remove()
     return profile

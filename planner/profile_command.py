@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from foreplan.cost_models.device_fit import DeviceFit, fit_path
+from foreplan.cost_models.host_measuring import measure_host
 from foreplan.datasets.cluster import Cluster
 from foreplan.datasets.contention import measure_contention
 from foreplan.datasets.device_name import DeviceName
@@ -30,7 +31,7 @@ from foreplan.datasets.quantity import Dimension, parse_quantity
 from foreplan.datasets.specs import dump_document, load_document, validate
 from foreplan.datasets.storage import exclusive, folder_for, write_atomically
 from foreplan.datasets.tier import Contention, Tier
-from foreplan.errors import SpecError
+from foreplan.errors import MissingDataError, SpecError
 from foreplan.planner.api import load_workload
 from foreplan.planner.bubbles.shapes import bubbles_programs
 from foreplan.planner.fit_command import FittedDevice, fit_line
@@ -262,6 +263,13 @@ def _profile(
         console.print(
             f"{device}: {len(profile.rows)} programs" + (f", {failed} failed" if failed else "")
         )
+    if device.kind == "cuda" and profile.host is None:
+        try:
+            with console.status(f"{device}: what calls take its host"):
+                profile = profile.model_copy(update={"host": measure_host(device)})
+            profile.save(path)
+        except MissingDataError as error:  # a launch is then priced by the device's figure
+            console.print(str(error))
     return profile
 
 
@@ -327,7 +335,7 @@ def _together(
             with console.status("measuring contention"):
                 most = min(len(devices), len(os.sched_getaffinity(0)))
                 # Each takes 20 s; plans read the numbers between from those on either side.
-                counts = {n for n in (2, 3, 4, 8, 16, 32, 64, most) if 2 <= n <= most}
+                counts = {n for n in (2, 4, 8, 16, 32, 64, most) if 2 <= n <= most}
                 found = measure_contention(devices[-1], ranks=counts, host=host)
         known["contention"] = [c.model_dump(mode="json", exclude_defaults=True) for c in found]
         write_atomically(path, _as_json(known))

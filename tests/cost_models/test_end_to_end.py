@@ -11,16 +11,10 @@ import torch
 
 from foreplan.cost_models.costs import CostBook
 from foreplan.cost_models.end_to_end import main, measure, score
-from foreplan.cost_models.end_to_end_host import (
-    MODES,
-    HostCall,
-    HostPrices,
-    Issue,
-    calibrate,
-    python_lines,
-)
 from foreplan.cost_models.end_to_end_networks import NETWORKS, build, example
 from foreplan.cost_models.graph_programs import lower, programs
+from foreplan.cost_models.host_call import HostCall
+from foreplan.cost_models.host_prices import MODES, HostPrices, Issue, calibrate, python_lines
 from foreplan.cost_models.program_timer import ProgramTimer
 from foreplan.cost_models.replay import replay
 from foreplan.datasets import device_zoo
@@ -139,7 +133,7 @@ def test_calibration_finds_factor_and_price_of_a_line() -> None:
 def test_launches_add_up_to_the_parts(measured: dict[str, Any]) -> None:
     inputs = example("convnext", "tiny", (1, 32), "cpu", torch.float32)
     graph = capture(build("convnext", "tiny").eval(), inputs, eager=True)
-    issue = Issue.of(graph, 10)
+    issue = Issue.of(lower(graph), tensors=len(graph.parameters), lines=10)
     prices = HostPrices.load(measured["host"])
     for phase in ("inference", "training"):
         steps = lower(graph, phase)

@@ -111,10 +111,11 @@ def _use_programs_model(path: Path) -> None:
 
 def _steps() -> Any:
     return {
-        "schema": "foreplan.steps/2",
+        "schema": "foreplan.steps/3",
         "works": [["linear", [8, 64, 64], "bf16/bf16/torch.linear"],
                   ["linear", [8, 64, 64], "bf16/bf16/torch.linear", "x", 2]],
-        "steps": [["op", "aten.linear", "layers.0", 0, 1], ["op", "aten.linear", "", 1, 3]],
+        "steps": [["linear", "aten.linear", "forward", 0, 1, ["linear", 0, True, 0]],
+                  ["linear", "aten.linear", "backward", 1, 3, None]],
     }  # fmt: skip
 
 

@@ -10,7 +10,8 @@ a forward pass; backward and update have no Python of the model. Prices are meas
 calls of small operands, which the device finishes before the host asks again (`host_calls`); lines
 are counted, not timed (`python_lines`); factor and ``line_s`` are fitted to small networks that are
 none of the checked ones (`calibrate`): a call in a network finds the host's caches colder than
-in a loop.
+in a loop. ``foreplan profile`` keeps such prices, without lines, in the profile of a GPU
+(`Profile.host`), and ``foreplan predict --profile`` replays with them.
 """
 
 from __future__ import annotations
@@ -24,8 +25,10 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from foreplan.cost_models.costs import Work
 from foreplan.cost_models.graph_programs import PARTS, Part, Phase, Step
-from foreplan.datasets.operator_graph import OperatorGraph, OperatorNode
+from foreplan.cost_models.host_call import HostCall
+from foreplan.datasets.program import Program
 
 Floats = NDArray[np.float64]
 
@@ -37,22 +40,13 @@ MODES: tuple[Mode, ...] = ("inference", "forward", "backward")
 _USUAL = "add"
 #: A call that only makes a view of its operand.
 VIEW = "view"
-
-
-class HostCall(NamedTuple):
-    """One operator as the host issues it.
-
-    Attributes:
-        kind: names a price.
-        views: calls before it that only make views of its operands.
-        gradients: whether a training step goes back through it.
-        sums: gradients that are added up because several operators read its result.
-    """
-
-    kind: str
-    views: int
-    gradients: bool
-    sums: int
+#: Endings of a training step's programs, and kinds of operators whose kernel does not say it.
+_PASSES = {"_forward": "forward", "_backward": "backward", "_weight_gradient": "backward"}
+_KINDS = {
+    "linear": "linear", "matmul": "matmul", "attention": "scaled_dot_product_attention",
+    "full_attention": "scaled_dot_product_attention", "conv": "conv n", "conv2d": "conv n",
+    "embedding": "embedding", "softmax": "softmax", "cast": "to", "cross_entropy": "cross_entropy",
+}  # fmt: skip
 
 
 class Issue(NamedTuple):
@@ -69,39 +63,18 @@ class Issue(NamedTuple):
     tensors: int
 
     @classmethod
-    def of(cls, graph: OperatorGraph, lines: int) -> Issue:
-        """The calls of a captured graph."""
-        nodes = [node for node in graph.operators() if node.op != "input"]
-        first = next((i for i, node in enumerate(nodes) if node.parameters), len(nodes))
-        calls = [
-            HostCall(
-                host_kind(node), node.calls - 1,
-                index >= first and node.dtype in ("fp64", "fp32", "bf16", "fp16")
-                and node.op not in ("create", "unknown") and "rotary" not in node.module,
-                max(0, graph.graph.out_degree(node.name) - 1),
-            )
-            for index, node in enumerate(nodes)
-        ]  # fmt: skip
-        return cls(calls, lines, len(graph.parameters))
+    def of(cls, steps: Iterable[Step], *, tensors: int = 0, lines: int = 0) -> Issue:
+        """The calls of a pass.
 
-
-def host_kind(node: OperatorNode) -> str:
-    """The kind of an operator's call: what else than its name changes the host's work is added."""
-    name = node.target.rpartition(".")[2]
-    if node.op == "convolution":
-        source, weight = node.inputs[0], node.inputs[1]
-        taps = "1" if max(weight[2:]) == 1 else "n"
-        if weight[1] != source[1]:
-            return "conv grouped"
-        strided = node.outputs[0][2:] != source[2:]
-        return f"conv {taps}{' strided' if strided else ''}"
-    if name == "linear" and len(node.parameters) > 1:
-        return "linear bias"
-    if name in ("add", "mul", "sub", "div") and len(node.inputs) < 2:
-        return f"{name} scalar"
-    if node.op == "attention" and len(node.inputs) > 1 and node.inputs[0] != node.inputs[1]:
-        return f"{name} grouped"
-    return name
+        Args:
+            steps: from `graph_programs`; those of a training step know their ``tensors``.
+            tensors: parameters, for an inference pass whose training is asked for.
+            lines: of Python; 0 where prices are without them (`HostPrices.line_s`).
+        """
+        steps = list(steps)
+        calls = [step.host for step in steps if step.host is not None]
+        update = sum(step.calls for step in steps if step.part == "optimizer")
+        return cls(calls, lines, tensors or update)
 
 
 @dataclass(frozen=True)
@@ -150,6 +123,25 @@ class HostPrices:
         calls = {part: sum(step.calls for step in steps if step.part == part) for part in PARTS}
         rate = {part: seconds.get(part, 0.0) / max(1, calls[part]) for part in PARTS}
         return [step.calls * rate[step.part] for step in steps]
+
+    def issued(self, works: Iterable[Work]) -> dict[Work, float]:
+        """Seconds of the host by work, as `CostBook` takes them for the simulator's host queue.
+
+        Only of programs, which are issued one by one: what a CUDA graph replays takes no such time.
+        """
+        return {w: self.program_s(w) for w in works if isinstance(w, Program)}
+
+    def program_s(self, program: Program) -> float:
+        """Seconds of the host for one call of a program, one of a training step by its pass."""
+        if program.op == "optimizer_step":
+            return self.update_s[0] + self.update_s[1] * program.dims["tensors"]
+        op, mode = program.op, "inference"
+        for ending, found in _PASSES.items():
+            if op.endswith(ending):
+                op, mode = op.removesuffix(ending), found
+        name = program.variant.kernel.rpartition(".")[2]
+        kind = _KINDS.get(op) or (name if name in self.call_s else _USUAL)
+        return self.factor[mode] * self._price(kind, mode)
 
     def _price(self, kind: str, mode: Mode) -> float:
         prices = self.call_s.get(kind, {})
