@@ -33,6 +33,7 @@ from foreplan.planner.verify.verification import Verification
 from foreplan.planner.verify.verify import verify
 
 WORKLOAD = "batch=16,prompt_tokens=512,new_tokens=32,min_average_bits=8"
+CACHE_8 = f"{WORKLOAD},kv_bits=8"
 SMALL = "batch=4,prompt_tokens=32,new_tokens=8,min_average_bits=8"
 #: Model, devices with their memory in GiB, workload, whether results are compared too.
 CASES = {
@@ -50,10 +51,15 @@ CASES = {
         "llama-3.1-8b", {"cuda:0": 5.0, "cuda:1/sms=32": 5.0, "cuda:2/sms=66": 5.0},
         WORKLOAD, False,
     ),
+    "1b-cache-8": (
+        "llama-3.2-1b", {"cuda:0/sms=66": 1.75, "cuda:1/sms=32": 2.0}, CACHE_8, True
+    ),
     "rehearsal": (
         "tiny-llama-random", {"cpu:threads=1": 0.04, "cpu:threads=1,isa=avx2": 0.04}, SMALL, True
     ),
 }  # fmt: skip
+#: Latency, bandwidth and source of messages, where a folder says them (`serving_receives.py`).
+LINK = "link.json"
 ROUNDS = 3
 #: Limits of one run and of loading one decision: what hangs may not take the other decisions along.
 RUN_S, LOAD_S = 20.0, 40.0
@@ -69,7 +75,8 @@ def profile(device: str, folder: Path, models: list[str]) -> None:
     name = DeviceName.parse(device)
     found: dict[Program, None] = {}
     for model in models:
-        workload = load_workload("serving", SMALL if name.kind == "cpu" else WORKLOAD)
+        words = SMALL if name.kind == "cpu" else f"{WORKLOAD},kv_bits=auto"
+        workload = load_workload("serving", words)
         for item in serving_programs(load_model(model), workload, name.kind):  # type: ignore[arg-type]
             slow = item.variant.kernel == "torch.dequant_linear" and name.kind == "cuda"
             if not slow:
@@ -96,6 +103,8 @@ def planned(folder: Path, case: str) -> Plan:
     }  # fmt: skip
     if "cpu" in next(iter(memory)):
         tier |= {"latency_s": 1e-4, "bandwidth_bytes_per_s": 2e9, "source": "assumed"}
+    if (folder / LINK).exists():
+        tier |= json.loads((folder / LINK).read_text(encoding="utf-8"))
     devices = [
         {"name": device, "profile": file_of(device), "memory_bytes": round(size * (1 << 30))}
         for device, size in memory.items()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterator
 from typing import Literal
 
@@ -30,10 +31,20 @@ GPU = Seat(DeviceName.parse("cuda:0"), torch.device("cuda:0"))
 
 
 @pytest.fixture(autouse=True)
-def uncapped() -> Iterator[None]:
+def alone() -> Iterator[None]:
+    """No cap behind a test, and before it no memory of others: a rank's process has none.
+
+    torch keeps 32 MiB of cuBLAS for every stream that ever multiplied, so for the recording stream
+    of every stage that was ever loaded here.
+    """
+    gc.collect()
+    before = torch.cuda.memory_allocated()
+    torch._C._cuda_clearCublasWorkspaces()
+    torch.cuda.empty_cache()
+    left = torch.cuda.memory_allocated()
+    print(f"MiB of former tests: {(before - left) >> 20} for cuBLAS, {left >> 20} else")
     yield
     torch.cuda.set_per_process_memory_fraction(1.0, GPU.device)
-    torch.cuda.empty_cache()
 
 
 def decided(
