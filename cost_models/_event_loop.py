@@ -127,6 +127,7 @@ def run_events(
     capacity: Any,
     domain: Any,
     pressure: Any,
+    weight: Any,
     slowdown: Any,
     domains: int,
 ) -> Any:
@@ -134,7 +135,8 @@ def run_events(
 
     ``shared[u]`` is a queue of ``capacity`` places or -1. Running units of one ``domain`` (a host)
     slow each other down: a unit takes ``1 + pressure * (f - 1)`` times as long while ``f`` is
-    ``slowdown`` at one plus the pressure of the others, linear between its entries.
+    ``slowdown`` at one plus the pressure of the others, linear between its entries. ``weight`` is
+    the pressure of all that a unit stands for, its own included.
     """
     count = len(duration)
     start, end = np.zeros(count), np.zeros(count)
@@ -176,7 +178,7 @@ def run_events(
                     head[d] = after[done]
                 if after[done] >= 0:
                     before[after[done]] = before[done]
-                load[d] = load[d] - pressure[done] if head[d] >= 0 else 0.0
+                load[d] = load[d] - weight[done] if head[d] >= 0 else 0.0
                 changed = d
             q = shared[done]
             if q >= 0:
@@ -230,7 +232,7 @@ def run_events(
                 if head[d] >= 0:
                     before[head[d]] = unit
                 head[d] = unit
-                load[d] += pressure[unit]
+                load[d] += weight[unit]
                 if changed >= 0 and changed != d:
                     size, heap_time, heap_unit = _rerate(
                         changed, now, head, after, load, pressure, slowdown, rate, remaining, due,

@@ -25,12 +25,15 @@ class Contention:
 
     Attributes:
         host: host of each rank, as small integers; ranks of unlike hosts never contend.
-        slowdown: factor on memory-bound time while 0, 1, 2, ... other memory-bound ranks of the
+        slowdown: factor on memory-bound time while 0, 1, 2, ... other memory-bound processes of the
             host run; the first is 1. Linear between and beyond the entries.
+        processes: of its host that each rank stands for, which do the same at the same time (lanes,
+            replicas); 1 each if left out.
     """
 
     host: tuple[int, ...]
     slowdown: tuple[float, ...]
+    processes: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         factors = self.slowdown
@@ -38,6 +41,11 @@ class Contention:
             raise SpecError("contention.slowdown", got=factors, expected="1.0, then factors >= 1")
         if min(self.host, default=0) < 0:
             raise SpecError("contention.host", got=min(self.host), expected="numbers of at least 0")
+        if self.processes and (len(self.processes) != len(self.host) or min(self.processes) < 1):
+            raise SpecError(
+                "contention.processes", got=self.processes,
+                expected=f"at least 1 for each of {len(self.host)} ranks",
+            )  # fmt: skip
 
 
 class Simulator:
@@ -80,6 +88,8 @@ class Simulator:
         self._edge_start, self._edge_target = successors(self._source, self._target, count)
         self._domain = np.full(count, -1, dtype=np.int64)
         self._slowdown = np.array([1.0, 1.0])
+        self._pressure = schedule.pressure[self._order]
+        self._load = self._pressure  # what an action adds to its host's
         if contention is not None:
             if len(contention.host) != schedule.ranks:
                 raise SpecError(
@@ -90,6 +100,9 @@ class Simulator:
             host = np.asarray(contention.host, dtype=np.int64)
             self._domain = host[schedule.rank[self._order]]
             self._slowdown = np.asarray(contention.slowdown, dtype=np.float64)
+            if contention.processes:
+                processes = np.asarray(contention.processes, dtype=np.float64)
+                self._load = self._pressure * processes[schedule.rank[self._order]]
 
     def run(self, duration: FloatArray) -> Timeline:
         """Time every action.
@@ -121,7 +134,7 @@ class Simulator:
         if self._events:
             start, end, binding, ran = run_events(
                 length, self._edge_start, self._edge_target, indegree, self._shared,
-                self._capacity, self._domain, schedule.pressure[order], self._slowdown,
+                self._capacity, self._domain, self._pressure, self._load, self._slowdown,
                 int(self._domain.max(initial=0)) + 1,
             )  # fmt: skip
         else:

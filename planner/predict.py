@@ -8,6 +8,7 @@ equal devices share theirs. A decision's low and high end move every group toget
 
 from __future__ import annotations
 
+import bisect
 import functools
 import zlib
 from collections.abc import Iterator, Mapping
@@ -120,8 +121,9 @@ class Forecast:
         ranks = planner.ranks(problem, decision)
         self._price(problem.costs, _Places(problem.cluster))
         self._simulator = simulator(
-            self.schedule, problem.costs, contention=contention(problem.cluster, ranks)
-        )
+            self.schedule, problem.costs,
+            contention=contention(problem.cluster, ranks, planner.occupied(problem, decision)),
+        )  # fmt: skip
         self.timeline: Timeline = self._simulator.run(self._durations(self._mean))
         self.ledgers: tuple[MemoryLedger, ...] = tuple(
             ledger.with_peak(peak)
@@ -292,26 +294,37 @@ class Forecast:
         return result
 
 
-def contention(cluster: Cluster, ranks: tuple[int, ...]) -> Contention | None:
+def contention(
+    cluster: Cluster, ranks: tuple[int, ...], occupied: tuple[int, ...] = ()
+) -> Contention | None:
     """Measured slowdown between the ranks of a schedule; ``None`` where nothing was measured.
 
     Args:
         cluster: knows hosts and measured factors.
         ranks: cluster rank of each rank of the schedule.
+        occupied: cluster ranks that are at work, of which each of ``ranks`` stands for those from
+            itself to the next; only themselves if left out.
     """
     every = cluster.ranks()
     hosts = [every[r].host for r in ranks]
     names = sorted(set(hosts))
+    processes = [1] * len(ranks)
+    if len(occupied) > len(ranks):
+        first = sorted(ranks)
+        for other in set(occupied) - set(ranks):
+            here = ranks.index(first[max(0, bisect.bisect(first, other) - 1)])
+            # A replica on another host has neighbours of its own, as many as here.
+            processes[here] += every[other].host == hosts[here]
     # One table serves all hosts: the worst of them, so that a prediction is not too rosy.
     known = {1: 1.0}
-    for together in range(2, len(ranks) + 1):
+    for together in range(2, sum(processes) + 1):
         measured = [cluster.slowdown(host, "memory", together) for host in names]
         if any(factor is not None for factor in measured):
             known[together] = max(1.0, *(factor for factor in measured if factor is not None))
     factors = np.interp(range(1, max(known) + 1), list(known), list(known.values())).tolist()
     if len(factors) < 2 or max(factors) == 1.0:
         return None
-    return Contention(tuple(names.index(h) for h in hosts), tuple(factors))
+    return Contention(tuple(names.index(h) for h in hosts), tuple(factors), tuple(processes))
 
 
 def memory_share(costs: CostBook, device: str, work: Work) -> float:

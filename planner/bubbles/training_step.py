@@ -103,8 +103,9 @@ class TrainingStep:
 
     @functools.cached_property
     def contention(self) -> Contention | None:
-        """What the ranks do to each other, as far as the cluster states it."""
-        return contention(self._cluster, tuple(map(self.cluster_rank, range(self.plan.pp))))
+        """What all processes do to each other, as far as the cluster states it."""
+        ranks = tuple(map(self.cluster_rank, range(self.plan.pp)))
+        return contention(self._cluster, ranks, tuple(range(self.plan.devices)))
 
     @functools.cache  # noqa: B019 - lives as long as one decision's schedule
     def pressure(self, rank: int, work: Work) -> float:

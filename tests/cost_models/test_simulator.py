@@ -18,6 +18,7 @@ from foreplan.cost_models.schedule import Schedule, ScheduleBuilder
 from foreplan.cost_models.simulator import Contention, Simulator, durations, simulate
 from foreplan.cost_models.timeline import Timeline
 from foreplan.errors import MissingDataError, SpecError
+from foreplan.planner.bubbles.widen import widen
 
 FREE = HostLaunch(0)
 Draw = Callable[..., Any]
@@ -207,6 +208,21 @@ def test_partial_pressure_by_hand() -> None:
     assert times(timeline) == [(0, 16), (0, 16 + 100 - 8)]
 
 
+@given(st.data())
+def test_a_rank_that_stands_for_lanes_is_slowed_as_all_of_them(
+    random_case: Draw, data: st.DataObject
+) -> None:
+    case, lanes = random_case(data, pressure=True), data.draw(st.integers(2, 4))
+    ranks, factors = case.schedule.ranks, (1.0, 1.5, 2.5)
+    narrow = Contention((0,) * ranks, factors, (lanes,) * ranks)
+    one = Simulator(case.schedule, contention=narrow).run(case.duration)
+    wide = widen(case.schedule, case.schedule.devices * lanes, lanes)
+    every = Contention((0,) * (ranks * lanes), factors)
+    several = Simulator(wide, contention=every).run(np.tile(case.duration, lanes))
+    assert several.end_s.reshape(lanes, -1) == pytest.approx(np.tile(one.end_s, (lanes, 1)))
+    assert one.makespan_s >= Simulator(case.schedule).run(case.duration).makespan_s
+
+
 def test_slowdown_beyond_its_entries_is_linear_and_never_below_one() -> None:
     rows: list[tuple[int, float, dict[str, Any]]] = [(r, 1.0, {"pressure": 1.0}) for r in range(4)]
     schedule, duration = build(*rows, ranks=4)
@@ -326,3 +342,6 @@ def test_bad_contention_and_queues() -> None:
             Contention((0, 0), slowdown)
     with pytest.raises(SpecError, match="host"):
         Contention((0, -1), (1.0, 2.0))
+    for processes in ((1,), (0, 1)):
+        with pytest.raises(SpecError, match="processes"):
+            Contention((0, 0), (1.0, 2.0), processes)

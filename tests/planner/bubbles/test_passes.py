@@ -175,6 +175,39 @@ def test_numbers_of_neighbours_between_those_measured_are_interpolated():
     assert contention(cluster, (0,)) is None
 
 
+def test_processes_that_a_rank_stands_for_count_as_neighbours():
+    measured = [{"kind": "memory", "factors": {2: 1.2, 8: 1.8}}]
+    devices = [
+        {"name": "cpu:threads=1", "count": 4, "memory_bytes": 1 << 30, "host": host}
+        for host in ("a", "b")
+    ]
+    cluster = validate(Cluster, {"devices": devices, "contention": measured}, "cluster")
+    lanes = contention(cluster, (0, 2, 4, 6), tuple(range(8)))
+    assert lanes is not None
+    assert lanes.host == (0, 0, 1, 1)
+    assert lanes.processes == (2, 2, 2, 2)
+    assert lanes.slowdown[-1] == 1.8
+    replicas = contention(cluster, (0, 1), tuple(range(8)))  # two lanes, replicas elsewhere too
+    assert replicas is not None
+    assert replicas.processes == (1, 3)
+
+
+def test_all_lanes_of_a_host_slow_each_other_down():
+    workload = asked(sharded_optimizer=False, plan={"pp": 2, "tp": 2})
+    costs = CostBook([Only(bubbles_programs(None, workload, CPU, devices=4))])
+    totals = []
+    for factors in ({2: 1.2, 4: 1.2}, {2: 1.2, 4: 1.6}):
+        measured = [{"kind": "memory", "factors": factors}]
+        devices = [{"name": "cpu:threads=1", "count": 4, "memory_bytes": 1 << 30}]
+        cluster = validate(Cluster, {"devices": devices, "contention": measured}, "cluster")
+        where = Problem(None, cluster, workload, costs)
+        planner = BubblesPlanner()
+        decision = planner.baselines(where)["three phases"]
+        totals.append(Forecast(planner, where, decision).total_s)
+        assert BubbleSearch(where).replay(decision).total_s == pytest.approx(totals[-1])
+    assert totals[0] < totals[1]
+
+
 def test_neighbours_slow_down_what_memory_bounds_and_the_search_knows():
     workload = asked()
     costs = CostBook([Only(bubbles_programs(None, workload, CPU, devices=2))])
