@@ -8,9 +8,10 @@ is set aside with the reason; the others go on.
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Literal
 
@@ -98,6 +99,8 @@ class Rounds:
     def run(self, candidates: Sequence[Candidate], *, results: bool) -> list[Measured]:
         """Run every candidate in every round.
 
+        Candidates of one decision are run once: what differed between them would be chance.
+
         Args:
             candidates: the chosen decision first.
             results: run the first once more afterwards, untimed, and keep what it computes.
@@ -105,13 +108,22 @@ class Rounds:
         Raises:
             VerificationError: the chosen decision could not be run (or the class of its error).
         """
-        measured = [Measured(candidate) for candidate in candidates]
-        waves = self._waves(candidates)
+        keys = [json.dumps(candidate.decision, sort_keys=True) for candidate in candidates]
+        unlike = dict(zip(reversed(keys), reversed(candidates), strict=True))
+        found = {key: Measured(unlike[key]) for key in dict.fromkeys(keys)}
+        for key, candidate in zip(keys, candidates, strict=True):
+            if candidate is not unlike[key]:
+                self._say(f"{candidate.name} is the same decision as {unlike[key].name}")
+        measured = list(found.values())
+        waves = self._waves([item.candidate for item in measured])
         for number, wave in enumerate(waves):
             if len(waves) > 1:
                 self._say(f"memory holds {len(wave)} candidates at a time: wave {number + 1}")
             self._wave([measured[k] for k in wave], collect=results and number == 0)
-        return measured
+        return [
+            replace(found[key], candidate=candidate)
+            for key, candidate in zip(keys, candidates, strict=True)
+        ]
 
     def once(self, candidate: Candidate, mode: str) -> list[dict[str, Any] | None]:
         """Load a candidate, run it once, and return the results of its ranks.

@@ -12,7 +12,7 @@ from foreplan.errors import VerificationError
 from foreplan.planner.verify.candidates import Candidate
 from foreplan.planner.verify.group import RankFailed
 from foreplan.planner.verify.launch import Fleet
-from foreplan.planner.verify.rounds import Rounds
+from foreplan.planner.verify.rounds import Measured, Rounds
 
 Backend = Literal["gloo", "nccl"]
 
@@ -46,8 +46,8 @@ def load(backend: Backend, fails: str) -> Told:
     fleet = Told(fails)
     made = [
         SimpleNamespace(
-            name=name, role=name, ranks=[], memory_bytes=[], capacities=[], predicted=None,
-            jobs=lambda *words: [],
+            name=name, role=name, decision={"of": name}, ranks=[], memory_bytes=[], capacities=[],
+            predicted=None, jobs=lambda *words: [],
         )
         for name in ("chosen", "alternative")
     ]  # fmt: skip
@@ -75,3 +75,32 @@ def test_over_nccl_candidates_prepare_side_by_side_and_connect_in_turn() -> None
 
 def test_ranks_that_do_not_connect_are_ended() -> None:
     assert load("nccl", "connected").log[-3:] == [("connected", 0), ("stop", 0), ("stop", 1)]
+
+
+def test_candidates_of_one_decision_are_run_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = [
+        SimpleNamespace(name=name, decision=decision)
+        for name, decision in [
+            ("chosen", {"a": 1, "b": 2}),
+            ("x", {"a": 2}),
+            ("y", {"b": 2, "a": 1}),
+        ]
+    ]
+    said: list[str] = []
+    waves: list[list[str]] = []
+
+    def wave(self: Rounds, items: list[Measured], *, collect: bool) -> None:
+        waves.append([item.candidate.name for item in items])
+        for item in items:
+            item.held = [len(item.candidate.name)]
+
+    monkeypatch.setattr(Rounds, "_waves", lambda self, candidates: [range(len(candidates))])
+    monkeypatch.setattr(Rounds, "_wave", wave)
+    rounds = Rounds(
+        cast(Fleet, None), "gloo", "host", rounds=1, timeout_s=None, load_timeout_s=1.0,
+        say=said.append,
+    )  # fmt: skip
+    found = rounds.run([cast(Candidate, candidate) for candidate in made], results=False)
+    assert waves == [["chosen", "x"]]
+    assert [(m.candidate.name, m.held) for m in found] == [("chosen", [6]), ("x", [1]), ("y", [6])]
+    assert said == ["y is the same decision as chosen"]
