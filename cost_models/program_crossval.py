@@ -32,8 +32,8 @@ from foreplan.cost_models.program_fitting import fit_together
 from foreplan.cost_models.program_folds import SPLITS, Fold, folds
 from foreplan.cost_models.program_predictor import ProgramPredictor
 from foreplan.cost_models.program_table import ProgramTable
-from foreplan.datasets.storage import write_atomically
-from foreplan.errors import SpecError
+from foreplan.datasets.storage import folder_for, write_atomically
+from foreplan.errors import ForeplanError, SpecError
 
 #: Settings of the predictor by name: itself, its halves, and networks without one thing each.
 VARIANTS: dict[str, dict[str, Any]] = {
@@ -54,6 +54,8 @@ _RELEASED = ("cdmpp", *_DISCREPANCIES)
 _ON_DEVICE = ("mlp", "tree_lstm", *_RELEASED, _OUR_LEAVES)
 #: Steps of CDMPP's networks between two looks at their error (as in its release).
 _WATCH = 1000
+#: Training programs, at most, that those looks are at.
+_TRAINED = 2048
 
 
 class Job(NamedTuple):
@@ -163,7 +165,7 @@ def run(jobs: Sequence[Job], table: ProgramTable, models: Sequence[Any], folder:
     The folds of a predictor are fitted together, and its halves are scored as well. So are CDMPP's:
     they end at the deadline (``time.monotonic``), or with the last whole cycle of their rate before
     it, and on the way what they predict goes to ``early`` below the folder and their errors to
-    their ``curve`` (steps, seconds, mean error).
+    their ``curve`` (steps, seconds, mean error of the test and of some training programs).
 
     Returns:
         Mean error of each job.
@@ -175,7 +177,7 @@ def run(jobs: Sequence[Job], table: ProgramTable, models: Sequence[Any], folder:
         fit_together(models, tables)
     elif all(isinstance(model, CdmppReleased) for model in models):
         targets = [table.take(job.fold.test) for job in jobs]  # without looking at their labels
-        curves: list[list[tuple[int, float, float]]] = [[] for _ in jobs]
+        curves: list[list[tuple[int, float, float, float]]] = [[] for _ in jobs]
         (folder / "early").mkdir(exist_ok=True)
 
         cycles: list[float] = []  # when each began
@@ -191,7 +193,9 @@ def run(jobs: Sequence[Job], table: ProgramTable, models: Sequence[Any], folder:
                 for job, model, own, curve in zip(jobs, models, tables, curves, strict=True):
                     model.curve_ = curve
                     error = _score(job, table, model, folder / "early", len(own), spent)
-                    curve.append((steps, round(spent, 1), error))
+                    some = own.take(np.arange(0, len(own), -(-len(own) // _TRAINED)))
+                    trained = float(np.abs(model.predict(some) / some.latency_s - 1).mean())
+                    curve.append((steps, round(spent, 1), error, trained))
             return late
 
         fit_cdmpp_together(models, tables, targets, on_epoch=watch)
@@ -266,16 +270,52 @@ def main(arguments: Iterable[str] | None = None) -> None:
     parser.add_argument("--minutes", type=float, default=float("inf"))
     parser.add_argument("--report", action="store_true", help="only print what is there")
     options = parser.parse_args(None if arguments is None else list(arguments))
+    _check(options)
+    with folder_for(options.output):
+        _work(options)
+
+
+def _check(options: argparse.Namespace) -> None:
+    """Refuse what no fit can be made of, before programs are read.
+
+    Raises:
+        SpecError: a count below one, no time, no such model or device.
+    """
+    for name in ("threads", "together", "epochs"):
+        value = getattr(options, name)
+        if value is not None and value < 1:
+            raise SpecError(f"--{name}", got=value, expected="at least 1")
+    if not options.minutes > 0:
+        raise SpecError("--minutes", got=options.minutes, expected="more than 0")
+    for name in options.models:
+        make_model(name, seed=0, device=options.device, epochs=None, threads=1)
+    import torch
+
+    try:
+        torch.empty(0, device=options.device)
+    except (AssertionError, RuntimeError) as error:
+        reason = str(error).partition("\n")[0]
+        raise SpecError(
+            "--device", got=options.device, expected=f"cpu or cuda ({reason})"
+        ) from None
+
+
+def _work(options: argparse.Namespace) -> None:
     deadline = time.monotonic() + 60 * options.minutes
     table = read_programs(options.data).table
     if options.only:
         table = _of_device(table, options.only)
-    options.output.mkdir(parents=True, exist_ok=True)
     if options.device.startswith("cpu"):
         import torch
 
         torch.set_num_threads(options.threads)
-    wanted = [] if options.report else jobs(table, options.splits, options.models, options.seeds)
+    wanted = [] if options.report else [
+        *jobs(table, options.splits, options.models, options.seeds)
+    ]  # fmt: skip
+    names = {job.fold.name for job in wanted}
+    if wanted and options.folds and not names.issuperset(options.folds):
+        expected = "among " + ", ".join(sorted(names))
+        raise SpecError("--folds", got=options.folds, expected=expected)
     missing = [
         job
         for job in wanted
@@ -311,4 +351,8 @@ def main(arguments: Iterable[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except ForeplanError as error:
+        print(error, file=sys.stderr)
+        raise SystemExit(error.exit_code) from None

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 from collections.abc import Iterable, Sequence
 from copy import deepcopy
 from pathlib import Path
@@ -21,7 +22,7 @@ from foreplan.cost_models.program_folds import folds
 from foreplan.cost_models.program_predictor import ProgramPredictor
 from foreplan.cost_models.program_table import ProgramTable
 from foreplan.cost_models.program_tuning import choose_tasks
-from foreplan.errors import SpecError
+from foreplan.errors import ForeplanError, SpecError
 
 
 def transfer_errors(
@@ -85,4 +86,8 @@ def main(arguments: Iterable[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except ForeplanError as error:
+        print(error, file=sys.stderr)
+        raise SystemExit(error.exit_code) from None

@@ -5,6 +5,8 @@ from __future__ import annotations
 import itertools
 import json
 import math
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +28,7 @@ from foreplan.datasets import device_zoo
 from foreplan.datasets.tir.records import ProgramRecord, write_records
 from foreplan.datasets.tir.task import decode_module, program_key
 from foreplan.datasets.tir.tir_jsonl import write_tir_jsonl
-from foreplan.errors import MissingDataError, SpecError
+from foreplan.errors import ForeplanError, MissingDataError, SpecError
 
 _LINES = (Path(__file__).parent / "data" / "tir_examples.jsonl").read_text().splitlines()
 _MODULES = [decode_module(json.loads(line)["mod"]).decode() for line in _LINES]
@@ -193,6 +195,41 @@ def test_crossval_keeps_what_it_did_and_reports(
     assert (tmp_path / "family__f0__roofline__0.npz").stat().st_mtime_ns == first
     assert len(list(tmp_path.glob("*.npz"))) == 4
     assert "## family: h200" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("changed", "named"),
+    [
+        (["--data", "nowhere"], "nowhere"),
+        (["--models", "cdmp"], "--models"),
+        (["--folds", "f0", "zebra"], "--folds"),
+        (["--only", "zebra"], "--only"),
+        (["--device", "cuda:99"], "--device"),
+        (["--together", "0"], "--together"),
+        (["--minutes", "nan"], "--minutes"),
+        (["-o", __file__], "--output"),
+    ],
+)
+def test_crossval_refuses_bad_input_and_leaves_nothing(
+    folder: Path, tmp_path: Path, changed: list[str], named: str
+) -> None:
+    output = tmp_path / "new" / "out"
+    command = ["--data", str(folder), "-o", str(output), "--models", "roofline", *changed]
+    with pytest.raises(ForeplanError, match=named):
+        crossval(command)
+    assert not output.parent.exists()
+
+
+def test_a_refusal_is_one_line_and_an_exit_code(tmp_path: Path) -> None:
+    for module, more in (
+        ("program_crossval", ["-o", "out"]),
+        ("program_transfer", ["--target", "x"]),
+    ):
+        line = [sys.executable, "-m", f"foreplan.cost_models.{module}", "--data", "nowhere", *more]
+        ended = subprocess.run(line, cwd=tmp_path, capture_output=True, text=True, check=False)
+        assert ended.returncode == MissingDataError.exit_code
+        assert len(ended.stderr.splitlines()) == 1
+        assert "nowhere" in ended.stderr
 
 
 def test_transfer_to_a_new_device(folder: Path) -> None:
