@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from foreplan.datasets.operator_table import OperatorTable, Texts
+from foreplan.cost_models.operator_work import PRECISIONS
+from foreplan.datasets.operator_table import UNKNOWN, OperatorTable, Texts
 
 Floats = NDArray[np.float64]
 
@@ -53,8 +55,9 @@ def evaluate(model: OperatorModel, table: OperatorTable) -> dict[str, object]:
     Returns:
         ``overall``, ``by_device``, ``by_op`` and ``by_device_op`` (device, then operator), each
         with ``mape``, ``median_ape``, ``p90_ape`` and ``within_10pct`` as fractions and ``count``;
-        ``unsupported`` counts the rows that were not predicted, with ``unsupported_by``. A group
-        without a predicted row has ``count`` 0 and ``None`` errors.
+        ``unsupported`` counts the rows that were not predicted, with ``unsupported_by`` and
+        ``unsupported_why`` (a reason to the rows that it explains). A group without a predicted
+        row has ``count`` 0 and ``None`` errors.
     """
     known, error, interval = errors_of(model, table)
     document: dict[str, object] = {
@@ -69,10 +72,23 @@ def evaluate(model: OperatorModel, table: OperatorTable) -> dict[str, object]:
             f"{device}/{op}": int(((table.device == device) & (table.op == op) & ~known).sum())
             for device, op in sorted(set(zip(table.device[~known], table.op[~known], strict=True)))
         },
+        "unsupported_why": dict(Counter(_why(table, int(row)) for row in np.flatnonzero(~known))),
     }
     if interval is not None:
         document["interval_90"] = interval
     return document
+
+
+def _why(table: OperatorTable, row: int) -> str:
+    """What keeps a row from being predicted."""
+    device, dtype = str(table.device[row]), str(table.dtype[row])
+    if table.kind[row] == UNKNOWN:
+        return f"operator {table.op[row]} is not known"
+    if table.device_of(device) is None:
+        return f"device {device} is not in the zoo; --device-file takes its figures"
+    if dtype not in PRECISIONS:
+        return f"data type {dtype} is not known"
+    return f"the model has no price for {table.kind[row]} of {dtype} on {device}"
 
 
 def errors_of(model: Any, table: Measured) -> Errors:

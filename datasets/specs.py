@@ -34,6 +34,8 @@ from foreplan.errors import SpecError
 
 #: More errors than these are not listed one by one: a kilobyte each.
 _MAX_ERRORS = 10_000
+#: More missing fields than these are counted, not named.
+_MAX_NAMES = 8
 
 
 class StrictModel(BaseModel):
@@ -90,7 +92,7 @@ def load_document(path: str | os.PathLike[str]) -> dict[str, Any]:
             data = stream.read(longest + 1)  # a file may have no end: /dev/zero
     except (OSError, ValueError) as error:  # a name with a null byte is a ValueError
         got = getattr(error, "strerror", None) or str(error)
-        raise SpecError(where, got=got, expected="a readable file") from error
+        raise SpecError(where, got=got, expected="a readable file", fix=_inside(path)) from error
     if len(data) > longest:
         raise SpecError(
             where, got=Words(f"more than {longest} bytes"),
@@ -117,6 +119,16 @@ def load_document(path: str | os.PathLike[str]) -> dict[str, Any]:
             where, got=document, expected="a mapping of fields at the top of the document"
         )
     return document
+
+
+def _inside(path: str | os.PathLike[str]) -> str | None:
+    """A hint where a folder was named in place of the one document in it."""
+    folder = Path(path)
+    try:
+        found = [p for p in sorted(folder.iterdir()) if p.suffix in (".yaml", ".yml")]
+    except (OSError, ValueError):
+        return None
+    return f"did you mean {found[0]}?" if len(found) == 1 else None
 
 
 def rows_document(record: BaseModel, rows: str) -> str:
@@ -196,7 +208,12 @@ def _as_spec_error(
         elif known:
             expected = "one of the fields " + ", ".join(known)
     elif problem["type"] == "missing":
-        got, expected = Words("nothing"), "a value"
+        # All that one record lacks, so that nobody learns of them one by one.
+        beside = [p for p in problems if p["type"] == "missing" and p["loc"][:-1] == location[:-1]]
+        names = [str(p["loc"][-1]) for p in beside[:_MAX_NAMES]]
+        path = _dotted([*location[:-1], ", ".join(names)])
+        got, expected = Words("nothing"), "a value" + (" of each" if len(names) > 1 else "")
+        problems = [problem, *(p for p in problems if p not in beside[: len(names)])]
     else:
         expected = _expected(problem["msg"])
     if len(problems) > 1:

@@ -1,34 +1,89 @@
-"""Format ``foreplan``: what `operator_table.write_operators` wrote."""
+"""Format ``foreplan``: what `operator_table.write_operators` wrote, or a person's own table of it.
+
+Shape legend: ``N`` rows of the file.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
+
 import numpy as np
+from numpy.typing import NDArray
 
 from foreplan.datasets.importers._columns import Columns
 from foreplan.datasets.operator_table import DIMS, KINDS, UNKNOWN, OperatorTable, operator_table
 from foreplan.errors import SpecError
 
+_COLUMNS = ("op", "kind", "dtype", "library", "device", "latency_s")
+
+#: Dimensions that may be 0: no padding, no window, a whole prompt, nothing read or computed.
+_MAY_BE_ZERO: Mapping[str, frozenset[str]] = MappingProxyType(
+    {
+        "conv": frozenset({"padding"}),
+        "elementwise": frozenset({"inputs", "cost"}),
+        "context_attention": frozenset({"window"}),
+        "generation_attention": frozenset({"window"}),
+        "collective": frozenset({"pattern"}),
+        "decoder_layer": frozenset({"context"}),
+    }
+)
+
 
 def convert(columns: Columns) -> OperatorTable:
-    """Read the table back.
+    """Read the table.
+
+    A linear without ``b`` has a batch of 1; any other size that a row's kind needs has to be there,
+    because a size of 0 would be priced as no work at all.
 
     Raises:
-        SpecError: a missing column, an unknown kind, a latency that is not positive.
+        SpecError: missing columns, an unknown kind, a size below 0 or missing, a latency that is
+            not positive.
     """
+    absent = [name for name in _COLUMNS if not columns.has(name)]
+    if absent:
+        raise SpecError(
+            columns.where,
+            got="no column " + ", ".join(absent),
+            expected=f"the columns {', '.join(_COLUMNS)} and the sizes of each kind, such as m, n "
+            "and k of a linear",
+        )
     kind = columns.texts("kind")
     for name in sorted(set(kind)):
         if name not in KINDS and name != UNKNOWN:
             raise SpecError(
                 f"{columns.where}: column kind", got=name, expected="one of " + ", ".join(KINDS)
             )
+    dims = {name: columns.numbers(name, default=0.0) for name in DIMS}
+    if not columns.has("b"):
+        dims["b"] = np.where(kind == "linear", 1.0, 0.0)
+    _refuse_missing(columns.where, kind, dims)
     return operator_table(
         op=columns.texts("op"),
         kind=kind,
         dtype=columns.texts("dtype"),
         library=columns.texts("library"),
         device=columns.texts("device"),
-        dims={name: columns.numbers(name, default=0.0) for name in DIMS},
+        dims=dims,
         latency_s=columns.milliseconds("latency_s") * 1e3,
         source_row=columns.numbers("source_row", default=0.0).astype(np.int64),
         kernel=columns.texts("kernel", default=""),
     )
+
+
+def _refuse_missing(
+    where: str, kind: NDArray[np.object_], dims: Mapping[str, NDArray[np.float64]]
+) -> None:
+    """Refuse a row (of N) without a size that its kind needs."""
+    for name, sizes in KINDS.items():
+        rows = kind == name
+        for size in sizes if rows.any() else ():
+            optional = size in _MAY_BE_ZERO.get(name, ())
+            bad = rows & ~((dims[size] >= 0) if optional else (dims[size] > 0))
+            if bad.any():
+                row = int(np.argmax(bad))
+                raise SpecError(
+                    f"{where}: row {row}, column {size}",
+                    got=float(dims[size][row]),
+                    expected=f"a size above 0: a {name} has {', '.join(sizes)}",
+                )

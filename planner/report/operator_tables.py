@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from rich.console import RenderableType
+from rich.console import Group, RenderableType
 
-from foreplan.planner.report._grid import Column, Grid
+from foreplan.planner.report._grid import Column, Grid, bullets, heading
 from foreplan.planner.report.text import UNKNOWN, percent
 
 
@@ -23,8 +23,8 @@ def error_table(result: Mapping[str, Any]) -> RenderableType:
         cells = [percent(e[key]) if e["count"] else UNKNOWN for _, _, e in rows]
         return Column(title, cells, True, least)
 
-    return Grid(
-        f"{result['overall']['count']} rows, {result['unsupported']} unsupported",
+    grid = Grid(
+        f"{result['overall']['count']} rows predicted, {result['unsupported']} not",
         [
             Column("device", [device for device, _, _ in rows]),
             Column("operator", [op for _, op, _ in rows]),
@@ -35,6 +35,8 @@ def error_table(result: Mapping[str, Any]) -> RenderableType:
             column("within 10 %", "within_10pct", 70),
         ],
     )
+    why = [f"{text} ({count:,})" for text, count in result.get("unsupported_why", {}).items()]
+    return Group(grid, heading("Not predicted"), *bullets(why)) if why else grid
 
 
 def stats_table(result: Mapping[str, Any]) -> RenderableType:

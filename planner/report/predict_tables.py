@@ -11,6 +11,9 @@ from rich.text import Text
 from foreplan.planner.report._grid import Column, Grid, bullets, heading, toned
 from foreplan.planner.report.text import percent, plain, seconds
 
+#: Share of a device's time from which its prices are said to be no predictions (assumed).
+_MOSTLY = 0.5
+
 
 def predict_tables(result: Mapping[str, Any]) -> Group:
     """Ranking of the devices, and for a single one where its time goes."""
@@ -27,12 +30,21 @@ def predict_tables(result: Mapping[str, Any]) -> Group:
                 Column("latency", [seconds(row["latency_s"]) for row in rows], True),
                 Column("low", [seconds(row["low_s"]) for row in rows], True, 70),
                 Column("high", [seconds(row["high_s"]) for row in rows], True, 70),
-                Column("limit", [row["limit"] for row in rows]),
-                Column("roofline share", [percent(share) for share in bare], True, 90),
+                Column("limit", [row["limit"] for row in rows], False, 66),
+                Column("roofline", [percent(share) for share in bare], True),
                 Column("fits", [fits[row["fits"]] for row in rows]),
             ],
         ),
     ]
+    notes = []
+    if max(bare) > _MOSTLY:
+        notes.append(
+            "roofline: share of the time priced from published figures alone, as a best case; "
+            "a rank beside predicted devices then means little"
+        )
+    if any(row["fits"] is None for row in rows):
+        notes.append("fits ?: a processor's memory is its host's, which no figure tells")
+    parts += bullets(notes)
     if len(rows) == 1:
         only = rows[0]
         kinds = only["by_kind_s"]

@@ -154,3 +154,25 @@ def test_shared_data(name: str, format_name: str, rows: int) -> None:
     assert len(table) == rows
     assert "unknown" not in set(table.kind)
     assert all(table.device_of(device) is not None for device in set(table.device))
+
+
+OWN = "op,kind,dtype,library,device,m,n,k,latency_s\nx,{kind},fp32,torch,t4,{m},8,16,0.001\n"
+
+
+def test_a_linear_needs_no_batch(tmp_path: Path) -> None:
+    table = read_operators(_write(tmp_path / "own.csv", OWN.format(kind="linear", m=4)), "foreplan")
+    assert {name: table.dims[name][0] for name in "bmnk"} == {"b": 1, "m": 4, "n": 8, "k": 16}
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        (OWN.format(kind="bmm", m=4), "row 0, column b: got 0.0.*a bmm has b, m, n, k"),
+        (OWN.format(kind="linear", m=0), "row 0, column m: got 0.0"),
+        (OWN.format(kind="linear", m=-4), "row 0, column m: got -4.0"),
+        ("op,m,latency_ms\nx,1,1\n", "no column kind, dtype, library, device, latency_s"),
+    ],
+)
+def test_own_rows_without_a_size_are_refused(tmp_path: Path, text: str, told: str) -> None:
+    with pytest.raises(SpecError, match=told):
+        read_operators(_write(tmp_path / "own.csv", text), "foreplan")

@@ -137,3 +137,21 @@ def test_nearest_ignores_case() -> None:
 def test_records_are_frozen() -> None:
     with pytest.raises(ValueError, match="frozen"):
         Item(count=1).count = 2
+
+
+def test_every_missing_field_is_named() -> None:
+    class Shape(StrictModel):
+        rows: int
+        columns: int
+        depth: int
+
+    with pytest.raises(SpecError, match="^job: rows, columns: got nothing, expected a value of e"):
+        validate(Shape, {"depth": 1}, "job")
+    with pytest.raises(SpecError, match=r"rows, depth: .*; 1 more error in this document"):
+        validate(Shape, {"columns": "x"}, "job")
+
+
+def test_a_folder_in_place_of_its_document(tmp_path: Path) -> None:
+    (tmp_path / "cluster.yaml").write_text("devices: []\n")
+    with pytest.raises(SpecError, match=r"did you mean .*cluster\.yaml\?"):
+        load_document(tmp_path)

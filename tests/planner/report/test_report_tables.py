@@ -215,7 +215,17 @@ def test_predictions(width):
     for said in ("a100_sxm_80gb", "10.1 ms", "80 %", "aten.arange x2", "xavier"):
         assert said in text
     assert ("5 ms" in text) == (width >= 70)
+    assert "10 %" in text  # of the time is the roofline's, at every width
+    assert "published figures" not in text
     assert "┃" not in text  # one look for every table
+
+
+def test_a_rank_of_figures_alone_says_so():
+    device = {**PREDICTED["devices"][0], "by_source_s": {"roofline": 0.01}, "fits": None}
+    text = shown(predict_tables({**PREDICTED, "devices": [device]}), 80)
+    assert "100 %" in text
+    assert "published figures alone" in text
+    assert "no figure tells" in text
 
 
 @pytest.mark.parametrize("width", WIDTHS[1:])
@@ -225,8 +235,10 @@ def test_errors_and_counts(width):
     result = {
         "overall": errors, "unsupported": 7, "by_device": {"t4": errors},
         "by_device_op": {"t4": {"gemm/bfloat16": errors, "conv": none}},
+        "unsupported_why": {"device mine is not in the zoo": 7},
     }  # fmt: skip
     text = shown(error_table(result), width)
+    assert "mine" in text
     assert "1,234" in text
     assert "8.1 %" in text
     counts = {"rows": 9, "chips": {"t4": "tu104"}, "by_device_op": {"t4": {"conv": 9}}}
