@@ -220,6 +220,10 @@ class Planner(ABC, Generic[W, D]):
         """Seconds of works whose price the workload itself states; they override the cost book."""
         return {}
 
+    def compared(self, problem: Problem[W]) -> tuple[str, ...]:
+        """Modes in which a run of this problem is compared: `modes`, unless some compute alike."""
+        return self.modes
+
     def ranks(self, problem: Problem[W], decision: D) -> tuple[int, ...]:
         """Cluster rank (index in ``cluster.ranks()``) of each rank of the schedule."""
         return tuple(range(len(problem.cluster.ranks())))

@@ -4,9 +4,11 @@
 # Usage: taskset -c 40-43 bubble_ranks.sh 4 [FOLDER]      4 pipeline ranks
 #        taskset -c 44-51 bubble_ranks.sh 8 [FOLDER]      4 pipeline ranks of two lanes; once 8 ranks
 # A rank takes as many of the cores that the command may use as its device has threads, in order: so
-# name one thread of each physical core (lscpu -e), away from other work. Results go to FOLDER
-# (out/ranks4, out/ranks8); measurements found there are kept. Random weights and data.
-set -euo pipefail
+# name one thread of each physical core (lscpu -e), away from other work; more cores than ranks only
+# load faster. Results go to FOLDER (out/ranks4, out/ranks8), each as soon as it is there;
+# measurements found there are kept. Random weights and data.
+# Variables: ROUNDS (3), WIDTH (512) and POSITIONS (128) of the backbone; 64 for a try-out.
+set -uo pipefail
 ranks=${1:?usage: bubble_ranks.sh 4|8 [FOLDER]}
 out=${2:-out/ranks$ranks}
 case $ranks in 4 | 8) ;; *)
@@ -14,39 +16,42 @@ case $ranks in 4 | 8) ;; *)
   exit 2
   ;;
 esac
+width=${WIDTH:-512} positions=${POSITIONS:-128} failed=0
 devices=()
 for _ in $(seq "$ranks"); do devices+=("cpu:threads=1"); done
 
 # NAME MICRO-BATCHES ENCODER_LAYERS ENCODER_WIDTH STAGES CHUNKS FROZEN
-shapes=("base 8 4 512 4 1 false" "few 4 4 512 4 1 false" "large 8 8 512 4 1 false"
-  "interleaved 8 4 512 4 2 false" "frozen 8 8 512 4 1 true" "small 8 4 256 4 1 false")
-if [ "$ranks" = 8 ]; then shapes+=("stages 8 8 512 8 1 false"); fi
+shapes=("base 8 4 $width 4 1 false" "few 4 4 $width 4 1 false" "large 6 8 $width 4 1 false")
+if [ "$ranks" = 8 ]; then shapes+=("stages 8 8 $width 8 1 false"); fi
+shapes+=("interleaved 8 4 $width 4 2 false" "frozen 6 8 $width 4 1 true"
+  "small 6 4 $((width / 2)) 4 1 false")
 
 for shape in "${shapes[@]}"; do
-  read -r name microbatches layers width stages chunks frozen <<< "$shape"
+  read -r name microbatches layers encoder stages chunks frozen <<< "$shape"
   here=$out/$name lanes=$((ranks / stages))
   mkdir -p "$here"
   cat > "$here/workload.yaml" << YAML
-backbone: {layers: 8, hidden: 512, heads: 8, vocab: 2048}
+backbone: {layers: 8, hidden: $width, heads: 8, vocab: 2048}
 encoders:
   - name: vit
-    dims: {layers: $layers, hidden: $width, heads: 8}
-    tokens: 64
+    dims: {layers: $layers, hidden: $encoder, heads: 8}
+    tokens: $((positions / 2))
     patch_features: 192
     frozen: $frozen
-sequence_length: 128
+sequence_length: $positions
 microbatch: 1
 microbatches: $microbatches
 sharded_optimizer: $([ "$lanes" = 1 ] && echo true || echo false)
 plan: {pp: $stages, tp: $lanes, chunks: $chunks}
 YAML
-  echo "== $name"
-  foreplan profile "${devices[@]}" --for bubbles --workload "$here/workload.yaml" -o "$out/profiles"
-  foreplan plan bubbles --cluster "$out/profiles/cluster.yaml" --workload "$here/workload.yaml" \
-    --beside roofline --beside predicted -o "$here/plan.json"
-  code=0
-  foreplan verify "$here/plan.json" --rounds "${ROUNDS:-3}" --trust-paths \
-    -o "$here/verification.json" --trace "$here/trace.json" || code=$?
+  echo "== $name, $SECONDS s"
+  foreplan profile "${devices[@]}" --for bubbles --workload "$here/workload.yaml" -o "$out/profiles" \
+    && foreplan plan bubbles --cluster "$out/profiles/cluster.yaml" --workload "$here/workload.yaml" \
+      --beside roofline --beside predicted -o "$here/plan.json" \
+    && foreplan verify "$here/plan.json" --rounds "${ROUNDS:-3}" --trust-paths \
+      -o "$here/verification.json" --trace "$here/trace.json"
+  code=$?
   # 5: the prediction was off by more than the tolerance; the table says by how much.
-  [ $code -eq 0 ] || [ $code -eq 5 ] || exit $code
+  [ $code -eq 0 ] || [ $code -eq 5 ] || failed=$code
 done
+exit $failed

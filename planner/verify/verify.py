@@ -149,7 +149,7 @@ def verify(
             load_timeout_s=load_timeout_s, say=say,
         )  # fmt: skip
         compared = type(planner).reference is not Planner.reference
-        measured = runner.run(able, results=compared and "fast" in planner.modes)
+        measured = runner.run(able, results=compared and "fast" in planner.compared(problem))
         agreement = _agreement(planner, problem, runner, measured[0], say)
         quality, unjudged = _quality(planner, problem, runner, able, say)
         document = verification_of(
@@ -268,7 +268,7 @@ def _agreement(
     if type(planner).reference is Planner.reference:
         return []
     found: list[AgreementResult] = []
-    for mode in planner.modes:
+    for mode in planner.compared(problem):
         try:
             say(f"{mode} result in one process")
             expected = runner.reference(chosen.candidate, mode)
