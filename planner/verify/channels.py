@@ -17,6 +17,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 from foreplan.datasets.gloo_wait import nicer_reader, wait_awake
+from foreplan.datasets.host_group import HostGroup
 from foreplan.errors import VerificationError
 from foreplan.planner.verify.clock import Clock, CudaClock, HostClock
 from foreplan.planner.verify.exchange import exchange
@@ -32,6 +33,8 @@ if TYPE_CHECKING:
 #: took 24-32 % longer on two H200, with 2 at most 8 %, and 16 MiB took 0.6 ms instead of 0.1
 #: (measured).
 _PAIR_CTAS = 2
+#: What `HostGroup` can do.
+_SHARED = ("all_reduce", "all_gather")
 
 
 class ConnectionLost(VerificationError):
@@ -82,19 +85,32 @@ def connect(
     groups: dict[tuple[str, tuple[int, ...]], None] = {}
     beside: set[tuple[int, ...]] = set()
     for program in programs:
-        for step in program.steps:
+        for place, step in enumerate(program.steps):
             if step.kind != "run":
                 kind = "collective" if step.kind == "collective" else "pair"
                 groups[kind, step.group] = None
-            if step.kind == "collective" and not step.blocking:
+            if step.kind == "collective" and not _waited_for(program, place):
                 beside.add(step.group)
     if backend == "nccl":
         return _Nccl(sorted(groups), rank, clock, device, timedelta(seconds=timeout_s))
     return _Gloo(sorted(groups), beside, rank, clock, timedelta(seconds=timeout_s))
 
 
+def _waited_for(program: RankProgram, place: int) -> bool:
+    """Whether the rank waits for what is posted at ``place`` before it computes anything more."""
+    if program.steps[place].blocking:
+        return True
+    for step in program.steps[place + 1 :]:
+        if step.kind in ("run", "collective"):
+            return place in step.waits
+    return True
+
+
 class _Gloo:
     """Transfers of host memory; the end of a message is seen when somebody waits for it.
+
+    Sums and gathers that nothing is computed beside go through memory that the ranks share, where
+    they are on one host (`HostGroup`).
 
     Args:
         groups: kinds and members of all connections.
@@ -117,12 +133,18 @@ class _Gloo:
         self._rank = rank
         self._clock = clock
         self._pairs: Any = dist.new_group(backend="gloo", timeout=timeout)
+        self._beside = beside
         self._groups: dict[tuple[int, ...], Any] = {}
+        self._hosts: dict[tuple[int, ...], HostGroup] = {}
         for kind, members in groups:
             if kind == "collective":
                 with contextlib.nullcontext() if members in beside else nicer_reader():
                     group = dist.new_group(list(members), backend="gloo", timeout=timeout)
                 self._groups[members] = group
+                if rank in members and members not in beside:
+                    shared = HostGroup.open(members, group, timeout.total_seconds())
+                    if shared is not None:
+                        self._hosts[members] = shared
         self._waits: dict[int, tuple[Callable[[], object], Callable[[], None] | None]] = {}
         self._seen: dict[int, list[int]] = {}
 
@@ -135,6 +157,10 @@ class _Gloo:
         if tensor.device.type != "cpu":
             tensor, finish = _staged(step, tensor)
         self._clock.start(place)
+        host = self._hosts.get(step.group) if step.kind == "collective" else None
+        if host is not None and step.action.op in _SHARED:
+            self._waits[place] = partial(getattr(host, step.action.op), tensor), finish
+            return
         work: Any
         try:
             if step.kind == "send":
@@ -143,7 +169,7 @@ class _Gloo:
                 work = self._pairs.recv([tensor], step.group[0], step.tag)
             else:
                 work = _collective(step, tensor, self._groups[step.group], self._rank)
-                if not step.blocking:
+                if step.group in self._beside:
                     self._watch(place, work)
         except RuntimeError as error:
             raise ConnectionLost(str(error)) from error
