@@ -134,8 +134,10 @@ class _Chains:
         step = self._step
         if step.plan.tp == 1:
             return 0.0
+        # Behind its last unit every stage has one, and fewer than between two units.
         works = [
-            step.unit_collective(e, plan.tp, "F", edge=True) for e, plan in enumerate(self.plans)
+            step.unit_collective(e, plan, 0, "F", plan.stage_units(0)[-1] + 1)
+            for e, plan in enumerate(self.plans)
         ]
         return min(self._costs.cost(work, step.devices[0]).mean_s for work in works)
 
@@ -178,9 +180,7 @@ class _Chains:
         plan = self.plans[word.encoder]
         op = word.op.upper()
         if word.op.islower():
-            span = plan.stage_units(stage)
-            edges = (span[0], span[-1] + 1) if op == "F" else (span[-1], span[0] - 1)
-            work = self._step.unit_collective(word.encoder, plan.tp, op, edge=word.unit in edges)
+            work = self._step.unit_collective(word.encoder, plan, stage, op, word.unit)
         else:
             begin, end = plan.units[word.unit], plan.units[word.unit + 1]
             work = self._step.unit(word.encoder, plan.tp, begin, end, op, bare=self.bare)

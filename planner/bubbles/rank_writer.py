@@ -113,10 +113,7 @@ class RankWriter:
             return step.passes(*where), task.op
         e, plan = task.encoder, self._decision.encoders[task.encoder]
         if row.kind == "tensor":
-            span = plan.stage_units(task.stage)
-            edges = (span[0], span[-1] + 1) if task.op == "F" else (span[-1], span[0] - 1)
-            edge = row.place in edges
-            return step.unit_collective(e, plan.tp, task.op, edge=edge), task.op
+            return step.unit_collective(e, plan, task.stage, task.op, row.place), task.op
         work = step.unit(
             e, plan.tp, plan.units[row.place], plan.units[row.place + 1], task.op,
             bare=task in self._of.split,

@@ -13,12 +13,11 @@ from dataclasses import replace
 
 from foreplan.cost_models.costs import Collective, Work
 from foreplan.cost_models.simulator import Contention
-from foreplan.datasets.tier import CollectiveFit
 from foreplan.errors import MissingDataError, SpecError
 from foreplan.planner.base import Problem
 from foreplan.planner.bubbles import recompute
 from foreplan.planner.bubbles.arithmetic import Arithmetic
-from foreplan.planner.bubbles.decision import BubblesDecision
+from foreplan.planner.bubbles.decision import BubblesDecision, EncoderPlan
 from foreplan.planner.bubbles.memory import stage_activation_bytes, unit_activation_bytes
 from foreplan.planner.bubbles.pass_shape import PassShape
 from foreplan.planner.bubbles.spec import BackbonePlan, BubblesWorkload, Encoder
@@ -70,9 +69,8 @@ class TrainingStep:
             self.arithmetic.element_bytes, w.microbatch * w.sequence_length,
         )  # fmt: skip
         self._backbone = TowerWorks(
-            shape, self.arithmetic, self.lane_group(0), w.times.tensor_collective_s,
-            fit=self._sums(plan.tp)[0],
-        )  # fmt: skip
+            shape, self.arithmetic, self.lane_group(0), w.times.tensor_collective_s
+        )
 
     @classmethod
     def of(cls, problem: Problem[BubblesWorkload], decision: BubblesDecision) -> TrainingStep:
@@ -126,20 +124,16 @@ class TrainingStep:
         share = self._cluster.taken_beside(work.kind, work.group)
         return replace(work, bytes=max(1, round(share * work.bytes))) if share else None
 
-    @functools.cache  # noqa: B019
-    def _sums(self, lanes: int) -> tuple[CollectiveFit | None, float]:
-        """Fit of the sums over lanes, where measured, and what computation loses to them."""
-        group = self.lane_group(0)[:lanes]
+    def _taken(self) -> float:
+        """Share of a sum over lanes that computation loses beside it; 0 where not measured."""
+        group = self.lane_group(0)
         # One device stands for all where programs are listed that are to be measured.
-        if lanes == 1 or group[-1] >= len(self._labels):
-            return None, 0.0
+        if self.plan.tp == 1 or group[-1] >= len(self._labels):
+            return 0.0
         try:
-            tiers = self._cluster.links(group)
+            return self._cluster.taken_beside("all_reduce", group)
         except MissingDataError:
-            return None, 0.0
-        fits = [tier.fit("all_reduce", lanes) for tier in tiers]
-        taken = self._cluster.taken_beside("all_reduce", group)
-        return (fits[0] if len(fits) == 1 else None), taken
+            return 0.0
 
     # ------------------------------------------------------------------------------- backbone
 
@@ -162,7 +156,7 @@ class TrainingStep:
         whole = w.recompute == "full" or w.schedule.startswith("zb")
         if self.plan.tp == 1 or (whole and self.arithmetic.measurable):
             return False
-        return self._sums(self.plan.tp)[1] < _MOST_TAKEN
+        return self._taken() < _MOST_TAKEN
 
     def pieces(self, start: int, end: int) -> int:
         """Pieces of a split pass over layers ``[start, end)``: their halves."""
@@ -176,7 +170,7 @@ class TrainingStep:
             op,
             times(works.half(0, op), layers), times(works.half(1, op), layers),
             works.ends(op, first=start == 0, last=end == self.backbone.layers),
-            works.tensor(works.collectives * 2 * layers * self._rounds(op)),
+            works.tensor(works.collectives * self.pieces(start, end) * self._rounds(op)),
         )  # fmt: skip
 
     @functools.cache  # noqa: B019
@@ -194,9 +188,11 @@ class TrainingStep:
     @functools.cache  # noqa: B019
     def collective(self, start: int, end: int, op: str, piece: int) -> Work:
         """What is communicated in front of a piece; behind the last where ``piece`` is one more."""
-        edge = piece in (0, self.pieces(start, end))
-        count = (1 if edge else 2) * self._rounds(op)
-        return segment("tensor", self._backbone.tensor(count))
+        works, last = self._backbone, self.pieces(start, end)
+        count = works.collectives
+        if piece in (0, last):
+            count = works.edge(behind=piece == last)
+        return segment("tensor", works.tensor(count * self._rounds(op)))
 
     def _rounds(self, op: str) -> int:
         """Times a pass communicates what a forward pass does."""
@@ -230,7 +226,7 @@ class TrainingStep:
         )  # fmt: skip
         return TowerWorks(
             shape, self.arithmetic, self.lane_group(0)[:tp], w.times.encoder_tensor_collective_s,
-            "encoder_", self._sums(tp)[0],
+            "encoder_",
         )  # fmt: skip
 
     def rows(self, index: int) -> int:
@@ -263,10 +259,24 @@ class TrainingStep:
         )  # fmt: skip
 
     @functools.cache  # noqa: B019
-    def unit_collective(self, index: int, tp: int, op: str, *, edge: bool) -> Work:
-        """Collectives between two units of a stage; half of them at the edge of the stage."""
-        count = (1 if edge else 2) * self._encoder_rounds(index, op)
-        return segment("tensor", self._encoder(index, tp).tensor(count))
+    def unit_collective(
+        self, index: int, plan: EncoderPlan, stage: int, op: str, unit: int
+    ) -> Work:
+        """Collectives in front of a unit of a stage, or behind the last where it is one more.
+
+        Args:
+            index: the encoder.
+            plan: its plan.
+            stage: the encoder stage.
+            op: direction; backwards the last unit comes first.
+            unit: the unit that follows.
+        """
+        works, span = self._encoder(index, plan.tp), plan.stage_units(stage)
+        first, behind = (span[0], span[-1] + 1) if op == "F" else (span[-1], span[0] - 1)
+        count = works.collectives
+        if unit in (first, behind):
+            count = works.edge(behind=unit == behind)
+        return segment("tensor", works.tensor(count * self._encoder_rounds(index, op)))
 
     def _encoder_rounds(self, index: int, op: str) -> int:
         return 2 if op == "B" and self.encoder(index).recompute else 1

@@ -16,7 +16,6 @@ from __future__ import annotations
 import functools
 
 from foreplan.cost_models.costs import Collective, Copy, HostLaunch, Segment, Work
-from foreplan.datasets.tier import CollectiveFit
 from foreplan.datasets.training_programs import optimizer_program
 from foreplan.planner.bubbles.arithmetic import Arithmetic
 from foreplan.planner.bubbles.pass_shape import PassShape
@@ -60,15 +59,15 @@ class TowerWorks:
         group: cluster ranks that share a layer.
         tensor_s: seconds of one collective inside a layer, where given.
         kind: what the workload calls those, before ``tensor_collective_s``.
-        fit: of the sums of the group, where measured.
     """
 
     def __init__(
         self, shape: PassShape, arithmetic: Arithmetic, group: tuple[int, ...],
-        tensor_s: float | None, kind: str = "", fit: CollectiveFit | None = None,
+        tensor_s: float | None, kind: str = "",
     ) -> None:  # fmt: skip
         self.shape = shape
-        self._sums, self._fit = arithmetic.measurable, fit
+        # A workload's own times are those of gathers and scatters.
+        self._sums = arithmetic.measurable and tensor_s is None
         self._dtype = arithmetic.dtype
         self._passes: TrainingPasses | TheoryPasses = (
             TrainingPasses(shape, arithmetic.dtype) if arithmetic.measurable
@@ -101,32 +100,28 @@ class TowerWorks:
 
     @property
     def collectives(self) -> int:
-        """Collectives of a half: one in front, one behind."""
-        return 2 if self.shape.tp > 1 else 0
+        """Collectives of a half: one in front and one behind; of a real run one sum, behind."""
+        if self.shape.tp == 1:
+            return 0
+        return 1 if self._sums else 2
+
+    def edge(self, *, behind: bool) -> int:
+        """Those of them in front of a first half, or behind a last one."""
+        return min(1, self.collectives) if behind else self.collectives // 2
 
     @functools.cache  # noqa: B019
     def tensor(self, count: int) -> Parts:
-        """Parts of ``count`` collectives, gathering and scattering in turn, or of half-sums."""
+        """Parts of ``count`` collectives, gathering and scattering in turn, or of sums."""
         if self.shape.tp == 1 or not count:
             return ()
         if self._tensor_s is not None:
             return ((given(self._tensor_name, self._tensor_s), count),)
         size = self.shape.hidden_bytes
         if self._sums:
-            return ((Collective("all_reduce", self._half(size), self._group, self._dtype), count),)
+            return ((Collective("all_reduce", size, self._group, self._dtype), count),)
         gather = Collective("all_gather", size, self._group, self._dtype)
         scatter = Collective("reduce_scatter", size, self._group, self._dtype)
         return ((gather, (count + 1) // 2), (scatter, count // 2)) if count > 1 else ((gather, 1),)
-
-    def _half(self, size: int) -> int:
-        """Bytes whose sum takes half as long as that of ``size`` bytes.
-
-        All parts of a pass have to be made of the same works, so that they last as long as it.
-        """
-        fixed = 0.0
-        if self._fit is not None and self._fit.beta_s_per_byte > 0.0:
-            fixed = self._fit.alpha_s / self._fit.beta_s_per_byte
-        return max(1, round((size - fixed) / 2))
 
 
 class StepWorks:

@@ -245,16 +245,17 @@ def sums_s(costs, *works):
     return sum(count * costs.cost(part, "cpu:threads=1").mean_s for part, count in sums)
 
 
-def test_lanes_sum_once_a_half_however_a_pass_is_cut():
-    step, costs = lanes(0.2)
-    once = 1e-3 + 1e-6 * 16 * 32 * 4  # 16 positions of width 32 in fp32
+@pytest.mark.parametrize("alpha_s", [0.0, 1e-3, 1.0])  # as long as a sum of 0, 1 KB and 1 MB
+def test_lanes_sum_once_a_half_however_a_pass_is_cut(alpha_s):
+    step, costs = lanes(0.2, alpha_s)
+    once = alpha_s + 1e-6 * 16 * 32 * 4  # 16 positions of width 32 in fp32
     for op in "FB":
-        assert sums_s(costs, step.passes(0, 2, op)) == pytest.approx(4 * once, rel=1e-3)
-        apart = [step.collective(0, 2, op, piece) for piece in range(step.pieces(0, 2) + 1)]
-        assert sums_s(costs, *apart) == pytest.approx(4 * once, rel=1e-3)
-    encoder_once = 1e-3 + 1e-6 * 2 * 8 * 16 * 4
+        assert sums_s(costs, step.passes(0, 2, op)) == pytest.approx(4 * once)
+        apart = [sums_s(costs, step.collective(0, 2, op, p)) for p in range(step.pieces(0, 2) + 1)]
+        assert apart == pytest.approx([0.0, once, once, once, once])
+    encoder_once = alpha_s + 1e-6 * 2 * 8 * 16 * 4
     whole = step.unit(0, 2, 0, 8, "F", bare=False)
-    assert sums_s(costs, whole) == pytest.approx(8 * encoder_once, rel=1e-2)
+    assert sums_s(costs, whole) == pytest.approx(8 * encoder_once)
 
 
 def test_units_stay_out_of_passes_whose_sums_leave_nothing():
