@@ -19,6 +19,7 @@ from foreplan.datasets.device import Device
 from foreplan.datasets.model import Model, load_model
 from foreplan.datasets.profile import Profile
 from foreplan.datasets.program import DTYPE_BYTES
+from foreplan.datasets.specs import nearest
 from foreplan.errors import MissingDataError, SpecError
 
 if TYPE_CHECKING:
@@ -74,7 +75,11 @@ def predict_model(
         MissingDataError: the one device asked for lacks a figure, or no device is left.
     """
     if phase not in PHASES:
-        raise SpecError("--phase", got=phase, expected=f"one of {', '.join(PHASES)}")
+        guess = nearest(phase, PHASES)
+        raise SpecError(
+            "--phase", got=phase, expected=f"one of {', '.join(PHASES)}",
+            fix=f"did you mean {guess}?" if guess else None,
+        )  # fmt: skip
     if rank_by != "latency":
         raise SpecError("--rank-by", got=rank_by, expected="latency")
     choice = cost_choice(costs)

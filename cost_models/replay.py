@@ -13,7 +13,7 @@ are queued, transfers of the result, CUDA graphs.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -40,6 +40,7 @@ from foreplan.datasets import device_zoo
 from foreplan.datasets.device import Device
 from foreplan.datasets.model import Model, load_model
 from foreplan.datasets.profile import Profile
+from foreplan.errors import SpecError
 
 if TYPE_CHECKING:
     import torch
@@ -77,9 +78,10 @@ class Replay:
     high_s: float
     host_s: float
     device_s: float
-    steps: Sequence[Step]
-    prices: Sequence[Estimate]
-    timeline: Timeline
+    # Hundreds of lines each, which no notebook should show behind the latency.
+    steps: Sequence[Step] = field(repr=False)
+    prices: Sequence[Estimate] = field(repr=False)
+    timeline: Timeline = field(repr=False)
 
     @property
     def limit(self) -> Literal["host", "device"]:
@@ -267,6 +269,10 @@ def predict_latency(
         MissingDataError: a figure is missing that even the roofline needs.
     """
     target = device_zoo.device(device) if isinstance(device, str) else device
+    if not isinstance(target, Device):
+        raise SpecError(
+            "predict_latency: device", got=target, expected="one name of the zoo, or its figures"
+        )
     source = load_model(model) if isinstance(model, str) else model
     if isinstance(source, Model):
         steps = model_steps(source, batch=batch, tokens=sequence_length, phase=phase)

@@ -26,6 +26,8 @@ _NOISE = re.compile(
     r"|\b(?:nvidia|tesla|geforce|quadro|amd|instinct|intel|arc|aws|nv)\b"
 )
 
+#: Letters from which on a name may also be looked for inside others (assumed).
+_TELLING = 3
 _Figure = Annotated[tuple[float, str], Field(strict=False)]
 
 
@@ -102,6 +104,8 @@ def canonical(name: str, where: str = "device") -> str:
     if key in zoo.by_key:
         return zoo.by_key[key]
     within = sorted({zoo.by_key[known] for known in zoo.by_key if key and known.startswith(key)})
+    if not within and len(key) >= _TELLING:  # Quadro, Tesla, 4090
+        within = sorted({zoo.by_key[known] for known in zoo.by_key if key in known})
     guess = nearest(key, zoo.by_key)
     if within:
         fix = "say which: " + ", ".join(within[:6])

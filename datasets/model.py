@@ -349,11 +349,10 @@ def load_model(name_or_path: str | Path) -> Model:
     folder = Path(name_or_path).expanduser()
     if folder.is_dir():
         return read_folder(folder)
-    guess = nearest(text, zoo_names())
+    guess = str(folder.parent) if folder.is_file() else nearest(text, zoo_names())
     raise SpecError(
         "model",
         got=text,
-        expected="a Hugging Face folder with a config.json, or a zoo name such as "
-        + ", ".join(sorted(zoo_names())[:6]),
-        fix=f"did you mean {guess!r}?" if guess else None,
+        expected="a Hugging Face folder with a config.json, or a name of the zoo",
+        fix=f"did you mean {guess!r}?" if guess else "`foreplan models` lists the zoo",
     )

@@ -20,6 +20,8 @@ _PRETRAINED = Path(__file__).with_name("pretrained")
 _SCHEMA = "foreplan.model_zoo/1"
 #: Fields of an entry that say where it is from rather than what the model is.
 _NOTES = ("parameters", "source")
+#: Fields of a model that tell its shape.
+_SHAPE = ("name", "family", "layers", "hidden", "heads", "kv_heads", "ffn", "vocab")
 
 
 def zoo_names() -> tuple[str, ...]:
@@ -62,6 +64,22 @@ def published_parameters(name: str) -> int:
         SpecError: no such model.
     """
     return int(_entry(name)["parameters"])
+
+
+def zoo_documents() -> list[dict[str, Any]]:
+    """Each model of the zoo as JSON: its shape, parameters counted from it, and the source."""
+    documents = []
+    for name, entry in _entries().items():
+        model = zoo_model(name)
+        documents.append(
+            {
+                **{field: getattr(model, field) for field in _SHAPE},
+                "parameters": model.parameters,
+                "experts": None if model.experts is None else model.experts.count,
+                "source": entry.get("source"),
+            }
+        )
+    return documents
 
 
 def _entry(name: str) -> dict[str, Any]:

@@ -34,9 +34,10 @@ def read_document(path: str | os.PathLike[str], schema: str, again: str) -> dict
     document = load_document(path)
     got = document.get("schema")
     if got != schema:
-        newer = isinstance(got, str) and got.startswith(schema.rpartition("/")[0] + "/")
-        raise SpecError(
-            f"{Path(path).name}: schema", got=got, expected=schema,
-            fix=f"use a newer foreplan or {again} again" if newer else None,
-        )  # fmt: skip
+        name, _, known = schema.rpartition("/")
+        version = got.removeprefix(f"{name}/") if isinstance(got, str) else ""
+        fix = f"{again} again" if version.isdecimal() else None
+        if fix is not None and int(version) > int(known):
+            fix = f"use a newer foreplan, or {fix}"
+        raise SpecError(f"{Path(path).name}: schema", got=got, expected=schema, fix=fix)
     return document

@@ -185,6 +185,10 @@ def _programs(
     if purpose not in ("serving", "precision", "bubbles"):
         raise SpecError("--for", got=purpose, expected="serving, precision or bubbles")
     if not models and purpose == "serving":
+        if workload is not None:
+            raise SpecError(
+                "--workload", got=workload, expected="--model with it, whose shapes it is of"
+            )
         return ProfileGrid.generic(kind).programs
     if workload is None:
         raise SpecError(

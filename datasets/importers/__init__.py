@@ -14,6 +14,7 @@ from foreplan.datasets.device import Device
 from foreplan.datasets.importers import aiconfigurator, foreplan_table, helix, neusight
 from foreplan.datasets.importers._columns import Columns, read_columns
 from foreplan.datasets.operator_table import OperatorTable
+from foreplan.datasets.specs import nearest
 from foreplan.errors import SpecError
 
 __all__ = ["FORMATS", "read_operators"]
@@ -49,7 +50,12 @@ def read_operators(
             or a latency that is not a positive number.
     """
     if format_name not in FORMATS:
-        raise SpecError("--format", got=format_name, expected="one of " + ", ".join(FORMATS))
+        guess = nearest(format_name, FORMATS)
+        raise SpecError(
+            "--format", got=format_name, expected="one of " + ", ".join(FORMATS),
+            fix=f"did you mean {guess}?" if guess
+            else "tir-jsonl is of programs: evaluate and train take it",
+        )  # fmt: skip
     columns = read_columns(path, device=device, header=format_name != "helix")
     table = FORMATS[format_name](columns)
     if not devices:

@@ -162,6 +162,11 @@ def read_columns(
         if magic == b"PAR1":
             with open_parquet(where) as file:
                 table = plain(file.read(), where)
+        elif magic[:1] == b"{":
+            raise SpecError(
+                where, got="JSON", expected="a CSV or Parquet file",
+                fix="programs as JSON lines are of --format tir-jsonl",
+            )  # fmt: skip
         else:
             _refuse_bomb(where)
             options = pv.ReadOptions()

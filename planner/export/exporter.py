@@ -6,6 +6,7 @@ is listed in ``not_expressed`` and handed to the user. Every export is read back
 
 from __future__ import annotations
 
+import os
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -17,7 +18,7 @@ from foreplan.datasets.storage import folder_for, write_atomically
 from foreplan.errors import ForeplanError, SpecError
 from foreplan.planner.export.handover import Handover
 from foreplan.planner.installed import Installed
-from foreplan.planner.plan import Plan
+from foreplan.planner.plan import Plan, load_plan
 
 _EXPORTERS = Installed(
     "foreplan.exporters",
@@ -119,11 +120,13 @@ def read_back(target: str, files: Mapping[str, str]) -> object:
         ) from error
 
 
-def export_plan(plan: Plan, target: str, folder: Path) -> Written:
+def export_plan(
+    plan: Plan | str | os.PathLike[str], target: str, folder: str | os.PathLike[str]
+) -> Written:
     """Write a plan for a target, after reading back what would be written.
 
     Args:
-        plan: the plan.
+        plan: a plan or its file.
         target: one of `targets`.
         folder: made where it does not exist; files of the same name are replaced.
 
@@ -132,14 +135,16 @@ def export_plan(plan: Plan, target: str, folder: Path) -> Written:
             something, or a folder that cannot be written.
     """
     found = exporter(target)
-    written = found.write(plan)
-    if read_back(target, written.files) != found.expected(plan):
+    loaded = plan if isinstance(plan, Plan) else load_plan(plan)
+    written = found.write(loaded)
+    if read_back(target, written.files) != found.expected(loaded):
         raise SpecError(
             f"export to {target}", got="another plan when read back", expected="the same plan"
         )
-    with folder_for(folder):
+    output = Path(folder)
+    with folder_for(output):
         for name, text in written.files.items():
-            write_atomically(folder / name, text)
+            write_atomically(output / name, text)
             if name.endswith(".sh"):
-                (folder / name).chmod(0o755)
+                (output / name).chmod(0o755)
     return written

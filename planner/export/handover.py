@@ -195,7 +195,10 @@ def _gpu(plan: Plan, index: int, stage: StageDecision, number: int) -> tuple[str
     name = rank.name
     kind = device_zoo.device(str(name)).kind if name.kind == "zoo" else name.kind
     if kind == "cpu":
-        raise SpecError(word, got=rank.label, expected="a GPU: this target has no CPU stages")
+        raise SpecError(
+            word, got=rank.label, expected="a GPU: this target has no CPU stages",
+            fix="`--to torchrun` runs any plan",
+        )  # fmt: skip
     if name.kind == "cuda":
         if "/" in str(name):
             raise SpecError(

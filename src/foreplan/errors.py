@@ -49,7 +49,7 @@ class SpecError(ForeplanError):
         self.where = where
         self.got = got
         self.expected = expected
-        shown = repr(got)
+        shown = "nothing" if got is None else repr(got)
         if len(shown) > 120:
             shown = shown[:117] + "..."
         super().__init__(f"{where}: got {shown}, expected {expected}", fix=fix)

@@ -84,9 +84,9 @@ def test_internvl_in_both_spellings(tmp_path: Path, squares: bool) -> None:
 @pytest.mark.parametrize(
     ("change", "words"),
     [({"model_type": "mllama"}, "model_type: got 'mllama'"),
-     ({"vision_config": None}, "vision_config: got None"),
+     ({"vision_config": None}, "vision_config: got nothing"),
      ({"text_config": {"model_type": "gemma2"}}, "text_config: got 'gemma2'"),
-     ({"text_config": {"model_type": "qwen2"}}, "hidden_size: got None"),
+     ({"text_config": {"model_type": "qwen2"}}, "hidden_size: got nothing"),
      ({"vision_config": LLAVA["vision_config"] | {"image_size": [336, 224]}}, "image_size"),
      ({"model_type": "internvl", "downsample_ratio": 0.3}, "downsample_ratio: got 0.3")],
 )  # fmt: skip

@@ -145,7 +145,7 @@ def test_every_missing_field_is_named() -> None:
         columns: int
         depth: int
 
-    with pytest.raises(SpecError, match="^job: rows, columns: got nothing, expected a value of e"):
+    with pytest.raises(SpecError, match=r"^job: rows, columns: got nothing, expected a value of e"):
         validate(Shape, {"depth": 1}, "job")
     with pytest.raises(SpecError, match=r"rows, depth: .*; 1 more error in this document"):
         validate(Shape, {"columns": "x"}, "job")

@@ -44,6 +44,9 @@ def main() -> NoReturn:
         code, text = getattr(error, "exit_code", None), getattr(error, "format_message", None)
         if code is None or text is None:
             raise
+        if type(error).__name__ == "NoArgsIsHelpError" and "--json" not in sys.argv:
+            print(text(), file=sys.stderr)  # the whole help, which is no message of an error
+            sys.exit(code)
         _fail(text(), code, type(error).__name__)
     if code == INTERRUPTED:  # typer's own word for Ctrl-C
         _fail("interrupted; what was finished is kept", INTERRUPTED, "KeyboardInterrupt")

@@ -30,7 +30,8 @@ def profile(
     ] = None,
     output: OutputFolder = Path("profiles"),
     model: Annotated[
-        list[str] | None, typer.Option(help="Also measure this model's exact shapes.")
+        list[str] | None,
+        typer.Option(help="This model's own shapes, in place of the general ones."),
     ] = None,
     workload: Annotated[
         str | None, typer.Option("-w", "--workload", help="Workload of these shapes.")
@@ -41,7 +42,7 @@ def profile(
     memory: Annotated[
         list[str] | None, typer.Option(help="DEVICE=SIZE: cap to write into the cluster.")
     ] = None,
-    quick: Annotated[bool, typer.Option(help="Fewer shapes and repetitions.")] = False,
+    quick: Annotated[bool, typer.Option(help="One round of measurements, not two.")] = False,
     fit: Annotated[
         bool, typer.Option(help="Time a few of the shapes and fit the predictor to each device.")
     ] = False,

@@ -1,4 +1,4 @@
-"""Commands about cost models: train, judge, predict; and schedules with given times."""
+"""Commands about models and what they cost: train, judge, predict; schedules with given times."""
 
 from __future__ import annotations
 
@@ -139,6 +139,20 @@ def predict(
     from foreplan.planner.report.predict_tables import predict_tables
 
     show(predict_tables(result))
+
+
+@app.command("models")
+def models_command(as_json: Json = False) -> None:
+    """List the model zoo: published shapes; any Hugging Face folder of these families does, too."""
+    from foreplan.datasets.model_zoo import zoo_documents
+
+    found = zoo_documents()
+    if as_json:
+        print_json(found)
+        return
+    from foreplan.planner.report.model_tables import models_table
+
+    show(models_table(found))
 
 
 @app.command()

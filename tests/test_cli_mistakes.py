@@ -1,0 +1,99 @@
+"""Mistakes of somebody who has just met the command line: one line that says what mends it."""
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+import foreplan
+from foreplan import cli
+from foreplan.errors import SpecError
+
+SERVING = ("plan", "serving", "-d", "2xt4", "-w", "batch=2,prompt_tokens=8,new_tokens=2")
+EVALUATE = ("evaluate", "-m", "roofline", "--data", "mine.csv")
+
+
+@pytest.fixture
+def err(monkeypatch, capsys, tmp_path):
+    """Run a command that fails, in a folder with a model and a table; gives code and stderr."""
+    monkeypatch.chdir(tmp_path)
+    Path("mine").mkdir()
+    Path("mine/config.json").write_text("{}")
+    Path("mine.csv").write_text('{"op": "linear", "latency_s": 1}\n')
+
+    def call(*words):
+        monkeypatch.setattr(sys, "argv", ["foreplan", *words])
+        with pytest.raises(SystemExit) as stop:
+            cli.main()
+        return stop.value.code, capsys.readouterr().err
+
+    return call
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        ((*SERVING, "-m", "mine/config.json"), "did you mean 'mine'?"),
+        ((*SERVING, "-m", "nobodys"), "`foreplan models` lists the zoo"),
+        (("plan", "serving", "-d", "2xt4", "-m", "gpt2"), "batch, prompt_tokens, new_tokens: got"),
+        (("predict", "gpt2"), "--device: got nothing"),
+        (("predict", "gpt2", "-d", "t4", "--phase", "train"), "did you mean training?"),
+        (("devices", "6000"), "say which: rtx_a6000, rtx_pro_6000"),
+        ((*EVALUATE, "--format", "neusigt"), "did you mean neusight?"),
+        ((*EVALUATE,), "mine.csv: got 'JSON', expected a CSV or Parquet file"),
+        (("profile", "-w", "batch=1"), "--workload: got 'batch=1', expected --model with it"),
+    ],
+)  # fmt: skip
+def test_a_mistake_is_one_line_with_its_mending(err, words, told):
+    code, text = err(*words)
+    assert code == 2
+    assert told in text
+    assert text.startswith("foreplan: error: ")
+    assert text.count("\n") == 1
+
+
+@pytest.mark.parametrize("words", [(), ("cluster",), ("simulate",)])
+def test_no_command_shows_the_help(err, words):
+    code, text = err(*words)
+    assert code == 2
+    assert text.startswith("Usage: ")
+
+
+@pytest.mark.parametrize(
+    ("schema", "fix"),
+    [("foreplan.plan/0", "/1; plan again"), ("foreplan.plan/9", "; use a newer foreplan, or plan"),
+     ("foreplan.plan/x", "expected foreplan.plan/1\n")],
+)  # fmt: skip
+def test_another_version_says_which_way_to_go(err, schema, fix):
+    Path("plan.json").write_text(json.dumps({"schema": schema}))
+    assert fix in err("report", "plan.json")[1]
+
+
+def test_one_device_a_prediction():
+    with pytest.raises(SpecError, match="one name of the zoo"):
+        foreplan.predict_latency("gpt2", ["t4", "l4"])
+
+
+def test_a_prediction_is_shown_in_one_line():
+    found = foreplan.predict_latency("tiny-llama-random", "t4", costs="roofline", sequence_length=8)
+    assert len(repr(found)) < 300
+    assert "latency_s" in repr(found)
+
+
+def test_a_plan_is_exported_from_its_file(tmp_path):
+    work = {"batch": 2, "prompt_tokens": 8, "new_tokens": 2}
+    plan = foreplan.plan("serving", "gpt2", "2xt4", work, costs="roofline")
+    plan.save(tmp_path / "plan.json")
+    written = foreplan.export_plan(str(tmp_path / "plan.json"), "torchrun", str(tmp_path / "out"))
+    assert written == foreplan.export_plan(plan, "torchrun", tmp_path / "again")
+    assert sorted(p.name for p in (tmp_path / "out").iterdir()) == sorted(written.files)
+
+
+def test_models_are_listed(monkeypatch, capsys):
+    for words in (["models"], ["models", "--json"]):
+        monkeypatch.setattr(sys, "argv", ["foreplan", *words])
+        with pytest.raises(SystemExit) as stop:
+            cli.main()
+        assert not stop.value.code
+        assert "llama-2-13b" in capsys.readouterr().out
