@@ -21,10 +21,9 @@ devices=()
 for _ in $(seq "$ranks"); do devices+=("cpu:threads=1"); done
 
 # NAME MICRO-BATCHES ENCODER_LAYERS ENCODER_WIDTH STAGES CHUNKS FROZEN
-shapes=("base 8 4 $width 4 1 false" "few 4 4 $width 4 1 false" "large 6 8 $width 4 1 false")
+shapes=("base 8 4 $width 4 1 false" "few 4 4 $width 4 1 false" "large 6 8 $width 4 1 false"
+  "interleaved 8 4 $width 4 2 false" "frozen 6 8 $width 4 1 true" "small 6 4 $((width / 2)) 4 1 false")
 if [ "$ranks" = 8 ]; then shapes+=("stages 8 8 $width 8 1 false"); fi
-shapes+=("interleaved 8 4 $width 4 2 false" "frozen 6 8 $width 4 1 true"
-  "small 6 4 $((width / 2)) 4 1 false")
 
 for shape in "${shapes[@]}"; do
   read -r name microbatches layers encoder stages chunks frozen <<< "$shape"
