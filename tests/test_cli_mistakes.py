@@ -86,6 +86,8 @@ def test_a_plan_is_exported_from_its_file(tmp_path):
     plan = foreplan.plan("serving", "gpt2", "2xt4", work, costs="roofline")
     plan.save(tmp_path / "plan.json")
     written = foreplan.export_plan(str(tmp_path / "plan.json"), "torchrun", str(tmp_path / "out"))
+    sketch = foreplan.verify(tmp_path / "plan.json", dry_run=True).processes
+    assert sketch == foreplan.verify(plan, dry_run=True).processes
     assert written == foreplan.export_plan(plan, "torchrun", tmp_path / "again")
     assert sorted(p.name for p in (tmp_path / "out").iterdir()) == sorted(written.files)
 

@@ -155,15 +155,20 @@ def _headline(plan: Plan, decision: DecisionView) -> str:
             what += f", {decision.sentence}"
     else:
         what = decision.sentence or words(plan.kind)
-    text = f"{what}: {seconds(plan.predicted.total_s)} predicted"
+    # A target is of one iteration, of which a verification runs several.
+    iteration = plan.predicted.metrics.get("iteration_s")
+    of = f"{seconds(iteration)} an iteration, " if iteration else ""
+    text = f"{what}: {of}{seconds(plan.predicted.total_s)} {'in all ' if of else ''}predicted"
     rivals = [a for a in plan.alternatives if a.limits_met]
     if rivals:
         best = min(rivals, key=lambda a: a.predicted.total_s)
         ahead = 1 - plan.predicted.total_s / best.predicted.total_s if best.predicted.total_s else 0
-        how = f"{percent(ahead)} less than" if ahead >= 5e-4 else "as long as"
-        if ahead <= -5e-4:
-            how = f"{percent(-ahead)} more than"
-        text += f", {how} {plain(best.name, 60)}, the next best"
+        how, rank = f"{percent(ahead)} less than", "next best"
+        if ahead <= -5e-4:  # of a planner that minimises something else, within a time
+            how, rank = f"{percent(-ahead)} more than", "fastest other"
+        elif ahead < 5e-4:
+            how = "as long as"
+        text += f", {how} {plain(best.name, 60)}, the {rank}"
     return text + "."
 
 

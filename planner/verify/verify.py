@@ -22,7 +22,7 @@ from foreplan.datasets.cluster_entry import Rank
 from foreplan.datasets.specs import validate
 from foreplan.errors import SpecError
 from foreplan.planner.base import Planner
-from foreplan.planner.plan import Plan, Times
+from foreplan.planner.plan import Plan, Times, load_plan
 from foreplan.planner.registry import planner as find_planner
 from foreplan.planner.verify.candidates import Candidate, candidates_of
 from foreplan.planner.verify.follow import follow
@@ -62,7 +62,7 @@ class VerificationRun:
 
 
 def verify(
-    plan: Plan,
+    plan: Plan | str | os.PathLike[str],
     *,
     rounds: int = 5,
     thorough: bool = False,
@@ -75,14 +75,14 @@ def verify(
     costs: CostBook | None = None,
     timeout_s: float | None = None,
     load_timeout_s: float = 900.0,
-    folder: str | Path = ".",
+    folder: str | Path | None = None,
     trust_paths: bool = False,
     started_by_torchrun: tuple[str, Callable[[int], None]] | None = None,
 ) -> VerificationRun:
     """Run a plan and its alternatives, and compare with the plan's predictions.
 
     Args:
-        plan: what to verify; its predictions are taken from it.
+        plan: what to verify, or its file; predictions are taken from it.
         rounds: timed rounds, at least 1; candidates are interleaved in them.
         thorough: also run the planner's rivals.
         tolerance: largest error of the total that passes; the plan's own if left out.
@@ -94,7 +94,8 @@ def verify(
         costs: prices for rivals, see `candidates_of`.
         timeout_s: limit of one run of one candidate; from the prediction if left out.
         load_timeout_s: limit of loading a candidate, and of the reference.
-        folder: where the plan's file lies; the text or table that it names has to lie there too.
+        folder: where the plan's file lies, which is the working directory where no file was given;
+            the text or table that it names has to lie there too.
         trust_paths: read what the plan names anywhere; see `check_paths`.
         started_by_torchrun: address to listen at and who wants to know the port; for `torchrun`.
 
@@ -111,8 +112,11 @@ def verify(
     say = progress or (lambda text: None)
     if rounds < 1:
         raise SpecError("rounds", got=rounds, expected="at least 1")
+    if not isinstance(plan, Plan):
+        folder = Path(plan).parent if folder is None else folder
+        plan = load_plan(plan)
     if not trust_paths:
-        check_paths(plan, Path(folder), profiles=False)  # of these the caller has made the costs
+        check_paths(plan, Path(folder or "."), profiles=False)  # of these the caller has made the costs
     planner = find_planner(plan.kind)
     problem = problem_of(plan, planner)
     candidates = candidates_of(plan, planner, problem, only=only, thorough=thorough, costs=costs)
