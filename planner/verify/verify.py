@@ -116,7 +116,8 @@ def verify(
         folder = Path(plan).parent if folder is None else folder
         plan = load_plan(plan)
     if not trust_paths:
-        check_paths(plan, Path(folder or "."), profiles=False)  # of these the caller has made the costs
+        # Of its profiles the caller has made the costs.
+        check_paths(plan, Path(folder or "."), profiles=False)
     planner = find_planner(plan.kind)
     problem = problem_of(plan, planner)
     candidates = candidates_of(plan, planner, problem, only=only, thorough=thorough, costs=costs)
