@@ -235,7 +235,8 @@ def cost_book(
 
         sources.append(PredictedSource(devices=gpus))
     figures = _figures(cluster, profiles)
-    sources.append(RooflineSource(figures))
+    switch_s = {k: p.switch_s for k, p in profiles.by_label.items() if p.switch_s}
+    sources.append(RooflineSource(figures, switch_s=switch_s))
     corrections = {k: c for k, c in profiles.calibrations.items() if c.costs == choice}
     if corrections:
         sources = [CalibratedSource(sources, corrections, figures)]

@@ -21,6 +21,7 @@ from foreplan.cost_models.costs import Copy, Estimate, HostLaunch, Work
 from foreplan.cost_models.unpacking import unpacking_bytes
 from foreplan.datasets.device import PEAK_DTYPES, Device
 from foreplan.datasets.program import PRODUCTS, Program
+from foreplan.datasets.training_programs import is_training
 
 #: Low end, expectation and high end of time over roofline (fitted, see the module).
 FACTOR = (1.1, 2.0, 7.0)
@@ -37,9 +38,15 @@ class RooflineSource:
 
     Args:
         devices: the devices, or by rank label or device name.
+        switch_s: by the same name seconds from one program of inference to the next, where passes
+            are replayed from graphs (``Profile.switch_s``): these wait for no launch by the host.
     """
 
-    def __init__(self, devices: Device | Iterable[Device] | Mapping[str, Device]) -> None:
+    def __init__(
+        self, devices: Device | Iterable[Device] | Mapping[str, Device], *,
+        switch_s: Mapping[str, float] | None = None,
+    ) -> None:  # fmt: skip
+        self._switch_s = dict(switch_s or {})
         if isinstance(devices, Mapping):
             self.devices = dict(devices)
         else:
@@ -61,6 +68,8 @@ class RooflineSource:
             return None if rate is None else _estimate(moved / rate, launch)
         if not isinstance(work, Program) or figures.memory_bandwidth is None:
             return None
+        if device in self._switch_s and not is_training(work):
+            launch = min(launch, self._switch_s[device])
         memory_s = work.bytes / figures.memory_bandwidth
         unpack_s = unpacking_bytes(work) / figures.memory_bandwidth
         if work.op not in _ARITHMETIC and work.op not in PRODUCTS:

@@ -26,3 +26,25 @@ def test_a_profiled_gpu_is_predicted_by_its_figures() -> None:
     assert found["predicted"].source == "predicted"
     ideal_s = ITEM.flops / h200.peak_flops["bf16/matrix"]
     assert ideal_s < found["predicted"].mean_s < 10 * ideal_s
+
+
+def test_no_launch_by_the_host_stands_between_programs_that_are_replayed() -> None:
+    h200 = device_zoo.device("h200").model_copy(
+        update={"name": "cuda:0", "launch_overhead_s": 9e-6}
+    )
+    cluster = validate(Cluster, {"devices": [{"name": "cuda:0"}]}, "cluster")
+    label = cluster.ranks()[0].label
+    copy = Variant("bf16", "bf16", "torch.copy")
+    written = program("cache_write", copy, batch=1, tokens=1, kv_heads=8, head_dim=64)
+    eager = program("norm_backward", Variant("fp32", "fp32", "torch.rms_norm"), rows=1, cols=64)
+    found = {}
+    for switch_s in (None, 1.5e-6):
+        profile = Profile(device=h200, software={}, rows=(), switch_s=switch_s)
+        for choice in ("predicted", "roofline"):
+            book = cost_book(cluster, Profiles({label: profile}), choice)
+            found[choice, switch_s] = book.cost(written, label).mean_s
+        roofline = cost_book(cluster, Profiles({label: profile}), "roofline")
+        assert roofline.cost(eager, label).mean_s > 9e-6
+    for choice in ("predicted", "roofline"):
+        assert found[choice, None] > 9e-6
+        assert 1.5e-6 < found[choice, 1.5e-6] < 1.6e-6
