@@ -26,12 +26,14 @@ class Collective:
         bytes: payload of one rank (``p2p``: of the message).
         group: ranks that take part.
         wire_dtype: dtype on the wire; a reduction's speed depends on it.
+        waited: its ranks compute nothing beside it; see `foreplan.datasets.tier.Tier.waited`.
     """
 
     kind: str
     bytes: int
     group: tuple[int, ...]
     wire_dtype: str = "bf16"
+    waited: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,8 +1,8 @@
 """LinkSource: prices of communication from a cluster's tiers.
 
-Measured where the tier has a fit for this collective over this many ranks:
-``alpha + beta * payload``. Otherwise from the latency ``a`` and bandwidth ``b`` of one message, by
-the ring algorithms' formulas over ``n`` ranks (Thakur, Rabenseifner, Gropp, IJHPCA 19(1), 2005;
+Measured where the tier has a fit for this collective over this many ranks (for one that nothing is
+computed beside, one of its own if there is): ``alpha + beta * payload``. Otherwise from the latency
+``a`` and bandwidth ``b`` of one message, by the ring algorithms' formulas over ``n`` ranks (Thakur, Rabenseifner, Gropp, IJHPCA 19(1), 2005;
 payload as in `foreplan.datasets.tier`), and then the source is ``theory``:
 
 ==================  =============================================
@@ -64,7 +64,8 @@ class LinkSource:
 
 
 def _on_tier(work: Collective, ranks: int, tier: Tier) -> Estimate | None:
-    fit = next((f for f in tier.collectives if f.kind == work.kind and f.ranks == ranks), None)
+    fits = (*tier.waited, *tier.collectives) if work.waited else tier.collectives
+    fit = next((f for f in fits if f.kind == work.kind and f.ranks == ranks), None)
     if fit is not None:
         return _fitted(fit, work.bytes)
     seconds = _ring_seconds(work.kind, work.bytes, ranks, tier)

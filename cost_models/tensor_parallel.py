@@ -96,10 +96,11 @@ def stage_collectives(
     hidden = requests * tokens * model.hidden * 2
     found = []
     if layers or first:
-        found.append((Collective("all_reduce", hidden, group, "bf16"), 2 * layers + int(first)))
+        work = Collective("all_reduce", hidden, group, "bf16", waited=True)
+        found.append((work, 2 * layers + int(first)))
     if last:
         size = len(group) * requests * CHOICE_BYTES
-        found.append((Collective("all_gather", size, group, "fp64"), 1))
+        found.append((Collective("all_gather", size, group, "fp64", waited=True), 1))
     return tuple(found)
 
 

@@ -7,15 +7,17 @@ import datetime
 import json
 import os
 import signal
-import socket
 import statistics
 import sys
 import time
 from collections.abc import Callable
-from typing import Any
+from functools import partial
+from typing import Any, TextIO
 
+from foreplan.datasets._link_store import open_store
 from foreplan.datasets.device_name import DeviceName
 from foreplan.datasets.gloo_wait import nicer_reader, wait_awake
+from foreplan.datasets.host_group import HostGroup
 from foreplan.datasets.worker_environment import confine, end_with_parent
 
 #: Repetitions of one size: at least, at most, and the time after which they stop.
@@ -25,6 +27,12 @@ _LEAST, _MOST, _SECONDS = 5, 200, 0.15
 #: so many rows (0.4 ms on a core, as a layer's pieces of decoding are), in so many blocks.
 _MEETINGS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
 _BETWEEN_S, _BETWEEN_ROWS, _BLOCKS = 0.3, 256, 5
+#: What `HostGroup` does.
+_SHARED_KINDS = ("all_reduce", "all_gather")
+#: Seconds that one operation may take, and words of the errors of a rank that has lost another one
+#: or waited for it for too long; other errors say that a library cannot do what was asked.
+_PATIENCE_S = 120.0
+_LOST = ("timed out", "timeout", "connection", "closed", "reset", "gone", "did not come")
 #: Round trips between two ranks that are timed as one.
 _TRIPS = 4
 #: What runs beside computation to see what it takes from it: kinds, bytes of one and how many at
@@ -38,11 +46,11 @@ _BESIDE_ROWS, _BESIDE_TIMES, _BESIDE_TURNS = 512, 3.0, 5
 class _Rank:
     """This process as a member of the group."""
 
-    def __init__(self, settings: dict[str, Any]) -> None:
+    def __init__(self, settings: dict[str, Any], channel: TextIO) -> None:
         import torch
         import torch.distributed as dist
 
-        self.torch, self.dist, self.settings = torch, dist, settings
+        self.torch, self.dist, self.settings, self.channel = torch, dist, settings, channel
         self.rank, self.world = int(settings["rank"]), int(settings["world"])
         name = DeviceName.parse(settings["device"])
         self.word = "cpu" if name.kind == "cpu" else f"cuda:{name.index}"
@@ -53,41 +61,23 @@ class _Rank:
         self.members, self.place, self.idle = self.world, self.rank, False
         self.group: Any = None  # of collectives beside computation
         self.meeting: Any = None  # of those that are waited for on the spot
+        self.host: HostGroup | None = None  # the same, where the group shares memory
         limit = datetime.timedelta(seconds=float(settings["timeout_s"]))
+        # One operation of a group that is complete takes seconds on a busy machine, not minutes.
+        each = min(limit, datetime.timedelta(seconds=_PATIENCE_S))
         self.store: Any = None
         if "port" in settings:
-            self.store = self._tcp_store(limit)
+            self.store = open_store(settings, limit)
             # The whole group's rendezvous goes through the one store.
             dist.init_process_group(
                 settings["backend"], store=self.store, rank=self.rank, world_size=self.world,
-                timeout=limit,
+                timeout=each,
             )  # fmt: skip
         else:
             dist.init_process_group(
                 settings["backend"], init_method=settings["rendezvous"], rank=self.rank,
-                world_size=self.world, timeout=limit,
+                world_size=self.world, timeout=each,
             )  # fmt: skip
-
-    def _tcp_store(self, limit: datetime.timedelta) -> Any:
-        host, port = self.settings["host"], int(self.settings["port"])
-        server = self.rank == 0
-        from torch.distributed import TCPStore  # type: ignore[attr-defined]
-
-        store = TCPStore(host, port, self.world, server, limit, False)
-        if server:
-            store.set("foreplan/plan", json.dumps([self.settings[k] for k in ("kinds", "sizes")]))
-            try:
-                store.wait(["foreplan/hello"], limit)
-            except RuntimeError as error:
-                raise TimeoutError(
-                    f"nobody came to {host}:{port} within {limit.total_seconds():g} s"
-                ) from error
-        else:
-            self.settings["kinds"], self.settings["sizes"] = json.loads(store.get("foreplan/plan"))
-            store.set("foreplan/hello", "1")
-        for library in ("GLOO", "NCCL"):
-            os.environ.setdefault(f"{library}_SOCKET_IFNAME", _interface(host, server))
-        return store
 
     # ------------------------------------------------------------------------------ measuring
 
@@ -100,6 +90,7 @@ class _Rank:
         samples: list[tuple[str, int, int, float]] = []
         unsupported: dict[str, str] = {}
         beside: list[tuple[str, int, int, float]] = []
+        waited: list[tuple[str, int, int, float]] = []
         for members in _group_sizes(self.world):
             self._open_group(members)
             for kind in self.settings["kinds"]:
@@ -107,24 +98,54 @@ class _Rank:
                 if members < self.world and kind not in _BESIDE_KINDS:
                     continue
                 for size in self.settings["sizes"] if kind not in unsupported else ():
+                    self.say(f"{kind} of {size} bytes among {ranks} ranks")
                     try:
                         call, ready = self._call(kind, size)
                         ready()
                         call(0)  # the first call sets connections up
                     except (RuntimeError, NotImplementedError, ValueError) as error:
                         unsupported[kind] = " ".join(str(error).split())[:200]
+                        if any(word in unsupported[kind].lower() for word in _LOST):
+                            raise
                         break
                     if self.word == "cpu" and kind in _MEETINGS:
                         took_s = self._between(call)
                     else:  # messages go there and back
                         took_s = self._time(call, ready) / (2 * _TRIPS if kind == "p2p" else 1)
                     samples.append((kind, ranks, size, took_s))
+            if self._agree(self.host is not None or self.idle):
+                waited += self._waited(members)
+            self.say(f"collectives beside computation among {members} ranks")
             beside += [
                 (kind, members, _BESIDE_BYTES, self._lost_s(kind))
                 for kind in _BESIDE_KINDS
                 if kind in self.settings["kinds"] and kind not in unsupported
             ]
-        return {"samples": samples, "unsupported": unsupported, "beside": beside}
+        return {
+            "samples": samples, "unsupported": unsupported, "beside": beside, "waited": waited,
+        }  # fmt: skip
+
+    def say(self, doing: str) -> None:
+        """Tell the parent what is measured now, so that it can say what did not end."""
+        print(json.dumps({"doing": doing}), file=self.channel, flush=True)
+
+    def _waited(self, members: int) -> list[tuple[str, int, int, float]]:
+        """Time what ranks that compute nothing meanwhile exchange through shared memory."""
+        found = []
+        for kind in (k for k in _SHARED_KINDS if k in self.settings["kinds"]):
+            for size in self.settings["sizes"]:
+                self.say(f"{kind} of {size} bytes through the memory of {members} ranks")
+                count = max(size // 2 // members, 1) * members
+                whole = self.torch.zeros(count, dtype=self.torch.bfloat16)  # as hidden states are
+                act = getattr(self.host, kind, None)
+                found.append((kind, members, size, self._between(partial(_act, act, whole))))
+        return found
+
+    def _agree(self, mine: bool) -> bool:
+        """Whether it holds on every rank."""
+        agreed = self.torch.tensor([int(mine)], device=self.word)
+        self.dist.all_reduce(agreed, op=self.dist.ReduceOp.MIN)
+        return bool(agreed.item())
 
     def _open_group(self, members: int) -> None:
         """Join the group of ``members`` neighbours, as number ``place`` of it.
@@ -144,6 +165,11 @@ class _Rank:
         if self.word == "cpu":
             with nicer_reader():
                 self.meeting = open_groups()
+        self.host = None
+        if self.word == "cpu" and not self.idle and "rendezvous" in self.settings:
+            first = self.rank - self.place
+            ranks, limit_s = range(first, first + members), float(self.settings["timeout_s"])
+            self.host = HostGroup.open(ranks, self.meeting, min(limit_s, _PATIENCE_S))
 
     def _lost_s(self, kind: str) -> float:
         """Seconds that computation loses to one collective of several that run beside it.
@@ -340,21 +366,10 @@ def _nothing() -> None:
     """What most collectives need before they are timed."""
 
 
-def _interface(host: str, server: bool) -> str:
-    """Network interface that reaches the endpoint (or, on the server, holds its address)."""
-    import psutil
-
-    family, _, _, _, address = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)[0]
-    if server:
-        mine = str(address[0])
-    else:
-        with socket.socket(family, socket.SOCK_DGRAM) as probe:
-            probe.connect(address)  # chooses the route, sends nothing
-            mine = str(probe.getsockname()[0])
-    for name, addresses in psutil.net_if_addrs().items():
-        if any(a.address.partition("%")[0] == mine for a in addresses):
-            return str(name)
-    return "lo"
+def _act(act: Callable[[Any], None] | None, whole: Any, _: int) -> None:
+    """Do it; an idle rank has nothing to do."""
+    if act is not None:
+        act(whole)
 
 
 def main() -> None:
@@ -367,7 +382,7 @@ def main() -> None:
     code = 0
     try:
         confine(settings["cores"])
-        rank = _Rank(settings)
+        rank = _Rank(settings, channel)
         answer = rank.close(rank.measure())
     except Exception as error:
         name = "" if isinstance(error, TimeoutError) else f"{type(error).__name__}: "

@@ -11,12 +11,9 @@ Payloads are as in `foreplan.datasets.tier`.
 
 from __future__ import annotations
 
-import contextlib
-import json
 import os
 import re
 import socket
-import subprocess
 import tempfile
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -27,7 +24,7 @@ import numpy as np
 import numpy.typing as npt
 from scipy.optimize import minimize  # type: ignore[import-untyped]
 
-from foreplan.datasets.child_process import module_command, module_environment
+from foreplan.datasets._link_run import run_ranks, what_to_do
 from foreplan.datasets.device_name import DeviceName
 from foreplan.datasets.tier import Backend, CollectiveFit, CollectiveKind, Tier
 from foreplan.datasets.worker_environment import worker_environment
@@ -63,19 +60,19 @@ class Links:
         unsupported: kinds that the backend cannot do here, with its reason.
         beside: by kind and number of ranks the payload of a collective, and the seconds that its
             ranks' computation loses to it while it runs beside that.
+        waited: sums and gathers of ranks that compute nothing beside them, through the memory of
+            their host; none where they share none.
     """
 
     backend: Backend
     samples: tuple[LinkSample, ...]
     unsupported: Mapping[str, str]
     beside: Mapping[tuple[str, int], tuple[int, float]] = field(default_factory=dict)
+    waited: tuple[LinkSample, ...] = ()
 
     def fits(self) -> tuple[CollectiveFit, ...]:
         """A fit for each kind that was measured."""
-        groups: dict[tuple[CollectiveKind, int], list[LinkSample]] = {}
-        for sample in self.samples:
-            groups.setdefault((sample.kind, sample.ranks), []).append(sample)
-        return tuple(self._with_share(fit_samples(group)) for group in groups.values())
+        return tuple(map(self._with_share, _fits(self.samples)))
 
     def _with_share(self, fit: CollectiveFit) -> CollectiveFit:
         """A fit with `CollectiveFit.compute_share`, where it was measured."""
@@ -110,10 +107,18 @@ class Links:
             latency_s=message.alpha_s,
             bandwidth_bytes_per_s=1.0 / per_byte,
             collectives=fits,
+            waited=_fits(self.waited),
             backend=self.backend,
             emulated=emulated,
             source=source,
         )
+
+
+def _fits(samples: Sequence[LinkSample]) -> tuple[CollectiveFit, ...]:
+    groups: dict[tuple[CollectiveKind, int], list[LinkSample]] = {}
+    for sample in samples:
+        groups.setdefault((sample.kind, sample.ranks), []).append(sample)
+    return tuple(fit_samples(group) for group in groups.values())
 
 
 def fit_samples(samples: Sequence[LinkSample]) -> CollectiveFit:
@@ -188,7 +193,7 @@ def measure_links(
         if backend == "gloo":
             for environment in environments:
                 environment["GLOO_SOCKET_IFNAME"] = "lo"
-        return _links(_run(settings, environments, timeout_s), backend)
+        return _links(run_ranks(settings, environments, timeout_s), backend)
 
 
 def serve_link(
@@ -270,7 +275,7 @@ def _two_hosts(
         "timeout_s": timeout_s,
         **more,
     }
-    return _links(_run([settings], [worker_environment(device)], timeout_s), backend)
+    return _links(run_ranks([settings], [worker_environment(device)], timeout_s), backend)
 
 
 def _check_address(endpoint: str) -> None:
@@ -303,7 +308,7 @@ def _wait_for(endpoint: str, timeout_s: float) -> None:
                 raise MissingDataError(
                     f"nobody answered at {endpoint} within {timeout_s:g} s "
                     f"({error.strerror or error})",
-                    fix=_fix({"host": host, "port": port, "rank": 1}),
+                    fix=what_to_do({"host": host, "port": port, "rank": 1}),
                 ) from error
             time.sleep(0.1)
 
@@ -327,72 +332,5 @@ def _spread(ranks: int) -> list[list[int]]:
 def _links(answer: Mapping[str, Any], backend: Backend) -> Links:
     samples = tuple(LinkSample(*sample) for sample in answer["samples"])
     beside = {(kind, int(n)): (int(size), float(lost)) for kind, n, size, lost in answer["beside"]}
-    return Links(backend, samples, dict(answer["unsupported"]), beside)
-
-
-def _run(
-    settings: Sequence[Mapping[str, Any]],
-    environments: Sequence[Mapping[str, str]],
-    timeout_s: float,
-) -> dict[str, Any]:
-    """Start the ranks, wait for the first one's answer, and leave none behind."""
-    with contextlib.ExitStack() as stack:
-        ranks: list[subprocess.Popen[bytes]] = []
-        answers = []
-        for setting, environment in zip(settings, environments, strict=True):
-            answer = stack.enter_context(tempfile.TemporaryFile())
-            process = subprocess.Popen(
-                module_command(
-                    "foreplan.datasets._link_rank",
-                    json.dumps({**setting, "parent": os.getpid()}),
-                ),
-                stdin=subprocess.DEVNULL,
-                stdout=answer,
-                stderr=subprocess.DEVNULL,
-                env=module_environment(environment),
-            )
-            stack.callback(_end, process)
-            ranks.append(process)
-            answers.append(answer)
-        _wait(ranks, time.monotonic() + timeout_s + 20.0)
-        found = [_answer(answer) for answer in answers]
-    failed = [one["error"] for one in found if "error" in one]
-    if failed:
-        # The first to fail tells the cause; the others only lost their peer.
-        raise MissingDataError(f"links were not measured: {failed[0]}", fix=_fix(settings[0]))
-    return found[0]
-
-
-def _fix(setting: Mapping[str, Any]) -> str | None:
-    if "port" not in setting:
-        return None
-    endpoint = f"{setting['host']}:{setting['port']}"
-    side = "--link" if setting["rank"] == 0 else "--serve"
-    return f"run 'foreplan profile {side} {endpoint}' on the other host"
-
-
-def _wait(ranks: Sequence[subprocess.Popen[bytes]], deadline: float) -> None:
-    while time.monotonic() < deadline:
-        codes = [rank.poll() for rank in ranks]
-        if any(code not in (None, 0) for code in codes):
-            # Give the others a moment to say why, then end them all.
-            time.sleep(0.5)
-            return
-        if all(code == 0 for code in codes):
-            return
-        time.sleep(0.02)
-
-
-def _answer(file: Any) -> dict[str, Any]:
-    file.seek(0)
-    lines = file.read().decode(errors="replace").splitlines()
-    for line in reversed(lines):
-        with contextlib.suppress(ValueError):
-            answer: dict[str, Any] = json.loads(line)
-            return answer
-    return {"error": "a rank ended or hung without an answer"}
-
-
-def _end(process: subprocess.Popen[bytes]) -> None:
-    process.kill()
-    process.wait()
+    waited = tuple(LinkSample(*sample) for sample in answer["waited"])
+    return Links(backend, samples, dict(answer["unsupported"]), beside, waited)

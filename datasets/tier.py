@@ -72,6 +72,10 @@ class Tier(StrictModel):
     bandwidth_bytes_per_s: BytesPerSecond
     """Of one message between two ranks, one direction."""
     collectives: Annotated[tuple[CollectiveFit, ...], Field(strict=False)] = ()
+    waited: Annotated[tuple[CollectiveFit, ...], Field(strict=False)] = ()
+    """Of collectives that their ranks compute nothing beside, where these go another way: among
+    processors of one host through shared memory (`foreplan.datasets.host_group`). What has no fit
+    here has that of ``collectives``."""
     compute_share: Annotated[float, Field(ge=0, le=1)] = 0.0
     """As of `CollectiveFit`, for collectives without a figure of their own; 0 if not measured."""
     backend: Backend | None = None
@@ -81,7 +85,7 @@ class Tier(StrictModel):
     source: Annotated[str, Field(min_length=1)]
     """Where the figures come from: the measurement's file, a data sheet, an assumption."""
 
-    @field_validator("collectives")
+    @field_validator("collectives", "waited")
     @classmethod
     def _each_fit_once(cls, fits: tuple[CollectiveFit, ...]) -> tuple[CollectiveFit, ...]:
         seen: set[tuple[str, int]] = set()

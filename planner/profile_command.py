@@ -317,7 +317,9 @@ def _together(
         console.print("links not measured: slices of one GPU cannot run at the same time")
         return [], []
     path = output / "links.json"
-    way = "measured between computations" if devices[0].kind == "cpu" else "measured"
+    way = "measured"
+    if devices[0].kind == "cpu":
+        way += " between computations and through shared memory"
     key = {
         "devices": [str(device) for device in devices],
         "host": host,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -266,3 +267,46 @@ def test_a_few_quick_answers_do_not_decide_the_fit() -> None:
     fit = fit_samples([LinkSample("p2p", 2, size, us * 1e-6) for size, us in seen])
     assert 1.5e-3 < fit.alpha_s < 2.5e-3
     assert 1e-10 < fit.beta_s_per_byte < 2.5e-10
+
+
+def test_sums_through_shared_memory_have_prices_of_their_own() -> None:
+    found = measure_links([CPU, CPU], sizes=SIZES[:2], kinds=["p2p", "all_reduce", "all_gather"])
+    assert {(s.kind, s.ranks, s.payload_bytes) for s in found.waited} == {
+        (kind, 2, size) for kind in ("all_reduce", "all_gather") for size in SIZES[:2]
+    }
+    assert all(0.0 < sample.seconds < 5.0 for sample in found.waited)
+    tier = found.tier(["localhost"], "host", "measured here")
+    assert {fit.kind for fit in tier.waited} == {"all_reduce", "all_gather"}
+    assert all(fit.compute_share is None for fit in tier.waited)
+    assert not _ranks_running()
+
+
+@pytest.mark.parametrize("signal_name", ["SIGKILL", "SIGSTOP"])
+def test_a_rank_that_dies_or_stops_is_named_in_one_line(signal_name: str) -> None:
+    found: list[str] = []
+
+    def measure() -> None:
+        with pytest.raises(MissingDataError) as raised:
+            measure_links([CPU, AVX2], timeout_s=10.0 if signal_name == "SIGSTOP" else 300.0)
+        found.append(str(raised.value))
+
+    other = threading.Thread(target=measure)
+    other.start()
+    deadline = time.monotonic() + 120
+    victim = None
+    while victim is None:
+        assert time.monotonic() < deadline, "the ranks did not start"
+        time.sleep(0.05)
+        for pid in _ranks_running():
+            with contextlib.suppress(OSError):
+                if b'"rank": 1' in Path(f"/proc/{pid}/cmdline").read_bytes():
+                    victim = pid
+    os.kill(victim, getattr(signal, signal_name))
+    other.join(timeout=300)
+    (line,) = found
+    assert "\n" not in line
+    assert "run it again" in line
+    if signal_name == "SIGKILL":
+        assert "rank 1 (cpu:threads=1,isa=avx2)" in line
+        assert "died with code -9" in line
+    assert not _ranks_running()
