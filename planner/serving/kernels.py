@@ -10,7 +10,7 @@ between instruction sets does not change everything after it.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any, ClassVar, Protocol
 
@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from foreplan.cost_models.costs import CostBook
-from foreplan.cost_models.schedule import Action
+from foreplan.cost_models.schedule import Action, Schedule
 from foreplan.datasets.cluster import Cluster
 from foreplan.datasets.model import Model
 from foreplan.datasets.weights import open_weights
@@ -300,8 +300,20 @@ def single_process_tokens(
         stage_kernels_of(model, workload, decision, rank, mode, seed)
         for rank in range(len(decision.ranks))
     ]
+    return walk(schedule, decision, ranks)
+
+
+def walk(
+    schedule: Schedule, decision: ServingDecision, ranks: Sequence[ServingKernels]
+) -> dict[str, Any]:
+    """Carry out a schedule in this process; what its last stage reports.
+
+    Args:
+        schedule: whose actions are listed in an order that one process can follow.
+        decision: knows which ranks share a stage.
+        ranks: kernels of every rank.
+    """
     meetings: dict[int, list[Action]] = {}
-    # Actions are listed in an order that one process can follow.
     for action in schedule:
         if action.op == "recv":
             sent = next(schedule[i] for i in action.dependencies)

@@ -10,7 +10,7 @@ from foreplan.errors import InfeasibleError, SpecError
 from foreplan.planner.predict import Forecast
 from foreplan.planner.serving import ServingPlanner
 from foreplan.planner.serving.cache_choice import choose_cache
-from foreplan.planner.serving.kernels import ServingKernels, single_process_tokens
+from foreplan.planner.serving.kernels import ServingKernels, single_process_tokens, walk
 from foreplan.planner.serving.shapes import serving_programs
 
 PLANNER = ServingPlanner()
@@ -199,14 +199,7 @@ def test_recorded_passes_compute_what_plain_ones_do(split):
 
     results = []
     for recorder in (None, Tape()):
-        stages = stages_of(problem, two, "fast", recorder)
-        for action in schedule:
-            if action.op == "recv":
-                sent = next(schedule[i] for i in action.dependencies)
-                stages[action.rank].buffer(action).copy_(stages[sent.rank].payload(sent))
-            elif action.op != "send":
-                stages[action.rank].run(action)
-        results.append(stages[-1].result())
+        results.append(walk(schedule, two, stages_of(problem, two, "fast", recorder)))
     assert results[0] == results[1]
 
 

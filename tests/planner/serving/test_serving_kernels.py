@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from foreplan.planner.serving import ServingPlanner, kernels
-from foreplan.planner.serving.kernels import ServingKernels, compare_tokens
+from foreplan.planner.serving.kernels import ServingKernels, compare_tokens, walk
 
 PLANNER = ServingPlanner()
 
@@ -34,18 +34,13 @@ class Tape:
 
 
 def run(problem, decision, stages):
-    """Walk the schedule in one process twice; the last run's result."""
+    """What the second of two runs in one process reports."""
     schedule = PLANNER.schedule(problem, decision)
     for _ in range(2):
         for stage in stages:
             stage.reset()
-        for action in schedule:
-            if action.op == "recv":
-                sent = next(schedule[i] for i in action.dependencies)
-                stages[action.rank].buffer(action).copy_(stages[sent.rank].payload(sent))
-            elif action.op != "send":
-                stages[action.rank].run(action)
-    return stages[-1].result()
+        result = walk(schedule, decision, stages)
+    return result
 
 
 def stages_of(problem, decision, mode, recorders):
