@@ -2,8 +2,9 @@
 
 Measured where the tier has a fit for this collective over this many ranks (for one that nothing is
 computed beside, one of its own if there is): ``alpha + beta * payload``. Otherwise from the latency
-``a`` and bandwidth ``b`` of one message, by the ring algorithms' formulas over ``n`` ranks (Thakur, Rabenseifner, Gropp, IJHPCA 19(1), 2005;
-payload as in `foreplan.datasets.tier`), and then the source is ``theory``:
+``a`` and bandwidth ``b`` of one message, by the ring algorithms' formulas over ``n`` ranks (Thakur,
+Rabenseifner, Gropp, IJHPCA 19(1), 2005; payload as in `foreplan.datasets.tier`), and then the
+source is ``theory``:
 
 ==================  =============================================
 p2p                 ``a + m / b``

@@ -89,21 +89,11 @@ def connect(
             if step.kind != "run":
                 kind = "collective" if step.kind == "collective" else "pair"
                 groups[kind, step.group] = None
-            if step.kind == "collective" and not _waited_for(program, place):
+            if step.kind == "collective" and not program.waits_for(place):
                 beside.add(step.group)
     if backend == "nccl":
         return _Nccl(sorted(groups), rank, clock, device, timedelta(seconds=timeout_s))
     return _Gloo(sorted(groups), beside, rank, clock, timedelta(seconds=timeout_s))
-
-
-def _waited_for(program: RankProgram, place: int) -> bool:
-    """Whether the rank waits for what is posted at ``place`` before it computes anything more."""
-    if program.steps[place].blocking:
-        return True
-    for step in program.steps[place + 1 :]:
-        if step.kind in ("run", "collective"):
-            return place in step.waits
-    return True
 
 
 class _Gloo:

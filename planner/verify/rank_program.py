@@ -72,6 +72,12 @@ class RankProgram:
     steps: tuple[Step, ...]
     pending: tuple[int, ...]
 
+    def waits_for(self, place: int) -> bool:
+        """Whether the rank computes nothing between posting a step and waiting for it."""
+        after = (s for s in self.steps[place + 1 :] if s.kind in ("run", "collective"))
+        following = next(after, None)
+        return self.steps[place].blocking or following is None or place in following.waits
+
 
 def rank_programs(schedule: Schedule, *, ordered: bool = False) -> tuple[RankProgram, ...]:
     """The program of every rank.

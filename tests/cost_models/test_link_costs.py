@@ -78,3 +78,23 @@ def test_no_tier_no_rank_no_collective_no_price() -> None:
     alone = source.estimate(Collective("all_reduce", 8, (0,)), "a/cpu#0")
     assert alone is not None
     assert alone.mean_s == 0.0
+
+
+def test_what_nothing_is_computed_beside_has_a_price_of_its_own() -> None:
+    def fit(kind: str, seconds: float) -> CollectiveFit:
+        return CollectiveFit(
+            kind=kind, ranks=2, alpha_s=seconds, beta_s_per_byte=0.0, residual=0.1, samples=9  # type: ignore[arg-type]
+        )  # fmt: skip
+
+    plain = (fit("all_reduce", 3e-4), fit("all_gather", 4e-4))
+    tier = _tier("host", 1e10, plain).model_copy(update={"waited": (fit("all_reduce", 2e-5),)})
+    source = LinkSource(_cluster(tier))
+
+    def price(kind: str, *, waited: bool) -> float:
+        found = source.estimate(Collective(kind, 100, (0, 1), waited=waited), "a/cpu#0")
+        assert found is not None
+        return found.mean_s
+
+    assert price("all_reduce", waited=True) == pytest.approx(2e-5)
+    assert price("all_reduce", waited=False) == pytest.approx(3e-4)
+    assert price("all_gather", waited=True) == pytest.approx(4e-4), "none of its own"

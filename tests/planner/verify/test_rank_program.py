@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from foreplan.cost_models.costs import HostLaunch
 from foreplan.cost_models.pipeline import SCHEDULES, pipeline_schedule
-from foreplan.cost_models.schedule import Schedule, ScheduleBuilder
+from foreplan.cost_models.schedule import COMPUTE, Schedule, ScheduleBuilder
 from foreplan.errors import SpecError
 from foreplan.planner.verify.rank_program import RankProgram, rank_programs
 
@@ -165,3 +165,22 @@ def test_a_collective_hides_behind_runs_that_name_no_stage() -> None:
     for program in rank_programs(builder.build()):
         assert [step.waits for step in program.steps] == [(), (), ()]
         assert program.pending == (1,)
+
+
+def test_a_sum_is_waited_for_where_nothing_is_computed_beside_it() -> None:
+    builder = ScheduleBuilder(["a", "b"])
+    for rank in (0, 1):
+        first = builder.add("work", rank, FREE, resources=(COMPUTE,))
+        near = builder.add(
+            "all_reduce", rank, FREE, dependencies=(first,), resources=("wire",), rendezvous=0
+        )
+        second = builder.add("work", rank, FREE, dependencies=(near,), resources=(COMPUTE,))
+        far = builder.add(
+            "all_reduce", rank, FREE, dependencies=(second,), resources=("wire",), rendezvous=1
+        )
+        builder.add("other", rank, FREE, resources=(COMPUTE,))
+        builder.add("work", rank, FREE, dependencies=(far,), resources=(COMPUTE,))
+        builder.add("all_reduce", rank, FREE, resources=(COMPUTE,), rendezvous=2)
+    for program in rank_programs(builder.build()):
+        sums = [k for k, step in enumerate(program.steps) if step.kind == "collective"]
+        assert [program.waits_for(place) for place in sums] == [True, False, True]
