@@ -28,6 +28,7 @@ from foreplan.cost_models.operator_calibration import CalibratedPredictor
 from foreplan.cost_models.operator_predictor import OperatorPredictor
 from foreplan.datasets.importers import read_operators
 from foreplan.datasets.operator_table import OperatorTable
+from foreplan.errors import told
 
 Floats = NDArray[np.float64]
 
@@ -160,4 +161,5 @@ def main(arguments: Iterable[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    with told():
+        main()

@@ -26,7 +26,7 @@ from foreplan.datasets.importers import read_operators
 from foreplan.datasets.model import Model, load_model
 from foreplan.datasets.operator_table import OperatorTable
 from foreplan.datasets.program import Program, Variant
-from foreplan.errors import MissingDataError
+from foreplan.errors import MissingDataError, told
 
 Floats = NDArray[np.float64]
 
@@ -183,4 +183,5 @@ def main(arguments: Iterable[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    with told():
+        main()

@@ -27,7 +27,7 @@ from foreplan.datasets.device import Device
 from foreplan.datasets.profile import Profile
 from foreplan.datasets.program import Program
 from foreplan.datasets.specs import validate
-from foreplan.errors import SpecError
+from foreplan.errors import SpecError, told
 
 Floats = NDArray[np.float64]
 
@@ -148,4 +148,5 @@ def _errors(asked: list[Program], truth: Floats, predictions: list[Floats]) -> d
 
 
 if __name__ == "__main__":
-    main()
+    with told():
+        main()

@@ -31,7 +31,7 @@ from typing import Any
 import numpy as np
 
 from foreplan.cost_models.book import CostChoice
-from foreplan.errors import SpecError
+from foreplan.errors import SpecError, told
 from foreplan.planner.plan import Alternative, Plan, load_plan
 from foreplan.planner.precision.indicator import omega_table
 from foreplan.planner.precision.partial_plans import add_plan_arguments, planned
@@ -246,6 +246,9 @@ def _train(
             fix=f"plan with --draws {draws * (max(seeds) + 1)}",
         )  # fmt: skip
     decisions = {PLAN: made.decision} | {a.name: a.decision for a in made.alternatives}
+    strange = [arm for arm in arms if arm.partition("@")[0] not in decisions]
+    if strange:
+        raise SpecError("--arms", got=strange[0], expected=f"one of {', '.join(decisions)}")
     first = {json.dumps(decisions[arm.partition("@")[0]]["workers"]): arm for arm in reversed(arms)}
     arms = [arm for arm in arms if "@" in arm or arm in first.values()]
     workload = PrecisionWorkload.model_validate_json(json.dumps(made.workload))
@@ -264,6 +267,21 @@ def _train(
             row |= emulated_losses(workload, ranks, steps, seed)
             with out.open("a") as file:
                 file.write(json.dumps(row) + "\n")
+
+
+def _losses(path: Path) -> list[dict[str, Any]]:
+    """What ``train`` wrote, a line a seed and arm."""
+    try:
+        rows = [json.loads(line) for line in path.read_text().splitlines()]
+    except (OSError, ValueError) as error:
+        got = getattr(error, "strerror", None) or str(error)
+        raise SpecError(str(path), got=got, expected="the losses that `train` wrote") from error
+    needed = {"arm", "seed", *_LOSSES}
+    if not rows or not all(isinstance(row, dict) and needed <= row.keys() for row in rows):
+        raise SpecError(
+            str(path), got=f"{len(rows)} lines", expected=f"lines with {', '.join(sorted(needed))}"
+        )
+    return rows
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -293,11 +311,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
         made.save(given.output)
     elif given.command == "train":
         made = load_plan(given.plan)
+        if made.kind != "precision":
+            raise SpecError(str(given.plan), got=f"a {made.kind} plan", expected="a precision plan")
         _train(made, given.arms, given.seeds, given.steps, given.output, given.draws_a_seed)
     else:
-        rows = [json.loads(line) for line in given.losses.read_text().splitlines()]
+        rows = _losses(given.losses)
         print(difference_table(together(rows) if given.together else rows, given.against))
 
 
 if __name__ == "__main__":
-    main()
+    with told():
+        main()

@@ -21,6 +21,7 @@ import numpy as np
 from foreplan.cost_models.book import CostChoice, Profiles, cost_book
 from foreplan.cost_models.costs import CostBook, Estimate, Work
 from foreplan.datasets.program import Program
+from foreplan.errors import told
 from foreplan.planner.api import load_cluster, load_workload, plan
 from foreplan.planner.base import Problem
 from foreplan.planner.plan import Alternative, Plan, load_plan
@@ -171,4 +172,5 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    with told():
+        main()

@@ -24,7 +24,7 @@ import numpy as np
 
 from foreplan.cost_models.gradient_variance import Batch, Omega
 from foreplan.datasets.training_variant import EIGHT_BITS, training_variant
-from foreplan.errors import SpecError
+from foreplan.errors import SpecError, told
 from foreplan.planner.precision.graph import TrainingGraph
 from foreplan.planner.precision.indicator import module_variants, omega_table
 from foreplan.planner.precision.spec import Indicator, PrecisionWorkload
@@ -315,4 +315,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    with told():
+        main()

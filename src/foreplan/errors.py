@@ -7,6 +7,9 @@ traceback.
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import ClassVar
 
 #: Longest message; names and values from files can be of any length.
@@ -75,3 +78,13 @@ class VerificationError(ForeplanError):
     """A real run disagrees with the plan beyond the tolerance, or could not be carried out."""
 
     exit_code = 5
+
+
+@contextmanager
+def told() -> Iterator[None]:
+    """End the process with an error's line and exit code, as the CLI does; for ``python -m``."""
+    try:
+        yield
+    except ForeplanError as error:
+        print(f"foreplan: error: {error}", file=sys.stderr)
+        raise SystemExit(error.exit_code) from None

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from foreplan import errors
 from foreplan.cost_models.costs import HostLaunch
 from foreplan.datasets.training_programs import cast_program
 from foreplan.errors import SpecError
@@ -151,3 +152,24 @@ def test_differences_are_paired() -> None:
     ]
     # t(3) = 3.182; deviation 0.0577.
     assert "| plan | 4 | 2.0500 | +0.5500 ± 0.0919 | +1.1000 ± 0.1837 |" in difference_table(rows)
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [("{", "expected the losses"), ('{"arm": "plan"}\n', "lines with arm, seed, training, valid"),
+     ("", "got '0 lines'")],
+)  # fmt: skip
+def test_a_table_of_something_else_is_refused(tmp_path, text, told):
+    path = tmp_path / "losses.jsonl"
+    path.write_text(text)
+    with pytest.raises(SpecError, match=told):
+        hybrid_training.main(["table", str(path)])
+    with pytest.raises(SpecError, match="No such file"):
+        hybrid_training.main(["table", str(tmp_path / "none")])
+
+
+def test_a_study_ends_as_the_command_line_does(capsys):
+    with pytest.raises(SystemExit) as stop, errors.told():
+        raise SpecError("x", got=None, expected="y")
+    assert stop.value.code == 2
+    assert capsys.readouterr().err == "foreplan: error: x: got nothing, expected y\n"
