@@ -44,7 +44,11 @@ sharded_optimizer: $([ "$lanes" = 1 ] && echo true || echo false)
 plan: {pp: $stages, tp: $lanes, chunks: $chunks}
 YAML
   echo "== $name, $SECONDS s"
-  foreplan profile "${devices[@]}" --for bubbles --workload "$here/workload.yaml" -o "$out/profiles" \
+  profile=("${devices[@]}" --for bubbles --workload "$here/workload.yaml" -o "$out/profiles")
+  if [ "$name" = base ]; then  # without a fit, predicted costs of processors are the roofline's
+    foreplan profile "${profile[@]}" --fit --tasks 12 --quick || failed=$?
+  fi
+  foreplan profile "${profile[@]}" \
     && foreplan plan bubbles --cluster "$out/profiles/cluster.yaml" --workload "$here/workload.yaml" \
       --beside roofline --beside predicted -o "$here/plan.json" \
     && foreplan verify "$here/plan.json" --rounds "${ROUNDS:-3}" --trust-paths \
