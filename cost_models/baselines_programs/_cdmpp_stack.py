@@ -20,8 +20,15 @@ from foreplan.cost_models.baselines_programs._cdmpp_network import HEADS, cmd, m
 if TYPE_CHECKING:
     from torch import Tensor
 
-_CLIP, _BETAS, _EPSILON = 2.0, (0.9, 0.999), 1e-8
+_CLIP = 2.0
 _MOMENTUM, _NORM_EPSILON = 0.1, 1e-5  # PyTorch's defaults of BatchNorm1d and LayerNorm
+#: Weights of a layer of the encoder.
+_LAYER = [
+    f"{part}{kind}"
+    for part in ("self_attn.in_proj_", "self_attn.out_proj.", "linear1.", "linear2.", "norm1.",
+                 "norm2.")
+    for kind in ("weight", "bias")
+]  # fmt: skip
 
 
 class StepRows(NamedTuple):
@@ -57,20 +64,29 @@ class CdmppStack:
         self, networks: Sequence[Any], *, discrepancy: str, discrepancy_weight: float,
         weight_decay: float, dropout: float,
     ) -> None:  # fmt: skip
+        import torch
+
         first = networks[0]
         self._leaves, self._layers = first.leaves, len(first.encoder.layers)
         self._with_devices = first.joins_devices
         self._apart = mmd if discrepancy == "mmd" else cmd
-        self._weight, self._decay, self._dropout = discrepancy_weight, weight_decay, dropout
+        self._weight, self._dropout = discrepancy_weight, dropout
         self._values, views = _stacked([self._learned(item) for item in networks])
         self._weights = {name: view.detach().requires_grad_() for name, view in views.items()}
-        self._mean, self._square = self._values.new_zeros(2, *self._values.shape)
-        self._steps = self._values.new_zeros(())
+        self._adam = torch.optim.Adam(
+            [self._values], self._values.new_zeros(()), weight_decay=weight_decay, fused=True,
+            capturable=self._values.is_cuda,
+        )  # fmt: skip
+        zeros = torch.zeros_like
+        self._adam.state[self._values] = {
+            "step": torch.zeros((), device=self._values.device),
+            "exp_avg": zeros(self._values), "exp_avg_sq": zeros(self._values),
+        }  # fmt: skip
         self._averages, self._statistics = _stacked([_statistics(item) for item in networks])
 
     def tensors(self) -> list[Tensor]:
         """Everything that a step changes."""
-        return [self._values, self._mean, self._square, self._steps, self._averages]
+        return [self._values, *self._adam.state[self._values].values(), self._averages]
 
     def step(self, arrays: Mapping[str, Tensor], chosen: StepRows, rate: Tensor) -> None:
         """One step of every network.
@@ -94,13 +110,10 @@ class CdmppStack:
         import torch
 
         norm = torch.linalg.vector_norm(slopes, dim=1, keepdim=True)
-        slopes.mul_((_CLIP / (norm + 1e-6)).clamp(max=1.0)).add_(self._values, alpha=self._decay)
-        self._mean.lerp_(slopes, 1 - _BETAS[0])
-        self._square.lerp_(slopes.square_(), 1 - _BETAS[1])
-        self._steps += 1
-        lean = [1 - beta**self._steps for beta in _BETAS]
-        below = (self._square / lean[1]).sqrt_().add_(_EPSILON)
-        self._values.addcmul_(self._mean / below, rate / lean[0], value=-1)
+        self._values.grad = slopes.mul_((_CLIP / (norm + 1e-6)).clamp(max=1.0))
+        self._adam.param_groups[0]["lr"] = rate
+        self._adam.step()
+        self._values.grad = None
 
     def _learned(self, network: Any) -> dict[str, Tensor]:
         """Its weights but those that no output depends on."""
@@ -130,25 +143,11 @@ class CdmppStack:
 
     def _encoded(self, leaves: Tensor) -> Tensor:
         """Leaves (K, R, L, W) after the encoder, those of a program side by side (K, R, L W)."""
-        import torch
-        from torch.nn import functional as f
-
-        w = self._weights
-        k, programs, count, width = leaves.shape
-        x = leaves.reshape(k, programs * count, width)
+        x = leaves
         for number in range(self._layers):
-            at = f"encoder.layers.{number}."
-            joined = _linear(x, w, at + "self_attn.in_proj_")
-            joined = joined.view(k * programs, count, 3, HEADS, width // HEADS)
-            query, key, value = joined.permute(2, 0, 3, 1, 4).unbind(0)
-            scores = torch.softmax(query @ key.mT / math.sqrt(width // HEADS), -1)
-            seen = (f.dropout(scores, self._dropout) @ value).transpose(1, 2)
-            seen = _linear(seen.reshape(k, programs * count, width), w, at + "self_attn.out_proj.")
-            x = _layer_norm(x + f.dropout(seen, self._dropout), w, at + "norm1.")
-            inner = f.dropout(_linear(x, w, at + "linear1.").relu_(), self._dropout)
-            inner = f.dropout(_linear(inner, w, at + "linear2."), self._dropout)
-            x = _layer_norm(x + inner, w, at + "norm2.")
-        return x.view(k, programs, count * width)
+            own = [self._weights[f"encoder.layers.{number}.{name}"] for name in _LAYER]
+            x = _encoder_layer(x, own, self._dropout)
+        return x.flatten(2)
 
     def _decoded(
         self, flat: Tensor, device: Tensor, counted: Tensor | None
@@ -193,6 +192,32 @@ class CdmppStack:
         return (x - mean) * torch.rsqrt(variance + _NORM_EPSILON)
 
 
+def _encoder_layer(x: Tensor, weights: Sequence[Tensor], dropout: float) -> Tensor:
+    """PyTorch's post-norm encoder layer on leaves (K, R, L, W); weights as in `_LAYER`.
+
+    Attention is written as products and sums: a batched matrix product over a few leaves is a
+    thread block for each program and head.
+    """
+    import torch
+    from torch.nn import functional as f
+
+    into, into_bias, out, out_bias, wide, wide_bias, back, back_bias, *norms = weights
+    k, programs, count, width = x.shape
+    x = x.reshape(k, programs * count, width)
+    joined = torch.baddbmm(into_bias[:, None], x, into.mT)
+    joined = joined.view(k, programs, count, 3, HEADS, width // HEADS)
+    query, key, value = joined.unbind(3)
+    scores = (query[:, :, :, None] * key[:, :, None]).sum(-1) / math.sqrt(width // HEADS)
+    shares = f.dropout(torch.softmax(scores, 3), dropout)
+    seen = (shares[..., None] * value[:, :, None]).sum(3).reshape(k, programs * count, width)
+    seen = torch.baddbmm(out_bias[:, None], seen, out.mT)
+    x = _layer_norm(x + f.dropout(seen, dropout), norms[0], norms[1])
+    inner = f.dropout(torch.baddbmm(wide_bias[:, None], x, wide.mT).relu(), dropout)
+    inner = f.dropout(torch.baddbmm(back_bias[:, None], inner, back.mT), dropout)
+    x = _layer_norm(x + inner, norms[2], norms[3])
+    return x.view(k, programs, count, width)
+
+
 def _statistics(network: Any) -> dict[str, Tensor]:
     return {name: tensor for name, tensor in network.named_buffers() if tensor.dim()}
 
@@ -221,8 +246,8 @@ def _linear(x: Tensor, w: Mapping[str, Tensor], name: str) -> Tensor:
     return found
 
 
-def _layer_norm(x: Tensor, w: Mapping[str, Tensor], name: str) -> Tensor:
+def _layer_norm(x: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
     import torch
 
     plain = torch.nn.functional.layer_norm(x, x.shape[-1:], eps=_NORM_EPSILON)
-    return torch.addcmul(w[name + "bias"][:, None], plain, w[name + "weight"][:, None])
+    return torch.addcmul(shift[:, None], plain, scale[:, None])

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from foreplan.cost_models.baselines_programs import CdmppReleased
-from foreplan.cost_models.baselines_programs._cdmpp_network import cmd, encoding, mmd
+from foreplan.cost_models.baselines_programs._cdmpp_network import cmd, encoding, mmd, network
 from foreplan.cost_models.baselines_programs.cdmpp_released import released_device_figures
 from foreplan.cost_models.compact_ast import CompactAst
 from foreplan.cost_models.program_table import ProgramTable
@@ -116,6 +116,21 @@ def test_discrepancies_by_formula() -> None:
     assert float(cmd(one, two)) == pytest.approx(2.5 + 0.75 + 0.9375, rel=1e-5)
 
 
+def test_the_network_is_as_large_as_the_release() -> None:
+    # 164-wide post-norm layers with 2048 hidden units, 11 of them; the head of five leaves
+    # 820 -> 716 -> 985 -> 985 -> 985 -> 69, the decoder 69 -> 930 -> 930 -> 930 -> 1; weights and
+    # biases, and scale and shift of each BatchNorm.
+    net = network(164, False, 5, 11)
+    sizes = {name: sum(p.numel() for p in part.parameters()) for name, part in net.named_children()}
+    layer = 4 * (164 * 164 + 164) + 2 * 164 * 2048 + 2048 + 164 + 4 * 164
+    head = 820 * 716 + 716 * 985 + 2 * 985 * 985 + 985 * 69 + 3 * (716 + 3 * 985 + 69)
+    decoder = 69 * 930 + 2 * 930 * 930 + 3 * 3 * 930
+    assert (sizes["encoder"], sizes["flatten"]) == (11 * layer, head)
+    assert (sizes["decoder"], sizes["last"]) == (decoder, 931)
+    first = net.encoder.layers[0]
+    assert (first.norm_first, first.self_attn.num_heads, first.dropout.p) == (False, 4, 0.1)
+
+
 def test_figures_of_a_device() -> None:
     h200 = device_zoo.device("h200")
     found = released_device_figures(h200)
@@ -139,6 +154,33 @@ def _table(shift: float = 0.0, seed: int = 0) -> ProgramTable:
         asts.append(CompactAst(vectors, 2 * place, 0 * place + 2, np.ones(1)))
         seconds.append(1e-5 * float(1 + vectors[:, 0].sum()))
     return ProgramTable.from_asts(asts, device_zoo.device("h200"), latency_s=seconds)
+
+
+def test_a_fit_learns_what_labels_depend_on() -> None:
+    table = _table().take(np.arange(0, 60, 2))  # of one leaf
+    model = CdmppReleased(layers=1, epochs=40, learning_rate=1e-3).fit(table)
+    error = np.abs(model.predict(table) / table.latency_s - 1).mean()
+    constant = np.abs(np.median(table.latency_s) / table.latency_s - 1).mean()
+    assert error < 0.5 * constant
+    np.testing.assert_array_equal(model.predict(table), model.predict(table))  # no dropout
+
+
+def test_labels_are_scaled_by_training_rows_and_come_back_as_seconds() -> None:
+    table = _table()
+    model = CdmppReleased(layers=1)
+    rows = model.prepare(table)
+    assert rows.target is not None
+    assert (rows.target.mean(), rows.target.std()) == pytest.approx((0, 1), abs=1e-5)
+    back = 1e-6 * model.label_.inverse_transform(rows.target[:, None].astype(float))[:, 0]
+    np.testing.assert_allclose(back, table.latency_s, rtol=1e-5)
+    # Leaves of training rows fill 0 to 1; those of other programs may leave it.
+    plain = model.rows(table).leaves - encoding(2 * table.position - table.depth, 164)
+    assert (plain.min(), plain.max()) == pytest.approx((0, 1), abs=1e-5)
+    assert model.rows(_table(0.5)).leaves.max() > model.rows(table).leaves.max()
+    for net in model.by_leaves_.values():
+        net.last.bias.data.fill_(1e30)  # beyond what Box-Cox can give back
+    assert np.all(np.isfinite(model.predict(table)))
+    assert np.all(model.predict(table) > 0)
 
 
 def test_unlabelled_programs_of_the_target_change_the_fit() -> None:

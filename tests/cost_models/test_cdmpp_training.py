@@ -233,6 +233,8 @@ def test_a_cross_validation_that_runs_out_of_time_keeps_what_there_is(tmp_path: 
     facts = json.loads((tmp_path / "task__b__cdmpp__0.json").read_text())
     assert [entry[0] for entry in facts["curve"]] == [1]  # ended after the first pass
     assert facts["curve"][0][2] == pytest.approx(errors["task__b__cdmpp__0"])
+    trained = np.abs(models[1].predict(table.take(test)) / table.latency_s[test] - 1).mean()
+    assert facts["curve"][0][3] == pytest.approx(trained)
     early = np.load(tmp_path / "early" / "task__b__cdmpp__0.npz")
     assert early["rows"].tolist() == list(range(6, 12))
 
