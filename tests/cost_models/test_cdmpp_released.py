@@ -200,7 +200,8 @@ def test_unlabelled_programs_of_the_target_change_the_fit() -> None:
 
 
 def test_without_a_discrepancy_programs_of_the_target_are_not_seen() -> None:
-    table, settings = _table(), {"layers": 1, "epochs": 1, "batch": 16}
+    table = _table()
+    settings: dict[str, Any] = {"layers": 1, "epochs": 1, "batch": 16}
     alone = CdmppReleased(**settings).fit(table).predict(table)
     given = CdmppReleased(**settings).fit(table, unlabelled=_table(0.5, seed=1)).predict(table)
     np.testing.assert_array_equal(alone, given)
