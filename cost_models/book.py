@@ -229,14 +229,17 @@ def cost_book(
         from foreplan.cost_models.predicted import PredictedSource
 
         sources.append(_ByZooName(PredictedSource(), zoo))
+    figures = _figures(cluster, profiles)
+    switch_s = {k: p.switch_s for k, p in profiles.by_label.items() if p.switch_s}
+    roofline = RooflineSource(figures, switch_s=switch_s)
     gpus = {k: p.device for k, p in profiles.by_label.items() if p.device.kind != "cpu"}
     if choice == "predicted" and gpus:
         from foreplan.cost_models.predicted import PredictedSource
+        from foreplan.cost_models.training_costs import TrainingSource
 
-        sources.append(PredictedSource(devices=gpus))
-    figures = _figures(cluster, profiles)
-    switch_s = {k: p.switch_s for k, p in profiles.by_label.items() if p.switch_s}
-    sources.append(RooflineSource(figures, switch_s=switch_s))
+        forward = PredictedSource(devices=gpus)
+        sources += [forward, TrainingSource(forward, roofline)]
+    sources.append(roofline)
     corrections = {k: c for k, c in profiles.calibrations.items() if c.costs == choice}
     if corrections:
         sources = [CalibratedSource(sources, corrections, figures)]

@@ -11,13 +11,14 @@ from typing import Any
 
 import numpy as np
 
-from foreplan.cost_models.book import Profiles, cost_book
-from foreplan.cost_models.costs import Copy, CostBook, Estimate, Work
+from foreplan.cost_models.costs import Copy, CostBook, CostSource, Estimate, Work
 from foreplan.cost_models.link_costs import LinkSource
+from foreplan.cost_models.predicted import PredictedSource
 from foreplan.cost_models.roofline import RooflineSource
 from foreplan.cost_models.timeline import Timeline
+from foreplan.cost_models.training_costs import TrainingSource
 from foreplan.datasets import device_zoo
-from foreplan.datasets.cluster import Cluster, parse_devices
+from foreplan.datasets.cluster import Cluster
 from foreplan.datasets.program import Program
 from foreplan.datasets.specs import validate
 from foreplan.planner.base import Problem
@@ -204,21 +205,35 @@ def measured_problem(name: str, found: dict[str, Any], processor: bool) -> Probl
 # ------------------------------------------------------------------------------------------- plans
 
 
+def unmeasured(cluster: Cluster, workload: BubblesWorkload, choice: str) -> CostBook:
+    """Prices by the published figures of an H200 alone, as a profile without rows has them."""
+    figures = {rank.label: device_zoo.device("h200") for rank in cluster.ranks()}
+    roofline = RooflineSource(figures)
+    sources: list[CostSource] = [LinkSource(cluster)]
+    if choice == "predicted":
+        forward = PredictedSource(devices=figures)
+        sources += [forward, TrainingSource(forward, roofline)]
+    return CostBook([*sources, roofline], given=PLANNER.given(workload))
+
+
 def plan_shape(name: str, folder: Path, processor: bool) -> None:
-    """Decide one shape: ahead of any measurement, and again from what the ranks have measured."""
-    started, workload = time.monotonic(), workload_of(name, processor)
-    cluster = parse_devices(f"{RANKS}xh200")
-    made: dict[str, BubblesDecision] = {}
-    ahead: dict[str, float] = {}
-    for choice in ("predicted", "roofline"):
-        costs = cost_book(cluster, Profiles(), choice, given=PLANNER.given(workload))  # type: ignore[arg-type]
-        problem = Problem(None, cluster, workload, costs)
-        made[choice] = PLANNER.decide(problem).decision
-        ahead[choice] = Forecast(PLANNER, problem, made[choice]).total_s
-    ready = time.monotonic() - started
+    """Decide one shape from predicted and roofline prices, and from what the ranks have measured.
+
+    All for the step that runs (`measured_problem`'s cluster), with measured links, as ``foreplan
+    plan --beside predicted`` does from a profile of the host.
+    """
     prices = folder / "prices.json"
     while not prices.exists():
         time.sleep(0.1)
+    started, workload = time.monotonic(), workload_of(name, processor)
+    cluster = cluster_of(json.loads(prices.read_text()), processor)
+    made: dict[str, BubblesDecision] = {}
+    ahead: dict[str, float] = {}
+    for choice in ("predicted", "roofline"):
+        problem = Problem(None, cluster, workload, unmeasured(cluster, workload, choice))
+        made[choice] = PLANNER.decide(problem).decision
+        ahead[choice] = Forecast(PLANNER, problem, made[choice]).total_s
+    ready = time.monotonic() - started
     started = time.monotonic()
     problem = measured_problem(name, json.loads(prices.read_text()), processor)
     choice_of = PLANNER.decide(problem)

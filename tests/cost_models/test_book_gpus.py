@@ -1,11 +1,12 @@
 """Predicted costs of a profiled GPU rest on its measured figures alone."""
 
-from foreplan.cost_models.book import Profiles, cost_book
+from foreplan.cost_models.book import COST_CHOICES, Profiles, cost_book
 from foreplan.datasets import device_zoo
 from foreplan.datasets.cluster import Cluster
 from foreplan.datasets.profile import Profile, Row
 from foreplan.datasets.program import Variant, program
 from foreplan.datasets.specs import validate
+from foreplan.datasets.training_programs import linear_program
 
 ITEM = program("linear", Variant("bf16", "bf16", "torch.linear"), rows=4096, n=4096, k=4096)
 
@@ -48,3 +49,14 @@ def test_no_launch_by_the_host_stands_between_programs_that_are_replayed() -> No
     for choice in ("predicted", "roofline"):
         assert found[choice, None] > 9e-6
         assert 1.5e-6 < found[choice, 1.5e-6] < 1.6e-6
+
+
+def test_a_profiled_gpu_s_training_passes_are_predicted_not_the_roofline_s() -> None:
+    h200 = device_zoo.device("h200").model_copy(update={"name": "cuda:0"})
+    cluster = validate(Cluster, {"devices": [{"name": "cuda:0"}]}, "cluster")
+    label = cluster.ranks()[0].label
+    profiles = Profiles({label: Profile(device=h200, software={}, rows=())})
+    work = linear_program("backward", 4096, 4096, 4096, "fp32/bf16/torch.linear")
+    found = {c: cost_book(cluster, profiles, c).cost(work, label) for c in COST_CHOICES}
+    assert found["predicted"].source == "predicted"
+    assert found["roofline"].source == found["measured"].source == "roofline"

@@ -1,0 +1,100 @@
+"""`TrainingSource`: prices the passes of a training step as the forward programs they are made of.
+
+Tables and predictors of inference know forward passes alone. The gradients of a product for its
+input and for its weights are products of the same FLOP (``theory``); attention's backward pass
+counts as `ATTENTION_BACKWARD` forward passes; what moves memory alone moves twice as much in its
+backward pass (``theory``). A product in 8 bits or tf32 is taken to lose as much of its roofline
+as the same in bf16 (assumed), so that precisions are compared by one measure.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from foreplan.cost_models.costs import CostSource, Estimate, Work
+from foreplan.cost_models.graph_programs import ATTENTION_BACKWARD
+from foreplan.datasets.program import Program, Variant, program
+from foreplan.datasets.training_programs import BACKWARD, FORWARD, WEIGHT_GRADIENT
+
+#: Dtypes that forward programs are known in.
+_DTYPES = ("fp32", "fp16", "bf16")
+#: Forward programs that move memory alone: what the inference kernel of an operator is called.
+_MAPS = {
+    "torch.rms_norm": ("norm", "torch.rms_norm"),
+    "torch.layer_norm": ("norm", "torch.rms_norm"),  # as many bytes
+    "torch.gelu": ("activation", "torch.gelu_tanh"),
+    "torch.gelu_tanh": ("activation", "torch.gelu_tanh"),
+    "torch.silu": ("activation", "torch.gelu_tanh"),  # as many bytes
+    "torch.add": ("add", "torch.add"),
+    "torch.mul": ("add", "torch.add"),
+}
+
+
+class TrainingSource:
+    """A `CostSource` of passes of a training step; ``None`` for everything else.
+
+    Args:
+        forward: prices forward programs.
+        roofline: prices any program by peak rates.
+    """
+
+    def __init__(self, forward: CostSource, roofline: CostSource) -> None:
+        self._forward, self._roofline = forward, roofline
+
+    def estimate(self, work: Work, device: str) -> Estimate | None:
+        """Price ``work`` on ``device`` in seconds, or ``None``."""
+        if not isinstance(work, Program):
+            return None
+        if work.op.startswith("linear_") and work.variant.compute not in _DTYPES:
+            alike = replace(work, variant=Variant("bf16", "bf16", "torch.linear"))
+            whole = self.estimate(alike, device)
+            at_peak = [self._roofline.estimate(item, device) for item in (work, alike)]
+            if whole is None or at_peak[0] is None or at_peak[1] is None:
+                return None
+            return whole.times(at_peak[0].mean_s / at_peak[1].mean_s)
+        parts = forward_parts(work)
+        found = [(self._forward.estimate(part, device), count) for part, count in parts]
+        known = [estimate.times(count) for estimate, count in found if estimate is not None]
+        return Estimate.total(known) if known and len(known) == len(parts) else None
+
+
+def forward_parts(work: Program) -> list[tuple[Program, float]]:
+    """The forward programs that a pass of a training step is made of, and how often each.
+
+    Args:
+        work: a product, attention, norm, activation or element-wise operator.
+
+    Returns:
+        Nothing for any other program or dtype.
+    """
+    op, _, direction = work.op.partition("_")
+    dtype = work.variant.compute
+    if dtype not in _DTYPES or direction not in (FORWARD, BACKWARD, WEIGHT_GRADIENT):
+        return []
+    d = work.dims
+    if op == "linear":
+        rows, n, k = d["rows"], d["n"], d["k"]
+        weights, inputs = _linear(dtype, n, k, rows), _linear(dtype, rows, k, n)
+        return {
+            FORWARD: [(_linear(dtype, rows, n, k), 1.0)],
+            BACKWARD: [(inputs, 1.0), (weights, 1.0)],
+            WEIGHT_GRADIENT: [(weights, 1.0)],
+        }[direction]
+    if op == "attention":
+        forward = program(
+            "attention", Variant(dtype, dtype, "torch.sdpa"), batch=d["batch"],
+            queries=d["queries"], keys=d["keys"], heads=d["heads"], kv_heads=d["heads"],
+            head_dim=d["head_dim"],
+        )  # fmt: skip
+        # A causal mask leaves half of the pairs: full attention is two causal ones.
+        pairs = 1.0 if work.variant.kernel.endswith("_causal") else 2.0
+        return [(forward, pairs * (1.0 if direction == FORWARD else ATTENTION_BACKWARD))]
+    if op in ("norm", "activation", "elementwise") and work.variant.kernel in _MAPS:
+        name, kernel = _MAPS[work.variant.kernel]
+        moved = program(name, Variant(dtype, dtype, kernel), rows=d["rows"], cols=d["cols"])
+        return [(moved, 1.0 if direction == FORWARD else 2.0)]
+    return []
+
+
+def _linear(dtype: str, rows: int, n: int, k: int) -> Program:
+    return program("linear", Variant(dtype, dtype, "torch.linear"), rows=rows, n=n, k=k)
