@@ -23,7 +23,7 @@ from foreplan.datasets.gloo_wait import _readers, nicer_reader, wait_awake
 rank, store = int(sys.argv[1]), sys.argv[2]
 torch.set_num_threads(1)
 dist.init_process_group("gloo", store=dist.FileStore(store, 2), rank=rank, world_size=2,
-                        timeout=timedelta(seconds=60))
+                        timeout=timedelta(seconds=300))
 said = []
 with nicer_reader():
     group = dist.new_group([0, 1])

@@ -61,7 +61,7 @@ def test_messages_and_collectives_of_unlike_local_ranks() -> None:
     assert {(s.kind, s.payload_bytes) for s in found.samples} == {
         (kind, size) for kind in measured for size in SIZES
     }
-    assert all(1e-6 < sample.seconds < 5.0 for sample in found.samples)
+    assert all(1e-6 < sample.seconds < 60.0 for sample in found.samples)
     tier = found.tier(["localhost"], "host", "measured here")
     assert tier.backend == "gloo"
     assert tier.bandwidth_bytes_per_s > 1e6
@@ -105,7 +105,7 @@ def test_nobody_there_is_missing_data_in_time() -> None:
     started = time.monotonic()
     with pytest.raises(MissingDataError, match=f"--serve {endpoint}"):
         connect_link(endpoint, timeout_s=0.5)
-    assert time.monotonic() - started < 60, "it waited for its usual patience"
+    assert time.monotonic() - started < 290, "it did not give up in time"
 
 
 def test_an_address_of_another_host_cannot_be_served() -> None:
@@ -136,14 +136,14 @@ def test_interrupting_leaves_no_process() -> None:
     )  # fmt: skip
     assert run.stdout is not None
     run.stdout.readline()
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 300
     while len(children := _children(run.pid)) < 2:
         assert time.monotonic() < deadline, "the ranks did not start"
         time.sleep(0.05)
     run.send_signal(2)
-    run.wait(timeout=60)
+    run.wait(timeout=300)
     run.stdout.close()
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 300
     while any(Path(f"/proc/{pid}").exists() for pid in children):
         assert time.monotonic() < deadline, "a rank outlived its parent"
         time.sleep(0.05)
@@ -274,7 +274,7 @@ def test_sums_through_shared_memory_have_prices_of_their_own() -> None:
     assert {(s.kind, s.ranks, s.payload_bytes) for s in found.waited} == {
         (kind, 2, size) for kind in ("all_reduce", "all_gather") for size in SIZES[:2]
     }
-    assert all(0.0 < sample.seconds < 5.0 for sample in found.waited)
+    assert all(0.0 < sample.seconds < 60.0 for sample in found.waited)
     tier = found.tier(["localhost"], "host", "measured here")
     assert {fit.kind for fit in tier.waited} == {"all_reduce", "all_gather"}
     assert all(fit.compute_share is None for fit in tier.waited)
@@ -292,7 +292,7 @@ def test_a_rank_that_dies_or_stops_is_named_in_one_line(signal_name: str) -> Non
 
     other = threading.Thread(target=measure)
     other.start()
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + 300
     victim = None
     while victim is None:
         assert time.monotonic() < deadline, "the ranks did not start"
