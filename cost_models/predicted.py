@@ -9,10 +9,15 @@ from foreplan.cost_models.costs import Estimate, Work
 from foreplan.cost_models.expert_parts import expert_parts
 from foreplan.cost_models.predictor import Predictor
 from foreplan.cost_models.roofline import unpacking
-from foreplan.cost_models.unpacking import unpacked_weights, unpacking_floor_s
+from foreplan.cost_models.unpacking import (
+    unpacked_weights,
+    unpacking_floor_s,
+    writes_out,
+    writing_s,
+)
 from foreplan.datasets import device_zoo
 from foreplan.datasets.device import Device
-from foreplan.datasets.program import Program
+from foreplan.datasets.program import Program, Variant
 
 
 class PredictedSource:
@@ -54,12 +59,16 @@ class PredictedSource:
         target = self._devices.get(device, device)
         shares = {work: expert_parts(work) or [(work, 1.0)] for work in wanted}
         parts = list(dict.fromkeys(part for each in shares.values() for part, _ in each))
-        found = dict(zip(parts, self._predictor.supported(parts, target), strict=True))
+        asked = [_multiplied(part) for part in parts]
+        found = dict(zip(parts, self._predictor.supported(asked, target), strict=True))
         figures = target if isinstance(target, Device) else device_zoo.device(target)
         for part, estimate in found.items():
             if estimate is not None and unpacked_weights(part):
-                # The tables that it was trained on know fused kernels alone.
-                whole_s = Estimate.total([estimate, unpacking(part, figures)])
+                # The tables that it was trained on know kernels that unpack in registers alone.
+                extra, least_s = unpacking(part, figures), writing_s(part, figures)
+                if least_s is not None:
+                    extra = extra.times(least_s / extra.mean_s)
+                whole_s = Estimate.total([estimate, extra])
                 found[part] = replace(whole_s, source=estimate.source)
             elif estimate is not None:
                 floor_s = unpacking_floor_s(part, figures)
@@ -70,3 +79,10 @@ class PredictedSource:
             known = [estimate.times(share) for estimate, share in priced if estimate is not None]
             whole = len(known) == len(priced)
             self._known[work, device] = Estimate.total(known) if whole else None
+
+
+def _multiplied(part: Program) -> Program:
+    """What multiplies: a product in bf16, where a kernel has written the weight out before."""
+    if part.op != "linear" or not writes_out(part):
+        return part
+    return replace(part, variant=Variant("bf16", "bf16", "torch.linear"))

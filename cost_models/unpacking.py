@@ -22,14 +22,17 @@ _UNIT_S_A_VALUE = MappingProxyType({
     "int4": MappingProxyType({8: 27.9e-12, 16: 33.0e-12, 32: 54.7e-12}),
     "int8": MappingProxyType({8: 37.8e-12, 16: 38.9e-12, 32: 47.6e-12}),
 })  # fmt: skip
+#: The same of a fused kernel for many rows, which writes the weight out: what it takes longer than
+#: bf16 at 4096 x 14336 and 512 rows on the whole chip (`measured`: 63 and 59 us,
+#: docs/results/h200.md). Slices of 66 and 32 agree within 12 %.
+_UNIT_S_A_WRITTEN_VALUE = MappingProxyType({"int4": 142e-12, "int8": 133e-12})
 _MEASURED_CHIP = "gh100"
 
 
 def unpacked_weights(program: Program) -> float:
     """Elements of a weight, or of keys and values, that are written out; 0 for a fused kernel."""
     d, kernel = program.dims, program.variant.kernel
-    many = kernel.endswith(_FOR_MANY_ROWS) and d["rows"] > FEW_ROWS
-    if not (many or kernel.endswith(_KERNELS)):
+    if not (writes_out(program) or kernel.endswith(_KERNELS)):
         return 0.0
     if program.op == "linear":
         return float(d["n"] * d["k"])
@@ -57,14 +60,35 @@ def unpacking_floor_s(program: Program, figures: Device) -> float:
     0 too on chips where this was not measured.
     """
     storage, rows = program.variant.storage, program.dims.get("rows", 0)
-    fused = program.op == "linear" and program.variant.kernel.endswith(_FOR_MANY_ROWS)
-    if not fused or rows > FEW_ROWS or storage not in _UNIT_S_A_VALUE:
-        return 0.0
-    if figures.chip != _MEASURED_CHIP or figures.units is None:
+    if writes_out(program) or not _measured(program, figures):
         return 0.0
     by_rows = _UNIT_S_A_VALUE[storage]
     calls, rest = divmod(rows, ROWS_A_CALL)
     unit_s = calls * by_rows[ROWS_A_CALL]
     if rest:
         unit_s += by_rows[min(size for size in by_rows if rest <= size)]
-    return program.dims["n"] * program.dims["k"] * unit_s / figures.units
+    return program.dims["n"] * program.dims["k"] * unit_s / (figures.units or 1)
+
+
+def writes_out(program: Program) -> bool:
+    """Whether a fused kernel has so many rows that it unpacks once and multiplies in bf16."""
+    fused = program.variant.kernel.endswith(_FOR_MANY_ROWS)
+    return fused and program.dims["rows"] > FEW_ROWS
+
+
+def writing_s(program: Program, figures: Device) -> float | None:
+    """Seconds in which a fused kernel for many rows writes the weight out.
+
+    ``None`` for other kernels and on chips where this was not measured.
+    """
+    if not writes_out(program) or not _measured(program, figures):
+        return None
+    unit_s = _UNIT_S_A_WRITTEN_VALUE[program.variant.storage]
+    return unpacked_weights(program) * unit_s / (figures.units or 1)
+
+
+def _measured(program: Program, figures: Device) -> bool:
+    """Whether the constants above hold for a program on a device."""
+    fused = program.op == "linear" and program.variant.kernel.endswith(_FOR_MANY_ROWS)
+    known = figures.chip == _MEASURED_CHIP and figures.units is not None
+    return fused and known and program.variant.storage in _UNIT_S_A_VALUE

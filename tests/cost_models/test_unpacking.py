@@ -4,7 +4,12 @@ import pytest
 
 from foreplan.cost_models.predicted import PredictedSource
 from foreplan.cost_models.roofline import FACTOR, RooflineSource
-from foreplan.cost_models.unpacking import unpacked_weights, unpacking_bytes, unpacking_floor_s
+from foreplan.cost_models.unpacking import (
+    unpacked_weights,
+    unpacking_bytes,
+    unpacking_floor_s,
+    writing_s,
+)
 from foreplan.datasets import device_zoo
 from foreplan.datasets.device import Device
 from foreplan.datasets.kernels import FEW_ROWS
@@ -93,3 +98,19 @@ def predicted(item: Program, device: Device) -> float:
     assert estimate is not None
     assert estimate.low_s <= estimate.mean_s <= estimate.high_s
     return estimate.mean_s
+
+
+def test_many_rows_are_a_product_in_bf16_and_the_time_of_writing_out() -> None:
+    whole = device_zoo.device("h200")
+    for units in (132, 33):
+        figures = whole.model_copy(update={"units": units})
+        plain, four, eight = (
+            predicted(program("linear", Variant.parse(v), rows=512, n=4096, k=14336), figures)
+            for v in ("bf16/bf16/torch.linear", "int4/bf16/foreplan.fragment_linear", FUSED)
+        )
+        assert four - plain == pytest.approx(63e-6 * 132 / units, rel=0.01)
+        assert eight - plain == pytest.approx(59e-6 * 132 / units, rel=0.01)
+    elsewhere = device_zoo.device("h100").model_copy(update={"chip": "other"})
+    item = program("linear", Variant.parse(FUSED), rows=512, n=4096, k=14336)
+    assert writing_s(item, elsewhere) is None
+    assert unpacking_floor_s(item, whole) == 0.0
