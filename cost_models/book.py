@@ -230,14 +230,15 @@ def cost_book(
 
         sources.append(_ByZooName(PredictedSource(), zoo))
     figures = _figures(cluster, profiles)
+    reads = {k: p.read_bandwidth for k, p in profiles.by_label.items() if p.read_bandwidth}
     switch_s = {k: p.switch_s for k, p in profiles.by_label.items() if p.switch_s}
-    roofline = RooflineSource(figures, switch_s=switch_s)
+    roofline = RooflineSource(figures, read_bandwidth=reads, switch_s=switch_s)
     gpus = {k: p.device for k, p in profiles.by_label.items() if p.device.kind != "cpu"}
     if choice == "predicted" and gpus:
         from foreplan.cost_models.predicted import PredictedSource
         from foreplan.cost_models.training_costs import TrainingSource
 
-        forward = PredictedSource(devices=gpus)
+        forward = PredictedSource(devices=gpus, read_bandwidth=reads)
         sources += [forward, TrainingSource(forward, roofline)]
     sources.append(roofline)
     corrections = {k: c for k, c in profiles.calibrations.items() if c.costs == choice}

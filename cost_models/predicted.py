@@ -30,6 +30,7 @@ class PredictedSource:
     Args:
         predictor: the loaded model; ``None`` loads ``pretrained:ops`` when first asked.
         devices: figures of devices that the zoo lacks, by name.
+        read_bandwidth: of them bytes a second of memory that is only read, where that is known.
     """
 
     def __init__(
@@ -37,7 +38,9 @@ class PredictedSource:
         predictor: Predictor | None = None,
         *,
         devices: Mapping[str, Device] | None = None,
+        read_bandwidth: Mapping[str, float] | None = None,
     ) -> None:
+        self._read_bandwidth = dict(read_bandwidth or {})
         self._predictor = predictor
         self._devices = dict(devices or {})
         self._known: dict[tuple[Program, str], Estimate | None] = {}
@@ -59,9 +62,8 @@ class PredictedSource:
         target = self._devices.get(device, device)
         shares = {work: expert_parts(work) or [(work, 1.0)] for work in wanted}
         parts = list(dict.fromkeys(part for each in shares.values() for part, _ in each))
-        asked = [_multiplied(part) for part in parts]
-        found = dict(zip(parts, self._predictor.supported(asked, target), strict=True))
         figures = target if isinstance(target, Device) else device_zoo.device(target)
+        found = self._found(parts, device, target)
         for part, estimate in found.items():
             if estimate is not None and unpacked_weights(part):
                 # The tables that it was trained on know kernels that unpack in registers alone.
@@ -79,6 +81,27 @@ class PredictedSource:
             known = [estimate.times(share) for estimate, share in priced if estimate is not None]
             whole = len(known) == len(priced)
             self._known[work, device] = Estimate.total(known) if whole else None
+
+    def _found(
+        self, parts: list[Program], name: str, device: str | Device
+    ) -> dict[Program, Estimate | None]:
+        """What the predictor says; products see how fast the device reads its weights."""
+        assert self._predictor is not None
+        reader, read = device, self._read_bandwidth.get(name)
+        if read is not None and isinstance(device, Device):
+            fastest = max(read, device.memory_bandwidth or 0.0)
+            reader = device.model_copy(update={"memory_bandwidth": fastest})
+        products = [part for part in parts if part.op == "linear"]
+        others = [part for part in parts if part.op != "linear"]
+        asked = [_multiplied(part) for part in products]
+        return dict(
+            zip(
+                [*products, *others],
+                [*self._predictor.supported(asked, reader),
+                 *self._predictor.supported(others, device)],
+                strict=True,
+            )
+        )  # fmt: skip
 
 
 def _multiplied(part: Program) -> Program:

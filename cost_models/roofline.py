@@ -38,14 +38,18 @@ class RooflineSource:
 
     Args:
         devices: the devices, or by rank label or device name.
+        read_bandwidth: by the same name bytes a second of memory that is only read, where that is
+            known: weights are.
         switch_s: by the same name seconds from one program of inference to the next, where passes
             are replayed from graphs (``Profile.switch_s``): these wait for no launch by the host.
     """
 
     def __init__(
         self, devices: Device | Iterable[Device] | Mapping[str, Device], *,
+        read_bandwidth: Mapping[str, float] | None = None,
         switch_s: Mapping[str, float] | None = None,
     ) -> None:  # fmt: skip
+        self._read_bandwidth = dict(read_bandwidth or {})
         self._switch_s = dict(switch_s or {})
         if isinstance(devices, Mapping):
             self.devices = dict(devices)
@@ -70,7 +74,10 @@ class RooflineSource:
             return None
         if device in self._switch_s and not is_training(work):
             launch = min(launch, self._switch_s[device])
-        memory_s = work.bytes / figures.memory_bandwidth
+        fastest = figures.memory_bandwidth
+        if work.op == "linear":
+            fastest = max(fastest, self._read_bandwidth.get(device, 0.0))
+        memory_s = work.bytes / fastest
         unpack_s = unpacking_bytes(work) / figures.memory_bandwidth
         if work.op not in _ARITHMETIC and work.op not in PRODUCTS:
             # Few FLOP a byte: no matrix peak bounds them, and a vector peak seldom does.

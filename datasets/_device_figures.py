@@ -43,6 +43,9 @@ _WITHIN = {
     "avx512_bf16": ("sse41", "avx2", "avx512", "avx512_vnni", "avx512_bf16"),
 }
 
+#: Bytes of a row of the matrix that is read to see how fast memory is.
+_COLUMNS = 16384
+
 
 def identity(name: DeviceName, word: str) -> dict[str, Any]:
     """What the device is: chip, memory, units, caches, and the software that computes on it."""
@@ -63,6 +66,7 @@ def figures(word: str, time_calls: Timer) -> dict[str, float]:
     """Measure the device: names as in `foreplan.datasets.device.Device`, SI units.
 
     - ``memory_bandwidth``: of a copy far larger than the caches, bytes read and written;
+    - ``read_bandwidth``: of a sum or of a product by eight columns, whichever reads faster;
     - ``host_to_device``, ``device_to_host``: of a copy from and to pinned memory;
     - ``peak_flops.<dtype>``: best of the square products tried;
     - ``launch_overhead_s``: time of an operator on one element, back to back.
@@ -85,6 +89,10 @@ def _bandwidths(word: str, time_calls: Timer) -> dict[str, float]:
         host = torch.empty(size, dtype=torch.uint8, pin_memory=True)
         found["host_to_device"] = size / _best(lambda: target.copy_(host), time_calls, 1)
         found["device_to_host"] = size / _best(lambda: host.copy_(source), time_calls, 1)
+        rows = source[: size // _COLUMNS * _COLUMNS].view(torch.bfloat16).view(-1, _COLUMNS // 2)
+        few = torch.ones(_COLUMNS // 2, 8, dtype=torch.bfloat16, device=word)
+        reads = (lambda: rows @ few, lambda: source.view(torch.float32).sum())
+        found["read_bandwidth"] = rows.nbytes / min(_best(call, time_calls, 1) for call in reads)
     return found
 
 

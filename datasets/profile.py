@@ -111,6 +111,9 @@ class Profile(StrictModel):
     host_to_device: BytesPerSecond | None = None
     """Bandwidth of a copy from pinned host memory; absent on a CPU."""
     device_to_host: BytesPerSecond | None = None
+    read_bandwidth: BytesPerSecond | None = None
+    """Of memory that is only read; absent on a CPU. A slice of a GPU reads faster than it copies,
+    which is what the device's own figure says."""
     switch_s: Seconds | None = None
     """What a program takes longer behind another one than behind itself, seconds: rows were timed
     in graphs that repeat one program. Absent where calls were not recorded."""

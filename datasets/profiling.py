@@ -24,7 +24,7 @@ from foreplan.datasets.specs import validate
 from foreplan.errors import SpecError
 
 #: Figures that a profile keeps beside its device.
-_APART = ("host_to_device", "device_to_host", "switch_s")
+_APART = ("host_to_device", "device_to_host", "read_bandwidth", "switch_s")
 
 
 @dataclass(frozen=True, slots=True)

@@ -115,6 +115,7 @@ class Rank:
             return PhaseKernels(Variant.parse(text), Variant.parse(text))
 
         model, found = self._model(), {}
+        self._kept: list[Any] = []  # graphs keep addresses, not tensors
         graphs = PassGraphs(self.device) if self.gpu else None
         for bits in BITS:
             stage = DecoderStage(
@@ -133,6 +134,7 @@ class Rank:
                     partial(stage.prefill, 0, x) if phase == "prefill"
                     else partial(stage.decode, 0, 1, x)
                 )  # fmt: skip
+                self._kept += [stage, x]
                 if graphs is not None:
                     graphs.warm_up(body)  # type: ignore[arg-type]
                     body = graphs.record(body)  # type: ignore[arg-type]

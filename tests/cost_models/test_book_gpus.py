@@ -60,3 +60,26 @@ def test_a_profiled_gpu_s_training_passes_are_predicted_not_the_roofline_s() -> 
     found = {c: cost_book(cluster, profiles, c).cost(work, label) for c in COST_CHOICES}
     assert found["predicted"].source == "predicted"
     assert found["roofline"].source == found["measured"].source == "roofline"
+
+
+def test_products_see_how_fast_a_slice_reads() -> None:
+    slice_ = device_zoo.device("h200").model_copy(
+        update={"name": "cuda:0/sms=32", "units": 32, "memory_bandwidth": 2.3e12}
+    )
+    cluster = validate(Cluster, {"devices": [{"name": "cuda:0/sms=32"}]}, "cluster")
+    label = cluster.ranks()[0].label
+    plain = Variant("bf16", "bf16", "torch.linear")
+    few = program("linear", plain, rows=8, n=8192, k=8192)
+    norm = program("norm", Variant("bf16", "bf16", "torch.rms_norm"), rows=8192, cols=8192)
+    found = {}
+    for read in (None, 3.4e12):
+        profiles = Profiles(
+            {label: Profile(device=slice_, software={}, rows=(), read_bandwidth=read)}
+        )
+        for choice in ("predicted", "roofline"):
+            book = cost_book(cluster, profiles, choice)
+            found[choice, read] = [book.cost(item, label).mean_s for item in (few, norm)]
+    for choice in ("predicted", "roofline"):
+        (before, same), (after, unchanged) = found[choice, None], found[choice, 3.4e12]
+        assert after < 0.9 * before
+        assert unchanged == same
