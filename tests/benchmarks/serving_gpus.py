@@ -4,7 +4,7 @@
 the workload on one device; ``... plan FOLDER CASE...`` plans each case from measured, predicted and
 roofline costs; ``... run FOLDER CASE...`` runs all of these and the baselines, interleaved, after
 planning what is not planned yet, and prints one JSON line a decision, also of one that could not be
-loaded, with the reason and its peak. Weights are random, so that only decisions of equal average
+loaded, with the reason and its peak; ``... decisions FOLDER CASE...`` leaves the baselines out. Weights are random, so that only decisions of equal average
 bits compare.
 """
 
@@ -120,9 +120,12 @@ def planned(folder: Path, case: str) -> Plan:
     return made
 
 
-def run(folder: Path, case: str) -> None:
+def run(folder: Path, case: str, *, baselines: bool = True) -> None:
     """Verify one case."""
     made, compared = planned(folder, case), CASES[case][3]
+    if not baselines:
+        kept = tuple(a for a in made.alternatives if a.name.startswith("decided"))
+        made, compared = made.model_copy(update={"alternatives": kept}), False
     ServingPlanner.modes = ServingPlanner.modes if compared else ()  # else in another case
     document = verified(case, made)
     if document is None:
@@ -181,6 +184,9 @@ if __name__ == "__main__":
     else:
         for each in rest:
             try:
-                (run if word == "run" else planned)(Path(first), each)
+                if word == "plan":
+                    planned(Path(first), each)
+                else:
+                    run(Path(first), each, baselines=word == "run")
             except ForeplanError as error:
                 print(json.dumps({"case": each, "failure": str(error)}), flush=True)
