@@ -4,8 +4,8 @@
 the workload on one device; ``... plan FOLDER CASE...`` plans each case from measured, predicted and
 roofline costs; ``... run FOLDER CASE...`` runs all of these and the baselines, interleaved, after
 planning what is not planned yet, and prints one JSON line a decision, also of one that could not be
-loaded, with the reason and its peak; ``... decisions FOLDER CASE...`` leaves the baselines out. Weights are random, so that only decisions of equal average
-bits compare.
+loaded, with the reason and its peak; ``... decisions FOLDER CASE...`` leaves the baselines out.
+Weights are random, so that only decisions of equal average bits compare.
 """
 
 from __future__ import annotations
