@@ -11,7 +11,8 @@ from foreplan.planner.bubbles.baselines import balanced, first_stage, three_phas
 from foreplan.planner.bubbles.decision import BackboneStage, BubblesDecision
 from foreplan.planner.bubbles.filling import Filling, fill
 from foreplan.planner.bubbles.layouts import Layout
-from foreplan.planner.bubbles.search import BubbleSearch, Replay
+from foreplan.planner.bubbles.replays import Replay, lacks
+from foreplan.planner.bubbles.search import BubbleSearch
 
 
 def searched_baselines(search: BubbleSearch) -> dict[str, BubblesDecision | str]:
@@ -71,7 +72,7 @@ def _quickest(
         except (SpecError, InfeasibleError) as error:
             reason = str(error)
             continue
-        lacking = search.lacks(replay)
+        lacking = lacks(search.problem, replay)
         if lacking is None:
             replays.append(replay)
         else:

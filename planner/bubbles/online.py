@@ -27,7 +27,8 @@ from foreplan.planner.bubbles.decision import BubblesDecision
 from foreplan.planner.bubbles.filling import Filling, fill
 from foreplan.planner.bubbles.placement import encoder_plan
 from foreplan.planner.bubbles.recompute import settled, stamped
-from foreplan.planner.bubbles.search import BubbleSearch, simulated
+from foreplan.planner.bubbles.replays import simulated
+from foreplan.planner.bubbles.search import BubbleSearch
 from foreplan.planner.bubbles.spec import BubblesWorkload
 from foreplan.planner.bubbles.training_step import TrainingStep
 

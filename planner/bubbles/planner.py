@@ -16,37 +16,30 @@ import math
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-import numpy as np
-
 from foreplan.cost_models.costs import Work
 from foreplan.cost_models.memory import MemoryLedger
-from foreplan.cost_models.mfu import model_flops_utilisation
 from foreplan.cost_models.schedule import Schedule
 from foreplan.cost_models.timeline import Timeline
-from foreplan.datasets import device_zoo
 from foreplan.errors import InfeasibleError, SpecError
 from foreplan.planner.base import Agreement, Bound, Choice, Kernels, Planner, Problem
 from foreplan.planner.bubbles import recompute
-from foreplan.planner.bubbles.arithmetic import Arithmetic
-from foreplan.planner.bubbles.backbone import schedule_name
+from foreplan.planner.bubbles.assumptions import assumptions
 from foreplan.planner.bubbles.baseline_search import searched_baselines
 from foreplan.planner.bubbles.bounds import describe
 from foreplan.planner.bubbles.decision import BubblesDecision
+from foreplan.planner.bubbles.figures import step_figures
 from foreplan.planner.bubbles.filling import Filled, describe_unfit
 from foreplan.planner.bubbles.ledger import ledgers
 from foreplan.planner.bubbles.module_sizes import with_sizes
 from foreplan.planner.bubbles.multimodal import completed
-from foreplan.planner.bubbles.robustness import bubble_shares, inside_share, jittered_s
+from foreplan.planner.bubbles.replays import Replay, simulated
 from foreplan.planner.bubbles.schedule import StepSchedule
-from foreplan.planner.bubbles.search import BubbleSearch, Replay, simulated
+from foreplan.planner.bubbles.search import BubbleSearch
 from foreplan.planner.bubbles.spec import BubblesWorkload
-from foreplan.planner.bubbles.towers import backbone_tower, encoder_towers
 from foreplan.planner.bubbles.training_step import TrainingStep
 from foreplan.planner.bubbles.widen import widen
 from foreplan.planner.bubbles.works import given_prices
 
-#: Jitter that a plan reports, and from how many draws.
-JITTER, DRAWS = 0.05, 20
 #: Reasons against other candidates that a plan repeats.
 _REASONS = 8
 #: Steps that differ by less, relatively, are as long as each other.
@@ -87,7 +80,7 @@ class BubblesPlanner(Planner[BubblesWorkload, BubblesDecision]):
         """The best decision under one way to cut stages."""
         answers = search.candidates()
         replays = search.best(answers)
-        notes = list(_assumptions(problem))
+        notes = list(assumptions(problem))
         if search.by_memory:
             notes.insert(0, "stages are cut by memory, because nothing fits in stages cut by time")
         if replays:
@@ -232,26 +225,7 @@ class BubblesPlanner(Planner[BubblesWorkload, BubblesDecision]):
         self, problem: Problem[BubblesWorkload], decision: BubblesDecision, timeline: Timeline
     ) -> dict[str, float]:
         """Throughput, encoder time inside the backbone's step, idle time by cause, jitter."""
-        w, total = problem.workload, timeline.makespan_s
-        samples = decision.microbatches * w.microbatch * decision.plan.dp
-        idle = 1.0 - float(np.mean(timeline.busy_s())) / total
-        jitter = jittered_s(timeline, problem.costs, JITTER, draws=DRAWS, seed=problem.seed)
-        figures = {
-            "samples_per_s": samples / total,
-            "tokens_per_s": samples * w.sequence_length / total,
-            "encoder_inside_share": inside_share(timeline),
-            "compute_idle_share": idle,
-            "jitter_5_percent_p95_s": float(np.percentile(jitter, 95)),
-        }
-        figures |= bubble_shares(TrainingStep.of(problem, decision), problem.costs, decision)
-        peak = _peak_flops(problem)
-        if peak is not None:
-            flops = training_flops(problem) * samples
-            figures["model_flops_utilisation"] = model_flops_utilisation(
-                flops_per_token=flops, tokens=1, step_s=total, devices=decision.plan.devices,
-                peak_flops=peak,
-            )  # fmt: skip
-        return figures
+        return step_figures(problem, decision, timeline)
 
     # ------------------------------------------------------------------------------- real runs
 
@@ -281,25 +255,6 @@ class BubblesPlanner(Planner[BubblesWorkload, BubblesDecision]):
         from foreplan.planner.bubbles.execution.entry import compare_steps
 
         return compare_steps(result, reference)
-
-
-def training_flops(problem: Problem[BubblesWorkload]) -> float:
-    """Model FLOP of one sample: forward and backward, nothing computed again (``theory``).
-
-    Products 2 FLOP a weight and token forwards and 4 backwards (none of a frozen encoder),
-    attention 4 s h a token and layer for each direction's pass, half of it under a causal mask
-    counted in full, as is usual.
-    """
-    w = problem.workload
-    total = 0.0
-    towers = [(backbone_tower(problem), w.sequence_length, 1, 3.0)]
-    for spec, tower in zip(w.encoders, encoder_towers(problem), strict=True):
-        towers.append((tower, spec.tokens, spec.images, 1.0 if spec.frozen else 3.0))
-    for tower, tokens, sequences, passes in towers:
-        weights = tower.parameters - tower.vocab * tower.hidden
-        attention = 4.0 * tower.layers * tower.heads * tower.head_dim * tokens
-        total += passes * sequences * tokens * (2.0 * weights + attention)
-    return total
 
 
 def _searched(problem: Problem[BubblesWorkload]) -> BubbleSearch:
@@ -335,43 +290,6 @@ def _described(replay: Replay) -> str:
         f = filled.filling
         text += f", {f.stages} encoder stages, units of {f.unit_layers:g} layers"
     return text
-
-
-def _assumptions(problem: Problem[BubblesWorkload]) -> tuple[str, ...]:
-    w = problem.workload
-    notes = [
-        "data parallel replicas and tensor parallel lanes are alike: one rank of the schedule "
-        "stands for lane 0 of replica 0, collectives are priced for the whole group",
-        "parameters of a rank's first virtual stage are gathered and its gradients reduced in the "
-        "open, those of its other stages behind computation",
-        "encoder work beside the backbone's communication slows neither down, apart from what the "
-        "cluster states: contention between ranks of a host, and what collectives take from "
-        "computation",
-        "passes cost what their operators do one by one; slices, averages over positions and the "
-        "host's time between operators are left out"
-        if Arithmetic.of(problem.cluster).measurable
-        else "backward passes cost what their matrix products do, attention twice its forward pass "
-        "and once more where its inside is computed again",
-    ]
-    if any(encoder.dims and encoder.dims.layer_forward_s for encoder in w.encoders) or (
-        w.backbone is not None and w.backbone.layer_forward_s is not None
-    ):
-        notes.append("times of layers are the workload's own")
-    if any(value is not None for value in w.times.model_dump().values()):
-        notes.append("times of collectives, transfers or the optimizer are the workload's own")
-    if problem.costs.issued:
-        notes.append("hosts issue what devices run, in order, and wait for nothing")
-    if schedule_name(w.schedule, w.plan.chunks if w.plan else 2) != w.schedule:
-        notes.append("with one chunk a rank interleaved 1F1B is 1F1B")
-    return tuple(notes)
-
-
-def _peak_flops(problem: Problem[BubblesWorkload]) -> float | None:
-    """Dense bf16 peak of the devices, where all are of one published kind."""
-    names = {rank.name.zoo for rank in problem.cluster.ranks()}
-    if len(names) != 1 or (name := names.pop()) is None:
-        return None
-    return device_zoo.device(name).peak("bf16")
 
 
 def _check(

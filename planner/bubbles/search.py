@@ -15,11 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
-from foreplan.cost_models.costs import Work
-from foreplan.cost_models.host_queue import simulator
 from foreplan.cost_models.memory import show_bytes
-from foreplan.cost_models.simulator import durations
-from foreplan.cost_models.timeline import Timeline
 from foreplan.errors import InfeasibleError, SpecError
 from foreplan.planner.base import Problem
 from foreplan.planner.bubbles.backbone import (
@@ -28,37 +24,18 @@ from foreplan.planner.bubbles.backbone import (
     schedule_name,
 )
 from foreplan.planner.bubbles.decision import BackboneStage, BubblesDecision
+from foreplan.planner.bubbles.exchange_cost import exchange_cost_s
 from foreplan.planner.bubbles.filling import Filled, Filling, describe_unfit, fill
 from foreplan.planner.bubbles.layouts import CLOSER, Layout, layouts
-from foreplan.planner.bubbles.ledger import capacity_bytes, ledgers, live_bytes, static_items
+from foreplan.planner.bubbles.ledger import capacity_bytes, live_bytes, static_items
 from foreplan.planner.bubbles.memory_cuts import MemoryCuts
-from foreplan.planner.bubbles.placement import BUCKETS, encoder_plan
-from foreplan.planner.bubbles.schedule import StepSchedule
+from foreplan.planner.bubbles.placement import encoder_plan
+from foreplan.planner.bubbles.replays import Replay, lacks, simulated
 from foreplan.planner.bubbles.spec import BubblesWorkload
 from foreplan.planner.bubbles.training_step import TrainingStep
 
 #: Answers whose warm-up is searched, answers that are simulated.
 REFINED, REPLAYED = 2, 6
-
-
-@dataclass(frozen=True, slots=True)
-class Replay:
-    """A decision with its simulated time.
-
-    Attributes:
-        decision: what was simulated.
-        timeline: of the simulator.
-        filled: how it was found, ``None`` for baselines.
-    """
-
-    decision: BubblesDecision
-    timeline: Timeline
-    filled: Filled | None = None
-
-    @property
-    def total_s(self) -> float:
-        """Simulated step."""
-        return self.timeline.makespan_s
 
 
 @dataclass(slots=True)
@@ -72,18 +49,6 @@ class Findings:
 
     rejected: dict[str, str] = field(default_factory=dict)
     evaluations: int = 0
-
-
-def simulated(problem: Problem[BubblesWorkload], decision: BubblesDecision) -> Timeline:
-    """A decision's step at the problem's prices.
-
-    Raises:
-        MissingDataError: a work without a price.
-    """
-    step = TrainingStep.of(problem, decision)
-    schedule = StepSchedule(step, decision).build()
-    made = simulator(schedule, problem.costs, contention=step.contention)
-    return made.run(durations(schedule, problem.costs))
 
 
 class BubbleSearch:
@@ -296,64 +261,13 @@ class BubbleSearch:
 
     def estimate_s(self, filled: Filled) -> float:
         """The solver's objective and what exchange and optimizer of the encoders add to it."""
-        return filled.solution.objective + self._after_s(filled.filling)
-
-    def _after_s(self, filling: Filling) -> float:
-        """What is exchanged beyond or instead of one micro-batch's work, and the optimizer."""
-        timeline = filling.timeline
-        step, costs = timeline.step, timeline.costs
-        device, sharded = step.devices[0], step.workload.sharded_optimizer
-        gather = scatter = forward = backward = optimizer = taken = 0.0
-
-        def seconds(work: Work) -> float:
-            return costs.cost(work, device).mean_s
-
-        def beside(work: Work) -> float:
-            lost = step.beside(work)
-            return 0.0 if lost is None else seconds(lost)
-
-        for e, tower in enumerate(step.encoders):
-            if step.encoder(e).frozen:
-                continue
-            group = step.replica_group(tuple(range(0, step.plan.pp, filling.stages)))
-            layers = tower.layers // filling.stages
-            own = tower.range_parameters(0, layers) // step.plan.tp
-            optimizer += seconds(step.steps.optimizer(own // (len(group) if sharded else 1)))
-            if len(group) < 2:
-                continue
-            if not sharded:
-                reduced = step.steps.reduce(own, group)
-                scatter, taken = scatter + seconds(reduced), taken + beside(reduced)
-                continue
-            gathered = step.steps.gather(own, group, encoder=True)
-            reduced = step.steps.scatter(own, group, encoder=True)
-            gather, scatter = gather + seconds(gathered), scatter + seconds(reduced)
-            taken += beside(gathered) + beside(reduced)
-            halves = 2 * layers
-            forward += seconds(step.unit(e, step.plan.tp, 0, halves, "F", bare=False))
-            backward += seconds(step.unit(e, step.plan.tp, 0, halves, "B", bare=False))
-        exposed = max(gather / BUCKETS, gather - forward) + max(
-            scatter / BUCKETS, scatter - backward
-        )
-        return max(exposed, taken) + optimizer
+        return filled.solution.objective + exchange_cost_s(filled.filling)
 
     # ------------------------------------------------------------------------------- replays
 
     def replay(self, decision: BubblesDecision, filled: Filled | None = None) -> Replay:
         """Simulate a decision and write down what it adds to the backbone's own step."""
         return Replay(decision, simulated(self.problem, decision), filled)
-
-    def lacks(self, replay: Replay) -> str | None:
-        """Which rank lacks how much memory for what, or ``None``."""
-        step = TrainingStep.of(self.problem, replay.decision)
-        peaks = replay.timeline.peak_memory()
-        held = zip(ledgers(self.problem, step, replay.decision), peaks, strict=True)
-        for rank, (ledger, peak) in enumerate(held):
-            try:
-                ledger.with_peak(peak).check(rank)
-            except InfeasibleError as error:
-                return str(error)
-        return None
 
     def best(self, answers: Sequence[Filled], count: int = REPLAYED) -> list[Replay]:
         """The first answers that fit, simulated, fastest first.
@@ -376,7 +290,7 @@ class BubbleSearch:
                 continue
             seen[kind] += 1
             replay = self.replay(answer.decision, answer)
-            lacking = self.lacks(replay)
+            lacking = lacks(self.problem, replay)
             if lacking is None:
                 kept.append(replay)
             else:

@@ -19,15 +19,18 @@ class LinkMeasuring(Process):
         import torch.distributed as dist
 
         fits = [self._messages()]
-        four = dist.new_group(list(range(RANKS)), backend=self.backend)
-        two = [dist.new_group([a, a + 1], backend=self.backend) for a in range(0, RANKS, 2)]
-        pair = two[self.rank // 2]
+        mine = {}  # group of so many neighbours; all groups at the same time
+        for ranks in sorted({2, 4, RANKS}):
+            groups = [
+                dist.new_group(list(range(a, a + ranks)), backend=self.backend)
+                for a in range(0, RANKS, ranks)
+            ]
+            mine[ranks] = groups[self.rank // ranks]
         sizes = (1 << 14, 1 << 16) if self.processor else (1 << 22, 1 << 25, 1 << 28)
-        for kind, ranks, group in (
-            ("all_reduce", 2, pair), ("all_reduce", 4, four), ("all_gather", 4, four),
-            ("reduce_scatter", 4, four),
-        ):  # fmt: skip
-            seconds = []
+        kinds = [("all_reduce", ranks) for ranks in mine]
+        kinds += [(k, r) for r in mine if r > 2 for k in ("all_gather", "reduce_scatter")]
+        for kind, ranks in kinds:
+            seconds, group = [], mine[ranks]
             for size in sizes:
                 whole = torch.zeros(size // 4, device=self.device)
                 own = whole.chunk(ranks)[self.rank % ranks]
@@ -53,7 +56,7 @@ class LinkMeasuring(Process):
             "bandwidth_bytes_per_s": 1.0 / max(message["beta_s_per_byte"], 1e-15),
             "collectives": merged[0], "backend": self.backend,
             "source": "measured in this run, messages beside computation",
-            "compute_share": self._compute_share(pair),
+            "compute_share": self._compute_share(mine[2]),
         }  # fmt: skip
 
     def _compute_share(self, group: Any) -> float:

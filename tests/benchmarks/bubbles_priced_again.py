@@ -18,7 +18,7 @@ from bubbles_gpu_plans import PLANNER, measured_problem, slug
 
 from foreplan.datasets.specs import validate
 from foreplan.planner.bubbles.decision import BubblesDecision
-from foreplan.planner.bubbles.search import simulated
+from foreplan.planner.bubbles.replays import simulated
 
 
 def without_hosts(found: dict[str, Any]) -> dict[str, Any]:

@@ -7,8 +7,8 @@ from tests.planner.bubbles.problems import encoder, problem, workload
 
 from foreplan.cost_models.costs import CostBook
 from foreplan.planner.bubbles.planner import BubblesPlanner
+from foreplan.planner.bubbles.replays import simulated
 from foreplan.planner.bubbles.robustness import jittered_s
-from foreplan.planner.bubbles.search import simulated
 from foreplan.planner.bubbles.training_step import TrainingStep
 from foreplan.planner.predict import Forecast
 

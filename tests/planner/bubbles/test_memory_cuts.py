@@ -21,6 +21,7 @@ from foreplan.planner.bubbles.decision import BackboneStage
 from foreplan.planner.bubbles.filling import Filling, fill
 from foreplan.planner.bubbles.ledger import ledgers
 from foreplan.planner.bubbles.memory_cuts import MemoryCuts
+from foreplan.planner.bubbles.replays import lacks
 from foreplan.planner.bubbles.search import BubbleSearch
 from foreplan.planner.bubbles.spec import BubblesWorkload
 
@@ -203,4 +204,4 @@ def is_filled(search, step, layout, stages, count):
     )  # fmt: skip
     cap = search.max_live(timeline, count)
     filled = None if cap == 0 else fill(Filling(timeline, count, None, max_live=cap))
-    return filled is not None and search.lacks(search.replay(filled.decision)) is None
+    return filled is not None and lacks(search.problem, search.replay(filled.decision)) is None

@@ -8,7 +8,8 @@ from tests.planner.bubbles.problems import encoder, problem, workload
 
 from foreplan.errors import InfeasibleError, SpecError
 from foreplan.planner.api import load_workload, plan
-from foreplan.planner.bubbles.planner import BubblesPlanner, training_flops
+from foreplan.planner.bubbles.figures import training_flops
+from foreplan.planner.bubbles.planner import BubblesPlanner
 from foreplan.planner.bubbles.robustness import jittered_s
 from foreplan.planner.bubbles.search import BubbleSearch
 from foreplan.planner.bubbles.spec import BackbonePlan, TransformerDims
