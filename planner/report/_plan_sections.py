@@ -315,7 +315,8 @@ def workload_line(plan: Plan) -> Html:
 
 
 def _says(value: Any) -> bool:
-    return value is not None and value is not False and value not in ("", [], {})
+    """Whether a field asks for something: not where it is left out, empty or 0."""
+    return value is not None and value not in ("", [], {}, 0)
 
 
 def metric_cards(plan: Plan) -> list[tuple[str, str]]:

@@ -181,8 +181,8 @@ def _labels(plan: Plan) -> list[Label]:
         labels.append(
             Label(
                 "random weights",
-                f"{plain(plan.model.name)} has random weights: times are real, tokens and quality "
-                "mean nothing.",
+                f"{plain(plan.model.name)} has random weights: times do not depend on them, "
+                "tokens and quality mean nothing.",
             )
         )
     ranks = used_ranks(plan)
