@@ -12,7 +12,6 @@ from foreplan.cost_models.roofline import unpacking
 from foreplan.cost_models.unpacking import (
     unpacked_weights,
     unpacking_floor_s,
-    writes_out,
     writing_s,
 )
 from foreplan.datasets import device_zoo
@@ -63,7 +62,7 @@ class PredictedSource:
         shares = {work: expert_parts(work) or [(work, 1.0)] for work in wanted}
         parts = list(dict.fromkeys(part for each in shares.values() for part, _ in each))
         figures = target if isinstance(target, Device) else device_zoo.device(target)
-        found = self._found(parts, device, target)
+        found = self._found(parts, device, target, figures)
         for part, estimate in found.items():
             if estimate is not None and unpacked_weights(part):
                 # The tables that it was trained on know kernels that unpack in registers alone.
@@ -83,7 +82,7 @@ class PredictedSource:
             self._known[work, device] = Estimate.total(known) if whole else None
 
     def _found(
-        self, parts: list[Program], name: str, device: str | Device
+        self, parts: list[Program], name: str, device: str | Device, figures: Device
     ) -> dict[Program, Estimate | None]:
         """What the predictor says; products see how fast the device reads its weights."""
         assert self._predictor is not None
@@ -93,7 +92,7 @@ class PredictedSource:
             reader = device.model_copy(update={"memory_bandwidth": fastest})
         products = [part for part in parts if part.op == "linear"]
         others = [part for part in parts if part.op != "linear"]
-        asked = [_multiplied(part) for part in products]
+        asked = [_multiplied(part, figures) for part in products]
         return dict(
             zip(
                 [*products, *others],
@@ -104,8 +103,8 @@ class PredictedSource:
         )  # fmt: skip
 
 
-def _multiplied(part: Program) -> Program:
-    """What multiplies: a product in bf16, where a kernel has written the weight out before."""
-    if part.op != "linear" or not writes_out(part):
+def _multiplied(part: Program, figures: Device) -> Program:
+    """What multiplies: a product in bf16, where writing the weight out before has its own price."""
+    if writing_s(part, figures) is None:
         return part
     return replace(part, variant=Variant("bf16", "bf16", "torch.linear"))
