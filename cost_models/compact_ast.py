@@ -11,7 +11,6 @@ The encoder reads the text that ``tvm.ir.save_json`` writes and needs no TVM.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -125,10 +124,6 @@ class CompactAstEncoder:
                 self._totals,
             )
         )  # fmt: skip
-
-    def encode_all(self, texts: Iterable[bytes | str]) -> list[CompactAst]:
-        """Encode programs in order; errors name the number of the program."""
-        return [self.encode(text, f"program {number}") for number, text in enumerate(texts)]
 
 
 def _shown(raw: bytes) -> Any:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -35,6 +35,28 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.path.is_relative_to(here) and item.path.relative_to(here).as_posix() in SERIAL:
             item.add_marker("serial")
+
+
+@pytest.fixture(scope="session")
+def trained_decoder(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int, int, int], Path]:
+    """Makes a folder with weights of a small decoder of bytes whose predictions are not flat."""
+
+    def make(layers: int, kv_heads: int, positions: int) -> Path:
+        import torch
+        import transformers
+
+        config = transformers.LlamaConfig(
+            vocab_size=256, hidden_size=64, intermediate_size=128, num_hidden_layers=layers,
+            num_attention_heads=4, num_key_value_heads=kv_heads,
+            max_position_embeddings=positions, initializer_range=0.2,
+        )  # fmt: skip
+        path = tmp_path_factory.mktemp("decoder")
+        with torch.random.fork_rng():
+            torch.manual_seed(0)
+            transformers.LlamaForCausalLM(config).to(torch.bfloat16).save_pretrained(path)
+        return path
+
+    return make
 
 
 @pytest.fixture

@@ -5,7 +5,6 @@ import itertools
 import numpy as np
 import pytest
 import torch
-import transformers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -21,18 +20,8 @@ BITS = (8, 4, 3)
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    """A decoder of bytes with grouped heads whose predictions are far from flat."""
-    config = transformers.LlamaConfig(
-        vocab_size=256, hidden_size=64, intermediate_size=128, num_hidden_layers=3,
-        num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=64,
-        initializer_range=0.2,
-    )  # fmt: skip
-    path = tmp_path_factory.mktemp("decoder")
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        transformers.LlamaForCausalLM(config).to(torch.bfloat16).save_pretrained(path)
-    return path
+def folder(trained_decoder):
+    return trained_decoder(3, 2, 64)  # two heads share keys and values
 
 
 @pytest.fixture

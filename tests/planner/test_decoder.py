@@ -270,23 +270,6 @@ def test_quantised_reference_uses_the_dequantised_weights() -> None:
     assert 1e-4 < error < 0.05
 
 
-@pytest.mark.parametrize("n", [64, 192, 208])
-def test_packing_in_slices_gives_the_same_bytes(n: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    model = load_model("tiny-llama-random").model_copy(update={"vocab": n, "hidden": 128})
-    weights = RandomWeights(model)
-    weight = weights.tensor("head", "head.weight").float()
-    monkeypatch.setattr(_decoder_layer, "_SLICE_ELEMENTS", 64 * 128)
-    for variant in kernels_for("linear", "cpu", n=n, k=128):
-        kernel = registry.linear_kernel(variant, "cpu")
-        whole = kernel.pack(weight)
-        where = ("head", "head.weight", torch.device("cpu"))
-        sliced = _decoder_layer.pack(kernel, weights, *where)
-        assert (sliced.layout, sliced.n, sliced.k) == (whole.layout, n, 128)
-        assert sliced.tensors.keys() == whole.tensors.keys()
-        for role, tensor in whole.tensors.items():
-            assert torch.equal(sliced.tensors[role], tensor), variant
-
-
 # What runs is what was priced --------------------------------------------------------------------
 
 

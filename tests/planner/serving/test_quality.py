@@ -4,8 +4,6 @@ import dataclasses
 import math
 
 import pytest
-import torch
-import transformers
 
 from foreplan.cost_models.perplexity_curve import PerplexityCurve
 from foreplan.cost_models.quality_table import QualityTable, weights_digest
@@ -22,18 +20,8 @@ LAYERS = 4
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory):
-    """A folder with weights of a small decoder of bytes."""
-    config = transformers.LlamaConfig(
-        vocab_size=256, hidden_size=64, intermediate_size=128, num_hidden_layers=LAYERS,
-        num_attention_heads=4, num_key_value_heads=4, max_position_embeddings=128,
-        initializer_range=0.2,
-    )  # fmt: skip
-    path = tmp_path_factory.mktemp("decoder")
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        transformers.LlamaForCausalLM(config).to(torch.bfloat16).save_pretrained(path)
-    return load_model(path)
+def trained(trained_decoder):
+    return load_model(trained_decoder(LAYERS, 4, 128))
 
 
 @pytest.fixture(scope="module")
