@@ -15,6 +15,7 @@ from typing import Any
 
 import foreplan
 from foreplan.cost_models.book import Profiles, cost_book, cost_choice_or_table
+from foreplan.cost_models.costs import CostBook
 from foreplan.datasets.cluster import Cluster, parse_devices
 from foreplan.datasets.model import Model, load_model
 from foreplan.datasets.specs import StrictModel, load_document, validate
@@ -160,6 +161,8 @@ def plan(
         costs=cost_book(where, profiles, costs, given=chosen.given(asked)),
         seed=seed,
     )
+    if costs == "measured":
+        problem = _with_hosts(chosen, problem, profiles)
     choice: Choice[Any] = chosen.decide(problem)
     forecast = _checked(chosen, problem, choice.decision)
     rivals = {
@@ -231,6 +234,21 @@ def plan(
             source_share=forecast.source_share(), profiles=profiles.digests(),
         ),
     )  # fmt: skip
+
+
+def _with_hosts(
+    chosen: Planner[Any, Any], problem: Problem[Any], profiles: Profiles
+) -> Problem[Any]:
+    """The problem with what issuing its works takes, as the first profile that says so has it."""
+    known = (profile.host for profile in profiles.by_label.values())
+    host = next((host for host in known if host is not None), None)
+    if host is None:
+        return problem
+    from foreplan.cost_models.host_prices import HostPrices
+
+    issued = chosen.issued(problem, HostPrices.load(host.model_dump()))
+    book = CostBook(problem.costs.sources, given=problem.costs.given, issued=issued)
+    return dataclasses.replace(problem, costs=book)
 
 
 def _checked(chosen: Planner[Any, Any], problem: Problem[Any], decision: Any) -> Forecast:

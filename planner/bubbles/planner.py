@@ -14,7 +14,7 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from foreplan.cost_models.costs import Work
 from foreplan.cost_models.memory import MemoryLedger
@@ -35,10 +35,14 @@ from foreplan.planner.bubbles.multimodal import completed
 from foreplan.planner.bubbles.replays import Replay, simulated
 from foreplan.planner.bubbles.schedule import StepSchedule
 from foreplan.planner.bubbles.search import BubbleSearch
+from foreplan.planner.bubbles.shapes import bubbles_programs
 from foreplan.planner.bubbles.spec import BubblesWorkload
 from foreplan.planner.bubbles.training_step import TrainingStep
 from foreplan.planner.bubbles.widen import widen
 from foreplan.planner.bubbles.works import given_prices
+
+if TYPE_CHECKING:
+    from foreplan.cost_models.host_prices import HostPrices
 
 #: Reasons against other candidates that a plan repeats.
 _REASONS = 8
@@ -220,6 +224,13 @@ class BubblesPlanner(Planner[BubblesWorkload, BubblesDecision]):
     def given(self, workload: BubblesWorkload) -> Mapping[Work, float]:
         """Times that the workload states."""
         return given_prices(workload)
+
+    def issued(self, problem: Problem[BubblesWorkload], prices: HostPrices) -> Mapping[Work, float]:
+        """Of every program of the passes, which a real run issues one by one."""
+        ranks = problem.cluster.ranks()
+        return prices.issued(
+            bubbles_programs(problem.model, problem.workload, ranks[0].name, devices=len(ranks))
+        )
 
     def metrics(
         self, problem: Problem[BubblesWorkload], decision: BubblesDecision, timeline: Timeline
