@@ -3,8 +3,9 @@
 ``python tests/benchmarks/collective_waits.py [BYTES ...]`` starts two processes, each on a core of
 its own, and prints for all-reduces of so many bytes (12 and 768 KiB, 8 MiB) behind a product of
 matrices: milliseconds from when the last of the two has come (mean, median, 90th percentile) and
-how long gloo's reading thread computes for one. Four ways, in turns: blocking, or awake as runs do
-(`foreplan.datasets.gloo_wait`); with a reader as nice as the others, or nicer.
+how long gloo's reading thread computes for one. Five ways, in turns: gloo's blocking, or awake as
+runs do (`foreplan.datasets.gloo_wait`), with a reader as nice as the others, or nicer; and through
+memory that both share (`foreplan.datasets.host_group`), as where nothing is computed beside them.
 """
 
 from __future__ import annotations
@@ -18,9 +19,11 @@ from pathlib import Path
 from typing import Any
 
 from foreplan.datasets.gloo_wait import nicer_reader, wait_awake
+from foreplan.datasets.host_group import HostGroup
 
 SIZES = (12 << 10, 768 << 10, 8 << 20)
-WAYS = ("asleep", "awake", "asleep, nicer reader", "awake, nicer reader")
+SHARED = "shared memory"
+WAYS = ("asleep", "awake", "asleep, nicer reader", "awake, nicer reader", SHARED)
 TURNS, TIMES = 8, 30
 
 
@@ -43,11 +46,17 @@ def measure(sizes: list[int], rank: int, store: str) -> None:
     plain = dist.new_group([0, 1])
     with nicer_reader():
         nicer = dist.new_group([0, 1])
+    host = HostGroup.open([0, 1], nicer, timeout_s=60.0)
+    if host is None:
+        raise SystemExit("the processes cannot share memory")
     a = torch.randn(256, 256)
 
     def add(message: Any, way: str) -> float:
         a @ a
         started = time.perf_counter()
+        if way == SHARED:
+            host.all_reduce(message)
+            return time.perf_counter() - started
         group = nicer if "nicer" in way else plain
         work: Any = dist.all_reduce(message, group=group, async_op=True)
         if way.startswith("awake"):
