@@ -9,6 +9,7 @@ import pytest
 import foreplan
 from foreplan import cli
 from foreplan.errors import SpecError
+from foreplan.planner.registry import planner
 
 SERVING = ("plan", "serving", "-d", "2xt4", "-w", "batch=2,prompt_tokens=8,new_tokens=2")
 EVALUATE = ("evaluate", "-m", "roofline", "--data", "mine.csv")
@@ -90,6 +91,17 @@ def test_a_plan_is_exported_from_its_file(tmp_path):
     assert sketch == foreplan.verify(plan, dry_run=True).processes
     assert written == foreplan.export_plan(plan, "torchrun", tmp_path / "again")
     assert sorted(p.name for p in (tmp_path / "out").iterdir()) == sorted(written.files)
+
+
+@pytest.mark.parametrize("kind", ["serving", "replicas", "precision", "bubbles"])
+def test_a_workloads_fields_are_told(monkeypatch, capsys, kind):
+    monkeypatch.setattr(sys, "argv", ["foreplan", "plan", kind, "--fields", "--json"])
+    with pytest.raises(SystemExit):
+        cli.main()
+    found = json.loads(capsys.readouterr().out)
+    assert [field["name"] for field in found] == list(planner(kind).workload_type.model_fields)
+    assert all(field["meaning"] for field in found)
+    assert any(field["required"] for field in found)
 
 
 def test_models_are_listed(monkeypatch, capsys):

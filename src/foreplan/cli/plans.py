@@ -43,8 +43,14 @@ def plan_command(
         ),
     ] = None,
     workload: Annotated[
-        str | None, typer.Option("-w", "--workload", help="File, or batch=8,prompt_tokens=64,...")
+        str | None,
+        typer.Option(
+            "-w", "--workload", help="File, or batch=8,prompt_tokens=64,...; --fields lists them."
+        ),
     ] = None,
+    fields: Annotated[
+        bool, typer.Option("--fields", help="List what a workload of this kind may say; no plan.")
+    ] = False,
     costs: Annotated[
         str,
         typer.Option(
@@ -66,6 +72,16 @@ def plan_command(
     as_json: Json = False,
 ) -> None:
     """Decide, and write a plan that a launcher can read and `foreplan verify` can check."""
+    if fields:
+        from foreplan.planner.registry import planner
+        from foreplan.planner.report.field_tables import fields_table, workload_fields
+
+        workload_type = planner(kind).workload_type
+        if as_json:
+            print_json(workload_fields(workload_type))
+        else:
+            show(fields_table(kind, workload_type))
+        return
     from foreplan.planner.plan_command import plan_files
 
     if cluster is None or devices is not None:
