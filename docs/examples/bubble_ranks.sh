@@ -7,7 +7,8 @@
 # name one thread of each physical core (lscpu -e), away from other work; more cores than ranks only
 # load faster. Results go to FOLDER (out/ranks4, out/ranks8), each as soon as it is there;
 # measurements found there are kept. Random weights and data.
-# Variables: ROUNDS (3), WIDTH (512) and POSITIONS (128) of the backbone; 64 for a try-out.
+# Variables: ROUNDS (3); SHAPES (names; all); WIDTH (512) and POSITIONS (128) of the backbone, 64 for
+# a try-out.
 set -uo pipefail
 ranks=${1:?usage: bubble_ranks.sh 4|8 [FOLDER]}
 out=${2:-out/ranks$ranks}
@@ -27,6 +28,7 @@ if [ "$ranks" = 8 ]; then shapes+=("stages 8 8 $width 8 1 false"); fi
 
 for shape in "${shapes[@]}"; do
   read -r name microbatches layers encoder stages chunks frozen <<< "$shape"
+  [[ " ${SHAPES:-$name} " == *" $name "* ]] || continue
   here=$out/$name lanes=$((ranks / stages))
   mkdir -p "$here"
   cat > "$here/workload.yaml" << YAML
@@ -45,7 +47,8 @@ plan: {pp: $stages, tp: $lanes, chunks: $chunks}
 YAML
   echo "== $name, $SECONDS s"
   profile=("${devices[@]}" --for bubbles --workload "$here/workload.yaml" -o "$out/profiles")
-  if [ "$name" = base ]; then  # without a fit, predicted costs of processors are the roofline's
+  # Without a fit, predicted costs of processors are the roofline's.
+  if ! compgen -G "$out/profiles/*.fit.json" > /dev/null; then
     foreplan profile "${profile[@]}" --fit --tasks 12 --quick || failed=$?
   fi
   foreplan profile "${profile[@]}" \
