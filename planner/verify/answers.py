@@ -88,7 +88,7 @@ def device_of(answer: Message, label: str) -> Device:
     told = answer.get("ready")
     if not isinstance(told, dict):
         raise WireGarbled("a rank that does not say what it is")
-    names = ("torch", "threads", "cores", "cpu_capability", "gpu")
+    names = ("torch", "threads", "cores", "cpu_capability", "gpu", "messages")
     try:
         return validate(Device, {"label": label} | {n: told.get(n) for n in names}, "ready")
     except SpecError as error:

@@ -42,7 +42,13 @@ class ConnectionLost(VerificationError):
 
 
 class Channels(Protocol):
-    """Posts transfers and waits for them, and stamps both."""
+    """Posts transfers and waits for them, and stamps both.
+
+    Attributes:
+        messages: what carries those between two ranks: a library, or ``copy engines``.
+    """
+
+    messages: str
 
     def prepare(self, sends: Sequence[int], buffers: Mapping[int, torch.Tensor] | None) -> None:
         """Make ready for messages; called once by all ranks, before anything is posted.
@@ -120,6 +126,7 @@ class _Gloo:
     ) -> None:
         import torch.distributed as dist
 
+        self.messages = "gloo"
         self._rank = rank
         self._clock = clock
         self._pairs: Any = dist.new_group(backend="gloo", timeout=timeout)
@@ -210,6 +217,7 @@ class _Nccl:
 
         if not isinstance(clock, CudaClock):
             raise TypeError("NCCL transfers are timed by a CudaClock")
+        self.messages = "nccl"
         self._cuda: Any = torch.cuda
         self._rank = rank
         self._clock = clock
@@ -256,7 +264,7 @@ class _Nccl:
             except RuntimeError:
                 ready = False
         if all(_exchange(ready)):
-            self._peers = peers
+            self._peers, self.messages = peers, "copy engines"
         else:
             self._open("pair", self._pairs)
 

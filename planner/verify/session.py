@@ -178,8 +178,8 @@ class Session:
             with self._watched("opening messages over NCCL", job.timeout_s):
                 runtime = Runtime(program, kernels, channels, clock)
             self._wire.send(
-                {"ready": _facts(seat), "memory_bytes": _plain(kernels.memory_bytes()),
-                 "held_bytes": _held(seat, before)}
+                {"ready": {**_facts(seat), "messages": channels.messages},
+                 "memory_bytes": _plain(kernels.memory_bytes()), "held_bytes": _held(seat, before)}
             )  # fmt: skip
             while True:
                 word = self._wire.receive()

@@ -31,6 +31,8 @@ class Device(StrictModel):
         cores: cores it kept to.
         cpu_capability: instruction set that torch's kernels used.
         gpu: name of the GPU, if it is one.
+        messages: what carried those between two ranks, ``gloo``, ``nccl`` or ``copy engines``;
+            absent from runs of earlier versions.
     """
 
     label: str
@@ -39,6 +41,7 @@ class Device(StrictModel):
     cores: tuple[int, ...]
     cpu_capability: str
     gpu: str | None = None
+    messages: str | None = None
 
 
 class Machine(StrictModel):

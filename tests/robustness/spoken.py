@@ -237,7 +237,7 @@ def _answer() -> Any:
         "ran": 0, "start_ns": [5, 6, 7], "end_ns": [8, 9, 10], "result": {"tokens": [[1]]},
         "memory_bytes": {"weights": 10, "kv_cache": 20}, "held_bytes": 100, "clock": 123,
         "ready": {"torch": "2.13", "threads": 1, "cores": [0], "cpu_capability": "AVX2",
-                  "gpu": None},
+                  "gpu": None, "messages": "gloo"},
     }  # fmt: skip
 
 

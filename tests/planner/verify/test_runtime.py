@@ -48,6 +48,8 @@ class Idle:
 class Loopback:
     """Channels whose transfers are done at once."""
 
+    messages = "nothing"
+
     def __init__(self, clock: HostClock, *, lost: bool = False) -> None:
         self.clock, self.lost = clock, lost
         self.log: list[str] = []

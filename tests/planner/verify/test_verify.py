@@ -100,6 +100,7 @@ def test_candidates_run_side_by_side_and_the_result_is_right(make_plan: MakePlan
     assert devices[1].cpu_capability != "AVX2" or "avx512" not in Path("/proc/cpuinfo").read_text()
     assert [len(device.cores) for device in devices] == [1, 1]
     assert devices[0].cores != devices[1].cores
+    assert {device.messages for device in devices} == {"gloo"}
     # What is slow by four takes at least what it sleeps, however busy the machine is.
     toy = problem_of(plan, planner("toy")).workload
     assert min(by_name["slow"].rounds_s) >= 4.0 * toy.seconds * toy.microbatches
