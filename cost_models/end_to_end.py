@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from foreplan.cost_models.call_steps import call_steps
 from foreplan.cost_models.costs import Segment, Work
 from foreplan.cost_models.end_to_end_networks import (
     CALIBRATION,
@@ -32,19 +33,26 @@ from foreplan.cost_models.end_to_end_networks import (
     build,
     example,
 )
-from foreplan.cost_models.end_to_end_passes import measured_host, passes, real_seconds
+from foreplan.cost_models.end_to_end_passes import (
+    calibrations,
+    fitted_host,
+    passes,
+    real_seconds,
+    single_seconds,
+    time_calls,
+)
 from foreplan.cost_models.graph_programs import PHASES, Phase, Step, lower
 from foreplan.cost_models.host_call import HostCall
-from foreplan.cost_models.host_prices import HostPrices, Issue, python_lines
+from foreplan.cost_models.host_prices import MODES, HostPrices, Issue, fit_host, python_lines
 from foreplan.datasets.program import Program, Variant
 from foreplan.datasets.storage import write_atomically
 from foreplan.errors import ForeplanError, SpecError
 
 if TYPE_CHECKING:
-    from foreplan.cost_models.program_timer import ProgramTimer
+    from foreplan.cost_models.call_timer import CallKey
     from foreplan.datasets.device import Device
 
-SCHEMA = "foreplan.end_to_end/2"
+SCHEMA = "foreplan.end_to_end/3"
 
 
 def measure(
@@ -78,27 +86,33 @@ def measure(
     import torch
     import transformers
 
-    from foreplan.cost_models.program_timer import DTYPES, ProgramTimer
+    from foreplan.cost_models.call_timer import DTYPES
     from foreplan.datasets.capture import capture
 
     torch.manual_seed(0)
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
-    kind = SIZES[size]
+    kind, gpu = SIZES[size], device.startswith("cuda")
     cases: list[dict[str, Any]] = []
+    seen = list(calibrations(device, DTYPES[dtype], calibration, alone=True, seconds=seconds / 2))
     document = {
         "schema": SCHEMA, "device": device, "size": size, "dtype": dtype,
-        "board": torch.cuda.get_device_name(device) if device.startswith("cuda") else "cpu",
+        "board": torch.cuda.get_device_name(device) if gpu else "cpu",
         "threads": torch.get_num_threads(),
-        "host": measured_host(device, DTYPES[dtype], calibration).document(),
+        "host": fitted_host(device, DTYPES[dtype], seen).document(),
+        "calibration": [
+            [part.name, part.issue.lines, part.whole, part.device, part.host,
+             [list(call) for call in part.issue.calls]]
+            for part in seen
+        ],
         "software": {"torch": torch.__version__, "transformers": transformers.__version__},
-        "figures": None if device.startswith("cuda") else _cpu_figures(torch.get_num_threads()),
+        "figures": None if gpu else _cpu_figures(torch.get_num_threads()),
         "cases": cases,
     }  # fmt: skip
     for name in networks:
         with torch.device(device):
             module = build(name, size)
         module = module.to(device=device, dtype=DTYPES[dtype]).eval()
-        weights = sum(p.numel() * p.element_size() for p in module.parameters())
+        shapes = [list(parameter.shape) for parameter in module.parameters()]
         made, runs = [], []
         for shape in kind["image" if name in IMAGE else "text"]:
             inputs = example(name, size, shape, device, DTYPES[dtype])
@@ -108,34 +122,35 @@ def measure(
                 lower(graph), tensors=len(graph.parameters), lines=python_lines(infer[0])
             )
             for phase in phases:
-                made.append((shape, phase, lower(graph, phase), issue))
+                single = call_steps(graph.calls, phase, shapes)
+                made.append((shape, phase, lower(graph, phase), issue, single))
                 runs.append(passes(module, inputs, phase))
         found = [real_seconds(runs, device, seconds / rounds) for _ in range(rounds)]
-        timers = [
-            ProgramTimer(device, weight_bytes=weights, seconds=seconds / 20, cold=cold)
-            for cold in (False, True)
-        ]
-        known: dict[Work, list[float | None]] = {}
-        for index, (shape, phase, steps, issue) in enumerate(made):
-            for work in dict.fromkeys(step.work for step in steps):
-                if work not in known:
-                    known[work] = [_time(timer, work) for timer in timers]
-            low, median, high = (float(np.median([at[index][q] for at in found])) for q in range(3))
+        rested = single_seconds(runs, device) if gpu else [None] * len(runs)
+        del module, runs
+        known: dict[tuple[CallKey, str], tuple[float, float] | None] = {}
+        for index, (shape, phase, steps, issue, single) in enumerate(made):
+            missing = [step for step in single if (step.key, step.mode) not in known]
+            known |= time_calls(missing, device, seconds / 40)
+            low, median, high = (
+                float(np.median([part[index][q] for part in found])) for q in range(3)
+            )
             print(f"{name} {shape} {phase}: {1e3 * median:.3f} ms", file=sys.stderr)
+            places: dict[tuple[CallKey, str], int] = {}
+            rows = [
+                [places.setdefault((s.key, s.mode), len(places)), s.part, s.view] for s in single
+            ]
             cases.append({
                 "network": name, "shape": list(shape), "phase": phase,
                 "real_s": median, "real_low_s": low, "real_high_s": high,
-                "rounds_s": [at[index][1] for at in found],
+                "rounds_s": [part[index][1] for part in found], "single_s": rested[index],
                 "steps": [[s.kind, s.target, s.part, _words(s.work), s.calls] for s in steps],
                 "issue": [[list(call) for call in issue.calls], issue.lines, issue.tensors],
-                "alone": [
-                    [*_words(work), *known[work]]
-                    for work in dict.fromkeys(step.work for step in steps)
-                ],
+                "alone": [[*at[0], at[1], *(known[at] or (None, None))] for at in places],
+                "calls": rows,
             })  # fmt: skip
-        del module, runs
-        if keep is not None:
-            keep(document)
+            if keep is not None:
+                keep(document)
     return document
 
 
@@ -157,6 +172,7 @@ def score(document: Mapping[str, Any], device: Device, *, weights: str = "pretra
     from foreplan.cost_models.replay import replay, replay_book, replay_steps
 
     host = HostPrices.load(document["host"])
+    exact = _exact_host(document)
     cpu = device.kind == "cpu"
     predictor = None if cpu else Predictor.load(weights)
     rows = []
@@ -165,17 +181,12 @@ def score(document: Mapping[str, Any], device: Device, *, weights: str = "pretra
         calls, lines, tensors = case["issue"]
         issue = Issue([HostCall(*call) for call in calls], lines, tensors)
         launch = host.launches(steps, issue, case["phase"])
-        cold = case["phase"] == "training"
-        given = {
-            _work(text, count): seconds[cold]
-            for text, count, *seconds in case["alone"]
-            if seconds[cold] is not None
-        }
+        single, given, single_launch = _measured(case, document, exact)
         measured = replay_book(device, "roofline", given=given)
         book = replay_book(device, "predicted", predictor=predictor)
         found = {
-            "measured": replay(steps, measured, device, launch_s=launch).latency_s,
-            "sum": replay(steps, measured, device, launch_s=0.0).device_s,  # no host
+            "measured": replay(single, measured, device, launch_s=single_launch).latency_s,
+            "sum": replay(single, measured, device, launch_s=0.0).device_s,  # no host
             "predicted": replay_steps(steps, book, device, launch_s=launch).latency_s,
             "predicted_published_launch": replay_steps(steps, book, device).latency_s,
         }
@@ -184,7 +195,7 @@ def score(document: Mapping[str, Any], device: Device, *, weights: str = "pretra
             "network": case["network"], "shape": case["shape"], "phase": case["phase"],
             "real_s": real, "spread": (case["real_high_s"] - case["real_low_s"]) / real,
             "rounds": (max(case["rounds_s"]) - min(case["rounds_s"])) / real,
-            "limit": replay(steps, measured, device, launch_s=launch).limit,
+            "limit": replay(single, measured, device, launch_s=single_launch).limit,
             "latency_s": found, "error": {key: value / real - 1 for key, value in found.items()},
         })  # fmt: skip
     keys = list(rows[0]["error"]) if rows else []
@@ -215,18 +226,41 @@ def _cpu_figures(threads: int) -> dict[str, Any]:
     return found
 
 
-def _time(timer: ProgramTimer, work: Work) -> float | None:
-    """Seconds on the device, ``None`` for what did not run: one operator does not end a run."""
-    try:
-        if isinstance(work, Segment):
-            ((part, _),) = work.parts
-            assert isinstance(part, Program)
-            return timer.time_attention_backward(part)
-        assert isinstance(work, Program)
-        return timer.time(work).device_s
-    except RuntimeError as error:
-        print(f"{work}: {error}"[:300], file=sys.stderr)
-        return None
+def _exact_host(document: Mapping[str, Any]) -> tuple[dict[str, float], dict[str, float]]:
+    """Factor and seconds of a line for calls that were timed one by one, as they stand.
+
+    On a CPU their times hold what issuing them takes, and Python alone is left.
+    """
+    cpu = document["figures"] is not None
+    nothing = dict.fromkeys(MODES, 0.0)
+    networks = [
+        (nothing if cpu else host, lines,
+         {mode: whole[mode] - device[mode] for mode in MODES} if cpu else whole, whole)
+        for _, lines, whole, device, host, _ in document["calibration"]
+    ]  # fmt: skip
+    return fit_host(networks)
+
+
+def _measured(
+    case: Mapping[str, Any],
+    document: Mapping[str, Any],
+    exact: tuple[Mapping[str, float], Mapping[str, float]],
+) -> tuple[list[Step], dict[Work, float], list[float]]:
+    """Steps of a case as calls timed alone, their seconds, and those of the host before each."""
+    cpu, (factor, line_s) = document["figures"] is not None, exact
+    steps, given, launches = [], dict[Work, float](), list[float]()
+    count = sum(part == "forward" for _, part, _ in case["calls"])
+    forward = "inference" if case["phase"] == "inference" else "forward"
+    for place, part, view in case["calls"]:
+        target, *_, mode, device_s, host_s = case["alone"][place]
+        work = Segment(f"{mode} {place} {target}")
+        given[work] = 0.0 if device_s is None or (view and not cpu) else device_s
+        steps.append(Step(target, target, part, work))
+        known = {"backward": "backward", "optimizer": None}.get(part, forward)
+        scale = 0.0 if cpu else 1.0 if known is None else factor[known]
+        lines = line_s[forward] * case["issue"][1] / count if part == "forward" else 0.0
+        launches.append(scale * (host_s or 0.0) + lines)
+    return steps, given, launches
 
 
 def _words(work: Work) -> list[Any]:

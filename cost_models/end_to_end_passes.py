@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import json
+import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from foreplan.cost_models.costs import Segment
 from foreplan.cost_models.end_to_end_networks import build, example
-from foreplan.cost_models.graph_programs import PARTS, Phase, lower, programs
+from foreplan.cost_models.graph_programs import PHASES, Phase, lower
 from foreplan.cost_models.host_prices import (
     MODES,
     VIEW,
@@ -21,12 +22,15 @@ from foreplan.cost_models.host_prices import (
     Issue,
     Mode,
     calibrate,
+    fit_host,
     python_lines,
 )
-from foreplan.datasets.program import Program
 
 if TYPE_CHECKING:
     import torch
+
+    from foreplan.cost_models.call_steps import CallStep
+    from foreplan.cost_models.call_timer import CallKey
 
 #: One pass: functions that run one after the other.
 Run = Sequence[Callable[[], object]]
@@ -51,6 +55,19 @@ def real_seconds(runs: Sequence[Run], device: str, seconds: float) -> list[tuple
     return found
 
 
+def single_seconds(runs: Sequence[Run], device: str, count: int = 8) -> list[float]:
+    """Median seconds of each pass when the device rests before it for twice as long as it takes."""
+    found = []
+    with _no_collection():
+        for run in runs:
+            times = [0.0]
+            for _ in range(count):
+                time.sleep(2.0 * times[-1])
+                times += [sum(parts) for parts in _wall([partial(_whole, run)], device, 0.0, 1)]
+            found.append(float(np.median(times[1:])))
+    return found
+
+
 def _whole(run: Run) -> None:
     for part in run:
         part()
@@ -59,6 +76,25 @@ def _whole(run: Run) -> None:
 def passes(module: torch.nn.Module, inputs: Mapping[str, Any], phase: Phase) -> Run:
     """A pass of a network as functions to be called in order."""
     return _inference(module, inputs) if phase == "inference" else _training(module, inputs)
+
+
+class Calibration(NamedTuple):
+    """A small network that prices of the host are fitted to.
+
+    Attributes:
+        name: of `end_to_end_networks`.
+        issue: what it asks of the host.
+        whole: seconds of its parts by mode, a part's device idle at its start.
+        device: seconds of its calls, each timed alone, by mode; on a CPU with what they take to be
+            issued.
+        host: seconds of the host to issue the calls, each timed alone, by mode.
+    """
+
+    name: str
+    issue: Issue
+    whole: Mapping[Mode, float]
+    device: Mapping[Mode, float]
+    host: Mapping[Mode, float]
 
 
 def measured_host(
@@ -76,54 +112,104 @@ def measured_host(
     On a CPU the host is the device: an operator's own price holds its dispatch already, and what is
     left to the host are views and Python.
     """
+    seen = list(calibrations(device, dtype, networks, alone=not device.startswith("cuda")))
+    if not lines:
+        seen = [part._replace(issue=part.issue._replace(lines=0)) for part in seen]
+    return fitted_host(device, dtype, seen)
+
+
+def fitted_host(device: str, dtype: Any, seen: Sequence[Calibration]) -> HostPrices:
+    """Prices by kind of call, fitted to networks that were run."""
     from foreplan.cost_models.host_calls import measured_calls, measured_update
-    from foreplan.datasets.capture import capture
 
     with _no_collection():
         calls = measured_calls(device, dtype)
         update = measured_update(device, dtype)
-    cpu = not device.startswith("cuda")
-    if cpu:
-        calls = {kind: calls[VIEW] if kind == VIEW else dict.fromkeys(MODES, 0.0) for kind in calls}
-    one = dict.fromkeys(MODES, 1.0)
-    prices = HostPrices(calls, update, one, dict.fromkeys(MODES, 0.0))
-    seen: list[tuple[Issue, dict[Mode, float]]] = []
+    one, nothing = dict.fromkeys(MODES, 1.0), dict.fromkeys(MODES, 0.0)
+    if device.startswith("cuda"):
+        prices = HostPrices(calls, update, one, nothing)
+        return calibrate(prices, [(part.issue, part.whole) for part in seen]) if seen else prices
+    prices = HostPrices(
+        {kind: calls[VIEW] if kind == VIEW else nothing for kind in calls}, update, one, nothing
+    )
+    networks = [
+        ({mode: prices.sum_s(part.issue, mode) for mode in MODES}, part.issue.lines,
+         {mode: part.whole[mode] - part.device[mode] + part.host[mode] for mode in MODES},
+         part.whole)
+        for part in seen
+    ]  # fmt: skip
+    factor, line = fit_host(networks) if seen else (one, nothing)
+    return HostPrices(prices.call_s, update, factor, line)
+
+
+def calibrations(
+    device: str, dtype: Any, networks: Iterable[str], *, alone: bool, seconds: float = 0.5
+) -> Iterator[Calibration]:
+    """Run small networks, each pass for so long, and if asked for each of their calls alone."""
+    from foreplan.cost_models.call_steps import call_steps
+    from foreplan.datasets.capture import capture
+
     for name in networks:
         module = build(name, "tiny").to(device=device, dtype=dtype).eval()
         inputs = example(name, "tiny", None, device, dtype)
         graph = capture(module, inputs, eager=True)
         infer, train = passes(module, inputs, "inference"), passes(module, inputs, "training")
-        issue = Issue.of(
-            lower(graph), tensors=len(graph.parameters), lines=python_lines(infer[0]) * lines
-        )
+        issue = Issue.of(lower(graph), tensors=len(graph.parameters), lines=python_lines(infer[0]))
         with _no_collection():
-            (inference,) = np.median(_wall(infer, device, 0.5), axis=0)
-            forward, backward, _ = np.median(_wall(train, device, 0.5), axis=0)
-        alone = _alone(graph, device) if cpu else dict.fromkeys(MODES, 0.0)
+            (inference,) = np.median(_wall(infer, device, seconds), axis=0)
+            forward, backward, _ = np.median(_wall(train, device, seconds), axis=0)
         whole = {"inference": inference, "forward": forward, "backward": backward}
-        # A network that spends its time in operators says little of the host.
-        if all(alone[mode] < 0.7 * whole[mode] for mode in MODES):
-            seen.append((issue, {mode: float(whole[mode] - alone[mode]) for mode in MODES}))
-    return calibrate(prices, seen) if seen else prices
+        found = {"device": dict.fromkeys(MODES, 0.0), "host": dict.fromkeys(MODES, 0.0)}
+        for phase in PHASES if alone else ():
+            steps = call_steps(graph.calls, phase)
+            times = time_calls(steps, device, seconds / 50)
+            for step in steps:
+                if step.part == "optimizer":
+                    continue
+                mode = "inference" if phase == "inference" else (
+                    "backward" if step.part == "backward" else "forward")  # fmt: skip
+                on_device, on_host = times[step.key, step.mode] or (0.0, 0.0)
+                cpu = not device.startswith("cuda")
+                found["device"][mode] += 0.0 if step.view and not cpu else on_device
+                # On a CPU the host's part is known of views alone.
+                found["host"][mode] += on_host if step.view or not cpu else 0.0
+        yield Calibration(
+            name, issue, {mode: float(whole[mode]) for mode in MODES}, found["device"],
+            found["host"],
+        )  # fmt: skip
 
 
-def _alone(graph: Any, device: str) -> dict[Mode, float]:
-    """Seconds of the operators of a pass, each timed alone, by mode."""
-    from foreplan.cost_models.program_timer import ProgramTimer
+def time_calls(
+    steps: Iterable[CallStep], device: str, seconds: float
+) -> dict[tuple[CallKey, str], tuple[float, float] | None]:
+    """Seconds of each distinct call, on the device and of the host; ``None`` of what did not run.
 
-    steps = lower(graph, "training")
-    timer = ProgramTimer(device, seconds=0.01)
-    known = {program: timer.time(program).device_s for program in programs(steps)}
-    found = dict.fromkeys(PARTS, 0.0)
-    for step in steps:
-        ((work, count),) = step.work.parts if isinstance(step.work, Segment) else ((step.work, 1),)
-        assert isinstance(work, Program)
-        found[step.part] += count * known[work]
-    return {
-        "inference": found["forward"],
-        "forward": found["forward"] + found["loss"],
-        "backward": found["backward"],
-    }
+    Args:
+        steps: of a pass.
+        device: torch device.
+        seconds: spent on each.
+    """
+    import torch
+
+    from foreplan.cost_models.call_steps import UPDATE
+    from foreplan.cost_models.call_timer import CallTimer
+
+    timer = CallTimer(device, seconds=seconds)
+    found: dict[tuple[CallKey, str], tuple[float, float] | None] = {}
+    with _no_collection():
+        for key, mode in dict.fromkeys((step.key, step.mode) for step in steps):
+            try:
+                if key.target == UPDATE:
+                    shapes, dtype = json.loads(key.arguments)
+                    found[key, mode] = timer.time_update(shapes, dtype, key.backward_bytes)
+                else:
+                    found[key, mode] = timer.time(key, mode)
+            except (RuntimeError, TypeError, ValueError, IndexError) as error:  # the rest goes on
+                print(f"{key.target} {mode}: {error}"[:300], file=sys.stderr)
+                found[key, mode] = None
+                if device.startswith("cuda"):
+                    torch.cuda.synchronize()
+    return found
 
 
 def _inference(module: torch.nn.Module, inputs: Mapping[str, Any]) -> Run:
@@ -156,18 +242,18 @@ def _training(module: torch.nn.Module, inputs: Mapping[str, Any]) -> Run:
     return [forward, lambda: losses[0].backward(), update]
 
 
-def _wall(parts: Run, device: str, seconds: float) -> list[list[float]]:
+def _wall(parts: Run, device: str, seconds: float, least: int = 10) -> list[list[float]]:
     """Times of parts that run one after the other, the device idle between them."""
     import torch
 
-    from foreplan.cost_models.program_timer import clock
+    from foreplan.cost_models.call_timer import clock
 
     cuda = torch.device(device).type == "cuda"
     wait: Callable[[], object] = torch.cuda.synchronize if cuda else lambda: None
     now = clock(device)
     times: list[list[float]] = []
     begun = time.perf_counter()
-    while len(times) < 10 or time.perf_counter() - begun < seconds:
+    while len(times) < least or time.perf_counter() - begun < seconds:
         row = []
         for part in parts:
             started = now()
@@ -175,7 +261,7 @@ def _wall(parts: Run, device: str, seconds: float) -> list[list[float]]:
             wait()
             row.append(now() - started)
         times.append(row)
-    return times[3:]  # the first ones warm up
+    return times[min(3, least - 1) :]  # the first ones warm up
 
 
 @contextlib.contextmanager

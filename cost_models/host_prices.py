@@ -36,6 +36,8 @@ Floats = NDArray[np.float64]
 Mode = str
 MODES: tuple[Mode, ...] = ("inference", "forward", "backward")
 
+_Seconds = Mapping[Mode, float]
+
 #: Kind of a call whose own price is not known.
 _USUAL = "add"
 #: A call that only makes a view of its operand.
@@ -170,30 +172,47 @@ def calibrate(prices: HostPrices, seen: Iterable[tuple[Issue, Mapping[Mode, floa
         prices: of single calls.
         seen: what each network asks, and the seconds of its parts by mode.
     """
-    networks = list(seen)
-    factor, line = dict(prices.factor), dict(prices.line_s)
-    for mode in MODES:
-        columns = np.array([
-            [prices.sum_s(issue, mode), 0.0 if mode == "backward" else float(issue.lines)]
-            for issue, _ in networks
-        ])  # fmt: skip
-        target = np.array([seconds[mode] for _, seconds in networks])
-        # Relative errors; neither may be negative.
-        scaled = columns / target[:, None]
-        factor[mode], line[mode] = _not_negative(scaled)
+    networks = [
+        ({mode: prices.sum_s(issue, mode) for mode in MODES}, issue.lines, seconds, seconds)
+        for issue, seconds in seen
+    ]
+    factor, line = fit_host(networks)
     return HostPrices(prices.call_s, prices.update_s, factor, line)
 
 
-def _not_negative(scaled: Floats) -> tuple[float, float]:
-    """Least squares of ``scaled @ x = 1`` over x >= 0, two unknowns."""
+def fit_host(
+    networks: Sequence[
+        tuple[Mapping[Mode, float], int, Mapping[Mode, float], Mapping[Mode, float]]
+    ],
+) -> tuple[dict[Mode, float], dict[Mode, float]]:
+    """Factor of calls in a network over calls in a loop, and seconds of a line of Python, by mode.
+
+    Args:
+        networks: of each the seconds of its calls in a loop by mode, lines of Python, seconds of
+            the host that both have to make, and seconds of the pass, which errors are relative to.
+    """
+    factor, line = {}, {}
+    for mode in MODES:
+        scale = np.array([whole[mode] for *_, whole in networks])
+        columns = np.array([
+            [calls[mode], 0.0 if mode == "backward" else float(lines)]
+            for calls, lines, *_ in networks
+        ])  # fmt: skip
+        target = np.array([host[mode] for _, _, host, _ in networks])
+        factor[mode], line[mode] = _not_negative(columns / scale[:, None], target / scale)
+    return factor, line
+
+
+def _not_negative(columns: Floats, target: Floats) -> tuple[float, float]:
+    """Least squares of ``columns @ x = target`` over x >= 0, two unknowns."""
     best, found = np.inf, (0.0, 0.0)
     for free in ((0, 1), (0,), (1,)):
-        part = scaled[:, free]
+        part = columns[:, free]
         if not part.any(axis=0).all():
             continue
         x = np.zeros(2)
-        x[list(free)] = np.linalg.lstsq(part, np.ones(len(part)), rcond=None)[0]
-        error = float(((scaled @ x - 1) ** 2).sum())
+        x[list(free)] = np.linalg.lstsq(part, target, rcond=None)[0]
+        error = float(((columns @ x - target) ** 2).sum())
         if (x >= 0).all() and error < best:
             best, found = error, (float(x[0]), float(x[1]))
     return found

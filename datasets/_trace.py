@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from foreplan.datasets._aten_rules import IGNORED, Call, TensorInfo, classify
+from foreplan.datasets.operator_call import OperatorCall, arguments_text, result_text
 from foreplan.datasets.operator_graph import OperatorGraph, OperatorNode
 from foreplan.errors import SpecError
 
@@ -75,7 +76,44 @@ class TraceReader:
             for node in nodes
             if node.op == "placeholder" and node.name in self.parameter_of
         }
-        return OperatorGraph(self.name, operators, edges, sizes)
+        return OperatorGraph(self.name, operators, edges, sizes, self._calls(nodes))
+
+    def _calls(self, nodes: Sequence[Any]) -> list[OperatorCall]:
+        """Every call of the trace that is one in eager execution, views included."""
+        wanted: dict[Any, bool] = {}
+        for node in nodes:
+            floating = any(info.dtype.startswith(("fp", "bf")) for info in _infos(node))
+            wanted[node] = floating and (
+                node.name in self.parameter_of or any(map(wanted.get, node.all_input_nodes))
+            )
+        # A member of a tuple is its call's result.
+        source = {node: _made_by(node) for node in nodes}
+        calls = [
+            node for node in nodes
+            if node.op == "call_function" and source[node] is node
+            and _aten_name(node) not in IGNORED
+        ]  # fmt: skip
+        readers = Counter(
+            argument for node in calls if wanted[node] for argument in _tensor_arguments(node)
+        )
+        # Members of one tuple do not share a gradient.
+        most: dict[Any, int] = {}
+        for node, count in readers.items():
+            most[source[node]] = most.get(source[node], 0) + count - (node is not source[node])
+        found = []
+        for node in calls:
+            tensors = [part for part in _flat((node.args, node.kwargs)) if _infos(part)]
+            made = self.root[node] is node
+            found.append(OperatorCall(
+                node.name, self.group.get(node, "") if made else "", str(node.target),
+                arguments_text(node.args, node.kwargs),
+                tuple(self.parameter_of.get(part.name, source[part].name) for part in tensors),
+                tuple(bool(wanted[node] and wanted[part]) for part in tensors),
+                tuple(part.name in self.parameter_of for part in tensors),
+                most.get(node, 0) if node in readers else most.get(node, 0) + 1,
+                sum(info.bytes for info in _infos(node)) if made else 0, result_text(node),
+            ))  # fmt: skip
+        return found
 
     def _place(self, node: Any) -> None:
         """Say what a node of the trace is."""
@@ -192,6 +230,13 @@ class TraceReader:
         )
 
 
+def _made_by(node: Any) -> Any:
+    """The call whose result a node is, where that is a tuple."""
+    while node.op == "call_function" and node.target is operator.getitem:
+        node = node.args[0]
+    return node
+
+
 def _first_names(state: Mapping[str, Any]) -> dict[str, str]:
     """For each parameter's name the first name of the same tensor: tied ones become one."""
     first: dict[int, str] = {}
@@ -260,10 +305,10 @@ def _is_view(node: Any) -> bool:
     # These copy only where they must.
     source = _tensor_arguments(node)[0].meta["val"]
     result = node.meta["val"]
-    if name == "contiguous":
-        return bool(source.is_contiguous())
-    if name == "to":
-        return bool(source.dtype == result.dtype and source.device == result.device)
+    if name in ("contiguous", "to"):
+        # A copy may be asked for by dtype or by layout.
+        same = source.dtype == result.dtype and source.device == result.device
+        return bool(same and source.stride() == result.stride())
     empty = torch.empty_strided(source.shape, source.stride(), device="meta")
     try:
         empty.view(result.shape)

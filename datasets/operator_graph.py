@@ -15,6 +15,8 @@ from types import MappingProxyType
 
 import networkx as nx
 
+from foreplan.datasets.operator_call import OperatorCall
+
 Shape = tuple[int, ...]
 
 
@@ -80,6 +82,7 @@ class OperatorGraph:
         nodes: in execution order.
         edges: bytes by (producer, consumer).
         parameter_bytes: size of every parameter by name; a shared one stands here once.
+        calls: every call of the trace, views included, with its operands' layout.
 
     Attributes:
         graph: nodes are names with the attribute ``operator`` (an `OperatorNode`), edges carry
@@ -93,8 +96,10 @@ class OperatorGraph:
         nodes: Sequence[OperatorNode],
         edges: Mapping[tuple[str, str], int],
         parameter_bytes: Mapping[str, int],
+        calls: Sequence[OperatorCall] = (),
     ) -> None:
         self.name = name
+        self.calls = tuple(calls)
         self.parameters: Mapping[str, int] = MappingProxyType(dict(parameter_bytes))
         placed, blocks = _find_blocks(nodes, edges)
         self.blocks: Mapping[str, tuple[str, ...]] = MappingProxyType(blocks)

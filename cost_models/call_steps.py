@@ -1,0 +1,210 @@
+"""`call_steps`: the calls of a captured pass as steps to be replayed from times of single calls.
+
+Where `graph_programs` lowers operators to programs, which forget layout, here a step is a call as
+it was traced. A training step has the loss, the gradients of every call behind a parameter in
+reverse (of views that leave data out, as slices do, too), a sum wherever a gradient comes from
+several readers, and one update.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from foreplan.cost_models.call_timer import CallKey
+from foreplan.cost_models.graph_programs import Part, Phase
+from foreplan.datasets.operator_call import TENSOR, OperatorCall
+
+#: Views whose gradient is work: the data that they left out, or gave out twice, is made up for.
+_WORKING_VIEWS = frozenset(
+    [
+        "slice",
+        "select",
+        "split",
+        "split_with_sizes",
+        "chunk",
+        "unbind",
+        "expand",
+        "narrow",
+        "unfold",
+        "diagonal",
+    ]
+)
+#: Bytes that the gradients of a pass move over those of the pass: each operand and its gradient.
+_BACKWARD = 2
+#: Ages are told apart by this factor.
+_AGE_STEP = 4
+_YOUNG_BYTES = 1 << 17
+
+UPDATE = "foreplan.adamw"
+
+
+@dataclass(frozen=True, slots=True)
+class CallStep:
+    """One call of a pass.
+
+    Attributes:
+        key: what is timed.
+        mode: of `call_timer.MODES`.
+        part: of the pass.
+        view: whether only the host works.
+    """
+
+    key: CallKey
+    mode: str
+    part: Part
+    view: bool = False
+
+
+def call_steps(
+    calls: Sequence[OperatorCall], phase: Phase, parameters: Sequence[Sequence[int]] = ()
+) -> list[CallStep]:
+    """Steps of a pass.
+
+    Args:
+        calls: of an `OperatorGraph`.
+        phase: ``inference`` or ``training``.
+        parameters: shapes that an update goes through; none for no update.
+    """
+    training = phase == "training"
+    ages, behind = _ages(calls, training)
+    forward = [
+        CallStep(
+            CallKey(_not_in_place(call.target), call.arguments, call.gradients if training else
+                    (False,) * len(call.gradients), call.parameters, age, 0),
+            "forward" if training else "inference", "forward", not call.operator,
+        )
+        for call, age in zip(calls, ages, strict=True)
+    ]  # fmt: skip
+    if not training or not calls:
+        return forward
+    steps, last = list(forward), next(c for c in reversed(calls) if c.trains)
+    loss = _loss(last)
+    steps += [CallStep(loss, "forward", "loss"), CallStep(loss, "backward", "backward")]
+    shared: dict[str, int] = {}
+    for call in calls:
+        for name, wanted, parameter in zip(
+            call.reads, call.gradients, call.parameters, strict=True
+        ):
+            if wanted and parameter:
+                shared[name] = shared.get(name, 0) + 1
+    for call, after in reversed(list(zip(calls, behind, strict=True))):
+        if not call.trains:
+            continue
+        steps += [_sum(call.result)] * max(0, call.readers - 1)
+        name = call.target.split(".")[1]
+        if call.operator or name in _WORKING_VIEWS:
+            key = CallKey(
+                _not_in_place(call.target), call.arguments, call.gradients, call.parameters, (),
+                _age((1 + _BACKWARD) * after),
+            )  # fmt: skip
+            steps.append(CallStep(key, "backward", "backward"))
+        for read, described in zip(call.reads, _described(call.arguments), strict=True):
+            if shared.get(read, 1) > 1:  # tied weights
+                shared[read] -= 1
+                steps.append(_sum(json.dumps({TENSOR: described})))
+    if not parameters:
+        return steps
+    dtype = json.loads(last.result)[TENSOR][2]
+    update = json.dumps([[list(shape) for shape in parameters], dtype])
+    steps.append(
+        CallStep(
+            CallKey(UPDATE, update, (), (), (), _age(_BACKWARD * behind[0])),
+            "inference",
+            "optimizer",
+        )
+    )
+    return steps
+
+
+def _ages(calls: Sequence[OperatorCall], training: bool) -> tuple[list[tuple[int, ...]], list[int]]:
+    """Ages of each call's tensors, and bytes that the pass moves behind each call."""
+    root: dict[str, str] = {}
+    moved, touched, found, before = 0, dict[str, int](), list[list[int]](), list[int]()
+    for call in calls:
+        names = [root.get(name, name) for name in call.reads]
+        found.append([moved - touched[name] if name in touched else -1 for name in names])
+        before.append(moved)
+        if not call.operator:  # a view: what it shows has the age of what it is a view of
+            if names:
+                root[call.name] = names[0]
+            continue
+        sizes = map(_size, _described(call.arguments))
+        moved += call.written_bytes + (0 if "embedding" in call.target else sum(sizes))
+        touched |= dict.fromkeys((*names, call.name), moved)
+    # What was not touched in this pass was in the one before, at about the same place.
+    whole = moved * (2 + _BACKWARD if training else 1)
+    ages = [tuple(_age(whole if age < 0 else age) for age in row) for row in found]
+    return ages, [moved - at for at in before]
+
+
+def _age(bytes_: int) -> int:
+    """A power of four, 0 for what has just been used."""
+    if bytes_ < _YOUNG_BYTES:
+        return 0
+    return 1 << (2 * round(math.log(bytes_, _AGE_STEP)))
+
+
+def _sum(result: str) -> CallStep:
+    """A gradient added to one that is there."""
+    described = json.loads(result)
+    while isinstance(described, list):  # of a tuple: its first
+        described = described[0]
+    shape, _, dtype = described[TENSOR]
+    plain = {TENSOR: [shape, _contiguous(shape), dtype]}
+    arguments = json.dumps([[plain, plain], {}], separators=(",", ":"))
+    return CallStep(
+        CallKey("aten.add_.Tensor", arguments, (False, False), (False, False), (0, 0), 0),
+        "inference",
+        "backward",
+    )
+
+
+def _loss(last: OperatorCall) -> CallKey:
+    """Cross-entropy of what the pass gives out."""
+    shape, _, dtype = json.loads(last.result)[TENSOR]
+    rows, classes = math.prod(shape[:-1]), shape[-1]
+    logits, goals = [[rows, classes], [classes, 1], dtype], [[rows], [1], "int64"]
+    arguments = json.dumps([[{TENSOR: logits}, {TENSOR: goals}], {}], separators=(",", ":"))
+    return CallKey(
+        "aten.cross_entropy_loss.default", arguments, (True, False), (False, False), (0, 0), 0
+    )
+
+
+def _contiguous(shape: Sequence[int]) -> list[int]:
+    return [math.prod(shape[i + 1 :]) for i in range(len(shape))]
+
+
+def _described(arguments: str) -> list[Sequence[object]]:
+    """Descriptions of the tensors among arguments, in order."""
+    found: list[Sequence[object]] = []
+
+    def visit(value: object) -> None:
+        if isinstance(value, list):
+            for item in value:
+                visit(item)
+        elif isinstance(value, Mapping):
+            if TENSOR in value:
+                found.append(value[TENSOR])
+            else:
+                visit(list(value.values()))
+
+    visit(json.loads(arguments))
+    return found
+
+
+def _size(described: Sequence[object]) -> int:
+    shape, strides, dtype = described
+    assert isinstance(shape, list)
+    assert isinstance(strides, list)
+    distinct: int = math.prod(n if stride else 1 for n, stride in zip(shape, strides, strict=True))
+    digits = "".join(c for c in str(dtype) if c.isdigit())
+    return distinct * max(1, int(digits or 8) // 8)
+
+
+def _not_in_place(target: str) -> str:
+    """The form of an operator that makes a tensor: gradients of leaves need it."""
+    space, name, overload = target.split(".")
+    return f"{space}.{name.rstrip('_')}.{overload}" if not name.startswith("_") else target

@@ -1,0 +1,136 @@
+"""Calls as a network makes them: the layout that a capture keeps, and how they are timed."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from foreplan.cost_models import call_timer
+from foreplan.cost_models.call_steps import UPDATE, CallStep, call_steps
+from foreplan.cost_models.call_timer import CallKey, CallTimer
+from foreplan.cost_models.end_to_end_networks import NETWORKS, build, example
+from foreplan.cost_models.end_to_end_passes import time_calls
+from foreplan.datasets.capture import capture
+from foreplan.datasets.operator_call import TENSOR, OperatorCall
+
+
+class Layouts(nn.Module):
+    """A convolution of channels last, a halved tensor, a broadcast factor, a tied weight."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(4, 8, 3, padding=1)
+        self.weight = nn.Parameter(torch.ones(8, 8))
+
+    def forward(self, image: Tensor) -> Tensor:
+        x = self.conv(image.contiguous(memory_format=torch.channels_last))
+        x = x.mean((2, 3))
+        x = F.linear(x, self.weight)
+        x = x * x.sum(-1, keepdim=True)
+        x = torch.cat((x[:, 4:], x[:, :4]), -1)
+        return F.linear(x, self.weight)
+
+
+@pytest.fixture(scope="module")
+def calls() -> tuple[OperatorCall, ...]:
+    return capture(Layouts(), [torch.rand(2, 4, 6, 6)], eager=True).calls
+
+
+def named(calls: tuple[OperatorCall, ...], name: str) -> list[OperatorCall]:
+    return [call for call in calls if call.target.split(".")[1] == name]
+
+
+def test_a_call_keeps_the_layout_of_its_operands(calls: tuple[OperatorCall, ...]) -> None:
+    (conv,) = named(calls, "conv2d")
+    image = json.loads(conv.arguments)[0][0][TENSOR]
+    assert image == [[2, 4, 6, 6], [144, 1, 24, 4], "float32"]
+    assert conv.gradients == (False, True, True)
+    assert conv.parameters == (False, True, True)
+    assert all(call.written_bytes == 0 for call in named(calls, "slice"))
+
+
+def test_a_step_goes_back_through_what_has_gradients(calls: tuple[OperatorCall, ...]) -> None:
+    steps = call_steps(calls, "training", [[8, 8]])
+    backward = [s.key.target.split(".")[1] for s in steps if s.part == "backward"]
+    # The product has two readers of one operand, the result of the first linear; the slices share
+    # what they halve; the weight is used twice.
+    assert backward.count("add_") == 3
+    assert backward.count("slice") == 2
+    assert backward.count("linear") == 2
+    assert backward[0] == "cross_entropy_loss"
+    assert backward[-1] == "conv2d"
+    assert steps[-1].key.target == UPDATE
+    assert [s.part for s in call_steps(calls, "inference")] == ["forward"] * len(calls)
+
+
+def test_what_was_used_long_ago_is_old(calls: tuple[OperatorCall, ...]) -> None:
+    def ages(steps: list[CallStep], name: str) -> tuple[int, ...]:
+        (step,) = (s for s in steps if s.key.target.split(".")[1] == name and s.part == "forward")
+        return step.key.ages
+
+    large = capture(Layouts(), [torch.rand(64, 4, 64, 64)], eager=True).calls
+    image, weight, _ = ages(call_steps(large, "inference"), "conv2d")
+    # The image was just made channels last; the weight was last read a pass ago.
+    assert image == 0
+    assert weight >= 1 << 20
+    assert ages(call_steps(large, "training"), "conv2d")[1] >= 4 * weight
+
+
+def key(target: str, *tensors: list[Any], gradients: tuple[bool, ...], **more: Any) -> CallKey:
+    arguments = json.dumps([[{TENSOR: tensor} for tensor in tensors], more])
+    return CallKey(target, arguments, gradients, (False,) * len(tensors), (0,) * len(tensors), 0)
+
+
+def test_operands_lie_as_the_call_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[tuple[Tensor, Tensor]] = []
+
+    def multiply(a: Tensor, b: Tensor) -> Tensor:
+        seen.append((a, b))
+        return a * b
+
+    def operator(target: str) -> Any:
+        assert target == "aten.mul.Tensor"
+        return multiply
+
+    monkeypatch.setattr(call_timer, "_operator", operator)
+    made = key("aten.mul.Tensor", [[3, 4], [1, 3], "float32"], [[3, 4], [1, 0], "float32"],
+               gradients=(True, False))  # fmt: skip
+    for mode in call_timer.MODES:
+        seen.clear()
+        device_s, host_s = CallTimer("cpu", seconds=0.0).time(made, mode)
+        assert device_s == host_s >= 0.0
+        a, b = seen[0]
+        assert (a.shape, a.stride(), b.stride()) == ((3, 4), (1, 3), (1, 0))
+        assert (a.requires_grad, b.requires_grad) == (mode != "inference", False)
+
+
+def test_gradients_are_of_as_many_calls_as_are_asked_for() -> None:
+    # What stands twice in one pass of autograd would be computed once: times would be too short.
+    side = 192
+    square = [[side, side], [side, 1], "float32"]
+    timer = CallTimer("cpu", seconds=0.05)
+    made = key("aten.mm.default", square, square, gradients=(True, True))
+    forward, backward = (timer.time(made, mode)[0] for mode in ("forward", "backward"))
+    assert backward > 1.2 * forward  # two products
+
+
+def test_a_call_that_does_not_run_is_none(capsys: pytest.CaptureFixture[str]) -> None:
+    wrong = key("aten.mm.default", [[2, 3], [3, 1], "float32"], [[2, 3], [3, 1], "float32"],
+                gradients=(False, False))  # fmt: skip
+    step = CallStep(wrong, "inference", "forward")
+    assert time_calls([step], "cpu", 0.0) == {(wrong, "inference"): None}
+    assert "aten.mm.default" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", [name for name in NETWORKS if name not in ("resnet", "qwen3")])
+def test_every_call_of_every_network_can_be_timed(name: str) -> None:
+    module = build(name, "tiny").eval()
+    extent = 32 if name in ("vit", "convnext") else 1
+    graph = capture(module, example(name, "tiny", (1, extent), "cpu", torch.float32), eager=True)
+    steps = call_steps(graph.calls, "training", [[4, 4], [4]])
+    assert None not in time_calls(steps, "cpu", 0.0).values()
