@@ -251,7 +251,7 @@ def test_wrong_calls() -> None:
         capture(nn.Linear(2, 2))
     with pytest.raises(SpecError, match="at most 1024 positions"):
         capture("gpt2", tokens=2000)
-    with pytest.raises(SpecError, match="zoo name"):
+    with pytest.raises(SpecError, match="name of the zoo"):
         capture("no-such-model")
     with pytest.raises(SpecError, match="module Linear"):
         capture(nn.Linear(2, 2), [torch.zeros(4, 3)])
