@@ -146,8 +146,9 @@ class _Device:
         return None
 
     def measure(
-        self, call: Callable[[], object], effort: Mapping[str, Any], turns: int | None
-    ) -> dict[str, Any]:
+        self, call: Callable[[], object], effort: Mapping[str, Any], turns: int | None,
+        before: Callable[[], object] | None = None,
+    ) -> dict[str, Any]:  # fmt: skip
         """Warm up and time adaptively; see `foreplan.datasets.measuring.Effort`.
 
         Args:
@@ -155,6 +156,7 @@ class _Device:
             effort: how long to time it.
             turns: calls until the same inputs come back; on a GPU calls are then replayed from a
                 CUDA graph, without what the host needs to issue them. ``None`` issues each call.
+            before: runs before each call that is timed; calls are timed one by one then.
         """
         from foreplan.datasets.cold_operands import InTurn
 
@@ -162,7 +164,7 @@ class _Device:
             # Training programs: recorded by autograd, and each call behind other operators.
             with self.torch.inference_mode(False), self.torch.enable_grad():
                 return self._measure(call, effort, turns, call.displace)
-        return self._measure(call, effort, turns)
+        return self._measure(call, effort, turns, before)
 
     def _measure(
         self, call: Callable[[], object], effort: Mapping[str, Any], turns: int | None,
@@ -259,7 +261,7 @@ def _serve(device: _Device, requests: Any, answer: Callable[[object], None]) -> 
         try:
             variant = Variant.parse(request["variant"])
             made = inputs.runnable(program(request["op"], variant, **request["dims"]))
-            result |= device.measure(made.call, request["effort"], made.turns)
+            result |= device.measure(made.call, request["effort"], made.turns, made.before)
             result["cache_state"] = made.cache_state + result.pop("how", "")
             result["clock_hz"] = device.clock_hz()
             del made

@@ -7,11 +7,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 
+from foreplan.datasets._measuring_worker import _Device
 from foreplan.datasets.device_name import DeviceName
 from foreplan.datasets.measurement import KEPT, Measurement, percentiles, thin
 from foreplan.datasets.measuring import Effort, Worker
 from foreplan.datasets.program import Program, Variant, program
+from foreplan.datasets.runnable import runnable
 from foreplan.datasets.worker_environment import default_cores, worker_environment
 from foreplan.errors import MissingDataError, SpecError
 
@@ -38,7 +41,7 @@ def test_measures_a_program(worker: Worker) -> None:
     assert result.samples >= 3
     assert list(result.times_s) == sorted(result.times_s)
     assert 1e-7 < result.median_s < 1e-2
-    assert result.cache_state == "warm"
+    assert result.cache_state == "warm; behind a product"
 
 
 def test_a_slow_program_is_timed_by_its_second_call(worker: Worker) -> None:
@@ -51,6 +54,35 @@ def test_a_slow_program_is_timed_by_its_second_call(worker: Worker) -> None:
 def test_weights_are_streamed_from_memory(worker: Worker) -> None:
     linear = program("linear", Variant("bf16", "bf16", "torch.linear"), rows=1, n=512, k=512)
     assert "weight cold" in worker.measure(linear, QUICK).cache_state
+
+
+def test_what_is_no_product_comes_behind_one_on_a_processor(worker: Worker) -> None:
+    made = {
+        op: runnable(program(op, Variant.parse(f"bf16/bf16/torch.{kernel}"), **dims), "cpu")
+        for op, kernel, dims in (
+            ("norm", "rms_norm", {"rows": 2, "cols": 64}),
+            ("argmax", "argmax", {"rows": 2, "cols": 64}),
+            ("linear", "linear", {"rows": 2, "n": 64, "k": 64}),
+        )
+    }  # fmt: skip
+    assert made["norm"].before is not None
+    assert made["argmax"].before is not None
+    assert made["linear"].before is None, "its weight is cold already"
+    assert made["norm"].cache_state.endswith("behind a product")
+    calls = 0
+
+    def before() -> None:
+        nonlocal calls
+        calls += 1
+
+    device = _Device.__new__(_Device)  # torch's threads are this process's own business
+    device.torch, device.word, device.one_thread = torch, "cpu", False
+    timed = device.measure(
+        made["norm"].call, {"min_s": 0.0, "min_samples": 5, "max_s": 9.0, "max_samples": 5}, 1,
+        before,
+    )  # fmt: skip
+    assert timed["calls"] == 1
+    assert timed["samples"] == calls == 5
 
 
 def test_a_failing_kernel_is_a_result(worker: Worker) -> None:
