@@ -1,8 +1,10 @@
 """CdmppStack: K of CDMPP's networks of one leaf count as arrays, and a step of training of all.
 
 One network's step is some two thousand kernels of microseconds (11 layers, Adam, 2 passes), so it
-waits for their launches: 20 ms on an H200. Here every operation runs for all K networks, weights of
-a part lie in one array, and the step has no choice that depends on values: it can be a CUDA graph.
+waits for their launches: 32 to 44 ms as plain PyTorch, 7 ms as a CUDA graph, 13 to 23 ms for
+seven networks in one (H200, leaf counts 1 to 5). Here every operation runs for all K networks,
+weights of a part lie in one array, and the step has no choice that depends on values: it can be a
+CUDA graph.
 
 Shape legend: K networks, B programs of a batch, U unlabelled ones, R = B + U, L leaves, W entries
 of a leaf, C columns.
