@@ -166,6 +166,7 @@ class Planner(ABC, Generic[W, D]):
         decision_type: pydantic model of the decision.
         needs_model: whether ``--model`` is required.
         modes: ways of computing in which a run is compared with `reference`.
+        told: fields of a decision that tell how it came about and change nothing of a run.
     """
 
     kind: ClassVar[str]
@@ -173,6 +174,7 @@ class Planner(ABC, Generic[W, D]):
     decision_type: ClassVar[type[StrictModel]]
     needs_model: ClassVar[bool] = True
     modes: ClassVar[tuple[str, ...]] = ("reference", "fast")
+    told: ClassVar[frozenset[str]] = frozenset()
 
     @abstractmethod
     def decide(self, problem: Problem[W]) -> Choice[D]:

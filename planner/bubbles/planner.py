@@ -57,6 +57,7 @@ class BubblesPlanner(Planner[BubblesWorkload, BubblesDecision]):
     workload_type = BubblesWorkload
     decision_type = BubblesDecision
     needs_model: ClassVar[bool] = False
+    told: ClassVar[frozenset[str]] = frozenset({"fill", "head_s", "tail_s", "limits_met"})
 
     # ------------------------------------------------------------------------------- decide
 

@@ -6,6 +6,7 @@ thorough verification, are asked of the planner and priced anew.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -39,6 +40,7 @@ class Candidate:
         name: ``chosen``, or what the plan calls the alternative.
         role: why it is run.
         decision: as the planner's document.
+        run: equal for decisions that run alike.
         limits_met: whether it meets the workload's limits.
         predicted: by the plan; ``None`` for a rival that could not be priced.
         schedule: what runs.
@@ -50,6 +52,7 @@ class Candidate:
     name: str
     role: Role
     decision: dict[str, Any]
+    run: str
     limits_met: bool
     predicted: Prediction | None
     schedule: Schedule
@@ -191,8 +194,9 @@ def _candidate(
         )  # fmt: skip
     ledgers = planner.memory(problem, decision)
     lanes = schedule.ranks // len(ledgers)  # processes that a ledger stands for
+    told = {key: value for key, value in document.items() if key not in planner.told}
     return Candidate(
-        name, role, document, limits_met, predicted, schedule,
+        name, role, document, json.dumps(told, sort_keys=True), limits_met, predicted, schedule,
         tuple(known[member] for member in members),
         tuple(ledger.capacity_bytes for ledger in ledgers for _ in range(lanes)),
         tuple(sum(ledger.items.values()) // lanes for ledger in ledgers for _ in range(lanes)),

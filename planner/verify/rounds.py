@@ -8,7 +8,6 @@ is set aside with the reason; the others go on.
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -99,7 +98,7 @@ class Rounds:
     def run(self, candidates: Sequence[Candidate], *, results: bool) -> list[Measured]:
         """Run every candidate in every round.
 
-        Candidates of one decision are run once: what differed between them would be chance.
+        Candidates that run alike are run once: what differed between them would be chance.
 
         Args:
             candidates: the chosen decision first.
@@ -108,12 +107,12 @@ class Rounds:
         Raises:
             VerificationError: the chosen decision could not be run (or the class of its error).
         """
-        keys = [json.dumps(candidate.decision, sort_keys=True) for candidate in candidates]
+        keys = [candidate.run for candidate in candidates]
         unlike = dict(zip(reversed(keys), reversed(candidates), strict=True))
         found = {key: Measured(unlike[key]) for key in dict.fromkeys(keys)}
         for key, candidate in zip(keys, candidates, strict=True):
             if candidate is not unlike[key]:
-                self._say(f"{candidate.name} is the same decision as {unlike[key].name}")
+                self._say(f"{candidate.name} runs as {unlike[key].name} does")
         measured = list(found.values())
         waves = self._waves([item.candidate for item in measured])
         for number, wave in enumerate(waves):

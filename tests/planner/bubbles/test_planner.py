@@ -17,6 +17,8 @@ from foreplan.planner.plan import load_plan
 from foreplan.planner.report.html import render_report
 from foreplan.planner.report.summary import Summary
 from foreplan.planner.schema import json_schema
+from foreplan.planner.verify.candidates import candidates_of
+from foreplan.planner.verify.session import problem_of
 
 
 def asked(**rest):
@@ -215,3 +217,14 @@ def test_a_decision_for_something_else_is_refused():
     deeper = problem(asked(layers=16))
     with pytest.raises(SpecError, match=r"decision\.stages"):
         planner.schedule(deeper, decision)
+
+
+def test_what_a_decision_tells_of_itself_makes_no_other_run(made):
+    other = made.alternatives[0]
+    renamed = made.decision | {"fill": "coarse", "head_s": 1.0}
+    twin = other.model_copy(update={"name": "twin", "decision": renamed})
+    both = made.model_copy(update={"alternatives": (other, twin)})
+    planner = BubblesPlanner()
+    chosen, unlike, alike = candidates_of(both, planner, problem_of(both, planner))
+    assert alike.run == chosen.run != unlike.run
+    assert alike.decision == renamed

@@ -46,7 +46,7 @@ def load(backend: Backend, fails: str) -> Told:
     fleet = Told(fails)
     made = [
         SimpleNamespace(
-            name=name, role=name, decision={"of": name}, ranks=[], memory_bytes=[], capacities=[],
+            name=name, role=name, run=name, ranks=[], memory_bytes=[], capacities=[],
             predicted=None, jobs=lambda *words: [],
         )
         for name in ("chosen", "alternative")
@@ -77,14 +77,10 @@ def test_ranks_that_do_not_connect_are_ended() -> None:
     assert load("nccl", "connected").log[-3:] == [("connected", 0), ("stop", 0), ("stop", 1)]
 
 
-def test_candidates_of_one_decision_are_run_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_candidates_that_run_alike_are_run_once(monkeypatch: pytest.MonkeyPatch) -> None:
     made = [
-        SimpleNamespace(name=name, decision=decision)
-        for name, decision in [
-            ("chosen", {"a": 1, "b": 2}),
-            ("x", {"a": 2}),
-            ("y", {"b": 2, "a": 1}),
-        ]
+        SimpleNamespace(name=name, run=run)
+        for name, run in [("chosen", "a"), ("x", "b"), ("y", "a")]
     ]
     said: list[str] = []
     waves: list[list[str]] = []
@@ -103,4 +99,4 @@ def test_candidates_of_one_decision_are_run_once(monkeypatch: pytest.MonkeyPatch
     found = rounds.run([cast(Candidate, candidate) for candidate in made], results=False)
     assert waves == [["chosen", "x"]]
     assert [(m.candidate.name, m.held) for m in found] == [("chosen", [6]), ("x", [1]), ("y", [6])]
-    assert said == ["y is the same decision as chosen"]
+    assert said == ["y runs as chosen does"]
