@@ -341,6 +341,12 @@ def load_model(name_or_path: str | Path) -> Model:
     from foreplan.datasets.model_folder import read_folder
     from foreplan.datasets.model_zoo import pretrained_folders, zoo_model, zoo_names
 
+    if not isinstance(name_or_path, (str, Path)):  # from a notebook, unseen by a type checker
+        raise SpecError(
+            "model", got=type(name_or_path).__name__,
+            expected="a folder, a name of the zoo or a Model",
+            fix="predict_latency prices any module, register_network lets plans train one",
+        )  # fmt: skip
     text = str(name_or_path)
     if isinstance(name_or_path, str) and text in zoo_names():
         return zoo_model(text)

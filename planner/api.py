@@ -52,6 +52,10 @@ def load_cluster(source: str | Path | Cluster, *, where: str = "cluster") -> tup
     """
     if isinstance(source, Cluster):
         return source, Path()
+    if not isinstance(source, (str, Path)):  # from a notebook, which no type checker has seen
+        raise SpecError(
+            where, got=source, expected="a file, an inline cluster such as '2xt4', or a Cluster"
+        )
     if isinstance(source, Path) or source.lower().endswith((".yaml", ".yml", ".json")):
         return Cluster.load(source), Path(source).parent
     return parse_devices(source, where), Path()

@@ -76,6 +76,43 @@ def test_one_device_a_prediction():
         foreplan.predict_latency("gpt2", ["t4", "l4"])
 
 
+def test_a_module_is_no_described_model_and_a_mapping_no_cluster():
+    with pytest.raises(SpecError, match="register_network"):
+        foreplan.load_model(object())  # type: ignore[arg-type]
+    with pytest.raises(SpecError, match="inline cluster"):
+        foreplan.load_cluster({"t4": 1})  # type: ignore[arg-type]
+
+
+class Halves:
+    """A task whose batch has no target."""
+
+    name = "halves"
+
+    def module(self):
+        import torch
+
+        return torch.nn.Linear(4, 4)
+
+    def batch(self, step, rank):
+        import torch
+
+        return torch.zeros(8, 4)
+
+    def loss(self, output, target):
+        return output.sum()
+
+
+@pytest.mark.parametrize(
+    ("build", "told"),
+    [(lambda *_: None, "NoneType without name, module, batch, loss"),
+     (lambda *_: Halves(), "network halves: batch: got 'Tensor'")],
+)  # fmt: skip
+def test_a_network_that_is_no_task_is_refused(build, told):
+    work = {"network": "mine", "batch": 8}
+    with foreplan.register_network("mine", build), pytest.raises(SpecError, match=told):
+        foreplan.plan("precision", None, "2xt4", work, costs="roofline")
+
+
 def test_a_prediction_is_shown_in_one_line():
     found = foreplan.predict_latency("tiny-llama-random", "t4", costs="roofline", sequence_length=8)
     assert len(repr(found)) < 300

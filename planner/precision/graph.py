@@ -136,10 +136,17 @@ class TrainingGraph:
         """Capture a task.
 
         Raises:
-            SpecError: a module that cannot be traced, or without a weight that a plan could lower.
+            SpecError: a module that cannot be traced, or without a weight that a plan could lower;
+                a batch that is not ``((inputs, ...), target)``.
         """
         module = task.module()
-        inputs, _ = task.batch(0, 0)
+        batch = task.batch(0, 0)
+        if not (isinstance(batch, tuple) and len(batch) == 2 and isinstance(batch[0], tuple)):
+            raise SpecError(
+                f"network {task.name}: batch", got=type(batch).__name__,
+                expected="((inputs, ...), target): a tuple of inputs, and the target",
+            )  # fmt: skip
+        inputs, _ = batch
         graph = capture(module, inputs, name=task.name)
         return cls.from_capture(graph, module)
 

@@ -10,6 +10,7 @@ import hashlib
 from typing import TYPE_CHECKING, Any, Protocol
 
 from foreplan.datasets.model import Model
+from foreplan.errors import SpecError
 from foreplan.planner.precision.networks import network_builder
 from foreplan.planner.precision.spec import PrecisionWorkload
 
@@ -51,9 +52,17 @@ def training_task(model: Model | None, workload: PrecisionWorkload, seed: int) -
     """The task that a workload names.
 
     Raises:
-        SpecError: no such network, or it does not take these options.
+        SpecError: no such network, it does not take these options, or what it makes is no task.
     """
-    return network_builder(workload.network)(model, workload, seed)
+    task = network_builder(workload.network)(model, workload, seed)
+    lacking = [name for name in ("name", "module", "batch", "loss") if not hasattr(task, name)]
+    if lacking:
+        raise SpecError(
+            f"network {workload.network}",
+            got=f"{type(task).__name__} without {', '.join(lacking)}",
+            expected="a TrainingTask from its builder",
+        )  # fmt: skip
+    return task
 
 
 def fingerprint(parameters: Any) -> str:
