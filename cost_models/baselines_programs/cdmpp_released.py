@@ -15,10 +15,11 @@ discrepancy; ``mmd`` is what the release's other configuration turns on.
 
 What differs: leaf vectors are whatever the table holds, padded to a multiple of the heads
 (`StoreFeatureEncoder` makes the release's 164 entries); labels and inputs are scaled by training
-rows alone; labels near 0 count as 1e-3 in MAPE; the last weights are taken, where the release takes
-those with the least error on its test programs. Programs of a leaf count without a network go to
-the nearest count that has one, by truncation or repetition of the last leaf; the release
-predicts 0.
+rows alone, and inputs beyond those count as the nearest end (the release's scale has seen the test
+rows; without this an entry that is constant in training would come out a million wide); labels near
+0 count as 1e-3 in MAPE; the last weights are taken, where the release takes those with the least
+error on its test programs. Programs of a leaf count without a network go to the nearest count that
+has one, by truncation or repetition of the last leaf; the release predicts 0.
 """
 
 from __future__ import annotations
@@ -158,7 +159,7 @@ class CdmppReleased(RegressorMixin, BaseEstimator):  # type: ignore[misc, unused
 
     def rows(self, table: ProgramTable) -> CdmppRows:
         """Programs as the networks see them, without labels."""
-        scaled = (table.leaves - self.scale_[0]) / self.scale_[1]
+        scaled = ((table.leaves - self.scale_[0]) / self.scale_[1]).clip(0, 1)
         scaled = np.pad(scaled, ((0, 0), (0, self._width(table) - scaled.shape[-1])))
         # Position as the release counts it: markers of closed nodes included.
         place = 2 * table.position - table.depth
