@@ -119,7 +119,8 @@ class _Chains:
         whole = self._step.arithmetic.measurable and any(
             self._step.encoder(e).recompute for e in range(len(plans))
         )
-        self.bare = filling.unit_layers == 0.5 and not whole and self._collective_s() > _SHORTEST_S
+        fine = filling.unit_layers == 0.5 and not whole and self._step.overlapping
+        self.bare = fine and self._collective_s() > _SHORTEST_S
         self.rows: dict[str, list[tuple[int, int, Step]]] = {"F": [], "B": []}
         for stage in range(filling.stages):
             for e, plan in enumerate(plans):

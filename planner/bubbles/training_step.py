@@ -124,16 +124,21 @@ class TrainingStep:
         share = self._cluster.taken_beside(work.kind, work.group)
         return replace(work, bytes=max(1, round(share * work.bytes))) if share else None
 
-    def _taken(self) -> float:
-        """Share of a sum over lanes that computation loses beside it; 0 where not measured."""
+    @functools.cached_property
+    def overlapping(self) -> bool:
+        """Whether it is worth computing beside the lanes' sums.
+
+        It is not where a sum takes most of its time from that computation, as gloo's does, whose
+        threads have the rank's own cores. Where that was not measured, it is.
+        """
         group = self.lane_group(0)
         # One device stands for all where programs are listed that are to be measured.
         if self.plan.tp == 1 or group[-1] >= len(self._labels):
-            return 0.0
+            return True
         try:
-            return self._cluster.taken_beside("all_reduce", group)
+            return self._cluster.taken_beside("all_reduce", group) < _MOST_TAKEN
         except MissingDataError:
-            return 0.0
+            return True
 
     # ------------------------------------------------------------------------------- backbone
 
@@ -149,14 +154,13 @@ class TrainingStep:
         """Whether units may reach into the backbone's passes, where its lanes communicate.
 
         A real run has no pieces of layers that are computed again, nor of passes whose weight
-        gradients are put off. Where a sum takes most of its time from the computation beside it, as
-        gloo's does, whose threads have the rank's own cores, there is nothing to reach for.
+        gradients are put off.
         """
         w = self.workload
         whole = w.recompute == "full" or w.schedule.startswith("zb")
         if self.plan.tp == 1 or (whole and self.arithmetic.measurable):
             return False
-        return self._taken() < _MOST_TAKEN
+        return self.overlapping
 
     def pieces(self, start: int, end: int) -> int:
         """Pieces of a split pass over layers ``[start, end)``: their halves."""

@@ -1,5 +1,6 @@
 """Passes as what runs: dtypes, work, and that a profile measures every program of every plan."""
 
+import re
 from dataclasses import replace
 
 import pytest
@@ -261,3 +262,13 @@ def test_lanes_sum_once_a_half_however_a_pass_is_cut(alpha_s):
 def test_units_stay_out_of_passes_whose_sums_leave_nothing():
     assert lanes(0.2)[0].divisible
     assert not lanes(0.9)[0].divisible
+    halves = {"plan": BackbonePlan(pp=2, tp=2), "unit_layers": (0.5,)}
+    for share in (0.2, 0.9):
+        step, costs = lanes(share)
+        workload = step.workload.model_copy(update=halves)
+        programs = Only(bubbles_programs(None, workload, CPU, devices=4))
+        where = Problem(None, step._cluster, workload, CostBook([*costs.sources, programs]))
+        found = [" ".join(f.decision.orders) for f in BubbleSearch(where).candidates()]
+        assert found
+        # Sums of units as words of their own are there to be computed beside.
+        assert any(re.search(r"e0\.\S+f", orders) for orders in found) is (share < 0.5)
