@@ -164,7 +164,9 @@ class Situation:
     def uniform(self, kind: int, precision: Precision) -> IntArray:
         """Every module at one precision, or at the next higher one that it has.
 
-        Where a precision has several kernels, the one that is quicker over the whole network.
+        Where a precision has several kernels, those that hand on one dtype and are quicker than the
+        others; of the dtypes the one whose passes take less with all that follows from it: casts,
+        and operators without a choice that compute in what they are handed.
         """
         order = PRECISIONS[::-1]
         allowed = order[order.index(precision) :]
@@ -173,12 +175,19 @@ class Situation:
         for i in self.graph.adjustable:
             for p in tables.options[i]:
                 seconds[p.name] = seconds.get(p.name, 0.0) + p.forward_s + p.backward_s
-        chosen = {}
-        for i in self.graph.adjustable:
-            names = [p.name for p in tables.options[i]]
-            ranked = sorted(names, key=lambda n: (_rank(n, allowed), seconds[n]))
-            chosen[self.graph.operators[i].module] = ranked[0]
-        return tables.choice(chosen)
+        found = []
+        for output in dict.fromkeys(training_variant(name).output for name in seconds):
+            chosen = {}
+            for i in self.graph.adjustable:
+                names = [p.name for p in tables.options[i]]
+                chosen[self.graph.operators[i].module] = min(
+                    names,
+                    key=lambda n: (
+                        _rank(n, allowed), training_variant(n).output != output, seconds[n]
+                    ),
+                )  # fmt: skip
+            found.append(tables.choice(chosen))
+        return least_seconds(found, self.devices[kind])
 
     def choices(self, decision: PrecisionDecision) -> Choices:
         """Options of every operator of every rank.

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -17,7 +18,12 @@ from foreplan.cost_models.rounding import rounding_variance
 from foreplan.datasets.program import Program
 from foreplan.datasets.training_programs import is_training
 from foreplan.datasets.training_runnable import training_call
-from foreplan.datasets.training_variant import PRECISIONS, TRAINING_VARIANTS, variants_of
+from foreplan.datasets.training_variant import (
+    PRECISIONS,
+    TRAINING_VARIANTS,
+    training_variant,
+    variants_of,
+)
 from foreplan.errors import SpecError
 from foreplan.planner.precision.execution.modules import apply_variants
 from foreplan.planner.precision.planner import PrecisionPlanner
@@ -88,6 +94,49 @@ def test_the_cheapest_kernel_is_chosen_where_precision_is_free(make_problem) -> 
     found = planner.decide(problem)
     words = {t.split("/")[1] for w in found.decision.workers for t in w.operators.values()}
     assert "fp8" in words
+
+
+class Drawn:
+    """Prices programs at random, alike for each operator and variant."""
+
+    def __init__(self, seed: int) -> None:
+        self.seed = seed
+
+    def estimate(self, work: object, device: str) -> Estimate | None:
+        if not isinstance(work, Program):
+            return Estimate.exact(1e-6)
+        rng = np.random.default_rng([self.seed, *f"{work.op} {work.variant}".encode()])
+        return Estimate.exact(1e-6 + work.bytes * 1e-11 * rng.lognormal(0, 1))
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_no_uniform_plan_that_hands_on_one_dtype_is_quicker(make_problem, seed: int) -> None:
+    """Casts and operators without a choice count, too, which follow from what is handed on."""
+    problem = make_problem("1xh100-80g", precisions=("fp32", "bf16", "int8"))
+    situation = Situation(dataclasses.replace(problem, costs=CostBook([Drawn(seed)])))
+    device = situation.devices[0]
+
+    def seconds(choice: np.ndarray) -> float:
+        forward, backward = device.seconds(choice)
+        return forward + float(np.sum(backward))
+
+    seen = 0
+    for word in ("fp32", "bf16", "int8"):
+        least = seconds(situation.uniform(0, word))
+        for output in ("fp32", "bf16"):
+            names = {}
+            for i in situation.graph.adjustable:
+                found = [
+                    option.name for option in device.tables.options[i]
+                    if training_variant(option.name).precision == word
+                    and training_variant(option.name).output == output
+                ]  # fmt: skip
+                if len(found) == 1:
+                    names[situation.graph.operators[i].module] = found[0]
+            if len(names) == len(situation.graph.modules):
+                seen += 1
+                assert least <= seconds(device.tables.choice(names)) * (1 + 1e-12)
+    assert seen
 
 
 def test_a_gpu_without_the_kernel_has_no_such_choice(make_problem) -> None:
