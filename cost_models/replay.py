@@ -97,10 +97,15 @@ class Replay:
         return dict(sorted(found.items(), key=lambda item: -item[1]))
 
     def unsupported(self) -> list[dict[str, Any]]:
-        """Operators that only the roofline could price: count and seconds, largest first."""
+        """Operators without a price of their own: count and seconds, largest first.
+
+        Only the roofline could price them, or nothing is known of their work but the tensors
+        that they read and write (``unknown``: recurrent layers, for instance), so that they take
+        longer than they are said to.
+        """
         found: dict[str, list[float]] = {}
         for step, price in zip(self.steps, self.prices, strict=True):
-            if price.source == "roofline":
+            if price.source == "roofline" or step.kind == "unknown":
                 found.setdefault(f"{step.kind}: {step.target}", []).append(price.mean_s)
         rows = [
             {"operator": name, "count": len(times), "seconds": sum(times)}

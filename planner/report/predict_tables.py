@@ -61,7 +61,7 @@ def predict_tables(result: Mapping[str, Any]) -> Group:
         if only["unsupported"]:
             names = [f"{u['operator']} x{u['count']}" for u in only["unsupported"]]
             more = [f"and {len(names) - 6} more"] if len(names) > 6 else []
-            parts += [heading("Priced by the roofline alone"), *bullets([*names[:6], *more])]
+            parts += [heading("Without a price of their own"), *bullets([*names[:6], *more])]
     if result["unpriced"]:
         parts += [heading("No price"), *bullets([", ".join(result["unpriced"])])]
     return Group(*parts)

@@ -137,6 +137,12 @@ def test_unknown_operators_are_kept_and_listed() -> None:
     assert all(price.mean_s > 0 for price in result.prices)
 
 
+@pytest.mark.filterwarnings("ignore:The tensor attributes")  # torch.export, about its own RNN
+def test_a_recurrent_layer_is_said_to_have_no_price_of_its_own() -> None:
+    found = predict_latency(nn.RNN(8, 8, batch_first=True), "t4", inputs=(torch.zeros(2, 5, 8),))
+    assert "unknown: aten.rnn_tanh" in {row["operator"] for row in found.unsupported()}
+
+
 # Time -------------------------------------------------------------------------------------------
 
 
