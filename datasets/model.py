@@ -359,6 +359,6 @@ def load_model(name_or_path: str | Path) -> Model:
     raise SpecError(
         "model",
         got=text,
-        expected="a Hugging Face folder with a config.json, or a zoo name",
+        expected="a Hugging Face folder with a config.json, or a name of the zoo",
         fix=f"did you mean {guess!r}?" if guess else "`foreplan models` lists the zoo",
     )

@@ -249,7 +249,7 @@ def test_a_trace_is_written(folder: Path) -> None:
     [
         ({"devices": ["nope"]}, SpecError, "--device: got 'nope'"),
         ({"devices": []}, SpecError, "foreplan devices"),
-        ({"model": "nope"}, SpecError, "zoo name"),
+        ({"model": "nope"}, SpecError, "name of the zoo"),
         ({"phase": "decode"}, SpecError, "inference, training"),
         ({"rank_by": "price"}, SpecError, "--rank-by"),
         ({"costs": "measured"}, SpecError, "--profile"),
