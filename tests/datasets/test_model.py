@@ -259,7 +259,7 @@ def test_old_and_new_rope_fields_mean_the_same(tmp_path: Path) -> None:
 
 
 def test_what_is_neither_folder_nor_zoo_name(tmp_path: Path) -> None:
-    with pytest.raises(SpecError, match="zoo name"):
+    with pytest.raises(SpecError, match="name of the zoo"):
         load_model("no-such-model")
     with pytest.raises(SpecError, match="did you mean 'llama-2-7b'"):
         load_model("llama2-7b")
