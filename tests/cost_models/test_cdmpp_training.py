@@ -131,6 +131,23 @@ def test_a_stack_takes_the_steps_of_each_network_alone(discrepancy: str, devices
     assert float((start - plain[0][1].last.weight.detach()).abs().max()) > 2e-5
 
 
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_graphs_on_cuda_take_the_steps_of_the_cpu() -> None:
+    labelled = [_rows([1] * 11 + [3] * 5, 1), _rows([1] * 6, 2)]
+    unlabelled: list[CdmppRows | None] = [_rows([1] * 4 + [3] * 9, 3, labelled=False), None]
+    found = []
+    for device in ("cpu", "cuda"):
+        nets = [{count: net.to(device) for count, net in own.items()}
+                for own in _networks(True, [[1, 3], [1]])]  # fmt: skip
+        train_cdmpp_together(nets, labelled, unlabelled, _settings(torch_device=device))
+        found.append({
+            (k, count, name): tensor.cpu() for k, own in enumerate(nets)
+            for count, net in own.items() for name, tensor in net.state_dict().items()
+        })  # fmt: skip
+    for key, tensor in found[0].items():
+        torch.testing.assert_close(found[1][key], tensor, rtol=1e-7, atol=1e-9)
+
+
 def test_networks_of_leaf_counts_share_nothing() -> None:
     own = _rows([1] * 6 + [2] * 5, 1)
     assert own.target is not None
