@@ -254,12 +254,16 @@ class CallTimer:
         if self._once(alone) < _SHORT_S:
             # What stands twice in a pass is computed once.
             count = min(_TOGETHER, len(made))
-        kept = deque(maxlen=max(1, -(-2 * self._cache // max(1, size * count))))
+        most = -(-2 * self._cache // max(1, size * count)) if size else 1
+        kept = deque(maxlen=min(_MOST_COPIES, most))
         groups = [
             several(turn % len(made) for turn in range(first, first + count))
             for first in range(0, len(made), count)
         ]
         turn = itertools.cycle(groups)
+        # Memory for what is kept has been had from the system before anything counts.
+        for _ in range(min(_MOST_COPIES, most)):
+            next(turn)()
         device_s, host_s = self._seconds(lambda: next(turn)(), len(groups), count)
         idle = self._idle_pass(count)
         return (

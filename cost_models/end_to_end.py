@@ -116,7 +116,7 @@ def measure(
         made, runs = [], []
         for shape in kind["image" if name in IMAGE else "text"]:
             inputs = example(name, size, shape, device, DTYPES[dtype])
-            graph = capture(module, inputs, name=name, eager=True)
+            graph = capture(module, inputs, name=name, eager=True, observe=True)
             infer = passes(module, inputs, "inference")
             issue = Issue.of(
                 lower(graph), tensors=len(graph.parameters), lines=python_lines(infer[0])
@@ -172,7 +172,6 @@ def score(document: Mapping[str, Any], device: Device, *, weights: str = "pretra
     from foreplan.cost_models.replay import replay, replay_book, replay_steps
 
     host = HostPrices.load(document["host"])
-    exact = _exact_host(document)
     cpu = device.kind == "cpu"
     predictor = None if cpu else Predictor.load(weights)
     rows = []
@@ -181,7 +180,7 @@ def score(document: Mapping[str, Any], device: Device, *, weights: str = "pretra
         calls, lines, tensors = case["issue"]
         issue = Issue([HostCall(*call) for call in calls], lines, tensors)
         launch = host.launches(steps, issue, case["phase"])
-        single, given, single_launch = _measured(case, document, exact)
+        single, given, single_launch = _measured(case, document, host, issue)
         measured = replay_book(device, "roofline", given=given)
         book = replay_book(device, "predicted", predictor=predictor)
         found = {
@@ -226,41 +225,33 @@ def _cpu_figures(threads: int) -> dict[str, Any]:
     return found
 
 
-def _exact_host(document: Mapping[str, Any]) -> tuple[dict[str, float], dict[str, float]]:
-    """Factor and seconds of a line for calls that were timed one by one, as they stand.
-
-    On a CPU their times hold what issuing them takes, and Python alone is left.
-    """
-    cpu = document["figures"] is not None
-    nothing = dict.fromkeys(MODES, 0.0)
+def _line_seconds(document: Mapping[str, Any]) -> Mapping[str, float]:
+    """Seconds of a line of Python on a CPU: calls' times hold what issuing them takes."""
     networks = [
-        (nothing if cpu else host, lines,
-         {mode: whole[mode] - device[mode] for mode in MODES} if cpu else whole, whole)
-        for _, lines, whole, device, host, _ in document["calibration"]
+        (dict.fromkeys(MODES, 0.0), lines, {mode: whole[mode] - calls[mode] for mode in MODES},
+         whole)
+        for _, lines, whole, calls, *_ in document["calibration"]
     ]  # fmt: skip
-    return fit_host(networks)
+    return fit_host(networks)[1]
 
 
 def _measured(
-    case: Mapping[str, Any],
-    document: Mapping[str, Any],
-    exact: tuple[Mapping[str, float], Mapping[str, float]],
+    case: Mapping[str, Any], document: Mapping[str, Any], host: HostPrices, issue: Issue
 ) -> tuple[list[Step], dict[Work, float], list[float]]:
     """Steps of a case as calls timed alone, their seconds, and those of the host before each."""
-    cpu, (factor, line_s) = document["figures"] is not None, exact
-    steps, given, launches = [], dict[Work, float](), list[float]()
-    count = sum(part == "forward" for _, part, _ in case["calls"])
-    forward = "inference" if case["phase"] == "inference" else "forward"
+    cpu = document["figures"] is not None
+    steps, given = [], dict[Work, float]()
     for place, part, view in case["calls"]:
-        target, *_, mode, device_s, host_s = case["alone"][place]
+        target, *_, mode, device_s, _ = case["alone"][place]
         work = Segment(f"{mode} {place} {target}")
         given[work] = 0.0 if device_s is None or (view and not cpu) else device_s
         steps.append(Step(target, target, part, work))
-        known = {"backward": "backward", "optimizer": None}.get(part, forward)
-        scale = 0.0 if cpu else 1.0 if known is None else factor[known]
-        lines = line_s[forward] * case["issue"][1] / count if part == "forward" else 0.0
-        launches.append(scale * (host_s or 0.0) + lines)
-    return steps, given, launches
+    if not cpu:
+        return steps, given, host.launches(steps, issue, case["phase"])
+    mode = "inference" if case["phase"] == "inference" else "forward"
+    count = sum(step.part == "forward" for step in steps)
+    line_s = _line_seconds(document)[mode] * issue.lines / count
+    return steps, given, [line_s if step.part == "forward" else 0.0 for step in steps]
 
 
 def _words(work: Work) -> list[Any]:

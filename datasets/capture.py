@@ -36,6 +36,7 @@ def capture(
     tokens: int = 128,
     name: str | None = None,
     eager: bool = False,
+    observe: bool = False,
 ) -> OperatorGraph:
     """Capture one forward pass.
 
@@ -48,6 +49,9 @@ def capture(
         tokens: tokens of each.
         name: of the graph; the model's or the class's if ``None``.
         eager: keep what eager execution launches; see `TraceReader`.
+        observe: run a module's pass once, and take over how its results lie in memory. A trace
+            knows what torch's rules for shapes say, which for convolutions of images as channels
+            last on a GPU is not what cuDNN leaves.
 
     Raises:
         SpecError: not a supported model; a module that cannot be traced, or with an operator that
@@ -60,7 +64,7 @@ def capture(
         return _capture_module(module, inputs, name or source.name, eager)
     if inputs is None:
         raise SpecError("capture.inputs", got=None, expected="example inputs of the module")
-    return _capture_module(source, inputs, name or type(source).__name__, eager)
+    return _capture_module(source, inputs, name or type(source).__name__, eager, observe)
 
 
 # Building and tracing ---------------------------------------------------------------------------
@@ -153,7 +157,11 @@ def _config_fields(model: Model) -> dict[str, Any]:
 
 
 def _capture_module(
-    module: torch.nn.Module, inputs: Sequence[Any] | Mapping[str, Any], name: str, eager: bool
+    module: torch.nn.Module,
+    inputs: Sequence[Any] | Mapping[str, Any],
+    name: str,
+    eager: bool,
+    observe: bool = False,
 ) -> OperatorGraph:
     import torch
 
@@ -193,6 +201,8 @@ def _capture_module(
     try:
         with torch.no_grad(), attention:
             program = torch.export.export(wrapper, values, strict=False)
+            if observe:
+                _observe(program, values)
     except Exception as error:  # torch.export raises whatever the module's code runs into
         lines = [line.strip() for line in str(error).splitlines() if line.strip()]
         raise SpecError(
@@ -204,3 +214,30 @@ def _capture_module(
     finally:
         module.train(training)
     return TraceReader(program, name, eager=eager).graph()
+
+
+def _observe(program: torch.export.ExportedProgram, inputs: Sequence[Any]) -> None:
+    """Run an exported program on real tensors, and give its nodes the strides that come out."""
+    import torch
+
+    class Observer(torch.fx.Interpreter):
+        def run_node(self, n: torch.fx.Node) -> Any:
+            result = super().run_node(n)
+            traced = n.meta.get("val")
+            if isinstance(result, torch.Tensor) and isinstance(traced, torch.Tensor):
+                if result.stride() != traced.stride():
+                    n.meta["val"] = traced.new_empty_strided(result.shape, result.stride())
+            elif isinstance(result, (tuple, list)) and isinstance(traced, (tuple, list)):
+                n.meta["val"] = type(traced)(
+                    old.new_empty_strided(new.shape, new.stride())
+                    if isinstance(new, torch.Tensor) and new.stride() != old.stride() else old
+                    for old, new in zip(traced, result, strict=True)
+                )  # fmt: skip
+            return result
+
+    given, held = iter(inputs), {**program.constants, **program.state_dict}
+    flat = [
+        next(given) if spec.target is None else held[spec.target]
+        for spec in program.graph_signature.input_specs
+    ]
+    Observer(program.graph_module).run(*flat)

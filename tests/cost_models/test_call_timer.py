@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from foreplan.cost_models import call_timer
 from foreplan.cost_models.call_steps import UPDATE, CallStep, call_steps
 from foreplan.cost_models.call_timer import CallKey, CallTimer
-from foreplan.cost_models.end_to_end_networks import NETWORKS, build, example
+from foreplan.cost_models.end_to_end_networks import build, example
 from foreplan.cost_models.end_to_end_passes import time_calls
 from foreplan.datasets.capture import capture
 from foreplan.datasets.operator_call import TENSOR, OperatorCall
@@ -52,6 +52,18 @@ def test_a_call_keeps_the_layout_of_its_operands(calls: tuple[OperatorCall, ...]
     assert conv.gradients == (False, True, True)
     assert conv.parameters == (False, True, True)
     assert all(call.written_bytes == 0 for call in named(calls, "slice"))
+
+
+def test_an_observed_layout_is_what_the_device_leaves() -> None:
+    module = build("llama", "tiny").eval()
+    inputs = example("llama", "tiny", (2, 4), "cpu", torch.float32)
+    found = capture(module, inputs, eager=True, observe=True).calls
+    attention = named(found, "scaled_dot_product_attention")[0]
+    positional, options = json.loads(attention.arguments)
+    heads = [torch.rand(4096).as_strided(*part[TENSOR][:2]) for part in positional[:3]]
+    attend: Any = F.scaled_dot_product_attention
+    left = attend(*heads, None, *positional[4:], **options)
+    assert json.loads(attention.result)[TENSOR][1] == list(left.stride())
 
 
 def test_a_step_goes_back_through_what_has_gradients(calls: tuple[OperatorCall, ...]) -> None:
@@ -127,10 +139,10 @@ def test_a_call_that_does_not_run_is_none(capsys: pytest.CaptureFixture[str]) ->
     assert "aten.mm.default" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("name", [name for name in NETWORKS if name not in ("resnet", "qwen3")])
-def test_every_call_of_every_network_can_be_timed(name: str) -> None:
+@pytest.mark.parametrize("name", ["llama", "bert", "convnext"])
+def test_every_call_of_a_network_can_be_timed(name: str) -> None:
     module = build(name, "tiny").eval()
-    extent = 32 if name in ("vit", "convnext") else 1
+    extent = 32 if name == "convnext" else 1
     graph = capture(module, example(name, "tiny", (1, extent), "cpu", torch.float32), eager=True)
     steps = call_steps(graph.calls, "training", [[4, 4], [4]])
     assert None not in time_calls(steps, "cpu", 0.0).values()

@@ -57,14 +57,13 @@ def test_score_by_command(
 
 def test_a_slow_host_decides(measured: dict[str, Any]) -> None:
     gpu = device_zoo.device("h200")
-    case = measured["cases"][0]
-    slow = {**case, "alone": [[*row[:-1], 1.0] for row in case["alone"]]}
-    # Without figures of its own the document is of a GPU; its calls take networks what they take.
-    fair = [[row[0], 0, *row[2:4], row[2], row[5]] for row in measured["calibration"]]
-    document = {**measured, "figures": None, "calibration": fair, "cases": [slow]}
+    slow = {kind: dict.fromkeys(MODES, 1.0) for kind in measured["host"]["call_s"]}
+    host = {**measured["host"], "call_s": slow, "factor": dict.fromkeys(MODES, 1.0)}
+    # Without figures of its own the document is of a GPU.
+    document = {**measured, "figures": None, "host": host, "cases": measured["cases"][:1]}
     (row,) = score(document, gpu)["cases"]
     assert row["limit"] == "host"
-    assert row["latency_s"]["measured"] == pytest.approx(len(case["calls"]), rel=0.01)
+    assert row["latency_s"]["measured"] > row["latency_s"]["predicted_published_launch"]
     assert replay([], CostBook(()), gpu).latency_s == 0.0
 
 
