@@ -7,7 +7,7 @@ log2(1 + x).
 from __future__ import annotations
 
 #: Changes whenever an entry changes its meaning or place.
-FEATURE_VERSION = 6
+FEATURE_VERSION = 7
 
 #: Loads that have entries of their own, those with the most distinct bytes first.
 LOADS = 4
@@ -67,6 +67,7 @@ FEATURE_NAMES: tuple[str, ...] = (
     "memory.unique_bytes",
     *(f"memory.traffic_{size}" for size in CACHE_SIZES),
     "memory.intensity_unique", "memory.intensity_32768", "memory.intensity_1048576",
+    "memory.crowded_l1", "memory.crowded_l2",
     "allocation.stored_bytes", "allocation.shared_bytes", "allocation.local_bytes",
     *(f"gpu.{name}" for name in _GPU),
     *(f"code.{name}" for name in _CODE),

@@ -38,6 +38,7 @@ from foreplan.cost_models._leaf_loops import (
     read_loops,
 )
 from foreplan.cost_models._leaf_memory import MEMORY_ENTRIES, memory_entries, region_levels
+from foreplan.cost_models._leaf_sets import CROWDED_ENTRIES, crowded_entries
 from foreplan.cost_models._tir_compiled import STAMP, part
 from foreplan.cost_models._tir_regions import arrange, iterations
 from foreplan.cost_models._tir_scan import scan
@@ -198,7 +199,7 @@ def _leaf(
     at += 6
 
     widths = np.ones((distinct, MAX_DIMS))
-    allocated = at + MEMORY_ENTRIES
+    allocated = at + MEMORY_ENTRIES + CROWDED_ENTRIES
     shared, local = allocation_entries(
         nodes, pool, alias, loop_of, accesses, many, own, distinct, params, buffers, sizes,
         touches, found, leaves, loops, number, extents, running, everything, levels[0], order,
@@ -209,6 +210,11 @@ def _leaf(
         nodes, own, distinct, params, widths, levels, runs, leaf[KERNEL] > 0, everything, extents,
         count, flops * total, per_level, out[at:allocated],
     )  # fmt: skip
+    if leaf[KERNEL] == 0:
+        crowded_entries(
+            nodes, pool, alias, loop_of, accesses, many, own, distinct, widths, count, extents,
+            everything, order, length, state, out[at + MEMORY_ENTRIES : allocated],
+        )  # fmt: skip
     at = allocated + 3
     units, requests = np.zeros(distinct), np.zeros(distinct)
     if leaf[KERNEL] > 0:

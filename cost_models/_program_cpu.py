@@ -20,7 +20,7 @@ Floats = NDArray[np.float64]
 #: call, of an element in a line of its own; lanes of vector code. Round: part weights are fitted.
 _BYTES_PER_CYCLE = 16.0
 _SUM_CYCLES, _CHEAP_CYCLES, _COSTLY_CYCLES, _CALL_CYCLES, _MISS_CYCLES = 4.0, 8.0, 30.0, 60.0, 10.0
-_LANES = 8.0
+_LANES, _LINE_BYTES = 8.0, 64.0
 _STORE_JUMPS, _STORE_SCATTERED = 2.0, 3.0
 
 _BLOCK = (
@@ -37,7 +37,7 @@ PARTS = (
     "cheap_narrow", "costly", "called", "quotients_wide", "quotients_narrow", "requests",
     "segments", "integer", "casts", "choices", "strided",
     *(f"traffic_{size}" for size in CACHE_SIZES),
-    *(f"block_{name}" for name in _BLOCK), "block_bound",
+    "crowded_l1", "crowded_l2", *(f"block_{name}" for name in _BLOCK), "block_bound",
 )  # fmt: skip
 
 
@@ -48,7 +48,8 @@ def cpu_parts(counts: Counts) -> Floats:
     peak = np.array([float(d.peak("fp32") or 1e11) for d in c.table.devices])
     jobs = np.maximum(1.0, c.plain("loops.parallel"))
     clock = clock * np.minimum(jobs, np.maximum(1.0, c.figure("units")[c.program]))
-    iterations = c.plain("loops.iterations") / (1.0 + c.plain("code.repeated"))
+    once = 1.0 + c.plain("code.repeated")  # of what is repeated one turn is left
+    iterations = c.plain("loops.iterations") / once
     flops = c.plain("code.flops")
     scattered = c.raw("code.inner_scattered") + (c.raw("code.inner_store") == _STORE_SCATTERED)
     far = c.raw("code.inner_store") == _STORE_JUMPS
@@ -86,14 +87,16 @@ def cpu_parts(counts: Counts) -> Floats:
         wide(functions) * _CHEAP_CYCLES, narrow(functions) * _CHEAP_CYCLES,
         costly * _COSTLY_CYCLES / clock, called * _CALL_CYCLES / clock,
         wide(quotients) * _CHEAP_CYCLES, narrow(quotients) * _CHEAP_CYCLES,
-        c.plain("gpu.requests") / clock, c.plain("gpu.sectors") / clock,
-        c.plain("arithmetic.integer_operations") / clock, c.plain("arithmetic.casts") / clock,
-        c.plain("arithmetic.choices") / clock,
+        c.plain("gpu.requests") / once / clock, c.plain("gpu.sectors") / once / clock,
+        c.plain("arithmetic.integer_operations") / once / clock,
+        c.plain("arithmetic.casts") / once / clock, c.plain("arithmetic.choices") / once / clock,
         np.where(stride > 8, iterations, 0.0) * _MISS_CYCLES / clock,
         *[
             c.plain(f"memory.traffic_{size}") / (_BYTES_PER_CYCLE * clock)
             for size in CACHE_SIZES
         ],
+        *[np.minimum(c.plain(f"memory.{name}"), _LINE_BYTES * asked) / (_BYTES_PER_CYCLE * clock)
+          for name in ("crowded_l1", "crowded_l2")],
         *[block[name] / clock for name in _BLOCK], np.maximum(busy, chain) / clock,
     ]  # fmt: skip
     return np.stack(by_leaf, 1)

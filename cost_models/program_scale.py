@@ -27,6 +27,9 @@ Floats = NDArray[np.float64]
 _WIDTH, _PULL, _START = 0.3, 1e-4, -1.0
 #: Rows that weights are fitted on, evenly spread: over a hundred a weight; more take longer.
 _MOST_ROWS = 6000
+#: Rows of those that have a part: with fewer it gets no weight, which would hang on what else is
+#: slow about a handful of programs (five tasks made padded norms 4 to 28 times too slow).
+_LEAST_ROWS = 20
 #: Pull of a device's factor of one part; chosen on the development families (3e-3, 1e-3 and 1e-4).
 _DEVICE_PULL = 1e-4
 
@@ -134,8 +137,8 @@ class ProgramScale:
 
 
 def _weights(parts: Floats, latency_s: Floats) -> Floats:
-    used = parts.max(0) > 1e-11
     some = slice(None, None, -(-len(parts) // _MOST_ROWS))  # a few dozen weights need no more
+    used = (parts[some] > 1e-11).sum(0) >= min(_LEAST_ROWS, len(parts[some]))
     chosen, target = np.ascontiguousarray(parts[some][:, used]), np.log(latency_s[some])
 
     def pulled(w: Floats) -> tuple[float, Floats]:

@@ -30,7 +30,7 @@ Floats = NDArray[np.float64]
 _SIZES = re.compile(
     r"program\.(?!share).*|leaf\.(ln\..*|ln_seconds)|leaf\.(gpu|bindings)\..*"
     r"|leaf\.arithmetic\.(?!flops_per_iteration).*"
-    r"|leaf\.(?!share).*(traffic|unique_bytes|stored_bytes|job_bytes|thread_bytes|unique_lines"
+    r"|leaf\.(?!share).*(traffic|crowded|unique_bytes|stored_bytes|job_bytes|thread_bytes|unique_lines"
     r"|requests|iterations|serial|spatial|per_job|parallel).*|leaf\.(store|load\d)\.bytes"
     r"|leaf\.code\.(flops|quotients|functions|address_operations|divisions|chained|inner_starts"
     r"|repeated)|leaf\.block\.(bodies|operations|beside|broadcast|gathered|results|apart"

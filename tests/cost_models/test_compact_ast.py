@@ -72,7 +72,8 @@ def test_gemm(encoder: CompactAstEncoder) -> None:
     check(
         ast, 1, memory__unique_bytes=57344, memory__traffic_16384=row * 64 * 32,
         memory__traffic_32768=plane * 64, memory__traffic_262144=57344,
-        memory__intensity_unique=2 * n / 57344,
+        memory__intensity_unique=2 * n / 57344, memory__crowded_l1=plane * 64,
+        memory__crowded_l2=57344,
     )  # fmt: skip
     assert ast.total("flops") == 2 * n
     assert ast.total("argument_bytes") == 57344
