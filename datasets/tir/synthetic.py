@@ -1,7 +1,8 @@
 """Synthetic tasks: fused operators of random small graphs, to train on beside those of networks.
 
 More tasks lower the error on networks that were not trained on, more programs of the same task
-hardly do (``docs/results/programs.md``); and there are only as many networks as there are. The
+hardly do, and there are only as many networks as there are; what synthetic ones are worth stands in
+``docs/results/programs.md``. The
 graphs go the same road as networks do (torch.export, Relax, fusion). A synthetic task belongs to no
 family, so it is in every training set and in no test of held-out families; tasks that a network
 calls are left out, or a family's tasks would be trained on while it is held out.
