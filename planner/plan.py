@@ -393,6 +393,8 @@ def decision_of(plan: Plan, wanted: type[Any] | None = None) -> Any:
     """
     from foreplan.planner.registry import planner
 
+    if not isinstance(plan, Plan):
+        raise SpecError("plan", got=plan, expected="a Plan", fix="open a file by load_plan(path)")
     chosen = planner(plan.kind)
     if wanted is not None and not issubclass(chosen.decision_type, wanted):
         raise SpecError("plan.kind", got=plan.kind, expected=f"a plan with a {wanted.__name__}")

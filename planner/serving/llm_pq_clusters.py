@@ -28,8 +28,9 @@ from foreplan.cost_models.sensitivity import weight_sensitivity
 from foreplan.datasets.cluster import Cluster, parse_devices
 from foreplan.datasets.families import FAMILY_FACTS
 from foreplan.datasets.model import Model, load_model
-from foreplan.datasets.specs import validate
-from foreplan.errors import ForeplanError
+from foreplan.datasets.specs import load_document, validate
+from foreplan.datasets.storage import folder_for, write_atomically
+from foreplan.errors import ForeplanError, told
 from foreplan.planner.base import Problem
 from foreplan.planner.predict import Forecast
 from foreplan.planner.serving.chain import ServingChains, capacities
@@ -169,19 +170,18 @@ def main(arguments: Iterable[str] | None = None) -> None:
     parser.add_argument("--clusters", nargs="+", type=int, default=list(CLUSTERS))
     parser.add_argument("--workloads", nargs="+", choices=list(WORKLOADS), default=list(WORKLOADS))
     options = parser.parse_args(None if arguments is None else list(arguments))
-    known: dict[str, Any] = {}
-    if options.output.exists():
-        known = json.loads(options.output.read_text())
-    for workload in options.workloads:
-        for number in options.clusters:
-            key = f"{number} {workload}"
-            if key not in known:
-                try:
-                    known[key] = simulate_cluster(number, workload)
-                except ForeplanError as error:
-                    known[key] = {"error": str(error)}
-                options.output.write_text(json.dumps(known, indent=1) + "\n")
-            print(_line(key, known[key]), flush=True)
+    with told(), folder_for(options.output.parent):
+        known = dict(load_document(options.output)) if options.output.exists() else {}
+        for workload in options.workloads:
+            for number in options.clusters:
+                key = f"{number} {workload}"
+                if key not in known:
+                    try:
+                        known[key] = simulate_cluster(number, workload)
+                    except ForeplanError as error:
+                        known[key] = {"error": str(error)}
+                    write_atomically(options.output, json.dumps(known, indent=1) + "\n")
+                print(_line(key, known[key]), flush=True)
 
 
 def _line(key: str, found: Mapping[str, Any]) -> str:

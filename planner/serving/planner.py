@@ -206,8 +206,8 @@ class ServingPlanner(Planner[ServingWorkload, ServingDecision]):
         notes += plan_quality(model, problem.workload, problem.seed).notes
         if model.weights == "random":
             notes.append(
-                f"{model.name} has random weights: times are real, tokens and quality mean "
-                "nothing, and only plans of equal average bits compare"
+                f"{model.name} has random weights: times hold for trained ones too, tokens and "
+                "quality mean nothing, and only plans of equal average bits compare"
             )
         return tuple(notes)
 
