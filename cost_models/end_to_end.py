@@ -17,7 +17,8 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -225,14 +226,23 @@ def _cpu_figures(threads: int) -> dict[str, Any]:
     return found
 
 
-def _line_seconds(document: Mapping[str, Any]) -> Mapping[str, float]:
-    """Seconds of a line of Python on a CPU: calls' times hold what issuing them takes."""
+def _left_to_host(document: Mapping[str, Any]) -> tuple[Mapping[str, float], float]:
+    """Seconds of a line of Python by mode, and of a node of autograd, on a CPU.
+
+    Calls' times hold what issuing them takes, so that this is left.
+    """
     networks = [
-        (dict.fromkeys(MODES, 0.0), lines, {mode: whole[mode] - calls[mode] for mode in MODES},
-         whole)
-        for _, lines, whole, calls, *_ in document["calibration"]
+        ({"inference": 0.0, "forward": 0.0, "backward": _nodes(calls)}, lines,
+         {mode: whole[mode] - alone[mode] for mode in MODES}, whole)
+        for _, lines, whole, alone, _, calls in document["calibration"]
     ]  # fmt: skip
-    return fit_host(networks)[1]
+    factor, line_s = fit_host(networks)
+    return line_s, factor["backward"]
+
+
+def _nodes(calls: Iterable[Sequence[Any]]) -> float:
+    """Nodes that autograd goes through for a pass: calls, views and sums with gradients."""
+    return float(sum(1 + views + sums for _, views, gradients, sums in calls if gradients))
 
 
 def _measured(
@@ -248,10 +258,11 @@ def _measured(
         steps.append(Step(target, target, part, work))
     if not cpu:
         return steps, given, host.launches(steps, issue, case["phase"])
+    line_s, node_s = _left_to_host(document)
     mode = "inference" if case["phase"] == "inference" else "forward"
-    count = sum(step.part == "forward" for step in steps)
-    line_s = _line_seconds(document)[mode] * issue.lines / count
-    return steps, given, [line_s if step.part == "forward" else 0.0 for step in steps]
+    seconds = {"forward": line_s[mode] * issue.lines, "backward": node_s * _nodes(issue.calls)}
+    count = Counter(step.part for step in steps)
+    return steps, given, [seconds.get(step.part, 0.0) / count[step.part] for step in steps]
 
 
 def _words(work: Work) -> list[Any]:
