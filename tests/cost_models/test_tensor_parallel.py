@@ -74,10 +74,10 @@ def test_a_pass_has_two_sums_a_layer_and_those_of_its_ends():
     model, group = load_model("llama-2-13b"), (4, 5)
     hidden = 3 * 64 * model.hidden * 2
     assert stage_collectives(model, group, 10, 3, 64, first=True, last=False) == (
-        (Collective("all_reduce", hidden, group, "bf16"), 21),
+        (Collective("all_reduce", hidden, group, "bf16", waited=True), 21),
     )
     assert stage_collectives(model, group, 10, 3, 64, first=False, last=True) == (
-        (Collective("all_reduce", hidden, group, "bf16"), 20),
-        (Collective("all_gather", 2 * 3 * 16, group, "fp64"), 1),
+        (Collective("all_reduce", hidden, group, "bf16", waited=True), 20),
+        (Collective("all_gather", 2 * 3 * 16, group, "fp64", waited=True), 1),
     )
     assert stage_collectives(model, (4,), 10, 3, 64, first=True, last=True) == ()

@@ -36,12 +36,12 @@ CALLS = {
     "yaml.unsafe_load", "yaml.full_load", "torch.hub.load", "runpy.run_path", "runpy.run_module",
 }  # fmt: skip
 METHODS = {"read_pickle", "to_pickle"}
-#: Where a socket may be opened: ranks of a verification, the two ends of a measured link, clusters
-#: and boards that the user names.
+#: Where a socket may be opened: ranks of a verification, those of one host that share memory, the
+#: ends of a measured link, clusters and boards that the user names.
 SOCKETS = {
     "planner/verify/wire.py", "planner/verify/launch.py", "datasets/links.py",
-    "datasets/_link_rank.py", "datasets/tir/rpc_site.py",
-    "datasets/ray_cluster.py",
+    "datasets/_link_rank.py", "datasets/_link_store.py", "datasets/host_group.py",
+    "datasets/tir/rpc_site.py", "datasets/ray_cluster.py",
 }  # fmt: skip
 
 
