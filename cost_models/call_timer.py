@@ -25,6 +25,12 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from foreplan.cost_models.call_values import (
+    byte_count,
+    described_tensors,
+    operator_of,
+    with_gradients,
+)
 from foreplan.datasets.cold_operands import last_level_cache
 from foreplan.datasets.operator_call import DEVICE, DTYPE, LAYOUT, MEMORY_FORMAT, TENSOR
 
@@ -152,9 +158,9 @@ class CallTimer:
         Sets are at least as many as asked for, if they are small; they may share memory, but no
         leaf of autograd.
         """
-        run = _operator(key.target)
+        run = operator_of(key.target)
         positional, named = json.loads(key.arguments)
-        one = [self._tensor(t, key) for t in _tensors((positional, named))]
+        one = [self._tensor(t, key) for t in described_tensors((positional, named))]
         used = max(1, sum(t.numel() * t.element_size() for t in one))
         ages = key.ages if len(key.ages) == len(one) else (0,) * len(one)
         # Four caches are cold for certain.
@@ -162,7 +168,9 @@ class CallTimer:
         copies = [max(1, min(most, -(-age // used) if age > used else 1)) for age in ages]
         operands = [
             [first, *(self._tensor(t, key) for _ in range(count - 1))]
-            for first, t, count in zip(one, _tensors((positional, named)), copies, strict=True)
+            for first, t, count in zip(
+                one, described_tensors((positional, named)), copies, strict=True
+            )
         ]
         sets = []
         for turn in range(max(*copies, least if used < _SMALL_BYTES else 1, 1)):
@@ -178,7 +186,7 @@ class CallTimer:
         if keep:
             # A step keeps results for its backward pass: new ones go to memory that is cold.
             first = run(*sets[0][0], **sets[0][1])
-            size = max(1, _bytes(first))
+            size = max(1, byte_count(first))
             count = max(1, min(_MOST_COPIES, -(-2 * self._cache // size)))
             results.extend([first] * count)
         return (lambda given: run(*given[0], **given[1])), sets, results
@@ -223,12 +231,10 @@ class CallTimer:
         """Several calls' gradients in one pass of autograd, less a pass over as many views."""
         aged = key._replace(ages=(key.backward_bytes,) * len(key.gradients))
         run, sets, _ = self._calls(aged, keep=True, least=_TOGETHER)
-        made = [_results(run(given)) for given in sets]
-        leaves = [
-            [t for t in _flat(given) if isinstance(t, Tensor) and t.requires_grad] for given in sets
-        ]
+        made = [with_gradients(run(given)) for given in sets]
+        leaves = [with_gradients(given) for given in sets]
         held = [p for p, wanted in zip(key.parameters, key.gradients, strict=True) if wanted]
-        size = sum(_bytes(t) for t, parameter in zip(leaves[0], held, strict=True) if parameter)
+        size = sum(byte_count(t) for t, parameter in zip(leaves[0], held, strict=True) if parameter)
         # The operators behind have just written it.
         seeds = [torch.ones_like(t) for t in made[0]]
         count = 1
@@ -375,43 +381,3 @@ def clock(device: str) -> Callable[[], float]:
     """
     alone = torch.device(device).type == "cpu" and torch.get_num_threads() == 1
     return time.process_time if alone else time.perf_counter
-
-
-def _operator(target: str) -> Callable[..., Any]:
-    """``aten.conv2d.default`` as torch has it."""
-    found: Any = torch.ops
-    for part in target.split("."):
-        found = getattr(found, part)
-    made: Callable[..., Any] = found
-    return made
-
-
-def _tensors(value: Any) -> Iterable[Sequence[Any]]:
-    """Descriptions of the tensors among arguments, in order."""
-    if isinstance(value, (list, tuple)):
-        for item in value:
-            yield from _tensors(item)
-    elif isinstance(value, dict):
-        if TENSOR in value:
-            yield value[TENSOR]
-        else:
-            for item in value.values():
-                yield from _tensors(item)
-
-
-def _flat(value: Any) -> Iterable[Any]:
-    if isinstance(value, (list, tuple)):
-        for item in value:
-            yield from _flat(item)
-    elif isinstance(value, dict):
-        yield from _flat(list(value.values()))
-    else:
-        yield value
-
-
-def _results(value: Any) -> list[Tensor]:
-    return [t for t in _flat(value) if isinstance(t, Tensor) and t.requires_grad]
-
-
-def _bytes(value: Any) -> int:
-    return sum(t.numel() * t.element_size() for t in _flat(value) if isinstance(t, Tensor))

@@ -111,7 +111,7 @@ def test_operands_lie_as_the_call_says(monkeypatch: pytest.MonkeyPatch) -> None:
         assert target == "aten.mul.Tensor"
         return multiply
 
-    monkeypatch.setattr(call_timer, "_operator", operator)
+    monkeypatch.setattr(call_timer, "operator_of", operator)
     made = key("aten.mul.Tensor", [[3, 4], [1, 3], "float32"], [[3, 4], [1, 0], "float32"],
                gradients=(True, False))  # fmt: skip
     for mode in call_timer.MODES:
