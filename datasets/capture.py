@@ -8,6 +8,7 @@ memory. Imports torch and transformers when called.
 from __future__ import annotations
 
 import contextlib
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
@@ -199,7 +200,9 @@ def _capture_module(
     given_mask = isinstance(inputs, Mapping) and "attention_mask" in inputs
     attention = _attention_of_eager(module) if eager and not given_mask else nullcontext()
     try:
-        with torch.no_grad(), attention:
+        with torch.no_grad(), attention, warnings.catch_warnings():
+            # Recurrent layers keep views of their weights, which nothing here reads.
+            warnings.filterwarnings("ignore", "The tensor attributes? .* assigned", UserWarning)
             program = torch.export.export(wrapper, values, strict=False)
             if observe:
                 _observe(program, values)

@@ -263,3 +263,20 @@ def test_importing_capture_imports_no_torch() -> None:
         "sys.exit(any(name in sys.modules for name in ('torch', 'transformers')))"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+@pytest.mark.filterwarnings("error")
+def test_a_recurrent_layer_is_kept_as_an_operator_of_unknown_work() -> None:
+    class Recurrent(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.recurrent = nn.GRU(8, 8, batch_first=True)
+            self.out = nn.Linear(8, 4)
+
+        def forward(self, x: Tensor) -> Tensor:
+            found: Tensor = self.out(self.recurrent(x)[0])
+            return found
+
+    graph = capture(Recurrent(), [torch.rand(2, 4, 8)], eager=True)
+    assert only(graph, "unknown").target == "aten.gru"
+    assert only(graph, "linear").flops == 2 * 2 * 4 * 8 * 4
