@@ -39,7 +39,7 @@ DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 #: How a call is timed.
 MODES = ("inference", "forward", "backward")
 
-#: Copies of an operand at most.
+#: Copies of an operand at most (assumed, as the sizes of samples below).
 _MOST_COPIES = 128
 #: Samples of a GPU last about this long, and have so many calls.
 _SAMPLE_S, _FEWEST, _MOST_CALLS = 0.005, 2, 20

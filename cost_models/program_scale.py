@@ -28,7 +28,8 @@ _WIDTH, _PULL, _START = 0.3, 1e-4, -1.0
 #: Rows that weights are fitted on, evenly spread: over a hundred a weight; more take longer.
 _MOST_ROWS = 6000
 #: Rows of those that have a part: with fewer it gets no weight, which would hang on what else is
-#: slow about a handful of programs (five tasks made padded norms 4 to 28 times too slow).
+#: slow about a handful of programs (five tasks made padded norms 4 to 28 times too slow). The count
+#: itself is assumed.
 _LEAST_ROWS = 20
 #: Pull of a device's factor of one part; chosen on the development families (3e-3, 1e-3 and 1e-4).
 _DEVICE_PULL = 1e-4

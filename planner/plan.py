@@ -385,8 +385,7 @@ def decision_of(plan: Plan, wanted: type[Any] | None = None) -> Any:
 
     Args:
         plan: a plan.
-        wanted: the decision's type, `ServingDecision` for instance, for callers that know only one
-            kind of plan; type checkers then know what comes back.
+        wanted: the decision's type, such as `ServingDecision`; type checkers then know it.
 
     Raises:
         SpecError: the planner does not accept it, or the plan is of another kind.

@@ -22,6 +22,7 @@ from foreplan.cost_models.baselines_programs._cdmpp_network import HEADS, cmd, m
 if TYPE_CHECKING:
     from torch import Tensor
 
+#: Norm of the gradients of a network, at most: the release's.
 _CLIP = 2.0
 _MOMENTUM, _NORM_EPSILON = 0.1, 1e-5  # PyTorch's defaults of BatchNorm1d and LayerNorm
 #: Weights of a layer of the encoder.

@@ -167,7 +167,9 @@ def main(arguments: Iterable[str] | None = None) -> None:
     """Plan the clusters that FILE lacks, write it after each, and print the table."""
     parser = argparse.ArgumentParser(description="LLM-PQ's clusters from predicted costs.")
     parser.add_argument("-o", "--output", type=Path, required=True)
-    parser.add_argument("--clusters", nargs="+", type=int, default=list(CLUSTERS))
+    parser.add_argument(
+        "--clusters", nargs="+", type=int, choices=list(CLUSTERS), default=list(CLUSTERS)
+    )
     parser.add_argument("--workloads", nargs="+", choices=list(WORKLOADS), default=list(WORKLOADS))
     options = parser.parse_args(None if arguments is None else list(arguments))
     with told(), folder_for(options.output.parent):
