@@ -25,6 +25,7 @@ from typing import Any
 
 from foreplan.datasets.device_name import DeviceName
 from foreplan.datasets.worker_environment import worker_environment
+from foreplan.errors import ForeplanError
 
 BITS = (16, 4)
 LINEAR = {
@@ -99,7 +100,8 @@ class Rank:
     def _model(self) -> Any:
         from foreplan.datasets.model import load_model
 
-        small = {} if self.gpu else {"hidden": 512, "ffn": 1024, "vocab": 512}
+        sizes = {"hidden": 256, "ffn": 512, "vocab": 512, "heads": 2, "kv_heads": 2}
+        small = {} if self.gpu else sizes
         return load_model("llama-3.1-8b").model_copy(update={"layers": LAYERS + 2, **small})
 
     def _passes(self) -> dict[str, Pass]:
@@ -278,17 +280,29 @@ def main(devices: list[str]) -> int:
             command = [sys.executable, __file__, "rank", str(rank), store, device]
             running.append(subprocess.Popen(command, env=environment))
         try:
-            codes = [process.wait(LIMIT_S) for process in running]
+            ended = time.monotonic() + LIMIT_S
+            codes: list[int | None] = [None, None]
+            # Where one has failed the other would wait for it until its own limit.
+            while None in codes and not any(codes):
+                codes = [process.poll() for process in running]
+                if time.monotonic() > ended:
+                    print(f"not done within {LIMIT_S:g} s", file=sys.stderr)
+                    return 1
+                time.sleep(0.05)
         finally:
             for process in running:
                 process.kill()
-    return max(map(abs, codes))
+    return max(abs(code or 0) for code in codes)
 
 
 if __name__ == "__main__":
     if sys.argv[1] == "rank":
         where, store, device = int(sys.argv[2]), sys.argv[3], sys.argv[4]
-        print(json.dumps(Rank(device, where, store).measure()), flush=True)
-        sys.stdout.flush()
-        os._exit(0)  # threads of gloo may abort an interpreter that ends
+        code = 0
+        try:
+            print(json.dumps(Rank(device, where, store).measure()), flush=True)
+        except ForeplanError as error:
+            print(error, file=sys.stderr, flush=True)
+            code = error.exit_code
+        os._exit(code)  # threads of gloo may abort an interpreter that ends
     sys.exit(main(sys.argv[1:3]))
