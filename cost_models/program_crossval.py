@@ -1,6 +1,7 @@
 """Held-out errors of the program predictor, its ablations and its baselines.
 
-Run as ``python -m foreplan.cost_models.program_crossval --data FOLDER [--data FOLDER ...] -o OUT``.
+Run as ``python -m foreplan.cost_models.program_crossval --data FOLDER [--data FOLDER ...] -o OUT``,
+for CDMPP on a machine without TVM as ``--table FILE`` (`released_table`) in place of ``--data``.
 Every fold's predictions are written as soon as they are made, so a run that is stopped loses
 nothing: started again it goes on, and ``--report`` prints tables of what is there. Models are
 fitted on a fold's training rows alone; the predictor cuts its own validation from them.
@@ -23,14 +24,15 @@ import numpy as np
 from foreplan.cost_models.baselines_programs import (
     BASELINES,
     CdmppReleased,
-    StoreFeatureEncoder,
     fit_cdmpp_together,
 )
 from foreplan.cost_models.baselines_programs.cdmpp_training import CYCLE
+from foreplan.cost_models.baselines_programs.released_table import ENCODER, read_as_released
 from foreplan.cost_models.program_data import read_programs
 from foreplan.cost_models.program_fitting import fit_together
 from foreplan.cost_models.program_folds import SPLITS, Fold, folds
 from foreplan.cost_models.program_predictor import ProgramPredictor
+from foreplan.cost_models.program_store import read_table
 from foreplan.cost_models.program_table import ProgramTable
 from foreplan.datasets.storage import folder_for, write_atomically
 from foreplan.errors import ForeplanError, SpecError
@@ -143,29 +145,31 @@ def _of_device(table: ProgramTable, name: str) -> ProgramTable:
     return replace(own, device=own.device * 0, devices=(table.devices[number],))
 
 
-def as_released(table: ProgramTable, paths: Sequence[Path], only: str | None) -> ProgramTable:
-    """The programs of a table with the leaves that CDMPP's release has; needs TVM.
+def _as_released(table: ProgramTable, paths: Sequence[Path], only: str | None) -> ProgramTable:
+    """The programs of a table with the leaves that CDMPP's release has.
 
     Raises:
         MissingDataError: no TVM.
         SpecError: a program that TVM cannot lower.
     """
-    read = read_programs(paths, encoder=StoreFeatureEncoder())
-    found = _of_device(read.table, only) if only else read.table
-    if read.unsupported or not np.array_equal(found.task, table.task):
-        reason = read.unsupported[0].reason if read.unsupported else "other programs"
-        raise SpecError("--data", got=reason, expected="programs that TVM can lower, for cdmpp")
+    read = read_as_released(paths)
+    found = _of_device(read, only) if only else read
+    if not np.array_equal(found.task, table.task):
+        raise SpecError("--data", got="other programs", expected="programs that TVM can lower")
     return found
 
 
-def run(jobs: Sequence[Job], table: ProgramTable, models: Sequence[Any], folder: Path,
-        max_spread: float, deadline: float = float("inf")) -> dict[str, float]:  # fmt: skip
+def run(
+    jobs: Sequence[Job], table: ProgramTable, models: Sequence[Any], folder: Path,
+    max_spread: float, deadline: float = float("inf"), cycles: float = float("inf"),
+) -> dict[str, float]:  # fmt: skip
     """Fit and score jobs of one model; noisy labels are tested but not trained on.
 
     The folds of a predictor are fitted together, and its halves are scored as well. So are CDMPP's:
     they end at the deadline (``time.monotonic``), or with the last whole cycle of their rate before
-    it, and on the way what they predict goes to ``early`` below the folder and their errors to
-    their ``curve`` (steps, seconds, mean error of the test and of some training programs).
+    it, or after so many cycles. On the way what they predict goes to ``early`` below the folder and
+    their errors to their ``curve`` (steps, seconds, mean error of the test and of some training
+    programs).
 
     Returns:
         Mean error of each job.
@@ -180,14 +184,15 @@ def run(jobs: Sequence[Job], table: ProgramTable, models: Sequence[Any], folder:
         curves: list[list[tuple[int, float, float, float]]] = [[] for _ in jobs]
         (folder / "early").mkdir(exist_ok=True)
 
-        cycles: list[float] = []  # when each began
+        starts: list[float] = []  # of each cycle
 
         def watch(_: int) -> bool:
             now, steps = time.monotonic(), models[0].steps_
-            ended = steps // CYCLE >= len(cycles) > 0
-            if ended or not cycles:
-                cycles.append(now)
-            late = now > deadline or (ended and now + cycles[-1] - cycles[-2] > deadline)
+            ended = steps // CYCLE >= len(starts) > 0
+            if ended or not starts:
+                starts.append(now)
+            last = len(starts) > cycles or (ended and now + starts[-1] - starts[-2] > deadline)
+            late = last or now > deadline
             if late or ended or steps // _WATCH > (curves[0][-1][0] if curves[0] else 0) // _WATCH:
                 spent = time.perf_counter() - begun
                 for job, model, own, curve in zip(jobs, models, tables, curves, strict=True):
@@ -254,7 +259,9 @@ def _batches(missing: Sequence[Job], together: int) -> Iterator[list[Job]]:
 def main(arguments: Iterable[str] | None = None) -> None:
     """Run the folds that are missing, within the time limit; then print the report."""
     parser = argparse.ArgumentParser(description="Held-out errors of program predictors.")
-    parser.add_argument("--data", action="append", required=True, type=Path)
+    source = parser.add_mutually_exclusive_group(required=True)
+    source.add_argument("--data", action="append", type=Path)
+    source.add_argument("--table", type=Path, help="programs as CDMPP's release describes them")
     parser.add_argument("-o", "--output", required=True, type=Path)
     parser.add_argument("--splits", nargs="+", default=["family"], choices=SPLITS)
     parser.add_argument("--models", nargs="+", default=["foreplan"])
@@ -265,6 +272,7 @@ def main(arguments: Iterable[str] | None = None) -> None:
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--groups", type=int, help="fits for the interval; 0 for none, trees alone")
     parser.add_argument("--epochs", type=int, help="of networks, for a quick look")
+    parser.add_argument("--cycles", type=int, help="of CDMPP's rate, at most")
     parser.add_argument("--max-spread", type=float, default=0.5, help="of training labels")
     parser.add_argument("--together", type=int, default=1, help="folds that are fitted at once")
     parser.add_argument("--minutes", type=float, default=float("inf"))
@@ -279,9 +287,13 @@ def _check(options: argparse.Namespace) -> None:
     """Refuse what no fit can be made of, before programs are read.
 
     Raises:
-        SpecError: a count below one, no time, no such model or device.
+        SpecError: a count below one, no time, no such model or device, or a model that wants other
+            leaves than the table's.
     """
-    for name in ("threads", "together", "epochs"):
+    other = sorted(set(options.models) - set(_RELEASED))
+    if options.table and other and not options.report:
+        raise SpecError("--models", got=other[0], expected="with --table " + ", ".join(_RELEASED))
+    for name in ("threads", "together", "epochs", "cycles"):
         value = getattr(options, name)
         if value is not None and value < 1:
             raise SpecError(f"--{name}", got=value, expected="at least 1")
@@ -302,9 +314,14 @@ def _check(options: argparse.Namespace) -> None:
 
 def _work(options: argparse.Namespace) -> None:
     deadline = time.monotonic() + 60 * options.minutes
-    table = read_programs(options.data).table
+    released = None
+    if options.table:
+        table = released = read_table(options.table, ENCODER)
+    else:
+        table = read_programs(options.data).table
     if options.only:
         table = _of_device(table, options.only)
+        released = table if options.table else None
     if options.device.startswith("cpu"):
         import torch
 
@@ -323,7 +340,6 @@ def _work(options: argparse.Namespace) -> None:
         and not (options.folds and job.fold.name not in options.folds)
     ]
     slowest: dict[str, float] = {}
-    released = None
     for batch in _batches(missing, options.together):
         name = batch[0].model
         if time.monotonic() + slowest.get(name, 0.0) > deadline:
@@ -338,9 +354,12 @@ def _work(options: argparse.Namespace) -> None:
             for job in batch
         ]  # fmt: skip
         if name in _RELEASED and released is None:
-            released = as_released(table, options.data, options.only)
+            released = _as_released(table, options.data, options.only)
         own = released if name in _RELEASED and released is not None else table
-        errors = run(batch, own, models, options.output, options.max_spread, deadline)
+        errors = run(
+            batch, own, models, options.output, options.max_spread, deadline,
+            options.cycles or float("inf"),
+        )  # fmt: skip
         took = time.monotonic() - begun
         slowest[name] = max(took, slowest.get(name, 0.0))
         for job, error in errors.items():

@@ -2,7 +2,9 @@
 
 As the release trains each: on programs of its leaf count, with Adam and L2 decay of its own, a
 triangular cycle of the rate, slopes clipped, and where asked the discrepancy from unlabelled
-programs of that count. Networks of one leaf count are stacked; on CUDA their step is a CUDA graph.
+programs of that count. Networks of one leaf count are stacked. On CUDA the step of all stacks is
+one CUDA graph in which they run side by side: each is a chain of some two thousand short kernels,
+and what one leaves idle the others use.
 """
 
 from __future__ import annotations
@@ -23,9 +25,11 @@ if TYPE_CHECKING:
 
 #: Steps of a cycle of the rate: PyTorch's default of CyclicLR, which the release leaves.
 CYCLE = 4000
-#: Bytes that a step may keep for its backward pass: stacks are cut to so many networks. A fit needs
-#: it twice (graphs share one pool; before each is captured its step runs outside).
+#: Bytes that a stack's step may keep for its backward pass: stacks are cut to so many networks.
 _MOST_KEPT_BYTES = 4 * 2**30
+#: And those of stacks that run side by side. A fit needs them twice: graphs share one pool, and
+#: before a second one is captured its steps run outside.
+_MOST_AT_ONCE_BYTES = 32 * 2**30
 
 
 class CdmppRows(NamedTuple):
@@ -107,22 +111,28 @@ def train_cdmpp_together(
     rate = torch.zeros((), device=where, dtype=dtype)
     arrays = _joined(labelled, unlabelled, where)
     on_gpu = where.startswith("cuda")
-    pool = torch.cuda.graph_pool_handle() if on_gpu else None
     precision = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("high")
     try:
         # The largest first, whose memory the graphs of the others fit into.
         courses = sorted(_courses(networks, labelled, unlabelled, settings), key=lambda c: -c.cost)
         for course in courses:
-            course.start(arrays, rate, pool)
+            course.start(arrays, rate)
+        # Graphs hold no memory of what they read and write: courses do, to the end.
+        runs = _graphs(courses) if on_gpu else [course.run for course in courses]
         turns = max(course.turns for course in courses)
         steps = seen = 0
         spent = 0.0
         for epoch in range(settings.epochs):
             begun = time.perf_counter()
             for _ in range(turns):
+                drawn = [course.draw() for course in courses]  # while the last step runs
                 rate.fill_(triangular_rate(steps, settings.learning_rate))
-                seen += sum(course.step() for course in courses)
+                for course, rows in zip(courses, drawn, strict=True):
+                    course.fill(*rows)
+                for run in runs:
+                    run()
+                seen += sum(labels.size for labels, _ in drawn)
                 steps += 1
             if on_gpu:
                 torch.cuda.synchronize()
@@ -162,22 +172,21 @@ class _Course:
         self.cost = len(networks) * _kept_bytes(networks[0], self._batch, self._wide)
         self._generator = np.random.default_rng(seed)
 
-    def start(self, arrays: Mapping[str, Tensor], rate: Tensor, pool: Any) -> None:
-        """Stack the networks; on CUDA capture their step.
+    def start(self, arrays: Mapping[str, Tensor], rate: Tensor) -> None:
+        """Stack the networks.
 
         Args:
             arrays: of `CdmppStack.step`.
             rate: that every step reads.
-            pool: of the graphs; none for steps without a graph.
         """
         import torch
 
         settings = self._settings
-        # Kept: a graph holds no memory of what it reads and writes.
-        self._stack = stack = CdmppStack(
+        self._stack = CdmppStack(
             self._networks, discrepancy=settings.discrepancy, weight_decay=settings.weight_decay,
             discrepancy_weight=settings.discrepancy_weight, dropout=settings.dropout,
         )  # fmt: skip
+        self._arrays, self._rate = arrays, rate
         paired = torch.tensor([len(rows) > 1 for rows in self._others])
         self._rows = StepRows(
             rate.new_zeros(len(self._own), self._batch, dtype=torch.int64),
@@ -185,22 +194,29 @@ class _Course:
             paired.to(rate.device, rate.dtype),
         )
         self._drawn = self.batches()
-        self._fill(  # programs that exist, to capture on
+        self.fill(  # programs that exist, to capture on
             np.stack([np.resize(rows, self._batch) for rows in self._own]),
             np.stack([np.resize(rows, self._wide) for rows in self._own]),
         )
 
-        def run() -> None:
-            stack.step(arrays, self._rows, rate)
+    def run(self) -> None:
+        """One step of every network on the programs of the last `fill`."""
+        self._stack.step(self._arrays, self._rows, self._rate)
 
-        self._run = run if pool is None else captured(run, stack.tensors(), pool)
+    def tensors(self) -> list[Tensor]:
+        """Everything that a step changes."""
+        return self._stack.tensors()
 
-    def step(self) -> int:
-        """One step of every network; returns how many labelled programs they saw."""
-        labels, others = next(self._drawn)
-        self._fill(labels, others)
-        self._run()
-        return labels.size
+    def draw(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Programs of the next step, as of `batches`."""
+        return next(self._drawn)
+
+    def fill(self, labels: NDArray[np.int64], others: NDArray[np.int64]) -> None:
+        """Set the programs of the next step."""
+        import torch
+
+        self._rows.rows.copy_(torch.from_numpy(np.ascontiguousarray(labels)))
+        self._rows.others.copy_(torch.from_numpy(others))
 
     def batches(self) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int64]]]:
         """Labelled (K, B) and unlabelled programs (K, U) of each step, shuffled every pass."""
@@ -218,11 +234,45 @@ class _Course:
         """Rows at random, repeated up to a size."""
         return np.resize(self._generator.permutation(rows), size)
 
-    def _fill(self, labels: NDArray[np.int64], others: NDArray[np.int64]) -> None:
-        import torch
 
-        self._rows.rows.copy_(torch.from_numpy(np.ascontiguousarray(labels)))
-        self._rows.others.copy_(torch.from_numpy(others))
+def _graphs(courses: Sequence[_Course]) -> list[Callable[[], None]]:
+    """CUDA graphs of the courses' steps, as many courses side by side as memory allows."""
+    import torch
+
+    pool = torch.cuda.graph_pool_handle()
+    return [
+        captured(_side_by_side(some), [t for course in some for t in course.tensors()], pool)
+        for some in _rounds(courses)
+    ]
+
+
+def _rounds(courses: Sequence[_Course]) -> list[list[_Course]]:
+    """Courses in their order, cut to memory."""
+    rounds: list[list[_Course]] = [[]]
+    for course in courses:
+        kept = sum(other.cost for other in rounds[-1]) + course.cost
+        if rounds[-1] and kept > _MOST_AT_ONCE_BYTES:
+            rounds.append([])
+        rounds[-1].append(course)
+    return rounds
+
+
+def _side_by_side(courses: Sequence[_Course]) -> Callable[[], None]:
+    """A step of each course, on streams of their own between two points of the caller's."""
+    import torch
+
+    streams = [torch.cuda.Stream() for _ in courses]  # type: ignore[no-untyped-call, unused-ignore]
+
+    def run() -> None:
+        here = torch.cuda.current_stream()
+        for course, stream in zip(courses, streams, strict=True):
+            stream.wait_stream(here)
+            with torch.cuda.stream(stream):
+                course.run()
+        for stream in streams:
+            here.wait_stream(stream)
+
+    return run
 
 
 def _kept_bytes(network: Any, labelled: int, unlabelled: int) -> int:

@@ -24,6 +24,7 @@ from foreplan.cost_models.baselines_programs.cdmpp_training import (
     CdmppRows,
     CdmppSettings,
     _courses,
+    _rounds,
     train_cdmpp_together,
     triangular_rate,
 )
@@ -175,6 +176,13 @@ def test_stacks_are_cut_to_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     parts = list(_courses(nets, labelled, every, _settings()))
     assert all(part.cost <= most for part in parts)
     assert [len(next(part.batches())[0]) for part in parts] == [5, 2, 2, 1]
+    for limit, wanted in (
+        (most, [1, 1, 1, 1]),
+        (sum(p.cost for p in parts[:2]), [2, 2]),
+        (1, [1] * 4),
+    ):
+        monkeypatch.setattr(cdmpp_training, "_MOST_AT_ONCE_BYTES", limit)
+        assert [len(some) for some in _rounds(parts)] == wanted
     train_cdmpp_together(nets, labelled, every, _settings(epochs=1))
 
 
@@ -256,8 +264,12 @@ def test_a_cross_validation_that_runs_out_of_time_keeps_what_there_is(tmp_path: 
     assert early["rows"].tolist() == list(range(6, 12))
 
 
+@pytest.mark.parametrize(
+    ("limit", "steps"),
+    [({"deadline": 6.5}, [3, 6]), ({"cycles": 1}, [3]), ({"cycles": 9}, [3, 6, 9])],
+)
 def test_a_cross_validation_ends_with_a_whole_cycle(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    limit: dict[str, float], steps: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ticks = itertools.count()  # one second a pass, which is a step here
     clock = SimpleNamespace(monotonic=lambda: next(ticks), perf_counter=time.perf_counter)
@@ -265,9 +277,9 @@ def test_a_cross_validation_ends_with_a_whole_cycle(
     monkeypatch.setattr(program_crossval, "CYCLE", 3)
     test = np.arange(12) < 6
     job = Job("task", Fold("a", ~test, test), "cdmpp", 0)
-    run([job], _table(1), [CdmppReleased(layers=1, epochs=9)], tmp_path, 0.5, deadline=6.5)
+    run([job], _table(1), [CdmppReleased(layers=1, epochs=9)], tmp_path, 0.5, **limit)
     facts = json.loads((tmp_path / "task__a__cdmpp__0.json").read_text())
-    assert [entry[0] for entry in facts["curve"]] == [3, 6]
+    assert [entry[0] for entry in facts["curve"]] == steps
 
 
 def test_devices_to_score_are_named() -> None:
