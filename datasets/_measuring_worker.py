@@ -217,17 +217,19 @@ class _Device:
 def _switch(device: _Device) -> dict[str, float]:
     """What a program takes longer behind another than behind itself; {} if that cannot be told.
 
-    Its code, constants and weights are then no longer where its last call left them. The programs
-    are those of a decoder layer for 8 sequences at 512 positions, each as it is profiled and all in
-    turn.
+    Its code, constants and weights are then no longer where its last call left them, but what it
+    reads was written just before. The programs are those of a decoder layer for 8 sequences at 512
+    positions, each as it is profiled and all in turn, on activations that they share: with inputs
+    of their own, out of the caches by then, they lose twice as much as in passes of a decoder
+    (measured on an H200, docs/results/h200.md).
     """
     from foreplan.datasets.decoder_programs import layer_programs
     from foreplan.datasets.model_zoo import zoo_model
-    from foreplan.datasets.runnable import runnable
+    from foreplan.datasets.runnable import Inputs
 
     kernels = {"linear": "bf16/bf16/torch.linear", "attention": "bf16/bf16/torch.sdpa"}
     counts = layer_programs(
-        zoo_model("llama-2-13b"), 8, 1, 512, lambda op, _: Variant.parse(kernels[op])
+        zoo_model("llama-3.2-3b"), 8, 1, 512, lambda op, _: Variant.parse(kernels[op])
     )
 
     def seconds(calls: list[Callable[[], object]], times: int) -> float:
@@ -237,7 +239,8 @@ def _switch(device: _Device) -> dict[str, float]:
         return sorted(device.time_replay(graph, times) for _ in range(9))[4]
 
     with contextlib.suppress(RuntimeError):  # a capped memory is too small for it
-        made = [(runnable(item, device.word), count) for item, count in counts]
+        inputs = Inputs(device.word, behind_one_another=True)
+        made = [(inputs.runnable(item), count) for item, count in counts]
         alone = sum(seconds([r.call], min(max(r.turns or 1, 32), 256)) * c for r, c in made)
         together = seconds([r.call for r, count in made for _ in range(count)], 32)
         extra = (together - alone) / sum(count for _, count in made)

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -41,6 +42,8 @@ _BEHIND = frozenset(
     {"norm", "rope", "activation", "add", "cache_write", "embedding", "argmax", "attention"}
 )
 _BEHIND_ROWS, _BEHIND_WEIGHT = 8, (1408, 1024)
+#: Values of the activations that programs share which run behind one another.
+_SHARED_ELEMENTS = 1 << 20
 #: Positions a cache holds beyond the filled ones, as a runtime's static buffer does.
 _SPARE_POSITIONS = 64
 #: Choices of experts that calls take in turn: as many as draw this many rows, within limits.
@@ -73,9 +76,12 @@ class Inputs:
 
     Args:
         device: torch device, as ``cpu`` or ``cuda:0``.
+        behind_one_another: programs made here will run in turn, each on what the one before it
+            has just written: all activations are parts of one buffer then (bf16, 2 MiB; larger
+            ones have their own).
     """
 
-    def __init__(self, device: str) -> None:
+    def __init__(self, device: str, *, behind_one_another: bool = False) -> None:
         self.device = device
         self.kind = torch.device(device).type
         self.cache_bytes = last_level_cache(device)
@@ -83,6 +89,7 @@ class Inputs:
         self._weight_key: tuple[object, ...] = ()
         self._weights: list[Packed] = []
         self._product: Callable[[], object] | None = None
+        self._buffer = self._draw(_SHARED_ELEMENTS) if behind_one_another else None
 
     def runnable(self, program: Program) -> Runnable:
         """Build inputs and bind them.
@@ -123,7 +130,7 @@ class Inputs:
             first = self._packed(kernel, n, k)
             self._weights = _cloned(first, self._copies(first.bytes))
             self._weight_key = key
-        x = self._draw(rows, k)
+        x = self._input(rows, k)
         turn = itertools.cycle(self._weights)
         run = kernel.run
         copies = len(self._weights)
@@ -151,7 +158,7 @@ class Inputs:
             (self._weights[i : i + count], self._weights[each + i : each + i + count])
             for i in range(0, each, count)
         ]
-        x = self._draw(rows, hidden)
+        x = self._input(rows, hidden)
         draws = [
             torch.rand(rows, count, generator=self._random, device=self.device).topk(d["active"])
             for _ in range(max(_FEWEST_DRAWS, min(_MOST_DRAWS, _DRAWN_ROWS // rows)))
@@ -170,8 +177,8 @@ class Inputs:
 
     def _router(self, program: Program, run: Callable[..., Any]) -> Runnable:
         d = program.dims
-        x, weight = self._draw(d["rows"], d["hidden"]), self._draw(d["experts"], d["hidden"])
-        copies = self._copies(2 * _count((d["experts"], d["hidden"])))
+        x, weight = self._input(d["rows"], d["hidden"]), self._draw(d["experts"], d["hidden"])
+        copies = self._copies(2 * math.prod((d["experts"], d["hidden"])))
         turn = itertools.cycle([weight.clone() for _ in range(copies)])
         active = d["active"]
         return Runnable(
@@ -180,13 +187,13 @@ class Inputs:
 
     def _shared_gate(self, program: Program, run: Callable[..., Any]) -> Runnable:
         rows, cols = program.sizes
-        x, y, weight = self._draw(rows, cols), self._draw(rows, cols), self._draw(1, cols)
+        x, y, weight = self._input(rows, cols), self._input(rows, cols), self._draw(1, cols)
         return Runnable(lambda: run(x, y, weight), "warm")
 
     def _attention(self, program: Program, run: Callable[..., Any]) -> Runnable:
         d = program.dims
         shape = (d["batch"], d["kv_heads"], d["keys"] + _SPARE_POSITIONS, d["head_dim"])
-        q = self._draw(d["batch"], d["queries"], d["heads"], d["head_dim"])
+        q = self._input(d["batch"], d["queries"], d["heads"], d["head_dim"])
         # In prefill the keys were just written; in decode other layers' caches came between.
         prefill = d["queries"] == d["keys"]
         copies, caches = self._caches(program, shape, 1 if prefill else None)
@@ -198,7 +205,7 @@ class Inputs:
         d = program.dims
         room = d["tokens"] + _SPARE_POSITIONS
         shape = (d["batch"], d["kv_heads"], room, d["head_dim"])
-        k, v = (self._draw(d["batch"], d["tokens"], d["kv_heads"], d["head_dim"]) for _ in "kv")
+        k, v = (self._input(d["batch"], d["tokens"], d["kv_heads"], d["head_dim"]) for _ in "kv")
         copies, caches = self._caches(program, shape)
         turn = itertools.cycle(caches)
         state = self._cold("keys and values", copies)
@@ -214,7 +221,7 @@ class Inputs:
         storage = program.variant.storage
         if copies is None:
             each = cache_bytes(shape[-1], storage)
-            copies = self._copies(round(2 * _count(shape[:-1]) * each))
+            copies = self._copies(round(2 * math.prod(shape[:-1]) * each))
 
         def filled() -> Any:
             drawn = self._draw(*shape)
@@ -224,13 +231,13 @@ class Inputs:
 
     def _rope(self, program: Program, run: Callable[..., Any]) -> Runnable:
         rows, heads, head_dim = program.sizes
-        x = self._draw(rows, heads, head_dim)
-        cos, sin = self._draw(rows, head_dim), self._draw(rows, head_dim)
+        x = self._input(rows, heads, head_dim)
+        cos, sin = self._input(rows, head_dim), self._input(rows, head_dim)
         return Runnable(lambda: run(x, cos, sin), "warm")
 
     def _norm(self, program: Program, run: Callable[..., Any]) -> Runnable:
         rows, cols = program.sizes
-        x, weight = self._draw(rows, cols), self._draw(cols)
+        x, weight = self._input(rows, cols), self._draw(cols)
         bias = self._draw(cols) if program.variant.kernel == "torch.layer_norm" else None
         return Runnable(lambda: run(x, weight, bias, 1e-5), "warm")
 
@@ -239,11 +246,11 @@ class Inputs:
             return self._row_wise(program, run)
         rows, cols = program.sizes
         # Halves of one tensor, as the fused gate-and-up projection leaves them.
-        gate, up = self._draw(rows, 2 * cols).chunk(2, dim=1)
+        gate, up = self._input(rows, 2 * cols).chunk(2, dim=1)
         return Runnable(lambda: run(gate, up), "warm")
 
     def _add(self, program: Program, run: Callable[..., Any]) -> Runnable:
-        a, b = self._draw(*program.sizes), self._draw(*program.sizes)
+        a, b = self._input(*program.sizes), self._input(*program.sizes)
         return Runnable(lambda: run(a, b), "warm")
 
     def _embedding(self, program: Program, run: Callable[..., Any]) -> Runnable:
@@ -259,6 +266,13 @@ class Inputs:
         return Runnable(lambda: run(x), "warm")
 
     # ------------------------------------------------------------------------------- inputs
+
+    def _input(self, *shape: int) -> Tensor:
+        """Activations in bf16, which the operator before has written."""
+        count = math.prod(shape)
+        if self._buffer is None or count > self._buffer.numel():
+            return self._draw(*shape)
+        return self._buffer[:count].view(shape)
 
     def _draw(self, *shape: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:
         return torch.randn(*shape, generator=self._random, device=self.device, dtype=dtype)
@@ -282,11 +296,3 @@ def _cloned(first: Packed, count: int) -> list[Packed]:
         Packed(first.layout, first.n, first.k, {k: t.clone() for k, t in first.tensors.items()})
         for _ in range(count - 1)
     ]
-
-
-def _count(shape: tuple[int, ...]) -> int:
-    """Elements of a tensor, times one: caches hold two tensors of two bytes an element."""
-    total = 1
-    for size in shape:
-        total *= size
-    return total
