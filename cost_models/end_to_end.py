@@ -1,24 +1,25 @@
 """End-to-end check: real latency of networks against replays of their operators.
 
 ``measure`` runs small networks on this machine (needs torch, transformers, pydantic and networkx,
-no TVM) and writes what it saw; ``score`` replays the operators, with the measured price of each and
-with predicted prices, and prints the errors:
+no TVM), each pass eager and on a GPU as a CUDA graph too, and writes what it saw; ``score`` replays
+the operators, with the measured price of each and with predicted prices, and prints the errors:
 
     python -m foreplan.cost_models.end_to_end measure --device cuda:0 --size large -o measured.json
     python -m foreplan.cost_models.end_to_end score measured.json --zoo h200
 
 A predicted price uses no measurement of the networks or of their operators. What the host takes to
 issue a pass is priced by `HostPrices`, measured on single calls and on networks that are none of
-the checked ones; the score is also given with the published launch overhead in its place.
+the checked ones; the score is also given with the published launch overhead in its place. What a
+GPU spends between the kernels of a graph is measured on chains of kernels (`graph_gaps`).
 """
 
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import sys
-from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,32 +29,34 @@ from foreplan.cost_models.call_steps import call_steps
 from foreplan.cost_models.costs import Segment, Work
 from foreplan.cost_models.end_to_end_networks import (
     CALIBRATION,
-    IMAGE,
     NETWORKS,
     SIZES,
     build,
     example,
+    shapes_of,
 )
 from foreplan.cost_models.end_to_end_passes import (
     calibrations,
     fitted_host,
     passes,
     real_seconds,
-    single_seconds,
+    recorded_seconds,
     time_calls,
 )
-from foreplan.cost_models.graph_programs import PHASES, Phase, Step, lower
-from foreplan.cost_models.host_call import HostCall
-from foreplan.cost_models.host_prices import MODES, HostPrices, Issue, fit_host, python_lines
-from foreplan.datasets.program import Program, Variant
+from foreplan.cost_models.execution import EXECUTIONS, Execution
+from foreplan.cost_models.graph_programs import PHASES, Phase, lower
+from foreplan.cost_models.host_prices import Issue, python_lines
+from foreplan.datasets.program import Program
 from foreplan.datasets.storage import write_atomically
-from foreplan.errors import ForeplanError, SpecError
+from foreplan.errors import ForeplanError, MissingDataError, SpecError
 
 if TYPE_CHECKING:
-    from foreplan.cost_models.call_timer import CallKey
-    from foreplan.datasets.device import Device
+    import torch
 
-SCHEMA = "foreplan.end_to_end/3"
+    from foreplan.cost_models.call_timer import CallKey
+    from foreplan.datasets.operator_graph import OperatorGraph
+
+SCHEMA = "foreplan.end_to_end/4"
 
 
 def measure(
@@ -63,9 +66,11 @@ def measure(
     dtype: str = "fp32",
     networks: Iterable[str] = NETWORKS,
     phases: Iterable[Phase] = PHASES,
+    executions: Iterable[Execution] = EXECUTIONS,
     seconds: float = 1.0,
     rounds: int = 3,
     calibration: Iterable[str] = CALIBRATION,
+    before: Mapping[str, Any] | None = None,
     keep: Callable[[dict[str, Any]], None] | None = None,
 ) -> dict[str, Any]:
     """Run networks and their operators on a torch device.
@@ -76,30 +81,78 @@ def measure(
         dtype: of weights and activations.
         networks: of `NETWORKS`.
         phases: what to run.
+        executions: ``graph`` on GPUs alone; passes are always run eagerly.
         seconds: spent on each network and shape; an operator gets a twentieth.
         rounds: in which a network's passes take turns.
         calibration: networks that prices of the host are fitted to.
-        keep: gets the document after every network, so that a run that is stopped loses one.
+        before: document of a run that was stopped: its prices stay, its networks are left out.
+        keep: gets the document before the first network and after each, so that a run that is
+            stopped loses one.
 
     Returns:
         A document for `score`.
+
+    Raises:
+        MissingDataError: recording a pass failed in a way that leaves torch unusable; what was
+            measured has been kept, and can go on in a new process.
     """
+    import torch
+
+    from foreplan.cost_models.call_timer import DTYPES
+
+    torch.manual_seed(0)
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
+    phases = list(phases)
+    recording = device.startswith("cuda") and "graph" in executions
+    document = _begun(device, size, dtype, list(calibration), seconds, recording, before)
+    if keep is not None:
+        keep(document)
+    done = {case["network"] for case in document["cases"]}
+    for name in networks:
+        if name in done:
+            continue
+        with torch.device(device):
+            module = build(name, size)
+        module = module.to(device=device, dtype=DTYPES[dtype]).eval()
+        document["cases"] += _network(name, module, document, phases, seconds, rounds, recording)
+        del module
+        if keep is not None:
+            keep(document)
+        if recording:
+            _check_sound(device)
+    return document
+
+
+def _begun(
+    device: str, size: str, dtype: str, calibration: list[str], seconds: float, recording: bool,
+    before: Mapping[str, Any] | None,
+) -> dict[str, Any]:  # fmt: skip
+    """The document without cases, or the one that is to be gone on with."""
     import torch
     import transformers
 
     from foreplan.cost_models.call_timer import DTYPES
-    from foreplan.datasets.capture import capture
 
-    torch.manual_seed(0)
-    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
-    kind, gpu = SIZES[size], device.startswith("cuda")
-    cases: list[dict[str, Any]] = []
-    seen = list(calibrations(device, DTYPES[dtype], calibration, alone=True, seconds=seconds / 2))
-    document = {
+    if before is not None:
+        for key, wanted in (("device", device), ("size", size), ("dtype", dtype)):
+            if before[key] != wanted:
+                raise SpecError(f"--resume: {key}", got=before[key], expected=wanted)
+        return {**before, "cases": list(before["cases"])}
+    gpu, gaps = device.startswith("cuda"), None
+    seen = list(
+        calibrations(device, DTYPES[dtype], calibration, alone=not gpu, seconds=seconds / 2)
+    )
+    host = fitted_host(device, DTYPES[dtype], seen).document()
+    if recording:
+        from foreplan.cost_models.graph_gaps import measured_gaps
+
+        gaps = measured_gaps(device, DTYPES[dtype])
+    return {
         "schema": SCHEMA, "device": device, "size": size, "dtype": dtype,
         "board": torch.cuda.get_device_name(device) if gpu else "cpu",
         "threads": torch.get_num_threads(),
-        "host": fitted_host(device, DTYPES[dtype], seen).document(),
+        "host": host,
+        "gaps": gaps,
         "calibration": [
             [part.name, part.issue.lines, part.whole, part.device, part.host,
              [list(call) for call in part.issue.calls]]
@@ -107,109 +160,90 @@ def measure(
         ],
         "software": {"torch": torch.__version__, "transformers": transformers.__version__},
         "figures": None if gpu else _cpu_figures(torch.get_num_threads()),
-        "cases": cases,
+        "cases": [],
     }  # fmt: skip
-    for name in networks:
-        with torch.device(device):
-            module = build(name, size)
-        module = module.to(device=device, dtype=DTYPES[dtype]).eval()
-        shapes = [list(parameter.shape) for parameter in module.parameters()]
-        made, runs = [], []
-        for shape in kind["image" if name in IMAGE else "text"]:
-            inputs = example(name, size, shape, device, DTYPES[dtype])
-            graph = capture(module, inputs, name=name, eager=True, observe=True)
-            infer = passes(module, inputs, "inference")
-            issue = Issue.of(
-                lower(graph), tensors=len(graph.parameters), lines=python_lines(infer[0])
-            )
-            for phase in phases:
-                single = call_steps(graph.calls, phase, shapes)
-                made.append((shape, phase, lower(graph, phase), issue, single))
-                runs.append(passes(module, inputs, phase))
-        found = [real_seconds(runs, device, seconds / rounds) for _ in range(rounds)]
-        rested = single_seconds(runs, device) if gpu else [None] * len(runs)
-        del module, runs
-        known: dict[tuple[CallKey, str], tuple[float, float] | None] = {}
-        for index, (shape, phase, steps, issue, single) in enumerate(made):
-            missing = [step for step in single if (step.key, step.mode) not in known]
-            known |= time_calls(missing, device, seconds / 40)
-            low, median, high = (
-                float(np.median([part[index][q] for part in found])) for q in range(3)
-            )
-            print(f"{name} {shape} {phase}: {1e3 * median:.3f} ms", file=sys.stderr)
-            places: dict[tuple[CallKey, str], int] = {}
-            rows = [
-                [places.setdefault((s.key, s.mode), len(places)), s.part, s.view] for s in single
-            ]
-            cases.append({
-                "network": name, "shape": list(shape), "phase": phase,
-                "real_s": median, "real_low_s": low, "real_high_s": high,
-                "rounds_s": [part[index][1] for part in found], "single_s": rested[index],
-                "steps": [[s.kind, s.target, s.part, _words(s.work), s.calls] for s in steps],
-                "issue": [[list(call) for call in issue.calls], issue.lines, issue.tensors],
-                "alone": [[*at[0], at[1], *(known[at] or (None, None))] for at in places],
-                "calls": rows,
-            })  # fmt: skip
-            if keep is not None:
-                keep(document)
-    return document
 
 
-def score(document: Mapping[str, Any], device: Device, *, weights: str = "pretrained:ops") -> Any:
-    """Replay what `measure` saw.
+def _network(
+    name: str, module: torch.nn.Module, document: Mapping[str, Any], phases: list[Phase],
+    seconds: float, rounds: int, recording: bool,
+) -> list[dict[str, Any]]:  # fmt: skip
+    """Cases of one network."""
+    from foreplan.cost_models.call_timer import DTYPES
 
-    Args:
-        document: from `measure`.
-        device: figures for the predicted prices.
-        weights: of the predictor.
-
-    Returns:
-        ``cases`` with the real latency and, for each way to replay, the latency and its error;
-        ``mape`` by way. Ways: ``measured`` (operators timed one by one, host measured),
-        ``sum`` (the same operators, added up), ``predicted`` (host measured) and
-        ``predicted_published_launch``.
-    """
-    from foreplan.cost_models.predictor import Predictor
-    from foreplan.cost_models.replay import replay, replay_book, replay_steps
-
-    host = HostPrices.load(document["host"])
-    cpu = device.kind == "cpu"
-    predictor = None if cpu else Predictor.load(weights)
-    rows = []
-    for case in document["cases"]:
-        steps = _steps(case["steps"])
-        calls, lines, tensors = case["issue"]
-        issue = Issue([HostCall(*call) for call in calls], lines, tensors)
-        launch = host.launches(steps, issue, case["phase"])
-        single, given, single_launch = _measured(case, document, host, issue)
-        measured = replay_book(device, "roofline", given=given)
-        book = replay_book(device, "predicted", predictor=predictor)
-        found = {
-            "measured": replay(single, measured, device, launch_s=single_launch).latency_s,
-            "sum": replay(single, measured, device, launch_s=0.0).device_s,  # no host
-            "predicted": replay_steps(steps, book, device, launch_s=launch).latency_s,
-            "predicted_published_launch": replay_steps(steps, book, device).latency_s,
-        }
-        real = float(case["real_s"])
-        rows.append({
-            "network": case["network"], "shape": case["shape"], "phase": case["phase"],
-            "real_s": real, "spread": (case["real_high_s"] - case["real_low_s"]) / real,
-            "rounds": (max(case["rounds_s"]) - min(case["rounds_s"])) / real,
-            "limit": replay(single, measured, device, launch_s=single_launch).limit,
-            "latency_s": found, "error": {key: value / real - 1 for key, value in found.items()},
+    size, device, dtype = document["size"], document["device"], DTYPES[document["dtype"]]
+    shapes = [list(parameter.shape) for parameter in module.parameters()]
+    made, asked = [], []
+    for shape in shapes_of(name, size):
+        inputs = example(name, size, shape, device, dtype)
+        graph, observed = _captured(module, inputs, name)
+        infer = passes(module, inputs, "inference")
+        issue = Issue.of(lower(graph), tensors=len(graph.parameters), lines=python_lines(infer[0]))
+        for phase in phases:
+            single = call_steps(graph.calls, phase, shapes)
+            made.append((shape, observed, lower(graph, phase), issue, single))
+            asked.append((inputs, phase))
+    runs = [passes(module, inputs, phase) for inputs, phase in asked]
+    found = [real_seconds(runs, device, seconds / rounds) for _ in range(rounds)]
+    del runs
+    known: dict[tuple[CallKey, str], tuple[float, float] | None] = {}
+    cases: list[dict[str, Any]] = []
+    for index, (shape, observed, steps, issue, single) in enumerate(made):
+        missing = [step for step in single if (step.key, step.mode) not in known]
+        known |= time_calls(missing, device, seconds / 40)
+        low, median, high = (float(np.median([part[index][q] for part in found])) for q in range(3))
+        phase = asked[index][1]
+        print(f"{name} {shape} {phase}: {1e3 * median:.3f} ms", file=sys.stderr)
+        places: dict[tuple[CallKey, str], int] = {}
+        rows = [[places.setdefault((s.key, s.mode), len(places)), s.part, s.view] for s in single]
+        cases.append({
+            "network": name, "shape": list(shape), "phase": phase, "observed": observed,
+            "real_s": median, "real_low_s": low, "real_high_s": high,
+            "rounds_s": [part[index][1] for part in found], "graph": None,
+            "steps": [[s.kind, s.target, s.part, _words(s.work), s.calls] for s in steps],
+            "issue": [[list(call) for call in issue.calls], issue.lines, issue.tensors],
+            "alone": [[*at[0], at[1], *(known[at] or (None, None))] for at in places],
+            "calls": rows,
         })  # fmt: skip
-    keys = list(rows[0]["error"]) if rows else []
-    return {
-        **{key: document[key] for key in ("device", "board", "size", "dtype")},
-        "mape": {
-            phase: {
-                key: float(np.mean([abs(r["error"][key]) for r in rows if r["phase"] == phase]))
-                for key in keys
-            }
-            for phase in sorted({r["phase"] for r in rows})
-        },
-        "cases": rows,
-    }  # fmt: skip
+    if recording:
+        gc.collect()
+        for case, times in zip(
+            cases, recorded_seconds(module, asked, device, seconds, rounds), strict=True
+        ):
+            case["graph"] = times
+            if "real_s" in times:
+                shown = f"{name} {case['shape']} {case['phase']} as a graph"
+                print(f"{shown}: {1e3 * times['real_s']:.3f} ms", file=sys.stderr)
+    return cases
+
+
+def _captured(module: torch.nn.Module, inputs: Any, name: str) -> tuple[OperatorGraph, bool]:
+    """The operators of a pass, and whether strides are those that a run left."""
+    from foreplan.datasets.capture import capture
+
+    try:
+        return capture(module, inputs, name=name, eager=True, observe=True), True
+    except SpecError as error:
+        print(f"{name}: layouts as traced, because a run was not observed: {error}"[:300],
+              file=sys.stderr)  # fmt: skip
+        return capture(module, inputs, name=name, eager=True), False
+
+
+def _check_sound(device: str) -> None:
+    """Refuse to go on where a recording that failed has left torch's own state behind."""
+    import torch
+
+    gc.collect()
+    try:
+        torch.cuda.empty_cache()
+        torch.rand(1, device=device).add_(1.0)
+        torch.cuda.synchronize()
+    except RuntimeError as error:
+        raise MissingDataError(
+            f"the other networks: torch is unusable after a recording that failed "
+            f"({str(error).splitlines()[0]})",
+            fix="measure again with --resume",
+        ) from error
 
 
 def _cpu_figures(threads: int) -> dict[str, Any]:
@@ -226,62 +260,11 @@ def _cpu_figures(threads: int) -> dict[str, Any]:
     return found
 
 
-def _left_to_host(document: Mapping[str, Any]) -> tuple[Mapping[str, float], float]:
-    """Seconds of a line of Python by mode, and of a node of autograd, on a CPU.
-
-    Calls' times hold what issuing them takes, so that this is left.
-    """
-    networks = [
-        ({"inference": 0.0, "forward": 0.0, "backward": _nodes(calls)}, lines,
-         {mode: whole[mode] - alone[mode] for mode in MODES}, whole)
-        for _, lines, whole, alone, _, calls in document["calibration"]
-    ]  # fmt: skip
-    factor, line_s = fit_host(networks)
-    return line_s, factor["backward"]
-
-
-def _nodes(calls: Iterable[Sequence[Any]]) -> float:
-    """Nodes that autograd goes through for a pass: calls, views and sums with gradients."""
-    return float(sum(1 + views + sums for _, views, gradients, sums in calls if gradients))
-
-
-def _measured(
-    case: Mapping[str, Any], document: Mapping[str, Any], host: HostPrices, issue: Issue
-) -> tuple[list[Step], dict[Work, float], list[float]]:
-    """Steps of a case as calls timed alone, their seconds, and those of the host before each."""
-    cpu = document["figures"] is not None
-    steps, given = [], dict[Work, float]()
-    for place, part, view in case["calls"]:
-        target, *_, mode, device_s, _ = case["alone"][place]
-        work = Segment(f"{mode} {place} {target}")
-        given[work] = 0.0 if device_s is None or (view and not cpu) else device_s
-        steps.append(Step(target, target, part, work))
-    if not cpu:
-        return steps, given, host.launches(steps, issue, case["phase"])
-    line_s, node_s = _left_to_host(document)
-    mode = "inference" if case["phase"] == "inference" else "forward"
-    seconds = {"forward": line_s[mode] * issue.lines, "backward": node_s * _nodes(issue.calls)}
-    count = Counter(step.part for step in steps)
-    return steps, given, [seconds.get(step.part, 0.0) / count[step.part] for step in steps]
-
-
 def _words(work: Work) -> list[Any]:
     """A step's work as text, and how often it runs: once but for an attention's gradients."""
     ((part, count),) = work.parts if isinstance(work, Segment) else ((work, 1),)
     assert isinstance(part, Program)
     return [json.dumps([part.op, list(part.sizes), str(part.variant)]), count]
-
-
-def _work(text: str, count: int) -> Work:
-    op, sizes, variant = json.loads(text)
-    work = Program(op, tuple(sizes), Variant.parse(variant))
-    return work if count == 1 else Segment("attention backward", ((work, count),))
-
-
-def _steps(rows: Iterable[Any]) -> list[Step]:
-    return [
-        Step(kind, target, part, _work(*words), calls) for kind, target, part, words, calls in rows
-    ]
 
 
 def _check_device(word: str) -> None:
@@ -303,34 +286,55 @@ def main(arguments: Iterable[str] | None = None) -> None:
     taking.add_argument("--dtype", choices=["fp32", "bf16", "fp16"], default="fp32")
     taking.add_argument("--networks", nargs="+", choices=NETWORKS, default=list(NETWORKS))
     taking.add_argument("--phases", nargs="+", choices=PHASES, default=list(PHASES))
+    taking.add_argument(
+        "--executions", nargs="+", choices=EXECUTIONS, default=list(EXECUTIONS),
+        help="graph: passes as CUDA graphs too, on a GPU",
+    )  # fmt: skip
     taking.add_argument("--seconds", type=float, default=1.0)
     taking.add_argument("--rounds", type=int, default=3)
     taking.add_argument("-o", "--output", type=Path, required=True)
+    taking.add_argument(
+        "--resume", action="store_true", help="go on with what a stopped run left in the output"
+    )
     scoring = commands.add_parser("score")
     scoring.add_argument("measured", type=Path)
     scoring.add_argument("--zoo", help="zoo name of the device; a processor brings its figures")
     scoring.add_argument("--weights", default="pretrained:ops")
+    scoring.add_argument("--json", action="store_true", help="one JSON document, no tables")
     options = parser.parse_args(None if arguments is None else list(arguments))
     if options.command == "measure":
         _check_device(options.device)
+        resumed = options.resume and options.output.exists()
         document = measure(
             options.device, size=options.size, dtype=options.dtype, networks=options.networks,
-            phases=options.phases, seconds=options.seconds, rounds=options.rounds,
+            phases=options.phases, executions=options.executions, seconds=options.seconds,
+            rounds=options.rounds,
+            before=_read(options.output) if resumed else None,
             keep=lambda part: write_atomically(options.output, json.dumps(part)),
         )  # fmt: skip
         write_atomically(options.output, json.dumps(document))
         return
+    from foreplan.cost_models.end_to_end_score import score, tables
     from foreplan.datasets import device_zoo
     from foreplan.datasets.device import Device
-    from foreplan.datasets.specs import load_document, validate
+    from foreplan.datasets.specs import validate
 
-    document = load_document(options.measured)
-    if document.get("schema") != SCHEMA:
-        raise SpecError(f"{options.measured}: schema", got=document.get("schema"), expected=SCHEMA)
+    document = _read(options.measured)
     figures = document["figures"]
     own = validate(Device, figures, str(options.measured)) if figures else None
     device = own or device_zoo.device(options.zoo or document["board"], "--zoo")
-    print(json.dumps(score(document, device, weights=options.weights), indent=1))
+    scored = score(document, device, weights=options.weights)
+    print(json.dumps(scored, indent=1) if options.json else tables(scored))
+
+
+def _read(path: Path) -> dict[str, Any]:
+    """A document of `measure`."""
+    from foreplan.datasets.specs import load_document
+
+    document: dict[str, Any] = load_document(path)
+    if document.get("schema") != SCHEMA:
+        raise SpecError(f"{path}: schema", got=document.get("schema"), expected=SCHEMA)
+    return document
 
 
 if __name__ == "__main__":

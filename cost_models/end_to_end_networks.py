@@ -8,15 +8,17 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import torch
 
-#: Width, layers, vocabulary, and (batch, tokens) or (batch, pixels) of each size.
+#: Width, layers, vocabulary, and (batch, tokens) or (batch, pixels) of each size, which a network
+#: may have of its own: of each at least two keep an H200 busy for longer than its host.
 SIZES: Mapping[str, dict[str, Any]] = {
     "tiny": {"hidden": 64, "layers": 4, "vocab": 64, "depths": (1, 1, 1, 1),
              "text": ((1, 1),), "image": ((1, 32),)},
     "small": {"hidden": 256, "layers": 4, "vocab": 2048, "depths": (1, 1, 1, 1),
               "text": ((1, 32), (4, 64)), "image": ((1, 64), (4, 64))},
     "large": {"hidden": 2048, "layers": 12, "vocab": 32000, "depths": (3, 4, 6, 3),
-              "text": ((1, 256), (1, 512), (4, 256), (8, 512)),
-              "image": ((1, 224), (4, 224), (16, 224), (32, 224))},
+              "text": ((1, 256), (4, 256), (8, 512), (16, 512)),
+              "image": ((1, 224), (4, 224), (16, 224), (32, 224)),
+              "resnet": ((1, 224), (16, 224), (64, 224), (128, 224))},
 }  # fmt: skip
 
 TEXT = ("llama", "gpt2", "opt", "qwen3", "bert")
@@ -25,6 +27,13 @@ NETWORKS = (*TEXT, *IMAGE)
 #: Networks that prices of the host are fitted to: none of the above.
 CALIBRATION = ("gpt_neox", "phi", "distilbert", "dinov2", "swin", "regnet", "mobilenet_v2")
 _CALIBRATION_IMAGES = ("dinov2", "swin", "regnet", "mobilenet_v2")
+
+
+def shapes_of(name: str, size: str) -> tuple[tuple[int, int], ...]:
+    """(batch, tokens) or (batch, pixels) that a network is run at."""
+    kind = "image" if name in IMAGE or name in _CALIBRATION_IMAGES else "text"
+    found: tuple[tuple[int, int], ...] = SIZES[size].get(name, SIZES[size][kind])
+    return found
 
 
 def build(name: str, size: str) -> torch.nn.Module:
@@ -107,7 +116,7 @@ def example(name: str, size: str, shape: tuple[int, int] | None, device: str, dt
     import torch
 
     image_input = name in IMAGE or name in _CALIBRATION_IMAGES
-    batch, extent = shape or SIZES[size]["image" if image_input else "text"][0]
+    batch, extent = shape or shapes_of(name, size)[0]
     if image_input:
         image = torch.rand(batch, 3, extent, extent, device=device).to(dtype)
         return {"pixel_values": image}

@@ -73,9 +73,68 @@ def _whole(run: Run) -> None:
         part()
 
 
-def passes(module: torch.nn.Module, inputs: Mapping[str, Any], phase: Phase) -> Run:
-    """A pass of a network as functions to be called in order."""
-    return _inference(module, inputs) if phase == "inference" else _training(module, inputs)
+def passes(
+    module: torch.nn.Module, inputs: Mapping[str, Any], phase: Phase, *, capturable: bool = False
+) -> Run:
+    """A pass of a network as functions to be called in order; its update may be for recording."""
+    if phase == "inference":
+        return _inference(module, inputs)
+    return _training(module, inputs, capturable)
+
+
+def recorded_seconds(
+    module: torch.nn.Module,
+    cases: Sequence[tuple[Mapping[str, Any], Phase]],
+    device: str,
+    seconds: float,
+    rounds: int,
+) -> list[dict[str, Any]]:
+    """Times of a network's passes as CUDA graphs; no eager pass of it may be alive.
+
+    Args:
+        module: the network.
+        cases: inputs and phase of each pass.
+        device: ``cuda:N``.
+        seconds: spent on each pass.
+        rounds: in which the passes take turns.
+
+    Returns:
+        Of each pass its times as of an eager one (``real_s``, ``real_low_s``, ``real_high_s``,
+        ``rounds_s``), ``rested_s`` (`single_seconds`), ``kernels``, and clock and power while it
+        runs (``clock_hz``, ``power_w``; ``None`` where the machine does not tell); or ``failed``,
+        why it could not be recorded.
+    """
+    from foreplan.cost_models.recorded_pass import RecordedPass
+    from foreplan.datasets.capture import attention_of_eager
+
+    found: list[dict[str, Any]] = [{} for _ in cases]
+    recorded: dict[int, RecordedPass] = {}
+    # What fails to be recorded can disturb what comes after it: those that seldom fail come first.
+    for index in sorted(range(len(cases)), key=lambda at: PHASES.index(cases[at][1])):
+        inputs, phase = cases[index]
+        try:
+            with attention_of_eager(module):
+                run = passes(module, inputs, phase, capturable=True)
+                recorded[index] = RecordedPass.of(run, device)
+        except RuntimeError as error:
+            lines = str(error).strip().splitlines() or [""]
+            found[index] = {"failed": f"{type(error).__name__}: {lines[0]}"[:300]}
+            print(f"{phase} was not recorded: {lines[0][:200]}", file=sys.stderr)
+    runs = {index: [made.graph.replay] for index, made in recorded.items()}
+    times = [
+        dict(zip(runs, real_seconds(list(runs.values()), device, seconds / rounds), strict=True))
+        for _ in range(rounds)
+    ]
+    for index, made in recorded.items():
+        low, median, high = (float(np.median([part[index][q] for part in times])) for q in range(3))
+        clock_hz, power_w = _clock_and_power(made.graph.replay, median, device)
+        (rested,) = single_seconds([runs[index]], device, 4)
+        found[index] = {
+            "real_s": median, "real_low_s": low, "real_high_s": high,
+            "rounds_s": [part[index][1] for part in times], "rested_s": rested,
+            "kernels": made.kernels, "clock_hz": clock_hz, "power_w": power_w,
+        }  # fmt: skip
+    return found
 
 
 class Calibration(NamedTuple):
@@ -222,11 +281,11 @@ def _inference(module: torch.nn.Module, inputs: Mapping[str, Any]) -> Run:
     return [infer]
 
 
-def _training(module: torch.nn.Module, inputs: Mapping[str, Any]) -> Run:
+def _training(module: torch.nn.Module, inputs: Mapping[str, Any], capturable: bool) -> Run:
     """Forward pass with loss, backward pass, update."""
     import torch
 
-    optimizer = torch.optim.AdamW(module.parameters(), lr=1e-6, fused=True)
+    optimizer = torch.optim.AdamW(module.parameters(), lr=1e-6, fused=True, capturable=capturable)
     losses: list[Any] = []
 
     def forward() -> None:
@@ -239,7 +298,25 @@ def _training(module: torch.nn.Module, inputs: Mapping[str, Any]) -> Run:
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
 
-    return [forward, lambda: losses[0].backward(), update]
+    # No loss outlives its pass: nodes of autograd belong to the stream that they were made on.
+    return [forward, lambda: losses.pop().backward(), update]
+
+
+def _clock_and_power(
+    run: Callable[[], object], seconds: float, device: str, least_s: float = 0.06
+) -> tuple[float | None, float | None]:
+    """Clock in Hz and power in watts while a pass runs back to back."""
+    import torch
+
+    clock: float | None = None
+    power: float | None = None
+    for _ in range(min(2000, round(least_s / seconds) + 1)):
+        run()
+    with contextlib.suppress(Exception):  # NVML missing, a virtual machine without clocks
+        clock = float(torch.cuda.clock_rate(device)) * 1e6
+        power = float(torch.cuda.power_draw(device)) / 1e3
+    torch.cuda.synchronize()
+    return clock, power
 
 
 def _wall(parts: Run, device: str, seconds: float, least: int = 10) -> list[list[float]]:

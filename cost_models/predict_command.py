@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from foreplan.cost_models.book import CostChoice, cost_choice
 from foreplan.cost_models.device_fit import fit_beside, fit_path
+from foreplan.cost_models.execution import Execution, check_execution
 from foreplan.cost_models.graph_programs import PHASES, Phase
 from foreplan.cost_models.host_prices import HostPrices, Issue
 from foreplan.cost_models.replay import LaunchSeconds, Replay, replay_book, replay_steps
@@ -36,6 +37,7 @@ def predict_model(
     batch: int = 1,
     sequence_length: int = 128,
     phase: str = "inference",
+    execution: str = "eager",
     costs: str = "predicted",
     weights: str = "pretrained:ops",
     profile: Path | None = None,
@@ -53,6 +55,7 @@ def predict_model(
         batch: sequences.
         sequence_length: new tokens of each.
         phase: ``inference`` or ``training``.
+        execution: ``eager``, or ``graph``: replayed from a CUDA graph, on GPUs alone.
         costs: ``predicted``, ``roofline``, or ``measured`` with a profile.
         weights: predictor, as `Predictor.load`.
         profile: of the one device asked for, or of the device it names if none is; a fit beside it
@@ -64,8 +67,8 @@ def predict_model(
         trace: Chrome trace to write, for one device.
 
     Returns:
-        ``model``, ``batch``, ``sequence_length``, ``phase``, ``costs``, ``fit`` (its file, if
-        one is used), ``weight_bytes``,
+        ``model``, ``batch``, ``sequence_length``, ``phase``, ``execution``, ``costs``, ``fit`` (its
+        file, if one is used), ``weight_bytes``,
         ``captured`` (``cache`` or ``now``), ``devices``: `Replay.document` each, with
         ``fits`` (weights, when training also gradients and moments, in the device's memory; no
         activations) and ``unpriced`` devices with the reason.
@@ -89,6 +92,7 @@ def predict_model(
     targets = _targets(devices, device_files, measured)
     if len(targets) > 1 and (trace is not None or measured is not None):
         raise SpecError("--trace and --profile", got=f"{len(targets)} devices", expected="one")
+    runs = _execution(execution, targets, launch_s)
     described = load_model(model)
     steps, cached = stored_steps(
         described, batch=batch, tokens=sequence_length, phase=_phase(phase)
@@ -98,7 +102,7 @@ def predict_model(
         fit = fit_beside(profile, measured)
     predictor = _predictor(choice, weights, targets)
     launches: LaunchSeconds = launch_s
-    if launch_s is None and measured is not None and measured.host is not None:
+    if runs == "eager" and launch_s is None and measured is not None and measured.host is not None:
         prices = HostPrices.load(measured.host.model_dump())
         launches = prices.launches(steps, Issue.of(steps), _phase(phase))
     found: list[Replay] = []
@@ -106,8 +110,14 @@ def predict_model(
     for target in targets:
         book = replay_book(target, choice, profile=measured, predictor=predictor, fit=fit)
         try:
-            found.append(replay_steps(steps, book, target, launch_s=launches))
-        except MissingDataError as error:
+            check_execution(runs, target)
+            found.append(
+                replay_steps(
+                    steps, book, target, execution=runs, launch_s=launches,
+                    gap_s=None if measured is None else measured.switch_s,
+                )
+            )  # fmt: skip
+        except (MissingDataError, SpecError) as error:
             if len(targets) == 1:
                 raise
             unpriced[target.name] = str(error)
@@ -127,6 +137,7 @@ def predict_model(
         "batch": batch,
         "sequence_length": sequence_length,
         "phase": phase,
+        "execution": runs,
         "costs": costs,
         "fit": None if fit is None or profile is None else fit_path(profile).name,
         "weight_bytes": _held_bytes(described, "inference"),
@@ -173,6 +184,17 @@ def _predictor(choice: CostChoice, weights: str, targets: Sequence[Device]) -> P
 
 def _phase(text: str) -> Phase:
     return "training" if text == "training" else "inference"
+
+
+def _execution(text: str, targets: Sequence[Device], launch_s: float | None) -> Execution:
+    """The way of execution that a word names, where some device can do it."""
+    check_execution(text, next((t for t in targets if t.kind != "cpu"), targets[0]))
+    if text == "graph" and launch_s is not None:
+        raise SpecError(
+            "--launch-us", got=launch_s * 1e6,
+            expected="--execution eager: the host issues no operator of a graph",
+        )  # fmt: skip
+    return "graph" if text == "graph" else "eager"
 
 
 def _held_bytes(model: Model, phase: str) -> int:

@@ -6,8 +6,11 @@ which waits for its launch and for the operator before it. Where issuing takes l
 the host decides the latency and the device idles. On a CPU the host is the device: launches, where
 a price for them is given, run in the compute queue between the operators.
 
+That is ``eager`` execution. With ``graph`` the pass was recorded as a CUDA graph: the host launches
+it once, and the device runs operators back to back, each behind a gap that its price does not hold.
+
 Not modelled: kernels that overlap on a device, a host that must wait because too many launches
-are queued, transfers of the result, CUDA graphs.
+are queued, transfers of the result, compiled code.
 """
 
 from __future__ import annotations
@@ -21,6 +24,7 @@ import numpy as np
 from foreplan.cost_models.book import CostChoice
 from foreplan.cost_models.costs import Copy, CostBook, CostSource, Estimate, HostLaunch, Work
 from foreplan.cost_models.device_fit import DeviceFit, FittedSource
+from foreplan.cost_models.execution import Execution, GapSeconds, check_execution, gaps
 from foreplan.cost_models.graph_programs import (
     PARTS,
     Part,
@@ -65,8 +69,11 @@ class Replay:
         latency_s: end of the last operator, from the start of the first launch.
         low_s, high_s: latency with every price at its low and at its high end: errors are taken as
             fully correlated, so the interval is wider than nominal.
-        host_s: time the host needs to issue the operators; 0 where it does not count.
+        execution: ``eager`` or ``graph``.
+        host_s: time the host needs to issue the operators, or to launch their graph; 0 where it
+            does not count.
         device_s: time the device runs operators.
+        gap_s: time between the operators of a graph.
         steps: what ran.
         prices: of each step.
         timeline: every action.
@@ -76,8 +83,10 @@ class Replay:
     latency_s: float
     low_s: float
     high_s: float
+    execution: Execution
     host_s: float
     device_s: float
+    gap_s: float
     # Hundreds of lines each, which no notebook should show behind the latency.
     steps: Sequence[Step] = field(repr=False)
     prices: Sequence[Estimate] = field(repr=False)
@@ -120,8 +129,10 @@ class Replay:
             "latency_s": self.latency_s,
             "low_s": self.low_s,
             "high_s": self.high_s,
+            "execution": self.execution,
             "host_s": self.host_s,
             "device_s": self.device_s,
+            "gap_s": self.gap_s,
             "limit": self.limit,
             "operators": len(self.steps),
             "by_kind_s": self.by("kind"),
@@ -136,7 +147,9 @@ def replay(
     book: CostBook,
     device: Device,
     *,
+    execution: Execution = "eager",
     launch_s: LaunchSeconds = None,
+    gap_s: GapSeconds = None,
     input_bytes: int = 0,
 ) -> Replay:
     """Simulate one pass.
@@ -145,34 +158,45 @@ def replay(
         steps: from `graph_programs`.
         book: prices them; asked for ``device.name``.
         device: a CPU has no host beside it.
-        launch_s: time the host needs for one ATen call, measured or known, of every part of a pass
-            or by part, or for all calls of each step (N,), as `HostPrices` has them; ``None`` takes
-            the book's price of a `HostLaunch`, on a CPU none.
+        execution: ``eager``, or ``graph`` on a GPU.
+        launch_s: of eager execution, time the host needs for one ATen call, measured or known, of
+            every part of a pass or by part, or for all calls of each step (N,), as `HostPrices` has
+            them; ``None`` takes the book's price of a `HostLaunch`, on a CPU none.
+        gap_s: of a graph, seconds before every operator whose price does not hold them (not what a
+            profile measured), or before each step (N,); ``None`` takes `execution.GRAPH_GAP_S`.
         input_bytes: copied to the device first.
 
     Raises:
+        SpecError: a graph on a CPU.
         MissingDataError: a step that nothing can price, not even the roofline.
     """
+    check_execution(execution, device)
     own_host = device.kind != "cpu"
     schedule = replay_schedule(
         steps, device.name, own_host=own_host, launches=own_host or launch_s is not None,
-        input_bytes=input_bytes if own_host else 0,
+        execution=execution, input_bytes=input_bytes if own_host else 0,
     )  # fmt: skip
-    table = {work: _price(work, book, device.name, launch_s) for work in schedule.works}
+    given = launch_s if execution == "eager" else None
+    table = {work: _price(work, book, device.name, given) for work in schedule.works}
+    prices = [table[step.work] for step in steps]
     ends = np.array([[p.mean_s, p.low_s, p.high_s] for p in table.values()]).reshape(-1, 3)
     durations = ends[schedule.work]
-    launches = np.array([op == "launch" for op in schedule.ops], dtype=bool)[schedule.op]
-    if launch_s is not None:
-        durations[launches] = np.array(_launches(steps, launch_s)).reshape(-1, 1)
+    launches, between = (
+        np.array([op == name for op in schedule.ops], dtype=bool)[schedule.op]
+        for name in ("launch", "gap")
+    )
+    if given is not None:
+        durations[launches] = np.array(_launches(steps, given)).reshape(-1, 1)
+    if between.any():
+        durations[between] = np.array(gaps(prices, gap_s)[1:]).reshape(-1, 1)
     simulator = Simulator(schedule)
     low, high = (simulator.run(durations[:, at]).makespan_s for at in (1, 2))
     timeline = simulator.run(durations[:, 0])
-    prices = [table[step.work] for step in steps]
-    host_s = float(durations[launches, 0].sum())
+    host_s, gaps_s = (float(durations[which, 0].sum()) for which in (launches, between))
     device_s = sum(price.mean_s for price in prices)
     return Replay(
-        device.name, timeline.makespan_s, low, high, host_s, device_s, tuple(steps),
-        tuple(prices), timeline,
+        device.name, timeline.makespan_s, low, high, execution, host_s, device_s, gaps_s,
+        tuple(steps), tuple(prices), timeline,
     )  # fmt: skip
 
 
@@ -182,6 +206,7 @@ def replay_schedule(
     *,
     own_host: bool = True,
     launches: bool = True,
+    execution: Execution = "eager",
     input_bytes: int = 0,
 ) -> Schedule:
     """The pass as a schedule of one rank.
@@ -191,6 +216,7 @@ def replay_schedule(
         device: name of the rank's device.
         own_host: launches have a queue of their own; else they share the compute queue.
         launches: whether there are launches at all.
+        execution: ``graph`` has one launch, and gaps between operators.
         input_bytes: copied to the device before the first operator, by the copy engine.
     """
     builder = ScheduleBuilder([device])
@@ -199,10 +225,14 @@ def replay_schedule(
         copy = Copy(input_bytes, "host_to_device")
         ready = (builder.add("copy", 0, copy, resources=(COPY,)),)
     queue = (HOST,) if own_host else (COMPUTE,)
-    for step in steps:
+    graph = execution == "graph"
+    for index, step in enumerate(steps):
         waits = ready
-        if launches:
-            launch = builder.add("launch", 0, HostLaunch(step.calls), resources=queue)
+        if graph and index:
+            builder.add("gap", 0, HostLaunch(0))
+        elif launches:
+            calls = 1 if graph else step.calls
+            launch = builder.add("launch", 0, HostLaunch(calls), resources=queue)
             waits = (*ready, launch) if own_host else ready
         builder.add(step.kind, 0, step.work, dependencies=waits)
         ready = ()
@@ -252,7 +282,9 @@ def predict_latency(
     costs: CostChoice = "predicted",
     profile: Profile | None = None,
     predictor: Predictor | None = None,
+    execution: Execution = "eager",
     launch_s: LaunchSeconds = None,
+    gap_s: GapSeconds = None,
 ) -> Replay:
     """Latency of one pass of a model on a device that need not be here.
 
@@ -267,10 +299,12 @@ def predict_latency(
         costs: as `replay_book`.
         profile: as `replay_book`.
         predictor: as `replay_book`.
+        execution: ``eager``, or ``graph``: replayed from a CUDA graph, on GPUs alone.
         launch_s: as `replay`.
+        gap_s: as `replay`; ``None`` takes the profile's ``switch_s``, if there is one.
 
     Raises:
-        SpecError: no such model or device, or a module that cannot be captured.
+        SpecError: no such model or device, a module that cannot be captured, or a graph on a CPU.
         MissingDataError: a figure is missing that even the roofline needs.
     """
     target = device_zoo.device(device) if isinstance(device, str) else device
@@ -278,6 +312,7 @@ def predict_latency(
         raise SpecError(
             "predict_latency: device", got=target, expected="one name of the zoo, or its figures"
         )
+    check_execution(execution, target)
     source = load_model(model) if isinstance(model, str) else model
     if isinstance(source, Model):
         steps = model_steps(source, batch=batch, tokens=sequence_length, phase=phase)
@@ -286,7 +321,9 @@ def predict_latency(
 
         steps = lower(capture(source, inputs, eager=True), phase)
     book = replay_book(target, costs, profile=profile, predictor=predictor)
-    return replay_steps(steps, book, target, launch_s=launch_s)
+    if gap_s is None and profile is not None:
+        gap_s = profile.switch_s
+    return replay_steps(steps, book, target, execution=execution, launch_s=launch_s, gap_s=gap_s)
 
 
 def replay_steps(
@@ -294,13 +331,15 @@ def replay_steps(
     book: CostBook,
     device: Device,
     *,
+    execution: Execution = "eager",
     launch_s: LaunchSeconds = None,
+    gap_s: GapSeconds = None,
 ) -> Replay:
     """`replay`, with all programs predicted at once first, a hundred times cheaper."""
     for source in book.sources:
         if isinstance(source, PredictedSource):
             source.prepare(programs(steps), device.name)
-    return replay(steps, book, device, launch_s=launch_s)
+    return replay(steps, book, device, execution=execution, launch_s=launch_s, gap_s=gap_s)
 
 
 def _launches(

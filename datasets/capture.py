@@ -99,11 +99,11 @@ def _build(model: Model, batch: int, tokens: int) -> tuple[torch.nn.Module, dict
 
 
 @contextlib.contextmanager
-def _attention_of_eager(module: torch.nn.Module) -> Iterator[None]:
-    """Let a module of transformers attend as its ``sdpa`` does when nobody traces.
+def attention_of_eager(module: torch.nn.Module) -> Iterator[None]:
+    """Let a module of transformers attend as its ``sdpa`` does when nobody traces or records.
 
     Then it leaves out a mask that masks nothing but the future and tells the kernel that attention
-    is causal; traced, it would build the mask and compute every pair.
+    is causal; traced, or recorded as a CUDA graph, it would build the mask and compute every pair.
     """
     found: dict[int, Any] = {
         id(part.config): part.config for part in module.modules() if hasattr(part, "config")
@@ -198,7 +198,7 @@ def _capture_module(
     training = module.training
     wrapper.eval()
     given_mask = isinstance(inputs, Mapping) and "attention_mask" in inputs
-    attention = _attention_of_eager(module) if eager and not given_mask else nullcontext()
+    attention = attention_of_eager(module) if eager and not given_mask else nullcontext()
     try:
         with torch.no_grad(), attention, warnings.catch_warnings():
             # Recurrent layers keep views of their weights, which nothing here reads.

@@ -19,6 +19,8 @@ def predict_tables(result: Mapping[str, Any]) -> Group:
     """Ranking of the devices, and for a single one where its time goes."""
     rows = result["devices"]
     shape = f"{result['batch']} x {result['sequence_length']} tokens, {result['phase']}"
+    if result["execution"] == "graph":
+        shape += " as a CUDA graph"
     bare = [r["by_source_s"].get("roofline", 0.0) / max(r["device_s"], 1e-30) for r in rows]
     fits = {True: Text("yes"), False: toned("no", "bad"), None: Text("?")}
     parts: list[RenderableType] = [

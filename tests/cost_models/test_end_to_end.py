@@ -9,15 +9,20 @@ from typing import Any
 import pytest
 import torch
 
+from foreplan.cost_models import recorded_pass
 from foreplan.cost_models.costs import CostBook
-from foreplan.cost_models.end_to_end import main, measure, score
+from foreplan.cost_models.end_to_end import main, measure
 from foreplan.cost_models.end_to_end_networks import build, example
+from foreplan.cost_models.end_to_end_passes import recorded_seconds
+from foreplan.cost_models.end_to_end_score import score, tables
+from foreplan.cost_models.execution import GRAPH_GAP_S
 from foreplan.cost_models.graph_programs import lower
 from foreplan.cost_models.host_call import HostCall
 from foreplan.cost_models.host_prices import MODES, HostPrices, Issue, calibrate, python_lines
 from foreplan.cost_models.replay import replay
 from foreplan.datasets import device_zoo
 from foreplan.datasets.capture import capture
+from foreplan.errors import SpecError
 
 CPU = device_zoo.device("xeon_8480+")
 
@@ -38,7 +43,7 @@ def test_document_and_score(measured: dict[str, Any]) -> None:
         case = {**case, "real_s": alone["cases"][0]["latency_s"]["measured"]}
         again = score({**measured, "cases": [case]}, CPU)
         assert again["cases"][0]["error"]["measured"] == pytest.approx(0.0)
-        assert again["mape"][case["phase"]]["measured"] == pytest.approx(0.0)
+        assert again["mape"]["eager"][case["phase"]]["measured"] == pytest.approx(0.0)
 
 
 def test_a_sum_is_never_longer_than_a_replay(measured: dict[str, Any]) -> None:
@@ -51,8 +56,30 @@ def test_score_by_command(
 ) -> None:
     path = tmp_path / "measured.json"
     path.write_text(json.dumps(measured))
+    main(["score", str(path), "--json"])
+    found = json.loads(capsys.readouterr().out)["mape"]
+    assert set(found["eager"]["training"]) == {
+        "measured",
+        "sum",
+        "predicted",
+        "predicted_published",
+    }
+    assert found["graph"] == {"inference": {}, "training": {}}
     main(["score", str(path)])
-    assert set(json.loads(capsys.readouterr().out)["mape"]) == {"inference", "training"}
+    shown = capsys.readouterr().out
+    assert shown.count("| llama | 1 x 1 |") == 2
+    assert "graph" not in shown
+
+
+def test_a_stopped_run_goes_on(measured: dict[str, Any]) -> None:
+    first = {**measured, "cases": [c for c in measured["cases"] if c["network"] == "llama"]}
+    whole = measure("cpu", size="tiny", networks=["llama", "convnext"], phases=["inference"],
+                    seconds=0.02, rounds=1, before=first)  # fmt: skip
+    assert whole["cases"][:2] == first["cases"]
+    assert [case["network"] for case in whole["cases"]] == ["llama", "llama", "convnext"]
+    assert whole["host"] is measured["host"]
+    with pytest.raises(SpecError, match="--resume: size"):
+        measure("cpu", size="small", before=first)
 
 
 def test_a_slow_host_decides(measured: dict[str, Any]) -> None:
@@ -63,8 +90,85 @@ def test_a_slow_host_decides(measured: dict[str, Any]) -> None:
     document = {**measured, "figures": None, "host": host, "cases": measured["cases"][:1]}
     (row,) = score(document, gpu)["cases"]
     assert row["limit"] == "host"
-    assert row["latency_s"]["measured"] > row["latency_s"]["predicted_published_launch"]
+    assert row["latency_s"]["measured"] > row["latency_s"]["predicted_published"]
     assert replay([], CostBook(()), gpu).latency_s == 0.0
+
+
+class Replayed:
+    """Stands in for a CUDA graph: runs anew what was recorded."""
+
+    def __init__(self, run: Any) -> None:
+        self.run = run
+
+    def replay(self) -> None:
+        for part in self.run:
+            part()
+
+
+def test_what_cannot_be_recorded_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    order = []
+
+    def record(run: Any, device: str) -> Any:
+        order.append(len(run))
+        if len(run) == 3:
+            raise RuntimeError("operation not permitted when stream is capturing\nand more")
+        return recorded_pass.RecordedPass(Replayed(run), 7)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(recorded_pass.RecordedPass, "of", record)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    module = build("bert", "tiny").eval()
+    inputs = example("bert", "tiny", (1, 1), "cpu", torch.float32)
+    training, inference = recorded_seconds(
+        module, [(inputs, "training"), (inputs, "inference")], "cpu", 0.02, 2
+    )
+    assert order == [1, 3]  # what may disturb the others comes last
+    assert training == {
+        "failed": "RuntimeError: operation not permitted when stream is capturing"}  # fmt: skip
+    assert 0 < inference["real_low_s"] <= inference["real_s"] <= inference["real_high_s"]
+    assert inference["kernels"] == 7
+    assert len(inference["rounds_s"]) == 2
+
+
+GAPS = {"queued_s": 3e-6, "graph_s": 2e-6, "queued_gap_s": 1e-6, "graph_gap_s": 3e-6,
+        "switch_s": 5e-6, "alone": []}  # fmt: skip
+
+
+def test_graphs_are_scored_beside_eager_passes(measured: dict[str, Any]) -> None:
+    times = {"real_s": 1e-3, "real_low_s": 9e-4, "real_high_s": 2e-3, "rounds_s": [1e-3],
+             "rested_s": 1e-3, "kernels": 100, "clock_hz": None, "power_w": None}  # fmt: skip
+    one, two = (c for c in measured["cases"] if c["network"] == "llama")
+    cases = [{**one, "graph": times}, {**two, "graph": {"failed": "RuntimeError: a sync"}}]
+    document = {**measured, "figures": None, "gaps": GAPS, "cases": cases}
+    gpu = device_zoo.device("h200")
+    scored = score(document, gpu)
+    assert [row["execution"] for row in scored["cases"]] == ["eager", "graph", "eager"]
+    graph = scored["cases"][1]
+    assert graph["limit"] == "device"
+    assert graph["kernels"] == 100
+    launch = gpu.launch_overhead_s or 4e-6
+    found = graph["latency_s"]
+    # One launch, and 2 us more for each of 100 kernels than in a queue.
+    assert found["measured"] == pytest.approx(found["sum"] + 100 * 2e-6 + launch)
+    steps = len(cases[0]["steps"])
+    assert found["predicted"] - found["predicted_published"] == pytest.approx(
+        (steps - 1) * (5e-6 - GRAPH_GAP_S))  # fmt: skip
+    assert scored["not_recorded"] == [
+        ["llama", [1, 1], two["phase"], "RuntimeError: a sync"]]  # fmt: skip
+    shown = tables(scored)
+    assert "graph, cpu, fp32" in shown
+    assert shown.endswith(f"not recorded: llama [1, 1] {two['phase']}: RuntimeError: a sync")
+
+
+def test_a_graph_that_hands_kernels_on_faster_takes_no_negative_time(
+    measured: dict[str, Any],
+) -> None:
+    times = {"real_s": 1e-3, "real_low_s": 9e-4, "real_high_s": 2e-3, "rounds_s": [1e-3],
+             "rested_s": 1e-3, "kernels": None, "clock_hz": None, "power_w": None}  # fmt: skip
+    fast = {**GAPS, "queued_gap_s": 1.0}
+    case = {**measured["cases"][0], "graph": times}
+    document = {**measured, "figures": None, "gaps": fast, "cases": [case]}
+    row = score(document, device_zoo.device("h200"))["cases"][1]
+    assert 0 < row["latency_s"]["measured"] < 1e-4
 
 
 PRICES = HostPrices(

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from torch import nn
 
 import foreplan
-from foreplan.cost_models.costs import CostBook, Segment
+from foreplan.cost_models.costs import CostBook, Estimate, HostLaunch, Segment, Work
+from foreplan.cost_models.execution import GRAPH_GAP_S, gaps
 from foreplan.cost_models.graph_programs import (
     PARTS,
     PHASES,
@@ -164,6 +165,42 @@ def test_host_and_device_are_two_queues(n: int, host: float, device: float, call
     assert replay(steps, book, GPU, launch_s=by_part).latency_s == got.latency_s  # type: ignore[arg-type]
 
 
+@settings(max_examples=40, deadline=None)
+@given(st.integers(1, 30), st.floats(0.0, 1e-4), st.floats(1e-6, 1e-3), st.integers(1, 4))
+def test_a_graph_has_one_launch_and_gaps(n: int, gap: float, device: float, calls: int) -> None:
+    steps = linears(n, calls)
+    book = CostBook((_launch_of_5_us(),), given={steps[0].work: device})
+    got = replay(steps, book, GPU, execution="graph", gap_s=gap)
+    assert got.latency_s == pytest.approx(5e-6 + n * device + (n - 1) * gap)
+    assert got.host_s == pytest.approx(5e-6)
+    assert got.gap_s == pytest.approx((n - 1) * gap)
+    assert got.limit == ("device" if n * device >= 5e-6 else "host")
+    # No graph is slower than the same operators issued by a host that takes longer than gaps do.
+    eager = replay(steps, book, GPU, launch_s=5e-6 + gap)
+    assert got.latency_s - (n - 1) * gap <= eager.latency_s * (1 + 1e-9)
+    by_step = replay(steps, book, GPU, execution="graph", gap_s=[gap] * n)
+    assert by_step.latency_s == got.latency_s
+
+
+class _launch_of_5_us:
+    """Prices launches alone."""
+
+    def estimate(self, work: Work, device: str) -> Estimate | None:
+        return Estimate.exact(5e-6 * work.calls) if isinstance(work, HostLaunch) else None
+
+
+def test_what_a_profile_measured_holds_the_gap() -> None:
+    prices = [Estimate(1e-6, 1e-6, 1e-6, source) for source in ("measured", "predicted")]
+    assert gaps(prices, None) == [0.0, GRAPH_GAP_S]
+    assert gaps(prices, 3e-6) == [0.0, 3e-6]
+    assert gaps(prices, [1.0, 2.0]) == [1.0, 2.0]
+
+
+def test_a_cpu_has_no_graphs() -> None:
+    with pytest.raises(SpecError, match="expected a GPU"):
+        predict_latency(small("gpt2"), CPU, execution="graph")
+
+
 def test_a_copy_of_the_input_comes_first() -> None:
     steps = linears(1)
     book = replay_book(GPU, "roofline")
@@ -238,6 +275,20 @@ def test_weights_that_do_not_fit_are_marked(folder: Path) -> None:
     assert result["devices"][0]["by_part_s"]["optimizer"] > 0
 
 
+def test_a_graph_is_predicted_without_its_host(folder: Path) -> None:
+    asked = {"sequence_length": 64, "phase": "training"}
+    eager = predict_model("tiny-llama-random", ["t4,xeon_8480+"], **asked)  # type: ignore[arg-type]
+    graph = predict_model("tiny-llama-random", ["t4,xeon_8480+"], execution="graph", **asked)  # type: ignore[arg-type]
+    (found,) = graph["devices"]
+    one = next(row for row in eager["devices"] if row["device"] == "t4")
+    assert found["device_s"] == one["device_s"]
+    assert found["gap_s"] == pytest.approx((found["operators"] - 1) * GRAPH_GAP_S)
+    assert found["host_s"] < one["host_s"]
+    assert (found["execution"], one["execution"], one["gap_s"]) == ("graph", "eager", 0.0)
+    assert graph["execution"] == "graph"
+    assert "CPUs have no CUDA graphs" in graph["unpriced"]["xeon_8480+"]
+
+
 def test_a_trace_is_written(folder: Path) -> None:
     path = folder / "trace.json"
     predict_model("tiny-llama-random", ["t4"], trace=path)
@@ -252,6 +303,9 @@ def test_a_trace_is_written(folder: Path) -> None:
         ({"model": "nope"}, SpecError, "name of the zoo"),
         ({"phase": "decode"}, SpecError, "inference, training"),
         ({"rank_by": "price"}, SpecError, "--rank-by"),
+        ({"execution": "grap"}, SpecError, "did you mean graph"),
+        ({"execution": "graph", "devices": ["epyc_7742"]}, SpecError, "expected a GPU"),
+        ({"execution": "graph", "launch_s": 1e-6}, SpecError, "--launch-us"),
         ({"costs": "measured"}, SpecError, "--profile"),
         ({"batch": 0}, SpecError, "at least 1"),
         ({"trace": Path("t.json"), "devices": ["t4,h200"]}, SpecError, "expected one"),

@@ -107,6 +107,9 @@ def predict(
     batch: Annotated[int, typer.Option(help="Sequences.")] = 1,
     sequence_length: Annotated[int, typer.Option(help="New tokens of each sequence.")] = 128,
     phase: Annotated[str, typer.Option(help="inference or training.")] = "inference",
+    execution: Annotated[
+        str, typer.Option(help="eager, or graph: replayed from a CUDA graph, on GPUs.")
+    ] = "eager",
     rank_by: Annotated[str, typer.Option(help="latency.")] = "latency",
     costs: Annotated[
         str,
@@ -130,7 +133,8 @@ def predict(
 
     result = predict_model(
         model, device or [], batch=batch, sequence_length=sequence_length, phase=phase,
-        costs=costs, weights=weights, profile=profile, device_files=device_file or [],
+        execution=execution, costs=costs, weights=weights, profile=profile,
+        device_files=device_file or [],
         launch_s=None if launch_us is None else launch_us / 1e6, rank_by=rank_by, trace=trace,
     )  # fmt: skip
     if as_json:

@@ -198,7 +198,8 @@ def test_what_devices_choose_is_grouped():
 
 
 PREDICTED = {
-    "model": "gpt2", "batch": 1, "sequence_length": 128, "phase": "inference", "costs": "predicted",
+    "model": "gpt2", "batch": 1, "sequence_length": 128, "phase": "inference", "execution": "eager",
+    "costs": "predicted",
     "unpriced": {"xavier": "no bandwidth"},
     "devices": [{
         "device": "a100_sxm_80gb", "latency_s": 0.0101, "low_s": 0.005, "high_s": 0.02,

@@ -1,0 +1,233 @@
+"""`score`: what the end-to-end check measured, replayed; and its tables."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from foreplan.cost_models.costs import CostBook, Segment, Work
+from foreplan.cost_models.execution import EXECUTIONS
+from foreplan.cost_models.graph_programs import PHASES, Step
+from foreplan.cost_models.host_call import HostCall
+from foreplan.cost_models.host_prices import MODES, HostPrices, Issue, fit_host
+from foreplan.cost_models.replay import Replay, replay, replay_book, replay_steps
+from foreplan.datasets.program import Program, Variant
+
+if TYPE_CHECKING:
+    from foreplan.datasets.device import Device
+
+
+def score(document: Mapping[str, Any], device: Device, *, weights: str = "pretrained:ops") -> Any:
+    """Replay what `end_to_end.measure` saw.
+
+    Args:
+        document: from `end_to_end.measure`.
+        device: figures for the predicted prices.
+        weights: of the predictor.
+
+    Returns:
+        ``cases`` by execution with the real latency and, for each way to replay, the latency and
+        its error; ``mape`` by execution, phase and way; ``not_recorded``: passes that no graph was
+        made of, and why. Ways: ``measured`` (operators timed one by one; host, or what a graph
+        hands its kernels on slower than a queue, measured), ``sum`` (the same operators, added up),
+        ``predicted`` (host, or gaps of a graph, measured) and ``predicted_published``
+        (figures of the zoo alone).
+    """
+    from foreplan.cost_models.predictor import Predictor
+
+    predictor = None if device.kind == "cpu" else Predictor.load(weights)
+    book = replay_book(device, "predicted", predictor=predictor)
+    rows: list[dict[str, Any]] = []
+    failed = []
+    for case in document["cases"]:
+        replays = _eager(case, document, device, book)
+        rows.append(_row(case, case, "eager", replays))
+        recorded = case["graph"]
+        if recorded and "failed" in recorded:
+            failed.append([case["network"], case["shape"], case["phase"], recorded["failed"]])
+        elif recorded:
+            replays = _graph(case, document, device, book)
+            rows.append(_row(case, recorded, "graph", replays))
+    return {
+        **{key: document[key] for key in ("device", "board", "size", "dtype")},
+        "gaps": document["gaps"] and {k: v for k, v in document["gaps"].items() if k != "alone"},
+        "mape": {
+            execution: {phase: _mape(rows, execution, phase) for phase in PHASES}
+            for execution in EXECUTIONS
+        },
+        "not_recorded": failed,
+        "cases": rows,
+    }  # fmt: skip
+
+
+def tables(scored: Mapping[str, Any]) -> str:
+    """A Markdown table for each execution and one of mean errors; errors in %.
+
+    Args:
+        scored: from `score`.
+    """
+    lines: list[str] = []
+    for execution in EXECUTIONS:
+        rows = [row for row in scored["cases"] if row["execution"] == execution]
+        if not rows:
+            continue
+        ways = list(rows[0]["error"])
+        named = ["network", "shape", "phase", "ms", "rounds", "limit", *ways]
+        lines += [f"{execution}, {scored['board']}, {scored['dtype']}", "", _line(named),
+                  _line(["---"] * len(named))]  # fmt: skip
+        for row in rows:
+            errors = [f"{100 * row['error'][way]:+.1f}" for way in ways]
+            lines.append(_line([
+                row["network"], " x ".join(map(str, row["shape"])), row["phase"],
+                f"{1e3 * row['real_s']:.3f}", f"{100 * row['rounds']:.0f}", row["limit"], *errors,
+            ]))  # fmt: skip
+        lines += ["", _line(["mean of abs(error)", "cases", *ways]),
+                  _line(["---"] * (2 + len(ways)))]  # fmt: skip
+        for phase in PHASES:
+            for limit in (None, "host", "device"):
+                part = [r for r in rows if r["phase"] == phase and limit in (None, r["limit"])]
+                if part:
+                    means = [np.mean([abs(row["error"][way]) for row in part]) for way in ways]
+                    name = phase if limit is None else f"- limited by the {limit}"
+                    lines.append(
+                        _line([name, str(len(part)), *(f"{100 * mean:.1f}" for mean in means)])
+                    )
+        lines.append("")
+    for network, shape, phase, why in scored["not_recorded"]:
+        lines.append(f"not recorded: {network} {shape} {phase}: {why}")
+    return "\n".join(lines)
+
+
+def _line(cells: Iterable[str]) -> str:
+    return f"| {' | '.join(cells)} |"
+
+
+def _mape(rows: Iterable[Mapping[str, Any]], execution: str, phase: str) -> dict[str, float]:
+    """Mean absolute error by way; empty without a case."""
+    errors = [r["error"] for r in rows if (r["execution"], r["phase"]) == (execution, phase)]
+    ways = list(errors[0]) if errors else []
+    return {way: float(np.mean([abs(error[way]) for error in errors])) for way in ways}
+
+
+def _row(
+    case: Mapping[str, Any], times: Mapping[str, Any], execution: str,
+    replays: tuple[Replay, dict[str, float]],
+) -> dict[str, Any]:  # fmt: skip
+    """One case of the score: as measured, and as its replays say."""
+    measured, found = replays
+    real = float(times["real_s"])
+    return {
+        "network": case["network"], "shape": case["shape"], "phase": case["phase"],
+        "execution": execution, "real_s": real,
+        "spread": (times["real_high_s"] - times["real_low_s"]) / real,
+        "rounds": (max(times["rounds_s"]) - min(times["rounds_s"])) / real,
+        "limit": measured.limit,
+        **{key: times[key] for key in ("rested_s", "kernels", "clock_hz", "power_w")
+           if key in times},
+        "latency_s": found, "error": {key: value / real - 1 for key, value in found.items()},
+    }  # fmt: skip
+
+
+def _eager(
+    case: Mapping[str, Any], document: Mapping[str, Any], device: Device, book: CostBook
+) -> tuple[Replay, dict[str, float]]:
+    """The measured replay of an eager pass, and latencies by way."""
+    host = HostPrices.load(document["host"])
+    steps, issue = _steps(case["steps"]), _issue(case)
+    launch = host.launches(steps, issue, case["phase"])
+    single, given, single_launch = _measured(case, document, host, issue)
+    measured = replay(
+        single, replay_book(device, "roofline", given=given), device, launch_s=single_launch
+    )
+    return measured, {
+        "measured": measured.latency_s,
+        "sum": measured.device_s,
+        "predicted": replay_steps(steps, book, device, launch_s=launch).latency_s,
+        "predicted_published": replay_steps(steps, book, device).latency_s,
+    }
+
+
+def _graph(
+    case: Mapping[str, Any], document: Mapping[str, Any], device: Device, book: CostBook
+) -> tuple[Replay, dict[str, float]]:
+    """The measured replay of a recorded pass, and latencies by way."""
+    steps, gaps = _steps(case["steps"]), document["gaps"]
+    host = HostPrices.load(document["host"])
+    single, given, _ = _measured(case, document, host, _issue(case))
+    # Calls were timed as they wait in a queue, which hands kernels on in a time of its own.
+    work = [step for step in single if given[step.work] > 0]
+    kernels = case["graph"]["kernels"] or len(work)
+    each = kernels / max(1, len(work)) * (gaps["graph_gap_s"] - gaps["queued_gap_s"])
+    recorded = {w: max(0.0, seconds + each) if seconds else 0.0 for w, seconds in given.items()}
+    measured = replay(
+        single, replay_book(device, "roofline", given=recorded), device, execution="graph",
+        gap_s=0.0,
+    )  # fmt: skip
+    return measured, {
+        "measured": measured.latency_s,
+        "sum": sum(given[step.work] for step in single),
+        "predicted": replay_steps(
+            steps, book, device, execution="graph", gap_s=gaps["switch_s"]
+        ).latency_s,
+        "predicted_published": replay_steps(steps, book, device, execution="graph").latency_s,
+    }
+
+
+def _issue(case: Mapping[str, Any]) -> Issue:
+    calls, lines, tensors = case["issue"]
+    return Issue([HostCall(*call) for call in calls], lines, tensors)
+
+
+def _left_to_host(document: Mapping[str, Any]) -> tuple[Mapping[str, float], float]:
+    """Seconds of a line of Python by mode, and of a node of autograd, on a CPU.
+
+    Calls' times hold what issuing them takes, so that this is left.
+    """
+    networks = [
+        ({"inference": 0.0, "forward": 0.0, "backward": _nodes(calls)}, lines,
+         {mode: whole[mode] - alone[mode] for mode in MODES}, whole)
+        for _, lines, whole, alone, _, calls in document["calibration"]
+    ]  # fmt: skip
+    factor, line_s = fit_host(networks)
+    return line_s, factor["backward"]
+
+
+def _nodes(calls: Iterable[Sequence[Any]]) -> float:
+    """Nodes that autograd goes through for a pass: calls, views and sums with gradients."""
+    return float(sum(1 + views + sums for _, views, gradients, sums in calls if gradients))
+
+
+def _measured(
+    case: Mapping[str, Any], document: Mapping[str, Any], host: HostPrices, issue: Issue
+) -> tuple[list[Step], dict[Work, float], list[float]]:
+    """Steps of a case as calls timed alone, their seconds, and those of the host before each."""
+    cpu = document["figures"] is not None
+    steps, given = [], dict[Work, float]()
+    for place, part, view in case["calls"]:
+        target, *_, mode, device_s, _ = case["alone"][place]
+        work = Segment(f"{mode} {place} {target}")
+        given[work] = 0.0 if device_s is None or (view and not cpu) else device_s
+        steps.append(Step(target, target, part, work))
+    if not cpu:
+        return steps, given, host.launches(steps, issue, case["phase"])
+    line_s, node_s = _left_to_host(document)
+    mode = "inference" if case["phase"] == "inference" else "forward"
+    seconds = {"forward": line_s[mode] * issue.lines, "backward": node_s * _nodes(issue.calls)}
+    count = Counter(step.part for step in steps)
+    return steps, given, [seconds.get(step.part, 0.0) / count[step.part] for step in steps]
+
+
+def _work(text: str, count: int) -> Work:
+    op, sizes, variant = json.loads(text)
+    work = Program(op, tuple(sizes), Variant.parse(variant))
+    return work if count == 1 else Segment("attention backward", ((work, count),))
+
+
+def _steps(rows: Iterable[Any]) -> list[Step]:
+    return [
+        Step(kind, target, part, _work(*words), calls) for kind, target, part, words, calls in rows
+    ]

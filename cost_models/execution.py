@@ -1,0 +1,62 @@
+"""`Execution`: how a pass is executed, operators issued one by one or replayed from a CUDA graph.
+
+Issued one by one (``eager``), every operator costs the host time, and the slower of host and device
+decides. Recorded as a CUDA graph, a pass is one launch; the device then runs its kernels back to
+back, with a gap before each that no price of a kernel alone holds: its code and constants are no
+longer near, and the kernel before has to drain.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+from foreplan.cost_models.costs import Estimate
+from foreplan.datasets.device import Device
+from foreplan.datasets.specs import nearest
+from foreplan.errors import SpecError
+
+Execution = Literal["eager", "graph"]
+EXECUTIONS: tuple[Execution, ...] = ("eager", "graph")
+
+#: Seconds before each operator of a graph, of all or of each step.
+GapSeconds = float | Sequence[float] | None
+
+#: What an operator takes longer behind another one in a CUDA graph than behind itself, where no
+#: profile says it (``Profile.switch_s``). Measured on one H200: 1.5-1.6 us (docs/results/h200.md);
+#: assumed of other GPUs.
+GRAPH_GAP_S = 1.5e-6
+#: Sources whose prices hold it already: what a profile measured has its ``switch_s`` added.
+_WITH_GAP = frozenset({"measured", "interpolated"})
+
+
+def check_execution(execution: str, device: Device) -> None:
+    """Refuse a way of execution that is none, or that a device has not.
+
+    Raises:
+        SpecError: it is.
+    """
+    if execution not in EXECUTIONS:
+        guess = nearest(execution, EXECUTIONS)
+        raise SpecError(
+            "--execution", got=execution, expected=f"one of {', '.join(EXECUTIONS)}",
+            fix=f"did you mean {guess}?" if guess else None,
+        )  # fmt: skip
+    if execution == "graph" and device.kind == "cpu":
+        raise SpecError(
+            "--execution", got=f"graph on {device.name}", expected="a GPU: CPUs have no CUDA graphs"
+        )
+
+
+def gaps(prices: Sequence[Estimate], gap_s: GapSeconds) -> Sequence[float]:
+    """Seconds before each operator of a graph.
+
+    Args:
+        prices: of the operators (N,).
+        gap_s: before each whose price does not hold it; (N,) seconds count as they are; ``None``
+            takes `GRAPH_GAP_S`.
+    """
+    if isinstance(gap_s, Sequence):
+        return gap_s
+    gap = GRAPH_GAP_S if gap_s is None else gap_s
+    return [0.0 if price.source in _WITH_GAP else gap for price in prices]
