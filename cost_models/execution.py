@@ -23,9 +23,9 @@ EXECUTIONS: tuple[Execution, ...] = ("eager", "graph")
 GapSeconds = float | Sequence[float] | None
 
 #: What an operator takes longer behind another one in a CUDA graph than behind itself, where no
-#: profile says it (``Profile.switch_s``). Measured on one H200: 1.5-1.6 us (docs/results/h200.md);
+#: profile says it (``Profile.switch_s``). Measured on one H200: 0.88 us (docs/results/h200.md);
 #: assumed of other GPUs.
-GRAPH_GAP_S = 1.5e-6
+GRAPH_GAP_S = 0.88e-6
 #: Sources whose prices hold it already: what a profile measured has its ``switch_s`` added.
 _WITH_GAP = frozenset({"measured", "interpolated"})
 
