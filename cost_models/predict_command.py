@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from foreplan.cost_models.book import CostChoice, cost_choice
 from foreplan.cost_models.device_fit import fit_beside, fit_path
 from foreplan.cost_models.execution import Execution, check_execution
-from foreplan.cost_models.graph_programs import PHASES, Phase
+from foreplan.cost_models.graph_programs import PHASES, Phase, Step
 from foreplan.cost_models.host_prices import HostPrices, Issue
 from foreplan.cost_models.replay import LaunchSeconds, Replay, replay_book, replay_steps
 from foreplan.cost_models.step_store import stored_steps
@@ -19,7 +20,7 @@ from foreplan.datasets.cluster import parse_devices
 from foreplan.datasets.device import Device
 from foreplan.datasets.model import Model, load_model
 from foreplan.datasets.profile import Profile
-from foreplan.datasets.program import DTYPE_BYTES
+from foreplan.datasets.program import DTYPE_BYTES, Program, weight_bytes
 from foreplan.datasets.specs import nearest
 from foreplan.errors import MissingDataError, SpecError
 
@@ -62,16 +63,18 @@ def predict_model(
             (``foreplan profile --fit``) prices what is not measured.
         device_files: figures of devices that the zoo lacks; each is predicted too.
         launch_s: host time of one ATen call. If ``None``, by kind of call where the profile of a
-            GPU holds its host's times, else published or assumed.
+            GPU holds its host's times, else published or assumed. At least 0.
         rank_by: ``latency``.
         trace: Chrome trace to write, for one device.
 
     Returns:
-        ``model``, ``batch``, ``sequence_length``, ``phase``, ``execution``, ``costs``, ``fit`` (its
-        file, if one is used), ``weight_bytes``,
+        ``model``, ``dtype`` (of its weights, in which it is priced), ``batch``,
+        ``sequence_length``, ``phase``, ``execution``, ``costs``, ``fit`` (its file, if one is
+        used), ``weight_bytes``,
         ``captured`` (``cache`` or ``now``), ``devices``: `Replay.document` each, with
-        ``fits`` (weights, when training also gradients and moments, in the device's memory; no
-        activations) and ``unpriced`` devices with the reason.
+        ``fits`` (weights, when training also gradients and moments, and what the largest linear
+        reads and writes, in the device's memory; no other activations) and ``unpriced`` devices
+        with the reason.
 
     Raises:
         SpecError: a name, number or file that is wrong.
@@ -85,6 +88,8 @@ def predict_model(
         )  # fmt: skip
     if rank_by != "latency":
         raise SpecError("--rank-by", got=rank_by, expected="latency")
+    if launch_s is not None and not 0 <= launch_s < math.inf:
+        raise SpecError("--launch-us", got=launch_s * 1e6, expected="a number of at least 0")
     choice = cost_choice(costs)
     measured = None if profile is None else Profile.load(profile)
     if choice == "measured" and measured is None:
@@ -130,10 +135,11 @@ def predict_model(
         from foreplan.datasets.storage import write_atomically
 
         write_atomically(trace, chrome_trace([(found[0].device, found[0].timeline)]))
-    held = _held_bytes(described, phase)
+    held = _held_bytes(described, phase) + _activation_bytes(steps)
     by_name = {target.name: target for target in targets}
     return {
         "model": described.name,
+        "dtype": described.dtype,
         "batch": batch,
         "sequence_length": sequence_length,
         "phase": phase,
@@ -158,7 +164,7 @@ def _targets(names: Sequence[str], files: Sequence[Path], profile: Profile | Non
     if profile is not None:
         known[profile.device.name] = profile.device
     targets = [known.get(name) or device_zoo.device(name, "--device") for name in wanted]
-    targets += [device for device in own if device not in targets]
+    targets = list({device.name: device for device in [*targets, *own]}.values())
     if not targets and profile is not None:
         targets = [profile.device]
     if not targets:
@@ -200,6 +206,17 @@ def _execution(text: str, targets: Sequence[Device], launch_s: float | None) -> 
 def _held_bytes(model: Model, phase: str) -> int:
     weights = int(model.parameters * DTYPE_BYTES[model.dtype])
     return weights * (_TRAINING_STATE if phase == "training" else 1)
+
+
+def _activation_bytes(steps: Sequence[Step]) -> int:
+    """Most bytes that one linear of the forward pass reads and writes beside its weights."""
+    most = 0.0
+    for step in steps:
+        work = step.work
+        if step.part == "forward" and isinstance(work, Program) and work.op == "linear":
+            weights = weight_bytes(work.dims["n"], work.dims["k"], work.variant.storage)
+            most = max(most, work.bytes - weights)
+    return int(most)
 
 
 def _fits(device: Device, held_bytes: int) -> bool | None:

@@ -355,7 +355,8 @@ def load_model(name_or_path: str | Path) -> Model:
     folder = Path(name_or_path).expanduser()
     if folder.is_dir():
         return read_folder(folder)
-    guess = str(folder.parent) if folder.is_file() else nearest(text, zoo_names())
+    inside = folder.is_file() and (folder.parent / "config.json").is_file()
+    guess = str(folder.parent) if inside else nearest(text, zoo_names())
     raise SpecError(
         "model",
         got=text,

@@ -21,6 +21,7 @@ def predict_tables(result: Mapping[str, Any]) -> Group:
     shape = f"{result['batch']} x {result['sequence_length']} tokens, {result['phase']}"
     if result["execution"] == "graph":
         shape += " as a CUDA graph"
+    shape += f", {plain(result['dtype'])}"
     bare = [r["by_source_s"].get("roofline", 0.0) / max(r["device_s"], 1e-30) for r in rows]
     fits = {True: Text("yes"), False: toned("no", "bad"), None: Text("?")}
     parts: list[RenderableType] = [
@@ -65,5 +66,13 @@ def predict_tables(result: Mapping[str, Any]) -> Group:
             more = [f"and {len(names) - 6} more"] if len(names) > 6 else []
             parts += [heading("Without a price of their own"), *bullets([*names[:6], *more])]
     if result["unpriced"]:
-        parts += [heading("No price"), *bullets([", ".join(result["unpriced"])])]
+        parts += [heading("No price"), *bullets(_unpriced(result["unpriced"]))]
     return Group(*parts)
+
+
+def _unpriced(reasons: Mapping[str, str]) -> list[str]:
+    """A line a reason, with the devices that share it."""
+    names: dict[str, list[str]] = {}
+    for name, reason in reasons.items():
+        names.setdefault(reason.replace(f" on {name}", ""), []).append(plain(name))
+    return [f"{', '.join(devices)}: {plain(reason)}" for reason, devices in names.items()]

@@ -273,6 +273,15 @@ def test_weights_that_do_not_fit_are_marked(folder: Path) -> None:
     result = predict_model("tiny-llama-random", ["t4"], phase="training")
     assert result["devices"][0]["fits"] is True
     assert result["devices"][0]["by_part_s"]["optimizer"] > 0
+    assert result["dtype"] == "fp32"
+    # Hidden values of 2**26 tokens alone, 256 numbers of 4 bytes each, are 64 GiB.
+    result = predict_model("tiny-llama-random", ["t4"], batch=1 << 20, sequence_length=64)
+    assert result["devices"][0]["fits"] is False
+
+
+def test_a_device_named_twice_is_one_row(folder: Path) -> None:
+    result = predict_model("tiny-llama-random", ["t4,t4", "T4"])
+    assert [row["device"] for row in result["devices"]] == ["t4"]
 
 
 def test_a_graph_is_predicted_without_its_host(folder: Path) -> None:
@@ -308,6 +317,8 @@ def test_a_trace_is_written(folder: Path) -> None:
         ({"execution": "graph", "launch_s": 1e-6}, SpecError, "--launch-us"),
         ({"costs": "measured"}, SpecError, "--profile"),
         ({"batch": 0}, SpecError, "at least 1"),
+        ({"launch_s": -3e-6}, SpecError, "--launch-us: got -3"),
+        ({"launch_s": float("nan")}, SpecError, "--launch-us"),
         ({"trace": Path("t.json"), "devices": ["t4,h200"]}, SpecError, "expected one"),
         ({"model": "opt-125m", "devices": ["epyc_7742"]}, MissingDataError, "no cost"),
     ],

@@ -198,9 +198,9 @@ def test_what_devices_choose_is_grouped():
 
 
 PREDICTED = {
-    "model": "gpt2", "batch": 1, "sequence_length": 128, "phase": "inference", "execution": "eager",
-    "costs": "predicted",
-    "unpriced": {"xavier": "no bandwidth"},
+    "model": "gpt2", "dtype": "fp32", "batch": 1, "sequence_length": 128, "phase": "inference",
+    "execution": "eager", "costs": "predicted",
+    "unpriced": {"xavier": "no figures on xavier", "thor": "no figures on thor"},
     "devices": [{
         "device": "a100_sxm_80gb", "latency_s": 0.0101, "low_s": 0.005, "high_s": 0.02,
         "limit": "device", "fits": True, "device_s": 0.01, "by_source_s": {"roofline": 0.001},
@@ -213,7 +213,7 @@ PREDICTED = {
 @pytest.mark.parametrize("width", WIDTHS[1:])
 def test_predictions(width):
     text = shown(predict_tables(PREDICTED), width)
-    for said in ("a100_sxm_80gb", "10.1 ms", "80 %", "aten.arange x2", "xavier"):
+    for said in ("a100_sxm_80gb", "10.1 ms", "80 %", "aten.arange x2", "fp32", "xavier, thor: no"):
         assert said in text
     assert ("5 ms" in text) == (width >= 70)
     assert "10 %" in text  # of the time is the roofline's, at every width
