@@ -19,6 +19,7 @@ from foreplan.planner.report._markup import (
     section,
     table,
 )
+from foreplan.planner.report.certainty import proof
 from foreplan.planner.report.summary import Limit, Summary
 from foreplan.planner.report.text import (
     UNKNOWN,
@@ -292,17 +293,6 @@ def foundations_section(plan: Plan) -> Html:
         element("h3", "Proof") + definitions(proof(plan)),
         element("h3", "Origin") + definitions(origin),
     )
-
-
-def proof(plan: Plan) -> list[tuple[str, str]]:
-    """What is proven, as names and values."""
-    bound = plan.bound
-    pairs = [("search", f"{words(bound.status)} ({plain(bound.solver)})")]
-    if bound.lower_s is not None:
-        pairs.append(("no plan is faster than", f"{seconds(bound.lower_s)} (by the solver's law)"))
-    if bound.gap is not None:
-        pairs.append(("proven gap", percent(bound.gap)))
-    return pairs
 
 
 def workload_line(plan: Plan) -> Html:

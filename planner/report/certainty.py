@@ -1,12 +1,14 @@
-"""How sure a plan's choice is, as names and values for the terminal and the page."""
+"""How sure a plan's choice is and what is proven, as names and values for terminal and page."""
 
 from __future__ import annotations
 
 from foreplan.planner.plan import Measurement, Plan
-from foreplan.planner.report.text import number, percent, plain
+from foreplan.planner.report.text import number, percent, plain, seconds, words
 
 #: Shares below this are not worth a line.
 _LEAST = 0.005
+#: Differences between law and simulation up to this share of the total are not worth a word.
+_LAW = 0.01
 
 
 def certainty(plan: Plan) -> list[tuple[str, str]]:
@@ -31,6 +33,25 @@ def certainty(plan: Plan) -> list[tuple[str, str]]:
         ("measure next" if k == 0 else "then", measurement(item))
         for k, item in enumerate(sure.measure_next)
     ]
+    return pairs
+
+
+def proof(plan: Plan) -> list[tuple[str, str]]:
+    """How the plan was searched, what no decision can be faster than, and the gap.
+
+    The gap is of what the planner seeks, by its solver's law; the simulated total may lie further
+    from the bound than that, and then the line says so.
+    """
+    bound, total_s = plan.bound, plan.predicted.total_s
+    pairs = [("search", f"{words(bound.status)}, {plain(bound.solver)}")]
+    if bound.lower_s is not None:
+        text = f"no plan takes less than {seconds(bound.lower_s)}, by the solver's law"
+        above = 1 - bound.lower_s / total_s if total_s > 0 else 0.0
+        if bound.lower_s > 0 and above > (bound.gap or 0.0) + _LAW:
+            text += f"; simulated, this one takes {percent(total_s / bound.lower_s - 1)} more"
+        pairs.append(("proven bound", text))
+    if bound.gap is not None:
+        pairs.append(("proven gap", percent(bound.gap)))
     return pairs
 
 

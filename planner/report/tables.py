@@ -10,7 +10,7 @@ from rich.text import Text
 
 from foreplan.planner.plan import Plan
 from foreplan.planner.report._grid import Column, Facts, Grid, Narrow, Tone, bullets, heading, toned
-from foreplan.planner.report.certainty import certainty
+from foreplan.planner.report.certainty import certainty, proof
 from foreplan.planner.report.comparison import Contender, contenders
 from foreplan.planner.report.listings import (
     device_table as device_table,
@@ -171,7 +171,7 @@ def _limits(summary: Summary) -> Grid:
 
 
 def _prediction(plan: Plan) -> list[tuple[str, str | Text]]:
-    predicted, bound = plan.predicted, plan.bound
+    predicted = plan.predicted
     pairs: list[tuple[str, str | Text]] = [
         (
             "total",
@@ -179,12 +179,9 @@ def _prediction(plan: Plan) -> list[tuple[str, str | Text]]:
             f"{seconds(predicted.high_s)})",
         ),
         *(figure(name, value) for name, value in predicted.metrics.items()),
-        ("search", f"{words(bound.status)}, {plain(bound.solver)}"),
+        *proof(plan),
+        *certainty(plan),
     ]
-    if bound.lower_s is not None:
-        gap = "" if bound.gap is None else f", gap {percent(bound.gap)}"
-        pairs.append(("proven bound", f"{seconds(bound.lower_s)}{gap}"))
-    pairs += certainty(plan)
     shares = sorted(plan.provenance.source_share.items(), key=lambda item: -item[1])
     if shares:
         text = ", ".join(f"{plain(name)} {percent(share)}" for name, share in shares)
