@@ -90,8 +90,13 @@ def _inline(text: str) -> dict[str, Any]:
     fields: dict[str, Any] = {}
     for item in text.split(","):
         key, equals, value = (part.strip() for part in item.partition("="))
-        if not equals or not key or key in fields:
-            raise SpecError("--workload", got=text, expected="FIELD=VALUE,... or a file")
+        if not equals or not key:
+            raise SpecError(
+                "--workload", got=text, expected="FIELD=VALUE,... or a file",
+                fix="items of a list go apart by +, as in bits=16+8",
+            )  # fmt: skip
+        if key in fields:
+            raise SpecError("--workload", got=f"{key} twice", expected="each field once")
         words = [_scalar(word) for word in value.split("+")]
         fields[key] = words if len(words) > 1 else words[0]
     return fields

@@ -103,6 +103,15 @@ def test_other_costs_decide_beside_the_plan() -> None:
             assert alternative.predicted.total_s >= made.predicted.total_s * (1 - 1e-9)
 
 
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [("batch=8,batch=4", "batch twice"), ("batch=8,bits=[16,8]", r"bits=16\+8")],
+)
+def test_a_workload_that_cannot_be_read_says_how_to_write_it(text: str, said: str) -> None:
+    with pytest.raises(SpecError, match=said):
+        load_workload("serving", text)
+
+
 @pytest.mark.parametrize(("text", "bits"), [("8", (8,)), ("8+4", (8, 4))])
 def test_one_number_of_bits_needs_no_list(text, bits):
     workload = load_workload("serving", f"batch=8,prompt_tokens=16,new_tokens=4,bits={text}")
