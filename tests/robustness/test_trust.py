@@ -28,14 +28,19 @@ FILES = [
 FORBIDDEN = {
     "pickle", "cPickle", "dill", "cloudpickle", "marshal", "shelve", "joblib", "urllib.request",
     "http", "requests", "httpx", "ftplib", "smtplib", "code", "codeop", "runpy", "imp", "xmlrpc",
-    "urllib3", "aiohttp", "huggingface_hub", "telnetlib",
+    "urllib3", "aiohttp", "huggingface_hub", "telnetlib", "pdb", "websockets", "socketserver",
 }  # fmt: skip
 #: Functions and methods that do.
 CALLS = {
     "eval", "exec", "compile", "__import__", "os.system", "os.popen", "yaml.load",
-    "yaml.unsafe_load", "yaml.full_load", "torch.hub.load", "runpy.run_path", "runpy.run_module",
+    "yaml.unsafe_load", "yaml.full_load", "torch.hub.load", "torch.save", "breakpoint",
+    "runpy.run_path", "runpy.run_module",
 }  # fmt: skip
-METHODS = {"read_pickle", "to_pickle"}
+#: Methods that do; torch.distributed's send pickled objects.
+METHODS = {
+    "read_pickle", "to_pickle", "all_gather_object", "broadcast_object_list", "gather_object",
+    "scatter_object_list", "send_object_list", "recv_object_list",
+}  # fmt: skip
 #: Where a socket may be opened: ranks of a verification, those of one host that share memory, the
 #: ends of a measured link, clusters and boards that the user names.
 SOCKETS = {
@@ -83,9 +88,10 @@ def _offences(tree: ast.AST, where: str) -> list[str]:
                 found.append(name)
         if "shell" in given and ast.unparse(given["shell"]) != "False":
             found.append(f"{name}(shell=...)")
-        trusted = given.get("trust_remote_code")
-        if isinstance(trusted, ast.Constant) and trusted.value is True:
-            found.append(f"{name}(trust_remote_code=True)")
+        for word in ("trust_remote_code", "allow_pickle"):
+            trusted = given.get(word)
+            if isinstance(trusted, ast.Constant) and trusted.value is True:
+                found.append(f"{name}({word}=True)")
     return found
 
 
@@ -105,7 +111,8 @@ def test_source_builds_no_code_from_data(path: Path) -> None:
         "torch.load(path)", "torch.load(path, weights_only=False)", "numpy.load(path)",
         "np.load(path, allow_pickle=True)", "subprocess.run(text, shell=True)", "run(x, shell=s)",
         "m.from_pretrained(path, trust_remote_code=True)", "torch.hub.load(name)",
-        "runpy.run_path(path)",
+        "runpy.run_path(path)", "import pdb", "breakpoint()", "torch.save(x, path)",
+        "np.save(path, x, allow_pickle=True)", "dist.all_gather_object(found, x)",
     ],
 )  # fmt: skip
 def test_what_must_not_be_there_would_be_seen(line: str) -> None:
