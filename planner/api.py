@@ -28,11 +28,11 @@ from foreplan.planner.plan import (
     Provenance,
     ProvenBound,
     Rejected,
-    Times,
     VerifyHints,
 )
 from foreplan.planner.predict import Forecast
 from foreplan.planner.registry import planner as find_planner
+from foreplan.planner.times import Times
 from foreplan.planner.what_if import what_if
 
 #: Largest relative error of a real run's total that passes unless the caller says otherwise.

@@ -8,7 +8,8 @@ import numpy as np
 
 from foreplan.cost_models.costs import Collective
 from foreplan.cost_models.timeline import Timeline
-from foreplan.planner.plan import Plan, RankPrediction, Times
+from foreplan.planner.plan import Plan, RankPrediction
+from foreplan.planner.times import Times
 from foreplan.planner.verify.measured import computing
 from foreplan.planner.verify.rounds import Measured
 from foreplan.planner.verify.verification import (

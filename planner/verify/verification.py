@@ -16,7 +16,7 @@ from pydantic import Field
 from foreplan.datasets.specs import StrictModel, validate
 from foreplan.datasets.storage import write_atomically
 from foreplan.planner.document import document_json, read_document
-from foreplan.planner.plan import Times
+from foreplan.planner.times import Times
 
 SCHEMA: Literal["foreplan.verification/1"] = "foreplan.verification/1"
 

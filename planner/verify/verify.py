@@ -22,8 +22,9 @@ from foreplan.datasets.cluster_entry import Rank
 from foreplan.datasets.specs import validate
 from foreplan.errors import SpecError
 from foreplan.planner.base import Planner
-from foreplan.planner.plan import Plan, Times, load_plan
+from foreplan.planner.plan import Plan, load_plan
 from foreplan.planner.registry import planner as find_planner
+from foreplan.planner.times import Times
 from foreplan.planner.verify.candidates import Candidate, candidates_of
 from foreplan.planner.verify.follow import follow
 from foreplan.planner.verify.group import RankFailed

@@ -18,11 +18,11 @@ from foreplan.planner.plan import (
     Plan,
     Provenance,
     ProvenBound,
-    Times,
     VerifyHints,
 )
 from foreplan.planner.predict import Forecast
 from foreplan.planner.registry import planner
+from foreplan.planner.times import Times
 
 HERE = Path(__file__).parent
 TWO = [{"name": "cpu:threads=1,isa=avx2"}, {"name": "cpu:threads=1"}]

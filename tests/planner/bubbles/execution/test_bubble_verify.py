@@ -21,11 +21,11 @@ from foreplan.planner.plan import (
     Plan,
     Provenance,
     ProvenBound,
-    Times,
     VerifyHints,
 )
 from foreplan.planner.predict import Forecast
 from foreplan.planner.report.files import timelines
+from foreplan.planner.times import Times
 from foreplan.planner.verify.verify import verify
 
 

@@ -1,0 +1,58 @@
+"""`Times`: when the actions of a schedule ran or would run, as plans and verifications keep it."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+import numpy as np
+from pydantic import Field
+
+from foreplan.cost_models.schedule import Schedule
+from foreplan.cost_models.timeline import Timeline
+from foreplan.datasets.specs import StrictModel
+from foreplan.errors import SpecError
+
+#: Schedules beyond this many actions are not written out with their times.
+MOST_ACTIONS = 50_000
+
+#: Bytes or microseconds; bounded, so that a stranger's number fits every reader.
+Size = Annotated[int, Field(ge=0, lt=1 << 60)]
+
+
+class Times(StrictModel):
+    """When each action of the plan's schedule runs, in whole microseconds from the first start.
+
+    The schedule itself follows from the decision, action by action in the same order.
+
+    Attributes:
+        start_us, duration_us: one value an action.
+    """
+
+    start_us: tuple[Size, ...]
+    duration_us: tuple[Size, ...]
+
+    @classmethod
+    def of(cls, timeline: Timeline) -> Times | None:
+        """The times of a timeline, ``None`` beyond `MOST_ACTIONS`."""
+        if len(timeline.schedule) > MOST_ACTIONS:
+            return None
+        begin = timeline.start_s - timeline.start_s.min(initial=np.inf)
+        length = timeline.end_s - timeline.start_s
+        return cls(
+            start_us=tuple(int(t) for t in np.rint(begin * 1e6)),
+            duration_us=tuple(int(t) for t in np.rint(length * 1e6)),
+        )
+
+    def timeline(self, schedule: Schedule, kind: Literal["simulated", "measured"]) -> Timeline:
+        """The timeline of ``schedule`` that these times describe.
+
+        Raises:
+            SpecError: another number of actions.
+        """
+        if len(schedule) != len(self.start_us) or len(schedule) != len(self.duration_us):
+            raise SpecError(
+                "times", got=len(self.start_us), expected=f"one for each of {len(schedule)} actions"
+            )
+        start = np.asarray(self.start_us, dtype=np.float64) * 1e-6
+        end = start + np.asarray(self.duration_us, dtype=np.float64) * 1e-6
+        return Timeline(schedule, start, end, np.full(len(schedule), -1), kind=kind)
