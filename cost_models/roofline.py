@@ -19,6 +19,8 @@ from collections.abc import Iterable, Mapping
 from foreplan.cost_models._device_words import find
 from foreplan.cost_models.costs import Copy, Estimate, HostLaunch, Work
 from foreplan.cost_models.unpacking import unpacking_bytes
+from foreplan.datasets import device_zoo
+from foreplan.datasets.cluster_entry import Rank
 from foreplan.datasets.device import PEAK_DTYPES, Device
 from foreplan.datasets.program import PRODUCTS, Program
 from foreplan.datasets.training_programs import is_training
@@ -103,12 +105,25 @@ def compute_share(item: Program, figures: Device) -> float:
 
 
 def _peak(figures: Device, dtype: str) -> float | None:
-    """Peak of a dtype; where a chip has no bf16, programs run in fp16 or else in fp32 instead."""
-    for name in (dtype, "fp16", "fp32") if dtype == "bf16" else (dtype,):
-        peak = figures.peak(name) if name in PEAK_DTYPES else None
-        if peak is not None:
-            return peak
-    return None
+    """Peak of a dtype, of bf16 as `bf16_as` has it."""
+    name = bf16_as(figures) if dtype == "bf16" else dtype
+    return figures.peak(name) if name in PEAK_DTYPES else None
+
+
+def bf16_as(figures: Device) -> str:
+    """The dtype that programs of bf16 are priced as: where a chip has none fp16, or else fp32."""
+    known = (name for name in ("bf16", "fp16", "fp32") if figures.peak(name) is not None)
+    return next(known, "bf16")
+
+
+def without_bf16(ranks: Iterable[Rank]) -> dict[str, list[str]]:
+    """The zoo's GPUs among ranks without a profile that have no bf16, by `bf16_as`."""
+    found: dict[str, list[str]] = {}
+    names = dict.fromkeys(rank.name.zoo for rank in ranks if rank.profile is None)
+    for figures in (device_zoo.device(name) for name in names if name is not None):
+        if figures.kind != "cpu" and bf16_as(figures) != "bf16":
+            found.setdefault(bf16_as(figures), []).append(figures.name)
+    return found
 
 
 def unpacking(item: Program, figures: Device) -> Estimate:

@@ -16,6 +16,7 @@ from typing import Any
 import foreplan
 from foreplan.cost_models.book import Profiles, cost_book, cost_choice_or_table
 from foreplan.cost_models.costs import CostBook
+from foreplan.cost_models.roofline import without_bf16
 from foreplan.datasets.cluster import Cluster, parse_devices
 from foreplan.datasets.model import Model, load_model
 from foreplan.datasets.specs import StrictModel, load_document, validate
@@ -180,7 +181,16 @@ def plan(
         if other != costs
     }
     others, rejected = _others(chosen, problem, choice.decision, rivals)
-    assumptions = [*where.assumptions, *profiles.assumptions, *choice.assumptions]
+    assumptions = [
+        *where.assumptions,
+        *profiles.assumptions,
+        *(
+            f"no bf16 on {', '.join(names)}: what is called bf16 is priced as {dtype} there, and "
+            "has to run so"
+            for dtype, names in without_bf16(where.ranks()).items()
+        ),
+        *choice.assumptions,
+    ]
     decision, bound = choice.decision, choice.bound
     eligible = {name: f for name, (d, f) in others.items() if getattr(d, "limits_met", True)}
     worth = {n: chosen.objective(problem, others[n][0], f.total_s) for n, f in eligible.items()}

@@ -10,10 +10,16 @@ from abc import abstractmethod
 from collections.abc import Mapping
 from typing import ClassVar
 
+from foreplan.cost_models.roofline import without_bf16
 from foreplan.planner.export import _shell, compressed_tensors
 from foreplan.planner.export._pipeline_flags import gpu_environment, read_gpus, unexpressed
 from foreplan.planner.export.exporter import Exporter, Written
-from foreplan.planner.export.handover import Handover, replica_plans, serving_workload
+from foreplan.planner.export.handover import (
+    Handover,
+    replica_plans,
+    serving_decision,
+    serving_workload,
+)
 from foreplan.planner.plan import Plan
 from foreplan.planner.serving.spec import ServingWorkload
 
@@ -65,6 +71,9 @@ class PipelineServer(Exporter):
         environment, notes = gpu_environment(handover)
         environment[self.partition] = ",".join(map(str, handover.layers))
         flags = self.flags(handover, serving_workload(plan))
+        ranks = plan.cluster.ranks()
+        if "fp16" in without_bf16(ranks[r] for r in serving_decision(plan).ranks):
+            flags["--dtype"] = "float16"  # both servers refuse a checkpoint's bf16 there
         text = _shell.script(self.command, flags, environment, notes)
         family = "" if plan.model is None else plan.model.family
         files = {"launch.sh": text, **compressed_tensors.write(handover, family)}

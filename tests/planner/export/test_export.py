@@ -115,6 +115,20 @@ def test_vllm_is_told_stages_and_bits(plan: Plan, tmp_path: Path) -> None:
     assert four["targets"] == [r"re:.*layers\.(10|11|12|13|14|15)\..*proj$"]
 
 
+@pytest.mark.parametrize("target", ["vllm", "sglang"])
+def test_a_gpu_without_bf16_is_given_fp16(plan: Plan, target: str) -> None:
+    """A T4 has no bf16; an A100, on which the first plan stays, has."""
+    for sizes, told in (([16], False), ([10, 6], True)):
+        written = exporter(target).write(with_layers(plan, sizes, [16] * 16))
+        assert ("--dtype float16" in written.files["launch.sh"]) == told
+
+
+def test_plans_say_what_bf16_means_where_there_is_none(plan: Plan) -> None:
+    (note,) = (text for text in plan.assumptions if text.startswith("no bf16"))
+    assert "on t4:" in note
+    assert "priced as fp16" in note
+
+
 def test_the_target_s_own_classes_accept_the_configuration(plan: Plan, tmp_path: Path) -> None:
     quantization = pytest.importorskip(
         "compressed_tensors.quantization", reason="compressed-tensors is not installed"
