@@ -27,18 +27,22 @@ class RecordedPass:
     Attributes:
         graph: replays it.
         kernels: kernels, copies and fills in it; ``None`` where CUDA's runtime could not be asked.
+        run: what was recorded. It owns tensors made before the recording, as the optimizer's
+            state, whose memory the graph goes on using.
     """
 
     graph: torch.cuda.CUDAGraph
     kernels: int | None
+    run: tuple[Callable[[], object], ...]
 
     @classmethod
     def of(cls, run: Sequence[Callable[[], object]], device: str) -> RecordedPass:
         """Record functions that run one after the other.
 
         Args:
-            run: a pass; its tensors stay where they are. An update must be capturable, and nothing
-                of an earlier backward pass may be alive, whose nodes belong to another stream.
+            run: a pass; what it holds lives as long as the graph. An update must be capturable, and
+                nothing of an earlier backward pass may be alive, whose nodes belong to another
+                stream.
             device: ``cuda:N``.
 
         Raises:
@@ -63,7 +67,7 @@ class RecordedPass:
                 kernels = _working_nodes(graph.raw_cuda_graph())
             graph.replay()  # the first one instantiates it
             torch.cuda.synchronize()
-        return cls(graph, kernels)
+        return cls(graph, kernels, tuple(run))
 
 
 def _working_nodes(graph: int) -> int:

@@ -112,7 +112,7 @@ def test_what_cannot_be_recorded_says_why(monkeypatch: pytest.MonkeyPatch) -> No
         order.append(len(run))
         if len(run) == 3:
             raise RuntimeError("operation not permitted when stream is capturing\nand more")
-        return recorded_pass.RecordedPass(Replayed(run), 7)  # type: ignore[arg-type]
+        return recorded_pass.RecordedPass(Replayed(run), 7, tuple(run))  # type: ignore[arg-type]
 
     monkeypatch.setattr(recorded_pass.RecordedPass, "of", record)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import gc
+import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -118,6 +120,22 @@ def test_a_pass_is_warm_before_it_is_recorded(clocked: Clocked) -> None:
     before = clocked.now
     made.graph.replay()
     assert clocked.now - before == pytest.approx(2 * (2000 * CYCLE_S + GRAPH_S))
+
+
+def test_what_a_pass_holds_lives_as_long_as_its_graph(clocked: Clocked) -> None:
+    class Optimizer:
+        def step(self) -> None:
+            clocked.sleep(1)
+
+    optimizer = Optimizer()
+    held = weakref.ref(optimizer)
+    made: RecordedPass | None = RecordedPass.of([optimizer.step], "cuda:0")
+    del optimizer
+    assert held() is not None  # the graph writes to its state in every replay
+    made = None
+    gc.collect()
+    assert made is None
+    assert held() is None
 
 
 def test_nodes_that_are_work_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
