@@ -20,15 +20,14 @@ class LinkMeasuring(Process):
 
         fits = [self._messages()]
         mine = {}  # group of so many neighbours; all groups at the same time
-        for ranks in sorted({2, 4, RANKS}):
+        for ranks in sorted({2, min(4, RANKS), RANKS}):
             groups = [
                 dist.new_group(list(range(a, a + ranks)), backend=self.backend)
                 for a in range(0, RANKS, ranks)
             ]
             mine[ranks] = groups[self.rank // ranks]
         sizes = (1 << 14, 1 << 16) if self.processor else (1 << 22, 1 << 25, 1 << 28)
-        kinds = [("all_reduce", ranks) for ranks in mine]
-        kinds += [(k, r) for r in mine if r > 2 for k in ("all_gather", "reduce_scatter")]
+        kinds = [(k, r) for r in mine for k in ("all_reduce", "all_gather", "reduce_scatter")]
         for kind, ranks in kinds:
             seconds, group = [], mine[ranks]
             for size in sizes:

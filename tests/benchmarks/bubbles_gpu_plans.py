@@ -25,12 +25,14 @@ from foreplan.planner.base import Problem
 from foreplan.planner.bubbles import BubblesPlanner
 from foreplan.planner.bubbles.actions import parse_order
 from foreplan.planner.bubbles.decision import BubblesDecision
+from foreplan.planner.bubbles.replays import simulated
 from foreplan.planner.bubbles.robustness import inside_share
 from foreplan.planner.bubbles.spec import BubblesWorkload
 from foreplan.planner.bubbles.training_step import TrainingStep
 from foreplan.planner.predict import Forecast
 
-#: GPUs: 4, or 8, where tensor parallel pairs stand in four stages instead of two.
+#: GPUs: 4 in four stages, or two of tensor parallel pairs; 2 and 8 in two and eight, or one and
+#: four of pairs.
 RANKS = int(os.environ.get("BUBBLES_RANKS", "4"))
 ROUNDS, WAITING = 4, 3
 #: Sizes of messages whose time is measured, bytes.
@@ -39,42 +41,45 @@ PLANNER = BubblesPlanner()
 
 
 def _shape(
-    microbatches: int, layers: int, width: int = 1536, *, pp: int = 4, tp: int = 1,
+    microbatches: int, layers: int, width: int = 1536, *, backbone: int = 4096, tp: int = 1,
     chunks: int = 1, frozen: bool = False, microbatch: int = 1,
 ) -> dict[str, Any]:  # fmt: skip
-    """A backbone of 8 layers of width 4096 on 4096 positions, encoders on 8 images of 1024."""
-    if RANKS == 8:
-        pp, tp = (8, 1) if tp == 1 else (4, 2)
+    """A backbone of 8 layers on as many positions as it is wide, encoders on 8 images of 1024."""
     return {
         "encoders": [{
-            "name": "vit", "tokens": 1024, "images": 8, "projected_tokens": 1024,
+            "name": "vit", "tokens": 1024, "images": 8, "projected_tokens": backbone // 4,
             "patch_features": 588, "frozen": frozen,
             "dims": {"layers": layers, "hidden": width, "heads": width // 128},
         }],
         "backbone": {
-            "layers": 8, "hidden": 4096, "heads": 32, "ffn": 11008, "gated": True, "vocab": 32000
+            "layers": 8, "hidden": backbone, "heads": backbone // 128,
+            "ffn": backbone * 43 // 16, "gated": True, "vocab": 32000,
         },
-        "sequence_length": 4096, "microbatch": microbatch, "microbatches": microbatches,
-        "plan": {"pp": pp, "tp": tp, "chunks": chunks}, "sharded_optimizer": tp == 1,
+        "sequence_length": backbone, "microbatch": microbatch, "microbatches": microbatches,
+        "plan": {"pp": RANKS // tp, "tp": tp, "chunks": chunks}, "sharded_optimizer": tp == 1,
         "unit_layers": [0.5, 1.0, 2.0],
     }  # fmt: skip
 
 
 SHAPES: dict[str, dict[str, Any]] = {
     "8 micro-batches": _shape(8, 12),
-    "TP 2, 4 micro-batches": _shape(4, 12, pp=2, tp=2),
+    "TP 2, 4 micro-batches": _shape(4, 12, tp=2),
     "large encoder": _shape(8, 24),
     "4 micro-batches": _shape(4, 12),
     "small encoder": _shape(8, 8, 1024),
     "interleaved": _shape(8, 12, chunks=2),
-    "TP 2, 8 micro-batches": _shape(8, 12, pp=2, tp=2),
+    "TP 2, 8 micro-batches": _shape(8, 12, tp=2),
     "12 micro-batches": _shape(12, 12),
     "frozen encoder": _shape(8, 24, frozen=True),
-    "TP 2, interleaved": _shape(4, 12, pp=2, tp=2, chunks=2),
+    "TP 2, interleaved": _shape(4, 12, tp=2, chunks=2),
     # Twice as much to compute and no more to launch: the host is not what counts.
-    "TP 2, 4 of 2": _shape(4, 12, pp=2, tp=2, microbatch=2),
-    "TP 2, 8 of 2": _shape(8, 12, pp=2, tp=2, microbatch=2),
-    "TP 2, 4 of 2, interleaved": _shape(4, 12, pp=2, tp=2, chunks=2, microbatch=2),
+    "TP 2, 4 of 2": _shape(4, 12, tp=2, microbatch=2),
+    "TP 2, 8 of 2": _shape(8, 12, tp=2, microbatch=2),
+    "TP 2, 4 of 2, interleaved": _shape(4, 12, tp=2, chunks=2, microbatch=2),
+    # Halves take the device about as long as the host takes to queue them, or less.
+    "narrow": _shape(4, 12, 1024, backbone=2048),
+    "narrow, 8 micro-batches": _shape(8, 12, 1024, backbone=2048),
+    "narrowest": _shape(4, 12, 768, backbone=1024),
 }
 #: Shapes whose chosen decision is compared with one process.
 COMPARED = ("8 micro-batches", "TP 2, 4 of 2")
@@ -191,6 +196,18 @@ def cluster_of(found: dict[str, Any] | None, processor: bool) -> Cluster:
     return validate(Cluster, document, "cluster")
 
 
+def without_hosts(found: dict[str, Any]) -> dict[str, Any]:
+    """Measured prices of the devices alone."""
+    towers = {
+        tower: {
+            part: {op: s for op, s in times.items() if not op.startswith("host")}
+            for part, times in parts.items()
+        }
+        for tower, parts in found["towers"].items()
+    }
+    return found | {"towers": towers}
+
+
 def measured_problem(name: str, found: dict[str, Any], processor: bool) -> Problem[BubblesWorkload]:
     workload, cluster = workload_of(name, processor), cluster_of(found, processor)
     prices = MeasuredPrices(found)
@@ -226,7 +243,8 @@ def plan_shape(name: str, folder: Path, processor: bool) -> None:
     while not prices.exists():
         time.sleep(0.1)
     started, workload = time.monotonic(), workload_of(name, processor)
-    cluster = cluster_of(json.loads(prices.read_text()), processor)
+    found = json.loads(prices.read_text())
+    cluster = cluster_of(found, processor)
     made: dict[str, BubblesDecision] = {}
     ahead: dict[str, float] = {}
     for choice in ("predicted", "roofline"):
@@ -235,9 +253,11 @@ def plan_shape(name: str, folder: Path, processor: bool) -> None:
         ahead[choice] = Forecast(PLANNER, problem, made[choice]).total_s
     ready = time.monotonic() - started
     started = time.monotonic()
-    problem = measured_problem(name, json.loads(prices.read_text()), processor)
+    problem = measured_problem(name, found, processor)
+    alone = measured_problem(name, without_hosts(found), processor)
     choice_of = PLANNER.decide(problem)
     plans: dict[str, BubblesDecision | str] = {"measured": choice_of.decision, **made}
+    plans["devices alone"] = PLANNER.decide(alone).decision
     plans |= PLANNER.baselines(problem)
     document: dict[str, Any] = {"ahead_s": ready, "decide_s": time.monotonic() - started}
     document["own_prediction_s"] = ahead
@@ -251,7 +271,8 @@ def plan_shape(name: str, folder: Path, processor: bool) -> None:
         document["decisions"][label] = {
             "decision": decision.model_dump(mode="json"),
             "predicted_s": forecast.total_s,
-            "host_s": host_s(problem, decision, json.loads(prices.read_text())),
+            "devices_alone_s": simulated(alone, decision).makespan_s,
+            "host_s": host_s(problem, decision, found),
             "metrics": dict(forecast.metrics),
             "bubbles": bubbles_of(forecast.timeline),
             "actions": actions_of(forecast.timeline),

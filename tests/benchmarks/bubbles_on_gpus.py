@@ -1,19 +1,20 @@
 """Bubble plans on the GPUs of one host: decided from three kinds of prices, all run, all compared.
 
-``python tests/benchmarks/bubbles_on_gpus.py FOLDER`` on four GPUs, or with ``--processor`` on four
-processes of this machine and small sizes, which tests the way and says nothing about times. Per
-shape it
+``python tests/benchmarks/bubbles_on_gpus.py FOLDER`` on four GPUs (``BUBBLES_RANKS``: 2, 4, 8), or
+with ``--processor`` on as many processes of this machine and small sizes, which tests the way and
+says nothing about times. Per shape it
 
 - measures halves of layers, the towers' ends, the optimizer and the links, each as in a step, with
   receives waiting beside them, because those hold multiprocessors;
-- decides from these prices, from the shipped predictor's and from the roofline of the published
-  figures of the chip, and takes the baselines of the first;
+- decides from these prices, with what hosts take and without, from the shipped predictor's and from
+  the roofline of the published figures of the chip, and takes the baselines of the first;
 - runs every decision for a few steps, and compares losses and gradients with one process's.
 
 ``FOLDER/results.json`` has everything, written after every decision, and ``FOLDER/table.md`` its
 tables, printed at the end whatever happened. First the tests of steps and messages between GPUs
 run, each with a limit of its own; messages go by NCCL alone where that of copy engines fails. A
-shape is only begun while there is time.
+shape is only begun while there is time. ``--extras`` also runs plans with messages by NCCL and with
+few thread blocks for collectives, and measures passes beside receives that wait.
 """
 
 from __future__ import annotations
@@ -68,10 +69,11 @@ class Ranks(ReceiveMeasuring):
     """One of the processes that measure and run; all call the same methods at the same time."""
 
     def __init__(
-        self, rank: int, folder: Path, processor: bool, deadline: float, everything: dict[str, Any]
-    ) -> None:
+        self, rank: int, folder: Path, processor: bool, deadline: float, everything: dict[str, Any],
+        extras: bool,
+    ) -> None:  # fmt: skip
         super().__init__(rank, folder, processor)
-        self._deadline, self._everything = deadline, everything
+        self._deadline, self._everything, self._extras = deadline, everything, extras
 
     def late(self) -> bool:
         """Whether the time is up, by rank 0's clock; asked by all ranks at the same time."""
@@ -111,11 +113,12 @@ class Ranks(ReceiveMeasuring):
             seen[text] = label
             compared = name in COMPARED and label == "measured"
             row = self._steps(problem, decision, compared, keeps=self.peers is not None)
-            if name in COMPARED[:1] and label == "measured" and self.peers:
+            extras = self._extras and label == "measured"
+            if extras and name in COMPARED[:1] and self.peers:
                 other = self._steps(problem, decision, False, keeps=False)
                 row["by_nccl"] = {k: other[k] for k in ("measured_s", "rounds_s", "actions")}
                 self.say(f"{label}, messages by NCCL: {1e3 * other['measured_s']:.1f} ms")
-            if name in FEW_BLOCKS and label == "measured" and not self.processor:
+            if extras and name in FEW_BLOCKS and not self.processor:
                 row["few_blocks"] = {}
                 for self.blocks in FEW_BLOCKS[name]:
                     other = self._steps(problem, decision, False, keeps=self.peers is not None)
@@ -125,8 +128,7 @@ class Ranks(ReceiveMeasuring):
                     self.say(f"{label}, {self.blocks} blocks: {1e3 * other['measured_s']:.1f} ms")
                 self.blocks = None
             if self.rank == 0:
-                names = ("predicted_s", "host_s", "bubbles", "metrics", "actions")
-                predicted = {k: plan[k] for k in names}
+                predicted = {k: v for k, v in plan.items() if k != "decision"}
                 results[label] = row | {"predicted_s": plan["predicted_s"], "predicted": predicted}
                 self.keep()
                 self.say(
@@ -203,13 +205,15 @@ class Ranks(ReceiveMeasuring):
         return row
 
 
-def be_rank(rank: int, folder: Path, names: list[str], processor: bool, deadline: float) -> None:
+def be_rank(
+    rank: int, folder: Path, names: list[str], processor: bool, deadline: float, extras: bool
+) -> None:
     import torch.distributed as dist
 
     # What an attempt that broke off has left is kept; all ranks find the same.
     left, measured = folder / "results.json", (folder / "prices.json").exists()
     everything: dict[str, Any] = json.loads(left.read_text()) if left.exists() else {}
-    ranks = Ranks(rank, folder, processor, deadline, everything)
+    ranks = Ranks(rank, folder, processor, deadline, everything, extras)
     if not measured:
         ranks.say("measuring")
         ranks.measure(names)
@@ -234,7 +238,7 @@ def be_rank(rank: int, folder: Path, names: list[str], processor: bool, deadline
         everything.setdefault(name, known)
         ranks.run(name, found, everything[name]["results"])
         ranks.keep()
-    if not processor and time.time() < deadline:
+    if extras and not processor and time.time() < deadline:
         dist.barrier()
         beside = ranks.beside_receives(names[0])
         ranks.say(f"beside receives: {beside}")
@@ -248,6 +252,7 @@ def main() -> int:
     parser.add_argument("folder", type=Path)
     parser.add_argument("--only", nargs="*", default=list(SHAPES), choices=list(SHAPES))
     parser.add_argument("--no-checks", action="store_true")
+    parser.add_argument("--extras", action="store_true")
     parser.add_argument("--processor", action="store_true")
     parser.add_argument("--seconds", type=float, default=600.0)
     parser.add_argument("--deadline", type=float)
@@ -264,7 +269,9 @@ def main() -> int:
             raise
         return 0
     if options.rank is not None:
-        be_rank(options.rank, folder, options.only, options.processor, options.deadline)
+        be_rank(
+            options.rank, folder, options.only, options.processor, options.deadline, options.extras
+        )
         sys.stdout.flush()
         os._exit(0)  # a backend's threads must not outlive the interpreter
     folder.mkdir(parents=True, exist_ok=True)
@@ -274,6 +281,7 @@ def main() -> int:
     peers = options.processor or options.no_checks or check(folder)
     common = [sys.executable, __file__, str(folder), "--only", *options.only]
     common += ["--processor"] if options.processor else []
+    common += ["--extras"] if options.extras else []
     environment = os.environ | {
         "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "NCCL_NVLS_ENABLE": "0",
         "CUDA_DEVICE_MAX_CONNECTIONS": "32", **({} if peers else {"NO_PEERS": "1"}),

@@ -12,25 +12,12 @@ import argparse
 import json
 import sys
 from pathlib import Path
-from typing import Any
 
-from bubbles_gpu_plans import PLANNER, measured_problem, slug
+from bubbles_gpu_plans import PLANNER, measured_problem, slug, without_hosts
 
 from foreplan.datasets.specs import validate
 from foreplan.planner.bubbles.decision import BubblesDecision
 from foreplan.planner.bubbles.replays import simulated
-
-
-def without_hosts(found: dict[str, Any]) -> dict[str, Any]:
-    """Measured prices of the devices alone."""
-    towers = {
-        tower: {
-            part: {op: s for op, s in times.items() if not op.startswith("host")}
-            for part, times in parts.items()
-        }
-        for tower, parts in found["towers"].items()
-    }
-    return found | {"towers": towers}
 
 
 def main() -> int:
