@@ -20,6 +20,7 @@ from foreplan.errors import InfeasibleError, SpecError
 from foreplan.planner.base import Problem
 from foreplan.planner.bubbles.backbone import (
     BackboneTimeline,
+    backbone_stages,
     balanced_stages,
     schedule_name,
 )
@@ -36,6 +37,8 @@ from foreplan.planner.bubbles.training_step import TrainingStep
 
 #: Answers whose warm-up is searched, answers that are simulated.
 REFINED, REPLAYED = 2, 6
+#: Digits to which steps are compared.
+_DIGITS = 6
 
 
 @dataclass(slots=True)
@@ -95,8 +98,9 @@ class BubbleSearch:
     def cuts(self, layout: Layout, encoder_stages: int) -> tuple[tuple[BackboneStage, ...], ...]:
         """Virtual stages of the backbone beside colocated encoders; 0: encoders on rank 0.
 
-        Several ways to cut by memory, one by time; by time also where no cut fits, so that what is
-        lacking can be said.
+        Several ways to cut by memory. By time that whose longest stage is shortest and, since units
+        fill what unlike stages leave, that into equal layers; by time also where no cut fits, so
+        that what is lacking can be said.
         """
         if self.by_memory and layout.plan.chunks == 1:
             cuts = MemoryCuts(self.problem, self.step(layout), layout.microbatches)
@@ -104,7 +108,11 @@ class BubbleSearch:
                 if encoder_stages:
                     return cuts.colocated(encoder_stages)
                 return (cuts.first_stage(),)
-        return (self._by_time(layout),)
+        by_time = self._by_time(layout)
+        if not encoder_stages:
+            return (by_time,)
+        even = backbone_stages(self.step(layout).backbone.layers, layout.plan)
+        return tuple(dict.fromkeys((by_time, even)))
 
     @functools.cache  # noqa: B019
     def _by_time(self, layout: Layout) -> tuple[BackboneStage, ...]:
@@ -270,11 +278,12 @@ class BubbleSearch:
         return Replay(decision, simulated(self.problem, decision), filled)
 
     def best(self, answers: Sequence[Filled], count: int = REPLAYED) -> list[Replay]:
-        """The first answers that fit, simulated, fastest first.
+        """The first answers that fit, simulated, fastest first, of equal ones those of fewer units.
 
         Args:
-            answers: by estimate; at most two of them for one layout and number of encoder stages
-                are simulated. Estimates know no hosts: where those count, one of every unit size.
+            answers: by estimate; at most two of them for one layout and cut, number of encoder
+                stages and size of units are simulated, one where hosts count, which estimates do
+                not know.
             count: how many to simulate.
         """
         kept: list[Replay] = []
@@ -284,7 +293,7 @@ class BubbleSearch:
             if len(kept) == count:
                 break
             f = answer.filling
-            kind = answer.decision.plan, f.stages, hosts and f.unit_layers
+            kind = answer.decision.plan, answer.decision.stages, f.stages, f.unit_layers
             known = any(replay.decision.orders == answer.decision.orders for replay in kept)
             if known or seen[kind] == (1 if hosts else 2):
                 continue
@@ -296,7 +305,15 @@ class BubbleSearch:
             else:
                 name = f"{f.stages} encoder stages, units of {f.unit_layers} layers"
                 self.findings.rejected[name] = lacking
-        return sorted(kept, key=lambda replay: replay.total_s)
+        if not kept:
+            return []
+        least = min(replay.total_s for replay in kept)
+
+        def rank(replay: Replay) -> tuple[float, int, float]:
+            units = sum(len(encoder.units) for encoder in replay.decision.encoders)
+            return round(replay.total_s / least, _DIGITS), units, replay.total_s
+
+        return sorted(kept, key=rank)
 
     def nothing_fits(self, others: Mapping[str, str] = MappingProxyType({})) -> InfeasibleError:
         """Why no encoder can be placed anywhere.

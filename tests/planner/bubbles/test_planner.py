@@ -228,3 +228,16 @@ def test_what_a_decision_tells_of_itself_makes_no_other_run(made):
     chosen, unlike, alike = candidates_of(both, planner, problem_of(both, planner))
     assert alike.run == chosen.run != unlike.run
     assert alike.decision == renamed
+
+
+def test_equal_layers_are_tried_beside_stages_of_equal_time():
+    # The head takes longer than four such layers, which a cut by time takes off its stage.
+    uneven = problem(workload(encoder(), pp=2, chunks=1, forward_s=1e-6, backward_s=1e-6))
+    search = BubbleSearch(uneven)
+    (layout,) = search.layouts
+    by_time, even = ([stage.end for stage in cut] for cut in search.cuts(layout, 1))
+    assert even == [4, 8]
+    assert by_time[0] > 4
+    assert len(search.cuts(layout, 0)) == 1
+    stages = {tuple(f.decision.stages) for f in search.candidates()}
+    assert stages == set(search.cuts(layout, 1))
