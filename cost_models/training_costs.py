@@ -1,10 +1,18 @@
 """`TrainingSource`: prices the passes of a training step as the forward programs they are made of.
 
-Tables and predictors of inference know forward passes alone. The gradients of a product for its
-input and for its weights are products of the same FLOP (``theory``); attention's backward pass
-counts as `ATTENTION_BACKWARD` forward passes; what moves memory alone moves twice as much in its
-backward pass (``theory``). A product in 8 bits or tf32 is taken to lose as much of its roofline
-as the same in bf16 (assumed), so that precisions are compared by one measure.
+Tables and predictors of inference know forward passes alone. Of a training step (all ``theory``):
+
+- the gradients of a product for its input and for its weights are products of the same FLOP, and
+  those of weights are added to a buffer in fp32, which is read and written;
+- attention's backward pass counts as `ATTENTION_BACKWARD` forward passes;
+- what moves memory alone moves twice as much in its backward pass; the loss over a vocabulary is
+  such, a softmax in fp32;
+- the gradient of a look-up is a table of zeros with some rows filled in, added like any other;
+- a cast moves its input and its output.
+
+Bytes without an operator of their own are priced as those of sums in fp32. A product in 8 bits or
+tf32 is taken to lose as much of its roofline as the same in bf16 (assumed), so that precisions are
+compared by one measure.
 """
 
 from __future__ import annotations
@@ -13,7 +21,7 @@ from dataclasses import replace
 
 from foreplan.cost_models.costs import CostSource, Estimate, Work
 from foreplan.cost_models.graph_programs import ATTENTION_BACKWARD
-from foreplan.datasets.program import Program, Variant, program
+from foreplan.datasets.program import DTYPE_BYTES, Program, Variant, program
 from foreplan.datasets.training_programs import BACKWARD, FORWARD, WEIGHT_GRADIENT
 
 #: Dtypes that forward programs are known in.
@@ -62,24 +70,38 @@ def forward_parts(work: Program) -> list[tuple[Program, float]]:
     """The forward programs that a pass of a training step is made of, and how often each.
 
     Args:
-        work: a product, attention, norm, activation or element-wise operator.
+        work: a product, attention, norm, activation, element-wise operator, look-up, loss or cast.
 
     Returns:
         Nothing for any other program or dtype.
     """
-    op, _, direction = work.op.partition("_")
-    dtype = work.variant.compute
-    if dtype not in _DTYPES or direction not in (FORWARD, BACKWARD, WEIGHT_GRADIENT):
+    op, dtype, d = work.op, work.variant.compute, work.dims
+    if op == "cast" and work.variant.kernel.startswith("torch.to"):
+        return [_moved(d["rows"], d["cols"], work.variant.storage, dtype)]
+    direction = next((w for w in (FORWARD, BACKWARD, WEIGHT_GRADIENT) if op.endswith(w)), "")
+    op = op.removesuffix(f"_{direction}")
+    if dtype not in _DTYPES or not direction:
         return []
-    d = work.dims
     if op == "linear":
         rows, n, k = d["rows"], d["n"], d["k"]
+        # A gradient in the product's dtype is read, the sum of earlier ones read and written.
+        added = _moved(n, k, dtype, "fp32", "fp32")
         weights, inputs = _linear(dtype, n, k, rows), _linear(dtype, rows, k, n)
         return {
             FORWARD: [(_linear(dtype, rows, n, k), 1.0)],
-            BACKWARD: [(inputs, 1.0), (weights, 1.0)],
-            WEIGHT_GRADIENT: [(weights, 1.0)],
+            BACKWARD: [(inputs, 1.0), (weights, 1.0), added],
+            WEIGHT_GRADIENT: [(weights, 1.0), added],
         }[direction]
+    if op == "embedding":
+        found = [_moved(d["rows"], d["cols"], dtype, dtype)]
+        if direction == BACKWARD:
+            found.append(_moved(d["vocab"], d["cols"], dtype, dtype, "fp32", "fp32"))
+        return found
+    if op == "cross_entropy":
+        whole = program(
+            "softmax", Variant("fp32", "fp32", "torch.softmax"), rows=d["rows"], cols=d["cols"]
+        )
+        return [(whole, 1.0 if direction == FORWARD else 2.0)]
     if op == "attention":
         forward = program(
             "attention", Variant(dtype, dtype, "torch.sdpa"), batch=d["batch"],
@@ -94,6 +116,13 @@ def forward_parts(work: Program) -> list[tuple[Program, float]]:
         moved = program(name, Variant(dtype, dtype, kernel), rows=d["rows"], cols=d["cols"])
         return [(moved, 1.0 if direction == FORWARD else 2.0)]
     return []
+
+
+def _moved(rows: int, cols: int, *dtypes: str) -> tuple[Program, float]:
+    """Tensors of these dtypes, read or written, as sums of two in fp32 to a third."""
+    summed = program("add", Variant("fp32", "fp32", "torch.add"), rows=rows, cols=cols)
+    share = sum(DTYPE_BYTES[dtype] for dtype in dtypes) / (3.0 * DTYPE_BYTES["fp32"])
+    return summed, share
 
 
 def _linear(dtype: str, rows: int, n: int, k: int) -> Program:

@@ -16,6 +16,7 @@ from foreplan.datasets.training_programs import (
     BACKWARD,
     FORWARD,
     WEIGHT_GRADIENT,
+    cast_program,
     embedding_program,
     linear_program,
     loss_program,
@@ -101,6 +102,9 @@ class TrainingPasses:
         parts.append(self._norm(step))
         if t.vocab:
             parts.append(((loss_program(step, rows, t.vocab), 1),))
+            if self._dtype != "fp32":  # logits to the loss, their gradient back
+                ways = (self._dtype, "fp32") if step == FORWARD else ("fp32", self._dtype)
+                parts.append(((cast_program(rows * t.vocab, t.vocab, *ways), 1),))
         else:
             between = [((self._activation(step, "gelu", rows, n), 1),) for n, _ in t.exits[:-1]]
             parts += between
