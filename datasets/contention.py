@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import math
 import os
+import statistics
 import time
 from collections.abc import Iterable, Sequence
 
@@ -28,7 +29,7 @@ PROGRAMS: dict[ContentionKind, Program] = {
     "compute": program("linear", _FP32, rows=256, n=1024, k=1024),
 }
 #: Neighbours start this long before the measured rank, and run this much longer.
-_LEAD_S, _TAIL_S = 0.3, 0.5
+_LEAD_S, _TAIL_S = 0.2, 0.3
 
 
 def measure_contention(
@@ -37,19 +38,19 @@ def measure_contention(
     ranks: Iterable[int] = (2,),
     cores: Sequence[Sequence[int]] | None = None,
     repeats: int = 5,
-    measure_s: float = 0.5,
+    measure_s: float = 0.3,
     host: str | None = None,
 ) -> tuple[Contention, ...]:
     """Measure slowdown factors among equal CPU ranks of this host.
 
-    Alone and together are measured in turn, ``repeats`` times, and the median of the ratios is
-    kept, so that a drift of the machine's speed does not show as contention.
+    Alone and together, in all numbers, are measured in turn, ``repeats`` times, and the median of
+    the ratios is kept, so that a drift of the machine's speed does not show as contention.
 
     Args:
         device: what every rank is.
         ranks: numbers of ranks at work together.
         cores: cores of each rank; by default consecutive ones, as many as the device has threads.
-        repeats: pairs of measurements.
+        repeats: times that each number is measured.
         measure_s: how long each of them lasts, in seconds.
         host: name of this host in the cluster; ``None`` says the factors of every host.
 
@@ -73,12 +74,12 @@ def measure_contention(
             stack.enter_context(Worker(device, cores=place)) for place in places[: counts[-1]]
         ]
         for kind, item in PROGRAMS.items():
-            for count in counts:
-                ratios = []
-                for _ in range(repeats):
-                    alone = _time(workers[:1], item, measure_s)
-                    ratios.append(_time(workers[:count], item, measure_s) / alone)
-                factors[kind][count] = sorted(ratios)[len(ratios) // 2]
+            ratios: dict[int, list[float]] = {count: [] for count in counts}
+            for _ in range(repeats):
+                alone = _time(workers[:1], item, measure_s)
+                for count, each in ratios.items():
+                    each.append(_time(workers[:count], item, measure_s) / alone)
+            factors[kind] = {count: statistics.median(each) for count, each in ratios.items()}
     return tuple(
         Contention(
             kind=kind,

@@ -201,6 +201,13 @@ class Planner(ABC, Generic[W, D]):
     def memory(self, problem: Problem[W], decision: D) -> tuple[MemoryLedger, ...]:
         """A ledger a rank with its static items; actions feed the rest."""
 
+    def preload(self) -> None:
+        """Import what `kernels` and `reference` will need.
+
+        Called once in the process that the ranks of all candidates on a device are forked from, so
+        that not each of them loads it again. Must start no thread and touch no device.
+        """
+
     @abstractmethod
     def kernels(self, problem: Problem[W], decision: D, rank: int, *, mode: str) -> Kernels:
         """What runs the decision's actions on ``rank``.

@@ -241,13 +241,21 @@ class BubblesPlanner(Planner[BubblesWorkload, BubblesDecision]):
 
     # ------------------------------------------------------------------------------- real runs
 
+    def preload(self) -> None:
+        """Import the execution, and what torch imports in a process's first backward pass."""
+        import torch.fx.experimental.symbolic_shapes  # noqa: F401
+
+        from foreplan.planner.bubbles.execution import entry  # noqa: F401
+
     def kernels(
         self, problem: Problem[BubblesWorkload], decision: BubblesDecision, rank: int, *, mode: str
     ) -> Kernels:
         """The passes and units of ``rank``; imports torch."""
         from foreplan.planner.bubbles.execution.entry import rank_kernels
 
-        return rank_kernels(problem, decision, rank, mode=mode)
+        # On processors the round that warms up does as well, candidate by candidate.
+        gpu = problem.cluster.ranks()[0].name.kind == "cuda"
+        return rank_kernels(problem, decision, rank, mode=mode, rehearsed=gpu)
 
     def reference(
         self, problem: Problem[BubblesWorkload], decision: BubblesDecision, *, mode: str

@@ -71,7 +71,7 @@ class Supervisor:
         from foreplan.planner.registry import planner
         from foreplan.planner.verify import session  # noqa: F401
 
-        planner(self._plan.kind)
+        planner(self._plan.kind).preload()
         free = int(psutil.virtual_memory().available)
         self._wire.send(
             {"loaded": os.getpid(), "free_bytes": free, "gpu_free_bytes": gpu_free_bytes()}

@@ -28,8 +28,9 @@ __all__ = ["MODES", "compare_steps", "rank_kernels", "reference_step"]
 
 
 def rank_kernels(
-    problem: Problem[BubblesWorkload], decision: BubblesDecision, rank: int, *, mode: str
-) -> BubbleKernels:
+    problem: Problem[BubblesWorkload], decision: BubblesDecision, rank: int, *, mode: str,
+    rehearsed: bool = True,
+) -> BubbleKernels:  # fmt: skip
     """One rank of a run, in its own process.
 
     Args:
@@ -38,6 +39,7 @@ def rank_kernels(
         rank: of the schedule, which `widen` has widened where a rank has several lanes. Then every
             process of the run has to call this, because all of them open the lanes' groups.
         mode: one of `MODES`.
+        rehearsed: compute the rank's list once, see `BubbleKernels.rehearse`.
 
     Raises:
         SpecError: an unknown mode; data parallel replicas; encoders on fewer lanes than the
@@ -68,7 +70,8 @@ def rank_kernels(
         lanes=Lanes.connect(plan.pp, plan.tp, rank, backend),
         buckets=StepSchedule(TrainingStep.of(problem, decision), decision).buckets,
     )  # fmt: skip
-    kernels.rehearse()
+    if rehearsed:
+        kernels.rehearse()
     return kernels
 
 
