@@ -12,7 +12,7 @@ import itertools
 import json
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,7 @@ from foreplan.cost_models.costs import CostBook
 from foreplan.cost_models.tables import InterpolatedSource, MeasuredSource
 from foreplan.datasets.cluster import Cluster
 from foreplan.datasets.decoder_memory import stage_bytes
-from foreplan.datasets.decoder_programs import head_programs, layer_programs
+from foreplan.datasets.decoder_programs import Choose, head_programs, layer_programs
 from foreplan.datasets.device_name import DeviceName
 from foreplan.datasets.measuring import Effort
 from foreplan.datasets.model import Model, load_model
@@ -76,6 +76,11 @@ def kernel_table(kind: str) -> StageKernels:
     return StageKernels(table)
 
 
+def chooser(kernels: StageKernels, phase: str, bits: int) -> Choose:
+    """What `layer_programs` asks for a layer of so many bits."""
+    return lambda op, _: kernels.variant(phase, op, bits if op == "linear" else None)
+
+
 def grid(model: Model, kernels: StageKernels, small: int) -> list[Program]:
     """Programs of the measured shapes; ``small`` divides prompts and contexts (rehearsals)."""
     passes = [(b, t // small, t // small) for b, t in PREFILLS if small == 1 or b < 16]
@@ -85,11 +90,7 @@ def grid(model: Model, kernels: StageKernels, small: int) -> list[Program]:
     for batch, queries, keys in passes:
         phase = PREFILL if queries > 1 else DECODE
         for bits in BITS:
-
-            def choose(op: str, _: Any, phase: str = phase, bits: int = bits) -> Variant:
-                return kernels.variant(phase, op, bits if op == "linear" else None)
-
-            every = layer_programs(model, batch, queries, keys, choose)
+            every = layer_programs(model, batch, queries, keys, chooser(kernels, phase, bits))
             found.update(dict.fromkeys(p for p, _ in every))
         head = head_programs(model, batch, lambda op, _: kernels.variant(DECODE, "head"))
         found.update(dict.fromkeys(p for p, _ in head))
@@ -114,22 +115,29 @@ class Timed:
     """A loaded stage whose passes are timed.
 
     Args:
-        model: the model; its last three layers and the head are loaded.
+        model: the model, whose last layers are loaded.
         kernels: what runs them.
         device: torch device.
+        layers: bits of each layer.
+        head: load the head as well; else the layers end one before the model's last.
     """
 
-    def __init__(self, model: Model, kernels: StageKernels, device: torch.device) -> None:
+    def __init__(
+        self, model: Model, kernels: StageKernels, device: torch.device,
+        layers: Sequence[int] = BITS, *, head: bool = True,
+    ) -> None:  # fmt: skip
         def both(op: str, bits: int | None = None) -> PhaseKernels:
             return PhaseKernels(*(kernels.variant(p, op, bits) for p in (PREFILL, DECODE)))
 
         self.device = device
         self.model = model
+        self.layers = tuple(layers)
+        end = model.layers if head else model.layers - 1
         self.stage = DecoderStage(
-            model, model.layers - len(BITS), model.layers, prefill_batches=[1],
-            decode_batches=[1], prompt=1, positions=2, device=str(device),
+            model, end - len(self.layers), end, prefill_batches=[1], decode_batches=[1], prompt=1,
+            positions=2, device=str(device),
         )  # fmt: skip
-        loaded = LoadedKernels(tuple(both("linear", b) for b in BITS), both("attention"),
+        loaded = LoadedKernels(tuple(both("linear", b) for b in self.layers), both("attention"),
                                both("head"))  # fmt: skip
         self.stage.load(open_weights(model, device=device), loaded)
         # One for all passes: a library keeps a buffer for every stream it has worked on.
@@ -159,10 +167,10 @@ class Timed:
 
     def static_bytes(self, batch: int, positions: int) -> int:
         """What the ledger says that the stage holds."""
-        layers = self.model.layers
+        storage = [STORAGE[bits] for bits in self.layers]
         return sum(
             stage_bytes(
-                self.model, layers - len(BITS), layers, [STORAGE[b] for b in BITS], batch=batch,
+                self.model, self.stage.start, self.stage.end, storage, batch=batch,
                 positions=positions,
             ).values()
         )  # fmt: skip
