@@ -238,7 +238,7 @@ def cost_book(
         from foreplan.cost_models.predicted import PredictedSource
         from foreplan.cost_models.training_costs import TrainingSource
 
-        forward = PredictedSource(devices=gpus, read_bandwidth=reads)
+        forward = PredictedSource(devices=gpus, read_bandwidth=reads, switch_s=switch_s)
         sources += [forward, TrainingSource(forward, roofline)]
     sources.append(roofline)
     corrections = {k: c for k, c in profiles.calibrations.items() if c.costs == choice}

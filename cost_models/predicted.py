@@ -8,6 +8,11 @@ from dataclasses import replace
 from foreplan.cost_models.costs import Estimate, Work
 from foreplan.cost_models.expert_parts import expert_parts
 from foreplan.cost_models.predictor import Predictor
+from foreplan.cost_models.replayed_kernels import (
+    attention_floor_s,
+    cache_unpacking_s,
+    replayed,
+)
 from foreplan.cost_models.roofline import unpacking
 from foreplan.cost_models.unpacking import (
     unpacked_weights,
@@ -30,6 +35,8 @@ class PredictedSource:
         predictor: the loaded model; ``None`` loads ``pretrained:ops`` when first asked.
         devices: figures of devices that the zoo lacks, by name.
         read_bandwidth: of them bytes a second of memory that is only read, where that is known.
+        switch_s: of them seconds from one program to the next, where passes are replayed from
+            graphs (``Profile.switch_s``): `replayed_kernels` prices what it knows then.
     """
 
     def __init__(
@@ -38,8 +45,10 @@ class PredictedSource:
         *,
         devices: Mapping[str, Device] | None = None,
         read_bandwidth: Mapping[str, float] | None = None,
+        switch_s: Mapping[str, float] | None = None,
     ) -> None:
         self._read_bandwidth = dict(read_bandwidth or {})
+        self._switch_s = dict(switch_s or {})
         self._predictor = predictor
         self._devices = dict(devices or {})
         self._known: dict[tuple[Program, str], Estimate | None] = {}
@@ -67,37 +76,47 @@ class PredictedSource:
             if estimate is not None and unpacked_weights(part):
                 # The tables that it was trained on know kernels that unpack in registers alone.
                 extra, least_s = unpacking(part, figures), writing_s(part, figures)
+                if least_s is None and device in self._switch_s:
+                    least_s = cache_unpacking_s(part, figures)
                 if least_s is not None:
                     extra = extra.times(least_s / extra.mean_s)
                 whole_s = Estimate.total([estimate, extra])
                 found[part] = replace(whole_s, source=estimate.source)
             elif estimate is not None:
                 floor_s = unpacking_floor_s(part, figures)
+                if device in self._switch_s:
+                    floor_s = max(floor_s, attention_floor_s(part, figures))
                 if floor_s > estimate.mean_s:
                     found[part] = estimate.times(floor_s / estimate.mean_s)
+            if device in self._switch_s:
+                reader = self._reader(figures, device) if part.op == "linear" else figures
+                found[part] = replayed(part, reader, self._switch_s[device]) or found[part]
         for work, each in shares.items():
             priced = [(found[part], share) for part, share in each]
             known = [estimate.times(share) for estimate, share in priced if estimate is not None]
             whole = len(known) == len(priced)
             self._known[work, device] = Estimate.total(known) if whole else None
 
+    def _reader(self, figures: Device, name: str) -> Device:
+        """The device as what only reads sees it."""
+        fastest = max(self._read_bandwidth.get(name, 0.0), figures.memory_bandwidth or 0.0)
+        return figures.model_copy(update={"memory_bandwidth": fastest or None})
+
     def _found(
         self, parts: list[Program], name: str, device: str | Device, figures: Device
     ) -> dict[Program, Estimate | None]:
         """What the predictor says; products see how fast the device reads its weights."""
         assert self._predictor is not None
-        reader, read = device, self._read_bandwidth.get(name)
-        if read is not None and isinstance(device, Device):
-            fastest = max(read, device.memory_bandwidth or 0.0)
-            reader = device.model_copy(update={"memory_bandwidth": fastest})
+        reader = self._reader(device, name) if isinstance(device, Device) else device
         products = [part for part in parts if part.op == "linear"]
         others = [part for part in parts if part.op != "linear"]
         asked = [_multiplied(part, figures) for part in products]
+        attended = [_attended(part, figures) if name in self._switch_s else part for part in others]
         return dict(
             zip(
                 [*products, *others],
                 [*self._predictor.supported(asked, reader),
-                 *self._predictor.supported(others, device)],
+                 *self._predictor.supported(attended, device)],
                 strict=True,
             )
         )  # fmt: skip
@@ -108,3 +127,11 @@ def _multiplied(part: Program, figures: Device) -> Program:
     if writing_s(part, figures) is None:
         return part
     return replace(part, variant=Variant("bf16", "bf16", "torch.linear"))
+
+
+def _attended(part: Program, figures: Device) -> Program:
+    """What attends: keys and values in the compute dtype, where making these has its own price."""
+    if cache_unpacking_s(part, figures) is None:
+        return part
+    compute = part.variant.compute
+    return replace(part, variant=Variant(compute, compute, "torch.sdpa"))

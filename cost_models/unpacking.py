@@ -16,11 +16,14 @@ _FOR_MANY_ROWS = "fragment_linear"
 
 #: Seconds of one multiprocessor in which a fused kernel gets through a value of the weight, by
 #: storage and rows of a call: its time at 8192 x 8192 on a whole H200 of 132 (`measured`: 14.2,
-#: 16.8 and 27.8 us with int4, 19.2, 19.8 and 24.2 with int8, docs/results/kernels.md). Slices of 66
-#: and 32 agree within 30 % (docs/results/h200.md). Other chips' instruction rates differ.
+#: 16.8 and 27.8 us with int4, 24.2 with int8 and 32 rows, docs/results/kernels.md). With 8 and 16
+#: rows int8 is bound by memory there (67 MB in 19.2 us), which says nothing of multiprocessors:
+#: taken is what 32 rows take less what these spare int4, 26.8 and 21.7 (`theory`: the same matrix
+#: instructions). Slices of 66 and 32 agree within 45 % (docs/results/h200.md). Other chips'
+#: instruction rates differ.
 _UNIT_S_A_VALUE = MappingProxyType({
     "int4": MappingProxyType({8: 27.9e-12, 16: 33.0e-12, 32: 54.7e-12}),
-    "int8": MappingProxyType({8: 37.8e-12, 16: 38.9e-12, 32: 47.6e-12}),
+    "int8": MappingProxyType({8: 20.8e-12, 16: 25.9e-12, 32: 47.6e-12}),
 })  # fmt: skip
 #: The same of a fused kernel for many rows, which writes the weight out: what it takes longer than
 #: bf16 at 4096 x 14336 and 512 rows on the whole chip (`measured`: 63 and 59 us,
