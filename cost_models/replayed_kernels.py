@@ -10,11 +10,11 @@ there says what few rows take in a graph. Here a program is the kernels that the
 The second bound is of kernels over strides: a half of a fused output, a transpose, a broadcast.
 torch computes the place of every element of these, so that their multiprocessors bound them, not
 memory, and slices of a chip more than the whole. Every constant was ``measured`` on a whole H200
-(torch 2.11, rows replayed from graphs, 2026-11-22); slices of 66 and 32 multiprocessors agree as
-docs/results/h200.md shows. Where programs are issued by a host, and on other chips, nothing here
-holds. Products of few rows are one kernel that streams its weight, bound by memory or, fused, by
-unpacking (`unpacking`): no library's table has the fused ones, and what 16, 8 and 4 bits cost has
-to be told by one measure.
+(torch 2.11, rows replayed from graphs, 2026-11-22) but where it says otherwise; how slices of 66
+and 32 multiprocessors agree docs/results/h200.md shows. Where programs are issued by a host, and on
+other chips, nothing here holds. Products of few rows are one kernel that streams its weight, bound
+by memory or, fused, by unpacking (`unpacking`): no library's table has the fused ones, and what 16,
+8 and 4 bits cost has to be told by one measure.
 """
 
 from __future__ import annotations
@@ -42,8 +42,9 @@ _UNIT_S_AN_ELEMENT = 0.35e-9
 #: Seconds in which a block of threads gets through an element of its row: a norm of 1 x 4096 takes
 #: 4.4 us, an arg-max of 16 x 128256 28.4 us. One block has one row.
 _NORM_S, _ARGMAX_S = 0.78e-9, 0.21e-9
-#: Rows of norms that a multiprocessor has at a time: 2048 of 4096 take 2.4 times what the first
-#: takes beside its start, on 132 multiprocessors, so two waves.
+#: Rows of norms that a multiprocessor has at a time. On 132 of them 2048 rows of 4096 take 2.4
+#: times what the first takes beside its start, so two waves, which 8 to 15 give; of these the
+#: slices of 66 and 32 say 8.
 _NORM_ROWS = 8
 #: Up to so many rows are gathered one after another (``theory``: ``indexSelectSmallIndex`` of
 #: torch); seconds of each: 16 take 7.5 us.
