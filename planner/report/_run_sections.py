@@ -27,6 +27,7 @@ from foreplan.planner.report.text import (
     seconds,
     words,
 )
+from foreplan.planner.verify.error_cause import error_cause
 from foreplan.planner.verify.verification import (
     CandidateResult,
     Phase,
@@ -77,6 +78,8 @@ def verdict(verification: Verification | None) -> Html:
         if differ:
             text += f"; the result differs from one process ({', '.join(differ)} mode)"
         text += "."
+        if cause := error_cause(chosen, verification.tolerance):
+            text += f" {cause[0].upper()}{cause[1:]}."
     return element("p", mark, text, class_="headline")
 
 

@@ -37,6 +37,7 @@ from foreplan.planner.report.text import (
     seconds,
     words,
 )
+from foreplan.planner.verify.error_cause import error_cause
 from foreplan.planner.verify.verification import CandidateResult, Verification
 
 #: Width from which on measured decisions have a column that compares them.
@@ -71,6 +72,8 @@ def verification_tables(verification: Verification, plan: Plan | None = None) ->
     """
     chosen = verification.chosen
     parts: list[RenderableType] = [_verdict(verification)]
+    cause = error_cause(chosen, verification.tolerance)
+    parts += [Text(cause)] if cause else []
     parts += [Text(f"note: {plain(note, 1000)}", style="yellow") for note in verification.notes]
     if plan is not None:
         rows = contenders(plan, verification)

@@ -10,6 +10,7 @@ from foreplan.cost_models.costs import Collective
 from foreplan.cost_models.timeline import Timeline
 from foreplan.planner.plan import Plan, RankPrediction
 from foreplan.planner.times import Times
+from foreplan.planner.verify.error_cause import error_cause
 from foreplan.planner.verify.measured import computing
 from foreplan.planner.verify.rounds import Measured
 from foreplan.planner.verify.verification import (
@@ -73,6 +74,7 @@ def verification_of(
         passed=accurate and all(item.passed for item in agreement),
         notes=tuple(notes),
         times=Times.of(timelines[median_round(timelines)]) if timelines else None,
+        error_cause=error_cause(chosen, tolerance),
     )
 
 

@@ -172,6 +172,8 @@ class Verification(StrictModel):
         passed: error within the tolerance, and every agreement passed.
         notes: what a reader of the numbers has to know (slices, emulated links, random weights).
         times: measured timeline of the chosen plan's median round.
+        error_cause: whether the chosen plan's error is waiting or work, in a line; ``None`` where
+            it is small, and absent from runs of earlier versions.
     """
 
     schema_: Literal["foreplan.verification/1"] = Field(default=SCHEMA, alias="schema")
@@ -189,6 +191,7 @@ class Verification(StrictModel):
     passed: bool
     notes: tuple[str, ...] = ()
     times: Times | None = None
+    error_cause: str | None = None
 
     @property
     def chosen(self) -> CandidateResult:

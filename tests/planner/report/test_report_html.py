@@ -150,6 +150,14 @@ def test_a_plan_of_another_kind(bare_plan):
     assert "local-sgd" in text
 
 
+def test_a_run_that_is_far_off_says_whether_it_waited(plan, make_verification):
+    chosen = make_verification().model_dump(mode="json", by_alias=True)["candidates"][0]
+    chosen["measured_s"] *= 1.5
+    chosen["error"] = 1 - chosen["predicted_s"] / chosen["measured_s"]
+    text = Page(render_report(plan, make_verification(candidates=[chosen]))).text()
+    assert "Most of the error is waiting, not work: rank " in text
+
+
 def test_a_failed_run(plan, make_verification):
     failed = {"name": "chosen", "role": "chosen", "predicted_s": 0.7, "failure": "rank 0 died"}
     run = make_verification(candidates=[failed], passed=False, agreement=[])

@@ -107,6 +107,17 @@ def test_verification_without_its_plan(verification):
     assert "prefill" in text
 
 
+@pytest.mark.parametrize("width", WIDTHS)
+def test_a_run_that_is_far_off_says_whether_it_waited(make_verification, width):
+    document = make_verification().model_dump(mode="json", by_alias=True)
+    chosen = document["candidates"][0]
+    assert "the error is" not in shown(verification_tables(make_verification()), width)
+    chosen["measured_s"] *= 1.5
+    chosen["error"] = 1 - chosen["predicted_s"] / chosen["measured_s"]
+    told = shown(verification_tables(make_verification(candidates=[chosen])), width)
+    assert "most of the error is waiting, not work: rank " in " ".join(told.split())
+
+
 def test_a_failed_run(make_verification):
     failed = {"name": "chosen", "role": "chosen", "predicted_s": 0.7, "failure": "rank 0 died"}
     text = shown(verification_tables(make_verification(candidates=[failed], passed=False)))

@@ -14,6 +14,7 @@ from foreplan.errors import SpecError
 from foreplan.planner.plan import Plan, RankPrediction
 from foreplan.planner.registry import planner
 from foreplan.planner.verify.candidates import candidates_of
+from foreplan.planner.verify.error_cause import error_cause
 from foreplan.planner.verify.rounds import Measured
 from foreplan.planner.verify.scores import _phases, median_round, spearman, verification_of
 from foreplan.planner.verify.session import problem_of
@@ -78,6 +79,8 @@ def test_errors_regret_and_correlation(document: Verification) -> None:
     assert document.candidates[3].failure == "lame: got 'nothing', expected something"
     assert document.rank_correlation == pytest.approx(np.sqrt(3) / 2)
     assert document.passed
+    assert document.error_cause == error_cause(chosen, document.tolerance)
+    assert "is work: rank " in (document.error_cause or "")
     assert document.times is not None
     rank = chosen.ranks[1]
     assert [p.op for p in rank.phases] == ["F", "end"]
