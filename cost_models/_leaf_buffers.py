@@ -22,6 +22,7 @@ from foreplan.cost_models._leaf_loops import (
     log,
     set_highest,
 )
+from foreplan.cost_models._leaf_names import LINE_BYTES
 from foreplan.cost_models._tir_compiled import part
 from foreplan.cost_models._tir_regions import INDIRECT, evaluate, touched
 from foreplan.cost_models._tir_walk import BUFFER, INDICES, LOOPS, constant, member, size
@@ -171,7 +172,7 @@ def buffer_entries(
                 break
         out[at + 6], out[at + 7] = log(reuse), log(distance)
         run = max(1.0, whole_run[slot])
-        out[at + 8] = log(whole[slot] / run * math.ceil(run * width / 64.0))
+        out[at + 8] = log(whole[slot] / run * math.ceil(run * width / LINE_BYTES))
         out[at + 9], out[at + 10] = log(units[slot]), log(requests[slot])
         at += 11
         filled += 1

@@ -15,12 +15,12 @@ import numpy as np
 from foreplan.cost_models import _leaf_names as names
 from foreplan.cost_models._leaf_lanes import MAX_DIMS
 from foreplan.cost_models._leaf_loops import buffer, log, set_highest
+from foreplan.cost_models._leaf_names import LINE_BYTES
 from foreplan.cost_models._tir_compiled import part
 from foreplan.cost_models._tir_regions import evaluate, iterations, touched
 
 _CACHES = np.array(names.CACHE_SIZES, dtype=np.float64)
 _L1, _L2 = 2, 4
-_LINE_BYTES = 64.0
 #: Distinct bytes, traffic by size of cache, three intensities.
 MEMORY_ENTRIES = 1 + len(names.CACHE_SIZES) + 3
 
@@ -77,8 +77,8 @@ def memory_entries(
         for level in range(count + 1):
             moved = levels[level, slot] * width
             if not gpu and params[own[slot]]:
-                lines = math.ceil(runs[level, slot] * width / _LINE_BYTES)
-                moved = levels[level, slot] / runs[level, slot] * lines * _LINE_BYTES
+                lines = math.ceil(runs[level, slot] * width / LINE_BYTES)
+                moved = levels[level, slot] / runs[level, slot] * lines * LINE_BYTES
             elif not gpu:
                 moved = min(levels[level, slot], own_elements) * width
             per_level[level] += moved

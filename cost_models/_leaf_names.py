@@ -12,6 +12,10 @@ FEATURE_VERSION = 7
 #: Loads that have entries of their own, those with the most distinct bytes first.
 LOADS = 4
 
+#: Bytes of a line of a CPU's cache: theory, what x86-64 and Arm's Neoverse cores have (Apple's and
+#: Fujitsu's have longer ones).
+LINE_BYTES = 64.0
+
 #: Sizes of caches (bytes) for which a leaf's traffic is estimated.
 CACHE_SIZES = (2048, 16384, 32768, 262144, 1048576, 8388608, 33554432)
 

@@ -16,11 +16,11 @@ import numpy as np
 
 from foreplan.cost_models._leaf_lanes import MAX_DIMS
 from foreplan.cost_models._leaf_loops import buffer, log, set_highest
+from foreplan.cost_models._leaf_names import LINE_BYTES
 from foreplan.cost_models._tir_compiled import part
 from foreplan.cost_models._tir_regions import evaluate, iterations
 from foreplan.cost_models._tir_walk import BUFFER, INDICES, member, size
 
-_LINE_BYTES = 64.0
 #: Bytes of a cache and of one of its ways, first and second level. The first level of x86 is looked
 #: up within a page of 4 KiB; both are of cores of 2023 and 2024 (AMD Zen 5: 48 KiB in 12 ways,
 #: 1 MiB in 16; Intel Sapphire Rapids: 48 KiB in 12, 2 MiB in 16).
@@ -48,8 +48,8 @@ def _needed(lines: float, run: float, steps: Any, turns: Any, outer: int, way: f
                 if met[item]:
                     shifted[(item + first) % _GROUPS] = 1
         met[:] = shifted
-    fullest = lines * _LINE_BYTES / (met.sum() * group)  # ways
-    return max(lines * _LINE_BYTES, (fullest - 1.0) * way)
+    fullest = lines * LINE_BYTES / (met.sum() * group)  # ways
+    return max(lines * LINE_BYTES, (fullest - 1.0) * way)
 
 
 @part
@@ -90,16 +90,16 @@ def crowded_entries(
                 turn = max(1.0, min(span, iterations(depends & mask, extents, count) * together))
                 if turn > 1.0:
                     step = stride * (span - 1.0) / (turn - 1.0)
-                    if outer == 0 and step <= max(run, _LINE_BYTES):
+                    if outer == 0 and step <= max(run, LINE_BYTES):
                         run += step * (turn - 1.0)
                     else:
                         steps[outer], turns[outer] = step, turn
                         outer += 1
                 stride *= widths[slot, dim]
-            lines = math.ceil(run / _LINE_BYTES)
+            lines = math.ceil(run / LINE_BYTES)
             for dim in range(outer):
                 lines *= turns[dim]
-            moved[level] += lines * _LINE_BYTES
+            moved[level] += lines * LINE_BYTES
             for cache in range(CROWDED_ENTRIES):
                 needed[level, cache] += _needed(lines, run, steps, turns, outer, _CACHES[cache, 1])
     for cache in range(CROWDED_ENTRIES):

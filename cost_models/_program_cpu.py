@@ -11,7 +11,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from foreplan.cost_models._leaf_names import CACHE_SIZES
+from foreplan.cost_models._leaf_names import CACHE_SIZES, LINE_BYTES
 from foreplan.cost_models._program_counts import Counts
 
 Floats = NDArray[np.float64]
@@ -20,7 +20,7 @@ Floats = NDArray[np.float64]
 #: call, of an element in a line of its own; lanes of vector code. Round: part weights are fitted.
 _BYTES_PER_CYCLE = 16.0
 _SUM_CYCLES, _CHEAP_CYCLES, _COSTLY_CYCLES, _CALL_CYCLES, _MISS_CYCLES = 4.0, 8.0, 30.0, 60.0, 10.0
-_LANES, _LINE_BYTES = 8.0, 64.0
+_LANES = 8.0
 _STORE_JUMPS, _STORE_SCATTERED = 2.0, 3.0
 
 _BLOCK = (
@@ -95,7 +95,7 @@ def cpu_parts(counts: Counts) -> Floats:
             c.plain(f"memory.traffic_{size}") / (_BYTES_PER_CYCLE * clock)
             for size in CACHE_SIZES
         ],
-        *[np.minimum(c.plain(f"memory.{name}"), _LINE_BYTES * asked) / (_BYTES_PER_CYCLE * clock)
+        *[np.minimum(c.plain(f"memory.{name}"), LINE_BYTES * asked) / (_BYTES_PER_CYCLE * clock)
           for name in ("crowded_l1", "crowded_l2")],
         *[block[name] / clock for name in _BLOCK], np.maximum(busy, chain) / clock,
     ]  # fmt: skip
