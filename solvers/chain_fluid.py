@@ -9,7 +9,8 @@ layers of kind ``k`` at variant ``v`` and ``c_k`` devices, a linear programme (`
     sum_v M_kv y_kv <= c_k (capacity_k - fixed_k),   sum y = L,   sum cost2 y <= max_cost2
 
 (edges of first and last stage at their least are added to both sums). `quick_latency_s` bounds that
-from below in closed form, for many groups at once: the cheapest variant everywhere.
+from below in closed form, for many groups at once: the cheapest variant everywhere. Limits on times
+are limits on the two terms: ``sum P y + (Mp - 1) p <= first`` and ``r <= step``.
 """
 
 from __future__ import annotations
@@ -18,18 +19,27 @@ import math
 
 import numpy as np
 
+from foreplan.solvers.chain_limits import TimeLimits
 from foreplan.solvers.chain_problem import ChainProblem, FloatArray, IntArray
 
+#: No limit.
+_FREE = TimeLimits()
+#: Relative slack of a limit: what the linear programme's solver may be off.
+_SLACK = 1e-6
 
-def quick_latency_s(problem: ChainProblem, groups: IntArray) -> FloatArray:
+
+def quick_latency_s(
+    problem: ChainProblem, groups: IntArray, limits: TimeLimits = _FREE
+) -> FloatArray:
     """Latency that no assignment over a group is below.
 
     Args:
         problem: the instance; its own counts are not used.
         groups: ``[G, K]`` devices of each kind.
+        limits: on times; assignments beyond them do not count.
 
     Returns:
-        ``[G]`` seconds; ``inf`` where the least memory does not fit.
+        ``[G]`` seconds; ``inf`` where the least memory does not fit, or a limit cannot be met.
     """
     there = groups > 0
     alone = {
@@ -44,12 +54,23 @@ def quick_latency_s(problem: ChainProblem, groups: IntArray) -> FloatArray:
         rate = np.where(np.isfinite(whole), 1.0 / np.maximum(whole, 1e-300), 0.0)
         slowest = 1.0 / np.maximum(groups @ rate, 1e-300)
         through = _least(whole, there) + _edges(problem, phase, there)
-        latency += _term(problem, phase, through, slowest)
+        term = _term(problem, phase, through, slowest)
+        late = (
+            term > limits.first_s * (1 + _SLACK)
+            if phase == "prefill"
+            else term > limits.step_s * (problem.new_tokens - 1) * (1 + _SLACK)
+        )
+        latency += np.where(late, np.inf, term)
     return latency
 
 
-def fluid_latency_s(problem: ChainProblem) -> float:
-    """Latency that no assignment of the problem's devices is below; ``inf`` if none can exist."""
+def fluid_latency_s(problem: ChainProblem, limits: TimeLimits = _FREE) -> float:
+    """Latency that no assignment of the problem's devices is below; ``inf`` if none can exist.
+
+    Args:
+        problem: the instance.
+        limits: on times; assignments beyond them do not count.
+    """
     from scipy.optimize import linprog  # type: ignore[import-untyped]
 
     usable = problem.available.any(axis=1) & (problem.counts > 0)[:, None]
@@ -70,11 +91,11 @@ def fluid_latency_s(problem: ChainProblem) -> float:
     target = np.concatenate(
         (prefill / unit, [problem.prefill_microbatches - 1.0, 0.0, float(steps)])
     )
-    rows, limits = [], []
+    rows, ends = [], []
 
     def row(of_y: FloatArray, p: float, d: float, r: float, limit: float) -> None:
         rows.append(np.concatenate((of_y, [p, d, r])))
-        limits.append(limit)
+        ends.append(limit)
 
     for k in np.unique(kinds):
         mine = kinds == k
@@ -86,12 +107,17 @@ def fluid_latency_s(problem: ChainProblem) -> float:
             row(np.where(mine, memory / scale, 0.0), 0.0, 0.0, 0.0, room / scale)
     row(np.zeros(columns), 0.0, float(problem.decode_microbatches), -1.0, 0.0)
     row(decode / unit, 0.0, 0.0, -1.0, -edges[1] / unit)
+    if limits.first_s < math.inf:
+        room = (limits.first_s * (1 + _SLACK) - edges[0]) / unit
+        row(prefill / unit, problem.prefill_microbatches - 1.0, 0.0, 0.0, room)
+    if limits.step_s < math.inf and steps:
+        row(np.zeros(columns), 0.0, 0.0, 1.0, limits.step_s * (1 + _SLACK) / unit)
     if problem.max_cost2 is not None:
         cost = problem.cost2.min(axis=0)[variants]
         scale = float(np.abs(cost).max()) or 1.0
         row(cost / scale, 0.0, 0.0, 0.0, problem.cost2_limit / scale)
     found = linprog(
-        target, A_ub=np.array(rows), b_ub=np.array(limits), method="highs",
+        target, A_ub=np.array(rows), b_ub=np.array(ends), method="highs",
         A_eq=np.concatenate((np.ones(columns), np.zeros(3)))[None, :], b_eq=[problem.n_layers],
         options={"presolve": False},
     )  # fmt: skip

@@ -101,18 +101,19 @@ def solve_within(
     free = solve(problem, gap=gap, cutoff=cutoff, max_evaluations=max_evaluations)
     if limits.none or free.value is None or limits.met(problem, free.value):
         return free
-    search = _Search(problem, limits, gap, max_evaluations, free)
-    return search.run(cutoff)
+    search = _Search(problem, limits, gap, max_evaluations, cutoff, free)
+    return search.run()
 
 
 class _Search:
     """Multipliers that grow until the limits are met, and then fall while they still are."""
 
     def __init__(
-        self, problem: ChainProblem, limits: TimeLimits, gap: float, most: int,
+        self, problem: ChainProblem, limits: TimeLimits, gap: float, most: int, cutoff: float,
         free: Solution[ChainAssignment],
     ) -> None:  # fmt: skip
         self.problem, self.limits, self.gap, self.most = problem, limits, gap, most
+        self.cutoff = cutoff
         self.lower = free.lower_bound
         self.evaluations = free.evaluations
         self.best: tuple[float, ChainAssignment] | None = None
@@ -120,8 +121,8 @@ class _Search:
         over = limits.excess(problem, evaluate(problem, free.value))
         self.weighs = (over[0] > RELATIVE_TOLERANCE, over[1] > RELATIVE_TOLERANCE)
 
-    def run(self, cutoff: float) -> Solution[ChainAssignment]:
-        proven = self._impossible()
+    def run(self) -> Solution[ChainAssignment]:
+        proven, cutoff = self._impossible(), self.cutoff
         if not proven:
             self._raise_multipliers()
         found = self.best if self.best is not None and self.best[0] < cutoff else None
@@ -133,7 +134,7 @@ class _Search:
         elif proven:
             status = SolutionStatus.INFEASIBLE
         else:
-            status = SolutionStatus.CUTOFF if lower >= cutoff else SolutionStatus.LIMIT
+            status = SolutionStatus.CUTOFF if self._done else SolutionStatus.LIMIT
         return Solution(
             status=status, value=None if found is None else found[1],
             objective=math.inf if found is None else found[0], lower_bound=lower,
@@ -149,14 +150,23 @@ class _Search:
     def _raise_multipliers(self) -> None:
         low, size = 0.0, 1.0
         for _ in range(_STEPS):
-            if self._try(size):
+            if self._try(size) or self._done:
                 break
             low, size = size, size * _GROWTH
         else:
             return
         for _ in range(_HALVINGS):
+            if self._done:
+                break
             middle = (low + size) / 2
             low, size = (low, middle) if self._try(middle) else (middle, size)
+
+    @property
+    def _done(self) -> bool:
+        """Whether nothing that is still to be found would be better by more than the gap."""
+        best = math.inf if self.best is None else self.best[0]
+        worst = min(best, self.cutoff)
+        return worst < math.inf and self.lower >= worst - self.gap * abs(worst)
 
     def _try(self, size: float) -> bool:
         """Solve with multipliers of a size; whether the answer is within the limits."""
@@ -164,9 +174,12 @@ class _Search:
         u = size if self.weighs[0] else 0.0
         w = size * (p.new_tokens - 1) if self.weighs[1] else 0.0
         weighed = _weighed(p, 1 + u, 1 + w / max(p.new_tokens - 1, 1))
-        found = solve(weighed, gap=self.gap, max_evaluations=self.most)
-        self.evaluations += found.evaluations
         taken_off = (u * limits.first_s if u else 0.0) + (w * limits.step_s if w else 0.0)
+        # What is within the limits weighs at most its objective and what is taken off.
+        found = solve(
+            weighed, gap=self.gap, max_evaluations=self.most, cutoff=self.cutoff + taken_off
+        )
+        self.evaluations += found.evaluations
         self.lower = max(self.lower, found.lower_bound - taken_off)
         if found.value is None:
             return False

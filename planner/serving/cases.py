@@ -81,7 +81,7 @@ def solve_cases(chains: ServingChains, limits: TimeLimits, *, gap: float, within
         return answers
     count = 0
     own: dict[MicroBatches, float] = {}
-    for bound, pair, problem in _by_bound(chains, ways, sizes):
+    for bound, pair, problem in _by_bound(chains, limits, ways, sizes):
         near = answers.best_s * (1 + within)
         if bound >= near or count >= MOST_SOLVED:
             answers.lower_s = min(answers.lower_s, bound)
@@ -116,13 +116,13 @@ def least_obstacle(chains: ServingChains, sizes: MicroBatches) -> ChainDiagnosis
 
 
 def _by_bound(
-    chains: ServingChains, ways: IntArray, sizes: list[MicroBatches]
+    chains: ServingChains, limits: TimeLimits, ways: IntArray, sizes: list[MicroBatches]
 ) -> Iterator[tuple[float, MicroBatches, ChainProblem]]:
     """Cases with a bound on their latency, the lowest first.
 
     Rough bounds are sharpened one by one, no more of them than are needed to know the next lowest.
     """
-    rough = np.stack([quick_latency_s(chains.problem(pair), ways) for pair in sizes])
+    rough = np.stack([quick_latency_s(chains.problem(pair), ways, limits) for pair in sizes])
     order = np.argsort(rough, axis=None, kind="stable")
     sharp: list[tuple[float, int]] = []
 
@@ -138,7 +138,7 @@ def _by_bound(
         while sharp and sharp[0][0] <= floor:
             bound, ready = heapq.heappop(sharp)
             yield bound, *case(ready)
-        bound = max(floor, fluid_latency_s(case(place)[1]))
+        bound = max(floor, fluid_latency_s(case(place)[1], limits))
         if bound < math.inf:
             heapq.heappush(sharp, (bound, place))
     while sharp:

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import functools
 import heapq
 from collections.abc import Sequence
 from typing import Any, Literal
@@ -178,15 +179,19 @@ class ReplicaSplit:
             )
             if found.value is not None:
                 return self._too_few(-found.objective, -found.lower_bound)
-        late = too_short(self.workload, self.worth.problems)
-        if late is not None:
-            return late
+        if self._late is not None:
+            return self._late
         most = int(self.groups.sum(axis=1).max(initial=0))
         return InfeasibleError(
             f"no group of up to {most} devices holds {serving_model(self.problem).name} with one "
             f"request and meets every limit",
             fix="more replica_devices, fewer bits, a smaller context, or more memory",
         )
+
+    @functools.cached_property
+    def _late(self) -> InfeasibleError | None:
+        """Whether a time limit is too short for any group; asked for by every split that fails."""
+        return too_short(self.workload, self.worth.problems)
 
     # --------------------------------------------------------------------------- decisions
 

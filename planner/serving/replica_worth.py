@@ -123,7 +123,7 @@ class ReplicaWorth:
 
     def _ceilings(self, ways: IntArray) -> FloatArray:
         """``[W, cases]`` what each way is worth at most, case by case."""
-        columns = [quick_latency_s(case.problem, ways) for case in self._cases]
+        columns = [quick_latency_s(case.problem, ways, self.limits) for case in self._cases]
         latency = np.stack(columns, axis=1)
         batch = np.array([case.batch for case in self._cases], dtype=float)
         if not self._rated:
@@ -175,7 +175,8 @@ class ReplicaWorth:
                 ceiling, ready = heapq.heappop(heap)
                 yield *at(ready), -ceiling
             case, way = at(index)
-            latency = fluid_latency_s(dataclasses.replace(case.problem, counts=way))
+            counted = dataclasses.replace(case.problem, counts=way)
+            latency = fluid_latency_s(counted, self.limits)
             sharp = 0.0
             if latency < math.inf:
                 tokens = case.batch * self.workload.new_tokens

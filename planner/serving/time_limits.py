@@ -55,14 +55,19 @@ def too_short(
     ):
         if limit == math.inf:
             continue
-        found = min(least(problem) for problem in several)
+        found = math.inf
+        for problem in several:
+            found = min(found, least(problem))
+            if found <= limit:  # as many solves again would not make it a hindrance
+                break
         if math.isfinite(found) and found > limit:
             return InfeasibleError(
                 f"no split of these devices has its {what} sooner than {format_seconds(found)}; "
                 f"{field} is {format_seconds(limit)}",
                 fix=f"{field} of {found:.3g} or more, fewer requests a batch, or faster devices",
             )
-    if all(math.isfinite(least_first_s(problem)) for problem in several):
+    # Any answer will do, however far from the best.
+    if all(math.isfinite(least_first_s(problem, gap=1.0)) for problem in several):
         return InfeasibleError(
             "no split was found that meets every time limit together with the others",
             fix="relax max_time_to_first_token_s or max_time_per_output_token_s",
