@@ -39,6 +39,8 @@ from foreplan.planner.serving.spec import CACHE_STORAGE, STORAGE, ServingWorkloa
 PREFILL, DECODE = "prefill", "decode"
 #: Contexts at which a decode step is priced.
 CONTEXT_POINTS = 5
+#: Passes of a layer whose programs are kept: the contexts of a few long runs.
+MOST_KEPT = 1 << 14
 
 Parts = tuple[tuple[Program, int], ...]
 
@@ -218,12 +220,11 @@ class Pricing:
             keys: context of a decode step.
             layer_class: of the layer; ``None`` where the model has only one.
         """
-        batch, queries, context = self._pass(phase, sizes, keys)
-
-        def choose(op: str, _: Mapping[str, int]) -> Variant:
-            return kernels.variant(phase, op, bits if op == "linear" else None)
-
-        return tuple(layer_programs(self.model, batch, queries, context, choose, layer_class))
+        linear = kernels.variant(phase, "linear", bits)
+        attention = kernels.variant(phase, "attention")
+        return _layer_parts(
+            self.model, *self._pass(phase, sizes, keys), linear, attention, layer_class
+        )
 
     def layers(
         self, kernels: StageKernels, start: int, bits: Sequence[int], phase: str,
@@ -299,6 +300,19 @@ class Pricing:
         if phase == PREFILL:
             return sizes.prefill, prompt, prompt
         return sizes.decode, 1, keys or prompt + max(self.workload.new_tokens // 2, 1)
+
+
+@functools.lru_cache(maxsize=MOST_KEPT)
+def _layer_parts(
+    model: Model, batch: int, queries: int, keys: int, linear: Variant, attention: Variant,
+    layer_class: LayerClass | None,
+) -> Parts:  # fmt: skip
+    """`layer_programs` with these variants; decisions of a plan share most of their passes."""
+
+    def choose(op: str, _: Mapping[str, int]) -> Variant:
+        return linear if op == "linear" else attention
+
+    return tuple(layer_programs(model, batch, queries, keys, choose, layer_class))
 
 
 def _trust(estimate: Estimate) -> int:
