@@ -114,10 +114,21 @@ class Columns:
         Raises:
             SpecError: a latency that is no positive number.
         """
+        return self._latencies(names, "ms") / 1e3
+
+    def seconds(self, *names: str) -> NDArray[np.float64]:
+        """A column of seconds.
+
+        Raises:
+            SpecError: a latency that is no positive number.
+        """
+        return self._latencies(names, "s")
+
+    def _latencies(self, names: tuple[str, ...], unit: str) -> NDArray[np.float64]:
         values = self.numbers(*names)
         bad = ~((values > 0) & np.isfinite(values))
-        self._refuse(bad, values, names[0], "a latency above 0 ms")
-        return values / 1e3
+        self._refuse(bad, values, names[0], f"a latency above 0 {unit}")
+        return values
 
     def _refuse(
         self, bad: NDArray[np.bool_], values: NDArray[np.float64], name: str, expected: str

@@ -65,7 +65,7 @@ def convert(columns: Columns) -> OperatorTable:
         library=columns.texts("library"),
         device=columns.texts("device"),
         dims=dims,
-        latency_s=columns.milliseconds("latency_s") * 1e3,
+        latency_s=columns.seconds("latency_s"),
         source_row=columns.numbers("source_row", default=0.0).astype(np.int64),
         kernel=columns.texts("kernel", default=""),
     )

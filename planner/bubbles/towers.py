@@ -120,7 +120,10 @@ def backbone_tower(problem: Problem[BubblesWorkload]) -> Tower:
         return _of_model(model)
     assert dims is not None
     if not dims.vocab:
-        raise SpecError("backbone.vocab", got=0, expected="rows of the embedding")
+        raise SpecError(
+            "backbone.vocab", got=dims.vocab, expected="the rows of the embedding",
+            fix="give it: left out, it is 0",
+        )  # fmt: skip
     head = ((dims.vocab, dims.hidden),)
     return _of_dims("backbone", dims, causal=True, entry=None, exits=head)
 

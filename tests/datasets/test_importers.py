@@ -170,9 +170,13 @@ def test_a_linear_needs_no_batch(tmp_path: Path) -> None:
         (OWN.format(kind="bmm", m=4), "row 0, column b: got 0.0.*a bmm has b, m, n, k"),
         (OWN.format(kind="linear", m=0), "row 0, column m: got 0.0"),
         (OWN.format(kind="linear", m=-4), "row 0, column m: got -4.0"),
+        (
+            OWN.format(kind="linear", m=4).replace("0.001", "-0.001"),
+            r"row 0, column latency_s: got -0.001, expected a latency above 0 s",
+        ),
         ("op,m,latency_ms\nx,1,1\n", "no column kind, dtype, library, device, latency_s"),
     ],
 )
-def test_own_rows_without_a_size_are_refused(tmp_path: Path, text: str, told: str) -> None:
+def test_own_rows_with_wrong_figures_are_refused(tmp_path: Path, text: str, told: str) -> None:
     with pytest.raises(SpecError, match=told):
         read_operators(_write(tmp_path / "own.csv", text), "foreplan")

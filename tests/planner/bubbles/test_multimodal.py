@@ -81,3 +81,13 @@ def test_a_plan_from_a_folder(tmp_path: Path) -> None:
     plan = foreplan.plan("bubbles", None, "8xa100-80g", asked, costs="roofline")
     assert plan.decision["encoders"][0]["name"] == "vision"
     assert plan.workload["backbone"]["layers"] == 32
+
+
+def test_a_backbone_without_words_is_told_that_they_were_left_out() -> None:
+    sizes = {"layers": 2, "hidden": 64, "heads": 2}
+    asked: dict[str, Any] = {"backbone": sizes, "sequence_length": 64, "microbatches": 8}
+    asked["encoders"] = [{"name": "vision", "tokens": 64, "dims": sizes}]
+    workload = load_workload("bubbles", asked)
+    cluster, _ = load_cluster("8xa100-80g")
+    with pytest.raises(SpecError, match=r"backbone\.vocab: got 0, .* give it: left out, it is 0"):
+        backbone_tower(Problem(None, cluster, workload, CostBook(())))
