@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -124,6 +124,7 @@ def plan(
     beside: Sequence[str] = (),
     relax: bool = False,
     seed: int = 0,
+    progress: Callable[[str], None] | None = None,
 ) -> Plan:
     """Decide, replay the decision in the simulator, and describe it as a plan document.
 
@@ -141,6 +142,7 @@ def plan(
         relax: decide again with each binding limit relaxed by 10 %, one at a time, and say what it
             would bring (``what_if`` of the plan); takes as long again for each.
         seed: of every random choice.
+        progress: hears one line at each step.
 
     Returns:
         The plan, replayed by the simulator and within every device's memory.
@@ -173,6 +175,8 @@ def plan(
     )
     if costs == "measured":
         problem = _with_hosts(chosen, problem, profiles)
+    say = progress or (lambda text: None)
+    say(f"deciding: {kind} on {len(where.ranks())} devices")
     choice: Choice[Any] = chosen.decide(problem)
     forecast = _checked(chosen, problem, choice.decision)
     rivals = {
@@ -180,6 +184,7 @@ def plan(
         for other in beside
         if other != costs
     }
+    say("comparing with other plans")
     others, rejected = _others(chosen, problem, choice.decision, rivals)
     assumptions = [
         *where.assumptions,
@@ -204,6 +209,7 @@ def plan(
         decision, forecast = others.pop(best)
         others = {"solver": swapped, **others}
         eligible = {name: f for name, (d, f) in others.items() if getattr(d, "limits_met", True)}
+    say("drawing prices to see how sure the choice is")
     rated = confidence(
         chosen,
         problem,
@@ -217,6 +223,7 @@ def plan(
     predicted = forecast.prediction()
     eased = None
     if relax:
+        say("deciding again with each binding limit relaxed")
         eased = what_if(chosen, problem, decision, predicted, forecast.total_s)
     cuda = all(rank.name.kind == "cuda" for rank in where.ranks())
     return Plan(

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from foreplan.planner.api import plan
 from foreplan.planner.plan import Plan
+from foreplan.planner.steps import told_steps
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 
 def plan_files(
@@ -20,6 +26,7 @@ def plan_files(
     relax: bool = False,
     seed: int,
     output: Path,
+    console: Console | None = None,
 ) -> Plan:
     """Plan and write the plan; its profile paths start from its own folder.
 
@@ -33,11 +40,17 @@ def plan_files(
         beside: others of them to decide from as well.
         relax: see `foreplan.planner.api.plan`.
         output: the plan's file.
+        console: hears progress, if given.
 
     Raises:
         ForeplanError: as `foreplan.planner.api.plan`.
     """
-    made = plan(kind, model, cluster, workload, costs=costs, beside=beside, relax=relax, seed=seed)
+    quiet = contextlib.nullcontext()
+    with quiet if console is None else told_steps(console, "reading what was described") as say:
+        made = plan(
+            kind, model, cluster, workload, costs=costs, beside=beside, relax=relax, seed=seed,
+            progress=say,
+        )  # fmt: skip
     if isinstance(cluster, Path):
         moved = made.cluster.rebase(cluster.parent, output.parent)
         made = made.model_copy(update={"cluster": moved})

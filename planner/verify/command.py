@@ -6,7 +6,6 @@ import contextlib
 import dataclasses
 import json
 import math
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,6 +20,7 @@ from foreplan.planner.report.files import timelines, write_report
 from foreplan.planner.report.sketch_tables import sketch_tables
 from foreplan.planner.report.tables import verification_tables
 from foreplan.planner.report.trace import render_trace
+from foreplan.planner.steps import told_steps
 from foreplan.planner.verify.paths import check_paths
 from foreplan.planner.verify.session import problem_of
 from foreplan.planner.verify.verify import VerificationRun, verify
@@ -83,9 +83,7 @@ def verify_command(
     # Hosts that meet may share a folder; and a path that cannot be written is found before the run.
     shared = rdzv_endpoint is not None or dry_run
     alone = contextlib.nullcontext() if shared else exclusive(output, file=True)
-    with alone, console.status("starting") as status:
-        # A spinner shows nothing in a log: there every step is a line of its own.
-        say = status.update if console.is_terminal else _line(console)
+    with alone, told_steps(console) as say:
         run = verify(
             plan, rounds=rounds, thorough=thorough, tolerance=tolerance,
             rdzv_endpoint=rdzv_endpoint, host=host, dry_run=dry_run, progress=say,
@@ -110,13 +108,6 @@ def verify_command(
         show(verification_tables(run.document, plan))
         console.print("wrote " + ", ".join(str(file) for file in written))
     return 0 if run.document.passed else VerificationError.exit_code
-
-
-def _line(console: Console) -> Callable[[str], None]:
-    start = time.monotonic()
-    return lambda text: console.print(
-        f"{time.monotonic() - start:6.1f} s  {text}", markup=False, highlight=False
-    )
 
 
 def _costs(plan: Plan, folder: Path) -> CostBook:

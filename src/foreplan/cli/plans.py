@@ -93,7 +93,7 @@ def plan_command(
         source = Path(cluster)
     made = plan_files(
         kind, model, source, workload, costs=costs, beside=beside or [], relax=what_if, seed=seed,
-        output=output,
+        output=output, console=console(),
     )  # fmt: skip
     if as_json:
         print(made.to_json(), end="")
