@@ -104,6 +104,7 @@ class HostGroup:
                 peers = _meet(folder, listener, place, len(ranks), timeout_s)
             except OSError as error:
                 raise RuntimeError(f"another rank of the host has gone: {error}") from error
+            _all(True, group)  # the first rank removes the folder: not before all have been called
         return cls(place, memory, peers, timeout_s)
 
     def all_reduce(self, tensor: Tensor) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -40,13 +40,17 @@ def plan_files(
         beside: others of them to decide from as well.
         relax: see `foreplan.planner.api.plan`.
         output: the plan's file.
-        console: hears progress, if given.
+        console: shows progress, if given and a terminal.
 
     Raises:
         ForeplanError: as `foreplan.planner.api.plan`.
     """
-    quiet = contextlib.nullcontext()
-    with quiet if console is None else told_steps(console, "reading what was described") as say:
+    told: contextlib.AbstractContextManager[Callable[[str], None] | None] = (
+        contextlib.nullcontext()
+        if console is None
+        else told_steps(console, "reading what was described", logged=False)
+    )
+    with told as say:
         made = plan(
             kind, model, cluster, workload, costs=costs, beside=beside, relax=relax, seed=seed,
             progress=say,

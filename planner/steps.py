@@ -12,7 +12,9 @@ if TYPE_CHECKING:
 
 
 @contextlib.contextmanager
-def told_steps(console: Console, first: str = "starting") -> Iterator[Callable[[str], None]]:
+def told_steps(
+    console: Console, first: str = "starting", *, logged: bool = True
+) -> Iterator[Callable[[str], None]]:
     """What tells the next step, until the block ends.
 
     A spinner shows nothing in a log: there every step is a line of its own, after the seconds since
@@ -21,10 +23,13 @@ def told_steps(console: Console, first: str = "starting") -> Iterator[Callable[[
     Args:
         console: where people read.
         first: the step that the block starts with.
+        logged: whether a log gets these lines; of a command that is mostly quick it does not.
     """
     start = time.monotonic()
 
     def line(text: str) -> None:
+        if not logged:
+            return
         spent = f"{time.monotonic() - start:6.1f} s"
         console.print(f"{spent}  {text}", markup=False, highlight=False)
 

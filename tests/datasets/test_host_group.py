@@ -78,6 +78,23 @@ said = "equal"
 """
 
 
+LATE = """
+import socket
+connect = socket.socket.connect
+def late(self, address):
+    if rank == 2 and str(address).endswith("/1"):
+        time.sleep(1.0)
+    connect(self, address)
+socket.socket.connect = late
+said = open_group() is not None
+"""
+
+
+def test_a_rank_that_calls_late_finds_the_others(tmp_path: Path) -> None:
+    # The first rank has heard from all by then, and must not have removed where they meet.
+    assert run(LATE, 3, tmp_path) == [True] * 3
+
+
 @pytest.mark.parametrize("world", [2, 3])
 def test_sums_and_gathers_are_everybodys_to_the_bit(world: int, tmp_path: Path) -> None:
     assert run(SUMS, world, tmp_path) == ["equal"] * world

@@ -19,6 +19,13 @@ def test_a_log_has_a_line_for_every_step() -> None:
     assert [line.partition(" s  ")[2] for line in lines] == ["deciding [all]", "comparing"]
 
 
+def test_a_quick_command_leaves_logs_alone() -> None:
+    log = io.StringIO()
+    with told_steps(Console(file=log), logged=False) as say:
+        say("deciding")
+    assert not log.getvalue()
+
+
 def test_a_plan_tells_its_steps() -> None:
     told: list[str] = []
     plan(
