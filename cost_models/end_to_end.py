@@ -81,7 +81,7 @@ def measure(
         dtype: of weights and activations.
         networks: of `NETWORKS`.
         phases: what to run.
-        executions: ``graph`` on GPUs alone; passes are always run eagerly.
+        executions: ``graph`` takes part on GPUs alone; passes are always run eagerly.
         seconds: spent on each network and shape; an operator gets a twentieth.
         rounds: in which a network's passes take turns.
         calibration: networks that prices of the host are fitted to.
@@ -93,6 +93,7 @@ def measure(
         A document for `score`.
 
     Raises:
+        SpecError: graphs alone, on a processor.
         MissingDataError: recording a pass failed in a way that leaves torch unusable; what was
             measured has been kept, and can go on in a new process.
     """
@@ -102,7 +103,11 @@ def measure(
 
     torch.manual_seed(0)
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
-    phases = list(phases)
+    phases, executions = list(phases), list(executions)
+    if executions == ["graph"] and not device.startswith("cuda"):
+        raise SpecError(
+            "--executions", got=f"graph on {device}", expected="a GPU: CPUs have no CUDA graphs"
+        )
     recording = device.startswith("cuda") and "graph" in executions
     document = _begun(device, size, dtype, list(calibration), seconds, recording, before)
     if keep is not None:

@@ -226,3 +226,8 @@ def test_lines_are_counted_and_not_those_of_c() -> None:
         sorted([x])
 
     assert python_lines(three) == 3
+
+
+def test_graphs_alone_are_refused_on_a_processor() -> None:
+    with pytest.raises(SpecError, match="graph on cpu', expected a GPU"):
+        measure("cpu", size="tiny", networks=["bert"], executions=["graph"])
