@@ -76,7 +76,7 @@ def test_what_is_no_product_comes_behind_one_on_a_processor(worker: Worker) -> N
         calls += 1
 
     device = _Device.__new__(_Device)  # torch's threads are this process's own business
-    device.torch, device.word, device.one_thread = torch, "cpu", False
+    device.torch, device.word, device.one_thread, device.preempted = torch, "cpu", False, 0
     timed = device.measure(
         made["norm"].call, {"min_s": 0.0, "min_samples": 5, "max_s": 9.0, "max_samples": 5}, 1,
         before,
