@@ -13,7 +13,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from foreplan.cost_models.call_timer import CallKey
+from foreplan.cost_models.call_operands import CallKey
 from foreplan.cost_models.graph_programs import Part, Phase
 from foreplan.datasets.operator_call import TENSOR, OperatorCall
 

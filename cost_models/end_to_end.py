@@ -7,10 +7,12 @@ the operators, with the measured price of each and with predicted prices, and pr
     python -m foreplan.cost_models.end_to_end measure --device cuda:0 --size large -o measured.json
     python -m foreplan.cost_models.end_to_end score measured.json --zoo h200
 
-A predicted price uses no measurement of the networks or of their operators. What the host takes to
-issue a pass is priced by `HostPrices`, measured on single calls and on networks that are none of
-the checked ones; the score is also given with the published launch overhead in its place. What a
-GPU spends between the kernels of a graph is measured on chains of kernels (`graph_gaps`).
+With ``--executions graph`` alone passes are not run eagerly, and calls not timed in a queue unless
+they cannot be recorded. A predicted price uses no measurement of the networks or of their
+operators. What the host takes to issue a pass is priced by `HostPrices`, measured on single calls
+and on networks that are none of the checked ones; the score is also given with the published launch
+overhead in its place. What an operator of a graph takes longer behind another one is measured on
+chains of kernels (`graph_gaps`).
 """
 
 from __future__ import annotations
@@ -26,6 +28,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from foreplan.cost_models.call_steps import call_steps
+from foreplan.cost_models.call_times import CallSeconds, Lost, LostDeviceError, time_calls
 from foreplan.cost_models.costs import Segment, Work
 from foreplan.cost_models.end_to_end_networks import (
     CALIBRATION,
@@ -36,12 +39,12 @@ from foreplan.cost_models.end_to_end_networks import (
     shapes_of,
 )
 from foreplan.cost_models.end_to_end_passes import (
+    Calibration,
     calibrations,
     fitted_host,
     passes,
     real_seconds,
     recorded_seconds,
-    time_calls,
 )
 from foreplan.cost_models.execution import EXECUTIONS, Execution
 from foreplan.cost_models.graph_programs import PHASES, Phase, lower
@@ -53,10 +56,10 @@ from foreplan.errors import ForeplanError, MissingDataError, SpecError
 if TYPE_CHECKING:
     import torch
 
-    from foreplan.cost_models.call_timer import CallKey
+    from foreplan.cost_models.call_operands import CallKey
     from foreplan.datasets.operator_graph import OperatorGraph
 
-SCHEMA = "foreplan.end_to_end/4"
+SCHEMA = "foreplan.end_to_end/5"
 
 
 def measure(
@@ -81,7 +84,7 @@ def measure(
         dtype: of weights and activations.
         networks: of `NETWORKS`.
         phases: what to run.
-        executions: ``graph`` takes part on GPUs alone; passes are always run eagerly.
+        executions: ``graph`` takes part on GPUs alone, and times the calls of a pass from graphs.
         seconds: spent on each network and shape; an operator gets a twentieth.
         rounds: in which a network's passes take turns.
         calibration: networks that prices of the host are fitted to.
@@ -94,8 +97,9 @@ def measure(
 
     Raises:
         SpecError: graphs alone, on a processor.
-        MissingDataError: recording a pass failed in a way that leaves torch unusable; what was
-            measured has been kept, and can go on in a new process.
+        MissingDataError: a pass that was recorded, or a call, failed in a way that leaves torch
+            unusable; what was measured has been kept, and can go on in a new process, which does
+            not run that call in that way again.
     """
     import torch
 
@@ -108,8 +112,11 @@ def measure(
         raise SpecError(
             "--executions", got=f"graph on {device}", expected="a GPU: CPUs have no CUDA graphs"
         )
-    recording = device.startswith("cuda") and "graph" in executions
-    document = _begun(device, size, dtype, list(calibration), seconds, recording, before)
+    gpu = device.startswith("cuda")
+    runs: list[Execution] = [
+        way for way in EXECUTIONS if way in executions and (gpu or way == "eager")
+    ]
+    document = _begun(device, size, dtype, list(calibration), seconds, runs, before)
     if keep is not None:
         keep(document)
     done = {case["network"] for case in document["cases"]}
@@ -119,18 +126,27 @@ def measure(
         with torch.device(device):
             module = build(name, size)
         module = module.to(device=device, dtype=DTYPES[dtype]).eval()
-        document["cases"] += _network(name, module, document, phases, seconds, rounds, recording)
+        try:
+            document["cases"] += _network(name, module, document, phases, seconds, rounds)
+        except LostDeviceError as error:
+            document["lost"].append([*error.call, error.execution, str(error)])
+            if keep is not None:
+                keep(document)
+            raise MissingDataError(
+                f"{name}: torch is unusable after {error.call[0].target} ({error})",
+                fix="measure again with --resume",
+            ) from error
         del module
         if keep is not None:
             keep(document)
-        if recording:
+        if "graph" in runs:
             _check_sound(device)
     return document
 
 
 def _begun(
-    device: str, size: str, dtype: str, calibration: list[str], seconds: float, recording: bool,
-    before: Mapping[str, Any] | None,
+    device: str, size: str, dtype: str, calibration: list[str], seconds: float,
+    executions: list[Execution], before: Mapping[str, Any] | None,
 ) -> dict[str, Any]:  # fmt: skip
     """The document without cases, or the one that is to be gone on with."""
     import torch
@@ -139,23 +155,25 @@ def _begun(
     from foreplan.cost_models.call_timer import DTYPES
 
     if before is not None:
-        for key, wanted in (("device", device), ("size", size), ("dtype", dtype)):
+        asked: dict[str, Any] = {
+            "device": device, "size": size, "dtype": dtype, "executions": executions,
+        }  # fmt: skip
+        for key, wanted in asked.items():
             if before[key] != wanted:
                 raise SpecError(f"--resume: {key}", got=before[key], expected=wanted)
-        return {**before, "cases": list(before["cases"])}
-    gpu, gaps = device.startswith("cuda"), None
-    seen = list(
-        calibrations(device, DTYPES[dtype], calibration, alone=not gpu, seconds=seconds / 2)
-    )
-    host = fitted_host(device, DTYPES[dtype], seen).document()
-    if recording:
+        return {**before, "cases": list(before["cases"]), "lost": list(before["lost"])}
+    gpu, gaps, host, seen = device.startswith("cuda"), None, None, list[Calibration]()
+    if "eager" in executions:
+        seen += calibrations(device, DTYPES[dtype], calibration, alone=not gpu, seconds=seconds / 2)
+        host = fitted_host(device, DTYPES[dtype], seen).document()
+    if "graph" in executions:
         from foreplan.cost_models.graph_gaps import measured_gaps
 
         gaps = measured_gaps(device, DTYPES[dtype])
     return {
         "schema": SCHEMA, "device": device, "size": size, "dtype": dtype,
         "board": torch.cuda.get_device_name(device) if gpu else "cpu",
-        "threads": torch.get_num_threads(),
+        "threads": torch.get_num_threads(), "executions": executions,
         "host": host,
         "gaps": gaps,
         "calibration": [
@@ -165,52 +183,65 @@ def _begun(
         ],
         "software": {"torch": torch.__version__, "transformers": transformers.__version__},
         "figures": None if gpu else _cpu_figures(torch.get_num_threads()),
+        "lost": [],
         "cases": [],
     }  # fmt: skip
 
 
 def _network(
     name: str, module: torch.nn.Module, document: Mapping[str, Any], phases: list[Phase],
-    seconds: float, rounds: int, recording: bool,
+    seconds: float, rounds: int,
 ) -> list[dict[str, Any]]:  # fmt: skip
     """Cases of one network."""
     from foreplan.cost_models.call_timer import DTYPES
 
     size, device, dtype = document["size"], document["device"], DTYPES[document["dtype"]]
+    executions = document["executions"]
+    eager = "eager" in executions
     shapes = [list(parameter.shape) for parameter in module.parameters()]
     made, asked = [], []
     for shape in shapes_of(name, size):
         inputs = example(name, size, shape, device, dtype)
         graph, observed = _captured(module, inputs, name)
         infer = passes(module, inputs, "inference")
-        issue = Issue.of(lower(graph), tensors=len(graph.parameters), lines=python_lines(infer[0]))
+        lines = python_lines(infer[0]) if eager else 0
+        issue = Issue.of(lower(graph), tensors=len(graph.parameters), lines=lines)
         for phase in phases:
             single = call_steps(graph.calls, phase, shapes)
             made.append((shape, observed, lower(graph, phase), issue, single))
             asked.append((inputs, phase))
-    runs = [passes(module, inputs, phase) for inputs, phase in asked]
-    found = [real_seconds(runs, device, seconds / rounds) for _ in range(rounds)]
+    runs = [passes(module, inputs, phase) for inputs, phase in asked if eager]
+    found = [real_seconds(runs, device, seconds / rounds) for _ in range(rounds if eager else 0)]
     del runs
-    known: dict[tuple[CallKey, str], tuple[float, float] | None] = {}
+    known: dict[tuple[CallKey, str], CallSeconds | None] = {}
     cases: list[dict[str, Any]] = []
     for index, (shape, observed, steps, issue, single) in enumerate(made):
         missing = [step for step in single if (step.key, step.mode) not in known]
-        known |= time_calls(missing, device, seconds / 40)
-        low, median, high = (float(np.median([part[index][q] for part in found])) for q in range(3))
+        known |= time_calls(missing, device, seconds / 40, executions, _lost(document))
         phase = asked[index][1]
-        print(f"{name} {shape} {phase}: {1e3 * median:.3f} ms", file=sys.stderr)
+        real = dict.fromkeys(("real_s", "real_low_s", "real_high_s", "rounds_s"))
+        if eager:
+            low, median, high = (
+                float(np.median([part[index][q] for part in found])) for q in range(3)
+            )
+            real = {
+                "real_s": median,
+                "real_low_s": low,
+                "real_high_s": high,
+                "rounds_s": [part[index][1] for part in found],
+            }
+            print(f"{name} {shape} {phase}: {1e3 * median:.3f} ms", file=sys.stderr)
         places: dict[tuple[CallKey, str], int] = {}
         rows = [[places.setdefault((s.key, s.mode), len(places)), s.part, s.view] for s in single]
         cases.append({
             "network": name, "shape": list(shape), "phase": phase, "observed": observed,
-            "real_s": median, "real_low_s": low, "real_high_s": high,
-            "rounds_s": [part[index][1] for part in found], "graph": None,
+            **real, "graph": None,
             "steps": [[s.kind, s.target, s.part, _words(s.work), s.calls] for s in steps],
             "issue": [[list(call) for call in issue.calls], issue.lines, issue.tensors],
-            "alone": [[*at[0], at[1], *(known[at] or (None, None))] for at in places],
+            "alone": [[*at[0], at[1], *(known[at] or CallSeconds(None, None))] for at in places],
             "calls": rows,
         })  # fmt: skip
-    if recording:
+    if "graph" in executions:
         gc.collect()
         for case, times in zip(
             cases, recorded_seconds(module, asked, device, seconds, rounds), strict=True
@@ -220,6 +251,18 @@ def _network(
                 shown = f"{name} {case['shape']} {case['phase']} as a graph"
                 print(f"{shown}: {1e3 * times['real_s']:.3f} ms", file=sys.stderr)
     return cases
+
+
+def _lost(document: Mapping[str, Any]) -> Lost:
+    """Calls that left the device unusable, the way, and why."""
+    from foreplan.cost_models.call_operands import CallKey
+
+    found: dict[tuple[CallKey, str], dict[Execution, str]] = {}
+    for (target, arguments, *parts, backward_bytes), mode, execution, why in document["lost"]:
+        gradients, parameters, ages = map(tuple, parts)
+        key = CallKey(target, arguments, gradients, parameters, ages, backward_bytes)
+        found.setdefault((key, mode), {})[execution] = why
+    return found
 
 
 def _captured(module: torch.nn.Module, inputs: Any, name: str) -> tuple[OperatorGraph, bool]:

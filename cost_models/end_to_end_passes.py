@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import gc
-import json
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -13,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from foreplan.cost_models.call_times import first_line, no_collection, time_calls
 from foreplan.cost_models.end_to_end_networks import build, example
 from foreplan.cost_models.graph_programs import PHASES, Phase, lower
 from foreplan.cost_models.host_prices import (
@@ -29,8 +28,6 @@ from foreplan.cost_models.host_prices import (
 if TYPE_CHECKING:
     import torch
 
-    from foreplan.cost_models.call_steps import CallStep
-    from foreplan.cost_models.call_timer import CallKey
 
 #: One pass: functions that run one after the other.
 Run = Sequence[Callable[[], object]]
@@ -48,7 +45,7 @@ def real_seconds(runs: Sequence[Run], device: str, seconds: float) -> list[tuple
         seconds: spent on each.
     """
     found = []
-    with _no_collection():
+    with no_collection():
         for run in runs:
             times = [sum(parts) for parts in _wall([partial(_whole, run)], device, seconds)]
             found.append(tuple(float(q) for q in np.quantile(times, [0.1, 0.5, 0.9])))
@@ -58,7 +55,7 @@ def real_seconds(runs: Sequence[Run], device: str, seconds: float) -> list[tuple
 def single_seconds(runs: Sequence[Run], device: str, count: int = 8) -> list[float]:
     """Median seconds of each pass when the device rests before it for twice as long as it takes."""
     found = []
-    with _no_collection():
+    with no_collection():
         for run in runs:
             times = [0.0]
             for _ in range(count):
@@ -117,9 +114,8 @@ def recorded_seconds(
                 run = passes(module, inputs, phase, capturable=True)
                 recorded[index] = RecordedPass.of(run, device)
         except RuntimeError as error:
-            lines = str(error).strip().splitlines() or [""]
-            found[index] = {"failed": f"{type(error).__name__}: {lines[0]}"[:300]}
-            print(f"{phase} was not recorded: {lines[0][:200]}", file=sys.stderr)
+            found[index] = {"failed": first_line(error)}
+            print(f"{phase} was not recorded: {found[index]['failed']}", file=sys.stderr)
     runs = {index: [made.graph.replay] for index, made in recorded.items()}
     times = [
         dict(zip(runs, real_seconds(list(runs.values()), device, seconds / rounds), strict=True))
@@ -181,7 +177,7 @@ def fitted_host(device: str, dtype: Any, seen: Sequence[Calibration]) -> HostPri
     """Prices by kind of call, fitted to networks that were run."""
     from foreplan.cost_models.host_calls import measured_calls, measured_update
 
-    with _no_collection():
+    with no_collection():
         calls = measured_calls(device, dtype)
         update = measured_update(device, dtype)
     one, nothing = dict.fromkeys(MODES, 1.0), dict.fromkeys(MODES, 0.0)
@@ -214,7 +210,7 @@ def calibrations(
         graph = capture(module, inputs, eager=True)
         infer, train = passes(module, inputs, "inference"), passes(module, inputs, "training")
         issue = Issue.of(lower(graph), tensors=len(graph.parameters), lines=python_lines(infer[0]))
-        with _no_collection():
+        with no_collection():
             (inference,) = np.median(_wall(infer, device, seconds), axis=0)
             forward, backward, _ = np.median(_wall(train, device, seconds), axis=0)
         whole = {"inference": inference, "forward": forward, "backward": backward}
@@ -227,7 +223,8 @@ def calibrations(
                     continue
                 mode = "inference" if phase == "inference" else (
                     "backward" if step.part == "backward" else "forward")  # fmt: skip
-                on_device, on_host = times[step.key, step.mode] or (0.0, 0.0)
+                alone_s = times[step.key, step.mode]
+                on_device, on_host = (alone_s and alone_s.queued) or (0.0, 0.0)
                 cpu = not device.startswith("cuda")
                 found["device"][mode] += 0.0 if step.view and not cpu else on_device
                 # On a CPU the host's part is known of views alone.
@@ -236,39 +233,6 @@ def calibrations(
             name, issue, {mode: float(whole[mode]) for mode in MODES}, found["device"],
             found["host"],
         )  # fmt: skip
-
-
-def time_calls(
-    steps: Iterable[CallStep], device: str, seconds: float
-) -> dict[tuple[CallKey, str], tuple[float, float] | None]:
-    """Seconds of each distinct call, on the device and of the host; ``None`` of what did not run.
-
-    Args:
-        steps: of a pass.
-        device: torch device.
-        seconds: spent on each.
-    """
-    import torch
-
-    from foreplan.cost_models.call_steps import UPDATE
-    from foreplan.cost_models.call_timer import CallTimer
-
-    timer = CallTimer(device, seconds=seconds)
-    found: dict[tuple[CallKey, str], tuple[float, float] | None] = {}
-    with _no_collection():
-        for key, mode in dict.fromkeys((step.key, step.mode) for step in steps):
-            try:
-                if key.target == UPDATE:
-                    shapes, dtype = json.loads(key.arguments)
-                    found[key, mode] = timer.time_update(shapes, dtype, key.backward_bytes)
-                else:
-                    found[key, mode] = timer.time(key, mode)
-            except (RuntimeError, TypeError, ValueError, IndexError) as error:  # the rest goes on
-                print(f"{key.target} {mode}: {error}"[:300], file=sys.stderr)
-                found[key, mode] = None
-                if device.startswith("cuda"):
-                    torch.cuda.synchronize()
-    return found
 
 
 def _inference(module: torch.nn.Module, inputs: Mapping[str, Any]) -> Run:
@@ -339,16 +303,3 @@ def _wall(parts: Run, device: str, seconds: float, least: int = 10) -> list[list
             row.append(now() - started)
         times.append(row)
     return times[min(3, least - 1) :]  # the first ones warm up
-
-
-@contextlib.contextmanager
-def _no_collection() -> Iterator[None]:
-    """Python's garbage stays where it is: a collection takes longer than a pass."""
-    gc.collect()
-    gc.freeze()
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.enable()
-        gc.unfreeze()

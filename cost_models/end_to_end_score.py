@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from foreplan.cost_models.costs import CostBook, Segment, Work
-from foreplan.cost_models.execution import EXECUTIONS
+from foreplan.cost_models.execution import EXECUTIONS, Execution
 from foreplan.cost_models.graph_programs import PHASES, Step
 from foreplan.cost_models.host_call import HostCall
 from foreplan.cost_models.host_prices import MODES, HostPrices, Issue, fit_host
@@ -32,8 +32,10 @@ def score(document: Mapping[str, Any], device: Device, *, weights: str = "pretra
     Returns:
         ``cases`` by execution with the real latency and, for each way to replay, the latency and
         its error; ``mape`` by execution, phase and way; ``not_recorded``: passes that no graph was
-        made of, and why. Ways: ``measured`` (operators timed one by one; host, or what a graph
-        hands its kernels on slower than a queue, measured), ``sum`` (the same operators, added up),
+        made of, and why; ``not_timed``: how many calls of a network were timed in a queue because
+        they could not be recorded, by why. Ways: ``measured`` (operators timed one by one, of a
+        graph from graphs; host, or what an operator takes longer behind another one than behind
+        itself, measured), ``sum`` (the same operators, added up),
         ``predicted`` (host, or gaps of a graph, measured) and ``predicted_published``
         (figures of the zoo alone).
     """
@@ -43,9 +45,13 @@ def score(document: Mapping[str, Any], device: Device, *, weights: str = "pretra
     book = replay_book(device, "predicted", predictor=predictor)
     rows: list[dict[str, Any]] = []
     failed = []
+    queued: Counter[tuple[str, str, str]] = Counter()
     for case in document["cases"]:
-        replays = _eager(case, document, device, book)
-        rows.append(_row(case, case, "eager", replays))
+        if case["real_s"] is not None:
+            rows.append(_row(case, case, "eager", _eager(case, document, device, book)))
+        queued.update(
+            (case["network"], row[0], row[-1]) for row in case["alone"] if row[-1] is not None
+        )
         recorded = case["graph"]
         if recorded and "failed" in recorded:
             failed.append([case["network"], case["shape"], case["phase"], recorded["failed"]])
@@ -60,6 +66,7 @@ def score(document: Mapping[str, Any], device: Device, *, weights: str = "pretra
             for execution in EXECUTIONS
         },
         "not_recorded": failed,
+        "not_timed": [[*which, count] for which, count in queued.items()],
         "cases": rows,
     }  # fmt: skip
 
@@ -99,6 +106,8 @@ def tables(scored: Mapping[str, Any]) -> str:
         lines.append("")
     for network, shape, phase, why in scored["not_recorded"]:
         lines.append(f"not recorded: {network} {shape} {phase}: {why}")
+    for network, target, why, count in scored["not_timed"]:
+        lines.append(f"timed in a queue: {network} {target} ({count}): {why}")
     return "\n".join(lines)
 
 
@@ -139,7 +148,8 @@ def _eager(
     host = HostPrices.load(document["host"])
     steps, issue = _steps(case["steps"]), _issue(case)
     launch = host.launches(steps, issue, case["phase"])
-    single, given, single_launch = _measured(case, document, host, issue)
+    single, given = _measured(case, document, "eager")
+    single_launch = _single_launches(case, document, host, issue, single)
     measured = replay(
         single, replay_book(device, "roofline", given=given), device, launch_s=single_launch
     )
@@ -156,16 +166,12 @@ def _graph(
 ) -> tuple[Replay, dict[str, float]]:
     """The measured replay of a recorded pass, and latencies by way."""
     steps, gaps = _steps(case["steps"]), document["gaps"]
-    host = HostPrices.load(document["host"])
-    single, given, _ = _measured(case, document, host, _issue(case))
-    # Calls were timed as they wait in a queue, which hands kernels on in a time of its own.
-    work = [step for step in single if given[step.work] > 0]
-    kernels = case["graph"]["kernels"] or len(work)
-    each = kernels / max(1, len(work)) * (gaps["graph_gap_s"] - gaps["queued_gap_s"])
-    recorded = {w: max(0.0, seconds + each) if seconds else 0.0 for w, seconds in given.items()}
+    single, given = _measured(case, document, "graph")
+    # A call was timed behind its own kind; views are no kernels.
+    between = [gaps["switch_s"] if given[step.work] > 0 else 0.0 for step in single]
     measured = replay(
-        single, replay_book(device, "roofline", given=recorded), device, execution="graph",
-        gap_s=0.0,
+        single, replay_book(device, "roofline", given=given), device, execution="graph",
+        gap_s=between,
     )  # fmt: skip
     return measured, {
         "measured": measured.latency_s,
@@ -202,23 +208,34 @@ def _nodes(calls: Iterable[Sequence[Any]]) -> float:
 
 
 def _measured(
-    case: Mapping[str, Any], document: Mapping[str, Any], host: HostPrices, issue: Issue
-) -> tuple[list[Step], dict[Work, float], list[float]]:
-    """Steps of a case as calls timed alone, their seconds, and those of the host before each."""
+    case: Mapping[str, Any], document: Mapping[str, Any], execution: Execution
+) -> tuple[list[Step], dict[Work, float]]:
+    """Steps of a case as calls timed alone, and their seconds; 0 of what did not run."""
     cpu = document["figures"] is not None
     steps, given = [], dict[Work, float]()
     for place, part, view in case["calls"]:
-        target, *_, mode, device_s, _ = case["alone"][place]
+        target, *_, mode, device_s, _, recorded_s, _ = case["alone"][place]
         work = Segment(f"{mode} {place} {target}")
-        given[work] = 0.0 if device_s is None or (view and not cpu) else device_s
+        # What could not be recorded was timed in a queue.
+        in_turn = (device_s, recorded_s) if execution == "eager" else (recorded_s, device_s)
+        known = next((seconds for seconds in in_turn if seconds is not None), 0.0)
+        given[work] = 0.0 if view and not cpu else known
         steps.append(Step(target, target, part, work))
-    if not cpu:
-        return steps, given, host.launches(steps, issue, case["phase"])
+    return steps, given
+
+
+def _single_launches(
+    case: Mapping[str, Any], document: Mapping[str, Any], host: HostPrices, issue: Issue,
+    steps: Sequence[Step],
+) -> list[float]:  # fmt: skip
+    """Seconds of the host before each call of an eager pass."""
+    if document["figures"] is None:
+        return host.launches(steps, issue, case["phase"])
     line_s, node_s = _left_to_host(document)
     mode = "inference" if case["phase"] == "inference" else "forward"
     seconds = {"forward": line_s[mode] * issue.lines, "backward": node_s * _nodes(issue.calls)}
     count = Counter(step.part for step in steps)
-    return steps, given, [seconds.get(step.part, 0.0) / count[step.part] for step in steps]
+    return [seconds.get(step.part, 0.0) / count[step.part] for step in steps]
 
 
 def _work(text: str, count: int) -> Work:

@@ -7,16 +7,16 @@ faster or slower than a queue does, and behind another kernel each takes longer 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 
-_Call = Callable[[], object]
+from foreplan.datasets.graph_timer import Call, graph_seconds, median_seconds
 
-#: Kernels of a chain, times that it is timed, and cycles of a kernel that only waits (10 us).
-_CHAIN, _TIMES, _SPIN_CYCLES = 200, 9, 20_000
+#: Kernels of a chain, and cycles of a kernel that only waits (10 us).
+_CHAIN, _SPIN_CYCLES = 200, 20_000
 #: Spins of the kernel that holds the queue up meanwhile: 5 ms or a little more.
 _HOLD_CYCLES = 10_000_000
 #: Rows of single operators, and their widths.
@@ -61,7 +61,7 @@ def measured_gaps(device: str, dtype: torch.dtype) -> dict[str, Any]:
         }  # fmt: skip
 
 
-def queued_seconds(calls: Sequence[_Call]) -> float:
+def queued_seconds(calls: Sequence[Call]) -> float:
     """Median seconds of calls that wait in the queue until all have been issued."""
     spin: Any = torch.cuda._sleep  # untyped
 
@@ -72,38 +72,11 @@ def queued_seconds(calls: Sequence[_Call]) -> float:
         for call in calls:
             call()
 
-    return _median(queue, run)
-
-
-def graph_seconds(calls: Sequence[_Call]) -> float:
-    """Median seconds of calls recorded as one CUDA graph, launched while the device is busy."""
-    for call in calls[:3]:
-        call()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        for call in calls:
-            call()
-    return _median(graph.replay, graph.replay)
-
-
-def _median(before: _Call, run: _Call) -> float:
-    """Median seconds of a run between events, behind something that keeps the device busy."""
-    event: Any = torch.cuda.Event  # untyped
-    times = list[float]()
     run()
-    for _ in range(_TIMES):
-        start, stop = event(enable_timing=True), event(enable_timing=True)
-        before()
-        start.record()
-        run()
-        stop.record()
-        stop.synchronize()
-        times.append(start.elapsed_time(stop) / 1e3)
-    return sorted(times)[_TIMES // 2]
+    return median_seconds(queue, run)
 
 
-def _operators(device: str, dtype: torch.dtype, rows: int, width: int) -> dict[str, _Call]:
+def _operators(device: str, dtype: torch.dtype, rows: int, width: int) -> dict[str, Call]:
     """Operators of a decoder's layer, by name; operands are near after the first call."""
     x, weight = (
         torch.rand(n, width, device=device).add_(0.5).to(dtype) for n in (rows, width)

@@ -101,23 +101,13 @@ class _Device:
 
     def recorded(self, call: Callable[[], object], count: int) -> Any:
         """A CUDA graph of ``count`` calls, or ``None`` of what cannot be recorded."""
-        torch = self.torch
-        torch.cuda.synchronize()
-        graph = torch.cuda.CUDAGraph()
-        stream = self.stream or torch.cuda.Stream()
+        from foreplan.datasets.graph_timer import record
+
         try:
-            with torch.cuda.stream(stream):
-                call()
-                graph.capture_begin()
-                try:
-                    for _ in range(count):
-                        call()
-                finally:
-                    graph.capture_end()
+            return record([call] * count, self.stream)
         except RuntimeError:
-            torch.cuda.synchronize()
+            self.torch.cuda.synchronize()
             return None
-        return graph
 
     def time_replay(self, graph: Any, count: int) -> float:
         """Seconds of one of the ``count`` calls of a graph.
@@ -125,14 +115,9 @@ class _Device:
         A first replay keeps the GPU busy while the host queues the timed one, whose launch then
         does not count.
         """
-        torch = self.torch
-        before, after = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        graph.replay()
-        before.record()
-        graph.replay()
-        after.record()
-        after.synchronize()
-        return float(before.elapsed_time(after)) / 1e3 / count
+        from foreplan.datasets.graph_timer import busy_seconds
+
+        return busy_seconds(graph.replay, graph.replay) / count
 
     def clock_hz(self) -> float | None:
         """Clock right now, where the machine tells it."""

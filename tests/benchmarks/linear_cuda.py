@@ -1,19 +1,18 @@
 """Weight-only linears on a GPU against bf16: ``python tests/benchmarks/linear_cuda.py``.
 
 Each time is of one call inside a CUDA graph that runs through copies of the weight of more bytes
-than the L2 cache holds, so that every call reads its weight from memory; median of 15 replays, each
-queued behind another, so that the launch of the graph does not count.
+than the L2 cache holds, so that every call reads its weight from memory; timed by
+`datasets/graph_timer.py`.
 """
 
 from __future__ import annotations
 
 import json
-import statistics
-from collections.abc import Callable
 from functools import partial
 
 import torch
 
+from foreplan.datasets.graph_timer import graph_seconds
 from foreplan.datasets.kernels import Packed, linear_kernel
 from foreplan.datasets.program import Variant
 
@@ -25,29 +24,6 @@ VARIANTS = (
     "int4/bf16/torch.dequant_linear",
 )
 ROTATED_BYTES = 400_000_000  # an H200 has 60 MB of L2
-
-
-def graph_time_s(calls: list[Callable[[], object]]) -> float:
-    """Seconds of one call, all of them in one graph."""
-    stream = torch.cuda.Stream()
-    with torch.cuda.stream(stream):
-        for call in calls[:2]:
-            call()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        for call in calls:
-            call()
-    times = []
-    for _ in range(15):
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        graph.replay()  # keeps the GPU busy while the timed replay is queued
-        start.record()
-        graph.replay()
-        end.record()
-        end.synchronize()
-        times.append(1e-3 * start.elapsed_time(end) / len(calls))
-    return statistics.median(times)
 
 
 def main() -> None:
@@ -66,7 +42,8 @@ def main() -> None:
                 x = torch.randn(rows, k, device="cuda", dtype=torch.bfloat16)
                 expected = x.float() @ kernel.dequantise(packed).t()
                 error = (kernel.run(x, packed, None).float() - expected).norm() / expected.norm()
-                seconds = graph_time_s([partial(kernel.run, x, copy, None) for copy in copies])
+                calls = [partial(kernel.run, x, copy, None) for copy in copies]
+                seconds = graph_seconds(calls) / len(calls)
                 print(
                     json.dumps(
                         {

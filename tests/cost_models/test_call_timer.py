@@ -9,14 +9,16 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from tests.cost_models.clocked_cuda import CYCLE_S, GRAPH_S, ClockedCuda, install
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from foreplan.cost_models import call_timer
+from foreplan.cost_models import call_operands, call_timer, call_times
+from foreplan.cost_models.call_operands import CallKey
 from foreplan.cost_models.call_steps import UPDATE, CallStep, call_steps
-from foreplan.cost_models.call_timer import CallKey, CallTimer
+from foreplan.cost_models.call_timer import CallTimer
+from foreplan.cost_models.call_times import CallSeconds, LostDeviceError, time_calls
 from foreplan.cost_models.end_to_end_networks import build, example
-from foreplan.cost_models.end_to_end_passes import time_calls
 from foreplan.datasets.capture import capture
 from foreplan.datasets.operator_call import TENSOR, OperatorCall
 
@@ -111,7 +113,7 @@ def test_operands_lie_as_the_call_says(monkeypatch: pytest.MonkeyPatch) -> None:
         assert target == "aten.mul.Tensor"
         return multiply
 
-    monkeypatch.setattr(call_timer, "operator_of", operator)
+    monkeypatch.setattr(call_operands, "operator_of", operator)
     made = key("aten.mul.Tensor", [[3, 4], [1, 3], "float32"], [[3, 4], [1, 0], "float32"],
                gradients=(True, False))  # fmt: skip
     for mode in call_timer.MODES:
@@ -136,6 +138,119 @@ def test_gradients_are_of_as_many_calls_as_are_asked_for(monkeypatch: pytest.Mon
     monkeypatch.setattr(timer, "_seconds", flops)
     made = key("aten.mm.default", square, square, gradients=(True, True))
     assert timer.time(made, "backward")[0] == 2 * 2 * side**3  # two products
+
+
+@pytest.fixture
+def recording(monkeypatch: pytest.MonkeyPatch) -> tuple[CallTimer, ClockedCuda]:
+    """A timer whose device only keeps a clock, with memory of the processor."""
+    device = install(monkeypatch)
+    timer = CallTimer("cpu", seconds=0.0)
+    timer.kind = "cuda"
+    return timer, device
+
+
+def test_a_recorded_call_is_timed_without_its_launch(
+    recording: tuple[CallTimer, ClockedCuda], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    timer, device = recording
+    used: list[tuple[int, bool]] = []
+
+    def multiply(a: Tensor, b: Tensor) -> Tensor:
+        used.append((a.data_ptr(), device.recording is not None))
+        device.sleep(2000)
+        return a * b
+
+    monkeypatch.setattr(call_operands, "operator_of", lambda _: multiply)
+    made = key("aten.mul.Tensor", [[64], [1], "float32"], [[64], [1], "float32"],
+               gradients=(False, False))  # fmt: skip
+    aged = made._replace(ages=(4 * 512, 0))
+    for mode in ("inference", "forward"):
+        used.clear()
+        assert timer.graph_time(aged, mode) == pytest.approx(2000 * CYCLE_S + GRAPH_S)
+        recorded = [place for place, captured in used if captured]
+        copies = len(set(recorded))
+        assert copies == 4  # as old as so many calls
+        assert len(recorded) % copies == 0
+
+
+def test_gradients_are_recorded(
+    recording: tuple[CallTimer, ClockedCuda], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    timer, device = recording
+
+    class Twice(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: Tensor) -> Tensor:
+            device.sleep(10_000)
+            return x * 2
+
+        @staticmethod
+        def backward(ctx: Any, *grads: Tensor) -> Tensor:
+            device.sleep(2000)
+            return 2 * grads[0]
+
+    monkeypatch.setattr(call_operands, "operator_of", lambda _: Twice.apply)
+    made = key("aten.mul.Tensor", [[64], [1], "float32"], gradients=(True,))
+    assert timer.graph_time(made, "backward") == pytest.approx(2000 * CYCLE_S + GRAPH_S)
+
+
+def test_an_update_is_recorded(
+    recording: tuple[CallTimer, ClockedCuda], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    timer, device = recording
+
+    class AdamW:
+        def __init__(self, tensors: list[Tensor], **options: Any) -> None:
+            assert options["capturable"]
+            assert all(tensor.grad is not None for tensor in tensors)
+
+        def step(self) -> None:
+            device.sleep(2000)
+
+    monkeypatch.setattr(torch.optim, "AdamW", AdamW)
+    found = timer.graph_update([[4, 4], [4]], "float32")
+    assert found == pytest.approx(2000 * CYCLE_S + GRAPH_S)
+
+
+def test_what_cannot_be_recorded_is_timed_in_a_queue_and_says_why(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    square = [[4, 4], [4, 1], "float32"]
+    made = key("aten.mm.default", square, square, gradients=(False, False))
+    view = key("aten.view.default", square, gradients=(False,))
+    steps = [CallStep(made, "inference", "forward"), CallStep(view, "inference", "forward", True)]
+    found = time_calls(steps, "cpu", 0.0, ["graph"])
+    times = found[made, "inference"]
+    assert times is not None
+    assert times.queued is not None
+    assert times.recorded_s is None
+    assert times.why == "RuntimeError: CPUs have no CUDA graphs"
+    assert "aten.mm.default inference was not recorded" in capsys.readouterr().err
+    assert found[view, "inference"] == CallSeconds(None, None, 0.0)  # no kernel
+
+
+def test_a_call_that_lost_the_device_is_not_run_so_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    square = [[4, 4], [4, 1], "float32"]
+    made = key("aten.mm.default", square, square, gradients=(False, False))
+    step = CallStep(made, "inference", "forward")
+
+    def illegal(*_: object) -> float:
+        raise RuntimeError("CUDA error: an illegal memory access was encountered\nmore")
+
+    monkeypatch.setattr(CallTimer, "graph_time", illegal)
+    monkeypatch.setattr(torch.cuda, "synchronize", illegal)
+    timer = CallTimer("cpu", seconds=0.0)
+    timer.device = "cuda:0"
+    with pytest.raises(LostDeviceError, match="illegal memory access") as caught:
+        call_times._recorded(timer, (made, "inference"), {})
+    assert caught.value.call == (made, "inference")
+    lost: dict[Any, Any] = {caught.value.call: {caught.value.execution: str(caught.value)}}
+    times = time_calls([step], "cpu", 0.0, ["graph"], lost)[made, "inference"]
+    assert times is not None
+    assert times.queued is not None
+    assert "illegal memory access" in str(times.why)
+    lost[made, "inference"]["eager"] = "again"
+    assert time_calls([step], "cpu", 0.0, ["graph"], lost) == {(made, "inference"): None}
 
 
 def test_a_call_that_does_not_run_is_none(capsys: pytest.CaptureFixture[str]) -> None:

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from foreplan.cost_models import recorded_pass
+from foreplan.cost_models import end_to_end, recorded_pass
+from foreplan.cost_models.call_times import LostDeviceError
 from foreplan.cost_models.costs import CostBook
 from foreplan.cost_models.end_to_end import main, measure
 from foreplan.cost_models.end_to_end_networks import build, example
@@ -22,7 +23,7 @@ from foreplan.cost_models.host_prices import MODES, HostPrices, Issue, calibrate
 from foreplan.cost_models.replay import replay
 from foreplan.datasets import device_zoo
 from foreplan.datasets.capture import capture
-from foreplan.errors import SpecError
+from foreplan.errors import MissingDataError, SpecError
 
 CPU = device_zoo.device("xeon_8480+")
 
@@ -147,8 +148,12 @@ def test_graphs_are_scored_beside_eager_passes(measured: dict[str, Any]) -> None
     assert graph["kernels"] == 100
     launch = gpu.launch_overhead_s or 4e-6
     found = graph["latency_s"]
-    # One launch, and 2 us more for each of 100 kernels than in a queue.
-    assert found["measured"] == pytest.approx(found["sum"] + 100 * 2e-6 + launch)
+    # One launch, and 5 us before each call that is a kernel but the first.
+    kernels = sum(
+        not view and (cases[0]["alone"][place][-4] or 0.0) > 0.0
+        for place, _, view in cases[0]["calls"]
+    )
+    assert found["measured"] == pytest.approx(found["sum"] + (kernels - 1) * 5e-6 + launch)
     steps = len(cases[0]["steps"])
     assert found["predicted"] - found["predicted_published"] == pytest.approx(
         (steps - 1) * (5e-6 - GRAPH_GAP_S))  # fmt: skip
@@ -159,16 +164,42 @@ def test_graphs_are_scored_beside_eager_passes(measured: dict[str, Any]) -> None
     assert shown.endswith(f"not recorded: llama [1, 1] {two['phase']}: RuntimeError: a sync")
 
 
-def test_a_graph_that_hands_kernels_on_faster_takes_no_negative_time(
-    measured: dict[str, Any],
-) -> None:
+def test_calls_timed_from_graphs_are_replayed_without_a_host(measured: dict[str, Any]) -> None:
     times = {"real_s": 1e-3, "real_low_s": 9e-4, "real_high_s": 2e-3, "rounds_s": [1e-3],
              "rested_s": 1e-3, "kernels": None, "clock_hz": None, "power_w": None}  # fmt: skip
-    fast = {**GAPS, "queued_gap_s": 1.0}
-    case = {**measured["cases"][0], "graph": times}
-    document = {**measured, "figures": None, "gaps": fast, "cases": [case]}
-    row = score(document, device_zoo.device("h200"))["cases"][1]
-    assert 0 < row["latency_s"]["measured"] < 1e-4
+    case = next(c for c in measured["cases"] if c["network"] == "llama")
+    recorded = [[*row[:-4], None, None, 3e-6, None] for row in case["alone"]]
+    first = recorded[0]
+    recorded[0] = [*first[:-4], 9e-6, 1e-5, None, "RuntimeError: a sync"]
+    none = dict.fromkeys(("real_s", "real_low_s", "real_high_s", "rounds_s"))
+    alone = {**case, **none, "graph": times, "alone": recorded}
+    document = {**measured, "figures": None, "host": None, "gaps": GAPS, "cases": [alone]}
+    scored = score(document, device_zoo.device("h200"))
+    (row,) = scored["cases"]
+    works = [place for place, _, view in case["calls"] if not view]
+    assert row["latency_s"]["sum"] == pytest.approx(
+        sum(9e-6 if place == 0 else 3e-6 for place in works))  # fmt: skip
+    why = ["llama", first[0], "RuntimeError: a sync", 1]
+    assert scored["not_timed"] == [why]
+    assert tables(scored).endswith(f"timed in a queue: llama {first[0]} (1): RuntimeError: a sync")
+
+
+def test_a_call_that_loses_the_device_ends_the_run_and_is_kept(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    kept: list[dict[str, Any]] = []
+    first: list[Any] = []
+
+    def lose(steps: Any, *_: object) -> Any:
+        first.append(next(iter(steps)))
+        raise LostDeviceError((first[0].key, first[0].mode), "graph", "RuntimeError: illegal")
+
+    monkeypatch.setattr(end_to_end, "time_calls", lose)
+    with pytest.raises(MissingDataError, match=r"bert: torch is unusable after aten.*--resume"):
+        measure("cpu", size="tiny", networks=["bert"], seconds=0.02, rounds=1, calibration=[],
+                keep=lambda part: kept.append(json.loads(json.dumps(part))))  # fmt: skip
+    found = end_to_end._lost(kept[-1])
+    assert found == {(first[0].key, first[0].mode): {"graph": "RuntimeError: illegal"}}
 
 
 PRICES = HostPrices(

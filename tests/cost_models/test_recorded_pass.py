@@ -2,97 +2,26 @@
 
 from __future__ import annotations
 
-import contextlib
 import gc
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
+from tests.cost_models.clocked_cuda import CYCLE_S, GRAPH_S, QUEUED_S, ClockedCuda, install
 
 from foreplan.cost_models import graph_gaps, recorded_pass
 from foreplan.cost_models.graph_gaps import measured_gaps
 from foreplan.cost_models.recorded_pass import RecordedPass
 
-#: Seconds of a cycle, and from kernel to kernel in a queue and in a graph.
-CYCLE_S, QUEUED_S, GRAPH_S = 0.5e-9, 1e-6, 4e-7
-
-
-class Clocked:
-    """Stands in for ``torch.cuda``: its only kernel waits, and takes time on this clock."""
-
-    def __init__(self) -> None:
-        self.now = 0.0
-        self.recording: list[float] | None = None
-
-    def sleep(self, cycles: int) -> None:
-        if self.recording is None:
-            self.now += cycles * CYCLE_S + QUEUED_S
-        else:
-            self.recording.append(cycles * CYCLE_S)
-
-    @contextlib.contextmanager
-    def graph(self, graph: Graph, **_: object) -> Iterator[None]:
-        self.recording = graph.seconds
-        try:
-            yield
-        finally:
-            self.recording = None
-
-    def event(self, **_: object) -> Event:
-        return Event(self)
-
-
-class Event:
-    def __init__(self, device: Clocked) -> None:
-        self.device, self.at = device, 0.0
-
-    def record(self) -> None:
-        self.at = self.device.now
-
-    def synchronize(self) -> None:
-        pass
-
-    def elapsed_time(self, other: Event) -> float:
-        return 1e3 * (other.at - self.at)
-
-
-class Graph:
-    device: Clocked
-
-    def __init__(self, keep_graph: bool = False) -> None:
-        self.seconds: list[float] = []
-        self.keep = keep_graph
-
-    def replay(self) -> None:
-        self.device.now += sum(self.seconds) + GRAPH_S * len(self.seconds)
-
-    def raw_cuda_graph(self) -> int:
-        return 0
-
-
-class Stream:
-    def wait_stream(self, other: Stream) -> None:
-        pass
-
 
 @pytest.fixture
-def clocked(monkeypatch: pytest.MonkeyPatch) -> Clocked:
-    device = Clocked()
-    Graph.device = device
-    fakes: dict[str, Any] = {
-        "_sleep": device.sleep, "graph": device.graph, "Event": device.event, "CUDAGraph": Graph,
-        "Stream": Stream, "current_stream": Stream, "synchronize": lambda: None,
-        "device": lambda _: contextlib.nullcontext(),
-        "stream": lambda _: contextlib.nullcontext(),
-    }  # fmt: skip
-    for name, fake in fakes.items():
-        monkeypatch.setattr(torch.cuda, name, fake)
-    return device
+def clocked(monkeypatch: pytest.MonkeyPatch) -> ClockedCuda:
+    return install(monkeypatch)
 
 
-def test_gaps_of_a_clock(clocked: Clocked, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gaps_of_a_clock(clocked: ClockedCuda, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(graph_gaps, "_ROWS", (1, 2))
     monkeypatch.setattr(graph_gaps, "_WIDTHS", (64,))
     found = measured_gaps("cpu", torch.float32)
@@ -103,7 +32,7 @@ def test_gaps_of_a_clock(clocked: Clocked, monkeypatch: pytest.MonkeyPatch) -> N
     assert all(row[3:] == [0.0, 0.0] for row in found["alone"])  # no other kernel takes time here
 
 
-def test_a_pass_is_warm_before_it_is_recorded(clocked: Clocked) -> None:
+def test_a_pass_is_warm_before_it_is_recorded(clocked: ClockedCuda) -> None:
     calls: list[tuple[str, bool]] = []
 
     def part(name: str) -> Callable[[], None]:
@@ -122,7 +51,7 @@ def test_a_pass_is_warm_before_it_is_recorded(clocked: Clocked) -> None:
     assert clocked.now - before == pytest.approx(2 * (2000 * CYCLE_S + GRAPH_S))
 
 
-def test_what_a_pass_holds_lives_as_long_as_its_graph(clocked: Clocked) -> None:
+def test_what_a_pass_holds_lives_as_long_as_its_graph(clocked: ClockedCuda) -> None:
     class Optimizer:
         def step(self) -> None:
             clocked.sleep(1)
