@@ -17,6 +17,7 @@ from types import MappingProxyType
 import numpy as np
 
 from foreplan.datasets.device import Device
+from foreplan.datasets.operator_table import includes_launch
 
 #: Where a generation stands; kernels of one are used on the next ones. Assumed.
 _GENERATION = MappingProxyType(
@@ -91,5 +92,5 @@ def library_distance(
         return 0.0
     if target.split("-")[0] == expert.split("-")[0]:
         return scales.library
-    eager = target.startswith("torch") or expert.startswith("torch")
+    eager = includes_launch(target) or includes_launch(expert)
     return scales.library * (0.7 if same_chip and dtype in _VENDOR and not eager else 3.0)

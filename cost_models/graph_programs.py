@@ -12,6 +12,7 @@ layers are equal; a test compares with the capture of all.
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -20,6 +21,7 @@ from typing import Literal
 from foreplan.cost_models.costs import Segment, Work
 from foreplan.cost_models.host_call import HostCall, host_kind
 from foreplan.datasets.model import Model
+from foreplan.datasets.operator_call import TENSOR
 from foreplan.datasets.operator_graph import OperatorGraph, OperatorNode
 from foreplan.datasets.program import DTYPE_BYTES, Program, Variant, program
 from foreplan.errors import SpecError
@@ -29,6 +31,13 @@ Part = Literal["forward", "loss", "backward", "optimizer"]
 
 PHASES: tuple[Phase, ...] = ("inference", "training")
 PARTS: tuple[Part, ...] = ("forward", "loss", "backward", "optimizer")
+
+#: What names of kernels say of a convolution: how its images lie, and which gradient it is.
+CHANNELS_LAST, INPUT_GRADIENT, WEIGHT_GRADIENT = (
+    "_channels_last", "_input_gradient", "_weight_gradient",
+)  # fmt: skip
+#: Kernel of what a backward pass does beside products and convolutions.
+BACKWARD = "torch.backward"
 
 #: What an attention's backward pass costs in forward passes; see the module.
 ATTENTION_BACKWARD = 3
@@ -68,7 +77,7 @@ def lower(graph: OperatorGraph, phase: Phase = "inference") -> list[Step]:
     """
     nodes = [node for node in graph.operators() if node.op not in _NOTHING]
     readers = {name: graph.graph.out_degree(name) for name in graph.graph.nodes}
-    forward = _forward(nodes, readers)
+    forward = _forward(nodes, readers, _channels_last(graph))
     if phase == "inference":
         return forward
     return [
@@ -127,18 +136,33 @@ def programs(steps: Iterable[Step]) -> list[Program]:
 # ------------------------------------------------------------------------------------ forward
 
 
-def _forward(nodes: Sequence[OperatorNode], readers: Mapping[str, int]) -> list[Step]:
+def _channels_last(graph: OperatorGraph) -> frozenset[str]:
+    """Convolutions whose images lie with their channels last."""
+    found = set[str]()
+    for call in graph.calls:
+        if call.operator and "conv" in call.target:
+            tensors = json.loads(call.arguments)[0]
+            shape, strides, _ = tensors[0][TENSOR]
+            if shape[1] > 1 and strides[1] == 1 < math.prod(shape[2:]):
+                found.add(call.operator)
+    return frozenset(found)
+
+
+def _forward(
+    nodes: Sequence[OperatorNode], readers: Mapping[str, int],
+    channels_last: frozenset[str] = frozenset(),
+) -> list[Step]:  # fmt: skip
     reached = _differentiable(nodes)
     return [
-        Step(node.op, node.target, "forward", _work(node), node.calls,
+        Step(node.op, node.target, "forward", _work(node, node.name in channels_last), node.calls,
              HostCall(host_kind(node), node.calls - 1, wanted,
                       max(0, readers.get(node.name, 1) - 1) if wanted else 0))
         for node, wanted in zip(nodes, reached, strict=True)
     ]  # fmt: skip
 
 
-def _work(node: OperatorNode) -> Work:
-    kernel = "torch." + node.target.rpartition(".")[2]
+def _work(node: OperatorNode, channels_last: bool) -> Work:
+    kernel = "torch." + node.target.rpartition(".")[2] + CHANNELS_LAST * channels_last
     variant = Variant(_dtype(node.dtype), _dtype(node.dtype), kernel)
     if node.op in ("linear", "matmul") and node.inputs:
         return _product(node, variant)
@@ -265,13 +289,14 @@ def _backward(node: OperatorNode, step: Step) -> list[Step]:
     assert isinstance(work, Program)  # every forward step is one program
     d, v = work.dims, work.variant
     back = replace(step, part="backward", calls=1, host=None)
+    own = Variant(v.compute, v.compute, BACKWARD)
     if work.op == "linear":
         grads = [program("linear", v, rows=d["n"], n=d["k"], k=d["rows"])]
         grads.append(program("linear", v, rows=d["rows"], n=d["k"], k=d["n"]))
         steps = [replace(back, work=grad) for grad in grads]
         if len(node.parameters) > 1:
             steps.append(replace(back, kind="reduction", work=program(
-                "reduction", v, rows=d["n"], cols=d["rows"])))  # fmt: skip
+                "reduction", own, rows=d["n"], cols=d["rows"])))  # fmt: skip
         return steps
     if work.op == "matmul":
         one = program("matmul", v, batch=d["batch"], m=d["m"], n=d["k"], k=d["n"])
@@ -279,8 +304,8 @@ def _backward(node: OperatorNode, step: Step) -> list[Step]:
         return [replace(back, work=one), replace(back, work=two)]
     if work.op == "conv":
         return [
-            replace(back, work=replace(work, variant=replace(v, kernel=f"{v.kernel}_{of}")))
-            for of in ("input_gradient", "weight_gradient")
+            replace(back, work=replace(work, variant=replace(v, kernel=v.kernel + of)))
+            for of in (INPUT_GRADIENT, WEIGHT_GRADIENT)
         ]
     if work.op in ("attention", "full_attention"):
         return [replace(back, work=Segment("attention backward", ((work, ATTENTION_BACKWARD),)))]
@@ -292,7 +317,7 @@ def _backward(node: OperatorNode, step: Step) -> list[Step]:
         steps = [_wide(back, shape, 2)]
         if work.op == "norm" and node.parameters:
             steps.append(replace(back, kind="reduction", work=program(
-                "reduction", v, rows=d["cols"], cols=d["rows"])))  # fmt: skip
+                "reduction", own, rows=d["cols"], cols=d["rows"])))  # fmt: skip
         return steps
     if node.op in ("reduction", "pool"):
         return [_wide(back, node.inputs[0], 1)]
@@ -311,7 +336,7 @@ def _wide(step: Step, shape: Sequence[int], inputs: int) -> Step:
     rows, cols = _flat(shape)
     assert isinstance(step.work, Program)
     v = step.work.variant
-    variant = Variant(v.compute, v.compute, "torch.backward")
+    variant = Variant(v.compute, v.compute, BACKWARD)
     work = program("elementwise", variant, rows=rows, cols=cols, inputs=inputs)
     kind = step.kind if step.kind in ("norm", "softmax", "activation") else "elementwise"
     return replace(step, kind=kind, part="backward", work=work, calls=1, host=None)

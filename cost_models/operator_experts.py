@@ -21,7 +21,7 @@ from foreplan.cost_models.operator_work import PRECISIONS
 from foreplan.cost_models.tile_selector import kernel_line, select
 from foreplan.cost_models.tree_ensemble import TreeEnsemble
 from foreplan.datasets.device import Device
-from foreplan.datasets.operator_table import OperatorTable
+from foreplan.datasets.operator_table import OperatorTable, includes_launch
 
 Floats = NDArray[np.float64]
 
@@ -154,7 +154,7 @@ def overheads(part: OperatorTable, latency: Floats, roofline_s: Floats) -> dict[
 
     Only torch's eager calls have one; the other libraries are timed inside CUDA graphs.
     """
-    if not part.library[0].startswith("torch"):
+    if not includes_launch(part.library[0]):
         return {}
     found = {}
     for name in sorted(set(part.op)):
@@ -253,7 +253,7 @@ def _launch(
 
     It is a property of the host and the framework, not of the chip, so likeness plays no part.
     """
-    if not library.startswith("torch"):
+    if not includes_launch(library):
         return np.zeros(len(ops))
     tiers = (
         [e for e in pool if e.device.name == device.name and e.library == library],

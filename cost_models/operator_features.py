@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,7 +36,7 @@ from foreplan.cost_models.tile_times import (
     wave_columns,
 )
 from foreplan.datasets.device import Device
-from foreplan.datasets.operator_table import OperatorTable
+from foreplan.datasets.operator_table import OperatorTable, includes_launch
 
 Floats = NDArray[np.float64]
 
@@ -43,8 +44,8 @@ Floats = NDArray[np.float64]
 FAMILIES: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
         "product": ("bmm", "linear"),
-        "conv": ("conv",),
-        "wide": ("elementwise", "softmax", "layernorm"),
+        "conv": ("conv", "conv_input_gradient", "conv_weight_gradient"),
+        "wide": ("elementwise", "softmax", "layernorm", "batchnorm", "reduction", "embedding"),
         "context": ("context_attention",),
         "generation": ("generation_attention",),
         "collective": ("collective",),
@@ -69,6 +70,9 @@ _THROTTLE_S = 3e-4
 
 #: Multiprocessors of a large GPU whose number is not published. Assumed.
 _USUAL_UNITS = 140.0
+
+#: Channels of a group from which on a convolution is a product of matrix units. Assumed.
+_MATRIX_CHANNELS = 8
 
 #: Clock cycles of a kernel that does next to nothing: 2.1, 2.8 and 3.7 us on L40S, H100 and A100.
 #: Fitted, one parameter.
@@ -119,6 +123,7 @@ def features(table: OperatorTable, family: str, tile: NDArray[np.int64] | None =
             else _FAMILY[family](table, work, offer)
         )  # fmt: skip
         columns |= _common(work, offer)
+        columns |= _later(table, family)
     values = np.column_stack([np.asarray(column, dtype=np.float32) for column in columns.values()])
     values[~np.isfinite(values)] = np.nan
     bound = _bound(table, work, offer)
@@ -134,7 +139,7 @@ def memory_time(table: OperatorTable, work: OperatorWork, offer: Mapping[str, Fl
     """
     # NeuSight's loop repeats a call on the same buffers; aiconfigurator's GEMM loop goes round
     # several copies (fitted on L40S, whose step comes at a fifth of its L2).
-    graphs = np.array([not name.startswith("torch") for name in table.library])
+    graphs = np.array([not includes_launch(name) for name in table.library])
     copies = np.where(graphs & (table.kind == "linear"), 5.0, 1.0)
     filled = np.nan_to_num(copies * work.bytes / offer["l2"], nan=np.inf)
     from_memory = 1 / (1 + (0.75 / np.maximum(filled, 1e-9)) ** 6)
@@ -149,7 +154,8 @@ def _bound(table: OperatorTable, work: OperatorWork, offer: Mapping[str, Floats]
     # Published generation tables read grouped caches at half of their bytes; see `_attention`.
     missing = missing * np.where(_grouped(table), 0.5, 1.0)
     # Winograd's F(4x4, 3x3) needs a quarter of the multiplications.
-    few = (table.kind == "conv") & (table.dims["window"] > 1) & (table.dims["stride"] == 1)
+    few = np.isin(table.kind, FAMILIES["conv"])
+    few &= (table.dims["window"] > 1) & (table.dims["stride"] == 1)
     return np.asarray(
         np.maximum(
             work.flops / work.peak * np.where(few, 0.25, 1.0), work.bytes * missing / work.bandwidth
@@ -219,6 +225,24 @@ def _common(work: OperatorWork, offer: Mapping[str, Floats]) -> dict[str, Floats
     }
 
 
+def _later(table: OperatorTable, family: str) -> dict[str, Floats]:
+    """Features that stand last, because the trees of shipped weights count columns."""
+    d, kind = table.dims, table.kind
+    asked: dict[str, NDArray[Any]] = {}
+    if family == "conv":
+        asked = {
+            "log_groups": np.log(np.maximum(d["groups"], 1)),
+            "log_group_cin": np.log(d["cin"] / np.maximum(d["groups"], 1)),
+            "channels_last": d["channels_last"],
+            "is_input_gradient": kind == "conv_input_gradient",
+            "is_weight_gradient": kind == "conv_weight_gradient",
+        }
+    if family == "wide":
+        names = ("batchnorm", "reduction", "embedding")
+        asked = {"strided": d["strided"]} | {f"is_{name}": kind == name for name in names}
+    return {name: np.asarray(column, dtype=np.float64) for name, column in asked.items()}
+
+
 def _fixed(offer: Mapping[str, Floats]) -> Floats:
     """Seconds of a kernel that does next to nothing (N,)."""
     return _FIXED_CYCLES / np.nan_to_num(offer["clock"], nan=1.8e9)
@@ -264,19 +288,30 @@ def _product(
 
 def _conv(table: OperatorTable, work: OperatorWork, offer: Mapping[str, Floats]) -> _Block:
     d = table.dims
-    out = out_size(d)
-    m, n, k = d["b"] * out**2, d["cout"], d["cin"] * d["window"] ** 2
+    out, groups = out_size(d), np.maximum(d["groups"], 1)
+    pixels, taps = d["b"] * out**2, d["window"] ** 2
+    cin, cout = d["cin"] / groups, d["cout"] / groups
+    to_input, to_weight = (
+        table.kind == f"conv_{name}_gradient" for name in ("input", "weight")
+    )  # fmt: skip
+    # The product that a convolution and each of its gradients is, one a group.
+    m = np.where(to_weight, cout, np.where(to_input, pixels * d["stride"] ** 2, pixels))
+    n = np.where(to_weight, cin * taps, np.where(to_input, cin, cout))
+    k = np.where(to_weight, pixels, np.where(to_input, cout * taps / d["stride"] ** 2, cin * taps))
+    m, n, k = (np.maximum(np.round(size), 1) for size in (m, n, k))
     peak = work.peak * sustained_share(work, offer)
-    once = np.ones_like(m)
-    item = Product(once, m, n, k, peak, work.units, work.bandwidth, work.bytes, split=once < 0)
+    item = Product(groups, m, n, k, peak, work.units, work.bandwidth, work.bytes, split=to_weight)
+    # Few channels a group leave nothing to matrix units (assumed: below 8).
+    few = (groups > 1) & (np.minimum(cin, cout) < _MATRIX_CHANNELS)
+    compute = np.where(few, work.flops / offer["fp32"], best_tile_seconds(item))
     columns = wave_columns(item) | {
         "log_m": np.log(m), "log_n": np.log(n), "log_k": np.log(k), "log_b": np.log(d["b"]),
         "cin": np.log(d["cin"]), "window": d["window"], "stride": d["stride"],
         "padding": d["padding"], "log_out": np.log(out), "align_cin": _alignment(d["cin"]),
-        "align_cout": _alignment(n),
+        "align_cout": _alignment(d["cout"]),
     }  # fmt: skip
     moving = memory_time(table, work, offer)
-    return columns, _fixed(offer) + np.maximum(best_tile_seconds(item), moving)
+    return columns, _fixed(offer) + np.maximum(compute, moving)
 
 
 def _wide(table: OperatorTable, work: OperatorWork, offer: Mapping[str, Floats]) -> _Block:

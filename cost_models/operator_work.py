@@ -168,7 +168,8 @@ def _product(d: _Dims, act: Floats, weight: Floats) -> _Pair:
 
 
 def _conv(d: _Dims, act: Floats, weight: Floats) -> _Pair:
-    out, kernel = out_size(d), d["cin"] * d["cout"] * d["window"] ** 2
+    out = out_size(d)
+    kernel = d["cin"] / np.maximum(d["groups"], 1) * d["cout"] * d["window"] ** 2
     pixels = d["cin"] * d["size"] ** 2 + d["cout"] * out**2
     return 2 * d["b"] * kernel * out**2, d["b"] * pixels * act + kernel * weight
 
@@ -181,6 +182,14 @@ def _elementwise(d: _Dims, act: Floats, weight: Floats) -> _Pair:
 def _normalise(d: _Dims, act: Floats, weight: Floats) -> _Pair:
     count = d["rows"] * d["cols"]
     return 5 * count, 2 * count * act
+
+
+def _reduce(d: _Dims, act: Floats, weight: Floats) -> _Pair:
+    return d["rows"] * d["cols"], d["rows"] * (d["cols"] + 1) * act
+
+
+def _gather(d: _Dims, act: Floats, weight: Floats) -> _Pair:
+    return np.zeros_like(act), d["rows"] * d["cols"] * (act + weight)
 
 
 def _attention(d: _Dims, act: Floats, weight: Floats) -> _Pair:
@@ -211,10 +220,12 @@ _COUNT: Mapping[str, Callable[[_Dims, Floats, Floats], _Pair]] = MappingProxyTyp
     {
         "bmm": _product,
         "linear": _product,
-        "conv": _conv,
+        # Gradients multiply as often, and read and write tensors of the same sizes.
+        **dict.fromkeys(("conv", "conv_input_gradient", "conv_weight_gradient"), _conv),
         "elementwise": _elementwise,
-        "softmax": _normalise,
-        "layernorm": _normalise,
+        **dict.fromkeys(("softmax", "layernorm", "batchnorm"), _normalise),
+        "reduction": _reduce,
+        "embedding": _gather,
         "context_attention": _attention,
         "generation_attention": _attention,
         "collective": _collective,

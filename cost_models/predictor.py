@@ -1,23 +1,39 @@
 """Predictor: the trained model behind ``foreplan.Predictor``, asked in terms of `Program`s.
 
-Weights measured around CUDA graphs (TensorRT-LLM, SGLang) answer for reduced precision and
-attention; torch's FP32 operators answer for the rest. Times are of the device alone: the launch by
-the host is a `HostLaunch` of its own.
+Times are of the device alone: the launch by the host is a `HostLaunch` of its own. On a chip whose
+torch operators were timed inside CUDA graphs (library ``torch_graph``) these answer for what they
+saw. Elsewhere weights measured around CUDA graphs (TensorRT-LLM, SGLang) answer for reduced
+precision and attention, and torch's FP32 operators, less their launch, for the rest.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Self
 
 import numpy as np
 
 from foreplan.cost_models.costs import Estimate
+from foreplan.cost_models.graph_programs import (
+    BACKWARD,
+    CHANNELS_LAST,
+    INPUT_GRADIENT,
+    WEIGHT_GRADIENT,
+)
+from foreplan.cost_models.operator_features import FAMILIES
 from foreplan.cost_models.operator_predictor import OperatorPredictor
 from foreplan.datasets import device_zoo
 from foreplan.datasets.device import Device
-from foreplan.datasets.operator_table import UNKNOWN, OperatorTable, operator_table, texts
+from foreplan.datasets.operator_cases import RECORDED
+from foreplan.datasets.operator_table import (
+    UNKNOWN,
+    OperatorTable,
+    includes_launch,
+    operator_table,
+    texts,
+)
 from foreplan.datasets.program import Program
 from foreplan.errors import MissingDataError
 
@@ -91,30 +107,65 @@ class Predictor:
     def supported(self, programs: Sequence[Program], device: Device | str) -> list[Estimate | None]:
         """As `predict`, with ``None`` for what is outside of what the model saw.
 
-        Outside are CPUs (no row was of one), gathers, reductions, cache writes and arg-max, FP32
-        attention, grouped convolutions and three-bit weights.
+        Outside are CPUs (no row was of one), cache writes and arg-max, FP32 attention, three-bit
+        weights, and, but on a chip with operators timed inside CUDA graphs, gathers, reductions and
+        grouped convolutions.
         """
         target = device_zoo.device(device) if isinstance(device, str) else device
         if not programs or target.kind == "cpu":
             return [None] * len(programs)
-        mean, low, high = self.model.predict_interval(program_table(programs, target))
+        table = program_table(programs, target, recorded_libraries(self.model, target))
+        mean, low, high = self.model.predict_interval(table)
         return [
             Estimate(float(m), float(lo), float(hi), "predicted") if np.isfinite(m) else None
             for m, lo, hi in zip(mean, low, high, strict=True)
         ]
 
 
-def program_table(programs: Sequence[Program], device: Device) -> OperatorTable:
-    """Programs as rows of an operator table; what the tables have no like of is `UNKNOWN`."""
-    rows = [_row(program) for program in programs]
+def recorded_libraries(model: OperatorPredictor, device: Device) -> dict[tuple[str, str], str]:
+    """Library whose operators were timed inside CUDA graphs on a device's chip, by kind and dtype.
+
+    Another board's of the chip do not stand in for the device's own operators of other libraries.
+    """
+    own = {
+        (expert.family, expert.dtype)
+        for expert in model.experts_
+        if expert.device.name == device.name and not includes_launch(expert.library)
+    }
+    found: dict[tuple[str, str], str] = {}
+    for expert in sorted(model.experts_, key=lambda e: (e.device.name == device.name, e.library)):
+        if not expert.library.startswith(RECORDED) or expert.device.chip != device.chip:
+            continue
+        if expert.device.name == device.name or (expert.family, expert.dtype) not in own:
+            found |= {(kind, expert.dtype): expert.library for kind in expert.offsets}
+    return found
+
+
+def program_table(
+    programs: Sequence[Program], device: Device,
+    recorded: Mapping[tuple[str, str], str] = MappingProxyType({}),
+) -> OperatorTable:  # fmt: skip
+    """Programs as rows of an operator table; what the tables have no like of is `UNKNOWN`.
+
+    Args:
+        programs: what is asked for (N,).
+        device: on which.
+        recorded: from `recorded_libraries`.
+    """
+    asked = [_row(program) for program in programs]
+    libraries = [recorded.get((kind, dtype)) for kind, dtype, _ in asked]
+    rows = [
+        row if library else _published(row)
+        for row, library in zip(asked, libraries, strict=True)
+    ]  # fmt: skip
     names = sorted({name for _, _, dims in rows for name in dims})
     count = len(rows)
     return operator_table(
         op=texts(kind for kind, _, _ in rows),
         kind=texts(kind for kind, _, _ in rows),
         dtype=texts(dtype for _, dtype, _ in rows),
-        # No torch: times without the host's launch.
-        library=texts("trtllm" for _ in rows),
+        # Not torch called eagerly: times without the host's launch.
+        library=texts(library or "trtllm" for library in libraries),
         device=texts(device.name for _ in rows),
         dims={
             name: np.array([dims.get(name, 0) for _, _, dims in rows], dtype=np.float64)
@@ -125,11 +176,28 @@ def program_table(programs: Sequence[Program], device: Device) -> OperatorTable:
     )
 
 
-_NOTHING: tuple[str, str, dict[str, int]] = (UNKNOWN, "", {})
+#: Kind, data type and dimensions of a program in the words of an operator table.
+_Row = tuple[str, str, dict[str, int]]
+_NOTHING: _Row = (UNKNOWN, "", {})
+
+#: Kernels that read or write elements which are no neighbours in memory.
+_STRIDED = frozenset(
+    {"torch.clone", "torch.contiguous", "torch.cat", "torch.stack", "torch.roll", "torch.repeat"}
+)
 
 
-def _row(program: Program) -> tuple[str, str, dict[str, int]]:
-    """Kind, data type and dimensions of a program in the words of an operator table."""
+def _published(row: _Row) -> _Row:
+    """A row in the words of published tables, which say less of an operator and know fewer."""
+    kind, dtype, dims = row
+    if kind in ("reduction", "embedding") or dims.get("groups", 1) > 1:
+        return _NOTHING
+    left_out = {"strided", "groups", "channels_last"}
+    plain = {"batchnorm": "layernorm"} | dict.fromkeys(FAMILIES["conv"], "conv")
+    return plain.get(kind, kind), dtype, {n: size for n, size in dims.items() if n not in left_out}
+
+
+def _row(program: Program) -> _Row:
+    """A program in the words of a table of torch's operators."""
     d, v = program.dims, program.variant
     if program.op == "linear":
         dtype = _LINEAR.get((v.storage, v.compute))
@@ -147,18 +215,25 @@ def _row(program: Program) -> tuple[str, str, dict[str, int]]:
     if dtype is None:
         return _NOTHING
     if program.op in ("norm", "softmax"):
-        kind = "layernorm" if program.op == "norm" else "softmax"
+        batch = v.kernel.endswith("batch_norm")
+        kind = "softmax" if program.op == "softmax" else "batchnorm" if batch else "layernorm"
         return kind, dtype, {"rows": d["rows"], "cols": d["cols"]}
     if program.op == "matmul":
         return "bmm", dtype, {"b": d["batch"], "m": d["m"], "n": d["n"], "k": d["k"]}
     if program.op == "conv":
-        square = _square_conv(d)
-        return ("conv", dtype, square) if square else _NOTHING
+        square = _square_conv(d, v.kernel)
+        of = next((g for g in (INPUT_GRADIENT, WEIGHT_GRADIENT) if v.kernel.endswith(g)), "")
+        return (f"conv{of}", dtype, square) if square else _NOTHING
+    if program.op in ("reduction", "embedding"):
+        size = {"rows": d["rows"], "cols": d["cols"]}
+        # A backward pass sums over rows, a forward pass over neighbours.
+        turned = {"strided": int(v.kernel == BACKWARD)} if program.op == "reduction" else {}
+        return program.op, dtype, size | turned
     if program.op == "adamw":
         return "elementwise", dtype, {"rows": 1, "cols": d["parameters"], "inputs": 6, "cost": 12}
     if program.op == "elementwise":
         return "elementwise", dtype, {name: d[name] for name in ("rows", "cols", "inputs")} | {
-            "cost": 1}  # fmt: skip
+            "cost": 1, "strided": int(v.kernel in _STRIDED)}  # fmt: skip
     if program.op == "rope":
         wide = {"rows": d["rows"], "cols": d["heads"] * d["head_dim"], "inputs": 1, "cost": 6}
         return "elementwise", dtype, wide
@@ -170,12 +245,13 @@ def _row(program: Program) -> tuple[str, str, dict[str, int]]:
                                   "cost": cost}  # fmt: skip
 
 
-def _square_conv(d: dict[str, int]) -> dict[str, int] | None:
-    """A convolution in the tables' words, which know square ones without groups alone."""
+def _square_conv(d: dict[str, int], kernel: str) -> dict[str, int] | None:
+    """A convolution in the tables' words, which know square ones alone."""
     size, out, window = (math.isqrt(d[name]) for name in ("inputs", "outputs", "taps"))
-    if d["groups"] != 1 or size**2 != d["inputs"] or window**2 != d["taps"]:
+    if size**2 != d["inputs"] or window**2 != d["taps"]:
         return None
     stride = max(1, round(size / out))
     padding = max(0, ((out - 1) * stride + window - size + 1) // 2)
     return {"b": d["batch"], "cin": d["cin"], "cout": d["cout"], "window": window, "size": size,
-            "stride": stride, "padding": padding}  # fmt: skip
+            "stride": stride, "padding": padding, "groups": d["groups"],
+            "channels_last": int(CHANNELS_LAST in kernel)}  # fmt: skip

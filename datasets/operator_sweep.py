@@ -1,127 +1,111 @@
-"""Time torch's library operators over a random grid of shapes on one CUDA device.
+"""Time torch's library operators over random shapes on one CUDA device.
 
 Run as ``PYTHONPATH=src python -m foreplan.datasets.operator_sweep -o FILE``; needs torch, numpy and
 pyarrow alone, so that it runs on a machine without the rest. Writes the columns of
-`operator_table.write_operators`.
+`operator_table.write_operators`. FP32 runs with TF32 off. Two conventions, never mixed:
 
-The label follows NeuSight's convention, so that rows of both can be trained on together: each call
-is timed by a pair of CUDA events on an idle device, launch included; the label is the mean of the 5
-fastest of 25 (of 10 where one call takes over 5 ms). FP32 runs with TF32 off. Operands are views of
-one random buffer, because zeros run faster than data.
+``--timing eager`` is NeuSight's, so that rows of both can be trained on together: each call is
+timed by a pair of CUDA events on an idle device, launch included; the label is the mean of the 5
+fastest of 25 (of 10 where one call takes over 5 ms). Library ``torch-2.11-cuda``.
+
+``--timing graph`` takes the launch out: calls are recorded as a CUDA graph and replayed
+(`graph_timer`), of more operators and data types (`operator_cases`). Library
+``torch_graph-2.11-cuda``.
+
+Every time is on the disk before the next call runs (``FILE.journal``), so that an illegal access
+loses one operator: ``--resume`` goes on behind it, and ``--resume --seconds 0`` only writes the
+table, on any machine.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
+import gc
+import itertools
+import json
+import os
+import sys
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Any, NamedTuple
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-#: Largest FLOP and bytes of one sampled operator: about 20 ms on an H200 in FP32.
-_MOST_FLOPS, _MOST_BYTES = 8e11, 8e9
+from foreplan.datasets.operator_cases import (
+    RECORDED,
+    Case,
+    Operands,
+    graph_cases,
+    product_shape,
+    wide_shape,
+)
+
+#: Seconds of replays of one operator.
+_REPLAYS_S = 0.05
 
 
-class Case(NamedTuple):
-    """One operator to time: its name and kind, data type, dimensions and the call."""
-
-    op: str
-    kind: str
-    dtype: str
-    dims: dict[str, int]
-    call: Callable[[], Any]
-
-
-def cases(counts: dict[str, int], seed: int, buffer: Any) -> Iterator[Case]:
-    """Sample operators.
+def eager_cases(counts: dict[str, int], seed: int) -> list[Case]:
+    """Sample operators that NeuSight's tables have, in random order.
 
     Args:
         counts: how many of each: ``bmm``, ``linear``, ``wide`` (each elementwise operator, softmax
             and layer norm).
-        seed: of the shapes.
-        buffer: 1-D FP32 CUDA tensor that operands are views of.
+        seed: of the shapes and their order.
     """
-    import torch
-    import torch.nn.functional as F
-
     rng = np.random.default_rng(seed)
-
-    def view(dtype: Any, offset: int, *shape: int) -> Any:
-        start = -(-offset // 256) * 256  # allocators align tensors, and kernels count on it
-        return buffer.view(dtype)[start : start + int(np.prod(shape))].view(*shape)
-
-    dtypes = {"fp32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-    for name in ("fp32", "bfloat16"):
-        dtype, width = dtypes[name], 4 if name == "fp32" else 2
-        share = 1.0 if name == "fp32" else 0.5
-        for _ in range(int(counts["bmm"] * share)):
-            b, m, n, k = _product_shape(rng, batched=True, width=width)
-            x, y = view(dtype, 0, b, m, k), view(dtype, b * m * k, b, k, n)
-            yield Case("bmm", "bmm", name, {"b": b, "m": m, "n": n, "k": k},
-                       partial(torch.bmm, x, y))  # fmt: skip
-        for _ in range(int(counts["linear"] * share)):
-            _, m, n, k = _product_shape(rng, batched=False, width=width)
-            x, w = view(dtype, 0, m, k), view(dtype, m * k, n, k)
-            bias = view(dtype, 0, n)
-            yield Case("linear", "linear", name, {"b": 1, "m": m, "n": n, "k": k},
-                       partial(F.linear, x, w, bias))  # fmt: skip
-    binary: dict[str, Any] = {
-        "add": torch.add, "mul": torch.mul, "div": torch.div, "pow": torch.pow,
-    }  # fmt: skip
-    unary: dict[str, Any] = {"relu": torch.relu, "gelu": F.gelu, "tanh": torch.tanh}
+    found: list[Case] = []
+    for dtype, width, share in (("fp32", 4, 1.0), ("bfloat16", 2, 0.5)):
+        for op, batched in (("bmm", True), ("linear", False)):
+            for _ in range(int(counts[op] * share)):
+                b, m, n, k = product_shape(rng, batched=batched, width=width)
+                dims = {"b": b, "m": m, "n": n, "k": k}
+                found.append(
+                    Case(op, op, dtype, dims, partial(_product, dtype, batched, b, m, n, k))
+                )
+    binary, unary = ("add", "mul", "div", "pow"), ("relu", "gelu", "tanh")
     cost = {"add": 1, "mul": 1, "div": 2, "pow": 8, "relu": 1, "gelu": 8, "tanh": 6}
     for _ in range(counts["wide"]):
         for op in (*binary, *(f"{name}u" for name in binary), *unary, "softmax", "ln"):
-            rows, cols = _wide_shape(rng)
-            x, y = view(torch.float32, 0, rows, cols), view(torch.float32, rows * cols, rows, cols)
+            rows, cols = wide_shape(rng)
             base = op[:-1] if op.endswith("u") and op[:-1] in binary else op
-            call: Callable[[], Any]
-            inputs, kind = 1, "elementwise"
-            if op in binary:
-                inputs = 2
-                call = partial(binary[op], x, y)
-            elif base in binary:
-                call = partial(binary[base], x, 2.0)
-            elif op in unary:
-                call = partial(unary[op], x)
-            elif op == "softmax":
-                inputs, kind = 0, "softmax"
-                call = partial(torch.softmax, x, -1)
-            else:
-                inputs, kind = 0, "layernorm"
-                w = view(torch.float32, 0, cols)
-                call = partial(F.layer_norm, x, w.shape, w, w)
+            kind = {"softmax": "softmax", "ln": "layernorm"}.get(op, "elementwise")
+            inputs = 0 if kind != "elementwise" else 2 if op in binary else 1
             dims = {"rows": rows, "cols": cols, "inputs": inputs, "cost": cost.get(base, 0)}
-            yield Case(op, kind, "fp32", dims, call)
+            found.append(Case(op, kind, "fp32", dims, partial(_wide, op, base, rows, cols)))
+    return [found[at] for at in np.random.default_rng(seed).permutation(len(found))]
 
 
-def _product_shape(
-    rng: np.random.Generator, *, batched: bool, width: int
-) -> tuple[int, int, int, int]:
-    while True:
-        if batched:
-            top = rng.choice([10.0, 12.0, 14.0], p=[0.6, 0.25, 0.15])
-            sizes = 2.0 ** rng.uniform([0, 3, 3, 3], [10, top, top, top])
-        else:
-            sizes = 2.0 ** rng.uniform([0, 2, 4, 4], [0, 13, 16, 16])
-        shape = np.maximum(np.round(sizes), 1).astype(int)
-        if rng.random() < 0.5:  # models have round sizes
-            shape[1:] = np.maximum(shape[1:] // 64, 1) * 64
-        b, m, n, k = (int(size) for size in shape)
-        small = width * b * (m * k + k * n + m * n) < _MOST_BYTES
-        if small and 2.0 * b * m * n * k < _MOST_FLOPS:
-            return b, m, n, k
+def _product(
+    dtype: str, batched: bool, b: int, m: int, n: int, k: int, view: Operands
+) -> list[Callable[[], Any]]:
+    import torch
+    import torch.nn.functional as F
+
+    if batched:
+        return [partial(torch.bmm, view(dtype, 0, b, m, k), view(dtype, b * m * k, b, k, n))]
+    x, weight, bias = view(dtype, 0, m, k), view(dtype, m * k, n, k), view(dtype, 0, n)
+    return [partial(F.linear, x, weight, bias)]
 
 
-def _wide_shape(rng: np.random.Generator) -> tuple[int, int]:
-    while True:
-        rows, cols = (int(2.0 ** rng.uniform(low, high)) for low, high in ((1, 17), (4, 15)))
-        if rng.random() < 0.5 and cols > 64:
-            cols = cols // 64 * 64
-        if 12.0 * rows * cols < _MOST_BYTES / 2:
-            return rows, cols
+def _wide(op: str, base: str, rows: int, cols: int, view: Operands) -> list[Callable[[], Any]]:
+    import torch
+    import torch.nn.functional as F
+
+    x = view("fp32", 0, rows, cols)
+    if op == "softmax":
+        return [partial(torch.softmax, x, -1)]
+    if op == "ln":
+        factor = view("fp32", 0, cols)
+        return [partial(F.layer_norm, x, factor.shape, factor, factor)]
+    if op in ("relu", "tanh"):
+        return [partial(getattr(torch, op), x)]
+    if op == "gelu":
+        return [partial(F.gelu, x)]
+    other = 2.0 if op != base else view("fp32", rows * cols, rows, cols)
+    return [partial(getattr(torch, base), x, other)]
 
 
 def time_call(call: Callable[[], Any]) -> float:
@@ -146,44 +130,197 @@ def time_call(call: Callable[[], Any]) -> float:
     return float(np.mean(sorted(times)[:5]))
 
 
-def main() -> None:
-    """Sweep, and write the table."""
-    import pyarrow as pa  # type: ignore[import-untyped, unused-ignore]
-    import pyarrow.parquet as pq  # type: ignore[import-untyped, unused-ignore]
+class SweepJournal:
+    """Times of a sweep so far, one JSON line each: its number, then seconds or why there are none.
+
+    A line that only says the number is of an operator that ended its process.
+
+    Args:
+        path: the file.
+        head: what the times belong to; another head is refused.
+        resume: go on with what is there; else begin anew.
+
+    Raises:
+        ValueError: the file is of another sweep.
+    """
+
+    def __init__(self, path: Path, head: dict[str, Any], *, resume: bool) -> None:
+        self.path = path
+        self.times: dict[int, float] = {}
+        self.failed: dict[int, str] = {}
+        lines = path.read_text().splitlines() if resume and path.exists() else []
+        rows: list[Any] = []
+        for line in lines:
+            with contextlib.suppress(json.JSONDecodeError):  # torn by a kill
+                rows.append(json.loads(line))
+        self.head = rows[0] if rows else head
+        asked = {name: value for name, value in head.items() if value is not None}
+        if {name: self.head.get(name) for name in asked} != asked:
+            raise ValueError(f"{path} is of {self.head}, not of {asked}")
+        for index, *found in rows[1:]:
+            self.failed.setdefault(index, "the process ended")
+            if found:
+                self.add(index, *found)
+        path.write_text("".join(json.dumps(row) + "\n" for row in (rows or [head])))
+
+    @property
+    def next(self) -> int:
+        """The number of the first operator that has not been tried."""
+        return max([-1, *self.times, *self.failed]) + 1
+
+    def write(self, *row: Any) -> None:
+        """Put a line on the disk."""
+        with self.path.open("a") as file:
+            file.write(json.dumps(row) + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+
+    def add(self, index: int, seconds: float | None, why: str = "") -> None:
+        """Take a time, or why there is none."""
+        self.failed.pop(index, None)
+        if seconds is None:
+            self.failed[index] = why
+        else:
+            self.times[index] = seconds
+
+
+def run(
+    cases: Iterator[Case], journal: SweepJournal, timer: Callable[[Case], float], seconds: float
+) -> bool:
+    """Time operators that the journal does not have, for so long.
+
+    Returns:
+        Whether the device can still be used.
+    """
+    begun = time.monotonic()
+    first = journal.next
+    for index, case in enumerate(itertools.islice(cases, first, None), first):
+        if time.monotonic() - begun > seconds:
+            break
+        journal.write(index)
+        try:
+            found: tuple[Any, ...] = (timer(case),)
+        except RuntimeError as error:
+            why = f"{case.op} {case.dtype} {case.dims}: {error}".splitlines()[0][:300]
+            found = (None, why)
+            print(why, file=sys.stderr, flush=True)
+        journal.write(index, *found)
+        journal.add(index, *found)
+        if found[0] is None and not _usable():
+            return False
+    return True
+
+
+def _usable() -> bool:
     import torch
 
-    parser = argparse.ArgumentParser(description=__doc__, add_help=True)
-    parser.add_argument("-o", "--output", required=True)
-    parser.add_argument("--bmm", type=int, default=2000)
+    try:
+        torch.cuda.synchronize()
+        torch.rand(1, device="cuda").add_(1.0)
+        torch.cuda.synchronize()
+    except RuntimeError:
+        return False
+    return True
+
+
+def write_table(cases: Iterator[Case], journal: SweepJournal, path: Path) -> int:
+    """Write what the journal has as an operator table; returns the rows."""
+    import pyarrow as pa  # type: ignore[import-untyped, unused-ignore]
+    import pyarrow.parquet as pq  # type: ignore[import-untyped, unused-ignore]
+
+    rows: list[dict[str, Any]] = []
+    for index, case in enumerate(itertools.islice(cases, journal.next)):
+        if index in journal.times:
+            rows.append({
+                "op": case.op, "kind": case.kind, "dtype": case.dtype,
+                "library": journal.head["library"], "device": journal.head["device"],
+                **{name: float(size) for name, size in case.dims.items()},
+                "latency_s": journal.times[index], "source_row": index,
+            })  # fmt: skip
+    names = dict.fromkeys(name for row in rows for name in row)
+    full = [{name: row.get(name, 0.0) for name in names} for row in rows]
+    part = path.with_suffix(".part")
+    pq.write_table(pa.Table.from_pylist(full), part, compression="zstd")
+    part.replace(path)
+    return len(rows)
+
+
+def _timer(timing: str) -> Callable[[Case], float]:
+    """Seconds of an operator on this machine's first GPU."""
+    import torch
+
+    from foreplan.datasets.graph_timer import call_seconds
+
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
+    view = Operands("cuda")
+    if timing == "eager":
+        return lambda case: time_call(case.calls(view)[0])
+    made: Any = torch.cuda.Stream  # untyped
+    stream = made()
+
+    def recorded(case: Case) -> float:
+        with torch.cuda.stream(stream):
+            return call_seconds(case.calls(view), stream=stream, most_s=_REPLAYS_S)
+
+    return recorded
+
+
+def _head(options: argparse.Namespace) -> dict[str, Any]:
+    """What a journal is of; what only a GPU tells is ``None`` where none is used."""
+    head: dict[str, Any] = {"seed": options.seed, "timing": options.timing, "library": None,
+                            "device": None}  # fmt: skip
+    if options.timing == "eager":
+        head["counts"] = {name: getattr(options, name) for name in ("bmm", "linear", "wide")}
+    if options.seconds > 0:
+        import torch
+
+        first = "torch" if options.timing == "eager" else RECORDED
+        version = ".".join(torch.__version__.split(".")[:2])
+        head |= {"library": f"{first}-{version}-cuda", "device": torch.cuda.get_device_name()}
+    return head
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Sweep, and write the table.
+
+    Returns:
+        0, or 3 where an operator left the device unusable: a new process can go on.
+    """
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("-o", "--output", required=True, type=Path)
+    parser.add_argument("--timing", choices=["eager", "graph"], default="eager")
+    parser.add_argument("--bmm", type=int, default=2000, help="operators of the eager sweep")
     parser.add_argument("--linear", type=int, default=2000)
     parser.add_argument("--wide", type=int, default=250)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--seconds", type=float, default=280.0, help="stop after this long")
-    options = parser.parse_args()
-    torch.backends.cuda.matmul.allow_tf32 = False
-    torch.backends.cudnn.allow_tf32 = False
-    buffer = torch.randn(int(2 * _MOST_BYTES / 4), device="cuda").abs_().clamp_(0.5, 1.5)
-    device = torch.cuda.get_device_name()
-    library = "torch-" + ".".join(torch.__version__.split(".")[:2]) + "-cuda"
-    wanted = list(cases({"bmm": options.bmm, "linear": options.linear, "wide": options.wide},
-                        options.seed, buffer))  # fmt: skip
-    wanted = [wanted[i] for i in np.random.default_rng(options.seed).permutation(len(wanted))]
-    rows: list[dict[str, Any]] = []
-    begun = time.monotonic()
-    with torch.no_grad():
-        for index, case in enumerate(wanted):
-            if time.monotonic() - begun > options.seconds:
-                print(f"stopped after {index} of {len(wanted)}", flush=True)
-                break
-            row = {"op": case.op, "kind": case.kind, "dtype": case.dtype, "library": library,
-                   "device": device, **{name: float(size) for name, size in case.dims.items()},
-                   "latency_s": time_call(case.call), "source_row": index}  # fmt: skip
-            rows.append(row)
-    names = dict.fromkeys(name for row in rows for name in row)
-    full = [{name: row.get(name, 0.0) for name in names} for row in rows]
-    pq.write_table(pa.Table.from_pylist(full), options.output, compression="zstd")
-    print(f"{len(rows)} rows in {time.monotonic() - begun:.0f} s", flush=True)
+    parser.add_argument("--resume", action="store_true", help="go on with what a stopped run left")
+    options = parser.parse_args(arguments)
+
+    def cases() -> Iterator[Case]:
+        if options.timing == "graph":
+            return graph_cases(options.seed)
+        counts = {name: getattr(options, name) for name in ("bmm", "linear", "wide")}
+        return iter(eager_cases(counts, options.seed))
+
+    path = options.output.with_name(options.output.name + ".journal")
+    resume = options.resume or options.seconds <= 0
+    journal = SweepJournal(path, _head(options), resume=resume)
+    begun, usable = time.monotonic(), True
+    if options.seconds > 0:
+        import torch
+
+        gc.collect()
+        gc.disable()
+        with torch.no_grad():
+            usable = run(cases(), journal, _timer(options.timing), options.seconds)
+    count = write_table(cases(), journal, options.output)
+    print(
+        f"{count} rows, {len(journal.failed)} operators failed, {time.monotonic() - begun:.0f} s",
+        flush=True,
+    )
+    return 0 if usable else 3
 
 
 if __name__ == "__main__":
-    main()
+    raise SystemExit(main())

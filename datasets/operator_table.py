@@ -21,17 +21,29 @@ from numpy.typing import NDArray
 
 from foreplan.datasets import device_zoo
 from foreplan.datasets.device import Device
+from foreplan.datasets.operator_cases import RECORDED
 from foreplan.errors import SpecError
 
-#: Kind of operator to the names of its dimensions.
+#: Sizes of a convolution. ``groups`` of 0 are one, and ``channels_last`` is 1 or 0.
+_CONV = (
+    "b", "cin", "cout", "window", "size", "stride", "padding", "groups", "channels_last",
+)  # fmt: skip
+
+#: Kind of operator to the names of its dimensions. ``strided`` (1 or 0): elements that are no
+#: neighbours in memory are read, as a transposed copy or a sum over columns does.
 KINDS: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
         "bmm": ("b", "m", "n", "k"),
         "linear": ("b", "m", "n", "k"),
-        "conv": ("b", "cin", "cout", "window", "size", "stride", "padding"),
-        "elementwise": ("rows", "cols", "inputs", "cost"),
+        "conv": _CONV,
+        "conv_input_gradient": _CONV,
+        "conv_weight_gradient": _CONV,
+        "elementwise": ("rows", "cols", "inputs", "cost", "strided"),
         "softmax": ("rows", "cols"),
         "layernorm": ("rows", "cols"),
+        "batchnorm": ("rows", "cols"),
+        "reduction": ("rows", "cols", "strided"),
+        "embedding": ("rows", "cols"),
         "context_attention": ("b", "queries", "keys", "heads", "kv_heads", "head_dim", "window"),
         "generation_attention": ("b", "queries", "keys", "heads", "kv_heads", "head_dim", "window"),
         "collective": ("message_bytes", "ranks", "pattern"),
@@ -46,6 +58,11 @@ UNKNOWN = "unknown"
 DIMS: tuple[str, ...] = tuple(dict.fromkeys(name for dims in KINDS.values() for name in dims))
 
 Texts = NDArray[np.object_]
+
+
+def includes_launch(library: str) -> bool:
+    """Whether a library's times hold the launch by the host; all others are of CUDA graphs."""
+    return library.startswith("torch") and not library.startswith(RECORDED)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

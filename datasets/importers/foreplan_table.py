@@ -20,8 +20,12 @@ _COLUMNS = ("op", "kind", "dtype", "library", "device", "latency_s")
 #: Dimensions that may be 0: no padding, no window, a whole prompt, nothing read or computed.
 _MAY_BE_ZERO: Mapping[str, frozenset[str]] = MappingProxyType(
     {
-        "conv": frozenset({"padding"}),
-        "elementwise": frozenset({"inputs", "cost"}),
+        **dict.fromkeys(
+            ("conv", "conv_input_gradient", "conv_weight_gradient"),
+            frozenset({"padding", "groups", "channels_last"}),
+        ),
+        "elementwise": frozenset({"inputs", "cost", "strided"}),
+        "reduction": frozenset({"strided"}),
         "context_attention": frozenset({"window"}),
         "generation_attention": frozenset({"window"}),
         "collective": frozenset({"pattern"}),

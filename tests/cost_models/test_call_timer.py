@@ -19,8 +19,10 @@ from foreplan.cost_models.call_steps import UPDATE, CallStep, call_steps
 from foreplan.cost_models.call_timer import CallTimer
 from foreplan.cost_models.call_times import CallSeconds, LostDeviceError, time_calls
 from foreplan.cost_models.end_to_end_networks import build, example
+from foreplan.cost_models.graph_programs import lower
 from foreplan.datasets.capture import capture
 from foreplan.datasets.operator_call import TENSOR, OperatorCall
+from foreplan.datasets.program import Program
 
 
 class Layouts(nn.Module):
@@ -56,6 +58,22 @@ def test_a_call_keeps_the_layout_of_its_operands(calls: tuple[OperatorCall, ...]
     assert conv.gradients == (False, True, True)
     assert conv.parameters == (False, True, True)
     assert all(call.written_bytes == 0 for call in named(calls, "slice"))
+
+
+def test_programs_of_convolutions_tell_their_layout() -> None:
+    graph = capture(Layouts(), [torch.rand(2, 4, 6, 6)], eager=True)
+    kernels = [
+        step.work.variant.kernel
+        for step in lower(graph, "training")
+        if isinstance(step.work, Program) and step.work.op == "conv"
+    ]
+    # The image has no gradient, but whether it has is not looked at.
+    last = "torch.conv2d_channels_last"
+    assert kernels == [last, f"{last}_input_gradient", f"{last}_weight_gradient"]
+    plain = capture(nn.Conv2d(4, 8, 3), [torch.rand(2, 4, 6, 6)], eager=True)
+    (step,) = lower(plain)
+    assert isinstance(step.work, Program)
+    assert step.work.variant.kernel == "torch.conv2d"
 
 
 def test_an_observed_layout_is_what_the_device_leaves() -> None:

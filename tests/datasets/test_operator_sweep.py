@@ -1,0 +1,148 @@
+"""Operators of the sweep: what is drawn, that it runs, and that no time is lost."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from foreplan.cost_models.operator_features import FAMILIES, features
+from foreplan.cost_models.operator_work import out_size
+from foreplan.datasets import operator_sweep
+from foreplan.datasets.importers import read_operators
+from foreplan.datasets.operator_cases import Case, Operands, graph_cases
+from foreplan.datasets.operator_sweep import SweepJournal, eager_cases, main, run
+from foreplan.datasets.operator_table import KINDS
+
+SMALL = 2e-6
+
+
+def drawn(count: int, scale: float = 1.0) -> list[Case]:
+    return list(itertools.islice(graph_cases(0, scale=scale), count))
+
+
+def elements(case: Case) -> int:
+    """What an operator writes, from its sizes."""
+    d = case.dims
+    if case.kind in ("linear", "bmm"):
+        return d["b"] * d["m"] * d["n"]
+    if case.kind.startswith("conv"):
+        out = int(out_size({name: np.float64(size) for name, size in d.items()}))  # type: ignore[misc]
+        kernel = d["cout"] * d["cin"] // d["groups"] * d["window"] ** 2
+        return {
+            "conv": d["b"] * d["cout"] * out**2,
+            "conv_input_gradient": d["b"] * d["cin"] * d["size"] ** 2,
+            "conv_weight_gradient": kernel,
+        }[case.kind]
+    if case.kind.endswith("attention"):
+        return d["b"] * d["queries"] * d["heads"] * d["head_dim"]
+    return d["rows"] * (1 if case.kind == "reduction" else d["cols"])
+
+
+def test_every_operator_runs_and_writes_what_its_sizes_say() -> None:
+    view = Operands("cpu", 3e8)
+    seen: Counter[str] = Counter()
+    for case in drawn(600, SMALL):
+        if seen[case.op] >= 4:  # a few of each
+            continue
+        seen[case.op] += 1
+        assert set(case.dims) == set(KINDS[case.kind])
+        for call in case.calls(view):
+            made = call()
+            if case.op != "update":
+                results = [made] if isinstance(made, torch.Tensor) else made
+                (made,) = [tensor for tensor in results if tensor is not None]
+                assert made.numel() == elements(case), case
+                assert torch.isfinite(made.float()).all(), case
+    assert set(seen) == {
+        "linear", "bmm", "conv", "conv_input_gradient", "conv_weight_gradient", "elementwise",
+        "softmax", "layernorm", "batchnorm", "generation_attention", "context_attention",
+        "embedding", "reduction", "update",
+    }  # fmt: skip
+
+
+def test_draws_cover_layouts_types_and_sizes() -> None:
+    cases = drawn(3000)
+    convs = [c for c in cases if c.kind.startswith("conv")]
+    assert {c.dtype for c in convs} == {"bfloat16", "float16", "fp32"}
+    assert {c.dims["channels_last"] for c in convs} == {0, 1}
+    assert any(c.dims["groups"] == c.dims["cin"] for c in convs)
+    assert any(1 < c.dims["groups"] < c.dims["cin"] for c in convs)
+    assert {1, 2} <= {c.dims["stride"] for c in convs}
+    assert {c.dims["strided"] for c in cases if c.kind == "reduction"} == {0, 1}
+    # A draw does not hang on the ones before it: a resumed sweep draws the same.
+    again = next(itertools.islice(graph_cases(0), 77, None))
+    assert (again.op, again.dims) == (cases[77].op, cases[77].dims)
+
+
+def test_the_eager_sweep_draws_what_its_counts_say() -> None:
+    cases = eager_cases({"bmm": 4, "linear": 2, "wide": 3}, 0)
+    kinds = Counter((c.kind, c.dtype) for c in cases)
+    assert kinds["bmm", "fp32"] == 4
+    assert kinds["bmm", "bfloat16"] == 2
+    assert kinds["softmax", "fp32"] == kinds["layernorm", "fp32"] == 3
+    assert kinds["elementwise", "fp32"] == 3 * 11
+
+
+HEAD: dict[str, Any] = {"seed": 0, "timing": "graph", "library": "torch_graph-2.11-cuda",
+                        "device": "NVIDIA H200"}  # fmt: skip
+
+
+def test_a_lost_device_costs_one_operator(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tried: list[int] = []
+    usable = [True]
+    monkeypatch.setattr(operator_sweep, "_usable", lambda: usable[0])
+
+    def timer(case: Case) -> float:
+        tried.append(len(tried))
+        if tried[-1] == 3:
+            raise RuntimeError("out of memory")
+        if tried[-1] == 5:
+            usable[0] = False
+            raise RuntimeError("CUDA error: an illegal memory access was encountered\nmore")
+        if tried[-1] == 8:
+            raise KeyboardInterrupt  # stands for a kill
+        return 1e-6 * (1 + tried[-1])
+
+    path = tmp_path / "ops.journal"
+    assert not run(graph_cases(0), SweepJournal(path, HEAD, resume=False), timer, 60.0)
+    usable[0] = True
+    with pytest.raises(KeyboardInterrupt):
+        run(graph_cases(0), SweepJournal(path, HEAD, resume=True), timer, 60.0)
+    with path.open("a") as file:
+        file.write("[9, 1.2")  # a line torn by the kill
+    found = SweepJournal(path, HEAD, resume=True)
+    assert sorted(found.times) == [0, 1, 2, 4, 6, 7]
+    assert found.next == 9
+    assert "out of memory" in found.failed[3]
+    assert "illegal memory access" in found.failed[5]
+    assert found.failed[8] == "the process ended"
+    assert "illegal" in capsys.readouterr().err
+    with pytest.raises(ValueError, match="not of"):
+        SweepJournal(path, {**HEAD, "seed": 1}, resume=True)
+
+
+def test_a_journal_becomes_a_table_on_any_machine(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "ops.parquet"
+    lines = [HEAD, *([index, 1e-6 * (index + 1)] for index in range(200)), [200]]
+    (tmp_path / "ops.parquet.journal").write_text("".join(json.dumps(x) + "\n" for x in lines))
+    assert main(["-o", str(path), "--timing", "graph", "--seconds", "0"]) == 0
+    assert "200 rows, 1 operators failed" in capsys.readouterr().out
+    table = read_operators(path, "foreplan")
+    assert set(table.library) == {"torch_graph-2.11-cuda"}
+    assert table.latency_s[:3] == pytest.approx([1e-6, 2e-6, 3e-6])
+    for family in ("conv", "wide", "product"):
+        rows = np.isin(table.kind, FAMILIES[family])
+        block = features(table.take(rows), family)
+        assert np.isfinite(block.structural_s).all()
+        assert (block.bound_s <= block.roofline_s * 1.0001).all()
