@@ -6,7 +6,8 @@ together. Activations of a pass are temporary and not counted here.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 
 from foreplan.datasets.decoder_programs import only_class
 from foreplan.datasets.experts import LayerClass
@@ -15,6 +16,15 @@ from foreplan.datasets.program import weight_bytes
 
 #: Everything that is no linear's weight and no cache (norms, biases, embeddings) is kept in bf16.
 _BF16 = 2
+#: Weights that are quantised at a time: few, because a stage is loaded under its memory cap; more
+#: on a GPU, where a copy to the device costs more than room does.
+_SLICE_ELEMENTS: Mapping[str, int] = MappingProxyType({"cpu": 1 << 19, "cuda": 1 << 22})
+
+
+def slice_rows(columns: int, kind: str) -> int:
+    """Rows of a weight of so many columns that are packed at a time on a kind of device."""
+    # Torch's int4 layout stores blocks of up to 64 rows.
+    return max(64, _SLICE_ELEMENTS[kind] // columns // 64 * 64)
 
 
 def layer_bytes(model: Model, storage: str, layer_class: LayerClass | None = None) -> int:

@@ -17,11 +17,10 @@ from foreplan.cost_models.tensor_parallel import shard_model
 from foreplan.datasets.cluster import Cluster
 from foreplan.datasets.cluster_entry import Rank
 from foreplan.datasets.decoder_memory import layer_bytes, stage_bytes
-from foreplan.datasets.experts import computed_sizes
 from foreplan.datasets.model import Model
 from foreplan.errors import FailedProgramError, MissingDataError
 from foreplan.planner.serving.groups import Kind, groupings, kinds_of, types_of
-from foreplan.planner.serving.pipeline import TOKEN_BYTES
+from foreplan.planner.serving.pipeline import TOKEN_BYTES, stage_kernels
 from foreplan.planner.serving.pricing import (
     DECODE,
     PREFILL,
@@ -37,13 +36,9 @@ from foreplan.planner.serving.spec import (
     ServingWorkload,
     StageDecision,
 )
+from foreplan.planner.serving.workspace import StageWorkspace
 from foreplan.solvers.chain_problem import ChainProblem, FloatArray, IntArray
 from foreplan.solvers.chain_score import ChainAssignment
-
-#: What cuBLAS keeps for a stream of a Hopper GPU (torch, CUBLAS_WORKSPACE_CONFIG).
-_CUBLAS_BYTES = 32 << 20
-#: What oneDNN keeps for a product of one shape (``measured``, see `padded_rows`).
-_PREPARED_BYTES = 1_200_000
 
 
 class ServingChains:
@@ -189,8 +184,17 @@ class ServingChains:
             cache = items["kv_cache"] / model.layers
             held[k] = [[layer_bytes(shard, STORAGE[b][0], of) + cache for b in bits]
                        for of in classes]  # fmt: skip
-            workspace = workspace_bytes(shard, w, sizes, device_kind(rank))
-            fixed[:, k] = items["embedding"], items["head"], items["buffers"] + workspace
+            variants = {} if (k, sizes) in self._failed else self.kernels(k, sizes).table
+            usable = [b for b in bits if f"{PREFILL}/linear/{b}" in variants] or bits
+            space = StageWorkspace(
+                shard, w, sizes, device_kind(rank), variants, degree=self.kinds[k].degree
+            )
+            # A first stage receives nothing, a last one sends nothing.
+            fixed[:, k] = [
+                max(items["embedding"] - space.message_bytes, 0),
+                max(items["head"] - space.message_bytes, 0),
+                items["buffers"] + space.any_stage_bytes(usable),
+            ]
         class_of = [classes.index(of) for of in model.layer_classes]
 
         def every_layer(table: FloatArray) -> FloatArray:
@@ -299,7 +303,11 @@ def stage_items(
     """
     shard = shard_model(model, stage.degree)
     items = static_bytes(shard, workload, stage.start, stage.end, stage.bits)
-    items["workspace"] = workspace_bytes(shard, workload, sizes, kind)
+    table = stage_kernels(stage).table
+    workspace = StageWorkspace(shard, workload, sizes, kind, table, degree=stage.degree)
+    items["workspace"] = workspace.stage_bytes(
+        stage.start, stage.end, stage.bits, items["kv_cache"]
+    )
     return {name: size for name, size in items.items() if size}
 
 
@@ -312,65 +320,6 @@ def static_bytes(
         positions=workload.prompt_tokens + workload.new_tokens,
         cache_storage=CACHE_STORAGE[workload.cache_bits],
     )  # fmt: skip
-
-
-def workspace_bytes(model: Model, workload: ServingWorkload, sizes: MicroBatches, kind: str) -> int:
-    """Temporary tensors of the largest pass and the buffers between stages.
-
-    Per row in bf16: the residual stream and its norm, and the wider of attention (qkv twice,
-    because the rotation copies, and the output) and MLP (up; gated: the activation and the product
-    too). A processor that computes in fp32 casts the input and the output of a linear. Besides: a
-    hidden state for every token in flight, the logits, and the largest linear once for kernels that
-    unpack it: in bf16 by the fused ones of a GPU, else in fp32. A GPU's library keeps a buffer.
-    Of a mixture, one expert may get every row: then its rows are gathered, go through up,
-    activation, product and down, and are added up, weighted, in fp32; besides, each choice of an
-    expert takes 32 bytes to be sorted and each expert's score 6, and a processor's library keeps a
-    kernel for every number of rows that an expert computes. A quantised cache is read into 16 or
-    32 bits before attention, one layer at a time, and new keys and values are quantised in fp32.
-
-    Args:
-        model: the model.
-        workload: batch and lengths.
-        sizes: of the micro-batches.
-        kind: ``cpu`` or ``cuda``.
-    """
-    rows = max(sizes.prefill * workload.prompt_tokens, sizes.decode)
-    linears, classes = model.every_linear, set(model.layer_classes)
-    attention = 2 * model.attention_linears[0].n + model.heads * model.head_dim
-    mlp, routing, experts = 0, 0, model.experts
-    if "dense" in classes:
-        mlp = (4 if model.gated else 2) * model.ffn
-    if experts is not None:
-        mlp = max(mlp, 6 * model.hidden + 4 * experts.ffn, model.hidden + 4 * experts.shared_ffn)
-        routing = 32 * experts.active + 6 * experts.count
-    per_row = 2 * (3 * model.hidden + max(attention, mlp)) + routing
-    if kind == "cpu":
-        per_row += 4 * max(linear.n + linear.k for linear in linears)
-    in_flight = 2 * workload.batch * (workload.prompt_tokens + 1) * model.hidden
-    logits = 2 * max(sizes.prefill, sizes.decode) * model.vocab
-    fused = kind == "cuda" and 3 not in workload.bits
-    unpacked = (2 if fused else 4) * max(linear.n * linear.k for linear in linears)
-    unpacked += _CUBLAS_BYTES if kind == "cuda" else 0
-    if experts is not None and kind == "cpu":
-        passes = (sizes.prefill * workload.prompt_tokens, sizes.decode)
-        each = sum(computed_sizes(n, experts.count, experts.active) for n in passes)
-        unpacked += len(model.expert_linears) * each * _PREPARED_BYTES
-    if workload.cache_bits < 16:
-        unpacked += _cache_workspace_bytes(model, workload, sizes, kind)
-    return rows * per_row + in_flight + logits + unpacked
-
-
-def _cache_workspace_bytes(
-    model: Model, workload: ServingWorkload, sizes: MicroBatches, kind: str
-) -> int:
-    """What reading a layer's quantised cache takes, or quantising a prompt where that is more.
-
-    Three tensors at a time: keys, values and the codes on their way (see `QuantisedCache`).
-    """
-    positions = workload.prompt_tokens + workload.new_tokens
-    read = sizes.decode * positions * (2 if kind == "cuda" else 4)
-    written = sizes.prefill * workload.prompt_tokens * 4
-    return 3 * model.kv_heads * model.head_dim * max(read, written)
 
 
 def capacities(cluster: Cluster) -> tuple[int, ...]:

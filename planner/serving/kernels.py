@@ -27,6 +27,7 @@ from foreplan.planner.base import Agreement
 from foreplan.planner.serving.pipeline import ServingSchedule, stage_kernels
 from foreplan.planner.serving.pricing import DECODE, PREFILL, Pricing
 from foreplan.planner.serving.spec import ServingDecision, ServingWorkload, StageDecision
+from foreplan.planner.serving.workspace import MOST_RECORDED_LAYERS
 from foreplan.planner.verify.allocator import growing_segments
 from foreplan.planner.verify.decoder import DecoderStage, PhaseKernels, StageKernels
 from foreplan.planner.verify.pass_graphs import PassGraphs
@@ -36,9 +37,6 @@ MODES = ("fast", "reference", "forced")
 SAMPLED_LOGITS = 64
 #: Teacher-forced choices that must agree where ranks have unlike instruction sets.
 LEAST_AGREEMENT = 0.98
-#: Layers that are recorded as CUDA graphs, over all passes: at 1.5 ms for ten of them and a few KiB
-#: a kernel, more would cost more than they save. Later passes are issued kernel by kernel.
-MOST_RECORDED_LAYERS = 1 << 14
 
 
 class Recorder(Protocol):

@@ -29,7 +29,6 @@ from foreplan.planner.serving.chain import (
     capacities,
     stage_items,
     static_bytes,
-    workspace_bytes,
 )
 from foreplan.planner.serving.check import check_decision
 from foreplan.planner.serving.pipeline import ServingSchedule
@@ -38,6 +37,7 @@ from foreplan.planner.serving.quality import plan_quality
 from foreplan.planner.serving.rivals import serving_near, serving_rivals
 from foreplan.planner.serving.spec import ServingDecision, ServingWorkload
 from foreplan.planner.serving.time_limits import missed, time_limits, too_short
+from foreplan.planner.serving.workspace import StageWorkspace
 from foreplan.solvers.chain_diagnosis import Obstacle
 
 #: What a plan says whose processors share layers (docs/results/serving_cpu.md).
@@ -149,7 +149,10 @@ class ServingPlanner(Planner[ServingWorkload, ServingDecision]):
         smallest = MicroBatches(w.prefill_microbatch or 1, w.decode_microbatch or 1)
         whole = static_bytes(model, w, 0, model.layers, (fewest,) * model.layers)
         kind = device_kind(problem.cluster.ranks()[0])
-        need = sum(whole.values()) + workspace_bytes(model, w, smallest, kind)
+        space = StageWorkspace(model, w, smallest, kind)
+        need = sum(whole.values()) + space.stage_bytes(
+            0, model.layers, (fewest,) * model.layers, whole["kv_cache"]
+        )
         usable = chains.usable()
         have = float(usable @ chains.capacity)
         devices = f"{int(usable.sum())} devices"

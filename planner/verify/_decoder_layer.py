@@ -16,6 +16,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from foreplan.datasets.decoder_memory import slice_rows
 from foreplan.datasets.decoder_programs import HEAD_NORM, cache_write_variant, fixed_variant
 from foreplan.datasets.kernels import (
     LinearKernel,
@@ -37,11 +38,6 @@ Attend = Callable[[Tensor, Cache, Cache, int], Tensor]
 
 PREFILL, DECODE = 0, 1
 
-#: Weights that are quantised at a time: few, because a stage is loaded under its memory cap.
-_SLICE_ELEMENTS = 1 << 19
-#: The same on a GPU, where a copy to the device costs more than room does.
-_GPU_SLICE_ELEMENTS = 1 << 22
-#: ``M_MMAP_THRESHOLD`` of ``malloc.h``.
 #: Dimension of a packed tensor that counts output features, where it is not the first.
 _ROW_DIMENSION = {"scale_and_zero": 1}
 
@@ -282,7 +278,7 @@ def pack(
     total, columns = weights.shape(part, name)
     whole: dict[str, Tensor] = {}
     filled = 0
-    for piece in weights.slices(part, name, _slice_rows(columns, device)):
+    for piece in weights.slices(part, name, slice_rows(columns, device.type)):
         packed = kernel.pack(piece.to(device, torch.float32))
         for role, tensor in packed.tensors.items():
             dimension = _ROW_DIMENSION.get(role, 0)
@@ -297,12 +293,6 @@ def pack(
     return Packed(kernel.layout, total, columns, whole)
 
 
-def _slice_rows(columns: int, device: torch.device) -> int:
-    # Torch's int4 layout stores blocks of up to 64 rows.
-    elements = _SLICE_ELEMENTS if device.type == "cpu" else _GPU_SLICE_ELEMENTS
-    return max(64, elements // columns // 64 * 64)
-
-
 def keep_table(
     weights: WeightSource, part: Part, name: str, device: torch.device, dtype: torch.dtype
 ) -> Tensor:
@@ -310,7 +300,7 @@ def keep_table(
     shape = weights.shape(part, name)
     table = torch.empty(shape, dtype=dtype, device=device)
     filled = 0
-    for piece in weights.slices(part, name, _slice_rows(shape[1], device)):
+    for piece in weights.slices(part, name, slice_rows(shape[1], device.type)):
         table[filled : filled + piece.shape[0]].copy_(piece)
         filled += piece.shape[0]
     return table

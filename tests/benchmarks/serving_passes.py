@@ -34,9 +34,9 @@ from foreplan.datasets.profiling import measure_profile
 from foreplan.datasets.program import Program, Variant
 from foreplan.datasets.specs import validate
 from foreplan.datasets.weights import open_weights
-from foreplan.planner.serving.chain import workspace_bytes
 from foreplan.planner.serving.pricing import DECODE, PREFILL, MicroBatches, Pricing, StageKernels
 from foreplan.planner.serving.spec import ServingWorkload
+from foreplan.planner.serving.workspace import StageWorkspace
 from foreplan.planner.verify.decoder import DecoderStage, PhaseKernels
 from foreplan.planner.verify.decoder import StageKernels as LoadedKernels
 from foreplan.planner.verify.pass_graphs import PassGraphs
@@ -265,9 +265,9 @@ def compare(
             }  # fmt: skip
             peak = timed.peak_bytes()
             if peak is not None and phase == PREFILL:  # the phase that takes most
-                space = workspace_bytes(model, workload.model_copy(
-                    update={"prompt_tokens": tokens}), sizes, device.type)  # fmt: skip
-                held = timed.static_bytes(batch, positions) + space
+                space = StageWorkspace(model, workload, sizes, device.type, kernels.table)
+                held = timed.static_bytes(batch, positions)
+                held += space.stage_bytes(timed.stage.start, timed.stage.end, timed.layers)
                 memory.append(held / peak - 1)
                 row |= {"peak_bytes": peak, "predicted_bytes": held}
             print(json.dumps(row), flush=True)

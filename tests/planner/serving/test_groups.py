@@ -230,21 +230,21 @@ def two_gpus(make_problem):
 
 
 def test_gpus_of_a_host_share_a_stage_and_get_more_memory_together(two_gpus):
-    problem = two_gpus(150, theta_s=10.0, tensor_parallel=2)
+    problem = two_gpus(160, theta_s=10.0, tensor_parallel=2)
     decision = PLANNER.decide(problem).decision
     assert [stage.ranks for stage in decision.stages] == [(0, 1)]
     forecast = Forecast(PLANNER, problem, decision)  # which checks the decision
     (memory,) = what_if(PLANNER, problem, decision, forecast.prediction(), forecast.total_s)
     assert memory.limit == "memory of cuda:0, cuda:1"
     assert memory.gain > 0.1  # more bits, which theta rewards; more for one alone is of no use
-    slices = two_gpus(150, ("cuda:0/sms=66", "cuda:1/sms=66"), tensor_parallel=2)
+    slices = two_gpus(160, ("cuda:0/sms=66", "cuda:1/sms=66"), tensor_parallel=2)
     with pytest.raises(SpecError, match="equal devices of one host"):
         PLANNER.schedule(slices, decision)
 
 
 def test_a_group_that_lacks_memory_is_named_with_what_would_help(two_gpus, make_problem):
     with pytest.raises(InfeasibleError) as short:
-        PLANNER.decide(two_gpus(110, tensor_parallel=2))
+        PLANNER.decide(two_gpus(135, tensor_parallel=2))
     assert "of each of 2 devices like localhost/cuda:0;" in str(short.value)
     assert "or let tensor_parallel be auto" in str(short.value)
     # A device that no group has a place for counts for nothing.

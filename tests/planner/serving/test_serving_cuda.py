@@ -14,10 +14,11 @@ from foreplan.datasets.decoder_memory import stage_bytes
 from foreplan.datasets.device_name import DeviceName
 from foreplan.datasets.model import Model, load_model
 from foreplan.datasets.specs import validate
-from foreplan.planner.serving.chain import workspace_bytes
 from foreplan.planner.serving.kernels import ServingKernels, single_process_tokens
+from foreplan.planner.serving.pipeline import stage_kernels
 from foreplan.planner.serving.pricing import MicroBatches
 from foreplan.planner.serving.spec import ServingDecision, ServingWorkload, StageDecision
+from foreplan.planner.serving.workspace import StageWorkspace
 from foreplan.planner.verify.placement import GPU_ALLOWANCE_BYTES, Seat, cap_memory
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
@@ -75,16 +76,19 @@ def test_a_stage_is_loaded_and_runs_within_what_it_was_planned_to_hold(
     held = stage_bytes(
         model, 0, 4, [storage[bits]] * 4, batch=4, positions=132, cache_storage=storage[kv_bits]
     )
-    ledger = sum(held.values()) + workspace_bytes(model, workload, MicroBatches(4, 4), "cuda")
+    decision = decided(model, (bits,) * 4, workload)
+    table = stage_kernels(decision.stages[0]).table
+    space = StageWorkspace(model, workload, MicroBatches(4, 4), "cuda", table)
+    ledger = sum(held.values()) + space.stage_bytes(0, 4, (bits,) * 4, held["kv_cache"])
     cap_memory(GPU, ledger)
     torch.cuda.reset_peak_memory_stats()
-    decision = decided(model, (bits,) * 4, workload)
     tokens = single_process_tokens(
         model, validate(Cluster, {"devices": [{"name": "cuda:0"}]}, "cluster"), workload, decision,
         "fast", 0,
     )["tokens"]  # fmt: skip
     held_most, taken = torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved()
     print(f"{bits} bits: MiB planned {ledger >> 20}, held {held_most >> 20}, taken {taken >> 20}")
+    assert held_most <= ledger
     assert taken <= ledger + GPU_ALLOWANCE_BYTES
     assert len(tokens) == 4
 

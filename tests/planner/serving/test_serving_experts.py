@@ -21,11 +21,12 @@ from foreplan.datasets.model import load_model
 from foreplan.errors import InfeasibleError, SpecError
 from foreplan.planner.api import load_cluster
 from foreplan.planner.plan import Plan
-from foreplan.planner.serving.chain import ServingChains, static_bytes, workspace_bytes
+from foreplan.planner.serving.chain import ServingChains, static_bytes
 from foreplan.planner.serving.kernels import compare_tokens, single_process_tokens
 from foreplan.planner.serving.pricing import DECODE, PREFILL, MicroBatches, Pricing
 from foreplan.planner.serving.shapes import serving_programs
 from foreplan.planner.serving.spec import ServingDecision, ServingWorkload
+from foreplan.planner.serving.workspace import StageWorkspace
 
 WORKLOAD = {
     "batch": 4, "prompt_tokens": 64, "new_tokens": 9, "prefill_microbatch": 2,
@@ -115,7 +116,8 @@ def test_workspace_has_room_for_one_popular_expert() -> None:
     workload = ServingWorkload(**WORKLOAD)
     rows = 2 * 64
     least = rows * 2 * (3 * 2048 + 6 * 2048 + 4 * 1024)
-    assert workspace_bytes(model, workload, SIZES, "cuda") > least
+    space = StageWorkspace(model, workload, SIZES, "cuda")
+    assert space.stage_bytes(0, 1, (16,)) > least
 
 
 def test_profiles_measure_the_experts_of_every_class() -> None:

@@ -1,0 +1,353 @@
+"""`StageWorkspace`: the most that a stage holds beside weights, cache and tables, moment by moment.
+
+A pass frees as it goes, so that what counts is the fullest moment: the tensors that the runtime
+(`planner/verify/decoder.py`, `_decoder_layer.py`) has not let go of by then, and what the kernel at
+work takes. Beside every moment lie the buffers that last: messages, tokens, a library's own.
+Loading is a moment of its own, before there is a cache. That is a GPU's; a processor's heap keeps
+the holes that freed tensors leave, and there everything is added up (`heap_bytes`).
+
+Legend: rows = requests x tokens of a pass, H = heads, G = key/value heads, D = head_dim. Sizes are
+of bf16 tensors (2 bytes) where nothing else is said.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import product
+
+from foreplan.datasets.decoder_memory import slice_rows
+from foreplan.datasets.experts import LayerClass, computed_sizes
+from foreplan.datasets.kernels import FEW_ROWS, kernels_for
+from foreplan.datasets.model import LinearShape, Model
+from foreplan.datasets.program import GROUP_SIZE, Variant
+from foreplan.planner.serving.pricing import DECODE, PREFILL, MicroBatches
+from foreplan.planner.serving.spec import CACHE_STORAGE, STORAGE, ServingWorkload
+
+#: Layers that are recorded as CUDA graphs, over all passes: at 1.5 ms for ten of them and a few KiB
+#: a kernel, more would cost more than they save. Later passes are issued kernel by kernel.
+MOST_RECORDED_LAYERS = 1 << 14
+#: What cuBLAS keeps for a stream of a Hopper GPU (torch, CUBLAS_WORKSPACE_CONFIG); others less.
+_CUBLAS_BYTES = 32 << 20
+#: What oneDNN keeps for a product of one shape (``measured``, see `padded_rows`).
+_PREPARED_BYTES = 1_200_000
+#: Bytes for each weight while a GPU's `torch.dequant_linear` unpacks it, before it multiplies: the
+#: codes of a byte each, their copies and the bf16 result (`_kernel_layouts`).
+_UNPACKING = {"int8": 2, "int4": 4, "int3": 4}
+#: Codes that a row of a weight is padded by at most where words hold ten of them.
+_WORD_PADDING = 9
+#: Bytes for each element of a slice while it is packed (``measured``: what tensors of `pack` hold).
+_PACKING = {16: 8, 8: 16, 4: 24, 3: 24}
+#: What torch's allocator on a GPU may leave free between a pass's tensors, of what they hold: best
+#: fit in a growing segment stays below it but for 100 MiB, in 99 % of simulated passes
+#: (`tests/planner/serving/test_workspace.py`).
+_BETWEEN = 1 / 3
+
+
+@dataclass(frozen=True, slots=True)
+class _Pass:
+    """A pass of one micro-batch: ``tokens`` new ones of each request, ``keys`` behind them."""
+
+    phase: str
+    batch: int
+    tokens: int
+    keys: int
+
+    @property
+    def rows(self) -> int:
+        return self.batch * self.tokens
+
+
+class StageWorkspace:
+    """See the module.
+
+    Args:
+        model: the model, or what one of a stage's devices holds of it.
+        workload: batch, lengths and the cache's bits.
+        sizes: of the micro-batches.
+        kind: ``cpu`` or ``cuda``.
+        kernels: variants as in a decision; whatever is missing may be any that there is.
+        degree: devices that share the stage.
+    """
+
+    def __init__(
+        self, model: Model, workload: ServingWorkload, sizes: MicroBatches, kind: str,
+        kernels: Mapping[str, Variant] | None = None, *, degree: int = 1,
+    ) -> None:  # fmt: skip
+        self._model, self._workload, self._sizes, self._kind = model, workload, sizes, kind
+        self._kernels = kernels or {}
+        self._shared = degree > 1
+        prompt, new = workload.prompt_tokens, workload.new_tokens
+        self._passes = (
+            _Pass(PREFILL, sizes.prefill, prompt, prompt),
+            _Pass(DECODE, sizes.decode, 1, prompt + new),
+        )
+
+    def stage_bytes(self, start: int, end: int, bits: Sequence[int], cache_bytes: int = 0) -> int:
+        """Most that tensors of the stage of layers ``[start, end)`` with these bits hold.
+
+        Args:
+            start: first layer.
+            end: one past the last.
+            bits: of each.
+            cache_bytes: of the stage's cache, which is not there yet while weights are packed.
+        """
+        if self._kind == "cpu":
+            return heap_bytes(self._model, self._workload, self._sizes)
+        first, last = start == 0, end == self._model.layers
+        every = zip(self._model.layer_classes[start:end], bits, strict=True)
+        layers = {(of, b, i == 0 and not first) for i, (of, b) in enumerate(every)}
+        fullest = max(self.moments(layers, last=last).values())
+        messages = self.message_bytes * (int(not first) + int(not last))
+        passing = self._lasting_bytes(end - start) + fullest
+        return messages + max(passing, self._loading_bytes(bits) - cache_bytes)
+
+    def any_stage_bytes(self, bits: Sequence[int]) -> int:
+        """What to leave for a stage whose layers are not known, with any of these bits.
+
+        At least `stage_bytes` of a stage between others; on a GPU with room for what torch's
+        allocator leaves free between tensors.
+        """
+        if self._kind == "cpu":
+            return heap_bytes(self._model, self._workload, self._sizes)
+        layers = set(product(self._model.layer_classes, bits, (False,)))
+        fullest = max(self.moments(layers, last=True).values())
+        passing = self._lasting_bytes(self._model.layers) + fullest + round(_BETWEEN * fullest)
+        return 2 * self.message_bytes + max(passing, self._loading_bytes(bits))
+
+    @property
+    def message_bytes(self) -> int:
+        """Hidden states of every token of a batch: what a stage receives, or what it sends.
+
+        0 of a processor, whose `heap_bytes` count them once wherever a stage lies.
+        """
+        w = self._workload
+        if self._kind == "cpu":
+            return 0
+        return 2 * w.batch * (w.prompt_tokens + 1) * self._model.hidden
+
+    def moments(self, layers: set[tuple[LayerClass, int, bool]], *, last: bool) -> dict[str, int]:
+        """A GPU's temporary bytes at each moment, the most over phases and layers.
+
+        Args:
+            layers: class and bits of each layer, and whether it is the first of a stage that
+                receives: what it takes is a message's buffer, which lasts anyway.
+            last: the stage has the head.
+        """
+        found: dict[str, int] = {}
+        for now, (layer_class, bits, entry) in product(self._passes, sorted(layers)):
+            for name, held in self._layer(now, layer_class, bits, entry=entry):
+                found[name] = max(found.get(name, 0), held)
+        if last:
+            found["head"] = max(map(self._head, self._passes))
+        return found
+
+    # One layer ----------------------------------------------------------------------------------
+
+    def _layer(
+        self, now: _Pass, layer_class: LayerClass, bits: int, *, entry: bool
+    ) -> Iterator[tuple[str, int]]:
+        """Moments of a layer, in order, with the residual stream that it keeps.
+
+        Who calls a layer keeps its input until it has the output, behind the attention too; a shard
+        of a layer keeps its last part of a sum instead.
+        """
+        stream = 2 * now.rows * self._model.hidden
+        before = 0 if entry else stream * (2 if self._shared else 1)
+        behind = stream * (1 if entry and not self._shared else 2)
+        for name, held in self._attention(now, bits):
+            yield name, before + held
+        yield "add", behind + 2 * stream
+        mlp = self._experts if layer_class == "moe" else self._mlp
+        for name, held in mlp(now, bits):
+            yield name, behind + held
+
+    def _attention(self, now: _Pass, bits: int) -> Iterator[tuple[str, int]]:
+        model, rows = self._model, now.rows
+        qkv, out = model.attention_linears
+        q, k = (2 * rows * heads * model.head_dim for heads in (model.heads, model.kv_heads))
+        yield "norm", self._norm(rows)
+        yield "qkv", 2 * rows * model.hidden + self._linear(now, qkv, bits)
+        # From here on the projection is kept, because the values are a view of it.
+        fused, turned = q + 2 * k, 0
+        if model.qk_norm:
+            turned = q + k
+            copied = turned if model.qk_norm_whole else 0
+            yield "head norms", fused + copied + turned
+        if model.position == "rope":
+            # The turned halves, two products and their sum (`_rope`); of both at once, or in turn.
+            yield "rotation", fused + (turned + max(4 * q, q + 4 * k) if turned else 4 * (q + k))
+            turned = q + k
+        kept = fused + turned
+        yield "cache", kept + self._cache_write(now)
+        yield "attention", kept + self._attend(now)
+        yield "out", kept + q + self._linear(now, out, bits)
+
+    def _mlp(self, now: _Pass, bits: int, prefix: str = "") -> Iterator[tuple[str, int]]:
+        model, rows = self._model, now.rows
+        shapes = {shape.name: shape for shape in model.every_linear}
+        up, down = shapes[f"{prefix}up"], shapes[f"{prefix}down"]
+        wide, inner = 2 * rows * up.n, 2 * rows * down.k
+        yield f"{prefix}up", 2 * rows * model.hidden + self._linear(now, up, bits)
+        # A gated MLP computes the gate's activation and then the product, and its halves are kept.
+        yield f"{prefix}activation", wide + (2 if model.gated else 1) * inner
+        kept = wide if model.gated else 0
+        yield f"{prefix}down", kept + inner + self._linear(now, down, bits)
+
+    def _experts(self, now: _Pass, bits: int) -> Iterator[tuple[str, int]]:
+        """One expert may get every row, and the one before it too.
+
+        An expert's rows are gathered, go through up, activation, product and down, and are added
+        up, weighted, in fp32; its rows, up and output are kept until the next one has its own. Each
+        choice of an expert takes 32 bytes to be sorted and each expert's score 6.
+        """
+        model, rows = self._model, now.rows
+        experts = model.experts
+        assert experts is not None  # only such models have layers of this class
+        normed = 2 * rows * model.hidden
+        per_row = 32 * experts.active + 6 * experts.count
+        each = 2 * (6 * model.hidden + 4 * experts.ffn)
+        if experts.active > 1:
+            each += 2 * (2 * model.hidden + 2 * experts.ffn)
+        products = max(
+            self._linear(now, shape, bits) - 2 * rows * shape.n for shape in model.expert_linears
+        )
+        yield "experts", normed + rows * (per_row + each) + products
+        if experts.shared_ffn:
+            for name, held in self._mlp(now, bits, "shared_"):
+                yield name, 2 * normed + held
+
+    # Kernels ------------------------------------------------------------------------------------
+
+    def _linear(self, now: _Pass, shape: LinearShape, bits: int) -> int:
+        return max(
+            self._product(variant, now.rows, shape.n, shape.k)
+            for variant in self._variants(f"{now.phase}/linear/{bits}", STORAGE[bits])
+        )
+
+    def _variants(self, key: str, storages: Sequence[str]) -> list[Variant]:
+        if key in self._kernels:
+            return [self._kernels[key]]
+        op = key.split("/")[1].replace("head", "linear")
+        return [v for v in kernels_for(op, self._kind) if v.storage in storages]
+
+    def _product(self, variant: Variant, rows: int, n: int, k: int) -> int:
+        """Most that a linear holds beside its input, the output included."""
+        out = 2 * rows * n
+        if variant.kernel == "foreplan.fragment_linear":
+            return out + (2 * n * k if rows > FEW_ROWS else 0)
+        if variant.kernel == "torch.dequant_linear":
+            whole = n * -(-k // GROUP_SIZE["int4"]) * GROUP_SIZE["int4"]
+            unpacking = _UNPACKING[variant.storage] * whole + _WORD_PADDING * n
+            return max(unpacking, 2 * whole + out)
+        if variant.kernel == "torch.scaled_mm":  # x in fp32, then in fp8
+            return max(5 * rows * k, rows * k + out)
+        return out
+
+    def _attend(self, now: _Pass) -> int:
+        return max(
+            self._attend_by(variant, now)
+            for variant in self._variants(
+                f"{now.phase}/attention", (CACHE_STORAGE[self._workload.cache_bits],)
+            )
+        )
+
+    def _attend_by(self, variant: Variant, now: _Pass) -> int:
+        """Output and sums of exponentials; keys and values where they are cast or unpacked."""
+        model = self._model
+        width = 4 if variant.compute == "fp32" else 2
+        queries = now.rows * model.heads * model.head_dim
+        each = width * now.batch * now.keys * model.kv_heads * model.head_dim
+        casts = width * queries * 2 if width == 4 else 0
+        # One query of a head is computed twice on a processor (`_attention`).
+        made = 2 * queries * (2 if now.tokens == 1 else 1) + 4 * now.rows * model.heads + casts
+        if variant.storage == "int8":  # keys, values, and the codes on their way
+            return max(3 * each, 2 * each + made)
+        return made + (2 * each if width == 4 else 0)
+
+    def _cache_write(self, now: _Pass) -> int:
+        """New keys are quantised in fp32: themselves and their codes, with a scale a head."""
+        if self._workload.cache_bits == 16:
+            return 0
+        return 8 * now.rows * self._model.kv_heads * (self._model.head_dim + 2)
+
+    def _norm(self, rows: int) -> int:
+        """Output, mean and deviation."""
+        return 2 * rows * self._model.hidden + 8 * rows
+
+    def _head(self, now: _Pass) -> int:
+        """Logits of each request's last token, the residual stream of all of them behind it."""
+        model, rows = self._model, now.batch
+        product_bytes = max(
+            self._product(variant, rows, model.vocab, model.hidden)
+            for variant in self._variants(f"{now.phase}/head", STORAGE[16])
+        )
+        return 2 * now.rows * model.hidden + 2 * self._norm(rows) + product_bytes
+
+    # What lasts ---------------------------------------------------------------------------------
+
+    def _lasting_bytes(self, layers: int) -> int:
+        """Tokens and the last logits, and what libraries keep."""
+        model, w, sizes = self._model, self._workload, self._sizes
+        tokens = 8 * w.batch * (w.prompt_tokens + 2 * w.new_tokens + 3)
+        logits = 2 * max(sizes.prefill, sizes.decode) * model.vocab
+        passes = w.batch // sizes.prefill + (w.new_tokens - 1) * (w.batch // sizes.decode)
+        # Passes that are recorded have a stream of their own.
+        streams = 2 if passes * layers > MOST_RECORDED_LAYERS else 1
+        return tokens + logits + _CUBLAS_BYTES * streams
+
+    def _loading_bytes(self, bits: Sequence[int]) -> int:
+        """Most that packing the last slice of a weight takes."""
+        slices = (min(s.n, slice_rows(s.k, "cuda")) * s.k for s in self._model.every_linear)
+        return max(_PACKING[b] for b in bits) * max(slices)
+
+
+def heap_bytes(model: Model, workload: ServingWorkload, sizes: MicroBatches) -> int:
+    """Temporary tensors of a processor's largest pass and the buffers between stages, added up.
+
+    Per row in bf16: the residual stream and its norm, and the wider of attention (qkv twice,
+    because the rotation copies, and the output) and MLP (up; gated: the activation and the product
+    too), and the input and the output of a linear in fp32. Besides: a hidden state for every token
+    in flight, the logits, and the largest linear once in fp32. Of a mixture, one expert may get
+    every row: then its rows are gathered, go through up, activation, product and down, and are
+    added up, weighted, in fp32; besides, each choice of an expert takes 32 bytes to be sorted and
+    each expert's score 6, and the library keeps a kernel for every number of rows that an expert
+    computes. A quantised cache is read into fp32 before attention, one layer at a time, and new
+    keys and values are quantised in fp32.
+
+    Args:
+        model: the model.
+        workload: batch and lengths.
+        sizes: of the micro-batches.
+    """
+    rows = max(sizes.prefill * workload.prompt_tokens, sizes.decode)
+    linears, classes = model.every_linear, set(model.layer_classes)
+    attention = 2 * model.attention_linears[0].n + model.heads * model.head_dim
+    mlp, routing, experts = 0, 0, model.experts
+    if "dense" in classes:
+        mlp = (4 if model.gated else 2) * model.ffn
+    if experts is not None:
+        mlp = max(mlp, 6 * model.hidden + 4 * experts.ffn, model.hidden + 4 * experts.shared_ffn)
+        routing = 32 * experts.active + 6 * experts.count
+    per_row = 2 * (3 * model.hidden + max(attention, mlp)) + routing
+    per_row += 4 * max(linear.n + linear.k for linear in linears)
+    in_flight = 2 * workload.batch * (workload.prompt_tokens + 1) * model.hidden
+    logits = 2 * max(sizes.prefill, sizes.decode) * model.vocab
+    unpacked = 4 * max(linear.n * linear.k for linear in linears)
+    if experts is not None:
+        passes = (sizes.prefill * workload.prompt_tokens, sizes.decode)
+        each = sum(computed_sizes(n, experts.count, experts.active) for n in passes)
+        unpacked += len(model.expert_linears) * each * _PREPARED_BYTES
+    if workload.cache_bits < 16:
+        unpacked += _cache_bytes(model, workload, sizes)
+    return rows * per_row + in_flight + logits + unpacked
+
+
+def _cache_bytes(model: Model, workload: ServingWorkload, sizes: MicroBatches) -> int:
+    """What reading a layer's quantised cache takes, or quantising a prompt where that is more.
+
+    Three tensors at a time: keys, values and the codes on their way (see `QuantisedCache`).
+    """
+    positions = workload.prompt_tokens + workload.new_tokens
+    most = max(sizes.decode * positions, sizes.prefill * workload.prompt_tokens)
+    return 3 * model.kv_heads * model.head_dim * 4 * most
