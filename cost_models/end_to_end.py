@@ -219,6 +219,7 @@ def _network(
         missing = [step for step in single if (step.key, step.mode) not in known]
         known |= time_calls(missing, device, seconds / 40, executions, _lost(document))
         phase = asked[index][1]
+        print(f"{name} {shape} {phase}: {len(missing)} calls", file=sys.stderr)
         real = dict.fromkeys(("real_s", "real_low_s", "real_high_s", "rounds_s"))
         if eager:
             low, median, high = (

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from foreplan.cost_models import end_to_end, recorded_pass
+from foreplan.cost_models.call_timer import CallTimer
 from foreplan.cost_models.call_times import LostDeviceError
 from foreplan.cost_models.costs import CostBook
 from foreplan.cost_models.end_to_end import main, measure
@@ -182,6 +183,29 @@ def test_calls_timed_from_graphs_are_replayed_without_a_host(measured: dict[str,
     why = ["llama", first[0], "RuntimeError: a sync", 1]
     assert scored["not_timed"] == [why]
     assert tables(scored).endswith(f"timed in a queue: llama {first[0]} (1): RuntimeError: a sync")
+
+
+def test_graphs_alone_need_no_eager_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    def record(run: Any, device: str) -> Any:
+        return recorded_pass.RecordedPass(Replayed(run), 7, tuple(run))  # type: ignore[arg-type]
+
+    monkeypatch.setattr(recorded_pass.RecordedPass, "of", record)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    monkeypatch.setattr(CallTimer, "graph_time", lambda *_: 2e-6)
+    document = {"schema": end_to_end.SCHEMA, "device": "cpu", "board": "cpu", "size": "tiny",
+                "dtype": "fp32", "executions": ["graph"], "lost": [], "host": None,
+                "figures": None, "gaps": GAPS, "cases": []}  # fmt: skip
+    module = build("bert", "tiny").eval()
+    cases = end_to_end._network("bert", module, document, ["inference", "training"], 0.02, 1)
+    scored = score(json.loads(json.dumps({**document, "cases": cases})), device_zoo.device("h200"))
+    assert {row["execution"] for row in scored["cases"]} == {"graph"}
+    assert len(scored["cases"]) == len(cases)
+    for case in cases:
+        assert case["real_s"] is None
+        # The update alone could not be recorded, and was timed in a queue.
+        queued = {row[0] for row in case["alone"] if row[-4] is not None}
+        assert queued == ({"foreplan.adamw"} if case["phase"] == "training" else set())
+    assert [row[:2] for row in scored["not_timed"]] == [["bert", "foreplan.adamw"]]
 
 
 def test_a_call_that_loses_the_device_ends_the_run_and_is_kept(
