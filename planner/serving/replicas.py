@@ -57,6 +57,15 @@ class ReplicasPlanner(Planner[ReplicasWorkload, ReplicasDecision]):
     decision_type = ReplicasDecision
     modes: ClassVar[tuple[str, ...]] = ServingPlanner.modes
 
+    def __init__(self) -> None:
+        self._known: tuple[_Problem, ReplicaSplit] | None = None
+
+    def _split(self, problem: _Problem) -> ReplicaSplit:
+        """Made once a problem: decide and baselines share it, with what groups are worth."""
+        if self._known is None or self._known[0] is not problem:
+            self._known = problem, ReplicaSplit(problem)
+        return self._known[1]
+
     # ------------------------------------------------------------------------------- decide
 
     def decide(self, problem: _Problem) -> Choice[ReplicasDecision]:
@@ -66,7 +75,7 @@ class ReplicasPlanner(Planner[ReplicasWorkload, ReplicasDecision]):
             InfeasibleError: no replica fits, or no split meets the limits or the wanted rate.
             MissingDataError: a price or the memory of a device is not known.
         """
-        split = ReplicaSplit(problem)
+        split = self._split(problem)
         found = split.solve()
         decision = split.decision(found.assignment)
         late = missed(problem.workload, self._figures(problem, decision))
@@ -103,7 +112,7 @@ class ReplicasPlanner(Planner[ReplicasWorkload, ReplicasDecision]):
 
     def baselines(self, problem: _Problem) -> dict[str, ReplicasDecision | str]:
         """Replicas of like devices, the same with one device each, and one pipeline over all."""
-        split = ReplicaSplit(problem)
+        split = self._split(problem)
         sizes = split.groups.sum(axis=1)
         alike = (split.groups > 0).sum(axis=1) == 1
         made: dict[str, ReplicasDecision | str] = {}
