@@ -83,6 +83,7 @@ def confidence(
     return Confidence(
         probability_best=float(shares[0]),
         draws=count,
+        in_time=contest.in_time(worlds.totals),
         runner_up=names[beaten] if shares[beaten] > 0 else None,
         share=dict(zip(names[1:], map(float, shares[1:]), strict=True)),
         measure_next=_measure_next(contest, worlds, shares),
@@ -144,17 +145,27 @@ class _Contest:
             values = np.array(
                 [self._worth(c, s) for c, s in zip(self.contenders, values, strict=True)]
             )
-        limit: float | FloatArray | None = self._limit_s
-        if self._limit_of is not None:
-            limit = totals[self._limit_of]
+        limit = self._limit(totals)
         if limit is not None:
-            values = np.where(totals[:count] <= limit * self._factor, values, np.inf)
+            values = np.where(totals[:count] <= limit, values, np.inf)
         best = values.min(axis=0)
         # Of equals the first wins, the choice before all.
         winner = np.argmax(values <= best + 1e-12 * np.abs(best), axis=0)
         wins = np.bincount(winner[np.isfinite(best)], minlength=count)
         share: FloatArray = wins.astype(np.float64) / totals.shape[1]
         return share
+
+    def in_time(self, totals: FloatArray) -> float | None:
+        """Share of worlds in which the choice meets the time limit; ``None`` without one."""
+        limit = self._limit(totals)
+        return None if limit is None else float(np.mean(totals[0] <= limit))
+
+    def _limit(self, totals: FloatArray) -> float | FloatArray | None:
+        """Seconds that a decision may take, in every world where another's time is the limit."""
+        limit: float | FloatArray | None = self._limit_s
+        if self._limit_of is not None:
+            limit = totals[self._limit_of]
+        return None if limit is None else limit * self._factor
 
 
 @dataclass(frozen=True)

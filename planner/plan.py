@@ -146,6 +146,9 @@ class Confidence(StrictModel):
     Attributes:
         probability_best: share of draws, all prices resampled from their intervals, in which no
             other decision is better and the time limit, if there is one, is met.
+        in_time: share of draws in which the plan meets the planner's time limit; ``None`` without
+            one. Where a faster world lets a better decision be in time too, the plan is in time and
+            not the best.
         draws: how many draws; 0 where there was nothing to compare with.
         runner_up: the decision that wins most of the others, if any.
         share: share of draws that each other decision wins, by name. What is missing from 1: draws
@@ -156,6 +159,7 @@ class Confidence(StrictModel):
 
     probability_best: float
     draws: int
+    in_time: float | None = None
     runner_up: str | None = None
     share: dict[str, float] = Field(default_factory=dict)
     measure_next: tuple[Measurement, ...] = ()

@@ -253,7 +253,8 @@ def _confidence(plan: Plan) -> list[Html]:
     draws = plan.confidence.draws
     lead = (
         f"All prices were drawn {draws} times from their intervals, and these decisions timed "
-        "again: a share says in how many of the draws a decision is the best."
+        "again: a share says in how many of the draws a decision is the best"
+        + (" of those within the time limit." if plan.confidence.in_time is not None else ".")
     )
     near = [(name, percent(share)) for name, share in close_decisions(plan)]
     return [

@@ -16,7 +16,19 @@ def certainty(plan: Plan) -> list[tuple[str, str]]:
     sure = plan.confidence
     if not sure.draws:
         return []
-    pairs = [("best choice", f"in {percent(sure.probability_best)} of {sure.draws} draws")]
+    best = percent(sure.probability_best)
+    if sure.in_time is None:
+        pairs = [("best choice", f"in {best} of {sure.draws} draws")]
+    else:
+        # The plan is made to just meet its limit: with other prices it often misses it, or leaves
+        # room for a better one, and that says little against it.
+        pairs = [
+            (
+                "in its time limit",
+                f"in {percent(sure.in_time)} of {sure.draws} draws of all prices",
+            ),
+            ("and the best", f"in {best}; else it is late, or a better one is in time too"),
+        ]
     beaten = sorted(sure.share.items(), key=lambda item: (-item[1], item[0]))
     if not beaten and sure.runner_up:
         pairs.append(("otherwise", plain(sure.runner_up)))

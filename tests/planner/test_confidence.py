@@ -170,6 +170,7 @@ def test_the_runner_up_wins_most_of_what_is_left():
     mean, spread = {"a": 1.0, "b": 1.05, "c": 1.3}, {"a": 0.2, "b": 0.2, "c": 0.2}
     sure = judge({"x": {"a": 1}, "y": {"b": 1}, "z": {"c": 1}}, mean, spread, draws=512)
     assert sure.runner_up == "y"
+    assert sure.in_time is None
     assert sure.share["y"] > sure.share["z"] > 0
 
 
@@ -190,6 +191,7 @@ def test_a_decision_that_misses_the_limit_cannot_be_the_best():
     made = {"few": {"a": 1}, "many": {"b": 2}}
     sure = judge(made, {"a": 1.0, "b": 0.1}, {"a": 0.3, "b": 0.0}, planner=frugal)
     assert sure.probability_best == pytest.approx(0.5, abs=0.02)  # a at its mean just meets it
+    assert sure.in_time == sure.probability_best
     assert sure.share["many"] == pytest.approx(1 - sure.probability_best)
     alone = judge(
         {"few": {"a": 1}, "late": {"b": 2}}, {"a": 1.0, "b": 9.0}, {"a": 0.3, "b": 0.0},

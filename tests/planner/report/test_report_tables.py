@@ -68,6 +68,14 @@ def test_plan_says_why_and_how_sure(plan):
     assert "every prompt is padded" in text
 
 
+def test_a_plan_under_a_time_limit_says_how_often_it_keeps_it(plan):
+    sure = plan.confidence.model_copy(update={"in_time": 0.5, "probability_best": 0.0})
+    text = shown(plan_tables(plan.model_copy(update={"confidence": sure})), 110)
+    assert re.search(r"in its time limit +in 50 % of 64 draws of all prices", text)
+    assert "in 0 %; else it is late, or a better one is in time too" in " ".join(text.split())
+    assert "best choice  " not in text
+
+
 def test_numbers_are_never_broken(plan, verification):
     narrow = shown(plan_tables(plan), 60) + shown(verification_tables(verification, plan), 60)
     for number in ("735.1 ms", "771.9 ms", "4.8 %", "14.93 GiB", "3.783 GiB"):
