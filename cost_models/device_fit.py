@@ -5,9 +5,8 @@ them when the document is read, in milliseconds and always to the same numbers. 
 device's profile, as ``<profile>.fit.json``, and prices what ``--costs predicted`` asks of the
 device. Another schema, law or predictor than the one it was written for is refused.
 
-On kinds of device that the shipped predictor was trained on (GPUs) its own prediction is part of
-the law; on others (processors) it is left out, because there it makes held-out errors larger
-(docs/results/onboarding.md).
+What the shipped predictor says is part of the law: of a GPU ``pretrained:ops``, of a processor
+``pretrained:processors`` (`known_rates`).
 """
 
 from __future__ import annotations
@@ -26,6 +25,8 @@ from pydantic import ConfigDict, Field, model_validator
 
 from foreplan.cost_models.costs import Copy, Estimate, HostLaunch, Work
 from foreplan.cost_models.failed import FailedSource
+from foreplan.cost_models.known_rates import KnownRates
+from foreplan.cost_models.model_store import model_folder, read_card
 from foreplan.cost_models.operator_rates import family
 from foreplan.cost_models.rate_model import RateModel, Shipped
 from foreplan.cost_models.rescaled_roofline import RescaledRoofline
@@ -39,7 +40,7 @@ from foreplan.errors import SpecError
 
 SCHEMA: Literal["foreplan.fit/1"] = "foreplan.fit/1"
 #: Name of the law and of its assumed widths; another one gives other prices of the same tasks.
-Law = Literal["rates/1", "rates/2"]
+Law = Literal["rates/1", "rates/2", "rates/3"]
 SUFFIX = ".fit.json"
 
 Floats = NDArray[np.float64]
@@ -56,6 +57,8 @@ class DeviceFit(StrictModel):
     """Figures that were measured with the tasks."""
     predictor: str | None = None
     """SHA-256 of the card of the shipped weights; ``None`` where they are no part of the law."""
+    unseen: bool = False
+    """Whether rows of this very chip are left out of them, as if nobody had measured one."""
     software: Mapping[str, str] = Field(default_factory=dict)
     tasks: Annotated[tuple[Row, ...], Field(strict=False, min_length=1)]
     """What was timed; rows that failed say what the device cannot run."""
@@ -70,11 +73,14 @@ class DeviceFit(StrictModel):
         return self
 
     @classmethod
-    def of(cls, device: Device, tasks: Sequence[Row], software: Mapping[str, str]) -> Self:
+    def of(
+        cls, device: Device, tasks: Sequence[Row], software: Mapping[str, str], *,
+        unseen: bool = False,
+    ) -> Self:  # fmt: skip
         """A fit to freshly timed tasks."""
         return cls(
             device=device, tasks=tuple(tasks), software=dict(software), law=_law(device.kind),
-            predictor=None if device.kind == "cpu" else _predictor_digest(),
+            predictor=_predictor_digest(device.kind), unseen=unseen and device.kind == "cpu",
         )  # fmt: skip
 
     @property
@@ -95,7 +101,7 @@ class DeviceFit(StrictModel):
     @functools.cached_property
     def model(self) -> RateModel:
         """The law, fitted to the tasks."""
-        shipped = None if self.predictor is None else _shipped(self.device)
+        shipped = None if self.predictor is None else _shipped(self.device, unseen=self.unseen)
         return RateModel(self._figures, shipped).fit(self.programs, self.seconds)
 
     @property
@@ -114,8 +120,9 @@ class DeviceFit(StrictModel):
     def errors(self) -> dict[str, dict[str, float]]:
         """Mean relative error by family and in all, each task predicted from the others alone.
 
-        ``roofline`` is the device's unscaled one (no task is used), ``rescaled`` see
-        `rescaled_roofline`, ``fitted`` the law. Fewer than two tasks say nothing.
+        ``roofline`` is the device's unscaled one and ``shipped`` the shipped predictor (no task is
+        used, and only where it prices all of them), ``rescaled`` see `rescaled_roofline`,
+        ``fitted`` the law. Fewer than two tasks say nothing.
         """
         from foreplan.cost_models.roofline import RooflineSource
 
@@ -126,6 +133,9 @@ class DeviceFit(StrictModel):
         bare = [source.estimate(program, self.device.name) for program in programs]
         found = {
             "roofline": np.array([np.nan if b is None else b.mean_s for b in bare]),
+            "shipped": np.full(len(programs), np.nan)
+            if self.predictor is None
+            else _shipped(self.device, unseen=self.unseen)(programs),
             "rescaled": RescaledRoofline(self._figures).fit(programs, truth).leave_one_out(),
             "fitted": self.model.leave_one_out(),
         }
@@ -158,10 +168,11 @@ class DeviceFit(StrictModel):
                 raise SpecError(f"{where}: {key}", got=document.get(key), expected=expected,
                                 fix=again)  # fmt: skip
         found = validate(cls, document, where)
-        if found.predictor not in (None, _predictor_digest()):
+        shipped = _predictor_digest(found.device.kind)
+        if found.predictor not in (None, shipped):
             raise SpecError(
                 f"{where}: predictor", got=found.predictor[:12],
-                expected=f"the shipped one ({_predictor_digest()[:12]})", fix=again,
+                expected=f"the shipped one ({shipped[:12]})", fix=again,
             )  # fmt: skip
         return found
 
@@ -250,16 +261,22 @@ class FittedSource:
 
 
 def _law(kind: object) -> Law:
-    """The law of a kind of device; GPUs' of version 1 held the launch by the host."""
-    return "rates/1" if kind == "cpu" else "rates/2"
+    """The law of a kind of device.
+
+    GPUs' of version 1 held the launch by the host, processors' of it knew of no other processor.
+    """
+    return "rates/3" if kind == "cpu" else "rates/2"
 
 
-def _shipped(device: Device) -> Shipped:
-    """The shipped predictor's seconds on a device, NaN also below the launch by the host.
+def _shipped(device: Device, *, unseen: bool) -> Shipped:
+    """The shipped predictor's seconds on a device, NaN also below a GPU's launch by the host.
 
     What is shorter than its launch was hidden behind it when most of the tables were measured
     (`launch_head`), so that such prices are guesses: 6 us for kernels of 1.4 on an H200.
     """
+    if device.kind == "cpu":
+        known = KnownRates.load()
+        return (known.without({device.chip}) if unseen else known).on(device)
     from foreplan.cost_models.predictor import Predictor
 
     predictor, hidden = Predictor.load(), device.launch_overhead_s or 0.0
@@ -273,8 +290,7 @@ def _shipped(device: Device) -> Shipped:
 
 
 @functools.cache
-def _predictor_digest() -> str:
-    from foreplan.cost_models.model_store import model_folder, read_card
-
-    card = json.dumps(read_card(model_folder("pretrained:ops")), sort_keys=True)
+def _predictor_digest(kind: str) -> str:
+    name = "pretrained:processors" if kind == "cpu" else "pretrained:ops"
+    card = json.dumps(read_card(model_folder(name)), sort_keys=True)
     return hashlib.sha256(card.encode()).hexdigest()

@@ -41,8 +41,7 @@ def score(document: Mapping[str, Any], device: Device, *, weights: str = "pretra
     """
     from foreplan.cost_models.predictor import Predictor
 
-    predictor = None if device.kind == "cpu" else Predictor.load(weights)
-    book = replay_book(device, "predicted", predictor=predictor)
+    book = replay_book(device, "predicted", predictor=Predictor.load(weights))
     rows: list[dict[str, Any]] = []
     failed = []
     queued: Counter[tuple[str, str, str]] = Counter()

@@ -4,7 +4,8 @@
 programs (plain or ``.xz``), splits each at random into a test third and a
 pool, chooses tasks from the pool at random and by KMeans, fits, and prints the mean relative error
 on the test third by family, beside the roofline, the rescaled roofline and (for several profiles)
-the rows of the next profile, rescaled: the "nearest device".
+the rows of the next profile, rescaled: the "nearest device". With ``--known PROFILE ...`` of other
+chips also what their rates say without a task, and the fit that starts from them.
 """
 
 from __future__ import annotations
@@ -12,12 +13,13 @@ from __future__ import annotations
 import argparse
 import json
 import lzma
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
+from foreplan.cost_models.known_rates import KnownRates
 from foreplan.cost_models.operator_rates import family
 from foreplan.cost_models.rate_model import RateModel
 from foreplan.cost_models.rescaled_roofline import RescaledRoofline
@@ -43,12 +45,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Print a Markdown table a device."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("profiles", nargs="+", type=Path)
-    paths = parser.parse_args(arguments).profiles
-    tables = [read_rows(path) for path in paths]
+    parser.add_argument("--known", nargs="*", default=[], type=Path)
+    asked = parser.parse_args(arguments)
+    tables = [read_rows(path) for path in asked.profiles]
+    rates = KnownRates.fit([read_rows(path) for path in asked.known]) if asked.known else None
     for k, rows in enumerate(tables):
         other = tables[(k + 1) % len(tables)] if len(tables) > 1 else None
+        known = None if rates is None else rates.without({rows[0].chip})
         print(f"\n{rows[0].name}, {len(rows[1])} programs\n")
-        print(markdown(curve(rows, other)))
+        print(markdown(curve(rows, other, known)))
 
 
 def read_rows(path: Path) -> Rows:
@@ -70,7 +75,9 @@ def read_rows(path: Path) -> Rows:
     return profile.device, [row.program() for row in rows], seconds
 
 
-def curve(rows: Rows, other: Rows | None = None) -> dict[str, dict[str, float]]:
+def curve(
+    rows: Rows, other: Rows | None = None, known: KnownRates | None = None
+) -> dict[str, dict[str, float]]:
     """Mean relative error by family, and median and time-weighted error of all, a method a row."""
     device, programs, seconds = rows
     order = np.random.default_rng(0).permutation(len(programs))
@@ -82,14 +89,21 @@ def curve(rows: Rows, other: Rows | None = None) -> dict[str, dict[str, float]]:
     found = {
         "roofline": [np.array([np.nan if b is None else b.mean_s for b in bare])],
     }
+    models: dict[str, Callable[[], RescaledRoofline | RateModel]] = {
+        "rescaled": lambda: RescaledRoofline(device), "fitted": lambda: RateModel(device),
+    }  # fmt: skip
+    if known is not None:
+        shipped = known.on(device)
+        shipped(programs)
+        found["none, known"] = [shipped(asked)]
+        models["known"] = lambda: RateModel(device, shipped)
     for count in COUNTS:
         for choice in ("random", "KMeans"):
             for seed in SEEDS:
                 tasks = _tasks(programs, pool, device, count, choice, seed)
                 given = [programs[i] for i in tasks]
-                for name, model in (("rescaled", RescaledRoofline(device)),
-                                    ("fitted", RateModel(device))):  # fmt: skip
-                    fitted = model.fit(given, seconds[tasks])
+                for name, model in models.items():
+                    fitted = model().fit(given, seconds[tasks])
                     found.setdefault(f"{count} {choice}, {name}", []).append(fitted.predict(asked))
                 if other is not None and choice == "KMeans":
                     copied = _copied(given, seconds[tasks], asked, other)

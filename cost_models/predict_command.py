@@ -105,7 +105,7 @@ def predict_model(
     fit = None
     if measured is not None and profile is not None and choice != "roofline":
         fit = fit_beside(profile, measured)
-    predictor = _predictor(choice, weights, targets)
+    predictor = _predictor(choice, weights)
     launches: LaunchSeconds = launch_s
     if runs == "eager" and launch_s is None and measured is not None and measured.host is not None:
         prices = HostPrices.load(measured.host.model_dump())
@@ -180,8 +180,8 @@ def _each(item: str) -> list[str]:
     return [name for name in found if name is not None]
 
 
-def _predictor(choice: CostChoice, weights: str, targets: Sequence[Device]) -> Predictor | None:
-    if choice == "roofline" or all(target.kind == "cpu" for target in targets):
+def _predictor(choice: CostChoice, weights: str) -> Predictor | None:
+    if choice == "roofline":
         return None
     from foreplan.cost_models.predictor import Predictor as Loaded
 

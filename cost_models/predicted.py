@@ -73,6 +73,8 @@ class PredictedSource:
         figures = target if isinstance(target, Device) else device_zoo.device(target)
         found = self._found(parts, device, target, figures)
         for part, estimate in found.items():
+            if estimate is not None and figures.kind == "cpu":
+                continue  # a processor's rates have unpacking among their terms
             if estimate is not None and unpacked_weights(part):
                 # The tables that it was trained on know kernels that unpack in registers alone.
                 extra, least_s = unpacking(part, figures), writing_s(part, figures)

@@ -1,13 +1,15 @@
 """Predictor: the trained model behind ``foreplan.Predictor``, asked in terms of `Program`s.
 
-Times are of the device alone: the launch by the host is a `HostLaunch` of its own. On a chip whose
-torch operators were timed inside CUDA graphs (library ``torch_graph``) these answer for what they
-saw. Elsewhere weights measured around CUDA graphs (TensorRT-LLM, SGLang) answer for reduced
-precision and attention, and torch's FP32 operators, less their launch, for the rest.
+Of a GPU, times are of the device alone: the launch by the host is a `HostLaunch` of its own. On a
+chip whose torch operators were timed inside CUDA graphs (library ``torch_graph``) these answer for
+what they saw. Elsewhere weights measured around CUDA graphs (TensorRT-LLM, SGLang) answer for
+reduced precision and attention, and torch's FP32 operators, less their launch, for the rest.
+Processors are priced by the rates of others (`known_rates`), whose times hold the host's.
 """
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
@@ -23,6 +25,7 @@ from foreplan.cost_models.graph_programs import (
     WEIGHT_GRADIENT,
 )
 from foreplan.cost_models.operator_features import FAMILIES
+from foreplan.cost_models.known_rates import KnownRates
 from foreplan.cost_models.operator_predictor import OperatorPredictor
 from foreplan.datasets import device_zoo
 from foreplan.datasets.device import Device
@@ -67,17 +70,26 @@ class Predictor:
     """Predicts the time of library operators on any device with known figures.
 
     Build it with `load`.
+
+    Args:
+        model: prices GPUs; processors are priced by `KnownRates`, loaded when the first is asked.
     """
 
     def __init__(self, model: OperatorPredictor) -> None:
         self.model = model
+
+    @functools.cached_property
+    def processors(self) -> KnownRates:
+        """The shipped rates of processors."""
+        return KnownRates.load()
 
     @classmethod
     def load(cls, name_or_path: str = "pretrained:ops") -> Self:
         """Load weights.
 
         Args:
-            name_or_path: ``pretrained:ops`` or a folder that ``foreplan train`` wrote.
+            name_or_path: ``pretrained:ops`` or a folder that ``foreplan train`` wrote; processors
+                have ``pretrained:processors`` either way.
 
         Raises:
             MissingDataError: no such shipped model.
@@ -107,15 +119,22 @@ class Predictor:
     def supported(self, programs: Sequence[Program], device: Device | str) -> list[Estimate | None]:
         """As `predict`, with ``None`` for what is outside of what the model saw.
 
-        Outside are CPUs (no row was of one), cache writes and arg-max, FP32 attention, three-bit
-        weights, and, but on a chip with operators timed inside CUDA graphs, gathers, reductions and
-        grouped convolutions.
+        Outside are on GPUs cache writes and arg-max, FP32 attention, three-bit weights, and, but on
+        a chip with operators timed inside CUDA graphs, gathers, reductions and grouped
+        convolutions; on processors kernels that no known one was timed with, and all of processors
+        without a known bandwidth or fp32 peak.
         """
         target = device_zoo.device(device) if isinstance(device, str) else device
-        if not programs or target.kind == "cpu":
-            return [None] * len(programs)
-        table = program_table(programs, target, recorded_libraries(self.model, target))
-        mean, low, high = self.model.predict_interval(table)
+        if not programs:
+            return []
+        if target.kind == "cpu":
+            try:
+                mean, low, high = self.processors.forecast(programs, target)
+            except MissingDataError:  # a figure of the device
+                return [None] * len(programs)
+        else:
+            table = program_table(programs, target, recorded_libraries(self.model, target))
+            mean, low, high = self.model.predict_interval(table)
         return [
             Estimate(float(m), float(lo), float(hi), "predicted") if np.isfinite(m) else None
             for m, lo, hi in zip(mean, low, high, strict=True)

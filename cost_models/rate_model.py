@@ -24,8 +24,8 @@ Where leaving one task out at a time says that a family of operators is clearly 
 learnt part than with the roofline rescaled by the median of its tasks, it gets the rescaled
 roofline; a family with fewer than four tasks gets the geometric mean of both.
 
-Assumed, not fitted: widths of the priors (`WIDTHS`, `_KNOWN`, `_SHAPE`, `_RANGE`, `_NOISE`,
-`_KAPPA`).
+Assumed, not fitted: widths of the priors (`rate_law.WIDTHS`, `SHAPE`, `_NOISE`, `_KAPPA`), but for
+`_KNOWN` of processors.
 
 Shape legend: ``N`` tasks, ``M`` programs asked for, ``T`` terms.
 """
@@ -33,14 +33,24 @@ Shape legend: ``N`` tasks, ``M`` programs asked for, ``T`` terms.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from types import MappingProxyType
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from foreplan.cost_models.operator_rates import LEVELS, family, groups
-from foreplan.cost_models.rescaled_roofline import RescaledRoofline, RescaledTerms
+from foreplan.cost_models.operator_rates import LEVELS, family, rate_terms
+from foreplan.cost_models.rate_law import (
+    SHAPE,
+    WIDTHS,
+    Point,
+    RateLaw,
+    Rows,
+    effects_between,
+    point,
+    rescaled,
+    shape_between,
+)
+from foreplan.cost_models.rescaled_roofline import RescaledRoofline, family_factors
 from foreplan.datasets.device import Device
 from foreplan.datasets.program import Program
 from foreplan.errors import SpecError
@@ -49,21 +59,14 @@ Floats = NDArray[np.float64]
 #: Seconds of programs (N,), NaN where nothing is known.
 Shipped = Callable[[Sequence[Program]], Floats]
 
-#: Width (natural logarithm) of each level's effects on the rate of a term.
-WIDTHS = MappingProxyType(dict(zip(LEVELS, (0.7, 0.4, 0.4, 0.3, 0.3, 0.3, 0.2, 0.2), strict=True)))
-#: Width of what shapes add: to all variants of an operator, and to one variant beyond that.
-_SHAPE = (0.1, 0.2)
-#: Doublings of a dimension over which that fades by 1/e.
-_RANGE = 3.0
-#: Spread of one measurement around the law, and where the shipped predictor is part of it: which
-#: kernel a GPU's library takes for a shape follows no smooth law (docs/results/operators.md).
-_NOISE, _KNOWN_NOISE = 0.05, 0.2
-#: Width of kappa; its mean is 1 on kinds of device that the predictor was trained on, else 0.
+#: Spread of one measurement around the law, and on a GPU where the shipped predictor is part of it:
+#: which kernel its library takes for a shape follows no smooth law (docs/results/operators.md).
+_NOISE, _KNOWN_NOISE = 0.05, {"cuda": 0.2, "cpu": 0.05}
+#: Width of kappa, whose mean is 1.
 _KAPPA = 0.1
-#: Width of the effects of operators that the shipped predictor prices, over that of others.
-_KNOWN = 0.3
-#: A rate may lie this far (natural logarithm) from the full one.
-_FARTHEST = 6.0
+#: Width of the effects of operators that the shipped predictor prices, over that of others; of
+#: processors chosen on two slices of one EPYC, each known to the other (onboarding.md).
+_KNOWN = {"cuda": 0.3, "cpu": 0.5}
 #: Half of a nominal 90 % interval in standard deviations.
 _INTERVAL = 1.645
 #: Variance of all effects of one term together.
@@ -88,24 +91,14 @@ class RateForecast(NamedTuple):
     high_s: Floats
 
 
-class _Rows(NamedTuple):
+class _Asked(NamedTuple):
     """Programs in the words of the model."""
 
-    groups: NDArray[np.object_]  # (N, L)
-    ops: NDArray[np.object_]  # (N,)
-    logs: tuple[Floats, ...]  # log2 of the dimensions, one array a program
+    words: Rows
     terms: Floats  # (N, T)
     shipped: Floats  # s (N,)
     widths: Floats  # of the effects, over those of an operator without a shipped price (N,)
     noise: Floats  # spread around the law (N,)
-
-
-class _Law(NamedTuple):
-    """The law at some programs, linearised."""
-
-    log_s: Floats  # (N,)
-    rates: Floats  # theta (N, T)
-    shares: Floats  # S (N, T)
 
 
 class RateModel:
@@ -127,7 +120,6 @@ class RateModel:
     def __init__(self, device: Device, shipped: Shipped | None = None) -> None:
         self.device = device
         self._shipped = shipped
-        self._kappa = 0.0 if device.kind == "cpu" else 1.0
 
     def fit(self, programs: Sequence[Program], seconds: Sequence[float] | Floats) -> RateModel:
         """Learn from tasks.
@@ -146,7 +138,7 @@ class RateModel:
         if len(set(programs)) < len(programs):
             raise SpecError("calibration tasks", got="a program twice", expected="each once")
         self.programs_, self.seconds_ = tuple(programs), times
-        self._rescale = RescaledTerms(self.device).fit(programs, times)
+        self._factors = family_factors(programs, times, self.device)
         self._rows_ = rows = self._rows(programs)
         effects, smooth = _effects(rows, rows), _smooth(rows, rows)
         target = np.log(times)
@@ -187,7 +179,7 @@ class RateModel:
         effects, smooth = _effects(rows, self._rows_), _smooth(rows, self._rows_)
         law = self._law(rows, effects, smooth)
         covariance = effects * (law.shares @ self._shares_.T) + smooth
-        own = _WIDEST * rows.widths**2 * (law.shares**2).sum(axis=1) + sum(w**2 for w in _SHAPE)
+        own = _WIDEST * rows.widths**2 * (law.shares**2).sum(axis=1) + sum(w**2 for w in SHAPE)
         own = own + (_KAPPA * rows.shipped) ** 2
         explained = np.einsum("mn,nk,mk->m", covariance, self._inverse_, covariance)
         spread = np.sqrt(np.maximum(own - explained, 0.0) + rows.noise**2)
@@ -213,6 +205,17 @@ class RateModel:
         scale = self.inflation_**2
         return scale * (own - known @ self._inverse_ @ known.T), scale * rows.noise**2
 
+    @property
+    def law_(self) -> RateLaw:
+        """The law alone, to be kept or put on another device's figures.
+
+        Raises:
+            SpecError: the shipped predictor is part of it.
+        """
+        if self._shipped is not None:
+            raise SpecError("law", got="one with the shipped predictor", expected="one without")
+        return RateLaw(self.programs_, self._factors, self.effects_, self.shape_)
+
     def leave_one_out(self) -> Floats:
         """Seconds of each task as the law has it from the others alone (N,)."""
         found = self.seconds_ * np.exp(-self._without_)
@@ -220,36 +223,28 @@ class RateModel:
 
     # ------------------------------------------------------------------------------- inside
 
-    def _believed(self, rows: _Rows, law: Floats, rescaled: Floats) -> Floats:
+    def _believed(self, rows: _Asked, law: Floats, rescaled: Floats) -> Floats:
         """Seconds of the law, of the rescaled roofline, or between both where tasks are few.
 
         Operators that the shipped predictor prices keep the law, which falls back to that price.
         """
-        kinds = rows.groups[:, LEVELS.index("family")]
+        kinds = rows.words.groups[:, LEVELS.index("family")]
         share = np.array([self._trust_.get(str(kind), 0.5) for kind in kinds])
         share = np.where(rows.widths < 1.0, 1.0, share)
         return np.asarray(law**share * rescaled ** (1 - share))
 
-    def _rows(self, programs: Sequence[Program]) -> _Rows:
-        terms = self._rescale.terms(programs)
+    def _rows(self, programs: Sequence[Program]) -> _Asked:
+        terms = rescaled(rate_terms(programs, self.device), programs, self._factors)
         shipped = np.zeros(len(programs))
         if self._shipped is not None:
             shipped = np.log(self._shipped(programs) / terms.sum(axis=1))
-        known = np.isfinite(shipped) & (shipped != 0.0) & (self._kappa > 0)
-        widths, noise = np.where(known, _KNOWN, 1.0), np.where(known, _KNOWN_NOISE, _NOISE)
-        shipped = np.nan_to_num(shipped)
-        named = np.array([groups(program) for program in programs], dtype=object)
-        logs = tuple(np.log2(np.array(program.sizes, dtype=np.float64)) for program in programs)
-        ops = np.array([program.op for program in programs], dtype=object)
-        table = named.reshape(len(programs), len(LEVELS))
-        return _Rows(table, ops, logs, terms, shipped, widths, noise)
+        known, kind = np.isfinite(shipped) & (shipped != 0.0), self.device.kind
+        widths = np.where(known, _KNOWN[kind], 1.0)
+        noise = np.where(known, _KNOWN_NOISE[kind], _NOISE)
+        return _Asked(Rows.of(programs), terms, np.nan_to_num(shipped), widths, noise)
 
-    def _law(self, rows: _Rows, effects: Floats, smooth: Floats) -> _Law:
-        rates = np.clip(effects @ self.effects_, -_FARTHEST, _FARTHEST)
-        parts = rows.terms * np.exp(rates)
-        total = parts.sum(axis=1)
-        log_s = np.log(total) + self._kappa * rows.shipped + smooth @ self.shape_
-        return _Law(log_s, rates, parts / total[:, None])
+    def _law(self, rows: _Asked, effects: Floats, smooth: Floats) -> Point:
+        return point(rows.terms, effects @ self.effects_, rows.shipped + smooth @ self.shape_)
 
     def _objective(self, target: Floats, effects: Floats, smooth: Floats) -> float:
         off = (target - self._law(self._rows_, effects, smooth).log_s) / self._rows_.noise
@@ -292,20 +287,12 @@ def _clearly_worse(errors: Floats, others: Floats) -> bool:
     return bool(more.mean() > more.std(ddof=1) / np.sqrt(len(more)))
 
 
-def _effects(rows: _Rows, others: _Rows) -> Floats:
+def _effects(rows: _Asked, others: _Asked) -> Floats:
     """Covariance of the effects of programs and others (M, N)."""
-    found = np.zeros((len(rows.terms), len(others.terms)))
-    for level, width in enumerate(WIDTHS.values()):
-        found += width**2 * (rows.groups[:, level][:, None] == others.groups[:, level][None, :])
-    return found * np.outer(rows.widths, others.widths)
+    return effects_between(rows.words, others.words) * np.outer(rows.widths, others.widths)
 
 
-def _smooth(rows: _Rows, others: _Rows) -> Floats:
+def _smooth(rows: _Asked, others: _Asked) -> Floats:
     """Covariance of shape and kappa of programs and others (M, N)."""
-    found = _KAPPA**2 * np.outer(rows.shipped, others.shipped)
-    variant = LEVELS.index("variant")
-    for i, j in zip(*np.nonzero(rows.ops[:, None] == others.ops[None, :]), strict=True):
-        near = np.exp(-np.linalg.norm(rows.logs[i] - others.logs[j]) / _RANGE)
-        same = rows.groups[i, variant] == others.groups[j, variant]
-        found[i, j] += near * (_SHAPE[0] ** 2 + (_SHAPE[1] ** 2 if same else 0.0))
-    return found
+    shared = _KAPPA**2 * np.outer(rows.shipped, others.shipped)
+    return shape_between(rows.words, others.words) + shared

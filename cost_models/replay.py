@@ -265,7 +265,7 @@ def replay_book(
         sources += [MeasuredSource(by_name), InterpolatedSource(by_name)]
     if costs != "roofline" and fit is not None:
         sources.append(FittedSource({device.name: fit}))
-    if costs != "roofline" and device.kind != "cpu":
+    if costs != "roofline":
         sources.append(PredictedSource(predictor, devices={device.name: device}))
     sources += [_Launches(device), RooflineSource({device.name: _without_launch(device)})]
     return CostBook(sources, given=given)

@@ -68,32 +68,20 @@ class RescaledRoofline:
         return 0.0
 
 
-class RescaledTerms:
-    """The terms of `operator_rates`, rescaled so that their sum meets each family's median task.
+def family_factors(
+    programs: Sequence[Program], seconds: Floats, device: Device
+) -> dict[str, float]:
+    """Natural logarithm of what the sum of terms lacks to meet each family's median task.
 
-    Args:
-        device: its figures.
+    Under ``""`` that of all tasks, for families without one. See `rate_law.rescaled`.
     """
-
-    def __init__(self, device: Device) -> None:
-        self.device = device
-
-    def fit(self, programs: Sequence[Program], seconds: Floats) -> RescaledTerms:
-        """Take the medians of tasks (N,)."""
-        terms = rate_terms(programs, self.device)
-        beside = np.maximum(seconds - terms[:, 0], (1 - _MOST_LAUNCH) * seconds)
-        ratios = np.log(beside / terms[:, 1:].sum(axis=1))
-        kinds = np.array([family(program) for program in programs])
-        self._all = float(np.median(ratios))
-        self._families = {str(kind): float(np.median(ratios[kinds == kind])) for kind in kinds}
-        return self
-
-    def terms(self, programs: Sequence[Program]) -> Floats:
-        """Rescaled seconds of each term (M, T); the launch as it is."""
-        found = rate_terms(programs, self.device)
-        scale = [self._families.get(family(program), self._all) for program in programs]
-        found[:, 1:] *= np.exp(scale)[:, None]
-        return found
+    terms = rate_terms(programs, device)
+    beside = np.maximum(seconds - terms[:, 0], (1 - _MOST_LAUNCH) * seconds)
+    ratios = np.log(beside / terms[:, 1:].sum(axis=1))
+    kinds = np.array([family(program) for program in programs])
+    return {"": float(np.median(ratios))} | {
+        str(kind): float(np.median(ratios[kinds == kind])) for kind in kinds
+    }
 
 
 def _nearest_first(program: Program) -> tuple[tuple[str, ...], ...]:

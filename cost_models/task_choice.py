@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from foreplan.cost_models.operator_rates import groups, rate_terms
-from foreplan.cost_models.rate_model import WIDTHS
+from foreplan.cost_models.rate_law import WIDTHS
 from foreplan.datasets.device import Device
 from foreplan.datasets.program import Program
 

@@ -38,11 +38,13 @@ class FittedDevice:
         candidates: programs to choose tasks from.
         path: of the device's profile.
         measure: times programs, adds them to the profile at ``path`` and gives that.
+        unseen: leave rows of this very chip out of what the shipped predictor knows.
     """
 
     candidates: Sequence[Program]
     path: Path
     measure: Callable[[Sequence[Program]], Profile]
+    unseen: bool = False
 
     def fit(self, count: int) -> DeviceFit:
         """Time tasks chosen by KMeans, add them to the profile, and write the fit beside it.
@@ -74,7 +76,8 @@ class FittedDevice:
         now = profile.by_program
         rows = {p: row if row.status == "ok" else now.get(p, row) for p, row in tried.items()}
         rows |= {program: profile.by_program[program] for program in programs}
-        fit = DeviceFit.of(profile.device, list(rows.values()), profile.software)
+        tasks = list(rows.values())
+        fit = DeviceFit.of(profile.device, tasks, profile.software, unseen=self.unseen)
         fit.save(fit_path(self.path))
         return fit
 

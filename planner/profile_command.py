@@ -52,6 +52,7 @@ def profile_host(
     memory: Sequence[str] = (),
     quick: bool = False,
     tasks: int | None = None,
+    unseen: bool = False,
     host: str = "localhost",
     console: Console,
 ) -> dict[str, Any]:
@@ -67,6 +68,7 @@ def profile_host(
         quick: one round instead of two.
         tasks: time this many of the programs alone, and fit the predictor to each device by them;
             with a workload and at most one model, those that a plan of it rests on (`fit_to_plan`).
+        unseen: with ``tasks``, leave this very chip out of what the shipped predictor knows.
         host: name of this host in the cluster.
         console: shows progress.
 
@@ -102,7 +104,7 @@ def profile_host(
             for device, measure in measures.items():
                 measure(programs[device])
         else:
-            here = {d: FittedDevice(programs[d], paths[d], measures[d]) for d in paths}
+            here = {d: FittedDevice(programs[d], paths[d], measures[d], unseen) for d in paths}
             job = _job(models, workload, purpose)
             if job is None:
                 fits = {device: fitted.fit(tasks) for device, fitted in here.items()}

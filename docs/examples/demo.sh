@@ -31,7 +31,7 @@ plan: {pp: 2}
 YAML
 
 echo "== 1/3 profile: the devices' figures, about 30 tasks each, the link between them"
-fit() { foreplan profile "${devices[@]}" --fit --quick -o "$here" "$@"; }
+fit() { foreplan profile "${devices[@]}" --fit --unseen --quick -o "$here" "$@"; }
 fit --for precision --workload "$out/precision.yaml" --tasks 12
 fit --for bubbles --workload "$out/bubbles.yaml" --tasks 6
 cp "$here/cluster.yaml" "$here/training.yaml"

@@ -49,6 +49,9 @@ def profile(
     tasks: Annotated[
         int | None, typer.Option(help="With --fit: how many shapes to time; 32 if left out.")
     ] = None,
+    unseen: Annotated[
+        bool, typer.Option(help="With --fit: as if no chip like this one had been measured before.")
+    ] = False,
     host: Annotated[str, typer.Option(help="Name of this host in the cluster.")] = "localhost",
     ray: Annotated[
         str | None, typer.Option(help="Measure each node of a Ray cluster: HOST:PORT, auto, local.")
@@ -70,6 +73,8 @@ def profile(
 
     if tasks is not None and not fit:
         raise SpecError("--tasks", got=tasks, expected="--fit with it")
+    if unseen and not fit:
+        raise SpecError("--unseen", got=True, expected="--fit with it")
     count = None if not fit else TASKS if tasks is None else tasks
     if serve is not None or link is not None:
         if peer is None:
@@ -80,9 +85,9 @@ def profile(
     elif ray is not None:
         from foreplan.planner.profile_on_ray import profile_on_ray
 
-        if model or workload or memory or host != "localhost":
+        if model or workload or memory or unseen or host != "localhost":
             raise SpecError(
-                "--ray", got="--model, --workload, --memory or --host with it",
+                "--ray", got="--model, --workload, --memory, --unseen or --host with it",
                 expected="the generic shapes and the nodes' own names",
             )  # fmt: skip
         result = profile_on_ray(
@@ -91,7 +96,8 @@ def profile(
     else:
         result = profile_host(
             names or [], output, models=model or [], workload=workload, purpose=purpose,
-            memory=memory or [], quick=quick, tasks=count, host=host, console=console(),
+            memory=memory or [], quick=quick, tasks=count, unseen=unseen, host=host,
+            console=console(),
         )  # fmt: skip
     if as_json:
         print_json(result)

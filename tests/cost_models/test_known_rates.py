@@ -1,0 +1,183 @@
+"""Rates of measured processors on figures of others: made-up devices, two real chips, the files."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import foreplan.datasets
+from foreplan.cost_models.device_fit import DeviceFit
+from foreplan.cost_models.known_rates import KnownRates, main
+from foreplan.cost_models.onboarding_curve import curve, read_rows
+from foreplan.cost_models.operator_rates import LEVELS, groups, rate_terms
+from foreplan.cost_models.predictor import Predictor
+from foreplan.cost_models.rate_model import RateModel
+from foreplan.datasets import device_zoo
+from foreplan.datasets.device import Device
+from foreplan.datasets.profile import Row
+from foreplan.datasets.profile_grid import ProfileGrid
+from foreplan.datasets.program import Variant, program
+from foreplan.errors import SpecError
+
+MEASURED = Path(next(iter(foreplan.datasets.__path__))) / "measured"
+PROGRAMS = list(ProfileGrid.generic("cpu").programs[::3])
+UNHEARD = program("linear", Variant("bf16", "bf16", "torch.unheard_of"), rows=8, n=64, k=64)
+
+
+def processor(chip: str, *, flops: float = 1e11, isa: tuple[str, ...] = ("avx2",)) -> Device:
+    return Device(
+        name="cpu:threads=1", chip=chip, vendor="test", kind="cpu", isa=isa,
+        peak_flops={"fp32/vector": flops, "bf16/vector": 4 * flops, "int8/vector": 8 * flops},
+        memory_bandwidth=flops / 3, launch_overhead_s=1e-6,
+    )  # fmt: skip
+
+
+def seconds_on(device: Device, seed: int, spread: float = 0.6) -> np.ndarray:
+    """What `PROGRAMS` take where groups of them lose at random, by the seed alone."""
+    rng = np.random.default_rng(seed)
+    loss: dict[tuple[int, str], np.ndarray] = {}
+    rates = np.zeros((len(PROGRAMS), 4))
+    for k, item in enumerate(PROGRAMS):
+        for level, name in enumerate(groups(item)):
+            if (level, name) not in loss:
+                loss[level, name] = rng.normal(0, spread / np.sqrt(len(LEVELS)), 4)
+            rates[k] += loss[level, name]
+    return np.asarray((rate_terms(PROGRAMS, device) * np.exp(rates)).sum(axis=1))
+
+
+@settings(max_examples=5)
+@given(seed=st.integers(0, 2**31))
+def test_a_law_alone_says_what_its_model_says(seed: int) -> None:
+    device = processor("a")
+    model = RateModel(device).fit(PROGRAMS, seconds_on(device, seed))
+    believed = model.predict(PROGRAMS)
+    same = [i for i, item in enumerate(PROGRAMS)
+            if model._trust_.get(groups(item)[1]) == 1.0]  # fmt: skip
+    assert len(same) > len(PROGRAMS) / 2
+    found = model.law_.seconds(PROGRAMS, device)
+    np.testing.assert_allclose(found[same], believed[same], rtol=1e-9)
+
+
+def test_a_chip_that_loses_alike_is_known_without_a_task() -> None:
+    slow, fast = processor("slow"), processor("fast", flops=5e11)
+    known = KnownRates.fit([(slow, PROGRAMS, seconds_on(slow, 7))])
+    truth = seconds_on(fast, 7)
+    found = known.seconds(PROGRAMS, fast)
+    assert np.abs(found / truth - 1).mean() < 0.1
+    forecast = known.forecast(PROGRAMS, fast)
+    assert (forecast.low_s < found).all()
+    assert (found < forecast.high_s).all()
+    assert (forecast.mean_s >= found).all()
+
+
+def test_the_likest_instruction_sets_speak() -> None:
+    narrow, wide = processor("a", isa=("avx2",)), processor("b", isa=("avx2", "avx512"))
+    known = KnownRates.fit([
+        (narrow, PROGRAMS, seconds_on(narrow, 1)), (wide, PROGRAMS, seconds_on(wide, 2)),
+    ])  # fmt: skip
+    asked = processor("c", isa=("avx2", "avx512", "amx"))
+    alone = known.without({"a"}).seconds(PROGRAMS, asked)
+    np.testing.assert_array_equal(known.seconds(PROGRAMS, asked), alone)
+    both = known.seconds(PROGRAMS, processor("d", isa=()))
+    means = np.sqrt(
+        known.without({"a"}).seconds(PROGRAMS, asked)
+        * known.without({"b"}).seconds(PROGRAMS, asked)
+    )
+    np.testing.assert_allclose(both, means)
+
+
+def test_of_what_no_one_timed_nothing_is_said() -> None:
+    device = processor("a")
+    known = KnownRates.fit([(device, PROGRAMS, seconds_on(device, 3))])
+    found = known.seconds([PROGRAMS[0], UNHEARD], device)
+    assert np.isfinite(found[0])
+    assert np.isnan(found[1])
+    assert np.isnan(known.without({"a"}).seconds(PROGRAMS, device)).all()
+    # And the fit that starts from nothing is the plain one.
+    truth = seconds_on(device, 4)[:20]
+    silent = RateModel(device, known.without({"a"}).on(device)).fit(PROGRAMS[:20], truth)
+    plain = RateModel(device).fit(PROGRAMS[:20], truth)
+    np.testing.assert_allclose(silent.predict(PROGRAMS), plain.predict(PROGRAMS))
+
+
+@pytest.mark.parametrize("name", ["whole", "avx2"])
+def test_a_chip_of_another_generation_is_known_from_its_figures(name: str) -> None:
+    """Zen 4 from the rows of a Zen 5: without a task nearer than with 32 and no other chip."""
+    known = KnownRates.fit([
+        read_rows(MEASURED / "epyc_library" / f"{each}.json.xz") for each in ("whole", "avx2")
+    ])  # fmt: skip
+    table = curve(read_rows(MEASURED / "epyc25_library" / f"{name}.json.xz"), known=known)
+    assert table["none, known"]["all"] < 0.3
+    assert table["none, known"]["by time"] < 0.2
+    assert table["none, known"]["all"] < table["32 KMeans, fitted"]["all"]
+    for count in (8, 16, 32, 64):
+        assert table[f"{count} KMeans, known"]["all"] < table[f"{count} KMeans, fitted"]["all"]
+
+
+def test_they_survive_their_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    paths = [MEASURED / folder / "avx2.json.xz" for folder in ("epyc_library", "epyc25_library")]
+    main([*map(str, paths), "-o", str(tmp_path / "rates")])
+    assert "2 devices" in capsys.readouterr().out
+    read = KnownRates.load(tmp_path / "rates")
+    made = KnownRates.fit([read_rows(path) for path in paths])
+    device = device_zoo.device("epyc_9654")
+    np.testing.assert_allclose(read.seconds(PROGRAMS, device), made.seconds(PROGRAMS, device))
+    assert read.off == pytest.approx(made.off)
+    assert {"", "product", "wide"} <= set(read.off)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"schema": "foreplan.known-rates/0"}, "schema"),
+        ({"devices": [{}]}, "known rates"),
+        ({"devices": 3}, "known rates"),
+        ({"off": None}, "known rates"),
+    ],
+)
+def test_broken_files_are_refused(tmp_path: Path, change: dict[str, object], message: str) -> None:
+    device = processor("a")
+    KnownRates.fit([(device, PROGRAMS[:30], seconds_on(device, 1)[:30])]).save(tmp_path)
+    card = tmp_path / "card.json"
+    card.write_text(json.dumps({**json.loads(card.read_text()), **change}))
+    with pytest.raises(SpecError, match=message):
+        KnownRates.load(tmp_path)
+    with pytest.raises(SpecError, match="at least one"):
+        KnownRates.fit([])
+
+
+def test_the_shipped_ones_price_processors_of_the_zoo() -> None:
+    predictor = Predictor.load()
+    asked = [
+        program("linear", Variant("bf16", "bf16", "torch.linear"), rows=64, n=2048, k=1024), UNHEARD
+    ]  # fmt: skip
+    found, nothing = predictor.supported(asked, "epyc_9654")
+    assert found is not None
+    assert nothing is None
+    assert found.source == "predicted"
+    assert 0 < found.low_s < found.mean_s < found.high_s
+    bare = processor("a").model_copy(update={"memory_bandwidth": None})
+    assert predictor.supported(asked, bare) == [None, None]
+
+
+def test_a_fit_can_leave_its_own_chip_out(tmp_path: Path) -> None:
+    device, programs, seconds = read_rows(MEASURED / "epyc25_library" / "whole.json.xz")
+    rows = [
+        Row(op=programs[i].op, dims=programs[i].dims, variant=str(programs[i].variant),
+            status="ok", low_s=seconds[i], median_s=seconds[i], high_s=seconds[i])
+        for i in range(0, len(programs), 80)
+    ]  # fmt: skip
+    errors = {}
+    for unseen in (False, True):
+        made = DeviceFit.of(device, rows, {"torch": "2"}, unseen=unseen)
+        made.save(tmp_path / "x.fit.json")
+        read = DeviceFit.load(tmp_path / "x.fit.json")
+        assert read.unseen is unseen
+        assert read == made
+        errors[unseen] = float(np.abs(read.model.predict(programs) / seconds - 1).mean())
+    assert errors[False] < errors[True] < 0.4
