@@ -2,9 +2,9 @@
 
 The shipped predictor of processors. Of each known device a law was fitted to hundreds of its
 operators (`rate_law`); put on the figures of another device, it says how long they take there if
-kernels lose alike. It speaks of operators whose variant was timed on the known device, and where
-several did, those count whose instruction sets are the likest; the geometric mean of their seconds
-is taken.
+kernels lose alike. It speaks of operators whose variant was timed on the known device, or that of
+their likeness (`profiled_alike`), and where several did, those count whose instruction sets are the
+likest; the geometric mean of their seconds is taken.
 
 Its interval is what such predictions were wrong by among the known devices themselves, each
 predicted by those of other chips (by other slices of its chip while one chip is known).
@@ -33,6 +33,7 @@ from foreplan.cost_models.model_store import (
     write_model,
 )
 from foreplan.cost_models.operator_rates import TERMS, family
+from foreplan.cost_models.profiled_alike import profiled_alike
 from foreplan.cost_models.rate_law import RateLaw
 from foreplan.cost_models.rate_model import RateForecast, RateModel, Shipped
 from foreplan.datasets.device import Device
@@ -109,6 +110,7 @@ class KnownRates:
         Raises:
             MissingDataError: a figure of the device is missing; see `rate_terms`.
         """
+        programs, shares = self._worded(programs)
         # How like each known device is (K, M), -1 where it was not timed with such a kernel.
         like = np.array([
             np.where(each.law.knows(programs), _likeness(each.device, device), -1.0)
@@ -121,7 +123,18 @@ class KnownRates:
             if len(mine):
                 total[mine] += np.log(each.law.seconds([programs[int(i)] for i in mine], device))
                 count[mine] += 1
-        return np.asarray(np.exp(total / np.where(count > 0, count, np.nan)))
+        return np.asarray(shares * np.exp(total / np.where(count > 0, count, np.nan)))
+
+    def _worded(self, programs: Sequence[Program]) -> tuple[list[Program], Floats]:
+        """Programs, those that nobody timed by their likeness, and how much of each (M,)."""
+        timed = np.zeros(len(programs), dtype=bool)
+        for each in self.known:
+            timed |= each.law.knows(programs)
+        found = [
+            (item, 1.0) if its else profiled_alike(item) or (item, 1.0)
+            for item, its in zip(programs, timed, strict=True)
+        ]
+        return [item for item, _ in found], np.array([share for _, share in found])
 
     def on(self, device: Device) -> Shipped:
         """`seconds` on one device, each program asked once; what `RateModel` takes."""

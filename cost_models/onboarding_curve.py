@@ -11,8 +11,6 @@ chips also what their rates say without a task, and the fit that starts from the
 from __future__ import annotations
 
 import argparse
-import json
-import lzma
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -28,8 +26,7 @@ from foreplan.cost_models.task_choice import choose_tasks
 from foreplan.datasets.device import Device
 from foreplan.datasets.profile import Profile
 from foreplan.datasets.program import Program
-from foreplan.datasets.specs import validate
-from foreplan.errors import SpecError, told
+from foreplan.errors import told
 
 Floats = NDArray[np.float64]
 
@@ -62,14 +59,7 @@ def read_rows(path: Path) -> Rows:
     Raises:
         SpecError: the file cannot be read, or is no profile.
     """
-    if path.suffix == ".xz":
-        try:
-            document = json.loads(lzma.decompress(path.read_bytes()))
-        except (OSError, lzma.LZMAError, ValueError) as error:
-            raise SpecError(str(path), got=str(error), expected="a compressed profile") from error
-        profile = validate(Profile, document, str(path))
-    else:
-        profile = Profile.load(path)
+    profile = Profile.load(path)
     rows = [row for row in profile.rows if row.status == "ok"]
     seconds = np.array([row.median_s for row in rows], dtype=np.float64)
     return profile.device, [row.program() for row in rows], seconds

@@ -59,6 +59,8 @@ def groups(program: Program) -> tuple[str, ...]:
         layer = layer.removesuffix(ending)
     # Attention of one new token takes another path through the kernel.
     operator = program.op + (" of one query" if program.dims.get("queries") == 1 else "")
+    # A filter a channel is no matrix product.
+    operator += " by channel" if program.dims.get("groups", 1) > 1 else ""
     kernel = variant.kernel.removesuffix("_cold")
     return (
         "", kind, layer, operator, f"{kind} {variant.compute}", f"{operator} {kernel}",

@@ -8,10 +8,12 @@ measures one, `foreplan.cost_models.tables` prices work with it.
 from __future__ import annotations
 
 import functools
+import json
+import lzma
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import ConfigDict, Field, model_validator
 
@@ -151,13 +153,13 @@ class Profile(StrictModel):
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Self:
-        """Read a profile.
+        """Read a profile, plain or compressed (``.xz``).
 
         Raises:
             SpecError: no such file, another schema, or a field that is wrong.
         """
         where = os.fspath(path)
-        document = load_document(path)
+        document = _decompressed(where) if where.endswith(".xz") else load_document(path)
         if document.get("schema") != SCHEMA:
             raise SpecError(
                 f"{where}: schema", got=document.get("schema"), expected=SCHEMA,
@@ -176,6 +178,16 @@ class Profile(StrictModel):
             SpecError: the path cannot be written.
         """
         write_atomically(path, self.to_json())
+
+
+def _decompressed(path: str) -> dict[str, Any]:
+    try:
+        document = json.loads(lzma.decompress(Path(path).read_bytes()))
+    except (OSError, lzma.LZMAError, ValueError, RecursionError) as error:
+        raise SpecError(path, got=str(error), expected="a compressed profile") from error
+    if not isinstance(document, dict):
+        raise SpecError(path, got=type(document).__name__, expected="a compressed profile")
+    return document
 
 
 def load_profiles(cluster: Cluster, folder: str | os.PathLike[str]) -> dict[str, Profile]:

@@ -1,0 +1,60 @@
+"""The operator of a profile that does the work of one that a traced network calls.
+
+Profiles time the operators of decoders and training steps under few names; `graph_programs` names
+every ATen call of a network. Where nobody timed such a call on a processor, its likeness is asked:
+the same product, convolution, norm or attention by its stock kernel, a map over elements by an
+addition or an activation of as many bytes. Judged by what the calls do, not fitted.
+"""
+
+from __future__ import annotations
+
+import math
+
+from foreplan.datasets.program import Program, Variant, program
+
+#: Names that torch has for a matrix product.
+_PRODUCTS = frozenset({"torch.linear", "torch.addmm", "torch.mm", "torch.matmul", "torch.bmm"})
+#: Maps that compute a transcendental function of every element.
+_FUNCTIONS = frozenset({"gelu", "silu", "tanh", "sigmoid", "exp", "sin", "cos", "pow", "erf"})
+#: Operators that read and write each element about once.
+_MAPS = frozenset({"elementwise", "reduction", "softmax", "embedding", "add"})
+
+
+def profiled_alike(item: Program) -> tuple[Program, float] | None:
+    """The likeness of an operator in plain numbers, and how much of it; ``None`` without one."""
+    d, v = item.dims, item.variant
+    if v.storage != v.compute:
+        return None
+    dtype = "bf16" if v.compute in ("bf16", "fp16") else "fp32"
+    plain = f"{dtype}/{dtype}"
+    if item.op == "linear" and v.kernel in _PRODUCTS:
+        return program("linear", Variant.parse(f"{plain}/torch.linear"), **d), 1.0
+    if item.op == "norm":
+        return program("norm_forward", Variant.parse(f"{plain}/torch.layer_norm"), **d), 1.0
+    if item.op in ("attention", "full_attention"):
+        kernel = "sdpa_causal" if item.op == "attention" else "sdpa"
+        sizes = {name: d[name] for name in ("batch", "queries", "keys", "heads", "head_dim")}
+        return program("attention_forward", Variant.parse(f"{plain}/torch.{kernel}"), **sizes), 1.0
+    if item.op == "adamw":
+        adamw = Variant("fp32", "fp32", "torch.adamw")
+        return program("optimizer_step", adamw, parameters=d["parameters"], tensors=1), 1.0
+    if item.op == "conv":
+        # Gradients of inputs and of weights are timed as one pass.
+        back = v.kernel.endswith("_gradient")
+        op, share = ("conv2d_backward", 0.5) if back else ("conv2d_forward", 1.0)
+        size, out, window = (max(1, math.isqrt(d[n])) for n in ("inputs", "outputs", "taps"))
+        return program(
+            op, Variant.parse(f"{plain}/torch.conv2d"), batch=d["batch"], channels=d["cin"],
+            height=size, width=size, filters=d["cout"], kernel_height=window, kernel_width=window,
+            out_height=out, out_width=out, stride=max(1, round(size / out)), groups=d["groups"],
+        ), share  # fmt: skip
+    if item.op in _MAPS:
+        function = v.kernel.removeprefix("torch.") in _FUNCTIONS
+        op = "activation_forward" if function else "elementwise_forward"
+        kernel = Variant.parse(f"{plain}/torch.{'gelu' if function else 'add'}")
+        if function and dtype == "bf16":
+            kernel = Variant("bf16", "bf16", "torch.gelu_tanh")
+        row = program(op, kernel, rows=1, cols=d["cols"])
+        rows = max(1, round(item.bytes / row.bytes))
+        return program(op, kernel, rows=rows, cols=d["cols"]), 1.0
+    return None

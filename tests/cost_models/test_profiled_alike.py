@@ -1,0 +1,69 @@
+"""Likenesses of traced operators: the same work, in words that profiles time."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from foreplan.cost_models.profiled_alike import profiled_alike
+from foreplan.datasets.program import Program, Variant, program
+
+SIZE = st.integers(1, 512)
+
+
+@given(rows=SIZE, n=SIZE, k=SIZE, dtype=st.sampled_from(["fp32", "bf16"]))
+def test_a_product_is_the_same_product(rows: int, n: int, k: int, dtype: str) -> None:
+    traced = program("linear", Variant(dtype, dtype, "torch.addmm"), rows=rows, n=n, k=k)
+    found = profiled_alike(traced)
+    assert found is not None
+    assert (found[0].flops, found[0].bytes, found[1]) == (traced.flops, traced.bytes, 1.0)
+    assert found[0].variant == Variant(dtype, dtype, "torch.linear")
+
+
+@given(rows=st.integers(8, 4096), cols=SIZE, inputs=st.integers(1, 3))
+def test_a_map_moves_as_many_bytes(rows: int, cols: int, inputs: int) -> None:
+    for kernel in ("torch.mul", "torch.gelu"):
+        traced = program(
+            "elementwise", Variant("fp32", "fp32", kernel), rows=rows, cols=cols, inputs=inputs
+        )
+        found = profiled_alike(traced)
+        assert found is not None
+        assert found[0].bytes == pytest.approx(traced.bytes, rel=0.15)
+
+
+@given(
+    batch=st.integers(1, 8),
+    size=st.sampled_from([7, 14, 28]),
+    window=st.sampled_from([1, 3]),
+    channels=st.sampled_from([16, 64]),
+    alone=st.booleans(),
+    stride=st.sampled_from([1, 2]),
+)
+def test_a_convolution_is_the_same_convolution(
+    batch: int, size: int, window: int, channels: int, alone: bool, stride: int
+) -> None:
+    out = -(-size // stride)
+    for kernel, share in (("torch.conv2d", 1.0), ("torch.conv2d_input_gradient", 0.5)):
+        traced = program(
+            "conv", Variant("fp32", "fp32", kernel), batch=batch, groups=channels if alone else 1,
+            cin=channels, cout=channels, taps=window**2, inputs=size**2, outputs=out**2,
+        )  # fmt: skip
+        found = profiled_alike(traced)
+        assert found is not None
+        # A backward pass is twice the forward one, of which a gradient is half.
+        assert found[0].flops * found[1] == pytest.approx(traced.flops)
+        assert found[1] == share
+        assert found[0].dims["stride"] == stride
+
+
+@pytest.mark.parametrize(
+    "item",
+    [
+        program("linear", Variant("int4", "bf16", "torch.addmm"), rows=1, n=8, k=8),
+        program("linear", Variant("bf16", "bf16", "torch.unheard_of"), rows=1, n=8, k=8),
+        program("argmax", Variant("bf16", "bf16", "torch.argmax"), rows=1, cols=8),
+    ],
+)
+def test_other_work_has_no_likeness(item: Program) -> None:
+    assert profiled_alike(item) is None
