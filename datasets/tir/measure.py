@@ -162,15 +162,20 @@ class _Run:
             ]
             for thread in (*builders, *timers):
                 thread.start()
-            while any(thread.is_alive() for thread in builders):
-                for thread in builders:
-                    thread.join(timeout=5.0 / len(builders))
+            try:
+                while any(thread.is_alive() for thread in builders):
+                    for thread in builders:
+                        thread.join(timeout=5.0 / len(builders))
+                    progress(self._line())
+                for _ in timers:
+                    self._put(None)
+                for thread in timers:
+                    thread.join()
                 progress(self._line())
-            for _ in timers:
-                self._put(None)
-            for thread in timers:
-                thread.join()
-            progress(self._line())
+            except BaseException as stopped:  # an interrupt: threads would go on without end
+                self._error, self._deadline = self._error or stopped, 0.0
+                for thread in (*builders, *timers):
+                    thread.join()
         self._flush()
         if self._error is not None:
             raise self._error

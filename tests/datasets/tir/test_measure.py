@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import threading
 from pathlib import Path
 
 import pytest
@@ -142,6 +143,23 @@ def test_programs_are_measured_and_a_second_run_adds_nothing(
     assert {record.status for record in records} == {"ok"}
     assert all(0 < r.min_s <= r.median_s <= r.max_s for r in records)
     assert measure(tasks[:1], LocalSite([device]), tmp_path, options)["rows"] == first["rows"]
+
+
+def test_an_interrupt_ends_every_thread_and_keeps_what_was_finished(
+    tasks: list[Task], tmp_path: Path
+) -> None:
+    def interrupted(line: str) -> None:
+        if line.startswith("ok=") and int(line.removeprefix("ok=")) > 1:
+            raise KeyboardInterrupt
+
+    device = target_device("cpu:threads=1,isa=avx2", chip="test")
+    options = MeasureOptions(samples=1, rounds=500, build_timeout_s=300, time_timeout_s=300)
+    before = threading.active_count()
+    with pytest.raises(KeyboardInterrupt):
+        measure(tasks[:1], LocalSite([device]), tmp_path, options, progress=interrupted)
+    assert threading.active_count() == before
+    finished = (tmp_path / "shards" / "jobs.txt").read_text().splitlines()
+    assert 0 < len(finished) < 500
 
 
 def test_a_child_that_dies_is_replaced() -> None:
