@@ -24,8 +24,8 @@ from foreplan.cost_models.graph_programs import (
     INPUT_GRADIENT,
     WEIGHT_GRADIENT,
 )
-from foreplan.cost_models.operator_features import FAMILIES
 from foreplan.cost_models.known_rates import KnownRates
+from foreplan.cost_models.operator_features import FAMILIES
 from foreplan.cost_models.operator_predictor import OperatorPredictor
 from foreplan.datasets import device_zoo
 from foreplan.datasets.device import Device
