@@ -223,11 +223,14 @@ def test_the_parts_of_a_replay_add_up() -> None:
     assert roofline == pytest.approx(result.by("source")["roofline"])
 
 
-def test_a_cpu_is_priced_by_its_roofline() -> None:
+def test_a_cpu_is_priced_by_the_rates_of_others() -> None:
     steps = model_steps(small("gpt2"), batch=1, tokens=8)
     result = replay_steps(steps, replay_book(CPU), CPU)
-    assert set(result.by("source")) == {"roofline"}
+    assert set(result.by("source")) <= {"predicted", "roofline"}
+    assert result.by("source")["predicted"] > 0.5 * result.latency_s
     assert result.host_s == 0.0
+    plain = replay_steps(steps, replay_book(CPU, "roofline"), CPU)
+    assert set(plain.by("source")) == {"roofline"}
 
 
 # Command ----------------------------------------------------------------------------------------
@@ -320,7 +323,11 @@ def test_a_trace_is_written(folder: Path) -> None:
         ({"launch_s": -3e-6}, SpecError, "--launch-us: got -3"),
         ({"launch_s": float("nan")}, SpecError, "--launch-us"),
         ({"trace": Path("t.json"), "devices": ["t4,h200"]}, SpecError, "expected one"),
-        ({"model": "opt-125m", "devices": ["epyc_7742"]}, MissingDataError, "no cost"),
+        (
+            {"model": "opt-125m", "devices": ["epyc_7742"], "costs": "roofline"},
+            MissingDataError,
+            "no cost",
+        ),
     ],
 )
 def test_wrong_questions(
