@@ -51,10 +51,8 @@ def profiled_alike(item: Program) -> tuple[Program, float] | None:
     if item.op in _MAPS:
         function = v.kernel.removeprefix("torch.") in _FUNCTIONS
         op = "activation_forward" if function else "elementwise_forward"
-        kernel = Variant.parse(f"{plain}/torch.{'gelu' if function else 'add'}")
-        if function and dtype == "bf16":
-            kernel = Variant("bf16", "bf16", "torch.gelu_tanh")
-        row = program(op, kernel, rows=1, cols=d["cols"])
-        rows = max(1, round(item.bytes / row.bytes))
-        return program(op, kernel, rows=rows, cols=d["cols"]), 1.0
+        stock = "add" if not function else "gelu_tanh" if dtype == "bf16" else "gelu"
+        wide = Variant.parse(f"{plain}/torch.{stock}")
+        row = program(op, wide, rows=1, cols=d["cols"])
+        return program(op, wide, rows=max(1, round(item.bytes / row.bytes)), cols=d["cols"]), 1.0
     return None
