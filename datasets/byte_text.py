@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import os
 import sysconfig
 from pathlib import Path
 from typing import Literal, TypeVar
@@ -38,11 +39,12 @@ def standard_library_text(split: Split) -> ByteArray:
         MissingDataError: an installation without sources.
     """
     root = Path(sysconfig.get_path("stdlib"))
-    files = sorted(
-        path.relative_to(root).as_posix()
-        for path in root.rglob("*.py")
-        if _LEFT_OUT.isdisjoint(path.relative_to(root).parts)
-    )
+    files: list[str] = []
+    for folder, inside, names in os.walk(root):
+        inside[:] = [name for name in inside if name not in _LEFT_OUT]  # not walked at all
+        here = Path(folder).relative_to(root)
+        files += [(here / name).as_posix() for name in names if name.endswith(".py")]
+    files.sort()
     chosen = [name for name in files if _split_of(name) == split]
     if not chosen:
         raise MissingDataError(

@@ -88,8 +88,8 @@ class ByteLM(nn.Module):
     def __init__(self, config: ByteLMConfig) -> None:
         super().__init__()
         self.config = config
-        self.embed = nn.Embedding(256, config.width)
-        self.position = nn.Embedding(config.context, config.width)
+        self.embed = _table(256, config.width)
+        self.position = _table(config.context, config.width)
         self.blocks = nn.ModuleList(
             _Block(config.width, config.heads) for _ in range(config.layers)
         )
@@ -155,6 +155,11 @@ def build(config: NetworkConfig, seed: int) -> nn.Module:
                 if isinstance(bias, Tensor):
                     bias.zero_()
     return module
+
+
+def _table(rows: int, width: int) -> nn.Embedding:
+    """A look-up without values: its own draw of them on ``meta`` imports torch's compiler (3 s)."""
+    return nn.Embedding.from_pretrained(torch.empty(rows, width), freeze=False)
 
 
 def _deviation(config: NetworkConfig, name: str, part: nn.Module) -> float:

@@ -51,7 +51,7 @@ for kind in "${kinds[@]}"; do
   fi
   job=(-o "$out/$kind" --for "$kind" --workload "$workload" "${model[@]}" "${memory[@]}")
   echo "== $kind: fit by $tasks tasks, measure the rest, plan from each, run all"
-  foreplan profile "${devices[@]}" --fit --tasks $tasks --quick "${job[@]}"
+  foreplan profile "${devices[@]}" --fit --unseen --tasks $tasks --quick "${job[@]}"
   foreplan profile "${devices[@]}" "${job[@]}"
   foreplan plan "$kind" --cluster "$out/$kind/cluster.yaml" --workload "$workload" "${model[@]}" \
     --beside predicted --beside roofline -o "$out/$kind.json"
