@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -55,6 +56,7 @@ def measure_profile(
     effort: Effort | None = None,
     cores: Sequence[int] | None = None,
     memory_bytes: int | None = None,
+    worker: Worker | None = None,
     on_progress: Callable[[Progress], None] | None = None,
 ) -> Profile:
     """Measure programs on a device of this machine and write its profile.
@@ -71,6 +73,7 @@ def measure_profile(
         effort: how long to time a program in one visit.
         cores: cores to run on; the first of this process's own by default.
         memory_bytes: cap on the worker's memory.
+        worker: one that runs already on the device, with cores and cap of its own; it stays.
         on_progress: called after each measurement, in this thread.
 
     Returns:
@@ -90,7 +93,9 @@ def measure_profile(
     journal_path = target.with_name(target.name + ".journal")
     with (
         ProfileJournal(journal_path) as journal,
-        Worker(device, cores=cores, memory_bytes=memory_bytes) as worker,
+        nullcontext(worker)
+        if worker is not None
+        else Worker(device, cores=cores, memory_bytes=memory_bytes) as worker,
     ):
         identity = _identity(worker)
         if dropped := journal.resume(identity):

@@ -8,10 +8,12 @@ run loses the measurement it was in and nothing else.
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,6 +24,7 @@ from foreplan.datasets.cluster import Cluster
 from foreplan.datasets.contention import measure_contention
 from foreplan.datasets.device_name import DeviceName
 from foreplan.datasets.links import Links, connect_link, measure_links, serve_link
+from foreplan.datasets.measuring import Worker
 from foreplan.datasets.model import Model, load_model
 from foreplan.datasets.profile import Profile
 from foreplan.datasets.profile_grid import ProfileGrid
@@ -95,11 +98,17 @@ def profile_host(
         return _cluster(devices, profiles, caps, output, host, console)
 
     # Two at a time would not only write the same files: each would slow what the other measures.
-    with folder_for(output), exclusive(output / "cluster.yaml"):
+    with ExitStack() as stack, folder_for(output), exclusive(output / "cluster.yaml"):
+        # A fit comes back to a device many times, and a process takes seconds to start. On a GPU
+        # it would keep memory that the next device needs.
+        kept = functools.cache(lambda device: stack.enter_context(Worker(device)))
         measures = {
-            device: partial(_profile, device, path=path, quick=quick, console=console)
+            device: partial(
+                _profile, device, path=path, quick=quick, console=console,
+                worker=kept if tasks is not None and device.kind == "cpu" else None,
+            )
             for device, path in paths.items()
-        }
+        }  # fmt: skip
         if tasks is None:
             for device, measure in measures.items():
                 measure(programs[device])
@@ -245,9 +254,10 @@ def _caps(memory: Sequence[str], devices: Sequence[DeviceName]) -> dict[DeviceNa
 
 
 def _profile(
-    device: DeviceName, programs: Sequence[Program], *, path: Path, quick: bool, console: Console
-) -> Profile:
-    """Measure one device under a progress bar."""
+    device: DeviceName, programs: Sequence[Program], *, path: Path, quick: bool, console: Console,
+    worker: Callable[[DeviceName], Worker] | None = None,
+) -> Profile:  # fmt: skip
+    """Measure one device under a progress bar, by ``worker``'s process or one of its own."""
     from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
     from rich.progress import Progress as Bar
 
@@ -263,7 +273,10 @@ def _profile(
                 console.print(progress.message)
 
         rounds = 1 if quick else 2
-        profile = measure_profile(device, programs, path, rounds=rounds, on_progress=show)
+        profile = measure_profile(
+            device, programs, path, rounds=rounds, on_progress=show,
+            worker=None if worker is None else worker(device),
+        )  # fmt: skip
     failed = sum(row.status == "failed" for row in profile.rows)
     if profile.rows:
         console.print(

@@ -10,7 +10,7 @@ here=$out/profiles
 mkdir -p "$out"
 devices=("cpu:threads=1" "cpu:threads=1,isa=avx2")   # a core with everything, one held to AVX2
 model=demo-llama-random   # 222M parameters in 16 layers, random weights (real times, no meaning)
-serving=batch=8,prompt_tokens=64,new_tokens=24,min_average_bits=8
+serving=batch=8,prompt_tokens=64,new_tokens=16,min_average_bits=8
 cat > "$out/precision.yaml" <<'YAML'
 network: byte_lm
 network_options: {width: 256, layers: 2, heads: 4, context: 128}
@@ -50,7 +50,7 @@ runs=()
 for kind in serving precision bubbles; do
   code=0 count=$rounds
   # Runs of a quarter of a second: medians of three of one decision differ by up to 5 %.
-  [ $kind = serving ] || count=$((3 * rounds))
+  [ $kind = serving ] || count=$((2 * rounds + 1))
   foreplan verify "$out/$kind.json" -o "$out/$kind-run.json" --rounds $count \
     --report "$out/$kind.html" --trace "$out/$kind-trace.json" || code=$?
   # 5: the prediction was off by more than the tolerance, as happens on a machine that is busy now
