@@ -1,8 +1,9 @@
 """What a binding limit costs: the decision made again with one limit relaxed, one at a time.
 
-A limit is binding where at least 90 % of it is used: the memory of a device, and fields of the
-workload named ``max_...`` or ``min_...`` that the decision or its metrics answer by name. The
-relaxed problem is solved as the plan's was; nothing is extrapolated.
+A limit is binding where at least 80 % of it is used: the memory of a device (of which a search
+keeps some free, for layers that it has not placed yet), and fields of the workload named ``max_...``
+or ``min_...`` that the decision or its metrics answer by name. The relaxed problem is solved as the
+plan's was; nothing is extrapolated.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from foreplan.planner.plan import Prediction, WhatIf
 from foreplan.planner.predict import Forecast
 
 #: Share of a limit from which on it is looked at, and by how much it is relaxed.
-BINDING, RELAXED = 0.9, 0.1
+BINDING, RELAXED = 0.8, 0.1
 
 
 def what_if(

@@ -76,7 +76,7 @@ def _use_device(path: Path) -> None:
 def _fit() -> Any:
     rows = [row for row in _profile()["rows"] if row["status"] == "ok"]
     device = _profile()["device"]
-    return {"schema": "foreplan.fit/1", "law": "rates/1", "device": device, "tasks": rows}
+    return {"schema": "foreplan.fit/1", "law": "rates/3", "device": device, "tasks": rows}
 
 
 def _use_fit(path: Path) -> None:
