@@ -1,8 +1,8 @@
 """What a binding limit costs: the decision made again with one limit relaxed, one at a time.
 
-A limit is binding where at least 80 % of it is used: the memory of a device (of which a search
-keeps some free, for layers that it has not placed yet), and fields of the workload named ``max_...``
-or ``min_...`` that the decision or its metrics answer by name. The relaxed problem is solved as the
+A limit is binding where at least 80 % of it is used: the memory of a device (a search keeps some of
+it free, for layers that it has not placed yet), and fields of the workload named ``max_...`` or
+``min_...`` that the decision or its metrics answer by name. The relaxed problem is solved as the
 plan's was; nothing is extrapolated.
 """
 
