@@ -151,6 +151,16 @@ class PrecisionPlanner(Planner[PrecisionWorkload, PrecisionDecision]):
 
     # ------------------------------------------------------------------------------- real runs
 
+    def preload(self) -> None:
+        """Import the execution, and what torch imports in a process's first step.
+
+        Its optimizers import `torch._dynamo`, which takes seconds in each rank of each candidate.
+        """
+        import torch._dynamo
+        import torch.fx.experimental.symbolic_shapes  # noqa: F401
+
+        from foreplan.planner.precision.execution import kernels, reference  # noqa: F401
+
     def kernels(
         self,
         problem: Problem[PrecisionWorkload],

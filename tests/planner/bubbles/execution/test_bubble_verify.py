@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from dataclasses import replace
 from typing import Any
 
@@ -129,16 +126,3 @@ def test_verify_runs_the_plan_and_its_baselines_and_finds_them_exact() -> None:
     held = {item.item: item for item in document.chosen.ranks[0].memory}
     for name in ("weights", "encoder_gradients", "optimizer", "encoder_optimizer"):
         assert held[name].held_bytes
-
-
-def test_what_forked_ranks_need_is_loaded_before_without_a_thread() -> None:
-    code = (
-        "import os, sys\n"
-        "from foreplan.planner.registry import planner\n"
-        "planner('bubbles').preload()\n"
-        "assert len(os.listdir('/proc/self/task')) == 1\n"
-        "assert 'torch.fx.experimental.symbolic_shapes' in sys.modules\n"
-        "assert 'foreplan.planner.bubbles.execution.kernels' in sys.modules\n"
-    )
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=120, env=environment)
