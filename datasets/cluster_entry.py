@@ -14,6 +14,7 @@ from foreplan.datasets.device_name import DeviceName
 from foreplan.datasets.quantity import Bytes, format_bytes
 from foreplan.datasets.specs import StrictModel
 from foreplan.datasets.tier import EVERYONE
+from foreplan.errors import MissingDataError
 
 DEFAULT_HOST = "localhost"
 
@@ -79,3 +80,24 @@ class Rank:
     memory_bytes: int | None
     profile: str | None = None
     price_per_hour: float | None = None
+
+    @property
+    def kernel_kind(self) -> str:
+        """``cpu`` or ``cuda``: whose kernels it runs (ROCm runs torch's CUDA names)."""
+        if self.name.kind != "zoo":
+            return self.name.kind
+        return "cpu" if device_zoo.device(str(self.name)).kind == "cpu" else "cuda"
+
+    @property
+    def capacity(self) -> int:
+        """`memory_bytes` where a plan needs it.
+
+        Raises:
+            MissingDataError: a device without a cap, profile or published memory.
+        """
+        if self.memory_bytes is None:
+            raise MissingDataError(
+                f"the memory of {self.label} is not known",
+                fix="give it as memory_bytes in the cluster",
+            )
+        return self.memory_bytes

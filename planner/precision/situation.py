@@ -33,8 +33,6 @@ from foreplan.planner.precision.spec import (
 from foreplan.planner.precision.step import Buckets
 from foreplan.planner.precision.task import TrainingTask, training_task
 from foreplan.planner.predict import contention
-from foreplan.planner.serving.chain import capacities
-from foreplan.planner.serving.pricing import device_kind
 
 #: fp32 states a parameter: momentum, or both moments.
 STATES_OF = {"sgd": 1, "adamw": 2}
@@ -90,7 +88,7 @@ class Situation:
             contention(problem.cluster, tuple(range(len(self.ranks)))),
             problem.cluster.taken_beside("all_reduce", range(len(self.ranks))),
         )
-        self.capacity = capacities(problem.cluster)
+        self.capacity = tuple(rank.capacity for rank in self.ranks)
 
     def _check_precisions(self) -> None:
         """Refuse a precision that no device of the cluster can have.
@@ -98,7 +96,7 @@ class Situation:
         Raises:
             SpecError: names it.
         """
-        here = {device_kind(rank) for rank in self.ranks}
+        here = {rank.kernel_kind for rank in self.ranks}
         for word in self.workload.precisions:
             having = {k for v in TRAINING_VARIANTS.values() if v.precision == word for k in v.kinds}
             if not having & here:
@@ -128,7 +126,7 @@ class Situation:
 
     def _tables(self, rank: Rank) -> StepTables:
         precisions = ("fp32",) if self._stays_full(rank) else self.workload.precisions
-        return StepTables(self.graph, self.costs, rank.label, device_kind(rank), precisions)
+        return StepTables(self.graph, self.costs, rank.label, rank.kernel_kind, precisions)
 
     # -------------------------------------------------------------------------------- memory
 

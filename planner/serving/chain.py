@@ -18,7 +18,7 @@ from foreplan.datasets.cluster import Cluster
 from foreplan.datasets.cluster_entry import Rank
 from foreplan.datasets.decoder_memory import layer_bytes, stage_bytes
 from foreplan.datasets.model import Model
-from foreplan.errors import FailedProgramError, MissingDataError
+from foreplan.errors import FailedProgramError
 from foreplan.planner.serving.groups import Kind, groupings, kinds_of, types_of
 from foreplan.planner.serving.pipeline import TOKEN_BYTES, stage_kernels
 from foreplan.planner.serving.pricing import (
@@ -27,7 +27,6 @@ from foreplan.planner.serving.pricing import (
     MicroBatches,
     Pricing,
     StageKernels,
-    device_kind,
 )
 from foreplan.planner.serving.spec import (
     CACHE_STORAGE,
@@ -187,7 +186,7 @@ class ServingChains:
             variants = {} if (k, sizes) in self._failed else self.kernels(k, sizes).table
             usable = [b for b in bits if f"{PREFILL}/linear/{b}" in variants] or bits
             space = StageWorkspace(
-                shard, w, sizes, device_kind(rank), variants, degree=self.kinds[k].degree
+                shard, w, sizes, rank.kernel_kind, variants, degree=self.kinds[k].degree
             )
             # A first stage receives nothing, a last one sends nothing.
             fixed[:, k] = [
@@ -320,20 +319,3 @@ def static_bytes(
         positions=workload.prompt_tokens + workload.new_tokens,
         cache_storage=CACHE_STORAGE[workload.cache_bits],
     )  # fmt: skip
-
-
-def capacities(cluster: Cluster) -> tuple[int, ...]:
-    """What each rank may use, in bytes.
-
-    Raises:
-        MissingDataError: a device without a cap, profile or published memory.
-    """
-    found = []
-    for rank in cluster.ranks():
-        if rank.memory_bytes is None:
-            raise MissingDataError(
-                f"the memory of {rank.label} is not known",
-                fix="give it as memory_bytes in the cluster",
-            )
-        found.append(rank.memory_bytes)
-    return tuple(found)

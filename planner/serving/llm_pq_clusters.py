@@ -33,7 +33,7 @@ from foreplan.datasets.storage import folder_for, write_atomically
 from foreplan.errors import ForeplanError, told
 from foreplan.planner.base import Problem
 from foreplan.planner.predict import Forecast
-from foreplan.planner.serving.chain import ServingChains, capacities
+from foreplan.planner.serving.chain import ServingChains
 from foreplan.planner.serving.llm_pq import llm_pq_baselines
 from foreplan.planner.serving.planner import ServingPlanner
 from foreplan.planner.serving.pricing import Pricing
@@ -130,7 +130,8 @@ def simulate_cluster(number: int, workload: str) -> dict[str, Any]:
     choice = planner.decide(held)
     plan_s = time.process_time() - started
     omega = weight_sensitivity(model, asked.bits)
-    chains = ServingChains(Pricing(model, held.workload, book), cluster, capacities(cluster), omega)
+    room = tuple(rank.capacity for rank in cluster.ranks())
+    chains = ServingChains(Pricing(model, held.workload, book), cluster, room, omega)
     rivals |= llm_pq_baselines(chains, total_s)
     rivals = {"plan": choice.decision, **rivals}
     free = planner.decide(problem)

@@ -26,13 +26,12 @@ from foreplan.planner.serving.cache_choice import choose_cache, with_cache
 from foreplan.planner.serving.cases import least_obstacle, solve_cases
 from foreplan.planner.serving.chain import (
     ServingChains,
-    capacities,
     stage_items,
     static_bytes,
 )
 from foreplan.planner.serving.check import check_decision
 from foreplan.planner.serving.pipeline import ServingSchedule
-from foreplan.planner.serving.pricing import MicroBatches, Pricing, device_kind
+from foreplan.planner.serving.pricing import MicroBatches, Pricing
 from foreplan.planner.serving.quality import plan_quality
 from foreplan.planner.serving.rivals import serving_near, serving_rivals
 from foreplan.planner.serving.spec import ServingDecision, ServingWorkload
@@ -134,7 +133,7 @@ class ServingPlanner(Planner[ServingWorkload, ServingDecision]):
         return ServingChains(
             Pricing(model, workload, problem.costs),
             problem.cluster,
-            capacities(problem.cluster),
+            tuple(rank.capacity for rank in problem.cluster.ranks()),
             quality.omega,
             quality.max_omega,
             quality.cache_omega,
@@ -148,7 +147,7 @@ class ServingPlanner(Planner[ServingWorkload, ServingDecision]):
         fewest = min(w.bits)
         smallest = MicroBatches(w.prefill_microbatch or 1, w.decode_microbatch or 1)
         whole = static_bytes(model, w, 0, model.layers, (fewest,) * model.layers)
-        kind = device_kind(problem.cluster.ranks()[0])
+        kind = problem.cluster.ranks()[0].kernel_kind
         space = StageWorkspace(model, w, smallest, kind)
         need = sum(whole.values()) + space.stage_bytes(
             0, model.layers, (fewest,) * model.layers, whole["kv_cache"]
@@ -286,11 +285,11 @@ class ServingPlanner(Planner[ServingWorkload, ServingDecision]):
         """Weights, caches, embedding, head and workspace of each stage."""
         model, w = serving_model(problem), with_cache(problem, decision.kv_bits).workload
         sizes = MicroBatches(decision.prefill_microbatch, decision.decode_microbatch)
-        capacity = capacities(problem.cluster)
+        capacity = [rank.capacity for rank in problem.cluster.ranks()]
         ledgers = []
         every = problem.cluster.ranks()
         for stage in decision.stages:
-            held = stage_items(model, w, stage, sizes, device_kind(every[stage.rank]))
+            held = stage_items(model, w, stage, sizes, every[stage.rank].kernel_kind)
             ledgers += [MemoryLedger(every[r].label, capacity[r], held) for r in stage.ranks]
         return tuple(ledgers)
 

@@ -158,7 +158,7 @@ class Pricing:
         return None if best is None else best[1:]
 
     def _linear_variants(self, rank: Rank, bits: int) -> list[Variant]:
-        kind = device_kind(rank)
+        kind = rank.kernel_kind
         found = []
         for variant in kernels_for("linear", kind):
             fits = all(
@@ -176,7 +176,7 @@ class Pricing:
     ) -> Variant:  # fmt: skip
         """Fastest variant of an operator with this storage among those that can all of ``run``."""
         shape = {"n": dims["n"], "k": dims["k"]} if op == "linear" else {}
-        every = [v for v in kernels_for(op, device_kind(rank), **shape) if v.storage == storage]
+        every = [v for v in kernels_for(op, rank.kernel_kind, **shape) if v.storage == storage]
         left = list(every)
         while found := self._cheapest(rank, left, lambda v: [(program(op, v, **dims), 1)]):
             works = [program(op, found[1], **each) for each in run]
@@ -318,12 +318,3 @@ def _layer_parts(
 def _trust(estimate: Estimate) -> int:
     """0 for prices that rest on measurements of the device, 1 for predicted ones, 2 for theory."""
     return {"predicted": 1, "theory": 2, "roofline": 2}.get(estimate.source, 0)
-
-
-def device_kind(rank: Rank) -> str:
-    """``cpu`` or ``cuda``: whose kernels a device runs (ROCm runs torch's CUDA names)."""
-    if rank.name.kind != "zoo":
-        return rank.name.kind
-    from foreplan.datasets import device_zoo
-
-    return "cpu" if device_zoo.device(str(rank.name)).kind == "cpu" else "cuda"

@@ -19,7 +19,7 @@ from foreplan.cost_models.costs import CostBook
 from foreplan.datasets.cluster import Cluster
 from foreplan.datasets.cluster_entry import Rank
 from foreplan.datasets.model import Model
-from foreplan.planner.serving.chain import ServingChains, capacities
+from foreplan.planner.serving.chain import ServingChains
 from foreplan.planner.serving.groups import groupings
 from foreplan.planner.serving.pricing import MicroBatches, Pricing
 from foreplan.planner.serving.quality import PlanQuality
@@ -72,7 +72,7 @@ class ReplicaWorth:
     ) -> None:  # fmt: skip
         self.workload = workload
         self.limits = time_limits(workload)
-        room = capacities(cluster)
+        room = tuple(rank.capacity for rank in cluster.ranks())
         self._cases: list[_Case] = []
         for batch in batch_sizes(workload):
             pricing = Pricing(model, replica_workload(workload, batch), costs)
