@@ -5,7 +5,8 @@
 fitted to. Killed, it resumes from the journal beside the file.
 
 Convolutions are drawn by a seed from sizes that networks of images use in general: 7 to 112
-pixels, 16 to 512 channels, windows of 1 to 7, stride 1 or 2, three in ten with a filter a channel.
+pixels with 16 to 512 channels, and 2 to 32 pixels with 64 to 2048; windows of 1 to 7, stride 1 or
+2, three in ten with a filter a channel.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import argparse
 import lzma
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
@@ -26,23 +28,38 @@ from foreplan.errors import told
 
 #: Most FLOP of a convolution: some 50 ms of a core.
 _MOST_FLOPS = 2e9
-_SIZES, _CHANNELS = (7, 14, 28, 56, 112), (16, 32, 64, 96, 128, 192, 256, 384, 512)
+#: Widest window, of an image with its padding about as wide again.
+_WIDEST = 2
 _WINDOWS, _BATCHES = (1, 1, 3, 3, 5, 7), (1, 1, 2, 4, 8)
 
 
-def convolutions(count: int, seed: int = 0) -> list[Program]:
+class Images(NamedTuple):
+    """What convolutions are drawn from: heights and widths, and channels."""
+
+    sizes: tuple[int, ...]
+    channels: tuple[int, ...]
+
+
+#: 224 pixels and more, down to a fifth layer.
+LARGE = Images((7, 14, 28, 56, 112), (16, 32, 64, 96, 128, 192, 256, 384, 512))
+#: 32 or 64 pixels, or the last layers of larger ones: few positions, many channels.
+SMALL = Images((2, 4, 8, 16, 32), (64, 128, 256, 512, 768, 1024, 2048))
+
+
+def convolutions(count: int, seed: int = 0, images: Images = LARGE) -> list[Program]:
     """Both passes of drawn convolutions in fp32, and of every third in bf16.
 
     Args:
         count: shapes.
         seed: of the draws.
+        images: sizes to draw from.
     """
     rng = np.random.default_rng(seed)
     found: list[Program] = []
     shapes = 0
     while shapes < count:
-        size, window = int(rng.choice(_SIZES)), int(rng.choice(_WINDOWS))
-        channels, filters = (int(n) for n in rng.choice(_CHANNELS, 2))
+        size, window = int(rng.choice(images.sizes)), int(rng.choice(_WINDOWS))
+        channels, filters = (int(n) for n in rng.choice(images.channels, 2))
         stride, batch = int(rng.choice((1, 1, 2))), int(rng.choice(_BATCHES))
         alone = rng.random() < 0.3 and window > 1
         out = -(-size // stride)
@@ -53,7 +70,7 @@ def convolutions(count: int, seed: int = 0) -> list[Program]:
             "groups": channels if alone else 1,
         }  # fmt: skip
         whole = program("conv2d_forward", Variant("fp32", "fp32", "torch.conv2d"), **dims)
-        if whole.flops > _MOST_FLOPS or window > size:
+        if whole.flops > _MOST_FLOPS or window > _WIDEST * size:
             continue
         shapes += 1
         for dtype in ("fp32", "bf16") if shapes % 3 == 0 else ("fp32",):
@@ -68,11 +85,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("device")
     parser.add_argument("-o", "--output", required=True, type=Path)
     parser.add_argument("--like", nargs="*", default=[], type=Path)
-    parser.add_argument("--convolutions", type=int, default=90)
+    parser.add_argument("--convolutions", type=int, default=90, help="of either size")
     parser.add_argument("--rounds", type=int, default=2)
     asked = parser.parse_args(arguments)
     programs = [row.program() for path in asked.like for row in Profile.load(path).rows]
-    programs += convolutions(asked.convolutions)
+    for images in (LARGE, SMALL):
+        programs += convolutions(asked.convolutions, images=images)
     plain = asked.output.with_suffix("")
 
     def tell(progress: Progress) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from foreplan.datasets.processor_sweep import convolutions, main
+from foreplan.datasets.processor_sweep import SMALL, convolutions, main
 from foreplan.datasets.profile import Profile
 from foreplan.datasets.program import Variant, program
 from foreplan.errors import SpecError
@@ -20,6 +20,14 @@ def test_draws_are_convolutions_of_both_passes_and_of_every_kind() -> None:
     assert any(item.dims["groups"] == item.dims["channels"] > 1 for item in found)
     assert any(item.dims["stride"] == 2 for item in found)
     assert all(item.flops <= 4e9 for item in found), "2e9 forward, twice that backward"
+
+
+def test_small_images_have_few_positions_and_many_channels() -> None:
+    small = convolutions(60, images=SMALL)
+    assert {item.dims["height"] for item in small} <= set(SMALL.sizes)
+    assert max(item.dims["channels"] for item in small) == 2048
+    assert any(item.dims["kernel_height"] > item.dims["height"] for item in small)
+    assert not {*small} & {*convolutions(60)}
 
 
 @pytest.mark.serial
@@ -36,7 +44,7 @@ def test_rows_are_timed_again_and_kept_bare(
     output = tmp_path / "found.json.xz"
     main(["cpu:threads=1", "-o", str(output), "--like", str(tmp_path / "like.json"),
           "--convolutions", "1", "--rounds", "1"])  # fmt: skip
-    assert "3 operators, 3 ran" in capsys.readouterr().out
+    assert "5 operators, 5 ran" in capsys.readouterr().out
     found = Profile.load(output)
     assert add in found.by_program
     assert all(row.samples == 0 and row.clock_hz is None for row in found.rows)
