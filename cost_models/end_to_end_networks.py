@@ -1,4 +1,4 @@
-"""Networks of the end-to-end check: published configurations at three sizes, random weights."""
+"""Networks of the end-to-end check: published configurations at four sizes, random weights."""
 
 from __future__ import annotations
 
@@ -15,6 +15,8 @@ SIZES: Mapping[str, dict[str, Any]] = {
              "text": ((1, 1),), "image": ((1, 32),)},
     "small": {"hidden": 256, "layers": 4, "vocab": 2048, "depths": (1, 1, 1, 1),
               "text": ((1, 32), (4, 64)), "image": ((1, 64), (4, 64))},
+    "medium": {"hidden": 384, "layers": 4, "vocab": 4096, "depths": (1, 1, 1, 1),
+               "text": ((1, 128), (2, 48)), "image": ((1, 96), (3, 96))},
     "large": {"hidden": 2048, "layers": 12, "vocab": 32000, "depths": (3, 4, 6, 3),
               "text": ((1, 256), (4, 256), (8, 512), (16, 512)),
               "image": ((1, 224), (4, 224), (16, 224), (32, 224)),
