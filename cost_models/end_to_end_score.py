@@ -36,18 +36,17 @@ def score(document: Mapping[str, Any], device: Device, *, weights: str = "pretra
         they could not be recorded, by why. Ways: ``measured`` (operators timed one by one, of a
         graph from graphs; host, or what an operator takes longer behind another one than behind
         itself, measured), ``sum`` (the same operators, added up),
-        ``predicted`` (host, or gaps of a graph, measured) and ``predicted_published``
-        (figures of the zoo alone).
+        ``predicted`` (host, or gaps of a graph, measured), and from figures of the device alone
+        ``predicted_published``, on a processor ``unseen``, without what was timed on its chip,
+        and ``roofline``.
     """
-    from foreplan.cost_models.predictor import Predictor
-
-    book = replay_book(device, "predicted", predictor=Predictor.load(weights))
+    books = _books(device, weights)
     rows: list[dict[str, Any]] = []
     failed = []
     queued: Counter[tuple[str, str, str]] = Counter()
     for case in document["cases"]:
         if case["real_s"] is not None:
-            rows.append(_row(case, case, "eager", _eager(case, document, device, book)))
+            rows.append(_row(case, case, "eager", _eager(case, document, device, books)))
         queued.update(
             (case["network"], row[0], row[-1]) for row in case["alone"] if row[-1] is not None
         )
@@ -55,7 +54,7 @@ def score(document: Mapping[str, Any], device: Device, *, weights: str = "pretra
         if recorded and "failed" in recorded:
             failed.append([case["network"], case["shape"], case["phase"], recorded["failed"]])
         elif recorded:
-            replays = _graph(case, document, device, book)
+            replays = _graph(case, document, device, books)
             rows.append(_row(case, recorded, "graph", replays))
     return {
         **{key: document[key] for key in ("device", "board", "size", "dtype")},
@@ -68,6 +67,18 @@ def score(document: Mapping[str, Any], device: Device, *, weights: str = "pretra
         "not_timed": [[*which, count] for which, count in queued.items()],
         "cases": rows,
     }  # fmt: skip
+
+
+def _books(device: Device, weights: str) -> dict[str, CostBook]:
+    """Prices from figures of the device alone, by way."""
+    from foreplan.cost_models.predictor import Predictor
+
+    shipped = Predictor.load(weights)
+    predictors = {"predicted_published": shipped}
+    if device.kind == "cpu":
+        predictors["unseen"] = shipped.unseen(device.chip)
+    books = {way: replay_book(device, predictor=each) for way, each in predictors.items()}
+    return books | {"roofline": replay_book(device, "roofline")}
 
 
 def tables(scored: Mapping[str, Any]) -> str:
@@ -141,7 +152,10 @@ def _row(
 
 
 def _eager(
-    case: Mapping[str, Any], document: Mapping[str, Any], device: Device, book: CostBook
+    case: Mapping[str, Any],
+    document: Mapping[str, Any],
+    device: Device,
+    books: Mapping[str, CostBook],
 ) -> tuple[Replay, dict[str, float]]:
     """The measured replay of an eager pass, and latencies by way."""
     host = HostPrices.load(document["host"])
@@ -155,13 +169,18 @@ def _eager(
     return measured, {
         "measured": measured.latency_s,
         "sum": measured.device_s,
-        "predicted": replay_steps(steps, book, device, launch_s=launch).latency_s,
-        "predicted_published": replay_steps(steps, book, device).latency_s,
+        "predicted": replay_steps(
+            steps, books["predicted_published"], device, launch_s=launch
+        ).latency_s,
+        **{way: replay_steps(steps, book, device).latency_s for way, book in books.items()},
     }
 
 
 def _graph(
-    case: Mapping[str, Any], document: Mapping[str, Any], device: Device, book: CostBook
+    case: Mapping[str, Any],
+    document: Mapping[str, Any],
+    device: Device,
+    books: Mapping[str, CostBook],
 ) -> tuple[Replay, dict[str, float]]:
     """The measured replay of a recorded pass, and latencies by way."""
     steps, gaps = _steps(case["steps"]), document["gaps"]
@@ -176,9 +195,12 @@ def _graph(
         "measured": measured.latency_s,
         "sum": sum(given[step.work] for step in single),
         "predicted": replay_steps(
-            steps, book, device, execution="graph", gap_s=gaps["switch_s"]
+            steps, books["predicted_published"], device, execution="graph", gap_s=gaps["switch_s"]
         ).latency_s,
-        "predicted_published": replay_steps(steps, book, device, execution="graph").latency_s,
+        **{
+            way: replay_steps(steps, book, device, execution="graph").latency_s
+            for way, book in books.items()
+        },
     }
 
 

@@ -99,6 +99,12 @@ class Predictor:
 
         return cls(OperatorPredictor.load(model_folder(name_or_path)))
 
+    def unseen(self, chip: str) -> Predictor:
+        """Without what was timed on a processor's chip: as if it were new."""
+        found = Predictor(self.model)
+        found.processors = self.processors.without({chip})
+        return found
+
     def predict(self, programs: Sequence[Program], device: Device | str) -> list[Estimate]:
         """Estimate each program, in order, seconds with a nominal 90 % interval.
 

@@ -65,6 +65,8 @@ def test_score_by_command(
         "sum",
         "predicted",
         "predicted_published",
+        "unseen",
+        "roofline",
     }
     assert found["graph"] == {"inference": {}, "training": {}}
     main(["score", str(path)])

@@ -182,3 +182,18 @@ def test_a_fit_can_leave_its_own_chip_out(tmp_path: Path) -> None:
         errors[unseen] = float(np.abs(read.model.predict(programs) / seconds - 1).mean())
     plain = RateModel(device).fit(made.programs, made.seconds).predict(programs)
     assert errors[False] < errors[True] < np.abs(plain / seconds - 1).mean()
+
+
+def test_an_unseen_chip_is_priced_by_the_others_alone() -> None:
+    device, programs, seconds = read_rows(MEASURED / "epyc25_library" / "whole.json.xz")
+    asked = [i for i, item in enumerate(programs) if item.op == "linear"][::10]
+    shipped = Predictor.load()
+    unseen = shipped.unseen(device.chip)
+    errors = {}
+    for name, predictor in (("shipped", shipped), ("unseen", unseen)):
+        found = [each.mean_s for each in predictor.predict([programs[i] for i in asked], device)]
+        errors[name] = float(np.abs(np.array(found) / seconds[asked] - 1).mean())
+    assert errors["shipped"] < errors["unseen"] < 0.5
+    convolution = next(item for item in programs if item.op == "conv2d_forward")
+    assert unseen.supported([convolution], device) == [None], "no other chip has any"
+    assert shipped.supported([convolution], device) != [None]
