@@ -2,9 +2,11 @@
 
 Profiles time the operators of decoders and training steps under few names; `graph_programs` names
 every ATen call of a network. Where nobody timed such a call on a processor, its likeness is asked:
-the same product, convolution, norm or attention by its stock kernel, a map over elements by an
-addition or an activation of as many bytes. Judged by what the calls do; that maps go by a decoder's
-operators and not by a training step's was chosen on 32 passes of eight networks (end_to_end.md).
+the same product, convolution or attention by its stock kernel; a norm by a decoder's, and a map
+over elements by an addition or an activation, of as many values: in bf16 processors convert each to
+fp32 and back, so that they take no less than in fp32. Judged by what the calls do; that norms and
+maps go by a decoder's operators and not by a training step's, and by values and not by bytes, was
+chosen on 32 passes of eight networks (end_to_end.md).
 """
 
 from __future__ import annotations
@@ -31,7 +33,7 @@ def profiled_alike(item: Program) -> tuple[Program, float] | None:
     if item.op == "linear" and v.kernel in _PRODUCTS:
         return program("linear", Variant.parse(f"{plain}/torch.linear"), **d), 1.0
     if item.op == "norm":
-        return program("norm_forward", Variant.parse(f"{plain}/torch.layer_norm"), **d), 1.0
+        return _as_wide(item, "norm", "layer_norm"), 1.0
     if item.op in ("attention", "full_attention"):
         kernel = "sdpa_causal" if item.op == "attention" else "sdpa"
         sizes = {name: d[name] for name in ("batch", "queries", "keys", "heads", "head_dim")}
@@ -51,8 +53,13 @@ def profiled_alike(item: Program) -> tuple[Program, float] | None:
         ), share  # fmt: skip
     if item.op in _MAPS:
         function = v.kernel.removeprefix("torch.") in _FUNCTIONS
-        op, stock = ("activation", "gelu") if function else ("add", "add")
-        wide = Variant("bf16", "bf16", f"torch.{stock}")
-        row = program(op, wide, rows=1, cols=d["cols"])
-        return program(op, wide, rows=max(1, round(item.bytes / row.bytes)), cols=d["cols"]), 1.0
+        return _as_wide(item, *(("activation", "gelu") if function else ("add", "add"))), 1.0
     return None
+
+
+def _as_wide(item: Program, op: str, stock: str) -> Program:
+    """The decoder's operator with rows as wide, and as many of them as move as many values."""
+    variant, cols = Variant("bf16", "bf16", f"torch.{stock}"), item.dims["cols"]
+    row = program(op, variant, rows=1, cols=cols)
+    values = item.bytes / (4 if item.variant.compute == "fp32" else 2)
+    return program(op, variant, rows=max(1, round(values / (row.bytes / 2))), cols=cols)

@@ -21,15 +21,24 @@ def test_a_product_is_the_same_product(rows: int, n: int, k: int, dtype: str) ->
     assert found[0].variant == Variant(dtype, dtype, "torch.linear")
 
 
-@given(rows=st.integers(8, 4096), cols=SIZE, inputs=st.integers(1, 3))
-def test_a_map_moves_as_many_bytes(rows: int, cols: int, inputs: int) -> None:
-    for kernel in ("torch.mul", "torch.gelu"):
-        traced = program(
-            "elementwise", Variant("fp32", "fp32", kernel), rows=rows, cols=cols, inputs=inputs
-        )
+@given(
+    rows=st.integers(8, 4096),
+    cols=SIZE,
+    inputs=st.integers(1, 3),
+    dtype=st.sampled_from(["fp32", "bf16"]),
+)
+def test_maps_and_norms_move_as_many_values(rows: int, cols: int, inputs: int, dtype: str) -> None:
+    map_sizes = {"rows": rows, "cols": cols, "inputs": inputs}
+    for traced, op in (
+        (program("elementwise", Variant(dtype, dtype, "torch.mul"), **map_sizes), "add"),
+        (program("elementwise", Variant(dtype, dtype, "torch.gelu"), **map_sizes), "activation"),
+        (program("norm", Variant(dtype, dtype, "torch.batch_norm"), rows=rows, cols=cols), "norm"),
+    ):
         found = profiled_alike(traced)
         assert found is not None
-        assert found[0].bytes == pytest.approx(traced.bytes, rel=0.15)
+        assert found[0].op == op
+        values = traced.bytes / {"fp32": 4, "bf16": 2}[dtype]
+        assert found[0].bytes / 2 == pytest.approx(values, rel=0.15)
 
 
 @given(
