@@ -87,6 +87,10 @@ def evaluate_program_files(
     """
     predictor = load_program_model(model)
     known: dict[str, Device] = dict(getattr(predictor, "known_devices", dict)())
+    if device is None:
+        # Records say their chip: the short name of a device, as ``cpu:threads=1,isa=avx2``, would
+        # make a program of any chip one of the first that the model was trained on.
+        known = {item.name: item for item in known.values()}
     known |= _devices(device_files)
     read = read_programs(data, format_name, device=device, known=known)
     names = None if device is None else [device] * len(read.table.devices)

@@ -248,6 +248,25 @@ def test_transfer_to_a_new_device(folder: Path) -> None:
     np.testing.assert_array_equal(model.predict(slow), before)  # the model itself is not tuned
 
 
+def test_programs_of_a_chip_are_not_taken_for_another_of_its_instruction_set(
+    tmp_path: Path,
+) -> None:
+    from foreplan.cost_models import program_commands
+
+    for chip in "ABC":
+        (tmp_path / chip).mkdir()
+        write_records(
+            [record(n, device="cpu:threads=1,isa=avx2", chip=chip) for n in range(32)],
+            tmp_path / chip / "a.parquet",
+        )
+    small = {"rounds": 4, "groups": 0, "networks": 0}
+    trained = [tmp_path / "A", tmp_path / "B"]
+    program_commands.train_programs(trained, ["foreplan"], tmp_path / "m", settings=small)
+    for chip in "BC":  # one that was trained on, and one that was not
+        found: Any = evaluate_file(str(tmp_path / "m"), tmp_path / chip, "foreplan")
+        assert list(found["by_device"]) == [f"{chip}/cpu:threads=1,isa=avx2"]
+
+
 def test_replay_of_a_search() -> None:
     generator = np.random.default_rng(0)
     latency = generator.uniform(1, 2, 40)
