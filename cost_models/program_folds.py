@@ -32,7 +32,8 @@ SPLITS = ("family", "task", "chip", "every-fifth")
 #: choices stood; results give both apart.
 DEVELOPMENT_FAMILIES = ("mobilenet", "qwen", "unet", "vit")
 
-_TASK_FOLDS = 5
+#: Of the split by tasks.
+TASK_FOLDS = 5
 Mask = NDArray[np.bool_]
 
 
@@ -73,8 +74,8 @@ def folds(table: ProgramTable, split: str) -> Iterator[Fold]:
     elif split == "chip":
         tests = {str(chip): table.chips == chip for chip in sorted(set(table.chips))}
     elif split == "task":
-        numbers = np.array([_hashed(task) % _TASK_FOLDS for task in table.task])
-        tests = {f"task-{number}": numbers == number for number in range(_TASK_FOLDS)}
+        numbers = np.array([_hashed(task) % TASK_FOLDS for task in table.task])
+        tests = {f"task-{number}": numbers == number for number in range(TASK_FOLDS)}
     else:
         tests = {"every-fifth": _every_fifth(table)}
     if not tests:

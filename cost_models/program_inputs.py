@@ -19,7 +19,7 @@ from foreplan.cost_models.program_estimate import (
     WHOLE_NAMES,
     program_estimate,
 )
-from foreplan.cost_models.program_scale import ProgramScale
+from foreplan.cost_models.program_scale import DeviceFigures, ProgramScale
 from foreplan.cost_models.program_table import ProgramTable
 from foreplan.datasets.device import FEATURE_NAMES as DEVICE_FEATURES
 from foreplan.datasets.device import Device
@@ -104,7 +104,9 @@ def program_inputs(table: ProgramTable, scale: ProgramScale) -> ProgramInputs:
         bound=estimate.bound,
         summary=np.concatenate(summary, 1).astype(np.float32),
         leaf=np.concatenate(leaf, 1, dtype=np.float32),
-        device=np.stack([figures[d.name] for d in table.devices]).astype(np.float32)[table.device],
+        device=np.stack([figures[device.name].values for device in table.devices]).astype(
+            np.float32
+        )[table.device],
         program=program,
         starts=starts,
         cpu=cpu,
@@ -132,9 +134,10 @@ def _device_names(table: ProgramTable) -> NDArray[np.str_]:
     return np.array([device.name for device in table.devices])[table.device]
 
 
-def device_figures(device: Device) -> Floats:
-    """Figures of a device on a scale of log10, NaN where unknown (figures)."""
-    return np.asarray(np.log10(np.maximum(device.vector().values, 1e-12)))
+def device_figures(device: Device) -> DeviceFigures:
+    """Chip and figures of a device."""
+    values = np.log10(np.maximum(device.vector().values, 1e-12))
+    return DeviceFigures(device.chip, np.asarray(values))
 
 
 def on_cpus(table: ProgramTable) -> NDArray[np.bool_]:

@@ -150,8 +150,9 @@ class ProgramPredictor(RegressorMixin, BaseEstimator):  # type: ignore[misc, unu
     ) -> Self:
         """Fine-tune on programs of a new device, from its labels.
 
-        The trees' scale gets one factor, few trees are added for what is left, and the networks
-        are trained on. The interval stays.
+        Devices that were not trained on take the factors of the known device that suits the rows
+        best. The trees' scale gets one factor, few trees are added for what is left, and the
+        networks are trained on. The interval stays.
 
         Raises:
             SpecError: a label that is no positive number.

@@ -5,9 +5,11 @@
 by least pseudo-Huber loss of the logarithm of scale / latency (width 0.3) with a weak pull of each
 w to -1. Where several devices of a kind are trained on, each gets its own d, what it is faster or
 slower at than the others: a factor for all parts, and one for each part, pulled to none. A device
-that was not trained on takes d of the one most like it. *Fitted*: as many free parameters as kinds
-of work (27 on GPUs) and as many again for each such device. A network or trees then learn what is
-left, which is small where the program is like others only in its parts.
+that was not trained on takes d of the device of its chip that is most like it; one of an unknown
+chip the mean of what it would take of each known chip, as no figure says which it is like.
+*Fitted*: as many free parameters as kinds of work (27 on GPUs) and as many again for each such
+device. A network or trees then learn what is left, which is small where the program is like others
+only in its parts.
 """
 
 from __future__ import annotations
@@ -35,17 +37,29 @@ _LEAST_ROWS = 20
 _DEVICE_PULL = 1e-4
 
 
+class DeviceFigures(NamedTuple):
+    """What is known of a device before a program has run on it.
+
+    Attributes:
+        chip: that it is, or is a slice of.
+        values: on a scale of log10, NaN where unknown (figures).
+    """
+
+    chip: str
+    values: Floats
+
+
 class DeviceFactors(NamedTuple):
     """What one device is faster or slower at.
 
     Attributes:
         cpu: whether it is a CPU.
-        figures: its figures on a scale of log10, NaN where unknown (figures).
+        figures: its chip and figures.
         factors: of the weights of parts (parts).
     """
 
     cpu: bool
-    figures: Floats
+    figures: DeviceFigures
     factors: Floats
 
 
@@ -64,7 +78,8 @@ class ProgramScale:
     @classmethod
     def fit(
         cls, parts: Floats, cpu: NDArray[np.bool_], latency_s: Floats,
-        device: NDArray[np.str_] | None = None, figures: Mapping[str, Floats] | None = None,
+        device: NDArray[np.str_] | None = None,
+        figures: Mapping[str, DeviceFigures] | None = None,
     ) -> Self:  # fmt: skip
         """Fit weights.
 
@@ -73,7 +88,7 @@ class ProgramScale:
             cpu: whether a program ran on a CPU (N).
             latency_s: labels (N), positive.
             device: name of each program's device (N); one by default.
-            figures: of devices by name, log10; needed with ``device``.
+            figures: of devices by name; needed with ``device``.
         """
         weights, devices = np.zeros((2, parts.shape[1])), {}
         for row, chosen in enumerate((~cpu, cpu)):
@@ -93,32 +108,41 @@ class ProgramScale:
         return cls(weights, devices)
 
     def of_rows(
-        self, cpu: NDArray[np.bool_], device: NDArray[np.str_], figures: Mapping[str, Floats]
-    ) -> Floats:
+        self, cpu: NDArray[np.bool_], device: NDArray[np.str_],
+        figures: Mapping[str, DeviceFigures],
+    ) -> Floats:  # fmt: skip
         """Weights of each program's parts, by the kind and name of its device (N, parts).
 
         Args:
             cpu: whether a program runs on a CPU (N).
             device: name of each program's device (N).
-            figures: of devices by name, log10.
+            figures: of devices by name.
         """
         found = self.weights[cpu.astype(int)]
         for name in np.unique(device).tolist() if self.devices else ():
             own = device == name
             like = self._like(name, bool(cpu[own][0]), figures[name])
             if like is not None:
-                found[own] *= like.factors
+                found[own] *= like
         return np.asarray(found)
 
-    def _like(self, name: str, cpu: bool, figures: Floats) -> DeviceFactors | None:
-        """The device itself, or the one of its kind whose known figures are nearest."""
+    def _like(self, name: str, cpu: bool, figures: DeviceFigures) -> Floats | None:
+        """Factors of the device itself, of the likest of its chip, or the mean over chips."""
         if name in self.devices:
-            return self.devices[name]
-        known = [item for item in self.devices.values() if item.cpu == cpu]
-        if not known:
+            return self.devices[name].factors
+        nearest: dict[str, tuple[float, Floats]] = {}  # of each chip the one of nearest figures
+        for item in self.devices.values():
+            if item.cpu != cpu:
+                continue
+            away = np.nan_to_num(item.figures.values - figures.values)
+            distance, chip = float(away @ away), item.figures.chip
+            if chip not in nearest or distance < nearest[chip][0]:
+                nearest[chip] = (distance, item.factors)
+        if figures.chip in nearest:
+            return nearest[figures.chip][1]
+        if not nearest:
             return None
-        away = [np.nan_to_num(item.figures - figures) for item in known]
-        return known[int(np.argmin([float(d @ d) for d in away]))]
+        return np.asarray(np.exp(np.mean([np.log(own) for _, own in nearest.values()], 0)))
 
     def arrays(self) -> Mapping[str, NDArray[Any]]:
         """What it is built from, figures apart; rows of ``factors`` in the order of the devices."""

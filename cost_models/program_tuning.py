@@ -3,6 +3,9 @@
 Tasks are chosen as CDMPP does (`choose_tasks`): the programs' embeddings are clustered by KMeans
 with as many centres as tasks are wanted; from the largest cluster to the smallest, each takes the
 nearest task that is not taken yet. No latency of the device is needed for that.
+
+A new device starts with the factors (`ProgramScale`) of a known one. Its figures hardly say which,
+so the measured programs do: the one of its instruction set that leaves the least spread.
 """
 
 from __future__ import annotations
@@ -13,10 +16,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from foreplan.cost_models.program_inputs import program_inputs
-from foreplan.cost_models.program_scale import ProgramScale
+from foreplan.cost_models.program_inputs import device_figures, program_inputs
+from foreplan.cost_models.program_scale import DeviceFactors, ProgramScale
 from foreplan.cost_models.program_table import ProgramTable
 from foreplan.cost_models.program_trees import ProgramTrees
+from foreplan.datasets.device import Device
 from foreplan.errors import SpecError
 
 if TYPE_CHECKING:
@@ -71,6 +75,9 @@ def tune(
     seconds = table.latency_s
     if len(table) == 0 or not np.all(seconds > 0):
         raise SpecError("labels", got="none, zero or unknown", expected="all > 0 s")
+    if model.trees_:
+        for number in np.unique(table.device).tolist():
+            _liken(model, table.take(table.device == number), table.devices[number])
     inputs = program_inputs(table, model.scale_)
     if model.trees_:
         leaf_s = model.leaf_seconds(inputs)
@@ -87,3 +94,27 @@ def tune(
     for network in model.networks_:
         own = ProgramScale(network.scales["parts"].astype(np.float64))
         network.train(table, program_inputs(table, own), seconds, epochs, learning_rate)
+
+
+def _liken(model: ProgramPredictor, table: ProgramTable, device: Device) -> None:
+    """Give a device that was not trained on the factors that suit its programs best.
+
+    That is where abs(ln(predicted / measured)) about its median is least: what all programs have in
+    common is fitted afterwards.
+    """
+    scale, cpu = model.scale_, device.kind == "cpu"
+    known = {name: item for name, item in scale.devices.items() if item.cpu == cpu}
+    if device.name in known or not known:
+        return
+    described = model.known_devices()
+    # Which instructions a program is made of says more of its time than which chip runs it.
+    alike = [name for name in known if described[name].isa == device.isa] or list(known)
+    tried = {}
+    for name in alike:
+        own = DeviceFactors(cpu, device_figures(device), known[name].factors)
+        inputs = program_inputs(table, ProgramScale(scale.weights, {device.name: own}))
+        predicted_s = np.add.reduceat(model.leaf_seconds(inputs), inputs.starts)
+        left = np.log(predicted_s / table.latency_s)
+        tried[name] = float(np.abs(left - np.median(left)).mean()), own
+    scale.devices[device.name] = min(tried.values(), key=lambda one: one[0])[1]
+    model.card_["devices"] = [*model.card_["devices"], device.model_dump(mode="json")]

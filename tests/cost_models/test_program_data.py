@@ -21,8 +21,9 @@ from foreplan.cost_models.program_devices import named_device, record_device
 from foreplan.cost_models.program_estimate import PART_NAMES, program_estimate
 from foreplan.cost_models.program_folds import folds, validation_groups
 from foreplan.cost_models.program_replay import search_curve
-from foreplan.cost_models.program_scale import ProgramScale
+from foreplan.cost_models.program_scale import DeviceFigures, ProgramScale
 from foreplan.cost_models.program_table import ProgramTable
+from foreplan.cost_models.program_transfer import copied_errors
 from foreplan.cost_models.program_tuning import choose_tasks
 from foreplan.datasets import device_zoo
 from foreplan.datasets.tir.records import ProgramRecord, write_records
@@ -267,6 +268,60 @@ def test_programs_of_a_chip_are_not_taken_for_another_of_its_instruction_set(
         assert list(found["by_device"]) == [f"{chip}/cpu:threads=1,isa=avx2"]
 
 
+def test_times_copied_from_a_device_that_ran_the_same_programs(folder: Path) -> None:
+    table = read_programs([folder]).table
+    target = table.take(np.arange(len(table)))
+    object.__setattr__(target, "latency_s", 3 * table.latency_s)
+    found = copied_errors(target, table, least=1)["h200"]
+    # Programs of a task with equal leaves count once.
+    distinct = {
+        (t, table.leaves[a:b].tobytes())
+        for t, a, b in zip(table.task, table.offsets, table.offsets[1:], strict=False)
+    }
+    assert found.programs == len(distinct)
+    assert found.factor == pytest.approx(3)
+    assert found.error == pytest.approx(0)
+    assert copied_errors(target, table, least=len(distinct) + 1) == {}
+    other = table.take(np.arange(len(table)))
+    object.__setattr__(other, "task", np.char.add(table.task, "'"))
+    assert copied_errors(target, other, least=1) == {}  # equal leaves of another task
+
+
+def test_transfer_command_fits_once_for_all_targets(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from foreplan.cost_models import program_transfer
+
+    rows = [
+        record(number, device=f"cpu:threads=1,isa={isa}", chip=chip)
+        for number in range(64)
+        for isa, chip in (("avx2", "A"), ("avx512", "A"), ("avx2", "B"))
+    ]
+    write_records(rows, tmp_path / "programs-000.parquet")
+    fitted: list[tuple[ProgramTable, dict[str, Any]]] = []
+    fit = program_transfer.ProgramPredictor.fit
+
+    def noted(model: Any, table: ProgramTable) -> Any:
+        fitted.append((table, model.get_params()))
+        return fit(model.set_params(rounds=4), table)
+
+    monkeypatch.setattr(program_transfer.ProgramPredictor, "fit", noted)
+    targets = ["A/cpu:threads=1,isa=avx2", "A/cpu:threads=1,isa=avx512"]
+    command = ["--data", str(tmp_path), "--counts", "2", "--draws", "1", "--target"]
+    program_transfer.main([*command, *targets])
+    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [line["target"] for line in lines] == targets
+    assert all({"copied", "untuned", "kmeans", "random"} <= set(line) for line in lines)
+    (table, settings), *more = fitted
+    assert not more
+    assert set(table.chips) == {"B"}
+    assert settings["groups"] == 0  # no interval is asked for, so nothing is fitted for it
+    with pytest.raises(SpecError, match="--target"):
+        program_transfer.main([*command, "avx2"])  # of which chip?
+    with pytest.raises(SpecError, match="--folds"):
+        program_transfer.main([*command, *targets, "--folds", "6"])
+
+
 def test_replay_of_a_search() -> None:
     generator = np.random.default_rng(0)
     latency = generator.uniform(1, 2, 40)
@@ -306,7 +361,7 @@ def test_scale_finds_the_weights_of_a_sum() -> None:
 
 
 def test_scale_finds_what_a_device_is_slower_at() -> None:
-    """Two CPUs that differ in one kind of work and in clock; a third takes after the nearer one."""
+    """Two CPUs that differ in one kind of work and in clock, and what others take after them."""
     generator = np.random.default_rng(0)
     parts = np.zeros((800, len(PART_NAMES)))
     parts[:, :3] = np.exp(generator.normal(-9, 2, (800, 3)))
@@ -314,18 +369,27 @@ def test_scale_finds_what_a_device_is_slower_at() -> None:
     wanted = parts[:, :3] @ [2.0, 0.5, 0.1]
     wanted[400:] = 3 * parts[400:, :3] @ [2.0, 0.5, 0.4]
     nan = float("nan")
-    figures = {"a": np.array([9.0, 1.0, nan]), "b": np.array([10.0, nan, 3.0])}
+    values = {"a": np.array([9.0, 1.0, nan]), "b": np.array([10.0, nan, 3.0])}
+    figures = {name: DeviceFigures("chip", own) for name, own in values.items()}
     scale = ProgramScale.fit(parts, cpu, wanted, device, figures)
     weights = scale.of_rows(cpu, device, figures)
     np.testing.assert_allclose(weights[0, :3], [2.0, 0.5, 0.1], rtol=0.1)
     np.testing.assert_allclose(weights[400, :3], [6.0, 1.5, 1.2], rtol=0.1)
 
-    def of_unknown(cpu: bool, *known: float) -> Any:
-        return scale.of_rows(np.array([cpu]), np.array(["c"]), {"c": np.array(known)})[0]
+    def of_unknown(cpu: bool, *known: float, chip: str = "chip") -> Any:
+        own = {"c": DeviceFigures(chip, np.array(known))}
+        return scale.of_rows(np.array([cpu]), np.array(["c"]), own)[0]
 
     np.testing.assert_array_equal(of_unknown(True, 9.4, 7.0, 3.0), weights[400])  # 0.4 from b
     np.testing.assert_array_equal(of_unknown(True, 9.4, 1.0, 4.0), weights[0])  # 0.4 from a
+    np.testing.assert_array_equal(of_unknown(True, 9.4, 1.0, 4.0, chip="new"), weights[0])
     np.testing.assert_array_equal(of_unknown(False, 9.4, 1.0, 4.0), scale.weights[0])
+    # Of two chips an unknown third takes the mean, a device of one of them that one's.
+    figures["b"] = DeviceFigures("other", values["b"])
+    scale = ProgramScale.fit(parts, cpu, wanted, device, figures)
+    both = np.sqrt(weights[0] * weights[400])
+    np.testing.assert_allclose(of_unknown(True, 9.4, 1.0, 4.0, chip="new"), both)
+    np.testing.assert_array_equal(of_unknown(True, 9.0, 1.0, 9.0, chip="other"), weights[400])
     assert not ProgramScale.fit(parts, cpu, wanted, np.full(800, "a")).devices
 
 

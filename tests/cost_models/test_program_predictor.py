@@ -130,6 +130,34 @@ def test_fine_tuning_on_few_programs_helps(model: ProgramPredictor, table: Progr
     assert error(tuned) < 0.6 * error(model)
 
 
+def test_a_new_device_starts_as_the_known_one_that_suits_its_rows(
+    table: ProgramTable, tmp_path: Path
+) -> None:
+    from copy import deepcopy
+
+    model = ProgramPredictor(rounds=10, networks=0, groups=0).fit(table)
+    rows = table.take(table.device == 1)
+    new = table.devices[1].model_copy(update={"name": "new", "chip": "new"})
+    object.__setattr__(rows, "devices", (table.devices[0], new))
+    object.__setattr__(rows, "latency_s", 2 * model.predict(table.take(table.device == 1)))
+    tuned = deepcopy(model).continue_fit(rows)
+    start = tuned.scale_.devices["new"].factors
+    np.testing.assert_array_equal(start, model.scale_.devices["t4"].factors)
+    assert set(model.scale_.devices) == {"h200", "t4"}
+    tuned.save(tmp_path)
+    loaded = ProgramPredictor.load(tmp_path)  # the card describes the new device too
+    np.testing.assert_allclose(loaded.predict(rows), tuned.predict(rows), rtol=1e-6)
+    again = deepcopy(tuned).continue_fit(rows)
+    assert len(again.card_["devices"]) == 3
+    # Where some known device has its instructions, no other is asked.
+    model.card_["devices"][0]["isa"] = ["avx2"]
+    vector = new.model_copy(update={"isa": ("avx2",)})
+    object.__setattr__(rows, "devices", (table.devices[0], vector))
+    tuned = deepcopy(model).continue_fit(rows)
+    start = tuned.scale_.devices["new"].factors
+    np.testing.assert_array_equal(start, model.scale_.devices["h200"].factors)
+
+
 def test_bad_labels_and_unknown_devices_are_refused(table: ProgramTable) -> None:
     with pytest.raises(SpecError):
         ProgramPredictor().fit(table, 0 * table.latency_s)
