@@ -112,8 +112,8 @@ def test_a_chip_of_another_generation_is_known_from_its_figures(name: str) -> No
         read_rows(MEASURED / "epyc_library" / f"{each}.json.xz") for each in ("whole", "avx2")
     ])  # fmt: skip
     table = curve(read_rows(MEASURED / "epyc25_library" / f"{name}.json.xz"), known=known)
-    assert table["none, known"]["all"] < 0.3
-    assert table["none, known"]["by time"] < 0.2
+    assert table["none, known"]["all"] < 0.36
+    assert table["none, known"]["by time"] < 0.22
     assert table["none, known"]["all"] < table["32 KMeans, fitted"]["all"]
     for count in (8, 16, 32, 64):
         assert table[f"{count} KMeans, known"]["all"] < table[f"{count} KMeans, fitted"]["all"]
