@@ -5,7 +5,7 @@ import json
 from foreplan.cost_models.sensitivity import weight_sensitivity
 from foreplan.planner.predict import Forecast
 from foreplan.planner.serving import ServingPlanner, llm_pq_clusters
-from foreplan.planner.serving.chain import ServingChains, capacities
+from foreplan.planner.serving.chain import ServingChains
 from foreplan.planner.serving.llm_pq import llm_pq_baselines
 from foreplan.planner.serving.llm_pq_clusters import (
     CLUSTERS,
@@ -23,7 +23,7 @@ def baselines(problem):
     chains = ServingChains(
         Pricing(problem.model, problem.workload, problem.costs),
         problem.cluster,
-        capacities(problem.cluster),
+        tuple(rank.capacity for rank in problem.cluster.ranks()),
         weight_sensitivity(problem.model, problem.workload.bits),
     )
     return llm_pq_baselines(chains, lambda d: Forecast(PLANNER, problem, d).total_s)

@@ -14,7 +14,7 @@ from foreplan.errors import InfeasibleError, SpecError
 from foreplan.planner.export import export_plan
 from foreplan.planner.predict import Forecast
 from foreplan.planner.serving.cases import solve_cases
-from foreplan.planner.serving.chain import ServingChains, capacities
+from foreplan.planner.serving.chain import ServingChains
 from foreplan.planner.serving.planner import serving_model
 from foreplan.planner.serving.pricing import Pricing
 from foreplan.planner.serving.quality import plan_quality
@@ -53,7 +53,8 @@ def chains(problem, batch, devices):
     cluster = problem.cluster.model_copy(update={"devices": problem.cluster.devices[:devices]})
     quality = plan_quality(model, problem.workload, 0)
     pricing = Pricing(model, replica_workload(problem.workload, batch), problem.costs)
-    return ServingChains(pricing, cluster, capacities(cluster), quality.omega, quality.max_omega)
+    room = tuple(rank.capacity for rank in cluster.ranks())
+    return ServingChains(pricing, cluster, room, quality.omega, quality.max_omega)
 
 
 @pytest.mark.parametrize("degree", ["auto", 2])

@@ -6,7 +6,7 @@ from foreplan.cost_models.sensitivity import weight_sensitivity
 from foreplan.errors import InfeasibleError, SpecError
 from foreplan.planner.predict import Forecast
 from foreplan.planner.serving import ServingPlanner
-from foreplan.planner.serving.chain import ServingChains, capacities
+from foreplan.planner.serving.chain import ServingChains
 from foreplan.planner.serving.kernels import compare_tokens, single_process_tokens
 from foreplan.planner.serving.pricing import MicroBatches, Pricing
 from foreplan.solvers.chain_score import ChainAssignment, evaluate, make_stage
@@ -25,7 +25,7 @@ def law_s(problem, decision):
     chains = ServingChains(
         Pricing(problem.model, problem.workload, problem.costs),
         problem.cluster,
-        capacities(problem.cluster),
+        tuple(rank.capacity for rank in problem.cluster.ranks()),
         omega,
     )
     sizes = MicroBatches(decision.prefill_microbatch, decision.decode_microbatch)
