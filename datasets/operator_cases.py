@@ -1,10 +1,10 @@
 """`graph_cases`: library operators of random shapes, to be timed inside CUDA graphs.
 
-Shapes are drawn from general ranges (the larger of two log-uniform draws, half of them round), not
-from any network.
-What a pass finds cold is cold here: weights of products come in turn, together larger than the
-caches; what an operator before has just written (activations, gradients) is as near as the caches
-leave it. Gradients of convolutions are operators of their own; gradients of products are products.
+Shapes are drawn from general ranges (the larger of two log-uniform draws, half of them round), from
+no network. What a pass finds cold is cold here: weights of products come in turn, together larger
+than the caches; what an operator before has just written (activations, gradients) is as near as the
+caches leave it. Gradients of convolutions are operators of their own; gradients of products are
+products.
 """
 
 from __future__ import annotations
@@ -42,9 +42,7 @@ _SHARES: Mapping[str, float] = MappingProxyType(
     }
 )  # fmt: skip
 #: Data types in the words of the tables, and how often each is drawn.
-_DTYPES: Mapping[str, float] = MappingProxyType(
-    {"bfloat16": 0.5, "float16": 0.25, "fp32": 0.25}
-)  # fmt: skip
+_DTYPES: Mapping[str, float] = MappingProxyType({"bfloat16": 0.5, "float16": 0.25, "fp32": 0.25})
 
 
 class Case(NamedTuple):
@@ -83,11 +81,9 @@ class Operands:
         import torch
 
         if dtype not in self._buffers:
-            name = {"fp32": "float32"}.get(dtype, dtype)
-            made = torch.empty(
-                self._bytes // (4 if dtype == "fp32" else 2), dtype=getattr(torch, name),
-                device=self.device,
-            )  # fmt: skip
+            name, width = ("float32", 4) if dtype == "fp32" else (dtype, 2)
+            kind = getattr(torch, name)
+            made = torch.empty(self._bytes // width, dtype=kind, device=self.device)
             self._buffers[dtype] = made.uniform_(0.5, 1.5)
         start = -(-offset // 256) * 256  # allocators align tensors, and kernels count on it
         return self._buffers[dtype][start : start + int(np.prod(shape))].view(*shape)

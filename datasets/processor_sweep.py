@@ -2,7 +2,8 @@
 
 ``python -m foreplan.datasets.processor_sweep DEVICE -o FILE.json.xz --like PROFILE``, e.g. for
 ``cpu:threads=1,isa=avx2``, about five minutes. Its rows are what `cost_models.known_rates` is
-fitted to. Killed, it resumes from the journal beside the file.
+fitted to. Killed, it resumes from the journal beside the file; the uncompressed profile stays
+there, and what it has is not timed again.
 
 Convolutions are drawn by a seed from sizes that networks of images use in general: 7 to 112
 pixels with 16 to 512 channels, and 2 to 32 pixels with 64 to 2048; windows of 1 to 7, stride 1 or
@@ -24,7 +25,7 @@ from foreplan.datasets.profile import Profile
 from foreplan.datasets.profiling import Progress, measure_profile
 from foreplan.datasets.program import Program, Variant, program
 from foreplan.datasets.storage import write_atomically
-from foreplan.errors import told
+from foreplan.errors import SpecError, told
 
 #: Most FLOP of a convolution: some 50 ms of a core.
 _MOST_FLOPS = 2e9
@@ -88,6 +89,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--convolutions", type=int, default=90, help="of either size")
     parser.add_argument("--rounds", type=int, default=2)
     asked = parser.parse_args(arguments)
+    if asked.output.suffixes[-2:] != [".json", ".xz"]:
+        raise SpecError("--output", got=asked.output, expected="a name that ends in .json.xz")
+    if asked.convolutions < 0:
+        raise SpecError("--convolutions", got=asked.convolutions, expected="at least 0")
     programs = [row.program() for path in asked.like for row in Profile.load(path).rows]
     for images in (LARGE, SMALL):
         programs += convolutions(asked.convolutions, images=images)

@@ -105,15 +105,19 @@ def test_of_what_no_one_timed_nothing_is_said() -> None:
     np.testing.assert_allclose(silent.predict(PROGRAMS), plain.predict(PROGRAMS))
 
 
-@pytest.mark.parametrize("name", ["whole", "avx2"])
-def test_a_chip_of_another_generation_is_known_from_its_figures(name: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "most", "most_by_time"), [("whole", 0.3, 0.2), ("avx2", 0.36, 0.22)]
+)
+def test_a_chip_of_another_generation_is_known_from_its_figures(
+    name: str, most: float, most_by_time: float
+) -> None:
     """Zen 4 from the rows of a Zen 5: without a task nearer than with 32 and no other chip."""
     known = KnownRates.fit([
         read_rows(MEASURED / "epyc_library" / f"{each}.json.xz") for each in ("whole", "avx2")
     ])  # fmt: skip
     table = curve(read_rows(MEASURED / "epyc25_library" / f"{name}.json.xz"), known=known)
-    assert table["none, known"]["all"] < 0.36
-    assert table["none, known"]["by time"] < 0.22
+    assert table["none, known"]["all"] < most
+    assert table["none, known"]["by time"] < most_by_time
     assert table["none, known"]["all"] < table["32 KMeans, fitted"]["all"]
     for count in (8, 16, 32, 64):
         assert table[f"{count} KMeans, known"]["all"] < table[f"{count} KMeans, fitted"]["all"]

@@ -51,3 +51,15 @@ def test_rows_are_timed_again_and_kept_bare(
     output.write_bytes(b"no xz")
     with pytest.raises(SpecError, match="compressed profile"):
         Profile.load(output)
+
+
+@pytest.mark.parametrize(
+    ("output", "count", "field"),
+    [("x.json", "1", "--output"), ("x.json.xz", "-1", "--convolutions")],
+)
+def test_bad_input_is_refused_before_anything_is_timed(
+    tmp_path: Path, output: str, count: str, field: str
+) -> None:
+    with pytest.raises(SpecError, match=field):
+        main(["cpu:threads=1", "-o", str(tmp_path / output), "--convolutions", count])
+    assert not list(tmp_path.iterdir())
