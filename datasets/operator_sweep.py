@@ -42,6 +42,7 @@ from foreplan.datasets.operator_cases import (
     product_shape,
     wide_shape,
 )
+from foreplan.errors import MissingDataError, SpecError, told
 
 #: Seconds of replays of one operator.
 _REPLAYS_S = 0.05
@@ -141,7 +142,7 @@ class SweepJournal:
         resume: go on with what is there; else begin anew.
 
     Raises:
-        ValueError: the file is of another sweep.
+        SpecError: the file is of another sweep.
     """
 
     def __init__(self, path: Path, head: dict[str, Any], *, resume: bool) -> None:
@@ -156,7 +157,10 @@ class SweepJournal:
         self.head = rows[0] if rows else head
         asked = {name: value for name, value in head.items() if value is not None}
         if {name: self.head.get(name) for name in asked} != asked:
-            raise ValueError(f"{path} is of {self.head}, not of {asked}")
+            raise SpecError(
+                str(path), got=f"a journal of {self.head}", expected=f"one of {asked}",
+                fix="name another output, or leave --resume out to begin anew",
+            )  # fmt: skip
         for index, *found in rows[1:]:
             self.failed.setdefault(index, "the process ended")
             if found:
@@ -274,6 +278,8 @@ def _head(options: argparse.Namespace) -> dict[str, Any]:
     if options.seconds > 0:
         import torch
 
+        if not torch.cuda.is_available():
+            raise MissingDataError("no CUDA device here to time operators on")
         first = "torch" if options.timing == "eager" else RECORDED
         version = ".".join(torch.__version__.split(".")[:2])
         head |= {"library": f"{first}-{version}-cuda", "device": torch.cuda.get_device_name()}
@@ -285,6 +291,10 @@ def main(arguments: list[str] | None = None) -> int:
 
     Returns:
         0, or 3 where an operator left the device unusable: a new process can go on.
+
+    Raises:
+        MissingDataError: no CUDA device.
+        SpecError: no journal to write a table of, or one of another sweep.
     """
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("-o", "--output", required=True, type=Path)
@@ -305,6 +315,8 @@ def main(arguments: list[str] | None = None) -> int:
 
     path = options.output.with_name(options.output.name + ".journal")
     resume = options.resume or options.seconds <= 0
+    if options.seconds <= 0 and not path.exists():
+        raise SpecError(str(path), got="no such file", expected="the journal of a sweep")
     journal = SweepJournal(path, _head(options), resume=resume)
     begun, usable = time.monotonic(), True
     if options.seconds > 0:
@@ -323,4 +335,5 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    with told():
+        raise SystemExit(main())

@@ -19,6 +19,7 @@ from foreplan.datasets.importers import read_operators
 from foreplan.datasets.operator_cases import Case, Operands, graph_cases
 from foreplan.datasets.operator_sweep import SweepJournal, eager_cases, main, run
 from foreplan.datasets.operator_table import KINDS
+from foreplan.errors import MissingDataError, SpecError
 
 SMALL = 2e-6
 
@@ -126,7 +127,7 @@ def test_a_lost_device_costs_one_operator(
     assert "illegal memory access" in found.failed[5]
     assert found.failed[8] == "the process ended"
     assert "illegal" in capsys.readouterr().err
-    with pytest.raises(ValueError, match="not of"):
+    with pytest.raises(SpecError, match="a journal of"):
         SweepJournal(path, {**HEAD, "seed": 1}, resume=True)
 
 
@@ -146,3 +147,13 @@ def test_a_journal_becomes_a_table_on_any_machine(
         block = features(table.take(rows), family)
         assert np.isfinite(block.structural_s).all()
         assert (block.bound_s <= block.roofline_s * 1.0001).all()
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="has a CUDA device")
+def test_without_a_device_or_a_journal_it_is_refused_and_nothing_is_left(tmp_path: Path) -> None:
+    output = ["-o", str(tmp_path / "found.parquet")]
+    with pytest.raises(MissingDataError, match="no CUDA device"):
+        main(output)
+    with pytest.raises(SpecError, match="no such file"):
+        main([*output, "--seconds", "0"])
+    assert not list(tmp_path.iterdir())
