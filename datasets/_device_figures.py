@@ -6,6 +6,7 @@ import contextlib
 import os
 import platform
 import re
+import statistics
 from collections.abc import Callable
 from importlib import metadata
 from pathlib import Path
@@ -43,8 +44,10 @@ _WITHIN = {
     "avx512_bf16": ("sse41", "avx2", "avx512", "avx512_vnni", "avx512_bf16"),
 }
 
-#: Each figure is the best of so many turns through all of them, and of so many times in each: on a
-#: virtual machine a launch took 1.1 us in a fifth of the half seconds looked at, 1.6-2.2 otherwise.
+#: Each figure is the median of so many turns through all of them, and in each the best of so many
+#: times. A virtual machine has speeds that last for seconds (a launch of 1.1 us and of 1.6-2.2,
+#: products 62-96 GFLOP/s), and timed operators are medians over all of them: the best turn made
+#: plans of a whole demo 10-26 % too low.
 _TURNS, _TIMES = 3, 4
 #: Bytes of a row of the matrix that is read to see how fast memory is.
 _COLUMNS = 16384
@@ -71,14 +74,12 @@ def figures(word: str, time_calls: Timer) -> dict[str, float]:
     - ``memory_bandwidth``: of a copy far larger than the caches, bytes read and written;
     - ``read_bandwidth``: of a sum or of a product by eight columns, whichever reads faster;
     - ``host_to_device``, ``device_to_host``: of a copy from and to pinned memory;
-    - ``peak_flops.<dtype>``: best of the square products tried;
+    - ``peak_flops.<dtype>``: of a square product;
     - ``launch_overhead_s``: time of an operator on one element, back to back.
     """
     turns = [_turn(word, time_calls) for _ in range(_TURNS)]
-    # A rate's best is its largest, a time's its least.
     return {
-        name: (min if name.endswith("_s") else max)(turn[name] for turn in turns if name in turn)
-        for name in turns[0]
+        name: statistics.median(turn[name] for turn in turns if name in turn) for name in turns[0]
     }
 
 
@@ -93,7 +94,7 @@ def _turn(word: str, time_calls: Timer) -> dict[str, float]:
         with contextlib.suppress(RuntimeError, NotImplementedError):  # no such kernel here
             found[f"peak_flops.{dtype}"] = 2.0 * side**3 / _best(multiply, time_calls, 1)
         launches.append(_best(tiny, time_calls, 200))
-    return {"launch_overhead_s": min(launches)} | found
+    return {"launch_overhead_s": statistics.median(launches)} | found
 
 
 def _bandwidths(word: str, time_calls: Timer) -> dict[str, float]:

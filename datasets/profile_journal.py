@@ -12,6 +12,7 @@ import fcntl
 import json
 import math
 import os
+import statistics
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -38,8 +39,8 @@ class ProfileJournal:
         self.path = Path(path)
         self.parts: dict[tuple[Program, int], Measurement] = {}
         """Measurements by program and round."""
-        self.figures: dict[str, float] = {}
-        """The device's own measured figures, if they were."""
+        self.takes: list[dict[str, float]] = []
+        """The device's own figures, each time they were measured."""
         self._descriptor = -1
         self._resumed = False
 
@@ -68,7 +69,7 @@ class ProfileJournal:
     def __exit__(self, *raised: object) -> None:
         # A device that could not be opened leaves no trace.
         with contextlib.suppress(OSError):
-            nothing = self._resumed and not self.parts and not self.figures
+            nothing = self._resumed and not self.parts and not self.takes
             if nothing or not os.fstat(self._descriptor).st_size:
                 self.path.unlink(missing_ok=True)
         self._close()
@@ -111,9 +112,18 @@ class ProfileJournal:
         )
 
     def add_figures(self, figures: Mapping[str, float]) -> None:
-        """Record the device's figures."""
-        self.figures = dict(figures)
-        self._append({"figures": self.figures})
+        """Record the device's figures, measured once more."""
+        self.takes.append(dict(figures))
+        self._append({"figures": self.takes[-1]})
+
+    @property
+    def figures(self) -> dict[str, float]:
+        """The median of what was measured, by name; empty before the first time."""
+        names = dict.fromkeys(name for take in self.takes for name in take)
+        return {
+            name: statistics.median(take[name] for take in self.takes if name in take)
+            for name in names
+        }
 
     def remove(self) -> None:
         """Delete the file, once its content stands elsewhere; one that stays does no harm."""
@@ -144,7 +154,8 @@ class ProfileJournal:
             KeyError, TypeError, ValueError, AttributeError, OverflowError, ForeplanError
         ):
             if "figures" in line:
-                self.figures = {name: float(value) for name, value in line["figures"].items()}
+                take = {name: float(value) for name, value in line["figures"].items()}
+                self.takes.append(take)
                 return
             measured = program(line["op"], Variant.parse(line["variant"]), **line["dims"])
             result = line["result"]

@@ -108,14 +108,13 @@ def measure_profile(
             for measured, row in (before.by_program if before else {}).items()
             if (row.rounds >= rounds and row.status == "ok") or measured not in wanted
         }
-        if not journal.figures:
-            journal.add_figures(_figures_of(before) or worker.figures())
+        figures = _figures_of(before)
         missing = [p for p in wanted if p not in known]
-        _measure(worker, journal, missing, rounds, effort or Effort(), tell)
+        _measure(worker, journal, missing, rounds, effort or Effort(), tell, not figures)
         rows = {p: _row(p, journal, rounds) for p in missing}
         profile = _profile(
             worker,
-            journal.figures,
+            figures or journal.figures,
             [*known.values(), *rows.values()],
             (before.measured_seconds or 0.0 if before else 0.0) + time.monotonic() - started,
         )
@@ -133,11 +132,18 @@ def _measure(
     rounds: int,
     effort: Effort,
     tell: Callable[[Progress], None],
+    takes_figures: bool,
 ) -> None:
+    """Measure what the journal lacks; the device's figures too, before each round and at the end.
+
+    A device that is fast in one minute and slow in the next is so for both alike.
+    """
     total = rounds * len(programs)
     done = sum((p, turn) in journal.parts for p in programs for turn in range(rounds))
     tell(Progress(done, total))
     for turn in range(rounds):
+        if takes_figures and programs and len(journal.takes) <= turn:
+            journal.add_figures(worker.figures())
         for measured in programs:
             if (measured, turn) in journal.parts:
                 continue
@@ -149,6 +155,8 @@ def _measure(
             journal.add(measured, turn, result)
             done += 1
             tell(Progress(done, total, measured, result))
+    if takes_figures and len(journal.takes) <= rounds:
+        journal.add_figures(worker.figures())
 
 
 def _identity(worker: Worker) -> dict[str, Any]:

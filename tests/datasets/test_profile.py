@@ -15,7 +15,7 @@ import pytest
 
 from foreplan.datasets.device_name import DeviceName
 from foreplan.datasets.measurement import Measurement
-from foreplan.datasets.measuring import Effort
+from foreplan.datasets.measuring import Effort, Worker
 from foreplan.datasets.profile import Profile, Row
 from foreplan.datasets.profile_grid import ProfileGrid
 from foreplan.datasets.profile_journal import ProfileJournal
@@ -89,6 +89,31 @@ def test_measure_write_read_and_do_nothing_twice(tmp_path: Path) -> None:
     seen.clear()
     measure_profile(DEVICE, [*PROGRAMS, failing], path, effort=EFFORT, on_progress=seen.append)
     assert [p.program for p in seen if p.program] == [failing, failing]  # something may be mended
+
+
+def test_figures_are_the_median_of_the_time_in_which_programs_are_measured(tmp_path: Path) -> None:
+    """A machine that is slow while half of the programs are timed is not described by its best."""
+    takes = iter((1.0, 9.0, 2.0))
+    calls: list[str] = []
+
+    class Changing(Worker):
+        def figures(self) -> dict[str, float]:
+            calls.append("figures")
+            value = next(takes)
+            return {"memory_bandwidth": value * 1e9, "launch_overhead_s": value * 1e-6}
+
+    def tell(progress: Progress) -> None:
+        if progress.program:
+            calls.append("program")
+
+    with Changing(DEVICE) as worker:
+        profile = measure_profile(
+            DEVICE, PROGRAMS, tmp_path / "cpu.json", effort=EFFORT, worker=worker, on_progress=tell
+        )
+    count = ["program"] * len(PROGRAMS)
+    assert calls == ["figures", *count, "figures", *count, "figures"]
+    assert profile.device.memory_bandwidth == 2e9
+    assert profile.device.launch_overhead_s == 2e-6
 
 
 def test_killed_and_run_again_it_measures_only_the_rest(tmp_path: Path) -> None:
