@@ -5,6 +5,9 @@ a GPU's tensors are staged through it. NCCL matches by order, so each pair and d
 communicator and a stream of its own, and so has each group of a collective; they are set up before
 anything is timed. Where the kernels receive into the same memory in every run and the GPUs of all
 ranks can reach it, messages go by copy engines instead (`PeerMemory`).
+
+A stream that waits for a message carries nothing else, of NCCL's neither: what stood behind the
+wait would be held up, and the message may be waiting for just that on its sender's side.
 """
 
 from __future__ import annotations
@@ -33,6 +36,10 @@ if TYPE_CHECKING:
 #: took 24-32 % longer on two H200, with 2 at most 8 %, and 16 MiB took 0.6 ms instead of 0.1
 #: (measured).
 _PAIR_CTAS = 2
+#: Of the streams of connections. torch hands out 32 of a priority in turn and then the same ones
+#: again; NCCL's communicators take theirs from those of priority 0 (ProcessGroupNCCL.cpp,
+#: initNCCLComm), so that a stream of that priority may be one on which lanes are summed.
+_APART = -1
 #: What `HostGroup` can do.
 _SHARED = ("all_reduce", "all_gather")
 
@@ -230,7 +237,7 @@ class _Nccl:
         self._open("collective", [members for kind, members in groups if kind == "collective"])
         for members in self._pairs:
             if rank in members:
-                self._streams["pair", members] = self._cuda.Stream(device)
+                self._add_stream("pair", members)
 
     def _open(self, kind: str, groups: Sequence[tuple[int, ...]]) -> None:
         """Make communicators now: NCCL makes them at the first message."""
@@ -243,11 +250,24 @@ class _Nccl:
             made = dist.new_group(ranks, backend="nccl", timeout=self._timeout, pg_options=options)
             if self._rank in ranks:
                 self._groups[kind, members] = made
-                self._streams.setdefault((kind, members), self._cuda.Stream(self._device))
+                self._add_stream(kind, members)
         for members in groups:
             if self._rank in members:
                 self._warm_up(kind, members, torch.zeros(1, device=self._device))
         self._cuda.synchronize(self._device)
+
+    def _add_stream(self, kind: str, members: tuple[int, ...]) -> None:
+        """Give a connection a stream that is nobody else's, unless it has one."""
+        if (kind, members) in self._streams:
+            return
+        stream = self._cuda.Stream(self._device, priority=_APART)
+        if any(stream.cuda_stream == other.cuda_stream for other in self._streams.values()):
+            raise VerificationError(
+                f"rank {self._rank} has more connections than torch has streams, "
+                f"{len(self._streams)}; two on one stream can wait for each other",
+                fix="verify fewer ranks at a time",
+            )
+        self._streams[kind, members] = stream
 
     def prepare(self, sends: Sequence[int], buffers: Mapping[int, torch.Tensor] | None) -> None:
         """Open one another's memory; connections of NCCL's where a rank cannot."""
