@@ -30,6 +30,10 @@ class Clock(Protocol):
         """Start and end of every step in nanoseconds; waits for the GPU."""
         ...
 
+    def ended(self, place: int) -> bool:
+        """Whether step ``place`` is over, or not begun; at once, and from any thread."""
+        ...
+
 
 class HostClock:
     """Times steps that are done when the call returns.
@@ -60,6 +64,10 @@ class HostClock:
     def stamps(self) -> tuple[list[int], list[int]]:
         """Start and end of every step in nanoseconds."""
         return list(self._start), list(self._end)
+
+    def ended(self, place: int) -> bool:
+        """Whether step ``place`` is over, or not begun."""
+        return self._end[place] >= self._start[place]
 
 
 class CudaClock:
@@ -106,6 +114,10 @@ class CudaClock:
         """Start and end of every step in nanoseconds; waits for the GPU."""
         self._cuda.synchronize(self._device)
         return self._read(self._start), self._read(self._end)
+
+    def ended(self, place: int) -> bool:
+        """Whether step ``place`` is over, or not queued; asks the GPU without waiting for it."""
+        return bool(self._end[place].query())
 
     def _read(self, events: list[Any]) -> list[int]:
         # elapsed_time is in milliseconds with a resolution of about 0.5 us.

@@ -19,6 +19,8 @@ from foreplan.planner.verify.clock import Clock, HostClock
 from foreplan.planner.verify.rank_program import RankProgram
 
 _RUN, _PAYLOAD, _BUFFER = range(3)
+#: Messages that a rank is said to wait for; the first ones hold up the rest.
+_SHOWN = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +67,7 @@ class Runtime:
         )  # fmt: skip
         order = sorted(range(len(program.steps)), key=lambda k: program.steps[k].index)
         self._in_schedule = tuple(order)
+        self._place = 0
 
     def execute(self, meet: Callable[[], None] = lambda: None) -> Record:
         """Run the program once.
@@ -82,11 +85,12 @@ class Runtime:
         collecting = gc.isenabled()
         gc.collect()
         gc.disable()  # a collection in the middle would be timed as somebody's compute
-        place = 0
+        self._place = 0
         try:
             meet()
             self._clock.begin()
             for place, code, step, action, waits, blocking in self._walk:
+                self._place = place
                 for posted in waits:
                     wait(posted)
                 if code == _RUN:
@@ -103,7 +107,7 @@ class Runtime:
         except ConnectionLost:
             raise
         except Exception as error:  # a planner's kernels may fail in any way
-            action = self._program.steps[place].action
+            action = self._program.steps[self._place].action
             # A GPU reports late: the action that failed may be an earlier one.
             word = "at" if isinstance(self._clock, HostClock) else "at or before"
             raise VerificationError(f"{word} {action.label}: {describe(error)}") from error
@@ -113,6 +117,24 @@ class Runtime:
         return Record(
             tuple(starts[k] for k in self._in_schedule), tuple(ends[k] for k in self._in_schedule)
         )
+
+    def standing(self) -> str:
+        """Where a run is, for a message about one that does not end; from any thread."""
+        steps, here = self._program.steps, self._place
+        words = f"the host at step {here + 1} of {len(steps)}, {steps[here].action.label}"
+        behind = [step for k, step in enumerate(steps[: here + 1]) if not self._clock.ended(k)]
+        running = next((step for step in behind if step.kind == "run"), None)
+        if running is not None and running is not steps[here]:
+            words += f"; the device at {running.action.label}"
+        waiting = [step for step in behind if step.kind != "run"]
+        if waiting:
+            shown = ", ".join(
+                f"{step.action.label} of ranks {' '.join(map(str, step.group))}"
+                for step in waiting[:_SHOWN]
+            )
+            more = f" and {len(waiting) - _SHOWN} more" if len(waiting) > _SHOWN else ""
+            words += f"; not over: {shown}{more}"
+        return words
 
 
 def describe(error: BaseException) -> str:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any, Literal
 
@@ -187,7 +188,8 @@ class Session:
                     self._wire.send({"clock": time.monotonic_ns()})
                 elif "run" in word:
                     kernels.reset()
-                    with self._watched("running", _PATIENCE * job.timeout_s):
+                    limit_s = _PATIENCE * job.timeout_s
+                    with self._watched("running", limit_s, runtime.standing):
                         record = runtime.execute(self._meet)
                     self._wire.send(
                         {"ran": word["run"], "start_ns": record.start_ns, "end_ns": record.end_ns,
@@ -205,12 +207,12 @@ class Session:
         return rank_programs(schedule, ordered=self._job.backend == "nccl")
 
     def _watched(
-        self, doing: str, limit_s: float = CONNECTING_S
+        self, doing: str, limit_s: float = CONNECTING_S, detail: Callable[[], str] | None = None
     ) -> contextlib.AbstractContextManager[None]:
         """Watch what has no limit of its own: a GPU and NCCL; gloo's calls end by themselves."""
         if self._job.backend != "nccl":
             return contextlib.nullcontext()
-        return Watchdog(self._give_up).phase(f"{doing} on {self._job.label}", limit_s)
+        return Watchdog(self._give_up).phase(f"{doing} on {self._job.label}", limit_s, detail)
 
     def _give_up(self, why: str) -> None:
         """Tell the leader, from the watchdog's thread, what this process is stuck at."""

@@ -17,6 +17,8 @@ from types import FrameType
 
 #: Seconds that processes may take to connect to each other; NCCL on eight GPUs takes ten.
 CONNECTING_S = 45.0
+#: For asking where the phase stands: a driver that hangs may not answer either.
+_DETAIL_S = 2.0
 #: A call that keeps Python's lock silences our thread: the interpreter then prints all stacks.
 _LAST_RESORT_S = 5.0
 
@@ -35,15 +37,18 @@ class Watchdog:
         self._say, self._end = say, end
 
     @contextlib.contextmanager
-    def phase(self, doing: str, limit_s: float = CONNECTING_S) -> Iterator[None]:
+    def phase(
+        self, doing: str, limit_s: float = CONNECTING_S, detail: Callable[[], str] | None = None
+    ) -> Iterator[None]:
         """Watch a block; call it from the thread that runs the block.
 
         Args:
             doing: what the block does, as in "loading kernels".
             limit_s: after which the process ends.
+            detail: says on another thread what else is known of where the block stands.
         """
         thread = threading.get_ident()
-        timer = threading.Timer(limit_s, self._overdue, (doing, limit_s, thread))
+        timer = threading.Timer(limit_s, self._overdue, (doing, limit_s, thread, detail))
         timer.daemon = True
         timer.start()
         with contextlib.suppress(ValueError, OSError):  # no standard error
@@ -54,12 +59,29 @@ class Watchdog:
             timer.cancel()
             faulthandler.cancel_dump_traceback_later()
 
-    def _overdue(self, doing: str, limit_s: float, thread: int) -> None:
+    def _overdue(
+        self, doing: str, limit_s: float, thread: int, detail: Callable[[], str] | None
+    ) -> None:
         where = _place(sys._current_frames().get(thread))
+        known = "" if detail is None else _told(detail)
         try:
-            self._say(f"{doing} took more than {limit_s:.0f} s; it stands at {where}")
+            self._say(f"{doing} took more than {limit_s:.0f} s; it stands at {where}{known}")
         finally:
             self._end()
+
+
+def _told(detail: Callable[[], str]) -> str:
+    """What ``detail`` says, if it says it soon."""
+    said: list[str] = []
+
+    def ask() -> None:
+        with contextlib.suppress(Exception):  # whatever a broken device raises: less is known then
+            said.append(f"; {detail()}")
+
+    thread = threading.Thread(target=ask, daemon=True)
+    thread.start()
+    thread.join(_DETAIL_S)
+    return "".join(said)
 
 
 def _place(frame: FrameType | None) -> str:

@@ -94,6 +94,25 @@ def test_failures_name_the_action_and_tell_peers_from_culprits() -> None:
         runtime(schedule, lost=True)[0].execute()
 
 
+def test_a_run_says_where_it_stands() -> None:
+    """Of a device that is behind its host: what it computes, and which messages are not over."""
+
+    class Behind(HostClock):
+        def ended(self, place: int) -> bool:
+            return place not in (0, 2, 3)
+
+    program = rank_programs(pipeline_schedule("1f1b", stages=2, microbatches=2))[0]
+    steps = [(step.kind, step.action.label) for step in program.steps]
+    assert steps[:4] == [("run", "0F0"), ("send", "1send0"), ("recv", "0recv0"), ("run", "0F1")]
+    clock = Behind(len(program.steps))
+    made = Runtime(program, Idle(fail="0BW1"), Loopback(clock), clock)
+    with pytest.raises(VerificationError):
+        made.execute()
+    assert made.standing() == (
+        "the host at step 8 of 8, 0BW1; the device at 0F0; not over: 0recv0 of ranks 1 0"
+    )
+
+
 def records_of(schedule: Schedule, late_ns: int) -> list[Record]:
     """What ranks would record of a simulated run: posted early, seen late."""
     prices = dict.fromkeys(schedule.works, 0.001) | {FREE: 0.0}

@@ -25,6 +25,17 @@ def test_a_phase_that_hangs_is_named_with_its_place() -> None:
     assert text.startswith("meeting nobody took more than 0 s; it stands at wait, line ")
 
 
+def test_what_else_is_known_is_said_unless_asking_hangs_too() -> None:
+    never = threading.Event()
+    for detail, known in ((lambda: "asleep", "; asleep"), (lambda: str(never.wait()), "")):
+        said: list[str] = []
+        ended = threading.Event()
+        with Watchdog(said.append, ended.set).phase("waiting", 0.01, detail):
+            assert ended.wait(PATIENCE_S)
+        assert said[0].partition(", line ")[2].lstrip("0123456789") == known
+    never.set()
+
+
 def test_a_phase_that_ends_is_left_alone() -> None:
     said: list[str] = []
     threads = threading.active_count()
