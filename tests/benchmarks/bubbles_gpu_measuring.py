@@ -9,7 +9,8 @@ from typing import Any
 
 import numpy as np
 from bubbles_gpu_links import LinkMeasuring
-from bubbles_gpu_plans import RANKS, cluster_of, tower_key, workload_of, write
+from bubbles_gpu_patience import write
+from bubbles_gpu_plans import RANKS, cluster_of, tower_key, workload_of
 
 from foreplan.cost_models.costs import CostBook
 from foreplan.planner.base import Problem

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from bubbles_gpu_patience import slug, write
 
 from foreplan.cost_models.costs import Copy, CostBook, CostSource, Estimate, Work
 from foreplan.cost_models.link_costs import LinkSource
@@ -278,16 +279,6 @@ def plan_shape(name: str, folder: Path, processor: bool) -> None:
             "actions": actions_of(forecast.timeline),
         }
     write(folder / f"plans.{slug(name)}.json", document)
-
-
-def write(path: Path, document: Any) -> None:
-    """Write a file that is whole as soon as it is there."""
-    path.with_suffix(".part").write_text(json.dumps(document))
-    path.with_suffix(".part").rename(path)
-
-
-def slug(name: str) -> str:
-    return name.replace(" ", "_").replace(",", "")
 
 
 def host_s(

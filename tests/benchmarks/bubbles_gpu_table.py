@@ -32,6 +32,11 @@ def tables(everything: Mapping[str, Any]) -> str:
             continue
         ran = dict(_ran(found["results"]))
         rows += [_row(shape, label, row) for label, row in ran.items()]
+        rows += [
+            f"| {shape} | {label} | hung {len(row['hung'])} times | | | | | |"
+            for label, row in found["results"].items()
+            if "hung" in row
+        ]
         if ran:
             lines.append(_summary(shape, ran))
     return "\n".join([*rows, "", *lines])

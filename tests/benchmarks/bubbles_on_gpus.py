@@ -13,8 +13,9 @@ says nothing about times. Per shape it
 ``FOLDER/results.json`` has everything, written after every decision, and ``FOLDER/table.md`` its
 tables, printed at the end whatever happened. First the tests of steps and messages between GPUs
 run, each with a limit of its own; messages go by NCCL alone where that of copy engines fails. A
-shape is only begun while there is time. ``--extras`` also runs plans with messages by NCCL and with
-few thread blocks for collectives, and measures passes beside receives that wait.
+shape is only begun while there is time. A decision that hangs is noted, the processes start again
+with the next one, and it is tried once more in the end. ``--extras`` also runs plans with messages
+by NCCL and with few thread blocks for collectives, and measures passes beside receives that wait.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from bubbles_gpu_patience import Patience, note_hang, over, results_of, slug, write
 from bubbles_gpu_plans import (
     COMPARED,
     PLANNER,
@@ -41,9 +43,7 @@ from bubbles_gpu_plans import (
     bubbles_of,
     cluster_of,
     plan_shape,
-    slug,
     workload_of,
-    write,
 )
 from bubbles_gpu_receives import ReceiveMeasuring
 from bubbles_gpu_table import tables
@@ -60,6 +60,9 @@ CHECKS = {
     "steps": ("tests/planner/bubbles/execution/test_bubble_cuda.py::test_gpus_over_nccl", 90.0),
 }
 
+#: Seconds in which all ranks of a hung step end by themselves.
+MOMENT_S = 5.0
+
 #: Shapes whose plan runs again with so many thread blocks for collectives at most: one that waits
 #: for other ranks keeps its multiprocessors from the passes beside it.
 FEW_BLOCKS: dict[str, tuple[int, ...]] = {"small encoder": (4, 8), "12 micro-batches": (4, 8)}
@@ -74,6 +77,7 @@ class Ranks(ReceiveMeasuring):
     ) -> None:  # fmt: skip
         super().__init__(rank, folder, processor)
         self._deadline, self._everything, self._extras = deadline, everything, extras
+        self._patience = Patience(rank, folder)
 
     def late(self) -> bool:
         """Whether the time is up, by rank 0's clock; asked by all ranks at the same time."""
@@ -91,8 +95,15 @@ class Ranks(ReceiveMeasuring):
 
     # ------------------------------------------------------------------------------------ running
 
-    def run(self, name: str, found: dict[str, Any], results: dict[str, Any]) -> None:
-        """Run every decision of a shape; equal ones once."""
+    def run(self, name: str, found: dict[str, Any], results: dict[str, Any], *, hung: bool) -> None:
+        """Run every decision of a shape; equal ones once.
+
+        Args:
+            name: of the shape.
+            found: its plans.
+            results: to fill.
+            hung: run those that have hung once, else the others.
+        """
         workload, cluster = workload_of(name, self.processor), cluster_of(None, self.processor)
         problem = Problem(None, cluster, workload, CostBook(()))
         seen: dict[str, str] = {}
@@ -104,14 +115,17 @@ class Ranks(ReceiveMeasuring):
                 return
             decision = validate(BubblesDecision, plan["decision"], label)
             text = json.dumps([plan["decision"][k] for k in ("orders", "stages", "encoders")])
-            if label in results:  # of an attempt that broke off
+            if over(results.get(label, {})):
                 seen.setdefault(text, label)
+                continue
+            if hung != (label in results):
                 continue
             if text in seen:
                 results[label] = {"as": seen[text], "predicted_s": plan["predicted_s"]}
                 continue
             seen[text] = label
             compared = name in COMPARED and label == "measured"
+            self._patience.begin(name, label)
             row = self._steps(problem, decision, compared, keeps=self.peers is not None)
             extras = self._extras and label == "measured"
             if extras and name in COMPARED[:1] and self.peers:
@@ -127,9 +141,10 @@ class Ranks(ReceiveMeasuring):
                     }
                     self.say(f"{label}, {self.blocks} blocks: {1e3 * other['measured_s']:.1f} ms")
                 self.blocks = None
+            predicted = {k: v for k, v in plan.items() if k != "decision"}
+            row |= {"predicted_s": plan["predicted_s"], "predicted": predicted}
+            results[label] = results.get(label, {}) | row
             if self.rank == 0:
-                predicted = {k: v for k, v in plan.items() if k != "decision"}
-                results[label] = row | {"predicted_s": plan["predicted_s"], "predicted": predicted}
                 self.keep()
                 self.say(
                     f"{name} | {label}: predicted {1e3 * plan['predicted_s']:.1f} ms, host at "
@@ -162,20 +177,25 @@ class Ranks(ReceiveMeasuring):
         count = len(programs[self.rank].steps)
         self.opened.clear()
         clock: Clock = HostClock(count) if self.processor else CudaClock(count, self.device)
-        channels = connect(
-            programs, self.rank, backend=self.backend, clock=clock, device=self.device,
-            timeout_s=60.0,
-        )  # fmt: skip
-        kernels = rank_kernels(problem, decision, self.rank, mode="fast")
-        kernels.keeps_buffers = keeps
-        runtime = Runtime(programs[self.rank], kernels, channels, clock)
+        during = self._patience.during
+        with during("connecting"):
+            channels = connect(
+                programs, self.rank, backend=self.backend, clock=clock, device=self.device,
+                timeout_s=60.0,
+            )  # fmt: skip
+        with during("loading"):
+            kernels = rank_kernels(problem, decision, self.rank, mode="fast")
+            kernels.keeps_buffers = keeps
+            self._patience.rehearse(kernels)
+            runtime = Runtime(programs[self.rank], kernels, channels, clock)
         timelines = []
         for turn in range(ROUNDS + 1):
-            kernels.reset()
-            self.sync()
-            record = runtime.execute(dist.barrier)
             records: list[Any] = [None] * RANKS
-            dist.all_gather_object(records, record)
+            with during(f"step {turn}", runtime.standing):
+                kernels.reset()
+                self.sync()
+                record = runtime.execute(dist.barrier)
+                dist.all_gather_object(records, record)
             if turn:
                 timelines.append(measured_timeline(schedule, records))
         totals = [timeline.makespan_s for timeline in timelines]
@@ -186,20 +206,23 @@ class Ranks(ReceiveMeasuring):
             "memory_bytes": kernels.memory_bytes(),
         }  # fmt: skip
         parts: list[Any] = [None] * RANKS
-        if compared:
-            dist.all_gather_object(parts, kernels.result())
-        del runtime, channels
-        gc.collect()
-        dist.barrier()  # nobody has the memory open now
-        del kernels
-        self.free()
-        if compared and self.rank == 0:
-            merged = {key: value for part in parts for key, value in part.items()}
-            agreed = compare_steps(merged, reference_step(problem, decision, mode="fast"))
-            row["agreement"] = {"passed": agreed.passed, "exact": agreed.exact} | dict(
-                agreed.details
-            )
-        if compared:
+        with during("taking leave"):
+            if compared:
+                dist.all_gather_object(parts, kernels.result())
+            del runtime, channels
+            gc.collect()
+            dist.barrier()  # nobody has the memory open now
+            del kernels
+            self.free()
+        if not compared:
+            return row
+        with during("comparing"):
+            if self.rank == 0:
+                merged = {key: value for part in parts for key, value in part.items()}
+                agreed = compare_steps(merged, reference_step(problem, decision, mode="fast"))
+                row["agreement"] = {"passed": agreed.passed, "exact": agreed.exact} | dict(
+                    agreed.details
+                )
             self.free()
             dist.barrier()
         return row
@@ -218,7 +241,7 @@ def be_rank(
         ranks.say("measuring")
         ranks.measure(names)
     ranks.say("measured; waiting for plans")
-    for name in names:
+    for hung, name in [(hung, name) for hung in (False, True) for name in names]:
         path = folder / f"plans.{slug(name)}.json"
         late: list[Any] = [None]
         while rank == 0 and not path.exists() and time.time() < deadline:
@@ -234,9 +257,7 @@ def be_rank(
             ranks.say(f"{name}: no plan: {found['failed']}")
             everything[name] = found
             continue
-        known = {k: v for k, v in found.items() if k != "decisions"} | {"results": {}}
-        everything.setdefault(name, known)
-        ranks.run(name, found, everything[name]["results"])
+        ranks.run(name, found, results_of(everything, name, found), hung=hung)
         ranks.keep()
     if extras and not processor and time.time() < deadline:
         dist.barrier()
@@ -275,7 +296,7 @@ def main() -> int:
         sys.stdout.flush()
         os._exit(0)  # a backend's threads must not outlive the interpreter
     folder.mkdir(parents=True, exist_ok=True)
-    for old in (*folder.glob("*.json"), *folder.glob("table.md")):
+    for old in (*folder.glob("*.json"), *folder.glob("stacks.*.txt"), *folder.glob("table.md")):
         old.unlink()
     deadline = time.time() + options.seconds
     peers = options.processor or options.no_checks or check(folder)
@@ -288,10 +309,15 @@ def main() -> int:
     }  # fmt: skip
     plans = [subprocess.Popen([*common, "--plan", name], env=environment) for name in options.only]
     try:
-        code = attempt(common, environment, deadline)
-        if code and peers and not options.processor and time.time() < deadline:
-            print("again, messages by NCCL alone", flush=True)
-            code = attempt(common, environment | {"NO_PEERS": "1"}, deadline)
+        while (code := attempt(common, environment, deadline)) and time.time() < deadline:
+            if hung := note_hang(folder):
+                print(f"{time.strftime('%T')} {hung} hung; on without it", flush=True)
+            elif options.processor or "NO_PEERS" in environment:
+                break
+            else:
+                print("again, messages by NCCL alone", flush=True)
+                environment |= {"NO_PEERS": "1"}
+        note_hang(folder)
     finally:
         for process in plans:
             process.kill()
@@ -302,21 +328,25 @@ def main() -> int:
 
 
 def attempt(common: list[str], environment: dict[str, str], deadline: float) -> int:
-    """Start the ranks and wait for them; 1 if one failed, which keeps the others waiting."""
+    """Start the ranks and wait for them; 1 if one failed, which keeps the others waiting.
+
+    The others then have a moment to say where they stand: they lose patience at the same time.
+    """
     with tempfile.TemporaryDirectory() as scratch:
         environment = environment | {"BUBBLES_STORE": str(Path(scratch) / "store")}
         jobs = [["--rank", str(r), "--deadline", str(deadline)] for r in range(RANKS)]
         ranks = [subprocess.Popen([*common, *job], env=environment) for job in jobs]
         try:
-            while any(rank.poll() is None for rank in ranks):
-                if any(rank.poll() for rank in ranks) or time.time() > deadline + 25.0:
-                    return 1
+            last = deadline + 25.0
+            while any(rank.poll() is None for rank in ranks) and time.time() < last:
+                if any(rank.poll() for rank in ranks):
+                    last = min(last, time.time() + MOMENT_S)
                 time.sleep(0.2)
+            return int(any(rank.poll() != 0 for rank in ranks))
         finally:
             for process in ranks:
                 process.kill()
                 process.wait()
-    return 0
 
 
 def check(folder: Path) -> bool:

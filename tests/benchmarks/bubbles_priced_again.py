@@ -13,7 +13,8 @@ import json
 import sys
 from pathlib import Path
 
-from bubbles_gpu_plans import PLANNER, measured_problem, slug, without_hosts
+from bubbles_gpu_patience import slug
+from bubbles_gpu_plans import PLANNER, measured_problem, without_hosts
 
 from foreplan.datasets.specs import validate
 from foreplan.planner.bubbles.decision import BubblesDecision
