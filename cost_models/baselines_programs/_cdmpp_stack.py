@@ -98,7 +98,7 @@ class CdmppStack:
             arrays: ``leaves`` (M, W) of all programs, first leaf ``start`` (N) of each, its
                 ``device`` figures (N, 8) and ``target`` label (N).
             chosen: programs.
-            rate: learning rate (0-d).
+            rate: learning rate (0-d, float32).
         """
         import torch
 

@@ -107,8 +107,8 @@ def train_cdmpp_together(
     where = settings.torch_device
     if settings.discrepancy == "none":
         unlabelled = [None] * len(labelled)
-    dtype = next(next(iter(networks[0].values())).parameters()).dtype
-    rate = torch.zeros((), device=where, dtype=dtype)
+    # In single precision whatever the networks' is: the fused Adam of CUDA reads no other.
+    rate = torch.zeros((), device=where, dtype=torch.float32)
     arrays = _joined(labelled, unlabelled, where)
     on_gpu = where.startswith("cuda")
     precision = torch.get_float32_matmul_precision()
@@ -177,7 +177,7 @@ class _Course:
 
         Args:
             arrays: of `CdmppStack.step`.
-            rate: that every step reads.
+            rate: that every step reads (0-d, float32).
         """
         import torch
 
@@ -191,7 +191,7 @@ class _Course:
         self._rows = StepRows(
             rate.new_zeros(len(self._own), self._batch, dtype=torch.int64),
             rate.new_zeros(len(self._own), self._wide, dtype=torch.int64),
-            paired.to(rate.device, rate.dtype),
+            paired.to(rate.device, next(self._networks[0].parameters()).dtype),
         )
         self._drawn = self.batches()
         self.fill(  # programs that exist, to capture on

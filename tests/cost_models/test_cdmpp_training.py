@@ -149,6 +149,23 @@ def test_graphs_on_cuda_take_the_steps_of_the_cpu() -> None:
         torch.testing.assert_close(found[1][key], tensor, rtol=1e-7, atol=1e-9)
 
 
+def test_the_rate_is_of_the_precision_that_cudas_adam_reads(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # On CUDA a rate of networks in double precision was refused; a processor takes either.
+    seen = []
+
+    def step(*given: Any) -> None:
+        seen.append((given[-1].dtype, given[-2].paired.dtype))
+
+    monkeypatch.setattr(cdmpp_training.CdmppStack, "step", step)
+    for double in (False, True):
+        (nets,) = _networks(False, [[1]])
+        nets = {count: net if double else net.float() for count, net in nets.items()}
+        train_cdmpp_together([nets], [_rows([1] * 6, 1)], [None], _settings(epochs=1))
+    assert seen == [(torch.float32, torch.float32), (torch.float32, torch.float64)]
+
+
 def test_networks_of_leaf_counts_share_nothing() -> None:
     own = _rows([1] * 6 + [2] * 5, 1)
     assert own.target is not None
