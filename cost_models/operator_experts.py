@@ -221,7 +221,7 @@ def _weighted_median(values: Floats, weights: Floats) -> Floats:
     return np.asarray(np.take_along_axis(values, chosen, axis=1)[:, 0])
 
 
-def _same_arithmetic(one: str, two: str) -> bool:
+def same_arithmetic(one: str, two: str) -> bool:
     """Whether two data types move the same bytes through the same kind of unit."""
     if one == two:
         return True
@@ -238,7 +238,7 @@ def _same_arithmetic(one: str, two: str) -> bool:
 
 def _dtype_distance(one: str, two: str, family: str) -> float:
     """0.1 for types of the same bytes and arithmetic, else more; most for another width."""
-    if _same_arithmetic(one, two):
+    if same_arithmetic(one, two):
         return 0.1
     a, b = PRECISIONS[one].activation_bytes, PRECISIONS[two].activation_bytes
     # Attention kernels of one library are alike for every cache type, GEMM kernels are not.

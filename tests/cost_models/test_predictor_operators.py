@@ -368,3 +368,54 @@ def test_launches_are_of_eager_calls_alone() -> None:
     assert [includes_launch(name) for name in names] == [True, False, False, False]
     model = OperatorPredictor(trees=5).fit(recorded(count=1500))
     assert not any(expert.overhead_s for expert in model.experts_)
+
+
+def test_odd_rows_of_a_round_product_are_asked_for_as_round_ones() -> None:
+    """`graph_cases` round all sizes of a product or none; an odd ``m`` alone was never drawn."""
+    h200 = device_zoo.device("h200")
+    library = {("linear", "bfloat16"): "torch_graph-2.11-cuda"}
+
+    def rows(n: int, k: int, known: dict[tuple[str, str], str]) -> list[float]:
+        asked = [program("linear", BF, rows=m, n=n, k=k) for m in (1, 64, 197)]
+        return [float(m) for m in program_table(asked, h200, known).dims["m"]]
+
+    assert rows(2048, 512, library) == [64, 64, 256]
+    assert rows(2048, 510, library) == rows(2047, 512, library) == [1, 64, 197]
+    assert rows(2048, 512, {}) == [1, 64, 197]
+
+
+def test_types_of_sixteen_bits_teach_each_other() -> None:
+    table = recorded(count=1200)
+    slow = replace(table, latency_s=np.where(
+        np.char.startswith(table.dtype.astype(str), "float16"), 3.0, 1.0) * table.latency_s,
+    )  # fmt: skip
+    one, two = (OperatorPredictor(trees=20).fit(each).experts_ for each in (table, slow))
+    changed = {
+        (a.family, a.dtype) for a, b in zip(one, two, strict=True)
+        if not np.array_equal(a.trees.value, b.trees.value)
+    }  # fmt: skip
+    assert {("product", "bfloat16"), ("product", "float16")} <= changed
+    assert not any(dtype == "fp32" for _, dtype in changed)
+    counts = {(e.family, e.dtype): e.rows for e in one}
+    assert counts["product", "bfloat16"] == counts["product", "float16"]
+
+
+def test_shared_caches_are_asked_of_published_tables() -> None:
+    kind = ("generation_attention", "bfloat16/bfloat16")
+    asked = [
+        program("attention", BF, batch=4, queries=1, keys=512, heads=32, kv_heads=heads,
+                head_dim=128)
+        for heads in (8, 32)
+    ]  # fmt: skip
+    found = program_table(asked, device_zoo.device("h200"), {kind: "torch_graph-2.11-cuda"})
+    assert list(found.library) == ["trtllm", "torch_graph-2.11-cuda"]
+
+
+def test_a_sweep_does_not_speak_over_a_published_table() -> None:
+    """A board of the same chip has a table of its own under another library's name."""
+    own = synthetic(("h100_sxm", "a100_sxm_80gb"))
+    alone = OperatorPredictor(trees=20).fit(own)
+    both = OperatorPredictor(trees=20).fit(OperatorTable.concat([own, recorded(count=600)]))
+    asked = own.take(own.device == "h100_sxm")
+    asked = replace(asked, library=texts(["sglang"] * len(asked)))
+    np.testing.assert_array_equal(alone.predict(asked), both.predict(asked))
