@@ -3,8 +3,7 @@
 Shapes are drawn from general ranges (the larger of two log-uniform draws, half of them round), from
 no network. What a pass finds cold is cold here: weights of products come in turn, together larger
 than the caches; what an operator before has just written (activations, gradients) is as near as the
-caches leave it. Gradients of convolutions are operators of their own; gradients of products are
-products.
+caches leave it. Gradients of convolutions are operators of their own, those of products products.
 """
 
 from __future__ import annotations
@@ -384,9 +383,8 @@ def _update(op: str, dtype: str, rng: np.random.Generator, scale: float) -> Case
                 offset += size + 256
         steps = [torch.ones((), device=view.device) for _ in sizes]
         fused: Any = torch._fused_adamw_
-        options = {"lr": 0.0, "beta1": 0.9, "beta2": 0.999, "weight_decay": 0.0, "eps": 1e-8,
-                   "amsgrad": False, "maximize": False}  # fmt: skip
-        return [lambda: fused(*lists, [], steps, **options)]
+        rates = {"lr": 0.0, "beta1": 0.9, "beta2": 0.999, "weight_decay": 0.0, "eps": 1e-8}
+        return [lambda: fused(*lists, [], steps, **rates, amsgrad=False, maximize=False)]
 
     dims = {"rows": 1, "cols": sum(sizes), "inputs": 6, "cost": 12, "strided": 0}
     return Case(op, "elementwise", dtype, dims, calls)

@@ -10,7 +10,9 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
+import os
 import statistics
+import sys
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -34,6 +36,7 @@ from foreplan.datasets.profiling import measure_profile
 from foreplan.datasets.program import Program, Variant
 from foreplan.datasets.specs import validate
 from foreplan.datasets.weights import open_weights
+from foreplan.datasets.worker_environment import worker_environment
 from foreplan.planner.serving.pricing import DECODE, PREFILL, MicroBatches, Pricing, StageKernels
 from foreplan.planner.serving.spec import ServingWorkload
 from foreplan.planner.serving.workspace import StageWorkspace
@@ -211,6 +214,13 @@ def launch_seconds(timed: Timed, batch: int, context: int) -> tuple[float, float
     return found[0], found[1]
 
 
+def be_as_its_worker(name: DeviceName) -> None:
+    """Begin again with a processor's instructions and threads, which are set before torch loads."""
+    environment = worker_environment(name)
+    if name.kind == "cpu" and environment != dict(os.environ):
+        os.execve(sys.executable, [sys.executable, *sys.argv], environment)
+
+
 def main() -> None:
     """See the module."""
     parser = argparse.ArgumentParser()
@@ -222,6 +232,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
     name, model = DeviceName.parse(options.device), load_model(options.model)
+    be_as_its_worker(name)
     kernels = kernel_table(name.kind)
     started = time.monotonic()
     profile = measure_profile(

@@ -212,3 +212,5 @@ def test_an_unseen_chip_is_priced_by_the_others_alone() -> None:
     assert own is not None
     assert others is not None, "one other chip has some"
     assert others != own
+    xeon = read_rows(MEASURED / XEON / "whole.json.xz")[0].chip
+    assert unseen.unseen(xeon).supported([convolution], device) == [None], "no other chip has any"

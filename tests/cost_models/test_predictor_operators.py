@@ -1,67 +1,36 @@
 from __future__ import annotations
 
-import itertools
 import json
 import os
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 from sklearn.base import clone
+from tests.cost_models.operator_rows import synthetic
 
 from foreplan.cost_models.baselines import BASELINES, baseline
 from foreplan.cost_models.commands import evaluate_file, operator_stats, train_operators
 from foreplan.cost_models.evaluation import evaluate
-from foreplan.cost_models.graph_programs import Step
 from foreplan.cost_models.launch_head import head, head_slope
 from foreplan.cost_models.model_store import load_operator_model
 from foreplan.cost_models.operator_features import FAMILIES, features
 from foreplan.cost_models.operator_predictor import OperatorPredictor
 from foreplan.cost_models.operator_work import operator_work
 from foreplan.cost_models.predicted import PredictedSource
-from foreplan.cost_models.predictor import Predictor, program_table, recorded_libraries
-from foreplan.cost_models.replay import replay_book, replay_steps
-from foreplan.datasets import device_zoo
+from foreplan.cost_models.predictor import Predictor
 from foreplan.datasets.device import Device
-from foreplan.datasets.operator_cases import graph_cases
 from foreplan.datasets.operator_table import (
-    DIMS,
     KINDS,
-    UNKNOWN,
     OperatorTable,
-    includes_launch,
     operator_table,
     texts,
     write_operators,
 )
-from foreplan.datasets.program import Program, Variant, program
+from foreplan.datasets.program import Variant, program
 from foreplan.errors import MissingDataError, SpecError
 
 BF16 = Variant("bf16", "bf16", "torch.linear")
-
-
-def synthetic(
-    devices: tuple[str, ...] = ("t4", "l4", "a100_sxm_80gb"), rows: int = 200
-) -> OperatorTable:
-    """Products that take twice their roofline and 5 us."""
-    rng = np.random.default_rng(0)
-    count = rows * len(devices)
-    dims = {name: np.round(2 ** rng.uniform(4, 12, count)) for name in ("m", "n", "k")}
-    table = operator_table(
-        op=texts(["gemm/bfloat16"] * count),
-        kind=texts(["linear"] * count),
-        dtype=texts(["bfloat16"] * count),
-        library=texts(["trtllm"] * count),
-        device=texts(np.repeat(devices, rows)),
-        dims={"b": np.ones(count), **dims},
-        latency_s=np.ones(count),
-    )
-    latency = 5e-6 + 2 * operator_work(table).roofline_s
-    return operator_table(
-        op=table.op, kind=table.kind, dtype=table.dtype, library=table.library,
-        device=table.device, dims=table.dims, latency_s=latency,
-    )  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -285,137 +254,3 @@ def test_shipped_model_on_shared_data(name: str, format_name: str, most: float) 
     result = evaluate_file("pretrained:ops", Path(folder, f"{name}.parquet"), format_name)
     assert result["unsupported"] == 0
     assert result["overall"]["mape"] < most  # type: ignore[index]
-
-
-def recorded(device: str = "h200", count: int = 4000) -> OperatorTable:
-    """Torch's operators inside graphs, each 1.5 us and twice its roofline; depthwise 10 times."""
-    cases = list(itertools.islice(graph_cases(0), count))
-    table = operator_table(
-        op=texts(c.op for c in cases), kind=texts(c.kind for c in cases),
-        dtype=texts(c.dtype for c in cases), library=texts(["torch_graph-2.11-cuda"] * count),
-        device=texts([device] * count),
-        dims={name: np.array([c.dims.get(name, 0) for c in cases], dtype=np.float64)
-              for name in DIMS},
-        latency_s=np.ones(count),
-    )  # fmt: skip
-    factor = np.where(table.dims["groups"] > 1, 10.0, 2.0)
-    return replace(table, latency_s=1.5e-6 + factor * operator_work(table).roofline_s)
-
-
-def conv(kernel: str = "torch.conv2d", groups: int = 1, dtype: str = "bf16") -> Program:
-    return program("conv", Variant(dtype, dtype, kernel), batch=32, groups=groups, cin=128,
-                   cout=128, taps=9, inputs=784, outputs=784)  # fmt: skip
-
-
-BF = Variant("bf16", "bf16", "torch.any")
-#: Programs that no published table has in 16 bits, and small ones, which launches hide there.
-ASKED = {
-    "conv": conv(),
-    "channels last": conv("torch.conv2d_channels_last"),
-    "input gradient": conv("torch.conv2d_input_gradient"),
-    "weight gradient": conv("torch.conv2d_weight_gradient"),
-    "depthwise": conv(groups=128),
-    "reduction": program("reduction", BF, rows=4096, cols=512),
-    "embedding": program("embedding", BF, rows=512, cols=2048),
-    "norm": program("norm", Variant("bf16", "bf16", "torch.batch_norm"), rows=64, cols=3136),
-    "copy": program("elementwise", Variant("bf16", "bf16", "torch.clone"), rows=64, cols=256,
-                    inputs=1),
-    "update": program("adamw", BF, parameters=10_000_000),
-    "product": program("linear", Variant("bf16", "bf16", "torch.linear"), rows=8, n=256, k=256),
-}  # fmt: skip
-
-
-def test_operators_of_graphs_price_graphs(tmp_path: Path) -> None:
-    both = OperatorTable.concat([synthetic(("a100_sxm_80gb", "h100_sxm"), 60), recorded()])
-    path = tmp_path / "ops.parquet"
-    write_operators(both, path)
-    train_operators([path], ["foreplan"], tmp_path / "model")
-    predictor = Predictor.load(str(tmp_path / "model"))
-    h200 = device_zoo.device("h200")
-    book = replay_book(h200, predictor=predictor)
-    steps = [Step(name, name, "forward", work) for name, work in ASKED.items()]
-    found = replay_steps(steps, book, h200, execution="graph", gap_s=0.0)
-    assert {price.source for price in found.prices} == {"predicted"}
-    for (name, work), price in zip(ASKED.items(), found.prices, strict=True):
-        roofline = max(work.flops / 9.89e14, work.bytes / 4.8e12)
-        factor = 10.0 if name == "depthwise" else 2.0
-        assert price.mean_s == pytest.approx(1.5e-6 + factor * roofline, rel=0.5), name
-    # Nothing that is small costs what a launch does.
-    assert found.prices[-1].mean_s < 3e-6
-
-
-def test_published_rows_answer_where_no_graph_was_recorded() -> None:
-    model = OperatorPredictor(trees=20).fit(
-        OperatorTable.concat([synthetic(("h100_sxm", "a100_sxm_80gb"), 60), recorded(count=1500)])
-    )
-    libraries = recorded_libraries(model, device_zoo.device("h200"))
-    assert libraries["conv_weight_gradient", "bfloat16"] == "torch_graph-2.11-cuda"
-    # Of the same chip, with products of its own.
-    board = recorded_libraries(model, device_zoo.device("h100_sxm"))
-    assert ("linear", "bfloat16") not in board
-    assert ("conv", "bfloat16") in board
-    assert recorded_libraries(model, device_zoo.device("a100_sxm_80gb")) == {}
-    found = program_table([*ASKED.values()], device_zoo.device("a100_sxm_80gb"))
-    kinds = dict(zip(ASKED, found.kind, strict=True))
-    assert kinds["input gradient"] == "conv"
-    assert kinds["norm"] == "layernorm"
-    assert {kinds[name] for name in ("depthwise", "reduction", "embedding")} == {UNKNOWN}
-    assert not found.dims["channels_last"].any()
-
-
-def test_launches_are_of_eager_calls_alone() -> None:
-    names = ("torch-2.11-cuda", "torch_graph-2.11-cuda", "trtllm", "sglang")
-    assert [includes_launch(name) for name in names] == [True, False, False, False]
-    model = OperatorPredictor(trees=5).fit(recorded(count=1500))
-    assert not any(expert.overhead_s for expert in model.experts_)
-
-
-def test_odd_rows_of_a_round_product_are_asked_for_as_round_ones() -> None:
-    """`graph_cases` round all sizes of a product or none; an odd ``m`` alone was never drawn."""
-    h200 = device_zoo.device("h200")
-    library = {("linear", "bfloat16"): "torch_graph-2.11-cuda"}
-
-    def rows(n: int, k: int, known: dict[tuple[str, str], str]) -> list[float]:
-        asked = [program("linear", BF, rows=m, n=n, k=k) for m in (1, 64, 197)]
-        return [float(m) for m in program_table(asked, h200, known).dims["m"]]
-
-    assert rows(2048, 512, library) == [64, 64, 256]
-    assert rows(2048, 510, library) == rows(2047, 512, library) == [1, 64, 197]
-    assert rows(2048, 512, {}) == [1, 64, 197]
-
-
-def test_types_of_sixteen_bits_teach_each_other() -> None:
-    table = recorded(count=1200)
-    slow = replace(table, latency_s=np.where(
-        np.char.startswith(table.dtype.astype(str), "float16"), 3.0, 1.0) * table.latency_s,
-    )  # fmt: skip
-    one, two = (OperatorPredictor(trees=20).fit(each).experts_ for each in (table, slow))
-    changed = {
-        (a.family, a.dtype) for a, b in zip(one, two, strict=True)
-        if not np.array_equal(a.trees.value, b.trees.value)
-    }  # fmt: skip
-    assert {("product", "bfloat16"), ("product", "float16")} <= changed
-    assert not any(dtype == "fp32" for _, dtype in changed)
-    counts = {(e.family, e.dtype): e.rows for e in one}
-    assert counts["product", "bfloat16"] == counts["product", "float16"]
-
-
-def test_shared_caches_are_asked_of_published_tables() -> None:
-    kind = ("generation_attention", "bfloat16/bfloat16")
-    asked = [
-        program("attention", BF, batch=4, queries=1, keys=512, heads=32, kv_heads=heads,
-                head_dim=128)
-        for heads in (8, 32)
-    ]  # fmt: skip
-    found = program_table(asked, device_zoo.device("h200"), {kind: "torch_graph-2.11-cuda"})
-    assert list(found.library) == ["trtllm", "torch_graph-2.11-cuda"]
-
-
-def test_a_sweep_does_not_speak_over_a_published_table() -> None:
-    """A board of the same chip has a table of its own under another library's name."""
-    own = synthetic(("h100_sxm", "a100_sxm_80gb"))
-    alone = OperatorPredictor(trees=20).fit(own)
-    both = OperatorPredictor(trees=20).fit(OperatorTable.concat([own, recorded(count=600)]))
-    asked = own.take(own.device == "h100_sxm")
-    asked = replace(asked, library=texts(["sglang"] * len(asked)))
-    np.testing.assert_array_equal(alone.predict(asked), both.predict(asked))
