@@ -1,0 +1,26 @@
+"""Ports of the tested notebooks' kernels: chosen here, so that nobody else takes them by chance.
+
+A kernel's manager asks the system for free ports, lets them go and has the kernel bind them a
+second later; another worker's kernel, or any connection going out, may have got them by then.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+
+from jupyter_client.connect import LocalPortCache
+
+#: Below the range that systems hand out ports from; other workers have other process ids.
+FIRST_PORT, PORTS, PER_WORKER = 10000, 20000, 100
+_turns = itertools.count()
+
+
+def _port(_: LocalPortCache, ip: str) -> int:
+    place = PER_WORKER * os.getpid() + next(_turns) % PER_WORKER
+    return FIRST_PORT + place % PORTS
+
+
+def pytest_runtest_setup() -> None:
+    # nbmake and nbclient hand no settings down to the manager of a kernel.
+    LocalPortCache.find_available_port = _port  # type: ignore[assignment, method-assign]
