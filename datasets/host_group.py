@@ -137,6 +137,11 @@ class HostGroup:
             for place in self._peers:
                 every[place][begin : begin + step].copy_(parts[place])
 
+    def close(self) -> None:
+        """Hang up; the memory goes when the group does."""
+        for peer in self._peers.values():
+            peer.close()
+
     def _exchanged(self, piece: Tensor) -> list[Tensor]:
         """What everybody gave, by place; to be read before the next exchange but one."""
         key = piece.dtype, len(piece)

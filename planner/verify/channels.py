@@ -23,6 +23,7 @@ from foreplan.datasets.gloo_wait import nicer_reader, wait_awake
 from foreplan.datasets.host_group import HostGroup
 from foreplan.errors import VerificationError
 from foreplan.planner.verify.clock import Clock, CudaClock, HostClock
+from foreplan.planner.verify.connections import Connections
 from foreplan.planner.verify.exchange import exchange
 from foreplan.planner.verify.peer_memory import Offer, PeerMemory
 from foreplan.planner.verify.rank_program import RankProgram, Step
@@ -36,10 +37,6 @@ if TYPE_CHECKING:
 #: took 24-32 % longer on two H200, with 2 at most 8 %, and 16 MiB took 0.6 ms instead of 0.1
 #: (measured).
 _PAIR_CTAS = 2
-#: Of the streams of connections. torch hands out 32 of a priority in turn and then the same ones
-#: again; NCCL's communicators take theirs from those of priority 0 (ProcessGroupNCCL.cpp,
-#: initNCCLComm), so that a stream of that priority may be one on which lanes are summed.
-_APART = -1
 #: What `HostGroup` can do.
 _SHARED = ("all_reduce", "all_gather")
 
@@ -83,6 +80,7 @@ def connect(
     clock: Clock,
     device: torch.device,
     timeout_s: float,
+    kept: Connections | None = None,
 ) -> Channels:
     """Open the connections of every program; called by all ranks after ``init_process_group``.
 
@@ -94,7 +92,11 @@ def connect(
         clock: stamps the transfers.
         device: where the tensors are.
         timeout_s: after which a transfer counts as lost.
+        kept: of former calls with the same rank, back end, device and timeout, whose channels carry
+            nothing any more: what is there is taken over, what is opened is added. All ranks have
+            to keep alike.
     """
+    connections = Connections() if kept is None else kept
     groups: dict[tuple[str, tuple[int, ...]], None] = {}
     beside: set[tuple[int, ...]] = set()
     for program in programs:
@@ -105,8 +107,8 @@ def connect(
             if step.kind == "collective" and not program.waits_for(place):
                 beside.add(step.group)
     if backend == "nccl":
-        return _Nccl(sorted(groups), rank, clock, device, timedelta(seconds=timeout_s))
-    return _Gloo(sorted(groups), beside, rank, clock, timedelta(seconds=timeout_s))
+        return _Nccl(sorted(groups), rank, clock, device, timedelta(seconds=timeout_s), connections)
+    return _Gloo(sorted(groups), beside, rank, clock, timedelta(seconds=timeout_s), connections)
 
 
 class _Gloo:
@@ -121,6 +123,7 @@ class _Gloo:
         rank: this one.
         clock: stamps the transfers.
         timeout: after which one counts as lost.
+        kept: connections that are there already.
     """
 
     def __init__(
@@ -130,27 +133,38 @@ class _Gloo:
         rank: int,
         clock: Clock,
         timeout: timedelta,
+        kept: Connections,
     ) -> None:
-        import torch.distributed as dist
-
         self.messages = "gloo"
         self._rank = rank
         self._clock = clock
-        self._pairs: Any = dist.new_group(backend="gloo", timeout=timeout)
+        self._timeout = timeout
+        self._pairs: Any = kept.take("messages", partial(self._open, None))
         self._beside = beside
         self._groups: dict[tuple[int, ...], Any] = {}
         self._hosts: dict[tuple[int, ...], HostGroup] = {}
         for kind, members in groups:
             if kind == "collective":
-                with contextlib.nullcontext() if members in beside else nicer_reader():
-                    group = dist.new_group(list(members), backend="gloo", timeout=timeout)
+                alone = members not in beside
+                group = kept.take(("sums", members, alone), partial(self._open, members, alone))
                 self._groups[members] = group
-                if rank in members and members not in beside:
-                    shared = HostGroup.open(members, group, timeout.total_seconds())
+                if rank in members and alone:
+                    shared = kept.take(
+                        ("memory", members),
+                        partial(HostGroup.open, members, group, timeout.total_seconds()),
+                    )
                     if shared is not None:
                         self._hosts[members] = shared
         self._waits: dict[int, tuple[Callable[[], object], Callable[[], None] | None]] = {}
         self._seen: dict[int, list[int]] = {}
+
+    def _open(self, members: tuple[int, ...] | None, alone: bool = False) -> Any:
+        """Make a group, of all ranks if none are given, with nothing computed beside its sums."""
+        import torch.distributed as dist
+
+        with nicer_reader() if alone else contextlib.nullcontext():
+            ranks = None if members is None else list(members)
+            return dist.new_group(ranks, backend="gloo", timeout=self._timeout)
 
     def prepare(self, sends: Sequence[int], buffers: Mapping[int, torch.Tensor] | None) -> None:
         """Nothing to do."""
@@ -219,6 +233,7 @@ class _Nccl:
         clock: Clock,
         device: torch.device,
         timeout: timedelta,
+        kept: Connections,
     ) -> None:
         import torch
 
@@ -230,44 +245,43 @@ class _Nccl:
         self._clock = clock
         self._device = device
         self._timeout = timeout
+        self._kept = kept
         self._pairs = [members for kind, members in groups if kind == "pair"]
         self._groups: dict[tuple[str, tuple[int, ...]], Any] = {}
-        self._streams: dict[tuple[str, tuple[int, ...]], Any] = {}
         self._peers: PeerMemory | None = None
         self._open("collective", [members for kind, members in groups if kind == "collective"])
-        for members in self._pairs:
-            if rank in members:
-                self._add_stream("pair", members)
+        mine = [key for key in groups if rank in key[1]]
+        streams = kept.streams(len(mine), device)
+        if len(streams) < len(mine):
+            raise VerificationError(
+                f"rank {rank} has more connections than torch has streams, {len(streams)}; two on "
+                "one stream can wait for each other",
+                fix="verify fewer ranks at a time",
+            )
+        self._streams = dict(zip(mine, streams, strict=True))
 
     def _open(self, kind: str, groups: Sequence[tuple[int, ...]]) -> None:
-        """Make communicators now: NCCL makes them at the first message."""
+        """Make communicators now, where there are none: NCCL makes them at the first message."""
         import torch
-        import torch.distributed as dist
 
+        new = [members for members in groups if ("nccl", kind, members) not in self._kept]
         for members in groups:
-            ranks = sorted(members)
-            options = _pair_options(self._timeout) if kind == "pair" else None
-            made = dist.new_group(ranks, backend="nccl", timeout=self._timeout, pg_options=options)
-            if self._rank in ranks:
+            make = partial(self._communicator, kind, members)
+            made = self._kept.take(("nccl", kind, members), make)
+            if self._rank in members:
                 self._groups[kind, members] = made
-                self._add_stream(kind, members)
-        for members in groups:
+        for members in new:
             if self._rank in members:
                 self._warm_up(kind, members, torch.zeros(1, device=self._device))
         self._cuda.synchronize(self._device)
 
-    def _add_stream(self, kind: str, members: tuple[int, ...]) -> None:
-        """Give a connection a stream that is nobody else's, unless it has one."""
-        if (kind, members) in self._streams:
-            return
-        stream = self._cuda.Stream(self._device, priority=_APART)
-        if any(stream.cuda_stream == other.cuda_stream for other in self._streams.values()):
-            raise VerificationError(
-                f"rank {self._rank} has more connections than torch has streams, "
-                f"{len(self._streams)}; two on one stream can wait for each other",
-                fix="verify fewer ranks at a time",
-            )
-        self._streams[kind, members] = stream
+    def _communicator(self, kind: str, members: tuple[int, ...]) -> Any:
+        import torch.distributed as dist
+
+        options = _pair_options(self._timeout) if kind == "pair" else None
+        return dist.new_group(
+            sorted(members), backend="nccl", timeout=self._timeout, pg_options=options
+        )
 
     def prepare(self, sends: Sequence[int], buffers: Mapping[int, torch.Tensor] | None) -> None:
         """Open one another's memory; connections of NCCL's where a rank cannot."""

@@ -1,8 +1,8 @@
 """`BubbleTrainer`: one process's part of a training loop that carries out a bubble plan.
 
 Every process of the run makes one and calls `step` in turn. With an `OnlinePlanner` on rank 0 the
-measured steps are fed back, and a new order takes effect between two steps: weights, optimizer and
-processes stay as they are.
+measured steps are fed back, and a new order takes effect between two steps: weights, optimizer,
+processes and their connections stay as they are; only connections that were not there are opened.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from foreplan.planner.bubbles.planner import BubblesPlanner
 from foreplan.planner.bubbles.spec import BubblesWorkload
 from foreplan.planner.verify.channels import connect
 from foreplan.planner.verify.clock import Clock, CudaClock, HostClock
+from foreplan.planner.verify.connections import Connections
 from foreplan.planner.verify.exchange import exchange
 from foreplan.planner.verify.measured import measured_timeline
 from foreplan.planner.verify.rank_program import rank_programs
@@ -69,6 +70,7 @@ class BubbleTrainer:
         self._device = (
             torch.device("cuda", torch.cuda.current_device()) if gpu else torch.device("cpu")
         )
+        self._connections = Connections()
         self.kernels: BubbleKernels = rank_kernels(problem, decision, rank, mode=mode)
         self._install(decision)
 
@@ -87,7 +89,8 @@ class BubbleTrainer:
         return StepReport(sum(known.values()), timeline, self._feed_back(timeline))
 
     def close(self) -> None:
-        """Leave the run; called by all processes."""
+        """Close all connections and leave the run; called by all processes."""
+        self._connections.close()
         dist.destroy_process_group()
 
     def _feed_back(self, timeline: Timeline) -> bool:
@@ -114,6 +117,6 @@ class BubbleTrainer:
         )
         channels = connect(
             programs, self._rank, backend=self._backend, clock=clock, device=self._device,
-            timeout_s=self._timeout_s,
+            timeout_s=self._timeout_s, kept=self._connections,
         )  # fmt: skip
         self._runtime = Runtime(program, self.kernels, channels, clock)

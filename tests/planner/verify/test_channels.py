@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 from foreplan.cost_models.costs import HostLaunch
 from foreplan.cost_models.schedule import Schedule, ScheduleBuilder
 from foreplan.errors import VerificationError
-from foreplan.planner.verify.channels import connect
+from foreplan.planner.verify import channels
 from foreplan.planner.verify.clock import CudaClock
+from foreplan.planner.verify.connections import Connections
 from foreplan.planner.verify.rank_program import rank_programs
 
 FREE = HostLaunch(0)
@@ -44,9 +45,18 @@ class Nccl:
         self.cuda = cuda
         self.groups: dict[tuple[int, ...], Any] = {}
         self.streams: set[tuple[int, int]] = set()
+        self.made: list[tuple[int, ...]] = []
+        self.first_messages: list[tuple[int, ...]] = []
 
     def new_group(self, ranks: list[int], **_: Any) -> Any:
-        return self.groups.setdefault(tuple(ranks), SimpleNamespace(warm=False))
+        self.made.append(tuple(ranks))
+
+        def message(*_: Any) -> Any:
+            self.first_messages.append(tuple(ranks))
+            return SimpleNamespace(wait=lambda: None)
+
+        group = SimpleNamespace(warm=False, send=message, recv=message)
+        return self.groups.setdefault(tuple(ranks), group)
 
     def all_reduce(self, tensor: Any, group: Any) -> None:
         if not group.warm:
@@ -79,16 +89,21 @@ def gpus() -> Iterator[tuple[Cuda, Nccl]]:
         patch.setattr(torch, "cuda", cuda)
         patch.setattr(dist, "new_group", nccl.new_group)
         patch.setattr(dist, "all_reduce", nccl.all_reduce)
+        # No GPU reaches another one's memory, so that messages are NCCL's, too.
+        patch.setattr(channels, "exchange", lambda mine: [mine])
+        patch.setattr(channels, "_pair_options", lambda timeout: None)
         yield cuda, nccl
 
 
-def open_connections(peers: int) -> None:
+def open_connections(peers: int, rank: int = 0, kept: Connections | None = None) -> None:
     import torch
 
-    connect(
-        rank_programs(exchanging(peers), ordered=True), 0, backend="nccl",
-        clock=object.__new__(CudaClock), device=torch.device("cpu"), timeout_s=1.0,
+    programs = rank_programs(exchanging(peers), ordered=True)
+    opened = channels.connect(
+        programs, rank, backend="nccl", clock=object.__new__(CudaClock),
+        device=torch.device("cpu"), timeout_s=1.0, kept=kept,
     )  # fmt: skip
+    opened.prepare([], None)
 
 
 @given(runs=st.lists(st.integers(1, 10), min_size=1, max_size=12))
@@ -108,3 +123,39 @@ def test_more_connections_than_streams_are_refused() -> None:
         open_connections(10)
         with pytest.raises(VerificationError, match="rank 0 has more connections than torch has"):
             open_connections(11)
+
+
+@given(plans=st.lists(st.integers(1, 6), min_size=1, max_size=20))
+def test_plans_share_what_they_have_in_common(plans: list[int]) -> None:
+    """Every rank opens the same groups in the same order, and each of them once."""
+    made, ranks = [], max(plans) + 1
+    for rank in range(ranks):
+        kept = Connections()
+        with gpus() as (cuda, nccl):
+            for done, peers in enumerate(plans, 1):
+                open_connections(peers, rank, kept)
+                pairs = [(0, peer) for peer in range(1, max(plans[:done]) + 1)]
+                mine = [pair for pair in pairs if rank in pair]
+                # Messages in both directions, and sums, whose first message is a sum.
+                assert sorted(nccl.made) == sorted(3 * pairs)
+                assert sorted(nccl.first_messages) == sorted(2 * mine)
+                assert sum(kind < 0 for kind, _ in cuda.given) == 3 * len(mine)
+            made.append(nccl.made)
+    assert made == [made[0]] * ranks
+
+
+@given(between=st.integers(0, 3 * STREAMS))
+def test_kept_streams_are_not_handed_out_again(between: int) -> None:
+    """Whoever else has taken streams in the meantime."""
+    kept = Connections()
+    with gpus() as (cuda, _):
+        import torch
+
+        device = torch.device("cpu")
+        first = kept.streams(20, device)
+        for _ in range(between):
+            cuda.Stream(priority=-1)
+        every = kept.streams(STREAMS + 1, device)
+        assert every[:20] == first
+        assert len({stream.cuda_stream for stream in every}) == len(every) == STREAMS
+        assert kept.streams(5, device) == first[:5]

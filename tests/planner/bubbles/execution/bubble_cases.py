@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import itertools
+import json
+import os
 import random
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 from foreplan.cost_models.costs import CostBook
@@ -237,3 +242,17 @@ def kernels_of(
     return [
         rank_kernels(problem, decision, rank, mode=mode) for rank in range(len(decision.orders))
     ]
+
+
+def run_ranks(jobs: dict[str, Any], folder: Path) -> list[list[dict[str, Any]]]:
+    """What each rank reports of each case; ranks are processes, see ``rank_process.py``."""
+    path = folder / "jobs.json"
+    path.write_text(json.dumps(jobs))
+    script = Path(__file__).parent / "rank_process.py"
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [sys.executable, str(script), str(path)], env=environment, capture_output=True, text=True,
+        timeout=240,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return [json.loads((folder / f"result.{r}.json").read_text()) for r in range(jobs["ranks"])]

@@ -29,6 +29,10 @@ TIMEOUT_S = 60.0
 
 
 def run_case(case: dict[str, Any], rank: int) -> dict[str, Any]:
+    if "decisions" in case:
+        from replanned_steps import replanned_steps
+
+        return replanned_steps(case, rank)
     problem, decision = bubble_cases.of_document(case)
     if "stock" in case:
         from stock_pipeline import stock_step
@@ -71,7 +75,8 @@ def be_rank(jobs: dict[str, Any], rank: int, folder: Path) -> None:
     )  # fmt: skip
     found = [run_case(case, rank) for case in jobs["cases"]]
     (folder / f"result.{rank}.json").write_text(json.dumps(found))
-    dist.barrier()
+    if dist.is_initialized():  # a trainer that was closed has left the run
+        dist.barrier()
 
 
 def main(path: Path) -> int:

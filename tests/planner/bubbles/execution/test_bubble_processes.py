@@ -5,13 +5,8 @@ Processes are started once for two ranks and once for four, and walk all cases.
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 from dataclasses import dataclass, field
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 import bubble_cases as cases
@@ -110,23 +105,9 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[dict[str
         mine = {name: case for name, case in CASES.items() if case.processes == processes}
         jobs = {"ranks": processes, "cases": [case.document() for case in mine.values()]}
         folder = tmp_path_factory.mktemp("run")
-        parts = run(jobs, folder)
+        parts = cases.run_ranks(jobs, folder)
         found |= {name: [part[k] for part in parts] for k, name in enumerate(mine)}
     return found
-
-
-def run(jobs: dict[str, Any], folder: Path) -> list[list[dict[str, Any]]]:
-    """What each rank reports of each case."""
-    path = folder / "jobs.json"
-    path.write_text(json.dumps(jobs))
-    script = Path(__file__).parent / "rank_process.py"
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
-    done = subprocess.run(
-        [sys.executable, str(script), str(path)], env=environment, capture_output=True, text=True,
-        timeout=240,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    return [json.loads((folder / f"result.{r}.json").read_text()) for r in range(jobs["ranks"])]
 
 
 @pytest.mark.parametrize("name", CASES)
