@@ -4,9 +4,9 @@ Weights of a model are streamed from memory: between two uses of one layer's wei
 layers pass through the caches. So a weight (or a cache of keys and values) is held in as many
 copies as fill twice the last-level cache, and the calls take them in turn. Activations were just
 written by the operator before: one buffer, warm if it fits. On a processor what is no product comes
-behind one, which took the near caches: in a pass of decoding a norm takes 18 us, a rotation 20 and
-a write to the cache 11, by themselves 12, 12 and 9, behind a product 17, 17 and 12 (one core of an
-EPYC, all at real-time priority; docs/results/serving_cpu.md).
+behind one, whose weight took the place of its code in the caches: in a pass of decoding a norm
+takes 82 us and a rotation 71, by themselves 14 and 13, behind a weight of 8 MiB 93 and 67 (one
+core of an EPYC; docs/results/serving_cpu.md).
 """
 
 from __future__ import annotations
@@ -36,12 +36,13 @@ from foreplan.datasets.training_runnable import training_call
 
 #: Rows of an embedding table: large enough that the rows read are seldom in a cache.
 _VOCABULARY = 32_000
-#: Operators that come behind a product on a processor, and its rows and fp32 weight: 5.5 MiB, more
-#: than a core's own caches hold, in 0.3 ms.
+#: Operators that come behind a product on a processor, and its rows and fp32 weight, 8.25 MiB:
+#: fitted so that those of a layer of 1,024 features take together what they take in its passes
+#: (-5 to +14 %; behind 5.5 MiB -14 to -32 %, behind 11 +31 to +54 %; docs/results/serving_cpu.md).
 _BEHIND = frozenset(
     {"norm", "rope", "activation", "add", "cache_write", "embedding", "argmax", "attention"}
 )
-_BEHIND_ROWS, _BEHIND_WEIGHT = 8, (1408, 1024)
+_BEHIND_ROWS, _BEHIND_WEIGHT = 4, (2112, 1024)
 #: Values of the activations that programs share which run behind one another.
 _SHARED_ELEMENTS = 1 << 20
 #: Positions a cache holds beyond the filled ones, as a runtime's static buffer does.

@@ -3,6 +3,7 @@
 Profiles a grid of programs on the device, draws workloads (batch, prompt, context) of which none is
 on the grid, prices the passes of three layers (16, 8 and 4 bits) and the head, and times them on a
 real stage. Prints a JSON line a workload and phase, and one with the errors. Weights are random.
+A machine whose speed wanders is measured in turns: profile, passes, profile, passes, ...
 """
 
 from __future__ import annotations
@@ -10,11 +11,13 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
+import math
 import os
 import statistics
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -30,7 +33,6 @@ from foreplan.datasets.decoder_programs import Choose, head_programs, layer_prog
 from foreplan.datasets.device_name import DeviceName
 from foreplan.datasets.measuring import Effort
 from foreplan.datasets.model import Model, load_model
-from foreplan.datasets.profile import Profile
 from foreplan.datasets.profile_grid import ProfileGrid
 from foreplan.datasets.profiling import measure_profile
 from foreplan.datasets.program import Program, Variant
@@ -85,10 +87,12 @@ def chooser(kernels: StageKernels, phase: str, bits: int) -> Choose:
 
 
 def grid(model: Model, kernels: StageKernels, small: int) -> list[Program]:
-    """Programs of the measured shapes; ``small`` divides prompts and contexts (rehearsals)."""
-    passes = [(b, t // small, t // small) for b, t in PREFILLS if small == 1 or b < 16]
+    """Programs of the measured shapes; ``small`` divides prompts, contexts and most requests."""
+    most = BATCHES[-1] // small
+    passes = [(b, t // small, t // small) for b, t in PREFILLS if b <= most]
     contexts = [c // small for c in CONTEXTS]
-    passes += [(b, 1, c) for b, c in itertools.product(BATCHES[:: small or 1], contexts)]
+    batches = [b for b in BATCHES if b <= most]
+    passes += [(b, 1, c) for b, c in itertools.product(batches, contexts)]
     found: dict[Program, None] = {}
     for batch, queries, keys in passes:
         phase = PREFILL if queries > 1 else DECODE
@@ -105,7 +109,7 @@ def drawn(count: int, small: int, seed: int) -> list[tuple[int, int, int]]:
     rng = np.random.default_rng(seed)
     found: list[tuple[int, int, int]] = []
     while len(found) < count:
-        batch = int(2 ** rng.uniform(0, 6 if small == 1 else 3))
+        batch = int(2 ** rng.uniform(0, math.log2(BATCHES[-1] // small)))
         prompt = int(2 ** rng.uniform(6, 11)) // small
         context = int(2 ** rng.uniform(6, 12)) // small
         on_grid = (batch, prompt * small) in PREFILLS or context * small in CONTEXTS
@@ -230,64 +234,119 @@ def main() -> None:
     parser.add_argument("--profile", type=Path, required=True, help="where the profile goes")
     parser.add_argument("--small", type=int, default=1, help="divide the lengths, for a rehearsal")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument(
+        "--turns", type=int, default=1, help="profile and passes in turn; medians count"
+    )
     options = parser.parse_args()
     name, model = DeviceName.parse(options.device), load_model(options.model)
     be_as_its_worker(name)
     kernels = kernel_table(name.kind)
+    seat = take_seat(name, ())
+    with seat.computing():
+        started = time.monotonic()
+        timed = Timed(model, kernels, seat.device)
+        print(f"# loaded in {time.monotonic() - started:.1f} s", flush=True)
+        compare(timed, kernels, options)
+
+
+@dataclass(frozen=True, slots=True)
+class Pass:
+    """One pass that is priced and timed."""
+
+    phase: str
+    batch: int
+    positions: int
+    """Of the prompt, or of the context behind the token."""
+    workload: tuple[int, int, int]
+    """(batch, prompt, context) that it belongs to."""
+
+
+def profiled(options: Any, model: Model, kernels: StageKernels, turn: int) -> CostBook:
+    """Prices from a profile that is measured now."""
     started = time.monotonic()
+    path: Path = options.profile
+    path = path if options.turns == 1 else path.with_stem(f"{path.stem}-{turn}")
     profile = measure_profile(
-        name, grid(model, kernels, options.small), options.profile, rounds=1,
+        DeviceName.parse(options.device), grid(model, kernels, options.small), path, rounds=1,
         effort=Effort(min_s=0.01, min_samples=5, max_s=0.1),
     )  # fmt: skip
     failed = [row for row in profile.rows if row.status != "ok"]
     print(f"# a switch takes {1e6 * (profile.switch_s or 0.0):.2f} us")
     print(f"# {len(profile.rows)} programs in {time.monotonic() - started:.0f} s, "
           f"{len(failed)} failed {[r.error for r in failed[:2]]}", flush=True)  # fmt: skip
-    seat = take_seat(name, ())
-    with seat.computing():
-        compare(profile, model, kernels, seat.device, options)
+    return CostBook([MeasuredSource(profile), InterpolatedSource(profile)])
 
 
-def compare(
-    profile: Profile, model: Model, kernels: StageKernels, device: torch.device, options: Any
-) -> None:
-    """Time and price each workload."""
-    started = time.monotonic()
-    timed = Timed(model, kernels, device)
-    print(f"# loaded in {time.monotonic() - started:.1f} s", flush=True)
-    costs = CostBook([MeasuredSource(profile), InterpolatedSource(profile)])
-    cluster = validate(Cluster, {"devices": [{"name": options.device}]}, "cluster")
-    rank, errors, memory = cluster.ranks()[0], {PREFILL: [], DECODE: []}, []  # type: ignore[var-annotated]
-    for batch, prompt, context in drawn(options.workloads, options.small, options.seed):
-        for phase in (PREFILL, DECODE):
-            tokens, positions = (prompt, prompt) if phase == PREFILL else (1, context)
-            workload = ServingWorkload(batch=batch, prompt_tokens=positions, new_tokens=1)
-            pricing, sizes = Pricing(model, workload, costs), MicroBatches(batch, batch)
-            predicted = pricing.seconds(rank, pricing.head(kernels, phase, sizes)) + sum(
-                pricing.seconds(rank, pricing.layer(kernels, bits, phase, sizes, positions))
-                for bits in BITS
-            )
-            measured = timed.seconds(batch, tokens, positions)
-            errors[phase].append(predicted / measured - 1)
-            row = {
-                "device": options.device, "phase": phase, "batch": batch, "prompt": prompt,
-                "context": context, "predicted_us": round(predicted * 1e6, 1),
-                "measured_us": round(measured * 1e6, 1), "error": round(errors[phase][-1], 4),
-            }  # fmt: skip
+def priced(item: Pass, model: Model, kernels: StageKernels, costs: CostBook, device: str) -> float:
+    """Predicted seconds of a pass."""
+    workload = ServingWorkload(batch=item.batch, prompt_tokens=item.positions, new_tokens=1)
+    rank = validate(Cluster, {"devices": [{"name": device}]}, "cluster").ranks()[0]
+    pricing, sizes = Pricing(model, workload, costs), MicroBatches(item.batch, item.batch)
+    return pricing.seconds(rank, pricing.head(kernels, item.phase, sizes)) + sum(
+        pricing.seconds(rank, pricing.layer(kernels, bits, item.phase, sizes, item.positions))
+        for bits in BITS
+    )
+
+
+def held_bytes(timed: Timed, item: Pass, kernels: StageKernels) -> int:
+    """What the ledger says that a pass of prompts holds at its peak."""
+    workload = ServingWorkload(batch=item.batch, prompt_tokens=item.positions, new_tokens=1)
+    sizes, stage = MicroBatches(item.batch, item.batch), timed.stage
+    space = StageWorkspace(timed.model, workload, sizes, timed.device.type, kernels.table)
+    static = timed.static_bytes(item.batch, item.positions)
+    return static + space.stage_bytes(stage.start, stage.end, timed.layers)
+
+
+def compare(timed: Timed, kernels: StageKernels, options: Any) -> None:
+    """Time and price each workload, in turns; of several turns the medians count."""
+    passes = [
+        Pass(phase, batch, prompt if phase == PREFILL else context, (batch, prompt, context))
+        for batch, prompt, context in drawn(options.workloads, options.small, options.seed)
+        for phase in (PREFILL, DECODE)
+    ]
+    times: dict[Pass, list[tuple[float, float]]] = {item: [] for item in passes}
+    peaks: dict[Pass, int] = {}
+    for turn in range(options.turns):
+        costs = profiled(options, timed.model, kernels, turn)
+        for item in passes:
+            tokens = item.positions if item.phase == PREFILL else 1
+            seconds = timed.seconds(item.batch, tokens, item.positions)
+            expected = priced(item, timed.model, kernels, costs, options.device)
+            times[item].append((expected, seconds))
             peak = timed.peak_bytes()
-            if peak is not None and phase == PREFILL:  # the phase that takes most
-                space = StageWorkspace(model, workload, sizes, device.type, kernels.table)
-                held = timed.static_bytes(batch, positions)
-                held += space.stage_bytes(timed.stage.start, timed.stage.end, timed.layers)
-                memory.append(held / peak - 1)
-                row |= {"peak_bytes": peak, "predicted_bytes": held}
-            print(json.dumps(row), flush=True)
-    for phase, found in errors.items():
-        size = np.abs(found)
+            if peak is not None and item.phase == PREFILL:  # the phase that takes most
+                peaks[item] = peak
+    report(timed, kernels, options, times, peaks)
+
+
+def report(
+    timed: Timed, kernels: StageKernels, options: Any,
+    times: Mapping[Pass, Sequence[tuple[float, float]]], peaks: Mapping[Pass, int],
+) -> None:  # fmt: skip
+    """Print a line a pass and one for each phase."""
+    errors: dict[str, list[float]] = {PREFILL: [], DECODE: []}
+    memory = []
+    for item, found in times.items():
+        predicted, measured = (statistics.median(each) for each in zip(*found, strict=True))
+        errors[item.phase].append(predicted / measured - 1)
+        batch, prompt, context = item.workload
+        row = {
+            "device": options.device, "phase": item.phase, "batch": batch, "prompt": prompt,
+            "context": context, "predicted_us": round(predicted * 1e6, 1),
+            "measured_us": round(measured * 1e6, 1), "error": round(errors[item.phase][-1], 4),
+        }  # fmt: skip
+        if item in peaks:
+            held = held_bytes(timed, item, kernels)
+            memory.append(held / peaks[item] - 1)
+            row |= {"peak_bytes": peaks[item], "predicted_bytes": held}
+        print(json.dumps(row), flush=True)
+    for phase, each in errors.items():
+        size = np.abs(each)
         print(json.dumps({
-            "device": options.device, "phase": phase, "workloads": len(found),
-            "mean_error": round(float(size.mean()), 4), "median": round(float(np.median(size)), 4),
-            "p90": round(float(np.quantile(size, 0.9)), 4), "bias": round(float(np.mean(found)), 4),
+            "device": options.device, "phase": phase, "workloads": len(each),
+            "turns": options.turns, "mean_error": round(float(size.mean()), 4),
+            "median": round(float(np.median(size)), 4),
+            "p90": round(float(np.quantile(size, 0.9)), 4), "bias": round(float(np.mean(each)), 4),
         }), flush=True)  # fmt: skip
     if memory:
         print(json.dumps({"device": options.device, "memory": [
