@@ -57,6 +57,12 @@ class ReplicasWorkload(ServingWorkload):
         """Whether prices of devices matter."""
         return self.objective in ("price", "tokens_per_price")
 
+    @property
+    def keeps_every_replica(self) -> bool:
+        """Whether a replica counts that a short run of the plan would do better without."""
+        wanted = self.objective in ("price", "concurrency")
+        return wanted or self.min_throughput_tokens_per_s is not None
+
 
 class ReplicaDecision(ServingDecision):
     """One replica: a serving decision, its batch, and how many batches a run of the plan serves.

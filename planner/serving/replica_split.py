@@ -13,7 +13,7 @@ from typing import Any, Literal
 import numpy as np
 
 from foreplan.datasets.cluster_entry import Rank
-from foreplan.errors import InfeasibleError, MissingDataError
+from foreplan.errors import InfeasibleError, MissingDataError, SpecError
 from foreplan.planner.base import Bound, Problem
 from foreplan.planner.predict import Forecast
 from foreplan.planner.serving.planner import ServingPlanner, serving_model
@@ -212,7 +212,7 @@ class ReplicaSplit:
         alone = {group: self._seconds(replica) for group, replica in first.items()}
         rounds = deal_requests(
             [alone[group] for _, group in made], [replica.batch for replica, _ in made],
-            requests_of(self.problem),
+            requests_of(self.problem), each=self.workload.keeps_every_replica,
         )  # fmt: skip
         return ReplicasDecision.of(
             tuple(
@@ -237,7 +237,7 @@ class ReplicaSplit:
 
 
 def deal_requests(
-    seconds: Sequence[float], batches: Sequence[int], requests: int
+    seconds: Sequence[float], batches: Sequence[int], requests: int, *, each: bool = False
 ) -> tuple[int, ...]:
     """How many batches each replica serves, each next one by whoever is through with it first.
 
@@ -245,12 +245,22 @@ def deal_requests(
         seconds: time of a batch of each replica.
         batches: requests of a batch of each; of any two one divides the other.
         requests: of all together, a multiple of the largest batch.
+        each: every replica serves a batch at least, however slow it is.
 
     Returns:
         Batches of each replica; they hold exactly ``requests``.
+
+    Raises:
+        SpecError: too few requests for a batch of each replica, where that is asked.
     """
-    rounds, left = [0] * len(batches), requests
-    ready = [(one, k) for k, one in enumerate(seconds)]
+    first = int(each)
+    rounds, left = [first] * len(batches), requests - first * sum(batches)
+    if left < 0:
+        raise SpecError(
+            "workload.requests", got=requests,
+            expected=f"at least {sum(batches)}: a batch of each of {len(batches)} replicas",
+        )  # fmt: skip
+    ready = [((1 + first) * one, k) for k, one in enumerate(seconds)]
     heapq.heapify(ready)
     while left:
         end, k = heapq.heappop(ready)

@@ -136,16 +136,19 @@ class ReplicaWorth:
         return max((ceiling for *_, ceiling in self._by_ceiling(group)), default=0.0)
 
     def worth(self, group: IntArray, key: int) -> GroupWorth:
-        """Solve a group; its best replica is kept under ``key`` for `replica`."""
-        best, bound = 0.0, 0.0
+        """Solve a group; its best replica is kept under ``key`` for `replica`.
+
+        Of replicas that hold as many requests, where that is asked, the quickest.
+        """
+        best, bound, quickest_s = 0.0, 0.0, math.inf
         for case, way, ceiling in self._by_ceiling(group):
-            if ceiling <= best * (1 + GAP):
+            if ceiling <= best * (1 + GAP) and (self._rated or ceiling < best):
                 bound = max(bound, ceiling)
                 break
             tokens = case.batch * self.workload.new_tokens
             found = solve_within(
                 dataclasses.replace(case.problem, counts=way), self.limits, gap=GAP,
-                cutoff=tokens / (best * (1 + GAP)) if self._rated and best else math.inf,
+                cutoff=tokens / (best * (1 + GAP)) if self._rated and best else quickest_s,
                 max_evaluations=EVALUATIONS,
             )  # fmt: skip
             if found.lower_bound < math.inf:
@@ -154,8 +157,9 @@ class ReplicaWorth:
             if found.value is None:
                 continue
             value = tokens / found.objective if self._rated else float(case.batch)
-            if value > best:
+            if value > best or (not self._rated and found.objective < quickest_s):
                 best = value
+                quickest_s = math.inf if self._rated else found.objective
                 self._found[key] = (case, found.value)
         return GroupWorth(best, max(bound, best))
 

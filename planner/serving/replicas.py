@@ -35,6 +35,7 @@ from foreplan.planner.serving.replica_split import (
     FoundSplit,
     ReplicaSplit,
     problem_of_replica,
+    requests_of,
 )
 from foreplan.planner.serving.time_limits import missed
 
@@ -78,7 +79,12 @@ class ReplicasPlanner(Planner[ReplicasWorkload, ReplicasDecision]):
         split = self._split(problem)
         found = split.solve()
         decision = split.decision(found.assignment)
-        late = missed(problem.workload, self._figures(problem, decision))
+        figures = self._figures(problem, decision)
+        late = missed(problem.workload, figures)
+        floor = problem.workload.min_throughput_tokens_per_s or 0.0
+        rate = figures["throughput_tokens_per_s"]
+        if rate < floor:
+            late = (*late, f"{rate:.4g} tokens/s below {floor:.4g}")
         if late:
             raise InfeasibleError(
                 f"the best replicas by the solver's law have {'; '.join(late)} when simulated",
@@ -86,7 +92,7 @@ class ReplicasPlanner(Planner[ReplicasWorkload, ReplicasDecision]):
             )
         few = len(problem.cluster.ranks()) <= FEW
         near = dict(self._near(problem, split, found)) if few else {}
-        notes = tuple(self._notes(problem, found))
+        notes = tuple(self._notes(problem, found, decision))
         return Choice(decision, found.bound(problem, decision), notes, near)
 
     def _near(
@@ -106,9 +112,17 @@ class ReplicasPlanner(Planner[ReplicasWorkload, ReplicasDecision]):
     def _figures(self, problem: _Problem, decision: ReplicasDecision) -> dict[str, float]:
         return Forecast(self, problem, decision).metrics
 
-    def _notes(self, problem: _Problem, found: FoundSplit) -> Iterator[str]:
+    def _notes(
+        self, problem: _Problem, found: FoundSplit, decision: ReplicasDecision
+    ) -> Iterator[str]:
         yield from ServingPlanner().assumptions(problem)
         yield found.proof
+        idle = sum(copies for _, copies in found.assignment.copies) - len(decision.replicas)
+        if idle:
+            yield (
+                f"{idle} of the split's replicas left out: too slow to take a batch in a run of "
+                f"{requests_of(problem)} requests; more requests would use them"
+            )
 
     def baselines(self, problem: _Problem) -> dict[str, ReplicasDecision | str]:
         """Replicas of like devices, the same with one device each, and one pipeline over all."""

@@ -286,3 +286,50 @@ def test_two_processes_serve_and_agree_with_one():
         assert agreed.passed, agreed.details
         assert agreed.mode != "reference" or agreed.exact
     assert run.chosen.measured_s is not None
+
+
+@pytest.fixture
+def unlike():
+    """Problems of one fast and one slow device, priced by the roofline."""
+    cluster, _ = foreplan.load_cluster("h100_sxm,p4")
+    prices = {"h100_sxm": 3.0, "p4": 0.3}
+    devices = tuple(
+        entry.model_copy(update={"price_per_hour": prices[str(entry.name)]})
+        for entry in cluster.devices
+    )
+    cluster = cluster.model_copy(update={"devices": devices})
+    costs = cost_book(cluster, Profiles(), "roofline")
+    fields = {"batch": 8, "prompt_tokens": 512, "new_tokens": 16, "replica_devices": 2}
+
+    def make(**asked):
+        workload = validate(ReplicasWorkload, fields | asked, "workload")
+        return Problem(foreplan.load_model("tiny-llama-random"), cluster, workload, costs)
+
+    return make
+
+
+def test_requests_are_held_by_the_quickest_replicas_that_hold_them(unlike):
+    def figures(**asked):
+        problem = unlike(**asked)
+        return Forecast(PLANNER, problem, PLANNER.decide(problem).decision).metrics
+
+    held, rate = figures(objective="concurrency"), figures(requests=3200)
+    assert held["concurrent_requests"] == rate["concurrent_requests"] == 16
+    assert held["throughput_tokens_per_s"] == pytest.approx(rate["throughput_tokens_per_s"], 0.01)
+
+
+def test_a_wanted_rate_is_met_by_the_replicas_that_are_paid_for(unlike):
+    priced = unlike(objective="price", min_throughput_tokens_per_s=25_000)
+    found = Forecast(PLANNER, priced, PLANNER.decide(priced).decision).metrics
+    assert found["throughput_tokens_per_s"] >= 25_000
+    assert found["price_per_hour"] == pytest.approx(3.3)
+    with pytest.raises(SpecError, match=r"requests: got 8, expected at least 16: a batch of each"):
+        PLANNER.decide(unlike(objective="concurrency", requests=8))
+
+
+def test_a_replica_that_a_short_run_leaves_out_is_told(unlike):
+    short, long = (PLANNER.decide(unlike(requests=count)) for count in (32, 3200))
+    assert len(short.decision.replicas) == 1
+    assert any("1 of the split's replicas left out" in note for note in short.assumptions)
+    assert len(long.decision.replicas) == 2
+    assert not any("left out" in note for note in long.assumptions)
