@@ -11,6 +11,7 @@ and vLLM, replayed as in Vidur (MLSys'24); passes are priced by the cost book.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -25,9 +26,12 @@ from foreplan.planner.base import Problem
 from foreplan.planner.serving.pricing import PREFILL
 from foreplan.planner.serving.replica_server import ReplayLog, ReplicaServer
 from foreplan.planner.serving.spec import ServingDecision
-from foreplan.planner.serving.traffic import Request
+from foreplan.planner.serving.traffic import MOST_REQUESTS, Request
 
 PERCENTILES = (50, 90, 99)
+#: Batches of every replica at least that the largest rate is told from, so that filling and
+#: draining the pipeline weigh an eighth.
+FILLS = 8
 
 
 @dataclass(frozen=True)
@@ -126,9 +130,15 @@ def largest_rate(
     problem: Problem[Any], replicas: Sequence[tuple[ServingDecision, int]],
     requests: Sequence[Request],
 ) -> float:  # fmt: skip
-    """Requests a second that the plan serves when there are always some waiting."""
-    waiting = [Request(0.0, r.prompt_tokens, r.new_tokens) for r in requests]
-    return len(requests) / replay(problem, replicas, waiting).timeline.makespan_s
+    """Requests a second that the plan serves when there are always some waiting.
+
+    Few requests come again until they fill every replica `FILLS` times: a rate of fewer would be
+    that of a plan half empty.
+    """
+    filling = FILLS * sum(batch for _, batch in replicas)
+    times = math.ceil(min(filling, MOST_REQUESTS) / len(requests))
+    waiting = [Request(0.0, r.prompt_tokens, r.new_tokens) for r in requests] * times
+    return len(waiting) / replay(problem, replicas, waiting).timeline.makespan_s
 
 
 def check_rate(requests: Sequence[Request], most_per_s: float) -> None:

@@ -114,6 +114,17 @@ def test_slower_arrivals_wait_less_and_saturation_is_said(make_problem):
         check_rate(base.model_copy(update={"rate_per_s": 5 * most}).draw(), most)
 
 
+def test_the_largest_rate_is_the_plans_however_few_requests_tell_it(make_problem):
+    problem, replicas = problem_and_replicas(make_problem)
+    alike = [Request(0.0, 32, 8)] * 64
+    most = largest_rate(problem, replicas, alike)
+    for few in (1, 3):
+        assert largest_rate(problem, replicas, alike[:few]) == pytest.approx(most, rel=0.25)
+    # So that a trace of few requests is not refused at a rate that the plan serves.
+    soon = [Request(k / (0.7 * most), 32, 8) for k in range(4)]
+    check_rate(soon, largest_rate(problem, replicas, soon))
+
+
 def test_two_replicas_share_the_requests(make_problem):
     problem, one = problem_and_replicas(make_problem)
     requests = [Request(0.0, 32, 8)] * 40
