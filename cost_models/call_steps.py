@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from foreplan.cost_models.call_operands import CallKey
 from foreplan.cost_models.graph_programs import Part, Phase
-from foreplan.datasets.operator_call import TENSOR, OperatorCall
+from foreplan.datasets.operator_call import TENSOR, OperatorCall, described_tensors
 
 #: Views whose gradient is work: the data that they left out, or gave out twice, is made up for.
 _WORKING_VIEWS = frozenset(
@@ -103,7 +103,7 @@ def call_steps(
                 _age((1 + _BACKWARD) * after),
             )  # fmt: skip
             steps.append(CallStep(key, "backward", "backward"))
-        for read, described in zip(call.reads, _described(call.arguments), strict=True):
+        for read, described in zip(call.reads, described_tensors(call.arguments), strict=True):
             if shared.get(read, 1) > 1:  # tied weights
                 shared[read] -= 1
                 steps.append(_sum(json.dumps({TENSOR: described})))
@@ -133,7 +133,7 @@ def _ages(calls: Sequence[OperatorCall], training: bool) -> tuple[list[tuple[int
             if names:
                 root[call.name] = names[0]
             continue
-        sizes = map(_size, _described(call.arguments))
+        sizes = map(_size, described_tensors(call.arguments))
         moved += call.written_bytes + (0 if "embedding" in call.target else sum(sizes))
         touched |= dict.fromkeys((*names, call.name), moved)
     # What was not touched in this pass was in the one before, at about the same place.
@@ -177,24 +177,6 @@ def _loss(last: OperatorCall) -> CallKey:
 
 def _contiguous(shape: Sequence[int]) -> list[int]:
     return [math.prod(shape[i + 1 :]) for i in range(len(shape))]
-
-
-def _described(arguments: str) -> list[Sequence[object]]:
-    """Descriptions of the tensors among arguments, in order."""
-    found: list[Sequence[object]] = []
-
-    def visit(value: object) -> None:
-        if isinstance(value, list):
-            for item in value:
-                visit(item)
-        elif isinstance(value, Mapping):
-            if TENSOR in value:
-                found.append(value[TENSOR])
-            else:
-                visit(list(value.values()))
-
-    visit(json.loads(arguments))
-    return found
 
 
 def _size(described: Sequence[object]) -> int:

@@ -1,10 +1,10 @@
 """Lowers an operator graph to the programs that eager execution runs: forward, backward, optimizer.
 
 Each operator becomes one `Step` of a pass. A training step adds, for each forward step in reverse,
-the programs of its gradients (two products for a linear), one sum wherever a tensor was read twice,
-and one fused AdamW update of all parameters. Attention's backward pass counts as three forward
-passes: 2.5 times the FLOP at 0.86 of the forward's rate (Dao, FlashAttention-2, 2023: up to 73 % of
-an A100's peak forward, 63 % backward).
+the programs of its gradients (two products for a linear, one where its input has no gradient), one
+sum wherever a tensor was read twice, and one fused AdamW update of the trained parameters.
+Attention's backward pass counts as three forward passes: 2.5 times the FLOP at 0.86 of the
+forward's rate (Dao, FlashAttention-2, 2023: up to 73 % of an A100's peak forward, 63 % backward).
 
 Decoders of a described `Model` are captured with two layers and one repeated, because their
 layers are equal; a test compares with the capture of all.
@@ -19,6 +19,15 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from foreplan.cost_models.costs import Segment, Work
+from foreplan.cost_models.graph_gradients import (
+    Operand,
+    Operands,
+    gradient_readers,
+    has_backward,
+    operands,
+    product_gradients,
+    trained_parameters,
+)
 from foreplan.cost_models.host_call import HostCall, host_kind
 from foreplan.datasets.model import Model
 from foreplan.datasets.operator_call import TENSOR
@@ -76,13 +85,13 @@ def lower(graph: OperatorGraph, phase: Phase = "inference") -> list[Step]:
             output looks like logits, the backward pass and the update.
     """
     nodes = [node for node in graph.operators() if node.op not in _NOTHING]
-    readers = {name: graph.graph.out_degree(name) for name in graph.graph.nodes}
-    forward = _forward(nodes, readers, _channels_last(graph))
+    read = operands(graph)
+    readers = gradient_readers(graph, read)
+    forward = _forward(nodes, read, readers, _channels_last(graph))
     if phase == "inference":
         return forward
-    return [
-        *forward, *_training(nodes, forward, readers, graph.parameter_bytes, len(graph.parameters))
-    ]  # fmt: skip
+    sizes = trained_parameters(graph)
+    return [*forward, *_training(nodes, forward, read, readers, sum(sizes.values()), len(sizes))]
 
 
 def model_steps(model: Model, *, batch: int, tokens: int, phase: Phase = "inference") -> list[Step]:
@@ -112,14 +121,15 @@ def model_steps(model: Model, *, batch: int, tokens: int, phase: Phase = "infere
     # first makes those that all share.
     middle = [replace(nodes[i], calls=nodes[j].calls) for i, j in zip(one, two, strict=True)]
     repeated = [*nodes[: two[0]], *middle * (model.layers - few), *nodes[two[0] :]]
-    readers = {name: graph.graph.out_degree(name) for name in graph.graph.nodes}
-    forward = _forward(repeated, readers)
+    read = operands(graph)
+    readers = gradient_readers(graph, read)
+    forward = _forward(repeated, read, readers)
     if phase == "inference":
         return forward
     size = model.parameters * int(DTYPE_BYTES[model.dtype])
     inside = sum(name.startswith(f"{instances[0]}.") for name in graph.parameters)
     tensors = len(graph.parameters) + inside * (model.layers - few)
-    return [*forward, *_training(repeated, forward, readers, size, tensors)]
+    return [*forward, *_training(repeated, forward, read, readers, size, tensors)]
 
 
 def programs(steps: Iterable[Step]) -> list[Program]:
@@ -149,10 +159,10 @@ def _channels_last(graph: OperatorGraph) -> frozenset[str]:
 
 
 def _forward(
-    nodes: Sequence[OperatorNode], readers: Mapping[str, int],
+    nodes: Sequence[OperatorNode], read: Operands, readers: Mapping[str, int],
     channels_last: frozenset[str] = frozenset(),
 ) -> list[Step]:  # fmt: skip
-    reached = _differentiable(nodes)
+    reached = [has_backward(node, read) for node in nodes]
     return [
         Step(node.op, node.target, "forward", _work(node, node.name in channels_last), node.calls,
              HostCall(host_kind(node), node.calls - 1, wanted,
@@ -236,6 +246,7 @@ def _flat(shape: Sequence[int]) -> tuple[int, int]:
 def _training(
     nodes: Sequence[OperatorNode],
     forward: Sequence[Step],
+    read: Operands,
     readers: Mapping[str, int],
     parameter_bytes: int,
     tensors: int,
@@ -252,14 +263,13 @@ def _training(
             Step("softmax", "cross_entropy", "backward",
                  program("elementwise", logits, **size, inputs=1)),
         ]  # fmt: skip
-    reached = _differentiable(nodes)
-    for node, step, wanted in reversed(list(zip(nodes, forward, reached, strict=True))):
-        if not wanted:
+    for node, step in reversed(list(zip(nodes, forward, strict=True))):
+        if not has_backward(node, read):
             continue
         # A tensor that several operators read gets the sum of their gradients.
         for _ in range(max(0, readers.get(node.name, 1) - 1)):
             steps.append(_wide(step, node.outputs[0], 2))
-        steps += _backward(node, step)
+        steps += _backward(node, step, read[node.name])
     dtype = next((_dtype(node.dtype) for node in nodes if node.parameters), "fp32")
     count = int(parameter_bytes / DTYPE_BYTES[dtype])
     if count:
@@ -269,43 +279,40 @@ def _training(
     return steps
 
 
-def _differentiable(nodes: Sequence[OperatorNode]) -> list[bool]:
-    """Whether a gradient flows through each node: floating point, at or behind a parameter.
-
-    Order stands in for reachability: what runs before the first parameter, and what a decoder
-    derives from positions alone (module of its own without parameters), has no gradient.
-    """
-    first = next((i for i, node in enumerate(nodes) if node.parameters), len(nodes))
-    floating = ("fp64", "fp32", "bf16", "fp16")
-    return [
-        index >= first and node.dtype in floating and node.op not in ("create", "unknown")
-        and "rotary" not in node.module
-        for index, node in enumerate(nodes)
-    ]  # fmt: skip
-
-
-def _backward(node: OperatorNode, step: Step) -> list[Step]:
+def _backward(node: OperatorNode, step: Step, read: Sequence[Operand]) -> list[Step]:
+    """What computes the gradients by those operands that have one."""
     work = step.work
     assert isinstance(work, Program)  # every forward step is one program
     d, v = work.dims, work.variant
     back = replace(step, part="backward", calls=1, host=None)
     own = Variant(v.compute, v.compute, BACKWARD)
     if work.op == "linear":
-        grads = [program("linear", v, rows=d["n"], n=d["k"], k=d["rows"])]
-        grads.append(program("linear", v, rows=d["rows"], n=d["k"], k=d["n"]))
-        steps = [replace(back, work=grad) for grad in grads]
-        if len(node.parameters) > 1:
+        wanted = product_gradients(node, read)
+        steps = []
+        if wanted.right:
+            grad = program("linear", v, rows=d["n"], n=d["k"], k=d["rows"])
+            steps.append(replace(back, work=grad))
+        if wanted.left:
+            grad = program("linear", v, rows=d["rows"], n=d["k"], k=d["n"])
+            steps.append(replace(back, work=grad))
+        if wanted.bias:
             steps.append(replace(back, kind="reduction", work=program(
                 "reduction", own, rows=d["n"], cols=d["rows"])))  # fmt: skip
         return steps
     if work.op == "matmul":
-        one = program("matmul", v, batch=d["batch"], m=d["m"], n=d["k"], k=d["n"])
-        two = program("matmul", v, batch=d["batch"], m=d["k"], n=d["n"], k=d["m"])
-        return [replace(back, work=one), replace(back, work=two)]
+        wanted, steps = product_gradients(node, read), []
+        if wanted.left:
+            grad = program("matmul", v, batch=d["batch"], m=d["m"], n=d["k"], k=d["n"])
+            steps.append(replace(back, work=grad))
+        if wanted.right:
+            grad = program("matmul", v, batch=d["batch"], m=d["k"], n=d["n"], k=d["m"])
+            steps.append(replace(back, work=grad))
+        return steps
     if work.op == "conv":
         return [
             replace(back, work=replace(work, variant=replace(v, kernel=v.kernel + of)))
-            for of in (INPUT_GRADIENT, WEIGHT_GRADIENT)
+            for of, operand in zip((INPUT_GRADIENT, WEIGHT_GRADIENT), read, strict=False)
+            if operand.gradient
         ]
     if work.op in ("attention", "full_attention"):
         return [replace(back, work=Segment("attention backward", ((work, ATTENTION_BACKWARD),)))]
@@ -314,8 +321,9 @@ def _backward(node: OperatorNode, step: Step) -> list[Step]:
         return [_wide(back, node.inputs[0], 1), back]
     shape = node.outputs[0] if node.outputs else ()
     if work.op in ("norm", "softmax") or node.op == "activation":
-        steps = [_wide(back, shape, 2)]
-        if work.op == "norm" and node.parameters:
+        source, *scale = (operand.gradient for operand in read)
+        steps = [_wide(back, shape, 2)] if source or work.op != "norm" else []
+        if work.op == "norm" and any(scale):
             steps.append(replace(back, kind="reduction", work=program(
                 "reduction", own, rows=d["cols"], cols=d["rows"])))  # fmt: skip
         return steps
@@ -325,9 +333,9 @@ def _backward(node: OperatorNode, step: Step) -> list[Step]:
     if name in ("add", "sub"):
         return []
     if name in ("mul", "div", "pow"):
-        # One product for each operand that has a gradient; constants are broadcast and small.
-        large = [shape_ for shape_ in node.inputs if math.prod(shape_) == math.prod(shape)]
-        return [_wide(back, shape, 2) for _ in large]
+        # One product for each operand that has a gradient; those of broadcast ones are left out.
+        large = math.prod(shape)
+        return [_wide(back, shape, 2) for o in read if o.gradient and math.prod(o.shape) == large]
     return [_wide(back, shape, 1)]
 
 

@@ -53,6 +53,12 @@ class TraceReader:
             placeholder: shared[target].removeprefix(f"{WRAPPER}.")
             for placeholder, target in signature.inputs_to_parameters.items()
         }
+        trained = {
+            placeholder for placeholder, target in signature.inputs_to_parameters.items()
+            if program.state_dict[target].requires_grad
+        }  # fmt: skip
+        # Where all are frozen, the module was made for inference; a training step trains them all.
+        self.trained = trained or set(self.parameter_of)
         self.inputs = set(signature.user_inputs)
         self.root: dict[Any, Any] = {}  # node -> the node that wrote its data, None for a constant
         self.group: dict[Any, str] = {}  # operator node -> name of the operator it is part of
@@ -84,7 +90,7 @@ class TraceReader:
         for node in nodes:
             floating = any(info.dtype.startswith(("fp", "bf")) for info in _infos(node))
             wanted[node] = floating and (
-                node.name in self.parameter_of or any(map(wanted.get, node.all_input_nodes))
+                node.name in self.trained or any(map(wanted.get, node.all_input_nodes))
             )
         # A member of a tuple is its call's result.
         source = {node: _made_by(node) for node in nodes}

@@ -64,6 +64,25 @@ def result_text(node: Any) -> str:
     return json.dumps(_plain(node), separators=(",", ":"))
 
 
+def described_tensors(arguments: str) -> list[tuple[list[int], list[int], str]]:
+    """Shape, strides and dtype of the tensors among a call's arguments, in order."""
+    found: list[tuple[list[int], list[int], str]] = []
+
+    def visit(value: object) -> None:
+        if isinstance(value, list):
+            for item in value:
+                visit(item)
+        elif isinstance(value, dict):
+            if TENSOR in value:
+                shape, strides, dtype = value[TENSOR]
+                found.append((shape, strides, dtype))
+            else:
+                visit(list(value.values()))
+
+    visit(json.loads(arguments))
+    return found
+
+
 def _plain(value: Any) -> Any:
     import torch
 
