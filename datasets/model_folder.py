@@ -210,8 +210,10 @@ def _rope(config: ConfigFields, base: float) -> dict[str, object]:
     if not isinstance(parameters, dict) or any(isinstance(v, dict) for v in parameters.values()):
         raise config.error(field, "one mapping for all layers")
     theta = parameters.get("rope_theta", config.fields.get("rope_theta", base))
-    if parameters.get("partial_rotary_factor", config.fields.get("partial_rotary_factor", 1)) != 1:
-        raise config.error(field, "a partial_rotary_factor of 1: whole heads are rotated")
+    rotated = "partial_rotary_factor"
+    if parameters.get(rotated, config.fields.get(rotated, 1)) != 1:
+        place = field if rotated in parameters else rotated
+        raise config.error(place, f"a {rotated} of 1: whole heads are rotated")
     kind = parameters.get("rope_type", parameters.get("type", "default"))
     if kind == "default":
         return {"rope_theta": theta}

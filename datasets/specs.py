@@ -260,6 +260,7 @@ def _expected(message: str) -> str:
     """Turn pydantic's sentence into what stands after "expected"."""
     for prefix in ("Value error, ", "Assertion failed, ", "Input should be ", "Input should "):
         message = message.removeprefix(prefix)
+    message = re.sub(r"^String should match pattern '(.*)'$", r"a text that matches \1", message)
     message = re.sub(r"^\w+ should have (.*?)(?: after validation)?, not \d+$", r"\1", message)
     return _PLAIN_WORDS.get(message, message)
 

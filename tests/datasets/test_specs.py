@@ -26,6 +26,7 @@ class Document(StrictModel):
     items: Annotated[tuple[Item, ...], Field(min_length=1)]
     by_number: dict[int, float] = Field(default_factory=dict)
     one: Item | None = None
+    named: Annotated[str, Field(pattern=r"^[a-z]+$")] = "a"
 
 
 @pytest.mark.parametrize(
@@ -52,6 +53,10 @@ class Document(StrictModel):
             "f.yaml: one.zzz: got 1, expected one of the fields count, size, words",
         ),
         (7, "f.yaml: got 7, expected a mapping of fields"),
+        (
+            {"items": [{"count": 1}], "named": "bäx"},
+            "f.yaml: named: got 'bäx', expected a text that matches ^[a-z]+$",
+        ),
     ],
 )
 def test_validation_errors_are_one_line(data: object, line: str) -> None:
