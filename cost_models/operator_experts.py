@@ -31,7 +31,7 @@ _BELIEF = MappingProxyType({"product": 0.8, "wide": 0.85})
 
 #: Families whose unseen devices get the experts' weighted median offset; others take the believed
 #: share of the weighted mean.
-_ANCHORED = frozenset({"product"})
+_ANCHORED = frozenset({"product", "conv"})
 
 #: Chips with the row's data type from which a median says something of offsets. Assumed.
 _ENOUGH_CHIPS = 3
@@ -152,6 +152,7 @@ def seconds(overhead: Floats, structural: Floats, bound: Floats, correction: Flo
 def overheads(part: OperatorTable, latency: Floats, roofline_s: Floats) -> dict[str, float]:
     """Launch overhead by operator: the median of rows with next to no work.
 
+    An operator with few such rows (convolutions): its quickest row, which no launch outlasts.
     Only torch's eager calls have one; the other libraries are timed inside CUDA graphs.
     """
     if not includes_launch(part.library[0]):
@@ -160,7 +161,7 @@ def overheads(part: OperatorTable, latency: Floats, roofline_s: Floats) -> dict[
     for name in sorted(set(part.op)):
         rows = part.op == name
         small = rows & (roofline_s < _LAUNCH_BOUND_S)
-        floor = np.median(latency[small]) if small.sum() > 20 else np.quantile(latency[rows], 0.1)
+        floor = np.median(latency[small]) if small.sum() > 20 else np.min(latency[rows])
         found[str(name)] = float(min(floor, np.quantile(latency[rows], 0.3)))
     return found
 

@@ -67,6 +67,9 @@ _POWER = MappingProxyType(
 #: the best of some 25 calls. Fitted by eye on T4.
 _THROTTLE_S = 3e-4
 
+#: Power of that share that a convolution feels. Fitted on P4 and T4, each of which asks for 0.5
+#: alone; presumably because Winograd's kernels multiply less than is counted.
+_CONV_POWER = 0.5
 
 #: Multiprocessors of a large GPU whose number is not published. Assumed.
 _USUAL_UNITS = 140.0
@@ -198,15 +201,15 @@ def _paid(device: Device) -> float:
     return max(float(device.tdp_w or "nan") - fixed, 1.0) * rate
 
 
-def sustained_share(work: OperatorWork, offer: Mapping[str, Floats]) -> Floats:
-    """Share of the peak that the power limit leaves over a kernel's duration (N,)."""
+def sustained_share(work: OperatorWork, offer: Mapping[str, Floats], cost: float = 1.0) -> Floats:
+    """Share of the peak that the power limit leaves over a kernel's duration, to a power (N,)."""
     share = np.minimum(offer["paid"] / offer["fp32"], 1.0)
     share = np.where(np.isnan(share), 1.0, share)
     late = work.roofline_s / (work.roofline_s + _THROTTLE_S)
     # Matrix units spend less energy a FLOP, so the same limit costs them less (power 0.75,
     # fitted by eye on L40S beside A100 and H100).
     matrix = np.where(work.peak > 1.01 * offer["fp32"], 0.75, 1.0)
-    return np.asarray(np.exp(np.log(share) * late * matrix))
+    return np.asarray(np.exp(np.log(share) * late * matrix * cost))
 
 
 def _common(work: OperatorWork, offer: Mapping[str, Floats]) -> dict[str, Floats]:
@@ -299,7 +302,7 @@ def _conv(table: OperatorTable, work: OperatorWork, offer: Mapping[str, Floats])
     n = np.where(to_weight, cin * taps, np.where(to_input, cin, cout))
     k = np.where(to_weight, pixels, np.where(to_input, cout * taps / d["stride"] ** 2, cin * taps))
     m, n, k = (np.maximum(np.round(size), 1) for size in (m, n, k))
-    peak = work.peak * sustained_share(work, offer)
+    peak = work.peak * sustained_share(work, offer, _CONV_POWER)
     item = Product(groups, m, n, k, peak, work.units, work.bandwidth, work.bytes, split=to_weight)
     # Few channels a group leave nothing to matrix units (assumed: below 8).
     few = (groups > 1) & (np.minimum(cin, cout) < _MATRIX_CHANNELS)

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +15,7 @@ from foreplan.cost_models.commands import evaluate_file, operator_stats, train_o
 from foreplan.cost_models.evaluation import evaluate
 from foreplan.cost_models.launch_head import head, head_slope
 from foreplan.cost_models.model_store import load_operator_model
+from foreplan.cost_models.operator_experts import overheads
 from foreplan.cost_models.operator_features import FAMILIES, features
 from foreplan.cost_models.operator_predictor import OperatorPredictor
 from foreplan.cost_models.operator_work import operator_work
@@ -57,6 +59,13 @@ def test_causal_attention_counts_visible_pairs() -> None:
     assert operator_work(windowed).flops[0] == 4 * 8 * 7
 
 
+#: A convolution of 3 x 3 on 16,384 pixels and 512 channels.
+_CONV = {
+    "b": 64.0, "cin": 512.0, "cout": 512.0, "window": 3.0, "size": 16.0, "stride": 1.0,
+    "padding": 1.0, "groups": 1.0,
+}  # fmt: skip
+
+
 def _one(kind: str, dtype: str, device: str = "l4", **dims: float) -> OperatorTable:
     return operator_table(
         op=texts([kind]), kind=texts([kind]), dtype=texts([dtype]), library=texts(["trtllm"]),
@@ -88,6 +97,34 @@ def test_head_hides_short_kernels_and_adds_long_ones() -> None:
     step = 1e-6
     slope = (head(overhead, device * np.exp(step)) - total) / step
     assert head_slope(overhead, device) == pytest.approx(slope, rel=1e-3, abs=1e-12)
+
+
+def test_few_launch_bound_rows_leave_the_quickest_as_the_launch() -> None:
+    # Without small work the launch is at most the quickest call, not a low quantile of long ones.
+    one = _one("conv", "fp32", "v100_pcie_32gb", **_CONV)
+    table = one.take(np.zeros(100, dtype=np.int64))
+    table = replace(table, library=texts(["torch-2.1-cuda"] * 100))
+    latency = np.geomspace(60e-6, 1e-2, 100)
+    assert overheads(table, latency, np.full(100, 1e-4)) == {"conv": pytest.approx(60e-6)}
+    small = overheads(table, latency, np.where(np.arange(100) < 30, 1e-6, 1e-4))
+    assert small["conv"] == pytest.approx(np.median(latency[:30]))
+
+
+def test_a_power_limit_costs_convolutions_less_than_products() -> None:
+    def share(kind: str, device: str, **dims: float) -> float:
+        block = [
+            features(_one(kind, "fp32", name, **dims), "conv" if kind == "conv" else "product")
+            for name in (device, "v100_pcie_32gb")
+        ]
+        slower = block[0].structural_s / block[1].structural_s
+        return float((slower / (block[0].roofline_s / block[1].roofline_s))[0])
+
+    # A product of the sizes of the convolution (16,384 pixels), on a board of 70 W beside one that
+    # holds its clock: the limit takes a factor 2 or so, of the convolution its root.
+    product = share("linear", "t4", b=1.0, m=16384.0, n=512.0, k=4608.0)
+    conv = share("conv", "t4", **_CONV)
+    assert 1.5 < product < 3.0
+    assert conv == pytest.approx(product**0.5, rel=0.1)
 
 
 def test_learns_seen_devices_and_carries_over(fitted: OperatorPredictor) -> None:
