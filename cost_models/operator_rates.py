@@ -7,11 +7,17 @@ takes where nothing is lost,
 launch     the host's time of one call
 compute    FLOP over the peak of the compute dtype (memory-bound operators: the fp32 peak)
 memory     bytes that move once, over the memory's bandwidth
-unpack     bytes of a weight written out in fp32 by kernels that dequantise before they multiply
+unpack     bytes of a weight written out in fp32 by kernels that dequantise before they multiply;
+           of a convolution on a processor the host's time of a call for every `_LAID_OUT` weights
 =========  ===================================================================================
 
 from figures that are measured or published, and the groups in which programs lose alike (the same
 family, operator, dtype, kernel, variant).
+
+A convolution on a processor lays its weight out anew at every call, element by element and far
+below the bandwidth (4 MiB of weights in 1.2 to 3 ms on one core of an EPYC, 1.4 to 3.5 GB/s), so
+that how quickly a core issues a call says more of it than how much its memory moves; see
+docs/results/onboarding.md.
 
 Shape legend: ``N`` programs, ``T`` = `TERMS`, ``L`` = `LEVELS`.
 """
@@ -38,6 +44,10 @@ LEVELS = ("all", "family", "layer", "operator", "dtype", "function", "kernel", "
 
 #: Operators whose FLOP are products; only these have a peak of their own for each dtype.
 _ARITHMETIC = PRODUCTS | {"linear", "matmul", "conv", "attention", "full_attention"}
+
+#: Weights of a convolution that are laid out in the time of a call (assumed: 4 KiB of fp32 at 3
+#: GB/s; rates are fitted on top).
+_LAID_OUT = 1024
 
 _PASSES = ("_forward", "_backward", "_weight_gradient")
 
@@ -85,7 +95,8 @@ def rate_terms(programs: Sequence[Program], device: Device) -> Floats:
             launch,
             program.flops / _peak(device, program),
             program.bytes / device.memory_bandwidth,
-            4.0 * unpacked_weights(program) / device.memory_bandwidth,
+            4.0 * unpacked_weights(program) / device.memory_bandwidth
+            + (launch * _laid_out(program) / _LAID_OUT if device.kind == "cpu" else 0.0),
         )
         for program in programs
     ]).reshape(len(programs), len(TERMS))  # fmt: skip
@@ -95,6 +106,17 @@ def roofline(terms: Floats, programs: Sequence[Program]) -> Floats:
     """Seconds beside the launch that no kernel beats (N,), from `rate_terms`."""
     products = np.array([program.op in _ARITHMETIC for program in programs])
     return np.asarray(np.maximum(np.where(products, terms[:, 1], 0.0), terms[:, 2]))
+
+
+def _laid_out(program: Program) -> float:
+    """Weights of a convolution; twice in a backward pass, which is of input and weights."""
+    d = program.dims
+    if program.op == "conv":
+        return d["cin"] / d["groups"] * d["cout"] * d["taps"]
+    if not program.op.startswith("conv2d_"):
+        return 0.0
+    weights = d["channels"] / d["groups"] * d["filters"] * d["kernel_height"] * d["kernel_width"]
+    return weights * (2 if program.op == "conv2d_backward" else 1)
 
 
 def _peak(device: Device, program: Program) -> float:
