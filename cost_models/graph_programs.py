@@ -82,8 +82,14 @@ def lower(graph: OperatorGraph, phase: Phase = "inference") -> list[Step]:
     Args:
         graph: captured with ``eager=True``.
         phase: ``inference`` is the forward pass; ``training`` adds a cross-entropy loss if the
-            output looks like logits, the backward pass and the update.
+            output looks like logits, the backward pass and the update. Frozen parameters get no
+            gradient and no update; of a module whose parameters are all frozen all are trained.
+
+    Raises:
+        ValueError: a training step of a graph that was captured without its calls.
     """
+    if phase == "training" and not graph.calls:
+        raise ValueError("a training step of a graph captured without its calls")
     nodes = [node for node in graph.operators() if node.op not in _NOTHING]
     read = operands(graph)
     readers = gradient_readers(graph, read)

@@ -201,15 +201,14 @@ def _paid(device: Device) -> float:
     return max(float(device.tdp_w or "nan") - fixed, 1.0) * rate
 
 
-def sustained_share(work: OperatorWork, offer: Mapping[str, Floats], cost: float = 1.0) -> Floats:
+def sustained_share(work: OperatorWork, offer: Mapping[str, Floats], power: float = 1.0) -> Floats:
     """Share of the peak that the power limit leaves over a kernel's duration, to a power (N,)."""
     share = np.minimum(offer["paid"] / offer["fp32"], 1.0)
     share = np.where(np.isnan(share), 1.0, share)
     late = work.roofline_s / (work.roofline_s + _THROTTLE_S)
-    # Matrix units spend less energy a FLOP, so the same limit costs them less (power 0.75,
-    # fitted by eye on L40S beside A100 and H100).
+    # Matrix units spend less energy a FLOP (0.75, fitted by eye on L40S beside A100 and H100).
     matrix = np.where(work.peak > 1.01 * offer["fp32"], 0.75, 1.0)
-    return np.asarray(np.exp(np.log(share) * late * matrix * cost))
+    return np.asarray(np.exp(np.log(share) * late * matrix * power))
 
 
 def _common(work: OperatorWork, offer: Mapping[str, Floats]) -> dict[str, Floats]:

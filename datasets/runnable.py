@@ -113,7 +113,8 @@ class Inputs:
             x = self._draw(_BEHIND_ROWS, _BEHIND_WEIGHT[1], dtype=torch.float32)
             weight = self._draw(*_BEHIND_WEIGHT, dtype=torch.float32)
             self._product = functools.partial(torch.nn.functional.linear, x, weight)
-        state = f"{built.cache_state}; behind a product"
+        weight_mib = 4 * math.prod(_BEHIND_WEIGHT) / 2**20
+        state = f"{built.cache_state}; behind a product of {weight_mib:g} MiB"
         return replace(built, cache_state=state, before=self._product)
 
     def release(self) -> None:

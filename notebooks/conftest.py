@@ -6,8 +6,10 @@ second later; another worker's kernel, or any connection going out, may have got
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
+import socket
 
 from jupyter_client.connect import LocalPortCache
 
@@ -17,8 +19,15 @@ _turns = itertools.count()
 
 
 def _port(_: LocalPortCache, ip: str) -> int:
-    place = PER_WORKER * os.getpid() + next(_turns) % PER_WORKER
-    return FIRST_PORT + place % PORTS
+    for _turn in range(PER_WORKER):
+        place = PER_WORKER * os.getpid() + next(_turns) % PER_WORKER
+        port = FIRST_PORT + place % PORTS
+        with contextlib.suppress(OSError), socket.socket() as probe:
+            probe.bind((ip, port))
+            return port
+    raise OSError(
+        f"no free port in {PER_WORKER} from {FIRST_PORT + PER_WORKER * os.getpid() % PORTS}"
+    )
 
 
 def pytest_runtest_setup() -> None:

@@ -293,7 +293,7 @@ def _decide(
     book = cost_book(problem.cluster, profiles, costs, given=given)
     try:
         return chosen.decide(dataclasses.replace(problem, costs=book)).decision
-    except (InfeasibleError, MissingDataError) as error:
+    except (InfeasibleError, MissingDataError, SpecError) as error:
         return str(error)
 
 

@@ -75,6 +75,7 @@ class ReplicasPlanner(Planner[ReplicasWorkload, ReplicasDecision]):
         Raises:
             InfeasibleError: no replica fits, or no split meets the limits or the wanted rate.
             MissingDataError: a price or the memory of a device is not known.
+            SpecError: fewer requests than a batch of each replica.
         """
         split = self._split(problem)
         found = split.solve()
@@ -88,7 +89,7 @@ class ReplicasPlanner(Planner[ReplicasWorkload, ReplicasDecision]):
         if late:
             raise InfeasibleError(
                 f"the best replicas by the solver's law have {'; '.join(late)} when simulated",
-                fix="relax the limit a little, or give fewer requests a batch",
+                fix="relax the limit or the wanted rate a little",
             )
         few = len(problem.cluster.ranks()) <= FEW
         near = dict(self._near(problem, split, found)) if few else {}
@@ -103,9 +104,9 @@ class ReplicasPlanner(Planner[ReplicasWorkload, ReplicasDecision]):
         for group, _ in used[:NEAR]:
             try:
                 other = split.solve(np.arange(len(split.groups)) != group)
-            except InfeasibleError:
+                decision = split.decision(other.assignment)
+            except (InfeasibleError, SpecError):  # the other split may want more requests
                 continue
-            decision = split.decision(other.assignment)
             if not missed(problem.workload, self._figures(problem, decision)):
                 yield f"without replicas of {split.name(group)}", decision
 
@@ -120,8 +121,8 @@ class ReplicasPlanner(Planner[ReplicasWorkload, ReplicasDecision]):
         idle = sum(copies for _, copies in found.assignment.copies) - len(decision.replicas)
         if idle:
             yield (
-                f"{idle} of the split's replicas left out: too slow to take a batch in a run of "
-                f"{requests_of(problem)} requests; more requests would use them"
+                f"{idle} of the split's replicas left out: a run of {requests_of(problem)} "
+                "requests is over before they would take a batch; more requests would use them"
             )
 
     def baselines(self, problem: _Problem) -> dict[str, ReplicasDecision | str]:
@@ -137,7 +138,7 @@ class ReplicasPlanner(Planner[ReplicasWorkload, ReplicasDecision]):
         ):
             try:
                 decision = split.decision(split.solve(allowed).assignment)
-            except InfeasibleError as error:
+            except (InfeasibleError, SpecError) as error:
                 made[name] = str(error)
                 continue
             twin = next((n for n, d in made.items() if d == decision), None)

@@ -29,8 +29,8 @@ from foreplan.planner.serving.spec import ServingDecision
 from foreplan.planner.serving.traffic import MOST_REQUESTS, Request
 
 PERCENTILES = (50, 90, 99)
-#: Batches of every replica at least that the largest rate is told from, so that filling and
-#: draining the pipeline weigh an eighth.
+#: Batches a replica in the mean that the largest rate is told from (assumed): filling and draining
+#: the pipeline weigh about an eighth.
 FILLS = 8
 
 
@@ -136,7 +136,7 @@ def largest_rate(
     that of a plan half empty.
     """
     filling = FILLS * sum(batch for _, batch in replicas)
-    times = math.ceil(min(filling, MOST_REQUESTS) / len(requests))
+    times = max(1, min(math.ceil(filling / len(requests)), MOST_REQUESTS // len(requests)))
     waiting = [Request(0.0, r.prompt_tokens, r.new_tokens) for r in requests] * times
     return len(waiting) / replay(problem, replicas, waiting).timeline.makespan_s
 

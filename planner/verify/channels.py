@@ -23,7 +23,7 @@ from foreplan.datasets.gloo_wait import nicer_reader, wait_awake
 from foreplan.datasets.host_group import HostGroup
 from foreplan.errors import VerificationError
 from foreplan.planner.verify.clock import Clock, CudaClock, HostClock
-from foreplan.planner.verify.connections import Connections
+from foreplan.planner.verify.connections import Connections, pair_options
 from foreplan.planner.verify.exchange import exchange
 from foreplan.planner.verify.peer_memory import Offer, PeerMemory
 from foreplan.planner.verify.rank_program import RankProgram, Step
@@ -32,11 +32,6 @@ if TYPE_CHECKING:
     import torch
 
 
-#: Thread blocks of a transfer between two GPUs. A receive is posted long before its message comes
-#: and keeps its multiprocessors until then: with NCCL's 32 the passes of a training step beside it
-#: took 24-32 % longer on two H200, with 2 at most 8 %, and 16 MiB took 0.6 ms instead of 0.1
-#: (measured).
-_PAIR_CTAS = 2
 #: What `HostGroup` can do.
 _SHARED = ("all_reduce", "all_gather")
 
@@ -278,7 +273,7 @@ class _Nccl:
     def _communicator(self, kind: str, members: tuple[int, ...]) -> Any:
         import torch.distributed as dist
 
-        options = _pair_options(self._timeout) if kind == "pair" else None
+        options = pair_options(self._timeout) if kind == "pair" else None
         return dist.new_group(
             sorted(members), backend="nccl", timeout=self._timeout, pg_options=options
         )
@@ -355,17 +350,6 @@ def _exchange(mine: Any) -> list[Any]:
         return exchange(mine)
     except RuntimeError as error:
         raise ConnectionLost(f"another rank is not ready: {error}") from error
-
-
-def _pair_options(timeout: timedelta) -> Any:
-    """Options of a connection between two GPUs that leave the rest of them to computation."""
-    import torch.distributed as dist
-
-    nccl: Any = dist
-    options = nccl.ProcessGroupNCCL.Options()
-    options._timeout = timeout  # else torch warns that it will be overwritten
-    options.config.min_ctas, options.config.max_ctas = 1, _PAIR_CTAS
-    return options
 
 
 def _staged(step: Step, tensor: torch.Tensor) -> tuple[torch.Tensor, Callable[[], None] | None]:

@@ -93,11 +93,11 @@ class LinkMeasuring(Process):
         import torch
         import torch.distributed as dist
 
-        from foreplan.planner.verify.channels import _pair_options
+        from foreplan.planner.verify.connections import pair_options
 
         sizes = (1 << 14, 1 << 16) if self.processor else MESSAGES
         partner, lower = self.rank ^ 1, self.rank % 2 == 0
-        options = None if self.processor else _pair_options(timedelta(seconds=60))
+        options = None if self.processor else pair_options(timedelta(seconds=60))
         pairs = [[a, a + 1] for a in range(0, RANKS, 2)]
         groups = [dist.new_group(p, backend=self.backend, pg_options=options) for p in pairs]
         group = groups[self.rank // 2]

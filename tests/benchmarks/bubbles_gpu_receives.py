@@ -36,7 +36,7 @@ class ReceiveMeasuring(Measuring):
         import torch
         import torch.distributed as dist
 
-        from foreplan.planner.verify.channels import _pair_options
+        from foreplan.planner.verify.connections import pair_options
 
         self._ways: dict[tuple[int, int, int], Any] = {}
         self._coming: list[Any] = []
@@ -44,7 +44,7 @@ class ReceiveMeasuring(Measuring):
         for a in range(0, RANKS, 2):
             for source, target in ((a, a + 1), (a + 1, a)):
                 for k in range(WAITING):
-                    options = _pair_options(timedelta(seconds=60))
+                    options = pair_options(timedelta(seconds=60))
                     group = self._new_group([a, a + 1], backend="nccl", pg_options=options)
                     if self.rank in (source, target):
                         # Both ends have to make a communicator before one of them waits on it.

@@ -242,7 +242,9 @@ def main() -> None:
     parser.add_argument("--model", default="llama-3.1-8b")
     parser.add_argument("--workloads", type=int, default=60)
     parser.add_argument("--profile", type=Path, required=True, help="where the profile goes")
-    parser.add_argument("--small", type=int, default=1, help="divide the lengths, for a rehearsal")
+    parser.add_argument(
+        "--small", type=int, default=1, help="divide lengths and most requests, for a rehearsal"
+    )
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument(
         "--turns", type=int, default=1, help="profile and passes in turn; medians count"

@@ -178,14 +178,14 @@ class Rank:
         import torch
         import torch.distributed as dist
 
-        from foreplan.planner.verify.channels import _pair_options
+        from foreplan.planner.verify.connections import pair_options
 
         ways: list[Any] = []
         for source in range(2):  # a communicator for each direction, as a run has them
             if blocks is None:
                 ways.append(dist.new_group([0, 1], backend="gloo"))
                 continue
-            options = _pair_options(timedelta(seconds=LIMIT_S))
+            options = pair_options(timedelta(seconds=LIMIT_S))
             options.config.max_ctas = blocks
             ways.append(dist.new_group([0, 1], backend="nccl", pg_options=options))
             # NCCL connects at the first message, which both ends have to call.

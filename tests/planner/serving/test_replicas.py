@@ -327,6 +327,33 @@ def test_a_wanted_rate_is_met_by_the_replicas_that_are_paid_for(unlike):
         PLANNER.decide(unlike(objective="concurrency", requests=8))
 
 
+def test_an_alternative_that_wants_more_requests_is_no_reason_to_fail():
+    """Without the one cheap GPU two slow ones are needed, and a batch of each is 16 requests."""
+    cluster, _ = foreplan.load_cluster("h100_sxm,p4,p4")
+    prices = {"h100_sxm": 0.3, "p4": 3.0}
+    devices = tuple(
+        entry.model_copy(update={"price_per_hour": prices[str(entry.name)]})
+        for entry in cluster.devices
+    )
+    cluster = cluster.model_copy(update={"devices": devices})
+    workload = validate(
+        ReplicasWorkload,
+        {"batch": 8, "prompt_tokens": 512, "new_tokens": 16, "replica_devices": 1, "requests": 8,
+         "objective": "price", "min_throughput_tokens_per_s": 5_000},
+        "workload",
+    )  # fmt: skip
+    model, costs = (
+        foreplan.load_model("tiny-llama-random"),
+        cost_book(cluster, Profiles(), "roofline"),
+    )
+    problem = Problem(model, cluster, workload, costs)
+    choice = PLANNER.decide(problem)
+    assert [r.rounds for r in choice.decision.replicas] == [1]
+    assert "without replicas of h100_sxm" not in choice.near
+    said = PLANNER.baselines(problem)["one device a replica"]
+    assert isinstance(said, str) or len(said.replicas) == 1
+
+
 def test_a_replica_that_a_short_run_leaves_out_is_told(unlike):
     short, long = (PLANNER.decide(unlike(requests=count)) for count in (32, 3200))
     assert len(short.decision.replicas) == 1

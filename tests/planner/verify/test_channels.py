@@ -91,7 +91,7 @@ def gpus() -> Iterator[tuple[Cuda, Nccl]]:
         patch.setattr(dist, "all_reduce", nccl.all_reduce)
         # No GPU reaches another one's memory, so that messages are NCCL's, too.
         patch.setattr(channels, "exchange", lambda mine: [mine])
-        patch.setattr(channels, "_pair_options", lambda timeout: None)
+        patch.setattr(channels, "pair_options", lambda timeout: None)
         yield cuda, nccl
 
 
