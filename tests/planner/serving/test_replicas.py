@@ -288,27 +288,22 @@ def test_two_processes_serve_and_agree_with_one():
     assert run.chosen.measured_s is not None
 
 
-@pytest.fixture
-def unlike():
-    """Problems of one fast and one slow device, priced by the roofline."""
-    cluster, _ = foreplan.load_cluster("h100_sxm,p4")
-    prices = {"h100_sxm": 3.0, "p4": 0.3}
-    devices = tuple(
-        entry.model_copy(update={"price_per_hour": prices[str(entry.name)]})
+def unlike(devices="h100_sxm,p4", prices=(3.0, 0.3), **asked):
+    """A problem of fast and slow devices, priced by the roofline, at dollars an hour by kind."""
+    cluster, _ = foreplan.load_cluster(devices)
+    by_kind = dict(zip(("h100_sxm", "p4"), prices, strict=True))
+    entries = tuple(
+        entry.model_copy(update={"price_per_hour": by_kind[str(entry.name)]})
         for entry in cluster.devices
     )
-    cluster = cluster.model_copy(update={"devices": devices})
-    costs = cost_book(cluster, Profiles(), "roofline")
+    cluster = cluster.model_copy(update={"devices": entries})
     fields = {"batch": 8, "prompt_tokens": 512, "new_tokens": 16, "replica_devices": 2}
-
-    def make(**asked):
-        workload = validate(ReplicasWorkload, fields | asked, "workload")
-        return Problem(foreplan.load_model("tiny-llama-random"), cluster, workload, costs)
-
-    return make
+    workload = validate(ReplicasWorkload, fields | asked, "workload")
+    costs = cost_book(cluster, Profiles(), "roofline")
+    return Problem(foreplan.load_model("tiny-llama-random"), cluster, workload, costs)
 
 
-def test_requests_are_held_by_the_quickest_replicas_that_hold_them(unlike):
+def test_requests_are_held_by_the_quickest_replicas_that_hold_them():
     def figures(**asked):
         problem = unlike(**asked)
         return Forecast(PLANNER, problem, PLANNER.decide(problem).decision).metrics
@@ -318,7 +313,7 @@ def test_requests_are_held_by_the_quickest_replicas_that_hold_them(unlike):
     assert held["throughput_tokens_per_s"] == pytest.approx(rate["throughput_tokens_per_s"], 0.01)
 
 
-def test_a_wanted_rate_is_met_by_the_replicas_that_are_paid_for(unlike):
+def test_a_wanted_rate_is_met_by_the_replicas_that_are_paid_for():
     priced = unlike(objective="price", min_throughput_tokens_per_s=25_000)
     found = Forecast(PLANNER, priced, PLANNER.decide(priced).decision).metrics
     assert found["throughput_tokens_per_s"] >= 25_000
@@ -329,24 +324,10 @@ def test_a_wanted_rate_is_met_by_the_replicas_that_are_paid_for(unlike):
 
 def test_an_alternative_that_wants_more_requests_is_no_reason_to_fail():
     """Without the one cheap GPU two slow ones are needed, and a batch of each is 16 requests."""
-    cluster, _ = foreplan.load_cluster("h100_sxm,p4,p4")
-    prices = {"h100_sxm": 0.3, "p4": 3.0}
-    devices = tuple(
-        entry.model_copy(update={"price_per_hour": prices[str(entry.name)]})
-        for entry in cluster.devices
-    )
-    cluster = cluster.model_copy(update={"devices": devices})
-    workload = validate(
-        ReplicasWorkload,
-        {"batch": 8, "prompt_tokens": 512, "new_tokens": 16, "replica_devices": 1, "requests": 8,
-         "objective": "price", "min_throughput_tokens_per_s": 5_000},
-        "workload",
+    problem = unlike(
+        "h100_sxm,p4,p4", (0.3, 3.0), replica_devices=1, requests=8, objective="price",
+        min_throughput_tokens_per_s=5_000,
     )  # fmt: skip
-    model, costs = (
-        foreplan.load_model("tiny-llama-random"),
-        cost_book(cluster, Profiles(), "roofline"),
-    )
-    problem = Problem(model, cluster, workload, costs)
     choice = PLANNER.decide(problem)
     assert [r.rounds for r in choice.decision.replicas] == [1]
     assert "without replicas of h100_sxm" not in choice.near
@@ -354,7 +335,7 @@ def test_an_alternative_that_wants_more_requests_is_no_reason_to_fail():
     assert isinstance(said, str) or len(said.replicas) == 1
 
 
-def test_a_replica_that_a_short_run_leaves_out_is_told(unlike):
+def test_a_replica_that_a_short_run_leaves_out_is_told():
     short, long = (PLANNER.decide(unlike(requests=count)) for count in (32, 3200))
     assert len(short.decision.replicas) == 1
     assert any("1 of the split's replicas left out" in note for note in short.assumptions)
