@@ -69,6 +69,8 @@ PREFILLS = (
 BATCHES = (1, 2, 4, 8, 12, 16, 20, 24, 32, 40, 48, 64)
 CONTEXTS = (64, 256, 512, 1024, 2048, 4096)
 MOST_ROWS, MOST_PROMPT = 16384, 2048
+#: Prompts divided by more are no longer several tokens.
+MOST_SMALL = 32
 
 
 def kernel_table(kind: str) -> StageKernels:
@@ -250,6 +252,8 @@ def main() -> None:
         "--turns", type=int, default=1, help="profile and passes in turn; medians count"
     )
     options = parser.parse_args()
+    if not 1 <= options.small <= MOST_SMALL or options.turns < 1:
+        parser.error(f"--small of 1 to {MOST_SMALL} and --turns of at least 1")
     name, model = DeviceName.parse(options.device), load_model(options.model)
     be_as_its_worker(name)
     kernels = kernel_table(name.kind)
