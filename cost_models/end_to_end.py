@@ -82,7 +82,7 @@ def measure(
         device: ``cpu`` or ``cuda:N``.
         size: of `SIZES`.
         dtype: of weights and activations.
-        networks: of `NETWORKS`.
+        networks: of `NETWORKS`, or of `CALIBRATION` where the host has no part (graphs).
         phases: what to run.
         executions: ``graph`` takes part on GPUs alone, and times the calls of a pass from graphs.
         seconds: spent on each network and shape; an operator gets a twentieth.
@@ -333,7 +333,9 @@ def main(arguments: Iterable[str] | None = None) -> None:
     taking.add_argument("--device", default="cpu")
     taking.add_argument("--size", choices=list(SIZES), default="small")
     taking.add_argument("--dtype", choices=["fp32", "bf16", "fp16"], default="fp32")
-    taking.add_argument("--networks", nargs="+", choices=NETWORKS, default=list(NETWORKS))
+    taking.add_argument(
+        "--networks", nargs="+", choices=(*NETWORKS, *CALIBRATION), default=list(NETWORKS)
+    )
     taking.add_argument("--phases", nargs="+", choices=PHASES, default=list(PHASES))
     taking.add_argument(
         "--executions", nargs="+", choices=EXECUTIONS, default=list(EXECUTIONS),

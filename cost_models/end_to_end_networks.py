@@ -21,6 +21,9 @@ SIZES: Mapping[str, dict[str, Any]] = {
               "text": ((1, 256), (4, 256), (8, 512), (16, 512)),
               "image": ((1, 224), (4, 224), (16, 224), (32, 224)),
               "resnet": ((1, 224), (16, 224), (64, 224), (128, 224))},
+    # Shapes that no other size has, for networks that prices were not chosen on.
+    "held_out": {"hidden": 1536, "layers": 8, "vocab": 50000, "depths": (2, 3, 5, 2),
+                 "text": ((2, 384), (12, 320)), "image": ((6, 192), (48, 192))},
 }  # fmt: skip
 
 TEXT = ("llama", "gpt2", "opt", "qwen3", "bert")

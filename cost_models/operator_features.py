@@ -28,6 +28,7 @@ from foreplan.cost_models.operator_work import (
     visible_pairs,
     widths,
 )
+from foreplan.cost_models.power_limit import paid_flops, sustained_share
 from foreplan.cost_models.tile_times import (
     CHOSEN,
     Product,
@@ -35,7 +36,6 @@ from foreplan.cost_models.tile_times import (
     chosen_tile,
     wave_columns,
 )
-from foreplan.datasets.device import Device
 from foreplan.datasets.operator_table import OperatorTable, includes_launch
 
 Floats = NDArray[np.float64]
@@ -45,27 +45,16 @@ FAMILIES: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
         "product": ("bmm", "linear"),
         "conv": ("conv", "conv_input_gradient", "conv_weight_gradient"),
-        "wide": ("elementwise", "softmax", "layernorm", "batchnorm", "reduction", "embedding"),
-        "context": ("context_attention",),
+        "wide": (
+            "elementwise", "softmax", "layernorm", "batchnorm", "reduction", "embedding",
+            "layernorm_gradient", "batchnorm_gradient",
+        ),
+        "context": ("context_attention", "context_attention_gradient"),
         "generation": ("generation_attention",),
         "collective": ("collective",),
         "layer": ("decoder_layer",),
     }
-)
-
-#: Board power that does not go into arithmetic (watts), and the FP32 multiply-adds that the rest
-#: pays for (FLOP/s per watt), by process generation. 16/12 nm: fitted by eye to P4 and T4 (3.0-3.7
-#: TFLOP/s sustained at 75 and 70 W), the fixed part assumed; without it those two small boards say
-#: that a V100 cannot hold its clock. Newer: assumed from the growth of peak per watt.
-_POWER = MappingProxyType(
-    {"pascal": (20.0, 6.6e10), "volta": (20.0, 6.6e10), "turing": (20.0, 6.6e10),
-     "ampere": (0.0, 9e10), "ada": (0.0, 1.8e11), "hopper": (0.0, 1.8e11),
-     "blackwell": (0.0, 2.2e11)}
 )  # fmt: skip
-
-#: Time after which a power limit bites: the control loop needs a few milliseconds and a label is
-#: the best of some 25 calls. Fitted by eye on T4.
-_THROTTLE_S = 3e-4
 
 #: Power of that share that a convolution feels. Fitted on P4 and T4, each of which asks for 0.5
 #: alone; presumably because Winograd's kernels multiply less than is counted.
@@ -76,6 +65,9 @@ _USUAL_UNITS = 140.0
 
 #: Channels of a group from which on a convolution is a product of matrix units. Assumed.
 _MATRIX_CHANNELS = 8
+
+#: log2 of the alignment beyond which none helps: 64 elements. Assumed.
+_MOST_ALIGNED = 6
 
 #: Clock cycles of a kernel that does next to nothing: 2.1, 2.8 and 3.7 us on L40S, H100 and A100.
 #: Fitted, one parameter.
@@ -185,7 +177,7 @@ def _offers(table: OperatorTable) -> dict[str, Floats]:
         found[name] = (
             float(device.l2_bytes or nan),
             float(device.clock_hz or nan),
-            _paid(device),
+            paid_flops(device),
             float(device.max_threads_per_unit or nan),
             float(device.peak("fp32") or nan),
             float(device.shared_memory_bytes_per_unit or nan),
@@ -193,22 +185,6 @@ def _offers(table: OperatorTable) -> dict[str, Floats]:
         )
     rows = np.array([found[name] for name in table.device], dtype=np.float64)
     return {name: rows[:, i] for i, name in enumerate(names)}
-
-
-def _paid(device: Device) -> float:
-    """FP32 FLOP/s that the board's power pays for, NaN where unknown."""
-    fixed, rate = _POWER.get(device.architecture or "", (0.0, float("nan")))
-    return max(float(device.tdp_w or "nan") - fixed, 1.0) * rate
-
-
-def sustained_share(work: OperatorWork, offer: Mapping[str, Floats], power: float = 1.0) -> Floats:
-    """Share of the peak that the power limit leaves over a kernel's duration, to a power (N,)."""
-    share = np.minimum(offer["paid"] / offer["fp32"], 1.0)
-    share = np.where(np.isnan(share), 1.0, share)
-    late = work.roofline_s / (work.roofline_s + _THROTTLE_S)
-    # Matrix units spend less energy a FLOP (0.75, fitted by eye on L40S beside A100 and H100).
-    matrix = np.where(work.peak > 1.01 * offer["fp32"], 0.75, 1.0)
-    return np.asarray(np.exp(np.log(share) * late * matrix * power))
 
 
 def _common(work: OperatorWork, offer: Mapping[str, Floats]) -> dict[str, Floats]:
@@ -238,10 +214,24 @@ def _later(table: OperatorTable, family: str) -> dict[str, Floats]:
             "channels_last": d["channels_last"],
             "is_input_gradient": kind == "conv_input_gradient",
             "is_weight_gradient": kind == "conv_weight_gradient",
+            "bias": d["bias"],
         }
     if family == "wide":
         names = ("batchnorm", "reduction", "embedding")
         asked = {"strided": d["strided"]} | {f"is_{name}": kind == name for name in names}
+        channels = np.where(d["channels"] > 0, d["channels"], np.nan)
+        asked |= {
+            "broadcast": d["broadcast"], "converts": d["converts"], "training": d["training"],
+            "is_layernorm_gradient": kind == "layernorm_gradient",
+            "is_batchnorm_gradient": kind == "batchnorm_gradient",
+            "log_channels": np.log(channels),
+            "log_channel_values": np.log(d["rows"] * d["cols"] / channels),
+            "channels_last": d["channels_last"],
+        }  # fmt: skip
+    if family == "product":
+        asked = {"turned": d["turned"]}
+    if family == "context":
+        asked = {"is_gradient": kind == "context_attention_gradient"}
     return {name: np.asarray(column, dtype=np.float64) for name, column in asked.items()}
 
 
@@ -253,7 +243,7 @@ def _fixed(offer: Mapping[str, Floats]) -> Floats:
 def _alignment(size: Floats) -> Floats:
     """log2 of the largest power of two, at most 64, that divides a size."""
     whole = np.maximum(size, 1).astype(np.int64)
-    return np.asarray(np.log2(np.minimum(whole & -whole, 64)), dtype=np.float64)
+    return np.asarray(np.log2(np.minimum(whole & -whole, 2**_MOST_ALIGNED)), dtype=np.float64)
 
 
 _Block = tuple[dict[str, Floats], Floats]
@@ -279,7 +269,9 @@ def _product(
     columns = wave_columns(item) | {
         "log_compute_to_roofline": np.log(compute / work.roofline_s),
         "log_m": np.log(m), "log_n": np.log(n), "log_k": np.log(k), "log_b": np.log(b),
-        "align_m": _alignment(m), "align_n": _alignment(n), "align_k": _alignment(k),
+        "align_m": _alignment(m), "align_n": _alignment(n),
+        # Operands that both lie along other sizes are loaded alike whatever ``k``.
+        "align_k": np.where(d["turned"] == 2, _MOST_ALIGNED, _alignment(k)),
         "log_weights_to_l2": np.log(b * n * k * 4 / offer["l2"]),
         "log_stripe_to_l2": np.log((m + n) * k * 4 / offer["l2"]),
         "is_batched": (table.kind == "bmm").astype(np.float64),
@@ -319,8 +311,9 @@ def _conv(table: OperatorTable, work: OperatorWork, offer: Mapping[str, Floats])
 def _wide(table: OperatorTable, work: OperatorWork, offer: Mapping[str, Floats]) -> _Block:
     d = table.dims
     softmax, norm = table.kind == "softmax", table.kind == "layernorm"
+    by_row = softmax | norm | (table.kind == "layernorm_gradient")
     # Rows that reduce take one block each; an elementwise block takes 512 elements.
-    blocks = np.where(softmax | norm, d["rows"], d["rows"] * d["cols"] / 512)
+    blocks = np.where(by_row, d["rows"], d["rows"] * d["cols"] / 512)
     columns = {
         "log_rows": np.log(d["rows"]), "log_cols": np.log(d["cols"]),
         "align_cols": _alignment(d["cols"]),
@@ -343,7 +336,8 @@ def _attention(table: OperatorTable, work: OperatorWork, offer: Mapping[str, Flo
     pairs = visible_pairs(d)
     # Tensor-core tiles of 128 queries compute whole blocks of the causal mask.
     padded = d["b"] * d["heads"] * query_tiles * 128 * np.maximum(pairs / d["queries"], 64)
-    compute = 4 * padded * d["head_dim"] / work.peak
+    back = np.where(table.kind == "context_attention_gradient", 2.5, 1.0)
+    compute = back * 4 * padded * d["head_dim"] / work.peak
     waves = np.ceil(tasks / work.units)
     generation = table.kind == "generation_attention"
     kv_tasks = d["b"] * d["kv_heads"]

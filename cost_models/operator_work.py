@@ -184,6 +184,11 @@ def _normalise(d: _Dims, act: Floats, weight: Floats) -> _Pair:
     return 5 * count, 2 * count * act
 
 
+def _normalise_back(d: _Dims, act: Floats, weight: Floats) -> _Pair:
+    count = d["rows"] * d["cols"]
+    return 10 * count, 3 * count * act
+
+
 def _reduce(d: _Dims, act: Floats, weight: Floats) -> _Pair:
     return d["rows"] * d["cols"], d["rows"] * (d["cols"] + 1) * act
 
@@ -197,6 +202,12 @@ def _attention(d: _Dims, act: Floats, weight: Floats) -> _Pair:
     cache = 2 * seen * d["kv_heads"] * weight
     moved = d["b"] * d["head_dim"] * (2 * d["queries"] * d["heads"] * act + cache)
     return 4 * d["b"] * d["heads"] * d["head_dim"] * visible_pairs(d), moved
+
+
+def _attention_back(d: _Dims, act: Floats, weight: Floats) -> _Pair:
+    # Five products for two (Dao, FlashAttention-2, 2023); each tensor has a gradient.
+    flops, moved = _attention(d, act, weight)
+    return 2.5 * flops, 2 * moved
 
 
 def _layer(d: _Dims, act: Floats, weight: Floats) -> _Pair:
@@ -224,9 +235,11 @@ _COUNT: Mapping[str, Callable[[_Dims, Floats, Floats], _Pair]] = MappingProxyTyp
         **dict.fromkeys(("conv", "conv_input_gradient", "conv_weight_gradient"), _conv),
         "elementwise": _elementwise,
         **dict.fromkeys(("softmax", "layernorm", "batchnorm"), _normalise),
+        **dict.fromkeys(("layernorm_gradient", "batchnorm_gradient"), _normalise_back),
         "reduction": _reduce,
         "embedding": _gather,
         "context_attention": _attention,
+        "context_attention_gradient": _attention_back,
         "generation_attention": _attention,
         "collective": _collective,
         "decoder_layer": _layer,

@@ -34,14 +34,8 @@ from typing import Any
 
 import numpy as np
 
-from foreplan.datasets.operator_cases import (
-    RECORDED,
-    Case,
-    Operands,
-    graph_cases,
-    product_shape,
-    wide_shape,
-)
+from foreplan.datasets.operator_case import Case, Operands, product_shape, wide_shape
+from foreplan.datasets.operator_cases import RECORDED, graph_cases
 from foreplan.errors import MissingDataError, SpecError, told
 
 #: Seconds of replays of one operator.

@@ -26,26 +26,35 @@ from foreplan.errors import SpecError
 
 #: Sizes of a convolution. ``groups`` of 0 are one, and ``channels_last`` is 1 or 0.
 _CONV = (
-    "b", "cin", "cout", "window", "size", "stride", "padding", "groups", "channels_last",
+    "b", "cin", "cout", "window", "size", "stride", "padding", "groups", "channels_last", "bias",
 )  # fmt: skip
+_PRODUCT = ("b", "m", "n", "k", "turned")
+_BATCH_NORM = ("rows", "cols", "channels", "training", "channels_last")
+_ATTENTION = ("b", "queries", "keys", "heads", "kv_heads", "head_dim", "window")
 
 #: Kind of operator to the names of its dimensions. ``strided`` (1 or 0): elements that are no
-#: neighbours in memory are read, as a transposed copy or a sum over columns does.
+#: neighbours in memory are read, as a transposed copy or a sum over columns does (2: a sum over all
+#: but a middle size). ``turned``: 0 operands lie along ``k``, 1 the second along ``n``, 2 also the
+#: first along ``m``. ``broadcast``: an operand has one value a row (1), a column (2), a block of
+#: rows (3). ``converts`` (1 or 0): operands are of another data type than what is written.
 KINDS: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
-        "bmm": ("b", "m", "n", "k"),
-        "linear": ("b", "m", "n", "k"),
+        "bmm": _PRODUCT,
+        "linear": _PRODUCT,
         "conv": _CONV,
         "conv_input_gradient": _CONV,
         "conv_weight_gradient": _CONV,
-        "elementwise": ("rows", "cols", "inputs", "cost", "strided"),
+        "elementwise": ("rows", "cols", "inputs", "cost", "strided", "broadcast", "converts"),
         "softmax": ("rows", "cols"),
         "layernorm": ("rows", "cols"),
-        "batchnorm": ("rows", "cols"),
+        "layernorm_gradient": ("rows", "cols"),
+        "batchnorm": _BATCH_NORM,
+        "batchnorm_gradient": _BATCH_NORM,
         "reduction": ("rows", "cols", "strided"),
         "embedding": ("rows", "cols"),
-        "context_attention": ("b", "queries", "keys", "heads", "kv_heads", "head_dim", "window"),
-        "generation_attention": ("b", "queries", "keys", "heads", "kv_heads", "head_dim", "window"),
+        "context_attention": _ATTENTION,
+        "context_attention_gradient": _ATTENTION,
+        "generation_attention": _ATTENTION,
         "collective": ("message_bytes", "ranks", "pattern"),
         "decoder_layer": ("tokens", "context", "hidden", "intermediate", "heads", "shards"),
     }

@@ -22,12 +22,20 @@ _MAY_BE_ZERO: Mapping[str, frozenset[str]] = MappingProxyType(
     {
         **dict.fromkeys(
             ("conv", "conv_input_gradient", "conv_weight_gradient"),
-            frozenset({"padding", "groups", "channels_last"}),
+            frozenset({"padding", "groups", "channels_last", "bias"}),
         ),
-        "elementwise": frozenset({"inputs", "cost", "strided"}),
+        **dict.fromkeys(("bmm", "linear"), frozenset({"turned"})),
+        # Of how many channels, the first sweep did not say.
+        **dict.fromkeys(
+            ("batchnorm", "batchnorm_gradient"),
+            frozenset({"channels", "training", "channels_last"}),
+        ),
+        "elementwise": frozenset({"inputs", "cost", "strided", "broadcast", "converts"}),
         "reduction": frozenset({"strided"}),
-        "context_attention": frozenset({"window"}),
-        "generation_attention": frozenset({"window"}),
+        **dict.fromkeys(
+            ("context_attention", "context_attention_gradient", "generation_attention"),
+            frozenset({"window"}),
+        ),
         "collective": frozenset({"pattern"}),
         "decoder_layer": frozenset({"context"}),
     }

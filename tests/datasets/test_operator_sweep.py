@@ -16,7 +16,8 @@ from foreplan.cost_models.operator_features import FAMILIES, features
 from foreplan.cost_models.operator_work import out_size
 from foreplan.datasets import operator_sweep
 from foreplan.datasets.importers import read_operators
-from foreplan.datasets.operator_cases import Case, Operands, graph_cases
+from foreplan.datasets.operator_case import Case, Operands
+from foreplan.datasets.operator_cases import graph_cases
 from foreplan.datasets.operator_sweep import SweepJournal, eager_cases, main, run
 from foreplan.datasets.operator_table import KINDS
 from foreplan.errors import MissingDataError, SpecError
@@ -41,7 +42,7 @@ def elements(case: Case) -> int:
             "conv_input_gradient": d["b"] * d["cin"] * d["size"] ** 2,
             "conv_weight_gradient": kernel,
         }[case.kind]
-    if case.kind.endswith("attention"):
+    if "attention" in case.kind:
         return d["b"] * d["queries"] * d["heads"] * d["head_dim"]
     return d["rows"] * (1 if case.kind == "reduction" else d["cols"])
 
@@ -49,7 +50,7 @@ def elements(case: Case) -> int:
 def test_every_operator_runs_and_writes_what_its_sizes_say() -> None:
     view = Operands("cpu", 3e8)
     seen: Counter[str] = Counter()
-    for case in drawn(600, SMALL):
+    for case in drawn(1200, SMALL):
         if seen[case.op] >= 4:  # a few of each
             continue
         seen[case.op] += 1
@@ -58,13 +59,17 @@ def test_every_operator_runs_and_writes_what_its_sizes_say() -> None:
             made = call()
             if case.op != "update":
                 results = [made] if isinstance(made, torch.Tensor) else made
-                (made,) = [tensor for tensor in results if tensor is not None]
+                made, *others = [tensor for tensor in results if tensor is not None]
                 assert made.numel() == elements(case), case
                 assert torch.isfinite(made.float()).all(), case
+                # Of norms and attention autograd takes all gradients at once, the input's first.
+                several = case.kind.endswith("_gradient") and not case.kind.startswith("conv")
+                assert len(others) == 2 * several, case
     assert set(seen) == {
         "linear", "bmm", "conv", "conv_input_gradient", "conv_weight_gradient", "elementwise",
-        "softmax", "layernorm", "batchnorm", "generation_attention", "context_attention",
-        "embedding", "reduction", "update",
+        "softmax", "layernorm", "layernorm_gradient", "batchnorm", "batchnorm_gradient",
+        "generation_attention", "context_attention", "context_attention_gradient", "embedding",
+        "reduction", "update",
     }  # fmt: skip
 
 
@@ -76,7 +81,17 @@ def test_draws_cover_layouts_types_and_sizes() -> None:
     assert any(c.dims["groups"] == c.dims["cin"] for c in convs)
     assert any(1 < c.dims["groups"] < c.dims["cin"] for c in convs)
     assert {1, 2} <= {c.dims["stride"] for c in convs}
-    assert {c.dims["strided"] for c in cases if c.kind == "reduction"} == {0, 1}
+    assert {c.dims["strided"] for c in cases if c.kind == "reduction"} == {0, 1, 2}
+    products = [c for c in cases if c.kind == "linear"]
+    assert {c.dims["turned"] for c in products} == {0, 1, 2}
+    # Any size may be the odd one.
+    odd = {tuple(c.dims[size] % 64 > 0 for size in "mnk") for c in products}
+    assert len(odd) == 8
+    maps = [c for c in cases if c.kind == "elementwise"]
+    assert {c.dims["broadcast"] for c in maps} == {0, 1, 2, 3}
+    assert {c.dtype for c in maps if c.dims["converts"]} == {"bfloat16", "float16", "fp32"}
+    attention = [c for c in cases if "attention" in c.kind]
+    assert any(c.dims["kv_heads"] < c.dims["heads"] for c in attention)
     # A draw does not hang on the ones before it: a resumed sweep draws the same.
     again = next(itertools.islice(graph_cases(0), 77, None))
     assert (again.op, again.dims) == (cases[77].op, cases[77].dims)
@@ -142,7 +157,7 @@ def test_a_journal_becomes_a_table_on_any_machine(
     table = read_operators(path, "foreplan")
     assert set(table.library) == {"torch_graph-2.11-cuda"}
     assert table.latency_s[:3] == pytest.approx([1e-6, 2e-6, 3e-6])
-    for family in ("conv", "wide", "product"):
+    for family in ("conv", "wide", "product", "context"):
         rows = np.isin(table.kind, FAMILIES[family])
         block = features(table.take(rows), family)
         assert np.isfinite(block.structural_s).all()

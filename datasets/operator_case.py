@@ -1,0 +1,127 @@
+"""`Case`: one library operator of the sweep inside CUDA graphs, and the `Operands` it runs on.
+
+What cases share: how large they may be, sizes of products and of maps, how a gradient is called.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple
+
+import numpy as np
+
+#: Calls of one operator on its operands in turn.
+Calls = list[Callable[[], Any]]
+
+#: Largest FLOP and bytes of one operator in FP32: about 20 ms on an H200.
+MOST_FLOPS, MOST_BYTES = 8e11, 8e9
+#: FLOP of 16-bit products over those of FP32. Assumed.
+_HALF_FLOPS = 8.0
+
+
+class Case(NamedTuple):
+    """One operator to time.
+
+    Attributes:
+        op: its name.
+        kind: of `operator_table.KINDS`.
+        dtype: as an operator table has it.
+        dims: sizes by name.
+        calls: makes the calls from views of a buffer.
+    """
+
+    op: str
+    kind: str
+    dtype: str
+    dims: dict[str, int]
+    calls: Callable[[Operands], Calls]
+
+
+class Operands:
+    """Views of one random buffer a data type, because zeros run faster than data.
+
+    Args:
+        device: torch device.
+        most_bytes: of all operands of one case.
+    """
+
+    def __init__(self, device: str, most_bytes: float = 2 * MOST_BYTES) -> None:
+        self.device = device
+        self._bytes = int(most_bytes)
+        self._buffers: dict[str, Any] = {}
+
+    def __call__(self, dtype: str, offset: int, *shape: int) -> Any:
+        """A tensor of a shape that begins behind so many elements."""
+        import torch
+
+        if dtype not in self._buffers:
+            name, width = ("float32", 4) if dtype == "fp32" else (dtype, 2)
+            kind = getattr(torch, name)
+            made = torch.empty(self._bytes // width, dtype=kind, device=self.device)
+            self._buffers[dtype] = made.uniform_(0.5, 1.5)
+        start = -(-offset // 256) * 256  # allocators align tensors, and kernels count on it
+        return self._buffers[dtype][start : start + int(np.prod(shape))].view(*shape)
+
+
+def product_shape(
+    rng: np.random.Generator, *, batched: bool, width: int, flops: float = MOST_FLOPS,
+    most_bytes: float = MOST_BYTES,
+) -> tuple[int, int, int, int]:  # fmt: skip
+    """Batch, rows, columns and contracted size of a product of ``width`` bytes an element."""
+    while True:
+        if batched:
+            top = rng.choice([10.0, 12.0, 14.0], p=[0.6, 0.25, 0.15])
+            sizes = 2.0 ** rng.uniform([0, 3, 3, 3], [10, top, top, top])
+        else:
+            sizes = 2.0 ** rng.uniform([0, 2, 4, 4], [0, 13, 16, 16])
+        shape = np.maximum(np.round(sizes), 1).astype(int)
+        # Models have round sizes, but one may be odd (tokens, classes) where the others are round.
+        unit = rng.choice([64, 8, 1], 3, p=[0.6, 0.15, 0.25])
+        shape[1:] = np.maximum(shape[1:] // unit, 1) * unit
+        b, m, n, k = (int(size) for size in shape)
+        small = width * b * (m * k + k * n + m * n) < most_bytes
+        if small and 2.0 * b * m * n * k < flops:
+            return b, m, n, k
+
+
+def wide_shape(rng: np.random.Generator, most_bytes: float = MOST_BYTES) -> tuple[int, int]:
+    """Rows and columns of an operator over single elements."""
+    while True:
+        rows, cols = (int(2.0 ** rng.uniform(low, high)) for low, high in ((1, 17), (4, 15)))
+        if rng.random() < 0.5 and cols > 64:
+            cols = cols // 64 * 64
+        if 12.0 * rows * cols < most_bytes / 2:
+            return rows, cols
+
+
+def width_of(dtype: str) -> int:
+    """Bytes of an element."""
+    return 4 if dtype == "fp32" else 2
+
+
+def most_flops(dtype: str, scale: float) -> float:
+    """FLOP of the largest operator of a data type."""
+    return MOST_FLOPS * scale * (1.0 if dtype == "fp32" else _HALF_FLOPS)
+
+
+def gradient_call(
+    forward: Callable[..., Any], operands: list[Any], by: int | None = None
+) -> Callable[[], Any]:
+    """The call that computes gradients by operands, as autograd does, its forward pass behind it.
+
+    Args:
+        forward: of the operands, one tensor.
+        operands: floating-point tensors.
+        by: by so many of the first ones; all if not given.
+    """
+    import torch
+
+    with torch.enable_grad():
+        leaves = [x.detach().requires_grad_(at < (by or len(operands)))
+                  for at, x in enumerate(operands)]  # fmt: skip
+        out = forward(*leaves)
+    # As an operator behind would hand it: dense, in the layout of the result.
+    given = out.detach()
+    asked = [leaf for leaf in leaves if leaf.requires_grad]
+    return partial(torch.autograd.grad, out, asked, given, retain_graph=True)
