@@ -3,7 +3,8 @@
 Profiles a grid of programs on the device, draws workloads (batch, prompt, context) of which none is
 on the grid, prices the passes of three layers (16, 8 and 4 bits) and the head, and times them on a
 real stage. Prints a JSON line a workload and phase, and one with the errors. Weights are random.
-A machine whose speed wanders is measured in turns: profile, passes, profile, passes, ...
+A machine whose speed wanders is measured in turns: profile, passes, profile, passes, ... In a turn
+each pass of decoding is visited three times, a third of the prompts after each round of them.
 """
 
 from __future__ import annotations
@@ -69,6 +70,8 @@ PREFILLS = (
 BATCHES = (1, 2, 4, 8, 12, 16, 20, 24, 32, 40, 48, 64)
 CONTEXTS = (64, 256, 512, 1024, 2048, 4096)
 MOST_ROWS, MOST_PROMPT = 16384, 2048
+#: Visits of a pass of decoding in a turn, and parts of a turn that prompts are timed in.
+VISITS = 3
 #: Prompts divided by more are no longer several tokens.
 MOST_SMALL = 32
 
@@ -163,7 +166,7 @@ class Timed:
         body: Callable[[], None] = partial(run, 0, x=x)  # type: ignore[arg-type]
         if self.graphs is None:
             body()
-            return statistics.median(_on_core(body) for _ in range(5))
+            return statistics.median(_on_core(body) for _ in range(3))
         torch.cuda.reset_peak_memory_stats(self.device)
         self.graphs.warm_up(body)
         replay = self.graphs.record(body)
@@ -277,6 +280,26 @@ class Pass:
     """(batch, prompt, context) that it belongs to."""
 
 
+@dataclass(slots=True)
+class Found:
+    """What was predicted for a pass in each turn, and what was measured at each visit, seconds."""
+
+    predicted: list[float]
+    measured: list[float]
+    peak_bytes: int
+
+    @property
+    def error(self) -> float:
+        """Of the median prediction, by the median visit."""
+        return statistics.median(self.predicted) / statistics.median(self.measured) - 1
+
+    @property
+    def apart(self) -> float:
+        """Mean distance of a visit from the median visit, by that."""
+        middle = statistics.median(self.measured)
+        return statistics.fmean(abs(each / middle - 1) for each in self.measured)
+
+
 def profiled(options: Any, model: Model, kernels: StageKernels, turn: int) -> CostBook:
     """Prices from a profile that is measured now."""
     started = time.monotonic()
@@ -320,50 +343,57 @@ def compare(timed: Timed, kernels: StageKernels, options: Any) -> None:
         for batch, prompt, context in drawn(options.workloads, options.small, options.seed)
         for phase in (PREFILL, DECODE)
     ]
-    times: dict[Pass, list[tuple[float, float]]] = {item: [] for item in passes}
-    peaks: dict[Pass, int] = {}
+    prompts = [item for item in passes if item.phase == PREFILL]
+    tokens = [item for item in passes if item.phase == DECODE]
+    found = {item: Found([], [], 0) for item in passes}
     for turn in range(options.turns):
         costs = profiled(options, timed.model, kernels, turn)
         for item in passes:
-            tokens = item.positions if item.phase == PREFILL else 1
-            seconds = timed.seconds(item.batch, tokens, item.positions)
             expected = priced(item, timed.model, kernels, costs, options.device)
-            times[item].append((expected, seconds))
-            peak = timed.peak_bytes()
-            if peak is not None and item.phase == PREFILL:  # the phase that takes most
-                peaks[item] = peak
-    report(timed, kernels, options, times, peaks)
+            found[item].predicted.append(expected)
+        for visit in range(VISITS):
+            for item in tokens + prompts[visit::VISITS]:
+                length = item.positions if item.phase == PREFILL else 1
+                found[item].measured.append(timed.seconds(item.batch, length, item.positions))
+                if item.phase == PREFILL:  # the phase that takes most
+                    found[item].peak_bytes = timed.peak_bytes() or 0
+        print(f"# turn {turn}: {summary(found, PREFILL)} {summary(found, DECODE)}", flush=True)
+    report(timed, kernels, options, found)
 
 
-def report(
-    timed: Timed, kernels: StageKernels, options: Any,
-    times: Mapping[Pass, Sequence[tuple[float, float]]], peaks: Mapping[Pass, int],
-) -> None:  # fmt: skip
+def summary(found: Mapping[Pass, Found], phase: str) -> dict[str, object]:
+    """Errors of a phase, and how far the visits of one pass lie apart."""
+    every = [each for item, each in found.items() if item.phase == phase]
+    errors = np.array([each.error for each in every])
+    size = np.abs(errors)
+    return {
+        "phase": phase, "workloads": len(every), "mean_error": round(float(size.mean()), 4),
+        "median": round(float(np.median(size)), 4),
+        "p90": round(float(np.quantile(size, 0.9)), 4), "bias": round(float(errors.mean()), 4),
+        "visits_apart": round(statistics.fmean(each.apart for each in every), 4),
+    }  # fmt: skip
+
+
+def report(timed: Timed, kernels: StageKernels, options: Any, found: Mapping[Pass, Found]) -> None:
     """Print a line a pass and one for each phase."""
-    errors: dict[str, list[float]] = {PREFILL: [], DECODE: []}
     memory = []
-    for item, found in times.items():
-        predicted, measured = (statistics.median(each) for each in zip(*found, strict=True))
-        errors[item.phase].append(predicted / measured - 1)
+    for item, each in found.items():
         batch, prompt, context = item.workload
         row = {
             "device": options.device, "phase": item.phase, "batch": batch, "prompt": prompt,
-            "context": context, "predicted_us": round(predicted * 1e6, 1),
-            "measured_us": round(measured * 1e6, 1), "error": round(errors[item.phase][-1], 4),
+            "context": context,
+            "predicted_us": round(statistics.median(each.predicted) * 1e6, 1),
+            "measured_us": round(statistics.median(each.measured) * 1e6, 1),
+            "error": round(each.error, 4),
         }  # fmt: skip
-        if item in peaks:
+        if each.peak_bytes:
             held = held_bytes(timed, item, kernels)
-            memory.append(held / peaks[item] - 1)
-            row |= {"peak_bytes": peaks[item], "predicted_bytes": held}
+            memory.append(held / each.peak_bytes - 1)
+            row |= {"peak_bytes": each.peak_bytes, "predicted_bytes": held}
         print(json.dumps(row), flush=True)
-    for phase, each in errors.items():
-        size = np.abs(each)
-        print(json.dumps({
-            "device": options.device, "phase": phase, "workloads": len(each),
-            "turns": options.turns, "mean_error": round(float(size.mean()), 4),
-            "median": round(float(np.median(size)), 4),
-            "p90": round(float(np.quantile(size, 0.9)), 4), "bias": round(float(np.mean(each)), 4),
-        }), flush=True)  # fmt: skip
+    for phase in (PREFILL, DECODE):
+        about = {"device": options.device, "turns": options.turns}
+        print(json.dumps(about | summary(found, phase)), flush=True)
     if memory:
         print(json.dumps({"device": options.device, "memory": [
             round(float(q), 4) for q in np.quantile(memory, [0, 0.5, 1])]}))  # fmt: skip
