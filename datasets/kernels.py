@@ -89,6 +89,8 @@ class _Row(NamedTuple):
 #: Rows of one call of the fused CUDA kernels, and the most rows for which several calls of them are
 #: faster than unpacking (``measured``, kernels.md: 27-36 us a call against 120 us at 8192 x 8192).
 ROWS_A_CALL, FEW_ROWS = 32, 96
+#: Rows for which torch's packed kernels expand a weight once, and what that takes, in rows.
+_PACKED_ROWS, _EXPANDING_ROWS = 4, 3
 
 _BOTH = ("cpu", "cuda")
 _LINEAR_ROWS = (
@@ -186,11 +188,16 @@ def quantises_activations(variant: Variant) -> bool:
 
 
 def computed_rows(variant: Variant, rows: int) -> int:
-    """Rows that a linear kernel computes for ``rows``: what lies between costs the same.
+    """Rows in whose number a linear kernel's time has no steps.
 
     The fused kernels take tiles of 8 rows, 1, 2 or 4 at a time, in calls of at most 32 rows (see
-    `_fragment_linear`); of other kernels nothing is known.
+    `_fragment_linear`): what lies between costs the same. torch's packed kernels for processors
+    read and expand the weight once for every four rows (``BLOCK_M`` of ``int8mm_kernel.cpp`` and
+    ``int4mm_kernel.cpp``), which takes as long as three more rows: int4 of 1 to 9 rows 27.6 to
+    28.5 us a unit so counted (docs/results/serving_cpu.md). Of other kernels nothing is known.
     """
+    if variant.kernel in ("torch.int8pack_mm", "torch.int4pack_mm"):
+        return rows + _EXPANDING_ROWS * -(-rows // _PACKED_ROWS)
     if variant.kernel != "foreplan.fragment_linear" or rows > FEW_ROWS:
         return rows
     calls, rest = divmod(rows, ROWS_A_CALL)

@@ -5,13 +5,12 @@ layers pass through the caches. So a weight (or a cache of keys and values) is h
 copies as fill twice the last-level cache, and the calls take them in turn. Activations were just
 written by the operator before: one buffer, warm if it fits. On a processor what is no product comes
 behind one, whose weight took the place of its code in the caches: in a pass of decoding a norm
-takes 82 us and a rotation 71, by themselves 14 and 13, behind a weight of 8 MiB 93 and 67 (one
-core of an EPYC; docs/results/serving_cpu.md).
+takes 44 us and a rotation 47, by themselves 14 and 13, behind weights of 8 MiB that come from
+memory 61 and 44 (one core of an EPYC; docs/results/serving_cpu.md).
 """
 
 from __future__ import annotations
 
-import functools
 import itertools
 import math
 from collections.abc import Callable
@@ -38,7 +37,8 @@ from foreplan.datasets.training_runnable import training_call
 _VOCABULARY = 32_000
 #: Operators that come behind a product on a processor, and its rows and fp32 weight, 8.25 MiB:
 #: fitted so that those of a layer of 1,024 features take together what they take in its passes
-#: (-5 to +14 %; behind 5.5 MiB -14 to -32 %, behind 11 +31 to +54 %; docs/results/serving_cpu.md).
+#: (+1.3 and -0.2 % of a pass; 5.5 MiB -2.6 and -3.7; docs/results/serving_cpu.md). Its weights come
+#: in turn: one alone stays in a large last-level cache, and with it whatever is timed behind it.
 _BEHIND = frozenset(
     {"norm", "rope", "activation", "add", "cache_write", "embedding", "argmax", "attention"}
 )
@@ -111,10 +111,12 @@ class Inputs:
             return built
         if self._product is None:
             x = self._draw(_BEHIND_ROWS, _BEHIND_WEIGHT[1], dtype=torch.float32)
-            weight = self._draw(*_BEHIND_WEIGHT, dtype=torch.float32)
-            self._product = functools.partial(torch.nn.functional.linear, x, weight)
+            copies = self._copies(4 * math.prod(_BEHIND_WEIGHT))
+            weights = [self._draw(*_BEHIND_WEIGHT, dtype=torch.float32) for _ in range(copies)]
+            turn = itertools.cycle(weights)
+            self._product = lambda: torch.nn.functional.linear(x, next(turn))
         weight_mib = 4 * math.prod(_BEHIND_WEIGHT) / 2**20
-        state = f"{built.cache_state}; behind a product of {weight_mib:g} MiB"
+        state = f"{built.cache_state}; behind a cold product of {weight_mib:g} MiB"
         return replace(built, cache_state=state, before=self._product)
 
     def release(self) -> None:

@@ -276,14 +276,40 @@ SOURCE = InterpolatedSource(_profile(_grid()))
 
 
 def test_programs_cost_what_they_take_behind_others() -> None:
-    alone = _profile(_grid())
-    switched = alone.model_copy(update={"switch_s": 2e-6})
+    def of(kind: str, **more: float) -> Profile:
+        device = Device(
+            name=f"{kind}:0" if kind == "cuda" else kind, chip="c", vendor="v", kind=kind,  # type: ignore[arg-type]
+            launch_overhead_s=1e-6,
+        )  # fmt: skip
+        return Profile(device=device, software={}, rows=tuple(_grid()), **more)  # type: ignore[arg-type]
+
+    graphs, switched, host = of("cuda"), of("cuda", switch_s=2e-6), of("cpu")
     for item in (_linear(8, 512, 512), _linear(12, 512, 512)):
         for made in (MeasuredSource, InterpolatedSource):
-            before, after = (made(p).estimate(item, "cpu") for p in (alone, switched))
-            if before is not None:
-                assert after is not None
-                assert after.mean_s == pytest.approx(before.mean_s + 2e-6)
+            alone = made(graphs).estimate(item, "cuda:0")
+            if alone is None:
+                continue
+            for profile, more in ((switched, 2e-6), (host, 5e-6)):
+                found = made(profile).estimate(item, profile.device.name)
+                assert found is not None
+                assert found.mean_s == pytest.approx(alone.mean_s + more)
+    trained = program("norm_backward", Variant.parse("bf16/bf16/torch.rms_norm"), rows=8, cols=512)
+    profile = _profile([_row(trained, 1e-4)], launch_overhead_s=1e-6)
+    step = MeasuredSource(profile).estimate(trained, "cpu")
+    assert step is not None
+    assert step.mean_s == pytest.approx(1e-4)  # a step's host work is not a pass's
+
+
+@given(rows=st.integers(1, 40), each=st.floats(1e-6, 1e-4))
+@settings(max_examples=50, deadline=None)
+def test_packed_kernels_take_a_step_at_every_fourth_row(rows: int, each: float) -> None:
+    def seconds(count: int) -> float:  # the weight is expanded once for four rows
+        return each * (count + 3 * math.ceil(count / 4))
+
+    grid = [_row(_linear(r, 512, 512, INT4), seconds(r)) for r in (1, 2, 4, 8, 16, 32)]
+    found = InterpolatedSource(_profile(grid)).estimate(_linear(rows, 512, 512, INT4), "cpu")
+    assert found is not None
+    assert found.mean_s == pytest.approx(seconds(rows), rel=0.02)
 
 
 def test_rows_of_a_fused_kernel_cost_the_same_within_a_tile() -> None:

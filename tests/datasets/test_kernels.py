@@ -294,3 +294,5 @@ def test_rows_that_a_fused_kernel_computes() -> None:
         8, 8, 16, 32, 32, 40, 64, 64, 96, 97
     ]  # fmt: skip
     assert kernels.computed_rows(Variant.parse("bf16/bf16/torch.linear"), 9) == 9
+    packed = Variant.parse("int8/bf16/torch.int8pack_mm")
+    assert [kernels.computed_rows(packed, r) for r in (1, 4, 5, 8, 9)] == [4, 7, 11, 14, 18]

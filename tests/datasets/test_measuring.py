@@ -41,7 +41,7 @@ def test_measures_a_program(worker: Worker) -> None:
     assert result.samples >= 3
     assert list(result.times_s) == sorted(result.times_s)
     assert 1e-7 < result.median_s < 1e-2
-    assert result.cache_state == "warm; behind a product of 8.25 MiB"
+    assert result.cache_state == "warm; behind a cold product of 8.25 MiB"
 
 
 def test_a_slow_program_is_timed_by_its_second_call(worker: Worker) -> None:
@@ -68,7 +68,7 @@ def test_what_is_no_product_comes_behind_one_on_a_processor(worker: Worker) -> N
     assert made["norm"].before is not None
     assert made["argmax"].before is not None
     assert made["linear"].before is None, "its weight is cold already"
-    assert made["norm"].cache_state.endswith("behind a product of 8.25 MiB")
+    assert made["norm"].cache_state.endswith("behind a cold product of 8.25 MiB")
     calls = 0
 
     def before() -> None:
