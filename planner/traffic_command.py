@@ -24,17 +24,22 @@ class TrafficResult:
 
     Attributes:
         figures: percentiles in seconds, throughput, share of the cache in use.
+        batches: most requests that each replica holds at once, its plan's batch.
         largest_rate_per_s: requests a second that the plan serves when some always wait.
         trace: Chrome trace, JSON text.
     """
 
     figures: dict[str, float]
+    batches: tuple[int, ...]
     largest_rate_per_s: float
     trace: str
 
     def document(self) -> dict[str, Any]:
         """As JSON."""
-        return {**self.figures, "largest_rate_per_s": self.largest_rate_per_s, "simulated": True}
+        return {
+            **self.figures, "batches": list(self.batches),
+            "largest_rate_per_s": self.largest_rate_per_s, "simulated": True,
+        }  # fmt: skip
 
 
 def simulate_traffic(
@@ -72,4 +77,7 @@ def simulate_traffic(
     most = largest_rate(problem, replicas, requests)
     check_rate(requests, most)
     found = replay(problem, replicas, requests)
-    return TrafficResult(found.figures(), most, chrome_trace([("traffic", found.timeline)]))
+    return TrafficResult(
+        found.figures(), tuple(batch for _, batch in replicas), most,
+        chrome_trace([("traffic", found.timeline)]),
+    )  # fmt: skip

@@ -24,4 +24,9 @@ def traffic_table(result: TrafficResult) -> Table:
     table.add_row("requests/s", number(rate))
     table.add_row("saturates at requests/s", number(result.largest_rate_per_s))
     table.add_row("largest share of a cache", percent(figures["most_cached"]))
+    table.add_row("requests held by a replica", number(figures["most_held"]))
+    limits = " and ".join(str(batch) for batch in sorted(set(result.batches)))
+    table.add_row("of at most", limits)
+    table.caption = "at most the plan's batch, as its launch files say; caches may hold more"
+    table.caption_justify = "left"
     return table

@@ -1,10 +1,12 @@
 """One replica under traffic: who is in which pass, and what each pass costs.
 
 As many batches are in flight as there are stages. When a batch is through the pipeline, the
-requests that have ended leave it; if others wait and their caches fit, its next pass is the prefill
+requests that have ended leave it; if others wait and may be admitted, its next pass is the prefill
 of the first of them (at most a prefill micro-batch of the plan), else a decode step of all its
-requests. A request's whole cache is set aside when it is admitted, so that none is ever put off
-again.
+requests. Admitted are as many at once as the plan's batch, the limit that an export sets
+(``--max-num-seqs``), and as their caches fit; to one batch no more than the plan decodes together,
+or an equal share if that is more, so that one does not take all and leave the other stages idle. A
+request's whole cache is set aside then, so that none is ever put off again.
 """
 
 from __future__ import annotations
@@ -61,6 +63,7 @@ class ReplicaServer:
     Attributes:
         cache_tokens: tokens whose keys and values it can keep.
         most_cached: largest share of them in use so far.
+        most_held: most requests that were admitted at once so far.
     """
 
     def __init__(
@@ -72,7 +75,7 @@ class ReplicaServer:
         Args:
             problem: of the plan; its costs price the passes.
             decision: the stages.
-            batch: requests that they were planned to hold together.
+            batch: requests that they were planned to hold together; never more are admitted.
             number: of the replica.
             first: rank of its first stage in the schedule.
             log: where its actions go.
@@ -82,11 +85,12 @@ class ReplicaServer:
         self._model = serving_model(problem)
         self._kernels = [stage_kernels(stage) for stage in decision.stages]
         self._ranks = [problem.cluster.ranks()[stage.rank] for stage in decision.stages]
+        self._share = max(decision.decode_microbatch, math.ceil(batch / len(decision.stages)))
         workload = problem.workload.model_copy(update={"batch": batch})
         self._workload = workload
         planned = Problem(problem.model, problem.cluster, workload, problem.costs, problem.seed)
         self.cache_tokens = cache_tokens(planned, decision)
-        self.most_cached = 0.0
+        self.most_cached, self.most_held = 0.0, 0
         self._works: dict[tuple[int, str, int, int], tuple[Segment, float]] = {}
         self._hops: dict[tuple[str, int, int, int], tuple[Collective, float]] = {}
         planned_s = sum(self._pass_s(PREFILL, 1, workload.prompt_tokens)) + sum(
@@ -133,8 +137,13 @@ class ReplicaServer:
             while coming and requests[coming[0]].arrival_s <= start:
                 waiting.append(coming.popleft())
             room = self.cache_tokens - cached
+            held = sum(len(other.running) for other in slots)
             taken: list[int] = []
-            while waiting and len(taken) < self._decision.prefill_microbatch:
+            most = min(
+                self._decision.prefill_microbatch, self._workload.batch - held,
+                self._share - len(slot.running),
+            )  # fmt: skip
+            while waiting and len(taken) < most:
                 size = _size(requests[waiting[0]])
                 if size > room:
                     break
@@ -142,6 +151,7 @@ class ReplicaServer:
                 cached += size
                 taken.append(waiting.popleft())
             self.most_cached = max(self.most_cached, cached / self.cache_tokens)
+            self.most_held = max(self.most_held, held + len(taken))
             if taken:
                 for index in taken:
                     seconds = requests[index].arrival_s

@@ -45,6 +45,7 @@ class Replay:
         total_s: seconds from arrival to the last token.
         tokens: generated in all.
         most_cached: largest share of a replica's cache in use.
+        most_held: most requests that a replica held at once.
         passes: (replica, indices of requests, phase) of every pass, in the order of the schedule.
         clock_off_s: how far the policy's clock was from the simulator's, at most.
     """
@@ -55,6 +56,7 @@ class Replay:
     total_s: FloatArray
     tokens: int
     most_cached: float
+    most_held: int
     passes: tuple[tuple[int, tuple[int, ...], str], ...]
     clock_off_s: float
 
@@ -70,6 +72,7 @@ class Replay:
             "throughput_tokens_per_s": self.throughput_tokens_per_s,
             "throughput_requests_per_s": len(self.first_s) / self.timeline.makespan_s,
             "most_cached": self.most_cached,
+            "most_held": float(self.most_held),
         }
         for name, values in (
             ("time_to_first_token", self.first_s), ("time_per_output_token", self.token_s),
@@ -90,7 +93,7 @@ def replay(
 
     Args:
         problem: of the plan; its costs price the passes.
-        replicas: each with the requests that it was planned to hold together.
+        replicas: each with the most requests that it holds at once, the plan's batch.
         requests: by arrival.
 
     Raises:
@@ -123,7 +126,7 @@ def replay(
         server.serve(requests, queue)
     schedule = log.builder.build()
     timeline = Simulator(schedule).run(np.array(log.seconds))
-    return _replay(timeline, log, requests, max(s.most_cached for s in servers))
+    return _replay(timeline, log, requests, servers)
 
 
 def largest_rate(
@@ -153,13 +156,15 @@ def check_rate(requests: Sequence[Request], most_per_s: float) -> None:
         raise InfeasibleError(
             f"{rate:.4g} requests/s arrive and the plan serves at most {most_per_s:.4g}: the queue "
             "would grow without end",
-            fix=f"--rate {most_per_s * 0.9:.3g}, shorter requests, or a plan of more devices",
+            fix=f"--rate {most_per_s * 0.9:.3g}, shorter requests, or a plan of a larger batch or "
+            "of more devices",
         )
 
 
 def _replay(
-    timeline: Timeline, log: ReplayLog, requests: Sequence[Request], most_cached: float
-) -> Replay:
+    timeline: Timeline, log: ReplayLog, requests: Sequence[Request],
+    servers: Sequence[ReplicaServer],
+) -> Replay:  # fmt: skip
     first = np.full(len(requests), np.nan)
     last = np.full(len(requests), np.nan)
     for _, members, phase, action in log.passes:
@@ -173,6 +178,7 @@ def _replay(
     new = np.array([r.new_tokens for r in requests])
     later = np.where(new > 1, (last - first) / np.maximum(new - 1, 1), np.nan)
     return Replay(
-        timeline, first - arrival, later, last - arrival, int(new.sum()), most_cached,
+        timeline, first - arrival, later, last - arrival, int(new.sum()),
+        max(s.most_cached for s in servers), max(s.most_held for s in servers),
         tuple((replica, members, phase) for replica, members, phase, _ in log.passes), off,
     )  # fmt: skip

@@ -51,6 +51,7 @@ def test_every_request_is_served_once_and_caches_hold(make_problem, served, draw
         made[list(members)] += 1
     assert made.tolist() == [r.new_tokens for r in requests]
     assert 0 < found.most_cached <= 1
+    assert found.most_held <= problem.workload.batch
     assert (found.first_s > 0).all()
     assert (found.total_s >= found.first_s).all()
     assert found.tokens == sum(r.new_tokens for r in requests)
@@ -59,7 +60,7 @@ def test_every_request_is_served_once_and_caches_hold(make_problem, served, draw
 
 
 def _caches_hold(problem, replicas, requests, found):
-    """Recount from the timeline alone: caches from the first pass's start to the last one's end."""
+    """Recount from the timeline what is held from the first pass's start to the last one's end."""
     schedule, timeline = found.timeline.schedule, found.timeline
     prefill = schedule.ops.index("prefill")
     starts = timeline.start_s[(schedule.op == prefill) & (schedule.stage == 0)]
@@ -73,6 +74,21 @@ def _caches_hold(problem, replicas, requests, found):
     for moment in starts:
         inside = [r.prompt_tokens + r.new_tokens for a, r, b in held if a <= moment < b - 1e-12]
         assert sum(inside) <= most
+        assert len(inside) <= found.most_held
+
+
+def test_no_more_requests_are_held_than_the_launch_files_allow(make_problem):
+    problem, replicas = problem_and_replicas(make_problem)
+    decision, batch = replicas[0]
+    crowd = [Request(0.0, 16, 4)] * 30
+    assert cache_tokens(problem, decision) >= 30 * 20 > 2 * batch * 20  # caches would hold all
+    found = replay(problem, replicas, crowd)
+    assert found.most_held == batch
+    for _, members, _ in found.passes:
+        assert len(members) <= max(decision.decode_microbatch, -(-batch // len(decision.stages)))
+    wider = replay(problem, [(decision, 2 * batch)], crowd)
+    assert wider.most_held == 2 * batch
+    assert wider.throughput_tokens_per_s > found.throughput_tokens_per_s
 
 
 def test_the_policys_clock_is_the_simulators(make_problem):
