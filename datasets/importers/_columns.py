@@ -28,10 +28,14 @@ class Columns:
         where: the file, for errors.
         table: a ``pyarrow.Table``.
         device: device of every row, or ``None`` if the file says.
+        first_line: line of a text file that holds the first row; ``None`` where there are no lines.
     """
 
-    def __init__(self, where: str, table: Any, device: str | None = None) -> None:
+    def __init__(
+        self, where: str, table: Any, device: str | None = None, *, first_line: int | None = None
+    ) -> None:
         self.where = where
+        self._first_line = first_line
         self.device = device
         self._table = table
         self._names = {name.strip().lower(): name for name in table.column_names}
@@ -92,20 +96,31 @@ class Columns:
         self._refuse(np.abs(values) > _MOST, values, found, "a number of a size that computes")
         return np.asarray(values, dtype=np.float64)
 
-    def sizes(self, *names: str, rows: NDArray[np.bool_] | None = None) -> NDArray[np.float64]:
-        """As `numbers`, of whole numbers of at least 1.
+    def place(self, row: int) -> str:
+        """Where a row (of N, from 0) stands: the file's line, or the row, counted from 1."""
+        if self._first_line is None:
+            return f"{self.where}: row {row + 1}"
+        return f"{self.where}: line {row + self._first_line}"
+
+    def sizes(
+        self, *names: str, rows: NDArray[np.bool_] | None = None, least: int = 1,
+        default: float | None = None,
+    ) -> NDArray[np.float64]:  # fmt: skip
+        """As `numbers`, of whole numbers of at least ``least``.
 
         Args:
             names: the column's names.
             rows: where the size is needed (all rows); elsewhere 0.
+            least: smallest size.
+            default: of an empty cell and of a file without the column.
 
         Raises:
             SpecError: a size that is not one; the error names the first such row.
         """
-        values = self.numbers(*names)
+        values = self.numbers(*names, default=default)
         needed = np.ones(len(self), dtype=bool) if rows is None else rows
-        bad = needed & ~((values >= 1) & (values == np.floor(values)))
-        self._refuse(bad, values, names[0], "a whole number of at least 1")
+        bad = needed & ~((values >= least) & (values == np.floor(values)))
+        self._refuse(bad, values, names[0], f"a whole number of at least {least}")
         return np.where(needed, values, 0.0)
 
     def milliseconds(self, *names: str) -> NDArray[np.float64]:
@@ -137,7 +152,7 @@ class Columns:
             row = int(np.argmax(bad))
             more = f" ({int(bad.sum())} such rows)" if bad.sum() > 1 else ""
             raise SpecError(
-                f"{self.where}: row {row}, column {name}",
+                f"{self.place(row)}, column {name}",
                 got=float(values[row]),
                 expected=expected + more,
             )
@@ -167,6 +182,7 @@ def read_columns(
     import pyarrow.csv as pv  # type: ignore[import-untyped, unused-ignore]
 
     where = str(path)
+    first_line: int | None = None
     try:
         with Path(path).open("rb") as stream:
             magic = stream.read(4)
@@ -184,6 +200,7 @@ def read_columns(
             if not header and not _has_header(where):
                 options.autogenerate_column_names = True
             table = pv.read_csv(where, read_options=options)
+            first_line = 1 if options.autogenerate_column_names else 2
             if options.autogenerate_column_names:
                 table = table.rename_columns([f"c{i}" for i in range(table.num_columns)])
     except OSError as error:
@@ -194,7 +211,7 @@ def read_columns(
     if table.num_rows == 0:
         raise SpecError(where, got="no row", expected="at least one measured operator")
     try:
-        return Columns(where, table, device)
+        return Columns(where, table, device, first_line=first_line)
     except UnicodeDecodeError as error:
         raise SpecError(where, got=str(error), expected="names of columns in UTF-8") from error
 

@@ -67,7 +67,7 @@ def _gemm(columns: Columns) -> OperatorTable:
 
 def _attention(columns: Columns) -> OperatorTable:
     dtype, cache = columns.texts("attn_dtype"), columns.texts("kv_cache_dtype", default="bfloat16")
-    step = columns.numbers("step", default=0.0)
+    step = columns.sizes("step", least=0, default=0.0)
     op = columns.texts("op_name", default="")
     if columns.has("phase"):
         phase = texts(f"{name}_attention" for name in columns.texts("phase"))
@@ -76,7 +76,7 @@ def _attention(columns: Columns) -> OperatorTable:
     known = np.isin(op, ("context_attention", "generation_attention"))
     generation = op == "generation_attention"
     heads = columns.sizes("num_heads")
-    kv = columns.numbers("num_key_value_heads", default=0.0)
+    kv = columns.sizes("num_key_value_heads", least=0, default=0.0)
     return operator_table(
         op=op,
         kind=texts(name if ok else UNKNOWN for name, ok in zip(op, known, strict=True)),
@@ -90,8 +90,8 @@ def _attention(columns: Columns) -> OperatorTable:
             "heads": heads,
             # 0 means "as many as heads" in some versions of the table.
             "kv_heads": np.where(kv < 1, heads, kv),
-            "head_dim": columns.numbers("head_dim", default=128.0),
-            "window": columns.numbers("window_size", default=0.0),
+            "head_dim": columns.sizes("head_dim", default=128.0),
+            "window": columns.sizes("window_size", least=0, default=0.0),
         },
         latency_s=columns.milliseconds("latency_ms", "latency"),
     )

@@ -41,6 +41,9 @@ _MAY_BE_ZERO: Mapping[str, frozenset[str]] = MappingProxyType(
     }
 )
 
+#: What is no count of anything: the arithmetic of an element beside an addition's.
+_RELATIVE = frozenset({"cost"})
+
 
 def convert(columns: Columns) -> OperatorTable:
     """Read the table.
@@ -49,8 +52,8 @@ def convert(columns: Columns) -> OperatorTable:
     because a size of 0 would be priced as no work at all.
 
     Raises:
-        SpecError: missing columns, an unknown kind, a size below 0 or missing, a latency that is
-            not positive.
+        SpecError: missing columns, an unknown kind, a size that is missing, below 0 or no whole
+            number, a latency that is not positive.
     """
     absent = [name for name in _COLUMNS if not columns.has(name)]
     if absent:
@@ -69,7 +72,7 @@ def convert(columns: Columns) -> OperatorTable:
     dims = {name: columns.numbers(name, default=0.0) for name in DIMS}
     if not columns.has("b"):
         dims["b"] = np.where(kind == "linear", 1.0, 0.0)
-    _refuse_missing(columns.where, kind, dims)
+    _refuse_wrong(columns, kind, dims)
     return operator_table(
         op=columns.texts("op"),
         kind=kind,
@@ -83,19 +86,23 @@ def convert(columns: Columns) -> OperatorTable:
     )
 
 
-def _refuse_missing(
-    where: str, kind: NDArray[np.object_], dims: Mapping[str, NDArray[np.float64]]
+def _refuse_wrong(
+    columns: Columns, kind: NDArray[np.object_], dims: Mapping[str, NDArray[np.float64]]
 ) -> None:
-    """Refuse a row (of N) without a size that its kind needs."""
+    """Refuse a row (of N) without a size that its kind needs, or with a fraction of one."""
     for name, sizes in KINDS.items():
         rows = kind == name
         for size in sizes if rows.any() else ():
             optional = size in _MAY_BE_ZERO.get(name, ())
             bad = rows & ~((dims[size] >= 0) if optional else (dims[size] > 0))
+            if size not in _RELATIVE:
+                bad |= rows & (dims[size] != np.floor(dims[size]))
             if bad.any():
                 row = int(np.argmax(bad))
+                least = 0 if optional else 1
+                number = "a number" if size in _RELATIVE else "a whole number"
                 raise SpecError(
-                    f"{where}: row {row}, column {size}",
+                    f"{columns.place(row)}, column {size}",
                     got=float(dims[size][row]),
-                    expected=f"a size above 0: a {name} has {', '.join(sizes)}",
+                    expected=f"{number} of at least {least}: a {name} has {', '.join(sizes)}",
                 )

@@ -58,7 +58,7 @@ def convert(columns: Columns) -> OperatorTable:
             "stride": ("stride",),
         }.items():
             dims[name] = columns.sizes(*sources, rows=conv)
-        dims["padding"] = np.where(conv, columns.numbers("padding", default=0.0), 0.0)
+        dims["padding"] = columns.sizes("padding", rows=conv, least=0, default=0.0)
     dims["b"] = columns.sizes("b", rows=product | conv) if columns.has("b") else np.ones(len(op))
     wide = np.isin(kind, ("elementwise", "softmax", "layernorm"))
     if wide.any():

@@ -167,12 +167,13 @@ def test_a_linear_needs_no_batch(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "told"),
     [
-        (OWN.format(kind="bmm", m=4), "row 0, column b: got 0.0.*a bmm has b, m, n, k"),
-        (OWN.format(kind="linear", m=0), "row 0, column m: got 0.0"),
-        (OWN.format(kind="linear", m=-4), "row 0, column m: got -4.0"),
+        (OWN.format(kind="bmm", m=4), "line 2, column b: got 0.0.*a bmm has b, m, n, k"),
+        (OWN.format(kind="linear", m=0), "line 2, column m: got 0.0"),
+        (OWN.format(kind="linear", m=-4), "line 2, column m: got -4.0"),
+        (OWN.format(kind="linear", m=4.5), "line 2, column m: got 4.5, expected a whole number"),
         (
             OWN.format(kind="linear", m=4).replace("0.001", "-0.001"),
-            r"row 0, column latency_s: got -0.001, expected a latency above 0 s",
+            r"line 2, column latency_s: got -0.001, expected a latency above 0 s",
         ),
         ("op,m,latency_ms\nx,1,1\n", "no column kind, dtype, library, device, latency_s"),
     ],
