@@ -41,7 +41,7 @@ Part = Literal["forward", "loss", "backward", "optimizer"]
 PHASES: tuple[Phase, ...] = ("inference", "training")
 PARTS: tuple[Part, ...] = ("forward", "loss", "backward", "optimizer")
 
-#: What names of kernels say of a convolution: how its images lie, and which gradient it is.
+#: What names of kernels say of a convolution or a pool: how its images lie, which gradient it is.
 CHANNELS_LAST, INPUT_GRADIENT, WEIGHT_GRADIENT = (
     "_channels_last", "_input_gradient", "_weight_gradient",
 )  # fmt: skip
@@ -153,10 +153,10 @@ def programs(steps: Iterable[Step]) -> list[Program]:
 
 
 def _channels_last(graph: OperatorGraph) -> frozenset[str]:
-    """Convolutions whose images lie with their channels last."""
+    """Convolutions and pools whose images lie with their channels last."""
     found = set[str]()
     for call in graph.calls:
-        if call.operator and "conv" in call.target:
+        if call.operator and ("conv" in call.target or "pool" in call.target):
             tensors = json.loads(call.arguments)[0]
             shape, strides, _ = tensors[0][TENSOR]
             if shape[1] > 1 and strides[1] == 1 < math.prod(shape[2:]):
@@ -194,7 +194,10 @@ def _work(node: OperatorNode, channels_last: bool) -> Work:
     if node.op in ("reduction", "pool") and node.inputs:
         elements = max(1, math.prod(node.inputs[0]))
         kept = max(1, min(rows * cols, elements))
-        return program("reduction", variant, rows=kept, cols=max(1, round(elements / kept)))
+        size = {"rows": kept, "cols": max(1, round(elements / kept))}
+        if node.op == "reduction":
+            return program("reduction", variant, **size)
+        return program("pool", variant, **size, taps=max(1, round(node.flops / (rows * cols))))
     written = rows * cols * DTYPE_BYTES[variant.compute]
     # Broadcast operands are smaller than the result: as many inputs as there are bytes.
     inputs = max(1, round(node.bytes / written) - 1)

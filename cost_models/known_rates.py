@@ -33,9 +33,11 @@ from foreplan.cost_models.model_store import (
     write_model,
 )
 from foreplan.cost_models.operator_rates import TERMS, family
+from foreplan.cost_models.pool_windows import window_s
 from foreplan.cost_models.profiled_alike import profiled_alike
 from foreplan.cost_models.rate_law import RateLaw
 from foreplan.cost_models.rate_model import RateForecast, RateModel, Shipped
+from foreplan.cost_models.roofline import ASSUMED_LAUNCH_S
 from foreplan.datasets.device import Device
 from foreplan.datasets.program import Program, Variant, program
 from foreplan.datasets.specs import validate
@@ -110,6 +112,8 @@ class KnownRates:
         Raises:
             MissingDataError: a figure of the device is missing; see `rate_terms`.
         """
+        launch = device.launch_overhead_s or ASSUMED_LAUNCH_S
+        windows = np.array([window_s(item, device, launch) for item in programs])
         programs, shares = self._worded(programs)
         # How like each known device is (K, M), -1 where it was not timed with such a kernel.
         like = np.array([
@@ -123,7 +127,8 @@ class KnownRates:
             if len(mine):
                 total[mine] += np.log(each.law.seconds([programs[int(i)] for i in mine], device))
                 count[mine] += 1
-        return np.asarray(shares * np.exp(total / np.where(count > 0, count, np.nan)))
+        mean = np.exp(total / np.where(count > 0, count, np.nan))
+        return np.asarray(shares * mean + windows)
 
     def _worded(self, programs: Sequence[Program]) -> tuple[list[Program], Floats]:
         """Programs, those that nobody timed by their likeness, and how much of each (M,)."""

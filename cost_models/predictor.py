@@ -276,11 +276,12 @@ def _row(program: Program) -> _Row:
         square = _square_conv(d, v.kernel)
         of = next((g for g in (INPUT_GRADIENT, WEIGHT_GRADIENT) if v.kernel.endswith(g)), "")
         return (f"conv{of}", dtype, square) if square else _NOTHING
-    if program.op in ("reduction", "embedding"):
+    if program.op in ("reduction", "pool", "embedding"):
         size = {"rows": d["rows"], "cols": d["cols"]}
+        if program.op == "embedding":
+            return "embedding", dtype, size
         # A backward pass sums over rows, a forward pass over neighbours.
-        turned = {"strided": int(v.kernel == BACKWARD)} if program.op == "reduction" else {}
-        return program.op, dtype, size | turned
+        return "reduction", dtype, size | {"strided": int(v.kernel == BACKWARD)}
     if program.op == "adamw":
         return "elementwise", dtype, {"rows": 1, "cols": d["parameters"], "inputs": 6, "cost": 12}
     if program.op == "elementwise":

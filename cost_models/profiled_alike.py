@@ -20,7 +20,7 @@ _PRODUCTS = frozenset({"torch.linear", "torch.addmm", "torch.mm", "torch.matmul"
 #: Maps that compute a transcendental function of every element.
 _FUNCTIONS = frozenset({"gelu", "silu", "tanh", "sigmoid", "exp", "sin", "cos", "pow", "erf"})
 #: Operators that read and write each element about once.
-_MAPS = frozenset({"elementwise", "reduction", "softmax", "embedding", "add"})
+_MAPS = frozenset({"elementwise", "reduction", "pool", "softmax", "embedding", "add"})
 
 
 def profiled_alike(item: Program) -> tuple[Program, float] | None:

@@ -9,7 +9,8 @@ is 1.2-1.8 at the 5th percentile, 2.2-2.8 in the median, 5.9-9.3 at the 95th; ov
 int8 and int4 on A100, L40S and H100 (aiconfigurator's tables) 1.05-1.5, 1.5-2.5 and 2.2-6.1,
 H100's int8 apart. The range taken covers both.
 
-A kernel that writes the weight out before it multiplies moves those bytes besides (`unpacking`).
+A kernel that writes the weight out before it multiplies moves those bytes besides (`unpacking`);
+a pool on a processor goes through its windows besides (`pool_windows`).
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from collections.abc import Iterable, Mapping
 
 from foreplan.cost_models._device_words import find
 from foreplan.cost_models.costs import Copy, Estimate, HostLaunch, Work
+from foreplan.cost_models.pool_windows import window_s
 from foreplan.cost_models.unpacking import unpacking_bytes
 from foreplan.datasets import device_zoo
 from foreplan.datasets.cluster_entry import Rank
@@ -83,7 +85,7 @@ class RooflineSource:
         unpack_s = unpacking_bytes(work) / figures.memory_bandwidth
         if work.op not in _ARITHMETIC and work.op not in PRODUCTS:
             # Few FLOP a byte: no matrix peak bounds them, and a vector peak seldom does.
-            return _estimate(memory_s + unpack_s, launch)
+            return _estimate(memory_s + unpack_s, launch + window_s(work, figures, launch))
         peak = _peak(figures, work.variant.compute)
         if peak is None:
             return None

@@ -90,6 +90,18 @@ def _per_input(call: Call) -> float:
     return float(call.tensors[0].elements)
 
 
+def _windows(call: Call) -> float:
+    """Elements of the windows of all outputs; an adaptive pool's windows share out the input."""
+    given = call.arguments.get("kernel_size")
+    if given is None:
+        return _per_input(call)
+    sizes = [given] if isinstance(given, int) else list(given)
+    # One size is that of each spatial dimension.
+    spatial = int(call.name.partition("pool")[2][0])
+    window = math.prod(sizes * spatial if len(sizes) == 1 else sizes)
+    return float(call.outputs[0].elements * window)
+
+
 def _nothing(call: Call) -> float:
     return 0.0
 
@@ -126,7 +138,7 @@ for _kind, _flops, _names in (
     ),
     (
         "pool",
-        _per_input,
+        _windows,
         "max_pool1d max_pool2d max_pool2d_with_indices avg_pool1d avg_pool2d avg_pool3d "
         "adaptive_avg_pool1d adaptive_avg_pool2d adaptive_max_pool2d",
     ),

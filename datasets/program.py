@@ -260,6 +260,12 @@ OPERATORS: Mapping[str, Operator] = MappingProxyType(
             lambda d: 1.0 * d["rows"] * d["cols"],
             lambda d, v: 1.0 * d["rows"] * (d["cols"] + 1) * DTYPE_BYTES[v.compute],
         ),
+        # ``rows`` outputs of ``cols`` inputs each, whose windows of ``taps`` elements may overlap.
+        "pool": Operator(
+            ("rows", "cols", "taps"),
+            lambda d: 1.0 * d["rows"] * d["taps"],
+            lambda d, v: 1.0 * d["rows"] * (d["cols"] + 1) * DTYPE_BYTES[v.compute],
+        ),
         # One fused update: reads parameter, gradient and two moments, writes all but the gradient.
         "adamw": Operator(
             ("parameters",),

@@ -144,6 +144,10 @@ def test_order_and_edges() -> None:
         (lambda a, b: F.softmax(a * b, -1), [(4, 5), (4, 5)], "softmax", 100),
         (lambda a, b: torch.cat([a, b]), [(4, 5), (4, 5)], "copy", 0),
         (lambda a, b: (a + b).sum(), [(4, 5), (4, 5)], "reduction", 20),
+        # A window for each output, overlapping or not; an adaptive pool reads each element once.
+        (lambda a, b: F.max_pool2d(a + b, 3, 2, 1), [(2, 4, 8, 8)] * 2, "pool", 2 * 4 * 16 * 9),
+        (lambda a, b: F.avg_pool2d(a + b, (3, 1), 1), [(2, 4, 8, 8)] * 2, "pool", 2 * 4 * 48 * 3),
+        (lambda a, b: F.adaptive_avg_pool2d(a + b, 1), [(2, 4, 8, 8)] * 2, "pool", 2 * 4 * 64),
     ],
 )  # fmt: skip
 def test_flops(run: Callable[..., Tensor], shapes: list[Any], op: str, flops: float) -> None:
