@@ -25,20 +25,25 @@ class TrafficResult:
     Attributes:
         figures: percentiles in seconds, throughput, share of the cache in use.
         batches: most requests that each replica holds at once, its plan's batch.
+        longest: tokens of prompt and answer that the plan's launch files allow a request.
+        too_long: requests of more, which servers started by them refuse.
         largest_rate_per_s: requests a second that the plan serves when some always wait.
         trace: Chrome trace, JSON text.
     """
 
     figures: dict[str, float]
     batches: tuple[int, ...]
+    longest: int
+    too_long: int
     largest_rate_per_s: float
     trace: str
 
     def document(self) -> dict[str, Any]:
         """As JSON."""
         return {
-            **self.figures, "batches": list(self.batches),
-            "largest_rate_per_s": self.largest_rate_per_s, "simulated": True,
+            **self.figures, "batches": list(self.batches), "longest_planned": self.longest,
+            "longer_than_planned": self.too_long, "largest_rate_per_s": self.largest_rate_per_s,
+            "simulated": True,
         }  # fmt: skip
 
 
@@ -77,7 +82,9 @@ def simulate_traffic(
     most = largest_rate(problem, replicas, requests)
     check_rate(requests, most)
     found = replay(problem, replicas, requests)
+    longest = int(plan.workload["prompt_tokens"]) + int(plan.workload["new_tokens"])
+    too_long = sum(r.prompt_tokens + r.new_tokens > longest for r in requests)
     return TrafficResult(
-        found.figures(), tuple(batch for _, batch in replicas), most,
+        found.figures(), tuple(batch for _, batch in replicas), longest, too_long, most,
         chrome_trace([("traffic", found.timeline)]),
     )  # fmt: skip

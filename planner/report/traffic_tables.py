@@ -28,5 +28,11 @@ def traffic_table(result: TrafficResult) -> Table:
     limits = " and ".join(str(batch) for batch in sorted(set(result.batches)))
     table.add_row("of at most", limits)
     table.caption = "at most the plan's batch, as its launch files say; caches may hold more"
+    if result.too_long:
+        table.caption += (
+            f". {result.too_long} of {number(figures['requests'])} requests are longer than the "
+            f"{result.longest} tokens that the plan is for: its launch files refuse those "
+            "(--max-model-len), here they are served"
+        )
     table.caption_justify = "left"
     return table

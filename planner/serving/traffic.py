@@ -65,11 +65,9 @@ class Traffic(StrictModel):
     def _histogram(cls, value: object) -> object:
         if type(value) is int:
             return {value: 1.0}
-        if isinstance(value, Mapping):  # keys of JSON are words
-            return {
-                int(k) if isinstance(k, str) and k.isdigit() else k: v for k, v in value.items()
-            }
-        return value
+        if not isinstance(value, Mapping):
+            raise ValueError("a number of tokens, or shares of several: {32: 0.6, 64: 0.4}")
+        return {int(k) if isinstance(k, str) and k.isdigit() else k: v for k, v in value.items()}
 
     @field_validator("prompt_tokens", "new_tokens")
     @classmethod

@@ -7,12 +7,15 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+import foreplan
 from foreplan.datasets.specs import validate
 from foreplan.errors import InfeasibleError, SpecError
+from foreplan.planner.report.traffic_tables import traffic_table
 from foreplan.planner.serving import ServingPlanner
 from foreplan.planner.serving.replica_server import cache_tokens
 from foreplan.planner.serving.traffic import Request, Traffic, load_traffic
 from foreplan.planner.serving.traffic_replay import check_rate, largest_rate, replay
+from foreplan.planner.traffic_command import simulate_traffic
 
 PLANNER = ServingPlanner()
 
@@ -156,6 +159,28 @@ def test_requests_that_no_cache_holds_are_refused(make_problem):
         replay(problem, replicas, [Request(0, 8, 8), Request(0, longest, 8)])
     with pytest.raises(SpecError, match="at least one"):
         replay(problem, replicas, [])
+
+
+def test_requests_that_launch_files_refuse_are_counted(tmp_path):
+    asked = {"batch": 4, "prompt_tokens": 32, "new_tokens": 8}
+    foreplan.plan("serving", "tiny-llama-random", "2xt4", asked, costs="roofline").save(
+        tmp_path / "plan.json"
+    )
+    (tmp_path / "t.csv").write_text(
+        "arrived_at_s,prompt_tokens,new_tokens\n0,32,8\n0.1,33,8\n0.2,8,8\n"
+    )
+    found = simulate_traffic(tmp_path / "plan.json", tmp_path / "t.csv")
+    assert (found.batches, found.longest, found.too_long) == ((4,), 40, 1)
+    assert "1 of 3 requests are longer than the 40 tokens" in str(traffic_table(found).caption)
+    assert found.document()["longer_than_planned"] == 1
+
+
+def test_lengths_are_a_number_or_shares(tmp_path):
+    (tmp_path / "t.yaml").write_text(
+        "requests: 1\nrate_per_s: 1\nprompt_tokens: [8]\nnew_tokens: 1"
+    )
+    with pytest.raises(SpecError, match=r"prompt_tokens: .*a number of tokens, or shares"):
+        load_traffic(tmp_path / "t.yaml")
 
 
 def test_draws_follow_the_histogram(tmp_path):
