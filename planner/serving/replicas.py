@@ -136,6 +136,12 @@ class ReplicasPlanner(Planner[ReplicasWorkload, ReplicasDecision]):
             ("one device a replica", sizes == 1),
             ("one pipeline over all devices", sizes == split.worth.counts.sum()),
         ):
+            if not allowed.any():
+                made[name] = (
+                    f"a replica has at most {problem.workload.replica_devices} of the "
+                    f"{split.worth.counts.sum()} devices (replica_devices)"
+                )
+                continue
             try:
                 decision = split.decision(split.solve(allowed).assignment)
             except (InfeasibleError, SpecError) as error:

@@ -191,6 +191,12 @@ def test_the_least_price_for_a_rate(make_replicas):
     assert best["tokens_per_price"] >= full["tokens_per_price"] * 0.999
 
 
+def test_a_pipeline_over_more_devices_than_a_replica_may_have_is_no_lack_of_memory(make_replicas):
+    problem = make_replicas(64, 64, 64, replica_devices=2)
+    said = PLANNER.baselines(problem)["one pipeline over all devices"]
+    assert said == "a replica has at most 2 of the 3 devices (replica_devices)"
+
+
 def test_concurrency_is_held_within_memory(make_replicas):
     problem = make_replicas(24, 12, objective="concurrency", batch=16)
     decision = PLANNER.decide(problem).decision
