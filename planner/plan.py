@@ -319,14 +319,34 @@ def load_plan(path: str | os.PathLike[str]) -> Plan:
     from foreplan.planner.registry import planner
 
     where = Path(path).name
-    plan = validate(Plan, read_document(path, SCHEMA, "plan"), where)
-    chosen = planner(plan.kind)
-    validate(chosen.workload_type, plan.workload, f"{where}: workload")
-    validate(chosen.decision_type, plan.decision, f"{where}: decision")
-    for i, alternative in enumerate(plan.alternatives):
-        at = f"{where}: alternatives[{i}].decision"
-        validate(chosen.decision_type, alternative.decision, at)
+    document = read_document(path, SCHEMA, "plan")
+    try:
+        plan = validate(Plan, document, where)
+        chosen = planner(plan.kind)
+        validate(chosen.workload_type, plan.workload, f"{where}: workload")
+        validate(chosen.decision_type, plan.decision, f"{where}: decision")
+        for i, alternative in enumerate(plan.alternatives):
+            at = f"{where}: alternatives[{i}].decision"
+            validate(chosen.decision_type, alternative.decision, at)
+    except SpecError as error:
+        raise _of_another_version(error, document) from error
     return plan
+
+
+def _of_another_version(error: SpecError, document: dict[str, Any]) -> SpecError:
+    """The error, with both versions where another one than this wrote the document.
+
+    A schema's fields are added to between versions: what is wrong here may be right there.
+    """
+    from foreplan import __version__
+
+    provenance = document.get("provenance")
+    wrote = provenance.get("foreplan") if isinstance(provenance, dict) else None
+    if not isinstance(wrote, str) or wrote == __version__:
+        return error
+    versions = f"foreplan {wrote[:20]} wrote the plan, this is {__version__}: plan again, or use it"
+    fix = versions if error.fix is None else f"{error.fix}; {versions}"
+    return SpecError(error.where, got=error.got, expected=error.expected, fix=fix)
 
 
 @overload

@@ -87,6 +87,21 @@ def test_a_hand_edited_decision_is_refused(plan: Plan, tmp_path: Path, field, va
     assert "\n" not in str(caught.value)
 
 
+def test_what_another_version_wrote_is_said_with_both_versions(plan: Plan, tmp_path: Path) -> None:
+    document = json.loads(plan.to_json()) | {"field_of_later": 1}
+    path = tmp_path / "plan.json"
+    path.write_text(json.dumps(document))
+    with pytest.raises(SpecError, match="field_of_later") as own:
+        load_plan(path)
+    assert "wrote the plan" not in str(own.value)
+    document["provenance"]["foreplan"] = "9.1.0"
+    path.write_text(json.dumps(document))
+    with pytest.raises(
+        SpecError, match=r"field_of_later.*foreplan 9\.1\.0 wrote the plan, this is"
+    ):
+        load_plan(path)
+
+
 def test_other_costs_decide_beside_the_plan() -> None:
     made = foreplan.plan(
         "serving", "tiny-llama-random", "t4,a100-80g", {"batch": 8, "prompt_tokens": 16,
