@@ -184,6 +184,11 @@ def _capture_module(
             # Hugging Face's output classes; the first entry is the prediction.
             return result[0] if hasattr(result, "to_tuple") else result
 
+    if isinstance(inputs, torch.Tensor):  # a sequence of its rows, for Python
+        raise SpecError(
+            "capture.inputs", got="a tensor",
+            expected="the module's arguments: a tuple, as in (x,), or a mapping by name",
+        )  # fmt: skip
     device = next((p.device for p in module.parameters()), torch.device("cpu"))
 
     def place(value: Any) -> Any:

@@ -159,6 +159,11 @@ def test_flops(run: Callable[..., Tensor], shapes: list[Any], op: str, flops: fl
     assert only(graph, op).flops == flops
 
 
+def test_a_tensor_is_not_taken_for_a_list_of_arguments() -> None:
+    with pytest.raises(SpecError, match=r"capture\.inputs: .*a tuple, as in \(x,\)"):
+        capture(nn.Linear(4, 4), torch.zeros(2, 4))  # type: ignore[arg-type]
+
+
 def test_an_expanded_tensor_is_read_once() -> None:
     class Net(nn.Module):
         def forward(self, x: Tensor) -> Tensor:
