@@ -41,7 +41,7 @@ CASES = {
     "8b-whole-32": ("llama-3.1-8b", {"cuda:0": 8.0, "cuda:1/sms=32": 8.0}, WORKLOAD, False),
     "8b-66-32": ("llama-3.1-8b", {"cuda:0/sms=66": 9.0, "cuda:1/sms=32": 6.5}, WORKLOAD, False),
     "1b-66-32": ("llama-3.2-1b", {"cuda:0/sms=66": 1.75, "cuda:1/sms=32": 2.0}, WORKLOAD, False),
-    "1b-whole-66": ("llama-3.2-1b", {"cuda:0": 1.25, "cuda:1/sms=66": 1.25}, WORKLOAD, False),
+    "1b-whole-66": ("llama-3.2-1b", {"cuda:0": 1.375, "cuda:1/sms=66": 1.375}, WORKLOAD, False),
     "8b-whole-66": ("llama-3.1-8b", {"cuda:0": 6.5, "cuda:1/sms=66": 6.5}, WORKLOAD, False),
     "1b-three": (
         "llama-3.2-1b", {"cuda:0": 1.25, "cuda:1/sms=32": 1.25, "cuda:2/sms=66": 1.25},
