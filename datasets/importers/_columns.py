@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import os
 import zlib
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -93,7 +94,7 @@ class Columns:
             ) from error
         if default is not None:
             values = np.where(np.isnan(values), default, values)
-        self._refuse(np.abs(values) > _MOST, values, found, "a number of a size that computes")
+        self._refuse(np.abs(values) > _MOST, values, names, "a number of a size that computes")
         return np.asarray(values, dtype=np.float64)
 
     def place(self, row: int) -> str:
@@ -120,7 +121,7 @@ class Columns:
         values = self.numbers(*names, default=default)
         needed = np.ones(len(self), dtype=bool) if rows is None else rows
         bad = needed & ~((values >= least) & (values == np.floor(values)))
-        self._refuse(bad, values, names[0], f"a whole number of at least {least}")
+        self._refuse(bad, values, names, f"a whole number of at least {least}")
         return np.where(needed, values, 0.0)
 
     def milliseconds(self, *names: str) -> NDArray[np.float64]:
@@ -142,18 +143,23 @@ class Columns:
     def _latencies(self, names: tuple[str, ...], unit: str) -> NDArray[np.float64]:
         values = self.numbers(*names)
         bad = ~((values > 0) & np.isfinite(values))
-        self._refuse(bad, values, names[0], f"a latency above 0 {unit}")
+        self._refuse(bad, values, names, f"a latency above 0 {unit}")
         return values
 
     def _refuse(
-        self, bad: NDArray[np.bool_], values: NDArray[np.float64], name: str, expected: str
-    ) -> None:
+        self, bad: NDArray[np.bool_], values: NDArray[np.float64], names: Sequence[str],
+        expected: str,
+    ) -> None:  # fmt: skip
         if bad.any():
             row = int(np.argmax(bad))
+            value = float(values[row])
+            # As the file spells it, which may be another name than ours for the same.
+            found = self.find(*names)
+            name = names[0] if found is None else self._names[found].strip()
             more = f" ({int(bad.sum())} such rows)" if bad.sum() > 1 else ""
             raise SpecError(
                 f"{self.place(row)}, column {name}",
-                got=float(values[row]),
+                got=None if np.isnan(value) else value,
                 expected=expected + more,
             )
 

@@ -181,3 +181,9 @@ def test_a_linear_needs_no_batch(tmp_path: Path) -> None:
 def test_own_rows_with_wrong_figures_are_refused(tmp_path: Path, text: str, told: str) -> None:
     with pytest.raises(SpecError, match=told):
         read_operators(_write(tmp_path / "own.csv", text), "foreplan")
+
+
+def test_a_cell_is_named_as_the_file_names_it(tmp_path: Path) -> None:
+    text = "OPName,Latency,Device,B,M,N,K\nBMM,0.1,T4,4,8,8,8\nBMM,,T4,4,8,8,8\n"
+    with pytest.raises(SpecError, match="line 3, column Latency: got nothing, expected a latency"):
+        read_operators(_write(tmp_path / "neusight.csv", text), "neusight")
