@@ -119,7 +119,13 @@ def buffer_entries(
             else:
                 thread_elements[slot] = elements
     # Buffers: the stored one, then loads by distinct bytes.
-    ranked = np.argsort(-whole)
+    ranked = np.zeros(distinct, dtype=np.int64)  # an np.argsort takes seconds to compile
+    for slot in range(distinct):
+        turn = slot
+        while turn > 0 and whole[ranked[turn - 1]] < whole[slot]:
+            ranked[turn] = ranked[turn - 1]
+            turn -= 1
+        ranked[turn] = slot
     lane = inner if lane < 0 else lane
     filled = 0
     for turn in range(distinct + 1):

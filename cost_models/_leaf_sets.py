@@ -47,7 +47,7 @@ def _needed(lines: float, run: float, steps: Any, turns: Any, outer: int, way: f
             for item in range(_GROUPS):
                 if met[item]:
                     shifted[(item + first) % _GROUPS] = 1
-        met[:] = shifted
+        met, shifted = shifted, met
     fullest = lines * LINE_BYTES / (met.sum() * group)  # ways
     return max(lines * LINE_BYTES, (fullest - 1.0) * way)
 

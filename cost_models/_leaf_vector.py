@@ -313,7 +313,8 @@ def _drop_loaded(leaf: Any, accesses: Any, before: Any, accesses_before: Any) ->
         for other in range(1, before[ACCESSES]):
             loaded = loaded or accesses_before[other, BUFFER] == accesses[item, BUFFER]
         if not loaded or accesses[item, BUFFER] == accesses[0, BUFFER]:
-            accesses[kept] = accesses[item]
+            for column in range(accesses.shape[1]):
+                accesses[kept, column] = accesses[item, column]
             kept += 1
     leaf[ACCESSES] = kept
 

@@ -17,8 +17,25 @@ import numba
 
 
 def part(function: Callable[..., Any]) -> Any:
-    """Compile when first called, as a part of the caller; nothing is kept on disk."""
-    return numba.njit(nogil=True)(function)
+    """Compile when first called, as a part of a compiled caller; nothing is kept on disk.
+
+    Once for the types of its arguments: by itself numba does it anew for every constant that a
+    caller passes or that a caller's variable starts with, some parts 15 times. And for compiled
+    callers only: code that unpacks two dozen arguments from Python is long to compile, too.
+    """
+    njit: Any = numba.njit  # its annotations lack the two options
+    dispatcher = njit(nogil=True, no_cpython_wrapper=True, no_cfunc_wrapper=True)(function)
+    unliteral: Any = numba.types.unliteral
+    template = dispatcher.get_call_template
+
+    def of_types(kinds: Any, named: Any) -> Any:
+        return template(
+            tuple(unliteral(kind) for kind in kinds),
+            {name: unliteral(kind) for name, kind in named.items()},
+        )
+
+    dispatcher.get_call_template = of_types
+    return dispatcher
 
 
 def _checksum() -> int:

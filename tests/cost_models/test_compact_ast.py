@@ -5,10 +5,13 @@ from __future__ import annotations
 import json
 import math
 from pathlib import Path
+from typing import Any
 
+import numba
 import numpy as np
 import pytest
 
+from foreplan.cost_models._tir_compiled import part
 from foreplan.cost_models.compact_ast import FEATURE_NAMES, CompactAst, CompactAstEncoder
 from foreplan.datasets.tir.task import decode_module
 from foreplan.errors import SpecError
@@ -273,3 +276,19 @@ def test_damaged_references_do_not_crash(encoder: CompactAstEncoder) -> None:
             encoder.encode(json.dumps({**document, "nodes": nodes}))
         except SpecError:
             continue
+
+
+def test_a_part_is_compiled_once_for_all_constants() -> None:
+    @part
+    def shifted(values: Any, by: int) -> Any:
+        return values[0] + by
+
+    @numba.njit
+    def caller(values: Any) -> Any:
+        total = 0  # a constant at first: numba's guess before it has seen the loop
+        for turn in range(3):
+            total = shifted(values, total) + shifted(values, 1) + shifted(values, turn)
+        return total + shifted(values, 2)
+
+    assert caller(np.ones(1, dtype=np.int64)) == 18
+    assert len(shifted.signatures) == 1

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import itertools
+from typing import Any
 
+import numba
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
@@ -13,13 +15,19 @@ from foreplan.cost_models._leaf_sets import _needed
 _LINE, _WAY = 64, 4096
 
 
+@numba.njit
+def _called(lines: float, run: float, steps: Any, turns: Any, outer: int, way: float) -> Any:
+    """Parts of the encoder are called by compiled code only."""
+    return _needed(lines, run, steps, turns, outer, way)
+
+
 def needed(run: int, dims: list[tuple[int, int]]) -> float:
     """Bytes of a cache for runs of bytes at (step, turns), ways of 4 KiB."""
     steps, turns = np.zeros(12), np.zeros(12)
     for number, (step, many) in enumerate(dims):
         steps[number], turns[number] = step, many
     lines = float(-(-run // _LINE) * np.prod([many for _, many in dims] or [1]))
-    return float(_needed(lines, float(run), steps, turns, len(dims), float(_WAY)))
+    return float(_called(lines, float(run), steps, turns, len(dims), float(_WAY)))
 
 
 def test_rows_of_a_page_share_one_set() -> None:
