@@ -275,7 +275,7 @@ def _shipped(device: Device, *, unseen: bool) -> Shipped:
     (`launch_head`), so that such prices are guesses: 6 us for kernels of 1.4 on an H200.
     """
     if device.kind == "cpu":
-        known = KnownRates.load()
+        known = _processors()
         return (known.without({device.chip}) if unseen else known).on(device)
     from foreplan.cost_models.predictor import Predictor
 
@@ -287,6 +287,12 @@ def _shipped(device: Device, *, unseen: bool) -> Shipped:
         return np.where(known > hidden, known, np.nan)
 
     return seconds
+
+
+@functools.cache
+def _processors() -> KnownRates:
+    """Read once a process (0.2 s): every fit of a processor asks for it."""
+    return KnownRates.load()
 
 
 @functools.cache

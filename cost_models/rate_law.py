@@ -57,9 +57,23 @@ class Rows(NamedTuple):
         ops = np.array([program.op for program in programs], dtype=object)
         return cls(named.reshape(len(programs), len(LEVELS)), ops, logs)
 
-    def take(self, chosen: NDArray[np.int64]) -> Rows:
-        """The words of some of them."""
-        return Rows(self.groups[chosen], self.ops[chosen], tuple(self.logs[i] for i in chosen))
+
+class _Shapes(NamedTuple):
+    """Programs of one operator."""
+
+    logs: Floats  # log2 of the dimensions (M, dimensions)
+    variants: NDArray[np.object_]  # (M,)
+
+    @classmethod
+    def of(cls, rows: Rows, chosen: NDArray[np.int64]) -> _Shapes:
+        """Those of some rows."""
+        return cls(np.stack([rows.logs[i] for i in chosen]), rows.groups[chosen, _VARIANT])
+
+    def covariance(self, others: _Shapes) -> Floats:
+        """Of the shapes of these and others (M, N)."""
+        apart = np.linalg.norm(self.logs[:, None] - others.logs[None], axis=2)
+        same = self.variants[:, None] == others.variants[None]
+        return np.asarray(np.exp(-apart / _RANGE) * (SHAPE[0] ** 2 + SHAPE[1] ** 2 * same))
 
 
 class Point(NamedTuple):
@@ -94,7 +108,7 @@ class RateLaw:
                 found = self._groups[level].setdefault(name, np.zeros(effects.shape[1]))
                 found += width**2 * amounts
         self._rows = {
-            op: (rows.take(mine), shape[mine])
+            op: (_Shapes.of(rows, mine), shape[mine])
             for op in dict.fromkeys(rows.ops)
             for mine in [np.flatnonzero(rows.ops == op)]
         }
@@ -117,10 +131,11 @@ class RateLaw:
             for name, known in zip(named, self._groups, strict=True):
                 if name in known:
                     rate += known[name]
-        for op, (rows, weights) in self._rows.items():
-            mine = np.flatnonzero(asked.ops == op)
-            if len(mine):
-                offset[mine] = shape_between(asked.take(mine), rows) @ weights
+        for op in dict.fromkeys(asked.ops):
+            if op in self._rows:
+                mine = np.flatnonzero(asked.ops == op)
+                shapes, weights = self._rows[op]
+                offset[mine] = _Shapes.of(asked, mine).covariance(shapes) @ weights
         return np.exp(point(terms, rates, offset).log_s)
 
 
@@ -155,9 +170,6 @@ def shape_between(rows: Rows, others: Rows) -> Floats:
         (mine,), (theirs,) = np.nonzero(rows.ops == op), np.nonzero(others.ops == op)
         if not len(theirs):
             continue
-        here = np.stack([rows.logs[i] for i in mine])
-        there = np.stack([others.logs[j] for j in theirs])
-        near = np.exp(-np.linalg.norm(here[:, None] - there[None], axis=2) / _RANGE)
-        same = rows.groups[mine, _VARIANT][:, None] == others.groups[theirs, _VARIANT][None]
-        found[np.ix_(mine, theirs)] = near * (SHAPE[0] ** 2 + SHAPE[1] ** 2 * same)
+        covariance = _Shapes.of(rows, mine).covariance(_Shapes.of(others, theirs))
+        found[np.ix_(mine, theirs)] = covariance
     return found

@@ -38,33 +38,38 @@ class RescaledRoofline:
         launch, bare = self._parts(programs)
         beside = np.maximum(seconds - launch, (1 - _MOST_LAUNCH) * seconds)
         self._ratios = np.log(beside / bare)
+        of: dict[tuple[str, ...], list[int]] = {}
+        for k, program in enumerate(programs):
+            for words in _nearest_first(program):
+                of.setdefault(words, []).append(k)
+        self._of = {words: np.array(tasks) for words, tasks in of.items()}
+        self._medians = {words: float(np.median(self._ratios[k])) for words, k in self._of.items()}
         return self
 
     def predict(self, programs: Sequence[Program]) -> Floats:
         """Expected seconds (M,)."""
         launch, bare = self._parts(programs)
-        scale = [self._scale(program, None) for program in programs]
+        scale = [
+            next((self._medians[w] for w in _nearest_first(program) if w in self._medians), 0.0)
+            for program in programs
+        ]
         return np.asarray(launch + bare * np.exp(scale))
 
     def leave_one_out(self) -> Floats:
         """Seconds of each task as the others have it (N,); the only task by the bare roofline."""
         launch, bare = self._parts(self._programs)
-        scale = [self._scale(program, k) for k, program in enumerate(self._programs)]
+        scale = [self._without(program, k) for k, program in enumerate(self._programs)]
         return np.asarray(launch + bare * np.exp(scale))
 
     def _parts(self, programs: Sequence[Program]) -> tuple[Floats, Floats]:
         terms = rate_terms(programs, self.device)
         return terms[:, 0], np.maximum(roofline(terms, programs), 1e-12)
 
-    def _scale(self, program: Program, without: int | None) -> float:
+    def _without(self, program: Program, task: int) -> float:
         for words in _nearest_first(program):
-            found = [
-                ratio
-                for k, (other, ratio) in enumerate(zip(self._programs, self._ratios, strict=True))
-                if k != without and words in _nearest_first(other)
-            ]
-            if found:
-                return float(np.median(found))
+            others = self._of[words][self._of[words] != task]
+            if len(others):
+                return float(np.median(self._ratios[others]))
         return 0.0
 
 
