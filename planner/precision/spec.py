@@ -55,7 +55,8 @@ class PrecisionWorkload(StrictModel):
 
     Attributes:
         batch: samples of each worker's step.
-        sequence_length: tokens of a sample; ``None`` where a sample is no sequence.
+        sequence_length: tokens of a sample; ``None`` where a sample is no sequence, and of a
+            decoder 128, or as many as it attends to.
         network: what is trained: ``model`` (the plan's decoder), ``byte_lm``, ``digits_mlp``,
             ``digits_cnn``, or a registered name, see `foreplan.planner.precision.networks`.
         network_options: keyword arguments of the network's builder.
