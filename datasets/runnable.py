@@ -112,8 +112,8 @@ class Inputs:
         if self._product is None:
             x = self._draw(_BEHIND_ROWS, _BEHIND_WEIGHT[1], dtype=torch.float32)
             copies = self._copies(4 * math.prod(_BEHIND_WEIGHT))
-            weights = [self._draw(*_BEHIND_WEIGHT, dtype=torch.float32) for _ in range(copies)]
-            turn = itertools.cycle(weights)
+            drawn = self._draw(*_BEHIND_WEIGHT, dtype=torch.float32)
+            turn = itertools.cycle([drawn, *(drawn.clone() for _ in range(copies - 1))])
             self._product = lambda: torch.nn.functional.linear(x, next(turn))
         weight_mib = 4 * math.prod(_BEHIND_WEIGHT) / 2**20
         state = f"{built.cache_state}; behind a cold product of {weight_mib:g} MiB"
