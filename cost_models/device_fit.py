@@ -28,6 +28,7 @@ from foreplan.cost_models.failed import FailedSource
 from foreplan.cost_models.known_rates import KnownRates
 from foreplan.cost_models.model_store import model_folder, read_card
 from foreplan.cost_models.operator_rates import family
+from foreplan.cost_models.profiled_alike import timed_alike
 from foreplan.cost_models.rate_model import RateModel, Shipped
 from foreplan.cost_models.rescaled_roofline import RescaledRoofline
 from foreplan.cost_models.tables import measured
@@ -248,7 +249,7 @@ class FittedSource:
             row = fit.tried.get(work)
             if row is not None:
                 return measured(row)
-            found = fit.model.forecast([work])
+            found = fit.model.forecast([timed_alike(work)])
             return Estimate(
                 float(found.mean_s[0]), float(found.low_s[0]), float(found.high_s[0]), "predicted"
             )

@@ -29,7 +29,7 @@ import numpy as np
 
 from foreplan.cost_models.call_steps import call_steps
 from foreplan.cost_models.call_times import CallSeconds, Lost, LostDeviceError, time_calls
-from foreplan.cost_models.costs import Segment, Work
+from foreplan.cost_models.end_to_end_lowering import described, lowered_again
 from foreplan.cost_models.end_to_end_networks import (
     CALIBRATION,
     NETWORKS,
@@ -49,7 +49,6 @@ from foreplan.cost_models.end_to_end_passes import (
 from foreplan.cost_models.execution import EXECUTIONS, Execution
 from foreplan.cost_models.graph_programs import PHASES, Phase, lower
 from foreplan.cost_models.host_prices import Issue, python_lines
-from foreplan.datasets.program import Program
 from foreplan.datasets.storage import write_atomically
 from foreplan.errors import ForeplanError, MissingDataError, SpecError
 
@@ -237,7 +236,7 @@ def _network(
         cases.append({
             "network": name, "shape": list(shape), "phase": phase, "observed": observed,
             **real, "graph": None,
-            "steps": [[s.kind, s.target, s.part, _words(s.work), s.calls] for s in steps],
+            "steps": described(steps),
             "issue": [[list(call) for call in issue.calls], issue.lines, issue.tensors],
             "alone": [[*at[0], at[1], *(known[at] or CallSeconds(None, None))] for at in places],
             "calls": rows,
@@ -309,13 +308,6 @@ def _cpu_figures(threads: int) -> dict[str, Any]:
     return found
 
 
-def _words(work: Work) -> list[Any]:
-    """A step's work as text, and how often it runs: once but for an attention's gradients."""
-    ((part, count),) = work.parts if isinstance(work, Segment) else ((work, 1),)
-    assert isinstance(part, Program)
-    return [json.dumps([part.op, list(part.sizes), str(part.variant)]), count]
-
-
 def _check_device(word: str) -> None:
     """Refuse what is no processor or GPU of this machine."""
     import torch
@@ -347,6 +339,9 @@ def main(arguments: Iterable[str] | None = None) -> None:
     taking.add_argument(
         "--resume", action="store_true", help="go on with what a stopped run left in the output"
     )
+    lowering = commands.add_parser("lower", help="networks of a document by today's lowering")
+    lowering.add_argument("measured", type=Path)
+    lowering.add_argument("-o", "--output", type=Path, required=True)
     scoring = commands.add_parser("score")
     scoring.add_argument("measured", type=Path)
     scoring.add_argument("--zoo", help="zoo name of the device; a processor brings its figures")
@@ -364,6 +359,10 @@ def main(arguments: Iterable[str] | None = None) -> None:
             keep=lambda part: write_atomically(options.output, json.dumps(part)),
         )  # fmt: skip
         write_atomically(options.output, json.dumps(document))
+        return
+    if options.command == "lower":
+        again = lowered_again(_read(options.measured))
+        write_atomically(options.output, json.dumps(again))
         return
     from foreplan.cost_models.end_to_end_score import score, tables
     from foreplan.datasets import device_zoo

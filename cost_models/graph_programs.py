@@ -3,6 +3,7 @@
 Each operator becomes one `Step` of a pass. A training step adds, for each forward step in reverse,
 the programs of its gradients (two products for a linear, one where its input has no gradient), one
 sum wherever a tensor was read twice, and one fused AdamW update of the trained parameters.
+What computes gradients: `graph_backward`.
 Attention's backward pass counts as three forward passes: 2.5 times the FLOP at 0.86 of the
 forward's rate (Dao, FlashAttention-2, 2023: up to 73 % of an A100's peak forward, 63 % backward).
 
@@ -19,13 +20,18 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from foreplan.cost_models.costs import Segment, Work
+from foreplan.cost_models.graph_backward import (
+    broadcast,
+    flat,
+    gradient_steps,
+    view_gradients,
+    wide_step,
+)
 from foreplan.cost_models.graph_gradients import (
-    Operand,
     Operands,
     gradient_readers,
     has_backward,
     operands,
-    product_gradients,
     trained_parameters,
 )
 from foreplan.cost_models.host_call import HostCall, host_kind
@@ -41,15 +47,10 @@ Part = Literal["forward", "loss", "backward", "optimizer"]
 PHASES: tuple[Phase, ...] = ("inference", "training")
 PARTS: tuple[Part, ...] = ("forward", "loss", "backward", "optimizer")
 
-#: What names of kernels say of a convolution or a pool: how its images lie, which gradient it is.
-CHANNELS_LAST, INPUT_GRADIENT, WEIGHT_GRADIENT = (
-    "_channels_last", "_input_gradient", "_weight_gradient",
-)  # fmt: skip
-#: Kernel of what a backward pass does beside products and convolutions.
-BACKWARD = "torch.backward"
-
-#: What an attention's backward pass costs in forward passes; see the module.
-ATTENTION_BACKWARD = 3
+#: What the name of a kernel says: images lie with their channels last; a convolution adds a bias.
+CHANNELS_LAST, BIAS = "_channels_last", "_bias"
+#: Maps that broadcast an operand.
+_BROADCASTS = frozenset({"add", "sub", "mul", "div", "where", "maximum", "minimum"})
 
 #: Kinds of nodes that are no work of the device: inputs are there, constants are made once.
 _NOTHING = frozenset({"input"})
@@ -97,7 +98,9 @@ def lower(graph: OperatorGraph, phase: Phase = "inference") -> list[Step]:
     if phase == "inference":
         return forward
     sizes = trained_parameters(graph)
-    return [*forward, *_training(nodes, forward, read, readers, sum(sizes.values()), len(sizes))]
+    views = view_gradients(graph)
+    size = sum(sizes.values())
+    return [*forward, *_training(nodes, forward, read, readers, views, size, len(sizes))]
 
 
 def model_steps(model: Model, *, batch: int, tokens: int, phase: Phase = "inference") -> list[Step]:
@@ -135,7 +138,8 @@ def model_steps(model: Model, *, batch: int, tokens: int, phase: Phase = "infere
     size = model.parameters * int(DTYPE_BYTES[model.dtype])
     inside = sum(name.startswith(f"{instances[0]}.") for name in graph.parameters)
     tensors = len(graph.parameters) + inside * (model.layers - few)
-    return [*forward, *_training(repeated, forward, read, readers, size, tensors)]
+    views = view_gradients(graph)
+    return [*forward, *_training(repeated, forward, read, readers, views, size, tensors)]
 
 
 def programs(steps: Iterable[Step]) -> list[Program]:
@@ -186,7 +190,10 @@ def _work(node: OperatorNode, channels_last: bool) -> Work:
         return _convolution(node, variant)
     if node.op == "attention":
         return _attention(node, variant)
-    rows, cols = _flat(node.outputs[0] if node.outputs else ())
+    rows, cols = flat(node.outputs[0] if node.outputs else ())
+    if node.target.endswith("batch_norm") and node.outputs and len(node.outputs[0]) > 2:
+        cols = max(1, math.prod(node.outputs[0][2:]))
+        rows = max(1, math.prod(node.outputs[0]) // cols)
     if node.op in ("norm", "softmax"):
         return program(node.op, variant, rows=rows, cols=cols)
     if node.op == "embedding":
@@ -201,6 +208,9 @@ def _work(node: OperatorNode, channels_last: bool) -> Work:
     written = rows * cols * DTYPE_BYTES[variant.compute]
     # Broadcast operands are smaller than the result: as many inputs as there are bytes.
     inputs = max(1, round(node.bytes / written) - 1)
+    if node.target.rpartition(".")[2] in _BROADCASTS and node.outputs:
+        lies = max(broadcast(shape, node.outputs[0]) for shape in (*node.inputs, ()))
+        variant = replace(variant, kernel=variant.kernel + lies)
     return program("elementwise", variant, rows=rows, cols=cols, inputs=inputs)
 
 
@@ -218,6 +228,8 @@ def _product(node: OperatorNode, variant: Variant) -> Program:
 def _convolution(node: OperatorNode, variant: Variant) -> Program:
     source, weight, out = node.inputs[0], node.inputs[1], node.outputs[0]
     transposed = "transpose" in node.target
+    if len(node.inputs) > 2:
+        variant = replace(variant, kernel=variant.kernel + BIAS)
     groups = max(1, source[1] // weight[0 if transposed else 1]) if not transposed else 1
     return program(
         "conv", variant, batch=source[0], groups=groups, cin=source[1], cout=out[1],
@@ -244,11 +256,6 @@ def _dtype(name: str) -> str:
     return name if name in DTYPE_BYTES else "int8"
 
 
-def _flat(shape: Sequence[int]) -> tuple[int, int]:
-    cols = max(1, shape[-1]) if shape else 1
-    return max(1, math.prod(shape) // cols), cols
-
-
 # ----------------------------------------------------------------------------------- training
 
 
@@ -257,6 +264,7 @@ def _training(
     forward: Sequence[Step],
     read: Operands,
     readers: Mapping[str, int],
+    views: Mapping[str, Sequence[tuple[str, Program]]],
     parameter_bytes: int,
     tensors: int,
 ) -> list[Step]:
@@ -277,8 +285,10 @@ def _training(
             continue
         # A tensor that several operators read gets the sum of their gradients.
         for _ in range(max(0, readers.get(node.name, 1) - 1)):
-            steps.append(_wide(step, node.outputs[0], 2))
-        steps += _backward(node, step, read[node.name])
+            steps.append(wide_step(step, node.outputs[0], 2))
+        steps += gradient_steps(node, step, read[node.name])
+        steps += [Step("elementwise", target, "backward", work)
+                  for target, work in views.get(node.name, ())]  # fmt: skip
     dtype = next((_dtype(node.dtype) for node in nodes if node.parameters), "fp32")
     count = int(parameter_bytes / DTYPE_BYTES[dtype])
     if count:
@@ -286,74 +296,3 @@ def _training(
         # One kernel, but the host goes through the tensors.
         steps.append(Step("optimizer", "adamw", "optimizer", update, tensors))
     return steps
-
-
-def _backward(node: OperatorNode, step: Step, read: Sequence[Operand]) -> list[Step]:
-    """What computes the gradients by those operands that have one."""
-    work = step.work
-    assert isinstance(work, Program)  # every forward step is one program
-    d, v = work.dims, work.variant
-    back = replace(step, part="backward", calls=1, host=None)
-    own = Variant(v.compute, v.compute, BACKWARD)
-    if work.op == "linear":
-        wanted = product_gradients(node, read)
-        steps = []
-        if wanted.right:
-            grad = program("linear", v, rows=d["n"], n=d["k"], k=d["rows"])
-            steps.append(replace(back, work=grad))
-        if wanted.left:
-            grad = program("linear", v, rows=d["rows"], n=d["k"], k=d["n"])
-            steps.append(replace(back, work=grad))
-        if wanted.bias:
-            steps.append(replace(back, kind="reduction", work=program(
-                "reduction", own, rows=d["n"], cols=d["rows"])))  # fmt: skip
-        return steps
-    if work.op == "matmul":
-        wanted, steps = product_gradients(node, read), []
-        if wanted.left:
-            grad = program("matmul", v, batch=d["batch"], m=d["m"], n=d["k"], k=d["n"])
-            steps.append(replace(back, work=grad))
-        if wanted.right:
-            grad = program("matmul", v, batch=d["batch"], m=d["k"], n=d["n"], k=d["m"])
-            steps.append(replace(back, work=grad))
-        return steps
-    if work.op == "conv":
-        return [
-            replace(back, work=replace(work, variant=replace(v, kernel=v.kernel + of)))
-            for of, operand in zip((INPUT_GRADIENT, WEIGHT_GRADIENT), read, strict=False)
-            if operand.gradient
-        ]
-    if work.op in ("attention", "full_attention"):
-        return [replace(back, work=Segment("attention backward", ((work, ATTENTION_BACKWARD),)))]
-    if work.op == "embedding":
-        # The gradient of the whole table is made and then filled.
-        return [_wide(back, node.inputs[0], 1), back]
-    shape = node.outputs[0] if node.outputs else ()
-    if work.op in ("norm", "softmax") or node.op == "activation":
-        source, *scale = (operand.gradient for operand in read)
-        steps = [_wide(back, shape, 2)] if source or work.op != "norm" else []
-        if work.op == "norm" and any(scale):
-            steps.append(replace(back, kind="reduction", work=program(
-                "reduction", own, rows=d["cols"], cols=d["rows"])))  # fmt: skip
-        return steps
-    if node.op in ("reduction", "pool"):
-        return [_wide(back, node.inputs[0], 1)]
-    name = node.target.rpartition(".")[2]
-    if name in ("add", "sub"):
-        return []
-    if name in ("mul", "div", "pow"):
-        # One product for each operand that has a gradient; those of broadcast ones are left out.
-        large = math.prod(shape)
-        return [_wide(back, shape, 2) for o in read if o.gradient and math.prod(o.shape) == large]
-    return [_wide(back, shape, 1)]
-
-
-def _wide(step: Step, shape: Sequence[int], inputs: int) -> Step:
-    """A backward step that reads ``inputs`` tensors of a shape and writes one."""
-    rows, cols = _flat(shape)
-    assert isinstance(step.work, Program)
-    v = step.work.variant
-    variant = Variant(v.compute, v.compute, BACKWARD)
-    work = program("elementwise", variant, rows=rows, cols=cols, inputs=inputs)
-    kind = step.kind if step.kind in ("norm", "softmax", "activation") else "elementwise"
-    return replace(step, kind=kind, part="backward", work=work, calls=1, host=None)

@@ -226,7 +226,7 @@ def _later(table: OperatorTable, family: str) -> dict[str, Floats]:
             "is_batchnorm_gradient": kind == "batchnorm_gradient",
             "log_channels": np.log(channels),
             "log_channel_values": np.log(d["rows"] * d["cols"] / channels),
-            "channels_last": d["channels_last"],
+            "channels_last": d["channels_last"], "rms": d["rms"],
         }  # fmt: skip
     if family == "product":
         asked = {"turned": d["turned"]}

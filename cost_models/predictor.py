@@ -18,12 +18,8 @@ from typing import Self
 import numpy as np
 
 from foreplan.cost_models.costs import Estimate
-from foreplan.cost_models.graph_programs import (
-    BACKWARD,
-    CHANNELS_LAST,
-    INPUT_GRADIENT,
-    WEIGHT_GRADIENT,
-)
+from foreplan.cost_models.graph_backward import BACKWARD, BY_BLOCK, BY_COLUMN, BY_ROW
+from foreplan.cost_models.graph_programs import BIAS, CHANNELS_LAST
 from foreplan.cost_models.known_rates import KnownRates
 from foreplan.cost_models.operator_features import FAMILIES
 from foreplan.cost_models.operator_predictor import OperatorPredictor
@@ -37,7 +33,7 @@ from foreplan.datasets.operator_table import (
     operator_table,
     texts,
 )
-from foreplan.datasets.program import Program
+from foreplan.datasets.program import INPUT_GRADIENT, WEIGHT_GRADIENT, Program
 from foreplan.errors import MissingDataError
 
 #: (storage, compute) of a linear to the data type of the tables.
@@ -183,9 +179,8 @@ def program_table(
         for kind, dtype, dims in asked
     ]
     rows = [
-        _drawn(row) if library else _published(row)
-        for row, library in zip(asked, libraries, strict=True)
-    ]  # fmt: skip
+        row if library else _published(row) for row, library in zip(asked, libraries, strict=True)
+    ]
     names = sorted({name for _, _, dims in rows for name in dims})
     count = len(rows)
     return operator_table(
@@ -214,7 +209,13 @@ _STRIDED = frozenset(
 )
 
 
-#: What round sizes of drawn products are multiples of.
+#: Kernels that write another data type than they read.
+_CONVERTS = frozenset({"torch.to", "torch._to_copy"})
+#: Products whose second operand lies along its columns, not along what is added up.
+_COLUMNS_FIRST = frozenset({"torch.addmm", "torch.mm"})
+#: How a broadcast operand lies, as the sweep inside CUDA graphs numbers it.
+_LIES = {BY_ROW: 1, BY_COLUMN: 2, BY_BLOCK: 3}
+#: Elements of an update are nearly all in tensors of round sizes, which kernels go through faster.
 _ROUND = 64
 
 
@@ -223,7 +224,12 @@ def _published(row: _Row) -> _Row:
     kind, dtype, dims = row
     if kind in ("reduction", "embedding") or dims.get("groups", 1) > 1:
         return _NOTHING
-    left_out = {"strided", "groups", "channels_last"}
+    if kind in ("layernorm_gradient", "batchnorm_gradient"):
+        size = {"rows": dims["rows"], "cols": dims["cols"]}
+        return "elementwise", dtype, size | {"inputs": 2, "cost": 1}
+    left_out = {
+        "strided", "groups", "channels_last", "turned", "bias", "broadcast", "converts", "rms",
+    }  # fmt: skip
     plain = {"batchnorm": "layernorm"} | dict.fromkeys(FAMILIES["conv"], "conv")
     return plain.get(kind, kind), dtype, {n: size for n, size in dims.items() if n not in left_out}
 
@@ -233,27 +239,12 @@ def _never_drawn(kind: str, dims: Mapping[str, int]) -> bool:
     return kind == "generation_attention" and dims["heads"] > dims["kv_heads"]
 
 
-def _drawn(row: _Row) -> _Row:
-    """A row as the sweep inside CUDA graphs draws such operators.
-
-    Sizes of its products are all multiples of 64 or all are not (`operator_cases.product_shape`),
-    so that the odd ones tell what an odd ``n`` or ``k`` costs, along which operands are loaded, and
-    nothing of an odd ``m`` alone. Rows are a matter of tiles: with ``m`` rounded up, 3,990 BF16
-    products of round ``n`` and ``k`` take on an H100 1.4 % (``m`` above 64) and 4 % (below) longer
-    in the median, 6.5 % more or less in the mean (aiconfigurator's table of SGLang).
-    """
-    kind, dtype, dims = row
-    if kind not in FAMILIES["product"] or dims["n"] % _ROUND or dims["k"] % _ROUND:
-        return row
-    return kind, dtype, dims | {"m": -(-dims["m"] // _ROUND) * _ROUND}
-
-
 def _row(program: Program) -> _Row:
     """A program in the words of a table of torch's operators."""
     d, v = program.dims, program.variant
     if program.op == "linear":
         dtype = _LINEAR.get((v.storage, v.compute))
-        dims = {"b": 1, "m": d["rows"], "n": d["n"], "k": d["k"]}
+        dims = {"b": 1, "m": d["rows"], "n": d["n"], "k": d["k"], "turned": _turned(v.kernel)}
         return ("linear", dtype, dims) if dtype else _NOTHING
     if program.op in ("attention", "full_attention"):
         dtype = _ATTENTION.get((v.storage, v.compute))
@@ -269,9 +260,15 @@ def _row(program: Program) -> _Row:
     if program.op in ("norm", "softmax"):
         batch = v.kernel.endswith("batch_norm")
         kind = "softmax" if program.op == "softmax" else "batchnorm" if batch else "layernorm"
-        return kind, dtype, {"rows": d["rows"], "cols": d["cols"]}
+        of_squares = {"rms": int(v.kernel.endswith("rms_norm"))} if kind == "layernorm" else {}
+        return kind, dtype, {"rows": d["rows"], "cols": d["cols"]} | of_squares
     if program.op == "matmul":
-        return "bmm", dtype, {"b": d["batch"], "m": d["m"], "n": d["n"], "k": d["k"]}
+        size = {"b": d["batch"], "m": d["m"], "n": d["n"], "k": d["k"]}
+        return "bmm", dtype, size | {"turned": 1}
+    if program.op == "norm_gradient":
+        kind = "batchnorm_gradient" if d["channels"] > 1 else "layernorm_gradient"
+        size = {"rows": d["rows"], "cols": d["cols"]}
+        return kind, dtype, size | ({"channels": d["channels"]} if d["channels"] > 1 else {})
     if program.op == "conv":
         square = _square_conv(d, v.kernel)
         of = next((g for g in (INPUT_GRADIENT, WEIGHT_GRADIENT) if v.kernel.endswith(g)), "")
@@ -283,10 +280,13 @@ def _row(program: Program) -> _Row:
         # A backward pass sums over rows, a forward pass over neighbours.
         return "reduction", dtype, size | {"strided": int(v.kernel == BACKWARD)}
     if program.op == "adamw":
-        return "elementwise", dtype, {"rows": 1, "cols": d["parameters"], "inputs": 6, "cost": 12}
+        round_up = -(-d["parameters"] // _ROUND) * _ROUND
+        return "elementwise", dtype, {"rows": 1, "cols": round_up, "inputs": 6, "cost": 12}
     if program.op == "elementwise":
+        lies = next((lies for name, lies in _LIES.items() if v.kernel.endswith(name)), 0)
         return "elementwise", dtype, {name: d[name] for name in ("rows", "cols", "inputs")} | {
-            "cost": 1, "strided": int(v.kernel in _STRIDED)}  # fmt: skip
+            "cost": 1, "strided": int(v.kernel in _STRIDED), "broadcast": lies,
+            "converts": int(v.kernel in _CONVERTS)}  # fmt: skip
     if program.op == "rope":
         wide = {"rows": d["rows"], "cols": d["heads"] * d["head_dim"], "inputs": 1, "cost": 6}
         return "elementwise", dtype, wide
@@ -307,4 +307,13 @@ def _square_conv(d: dict[str, int], kernel: str) -> dict[str, int] | None:
     padding = max(0, ((out - 1) * stride + window - size + 1) // 2)
     return {"b": d["batch"], "cin": d["cin"], "cout": d["cout"], "window": window, "size": size,
             "stride": stride, "padding": padding, "groups": d["groups"],
-            "channels_last": int(CHANNELS_LAST in kernel)}  # fmt: skip
+            "channels_last": int(CHANNELS_LAST in kernel),
+            "bias": int(kernel.endswith(BIAS))}  # fmt: skip
+
+
+def _turned(kernel: str) -> int:
+    """How a product's operands lie, as `operator_table.KINDS` says it."""
+    if kernel.endswith(WEIGHT_GRADIENT):
+        return 2
+    forward = kernel.removesuffix(INPUT_GRADIENT)
+    return int((forward in _COLUMNS_FIRST) != (forward != kernel))

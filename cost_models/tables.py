@@ -14,6 +14,7 @@ from foreplan.cost_models._device_words import find
 from foreplan.cost_models._interpolation import Interpolation
 from foreplan.cost_models.costs import Copy, Estimate, HostLaunch, Work
 from foreplan.cost_models.failed import FailedSource, regime
+from foreplan.cost_models.profiled_alike import timed_alike
 from foreplan.datasets.kernels import computed_rows
 from foreplan.datasets.profile import Profile, Row
 from foreplan.datasets.program import Program
@@ -65,6 +66,7 @@ class MeasuredSource:
             return None
         self._failed.estimate(work, device)
         if isinstance(work, Program):
+            work = timed_alike(work)
             row = profile.by_program.get(work)
             return None if row is None else _behind_another(measured(row), profile, work)
         launch = profile.device.launch_overhead_s
@@ -105,6 +107,7 @@ class InterpolatedSource:
         profile = find(self.profiles, device)
         if profile is None or not isinstance(work, Program):
             return None
+        work = timed_alike(work)
         self._failed.estimate(work, device)
         row = profile.by_program.get(work)
         if row is not None:

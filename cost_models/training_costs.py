@@ -20,7 +20,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from foreplan.cost_models.costs import CostSource, Estimate, Work
-from foreplan.cost_models.graph_programs import ATTENTION_BACKWARD
+from foreplan.cost_models.graph_backward import ATTENTION_BACKWARD
 from foreplan.datasets.program import DTYPE_BYTES, Program, Variant, program
 from foreplan.datasets.training_programs import BACKWARD, FORWARD, WEIGHT_GRADIENT
 

@@ -136,7 +136,8 @@ def row_norm(op: str, dtype: str, rng: np.random.Generator, scale: float) -> Cas
             return [lambda: F.rms_norm(x, (cols,), own)]
         return [lambda: F.layer_norm(x, (cols,), own, own)]
 
-    return Case(op, op, dtype, {"rows": rows, "cols": cols}, calls)
+    dims = {"rows": rows, "cols": cols} | ({"rms": int(which == 0)} if op == "layernorm" else {})
+    return Case(op, op, dtype, dims, calls)
 
 
 def batch_norm(op: str, dtype: str, rng: np.random.Generator, scale: float) -> Case:

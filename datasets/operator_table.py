@@ -46,7 +46,7 @@ KINDS: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "conv_weight_gradient": _CONV,
         "elementwise": ("rows", "cols", "inputs", "cost", "strided", "broadcast", "converts"),
         "softmax": ("rows", "cols"),
-        "layernorm": ("rows", "cols"),
+        "layernorm": ("rows", "cols", "rms"),
         "layernorm_gradient": ("rows", "cols"),
         "batchnorm": _BATCH_NORM,
         "batchnorm_gradient": _BATCH_NORM,

@@ -37,6 +37,9 @@ DTYPE_BYTES: Mapping[str, float] = MappingProxyType(
     }
 )
 
+#: What the name of a kernel says of a product or convolution that is a gradient by an operand.
+INPUT_GRADIENT, WEIGHT_GRADIENT = "_input_gradient", "_weight_gradient"
+
 #: Weights that share one scale (and zero) in the packed formats; 0 = one scale an output row.
 GROUP_SIZE: Mapping[str, int] = MappingProxyType({"int8": 0, "int4": 64, "int3": 64})
 
@@ -121,6 +124,11 @@ def _conv_bytes(d: Mapping[str, int], v: Variant) -> float:
     return pixels * DTYPE_BYTES[v.compute] + kernel * DTYPE_BYTES[v.storage]
 
 
+def _activation_bytes(d: Mapping[str, int], v: Variant) -> float:
+    """A gated activation reads two tensors and writes one."""
+    return (2.0 + v.kernel.endswith("_mul")) * d["rows"] * d["cols"] * DTYPE_BYTES[v.compute]
+
+
 def _attention_bytes(d: Mapping[str, int], v: Variant) -> float:
     queries_and_out = 2 * d["queries"] * d["heads"] * d["head_dim"] * DTYPE_BYTES[v.compute]
     cache = 2 * d["keys"] * d["kv_heads"] * cache_bytes(d["head_dim"], v.storage)
@@ -172,13 +180,7 @@ OPERATORS: Mapping[str, Operator] = MappingProxyType(
         "activation": Operator(
             ("rows", "cols"),
             lambda d: 6.0 * d["rows"] * d["cols"],
-            # A gated activation reads two tensors and writes one.
-            lambda d, v: (
-                (3.0 if v.kernel.endswith("_mul") else 2.0)
-                * d["rows"]
-                * d["cols"]
-                * DTYPE_BYTES[v.compute]
-            ),
+            _activation_bytes,
         ),
         "add": Operator(
             ("rows", "cols"),
@@ -248,6 +250,12 @@ OPERATORS: Mapping[str, Operator] = MappingProxyType(
             ("rows", "cols"),
             lambda d: 5.0 * d["rows"] * d["cols"],
             lambda d, v: 2.0 * d["rows"] * d["cols"] * DTYPE_BYTES[v.compute],
+        ),
+        # By a norm's input and (two ``results``) its parameters; of rows, or of ``channels`` > 1.
+        "norm_gradient": Operator(
+            ("rows", "cols", "channels", "results"),
+            lambda d: 10.0 * d["rows"] * d["cols"],
+            lambda d, v: (2.0 + d["results"]) * d["rows"] * d["cols"] * DTYPE_BYTES[v.compute],
         ),
         # Reads ``inputs`` tensors of this size and writes one.
         "elementwise": Operator(

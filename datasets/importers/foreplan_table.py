@@ -30,6 +30,7 @@ _MAY_BE_ZERO: Mapping[str, frozenset[str]] = MappingProxyType(
             ("batchnorm", "batchnorm_gradient"),
             frozenset({"channels", "training", "channels_last"}),
         ),
+        "layernorm": frozenset({"rms"}),
         "elementwise": frozenset({"inputs", "cost", "strided", "broadcast", "converts"}),
         "reduction": frozenset({"strided"}),
         **dict.fromkeys(

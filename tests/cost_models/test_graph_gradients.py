@@ -14,9 +14,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from foreplan.cost_models.costs import Segment
 from foreplan.cost_models.end_to_end_networks import IMAGE, TEXT, build, example
-from foreplan.cost_models.graph_programs import INPUT_GRADIENT, WEIGHT_GRADIENT, Step, lower
+from foreplan.cost_models.graph_programs import Step, lower
 from foreplan.datasets.capture import capture
-from foreplan.datasets.program import Program
+from foreplan.datasets.program import INPUT_GRADIENT, WEIGHT_GRADIENT, Program
 
 
 class Patches(nn.Module):
@@ -135,9 +135,6 @@ def lowered(steps: list[Step]) -> Counter[str]:
     """The same of a lowered training step."""
     count: Counter[str] = Counter()
     for step in steps:
-        if step.host is not None and step.target.endswith(SCALED):
-            # A sum of gradients by its result looks like the gradient by its input.
-            count["norm"] -= step.host.sums
         if step.part != "backward":
             continue
         work = step.work
@@ -153,8 +150,10 @@ def lowered(steps: list[Step]) -> Counter[str]:
             count["product"] += 1
         elif work.op == "embedding":
             count["embedding"] += 1
-        elif step.target.endswith(SCALED):
-            count["scale" if work.op == "reduction" else "norm"] += 1
+        elif work.op == "norm_gradient":
+            count += Counter(norm=1, scale=work.dims["results"] - 1)
+        elif work.op == "reduction" and step.target.endswith(SCALED):
+            count["scale"] += 1
     return +count
 
 

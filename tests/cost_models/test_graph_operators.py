@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -113,18 +114,38 @@ def test_launches_are_of_eager_calls_alone() -> None:
     assert not any(expert.overhead_s for expert in model.experts_)
 
 
-def test_odd_rows_of_a_round_product_are_asked_for_as_round_ones() -> None:
-    """`graph_cases` round all sizes of a product or none; an odd ``m`` alone was never drawn."""
+def test_programs_are_asked_for_in_the_words_of_the_sweep() -> None:
+    """How products' operands lie, what a map broadcasts and converts, which norm goes back."""
     h200 = device_zoo.device("h200")
-    library = {("linear", "bfloat16"): "torch_graph-2.11-cuda"}
 
-    def rows(n: int, k: int, known: dict[tuple[str, str], str]) -> list[float]:
-        asked = [program("linear", BF, rows=m, n=n, k=k) for m in (1, 64, 197)]
-        return [float(m) for m in program_table(asked, h200, known).dims["m"]]
+    def asked(op: str, kernel: str, **dims: int) -> dict[str, Any]:
+        item = program(op, Variant("bf16", "bf16", f"torch.{kernel}"), **dims)
+        kinds = ("linear", "elementwise", "layernorm_gradient", "batchnorm_gradient", "reduction")
+        known = {(kind, "bfloat16"): "torch_graph-2.11-cuda" for kind in kinds}
+        table = program_table([item], h200, known)
+        assert set(table.library) == {"torch_graph-2.11-cuda"}
+        return {"kind": table.kind[0]} | {n: float(sizes[0]) for n, sizes in table.dims.items()}
 
-    assert rows(2048, 512, library) == [64, 64, 256]
-    assert rows(2048, 510, library) == rows(2047, 512, library) == [1, 64, 197]
-    assert rows(2048, 512, {}) == [1, 64, 197]
+    for kernel, turned in (
+        ("linear", 0), ("linear_input_gradient", 1), ("linear_weight_gradient", 2),
+        ("addmm", 1), ("addmm_input_gradient", 0), ("addmm_weight_gradient", 2),
+    ):  # fmt: skip
+        found = asked("linear", kernel, rows=197, n=64, k=64)
+        assert (found["turned"], found["m"]) == (turned, 197), kernel
+    size = {"rows": 64, "cols": 256}
+    for kernel, lies in (("mul", 0), ("mul_by_row", 1), ("add_by_column", 2), ("mul_by_block", 3)):
+        assert asked("elementwise", kernel, **size, inputs=1)["broadcast"] == lies
+    assert asked("elementwise", "to", **size, inputs=2)["converts"] == 1
+    assert asked("reduction", "backward", **size)["strided"] == 1
+    assert asked("reduction", "sum", **size)["strided"] == 0
+    rows, channels = (
+        asked("norm_gradient", "backward", **size, channels=c, results=2) for c in (1, 32)
+    )
+    assert (rows["kind"], channels["kind"]) == ("layernorm_gradient", "batchnorm_gradient")
+    assert (rows["channels"], channels["channels"]) == (0, 32)
+    # Published tables have no gradients: a map of two tensors, as large.
+    (old,) = program_table([program("norm_gradient", BF, **size, channels=1, results=2)], h200).kind
+    assert old == "elementwise"
 
 
 def test_types_of_sixteen_bits_teach_each_other() -> None:

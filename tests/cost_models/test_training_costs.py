@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from foreplan.cost_models.costs import Copy, Estimate, Work
-from foreplan.cost_models.graph_programs import ATTENTION_BACKWARD
+from foreplan.cost_models.graph_backward import ATTENTION_BACKWARD
 from foreplan.cost_models.predicted import PredictedSource
 from foreplan.cost_models.roofline import RooflineSource
 from foreplan.cost_models.training_costs import TrainingSource, forward_parts

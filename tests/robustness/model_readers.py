@@ -111,7 +111,7 @@ def _use_programs_model(path: Path) -> None:
 
 def _steps() -> Any:
     return {
-        "schema": "foreplan.steps/5",
+        "schema": "foreplan.steps/6",
         "works": [["linear", [8, 64, 64], "bf16/bf16/torch.linear"],
                   ["linear", [8, 64, 64], "bf16/bf16/torch.linear", "x", 2]],
         "steps": [["linear", "aten.linear", "forward", 0, 1, ["linear", 0, True, 0]],

@@ -1,0 +1,84 @@
+"""`lowered_again`: a document of the end-to-end check with its networks lowered by today's code.
+
+What was timed stays. Networks are built without memory and traced anew; how images of convolutions
+lie, and that nothing is copied where attention leaves its result as it is wanted, is what the
+document's run observed.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from foreplan.cost_models.costs import Segment, Work
+from foreplan.cost_models.end_to_end_networks import build, example
+from foreplan.cost_models.graph_programs import CHANNELS_LAST, Step, lower
+from foreplan.datasets.program import Program
+
+
+def described(steps: Sequence[Step]) -> list[list[Any]]:
+    """Steps as a document of the check holds them."""
+    return [[s.kind, s.target, s.part, _words(s.work), s.calls] for s in steps]
+
+
+#: Copies that a trace without a device holds and a run may not.
+_COPIES = frozenset({"aten.contiguous", "aten.clone"})
+
+
+def lowered_again(document: Mapping[str, Any]) -> dict[str, Any]:
+    """The document with new steps of each pass.
+
+    Args:
+        document: from `end_to_end.measure`.
+    """
+    import torch
+
+    from foreplan.cost_models.call_timer import DTYPES
+    from foreplan.datasets.capture import capture
+
+    size, dtype = document["size"], DTYPES[document["dtype"]]
+    modules: dict[str, torch.nn.Module] = {}
+    cases = []
+    for case in document["cases"]:
+        name = case["network"]
+        if name not in modules:
+            with torch.device("meta"):
+                modules = {name: build(name, size).to(dtype=dtype).eval()}
+        shape = (int(case["shape"][0]), int(case["shape"][1]))
+        inputs = example(name, size, shape, "meta", dtype)
+        graph = capture(modules[name], inputs, name=name, eager=True)
+        steps = _laid_out(lower(graph, case["phase"]), case["steps"])
+        cases.append({**case, "steps": described(steps)})
+    return {**document, "cases": cases}
+
+
+def _laid_out(steps: Sequence[Step], before: Sequence[Any]) -> list[Step]:
+    """Steps that copy nothing that the document's do not, and whose images lie as theirs."""
+    ran = {target for _, target, *_ in before}
+    observed = iter(
+        [CHANNELS_LAST in json.loads(words[0])[2] for kind, _, part, words, _ in before
+         if kind == "convolution" and part == "forward"]
+    )  # fmt: skip
+    lies: dict[tuple[int, ...], bool] = {}
+    found = []
+    for step in steps:
+        work = step.work
+        if step.target in _COPIES and step.target not in ran:
+            continue
+        if step.kind == "convolution" and isinstance(work, Program):
+            if step.part == "forward":
+                lies[work.sizes] = next(observed)  # gradients are of convolutions of their sizes
+            name, _, rest = work.variant.kernel.replace(CHANNELS_LAST, "").partition("conv2d")
+            kernel = f"{name}conv2d{CHANNELS_LAST * lies[work.sizes]}{rest}"
+            step = replace(step, work=replace(work, variant=replace(work.variant, kernel=kernel)))
+        found.append(step)
+    return found
+
+
+def _words(work: Work) -> list[Any]:
+    """A step's work as text, and how often it runs: once but for an attention's gradients."""
+    ((part, count),) = work.parts if isinstance(work, Segment) else ((work, 1),)
+    assert isinstance(part, Program)
+    return [json.dumps([part.op, list(part.sizes), str(part.variant)]), count]

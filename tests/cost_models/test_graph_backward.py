@@ -1,0 +1,105 @@
+"""What a training step's gradients are made of, beside products and convolutions."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from foreplan.cost_models.graph_backward import broadcast
+from foreplan.cost_models.graph_programs import Step, lower
+from foreplan.datasets.capture import capture
+from foreplan.datasets.program import Program
+
+ROWS, COLS = 6, 8
+
+
+class Scaled(nn.Module):
+    """A norm written out: a power, a mean, a root, and two broadcast products."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.weight = nn.Linear(COLS, COLS), nn.Parameter(torch.ones(COLS))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.first(x)
+        scaled: Tensor = self.weight * (x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True)))
+        return scaled
+
+
+class Halves(nn.Module):
+    """Two halves that change places, as a rotation's do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(COLS, COLS)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.first(x)
+        return torch.cat((-x[..., COLS // 2 :], x[..., : COLS // 2]), dim=-1)
+
+
+def backward(module: nn.Module, *shape: int) -> list[Step]:
+    steps = lower(capture(module, [torch.rand(*shape)], eager=True), "training")
+    return [step for step in steps if step.part == "backward"]
+
+
+def works(steps: list[Step]) -> Counter[tuple[str, str, tuple[int, ...]]]:
+    return Counter(
+        (step.work.op, step.work.variant.kernel.removeprefix("torch."), step.work.sizes)
+        for step in steps if isinstance(step.work, Program)
+    )  # fmt: skip
+
+
+def test_broadcast_products_are_summed_up_going_back() -> None:
+    found = works([s for s in backward(Scaled(), ROWS, COLS) if s.target == "aten.mul"])
+    # By the weight: the gradient times the other operand, summed up over rows.
+    assert found["reduction", "backward", (COLS, ROWS)] == 1
+    # By the root: the same, summed up over each row.
+    assert found["reduction", "sum", (ROWS, COLS)] == 1
+    # By the large operands: times the broadcast one.
+    assert found["elementwise", "backward_by_row", (ROWS, COLS, 1)] == 1
+    assert found["elementwise", "backward_by_column", (ROWS, COLS, 1)] == 1
+
+
+def test_a_power_goes_back_in_three_maps() -> None:
+    maps = [s.work for s in backward(Scaled(), ROWS, COLS) if s.target == "aten.pow"]
+    assert [w.dims["inputs"] for w in maps if isinstance(w, Program)] == [1, 1, 2]
+
+
+def test_parts_that_were_sliced_off_are_written_whole_going_back() -> None:
+    slices = works([s for s in backward(Halves(), ROWS, COLS) if "slice" in s.target])
+    assert slices == {("elementwise", "backward", (ROWS, COLS, 1)): 2}
+
+
+@pytest.mark.parametrize(
+    ("module", "shape", "sizes"),
+    [
+        (nn.Sequential(nn.Linear(COLS, COLS), nn.LayerNorm(COLS)), (ROWS, COLS),
+         (ROWS, COLS, 1, 2)),
+        (nn.Sequential(nn.Conv2d(3, 4, 1), nn.BatchNorm2d(4)), (2, 3, 5, 5), (8, 25, 4, 2)),
+        (nn.Sequential(nn.Linear(COLS, COLS), nn.LayerNorm(COLS, elementwise_affine=False)),
+         (ROWS, COLS), (ROWS, COLS, 1, 1)),
+    ],
+)  # fmt: skip
+def test_a_norm_goes_back_in_one_kernel(
+    module: nn.Module, shape: tuple[int, ...], sizes: tuple[int, ...]
+) -> None:
+    found = works([s for s in backward(module, *shape) if s.target.endswith("_norm")])
+    assert found == {("norm_gradient", "backward", sizes): 1}
+
+
+@pytest.mark.parametrize(
+    ("shape", "lies"),
+    [
+        ((6, 1), "_by_row"),
+        ((8,), "_by_column"),
+        ((2, 1, 8), "_by_block"),
+        ((2, 3, 8), ""),
+        ((), ""),
+    ],
+)
+def test_how_a_smaller_operand_lies(shape: tuple[int, ...], lies: str) -> None:
+    assert broadcast(shape, (2, 3, 8)) == lies
