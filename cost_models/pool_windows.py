@@ -17,7 +17,8 @@ from foreplan.datasets.program import Program
 #: drawn images with windows of 2 x 2 to 5 x 5: 2.1-3.6 ns an element of a maximum (1.4 where the
 #: images are so small that their branches are learnt) and 0.6-1.2 of an average, 1.15 us a call
 #: (docs/results/end_to_end.md). Where channels are last they are one vector, and the mean over a
-#: whole image is taken by vectors, too: both move what they read, and stand not here.
+#: whole image is taken by vectors, too: both move what they read, and stand not here, nor do pools
+#: of one and three dimensions and adaptive maxima, which were not timed.
 _IN_A_CALL = MappingProxyType({
     "torch.max_pool2d": 400, "torch.max_pool2d_with_indices": 400, "torch.avg_pool2d": 1150,
 })  # fmt: skip

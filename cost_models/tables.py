@@ -168,7 +168,7 @@ def _behind_another(found: Estimate, profile: Profile, item: Program) -> Estimat
     """A time in a pass of many programs, from the time of a program that repeats itself."""
     if is_training(item):
         return found
-    if profile.name.kind == "cpu":
+    if profile.device.kind == "cpu":
         between = _HOST_LAUNCHES * (profile.device.launch_overhead_s or 0.0)
     else:
         between = profile.switch_s or 0.0

@@ -102,6 +102,8 @@ class Inputs:
             return self._linear(program)
         if program.op == "experts":
             return self._experts(program)
+        # Weights that fill the caches twice are enough at a time: here are others (`_product`).
+        self._weight_key, self._weights = (), []
         if is_training(program):
             return Runnable(training_call(program, self.device), "as in a training step", None)
         builder = getattr(self, f"_{program.op}", None)
@@ -120,8 +122,8 @@ class Inputs:
         return replace(built, cache_state=state, before=self._product)
 
     def release(self) -> None:
-        """Free the kept weights."""
-        self._weight_key, self._weights = (), []
+        """Free the kept weights, and those that small programs come behind."""
+        self._weight_key, self._weights, self._product = (), [], None
 
     # ---------------------------------------------------------------------------- operators
 

@@ -284,15 +284,18 @@ def test_programs_cost_what_they_take_behind_others() -> None:
         return Profile(device=device, software={}, rows=tuple(_grid()), **more)  # type: ignore[arg-type]
 
     graphs, switched, host = of("cuda"), of("cuda", switch_s=2e-6), of("cpu")
+    priced = 0
     for item in (_linear(8, 512, 512), _linear(12, 512, 512)):
         for made in (MeasuredSource, InterpolatedSource):
             alone = made(graphs).estimate(item, "cuda:0")
             if alone is None:
                 continue
+            priced += 1
             for profile, more in ((switched, 2e-6), (host, 5e-6)):
                 found = made(profile).estimate(item, profile.device.name)
                 assert found is not None
                 assert found.mean_s == pytest.approx(alone.mean_s + more)
+    assert priced == 3  # what is between measured shapes, interpolation alone knows
     trained = program("norm_backward", Variant.parse("bf16/bf16/torch.rms_norm"), rows=8, cols=512)
     profile = _profile([_row(trained, 1e-4)], launch_overhead_s=1e-6)
     step = MeasuredSource(profile).estimate(trained, "cpu")
