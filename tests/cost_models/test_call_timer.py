@@ -68,9 +68,9 @@ def test_programs_of_convolutions_tell_their_layout() -> None:
         if isinstance(step.work, Program) and step.work.op == "conv"
     ]
     # The image has no gradient.
-    last = "torch.conv2d_channels_last"
+    last = "torch.conv2d_channels_last_bias"
     assert kernels == [last, f"{last}_weight_gradient"]
-    plain = capture(nn.Conv2d(4, 8, 3), [torch.rand(2, 4, 6, 6)], eager=True)
+    plain = capture(nn.Conv2d(4, 8, 3, bias=False), [torch.rand(2, 4, 6, 6)], eager=True)
     (step,) = lower(plain)
     assert isinstance(step.work, Program)
     assert step.work.variant.kernel == "torch.conv2d"

@@ -1,0 +1,55 @@
+"""A document of the end-to-end check whose networks are lowered again."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+import torch
+
+from foreplan.cost_models.end_to_end_lowering import described, lowered_again
+from foreplan.cost_models.end_to_end_networks import build, example
+from foreplan.cost_models.graph_programs import lower
+from foreplan.datasets.capture import capture
+
+SHAPES = {"resnet": (1, 32), "bert": (2, 4)}
+
+
+def document(name: str) -> dict[str, Any]:
+    module = build(name, "tiny").eval()
+    inputs = example(name, "tiny", SHAPES[name], "cpu", torch.float32)
+    graph = capture(module, inputs, eager=True)
+    cases = [
+        {"network": name, "shape": list(SHAPES[name]), "phase": phase, "graph": {"real_s": 1.0},
+         "steps": described(lower(graph, phase))}
+        for phase in ("inference", "training")
+    ]  # fmt: skip
+    return {"size": "tiny", "dtype": "fp32", "cases": cases}
+
+
+def worked(found: dict[str, Any]) -> list[Any]:
+    return [[step[:4] for step in case["steps"]] for case in found["cases"]]
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_the_same_code_lowers_to_the_same_steps(name: str) -> None:
+    before = document(name)
+    again = lowered_again(before)
+    # Views that copies were dropped with are no work: the host's calls may differ, nothing else.
+    assert worked(again) == worked(before)
+
+
+def test_images_lie_as_in_the_document() -> None:
+    before = document("resnet")
+    for case in before["cases"]:
+        for step in case["steps"]:
+            step[3][0] = step[3][0].replace("torch.conv2d", "torch.conv2d_channels_last")
+    again = lowered_again(before)
+    kernels = [
+        json.loads(step[3][0])[2] for case in again["cases"] for step in case["steps"]
+        if step[0] == "convolution"
+    ]  # fmt: skip
+    assert kernels
+    assert all("conv2d_channels_last" in kernel for kernel in kernels)
+    assert again == before
