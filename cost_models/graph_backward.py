@@ -1,8 +1,9 @@
-"""`gradient_steps`: what computes an operator's gradients, as autograd's formulas do.
+"""`gradient_steps`: what computes an operator's gradients, by autograd's formulas for the dear.
 
-A product has a product for each operand, a norm one fused kernel, a product of elements a map for
-each operand and a sum where that was broadcast, and a power three maps. Views that leave data out
-(slices) or give it out twice (expanded heads) are no work forward, and are made up for backward.
+A product has a product for each operand, a norm one fused call, a product of elements a map for
+each operand and a sum where that was broadcast, and a power three maps; all else is a map. Views
+that leave data out (slices) or give it out twice (expanded heads) are no work forward, and are made
+up for backward.
 """
 
 from __future__ import annotations

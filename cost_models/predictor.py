@@ -175,7 +175,7 @@ def program_table(
     """
     asked = [_row(program) for program in programs]
     libraries = [
-        None if _never_drawn(kind, dims) else recorded.get((kind, dtype))
+        None if _few_drawn(kind, dims) else recorded.get((kind, dtype))
         for kind, dtype, dims in asked
     ]
     rows = [
@@ -234,8 +234,8 @@ def _published(row: _Row) -> _Row:
     return plain.get(kind, kind), dtype, {n: size for n, size in dims.items() if n not in left_out}
 
 
-def _never_drawn(kind: str, dims: Mapping[str, int]) -> bool:
-    """Whether the sweep inside CUDA graphs has no like: decoding with heads that share a cache."""
+def _few_drawn(kind: str, dims: Mapping[str, int]) -> bool:
+    """Whether sweeps inside CUDA graphs have too few: decoding with heads that share a cache."""
     return kind == "generation_attention" and dims["heads"] > dims["kv_heads"]
 
 
@@ -264,6 +264,7 @@ def _row(program: Program) -> _Row:
         return kind, dtype, {"rows": d["rows"], "cols": d["cols"]} | of_squares
     if program.op == "matmul":
         size = {"b": d["batch"], "m": d["m"], "n": d["n"], "k": d["k"]}
+        # Scores are so; what a gradient or a mixture of values multiplies lies otherwise.
         return "bmm", dtype, size | {"turned": 1}
     if program.op == "norm_gradient":
         kind = "batchnorm_gradient" if d["channels"] > 1 else "layernorm_gradient"
@@ -277,7 +278,8 @@ def _row(program: Program) -> _Row:
         size = {"rows": d["rows"], "cols": d["cols"]}
         if program.op == "embedding":
             return "embedding", dtype, size
-        # A backward pass sums over rows, a forward pass over neighbours.
+        # A backward pass sums over rows but where its kernel says so (`ROW_SUM`), a forward one
+        # over neighbours.
         return "reduction", dtype, size | {"strided": int(v.kernel == BACKWARD)}
     if program.op == "adamw":
         round_up = -(-d["parameters"] // _ROUND) * _ROUND

@@ -68,9 +68,9 @@ def broadcast(op: str, dtype: str, rng: np.random.Generator, scale: float) -> Ca
     def calls(view: Operands) -> Calls:
         x, behind = view(dtype, 0, rows, cols), rows * cols + 256
         if lies == 1:
-            x, y = x, view(dtype, behind, rows, 1)
+            y = view(dtype, behind, rows, 1)
         elif lies == 2:
-            x, y = x, view(dtype, behind, cols)
+            y = view(dtype, behind, cols)
         else:  # as a rotation's angles are shared by heads
             x, y = x.view(-1, repeats, cols), view(dtype, behind, rows // repeats, 1, cols)
         return [[lambda: x * y, lambda: x + y, lambda: x - y][which]]

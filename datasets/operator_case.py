@@ -105,21 +105,17 @@ def most_flops(dtype: str, scale: float) -> float:
     return MOST_FLOPS * scale * (1.0 if dtype == "fp32" else _HALF_FLOPS)
 
 
-def gradient_call(
-    forward: Callable[..., Any], operands: list[Any], by: int | None = None
-) -> Callable[[], Any]:
+def gradient_call(forward: Callable[..., Any], operands: list[Any]) -> Callable[[], Any]:
     """The call that computes gradients by operands, as autograd does, its forward pass behind it.
 
     Args:
         forward: of the operands, one tensor.
         operands: floating-point tensors.
-        by: by so many of the first ones; all if not given.
     """
     import torch
 
     with torch.enable_grad():
-        leaves = [x.detach().requires_grad_(at < (by or len(operands)))
-                  for at, x in enumerate(operands)]  # fmt: skip
+        leaves = [x.detach().requires_grad_() for x in operands]
         out = forward(*leaves)
     # As an operator behind would hand it: dense, in the layout of the result.
     given = out.detach()
