@@ -13,9 +13,10 @@ from dataclasses import replace
 from typing import Any
 
 from foreplan.cost_models.costs import Segment, Work
-from foreplan.cost_models.end_to_end_networks import build, example
+from foreplan.cost_models.end_to_end_networks import CALIBRATION, NETWORKS, build, example
 from foreplan.cost_models.graph_programs import CHANNELS_LAST, Step, lower
 from foreplan.datasets.program import Program
+from foreplan.errors import SpecError
 
 
 def described(steps: Sequence[Step]) -> list[list[Any]]:
@@ -32,17 +33,27 @@ def lowered_again(document: Mapping[str, Any]) -> dict[str, Any]:
 
     Args:
         document: from `end_to_end.measure`.
+
+    Raises:
+        SpecError: a field that is missing, a network that this version does not know, or another
+            network's steps.
     """
     import torch
 
     from foreplan.cost_models.call_timer import DTYPES
     from foreplan.datasets.capture import capture
 
+    for field in ("size", "dtype", "cases"):
+        if field not in document:
+            raise SpecError("document", got=f"no {field}", expected="what `measure` wrote")
     size, dtype = document["size"], DTYPES[document["dtype"]]
     modules: dict[str, torch.nn.Module] = {}
     cases = []
     for case in document["cases"]:
         name = case["network"]
+        if name not in (*NETWORKS, *CALIBRATION):
+            known = [*NETWORKS, *CALIBRATION]
+            raise SpecError("document: network", got=name, expected=f"one of {known}")
         if name not in modules:
             with torch.device("meta"):
                 modules = {name: build(name, size).to(dtype=dtype).eval()}
@@ -69,9 +80,16 @@ def _laid_out(steps: Sequence[Step], before: Sequence[Any]) -> list[Step]:
             continue
         if step.kind == "convolution" and isinstance(work, Program):
             if step.part == "forward":
-                lies[work.sizes] = next(observed)  # gradients are of convolutions of their sizes
-            name, _, rest = work.variant.kernel.replace(CHANNELS_LAST, "").partition("conv2d")
-            kernel = f"{name}conv2d{CHANNELS_LAST * lies[work.sizes]}{rest}"
+                seen = next(observed, None)
+                if seen is None:
+                    raise SpecError(
+                        "steps", got="fewer convolutions than the network has",
+                        expected="a document of this network",
+                    )  # fmt: skip
+                lies[work.sizes] = seen  # gradients are of convolutions of their sizes
+            plain = work.variant.kernel.replace(CHANNELS_LAST, "")
+            last = CHANNELS_LAST if lies[work.sizes] else ""
+            kernel = plain.replace("conv2d", f"conv2d{last}")
             step = replace(step, work=replace(work, variant=replace(work.variant, kernel=kernel)))
         found.append(step)
     return found

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from foreplan.cost_models.costs import Segment
 from foreplan.cost_models.graph_gradients import Operand, product_gradients
-from foreplan.datasets.operator_call import described_tensors
+from foreplan.datasets.operator_call import described_tensors, dtype_name
 from foreplan.datasets.operator_graph import OperatorGraph, OperatorNode
 from foreplan.datasets.program import (
     DTYPE_BYTES,
@@ -122,7 +122,7 @@ def view_gradients(graph: OperatorGraph) -> Mapping[str, Sequence[tuple[str, Pro
         if not call.trains or not tensors or name not in _PARTS | _REPEATS:
             continue
         shape, _, kind = tensors[0]
-        dtype = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}.get(kind, kind)
+        dtype = dtype_name(kind)
         results = described_tensors(call.result)
         written = math.prod(results[0][0]) if results else 0
         if dtype not in DTYPE_BYTES or written == math.prod(shape):

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from foreplan.datasets._aten_rules import IGNORED, Call, TensorInfo, classify
-from foreplan.datasets.operator_call import OperatorCall, arguments_text, result_text
+from foreplan.datasets.operator_call import OperatorCall, arguments_text, dtype_name, result_text
 from foreplan.datasets.operator_graph import OperatorGraph, OperatorNode
 from foreplan.errors import SpecError
 
@@ -278,14 +278,9 @@ def _info(tensor: torch.Tensor) -> TensorInfo:
         distinct *= extent if stride else 1
     empty = 0 in shape
     return TensorInfo(
-        shape, _dtype_name(tensor.dtype), 0 if empty else distinct * tensor.element_size()
-    )
-
-
-def _dtype_name(dtype: torch.dtype) -> str:
-    text = str(dtype).removeprefix("torch.")
-    return {"float32": "fp32", "float16": "fp16", "bfloat16": "bf16", "float64": "fp64"}.get(
-        text, text
+        shape,
+        dtype_name(str(tensor.dtype).removeprefix("torch.")),
+        0 if empty else distinct * tensor.element_size(),
     )
 
 

@@ -11,11 +11,15 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 #: Words of an argument's text: a tensor, and torch's own constants. No argument has such a name.
 TENSOR, DTYPE, DEVICE = "$tensor", "$dtype", "$device"
 MEMORY_FORMAT, LAYOUT = "$memory_format", "$layout"
+_DTYPE_NAMES = MappingProxyType(
+    {"float32": "fp32", "float16": "fp16", "bfloat16": "bf16", "float64": "fp64"}
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +66,11 @@ def arguments_text(args: Any, kwargs: Any) -> str:
 def result_text(node: Any) -> str:
     """The result of a node of a trace as JSON."""
     return json.dumps(_plain(node), separators=(",", ":"))
+
+
+def dtype_name(torch_name: str) -> str:
+    """Our word for a data type of torch (``bf16`` of ``bfloat16``); others keep torch's."""
+    return _DTYPE_NAMES.get(torch_name, torch_name)
 
 
 def described_tensors(arguments: str) -> list[tuple[list[int], list[int], str]]:

@@ -20,7 +20,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from serving_passes import Timed, chooser, kernel_table
+from serving_passes import chooser, kernel_table
+from timed_stage import Timed
 
 from foreplan.datasets._measuring_worker import _Device, _switch
 from foreplan.datasets.decoder_programs import Counts, layer_programs

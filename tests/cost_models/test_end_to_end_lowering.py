@@ -12,6 +12,7 @@ from foreplan.cost_models.end_to_end_lowering import described, lowered_again
 from foreplan.cost_models.end_to_end_networks import build, example
 from foreplan.cost_models.graph_programs import lower
 from foreplan.datasets.capture import capture
+from foreplan.errors import SpecError
 
 SHAPES = {"resnet": (1, 32), "bert": (2, 4)}
 
@@ -53,3 +54,15 @@ def test_images_lie_as_in_the_document() -> None:
     assert kernels
     assert all("conv2d_channels_last" in kernel for kernel in kernels)
     assert again == before
+
+
+def test_documents_of_something_else_are_refused() -> None:
+    before = document("resnet")
+    with pytest.raises(SpecError, match="no size"):
+        lowered_again({"cases": []})
+    strange = {**before["cases"][0], "network": "nonsense"}
+    with pytest.raises(SpecError, match="got 'nonsense', expected one of"):
+        lowered_again({**before, "cases": [strange]})
+    short = {**before["cases"][0], "steps": before["cases"][0]["steps"][:1]}
+    with pytest.raises(SpecError, match="fewer convolutions"):
+        lowered_again({**before, "cases": [short]})
