@@ -26,9 +26,10 @@ from foreplan.planner.bubbles.work_parts import segment, times
 from foreplan.planner.bubbles.works import StepWorks, TowerWorks
 from foreplan.planner.predict import contention, memory_share
 
-#: Share of a sum's time that computation beside it may lose before nothing is put there (chosen:
-#: gloo takes 0.63-0.86 of it on a rank's one core, where units inside passes made a step 6 % longer
-#: than three phases; NCCL 0.46 on an H200, where it was 10 % shorter; docs/results/bubbles.md).
+#: Share of a sum's time on the spot that computation beside it may lose before nothing is put there
+#: (chosen: gloo takes 0.63-0.86 of its own on a rank's one core, where units inside passes made a
+#: step 6 % longer than three phases, and most of that is saved by waiting on the spot; NCCL 0.46 on
+#: an H200, where it was 10 % shorter; docs/results/bubbles.md).
 _MOST_TAKEN = 0.55
 
 
@@ -128,17 +129,23 @@ class TrainingStep:
     def overlapping(self) -> bool:
         """Whether it is worth computing beside the lanes' sums.
 
-        It is not where a sum takes most of its time from that computation, as gloo's does, whose
-        threads have the rank's own cores. Where that was not measured, it is.
+        It is not where such a sum takes most of what one on the spot takes from that computation,
+        as gloo's does, whose threads have the rank's own cores. Where that was not measured, it is.
         """
         group = self.lane_group(0)
         # One device stands for all where programs are listed that are to be measured.
         if self.plan.tp == 1 or group[-1] >= len(self._labels):
             return True
         try:
-            return self._cluster.taken_beside("all_reduce", group) < _MOST_TAKEN
+            taken = self._cluster.taken_beside("all_reduce", group)
         except MissingDataError:
             return True
+        device = self.devices[0]
+        sums = [segment("tensor", self._backbone.tensor(1, waited=w)) for w in (True, False)]
+        if all(self._costs.can_price(work, device) for work in sums):
+            on_the_spot, apart = (self._costs.cost(work, device).mean_s for work in sums)
+            return taken * apart < _MOST_TAKEN * on_the_spot
+        return taken < _MOST_TAKEN
 
     # ------------------------------------------------------------------------------- backbone
 
@@ -174,7 +181,9 @@ class TrainingStep:
             op,
             times(works.half(0, op), layers), times(works.half(1, op), layers),
             works.ends(op, first=start == 0, last=end == self.backbone.layers),
-            works.tensor(works.collectives * self.pieces(start, end) * self._rounds(op)),
+            works.tensor(
+                works.collectives * self.pieces(start, end) * self._rounds(op), waited=True
+            ),
         )  # fmt: skip
 
     @functools.cache  # noqa: B019
@@ -259,7 +268,7 @@ class TrainingStep:
             "encode" if op == "F" else "encode_backward",
             times(works.half(0, op), even), times(works.half(1, op), end - begin - even),
             works.ends(op, first=begin == 0, last=end == 2 * self.encoders[index].layers),
-            works.tensor(inside),
+            works.tensor(inside, waited=True),
         )  # fmt: skip
 
     @functools.cache  # noqa: B019

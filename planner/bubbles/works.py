@@ -4,7 +4,8 @@ A layer is two *halves*, the attention block and the MLP block. With tensor para
 devices and sequence parallelism each half gathers its input and scatters its output (Korthikanti et
 al. 2022): two all-gathers and two reduce-scatters a layer and pass, of ``batch x tokens x hidden``
 elements. A real run has no sequence parallelism (`execution/lanes.py`): there a half sums its
-output and, backwards, its input's gradient, one all-reduce in place of a gather and a scatter.
+output and, backwards, its input's gradient, one all-reduce in place of a gather and a scatter; on
+processors it goes through shared memory where nothing is computed beside it.
 What a half computes is said by `TrainingPasses` or `TheoryPasses`, see `Arithmetic`.
 
 Times that a workload gives replace the programs: a *given* work is a nameless segment that only
@@ -110,15 +111,21 @@ class TowerWorks:
         return min(1, self.collectives) if behind else self.collectives // 2
 
     @functools.cache  # noqa: B019
-    def tensor(self, count: int) -> Parts:
-        """Parts of ``count`` collectives, gathering and scattering in turn, or of sums."""
+    def tensor(self, count: int, *, waited: bool = False) -> Parts:
+        """Parts of ``count`` collectives, gathering and scattering in turn, or of sums.
+
+        Args:
+            count: how many.
+            waited: nothing is computed beside them.
+        """
         if self.shape.tp == 1 or not count:
             return ()
         if self._tensor_s is not None:
             return ((given(self._tensor_name, self._tensor_s), count),)
         size = self.shape.hidden_bytes
         if self._sums:
-            return ((Collective("all_reduce", size, self._group, self._dtype), count),)
+            summed = Collective("all_reduce", size, self._group, self._dtype, waited=waited)
+            return ((summed, count),)
         gather = Collective("all_gather", size, self._group, self._dtype)
         scatter = Collective("reduce_scatter", size, self._group, self._dtype)
         return ((gather, (count + 1) // 2), (scatter, count // 2)) if count > 1 else ((gather, 1),)

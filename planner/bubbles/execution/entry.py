@@ -12,6 +12,7 @@ import torch
 
 from foreplan.errors import SpecError
 from foreplan.planner.base import Problem
+from foreplan.planner.bubbles.actions import parse_order
 from foreplan.planner.bubbles.decision import BubblesDecision
 from foreplan.planner.bubbles.execution.kernels import BubbleKernels
 from foreplan.planner.bubbles.execution.lanes import Lanes
@@ -67,7 +68,7 @@ def rank_kernels(
     backend = "gloo" if device.type == "cpu" else "nccl"
     kernels = BubbleKernels(
         StepSizes.of(problem, decision), decision, rank // plan.tp, device=device, dtype=dtype,
-        lanes=Lanes.connect(plan.pp, plan.tp, rank, backend),
+        lanes=Lanes.connect(plan.pp, plan.tp, rank, backend, beside=_sums_beside(decision)),
         buckets=StepSchedule(TrainingStep.of(problem, decision), decision).buckets,
     )  # fmt: skip
     if rehearsed:
@@ -86,6 +87,12 @@ def reference_step(
     device, dtype = _arithmetic(problem, mode)
     sizes = StepSizes.of(problem, decision)
     return single_process_step(sizes, decision, device=device, dtype=dtype)
+
+
+def _sums_beside(decision: BubblesDecision) -> bool:
+    """Whether some rank lists sums of its lanes as actions of their own."""
+    words = (word for order in decision.orders for word in parse_order(order))
+    return any(word.piece >= 0 or word.op in "fb" for word in words)
 
 
 def _arithmetic(problem: Problem[BubblesWorkload], mode: str) -> tuple[torch.device, torch.dtype]:

@@ -4,18 +4,24 @@ Each half layer enters with the same input on every lane and leaves with the sum
 computed: identity forwards and a sum backwards on the way in, the reverse on the way out (Shoeybi
 et al. 2019, "Megatron-LM", section 3). Lane ``t`` of pipeline rank ``r`` is rank ``r tp + t`` of
 the widened schedule; lanes send to the same lane of other pipeline ranks.
+
+Processors sum on the spot through memory that they share (`HostGroup`): gloo's threads fight with
+the rank for its one core, and one sum of 0.2 MB in four or five takes a tick of the kernel longer,
+4 ms, where a half layer takes 2. Sums that something is computed beside are gloo's.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.constants import default_pg_timeout
 
-from foreplan.datasets.gloo_wait import wait_awake
+from foreplan.datasets.gloo_wait import nicer_reader, wait_awake
+from foreplan.datasets.host_group import HostGroup
 from foreplan.errors import SpecError
 
 
@@ -60,13 +66,21 @@ class Lanes:
         size: lanes of a pipeline rank.
         lane: which of them this process is.
         group: torch's process group of the lanes, ``None`` for a single one.
+        beside: the one for sums that something is computed beside; ``group`` if left out.
+        host: carries sums on the spot in place of ``group``.
     """
 
-    def __init__(self, size: int = 1, lane: int = 0, group: Any = None) -> None:
+    def __init__(
+        self, size: int = 1, lane: int = 0, group: Any = None, *, beside: Any = None,
+        host: HostGroup | None = None,
+    ) -> None:  # fmt: skip
         self.size, self.lane, self._group = size, lane, group
+        self._beside, self._host = group if beside is None else beside, host
 
     @classmethod
-    def connect(cls, pipeline_ranks: int, size: int, rank: int, backend: str) -> Lanes:
+    def connect(
+        cls, pipeline_ranks: int, size: int, rank: int, backend: str, *, beside: bool = True
+    ) -> Self:
         """Open the groups of all pipeline ranks; called by every process of the run.
 
         Args:
@@ -74,6 +88,7 @@ class Lanes:
             size: lanes of each.
             rank: of this process, in the widened schedule.
             backend: ``gloo`` or ``nccl``.
+            beside: whether some pipeline rank computes beside its lanes' sums.
 
         Raises:
             SpecError: no processes are connected.
@@ -82,11 +97,20 @@ class Lanes:
             return cls()
         if not dist.is_initialized():
             raise SpecError("tensor parallel ranks", got="one process", expected="connected ones")
-        groups = [
-            dist.new_group(list(range(r * size, (r + 1) * size)), backend=backend)
-            for r in range(pipeline_ranks)
-        ]
-        return cls(size, rank % size, groups[rank // size])
+        members = [list(range(r * size, (r + 1) * size)) for r in range(pipeline_ranks)]
+        place = rank // size
+
+        def opened() -> Any:
+            return [dist.new_group(ranks, backend=backend) for ranks in members][place]
+
+        if backend != "gloo":
+            return cls(size, rank % size, opened())
+        with nicer_reader():
+            group = opened()
+        apart = opened() if beside else None
+        patience_s = default_pg_timeout.total_seconds()  # as the groups'
+        host = HostGroup.open(members[place], group, patience_s)
+        return cls(size, rank % size, group, beside=apart, host=host)
 
     def enter(self, x: Tensor) -> Tensor:
         """Identity; the gradient is summed over lanes."""
@@ -97,18 +121,19 @@ class Lanes:
         return x if self.size == 1 else _Leave.apply(x, self)  # type: ignore[no-untyped-call]
 
     def sum(self, x: Tensor) -> None:
-        """Sum over lanes, in place."""
-        work = self.start_sum(x)
-        if work is not None:
-            self.wait(work)
+        """Sum over lanes, in place, and wait for it on the spot."""
+        if self._host is not None:
+            self._host.all_reduce(x)
+        elif self.size > 1:
+            self.wait(dist.all_reduce(x, group=self._group, async_op=True))
 
     def start_sum(self, x: Tensor) -> Any:
-        """Start to sum over lanes, in place.
+        """Start to sum over lanes, in place, beside what is computed next.
 
         Returns:
-            What has a ``wait()``; until then nobody may read ``x``. ``None`` for a single lane.
+            For `wait`; until then nobody may read ``x``. ``None`` for a single lane.
         """
-        return dist.all_reduce(x, group=self._group, async_op=True) if self.size > 1 else None
+        return dist.all_reduce(x, group=self._beside, async_op=True) if self.size > 1 else None
 
     def wait(self, work: Any) -> None:
         """Wait for a sum that `start_sum` started; for gloo's as a profile does."""

@@ -76,7 +76,7 @@ class Pieces:
         """All pieces in turn; the output, detached and contiguous."""
         found = None
         for piece in range(len(self)):
-            found = self.forward_piece(microbatch, piece, inputs)
+            found = self.forward_piece(microbatch, piece, inputs, beside=False)
         assert found is not None
         return found
 
@@ -92,7 +92,7 @@ class Pieces:
             raise RuntimeError("pieces compute the gradients of their weights at once")
         found: tuple[Tensor | None, ...] | None = None
         for piece in range(len(self)):
-            found = self.backward_piece(microbatch, piece, gradient)
+            found = self.backward_piece(microbatch, piece, gradient, beside=False)
         assert found is not None
         return found
 
@@ -102,13 +102,16 @@ class Pieces:
 
     # ------------------------------------------------------------------------------------- pieces
 
-    def forward_piece(self, microbatch: int, piece: int, inputs: Sequence[Tensor]) -> Tensor | None:
+    def forward_piece(
+        self, microbatch: int, piece: int, inputs: Sequence[Tensor], *, beside: bool = True
+    ) -> Tensor | None:
         """Compute a half and start its sum.
 
         Args:
             microbatch: which.
             piece: number of the half.
             inputs: for the first piece.
+            beside: something may be computed before the sum is waited for.
 
         Returns:
             Of the last piece the output, detached and contiguous.
@@ -130,7 +133,7 @@ class Pieces:
             self._joins[microbatch].append(_Join(leaves, (x, normed)))
             self._insides[microbatch].append(_Inside(leaf, share))
         summed = share.detach()
-        self._open[microbatch] = x.detach(), summed, self._lanes.start_sum(summed)
+        self._open[microbatch] = x.detach(), summed, self._sum(summed, beside)
         if piece < len(self) - 1:
             return None
         with torch.set_grad_enabled(not self._frozen):
@@ -141,7 +144,7 @@ class Pieces:
         return output.detach()
 
     def backward_piece(
-        self, microbatch: int, piece: int, gradient: Tensor | None
+        self, microbatch: int, piece: int, gradient: Tensor | None, *, beside: bool = True
     ) -> tuple[Tensor | None, ...] | None:
         """Turn a half back, the last one first, and start the sum of its input's gradient.
 
@@ -149,6 +152,7 @@ class Pieces:
             microbatch: which.
             piece: 0 for the last half.
             gradient: of the output, for piece 0; ``None`` where it is the loss.
+            beside: something may be computed before the sum is waited for.
 
         Returns:
             Of the last piece the gradients of the inputs, as `Cut.backward`.
@@ -165,13 +169,20 @@ class Pieces:
         found = inside.leaf.grad
         assert found is not None
         found = found.contiguous()
-        self._open[microbatch] = stream, found, self._lanes.start_sum(found)
+        self._open[microbatch] = stream, found, self._sum(found, beside)
         if piece < len(self) - 1:
             return None
         join = self._turned(microbatch)
         del self._joins[microbatch], self._insides[microbatch]
         gradients = [leaf.grad for leaf in join.leaves]
         return tuple(None if g is None else g.contiguous() for g in gradients)
+
+    def _sum(self, x: Tensor, beside: bool) -> Any:
+        """Start a sum, or do it now and return ``None``."""
+        if beside:
+            return self._lanes.start_sum(x)
+        self._lanes.sum(x)
+        return None
 
     def wait(self, microbatch: int) -> None:
         """Wait for the sum that the micro-batch's last piece started, if it is on its way."""

@@ -228,16 +228,18 @@ def test_neighbours_slow_down_what_memory_bounds_and_the_search_knows():
     assert totals[0] < totals[1] < totals[2] < 2 * totals[0]
 
 
-def lanes(share, alpha_s=1e-3):
-    """A step of two lanes whose sums are measured, and its prices."""
+def lanes(share, alpha_s=1e-3, *, faster=1.0):
+    """A step of two lanes whose sums are measured, ``faster`` on the spot, and its prices."""
     fit = {"kind": "all_reduce", "ranks": 2, "alpha_s": alpha_s, "beta_s_per_byte": 1e-6,
            "residual": 0.0, "samples": 3, "compute_share": share}  # fmt: skip
+    spot = fit | {"alpha_s": alpha_s / faster, "beta_s_per_byte": 1e-6 / faster}
     tier = {"group": ["all"], "scope": "host", "latency_s": 0.0, "bandwidth_bytes_per_s": 1e9,
-            "collectives": [fit], "source": "t"}  # fmt: skip
+            "collectives": [fit], "waited": [spot], "source": "t"}  # fmt: skip
     devices = [{"name": "cpu:threads=1", "count": 4, "memory_bytes": 1 << 30}]
     cluster = validate(Cluster, {"devices": devices, "tiers": [tier]}, "cluster")
-    where = Problem(None, cluster, asked(sharded_optimizer=False), CostBook(()))
-    return TrainingStep(where, BackbonePlan(pp=2, tp=2)), CostBook([LinkSource(cluster)])
+    costs = CostBook([LinkSource(cluster)])
+    where = Problem(None, cluster, asked(sharded_optimizer=False), costs)
+    return TrainingStep(where, BackbonePlan(pp=2, tp=2)), costs
 
 
 def sums_s(costs, *works):
@@ -259,9 +261,21 @@ def test_lanes_sum_once_a_half_however_a_pass_is_cut(alpha_s):
     assert sums_s(costs, whole) == pytest.approx(8 * encoder_once)
 
 
+def test_sums_of_whole_passes_cost_what_they_take_on_the_spot():
+    step, costs = lanes(0.2, faster=5.0)
+    apart = sums_s(costs, *(step.collective(0, 2, "F", p) for p in range(step.pieces(0, 2) + 1)))
+    for whole in (step.passes(0, 2, "F"), step.unit(0, 2, 0, 4, "F", bare=False)):
+        parts = [part for part, _ in whole.parts if isinstance(part, Collective)]
+        assert parts
+        assert all(part.waited for part in parts)
+    assert sums_s(costs, step.passes(0, 2, "F")) == pytest.approx(apart / 5)
+
+
 def test_units_stay_out_of_passes_whose_sums_leave_nothing():
     assert lanes(0.2)[0].divisible
     assert not lanes(0.9)[0].divisible
+    # What a sum beside takes is more than one on the spot would.
+    assert not lanes(0.2, faster=5.0)[0].divisible
     halves = {"plan": BackbonePlan(pp=2, tp=2), "unit_layers": (0.5,)}
     for share in (0.2, 0.9):
         step, costs = lanes(share)

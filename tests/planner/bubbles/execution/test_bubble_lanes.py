@@ -1,10 +1,13 @@
 from __future__ import annotations
 
+from typing import cast
+
 import bubble_cases as cases
 import numpy as np
 import pytest
 import torch
 
+from foreplan.datasets.host_group import HostGroup
 from foreplan.errors import SpecError
 from foreplan.planner.bubbles.execution.lanes import Lanes
 from foreplan.planner.bubbles.execution.layers import AttentionHalf, MlpHalf, Rotation
@@ -38,6 +41,25 @@ def test_each_lane_holds_its_part_of_a_layer() -> None:
     assert mlp.down.weight.shape == (16, 12)
     with pytest.raises(SpecError, match="divisor of 2 heads"):
         AttentionHalf(tower, Rotation(), Lanes(4, 0))
+
+
+class _Shared:
+    """Stands in for memory that lanes share: the other lane has the same."""
+
+    def all_reduce(self, tensor: torch.Tensor) -> None:
+        tensor.mul_(2)
+
+
+@pytest.mark.parametrize("way", ["enter", "leave"])
+def test_lanes_sum_on_the_spot_through_shared_memory(way: str) -> None:
+    lanes = Lanes(2, 0, host=cast(HostGroup, _Shared()))  # no group: gloo would raise
+    x = torch.ones(3, 4, requires_grad=True)
+    made = getattr(lanes, way)(x * 1)
+    made.sum().backward()
+    forwards, backwards = (1.0, 2.0) if way == "enter" else (2.0, 1.0)
+    assert torch.equal(made, torch.full((3, 4), forwards))
+    assert x.grad is not None
+    assert torch.equal(x.grad, torch.full((3, 4), backwards))
 
 
 def test_a_widened_schedule_runs_every_lane_and_connects_equal_ones() -> None:
