@@ -32,6 +32,7 @@ from foreplan.cost_models.call_times import CallSeconds, Lost, LostDeviceError, 
 from foreplan.cost_models.end_to_end_lowering import described, lowered_again
 from foreplan.cost_models.end_to_end_networks import (
     CALIBRATION,
+    KNOWN,
     NETWORKS,
     SIZES,
     build,
@@ -81,7 +82,7 @@ def measure(
         device: ``cpu`` or ``cuda:N``.
         size: of `SIZES`.
         dtype: of weights and activations.
-        networks: of `NETWORKS`, or of `CALIBRATION` where the host has no part (graphs).
+        networks: of `NETWORKS`, or of `KNOWN` where the host has no part (graphs).
         phases: what to run.
         executions: ``graph`` takes part on GPUs alone, and times the calls of a pass from graphs.
         seconds: spent on each network and shape; an operator gets a twentieth.
@@ -325,9 +326,7 @@ def main(arguments: Iterable[str] | None = None) -> None:
     taking.add_argument("--device", default="cpu")
     taking.add_argument("--size", choices=list(SIZES), default="small")
     taking.add_argument("--dtype", choices=["fp32", "bf16", "fp16"], default="fp32")
-    taking.add_argument(
-        "--networks", nargs="+", choices=(*NETWORKS, *CALIBRATION), default=list(NETWORKS)
-    )
+    taking.add_argument("--networks", nargs="+", choices=KNOWN, default=list(NETWORKS))
     taking.add_argument("--phases", nargs="+", choices=PHASES, default=list(PHASES))
     taking.add_argument(
         "--executions", nargs="+", choices=EXECUTIONS, default=list(EXECUTIONS),

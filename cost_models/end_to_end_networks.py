@@ -32,6 +32,8 @@ NETWORKS = (*TEXT, *IMAGE)
 #: Networks that prices of the host are fitted to: none of the above.
 CALIBRATION = ("gpt_neox", "phi", "distilbert", "dinov2", "swin", "regnet", "mobilenet_v2")
 _CALIBRATION_IMAGES = ("dinov2", "swin", "regnet", "mobilenet_v2")
+#: All that can be built; T5 is in no other list, and has an encoder and a decoder.
+KNOWN = (*NETWORKS, *CALIBRATION, "t5")
 
 
 def shapes_of(name: str, size: str) -> tuple[tuple[int, int], ...]:
@@ -87,16 +89,22 @@ def build(name: str, size: str) -> torch.nn.Module:
             )
         )
     elif name == "swin":
+        pixels, embed = s["image"][0][1], hidden // 2
+        first = max(2, embed // 32)  # heads of 32 channels
         model = hf.SwinForImageClassification(
             hf.SwinConfig(
-                image_size=s["image"][0][1],
+                image_size=pixels,
                 patch_size=4,
-                embed_dim=hidden // 2,
+                embed_dim=embed,
                 depths=[2, 2],
-                num_heads=[2, 4],
-                window_size=4,
+                num_heads=[first, 2 * first],
+                window_size=max(4, pixels // 32),
             )
         )
+    elif name == "t5":
+        model = hf.T5ForConditionalGeneration(hf.T5Config(
+            vocab_size=vocab, d_model=hidden, d_kv=hidden // heads, d_ff=4 * hidden,
+            num_layers=layers // 2, num_decoder_layers=layers // 2, num_heads=heads))  # fmt: skip
     elif name == "regnet":
         model = hf.RegNetForImageClassification(hf.RegNetConfig())
     elif name == "mobilenet_v2":
@@ -126,4 +134,6 @@ def example(name: str, size: str, shape: tuple[int, int] | None, device: str, dt
         image = torch.rand(batch, 3, extent, extent, device=device).to(dtype)
         return {"pixel_values": image}
     ids = torch.randint(0, SIZES[size]["vocab"], (batch, extent), device=device)
+    if name == "t5":
+        return {"input_ids": ids, "decoder_input_ids": ids, "use_cache": False}
     return {"input_ids": ids} | ({} if "bert" in name else {"use_cache": False})

@@ -1,11 +1,14 @@
 """Convolutions of the sweep inside CUDA graphs: forward, and their gradients by input and weight.
 
-Plain and channels last, with stride, groups, one filter a channel, and as patches.
+Plain and channels last, with stride, groups, one filter a channel, and as patches; or of groups
+alone, as published networks of images have them: up to 128 channels a group (ResNeXt 4 to 64,
+RegNet 8 to 264), one filter a channel with windows of 3 and 5 (MobileNet, EfficientNet) or 7
+(ConvNeXt), grouped 1 x 1 (ShuffleNet).
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -21,30 +24,35 @@ from foreplan.datasets.operator_case import (
 #: FLOP of the largest convolution over those of a product: kernels of few channels reach a tenth of
 #: the peak. Assumed.
 _CONV_FLOPS = 0.2
+#: Channels of the widest image.
+_MOST_CHANNELS = 4096
+
+
+#: Before the name of an operator: one of groups alone.
+GROUPED = "grouped_"
+
+
+class _Shape(NamedTuple):
+    """Sizes of a convolution; images and windows are square."""
+
+    b: int
+    cin: int
+    cout: int
+    window: int
+    size: int
+    stride: int
+    padding: int
+    groups: int
 
 
 def convolution(op: str, dtype: str, rng: np.random.Generator, scale: float) -> Case:
     """A convolution, or its gradient by its input or its weight, as ``op`` says."""
+    name = op.removeprefix(GROUPED)
     while True:
-        b, size = int(2.0 ** rng.uniform(0, 8)), int(2.0 ** rng.uniform(2, 8))
-        cin, cout = (int(2.0 ** rng.uniform(3, 11.3)) for _ in "io")
-        if rng.random() < 0.85:
-            cin, cout = cin // 8 * 8, cout // 8 * 8
-        window = int(rng.choice([1, 3, 5, 7], p=[0.4, 0.4, 0.1, 0.1]))
-        stride, padding, groups = int(rng.choice([1, 2], p=[0.75, 0.25])), window // 2, 1
-        layout = rng.random()
-        if layout < 0.06:  # patches
-            window = stride = int(rng.choice([2, 4, 8, 14, 16]))
-            padding, cin = 0, int(rng.choice([1, 3, cin]))
-        elif layout < 0.22:  # one filter a channel
-            cout = groups = cin
-            window = int(rng.choice([3, 5, 7]))
-            padding = window // 2
-        elif layout < 0.32:
-            groups = 2 ** int(rng.integers(1, 6))
-            cin, cout = (-(-channels // groups) * groups for channels in (cin, cout))
+        shape = _any_shape(rng) if name == op else _grouped_shape(rng)
+        b, cin, cout, window, size, stride, padding, groups = shape
         out = (size + 2 * padding - window) // stride + 1
-        if size < window or out < 1:
+        if size < window or out < 1 or max(cin, cout) > _MOST_CHANNELS:
             continue
         kernel = cin // groups * cout * window**2
         moved = width_of(dtype) * (b * (cin * size**2 + cout * out**2) + kernel)
@@ -53,8 +61,8 @@ def convolution(op: str, dtype: str, rng: np.random.Generator, scale: float) -> 
         most = most_flops("fp32" if groups > 1 else dtype, scale) * _CONV_FLOPS
         if moved < MOST_BYTES * scale / 4 and flops < most:
             break
-    last, bias = bool(rng.random() < 0.5), op == "conv" and bool(rng.random() < 0.3)
-    gradient = {"conv_input_gradient": 0, "conv_weight_gradient": 1}.get(op)
+    last, bias = bool(rng.random() < 0.5), name == "conv" and bool(rng.random() < 0.3)
+    gradient = {"conv_input_gradient": 0, "conv_weight_gradient": 1}.get(name)
 
     def calls(view: Operands) -> Calls:
         import torch
@@ -79,7 +87,48 @@ def convolution(op: str, dtype: str, rng: np.random.Generator, scale: float) -> 
             )
         ]
 
-    dims = {"b": b, "cin": cin, "cout": cout, "window": window, "size": size, "stride": stride,
-            "padding": padding, "groups": groups, "channels_last": int(last),
-            "bias": int(bias)}  # fmt: skip
-    return Case(op, op, dtype, dims, calls)
+    dims = {**shape._asdict(), "channels_last": int(last), "bias": int(bias)}
+    return Case(name, name, dtype, dims, calls)
+
+
+def _any_shape(rng: np.random.Generator) -> _Shape:
+    b, size = int(2.0 ** rng.uniform(0, 8)), int(2.0 ** rng.uniform(2, 8))
+    cin, cout = (int(2.0 ** rng.uniform(3, 11.3)) for _ in "io")
+    if rng.random() < 0.85:
+        cin, cout = cin // 8 * 8, cout // 8 * 8
+    window = int(rng.choice([1, 3, 5, 7], p=[0.4, 0.4, 0.1, 0.1]))
+    stride, padding, groups = int(rng.choice([1, 2], p=[0.75, 0.25])), window // 2, 1
+    layout = rng.random()
+    if layout < 0.06:  # patches
+        window = stride = int(rng.choice([2, 4, 8, 14, 16]))
+        padding, cin = 0, int(rng.choice([1, 3, cin]))
+    elif layout < 0.22:  # one filter a channel
+        cout = groups = cin
+        window = int(rng.choice([3, 5, 7]))
+        padding = window // 2
+    elif layout < 0.32:
+        groups = 2 ** int(rng.integers(1, 6))
+        cin, cout = (-(-channels // groups) * groups for channels in (cin, cout))
+    return _Shape(b, cin, cout, window, size, stride, padding, groups)
+
+
+def _grouped_shape(rng: np.random.Generator) -> _Shape:
+    b, size = int(2.0 ** rng.uniform(0, 7)), int(2.0 ** rng.uniform(2, 7))
+    stride = int(rng.choice([1, 2], p=[0.75, 0.25]))
+    if rng.random() < 0.3:  # one filter a channel
+        width, groups = 1, int(2.0 ** rng.uniform(3, 12))
+        groups = groups // 8 * 8 if rng.random() < 0.85 else groups
+        window = int(rng.choice([3, 5, 7], p=[0.5, 0.25, 0.25]))
+    else:
+        # Powers of two from 2 to 128, or any multiple of eight.
+        exponent, eighths = int(rng.integers(1, 8)), int(rng.integers(1, 17))
+        width = 2**exponent if rng.random() < 0.5 else 8 * eighths
+        groups = int(2.0 ** rng.uniform(1, 6.5))
+        window = int(rng.choice([1, 3, 5, 7], p=[0.2, 0.65, 0.1, 0.05]))
+    cin = cout = width * groups
+    if rng.random() < 0.15:  # more or fewer filters than channels
+        if width == 1 or rng.random() < 0.5:
+            cout *= 2
+        else:
+            cin *= 2
+    return _Shape(b, cin, cout, window, size, stride, window // 2, groups)

@@ -10,14 +10,14 @@ products are products whose operands lie as gradients find them.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from functools import partial
 from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 
-from foreplan.datasets.convolution_cases import convolution
+from foreplan.datasets.convolution_cases import GROUPED, convolution
 from foreplan.datasets.map_cases import (
     batch_norm,
     broadcast,
@@ -54,20 +54,36 @@ _SHARES: Mapping[str, float] = MappingProxyType(
         "generation": 0.01, "embedding": 0.01, "reduction": 0.06, "update": 0.03,
     }
 )  # fmt: skip
+#: Operators that are drawn where they are asked for, and how often beside the others.
+_ASKED: Mapping[str, float] = MappingProxyType(
+    {
+        f"{GROUPED}conv": 0.13,
+        f"{GROUPED}conv_input_gradient": 0.10,
+        f"{GROUPED}conv_weight_gradient": 0.10,
+    }
+)
+#: Names of operators that can be asked for.
+NAMES = (*_SHARES, *_ASKED)
 #: Data types in the words of the tables, and how often each is drawn.
 _DTYPES: Mapping[str, float] = MappingProxyType({"bfloat16": 0.6, "float16": 0.12, "fp32": 0.28})
 
 
-def graph_cases(seed: int, *, scale: float = 1.0) -> Iterator[Case]:
+def graph_cases(
+    seed: int, *, scale: float = 1.0, names: Collection[str] = tuple(_SHARES)
+) -> Iterator[Case]:
     """Operators without end, each draw independent of the ones before it.
 
     Args:
         seed: of all draws.
         scale: of the largest FLOP and bytes.
+        names: draw these of `NAMES` alone, as often beside each other as among all.
     """
+    shares = {name: share for name, share in {**_SHARES, **_ASKED}.items() if name in names}
+    whole = sum(shares.values())
+    odds = [share / whole for share in shares.values()]
     for index in range(1 << 30):
         rng = np.random.default_rng([seed, index])
-        op = str(rng.choice(list(_SHARES), p=list(_SHARES.values())))
+        op = str(rng.choice(list(shares), p=odds))
         dtype = str(rng.choice(list(_DTYPES), p=list(_DTYPES.values())))
         # Half of all single draws would take no longer than an empty kernel.
         yield max((_DRAW[op](op, dtype, rng, scale) for _ in "ab"), key=_extent)
@@ -222,6 +238,7 @@ _DRAW: Mapping[str, Callable[[str, str, np.random.Generator, float], Case]] = Ma
         "convert": convert, "reduction": reduction, "embedding": _embedding, "update": _update,
         **dict.fromkeys(("attention", "attention_gradient", "generation"), _attention),
         **dict.fromkeys(("conv", "conv_input_gradient", "conv_weight_gradient"), convolution),
+        **dict.fromkeys(_ASKED, convolution),
         **dict.fromkeys(("softmax", "layernorm", "layernorm_gradient"), row_norm),
         **dict.fromkeys(("batchnorm", "batchnorm_gradient"), batch_norm),
     }

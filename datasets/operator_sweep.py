@@ -9,8 +9,8 @@ timed by a pair of CUDA events on an idle device, launch included; the label is 
 fastest of 25 (of 10 where one call takes over 5 ms). Library ``torch-2.11-cuda``.
 
 ``--timing graph`` takes the launch out: calls are recorded as a CUDA graph and replayed
-(`graph_timer`), of more operators and data types (`operator_cases`). Library
-``torch_graph-2.11-cuda``.
+(`graph_timer`), of more operators and data types (`operator_cases`), or with ``--kinds`` of those
+alone that it names. Library ``torch_graph-2.11-cuda``.
 
 Every time is on the disk before the next call runs (``FILE.journal``), so that an illegal access
 loses one operator: ``--resume`` goes on behind it, and ``--resume --seconds 0`` only writes the
@@ -35,7 +35,7 @@ from typing import Any
 import numpy as np
 
 from foreplan.datasets.operator_case import Case, Operands, product_shape, wide_shape
-from foreplan.datasets.operator_cases import RECORDED, graph_cases
+from foreplan.datasets.operator_cases import NAMES, RECORDED, graph_cases
 from foreplan.errors import MissingDataError, SpecError, told
 
 #: Seconds of replays of one operator.
@@ -269,6 +269,8 @@ def _head(options: argparse.Namespace) -> dict[str, Any]:
                             "device": None}  # fmt: skip
     if options.timing == "eager":
         head["counts"] = {name: getattr(options, name) for name in ("bmm", "linear", "wide")}
+    if options.kinds:
+        head["kinds"] = sorted(options.kinds)
     if options.seconds > 0:
         import torch
 
@@ -288,7 +290,7 @@ def main(arguments: list[str] | None = None) -> int:
 
     Raises:
         MissingDataError: no CUDA device.
-        SpecError: no journal to write a table of, or one of another sweep.
+        SpecError: no journal to write a table of, or one of another sweep; kinds of the eager one.
     """
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("-o", "--output", required=True, type=Path)
@@ -296,14 +298,21 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--bmm", type=int, default=2000, help="operators of the eager sweep")
     parser.add_argument("--linear", type=int, default=2000)
     parser.add_argument("--wide", type=int, default=250)
+    parser.add_argument(
+        "--kinds", nargs="+", choices=NAMES, metavar="KIND",
+        help="draw these alone, of the sweep of graphs: " + ", ".join(NAMES),
+    )  # fmt: skip
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--seconds", type=float, default=280.0, help="stop after this long")
     parser.add_argument("--resume", action="store_true", help="go on with what a stopped run left")
     options = parser.parse_args(arguments)
+    if options.kinds and options.timing != "graph":
+        raise SpecError("--kinds", got=f"--timing {options.timing}", expected="--timing graph")
 
     def cases() -> Iterator[Case]:
         if options.timing == "graph":
-            return graph_cases(options.seed)
+            kinds = journal.head.get("kinds")
+            return graph_cases(options.seed, **({"names": kinds} if kinds else {}))
         counts = {name: getattr(options, name) for name in ("bmm", "linear", "wide")}
         return iter(eager_cases(counts, options.seed))
 

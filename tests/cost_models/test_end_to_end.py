@@ -14,8 +14,8 @@ from foreplan.cost_models.call_timer import CallTimer
 from foreplan.cost_models.call_times import LostDeviceError
 from foreplan.cost_models.costs import CostBook
 from foreplan.cost_models.end_to_end import main, measure
-from foreplan.cost_models.end_to_end_networks import build, example
-from foreplan.cost_models.end_to_end_passes import recorded_seconds
+from foreplan.cost_models.end_to_end_networks import KNOWN, build, example
+from foreplan.cost_models.end_to_end_passes import passes, recorded_seconds
 from foreplan.cost_models.end_to_end_score import score, tables
 from foreplan.cost_models.execution import GRAPH_GAP_S
 from foreplan.cost_models.graph_programs import lower
@@ -288,3 +288,23 @@ def test_lines_are_counted_and_not_those_of_c() -> None:
 def test_graphs_alone_are_refused_on_a_processor() -> None:
     with pytest.raises(SpecError, match="graph on cpu', expected a GPU"):
         measure("cpu", size="tiny", networks=["bert"], executions=["graph"])
+
+
+@pytest.mark.parametrize(("name", "shape"), [("swin", (1, 32)), ("t5", (2, 4))])
+def test_networks_of_no_other_list_are_lowered_and_trained(
+    name: str, shape: tuple[int, int]
+) -> None:
+    assert name in KNOWN
+    module = build(name, "tiny").eval()
+    inputs = example(name, "tiny", shape, "cpu", torch.float32)
+    before = [weight.detach().clone() for weight in module.parameters()]
+    for part in passes(module, inputs, "training"):
+        part()
+    pairs = zip(before, module.parameters(), strict=True)
+    moved = sum(not torch.equal(old, new) for old, new in pairs)
+    assert moved > 0.9 * len(before)
+    steps = lower(capture(module, inputs, eager=True), "training")
+    products = [s for s in steps if s.kind == "linear" and s.part == "forward"]
+    # T5: 6 of each encoder's layer, 10 of each decoder's, which looks at the encoder, and the head.
+    # Swin: 6 of each of four blocks, one between the stages, and the head.
+    assert len(products) == {"t5": 2 * 6 + 2 * 10 + 1, "swin": 4 * 6 + 1 + 1}[name]

@@ -17,12 +17,14 @@ from foreplan.cost_models.operator_work import out_size
 from foreplan.datasets import operator_sweep
 from foreplan.datasets.importers import read_operators
 from foreplan.datasets.operator_case import Case, Operands
-from foreplan.datasets.operator_cases import graph_cases
+from foreplan.datasets.operator_cases import NAMES, graph_cases
 from foreplan.datasets.operator_sweep import SweepJournal, eager_cases, main, run
 from foreplan.datasets.operator_table import KINDS
 from foreplan.errors import MissingDataError, SpecError
 
+MORE = Path(__file__).parents[2] / "datasets/measured/h200_operators_graph_more.parquet"
 SMALL = 2e-6
+GROUPED = [name for name in NAMES if name.startswith("grouped_")]
 
 
 def drawn(count: int, scale: float = 1.0) -> list[Case]:
@@ -50,8 +52,9 @@ def elements(case: Case) -> int:
 def test_every_operator_runs_and_writes_what_its_sizes_say() -> None:
     view = Operands("cpu", 3e8)
     seen: Counter[str] = Counter()
-    for case in drawn(1200, SMALL):
-        if seen[case.op] >= 4:  # a few of each
+    grouped = list(itertools.islice(graph_cases(0, scale=SMALL, names=GROUPED), 12))
+    for case in [*drawn(1200, SMALL), *grouped]:
+        if seen[case.op] >= 4 and case not in grouped:  # a few of each
             continue
         seen[case.op] += 1
         assert set(case.dims) == set(KINDS[case.kind])
@@ -97,6 +100,37 @@ def test_draws_cover_layouts_types_and_sizes() -> None:
     assert (again.op, again.dims) == (cases[77].op, cases[77].dims)
 
 
+def test_grouped_convolutions_are_drawn_as_networks_have_them() -> None:
+    cases = list(itertools.islice(graph_cases(0, names=GROUPED), 1500))
+    assert {c.kind for c in cases} == {name.removeprefix("grouped_") for name in GROUPED}
+    assert {c.op for c in cases} == {c.kind for c in cases}  # experts know these words alone
+    widths = Counter(c.dims["cin"] // c.dims["groups"] for c in cases)
+    assert all(c.dims["groups"] > 1 for c in cases)
+    assert 0.2 < widths[1] / len(cases) < 0.5
+    # Neither powers of two alone nor multiples of eight alone, up to whole products of a group.
+    assert {2, 4, 8, 16, 24, 32, 56, 64, 104, 128} <= set(widths)
+    counts = {c.dims["groups"] for c in cases if c.dims["groups"] < c.dims["cin"]}
+    assert {2, 3, 5, 7, 12, 16, 32} <= counts
+    assert {c.dims["window"] for c in cases} == {1, 3, 5, 7}
+    assert {c.dims["stride"] for c in cases} == {1, 2}
+    for layout in (0, 1):
+        assert {c.kind for c in cases if c.dims["channels_last"] == layout and
+                c.dtype == "bfloat16"} == {c.kind for c in cases}  # fmt: skip
+    assert {c.dims["bias"] for c in cases if c.kind == "conv"} == {0, 1}
+    assert max(max(c.dims["cin"], c.dims["cout"]) for c in cases) <= 4096
+
+
+def test_named_operators_are_drawn_alone_and_the_others_as_before() -> None:
+    names = ("softmax", "embedding")
+    assert {c.op for c in itertools.islice(graph_cases(3, names=names), 30)} == set(names)
+    # Rows that were timed before these names were there can be drawn again.
+    first = [(c.op, c.dtype, c.dims) for c in itertools.islice(graph_cases(100), 2)]
+    table = read_operators(MORE, "foreplan")
+    for row, (op, dtype, dims) in enumerate(first):
+        assert (table.op[row], table.dtype[row]) == (op, dtype)
+        assert {name: int(table.dims[name][row]) for name in dims} == dims
+
+
 def test_the_eager_sweep_draws_what_its_counts_say() -> None:
     cases = eager_cases({"bmm": 4, "linear": 2, "wide": 3}, 0)
     kinds = Counter((c.kind, c.dtype) for c in cases)
@@ -104,6 +138,24 @@ def test_the_eager_sweep_draws_what_its_counts_say() -> None:
     assert kinds["bmm", "bfloat16"] == 2
     assert kinds["softmax", "fp32"] == kinds["layernorm", "fp32"] == 3
     assert kinds["elementwise", "fp32"] == 3 * 11
+
+
+def test_kinds_are_part_of_what_a_journal_is_of(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "ops.parquet"
+    head = {**HEAD, "kinds": ["embedding", "softmax"]}
+    lines = [head, *([index, 1e-6] for index in range(20))]
+    (tmp_path / "ops.parquet.journal").write_text("".join(json.dumps(x) + "\n" for x in lines))
+    asked = ["-o", str(path), "--timing", "graph", "--seconds", "0"]
+    assert main(asked) == 0
+    assert set(read_operators(path, "foreplan").op) == {"softmax", "embedding"}
+    assert main([*asked, "--kinds", "softmax", "embedding"]) == 0
+    with pytest.raises(SpecError, match="a journal of"):
+        main([*asked, "--kinds", "linear"])
+    with pytest.raises(SpecError, match="--kinds"):
+        main(["-o", str(path), "--kinds", "linear"])
+    assert "20 rows" in capsys.readouterr().out
 
 
 HEAD: dict[str, Any] = {"seed": 0, "timing": "graph", "library": "torch_graph-2.11-cuda",
