@@ -153,17 +153,24 @@ def calibrate(sample: Calibration, seed: int | None) -> Iterator[Calibrated]:
     module, training = sample.module, sample.module.training
     parts = {name: part for name, part in module.named_modules() if name in sample.variants}
     once = {n for n, rows in sample.variants.items() if any(map(rounds_once, rows.values()))}
+    trained = [p for p in module.parameters() if p.requires_grad]
+    frozen = [part.weight for part in parts.values() if not part.weight.requires_grad]
     module.train()
     try:
+        for weight in frozen:  # rounded all the same, which the gradients of others feel
+            weight.requires_grad_(True)
         for batch in sample.batches:
-            yield _run(module, parts, batch, sample.loss, random, once)
+            yield _run(module, parts, trained, batch, sample.loss, random, once)
     finally:
         module.train(training)
+        for weight in frozen:
+            weight.requires_grad_(False)
 
 
 def _run(
     module: torch.nn.Module,
     parts: Mapping[str, torch.nn.Module],
+    parameters: Sequence[Tensor],
     batch: Batch,
     loss: Loss,
     random: torch.Generator | None,
@@ -182,10 +189,11 @@ def _run(
         if random is not None:
             stack.enter_context(recorder)
         value = loss(module(*batch[0]).float(), batch[1])
+        # Gradients of a loss that is linear in its input depend on nothing, but for this 1.
+        value = value * value.new_ones(()).requires_grad_()
     floats = [x for _, _, x, *_ in seen if x.is_floating_point()]
     kinks = recorder.found
     asked = [*(out for *_, out, _ in seen), *floats, *(k.out for k in kinks), *(k.x for k in kinks)]
-    parameters = [p for p in module.parameters() if p.requires_grad]
     found = torch.autograd.grad(
         value, [*asked, *parameters], create_graph=random is not None, allow_unused=True
     )

@@ -134,6 +134,27 @@ def test_first_order_effect_of_random_errors_on_all_gradients() -> None:
     assert omega == pytest.approx(np.mean(distances), rel=0.15)
 
 
+def test_rounding_a_frozen_layer_is_felt_by_those_that_are_trained() -> None:
+    """Its weight's part is what random errors of that weight do to the others' gradients."""
+    data = batches(1)
+    model = network()
+    model[2].requires_grad_(False)
+    found = first_order(Calibration(model, data, mean_square, VARIANTS), seed=0)
+    assert all(found[name][INT8_ALL] > 0 for name in VARIANTS)
+    assert not model[2].weight.requires_grad
+    # Fewer gradients are summed over than where it is trained as well, and none is made up.
+    whole = first_order(Calibration(network(), data, mean_square, VARIANTS), seed=0)
+    assert found["0"][INT8_ALL] < whole["0"][INT8_ALL]
+
+
+def test_a_loss_that_is_linear_has_effects_too() -> None:
+    """The gradient of a sum is a constant, whose rounding still reaches the weights'."""
+    seen = gradient_variance(
+        Calibration(network(), batches(1), lambda out, _: (out * torch.pi).sum(), VARIANTS), seed=0
+    )
+    assert all(seen[name][INT8_ALL] > 0 for name in VARIANTS)
+
+
 def test_full_precision_adds_nothing_and_fewer_bits_add_more() -> None:
     omega = gradient_variance(Calibration(network(), batches(2), mean_square, VARIANTS))
     for rows in omega.values():
