@@ -21,12 +21,13 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from foreplan.cost_models.book import CostChoice
+from foreplan.cost_models.book import CostChoice, cost_choice
 from foreplan.cost_models.costs import Copy, CostBook, CostSource, Estimate, HostLaunch, Work
 from foreplan.cost_models.device_fit import DeviceFit, FittedSource
 from foreplan.cost_models.execution import Execution, GapSeconds, check_execution, gaps
 from foreplan.cost_models.graph_programs import (
     PARTS,
+    PHASES,
     Part,
     Phase,
     Step,
@@ -304,7 +305,8 @@ def predict_latency(
         gap_s: as `replay`; ``None`` takes the profile's ``switch_s``, if there is one.
 
     Raises:
-        SpecError: no such model or device, a module that cannot be captured, or a graph on a CPU.
+        SpecError: no such model or device, an argument that is none of those named above, a module
+            that cannot be captured, or a graph on a CPU.
         MissingDataError: a figure is missing that even the roofline needs.
     """
     target = device_zoo.device(device) if isinstance(device, str) else device
@@ -313,8 +315,22 @@ def predict_latency(
             "predict_latency: device", got=target, expected="one name of the zoo, or its figures"
         )
     check_execution(execution, target)
+    if phase not in PHASES:  # from a notebook, as all below: unseen by a type checker
+        raise SpecError("predict_latency: phase", got=phase, expected=f"one of {', '.join(PHASES)}")
+    if cost_choice(costs, "predict_latency: costs") == "measured" and profile is None:
+        raise SpecError(
+            "predict_latency: costs", got=costs, expected="a profile to take measurements from"
+        )
     source = load_model(model) if isinstance(model, str) else model
     if isinstance(source, Model):
+        if inputs is not None:
+            raise SpecError(
+                "predict_latency: inputs", got=type(inputs).__name__,
+                expected="batch and sequence_length, as the model is described",
+            )  # fmt: skip
+        for name, size in (("batch", batch), ("sequence_length", sequence_length)):
+            if not isinstance(size, int):
+                raise SpecError(f"predict_latency: {name}", got=size, expected="a whole number")
         steps = model_steps(source, batch=batch, tokens=sequence_length, phase=phase)
     else:
         from foreplan.datasets.capture import capture

@@ -268,7 +268,15 @@ def _infos(node: Any) -> list[TensorInfo]:
 
     value = node.meta.get("val")
     values = value if isinstance(value, (tuple, list)) else [value]
-    return [_info(item) for item in values if isinstance(item, torch.Tensor)]
+    tensors = [item for item in values if isinstance(item, torch.Tensor)]
+    if any(not isinstance(extent, int) for tensor in tensors for extent in tensor.shape):
+        # A symbol that no input decides, as export makes one for nonzero's rows.
+        raise SpecError(
+            f"module: {_module_path(node) or node.name}", got=f"{node.target}",
+            expected="tensors whose sizes do not depend on values",
+            fix="give every expert all tokens, and mask, to price a mixture of experts",
+        )  # fmt: skip
+    return [_info(item) for item in tensors]
 
 
 def _info(tensor: torch.Tensor) -> TensorInfo:

@@ -63,6 +63,7 @@ def capture(
     if isinstance(source, Model):
         module, inputs = _build(source, batch, tokens)
         return _capture_module(module, inputs, name or source.name, eager)
+    _check_module(source)
     if inputs is None:
         raise SpecError("capture.inputs", got=None, expected="example inputs of the module")
     return _capture_module(source, inputs, name or type(source).__name__, eager, observe)
@@ -155,6 +156,19 @@ def _config_fields(model: Model) -> dict[str, Any]:
     if model.family == "llama":
         fields |= {"attention_bias": model.qkv_bias, "mlp_bias": model.mlp_bias}
     return fields
+
+
+def _check_module(source: object) -> None:
+    import torch
+
+    if isinstance(source, torch.nn.Module):
+        return
+    made = isinstance(source, type) and issubclass(source, torch.nn.Module)
+    raise SpecError(
+        "capture", got=source if isinstance(source, type) else type(source).__name__,
+        expected="a module",
+        fix=f"make one: {source.__name__}(...)" if made and isinstance(source, type) else None,
+    )  # fmt: skip
 
 
 def _capture_module(

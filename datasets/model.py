@@ -357,9 +357,12 @@ def load_model(name_or_path: str | Path) -> Model:
         return read_folder(folder)
     inside = folder.is_file() and (folder.parent / "config.json").is_file()
     guess = str(folder.parent) if inside else nearest(text, zoo_names())
+    fix = f"did you mean {guess!r}?" if guess else "`foreplan models` lists the zoo"
+    if text.partition(":")[0].endswith(".py"):  # code, which no command runs
+        fix = "modules are for Python: foreplan.predict_latency(module, device, inputs=(...))"
     raise SpecError(
         "model",
         got=text,
         expected="a Hugging Face folder with a config.json, or a name of the zoo",
-        fix=f"did you mean {guess!r}?" if guess else "`foreplan models` lists the zoo",
+        fix=fix,
     )

@@ -81,6 +81,8 @@ def load_workload(
     if isinstance(source, Mapping):
         return validate(model, chosen.completed(source), "workload")
     text = str(source)
+    if not text.strip():  # the path of no file, and of the current folder
+        raise SpecError("--workload", got="", expected="FIELD=VALUE,... or a file")
     if "=" in text and not os.path.exists(text):  # a long text is no name of a file
         return validate(model, chosen.completed(_inline(text)), "--workload")
     return validate(model, chosen.completed(load_document(text)), Path(text).name)

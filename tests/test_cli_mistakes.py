@@ -1,6 +1,7 @@
 """Mistakes of somebody who has just met the command line: one line that says what mends it."""
 
 import json
+import re
 import sys
 from pathlib import Path
 
@@ -111,6 +112,62 @@ def test_a_network_that_is_no_task_is_refused(build, told):
     work = {"network": "mine", "batch": 8}
     with foreplan.register_network("mine", build), pytest.raises(SpecError, match=told):
         foreplan.plan("precision", None, "2xt4", work, costs="roofline")
+
+
+class Pairs(Halves):
+    """Four samples a batch, in a mapping by name."""
+
+    name = "pairs"
+
+    def module(self):
+        import torch
+
+        class Rows(torch.nn.Linear):
+            def forward(self, given):
+                return super().forward(given["rows"])
+
+        return torch.nn.Sequential(Rows(4, 4), torch.nn.Linear(4, 4))
+
+    def batch(self, step, rank):
+        import torch
+
+        return ({"rows": torch.zeros(4, 4)},), torch.zeros(4, 4)
+
+
+def test_throughput_counts_no_samples_that_a_batch_does_not_have():
+    work = {"network": "pairs", "batch": 64}
+    with foreplan.register_network("pairs", lambda *_: Pairs()):
+        with pytest.raises(SpecError, match=r"batch: got 64, expected the samples .* pairs: 4"):
+            foreplan.plan("precision", None, "2xt4", work, costs="roofline")
+        plan = foreplan.plan("precision", None, "2xt4", work | {"batch": 4}, costs="roofline")
+    metrics = plan.predicted.metrics
+    assert metrics["throughput_samples_per_s"] == pytest.approx(8 / metrics["iteration_s"])
+
+
+@pytest.mark.parametrize(
+    ("fields", "told"),
+    [({"phase": "train"}, "phase: got 'train', expected one of inference, training"),
+     ({"costs": "measured"}, "costs: got 'measured', expected a profile"),
+     ({"costs": "guess"}, "costs: got 'guess'"),
+     ({"batch": 2.5}, "batch: got 2.5, expected a whole number"),
+     ({"inputs": (1,)}, "inputs: got 'tuple', expected batch and sequence_length")],
+)  # fmt: skip
+def test_a_prediction_of_something_else_is_refused(fields, told):
+    with pytest.raises(SpecError, match=re.escape(told)):
+        foreplan.predict_latency("tiny-llama-random", "t4", **fields)
+
+
+def test_a_module_in_a_file_is_for_python(err):
+    assert "foreplan.predict_latency(module" in err("predict", "net.py:Net", "-d", "t4")[1]
+
+
+def test_an_unknown_planner_is_said_first(err):
+    assert "got 'servng'" in err("plan", "servng", "-m", "gpt2")[1]
+
+
+def test_an_empty_workload_is_no_folder(err):
+    told = err("plan", "serving", "-m", "gpt2", "-d", "t4", "-w", "")[1]
+    assert "--workload: got '', expected FIELD=VALUE" in told
 
 
 def test_a_prediction_is_shown_in_one_line():

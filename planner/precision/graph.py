@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import math
 from collections import deque
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from foreplan.datasets.capture import capture
 from foreplan.datasets.operator_graph import OperatorGraph, OperatorNode
@@ -132,12 +133,16 @@ class TrainingGraph:
         return after
 
     @classmethod
-    def of(cls, task: TrainingTask) -> TrainingGraph:
+    def of(cls, task: TrainingTask, samples: int | None = None) -> TrainingGraph:
         """Capture a task.
+
+        Args:
+            task: what is trained.
+            samples: of a worker's step, as the workload has it, which the batch is held against.
 
         Raises:
             SpecError: a module that cannot be traced, or without a weight that a plan could lower;
-                a batch that is not ``((inputs, ...), target)``.
+                a batch that is not ``((inputs, ...), target)``, or of another number of samples.
         """
         module = task.module()
         batch = task.batch(0, 0)
@@ -147,6 +152,8 @@ class TrainingGraph:
                 expected="((inputs, ...), target): a tuple of inputs, and the target",
             )  # fmt: skip
         inputs, _ = batch
+        if samples is not None:
+            _check_samples(task.name, inputs, samples)
         graph = capture(module, inputs, name=task.name)
         return cls.from_capture(graph, module)
 
@@ -216,6 +223,27 @@ class TrainingGraph:
             for o in self.operators
         )
         return TrainingGraph(self.name, operators, self.parameters, self.digest)
+
+
+def _check_samples(name: str, inputs: tuple[Any, ...], samples: int) -> None:
+    """Hold a batch against the workload's, by which throughput counts; positions may be flattened.
+
+    Raises:
+        SpecError: no tensor has a multiple of ``samples`` along its first dimension.
+    """
+    import torch
+
+    parts = [part for given in inputs for part in _values(given) if isinstance(part, torch.Tensor)]
+    found = list(dict.fromkeys(part.shape[0] for part in parts if part.dim()))
+    if found and all(count % samples for count in found):
+        raise SpecError(
+            "workload.batch", got=samples,
+            expected=f"the samples of a batch of {name}: {' or '.join(map(str, found))}",
+        )  # fmt: skip
+
+
+def _values(given: object) -> Iterable[object]:
+    return given.values() if isinstance(given, Mapping) else [given]
 
 
 def _by_kernel(node: OperatorNode, module: torch.nn.Module) -> OperatorNode:

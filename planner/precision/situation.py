@@ -64,7 +64,7 @@ class Situation:
         self.graph: TrainingGraph
         if captured is None:
             self.task = training_task(problem.model, problem.workload, problem.seed)
-            self.graph = TrainingGraph.of(self.task)
+            self.graph = TrainingGraph.of(self.task, problem.workload.batch)
         else:
             self.task, self.graph = captured.task, captured.graph
         w = self.workload

@@ -289,3 +289,31 @@ def test_a_recurrent_layer_is_kept_as_an_operator_of_unknown_work() -> None:
     graph = capture(Recurrent(), [torch.rand(2, 4, 8)], eager=True)
     assert only(graph, "unknown").target == "aten.gru"
     assert only(graph, "linear").flops == 2 * 2 * 4 * 8 * 4
+
+
+class Routed(nn.Module):
+    """Two experts, each given its own tokens: how many depends on them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate, self.experts = nn.Linear(8, 2), nn.ModuleList(nn.Linear(8, 8) for _ in range(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        chosen, made = self.gate(x).argmax(-1), torch.zeros_like(x)
+        for index, expert in enumerate(self.experts):
+            rows = (chosen == index).nonzero(as_tuple=True)
+            made[rows] += expert(x[rows])
+        return made
+
+
+@pytest.mark.parametrize("eager", [False, True])
+def test_sizes_that_depend_on_values_are_refused(eager: bool) -> None:
+    with pytest.raises(SpecError, match="sizes do not depend on values"):
+        capture(Routed(), (torch.zeros(4, 8),), eager=eager)
+
+
+def test_a_class_is_no_module() -> None:
+    with pytest.raises(SpecError, match=r"make one: Routed\("):
+        capture(Routed, (torch.zeros(4, 8),))  # type: ignore[arg-type]
+    with pytest.raises(SpecError, match="got 'function', expected a module"):
+        capture(lambda x: x, (torch.zeros(4, 8),))  # type: ignore[arg-type]

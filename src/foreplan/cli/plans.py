@@ -72,11 +72,13 @@ def plan_command(
     as_json: Json = False,
 ) -> None:
     """Decide, and write a plan that a launcher can read and `foreplan verify` can check."""
+    from foreplan.planner.registry import planner
+
+    chosen = planner(kind)  # an unknown kind is said before what such a plan would lack
     if fields:
-        from foreplan.planner.registry import planner
         from foreplan.planner.report.field_tables import fields_table, workload_fields
 
-        workload_type = planner(kind).workload_type
+        workload_type = chosen.workload_type
         if as_json:
             print_json(workload_fields(workload_type))
         else:
