@@ -56,6 +56,8 @@ def proof(plan: Plan) -> list[tuple[str, str]]:
     """
     bound, total_s = plan.bound, plan.predicted.total_s
     pairs = [("search", f"{words(bound.status)}, {plain(bound.solver)}")]
+    if bound.lower_s == 0:  # every decision takes longer than nothing
+        return [*pairs, ("proven bound", "none")]
     if bound.lower_s is not None:
         text = f"no plan takes less than {seconds(bound.lower_s)}, by the solver's law"
         above = 1 - bound.lower_s / total_s if total_s > 0 else 0.0

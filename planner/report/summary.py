@@ -20,8 +20,8 @@ from foreplan.planner.report.decision import DecisionView
 from foreplan.planner.report.text import bytes_of, figure, percent, plain, seconds, words
 from foreplan.planner.verify.session import problem_of
 
-#: Sources of prices that no measurement stands behind.
-_UNMEASURED = ("roofline", "theory")
+#: Sources of prices that no measurement of these devices stands behind, by what they are.
+_UNMEASURED = {"a predictor": ("predicted",), "published figures": ("roofline", "theory")}
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,13 +202,18 @@ def _labels(plan: Plan) -> list[Label]:
             Label("emulated link", f"Slow links made from fast ones, no real network: {shown}.")
         )
     share = plan.provenance.source_share
-    unmeasured = sum(share.get(source, 0.0) for source in _UNMEASURED)
-    if unmeasured >= 0.01:
+    unmeasured = {
+        what: part
+        for what, sources in _UNMEASURED.items()
+        if (part := sum(share.get(source, 0.0) for source in sources)) >= 0.01
+    }
+    if unmeasured:
+        parts = [f"{percent(part)} from {what}" for what, part in unmeasured.items()]
         labels.append(
             Label(
                 "not measured",
-                f"{percent(unmeasured)} of the predicted compute time comes from published "
-                "figures, not from measurements of these devices.",
+                f"Of the predicted compute time {' and '.join(parts)}, not from these programs "
+                "measured on these devices.",
             )
         )
     if not plan.decision.get("limits_met", True):

@@ -45,6 +45,24 @@ def test_a_bound_that_the_simulator_is_far_from_says_so(plan):
         assert ("this one takes 25 % more" in " ".join(text.split())) == said
 
 
+def test_a_bound_of_nothing_is_no_bound(plan):
+    bound = plan.bound.model_copy(update={"lower_s": 0.0, "gap": 1.0})
+    text = shown(plan_tables(plan.model_copy(update={"bound": bound})), 110)
+    assert re.search(r"proven bound +none", text)
+    assert "less than 0 s" not in text
+    assert "proven gap" not in text
+
+
+def test_what_a_predictor_said_was_not_measured(plan):
+    share = {"measured": 0.5, "predicted": 0.4, "theory": 0.1}
+    source = plan.provenance.model_copy(update={"source_share": share})
+    text = shown(plan_tables(plan.model_copy(update={"provenance": source})), 300)
+    assert "NOT MEASURED: Of the predicted compute time 40 % from a predictor and 10 % from" in text
+    source = source.model_copy(update={"source_share": {"measured": 0.995, "theory": 0.005}})
+    text = shown(plan_tables(plan.model_copy(update={"provenance": source})), 300)
+    assert "NOT MEASURED" not in text
+
+
 @pytest.mark.parametrize("width", WIDTHS)
 def test_plan_at_every_width(plan, width):
     text = shown(plan_tables(plan), width)
