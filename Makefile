@@ -1,34 +1,58 @@
 # make demo | test | check | docs | wheel-check | accept-drift | bench: each makes .venv first where it is missing or old.
+# environment and the parts of test and of wheel-check are for .ci/run, where some of them overlap.
 PYTHON ?= python3
 JOBS ?= 2
 BIN := .venv/bin
 # What decides the environment; another branch's requirements give another stamp.
 KEY := $(shell cat pyproject.toml constraints.txt hatch_build.py | cksum | cut -d' ' -f1)
-INSTALLED := .venv/installed-$(KEY)
-CHECKED := .venv/checked-$(KEY)
-RAY := .venv/ray-$(KEY)
+INSTALLED := .venv/complete-$(KEY)
+# Python compiles the quarter of torch and the others that it imports; pip would compile all of it.
+INSTALL := $(BIN)/python -m pip install -q --no-compile -c constraints.txt
 
-.PHONY: demo test check docs wheel-check accept-drift bench clean
+.PHONY: environment demo test test-parallel test-serial test-notebooks check docs
+.PHONY: wheel-check wheel-install wheel-types wheel-use accept-drift bench clean
+
+environment: $(INSTALLED)
 
 demo: $(INSTALLED)
 	PATH="$(CURDIR)/$(BIN):$$PATH" bash docs/examples/demo.sh out/demo
 
-test: $(INSTALLED) $(RAY)
+# One after another, also with make -j.
+test: $(INSTALLED)
+	$(MAKE) test-parallel
+	$(MAKE) test-serial
+	$(MAKE) test-notebooks
+
+test-parallel: $(INSTALLED)
 	$(BIN)/python -m pytest -n $(JOBS) -m 'not serial' tests
+
+test-serial: $(INSTALLED)
 	$(BIN)/python -m pytest -m serial tests
+
+test-notebooks: $(INSTALLED)
 	$(BIN)/python -m pytest -n $(JOBS) --nbmake --nbmake-timeout=300 notebooks
 
-check: $(CHECKED) $(RAY) docs
+check: $(INSTALLED) docs
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy --strict
 
 # Into out/docs; a warning is an error. The variable silences an announcement of the theme's authors.
-docs: $(CHECKED)
+docs: $(INSTALLED)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build -q
 
-wheel-check: $(CHECKED)
+wheel-check: $(INSTALLED)
 	.ci/wheel $(BIN)/python
+
+# Its steps, in CLEAN, a folder outside the checkout.
+wheel-install:
+	.ci/wheel $(PYTHON) $(CLEAN) install
+
+wheel-types: $(INSTALLED)
+	.ci/wheel $(BIN)/python $(CLEAN) types
+
+wheel-use: $(INSTALLED)
+	.ci/wheel $(BIN)/python $(CLEAN) use
 
 # Freeze what is predicted and planned now, after a change that means to move it; shows what moved.
 # CASES="pretrained:ops" limits it.
@@ -44,15 +68,9 @@ clean:
 .venv/bin/python:
 	$(PYTHON) -m venv .venv
 
+# Ray is large, and not built for every machine; without it the test of its example says that it is
+# skipped.
 $(INSTALLED): | .venv/bin/python
-	$(BIN)/python -m pip install -q -c constraints.txt -e '.[test]'
-	touch $@
-
-$(CHECKED): $(INSTALLED)
-	$(BIN)/python -m pip install -q -c constraints.txt -e '.[test,check,docs]'
-	touch $@
-
-# Large, and not built for every machine; without it the test of its example says that it is skipped.
-$(RAY): $(INSTALLED)
-	$(BIN)/python -m pip install -q -c constraints.txt -e '.[ray]' || echo "ray: not installed here"
+	$(INSTALL) -e '.[test,check,docs,ray]' \
+	  || { echo "ray: not installed here" && $(INSTALL) -e '.[test,check,docs]'; }
 	touch $@
