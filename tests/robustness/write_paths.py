@@ -102,6 +102,8 @@ def attempt(name: str, faults: Faults, every: int = 1) -> dict[str, object]:
             return work
 
         fresh()
+        path.run(folder)  # here, so that no child has to import what the command needs
+        fresh()
         status, acts = child(run(0, "-"), count=faults.count)
         assert status == 0, f"{name} fails by itself"
         path.finished(folder)
@@ -141,7 +143,10 @@ def main() -> int:
             subprocess.run(
                 ["cc", "-shared", "-fPIC", "-O1", "-o", made, source, "-ldl"], check=True
             )
-            environment = {**os.environ, "LD_PRELOAD": str(made), "FOREPLAN_FAULTS": str(made)}
+            environment = os.environ | {
+                "LD_PRELOAD": str(made), "FOREPLAN_FAULTS": str(made),
+                "OMP_NUM_THREADS": "1",  # a child has only the thread that forked it
+            }  # fmt: skip
             again = [sys.executable, "-m", "tests.robustness.write_paths", *sys.argv[1:]]
             return subprocess.run(again, env=environment, check=False).returncode
     faults = Faults(ctypes.CDLL(library))
