@@ -233,6 +233,8 @@ class FittedSource:
 
     def __init__(self, fits: Mapping[str, DeviceFit]) -> None:
         self.fits = dict(fits)
+        # Kept by fit: books that share the source, and ranks that share a fit, ask the law once.
+        self._forecasts: dict[tuple[Program, int], Estimate] = {}
         self._failed = FailedSource({label: fit.tasks for label, fit in self.fits.items()})
 
     def estimate(self, work: Work, device: str) -> Estimate | None:
@@ -249,10 +251,14 @@ class FittedSource:
             row = fit.tried.get(work)
             if row is not None:
                 return measured(row)
-            found = fit.model.forecast([timed_alike(work)])
-            return Estimate(
-                float(found.mean_s[0]), float(found.low_s[0]), float(found.high_s[0]), "predicted"
-            )
+            key = (work, id(fit))
+            known = self._forecasts.get(key)
+            if known is None:
+                found = fit.model.forecast([timed_alike(work)])
+                ends = float(found.low_s[0]), float(found.high_s[0])
+                known = Estimate(float(found.mean_s[0]), *ends, "predicted")
+                self._forecasts[key] = known
+            return known
         launch, bandwidth = fit.device.launch_overhead_s, fit.device.memory_bandwidth
         if isinstance(work, HostLaunch) and launch is not None:
             return Estimate.exact(work.calls * launch, "predicted")
