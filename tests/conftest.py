@@ -16,8 +16,8 @@ settings.register_profile(
 )
 settings.load_profile("foreplan")
 
-#: Files whose tests start several processes, pin cores or compare times: a neighbour on the same
-#: cores would make them slow or wrong.
+#: Files whose tests compare times, or wait for processes for some seconds only: a neighbour on the
+#: same cores would make them wrong.
 SERIAL = (
     "datasets/test_links.py",
     "datasets/test_measuring.py",

@@ -87,13 +87,11 @@ def expected(plan: Path) -> list[list[int]]:
     return rows
 
 
-@pytest.mark.serial
 def test_stages_under_torchrun(plan: Path, expected: list[list[int]]) -> None:
     out = torchrun(plan.parent, str(EXAMPLES / "serve_stages.py"), "plan.json")
     assert json.loads(out.splitlines()[-1]) == expected
 
 
-@pytest.mark.serial
 def test_stages_as_ray_actors(plan: Path, expected: list[list[int]]) -> None:
     if importlib.util.find_spec("ray") is None:
         pytest.skip("ray is not installed; 'pip install foreplan[ray]' failed on this machine")
@@ -101,7 +99,6 @@ def test_stages_as_ray_actors(plan: Path, expected: list[list[int]]) -> None:
     assert json.loads(out.splitlines()[-1]) == expected
 
 
-@pytest.mark.serial
 def test_training_under_torchrun_with_a_precision_plan(tmp_path: Path) -> None:
     script = str(EXAMPLES / "train_ddp.py")
     run(tmp_path, script, "--plan", str(CLUSTER), "plan.json")
@@ -115,7 +112,6 @@ def test_training_under_torchrun_with_a_precision_plan(tmp_path: Path) -> None:
     assert losses[-1] < 0.75 * losses[0]
 
 
-@pytest.mark.serial
 def test_training_by_a_bubble_plan(tmp_path: Path) -> None:
     tower = {"layers": 2, "hidden": 64, "heads": 4}
     workload = {

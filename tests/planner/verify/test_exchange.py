@@ -7,12 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 from foreplan.datasets.device_name import DeviceName
 from foreplan.datasets.worker_environment import worker_environment
-
-pytestmark = pytest.mark.serial
 
 SCRIPT = """
 import json, os, sys

@@ -15,8 +15,6 @@ import pytest
 from foreplan.planner.base import Agreement
 from foreplan.planner.bubbles.execution.entry import compare_steps, reference_step
 
-pytestmark = pytest.mark.serial
-
 VIT, AUDIO = cases.encoder(), cases.encoder("audio", frozen=True)
 #: Eight layers, so that four ranks can have two chunks; lanes need a divisible number of heads.
 DEEP = {"backbone": cases.BACKBONE | {"layers": 8}}

@@ -9,8 +9,6 @@ import pytest
 
 from foreplan.planner.bubbles.execution.entry import compare_steps, reference_step
 
-pytestmark = pytest.mark.serial
-
 DEEP = {"backbone": cases.BACKBONE | {"layers": 8}, "microbatches": 4}
 #: Gradients are summed whole, by a collective that some orders compute beside and others do not.
 REDUCED = DEEP | {"sharded_optimizer": False}

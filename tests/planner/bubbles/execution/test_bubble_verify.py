@@ -6,7 +6,6 @@ from dataclasses import replace
 from typing import Any
 
 import bubble_cases as cases
-import pytest
 
 from foreplan.cost_models.costs import CostBook, Estimate, Work
 from foreplan.planner.base import Problem
@@ -61,7 +60,6 @@ def plan_of(
     )  # fmt: skip
 
 
-@pytest.mark.serial
 def test_every_lane_of_a_rank_is_a_process() -> None:
     made = cases.problem(2, [cases.encoder()], sharded_optimizer=False)
     problem = replace(made, costs=CostBook([Everything()]))
@@ -87,7 +85,6 @@ def test_every_lane_of_a_rank_is_a_process() -> None:
     assert all(a.details["largest_gradient_difference"] < 1e-5 for a in document.agreement)
 
 
-@pytest.mark.serial
 def test_a_rank_may_have_encoder_layers_alone_where_passes_are_split() -> None:
     made = cases.problem(2, [cases.encoder()])
     problem = replace(made, costs=CostBook([Everything()]))
@@ -100,7 +97,6 @@ def test_a_rank_may_have_encoder_layers_alone_where_passes_are_split() -> None:
     assert [(a.mode, a.exact) for a in document.agreement] == [("fast", True)]
 
 
-@pytest.mark.serial
 def test_verify_runs_the_plan_and_its_baselines_and_finds_them_exact() -> None:
     problem = replace(cases.problem(2, [cases.encoder()]), costs=CostBook([Everything()]))
     rows = [[[0], [1]]]

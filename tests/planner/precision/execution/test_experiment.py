@@ -20,12 +20,12 @@ from foreplan.planner.precision.spec import PrecisionWorkload
 from foreplan.planner.precision.task import training_task
 
 Make = Callable[..., PrecisionWorkload]
-pytestmark = pytest.mark.serial
 
 ONE_CORE = DeviceName.parse("cpu:threads=1")
 PLANS = ["bf16", "int8-all"]
 
 
+@pytest.mark.serial  # the slow rank is told by its times
 def test_gradients_are_those_of_ddp_and_slow_ranks_keep_low_precision(
     workload: Make, tmp_path: Path
 ) -> None:
