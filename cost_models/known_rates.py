@@ -7,7 +7,8 @@ their likeness (`profiled_alike`), and where several did, those count whose inst
 likest; the geometric mean of their seconds is taken.
 
 Its interval is what such predictions were wrong by among the known devices themselves, each
-predicted by those of other chips (by other slices of its chip while one chip is known).
+predicted by those of other chips (by other slices of its chip while one chip is known); on a chip
+that is among them, what they were wrong by on its own operators, held out a fifth at a time.
 
 ``python -m foreplan.cost_models.known_rates -o FOLDER PROFILE [PROFILE ...]`` fits and writes them.
 
@@ -18,8 +19,10 @@ from __future__ import annotations
 
 import argparse
 import os
+import zlib
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple, Self
 
 import numpy as np
@@ -46,6 +49,10 @@ from foreplan.errors import SpecError, told
 Floats = NDArray[np.float64]
 
 SCHEMA = "foreplan.known-rates/1"
+#: Parts that a chip's operators are held out in.
+_FOLDS = 5
+#: What was measured on a device: its programs (N,) and their seconds (N,).
+Measured = tuple[Device, Sequence[Program], Floats]
 #: Of a normal distribution, half of its 90 % interval in standard deviations.
 _INTERVAL = 1.645
 
@@ -63,14 +70,18 @@ class KnownRates:
     Args:
         known: the devices.
         off: 90 % quantile of abs(ln(predicted / measured)) by family of operators, ``""`` for
-            others.
+            others; of a chip that is not among the known.
+        own: likewise, of operators of a known chip; ``off`` where empty.
     """
 
-    def __init__(self, known: Sequence[Known], off: Mapping[str, float]) -> None:
-        self.known, self.off = tuple(known), dict(off)
+    def __init__(
+        self, known: Sequence[Known], off: Mapping[str, float],
+        own: Mapping[str, float] = MappingProxyType({}),
+    ) -> None:  # fmt: skip
+        self.known, self.off, self.own = tuple(known), dict(off), dict(own)
 
     @classmethod
-    def fit(cls, measured: Sequence[tuple[Device, Sequence[Program], Floats]]) -> Self:
+    def fit(cls, measured: Sequence[Measured]) -> Self:
         """Fit a law to each device.
 
         Args:
@@ -97,14 +108,49 @@ class KnownRates:
             for item, off in zip(programs, np.abs(np.log(found / seconds)), strict=True):
                 if np.isfinite(off):
                     errors.setdefault(family(item), []).append(float(off))
-        everything = [off for offs in errors.values() for off in offs]
-        quantiles = {kind: float(np.quantile(offs, 0.9)) for kind, offs in errors.items()}
-        # One device alone says nothing of others: as far as a factor of e.
-        return cls(known, {"": float(np.quantile(everything or [1.0], 0.9))} | quantiles)
+        return cls(known, _quantiles(errors))
+
+    def calibrated(self, measured: Sequence[Measured]) -> KnownRates:
+        """The same, with intervals of their own for the chips that are known.
+
+        A fifth of a chip's operators at a time, of all of its slices, is predicted by laws of the
+        others and by the other chips as they are. Medians and expected seconds stay.
+
+        Args:
+            measured: what the laws were fitted to.
+
+        Raises:
+            SpecError: see `RateModel.fit`.
+            MissingDataError: see `RateModel.fit`.
+        """
+        errors: dict[str, list[float]] = {}
+        for chip in dict.fromkeys(device.chip for device, _, _ in measured):
+            rows = [each for each in measured if each[0].chip == chip]
+            others = [each for each in self.known if each.device.chip != chip]
+            for fold in range(_FOLDS):
+                laws, held = list(others), []
+                for device, programs, seconds in rows:
+                    out = np.array(
+                        [zlib.crc32(_text(x).encode()) % _FOLDS == fold for x in programs]
+                    )
+                    model = RateModel(device)
+                    model.fit([programs[i] for i in np.flatnonzero(~out).tolist()], seconds[~out])
+                    laws.append(Known(device, model.law_))
+                    held.append(
+                        (device, [programs[i] for i in np.flatnonzero(out).tolist()], seconds[out])
+                    )
+                for device, asked, seconds in held:
+                    found = KnownRates(laws, {}).seconds(asked, device)
+                    for item, off in zip(asked, np.abs(np.log(found / seconds)), strict=True):
+                        if np.isfinite(off):
+                            errors.setdefault(family(item), []).append(float(off))
+        return KnownRates(self.known, self.off, _quantiles(errors))
 
     def without(self, chips: Collection[str]) -> KnownRates:
         """Those of other chips."""
-        return KnownRates([each for each in self.known if each.device.chip not in chips], self.off)
+        return KnownRates(
+            [each for each in self.known if each.device.chip not in chips], self.off, self.own
+        )
 
     def seconds(self, programs: Sequence[Program], device: Device) -> Floats:
         """Median seconds (M,) on a processor with these figures, NaN where none is known.
@@ -156,9 +202,13 @@ class KnownRates:
     def forecast(self, programs: Sequence[Program], device: Device) -> RateForecast:
         """Expected seconds and their nominal 90 % interval, NaN where none is known."""
         median = self.seconds(programs, device)
-        off = np.array([self.off.get(family(item), self.off[""]) for item in programs])
+        kinds = [family(item) for item in programs]
+        off = np.array([self.off.get(kind, self.off[""]) for kind in kinds])
+        # Of a known chip as well: what is too dear makes up there for what no operator says.
         mean = median * np.exp((off / _INTERVAL) ** 2 / 2)
-        return RateForecast(mean, median * np.exp(-off), median * np.exp(off))
+        if self.own and any(each.device.chip == device.chip for each in self.known):
+            off = np.array([self.own.get(kind, self.own[""]) for kind in kinds])
+        return RateForecast(mean, median * np.exp(-off), np.maximum(median * np.exp(off), mean))
 
     # -------------------------------------------------------------------------------- on disk
 
@@ -180,10 +230,13 @@ class KnownRates:
                 _restored(each, tensors[f"{index}.effects"], tensors[f"{index}.shape"])
                 for index, each in enumerate(_list(card["devices"]))
             ]
-            off = {str(kind): float(value) for kind, value in dict(card["off"]).items()}  # type: ignore[call-overload]
+            off, own = (
+                {str(kind): float(value) for kind, value in dict(card[word]).items()}  # type: ignore[call-overload]
+                for word in ("off", "own")
+            )
         except MISFITS as error:
             raise SpecError(str(folder), got=str(error), expected="known rates") from error
-        return cls(known, off)
+        return cls(known, off, own)
 
     def save(self, folder: Path) -> None:
         """Write ``weights.safetensors`` and ``card.json``.
@@ -208,8 +261,18 @@ class KnownRates:
             "terms": list(TERMS),
             "devices": devices,
             "off": self.off,
+            "own": self.own,
         }
         write_model(folder, tensors, card)
+
+
+def _quantiles(errors: Mapping[str, Sequence[float]]) -> dict[str, float]:
+    """The 90 % quantile of each family's errors, and of all."""
+    everything = [off for offs in errors.values() for off in offs]
+    # One device alone says nothing of others: as far as a factor of e.
+    return {"": float(np.quantile(everything or [1.0], 0.9))} | {
+        kind: float(np.quantile(offs, 0.9)) for kind, offs in errors.items()
+    }
 
 
 def _text(item: Program) -> str:
@@ -252,10 +315,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("profiles", nargs="+", type=Path)
     parser.add_argument("-o", "--output", required=True, type=Path)
     asked = parser.parse_args(arguments)
-    found = KnownRates.fit([read_rows(path) for path in asked.profiles])
+    measured = [read_rows(path) for path in asked.profiles]
+    found = KnownRates.fit(measured).calibrated(measured)
     found.save(asked.output)
-    off = ", ".join(f"{kind or 'all'} x{np.exp(off):.2f}" for kind, off in found.off.items())
-    print(f"{len(found.known)} devices, 90 % of errors among them by family: {off}")
+    for whose, widths in (("other chips'", found.off), ("a chip's own", found.own)):
+        off = ", ".join(f"{kind or 'all'} x{np.exp(off):.2f}" for kind, off in widths.items())
+        print(f"{len(found.known)} devices, 90 % of errors of {whose} rows by family: {off}")
 
 
 if __name__ == "__main__":

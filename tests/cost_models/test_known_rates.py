@@ -138,7 +138,52 @@ def test_a_chip_of_another_kind_is_known_from_its_figures(
         assert table[f"{count} KMeans, known"]["all"] < table[f"{count} KMeans, fitted"]["all"]
 
 
-def test_they_survive_their_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_known_chip_has_intervals_of_its_own() -> None:
+    """Devices that lose unlike each other, and within themselves by a law and some noise."""
+    rng = np.random.default_rng(5)
+    measured, fresh = [], []
+    for seed, chip in enumerate(("a", "b", "c")):
+        device, noise = processor(chip), rng.normal(0, 0.05, (2, len(PROGRAMS)))
+        truth = seconds_on(device, seed)
+        measured.append((device, PROGRAMS, truth * np.exp(noise[0])))
+        fresh.append(truth * np.exp(noise[1]))
+    plain = KnownRates.fit(measured)
+    known = plain.calibrated(measured)
+    device = measured[0][0]
+    before, after = (rates.forecast(PROGRAMS, device) for rates in (plain, known))
+    np.testing.assert_array_equal(after.mean_s, before.mean_s)
+    assert (after.low_s <= after.mean_s).all()
+    assert (after.mean_s <= after.high_s).all()
+    # A known chip's, on measurements that nothing was fitted to: at least what is nominal, nearly,
+    # and not much wider than it has to be.
+    held = [
+        [float(((f.low_s <= seconds) & (seconds <= f.high_s)).mean()), np.log(f.high_s / f.low_s)]
+        for rates in (plain, known)
+        for (each, _, _), seconds in zip(measured, fresh, strict=True)
+        for f in [rates.forecast(PROGRAMS, each)]
+    ]
+    covers = [float(np.mean([row[0] for row in part])) for part in (held[:3], held[3:])]
+    assert 0.85 < covers[1] <= covers[0]
+    assert np.mean([row[1] for row in held[3:]]) < np.mean([row[1] for row in held[:3]])
+    # Of any other chip nothing changes, nor of one whose own rates are left out.
+    others = [(plain, known, processor("d")),
+              (plain.without({"a"}), known.without({"a"}), device)]  # fmt: skip
+    for one, other, asked in others:
+        np.testing.assert_array_equal(
+            one.forecast(PROGRAMS, asked).high_s, other.forecast(PROGRAMS, asked).high_s
+        )
+
+
+def test_the_shipped_intervals_are_narrower_where_a_chip_is_known() -> None:
+    shipped = KnownRates.load()
+    assert set(shipped.own) == set(shipped.off)
+    assert all(0 < shipped.own[kind] < shipped.off[kind] for kind in shipped.off)
+
+
+def test_they_survive_their_files(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("foreplan.cost_models.known_rates._FOLDS", 2)  # as many fits of each
     paths = [MEASURED / folder / "avx2.json.xz" for folder in ("epyc_library", "epyc25_library")]
     main([*map(str, paths), "-o", str(tmp_path / "rates")])
     assert "2 devices" in capsys.readouterr().out
@@ -148,6 +193,7 @@ def test_they_survive_their_files(tmp_path: Path, capsys: pytest.CaptureFixture[
     np.testing.assert_allclose(read.seconds(PROGRAMS, device), made.seconds(PROGRAMS, device))
     assert read.off == pytest.approx(made.off)
     assert {"", "product", "wide"} <= set(read.off)
+    assert set(read.own) == set(read.off)
 
 
 @pytest.mark.parametrize(
@@ -157,6 +203,7 @@ def test_they_survive_their_files(tmp_path: Path, capsys: pytest.CaptureFixture[
         ({"devices": [{}]}, "known rates"),
         ({"devices": 3}, "known rates"),
         ({"off": None}, "known rates"),
+        ({"own": None}, "known rates"),
     ],
 )
 def test_broken_files_are_refused(tmp_path: Path, change: dict[str, object], message: str) -> None:
