@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from foreplan.cost_models.call_operands import CallKey
-from foreplan.cost_models.graph_programs import Part, Phase
+from foreplan.cost_models.graph_step import Part, Phase
 from foreplan.datasets.operator_call import TENSOR, OperatorCall, described_tensors
 
 #: Views whose gradient is work: the data that they left out, or gave out twice, is made up for.

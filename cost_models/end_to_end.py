@@ -48,7 +48,8 @@ from foreplan.cost_models.end_to_end_passes import (
     recorded_seconds,
 )
 from foreplan.cost_models.execution import EXECUTIONS, Execution
-from foreplan.cost_models.graph_programs import PHASES, Phase, lower
+from foreplan.cost_models.graph_programs import lower
+from foreplan.cost_models.graph_step import PHASES, Phase
 from foreplan.cost_models.host_prices import Issue, python_lines
 from foreplan.datasets.storage import write_atomically
 from foreplan.errors import ForeplanError, MissingDataError, SpecError

@@ -12,9 +12,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from foreplan.cost_models.costs import Segment, Work
+from foreplan.cost_models.costs import Work
 from foreplan.cost_models.end_to_end_networks import CALIBRATION, NETWORKS, build, example
-from foreplan.cost_models.graph_programs import CHANNELS_LAST, Step, lower
+from foreplan.cost_models.graph_backward import BACKWARD, CHANNEL_SUM, CHANNELS_LAST
+from foreplan.cost_models.graph_programs import lower
+from foreplan.cost_models.graph_step import Step
 from foreplan.datasets.program import Program
 from foreplan.errors import SpecError
 
@@ -73,6 +75,7 @@ def _laid_out(steps: Sequence[Step], before: Sequence[Any]) -> list[Step]:
          if kind == "convolution" and part == "forward"]
     )  # fmt: skip
     lies: dict[tuple[int, ...], bool] = {}
+    seen: bool | None = None
     found = []
     for step in steps:
         work = step.work
@@ -88,15 +91,19 @@ def _laid_out(steps: Sequence[Step], before: Sequence[Any]) -> list[Step]:
                     )  # fmt: skip
                 lies[work.sizes] = seen  # gradients are of convolutions of their sizes
             plain = work.variant.kernel.replace(CHANNELS_LAST, "")
-            last = CHANNELS_LAST if lies[work.sizes] else ""
+            seen = lies[work.sizes]
+            last = CHANNELS_LAST if seen else ""
             kernel = plain.replace("conv2d", f"conv2d{last}")
             step = replace(step, work=replace(work, variant=replace(work.variant, kernel=kernel)))
+        elif step.kind == "reduction" and "conv" in step.target and isinstance(work, Program):
+            # By the bias, behind the gradients by images and weight.
+            variant = replace(work.variant, kernel=BACKWARD if seen else CHANNEL_SUM)
+            step = replace(step, work=replace(work, variant=variant))
         found.append(step)
     return found
 
 
 def _words(work: Work) -> list[Any]:
-    """A step's work as text, and how often it runs: once but for an attention's gradients."""
-    ((part, count),) = work.parts if isinstance(work, Segment) else ((work, 1),)
-    assert isinstance(part, Program)
-    return [json.dumps([part.op, list(part.sizes), str(part.variant)]), count]
+    """A step's work as text, and how often it runs: once (documents of before say 3)."""
+    assert isinstance(work, Program)
+    return [json.dumps([work.op, list(work.sizes), str(work.variant)]), 1]

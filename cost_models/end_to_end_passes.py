@@ -13,7 +13,8 @@ import numpy as np
 
 from foreplan.cost_models.call_times import first_line, no_collection, time_calls
 from foreplan.cost_models.end_to_end_networks import build, example
-from foreplan.cost_models.graph_programs import PHASES, Phase, lower
+from foreplan.cost_models.graph_programs import lower
+from foreplan.cost_models.graph_step import PHASES, Phase
 from foreplan.cost_models.host_prices import (
     MODES,
     VIEW,

@@ -11,7 +11,7 @@ import numpy as np
 
 from foreplan.cost_models.costs import CostBook, Segment, Work
 from foreplan.cost_models.execution import EXECUTIONS, Execution
-from foreplan.cost_models.graph_programs import PHASES, Step
+from foreplan.cost_models.graph_step import PHASES, Step
 from foreplan.cost_models.host_call import HostCall
 from foreplan.cost_models.host_prices import MODES, HostPrices, Issue, fit_host
 from foreplan.cost_models.replay import Replay, replay, replay_book, replay_steps

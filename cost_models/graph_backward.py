@@ -1,22 +1,30 @@
-"""`gradient_steps`: what computes an operator's gradients, by autograd's formulas for the dear.
+"""`gradient_steps`: what computes an operator's gradients, by autograd's formulas.
 
-A product has a product for each operand, a norm one fused call, a product of elements a map for
-each operand and a sum where that was broadcast, and a power three maps; all else is a map. Views
-that leave data out (slices) or give it out twice (expanded heads) are no work forward, and are made
-up for backward.
+A product has a product for each operand and a sum for its bias, a convolution the same, a norm and
+an attention one fused call; what works element by element has the maps of `gradient_maps`, and a
+sum where an operand was broadcast. Views that leave data out (slices) or give it out twice
+(expanded heads) are no work forward, and are made up for backward (`view_steps`).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
-from foreplan.cost_models.costs import Segment
-from foreplan.cost_models.graph_gradients import Operand, product_gradients
-from foreplan.datasets.operator_call import described_tensors, dtype_name
-from foreplan.datasets.operator_graph import OperatorGraph, OperatorNode
+from foreplan.cost_models.gradient_maps import (
+    ARITHMETIC,
+    EXPANDS,
+    MAPS,
+    NO_WORK,
+    PARTS,
+    PICKS,
+    REPEATS,
+)
+from foreplan.cost_models.graph_gradients import Operand, bias_first, product_gradients
+from foreplan.cost_models.graph_step import Step
+from foreplan.datasets.operator_call import OperatorCall, described_tensors, dtype_name
+from foreplan.datasets.operator_graph import OperatorNode
 from foreplan.datasets.program import (
     DTYPE_BYTES,
     INPUT_GRADIENT,
@@ -26,27 +34,22 @@ from foreplan.datasets.program import (
     program,
 )
 
-if TYPE_CHECKING:
-    from foreplan.cost_models.graph_programs import Step
-
-#: Kernel of what a backward pass does beside products and convolutions.
+#: Kernel of what a backward pass does beside products and convolutions; of sums, over columns.
 BACKWARD = "torch.backward"
-#: Kernels of sums over each row, where other sums of a backward pass are over columns.
-ROW_SUM = "torch.sum"
+#: Kernels of sums over each row, and over all but the channels of images.
+ROW_SUM, CHANNEL_SUM = "torch.sum", "torch.backward_by_channel"
 #: What names of kernels say of an operand with one value a row, a column, or a block of rows.
 BY_ROW, BY_COLUMN, BY_BLOCK = "_by_row", "_by_column", "_by_block"
+#: What the name of a kernel says: images lie with their channels last.
+CHANNELS_LAST = "_channels_last"
 
-#: What an attention's backward pass costs in forward passes; see `graph_programs`.
+
+#: An attention's gradient in forward passes, where no table has it: 2.5 times the FLOP at 0.86 of
+#: the rate (Dao, FlashAttention-2, 2023: up to 73 % of an A100's peak forward, 63 % backward).
 ATTENTION_BACKWARD = 3
 
-#: Views whose gradient is written whole, and those whose gradients are added up.
-_PARTS = frozenset(
-    {"slice", "select", "split", "split_with_sizes", "chunk", "unbind", "narrow", "diagonal"}
-)
-_REPEATS = frozenset({"expand", "unfold"})
-#: Tensors that the maps of a gradient read, one map an entry: ``grad * (n * x ** (n - 1))``, and
-#: ``-0.5 * grad * result ** 3``.
-_MAPS = {"pow": (1, 1, 2), "rsqrt": (1, 1, 2)}
+#: Views whose gradients are joined, parts that have none as zeros.
+_JOINED = frozenset({"split", "split_with_sizes", "chunk", "tensor_split", "unbind"})
 
 
 def broadcast(shape: Sequence[int], whole: Sequence[int]) -> str:
@@ -70,74 +73,74 @@ def gradient_steps(node: OperatorNode, step: Step, read: Sequence[Operand]) -> l
     work = step.work
     assert isinstance(work, Program)  # every forward step is one program
     back = replace(step, part="backward", calls=1, host=None)
+    name = node.target.rpartition(".")[2]
+    shape = node.outputs[0] if node.outputs else ()
     if work.op in ("linear", "matmul"):
         return _product(node, back, work, read)
     if work.op == "conv":
-        v = work.variant
-        return [
-            replace(back, work=replace(work, variant=replace(v, kernel=v.kernel + of)))
-            for of, operand in zip((INPUT_GRADIENT, WEIGHT_GRADIENT), read, strict=False)
-            if operand.gradient
-        ]
+        return _convolution(back, work, read)
     if work.op in ("attention", "full_attention"):
-        return [replace(back, work=Segment("attention backward", ((work, ATTENTION_BACKWARD),)))]
-    if work.op == "embedding":
-        # The gradient of the whole table is made and then filled.
-        return [wide_step(back, node.inputs[0], 1), back]
-    shape = node.outputs[0] if node.outputs else ()
+        return [replace(back, work=replace(work, op=f"{work.op}_gradient"))]
     if work.op == "norm":
-        return _norm(back, work, shape, read)
+        return _norm(node, back, work, read)
+    if name in NO_WORK:
+        return []
+    if work.op == "embedding":
+        # The gradient of the whole table is made of zeros and then filled.
+        return [fill_step(back, node.inputs[0]), back]
+    if name in PICKS:  # zeros, and a copy of them that is filled
+        return [fill_step(back, node.inputs[0]), wide_step(back, node.inputs[0], 1)]
+    if name in REPEATS:
+        return [_sum(back, node.inputs[0], shape)]
+    if name in ARITHMETIC:
+        return _of_elements(name, back, shape, read)
+    if name in MAPS:
+        return [wide_step(back, shape or (1,), inputs) for inputs in MAPS[name]]
+    if name in ("amax", "amin"):
+        return _of_largest(back, node.inputs[0], shape)
     if work.op == "softmax" or node.op == "activation":
         return [wide_step(back, shape, 2)]
-    if node.op in ("reduction", "pool"):
+    if node.op in ("reduction", "pool") or (node.op == "copy" and name not in ("to", "_to_copy")):
         return [wide_step(back, node.inputs[0], 1)]
-    name = node.target.rpartition(".")[2]
-    if name in ("add", "sub"):
-        return [_sum(back, o.shape, shape) for o in read if o.gradient and _smaller(o, shape)]
-    if name in _MAPS:
-        return [wide_step(back, shape, inputs) for inputs in _MAPS[name]]
-    if name in ("mul", "div"):
-        return _of_elements(back, shape, read)
     if name in ("to", "_to_copy"):
         return [back]  # converted back: as many bytes
     return [wide_step(back, shape, 1)]
 
 
-def view_gradients(graph: OperatorGraph) -> Mapping[str, Sequence[tuple[str, Program]]]:
-    """Work that only the gradients of views are: of those in front of each operator, by its name.
+def view_steps(call: OperatorCall) -> list[Step]:
+    """What computes the gradient of a view.
 
     Args:
-        graph: captured with ``eager=True``.
+        call: one that is no operator.
     """
-    found: dict[str, list[tuple[str, Program]]] = {}
-    waiting: list[tuple[str, Program]] = []
-    for call in graph.calls:
-        if call.operator:
-            if waiting:
-                found.setdefault(call.operator, []).extend(waiting)
-                waiting = []
-            continue
-        tensors = described_tensors(call.arguments)
-        name = call.target.split(".")[1] if "." in call.target else call.target
-        if not call.trains or not tensors or name not in _PARTS | _REPEATS:
-            continue
-        shape, _, kind = tensors[0]
-        dtype = dtype_name(kind)
-        results = described_tensors(call.result)
-        written = math.prod(results[0][0]) if results else 0
-        if dtype not in DTYPE_BYTES or written == math.prod(shape):
-            continue
-        variant = Variant(dtype, dtype, BACKWARD)
-        if name in _PARTS:
-            rows, cols = flat(shape)
-            waiting.append(
-                (call.target, program("elementwise", variant, rows=rows, cols=cols, inputs=1))
-            )
-        else:
-            kept = max(1, math.prod(shape))
-            of = max(1, written // kept)
-            waiting.append((call.target, program("reduction", variant, rows=kept, cols=of)))
-    return found
+    tensors, results = described_tensors(call.arguments), described_tensors(call.result)
+    name = call.target.split(".")[1] if "." in call.target else call.target
+    if not call.trains or not tensors or not results or not (name in PARTS or name in EXPANDS):
+        return []
+    source, dtype = tensors[0][0], dtype_name(tensors[0][2])
+    shape = results[0][0]
+    if dtype not in DTYPE_BYTES or math.prod(shape) == math.prod(source) or 0 in source:
+        return []
+    joined = Variant(dtype, dtype, PARTS.get(name, BACKWARD))
+    rows, cols = flat(source if name in _JOINED else shape)
+    work = program("elementwise", joined, rows=rows, cols=cols, inputs=1)
+    step = Step("elementwise", call.target, "backward", work)
+    if name in EXPANDS:
+        return [_sum(step, source, shape)]
+    return [step] if name in _JOINED else [fill_step(step, source), step]
+
+
+def sum_step(target: str, shape: Sequence[int], dtype: str) -> Step:
+    """The sum of two gradients by a tensor that is read twice.
+
+    Args:
+        target: name of the step.
+        shape: of the tensor.
+        dtype: of its elements.
+    """
+    rows, cols = flat(shape)
+    work = program("elementwise", Variant(dtype, dtype, BACKWARD), rows=rows, cols=cols, inputs=2)
+    return Step("elementwise", target, "backward", work)
 
 
 def flat(shape: Sequence[int]) -> tuple[int, int]:
@@ -161,59 +164,89 @@ def wide_step(step: Step, shape: Sequence[int], inputs: int, lies: str = "") -> 
     return replace(step, kind=kind, part="backward", work=work, calls=1, host=None)
 
 
+def fill_step(step: Step, shape: Sequence[int]) -> Step:
+    """Zeros of a shape."""
+    rows, cols = flat(shape)
+    work = program("fill", _own(step), rows=rows, cols=cols)
+    return replace(step, kind="elementwise", work=work)
+
+
+def channels(node: OperatorNode) -> int:
+    """Channels that a batch norm norms each by itself; 1 of a norm of rows."""
+    shape = node.outputs[0] if node.outputs else ()
+    return shape[1] if node.target.endswith("batch_norm") and len(shape) > 1 else 1
+
+
 def _own(step: Step, lies: str = "", kernel: str = BACKWARD) -> Variant:
     assert isinstance(step.work, Program)
     compute = step.work.variant.compute
     return Variant(compute, compute, kernel + lies)
 
 
+def _gradient(work: Program, of: str) -> Variant:
+    return replace(work.variant, kernel=work.variant.kernel + of)
+
+
 def _product(
     node: OperatorNode, back: Step, work: Program, read: Sequence[Operand]
 ) -> list[Step]:  # fmt: skip
     d, wanted = work.dims, product_gradients(node, read)
-    steps = []
+    left, right = _gradient(work, INPUT_GRADIENT), _gradient(work, WEIGHT_GRADIENT)
     if work.op == "matmul":
-        if wanted.left:
-            grad = program("matmul", work.variant, batch=d["batch"], m=d["m"], n=d["k"], k=d["n"])
-            steps.append(replace(back, work=grad))
-        if wanted.right:
-            grad = program("matmul", work.variant, batch=d["batch"], m=d["k"], n=d["n"], k=d["m"])
-            steps.append(replace(back, work=grad))
-        return steps
+        b, m, n, k = (d[name] for name in ("batch", "m", "n", "k"))
+        by_left = program("matmul", left, batch=b, m=m, n=k, k=n)
+        by_right = program("matmul", right, batch=b, m=k, n=n, k=m)
+    else:
+        by_left = program("linear", left, rows=d["rows"], n=d["k"], k=d["n"])
+        by_right = program("linear", right, rows=d["n"], n=d["k"], k=d["rows"])
+    steps = [replace(back, work=by_right)] if wanted.right else []
+    steps += [replace(back, work=by_left)] if wanted.left else []
+    out = node.outputs[0]
+    if len(read) > 2 and wanted.bias:
+        bias = read[0 if bias_first(node) else 2]
+        steps += _sums(back, [bias], out)
+    if node.target.endswith("matmul") and len(read) > 1:
+        for operand in read:
+            batch = out[:-2]
+            if operand.gradient and len(operand.shape) > 2 < len(out):
+                whole = (*batch, *operand.shape[-2:])
+                steps += _sums(back, [operand], whole)
+    return steps
 
-    def turned(of: str) -> Variant:
-        return replace(work.variant, kernel=work.variant.kernel + of)
 
-    if wanted.right:
-        grad = program("linear", turned(WEIGHT_GRADIENT), rows=d["n"], n=d["k"], k=d["rows"])
-        steps.append(replace(back, work=grad))
-    if wanted.left:
-        grad = program("linear", turned(INPUT_GRADIENT), rows=d["rows"], n=d["k"], k=d["n"])
-        steps.append(replace(back, work=grad))
-    if wanted.bias:
-        total = program("reduction", _own(back), rows=d["n"], cols=d["rows"])
-        steps.append(replace(back, kind="reduction", work=total))
+def _convolution(back: Step, work: Program, read: Sequence[Operand]) -> list[Step]:
+    steps = [
+        replace(back, work=replace(work, variant=_gradient(work, of)))
+        for of, operand in zip((INPUT_GRADIENT, WEIGHT_GRADIENT), read, strict=False)
+        if operand.gradient
+    ]
+    if any(operand.gradient for operand in read[2:]):  # the bias
+        d = work.dims
+        kernel = BACKWARD if CHANNELS_LAST in work.variant.kernel else CHANNEL_SUM
+        steps.append(_total(back, d["cout"], d["batch"] * d["outputs"], kernel))
     return steps
 
 
 def _norm(
-    back: Step, work: Program, shape: Sequence[int], read: Sequence[Operand]
+    node: OperatorNode, back: Step, work: Program, read: Sequence[Operand]
 ) -> list[Step]:  # fmt: skip
     source, *scale = (operand.gradient for operand in read)
-    rows, cols, channels = *flat(shape), 1
-    if work.variant.kernel.endswith("batch_norm") and len(shape) > 1:
-        channels = shape[1]
-        rows, cols = shape[0] * channels, max(1, math.prod(shape[2:]))
+    d, of = work.dims, channels(node)
     if not source:
-        total = program("reduction", _own(back), rows=work.dims["cols"], cols=work.dims["rows"])
-        return [replace(back, kind="reduction", work=total)] if any(scale) else []
+        if not any(scale):
+            return []
+        if of > 1:
+            return [_total(back, of, d["rows"] * d["cols"] // of, CHANNEL_SUM)]
+        return [_total(back, d["cols"], d["rows"], BACKWARD)]
     # Parameters' gradients are sums over the same tensors, which are read once more.
-    size = {"rows": rows, "cols": cols, "channels": channels, "results": 1 + any(scale)}
+    size = {"rows": d["rows"], "cols": d["cols"], "channels": of, "results": 1 + any(scale)}
     return [replace(back, work=program("norm_gradient", _own(back), **size))]
 
 
-def _of_elements(back: Step, shape: Sequence[int], read: Sequence[Operand]) -> list[Step]:
-    """Gradients of a product of elements: the gradient times the other operand, summed up."""
+def _of_elements(
+    name: str, back: Step, shape: Sequence[int], read: Sequence[Operand]
+) -> list[Step]:
+    """Gradients of arithmetic on elements, by each operand, summed up over what it was given to."""
     steps = []
     for at, operand in enumerate(read):
         if not operand.gradient:
@@ -221,20 +254,52 @@ def _of_elements(back: Step, shape: Sequence[int], read: Sequence[Operand]) -> l
         others = [other.shape for place, other in enumerate(read) if place != at]
         lies = broadcast(others[0], shape) if others else ""
         whole = bool(others) and math.prod(others[0]) == math.prod(shape)
-        steps.append(wide_step(back, shape, 1 + whole, lies))
-        if _smaller(operand, shape):
-            steps.append(_sum(back, operand.shape, shape))
+        if (name, at) == ("div", 1):  # ``-grad * ((x / y) / y)``
+            own = not _smaller(operand, shape)
+            mine = broadcast(operand.shape, shape)
+            steps += [
+                wide_step(back, shape, max(1, whole + own), mine or lies),
+                wide_step(back, shape, 1 + own, mine),
+                wide_step(back, shape, 1),
+                wide_step(back, shape, 2),
+            ]
+        elif name in MAPS:
+            steps += [wide_step(back, shape, inputs) for inputs in MAPS[name]]
+        elif name in ("mul", "div"):  # the gradient times, or by, the other operand
+            steps.append(wide_step(back, shape, 1 + whole, lies))
+        elif name in ("where", "rsub") or (name, at) == ("sub", 1):
+            steps.append(wide_step(back, shape, 1))
+        steps += _sums(back, [operand], shape)
     return steps
+
+
+def _of_largest(back: Step, whole: Sequence[int], kept: Sequence[int]) -> list[Step]:
+    """The largest elements are marked and counted; the gradient is shared among them."""
+    rows = max(1, math.prod(kept))
+    marked = wide_step(back, whole, 1, BY_ROW)
+    counted = _total(back, rows, max(1, math.prod(whole) // rows), ROW_SUM)
+    return [marked, counted, wide_step(back, kept or (1,), 2), wide_step(back, whole, 1, BY_ROW)]
 
 
 def _smaller(operand: Operand, shape: Sequence[int]) -> bool:
     return math.prod(operand.shape) < math.prod(shape)
 
 
+def _sums(back: Step, read: Sequence[Operand], shape: Sequence[int]) -> list[Step]:
+    return [_sum(back, o.shape, shape) for o in read if o.gradient and _smaller(o, shape)]
+
+
 def _sum(back: Step, kept: Sequence[int], shape: Sequence[int]) -> Step:
     """The sum of a gradient over what an operand was broadcast along."""
     rows = max(1, math.prod(kept))
-    kernel = ROW_SUM if kept and kept[-1] == 1 else BACKWARD
     cols = max(1, math.prod(shape) // rows)
+    if kept and kept[-1] == 1 < shape[-1]:
+        # Of channels (C, 1, 1) there are several rows each.
+        return _total(back, rows, cols, ROW_SUM if cols <= math.prod(shape[-2:]) else CHANNEL_SUM)
+    return _total(back, rows, cols, BACKWARD)
+
+
+def _total(back: Step, rows: int, cols: int, kernel: str) -> Step:
+    """``rows`` sums of ``cols`` elements each."""
     total = program("reduction", _own(back, kernel=kernel), rows=rows, cols=cols)
     return replace(back, kind="reduction", work=total)

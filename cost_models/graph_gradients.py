@@ -10,11 +10,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from foreplan.datasets.operator_call import described_tensors
+from foreplan.datasets.operator_call import OperatorCall, described_tensors, dtype_name
 from foreplan.datasets.operator_graph import OperatorGraph, OperatorNode
 
 #: Products whose first operand is added, not multiplied.
-_BIAS_FIRST = frozenset({"addmm", "baddbmm", "addbmm"})
+BIAS_FIRST = frozenset({"addmm", "baddbmm", "addbmm"})
 #: What has no backward pass, or none that is known.
 _NO_BACKWARD = frozenset({"create", "unknown", "input"})
 
@@ -29,6 +29,20 @@ class Operand(NamedTuple):
 
     shape: tuple[int, ...]
     gradient: bool
+
+
+class Visit(NamedTuple):
+    """An operator of a pass, as a backward pass comes by.
+
+    Attributes:
+        node: the operator.
+        readers: how often operators and views that a gradient comes back from read its result.
+        views: calls that make views, between the operator before and this one.
+    """
+
+    node: OperatorNode
+    readers: int
+    views: tuple[OperatorCall, ...]
 
 
 class ProductGradients(NamedTuple):
@@ -60,6 +74,50 @@ def operands(graph: OperatorGraph) -> Operands:
     return found
 
 
+def visits(graph: OperatorGraph) -> tuple[list[Visit], list[OperatorCall]]:
+    """Operators in the order of execution, and the views behind the last one.
+
+    Args:
+        graph: captured with ``eager=True``.
+    """
+    nodes = {node.name: node for node in graph.operators()}
+    found: list[Visit] = []
+    views: list[OperatorCall] = []
+    for call in graph.calls:
+        if call.operator:
+            found.append(Visit(nodes[call.operator], call.readers, tuple(views)))
+            views = []
+        else:
+            views.append(call)
+    return found, views
+
+
+def sums(calls: Iterable[OperatorCall]) -> dict[str, int]:
+    """How many gradients are added up by each operator's result, and by views of it."""
+    found: dict[str, int] = {}
+    made: dict[str, str] = {}
+    for call in calls:
+        made[call.name] = call.operator or (made.get(call.reads[0], "") if call.reads else "")
+        found[made[call.name]] = found.get(made[call.name], 0) + max(0, call.readers - 1)
+    return found
+
+
+def tied_parameters(graph: OperatorGraph) -> list[tuple[tuple[int, ...], str]]:
+    """Shape and data type of each sum of a parameter's gradients, of those that are read again."""
+    seen = set[str]()
+    found = []
+    for call in graph.calls:
+        tensors = described_tensors(call.arguments)
+        for name, gradient, parameter, (shape, _, kind) in zip(
+            call.reads, call.gradients, call.parameters, tensors, strict=True
+        ):
+            if gradient and parameter:
+                if name in seen:
+                    found.append((tuple(shape), dtype_name(kind)))
+                seen.add(name)
+    return found
+
+
 def trained_parameters(graph: OperatorGraph) -> dict[str, int]:
     """Sizes in bytes of the parameters that get a gradient, by name; no others are updated."""
     found = {
@@ -78,16 +136,15 @@ def has_backward(node: OperatorNode, read: Operands) -> bool:
     return node.op not in _NO_BACKWARD and any(o.gradient for o in read.get(node.name, ()))
 
 
-def gradient_readers(graph: OperatorGraph, read: Operands) -> dict[str, int]:
-    """How many operators a gradient by each operator's result comes back from."""
-    back = {node.name: has_backward(node, read) for node in graph.operators()}
-    return {name: sum(back[other] for other in graph.graph.successors(name)) for name in back}
+def bias_first(node: OperatorNode) -> bool:
+    """Whether a product's first operand is added, not multiplied."""
+    return node.target.rpartition(".")[2] in BIAS_FIRST
 
 
 def product_gradients(node: OperatorNode, read: Iterable[Operand]) -> ProductGradients:
     """Which of a product's gradients are computed."""
     wanted = [operand.gradient for operand in read]
-    if node.target.rpartition(".")[2] in _BIAS_FIRST:
+    if bias_first(node):
         wanted = [*wanted[1:], wanted[0]]
     left, right, *bias = wanted if len(wanted) > 1 else 2 * wanted
     return ProductGradients(left, right, any(bias))

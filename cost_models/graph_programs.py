@@ -2,10 +2,8 @@
 
 Each operator becomes one `Step` of a pass. A training step adds, for each forward step in reverse,
 the programs of its gradients (two products for a linear, one where its input has no gradient), one
-sum wherever a tensor was read twice, and one fused AdamW update of the trained parameters.
-What computes gradients: `graph_backward`.
-Attention's backward pass counts as three forward passes: 2.5 times the FLOP at 0.86 of the
-forward's rate (Dao, FlashAttention-2, 2023: up to 73 % of an A100's peak forward, 63 % backward).
+sum wherever a tensor or a parameter was read twice, and one fused AdamW update of the trained
+parameters. What computes gradients: `graph_backward`.
 
 Decoders of a described `Model` are captured with two layers and one repeated, because their
 layers are equal; a test compares with the capture of all.
@@ -13,68 +11,48 @@ layers are equal; a test compares with the capture of all.
 
 from __future__ import annotations
 
-import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Literal
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 from foreplan.cost_models.costs import Segment, Work
 from foreplan.cost_models.graph_backward import (
+    CHANNELS_LAST,
     broadcast,
+    channels,
     flat,
     gradient_steps,
-    view_gradients,
-    wide_step,
+    sum_step,
+    view_steps,
 )
 from foreplan.cost_models.graph_gradients import (
+    BIAS_FIRST,
     Operands,
-    gradient_readers,
+    Visit,
     has_backward,
     operands,
+    sums,
+    tied_parameters,
     trained_parameters,
+    visits,
 )
+from foreplan.cost_models.graph_step import Phase, Step
 from foreplan.cost_models.host_call import HostCall, host_kind
 from foreplan.datasets.model import Model
-from foreplan.datasets.operator_call import TENSOR
+from foreplan.datasets.operator_call import OperatorCall, described_tensors, dtype_name
 from foreplan.datasets.operator_graph import OperatorGraph, OperatorNode
-from foreplan.datasets.program import DTYPE_BYTES, Program, Variant, program
+from foreplan.datasets.program import DTYPE_BYTES, TRANSPOSED, Program, Variant, program
 from foreplan.errors import SpecError
 
-Phase = Literal["inference", "training"]
-Part = Literal["forward", "loss", "backward", "optimizer"]
-
-PHASES: tuple[Phase, ...] = ("inference", "training")
-PARTS: tuple[Part, ...] = ("forward", "loss", "backward", "optimizer")
-
-#: What the name of a kernel says: images lie with their channels last; a convolution adds a bias.
-CHANNELS_LAST, BIAS = "_channels_last", "_bias"
+#: What the name of a kernel says: a convolution adds a bias.
+BIAS = "_bias"
+#: Products whose second operand lies along its columns, but where it is a transposed view.
+_COLUMNS_FIRST = frozenset({"addmm", "mm", "matmul", "bmm", "baddbmm", "addbmm"})
 #: Maps that broadcast an operand.
 _BROADCASTS = frozenset({"add", "sub", "mul", "div", "where", "maximum", "minimum"})
 
 #: Kinds of nodes that are no work of the device: inputs are there, constants are made once.
 _NOTHING = frozenset({"input"})
-
-
-@dataclass(frozen=True, slots=True)
-class Step:
-    """One operator of a pass.
-
-    Attributes:
-        kind: as `OperatorNode.op`, or ``optimizer``.
-        target: the operator's own name (``aten.linear``).
-        part: forward, loss, backward or optimizer.
-        work: what it costs.
-        calls: ATen calls that the host makes for it.
-        host: of a forward step, the call as the host issues it, gradients included.
-    """
-
-    kind: str
-    target: str
-    part: Part
-    work: Work
-    calls: int = 1
-    host: HostCall | None = None
 
 
 def lower(graph: OperatorGraph, phase: Phase = "inference") -> list[Step]:
@@ -93,14 +71,13 @@ def lower(graph: OperatorGraph, phase: Phase = "inference") -> list[Step]:
         raise ValueError("a training step of a graph captured without its calls")
     nodes = [node for node in graph.operators() if node.op not in _NOTHING]
     read = operands(graph)
-    readers = gradient_readers(graph, read)
-    forward = _forward(nodes, read, readers, _channels_last(graph))
+    forward = _forward(nodes, read, graph.calls)
     if phase == "inference":
         return forward
     sizes = trained_parameters(graph)
-    views = view_gradients(graph)
-    size = sum(sizes.values())
-    return [*forward, *_training(nodes, forward, read, readers, views, size, len(sizes))]
+    passed, behind = visits(graph)
+    back = [*_loss(forward), *_backward(passed, forward, read, behind), *_tied(graph)]
+    return [*forward, *back, *_update(nodes, sum(sizes.values()), len(sizes))]
 
 
 def model_steps(model: Model, *, batch: int, tokens: int, phase: Phase = "inference") -> list[Step]:
@@ -118,7 +95,8 @@ def model_steps(model: Model, *, batch: int, tokens: int, phase: Phase = "infere
                     eager=True)  # fmt: skip
     if model.layers == few:
         return lower(graph, phase)
-    nodes = [node for node in graph.operators() if node.op not in _NOTHING]
+    passed, behind = visits(graph)
+    nodes = [visit.node for visit in passed]
     instances = next(iter(graph.blocks.values()), ())
     if len(instances) != few:
         whole = capture(model, batch=batch, tokens=tokens, eager=True)
@@ -128,18 +106,20 @@ def model_steps(model: Model, *, batch: int, tokens: int, phase: Phase = "infere
     )
     # Layers in the middle are read like the first one and make views like the second one: the
     # first makes those that all share.
-    middle = [replace(nodes[i], calls=nodes[j].calls) for i, j in zip(one, two, strict=True)]
-    repeated = [*nodes[: two[0]], *middle * (model.layers - few), *nodes[two[0] :]]
+    middle = [
+        Visit(replace(nodes[i], calls=nodes[j].calls), passed[i].readers, passed[j].views)
+        for i, j in zip(one, two, strict=True)
+    ]
+    repeated = [*passed[: two[0]], *middle * (model.layers - few), *passed[two[0] :]]
     read = operands(graph)
-    readers = gradient_readers(graph, read)
-    forward = _forward(repeated, read, readers)
+    forward = _forward([visit.node for visit in repeated], read, graph.calls)
     if phase == "inference":
         return forward
     size = model.parameters * int(DTYPE_BYTES[model.dtype])
     inside = sum(name.startswith(f"{instances[0]}.") for name in graph.parameters)
     tensors = len(graph.parameters) + inside * (model.layers - few)
-    views = view_gradients(graph)
-    return [*forward, *_training(repeated, forward, read, readers, views, size, tensors)]
+    back = [*_loss(forward), *_backward(repeated, forward, read, behind), *_tied(graph)]
+    return [*forward, *back, *_update(nodes, size, tensors)]
 
 
 def programs(steps: Iterable[Step]) -> list[Program]:
@@ -156,33 +136,38 @@ def programs(steps: Iterable[Step]) -> list[Program]:
 # ------------------------------------------------------------------------------------ forward
 
 
-def _channels_last(graph: OperatorGraph) -> frozenset[str]:
-    """Convolutions and pools whose images lie with their channels last."""
-    found = set[str]()
-    for call in graph.calls:
-        if call.operator and ("conv" in call.target or "pool" in call.target):
-            tensors = json.loads(call.arguments)[0]
-            shape, strides, _ = tensors[0][TENSOR]
+def _layouts(calls: Iterable[OperatorCall]) -> dict[str, str]:
+    """What the names of operators' kernels say of how operands lie, by the operator."""
+    found: dict[str, str] = {}
+    for call in calls:
+        name = call.target.split(".")[1] if "." in call.target else call.target
+        tensors = described_tensors(call.arguments)
+        if call.operator and ("conv" in name or "pool" in name):
+            shape, strides, _ = tensors[0]
             if shape[1] > 1 and strides[1] == 1 < math.prod(shape[2:]):
-                found.add(call.operator)
-    return frozenset(found)
+                found[call.operator] = CHANNELS_LAST
+        elif call.operator and name in _COLUMNS_FIRST:
+            shape, strides, _ = tensors[2 if name in BIAS_FIRST else 1]
+            if len(shape) > 1 and strides[-2] == 1 < strides[-1]:
+                found[call.operator] = TRANSPOSED
+    return found
 
 
 def _forward(
-    nodes: Sequence[OperatorNode], read: Operands, readers: Mapping[str, int],
-    channels_last: frozenset[str] = frozenset(),
-) -> list[Step]:  # fmt: skip
+    nodes: Sequence[OperatorNode], read: Operands, calls: Sequence[OperatorCall]
+) -> list[Step]:
     reached = [has_backward(node, read) for node in nodes]
+    added, layouts = sums(calls), _layouts(calls)
     return [
-        Step(node.op, node.target, "forward", _work(node, node.name in channels_last), node.calls,
+        Step(node.op, node.target, "forward", _work(node, layouts.get(node.name, "")), node.calls,
              HostCall(host_kind(node), node.calls - 1, wanted,
-                      max(0, readers.get(node.name, 1) - 1) if wanted else 0))
+                      added.get(node.name, 0) if wanted else 0))
         for node, wanted in zip(nodes, reached, strict=True)
     ]  # fmt: skip
 
 
-def _work(node: OperatorNode, channels_last: bool) -> Work:
-    kernel = "torch." + node.target.rpartition(".")[2] + CHANNELS_LAST * channels_last
+def _work(node: OperatorNode, layout: str) -> Work:
+    kernel = "torch." + node.target.rpartition(".")[2] + layout
     variant = Variant(_dtype(node.dtype), _dtype(node.dtype), kernel)
     if node.op in ("linear", "matmul") and node.inputs:
         return _product(node, variant)
@@ -191,8 +176,11 @@ def _work(node: OperatorNode, channels_last: bool) -> Work:
     if node.op == "attention":
         return _attention(node, variant)
     rows, cols = flat(node.outputs[0] if node.outputs else ())
-    if node.target.endswith("batch_norm") and node.outputs and len(node.outputs[0]) > 2:
+    if channels(node) > 1:
         cols = max(1, math.prod(node.outputs[0][2:]))
+        rows = max(1, math.prod(node.outputs[0]) // cols)
+    elif node.target.endswith("layer_norm") and len(node.inputs) > 1:  # of several extents
+        cols = math.prod(node.inputs[1])
         rows = max(1, math.prod(node.outputs[0]) // cols)
     if node.op in ("norm", "softmax"):
         return program(node.op, variant, rows=rows, cols=cols)
@@ -259,40 +247,60 @@ def _dtype(name: str) -> str:
 # ----------------------------------------------------------------------------------- training
 
 
-def _training(
-    nodes: Sequence[OperatorNode],
-    forward: Sequence[Step],
-    read: Operands,
-    readers: Mapping[str, int],
-    views: Mapping[str, Sequence[tuple[str, Program]]],
-    parameter_bytes: int,
-    tensors: int,
-) -> list[Step]:
-    """Loss, backward pass and update of a forward pass."""
-    steps: list[Step] = []
+def _loss(forward: Sequence[Step]) -> list[Step]:
+    """A cross-entropy and its gradient, if a pass ends in something like logits."""
     last = forward[-1].work if forward else None
-    if isinstance(last, Program) and last.op == "linear":
-        d, dtype = last.dims, last.variant.compute
-        logits = Variant(dtype, dtype, "torch.cross_entropy")
-        size = {"rows": d["rows"], "cols": d["n"]}
-        steps += [
-            Step("softmax", "cross_entropy", "loss", program("softmax", logits, **size)),
-            Step("softmax", "cross_entropy", "backward",
-                 program("elementwise", logits, **size, inputs=1)),
-        ]  # fmt: skip
-    for node, step in reversed(list(zip(nodes, forward, strict=True))):
-        if not has_backward(node, read):
-            continue
-        # A tensor that several operators read gets the sum of their gradients.
-        for _ in range(max(0, readers.get(node.name, 1) - 1)):
-            steps.append(wide_step(step, node.outputs[0], 2))
-        steps += gradient_steps(node, step, read[node.name])
-        steps += [Step("elementwise", target, "backward", work)
-                  for target, work in views.get(node.name, ())]  # fmt: skip
+    if not isinstance(last, Program) or last.op != "linear":
+        return []
+    d, dtype = last.dims, last.variant.compute
+    logits = Variant(dtype, dtype, "torch.cross_entropy")
+    size = {"rows": d["rows"], "cols": d["n"]}
+    # Of the likelihoods that were picked, by zeros that are filled; then of the softmax.
+    back = program("fill", logits, **size), program("elementwise", logits, **size, inputs=2)
+    return [
+        Step("softmax", "cross_entropy", "loss", program("softmax", logits, **size)),
+        *(Step("softmax", "cross_entropy", "backward", work) for work in back),
+    ]
+
+
+def _backward(
+    passed: Sequence[Visit], forward: Sequence[Step], read: Operands,
+    behind: Sequence[OperatorCall],
+) -> list[Step]:  # fmt: skip
+    """Gradients of a pass, from its end on, views ``behind`` the last operator first."""
+    steps = _of_views(behind)
+    for visit, step in reversed(list(zip(passed, forward, strict=True))):
+        node = visit.node
+        if has_backward(node, read):
+            # A tensor that is read several times gets the sum of its gradients.
+            again = sum_step(node.target, node.outputs[0], _dtype(node.dtype))
+            steps += [again] * max(0, visit.readers - 1)
+            steps += gradient_steps(node, step, read[node.name])
+        steps += _of_views(visit.views)
+    return steps
+
+
+def _of_views(calls: Sequence[OperatorCall]) -> list[Step]:
+    steps: list[Step] = []
+    for call in reversed(calls):
+        results = described_tensors(call.result)
+        if call.trains and results:
+            shape, _, kind = results[0]
+            again = sum_step(call.target, shape, _dtype(dtype_name(kind)))
+            steps += [again] * max(0, call.readers - 1)
+            steps += view_steps(call)
+    return steps
+
+
+def _tied(graph: OperatorGraph) -> list[Step]:
+    return [sum_step("aten.add", shape, _dtype(dtype)) for shape, dtype in tied_parameters(graph)]
+
+
+def _update(nodes: Sequence[OperatorNode], parameter_bytes: int, tensors: int) -> list[Step]:
     dtype = next((_dtype(node.dtype) for node in nodes if node.parameters), "fp32")
     count = int(parameter_bytes / DTYPE_BYTES[dtype])
-    if count:
-        update = program("adamw", Variant(dtype, dtype, "torch.adamw"), parameters=count)
-        # One kernel, but the host goes through the tensors.
-        steps.append(Step("optimizer", "adamw", "optimizer", update, tensors))
-    return steps
+    if not count:
+        return []
+    update = program("adamw", Variant(dtype, dtype, "torch.adamw"), parameters=count)
+    # One kernel, but the host goes through the tensors.
+    return [Step("optimizer", "adamw", "optimizer", update, tensors)]

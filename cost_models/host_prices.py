@@ -26,7 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from foreplan.cost_models.costs import Work
-from foreplan.cost_models.graph_programs import PARTS, Part, Phase, Step
+from foreplan.cost_models.graph_step import PARTS, Part, Phase, Step
 from foreplan.cost_models.host_call import HostCall
 from foreplan.datasets.program import Program
 

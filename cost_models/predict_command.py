@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from foreplan.cost_models.book import CostChoice, cost_choice
 from foreplan.cost_models.device_fit import fit_beside, fit_path
 from foreplan.cost_models.execution import Execution, check_execution
-from foreplan.cost_models.graph_programs import PHASES, Phase, Step
+from foreplan.cost_models.graph_step import PHASES, Phase, Step
 from foreplan.cost_models.host_prices import HostPrices, Issue
 from foreplan.cost_models.replay import LaunchSeconds, Replay, replay_book, replay_steps
 from foreplan.cost_models.step_store import stored_steps

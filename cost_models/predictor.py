@@ -16,10 +16,19 @@ from types import MappingProxyType
 from typing import Self
 
 import numpy as np
+from numpy.typing import NDArray
 
 from foreplan.cost_models.costs import Estimate
-from foreplan.cost_models.graph_backward import BACKWARD, BY_BLOCK, BY_COLUMN, BY_ROW
-from foreplan.cost_models.graph_programs import BIAS, CHANNELS_LAST
+from foreplan.cost_models.graph_backward import (
+    ATTENTION_BACKWARD,
+    BACKWARD,
+    BY_BLOCK,
+    BY_COLUMN,
+    BY_ROW,
+    CHANNEL_SUM,
+    CHANNELS_LAST,
+)
+from foreplan.cost_models.graph_programs import BIAS
 from foreplan.cost_models.known_rates import KnownRates
 from foreplan.cost_models.operator_features import FAMILIES
 from foreplan.cost_models.operator_predictor import OperatorPredictor
@@ -136,7 +145,10 @@ class Predictor:
                 return [None] * len(programs)
         else:
             table = program_table(programs, target, recorded_libraries(self.model, target))
-            mean, low, high = self.model.predict_interval(table)
+            mean, low, high = (
+                found * _forward_passes(programs, table)
+                for found in self.model.predict_interval(table)
+            )
         return [
             Estimate(float(m), float(lo), float(hi), "predicted") if np.isfinite(m) else None
             for m, lo, hi in zip(mean, low, high, strict=True)
@@ -199,20 +211,31 @@ def program_table(
     )
 
 
+def _forward_passes(programs: Sequence[Program], table: OperatorTable) -> NDArray[np.float64]:
+    """How many forward passes stand for each program (N,); 1 but for gradients no table has."""
+    forward = table.kind == "context_attention"
+    gradient = np.array([program.op.endswith("attention_gradient") for program in programs])
+    return np.where(forward & gradient, ATTENTION_BACKWARD, 1.0)
+
+
 #: Kind, data type and dimensions of a program in the words of an operator table.
 _Row = tuple[str, str, dict[str, int]]
 _NOTHING: _Row = (UNKNOWN, "", {})
 
 #: Kernels that read or write elements which are no neighbours in memory.
 _STRIDED = frozenset(
-    {"torch.clone", "torch.contiguous", "torch.cat", "torch.stack", "torch.roll", "torch.repeat"}
+    f"torch.{name}" for name in ("clone", "contiguous", "cat", "stack", "roll", "repeat", "copy_")
 )
 
 
 #: Kernels that write another data type than they read.
 _CONVERTS = frozenset({"torch.to", "torch._to_copy"})
 #: Products whose second operand lies along its columns, not along what is added up.
-_COLUMNS_FIRST = frozenset({"torch.addmm", "torch.mm"})
+_COLUMNS_FIRST = frozenset(
+    f"torch.{name}" for name in ("addmm", "mm", "matmul", "bmm", "baddbmm", "addbmm", "einsum")
+)
+#: Sums along rows are 0; what a sum's kernel says of others.
+_SUMS = {BACKWARD: 1, CHANNEL_SUM: 2}
 #: How a broadcast operand lies, as the sweep inside CUDA graphs numbers it.
 _LIES = {BY_ROW: 1, BY_COLUMN: 2, BY_BLOCK: 3}
 #: Elements of an update are nearly all in tensors of round sizes, which kernels go through faster.
@@ -224,6 +247,8 @@ def _published(row: _Row) -> _Row:
     kind, dtype, dims = row
     if kind in ("reduction", "embedding") or dims.get("groups", 1) > 1:
         return _NOTHING
+    if kind == "context_attention_gradient":
+        return "context_attention", dtype, dims
     if kind in ("layernorm_gradient", "batchnorm_gradient"):
         size = {"rows": dims["rows"], "cols": dims["cols"]}
         return "elementwise", dtype, size | {"inputs": 2, "cost": 1}
@@ -246,11 +271,13 @@ def _row(program: Program) -> _Row:
         dtype = _LINEAR.get((v.storage, v.compute))
         dims = {"b": 1, "m": d["rows"], "n": d["n"], "k": d["k"], "turned": _turned(v.kernel)}
         return ("linear", dtype, dims) if dtype else _NOTHING
-    if program.op in ("attention", "full_attention"):
+    if program.op.removesuffix("_gradient") in ("attention", "full_attention"):
         dtype = _ATTENTION.get((v.storage, v.compute))
         kind = "generation_attention" if d["queries"] == 1 else "context_attention"
+        if program.op.endswith("_gradient"):
+            kind = "context_attention_gradient"
         # The tables' attention is causal; so many keys leave as many pairs as no mask does.
-        more = (d["queries"] - 1) // 2 if program.op == "full_attention" else 0
+        more = (d["queries"] - 1) // 2 if program.op.startswith("full") else 0
         shape = {"b": d["batch"], "queries": d["queries"], "keys": d["keys"] + more}
         shape |= {name: d[name] for name in ("heads", "kv_heads", "head_dim")}
         return (kind, dtype, shape) if dtype else _NOTHING
@@ -264,8 +291,7 @@ def _row(program: Program) -> _Row:
         return kind, dtype, {"rows": d["rows"], "cols": d["cols"]} | of_squares
     if program.op == "matmul":
         size = {"b": d["batch"], "m": d["m"], "n": d["n"], "k": d["k"]}
-        # Scores are so; what a gradient or a mixture of values multiplies lies otherwise.
-        return "bmm", dtype, size | {"turned": 1}
+        return "bmm", dtype, size | {"turned": _turned(v.kernel)}
     if program.op == "norm_gradient":
         kind = "batchnorm_gradient" if d["channels"] > 1 else "layernorm_gradient"
         size = {"rows": d["rows"], "cols": d["cols"]}
@@ -278,9 +304,8 @@ def _row(program: Program) -> _Row:
         size = {"rows": d["rows"], "cols": d["cols"]}
         if program.op == "embedding":
             return "embedding", dtype, size
-        # A backward pass sums over rows but where its kernel says so (`ROW_SUM`), a forward one
-        # over neighbours.
-        return "reduction", dtype, size | {"strided": int(v.kernel == BACKWARD)}
+        # A forward pass sums over neighbours, a backward one as its kernel says.
+        return "reduction", dtype, size | {"strided": _SUMS.get(v.kernel, 0)}
     if program.op == "adamw":
         round_up = -(-d["parameters"] // _ROUND) * _ROUND
         return "elementwise", dtype, {"rows": 1, "cols": round_up, "inputs": 6, "cost": 12}
@@ -289,6 +314,9 @@ def _row(program: Program) -> _Row:
         return "elementwise", dtype, {name: d[name] for name in ("rows", "cols", "inputs")} | {
             "cost": 1, "strided": int(v.kernel in _STRIDED), "broadcast": lies,
             "converts": int(v.kernel in _CONVERTS)}  # fmt: skip
+    if program.op == "fill":  # as many bytes as a copy of half of them; no sweep has fills
+        half = {"rows": d["rows"], "cols": -(-d["cols"] // 2), "inputs": 1, "cost": 1}
+        return "elementwise", dtype, half | {"strided": 0, "broadcast": 0, "converts": 0}
     if program.op == "rope":
         wide = {"rows": d["rows"], "cols": d["heads"] * d["head_dim"], "inputs": 1, "cost": 6}
         return "elementwise", dtype, wide

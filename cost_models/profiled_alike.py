@@ -16,6 +16,7 @@ from dataclasses import replace
 
 from foreplan.datasets.program import (
     INPUT_GRADIENT,
+    TRANSPOSED,
     WEIGHT_GRADIENT,
     Program,
     Variant,
@@ -28,7 +29,7 @@ _PRODUCTS = frozenset({"torch.linear", "torch.addmm", "torch.mm", "torch.matmul"
 _FUNCTIONS = frozenset({"gelu", "silu", "tanh", "sigmoid", "exp", "sin", "cos", "pow", "erf"})
 #: Operators that read and write each element about once.
 _MAPS = frozenset(
-    {"elementwise", "reduction", "pool", "softmax", "embedding", "add", "norm_gradient"}
+    {"elementwise", "fill", "reduction", "pool", "softmax", "embedding", "add", "norm_gradient"}
 )
 
 
@@ -44,10 +45,11 @@ def profiled_alike(item: Program) -> tuple[Program, float] | None:
         return program("linear", Variant.parse(f"{plain}/torch.linear"), **d), 1.0
     if item.op == "norm":
         return _as_wide(item, "norm", "layer_norm"), 1.0
-    if item.op in ("attention", "full_attention"):
-        kernel = "sdpa_causal" if item.op == "attention" else "sdpa"
+    if item.op.removesuffix("_gradient") in ("attention", "full_attention"):
+        kernel = "sdpa" if item.op.startswith("full") else "sdpa_causal"
         sizes = {name: d[name] for name in ("batch", "queries", "keys", "heads", "head_dim")}
-        return program("attention_forward", Variant.parse(f"{plain}/torch.{kernel}"), **sizes), 1.0
+        op = "attention_backward" if item.op.endswith("_gradient") else "attention_forward"
+        return program(op, Variant.parse(f"{plain}/torch.{kernel}"), **sizes), 1.0
     if item.op == "adamw":
         adamw = Variant("fp32", "fp32", "torch.adamw")
         return program("optimizer_step", adamw, parameters=d["parameters"], tensors=1), 1.0
@@ -68,9 +70,11 @@ def profiled_alike(item: Program) -> tuple[Program, float] | None:
 
 
 def timed_alike(item: Program) -> Program:
-    """What profiles time in place of a product that is a gradient: a forward one of its sizes."""
-    kernel = item.variant.kernel.removesuffix(INPUT_GRADIENT).removesuffix(WEIGHT_GRADIENT)
-    if item.op != "linear" or kernel == item.variant.kernel:
+    """What profiles time in place of a gradient or transposed product: a plain one of its sizes."""
+    kernel = item.variant.kernel
+    for word in (INPUT_GRADIENT, WEIGHT_GRADIENT, TRANSPOSED):
+        kernel = kernel.removesuffix(word)
+    if item.op not in ("linear", "matmul") or kernel == item.variant.kernel:
         return item
     return replace(item, variant=replace(item.variant, kernel=kernel))
 

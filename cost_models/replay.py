@@ -25,16 +25,8 @@ from foreplan.cost_models.book import CostChoice, cost_choice
 from foreplan.cost_models.costs import Copy, CostBook, CostSource, Estimate, HostLaunch, Work
 from foreplan.cost_models.device_fit import DeviceFit, FittedSource
 from foreplan.cost_models.execution import Execution, GapSeconds, check_execution, gaps
-from foreplan.cost_models.graph_programs import (
-    PARTS,
-    PHASES,
-    Part,
-    Phase,
-    Step,
-    lower,
-    model_steps,
-    programs,
-)
+from foreplan.cost_models.graph_programs import lower, model_steps, programs
+from foreplan.cost_models.graph_step import PARTS, PHASES, Part, Phase, Step
 from foreplan.cost_models.predicted import PredictedSource
 from foreplan.cost_models.roofline import RooflineSource
 from foreplan.cost_models.schedule import COMPUTE, HOST, Schedule, ScheduleBuilder

@@ -14,15 +14,15 @@ import os
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from foreplan.cost_models.costs import Segment, Work
-from foreplan.cost_models.graph_programs import PARTS, Phase, Step, model_steps
+from foreplan.cost_models.graph_programs import model_steps
+from foreplan.cost_models.graph_step import PARTS, Phase, Step
 from foreplan.cost_models.host_call import HostCall
 from foreplan.datasets.model import Model
 from foreplan.datasets.program import Program, Variant
 from foreplan.datasets.storage import write_atomically
 from foreplan.errors import ForeplanError, SpecError
 
-SCHEMA = "foreplan.steps/6"
+SCHEMA = "foreplan.steps/7"
 
 
 def cache_folder() -> Path:
@@ -84,20 +84,17 @@ def _version(package: str) -> str:
 
 
 def _document(steps: list[Step]) -> dict[str, object]:
-    works: dict[Work, int] = {}
+    works: dict[Program, int] = {}
     rows = [
         [s.kind, s.target, s.part, works.setdefault(s.work, len(works)), s.calls, s.host]
         for s in steps
+        if isinstance(s.work, Program)
     ]
-    return {"schema": SCHEMA, "works": [_pack(work) for work in works], "steps": rows}
-
-
-def _pack(work: Work) -> list[object]:
-    if isinstance(work, Segment):
-        ((part, count),) = work.parts
-        return [*_pack(part), work.name, count]
-    assert isinstance(work, Program)
-    return [work.op, list(work.sizes), str(work.variant)]
+    return {
+        "schema": SCHEMA,
+        "works": [[work.op, list(work.sizes), str(work.variant)] for work in works],
+        "steps": rows,
+    }
 
 
 def _read(document: dict[str, list[list[object]]]) -> list[Step]:
@@ -120,8 +117,7 @@ def _is_host(host: HostCall | None) -> bool:
     return host is None or all(type(v) is k for v, k in zip(host, kinds, strict=True))
 
 
-def _unpack(op: str, sizes: list[int], variant: str, name: str = "", count: int = 0) -> Work:
-    if not (all(type(n) is int for n in (*sizes, count)) and isinstance(op + name + variant, str)):
+def _unpack(op: str, sizes: list[int], variant: str) -> Program:
+    if not (all(type(n) is int for n in sizes) and isinstance(op + variant, str)):
         raise ValueError("sizes that are none")
-    made = Program(op, tuple(sizes), Variant.parse(variant))
-    return Segment(name, ((made, count),)) if name else made
+    return Program(op, tuple(sizes), Variant.parse(variant))

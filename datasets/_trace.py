@@ -99,9 +99,11 @@ class TraceReader:
             if node.op == "call_function" and source[node] is node
             and _aten_name(node) not in IGNORED
         ]  # fmt: skip
+        # An operand that stands twice (``x * x``) gets two gradients.
         readers = Counter(
-            argument for node in calls if wanted[node] for argument in _tensor_arguments(node)
-        )
+            part for node in calls if wanted[node]
+            for part in _flat((node.args, node.kwargs)) if _infos(part)
+        )  # fmt: skip
         # Members of one tuple do not share a gradient.
         most: dict[Any, int] = {}
         for node, count in readers.items():

@@ -35,7 +35,7 @@ class OperatorCall:
         reads: names of the results (or parameters, inputs) that its tensors are, in order.
         gradients: whether each of those has a gradient in a training step.
         parameters: whether each of those is a parameter.
-        readers: how many calls that a gradient comes back from read its result.
+        readers: how often calls that a gradient comes back from read its result.
         written_bytes: of its result; 0 for a view.
         result: JSON of its result, a tensor as in ``arguments``.
     """

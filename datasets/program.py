@@ -39,6 +39,8 @@ DTYPE_BYTES: Mapping[str, float] = MappingProxyType(
 
 #: What the name of a kernel says of a product or convolution that is a gradient by an operand.
 INPUT_GRADIENT, WEIGHT_GRADIENT = "_input_gradient", "_weight_gradient"
+#: The same of a product whose second operand is a transposed view: it lies along what is added up.
+TRANSPOSED = "_transposed"
 
 #: Weights that share one scale (and zero) in the packed formats; 0 = one scale an output row.
 GROUP_SIZE: Mapping[str, int] = MappingProxyType({"int8": 0, "int4": 64, "int3": 64})
@@ -263,6 +265,11 @@ OPERATORS: Mapping[str, Operator] = MappingProxyType(
             lambda d: 1.0 * d["rows"] * d["cols"],
             lambda d, v: (d["inputs"] + 1.0) * d["rows"] * d["cols"] * DTYPE_BYTES[v.compute],
         ),
+        "fill": Operator(
+            ("rows", "cols"),
+            lambda d: 0.0,
+            lambda d, v: 1.0 * d["rows"] * d["cols"] * DTYPE_BYTES[v.compute],
+        ),
         "reduction": Operator(
             ("rows", "cols"),
             lambda d: 1.0 * d["rows"] * d["cols"],
@@ -306,6 +313,11 @@ def _training(
     }
 
 
+def _attention_gradient(op: Operator) -> Operator:
+    """Five products for two (Dao, FlashAttention-2, 2023); every tensor has a gradient."""
+    return Operator(op.dims, lambda d: 2.5 * op.flops(d), lambda d, v: 2.0 * op.bytes(d, v))
+
+
 _ROWS = ("rows", "cols")
 _CONVOLUTION = (
     "batch", "channels", "height", "width", "filters", "kernel_height", "kernel_width",
@@ -345,6 +357,10 @@ _TRAINING = {
 OPERATORS = MappingProxyType(
     dict(OPERATORS)
     | {f"{op}_{name}": row for op, passes in _TRAINING.items() for name, row in passes.items()}
+    | {
+        f"{op}_gradient": _attention_gradient(OPERATORS[op])
+        for op in ("attention", "full_attention")
+    }
     | {
         "optimizer_step": Operator(
             ("parameters", "tensors"),

@@ -12,7 +12,7 @@ import pytest
 from tests.cost_models.operator_rows import synthetic
 
 from foreplan.cost_models.commands import train_operators
-from foreplan.cost_models.graph_programs import Step
+from foreplan.cost_models.graph_step import Step
 from foreplan.cost_models.operator_predictor import OperatorPredictor
 from foreplan.cost_models.operator_work import operator_work
 from foreplan.cost_models.predictor import Predictor, program_table, recorded_libraries
@@ -120,7 +120,14 @@ def test_programs_are_asked_for_in_the_words_of_the_sweep() -> None:
 
     def asked(op: str, kernel: str, **dims: int) -> dict[str, Any]:
         item = program(op, Variant("bf16", "bf16", f"torch.{kernel}"), **dims)
-        kinds = ("linear", "elementwise", "layernorm_gradient", "batchnorm_gradient", "reduction")
+        kinds = (
+            "linear",
+            "bmm",
+            "elementwise",
+            "layernorm_gradient",
+            "batchnorm_gradient",
+            "reduction",
+        )
         known = {(kind, "bfloat16"): "torch_graph-2.11-cuda" for kind in kinds}
         table = program_table([item], h200, known)
         assert set(table.library) == {"torch_graph-2.11-cuda"}
@@ -132,12 +139,20 @@ def test_programs_are_asked_for_in_the_words_of_the_sweep() -> None:
     ):  # fmt: skip
         found = asked("linear", kernel, rows=197, n=64, k=64)
         assert (found["turned"], found["m"]) == (turned, 197), kernel
+    for kernel, turned in (
+        ("matmul", 1), ("matmul_input_gradient", 0), ("matmul_weight_gradient", 2),
+        ("matmul_transposed", 0), ("matmul_transposed_input_gradient", 1),
+    ):  # fmt: skip
+        assert asked("matmul", kernel, batch=3, m=64, n=64, k=64)["turned"] == turned, kernel
     size = {"rows": 64, "cols": 256}
     for kernel, lies in (("mul", 0), ("mul_by_row", 1), ("add_by_column", 2), ("mul_by_block", 3)):
         assert asked("elementwise", kernel, **size, inputs=1)["broadcast"] == lies
     assert asked("elementwise", "to", **size, inputs=2)["converts"] == 1
     assert asked("reduction", "backward", **size)["strided"] == 1
     assert asked("reduction", "sum", **size)["strided"] == 0
+    assert asked("reduction", "backward_by_channel", **size)["strided"] == 2
+    zeros = asked("fill", "backward", **size)
+    assert (zeros["cols"], zeros["inputs"]) == (128, 1)  # as many bytes
     rows, channels = (
         asked("norm_gradient", "backward", **size, channels=c, results=2) for c in (1, 32)
     )
@@ -183,3 +198,18 @@ def test_a_sweep_does_not_speak_over_a_published_table() -> None:
     asked = own.take(own.device == "h100_sxm")
     asked = replace(asked, library=texts(["sglang"] * len(asked)))
     np.testing.assert_array_equal(alone.predict(asked), both.predict(asked))
+
+
+def test_gradients_of_attention_are_asked_of_their_sweep_or_are_three_forward_passes() -> None:
+    h100 = device_zoo.device("h100_sxm")
+    sizes = {"batch": 4, "queries": 512, "keys": 512, "heads": 32, "kv_heads": 8, "head_dim": 128}
+    forward, back = (
+        program(op, BF, **sizes) for op in ("full_attention", "full_attention_gradient")
+    )
+    kind = ("context_attention_gradient", "bfloat16/bfloat16")
+    found = program_table([back], h100, {kind: "torch_graph-2.11-cuda"})
+    assert (found.kind[0], found.library[0]) == (kind[0], "torch_graph-2.11-cuda")
+    assert found.dims["kv_heads"][0] == 8
+    one, three = Predictor.load().predict([forward, back], h100)
+    assert three.mean_s == pytest.approx(3 * one.mean_s)
+    assert three.high_s == pytest.approx(3 * one.high_s)

@@ -9,7 +9,7 @@ import pytest
 
 from foreplan.cost_models import host_measuring
 from foreplan.cost_models.costs import HostLaunch
-from foreplan.cost_models.graph_programs import PHASES, Phase
+from foreplan.cost_models.graph_step import PHASES, Phase
 from foreplan.cost_models.host_prices import MODES, HostPrices, Issue
 from foreplan.cost_models.predict_command import predict_model
 from foreplan.cost_models.step_store import stored_steps

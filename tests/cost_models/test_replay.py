@@ -15,15 +15,8 @@ from torch import nn
 import foreplan
 from foreplan.cost_models.costs import CostBook, Estimate, HostLaunch, Segment, Work
 from foreplan.cost_models.execution import GRAPH_GAP_S, gaps
-from foreplan.cost_models.graph_programs import (
-    PARTS,
-    PHASES,
-    Phase,
-    Step,
-    lower,
-    model_steps,
-    programs,
-)
+from foreplan.cost_models.graph_programs import lower, model_steps, programs
+from foreplan.cost_models.graph_step import PARTS, PHASES, Phase, Step
 from foreplan.cost_models.predict_command import predict_model
 from foreplan.cost_models.replay import predict_latency, replay, replay_book, replay_steps
 from foreplan.cost_models.step_store import stored_steps
