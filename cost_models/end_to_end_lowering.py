@@ -8,12 +8,13 @@ document's run observed.
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from foreplan.cost_models.costs import Work
-from foreplan.cost_models.end_to_end_networks import CALIBRATION, NETWORKS, build, example
+from foreplan.cost_models.end_to_end_networks import KNOWN, build, example
 from foreplan.cost_models.graph_backward import BACKWARD, CHANNEL_SUM, CHANNELS_LAST
 from foreplan.cost_models.graph_programs import lower
 from foreplan.cost_models.graph_step import Step
@@ -53,9 +54,8 @@ def lowered_again(document: Mapping[str, Any]) -> dict[str, Any]:
     cases = []
     for case in document["cases"]:
         name = case["network"]
-        if name not in (*NETWORKS, *CALIBRATION):
-            known = [*NETWORKS, *CALIBRATION]
-            raise SpecError("document: network", got=name, expected=f"one of {known}")
+        if name not in KNOWN:
+            raise SpecError("document: network", got=name, expected=f"one of {list(KNOWN)}")
         if name not in modules:
             with torch.device("meta"):
                 modules = {name: build(name, size).to(dtype=dtype).eval()}
@@ -68,8 +68,12 @@ def lowered_again(document: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _laid_out(steps: Sequence[Step], before: Sequence[Any]) -> list[Step]:
-    """Steps that copy nothing that the document's do not, and whose images lie as theirs."""
-    ran = {target for _, target, *_ in before}
+    """Steps that copy no more than the document's do, and whose images lie as theirs."""
+    ran = Counter(
+        (target, str(words)) for _, target, part, words, _ in before
+        if target in _COPIES and part == "forward"
+    )  # fmt: skip
+    of_run = {target for target, _ in ran}
     observed = iter(
         [CHANNELS_LAST in json.loads(words[0])[2] for kind, _, part, words, _ in before
          if kind == "convolution" and part == "forward"]
@@ -79,7 +83,12 @@ def _laid_out(steps: Sequence[Step], before: Sequence[Any]) -> list[Step]:
     found = []
     for step in steps:
         work = step.work
-        if step.target in _COPIES and step.target not in ran:
+        if step.target in _COPIES and step.part == "forward":
+            copied = (step.target, str(_words(work)))
+            if not ran[copied]:
+                continue
+            ran[copied] -= 1
+        elif step.target in _COPIES and step.target not in of_run:
             continue
         if step.kind == "convolution" and isinstance(work, Program):
             if step.part == "forward":

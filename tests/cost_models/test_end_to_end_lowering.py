@@ -14,7 +14,7 @@ from foreplan.cost_models.graph_programs import lower
 from foreplan.datasets.capture import capture
 from foreplan.errors import SpecError
 
-SHAPES = {"resnet": (1, 32), "bert": (2, 4)}
+SHAPES = {"resnet": (1, 32), "bert": (2, 4), "t5": (2, 4), "swin": (2, 32)}
 
 
 def document(name: str) -> dict[str, Any]:
