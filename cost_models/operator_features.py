@@ -208,13 +208,17 @@ def _later(table: OperatorTable, family: str) -> dict[str, Floats]:
     d, kind = table.dims, table.kind
     asked: dict[str, NDArray[Any]] = {}
     if family == "conv":
+        groups = np.maximum(d["groups"], 1)
         asked = {
-            "log_groups": np.log(np.maximum(d["groups"], 1)),
-            "log_group_cin": np.log(d["cin"] / np.maximum(d["groups"], 1)),
+            "log_groups": np.log(groups),
+            "log_group_cin": np.log(d["cin"] / groups),
             "channels_last": d["channels_last"],
             "is_input_gradient": kind == "conv_input_gradient",
             "is_weight_gradient": kind == "conv_weight_gradient",
             "bias": d["bias"],
+            "log_group_cout": np.log(d["cout"] / groups),
+            "align_group_cin": _alignment(d["cin"] / groups),
+            "align_group_cout": _alignment(d["cout"] / groups),
         }
     if family == "wide":
         names = ("batchnorm", "reduction", "embedding")
