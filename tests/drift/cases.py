@@ -98,11 +98,38 @@ def programs() -> dict[str, Any]:
 
 
 def networks() -> dict[str, Any]:
-    """End-to-end latency of a network on zoo devices by ``pretrained:ops``."""
+    """End-to-end latency of networks on zoo devices by ``pretrained:ops``."""
     from foreplan.cost_models.predict_command import predict_model
 
-    result = predict_model("gpt2", ["t4,a100-80g,h200"], batch=2, sequence_length=64)
-    return {f"gpt2 on {row['device']}: latency_s": row["latency_s"] for row in result["devices"]}
+    found: dict[str, Any] = {}
+    for suffix, options in (
+        ("", {}), (", training", {"phase": "training"}),
+        (", training as a graph", {"phase": "training", "execution": "graph"}),
+    ):  # fmt: skip
+        result = predict_model("gpt2", ["t4,a100-80g,h200"], batch=2, sequence_length=64, **options)
+        for row in result["devices"]:
+            found[f"gpt2 on {row['device']}{suffix}: latency_s"] = row["latency_s"]
+    return {**found, **_images()}
+
+
+def _images() -> dict[str, Any]:
+    """A step with convolutions, their bias and batch norms, by kind of operator."""
+    import torch
+    from torch import nn
+
+    from foreplan.cost_models.replay import predict_latency
+
+    with torch.device("meta"):
+        network = nn.Sequential(
+            nn.Conv2d(3, 32, 3, padding=1), nn.BatchNorm2d(32), nn.ReLU(),
+            nn.Conv2d(32, 64, 3, stride=2, padding=1, groups=4), nn.ReLU(), nn.AvgPool2d(2),
+            nn.Flatten(), nn.Linear(64 * 8 * 8, 10),
+        )  # fmt: skip
+        step = predict_latency(
+            network, "h200", inputs=[torch.empty(16, 3, 32, 32)], phase="training",
+            execution="graph",
+        )  # fmt: skip
+    return {f"images on h200, {kind}: busy_s": s for kind, s in step.by("kind").items()}
 
 
 def planned(name: str) -> dict[str, Any]:
