@@ -6,6 +6,8 @@ BIN := .venv/bin
 # What decides the environment; another branch's requirements give another stamp.
 KEY := $(shell cat pyproject.toml constraints.txt hatch_build.py | cksum | cut -d' ' -f1)
 INSTALLED := .venv/complete-$(KEY)
+# The demo needs neither test tools nor Ray.
+RUNS := $(or $(wildcard $(INSTALLED)),.venv/runs-$(KEY))
 # Python compiles the quarter of torch and the others that it imports; pip would compile all of it.
 INSTALL := $(BIN)/python -m pip install -q --no-compile -c constraints.txt
 
@@ -14,7 +16,7 @@ INSTALL := $(BIN)/python -m pip install -q --no-compile -c constraints.txt
 
 environment: $(INSTALLED)
 
-demo: $(INSTALLED)
+demo: $(RUNS)
 	PATH="$(CURDIR)/$(BIN):$$PATH" bash docs/examples/demo.sh out/demo
 
 # One after another, also with make -j.
@@ -67,6 +69,10 @@ clean:
 
 .venv/bin/python:
 	$(PYTHON) -m venv .venv
+
+.venv/runs-$(KEY): | .venv/bin/python
+	$(INSTALL) -e .
+	touch $@
 
 # Ray is large, and not built for every machine; without it the test of its example says that it is
 # skipped.
