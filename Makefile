@@ -8,7 +8,9 @@ KEY := $(shell cat pyproject.toml constraints.txt hatch_build.py | cksum | cut -
 INSTALLED := .venv/complete-$(KEY)
 # The demo needs neither test tools nor Ray.
 RUNS := $(or $(wildcard $(INSTALLED)),.venv/runs-$(KEY))
-# Python compiles the quarter of torch and the others that it imports; pip would compile all of it.
+# Python compiles the quarter of torch and the others that it imports, and keeps it; pip would compile
+# all of it.
+unexport PYTHONDONTWRITEBYTECODE
 INSTALL := $(BIN)/python -m pip install -q --no-compile -c constraints.txt
 
 .PHONY: environment demo test test-parallel test-serial test-notebooks check docs
