@@ -14,7 +14,7 @@ from dataclasses import replace
 from typing import Any
 
 from foreplan.cost_models.costs import Work
-from foreplan.cost_models.end_to_end_networks import KNOWN, build, example
+from foreplan.cost_models.end_to_end_networks import KNOWN, SIZES, build, example
 from foreplan.cost_models.graph_backward import BACKWARD, CHANNEL_SUM, CHANNELS_LAST
 from foreplan.cost_models.graph_programs import lower
 from foreplan.cost_models.graph_step import Step
@@ -38,21 +38,27 @@ def lowered_again(document: Mapping[str, Any]) -> dict[str, Any]:
         document: from `end_to_end.measure`.
 
     Raises:
-        SpecError: a field that is missing, a network that this version does not know, or another
-            network's steps.
+        SpecError: a field that is missing, a size, data type or network that this version does not
+            know, or another network's steps.
     """
     import torch
 
     from foreplan.cost_models.call_timer import DTYPES
     from foreplan.datasets.capture import capture
 
-    for field in ("size", "dtype", "cases"):
-        if field not in document:
-            raise SpecError("document", got=f"no {field}", expected="what `measure` wrote")
+    _check_fields("document", document, ("size", "dtype", "cases"))
+    for field, known in (("size", SIZES), ("dtype", DTYPES)):
+        if document[field] not in known:
+            raise SpecError(
+                f"document: {field}", got=document[field], expected=f"one of {list(known)}"
+            )
+    if not isinstance(document["cases"], list):
+        raise SpecError("document: cases", got=document["cases"], expected="a list of passes")
     size, dtype = document["size"], DTYPES[document["dtype"]]
     modules: dict[str, torch.nn.Module] = {}
     cases = []
     for case in document["cases"]:
+        _check_fields("document: cases", case, ("network", "shape", "phase", "steps"))
         name = case["network"]
         if name not in KNOWN:
             raise SpecError("document: network", got=name, expected=f"one of {list(KNOWN)}")
@@ -65,6 +71,13 @@ def lowered_again(document: Mapping[str, Any]) -> dict[str, Any]:
         steps = _laid_out(lower(graph, case["phase"]), case["steps"])
         cases.append({**case, "steps": described(steps)})
     return {**document, "cases": cases}
+
+
+def _check_fields(place: str, found: object, fields: Sequence[str]) -> None:
+    """Refuse what `measure` did not write."""
+    for field in fields:
+        if not isinstance(found, Mapping) or field not in found:
+            raise SpecError(place, got=f"no {field}", expected="what `measure` wrote")
 
 
 def _laid_out(steps: Sequence[Step], before: Sequence[Any]) -> list[Step]:

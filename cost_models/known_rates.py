@@ -48,7 +48,7 @@ from foreplan.errors import SpecError, told
 
 Floats = NDArray[np.float64]
 
-SCHEMA = "foreplan.known-rates/1"
+SCHEMA = "foreplan.known-rates/2"
 #: Parts that a chip's operators are held out in.
 _FOLDS = 5
 #: What was measured on a device: its programs (N,) and their seconds (N,).

@@ -60,6 +60,13 @@ def test_documents_of_something_else_are_refused() -> None:
     before = document("resnet")
     with pytest.raises(SpecError, match="no size"):
         lowered_again({"cases": []})
+    with pytest.raises(SpecError, match="dtype: got 'fp99', expected one of"):
+        lowered_again({**before, "dtype": "fp99"})
+    with pytest.raises(SpecError, match="size: got 'huge', expected one of"):
+        lowered_again({**before, "size": "huge"})
+    for cases, told in ((5, "got 5, expected a list"), ([{"shape": [1, 2]}], "no network")):
+        with pytest.raises(SpecError, match=told):
+            lowered_again({**before, "cases": cases})
     strange = {**before["cases"][0], "network": "nonsense"}
     with pytest.raises(SpecError, match="got 'nonsense', expected one of"):
         lowered_again({**before, "cases": [strange]})
