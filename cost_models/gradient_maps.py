@@ -36,7 +36,7 @@ NO_WORK = frozenset(
 )
 
 #: Operators that pick elements: a gradient of zeros is written, and filled where they were picked.
-PICKS = frozenset({"index", "index_select", "gather", "max", "min", "topk", "sort"})
+PICKS = frozenset({"index_select", "gather", "max", "min", "topk", "sort"})
 
 #: Operators whose results hold their operand several times, which is summed up.
 REPEATS = frozenset({"repeat", "tile", "repeat_interleave"})

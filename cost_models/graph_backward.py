@@ -86,8 +86,9 @@ def gradient_steps(node: OperatorNode, step: Step, read: Sequence[Operand]) -> l
     if name in NO_WORK:
         return []
     if work.op == "embedding":
-        # The gradient of the whole table is made of zeros and then filled.
-        return [fill_step(back, node.inputs[0]), back]
+        return [_scattered(back, node.inputs[0], shape, work.dims["cols"])]
+    if name == "index":
+        return [_scattered(back, node.inputs[0], shape, _picked(node.inputs[0], shape))]
     if name in PICKS:  # zeros, and a copy of them that is filled
         return [fill_step(back, node.inputs[0]), wide_step(back, node.inputs[0], 1)]
     if name in REPEATS:
@@ -185,6 +186,24 @@ def _own(step: Step, lies: str = "", kernel: str = BACKWARD) -> Variant:
 
 def _gradient(work: Program, of: str) -> Variant:
     return replace(work.variant, kernel=work.variant.kernel + of)
+
+
+def _scattered(back: Step, table: Sequence[int], shape: Sequence[int], cols: int) -> Step:
+    """The gradient by a table that rows of ``cols`` were picked from: zeros, and rows added up."""
+    assert isinstance(back.work, Program)
+    rows, vocab = (max(1, math.prod(whole) // cols) for whole in (shape, table))
+    work = program("embedding_backward", back.work.variant, rows=rows, vocab=vocab, cols=cols)
+    return replace(back, work=work)
+
+
+def _picked(source: Sequence[int], shape: Sequence[int]) -> int:
+    """Elements that an index leaves together: of the extents behind those that it picks from."""
+    cols = 1
+    for own, extent in zip(reversed(source), reversed(shape), strict=False):
+        if own != extent:
+            break
+        cols *= own
+    return cols
 
 
 def _product(

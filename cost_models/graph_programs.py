@@ -15,6 +15,7 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
+from foreplan.cost_models.attention_mask import AttentionMask
 from foreplan.cost_models.costs import Segment, Work
 from foreplan.cost_models.graph_backward import (
     CHANNELS_LAST,
@@ -51,6 +52,9 @@ _COLUMNS_FIRST = frozenset({"addmm", "mm", "matmul", "bmm", "baddbmm", "addbmm"}
 #: Maps that broadcast an operand.
 _BROADCASTS = frozenset({"add", "sub", "mul", "div", "where", "maximum", "minimum"})
 
+#: Copies into what has been filled before (``PadNd.cpp``), which moves as much as one more input.
+_FILLED_FIRST = frozenset({"pad", "constant_pad_nd"})
+
 #: Kinds of nodes that are no work of the device: inputs are there, constants are made once.
 _NOTHING = frozenset({"input"})
 
@@ -71,7 +75,7 @@ def lower(graph: OperatorGraph, phase: Phase = "inference") -> list[Step]:
         raise ValueError("a training step of a graph captured without its calls")
     nodes = [node for node in graph.operators() if node.op not in _NOTHING]
     read = operands(graph)
-    forward = _forward(nodes, read, graph.calls)
+    forward = _forward(nodes, read, graph.calls, phase)
     if phase == "inference":
         return forward
     sizes = trained_parameters(graph)
@@ -112,7 +116,7 @@ def model_steps(model: Model, *, batch: int, tokens: int, phase: Phase = "infere
     ]
     repeated = [*passed[: two[0]], *middle * (model.layers - few), *passed[two[0] :]]
     read = operands(graph)
-    forward = _forward([visit.node for visit in repeated], read, graph.calls)
+    forward = _forward([visit.node for visit in repeated], read, graph.calls, phase)
     if phase == "inference":
         return forward
     size = model.parameters * int(DTYPE_BYTES[model.dtype])
@@ -136,8 +140,8 @@ def programs(steps: Iterable[Step]) -> list[Program]:
 # ------------------------------------------------------------------------------------ forward
 
 
-def _layouts(calls: Iterable[OperatorCall]) -> dict[str, str]:
-    """What the names of operators' kernels say of how operands lie, by the operator."""
+def _layouts(calls: Iterable[OperatorCall], phase: Phase) -> dict[str, str]:
+    """What the names of operators' kernels say of their operands, by the operator."""
     found: dict[str, str] = {}
     for call in calls:
         name = call.target.split(".")[1] if "." in call.target else call.target
@@ -150,14 +154,17 @@ def _layouts(calls: Iterable[OperatorCall]) -> dict[str, str]:
             shape, strides, _ = tensors[2 if name in BIAS_FIRST else 1]
             if len(shape) > 1 and strides[-2] == 1 < strides[-1]:
                 found[call.operator] = TRANSPOSED
+        elif call.operator and name == "scaled_dot_product_attention":
+            mask = AttentionMask.of_call(call, training=phase == "training")
+            found[call.operator] = mask.word if mask else ""
     return found
 
 
 def _forward(
-    nodes: Sequence[OperatorNode], read: Operands, calls: Sequence[OperatorCall]
+    nodes: Sequence[OperatorNode], read: Operands, calls: Sequence[OperatorCall], phase: Phase
 ) -> list[Step]:
     reached = [has_backward(node, read) for node in nodes]
-    added, layouts = sums(calls), _layouts(calls)
+    added, layouts = sums(calls), _layouts(calls, phase)
     return [
         Step(node.op, node.target, "forward", _work(node, layouts.get(node.name, "")), node.calls,
              HostCall(host_kind(node), node.calls - 1, wanted,
@@ -196,6 +203,7 @@ def _work(node: OperatorNode, layout: str) -> Work:
     written = rows * cols * DTYPE_BYTES[variant.compute]
     # Broadcast operands are smaller than the result: as many inputs as there are bytes.
     inputs = max(1, round(node.bytes / written) - 1)
+    inputs += node.target.rpartition(".")[2] in _FILLED_FIRST
     if node.target.rpartition(".")[2] in _BROADCASTS and node.outputs:
         lies = max(broadcast(shape, node.outputs[0]) for shape in (*node.inputs, ()))
         variant = replace(variant, kernel=variant.kernel + lies)
@@ -226,10 +234,11 @@ def _convolution(node: OperatorNode, variant: Variant) -> Program:
 
 
 def _attention(node: OperatorNode, variant: Variant) -> Program:
-    query, key = node.inputs[0], node.inputs[1]
-    # self-attention of one tensor: `external` inputs stand once.
-    key = key if len(node.inputs) > 1 else query
+    query = node.inputs[0]
     *lead, heads, queries, head_dim = query
+    # Of one tensor that is all three an input stands once, and a mask may be what comes behind it.
+    alike = (len(query), head_dim)
+    key = next((shape for shape in node.inputs[1:] if (len(shape), shape[-1]) == alike), query)
     pairs = node.flops / (4.0 * math.prod(lead) * heads * head_dim)
     causal = pairs < queries * key[-2] and queries > 1
     return program(

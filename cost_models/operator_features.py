@@ -47,7 +47,7 @@ FAMILIES: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "conv": ("conv", "conv_input_gradient", "conv_weight_gradient"),
         "wide": (
             "elementwise", "softmax", "layernorm", "batchnorm", "reduction", "embedding",
-            "layernorm_gradient", "batchnorm_gradient",
+            "layernorm_gradient", "batchnorm_gradient", "embedding_gradient",
         ),
         "context": ("context_attention", "context_attention_gradient"),
         "generation": ("generation_attention",),
@@ -231,11 +231,21 @@ def _later(table: OperatorTable, family: str) -> dict[str, Floats]:
             "log_channels": np.log(channels),
             "log_channel_values": np.log(d["rows"] * d["cols"] / channels),
             "channels_last": d["channels_last"], "rms": d["rms"],
+            "is_embedding_gradient": kind == "embedding_gradient",
+            "log_values": np.log(np.where(d["values"] > 0, d["values"], np.nan)),
         }  # fmt: skip
     if family == "product":
         asked = {"turned": d["turned"]}
     if family == "context":
         asked = {"is_gradient": kind == "context_attention_gradient"}
+    if family in ("context", "generation"):
+        asked |= {
+            "mask_share": d["masks"] / (d["b"] * d["heads"]), "masked": d["masks"] > 0,
+            "mask_strided": d["strided"], "mask_learned": d["training"],
+            "mask_converts": d["converts"], "mask_broadcast": d["broadcast"],
+            # Of an attention that is not causal, which no mask's is: its keys.
+            "align_seen": _alignment(visible_pairs(d) / d["queries"]),
+        }  # fmt: skip
     return {name: np.asarray(column, dtype=np.float64) for name, column in asked.items()}
 
 

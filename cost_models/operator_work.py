@@ -59,6 +59,7 @@ PRECISIONS: Mapping[str, Precision] = MappingProxyType(
         "bfloat16/bfloat16": Precision(_HALF, 2.0, 2.0),
         "float16/float16": Precision(("fp16", "bf16", "fp32"), 2.0, 2.0),
         "bfloat16/fp8": Precision(_HALF, 2.0, 1.0),
+        "fp32/fp32": Precision(("fp32",), 4.0, 4.0),
         "fp8/fp8": Precision(_EIGHT, 2.0, 1.0),
         "bfloat16/int8": Precision(_HALF, 2.0, 1.0),
     }
@@ -199,17 +200,26 @@ def _gather(d: _Dims, act: Floats, weight: Floats) -> _Pair:
     return np.zeros_like(act), d["rows"] * d["cols"] * (act + weight)
 
 
+def _scatter(d: _Dims, act: Floats, weight: Floats) -> _Pair:
+    # A table of zeros, to which rows are added.
+    return d["rows"] * d["cols"], (d["values"] * d["cols"] + 2 * d["rows"] * d["cols"]) * act
+
+
 def _attention(d: _Dims, act: Floats, weight: Floats) -> _Pair:
     seen = np.where(d["window"] > 0, np.minimum(d["keys"], d["queries"] + d["window"]), d["keys"])
     cache = 2 * seen * d["kv_heads"] * weight
     moved = d["b"] * d["head_dim"] * (2 * d["queries"] * d["heads"] * act + cache)
-    return 4 * d["b"] * d["heads"] * d["head_dim"] * visible_pairs(d), moved
+    pairs = visible_pairs(d)
+    added = d["masks"] * pairs / np.where(d["broadcast"] > 0, d["queries"], 1)
+    return 4 * d["b"] * d["heads"] * d["head_dim"] * pairs, moved + added * act
 
 
 def _attention_back(d: _Dims, act: Floats, weight: Floats) -> _Pair:
     # Five products for two (Dao, FlashAttention-2, 2023); each tensor has a gradient.
     flops, moved = _attention(d, act, weight)
-    return 2.5 * flops, 2 * moved
+    # By what is added to scores: written for every sequence and head, then summed up.
+    learned = np.where(d["training"] > 0, 2 * d["b"] * d["heads"] * visible_pairs(d) * act, 0)
+    return 2.5 * flops, 2 * moved + learned
 
 
 def _layer(d: _Dims, act: Floats, weight: Floats) -> _Pair:
@@ -240,6 +250,7 @@ _COUNT: Mapping[str, Callable[[_Dims, Floats, Floats], _Pair]] = MappingProxyTyp
         **dict.fromkeys(("layernorm_gradient", "batchnorm_gradient"), _normalise_back),
         "reduction": _reduce,
         "embedding": _gather,
+        "embedding_gradient": _scatter,
         "context_attention": _attention,
         "context_attention_gradient": _attention_back,
         "generation_attention": _attention,

@@ -18,6 +18,7 @@ from typing import Self
 import numpy as np
 from numpy.typing import NDArray
 
+from foreplan.cost_models.attention_mask import AttentionMask
 from foreplan.cost_models.costs import Estimate
 from foreplan.cost_models.graph_backward import (
     ATTENTION_BACKWARD,
@@ -228,6 +229,8 @@ _STRIDED = frozenset(
 )
 
 
+#: Kernels that pick by any index, not rows of a table by their numbers.
+_INDEXED = frozenset({"torch.index"})
 #: Kernels that write another data type than they read.
 _CONVERTS = frozenset({"torch.to", "torch._to_copy"})
 #: Products whose second operand lies along its columns, not along what is added up.
@@ -245,7 +248,7 @@ _ROUND = 64
 def _published(row: _Row) -> _Row:
     """A row in the words of published tables, which say less of an operator and know fewer."""
     kind, dtype, dims = row
-    if kind in ("reduction", "embedding") or dims.get("groups", 1) > 1:
+    if kind in ("reduction", "embedding", "embedding_gradient") or dims.get("groups", 1) > 1:
         return _NOTHING
     if kind == "context_attention_gradient":
         return "context_attention", dtype, dims
@@ -254,6 +257,7 @@ def _published(row: _Row) -> _Row:
         return "elementwise", dtype, size | {"inputs": 2, "cost": 1}
     left_out = {
         "strided", "groups", "channels_last", "turned", "bias", "broadcast", "converts", "rms",
+        "masks", "training",
     }  # fmt: skip
     plain = {"batchnorm": "layernorm"} | dict.fromkeys(FAMILIES["conv"], "conv")
     return plain.get(kind, kind), dtype, {n: size for n, size in dims.items() if n not in left_out}
@@ -280,6 +284,8 @@ def _row(program: Program) -> _Row:
         more = (d["queries"] - 1) // 2 if program.op.startswith("full") else 0
         shape = {"b": d["batch"], "queries": d["queries"], "keys": d["keys"] + more}
         shape |= {name: d[name] for name in ("heads", "kv_heads", "head_dim")}
+        mask = AttentionMask.of_kernel(v.kernel)
+        shape |= mask.sizes(d["batch"], d["heads"]) if mask else {}
         return (kind, dtype, shape) if dtype else _NOTHING
     dtype = _WIDE.get(v.compute)
     if dtype is None:
@@ -300,6 +306,9 @@ def _row(program: Program) -> _Row:
         square = _square_conv(d, v.kernel)
         of = next((g for g in (INPUT_GRADIENT, WEIGHT_GRADIENT) if v.kernel.endswith(g)), "")
         return (f"conv{of}", dtype, square) if square else _NOTHING
+    if program.op == "embedding_backward":
+        size = {"rows": d["rows"], "cols": d["cols"], "values": d["vocab"]}
+        return "embedding_gradient", dtype, size | {"strided": int(v.kernel in _INDEXED)}
     if program.op in ("reduction", "pool", "embedding"):
         size = {"rows": d["rows"], "cols": d["cols"]}
         if program.op == "embedding":

@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from foreplan.datasets.attention_cases import MASKED, attention
 from foreplan.datasets.convolution_cases import GROUPED, convolution
 from foreplan.datasets.map_cases import (
     batch_norm,
@@ -60,6 +61,10 @@ _ASKED: Mapping[str, float] = MappingProxyType(
         f"{GROUPED}conv": 0.13,
         f"{GROUPED}conv_input_gradient": 0.10,
         f"{GROUPED}conv_weight_gradient": 0.10,
+        f"{MASKED}attention": 0.10,
+        f"{MASKED}attention_gradient": 0.10,
+        f"{MASKED}generation": 0.02,
+        "embedding_gradient": 0.03,
     }
 )
 #: Names of operators that can be asked for.
@@ -146,47 +151,6 @@ def _bmm(op: str, dtype: str, rng: np.random.Generator, scale: float) -> Case:
     return Case(op, op, dtype, {"b": b, "m": m, "n": n, "k": k, "turned": turned}, calls)
 
 
-def _attention(op: str, dtype: str, rng: np.random.Generator, scale: float) -> Case:
-    dtype, back = "bfloat16" if dtype == "fp32" else dtype, op == "attention_gradient"
-    while True:
-        b, heads = int(2.0 ** rng.uniform(0, 7)), int(2.0 ** rng.uniform(0, 6.5))
-        head_dim = int(rng.choice([32, 64, 80, 96, 128], p=[0.1, 0.4, 0.1, 0.1, 0.3]))
-        # Heads that share keys and values.
-        group = math.gcd(heads, 2 ** int(rng.integers(1, 5))) if rng.random() < 0.5 else 1
-        queries = 1 if op == "generation" else int(2.0 ** rng.uniform(2, 12.5))
-        causal = queries > 1 and bool(rng.random() < 0.5)
-        keys = queries if causal or rng.random() < 0.7 else int(2.0 ** rng.uniform(4, 13))
-        if queries == 1:
-            keys = int(2.0 ** rng.uniform(4, 14))
-        kv_heads = heads // group
-        moved = 4.0 * b * heads * (queries + keys) * head_dim
-        flops = 4.0 * b * heads * queries * keys * head_dim
-        if moved < MOST_BYTES * scale / 2 and flops < most_flops(dtype, scale) / 2:
-            break
-
-    def calls(view: Operands) -> Calls:
-        import torch.nn.functional as F
-
-        # As linears leave them: heads of one token lie together.
-        q = view(dtype, 0, b, queries, heads, head_dim).transpose(1, 2)
-        behind, room = q.numel() + 256, b * keys * kv_heads * head_dim + 256
-        k, v = (
-            view(dtype, behind + at * room, b, keys, kv_heads, head_dim).transpose(1, 2)
-            for at in range(2)
-        )
-        call = partial(
-            F.scaled_dot_product_attention, is_causal=causal, enable_gqa=kv_heads < heads
-        )
-        return [gradient_call(call, [q, k, v]) if back else partial(call, q, k, v)]
-
-    # Tables count causal pairs; so many keys leave as many pairs as no mask does.
-    more = 0 if causal or queries == 1 else (queries - 1) // 2
-    dims = {"b": b, "queries": queries, "keys": keys + more, "heads": heads, "kv_heads": kv_heads,
-            "head_dim": head_dim, "window": 0}  # fmt: skip
-    kind = "generation_attention" if queries == 1 else "context_attention" + back * "_gradient"
-    return Case(kind, kind, f"{dtype}/{dtype}", dims, calls)
-
-
 def _embedding(op: str, dtype: str, rng: np.random.Generator, scale: float) -> Case:
     rows, cols = int(2.0 ** rng.uniform(0, 15)), int(2.0 ** rng.uniform(4, 13)) // 8 * 8
     vocab = max(8, min(int(2.0 ** rng.uniform(8, 17)), int(_MOST_TABLE * scale) // cols))
@@ -201,6 +165,31 @@ def _embedding(op: str, dtype: str, rng: np.random.Generator, scale: float) -> C
         return [lambda: F.embedding(ids, table)]
 
     return Case(op, op, dtype, {"rows": rows, "cols": cols}, calls)
+
+
+def _embedding_gradient(op: str, dtype: str, rng: np.random.Generator, scale: float) -> Case:
+    """The gradient by a table that rows were looked up in, each as often as chance has it.
+
+    Of tokens' embeddings, or of a few biases that many pairs of tokens share.
+    """
+    few, index = bool(rng.random() < 0.4), int(rng.random() < 0.4)
+    rows = int(2.0 ** rng.uniform(0, 18 if few else 15))
+    cols = int(2.0 ** rng.uniform(2, 7)) if few else int(2.0 ** rng.uniform(4, 13)) // 8 * 8
+    low, high = (4, 12) if few else (8, 17)
+    values = max(8, min(int(2.0 ** rng.uniform(low, high)), int(_MOST_TABLE * scale) // cols))
+    seed = int(rng.integers(1 << 31))
+
+    def calls(view: Operands) -> Calls:
+        import torch
+        import torch.nn.functional as F
+
+        ids = torch.from_numpy(np.random.default_rng(seed).integers(0, values, rows))
+        ids, table = ids.to(view.device), view(dtype, 0, values, cols)
+        return [gradient_call(lambda t: t[ids] if index else F.embedding(ids, t), [table])]
+
+    return Case(
+        op, op, dtype, {"rows": rows, "cols": cols, "values": values, "strided": index}, calls
+    )
 
 
 def _update(op: str, dtype: str, rng: np.random.Generator, scale: float) -> Case:
@@ -236,9 +225,11 @@ _DRAW: Mapping[str, Callable[[str, str, np.random.Generator, float], Case]] = Ma
     {
         "linear": _linear, "bmm": _bmm, "elementwise": elementwise, "broadcast": broadcast,
         "convert": convert, "reduction": reduction, "embedding": _embedding, "update": _update,
-        **dict.fromkeys(("attention", "attention_gradient", "generation"), _attention),
+        **dict.fromkeys(("attention", "attention_gradient", "generation"), attention),
         **dict.fromkeys(("conv", "conv_input_gradient", "conv_weight_gradient"), convolution),
-        **dict.fromkeys(_ASKED, convolution),
+        **{name: attention for name in _ASKED if name.startswith(MASKED)},
+        **{name: convolution for name in _ASKED if name.startswith(GROUPED)},
+        "embedding_gradient": _embedding_gradient,
         **dict.fromkeys(("softmax", "layernorm", "layernorm_gradient"), row_norm),
         **dict.fromkeys(("batchnorm", "batchnorm_gradient"), batch_norm),
     }

@@ -30,13 +30,21 @@ _CONV = (
 )  # fmt: skip
 _PRODUCT = ("b", "m", "n", "k", "turned")
 _BATCH_NORM = ("rows", "cols", "channels", "training", "channels_last")
-_ATTENTION = ("b", "queries", "keys", "heads", "kv_heads", "head_dim", "window")
+_ATTENTION = (
+    "b", "queries", "keys", "heads", "kv_heads", "head_dim", "window", "masks", "strided",
+    "training", "converts", "broadcast",
+)  # fmt: skip
 
 #: Kind of operator to the names of its dimensions. ``strided`` (1 or 0): elements that are no
 #: neighbours in memory are read, as a transposed copy or a sum over columns does (2: a sum over all
 #: but a middle size). ``turned``: 0 operands lie along ``k``, 1 the second along ``n``, 2 also the
 #: first along ``m``. ``broadcast``: an operand has one value a row (1), a column (2), a block of
-#: rows (3). ``converts`` (1 or 0): operands are of another data type than what is written.
+#: rows (3). ``converts`` (1 or 0): operands are of another data type than what is written. Of an
+#: attention ``masks`` counts the sequences and heads that have values of their own to add to their
+#: scores (0: nothing is added); of these, 1 or 0: ``strided`` where keys are no neighbours in
+#: memory, ``training`` where they are learned, ``converts`` where they are truth values,
+#: ``broadcast`` where all queries share one row. ``values`` are the rows of the table that a
+#: gradient by an embedding is added up in; ``strided`` (1 or 0): of an index, not of an embedding.
 KINDS: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
         "bmm": _PRODUCT,
@@ -52,6 +60,7 @@ KINDS: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "batchnorm_gradient": _BATCH_NORM,
         "reduction": ("rows", "cols", "strided"),
         "embedding": ("rows", "cols"),
+        "embedding_gradient": ("rows", "cols", "values", "strided"),
         "context_attention": _ATTENTION,
         "context_attention_gradient": _ATTENTION,
         "generation_attention": _ATTENTION,

@@ -32,10 +32,10 @@ _MAY_BE_ZERO: Mapping[str, frozenset[str]] = MappingProxyType(
         ),
         "layernorm": frozenset({"rms"}),
         "elementwise": frozenset({"inputs", "cost", "strided", "broadcast", "converts"}),
-        "reduction": frozenset({"strided"}),
+        **dict.fromkeys(("reduction", "embedding_gradient"), frozenset({"strided"})),
         **dict.fromkeys(
             ("context_attention", "context_attention_gradient", "generation_attention"),
-            frozenset({"window"}),
+            frozenset({"window", "masks", "strided", "training", "converts", "broadcast"}),
         ),
         "collective": frozenset({"pattern"}),
         "decoder_layer": frozenset({"context"}),

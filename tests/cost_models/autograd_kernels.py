@@ -63,6 +63,8 @@ def _kernels(name: str, args: Any, result: Any) -> list[Kernel]:
         return [("attention", args[1].numel())]
     if name == "embedding_dense_backward":
         return [("embedding", args[1].numel(), args[2])]
+    if name == "index_put":
+        return [("scatter", out.numel(), args[2].numel())]
     if name in ("slice_backward", "select_backward"):
         return [("fill", out.numel()), ("map", args[0].numel())]
     if name == "new_zeros":
@@ -109,12 +111,13 @@ def priced(steps: list[Step], *, loss: bool = False) -> Counter[Kernel]:
             found["attention", size] += 1
         elif work.op == "reduction":
             found["sum", d["rows"], d["rows"] * d["cols"]] += 1
-        elif step.target == "aten.embedding" and work.op == "fill":
-            table = d["rows"]
         elif work.op == "fill":
             found["fill", d["rows"] * d["cols"]] += 1
-        elif work.op == "embedding":
-            found["embedding", d["rows"], table] += 1
+        elif work.op == "embedding_backward" and step.target == "aten.embedding":
+            found["embedding", d["rows"], d["vocab"]] += 1
+        elif work.op == "embedding_backward":
+            found["fill", d["vocab"] * d["cols"]] += 1
+            found["scatter", d["vocab"] * d["cols"], d["rows"] * d["cols"]] += 1
         else:
             found["map", d["rows"] * d["cols"]] += 1
     return found

@@ -139,6 +139,8 @@ FUNCTIONS: dict[str, tuple[Callable[..., Tensor], *tuple[tuple[int, ...], ...]]]
     "roll": (lambda x: x.roll(1, 1),),
     "pad": (lambda x: F.pad(x, (1, 1)),),
     "picked": (lambda x: x.index_select(1, torch.tensor([0, 2])),),
+    "rows of a table": (lambda x, w: x + w[torch.tensor([0, 2, 2, 1, 0, 3])], (5, 8)),
+    "columns": (lambda x: x[:, torch.tensor([0, 2])],),
     "twice": (lambda x: F.gelu(x) + x.tanh(),),
     "three views": (lambda x: x.flatten(1) + x.view(2, 48) * x.reshape(2, 48),),
     "half": (lambda x: x.to(torch.bfloat16),),

@@ -25,6 +25,7 @@ from foreplan.errors import MissingDataError, SpecError
 MORE = Path(__file__).parents[2] / "datasets/measured/h200_operators_graph_more.parquet"
 SMALL = 2e-6
 GROUPED = [name for name in NAMES if name.startswith("grouped_")]
+MASKED = [name for name in NAMES if name.startswith("masked_")]
 
 
 def drawn(count: int, scale: float = 1.0) -> list[Case]:
@@ -46,15 +47,21 @@ def elements(case: Case) -> int:
         }[case.kind]
     if "attention" in case.kind:
         return d["b"] * d["queries"] * d["heads"] * d["head_dim"]
+    if case.kind == "embedding_gradient":
+        return d["values"] * d["cols"]
     return d["rows"] * (1 if case.kind == "reduction" else d["cols"])
 
 
 def test_every_operator_runs_and_writes_what_its_sizes_say() -> None:
     view = Operands("cpu", 3e8)
     seen: Counter[str] = Counter()
-    grouped = list(itertools.islice(graph_cases(0, scale=SMALL, names=GROUPED), 12))
-    for case in [*drawn(1200, SMALL), *grouped]:
-        if seen[case.op] >= 4 and case not in grouped:  # a few of each
+    asked = [
+        case
+        for names, count in ((GROUPED, 12), (MASKED, 40), (["embedding_gradient"], 8))
+        for case in itertools.islice(graph_cases(0, scale=SMALL, names=names), count)
+    ]
+    for case in [*drawn(1200, SMALL), *asked]:
+        if seen[case.op] >= 4 and case not in asked:  # a few of each
             continue
         seen[case.op] += 1
         assert set(case.dims) == set(KINDS[case.kind])
@@ -66,13 +73,15 @@ def test_every_operator_runs_and_writes_what_its_sizes_say() -> None:
                 assert made.numel() == elements(case), case
                 assert torch.isfinite(made.float()).all(), case
                 # Of norms and attention autograd takes all gradients at once, the input's first.
-                several = case.kind.endswith("_gradient") and not case.kind.startswith("conv")
-                assert len(others) == 2 * several, case
+                one = case.kind.startswith(("conv", "embedding"))
+                several = 0 if one or not case.kind.endswith("_gradient") else 2
+                learned = case.kind != "batchnorm_gradient" and case.dims.get("training", 0)
+                assert len(others) == several + (several and learned), case
     assert set(seen) == {
         "linear", "bmm", "conv", "conv_input_gradient", "conv_weight_gradient", "elementwise",
         "softmax", "layernorm", "layernorm_gradient", "batchnorm", "batchnorm_gradient",
         "generation_attention", "context_attention", "context_attention_gradient", "embedding",
-        "reduction", "update",
+        "reduction", "update", "embedding_gradient",
     }  # fmt: skip
 
 
@@ -118,6 +127,27 @@ def test_grouped_convolutions_are_drawn_as_networks_have_them() -> None:
                 c.dtype == "bfloat16"} == {c.kind for c in cases}  # fmt: skip
     assert {c.dims["bias"] for c in cases if c.kind == "conv"} == {0, 1}
     assert max(max(c.dims["cin"], c.dims["cout"]) for c in cases) <= 4096
+
+
+def test_what_is_added_to_scores_is_drawn_in_every_way_that_decides_the_kernel() -> None:
+    cases = list(itertools.islice(graph_cases(0, names=MASKED), 1500))
+    kinds = {"context_attention", "context_attention_gradient", "generation_attention"}
+    masked = [c.dims for c in cases if c.dims["masks"]]
+    assert 0.8 < len(masked) / len(cases) < 0.95
+    for kind in kinds:
+        assert {c.dtype.partition("/")[0] for c in cases if c.kind == kind} == {
+            "bfloat16", "float16", "fp32",
+        }  # fmt: skip
+    for own in ("strided", "training", "converts", "broadcast"):
+        assert {d[own] for d in masked} == {0, 1}
+    several = [d for d in masked if d["b"] > 1 and d["heads"] > 1]
+    for count in (lambda d: 1, lambda d: d["b"], lambda d: d["heads"],
+                  lambda d: d["b"] * d["heads"]):  # fmt: skip
+        assert sum(d["masks"] == count(d) for d in several) > 50
+    # What is not there has no layout, and nothing is learned that is true or false.
+    assert not any(c.dims[name] for c in cases if not c.dims["masks"]
+                   for name in ("strided", "training", "converts", "broadcast"))  # fmt: skip
+    assert not any(d["training"] and d["converts"] for d in masked)
 
 
 def test_named_operators_are_drawn_alone_and_the_others_as_before() -> None:
