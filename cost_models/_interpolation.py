@@ -28,7 +28,8 @@ from numpy.typing import NDArray
 from scipy.optimize import nnls  # type: ignore[import-untyped]
 
 from foreplan.datasets.experts import touched_experts
-from foreplan.datasets.program import OPERATORS, PRODUCTS, Variant
+from foreplan.datasets.operators import OPERATORS, PRODUCTS
+from foreplan.datasets.program import Variant
 
 Array = NDArray[np.float64]
 Dims = Mapping[str, int]

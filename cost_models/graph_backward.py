@@ -23,16 +23,10 @@ from foreplan.cost_models.gradient_maps import (
 )
 from foreplan.cost_models.graph_gradients import Operand, bias_first, product_gradients
 from foreplan.cost_models.graph_step import Step
+from foreplan.datasets.dtypes import DTYPE_BYTES
 from foreplan.datasets.operator_call import OperatorCall, described_tensors, dtype_name
 from foreplan.datasets.operator_graph import OperatorNode
-from foreplan.datasets.program import (
-    DTYPE_BYTES,
-    INPUT_GRADIENT,
-    WEIGHT_GRADIENT,
-    Program,
-    Variant,
-    program,
-)
+from foreplan.datasets.program import INPUT_GRADIENT, WEIGHT_GRADIENT, Program, Variant, program
 
 #: Kernel of what a backward pass does beside products and convolutions; of sums, over columns.
 BACKWARD = "torch.backward"

@@ -39,10 +39,11 @@ from foreplan.cost_models.graph_gradients import (
 )
 from foreplan.cost_models.graph_step import Phase, Step
 from foreplan.cost_models.host_call import HostCall, host_kind
+from foreplan.datasets.dtypes import DTYPE_BYTES
 from foreplan.datasets.model import Model
 from foreplan.datasets.operator_call import OperatorCall, described_tensors, dtype_name
 from foreplan.datasets.operator_graph import OperatorGraph, OperatorNode
-from foreplan.datasets.program import DTYPE_BYTES, TRANSPOSED, Program, Variant, program
+from foreplan.datasets.program import TRANSPOSED, Program, Variant, program
 from foreplan.errors import SpecError
 
 #: What the name of a kernel says: a convolution adds a bias.

@@ -10,7 +10,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from foreplan.datasets.program import DTYPE_BYTES
+from foreplan.datasets.dtypes import DTYPE_BYTES
 from foreplan.errors import SpecError
 
 

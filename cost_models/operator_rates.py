@@ -32,7 +32,8 @@ from numpy.typing import NDArray
 from foreplan.cost_models.roofline import ASSUMED_LAUNCH_S
 from foreplan.cost_models.unpacking import unpacked_weights
 from foreplan.datasets.device import PEAK_DTYPES, Device
-from foreplan.datasets.program import PRODUCTS, Program
+from foreplan.datasets.operators import PRODUCTS
+from foreplan.datasets.program import Program
 from foreplan.errors import MissingDataError
 
 Floats = NDArray[np.float64]

@@ -18,9 +18,10 @@ from foreplan.cost_models.step_store import stored_steps
 from foreplan.datasets import device_zoo
 from foreplan.datasets.cluster import parse_devices
 from foreplan.datasets.device import Device
+from foreplan.datasets.dtypes import DTYPE_BYTES, weight_bytes
 from foreplan.datasets.model import Model, load_model
 from foreplan.datasets.profile import Profile
-from foreplan.datasets.program import DTYPE_BYTES, Program, weight_bytes
+from foreplan.datasets.program import Program
 from foreplan.datasets.specs import nearest
 from foreplan.errors import MissingDataError, SpecError
 

@@ -26,8 +26,9 @@ from typing import NamedTuple
 from foreplan.cost_models.costs import Estimate
 from foreplan.cost_models.unpacking import unpacking_floor_s
 from foreplan.datasets.device import Device
+from foreplan.datasets.dtypes import DTYPE_BYTES
 from foreplan.datasets.kernels import ROWS_A_CALL
-from foreplan.datasets.program import DTYPE_BYTES, Program
+from foreplan.datasets.program import Program
 
 _MEASURED_CHIP = "gh100"
 

@@ -24,7 +24,8 @@ from foreplan.cost_models.unpacking import unpacking_bytes
 from foreplan.datasets import device_zoo
 from foreplan.datasets.cluster_entry import Rank
 from foreplan.datasets.device import PEAK_DTYPES, Device
-from foreplan.datasets.program import PRODUCTS, Program
+from foreplan.datasets.operators import PRODUCTS
+from foreplan.datasets.program import Program
 from foreplan.datasets.training_programs import is_training
 
 #: Low end, expectation and high end of time over roofline (fitted, see the module).

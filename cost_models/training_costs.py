@@ -21,7 +21,8 @@ from dataclasses import replace
 
 from foreplan.cost_models.costs import CostSource, Estimate, Work
 from foreplan.cost_models.graph_backward import ATTENTION_BACKWARD
-from foreplan.datasets.program import DTYPE_BYTES, Program, Variant, program
+from foreplan.datasets.dtypes import DTYPE_BYTES
+from foreplan.datasets.program import Program, Variant, program
 from foreplan.datasets.training_programs import BACKWARD, FORWARD, WEIGHT_GRADIENT
 
 #: Dtypes that forward programs are known in.

@@ -1,6 +1,6 @@
 """What an ATen operator is and how much it computes, by name. Imports no torch.
 
-FLOP follow the convention of `foreplan.datasets.program.OPERATORS`: a multiply-add is 2, a norm 5
+FLOP follow the convention of `foreplan.datasets.operators.OPERATORS`: a multiply-add is 2, a norm 5
 and a smooth activation 6 per element, anything else element by element 1.
 """
 

@@ -17,8 +17,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from foreplan.datasets._fragment_linear import from_fragments, to_fragments
+from foreplan.datasets.dtypes import GROUP_SIZE
 from foreplan.datasets.kernels import Packed
-from foreplan.datasets.program import GROUP_SIZE
 
 GROUP = GROUP_SIZE["int4"]
 BLOCK_ROWS = 64  # a multiple of every int4.pack block

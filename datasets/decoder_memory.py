@@ -10,9 +10,9 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 
 from foreplan.datasets.decoder_programs import only_class
+from foreplan.datasets.dtypes import weight_bytes
 from foreplan.datasets.experts import LayerClass
 from foreplan.datasets.model import Model
-from foreplan.datasets.program import weight_bytes
 
 #: Everything that is no linear's weight and no cache (norms, biases, embeddings) is kept in bf16.
 _BF16 = 2

@@ -149,7 +149,7 @@ def kernels_for(
     """Variants that compute ``op`` on a kind of device, in a fixed order.
 
     Args:
-        op: operator name, as in `foreplan.datasets.program.OPERATORS`; ``experts`` have the
+        op: operator name, as in `foreplan.datasets.operators.OPERATORS`; ``experts`` have the
             kernels of ``linear``.
         device_kind: ``cpu`` or ``cuda``.
         n: for ``linear``: keep only kernels that take this number of output features.

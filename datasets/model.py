@@ -16,9 +16,9 @@ from typing import Literal
 
 from pydantic import Field, PositiveFloat, PositiveInt, ValidationInfo, field_validator
 
+from foreplan.datasets.dtypes import cache_bytes
 from foreplan.datasets.experts import Experts, LayerClass
 from foreplan.datasets.families import Family
-from foreplan.datasets.program import cache_bytes
 from foreplan.datasets.specs import StrictModel, nearest
 from foreplan.errors import SpecError
 

@@ -20,7 +20,8 @@ from pydantic import ConfigDict, Field, model_validator
 from foreplan.datasets.cluster import Cluster
 from foreplan.datasets.device import Device
 from foreplan.datasets.device_name import DeviceName
-from foreplan.datasets.program import OPERATORS, Program, Variant, program
+from foreplan.datasets.operators import OPERATORS
+from foreplan.datasets.program import Program, Variant, program
 from foreplan.datasets.quantity import BytesPerSecond, Seconds
 from foreplan.datasets.specs import StrictModel, load_document, rows_document, validate
 from foreplan.datasets.storage import write_atomically

@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from foreplan.datasets.cold_operands import last_level_cache
+from foreplan.datasets.dtypes import cache_bytes
 from foreplan.datasets.kernels import (
     LinearKernel,
     Packed,
@@ -28,7 +29,7 @@ from foreplan.datasets.kernels import (
     function,
     linear_kernel,
 )
-from foreplan.datasets.program import Program, Variant, cache_bytes
+from foreplan.datasets.program import Program, Variant
 from foreplan.datasets.quantised_cache import QuantisedCache
 from foreplan.datasets.training_programs import is_training
 from foreplan.datasets.training_runnable import training_call

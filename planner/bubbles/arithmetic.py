@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from foreplan.datasets.cluster import Cluster
-from foreplan.datasets.program import DTYPE_BYTES
+from foreplan.datasets.dtypes import DTYPE_BYTES
 
 
 @dataclass(frozen=True, slots=True)

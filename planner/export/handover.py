@@ -9,7 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from foreplan.datasets import device_zoo
-from foreplan.datasets.program import GROUP_SIZE, Variant
+from foreplan.datasets.dtypes import GROUP_SIZE
+from foreplan.datasets.program import Variant
 from foreplan.datasets.specs import validate
 from foreplan.errors import SpecError
 from foreplan.planner.plan import Plan, decision_of

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from foreplan.cost_models.schedule import FloatArray, IntArray
+from foreplan.datasets.dtypes import DTYPE_BYTES
 from foreplan.datasets.operator_graph import OperatorNode
-from foreplan.datasets.program import DTYPE_BYTES
 from foreplan.datasets.training_variant import EIGHT_BITS, TrainingVariant, training_variant
 from foreplan.planner.precision.graph import TrainingOperator
 from foreplan.planner.precision.pricing import STATES, Edge, StepTables, node_bytes

@@ -17,10 +17,11 @@ from dataclasses import dataclass
 from itertools import product
 
 from foreplan.datasets.decoder_memory import slice_rows
+from foreplan.datasets.dtypes import GROUP_SIZE
 from foreplan.datasets.experts import LayerClass, computed_sizes
 from foreplan.datasets.kernels import FEW_ROWS, kernels_for
 from foreplan.datasets.model import LinearShape, Model
-from foreplan.datasets.program import GROUP_SIZE, Variant
+from foreplan.datasets.program import Variant
 from foreplan.planner.serving.pricing import DECODE, PREFILL, MicroBatches
 from foreplan.planner.serving.spec import CACHE_STORAGE, STORAGE, ServingWorkload
 

@@ -15,8 +15,9 @@ from foreplan.cost_models.operator_rates import rate_terms
 from foreplan.cost_models.predicted import PredictedSource
 from foreplan.cost_models.roofline import RooflineSource
 from foreplan.datasets import device_zoo
+from foreplan.datasets.dtypes import weight_bytes
 from foreplan.datasets.experts import touched_experts
-from foreplan.datasets.program import Program, Variant, program, weight_bytes
+from foreplan.datasets.program import Program, Variant, program
 
 KERNELS = ("bf16/bf16/torch.linear", "int8/bf16/torch.dequant_linear",
            "int4/bf16/foreplan.fragment_linear")  # fmt: skip

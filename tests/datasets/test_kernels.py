@@ -11,7 +11,9 @@ import pytest
 import torch
 
 from foreplan.datasets import kernels
-from foreplan.datasets.program import OPERATORS, Variant, weight_bytes
+from foreplan.datasets.dtypes import weight_bytes
+from foreplan.datasets.operators import OPERATORS
+from foreplan.datasets.program import Variant
 from foreplan.errors import SpecError
 
 CUDA = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")

@@ -7,8 +7,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from foreplan.datasets.dtypes import cache_bytes
 from foreplan.datasets.kernels import function
-from foreplan.datasets.program import Variant, cache_bytes, program
+from foreplan.datasets.program import Variant, program
 from foreplan.datasets.quantised_cache import QuantisedCache
 from foreplan.datasets.runnable import Inputs
 

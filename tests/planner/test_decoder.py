@@ -21,7 +21,8 @@ from foreplan.datasets.decoder_programs import (
 )
 from foreplan.datasets.kernels import kernels_for, layout_of
 from foreplan.datasets.model import Model, load_model
-from foreplan.datasets.program import OPERATORS, Program, Variant
+from foreplan.datasets.operators import OPERATORS
+from foreplan.datasets.program import Program, Variant
 from foreplan.datasets.weights import RandomWeights, WeightSource, open_weights
 from foreplan.planner.verify import _decoder_layer, decoder
 from foreplan.planner.verify.decoder import DecoderStage, PhaseKernels, StageKernels

@@ -1,0 +1,297 @@
+"""The operators that a `Program` can name: their dimensions, FLOP and bytes, one row each.
+
+Shape legend: ``rows`` = tokens that one call handles (batch x tokens), ``n`` = output features,
+``k`` = input features, ``queries``/``keys`` = positions of the sequence, ``head_dim`` = features of
+one head.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import TYPE_CHECKING
+
+from foreplan.datasets.dtypes import DTYPE_BYTES, cache_bytes, weight_bytes
+from foreplan.datasets.experts import touched_experts
+
+if TYPE_CHECKING:
+    from foreplan.datasets.program import Variant
+
+
+@dataclass(frozen=True, slots=True)
+class Operator:
+    """What an operator's dimensions are called and how much work they mean.
+
+    Attributes:
+        dims: names of the dimensions, in the canonical order.
+        flops: FLOP (multiply-add = 2) from the dimensions.
+        bytes: fewest bytes that move through memory: each input read and each output written once.
+    """
+
+    dims: tuple[str, ...]
+    flops: Callable[[Mapping[str, int]], float]
+    bytes: Callable[[Mapping[str, int], Variant], float]
+
+
+def _visible(d: Mapping[str, int]) -> float:
+    """Pairs of (query, key) that a causal mask leaves, the last query seeing every key."""
+    q, keys = d["queries"], d["keys"]
+    return q * keys - q * (q - 1) / 2
+
+
+def _conv_bytes(d: Mapping[str, int], v: Variant) -> float:
+    pixels = d["batch"] * (d["cin"] * d["inputs"] + d["cout"] * d["outputs"])
+    kernel = d["cin"] // d["groups"] * d["cout"] * d["taps"]
+    return pixels * DTYPE_BYTES[v.compute] + kernel * DTYPE_BYTES[v.storage]
+
+
+def _activation_bytes(d: Mapping[str, int], v: Variant) -> float:
+    """A gated activation reads two tensors and writes one."""
+    return (2.0 + v.kernel.endswith("_mul")) * d["rows"] * d["cols"] * DTYPE_BYTES[v.compute]
+
+
+def _attention_bytes(d: Mapping[str, int], v: Variant) -> float:
+    queries_and_out = 2 * d["queries"] * d["heads"] * d["head_dim"] * DTYPE_BYTES[v.compute]
+    cache = 2 * d["keys"] * d["kv_heads"] * cache_bytes(d["head_dim"], v.storage)
+    return d["batch"] * (queries_and_out + cache)
+
+
+def _expert_bytes(d: Mapping[str, int], v: Variant) -> float:
+    """Weights of the experts that rows touch, and what both products and the activation move."""
+    up = weight_bytes(2 * d["ffn"], d["hidden"], v.storage)
+    down = weight_bytes(d["hidden"], d["ffn"], v.storage)
+    moved = d["rows"] * d["active"] * (2 * d["hidden"] + 6 * d["ffn"]) * DTYPE_BYTES[v.compute]
+    return touched_experts(d["rows"], d["experts"], d["active"]) * (up + down) + moved
+
+
+#: Every operator a program can name. One row each: dimensions, FLOP, bytes.
+OPERATORS: Mapping[str, Operator] = MappingProxyType(
+    {
+        "linear": Operator(
+            ("rows", "n", "k"),
+            lambda d: 2.0 * d["rows"] * d["n"] * d["k"],
+            lambda d, v: (
+                d["rows"] * (d["n"] + d["k"]) * DTYPE_BYTES[v.compute]
+                + weight_bytes(d["n"], d["k"], v.storage)
+            ),
+        ),
+        "attention": Operator(
+            ("batch", "queries", "keys", "heads", "kv_heads", "head_dim"),
+            lambda d: 4.0 * d["batch"] * d["heads"] * d["head_dim"] * _visible(d),
+            _attention_bytes,
+        ),
+        "cache_write": Operator(
+            ("batch", "tokens", "kv_heads", "head_dim"),
+            lambda d: 0.0,
+            lambda d, v: (
+                (2.0 * d["batch"] * d["tokens"] * d["kv_heads"])
+                * (d["head_dim"] * DTYPE_BYTES[v.compute] + cache_bytes(d["head_dim"], v.storage))
+            ),
+        ),
+        "rope": Operator(
+            ("rows", "heads", "head_dim"),
+            lambda d: 3.0 * d["rows"] * d["heads"] * d["head_dim"],
+            lambda d, v: 2.0 * d["rows"] * d["heads"] * d["head_dim"] * DTYPE_BYTES[v.compute],
+        ),
+        "norm": Operator(
+            ("rows", "cols"),
+            lambda d: 5.0 * d["rows"] * d["cols"],
+            lambda d, v: 2.0 * d["rows"] * d["cols"] * DTYPE_BYTES[v.compute],
+        ),
+        "activation": Operator(
+            ("rows", "cols"),
+            lambda d: 6.0 * d["rows"] * d["cols"],
+            _activation_bytes,
+        ),
+        "add": Operator(
+            ("rows", "cols"),
+            lambda d: 1.0 * d["rows"] * d["cols"],
+            lambda d, v: 3.0 * d["rows"] * d["cols"] * DTYPE_BYTES[v.compute],
+        ),
+        "cast": Operator(
+            ("rows", "cols"),
+            lambda d: 0.0,
+            lambda d, v: d["rows"] * d["cols"] * (DTYPE_BYTES[v.storage] + DTYPE_BYTES[v.compute]),
+        ),
+        "embedding": Operator(
+            ("rows", "cols"),
+            lambda d: 0.0,
+            lambda d, v: d["rows"] * d["cols"] * (DTYPE_BYTES[v.storage] + DTYPE_BYTES[v.compute]),
+        ),
+        "argmax": Operator(
+            ("rows", "cols"),
+            lambda d: 1.0 * d["rows"] * d["cols"],
+            lambda d, v: 1.0 * d["rows"] * d["cols"] * DTYPE_BYTES[v.compute],
+        ),
+        # Scores of every expert, and the best ``active`` of them with their shares.
+        "router": Operator(
+            ("rows", "experts", "active", "hidden"),
+            lambda d: 2.0 * d["rows"] * d["experts"] * d["hidden"],
+            lambda d, v: (
+                d["rows"] * (d["hidden"] + d["experts"]) * DTYPE_BYTES[v.compute]
+                + weight_bytes(d["experts"], d["hidden"], v.storage)
+            ),
+        ),
+        # Gated MLPs, each on the rows that chose it, and the weighted sum of their outputs.
+        "experts": Operator(
+            ("rows", "experts", "active", "ffn", "hidden"),
+            lambda d: 6.0 * d["rows"] * d["active"] * d["ffn"] * d["hidden"],
+            _expert_bytes,
+        ),
+        # ``x * sigmoid(gate(y))`` with a gate of one output.
+        "shared_gate": Operator(
+            ("rows", "cols"),
+            lambda d: 4.0 * d["rows"] * d["cols"],
+            lambda d, v: 3.0 * d["rows"] * d["cols"] * DTYPE_BYTES[v.compute],
+        ),
+        # Below: operators of captured graphs, which no decoder of the runtime has.
+        "matmul": Operator(
+            ("batch", "m", "n", "k"),
+            lambda d: 2.0 * d["batch"] * d["m"] * d["n"] * d["k"],
+            lambda d, v: (
+                (1.0 * d["batch"] * (d["m"] * d["k"] + d["k"] * d["n"] + d["m"] * d["n"]))
+                * DTYPE_BYTES[v.compute]
+            ),
+        ),
+        # ``taps`` = elements of the window, ``inputs``/``outputs`` = positions of the images.
+        "conv": Operator(
+            ("batch", "groups", "cin", "cout", "taps", "inputs", "outputs"),
+            lambda d: (
+                2.0 * d["batch"] * d["outputs"] * d["cout"] * (d["cin"] // d["groups"]) * d["taps"]
+            ),
+            _conv_bytes,
+        ),
+        # Every query sees every key.
+        "full_attention": Operator(
+            ("batch", "queries", "keys", "heads", "kv_heads", "head_dim"),
+            lambda d: 4.0 * d["batch"] * d["heads"] * d["head_dim"] * d["queries"] * d["keys"],
+            _attention_bytes,
+        ),
+        "softmax": Operator(
+            ("rows", "cols"),
+            lambda d: 5.0 * d["rows"] * d["cols"],
+            lambda d, v: 2.0 * d["rows"] * d["cols"] * DTYPE_BYTES[v.compute],
+        ),
+        # By a norm's input and (two ``results``) its parameters; of rows, or of ``channels`` > 1.
+        "norm_gradient": Operator(
+            ("rows", "cols", "channels", "results"),
+            lambda d: 10.0 * d["rows"] * d["cols"],
+            lambda d, v: (2.0 + d["results"]) * d["rows"] * d["cols"] * DTYPE_BYTES[v.compute],
+        ),
+        # Reads ``inputs`` tensors of this size and writes one.
+        "elementwise": Operator(
+            ("rows", "cols", "inputs"),
+            lambda d: 1.0 * d["rows"] * d["cols"],
+            lambda d, v: (d["inputs"] + 1.0) * d["rows"] * d["cols"] * DTYPE_BYTES[v.compute],
+        ),
+        "fill": Operator(
+            ("rows", "cols"),
+            lambda d: 0.0,
+            lambda d, v: 1.0 * d["rows"] * d["cols"] * DTYPE_BYTES[v.compute],
+        ),
+        "reduction": Operator(
+            ("rows", "cols"),
+            lambda d: 1.0 * d["rows"] * d["cols"],
+            lambda d, v: 1.0 * d["rows"] * (d["cols"] + 1) * DTYPE_BYTES[v.compute],
+        ),
+        # ``rows`` outputs of ``cols`` inputs each, whose windows of ``taps`` elements may overlap.
+        "pool": Operator(
+            ("rows", "cols", "taps"),
+            lambda d: 1.0 * d["rows"] * d["taps"],
+            lambda d, v: 1.0 * d["rows"] * (d["cols"] + 1) * DTYPE_BYTES[v.compute],
+        ),
+        # One fused update: reads parameter, gradient and two moments, writes all but the gradient.
+        "adamw": Operator(
+            ("parameters",),
+            lambda d: 12.0 * d["parameters"],
+            lambda d, v: 7.0 * d["parameters"] * DTYPE_BYTES[v.compute],
+        ),
+    }
+)
+
+
+def _training(
+    dims: tuple[str, ...], flops: Callable[[Mapping[str, int]], float], *elements: str
+) -> dict[str, Operator]:
+    """An operator's passes in training: ``_forward``, ``_backward``, ``_weight_gradient``.
+
+    Args:
+        dims: names of the dimensions.
+        flops: of the forward pass; each of the two backward products takes as many.
+        elements: products of dimensions (``rows*k``): the tensors that move once in a product.
+    """
+
+    def moved(d: Mapping[str, int], v: Variant) -> float:
+        sizes = (math.prod(d[name] for name in text.split("*")) for text in elements)
+        return float(sum(sizes)) * DTYPE_BYTES[v.compute]
+
+    return {
+        "forward": Operator(dims, flops, moved),
+        "backward": Operator(dims, lambda d: 2.0 * flops(d), lambda d, v: 2.0 * moved(d, v)),
+        "weight_gradient": Operator(dims, flops, moved),
+    }
+
+
+def _attention_gradient(op: Operator) -> Operator:
+    """Five products for two (Dao, FlashAttention-2, 2023); every tensor has a gradient."""
+    return Operator(op.dims, lambda d: 2.5 * op.flops(d), lambda d, v: 2.0 * op.bytes(d, v))
+
+
+_ROWS = ("rows", "cols")
+_CONVOLUTION = (
+    "batch", "channels", "height", "width", "filters", "kernel_height", "kernel_width",
+    "out_height", "out_width", "stride", "groups",
+)  # fmt: skip
+#: Operators of a training step: name, passes. ``weight_gradient`` is the backward pass of an
+#: operator whose input needs no gradient.
+_TRAINING = {
+    "linear": _training(
+        ("rows", "n", "k"), OPERATORS["linear"].flops, "rows*n", "rows*k", "n*k"
+    ),
+    "conv2d": _training(
+        _CONVOLUTION,
+        lambda d: (
+            2.0 * d["batch"] * d["filters"] * d["out_height"] * d["out_width"]
+            * d["channels"] // d["groups"] * d["kernel_height"] * d["kernel_width"]
+        ),
+        "batch*channels*height*width", "batch*filters*out_height*out_width",
+    ),
+    "attention": _training(
+        ("batch", "queries", "keys", "heads", "head_dim"),
+        lambda d: 4.0 * d["batch"] * d["heads"] * d["head_dim"] * d["queries"] * d["keys"],
+        "batch*queries*heads*head_dim", "batch*keys*heads*head_dim",
+    ),
+    "matmul": _training(
+        ("batch", "rows", "n", "k"),
+        lambda d: 2.0 * d["batch"] * d["rows"] * d["n"] * d["k"],
+        "batch*rows*n", "batch*rows*k", "batch*n*k",
+    ),
+    "embedding": _training(("rows", "vocab", "cols"), lambda d: 0.0, "rows*cols", "rows*cols"),
+    "norm": _training(_ROWS, OPERATORS["norm"].flops, "rows*cols", "rows*cols"),
+    "softmax": _training(_ROWS, OPERATORS["norm"].flops, "rows*cols", "rows*cols"),
+    "activation": _training(_ROWS, OPERATORS["activation"].flops, "rows*cols", "rows*cols"),
+    "elementwise": _training(_ROWS, OPERATORS["add"].flops, *["rows*cols"] * 3),
+    "cross_entropy": _training(_ROWS, OPERATORS["norm"].flops, "rows*cols"),
+}  # fmt: skip
+OPERATORS = MappingProxyType(
+    dict(OPERATORS)
+    | {f"{op}_{name}": row for op, passes in _TRAINING.items() for name, row in passes.items()}
+    | {
+        f"{op}_gradient": _attention_gradient(OPERATORS[op])
+        for op in ("attention", "full_attention")
+    }
+    | {
+        "optimizer_step": Operator(
+            ("parameters", "tensors"),
+            lambda d: 4.0 * d["parameters"],
+            # Gradient, master and state are read, the latter two written.
+            lambda d, v: (7.0 if v.kernel == "torch.adamw" else 5.0) * 4.0 * d["parameters"],
+        )
+    }
+)
+#: Operators whose time is bound by products, so that a device's peak rate matters.
+PRODUCTS = frozenset(("linear", "attention", "router", "experts")) | {
+    f"{op}_{name}" for op in ("linear", "conv2d", "attention", "matmul") for name in _TRAINING[op]
+}
