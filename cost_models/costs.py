@@ -80,7 +80,20 @@ class Segment:
     parts: tuple[tuple[Work, int], ...] = ()
 
 
-Work = Program | Collective | Copy | StorageAccess | HostLaunch | Segment
+@dataclass(frozen=True, slots=True)
+class Lag:
+    """Waiting for the slowest of several ranks that do the same work before they meet.
+
+    Attributes:
+        work: what each of them does between two meetings.
+        share: of its time, see `foreplan.datasets.lag`.
+    """
+
+    work: Work
+    share: float
+
+
+Work = Program | Collective | Copy | StorageAccess | HostLaunch | Segment | Lag
 
 #: Where a price comes from, from the most to the least trustworthy.
 SOURCES = (
@@ -208,6 +221,8 @@ class CostBook:
         if isinstance(work, Segment) and work.parts:
             parts = (self.cost(part, device).times(count) for part, count in work.parts)
             return Estimate.total(parts)
+        if isinstance(work, Lag):
+            return self.cost(work.work, device).times(work.share)
         for source in self.sources:
             found = source.estimate(work, device)
             if found is not None:

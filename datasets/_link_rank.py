@@ -18,6 +18,7 @@ from foreplan.datasets._link_store import open_store
 from foreplan.datasets.device_name import DeviceName
 from foreplan.datasets.gloo_wait import nicer_reader, wait_awake
 from foreplan.datasets.host_group import HostGroup
+from foreplan.datasets.lag import lag
 from foreplan.datasets.worker_environment import confine, end_with_parent
 
 #: Repetitions of one size: at least, at most, and the time after which they stop.
@@ -27,6 +28,9 @@ _LEAST, _MOST, _SECONDS = 5, 200, 0.15
 #: so many rows (0.4 ms on a core, as a layer's pieces of decoding are), in so many blocks.
 _MEETINGS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
 _BETWEEN_S, _BETWEEN_ROWS, _BLOCKS = 0.3, 256, 5
+#: Products that stand for what lanes compute between two sums, of whose times the greatest is
+#: waited for: 2-3 ms, as half a layer takes them. Of single ones it would be mostly jitter.
+_APART = 8
 #: What `HostGroup` does.
 _SHARED_KINDS = ("all_reduce", "all_gather")
 #: Seconds that one operation may take, and words of the errors of a rank that has lost another one
@@ -91,6 +95,7 @@ class _Rank:
         unsupported: dict[str, str] = {}
         beside: list[tuple[str, int, int, float]] = []
         waited: list[tuple[str, int, int, float]] = []
+        lags: list[tuple[str, int, float]] = []
         for members in _group_sizes(self.world):
             self._open_group(members)
             for kind in self.settings["kinds"]:
@@ -109,12 +114,14 @@ class _Rank:
                             raise
                         break
                     if self.word == "cpu" and kind in _MEETINGS:
-                        took_s = self._between(call)
+                        took_s, _ = self._between(call)
                     else:  # messages go there and back
                         took_s = self._time(call, ready) / (2 * _TRIPS if kind == "p2p" else 1)
                     samples.append((kind, ranks, size, took_s))
             if self._agree(self.host is not None or self.idle):
-                waited += self._waited(members)
+                found, apart = self._waited(members)
+                waited += found
+                lags += apart
             self.say(f"collectives beside computation among {members} ranks")
             beside += [
                 (kind, members, _BESIDE_BYTES, self._lost_s(kind))
@@ -123,23 +130,46 @@ class _Rank:
             ]
         return {
             "samples": samples, "unsupported": unsupported, "beside": beside, "waited": waited,
+            "lags": lags,
         }  # fmt: skip
 
     def say(self, doing: str) -> None:
         """Tell the parent what is measured now, so that it can say what did not end."""
         print(json.dumps({"doing": doing}), file=self.channel, flush=True)
 
-    def _waited(self, members: int) -> list[tuple[str, int, int, float]]:
-        """Time what ranks that compute nothing meanwhile exchange through shared memory."""
-        found = []
+    def _waited(
+        self, members: int
+    ) -> tuple[list[tuple[str, int, int, float]], list[tuple[str, int, float]]]:
+        """Time what ranks that compute nothing meanwhile exchange through shared memory.
+
+        Returns:
+            Seconds by kind, ranks and bytes; and by kind and ranks what they wait for the slowest.
+        """
+        found, lags = [], []
         for kind in (k for k in _SHARED_KINDS if k in self.settings["kinds"]):
+            worked: list[Any] = []
             for size in self.settings["sizes"]:
                 self.say(f"{kind} of {size} bytes through the memory of {members} ranks")
                 count = max(size // 2 // members, 1) * members
                 whole = self.torch.zeros(count, dtype=self.torch.bfloat16)  # as hidden states are
                 act = getattr(self.host, kind, None)
-                found.append((kind, members, size, self._between(partial(_act, act, whole))))
-        return found
+                took_s, between_s = self._between(partial(_act, act, whole))
+                found.append((kind, members, size, took_s))
+                whole_s = between_s[: len(between_s) // _APART * _APART]
+                worked.append(whole_s.view(-1, _APART).sum(1))
+            lags.append((kind, members, self._lag(self.torch.cat(worked))))
+        return found, lags
+
+    def _lag(self, worked_s: Any) -> float:
+        """What the ranks of the groups that are open wait for the slowest of theirs.
+
+        Args:
+            worked_s: what equal work took this rank, shape ``(times,)``.
+        """
+        every = [self.torch.empty_like(worked_s) for _ in range(self.world)]
+        self.dist.all_gather(every, worked_s)
+        grouped = self.torch.stack(every[: self.world // self.members * self.members])
+        return lag(grouped.view(-1, self.members, len(worked_s)).numpy())
 
     def _agree(self, mine: bool) -> bool:
         """Whether it holds on every rank."""
@@ -224,30 +254,37 @@ class _Rank:
         turns = range(self._agreed(_SECONDS / max(once, 1e-7)))
         return statistics.median(self._timed(call, turn, ready) for turn in turns)
 
-    def _between(self, call: Callable[[int], None]) -> float:
+    def _between(self, call: Callable[[int], None]) -> tuple[float, Any]:
         """Mean seconds of a collective between computations, from when the last rank came to it.
 
         So runs meet them, and they pay for every one: back to back the median of those of 12 KB was
         0.1 ms where runs took 1.8 (see `foreplan.datasets.gloo_wait`). Who comes last waits for
         nobody, so the least time of the ranks counts. Of some means the middle one is kept, so that
         a moment of other work does not decide.
+
+        Returns:
+            The mean, and what each computation took this rank of its core, seconds, ``(turns,)``.
         """
         torch, dist = self.torch, self.dist
         a = torch.randn(_BETWEEN_ROWS, _BETWEEN_ROWS)
 
-        def once(turn: int) -> float:
+        def once(turn: int) -> tuple[float, float]:
+            # Time on the core: what other processes take of it is no price of the work.
+            started = time.thread_time()
             torch.mm(a, a)
-            return self._timed(call, turn)
+            return time.thread_time() - started, self._timed(call, turn)
 
         dist.barrier()
         started = time.perf_counter()
         for turn in range(2):
             once(turn)
         turns = range(self._agreed(_BETWEEN_S * 2 / (time.perf_counter() - started)))
-        took_s = torch.tensor([once(turn) for turn in turns], dtype=torch.float64)
+        worked_s, took_s = torch.tensor([once(turn) for turn in turns], dtype=torch.float64).T
+        took_s = took_s.contiguous()
         if not self.idle:
             dist.all_reduce(took_s, op=dist.ReduceOp.MIN, group=self.meeting)
-        return statistics.median(float(block.mean()) for block in took_s.chunk(_BLOCKS))
+        middle_s = statistics.median(float(block.mean()) for block in took_s.chunk(_BLOCKS))
+        return middle_s, worked_s.contiguous()
 
     def _agreed(self, count: float) -> int:
         """Repetitions within the bounds; those of the first rank, so that all repeat as often."""

@@ -131,6 +131,25 @@ class Cluster(StrictModel):
             return 0.0
         return max((tier.taken_beside(kind, len(group)) for tier in tiers), default=0.0)
 
+    def lag(self, kind: str, group: Sequence[int]) -> float:
+        """Return what ranks wait for the slowest of them where they meet on the spot.
+
+        Args:
+            kind: of the collective in which they meet.
+            group: its ranks by index.
+
+        Returns:
+            Share of what they compute between two meetings (`Tier.lag`), of the kind of link with
+            the most; 0 for a single rank, and where nobody has measured it.
+        """
+        if len(group) < 2:
+            return 0.0
+        try:
+            tiers = self.links(group)
+        except MissingDataError:
+            return 0.0
+        return max((tier.lag(kind, len(group)) for tier in tiers), default=0.0)
+
     def links(self, group: Iterable[int], backend: Backend | None = None) -> tuple[Tier, ...]:
         """Return the tiers over which the ranks of a group reach each other, each once.
 

@@ -62,6 +62,8 @@ class Links:
             ranks' computation loses to it while it runs beside that.
         waited: sums and gathers of ranks that compute nothing beside them, through the memory of
             their host; none where they share none.
+        lags: by kind and number of ranks what those ranks wait for the slowest of them, over what
+            they compute in between.
     """
 
     backend: Backend
@@ -69,6 +71,7 @@ class Links:
     unsupported: Mapping[str, str]
     beside: Mapping[tuple[str, int], tuple[int, float]] = field(default_factory=dict)
     waited: tuple[LinkSample, ...] = ()
+    lags: Mapping[tuple[str, int], float] = field(default_factory=dict)
 
     def fits(self) -> tuple[CollectiveFit, ...]:
         """A fit for each kind that was measured."""
@@ -107,7 +110,10 @@ class Links:
             latency_s=message.alpha_s,
             bandwidth_bytes_per_s=1.0 / per_byte,
             collectives=fits,
-            waited=_fits(self.waited),
+            waited=tuple(
+                fit.model_copy(update={"lag_share": self.lags.get((fit.kind, fit.ranks))})
+                for fit in _fits(self.waited)
+            ),
             backend=self.backend,
             emulated=emulated,
             source=source,
@@ -333,4 +339,5 @@ def _links(answer: Mapping[str, Any], backend: Backend) -> Links:
     samples = tuple(LinkSample(*sample) for sample in answer["samples"])
     beside = {(kind, int(n)): (int(size), float(lost)) for kind, n, size, lost in answer["beside"]}
     waited = tuple(LinkSample(*sample) for sample in answer["waited"])
-    return Links(backend, samples, dict(answer["unsupported"]), beside, waited)
+    lags = {(kind, int(ranks)): float(share) for kind, ranks, share in answer["lags"]}
+    return Links(backend, samples, dict(answer["unsupported"]), beside, waited, lags)

@@ -51,6 +51,9 @@ class CollectiveFit(StrictModel):
     """Seconds that its ranks' computation loses to several of these beside it, over what they take
     alone: about 1 where the one core of a rank carries the bytes (gloo), more where they also push
     its data out of the caches. ``None`` where it was not measured: the tier's figure counts."""
+    lag_share: Annotated[float, Field(ge=0)] | None = None
+    """What its ranks wait for the slowest of them before it begins, over what they computed since
+    they last met (`foreplan.datasets.lag`). ``None`` where it was not measured."""
 
     def seconds(self, payload_bytes: float) -> float:
         """Return the fitted time for a payload (see the module), in seconds."""
@@ -109,6 +112,11 @@ class Tier(StrictModel):
         fit = next((f for f in self.collectives if f.kind == kind and f.ranks == ranks), None)
         found = None if fit is None else fit.compute_share
         return self.compute_share if found is None else found
+
+    def lag(self, kind: str, ranks: int) -> float:
+        """Return what ranks wait for the slowest at a collective on the spot, over their work."""
+        fit = next((f for f in self.waited if f.kind == kind and f.ranks == ranks), None)
+        return 0.0 if fit is None or fit.lag_share is None else fit.lag_share
 
 
 class Contention(StrictModel):

@@ -334,7 +334,7 @@ def _together(
     path = output / "links.json"
     way = "measured"
     if devices[0].kind == "cpu":
-        way += " between computations and through shared memory"
+        way += " between computations and through shared memory, with waits"
     key = {
         "devices": [str(device) for device in devices],
         "host": host,

@@ -25,6 +25,11 @@ def assumptions(problem: Problem[BubblesWorkload]) -> tuple[str, ...]:
         else "backward passes cost what their matrix products do, attention twice its forward pass "
         "and once more where its inside is computed again",
     ]
+    if any(fit.lag_share for tier in problem.cluster.tiers for fit in tier.waited):
+        notes.append(
+            "lanes wait at the sums of whole passes and units for the slowest of them, as long as "
+            "the cluster states"
+        )
     if any(encoder.dims and encoder.dims.layer_forward_s for encoder in w.encoders) or (
         w.backbone is not None and w.backbone.layer_forward_s is not None
     ):

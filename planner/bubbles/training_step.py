@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 from dataclasses import replace
 
-from foreplan.cost_models.costs import Collective, Work
+from foreplan.cost_models.costs import Collective, Lag, Work
 from foreplan.cost_models.simulator import Contention
 from foreplan.errors import MissingDataError, SpecError
 from foreplan.planner.base import Problem
@@ -22,7 +22,7 @@ from foreplan.planner.bubbles.memory import stage_activation_bytes, unit_activat
 from foreplan.planner.bubbles.pass_shape import PassShape
 from foreplan.planner.bubbles.spec import BackbonePlan, BubblesWorkload, Encoder
 from foreplan.planner.bubbles.towers import Tower, backbone_tower, encoder_towers
-from foreplan.planner.bubbles.work_parts import segment, times
+from foreplan.planner.bubbles.work_parts import Parts, joined, segment, times
 from foreplan.planner.bubbles.works import StepWorks, TowerWorks
 from foreplan.planner.predict import contention, memory_share
 
@@ -177,14 +177,20 @@ class TrainingStep:
     def passes(self, start: int, end: int, op: str) -> Work:
         """A whole pass of layers ``[start, end)``, its collectives included."""
         layers, works = end - start, self._backbone
-        return segment(
-            op,
+        computed = joined(
             times(works.half(0, op), layers), times(works.half(1, op), layers),
             works.ends(op, first=start == 0, last=end == self.backbone.layers),
-            works.tensor(
-                works.collectives * self.pieces(start, end) * self._rounds(op), waited=True
-            ),
         )  # fmt: skip
+        count = works.collectives * self.pieces(start, end) * self._rounds(op)
+        return segment(op, computed, self._met(computed, works.tensor(count, waited=True)))
+
+    def _met(self, computed: Parts, sums: Parts) -> Parts:
+        """Lanes' collectives on the spot, and the wait for the slowest lane in front of them."""
+        work = next((work for work, _ in sums), None)
+        if not isinstance(work, Collective) or work.group[-1] >= len(self._labels):
+            return sums  # given by the workload, or one device stands for all
+        share = self._cluster.lag(work.kind, work.group)
+        return joined(sums, ((Lag(segment("lag", computed), share), 1),)) if share else sums
 
     @functools.cache  # noqa: B019
     def piece(self, start: int, end: int, op: str, piece: int) -> Work:
@@ -264,12 +270,12 @@ class TrainingStep:
         inside = works.collectives * (end - begin) * self._encoder_rounds(index, op)
         if bare:
             inside -= works.collectives * self._encoder_rounds(index, op)
-        return segment(
-            "encode" if op == "F" else "encode_backward",
+        computed = joined(
             times(works.half(0, op), even), times(works.half(1, op), end - begin - even),
             works.ends(op, first=begin == 0, last=end == 2 * self.encoders[index].layers),
-            works.tensor(inside, waited=True),
         )  # fmt: skip
+        name = "encode" if op == "F" else "encode_backward"
+        return segment(name, computed, self._met(computed, works.tensor(inside, waited=True)))
 
     @functools.cache  # noqa: B019
     def unit_collective(

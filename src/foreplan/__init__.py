@@ -22,6 +22,7 @@ if TYPE_CHECKING:
         CostSource,
         Estimate,
         HostLaunch,
+        Lag,
         Segment,
         StorageAccess,
         Work,
@@ -92,6 +93,7 @@ __all__ = [
     "HostLaunch",
     "InfeasibleError",
     "Kernels",
+    "Lag",
     "Layout",
     "Memory",
     "MemoryLedger",
@@ -147,7 +149,7 @@ __all__ = [
 
 _NAMES_OF = {
     "cost_models.costs": (
-        "Collective Copy CostBook CostSource Estimate HostLaunch Segment StorageAccess Work"
+        "Collective Copy CostBook CostSource Estimate HostLaunch Lag Segment StorageAccess Work"
     ),
     "cost_models.layout": "Layout",
     "cost_models.memory": "MemoryLedger",

@@ -9,6 +9,7 @@ from foreplan.cost_models.costs import (
     CostBook,
     Estimate,
     HostLaunch,
+    Lag,
     Segment,
     StorageAccess,
     Work,
@@ -67,6 +68,14 @@ def test_a_segment_costs_its_parts() -> None:
     assert book.cost(small, "t4").source == "measured"
     nested = Segment("step", ((segment, 2), (small, 1)))
     assert book.cost(nested, "t4").mean_s == pytest.approx(2 * 18.0 + 10.002)
+
+
+def test_waiting_for_the_slowest_costs_a_share_of_the_work() -> None:
+    book = CostBook([Table({LINEAR: 1.0}, "measured")])
+    work = Segment("half", ((LINEAR, 4),))
+    assert book.cost(Lag(work, 0.25), "t4") == book.cost(LINEAR, "t4")
+    assert book.cost(Lag(work, 0.0), "t4").mean_s == 0.0
+    assert book.issue_s(Lag(work, 0.25)) == 0.0
 
 
 def test_free_work_needs_no_source() -> None:

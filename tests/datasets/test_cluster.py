@@ -357,6 +357,22 @@ def test_a_copy_forgets_what_was_derived_from_the_old_fields():
     assert copied.model_copy(deep=True) == copied
 
 
+def test_lags_are_those_of_the_widest_spread_among_a_groups_links():
+    def tier(group: str, scope: str, share: float | None) -> dict[str, Any]:
+        fit = {"kind": "all_reduce", "ranks": 2, "alpha_s": 0.0, "beta_s_per_byte": 0.0,
+               "residual": 0.0, "samples": 1, "lag_share": share}  # fmt: skip
+        return LINK | {"group": group, "scope": scope, "waited": [fit]}
+
+    found = cluster(
+        devices=[{"name": "t4", "count": 2, "host": "a"}, {"name": "t4", "host": "b"}],
+        tiers=[tier("a", "host", 0.1), tier("all", "network", None)],
+    )
+    assert found.lag("all_reduce", (0, 1)) == 0.1
+    assert found.lag("all_reduce", (0, 2)) == 0.0, "not measured between hosts"
+    assert found.lag("all_gather", (0, 1)) == found.lag("all_reduce", (0,)) == 0.0
+    assert cluster(devices=[{"name": "t4", "count": 2}]).lag("all_reduce", (0, 1)) == 0.0
+
+
 def test_links_of_a_group_are_those_of_its_pairs():
     hosts = ",".join(f"4xh100@h{i}" for i in range(5)) + ",2xt4@h5"
     cluster = parse_devices(hosts)

@@ -278,6 +278,9 @@ def test_sums_through_shared_memory_have_prices_of_their_own() -> None:
     tier = found.tier(["localhost"], "host", "measured here")
     assert {fit.kind for fit in tier.waited} == {"all_reduce", "all_gather"}
     assert all(fit.compute_share is None for fit in tier.waited)
+    assert found.lags == {(fit.kind, fit.ranks): fit.lag_share for fit in tier.waited}
+    assert all(tier.lag(kind, 2) >= 0.0 for kind in ("all_reduce", "all_gather"))
+    assert tier.lag("all_reduce", 4) == tier.lag("reduce_scatter", 2) == 0.0, "not measured"
     assert not _ranks_running()
 
 

@@ -263,7 +263,7 @@ def _use_answer(path: Path) -> None:
 
 
 _KEY = {"devices": ["cpu:threads=1,isa=avx2", "cpu:threads=1"], "host": "me", "software": {},
-        "links": "measured between computations and through shared memory"}  # fmt: skip
+        "links": "measured between computations and through shared memory, with waits"}  # fmt: skip
 
 
 def _links() -> Any:

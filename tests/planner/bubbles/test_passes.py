@@ -3,6 +3,7 @@
 import re
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from foreplan.cost_models.costs import Collective, Copy, CostBook, Estimate, Segment
@@ -228,11 +229,11 @@ def test_neighbours_slow_down_what_memory_bounds_and_the_search_knows():
     assert totals[0] < totals[1] < totals[2] < 2 * totals[0]
 
 
-def lanes(share, alpha_s=1e-3, *, faster=1.0):
+def lanes(share, alpha_s=1e-3, *, faster=1.0, lag=None):
     """A step of two lanes whose sums are measured, ``faster`` on the spot, and its prices."""
     fit = {"kind": "all_reduce", "ranks": 2, "alpha_s": alpha_s, "beta_s_per_byte": 1e-6,
            "residual": 0.0, "samples": 3, "compute_share": share}  # fmt: skip
-    spot = fit | {"alpha_s": alpha_s / faster, "beta_s_per_byte": 1e-6 / faster}
+    spot = fit | {"alpha_s": alpha_s / faster, "beta_s_per_byte": 1e-6 / faster, "lag_share": lag}
     tier = {"group": ["all"], "scope": "host", "latency_s": 0.0, "bandwidth_bytes_per_s": 1e9,
             "collectives": [fit], "waited": [spot], "source": "t"}  # fmt: skip
     devices = [{"name": "cpu:threads=1", "count": 4, "memory_bytes": 1 << 30}]
@@ -240,6 +241,13 @@ def lanes(share, alpha_s=1e-3, *, faster=1.0):
     costs = CostBook([LinkSource(cluster)])
     where = Problem(None, cluster, asked(sharded_optimizer=False), costs)
     return TrainingStep(where, BackbonePlan(pp=2, tp=2)), costs
+
+
+class EveryProgram:
+    """Prices each program by its arithmetic."""
+
+    def estimate(self, work, device):
+        return Estimate.exact(1e-9 * work.flops) if isinstance(work, Program) else None
 
 
 def sums_s(costs, *works):
@@ -269,6 +277,31 @@ def test_sums_of_whole_passes_cost_what_they_take_on_the_spot():
         assert parts
         assert all(part.waited for part in parts)
     assert sums_s(costs, step.passes(0, 2, "F")) == pytest.approx(apart / 5)
+
+
+def test_whole_passes_wait_for_the_slower_lane():
+    def prices(lag, tp=2):
+        step, costs = lanes(0.2, lag=lag)
+        step = TrainingStep(
+            Problem(None, step._cluster, step.workload, costs), BackbonePlan(pp=2, tp=tp)
+        )
+        book = CostBook([*costs.sources, EveryProgram()])
+        works = [step.passes(0, 2, op) for op in "FB"]
+        works += [step.unit(0, tp, 0, 4, op, bare=False) for op in "FB"]
+        pieces = [step.piece(0, 2, "F", 0), step.unit(0, tp, 0, 1, "F", bare=True)]
+        total = [book.cost(work, "cpu:threads=1").mean_s for work in works]
+        return np.array(total), [sums_s(book, work) for work in works], pieces
+
+    alike, sums, pieces = prices(None)
+    never, _, _ = prices(0.0)
+    some, same, unchanged = prices(0.1)
+    more, _, _ = prices(0.3)
+    assert never == pytest.approx(alike)
+    assert some - alike == pytest.approx(0.1 * (alike - sums)), "of what is computed, not of sums"
+    assert more - alike == pytest.approx(0.3 * (alike - sums))
+    assert same == sums
+    assert unchanged == pieces, "what is computed beside sums hides the wait"
+    assert prices(0.3, tp=1)[0] == pytest.approx(prices(None, tp=1)[0]), "a lane waits for none"
 
 
 def test_units_stay_out_of_passes_whose_sums_leave_nothing():
