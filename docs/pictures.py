@@ -1,7 +1,7 @@
-"""Draw the pictures of ``docs/assets`` anew: three from notebooks, two of reports in Chromium.
+"""Draw the pictures of ``docs/assets`` anew: three from notebooks, one of a report in Chromium.
 
-``python docs/pictures.py [NAME ...]`` (default all); about ten minutes, as the run behind ``run``
-profiles and verifies on this machine. Needs ``chromium`` and what ``make test`` installs.
+``python docs/pictures.py [NAME ...]`` (default all); a few minutes. Needs ``chromium`` and
+what ``make test`` installs.
 """
 
 from __future__ import annotations
@@ -33,13 +33,6 @@ FROM_COMMANDS = {
         "-w batch=32,prompt_tokens=512,new_tokens=64,min_average_bits=8 -o plan.json && "
         "foreplan report plan.json -o report.html",
         1284,
-    ),
-    "run": (
-        "w=batch=8,prompt_tokens=64,new_tokens=32,max_perplexity_increase=0.01,text=stdlib && "
-        "foreplan profile cpu:threads=1 cpu:threads=1,isa=avx2 -o . --model byte-llama -w $w && "
-        "foreplan plan serving -m byte-llama -c cluster.yaml -w $w -o plan.json && "
-        "foreplan verify plan.json --report report.html --tolerance 1",
-        1180,
     ),
 }
 
