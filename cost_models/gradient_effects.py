@@ -18,10 +18,12 @@ import torch
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from foreplan.cost_models.bag_of_rows import BagsOfRows
 from foreplan.cost_models.kinks import Kink, KinkRecorder, crossing
 from foreplan.cost_models.rounding import int8_error, rounding_variance
 from foreplan.cost_models.schedule import FloatArray
 from foreplan.datasets.training_variant import TrainingVariant
+from foreplan.errors import SpecError
 
 if TYPE_CHECKING:
     from foreplan.cost_models.gradient_variance import Batch, Calibration, Loss, Variants
@@ -188,6 +190,7 @@ def _run(
         stack.enter_context(torch.enable_grad())
         if random is not None:
             stack.enter_context(recorder)
+            stack.enter_context(BagsOfRows())
         value = loss(module(*batch[0]).float(), batch[1])
         # Gradients of a loss that is linear in its input depend on nothing, but for this 1.
         value = value * value.new_ones(()).requires_grad_()
@@ -215,7 +218,7 @@ def _run(
     inner: Any = sum((p * _signs(p, random)).sum() for p in gradients if p is not None)
     watched = [(call, word, x) for call in calls for word, x in call.tensors.items()]
     lists = [*(x for *_, x in watched), *(x for x in jumped if x is not None)]
-    effects = torch.autograd.grad(inner, lists, allow_unused=True, retain_graph=bool(kinks))
+    effects = _twice(inner, lists, bool(kinks))
     for (call, word, _), effect in zip(watched, effects, strict=False):
         if effect is not None:
             call.effects[word] = effect.detach().square()
@@ -226,6 +229,23 @@ def _run(
         if effect is not None and g is not None:
             curves.append((kink, kink.curve(g, effect.detach().square())))
     return Calibrated(calls, curves, random)
+
+
+def _twice(inner: Tensor, of: Sequence[Tensor], again: bool) -> Sequence[Tensor | None]:
+    """Derivatives of what is a derivative already.
+
+    Raises:
+        SpecError: an operator has no second one.
+    """
+    try:
+        return torch.autograd.grad(inner, of, allow_unused=True, retain_graph=again)
+    except RuntimeError as error:  # NotImplementedError is one, too
+        if "derivative for" not in str(error):
+            raise
+        raise SpecError(
+            "workload.indicator", got=f"an operator without second derivative: {error}",
+            expected="an indicator that needs none", fix="indicator=depth_weighted, for instance",
+        ) from error  # fmt: skip
 
 
 def _reach(out: Tensor, error: Tensor, parameters: Sequence[Tensor]) -> float:

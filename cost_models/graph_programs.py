@@ -192,8 +192,8 @@ def _work(node: OperatorNode, layout: str) -> Work:
         rows = max(1, math.prod(node.outputs[0]) // cols)
     if node.op in ("norm", "softmax"):
         return program(node.op, variant, rows=rows, cols=cols)
-    if node.op == "embedding":
-        return program("embedding", variant, rows=rows, cols=cols)
+    if node.op == "embedding":  # as many rows as are read, though a bag writes their sum alone
+        return program("embedding", variant, rows=max(1, math.prod(node.inputs[1])), cols=cols)
     if node.op in ("reduction", "pool") and node.inputs:
         elements = max(1, math.prod(node.inputs[0]))
         kept = max(1, min(rows * cols, elements))

@@ -47,7 +47,8 @@ _PASSES = {"_forward": "forward", "_backward": "backward", "_weight_gradient": "
 _KINDS = {
     "linear": "linear", "matmul": "matmul", "attention": "scaled_dot_product_attention",
     "full_attention": "scaled_dot_product_attention", "conv": "conv n", "conv2d": "conv n",
-    "embedding": "embedding", "softmax": "softmax", "cast": "to", "cross_entropy": "cross_entropy",
+    "embedding": "embedding", "embedding_bag": "embedding", "softmax": "softmax", "cast": "to",
+    "cross_entropy": "cross_entropy",
 }  # fmt: skip
 
 

@@ -93,7 +93,7 @@ def forward_parts(work: Program) -> list[tuple[Program, float]]:
             BACKWARD: [(inputs, 1.0), (weights, 1.0), added],
             WEIGHT_GRADIENT: [(weights, 1.0), added],
         }[direction]
-    if op == "embedding":
+    if op in ("embedding", "embedding_bag"):
         found = [_moved(d["rows"], d["cols"], dtype, dtype)]
         if direction == BACKWARD:
             found.append(_moved(d["vocab"], d["cols"], dtype, dtype, "fp32", "fp32"))

@@ -102,6 +102,11 @@ def _windows(call: Call) -> float:
     return float(call.outputs[0].elements * window)
 
 
+def _bags(call: Call) -> float:
+    table, indices = call.tensors[:2]
+    return float(indices.elements * table.shape[-1])
+
+
 def _nothing(call: Call) -> float:
     return 0.0
 
@@ -143,6 +148,7 @@ for _kind, _flops, _names in (
         "adaptive_avg_pool1d adaptive_avg_pool2d adaptive_max_pool2d",
     ),
     ("embedding", _nothing, "embedding"),
+    ("embedding", _bags, "embedding_bag"),
     (
         "copy",
         _nothing,

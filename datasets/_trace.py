@@ -208,7 +208,9 @@ class TraceReader:
         moved = sum(info.bytes for info in infos) + sum(info.bytes for info in outputs)
         if kind == "embedding":
             # Only the rows that are looked up are read, not the table.
-            moved = infos[-1].bytes + 2 * outputs[0].bytes
+            table, indices = infos[:2]
+            looked_up = indices.elements * table.bytes // table.shape[0]
+            moved = indices.bytes + looked_up + outputs[0].bytes
         return OperatorNode(
             name,
             kind,

@@ -269,6 +269,11 @@ _TRAINING = {
         "batch*rows*n", "batch*rows*k", "batch*n*k",
     ),
     "embedding": _training(("rows", "vocab", "cols"), lambda d: 0.0, "rows*cols", "rows*cols"),
+    # Sums ``rows`` rows of the table in ``bags``.
+    "embedding_bag": _training(
+        ("rows", "bags", "vocab", "cols"), lambda d: 1.0 * d["rows"] * d["cols"],
+        "rows*cols", "bags*cols",
+    ),
     "norm": _training(_ROWS, OPERATORS["norm"].flops, "rows*cols", "rows*cols"),
     "softmax": _training(_ROWS, OPERATORS["norm"].flops, "rows*cols", "rows*cols"),
     "activation": _training(_ROWS, OPERATORS["activation"].flops, "rows*cols", "rows*cols"),

@@ -69,6 +69,14 @@ def dependent_program(direction: str, node: OperatorNode, dtype: str) -> Program
             batch=math.prod(out[:-2]) or 1, rows=out[-2] if len(out) > 1 else 1, n=out[-1],
             k=a[-1],
         )  # fmt: skip
+    if node.op == "embedding":  # a bag, or a look-up that no module of torch's own makes
+        (vocab, cols), rows = node.inputs[0], max(1, math.prod(node.inputs[1]))
+        if not node.target.endswith("embedding_bag"):
+            return embedding_program(direction, rows, vocab, cols, "fp32/fp32/torch.embedding")
+        return program(
+            f"embedding_bag_{direction}", Variant("fp32", "fp32", "torch.embedding_bag"),
+            rows=rows, bags=max(1, math.prod(out[:-1])), vocab=vocab, cols=cols,
+        )  # fmt: skip
     rows, cols = _flat((*node.inputs[:1], out))
     name = node.target.rpartition(".")[2]
     op, kernel = "elementwise", "torch.mul" if name == "mul" else "torch.add"

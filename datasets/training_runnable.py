@@ -181,6 +181,13 @@ def _embedding(d: Any, v: Variant, draw: Any) -> Any:
     return (lambda ids, table: F.embedding(ids, table).to(dtype)), (ids,), (table,)
 
 
+def _embedding_bag(d: Any, v: Variant, draw: Any) -> Any:
+    table = draw(d["vocab"], d["cols"], dtype=v.compute)
+    ids = (torch.arange(d["rows"], device=table.device) * 7919) % d["vocab"]
+    starts = torch.arange(d["bags"], device=table.device) * d["rows"] // d["bags"]
+    return (lambda ids, table: F.embedding_bag(ids, table, starts, mode="sum")), (ids,), (table,)
+
+
 def _norm(d: Any, v: Variant, draw: Any) -> Any:
     x, w, b = draw(d["rows"], d["cols"], dtype=v.compute), draw(d["cols"]), draw(d["cols"])
     if v.kernel == "torch.layer_norm":
@@ -227,6 +234,7 @@ _BUILDERS: dict[str, Callable[..., Any]] = {
     "attention": _attention,
     "matmul": _matmul,
     "embedding": _embedding,
+    "embedding_bag": _embedding_bag,
     "norm": _norm,
     "softmax": _map,
     "activation": _map,

@@ -151,6 +151,7 @@ class TrainingGraph:
                 f"network {task.name}: batch", got=type(batch).__name__,
                 expected="((inputs, ...), target): a tuple of inputs, and the target",
             )  # fmt: skip
+        _check_dense(task.name, module)
         inputs, _ = batch
         if samples is not None:
             _check_samples(task.name, inputs, samples)
@@ -223,6 +224,20 @@ class TrainingGraph:
             for o in self.operators
         )
         return TrainingGraph(self.name, operators, self.parameters, self.digest)
+
+
+def _check_dense(name: str, module: torch.nn.Module) -> None:
+    """Refuse tables with sparse gradients, which buckets and fused optimizers do not take.
+
+    Raises:
+        SpecError: there is such a table.
+    """
+    for path, part in module.named_modules():
+        if getattr(part, "sparse", False) is True:
+            raise SpecError(
+                f"network {name}: {path}.sparse", got=True, expected="False",
+                fix="steps are planned with dense gradients, which DDP sums",
+            )  # fmt: skip
 
 
 def _check_samples(name: str, inputs: tuple[Any, ...], samples: int) -> None:

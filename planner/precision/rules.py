@@ -44,7 +44,8 @@ _CPU = {
     # Products with an fp32 weight that no module of ours wraps.
     "linear": Rule("pinned", casts=True),
     "convolution": Rule("pinned", casts=True),
-    "embedding": Rule("pinned"),
+    # A bag refuses weights of its samples in another dtype than the table's.
+    "embedding": Rule("pinned", casts=True),
     "create": Rule("pinned"),
     "input": Rule("pinned"),
     "loss": Rule("pinned", casts=True),

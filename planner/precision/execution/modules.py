@@ -254,7 +254,8 @@ _PROMOTED: Collection[Any] = frozenset(
         torch.matmul, Tensor.matmul, Tensor.__matmul__, Tensor.__rmatmul__, torch.mm, Tensor.mm,
         torch.bmm, Tensor.bmm, torch.baddbmm, Tensor.baddbmm, torch.addmm, Tensor.addmm,
         torch.einsum, torch.dot, torch.mv, Tensor.mv, F.linear, F.bilinear, torch.conv1d,
-        torch.conv2d, torch.conv3d, F.scaled_dot_product_attention, torch.lerp, torch.cdist,
+        torch.conv2d, torch.conv3d, F.embedding_bag, F.scaled_dot_product_attention, torch.lerp,
+        torch.cdist,
     }
 )  # fmt: skip
 #: Norms that take a bf16 input beside fp32 parameters on CPU, but are fp32 on a GPU.
