@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import contextlib
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from foreplan.cost_models.costs import Work
+from foreplan.cost_models.costs import CostBook, Work
 from foreplan.cost_models.memory import show_bytes
 from foreplan.errors import InfeasibleError, SpecError
 from foreplan.planner.base import Problem
@@ -21,6 +21,7 @@ from foreplan.planner.bubbles.backbone import backbone_stages, schedule_name
 from foreplan.planner.bubbles.ledger import capacity_bytes
 from foreplan.planner.bubbles.memory import state_bytes
 from foreplan.planner.bubbles.memory_cuts import MemoryCuts
+from foreplan.planner.bubbles.shared_work import shared_work_s
 from foreplan.planner.bubbles.spec import BackbonePlan, BubblesWorkload
 from foreplan.planner.bubbles.training_step import TrainingStep
 
@@ -36,8 +37,8 @@ class Layout:
         plan: the layout.
         microbatches: of each pipeline in a step.
         estimate_s: seconds of the backbone's step.
-        work_s: no step under this layout is shorter: the larger of a rank's passes of the backbone
-            and of the average computation of a rank, encoders included.
+        work_s: no step under this layout is shorter: the larger of the backbone's passes and of
+            all computation, encoders included, dealt to the ranks as suits their speeds best.
     """
 
     plan: BackbonePlan
@@ -221,14 +222,6 @@ def _layout(problem: Problem[BubblesWorkload], step: TrainingStep, microbatches:
     # A layer inside, without embedding and head; pieces leave out the collectives.
     one = (1, 2) if step.backbone.layers > 2 else (0, 1)
     passes = count * sum(seconds(step.passes(*one, op)) for op in ("F", "B"))
-    halves = [step.piece(*one, op, piece) for op in ("F", "B") for piece in (0, 1)]
-    computing = count * sum(seconds(half) for half in halves)
-    for e, tower in enumerate(step.encoders):
-        ops = ("F",) if step.encoder(e).frozen else ("F", "B")
-        units = [step.unit(e, plan.tp, half, half + 1, op, bare=True)
-                 for half in (0, 1) for op in ops]  # fmt: skip
-        share = microbatches * tower.layers / plan.pp
-        computing += share * sum(seconds(unit) for unit in units)
     name = schedule_name(step.workload.schedule, plan.chunks)
     chunks = plan.chunks if name == "interleaved-1f1b" else 1
     estimate = passes * (1 + (plan.pp - 1) / (chunks * microbatches))
@@ -239,9 +232,38 @@ def _layout(problem: Problem[BubblesWorkload], step: TrainingStep, microbatches:
         group = step.replica_group((0,))[:2]
         estimate += 2 * seconds(step.steps.gather(own, group, encoder=False))
         estimate += 2 * seconds(step.steps.scatter(own, group, encoder=False))
-    # Ranks of unlike devices: one device's prices prove nothing about the others.
-    alike = len({problem.cluster.ranks()[step.cluster_rank(r)].name for r in range(plan.pp)}) == 1
-    return Layout(plan, microbatches, estimate, max(passes, computing) if alike else 0.0)
+    return Layout(plan, microbatches, estimate, _work_s(step, costs, microbatches))
+
+
+def _work_s(step: TrainingStep, costs: CostBook, microbatches: int) -> float:
+    """Seconds that no step takes less than, however layers and encoders are dealt to ranks."""
+
+    def seconds(works: Iterable[Work], device: str) -> float:
+        return sum(costs.cost(work, device).mean_s for work in works)
+
+    devices = step.devices[: step.plan.pp]
+    inside = step.backbone.layers > 2  # a layer that neither embedding nor head is part of
+    layer = [work for op in ("F", "B") for work in step.halves(op)]
+    rows = [[seconds(layer, device)] for device in devices]
+    counts = [float(microbatches * step.backbone.layers)]
+    backbone = shared_work_s(rows, counts)
+    if inside and len({row[0] for row in rows}) == 1:
+        # Lanes of unlike ranks may be joined by faster links than those of the first.
+        passes = [step.passes(1, 2, op) for op in ("F", "B")]
+        backbone = counts[0] / step.plan.pp * seconds(passes, devices[0])
+    for first in (True, False):
+        end = [work for op in ("F", "B") for work in step.end(op, first=first)]
+        for row, device in zip(rows, devices, strict=True):
+            row.append(seconds(end, device))
+        counts.append(float(microbatches) if end else 0.0)
+    for e, tower in enumerate(step.encoders):
+        ops = ("F",) if step.encoder(e).frozen else ("F", "B")
+        for half in (0, 1):  # of a layer, which a unit's ends may lie between
+            units = [step.encoder_halves(e, op)[half] for op in ops]
+            for row, device in zip(rows, devices, strict=True):
+                row.append(seconds(units, device))
+            counts.append(float(microbatches * tower.layers))
+    return max(backbone, shared_work_s(rows, counts))
 
 
 def _text(plan: BackbonePlan) -> str:

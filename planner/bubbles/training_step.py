@@ -192,6 +192,20 @@ class TrainingStep:
         share = self._cluster.lag(work.kind, work.group)
         return joined(sums, ((Lag(segment("lag", computed), share), 1),)) if share else sums
 
+    def halves(self, op: str) -> tuple[Work, Work]:
+        """Computation of the two halves of a layer of the backbone, ends and collectives apart."""
+        return segment(op, self._backbone.half(0, op)), segment(op, self._backbone.half(1, op))
+
+    def end(self, op: str, *, first: bool) -> tuple[Work, ...]:
+        """Computation in front of the backbone's first layer, or behind its last, if there is."""
+        parts = self._backbone.ends(op, first=first, last=not first)
+        return (segment(op, parts),) if parts else ()
+
+    def encoder_halves(self, index: int, op: str) -> tuple[Work, Work]:
+        """Likewise of an encoder's layer, on as many lanes as the backbone has."""
+        works = self._encoder(index, self.plan.tp)
+        return segment(op, works.half(0, op)), segment(op, works.half(1, op))
+
     @functools.cache  # noqa: B019
     def piece(self, start: int, end: int, op: str, piece: int) -> Work:
         """Computation of one piece of a split pass, in the order in which they run."""
