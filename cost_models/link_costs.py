@@ -23,7 +23,6 @@ from __future__ import annotations
 from foreplan.cost_models.costs import Collective, Estimate, Work
 from foreplan.datasets.cluster import Cluster
 from foreplan.datasets.tier import Backend, CollectiveFit, Tier
-from foreplan.errors import MissingDataError
 
 #: A fit's 90 % interval over its median residual, if residuals are normal (1.645 / 0.6745).
 _RESIDUAL_TO_INTERVAL = 2.44
@@ -45,7 +44,11 @@ class LinkSource:
         self.backend = backend
 
     def estimate(self, work: Work, device: str) -> Estimate | None:
-        """Price a collective; ``None`` if its ranks are joined by no tier, or do not exist."""
+        """Price a collective; ``None`` if its ranks do not exist.
+
+        Raises:
+            MissingDataError: no tier joins two of its ranks; names them.
+        """
         if not isinstance(work, Collective):
             return None
         group = tuple(dict.fromkeys(work.group))
@@ -54,10 +57,7 @@ class LinkSource:
             return Estimate.exact(0.0, "theory")  # nothing to send
         if not all(0 <= rank < count for rank in group):
             return None
-        try:
-            tiers = self.cluster.links(group, self.backend)
-        except MissingDataError:
-            return None
+        tiers = self.cluster.links(group, self.backend)
         found = [_on_tier(work, len(group), tier) for tier in tiers]
         if any(estimate is None for estimate in found):
             return None

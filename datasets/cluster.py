@@ -109,8 +109,7 @@ class Cluster(StrictModel):
             raise MissingDataError(
                 f"no tier of the cluster joins {first.label} and {second.label}"
                 + ("" if backend is None else f" with {backend}"),
-                fix="`foreplan profile` measures one host, `foreplan profile --link` two; "
-                "or write it under tiers",
+                fix=_measuring(first, second),
             )
         return self.tiers[best[1]]
 
@@ -349,6 +348,19 @@ class Cluster(StrictModel):
                 found |= by_word[known]
             members.append(frozenset(found))
         return tuple(members)
+
+
+def _measuring(a: Rank, b: Rank) -> str:
+    """What makes the link of two ranks known."""
+    if a.host == b.host:
+        return (
+            f"'foreplan profile' on {a.host} measures the links of its devices; or write one under "
+            "tiers (scope: host); devices apart on hosts of their own: t4@a,t4@b"
+        )
+    return (
+        f"'foreplan profile --serve HOST:PORT' on {a.host} and 'foreplan profile --link HOST:PORT' "
+        f"on {b.host} measure it, or write it under tiers (scope: network)"
+    )
 
 
 def group_word(word: str, known: Iterable[str]) -> str | None:

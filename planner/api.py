@@ -227,7 +227,7 @@ def plan(
     if relax:
         say("deciding again with each binding limit relaxed")
         eased = what_if(chosen, problem, decision, predicted, forecast.total_s)
-    cuda = all(rank.name.kind == "cuda" for rank in where.ranks())
+    cuda = all(rank.kernel_kind == "cuda" for rank in where.ranks())
     return Plan(
         kind=kind,
         model=described,

@@ -8,6 +8,7 @@ from foreplan.datasets.cluster import Cluster
 from foreplan.datasets.cluster_entry import DeviceEntry
 from foreplan.datasets.device_name import DeviceName
 from foreplan.datasets.tier import CollectiveFit, Tier
+from foreplan.errors import MissingDataError
 
 
 def _cluster(*tiers: Tier) -> Cluster:
@@ -71,7 +72,8 @@ def test_a_group_over_two_tiers_runs_at_the_slower_one() -> None:
 
 def test_no_tier_no_rank_no_collective_no_price() -> None:
     source = LinkSource(_cluster(_tier("host", 1e10)))
-    assert source.estimate(Collective("p2p", 8, (0, 2)), "a/cpu#0") is None
+    with pytest.raises(MissingDataError, match=r"joins a/cpu#0 and b/cpu#0; .* --link"):
+        source.estimate(Collective("p2p", 8, (0, 2)), "a/cpu#0")
     assert source.estimate(Collective("p2p", 8, (0, 9)), "a/cpu#0") is None
     assert source.estimate(Collective("gossip", 8, (0, 1)), "a/cpu#0") is None
     assert source.estimate(HostLaunch(), "a/cpu#0") is None
