@@ -8,6 +8,10 @@ memory. Imports torch and transformers when called.
 from __future__ import annotations
 
 import contextlib
+import functools
+import inspect
+import io
+import logging
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
@@ -218,8 +222,9 @@ def _capture_module(
     wrapper.eval()
     given_mask = isinstance(inputs, Mapping) and "attention_mask" in inputs
     attention = attention_of_eager(module) if eager and not given_mask else nullcontext()
+    where = _Inside(module)
     try:
-        with torch.no_grad(), attention, warnings.catch_warnings():
+        with torch.no_grad(), attention, warnings.catch_warnings(), where, _unlogged():
             # Recurrent layers keep views of their weights, which nothing here reads.
             warnings.filterwarnings("ignore", "The tensor attributes? .* assigned", UserWarning)
             program = torch.export.export(wrapper, values, strict=False)
@@ -227,15 +232,81 @@ def _capture_module(
                 _observe(program, values)
     except Exception as error:  # torch.export raises whatever the module's code runs into
         lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+        fix = "control flow that depends on values of tensors cannot be captured"
+        if "data-dependent" not in str(error):
+            fix = f"its forward takes {_taken(module)}, the inputs are {_shown(inputs)}"
         raise SpecError(
-            f"module {name}",
+            f"module {name}" + (f": {where.path}" if where.path else ""),
             got=f"{type(error).__name__}: {lines[0] if lines else ''}",
             expected="a module that torch.export can trace with these inputs",
-            fix="control flow that depends on values of tensors cannot be captured",
+            fix=fix,
         ) from error
     finally:
         module.train(training)
     return TraceReader(program, name, eager=eager).graph()
+
+
+class _Inside:
+    """Which part of a module a pass is in, or broke off in.
+
+    Attributes:
+        path: of the innermost part that was entered and not left.
+    """
+
+    def __init__(self, module: torch.nn.Module) -> None:
+        self._module = module
+        self._entered: list[str] = []
+        self._handles: list[Any] = []
+
+    @property
+    def path(self) -> str:
+        return self._entered[-1] if self._entered else ""
+
+    def __enter__(self) -> None:
+        for path, part in self._module.named_modules():
+            enter = functools.partial(lambda path, *_: self._entered.append(path), path)
+            self._handles.append(part.register_forward_pre_hook(enter))
+            self._handles.append(part.register_forward_hook(self._leave))
+
+    def _leave(self, *_: Any) -> None:
+        self._entered.pop()
+
+    def __exit__(self, *_: object) -> None:
+        for handle in self._handles:
+            handle.remove()
+
+
+@contextlib.contextmanager
+def _unlogged() -> Iterator[None]:
+    """Keep torch from logging and printing what it raises an error about, too."""
+    names = ("torch._subclasses.fake_tensor", "torch.fx.experimental.symbolic_shapes")
+    before = {logger: logger.disabled for logger in map(logging.getLogger, names)}
+    try:
+        for logger in before:
+            logger.disabled = True
+        with contextlib.redirect_stderr(io.StringIO()):
+            yield
+    finally:
+        for logger, disabled in before.items():
+            logger.disabled = disabled
+
+
+def _taken(module: torch.nn.Module) -> str:
+    """Arguments of a module's ``forward``, by name."""
+    return f"({', '.join(inspect.signature(module.forward).parameters)})"
+
+
+def _shown(inputs: Sequence[Any] | Mapping[str, Any]) -> str:
+    """Shapes and dtypes of inputs."""
+
+    def one(value: Any) -> str:
+        if not hasattr(value, "shape"):
+            return repr(value)
+        return f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)}"
+
+    if isinstance(inputs, Mapping):
+        return "(" + ", ".join(f"{key}={one(value)}" for key, value in inputs.items()) + ")"
+    return f"({', '.join(map(one, inputs))})"
 
 
 def _observe(program: torch.export.ExportedProgram, inputs: Sequence[Any]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import subprocess
 import sys
 from collections.abc import Callable
@@ -317,3 +318,42 @@ def test_a_class_is_no_module() -> None:
         capture(Routed, (torch.zeros(4, 8),))  # type: ignore[arg-type]
     with pytest.raises(SpecError, match="got 'function', expected a module"):
         capture(lambda x: x, (torch.zeros(4, 8),))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("inputs", "told"),
+    [
+        ((torch.zeros(4, 100),), r"body\.0: got 'RuntimeError: .* \(x\), .*float32\[4, 100"),
+        ((torch.zeros(4, 512), 3), r"Mistaken: got 'TypeError: .* \(float32\[4, 512\], 3\)"),
+        ({"y": torch.zeros(4, 512)}, r"forward takes \(x\), the inputs are \(y=float32"),
+    ],
+)
+def test_inputs_of_another_shape_are_told_in_a_line(
+    inputs: Any, told: str, capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    class Mistaken(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.body = nn.Sequential(nn.Linear(512, 256), nn.ReLU())
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.body(x)
+
+    module = Mistaken()
+    with pytest.raises(SpecError, match=told) as raised:
+        capture(module, inputs)
+    assert isinstance(raised.value.__cause__, (RuntimeError, TypeError))
+    assert capfd.readouterr() == ("", "")
+    assert not [record for record in caplog.records if record.levelno > logging.DEBUG]
+    assert not module._forward_pre_hooks  # nothing is left on it
+    assert not logging.getLogger("torch._subclasses.fake_tensor").disabled
+
+
+def test_control_flow_on_values_is_told_in_a_line(capfd: pytest.CaptureFixture[str]) -> None:
+    class Branch(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x * 2 if x.sum() > 0 else x
+
+    with pytest.raises(SpecError, match="control flow that depends on values"):
+        capture(Branch(), (torch.zeros(4, 4),))
+    assert capfd.readouterr() == ("", "")
