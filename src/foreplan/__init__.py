@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from foreplan.cost_models.layout import Layout
     from foreplan.cost_models.memory import MemoryLedger
     from foreplan.cost_models.predictor import Predictor
+    from foreplan.cost_models.ranking import Ranking, rank_devices
     from foreplan.cost_models.replay import Replay, predict_latency
     from foreplan.cost_models.schedule import Action, Memory, Schedule, ScheduleBuilder
     from foreplan.cost_models.simulator import Contention, Simulator, simulate
@@ -107,6 +108,7 @@ __all__ = [
     "Problem",
     "Profile",
     "Program",
+    "Ranking",
     "Replay",
     "Schedule",
     "ScheduleBuilder",
@@ -140,6 +142,7 @@ __all__ = [
     "load_verification",
     "plan",
     "predict_latency",
+    "rank_devices",
     "register_network",
     "remove_precision",
     "simulate",
@@ -154,6 +157,7 @@ _NAMES_OF = {
     "cost_models.layout": "Layout",
     "cost_models.memory": "MemoryLedger",
     "cost_models.predictor": "Predictor",
+    "cost_models.ranking": "Ranking rank_devices",
     "cost_models.replay": "Replay predict_latency",
     "cost_models.schedule": "Action Memory Schedule ScheduleBuilder",
     "cost_models.simulator": "Contention Simulator simulate",

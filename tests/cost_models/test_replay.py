@@ -24,7 +24,7 @@ from foreplan.datasets import device_zoo
 from foreplan.datasets.capture import capture
 from foreplan.datasets.model import Model, load_model
 from foreplan.datasets.program import Program, Variant, program
-from foreplan.errors import MissingDataError, SpecError
+from foreplan.errors import InfeasibleError, MissingDataError, SpecError
 
 GPU, CPU = device_zoo.device("h200"), device_zoo.device("xeon_8480+")
 FP32 = Variant("fp32", "fp32", "torch.linear")
@@ -270,9 +270,50 @@ def test_weights_that_do_not_fit_are_marked(folder: Path) -> None:
     assert result["devices"][0]["fits"] is True
     assert result["devices"][0]["by_part_s"]["optimizer"] > 0
     assert result["dtype"] == "fp32"
-    # Hidden values of 2**26 tokens alone, 256 numbers of 4 bytes each, are 64 GiB.
-    result = predict_model("tiny-llama-random", ["t4"], batch=1 << 20, sequence_length=64)
-    assert result["devices"][0]["fits"] is False
+    # Logits of 2**20 tokens alone, 8192 numbers of 4 bytes each, are 32 GiB.
+    asked = {"batch": 1 << 14, "sequence_length": 64}
+    result = predict_model("tiny-llama-random", ["t4,h200"], **asked)
+    assert {row["device"]: row["fits"] for row in result["devices"]} == {"t4": False, "h200": True}
+    for devices in (["t4"], ["t4,l4"]):
+        with pytest.raises(InfeasibleError, match=r"needs at least 33\.\d+ GiB .*, \w+ has"):
+            predict_model("tiny-llama-random", devices, **asked)
+
+
+def test_a_batch_beyond_all_memory_is_refused(folder: Path) -> None:
+    with pytest.raises(InfeasibleError, match="100000000000 x 128 tokens, needs at least"):
+        foreplan.rank_devices("gpt2", "h200,b200", batch=100_000_000_000, costs="roofline")
+
+
+def test_python_ranks_as_the_command_does(folder: Path) -> None:
+    asked: dict[str, Any] = {"sequence_length": 64, "costs": "roofline"}
+    ranking = foreplan.rank_devices("tiny-llama-random", **asked)
+    shown = predict_model("tiny-llama-random", ["all"], **asked)
+    assert {**ranking.document(), "captured": "cache", "fit": None} == shown
+    assert ranking.fastest.device == shown["devices"][0]["device"]
+    frame = ranking.to_frame()
+    assert list(frame["device"]) == [row["device"] for row in shown["devices"]]
+    assert len(repr(ranking)) < 2000
+    mine = device_zoo.device("t4").model_copy(update={"name": "mine"})
+    named = foreplan.rank_devices("tiny-llama-random", [mine, "2xl4"], **asked)
+    assert {replay.device for replay in named.replays} == {"mine", "l4"}
+
+
+@pytest.mark.parametrize(
+    ("fields", "told"),
+    [
+        ({"devices": "nope"}, "rank_devices: devices: got 'nope'"),
+        ({"devices": [3]}, "rank_devices: devices: got 3"),
+        ({"devices": []}, "rank_devices: devices: got nothing"),
+        ({"phase": "train"}, "did you mean training"),
+        ({"costs": "measured"}, "predict_latency takes the profile"),
+        ({"batch": 2.5}, "rank_devices: batch: got 2.5, expected a whole number"),
+        ({"launch_s": -1.0}, r"rank_devices: launch_s: got -1\.0"),
+        ({"execution": "graph", "launch_s": 1e-6}, "rank_devices: launch_s"),
+    ],
+)
+def test_wrong_questions_in_python(fields: dict[str, Any], told: str) -> None:
+    with pytest.raises(SpecError, match=told):
+        foreplan.rank_devices("tiny-llama-random", **{"devices": "t4", **fields})
 
 
 def test_a_device_named_twice_is_one_row(folder: Path) -> None:

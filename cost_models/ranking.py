@@ -1,0 +1,345 @@
+"""`Ranking`: a model's pass on many devices, fastest first; `rank_devices` makes one."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from foreplan.cost_models.book import CostChoice, cost_choice
+from foreplan.cost_models.device_fit import DeviceFit
+from foreplan.cost_models.execution import Execution, check_execution
+from foreplan.cost_models.graph_step import PHASES, Phase, Step
+from foreplan.cost_models.host_prices import HostPrices, Issue
+from foreplan.cost_models.memory import show_bytes
+from foreplan.cost_models.replay import LaunchSeconds, Replay, replay_book, replay_steps
+from foreplan.cost_models.step_store import stored_steps
+from foreplan.datasets import device_zoo
+from foreplan.datasets.cluster import parse_devices
+from foreplan.datasets.device import Device
+from foreplan.datasets.dtypes import DTYPE_BYTES, weight_bytes
+from foreplan.datasets.model import Model, load_model
+from foreplan.datasets.profile import Profile
+from foreplan.datasets.program import Program
+from foreplan.datasets.specs import nearest
+from foreplan.errors import InfeasibleError, MissingDataError, SpecError
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from foreplan.cost_models.predictor import Predictor
+
+#: Bytes of weights, gradients and two moments over those of the weights.
+_TRAINING_STATE = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Ranking:
+    """Predicted latencies of one pass on several devices.
+
+    Attributes:
+        model: whose pass.
+        batch: sequences.
+        sequence_length: new tokens of each.
+        phase: ``inference`` or ``training``.
+        execution: ``eager`` or ``graph``.
+        costs: where prices come from.
+        replays: a pass on each device that has prices, fastest first.
+        fits: by device, whether weights, when training also gradients and moments, and what the
+            largest linear reads and writes lie in its memory; no other activations are counted.
+            ``None`` where the memory is not known.
+        unpriced: devices without a price, and why.
+        captured: whether the operators were found on disk (``cache``) or captured ``now``.
+    """
+
+    model: Model
+    batch: int
+    sequence_length: int
+    phase: Phase
+    execution: Execution
+    costs: str
+    replays: tuple[Replay, ...] = field(repr=False)
+    fits: Mapping[str, bool | None] = field(repr=False)
+    unpriced: Mapping[str, str] = field(repr=False)
+    captured: str = field(repr=False)
+
+    @property
+    def fastest(self) -> Replay:
+        """The fastest pass among the devices that hold it, as far as their memory is known."""
+        return next(found for found in self.replays if self.fits[found.device] is not False)
+
+    def document(self) -> dict[str, Any]:
+        """The ranking as ``foreplan predict --json`` prints it."""
+        return {
+            "model": self.model.name,
+            "dtype": self.model.dtype,
+            "batch": self.batch,
+            "sequence_length": self.sequence_length,
+            "phase": self.phase,
+            "execution": self.execution,
+            "costs": self.costs,
+            "weight_bytes": _state_bytes(self.model, "inference"),
+            "captured": self.captured,
+            "devices": [
+                {**found.document(), "fits": self.fits[found.device]} for found in self.replays
+            ],
+            "unpriced": dict(self.unpriced),
+        }
+
+    def to_frame(self) -> pd.DataFrame:
+        """A row for each device: latency with its interval in seconds, what limits it, fits."""
+        import pandas as pd
+
+        return pd.DataFrame(
+            [
+                {
+                    "device": found.device, "latency_s": found.latency_s, "low_s": found.low_s,
+                    "high_s": found.high_s, "limit": found.limit, "fits": self.fits[found.device],
+                }
+                for found in self.replays
+            ]
+        )  # fmt: skip
+
+
+def rank_devices(
+    model: str | Path | Model,
+    devices: str | Device | Iterable[str | Device] = "all",
+    *,
+    batch: int = 1,
+    sequence_length: int = 128,
+    phase: str = "inference",
+    execution: str = "eager",
+    costs: str = "predicted",
+    predictor: Predictor | None = None,
+    launch_s: float | None = None,
+) -> Ranking:
+    """Predict a model's latency on devices that need not be here, fastest first.
+
+    Args:
+        model: zoo name, Hugging Face folder, or a described model.
+        devices: names of the zoo, apart by commas or one by one, or as in an inline cluster
+            (``2xa100-80g,4xt4``: one pass on each kind); figures of a device; ``all``: the zoo.
+        batch: sequences.
+        sequence_length: new tokens of each.
+        phase: ``inference`` or ``training``.
+        execution: ``eager``, or ``graph``: replayed from a CUDA graph, on GPUs alone.
+        costs: ``predicted`` or ``roofline``. For ``measured``, of one device, see
+            `predict_latency`.
+        predictor: the shipped one if ``None``.
+        launch_s: host time of one ATen call, at least 0; published or assumed if ``None``.
+
+    Raises:
+        SpecError: a name, number or folder that is wrong.
+        InfeasibleError: none of the devices has the memory.
+        MissingDataError: no device has the figures that a price needs.
+    """
+    given = [devices] if isinstance(devices, (str, Device)) else list(devices)
+    targets = named_devices(given, where="rank_devices: devices")
+    if cost_choice(costs, "rank_devices: costs") == "measured":
+        raise SpecError(
+            "rank_devices: costs", got=costs, expected="predicted or roofline",
+            fix="predict_latency takes the profile of one device",
+        )  # fmt: skip
+    check_phase(phase, "rank_devices: phase")
+    check_launch(launch_s, execution, "rank_devices: launch_s")
+    if not targets:
+        raise SpecError("rank_devices: devices", got=None, expected="names of the zoo, or all")
+    for name, size in (("batch", batch), ("sequence_length", sequence_length)):
+        if not isinstance(size, int):  # from a notebook, which no type checker has seen
+            raise SpecError(f"rank_devices: {name}", got=size, expected="a whole number")
+    return rank(
+        model if isinstance(model, Model) else load_model(model), targets, batch=batch,
+        sequence_length=sequence_length, phase=phase, execution=execution, costs=costs,
+        predictor=predictor, launch_s=launch_s,
+    )  # fmt: skip
+
+
+def rank(
+    model: Model,
+    targets: Sequence[Device],
+    *,
+    batch: int,
+    sequence_length: int,
+    phase: str,
+    execution: str,
+    costs: str,
+    predictor: Predictor | None = None,
+    weights: str = "pretrained:ops",
+    profile: Profile | None = None,
+    fit: DeviceFit | None = None,
+    launch_s: float | None = None,
+) -> Ranking:
+    """`rank_devices` with checked arguments, and for one device with its profile.
+
+    Args:
+        model: whose pass.
+        targets: the devices, at least one.
+        batch: as all that is not said here, and the errors, see `rank_devices`.
+        sequence_length: likewise.
+        phase: likewise.
+        execution: likewise.
+        costs: ``measured``, too, with a profile.
+        predictor: the one of ``weights`` if ``None``.
+        weights: as `Predictor.load`.
+        profile: measurements of the one device.
+        fit: fitted beside the profile.
+        launch_s: by kind of call if ``None`` and the profile holds its host's times.
+    """
+    check_execution(execution, next((t for t in targets if t.kind != "cpu"), targets[0]))
+    runs: Execution = "graph" if execution == "graph" else "eager"
+    asked: Phase = "training" if phase == "training" else "inference"
+    choice = cost_choice(costs)
+    steps, cached = stored_steps(model, batch=batch, tokens=sequence_length, phase=asked)
+    fits = _fits(model, asked, steps, targets, f"{batch} x {sequence_length} tokens")
+    predictor = predictor or _predictor(choice, weights)
+    launches: LaunchSeconds = launch_s
+    if runs == "eager" and launch_s is None and profile is not None and profile.host is not None:
+        prices = HostPrices.load(profile.host.model_dump())
+        launches = prices.launches(steps, Issue.of(steps), asked)
+    found: list[Replay] = []
+    unpriced: dict[str, str] = {}
+    for target in targets:
+        book = replay_book(target, choice, profile=profile, predictor=predictor, fit=fit)
+        try:
+            check_execution(runs, target)
+            found.append(
+                replay_steps(
+                    steps, book, target, execution=runs, launch_s=launches,
+                    gap_s=None if profile is None else profile.switch_s,
+                )
+            )  # fmt: skip
+        except (MissingDataError, SpecError) as error:
+            if len(targets) == 1:
+                raise
+            unpriced[target.name] = str(error)
+    if not found:
+        raise MissingDataError("no device has the figures that a price needs",
+                               fix="give one with a peak and a bandwidth")  # fmt: skip
+    found.sort(key=lambda result: (result.latency_s, result.device))
+    return Ranking(
+        model, batch, sequence_length, asked, runs, costs, tuple(found),
+        {result.device: fits[result.device] for result in found}, unpriced,
+        "cache" if cached else "now",
+    )  # fmt: skip
+
+
+# ------------------------------------------------------------------------------------- arguments
+
+
+def named_devices(
+    given: Iterable[str | Device], known: Mapping[str, Device] | None = None, *, where: str
+) -> list[Device]:
+    """The devices that words and figures name, each once.
+
+    Args:
+        given: as ``devices`` of `rank_devices`.
+        known: devices beside the zoo's, by name.
+        where: what to call it in an error.
+
+    Raises:
+        SpecError: no such device.
+    """
+    found: list[Device] = []
+    for item in given:
+        if isinstance(item, Device):
+            found.append(item)
+            continue
+        if not isinstance(item, str):  # from a notebook
+            raise SpecError(where, got=item, expected="names of the zoo, or figures of devices")
+        names = [n for word in item.split(",") if word for n in _each(word, where)]
+        if names == ["all"]:
+            names = list(device_zoo.names())
+        found += [(known or {}).get(n) or device_zoo.device(n, where) for n in names]
+    return list({device.name: device for device in found}.values())
+
+
+def _each(item: str, where: str) -> list[str]:
+    """Names in one item of ``--devices``: an inline cluster, ``4xt4@small``, names its device."""
+    if not re.match(r"\s*[0-9]+\s*[xX×*]", item) and "@" not in item:
+        return [item]
+    found = dict.fromkeys(rank.name.zoo for rank in parse_devices(item, where).ranks())
+    return [name for name in found if name is not None]
+
+
+def check_phase(phase: str, where: str) -> None:
+    """Raise `SpecError` unless ``phase`` is one."""
+    if phase not in PHASES:
+        guess = nearest(phase, PHASES)
+        raise SpecError(
+            where, got=phase, expected=f"one of {', '.join(PHASES)}",
+            fix=f"did you mean {guess}?" if guess else None,
+        )  # fmt: skip
+
+
+def check_launch(launch_s: float | None, execution: str, where: str, *, unit_s: float = 1) -> None:
+    """Raise `SpecError` unless ``launch_s`` is ``None``, or a time of eager execution.
+
+    Args:
+        launch_s: host time of one ATen call.
+        execution: how the pass runs.
+        where: what to call the time in an error.
+        unit_s: in which it was given.
+    """
+    if launch_s is None:
+        return
+    if not 0 <= launch_s < math.inf:
+        raise SpecError(where, got=launch_s / unit_s, expected="a number of at least 0")
+    if execution == "graph":
+        raise SpecError(
+            where, got=launch_s / unit_s,
+            expected="eager execution: the host issues no operator of a graph",
+        )  # fmt: skip
+
+
+def _predictor(choice: CostChoice, weights: str) -> Predictor | None:
+    if choice == "roofline":
+        return None
+    from foreplan.cost_models.predictor import Predictor as Loaded
+
+    return Loaded.load(weights)
+
+
+# ---------------------------------------------------------------------------------------- memory
+
+
+def _fits(
+    model: Model, phase: Phase, steps: Sequence[Step], targets: Sequence[Device], shape: str
+) -> dict[str, bool | None]:
+    """Whether each device has the memory.
+
+    Raises:
+        InfeasibleError: none has, of all whose memory is known.
+    """
+    state, moved = _state_bytes(model, phase), _activation_bytes(steps)
+    need = state + moved
+    fits = {t.name: None if t.memory_bytes is None else need <= t.memory_bytes for t in targets}
+    if set(fits.values()) == {False}:
+        largest = max(targets, key=lambda target: target.memory_bytes or 0)
+        kept = "weights, gradients and moments" if phase == "training" else "weights"
+        raise InfeasibleError(
+            f"{model.name}, {shape}, needs at least {show_bytes(need)} ({kept} "
+            f"{show_bytes(state)}, one linear's input and output {show_bytes(moved)}), "
+            f"{largest.name} has {show_bytes(largest.memory_bytes or 0)}",
+            fix="ask for a smaller batch or model or another device; 'foreplan plan' splits a "
+            "model over several",
+        )
+    return fits
+
+
+def _state_bytes(model: Model, phase: str) -> int:
+    weights = int(model.parameters * DTYPE_BYTES[model.dtype])
+    return weights * (_TRAINING_STATE if phase == "training" else 1)
+
+
+def _activation_bytes(steps: Sequence[Step]) -> int:
+    """Most bytes that one linear of the forward pass reads and writes beside its weights."""
+    most = 0.0
+    for step in steps:
+        work = step.work
+        if step.part == "forward" and isinstance(work, Program) and work.op == "linear":
+            weights = weight_bytes(work.dims["n"], work.dims["k"], work.variant.storage)
+            most = max(most, work.bytes - weights)
+    return int(most)
