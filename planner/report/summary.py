@@ -208,11 +208,11 @@ def _labels(plan: Plan) -> list[Label]:
         if (part := sum(share.get(source, 0.0) for source in sources)) >= 0.01
     }
     if unmeasured:
-        parts = [f"{percent(part)} from {what}" for what, part in unmeasured.items()]
+        parts = [f"{percent(part)} comes from {what}" for what, part in unmeasured.items()]
         labels.append(
             Label(
                 "not measured",
-                f"Of the predicted compute time {' and '.join(parts)}, not from these programs "
+                f"Of the predicted compute time, {' and '.join(parts)}, not from these programs "
                 "measured on these devices.",
             )
         )

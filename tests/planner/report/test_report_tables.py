@@ -57,7 +57,7 @@ def test_what_a_predictor_said_was_not_measured(plan):
     share = {"measured": 0.5, "predicted": 0.4, "theory": 0.1}
     source = plan.provenance.model_copy(update={"source_share": share})
     text = shown(plan_tables(plan.model_copy(update={"provenance": source})), 300)
-    assert "NOT MEASURED: Of the predicted compute time 40 % from a predictor and 10 % from" in text
+    assert "time, 40 % comes from a predictor and 10 % comes from published figures, not" in text
     source = source.model_copy(update={"source_share": {"measured": 0.995, "theory": 0.005}})
     text = shown(plan_tables(plan.model_copy(update={"provenance": source})), 300)
     assert "NOT MEASURED" not in text
