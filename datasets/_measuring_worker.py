@@ -22,7 +22,7 @@ from typing import Any
 
 from foreplan.datasets.device_name import DeviceName
 from foreplan.datasets.measurement import Measurement, thin
-from foreplan.datasets.program import Variant, program
+from foreplan.datasets.program import Program, Variant, program
 from foreplan.datasets.worker_environment import confine, end_with_parent, thread_count
 from foreplan.errors import ForeplanError, MissingDataError
 
@@ -45,6 +45,7 @@ class _Device:
         self.stream: Any = None
         self.one_thread = device.kind == "cpu" and thread_count(device) == 1
         self.preempted = 0
+        self.wall_s = 0.0
         if device.kind == "cpu":
             self.word = "cpu"
             torch.set_num_threads(thread_count(device))
@@ -84,6 +85,7 @@ class _Device:
             for _ in range(count):
                 call()
             seconds = time.perf_counter() - started
+            self.wall_s += seconds
             worked = time.process_time() - worked
             if getrusage(RUSAGE_SELF).ru_nivcsw != switches:
                 self.preempted += 1
@@ -160,7 +162,7 @@ class _Device:
         if first > max_s:  # a slow program, or a library that loads at its first call
             first = self.time_calls(call, 1)
             if first > max_s:
-                return {"times_s": [first], "samples": 1, "calls": 1}
+                return {"times_s": [first], "mean_s": first, "samples": 1, "calls": 1}
         for _ in range(_WARM_CALLS - 1):
             if first < _WARM_S:
                 first = min(first, self.time_calls(call, 1))
@@ -172,7 +174,7 @@ class _Device:
             count = min(max(count, turns), _MOST_RECORDED)
             graph = self.recorded(call, count)
         times: list[float] = []
-        self.preempted = 0
+        self.preempted, self.wall_s = 0, 0.0
         started = time.perf_counter()
         gc.disable()
         try:
@@ -190,8 +192,10 @@ class _Device:
                     break
         finally:
             gc.enable()
+        total_s = self.wall_s / count if self.word == "cpu" else sum(times)
         return {
             "times_s": thin(times),
+            "mean_s": total_s / len(times),
             "samples": len(times),
             "calls": count,
             "preempted": self.preempted,
@@ -235,9 +239,10 @@ def _switch(device: _Device) -> dict[str, float]:
 
 def _serve(device: _Device, requests: Any, answer: Callable[[object], None]) -> None:
     from foreplan.datasets._device_figures import figures
-    from foreplan.datasets.runnable import Inputs
+    from foreplan.datasets.runnable import Inputs, Runnable
 
     inputs = Inputs(device.word)
+    kept: dict[Program, Runnable] = {}
     for line in requests:
         request = json.loads(line)
         if request.get("figures"):
@@ -248,7 +253,10 @@ def _serve(device: _Device, requests: Any, answer: Callable[[object], None]) -> 
         result: dict[str, Any] = {"load": os.getloadavg()[0]}
         try:
             variant = Variant.parse(request["variant"])
-            made = inputs.runnable(program(request["op"], variant, **request["dims"]))
+            wanted = program(request["op"], variant, **request["dims"])
+            made = kept.get(wanted) or inputs.runnable(wanted)
+            if request["keep"]:
+                kept[wanted] = made
             result |= device.measure(made.call, request["effort"], made.turns, made.before)
             result["cache_state"] = made.cache_state + result.pop("how", "")
             result["clock_hz"] = device.clock_hz()

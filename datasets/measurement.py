@@ -25,6 +25,8 @@ class Measurement:
         load: other work on this machine: the one-minute load average when it began.
         clock_hz: clock of the device right after, ``None`` where it cannot be read.
         error: one line on why it failed, ``None`` if it did not.
+        mean_s: mean time of a call in seconds; on a CPU on the wall, also of samples during which
+            another process had the core. ``None`` of one that failed, or of an earlier version.
     """
 
     times_s: tuple[float, ...]
@@ -35,6 +37,7 @@ class Measurement:
     load: float | None = None
     clock_hz: float | None = None
     error: str | None = None
+    mean_s: float | None = None
 
     @classmethod
     def failed(cls, error: str) -> Measurement:

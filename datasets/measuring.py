@@ -82,19 +82,28 @@ class Worker:
         """What the process says of itself: ``chip``, ``memory_bytes``, ``software`` and so on."""
         return self._identity
 
-    def measure(self, program: Program, effort: Effort | None = None) -> Measurement:
-        """Time one program; a failure is a `Measurement` with ``error``."""
+    def measure(
+        self, program: Program, effort: Effort | None = None, *, keep: bool = False
+    ) -> Measurement:
+        """Time one program; a failure is a `Measurement` with ``error``.
+
+        Args:
+            program: what to time.
+            effort: how long.
+            keep: hold its inputs until the process ends, so that it can be timed again at once.
+        """
         effort = effort or Effort()
-        self.send_program(program, effort)
+        self.send_program(program, effort, keep=keep)
         return self.receive_measurement(effort)
 
-    def send_program(self, program: Program, effort: Effort) -> None:
+    def send_program(self, program: Program, effort: Effort, *, keep: bool = False) -> None:
         """Begin to time a program; `receive_measurement` must follow."""
         request = {
             "op": program.op,
             "dims": program.dims,
             "variant": str(program.variant),
             "effort": asdict(effort),
+            "keep": keep,
         }
         self._send(request)
 

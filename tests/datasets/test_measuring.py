@@ -1,20 +1,25 @@
 from __future__ import annotations
 
+import itertools
+import json
 import os
 import signal
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 
-from foreplan.datasets._measuring_worker import _Device
+from foreplan.datasets import _measuring_worker
+from foreplan.datasets._measuring_worker import _Device, _serve
 from foreplan.datasets.device_name import DeviceName
 from foreplan.datasets.measurement import KEPT, Measurement, percentiles, thin
 from foreplan.datasets.measuring import Effort, Worker
 from foreplan.datasets.program import Program, Variant, program
-from foreplan.datasets.runnable import runnable
+from foreplan.datasets.runnable import Runnable, runnable
 from foreplan.datasets.worker_environment import default_cores, worker_environment
 from foreplan.errors import MissingDataError, SpecError
 
@@ -42,6 +47,48 @@ def test_measures_a_program(worker: Worker) -> None:
     assert list(result.times_s) == sorted(result.times_s)
     assert 1e-7 < result.median_s < 1e-2
     assert result.cache_state == "warm; behind a cold product of 8.25 MiB"
+
+
+def test_a_program_that_is_kept_is_timed_again_on_the_same_inputs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    made: list[Program] = []
+    timed: list[object] = []
+
+    class Once:
+        def __init__(self, device: str) -> None:
+            pass
+
+        def runnable(self, item: Program) -> Runnable:
+            made.append(item)
+            return Runnable(lambda: None, "warm")
+
+    def measure(call: object, *_: object) -> dict[str, Any]:
+        timed.append(call)
+        return {"times_s": [1.0], "samples": 1}
+
+    monkeypatch.setattr("foreplan.datasets.runnable.Inputs", Once)
+    device: Any = SimpleNamespace(word="cpu", measure=measure, clock_hz=lambda: None)
+    asked = {"op": ADD.op, "dims": ADD.dims, "variant": str(ADD.variant), "effort": {}}
+    requests = [json.dumps({**asked, "keep": keep}) for keep in (False, True, True, False)]
+    answers: list[Any] = []
+    _serve(device, requests, answers.append)
+    assert [answer.get("error") for answer in answers] == [None] * 4
+    assert made == [ADD, ADD]
+    assert timed[1] is timed[2] is timed[3] is not timed[0]
+
+
+def test_the_mean_counts_what_another_process_took(monkeypatch: pytest.MonkeyPatch) -> None:
+    switches = itertools.count()
+    usage = lambda who: SimpleNamespace(ru_nivcsw=next(switches))  # noqa: E731
+    monkeypatch.setattr(_measuring_worker, "getrusage", usage)
+    device = _Device.__new__(_Device)
+    device.torch, device.word, device.one_thread, device.preempted = torch, "cpu", True, 0
+    device.wall_s = 0.0
+    effort = {"min_s": 0.0, "min_samples": 3, "max_s": 9.0, "max_samples": 3}
+    timed = device.measure(lambda: time.sleep(0.002), effort, 1)
+    assert timed["preempted"] == timed["samples"] == 3
+    assert timed["times_s"][-1] < 0.002 <= timed["mean_s"]
 
 
 def test_a_slow_program_is_timed_by_its_second_call(worker: Worker) -> None:
@@ -77,6 +124,7 @@ def test_what_is_no_product_comes_behind_one_on_a_processor(worker: Worker) -> N
 
     device = _Device.__new__(_Device)  # torch's threads are this process's own business
     device.torch, device.word, device.one_thread, device.preempted = torch, "cpu", False, 0
+    device.wall_s = 0.0
     timed = device.measure(
         made["norm"].call, {"min_s": 0.0, "min_samples": 5, "max_s": 9.0, "max_samples": 5}, 1,
         before,
