@@ -23,6 +23,7 @@ from foreplan.datasets.specs import StrictModel, load_document, validate
 from foreplan.errors import InfeasibleError, MissingDataError, SpecError
 from foreplan.planner.base import Choice, Planner, Problem
 from foreplan.planner.confidence import Contender, confidence
+from foreplan.planner.pace_choice import pace_of_ranks
 from foreplan.planner.plan import (
     Alternative,
     Plan,
@@ -255,6 +256,8 @@ def plan(
         verify=VerifyHints(
             backend="nccl" if cuda else "gloo", tolerance=TOLERANCE,
             ranks=chosen.processes(problem, decision),
+            pace=pace_of_ranks(chosen, problem, decision, forecast, profiles.by_label)
+            if costs == "measured" else (),
         ),
         assumptions=tuple(dict.fromkeys(assumptions)),
         provenance=Provenance(

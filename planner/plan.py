@@ -23,6 +23,7 @@ from foreplan.datasets.specs import StrictModel, validate
 from foreplan.datasets.storage import write_atomically
 from foreplan.errors import SpecError
 from foreplan.planner.document import document_json, read_document
+from foreplan.planner.pace import RankPace
 from foreplan.planner.times import Size, Times
 
 if TYPE_CHECKING:
@@ -113,11 +114,13 @@ class VerifyHints(StrictModel):
         backend: ``gloo`` or ``nccl``.
         ranks: processes it takes.
         tolerance: largest relative error of the total that passes.
+        pace: programs by which to tell the machine's speed; of ranks priced by a profile only.
     """
 
     backend: Literal["gloo", "nccl"]
     ranks: int
     tolerance: float
+    pace: tuple[RankPace, ...] = ()
 
 
 class Measurement(StrictModel):

@@ -28,6 +28,7 @@ from foreplan.planner.report.text import (
     words,
 )
 from foreplan.planner.verify.error_cause import error_cause
+from foreplan.planner.verify.machine_share import machine_share
 from foreplan.planner.verify.verification import (
     CandidateResult,
     Phase,
@@ -80,6 +81,8 @@ def verdict(verification: Verification | None) -> Html:
         text += "."
         if cause := error_cause(chosen, verification.tolerance):
             text += f" {cause[0].upper()}{cause[1:]}."
+        if share := machine_share(chosen, verification.tolerance):
+            text += f" {share[0].upper()}{share[1:]}."
     return element("p", mark, text, class_="headline")
 
 
@@ -219,7 +222,9 @@ def alternatives_section(plan: Plan, verification: Verification | None) -> Html:
         return Html("")
     ran = verification is not None
     rated = any(one.share is not None for one in every)
+    timed = any(one.pace is not None for one in every)
     head = ["Decision", "Predicted", *(["Measured", "10–90 %", "Error"] if ran else [])]
+    head += [*(["Pace", "Error at pace"] if timed else [])]
     head += [*(["Best in"] if rated else []), "Compared"]
     rows = []
     for one in every:
@@ -229,10 +234,18 @@ def alternatives_section(plan: Plan, verification: Verification | None) -> Html:
             if one.p10_s is not None and one.p90_s is not None:
                 spread = f"{seconds(one.p10_s)} – {seconds(one.p90_s)}"
             cells += [seconds(one.measured_s), spread, percent(one.error)]
+        if timed:
+            pace = UNKNOWN if one.pace is None else f"{one.pace:.2f}"
+            cells += [pace, percent(one.error_at_pace)]
         if rated:
             cells.append(percent(one.share))
         rows.append([*cells, one.verdict or UNKNOWN])
     note = "The plan keeps its alternatives, and verifying it runs them beside the chosen decision."
+    if timed:
+        note += (
+            " Pace is what programs of the devices' profiles took between the rounds over what the "
+            "profiles say; the error at pace is that of the prediction times it."
+        )
     return section(
         "Alternatives",
         _chart(every),

@@ -23,6 +23,8 @@ class Contender:
         error: |predicted - measured| / measured.
         verdict: how it compares with the chosen decision, or why it was left out.
         share: share of draws of all prices in which it is the best decision.
+        pace: how much longer its steps lasted because of the machine's speed.
+        error_at_pace: error of what was predicted, times that.
     """
 
     name: str
@@ -34,6 +36,8 @@ class Contender:
     error: float | None = None
     verdict: str = ""
     share: float | None = None
+    pace: float | None = None
+    error_at_pace: float | None = None
 
 
 def contenders(plan: Plan, verification: Verification | None) -> list[Contender]:
@@ -75,8 +79,9 @@ def _row(
     if seen.failure is not None:
         return Contender(name, "failed", predicted_s, verdict=plain(seen.failure), share=share)
     return Contender(
-        name, tag, predicted_s, seen.measured_s, seen.p10_s, seen.p90_s, seen.error, verdict, share
-    )
+        name, tag, predicted_s, seen.measured_s, seen.p10_s, seen.p90_s, seen.error, verdict,
+        share, seen.pace, seen.error_at_pace,
+    )  # fmt: skip
 
 
 def _verdict(

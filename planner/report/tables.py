@@ -38,6 +38,7 @@ from foreplan.planner.report.text import (
     words,
 )
 from foreplan.planner.verify.error_cause import error_cause
+from foreplan.planner.verify.machine_share import machine_share
 from foreplan.planner.verify.verification import CandidateResult, Verification
 
 #: Width from which on measured decisions have a column that compares them.
@@ -74,6 +75,8 @@ def verification_tables(verification: Verification, plan: Plan | None = None) ->
     parts: list[RenderableType] = [_verdict(verification)]
     cause = error_cause(chosen, verification.tolerance)
     parts += [Text(cause)] if cause else []
+    share = machine_share(chosen, verification.tolerance)
+    parts += [Text(share)] if share else []
     parts += [Text(f"note: {plain(note, 1000)}", style="yellow") for note in verification.notes]
     if plan is not None:
         rows = contenders(plan, verification)
@@ -218,6 +221,12 @@ def _compared(title: str, rows: list[Contender]) -> Grid:
             Column("10–90 %", spread, True, 100),
             Column("error", [percent(row.error) for row in rows], True),
         ]
+    if any(row.pace is not None for row in rows):
+        paces = [UNKNOWN if row.pace is None else f"{row.pace:.2f}" for row in rows]
+        columns += [
+            Column("pace", paces, True, 100),
+            Column("error at pace", [percent(row.error_at_pace) for row in rows], True),
+        ]
     if any(row.share is not None for row in rows):
         columns.append(Column("best in", [percent(row.share) for row in rows], True, 70))
     if any(row.verdict for row in rows):
@@ -252,8 +261,9 @@ def _contender(seen: CandidateResult) -> Contender:
     if seen.failure is not None:
         return Contender(name, "failed", seen.predicted_s, verdict=plain(seen.failure))
     return Contender(
-        name, tag, seen.predicted_s, seen.measured_s, seen.p10_s, seen.p90_s, seen.error
-    )
+        name, tag, seen.predicted_s, seen.measured_s, seen.p10_s, seen.p90_s, seen.error,
+        pace=seen.pace, error_at_pace=seen.error_at_pace,
+    )  # fmt: skip
 
 
 def _measured_ranks(chosen: CandidateResult) -> Grid:

@@ -6,6 +6,7 @@ not end the leader in a traceback.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -93,3 +94,18 @@ def device_of(answer: Message, label: str) -> Device:
         return validate(Device, {"label": label} | {n: told.get(n) for n in names}, "ready")
     except SpecError as error:
         raise WireGarbled(f"a rank that does not say what it is ({error})") from error
+
+
+def seconds_of(answer: Message, count: int) -> list[float | None]:
+    """Seconds that each of ``count`` programs took, ``None`` of those that failed.
+
+    Raises:
+        WireGarbled: not as many times.
+    """
+    value = answer.get("timed")
+    if not isinstance(value, list) or len(value) != count:
+        raise WireGarbled(f"a report of {count} programs without their times")
+    for seconds in value:
+        if seconds is not None and not (isinstance(seconds, float) and 0.0 < seconds < math.inf):
+            raise WireGarbled("a report of programs whose times are none")
+    return value

@@ -2,8 +2,9 @@
 
 All candidates are loaded side by side where memory allows it, else in *waves*. A wave runs one
 warm-up round and then the timed rounds; a round runs every candidate once, and each round starts
-with another one, so that a drift of the machine falls on all of them alike. A candidate that fails
-is set aside with the reason; the others go on.
+with another one, so that a drift of the machine falls on all of them alike. Between the rounds the
+machine itself is timed (`Pacer`). A candidate that fails is set aside with the reason; the others
+go on.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from foreplan.planner.verify.candidates import Candidate
 from foreplan.planner.verify.group import Group, RankFailed
 from foreplan.planner.verify.launch import Fleet
 from foreplan.planner.verify.measured import measured_timeline
+from foreplan.planner.verify.pacer import Pacer, between
 from foreplan.planner.verify.session import Job
 from foreplan.planner.verify.verification import Device
 from foreplan.planner.verify.wire import Message
@@ -43,6 +45,7 @@ class Measured:
         held: what each rank's process took for the kernels.
         failure: why it could not be run, ``None`` if it could.
         results: what a last, untimed run computed, rank by rank; only of the first candidate.
+        pace: of each timed round, the pace of every rank of the cluster that was timed, by label.
     """
 
     candidate: Candidate
@@ -52,6 +55,7 @@ class Measured:
     held: list[int] = field(default_factory=list)
     failure: RankFailed | SpecError | None = None
     results: list[dict[str, Any] | None] = field(default_factory=list)
+    pace: list[dict[str, float]] = field(default_factory=list)
 
 
 @dataclass
@@ -74,6 +78,7 @@ class Rounds:
         timeout_s: limit of one run; from the prediction if left out.
         load_timeout_s: limit of loading one candidate.
         say: hears what is going on.
+        pacer: times the machine between the rounds.
     """
 
     def __init__(
@@ -86,6 +91,7 @@ class Rounds:
         timeout_s: float | None,
         load_timeout_s: float,
         say: Callable[[str], None],
+        pacer: Pacer | None = None,
     ) -> None:
         self._fleet = fleet
         self._backend: Literal["gloo", "nccl"] = backend
@@ -94,6 +100,7 @@ class Rounds:
         self._timeout_s = timeout_s
         self._load_timeout_s = load_timeout_s
         self._say = say
+        self._pacer = pacer
 
     def run(self, candidates: Sequence[Candidate], *, results: bool) -> list[Measured]:
         """Run every candidate in every round.
@@ -199,6 +206,7 @@ class Rounds:
                         self._set_aside(loaded.measured, failure)
                         loaded.group.stop()
                         running.remove(loaded)
+            before: dict[str, float] = {}
             for number in range(-1, self._rounds):
                 self._say("warm-up" if number < 0 else f"round {number + 1} of {self._rounds}")
                 turn = max(number, 0) % max(len(running), 1)
@@ -209,6 +217,11 @@ class Rounds:
                         self._set_aside(loaded.measured, failure)
                         loaded.group.stop()
                         running.remove(loaded)
+                after = {} if self._pacer is None else self._pacer.take()
+                if number >= 0:
+                    for loaded in running:
+                        loaded.measured.pace.append(between(before, after))
+                before = after
             if collect and running and running[0].measured is wave[0]:
                 _, answers = self._go(running[0], self._rounds, result=True)
                 wave[0].results = [result_of(answer) for answer in answers]

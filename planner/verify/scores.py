@@ -11,8 +11,10 @@ from foreplan.cost_models.timeline import Timeline
 from foreplan.planner.plan import Plan, RankPrediction
 from foreplan.planner.times import Times
 from foreplan.planner.verify.error_cause import error_cause
+from foreplan.planner.verify.machine_share import machine_share
 from foreplan.planner.verify.measured import computing
 from foreplan.planner.verify.rounds import Measured
+from foreplan.planner.verify.step_pace import step_pace
 from foreplan.planner.verify.verification import (
     AgreementResult,
     CandidateResult,
@@ -75,6 +77,7 @@ def verification_of(
         notes=tuple(notes),
         times=Times.of(timelines[median_round(timelines)]) if timelines else None,
         error_cause=error_cause(chosen, tolerance),
+        machine_share=machine_share(chosen, tolerance),
     )
 
 
@@ -130,8 +133,28 @@ def _candidate(item: Measured) -> CandidateResult:
             "measured_s": median, "p10_s": low, "p90_s": high, "rounds_s": tuple(totals),
             "error": relative_error(predicted, median),
             "ranks": tuple(_rank(item, rank) for rank in range(len(candidate.ranks))),
+            **_pace(item, predicted, median),
         }
     )  # fmt: skip
+
+
+def _pace(item: Measured, predicted: float | None, measured: float) -> dict[str, float | None]:
+    """The machine's pace in the rounds of a candidate, and the error at it; {} if not known."""
+    labels = [rank.label for rank in item.candidate.ranks]
+    found = [
+        step_pace(timeline, [paces[label] for label in labels])
+        for timeline, paces in zip(item.timelines, item.pace, strict=False)
+        if all(label in paces for label in labels)
+    ]
+    if not found:
+        return {}
+    pace = float(np.median(found))
+    low, high = (float(q) for q in np.quantile(found, [0.1, 0.9]))
+    at_pace = None if predicted is None else predicted * pace
+    return {
+        "pace": pace, "pace_p10": low, "pace_p90": high,
+        "error_at_pace": relative_error(at_pace, measured),
+    }  # fmt: skip
 
 
 def _rank(item: Measured, rank: int) -> RankResult:
@@ -143,14 +166,17 @@ def _rank(item: Measured, rank: int) -> RankResult:
         predicted = ranks[rank * len(ranks) // len(candidate.ranks)]
     expected = None if predicted is None else predicted.compute_s
     busy = float(np.median([timeline.busy_s()[rank] for timeline in item.timelines]))
+    label = candidate.ranks[rank].label
+    paces = [paces[label] for paces in item.pace if label in paces]
     return RankResult(
-        device=candidate.ranks[rank].label,
+        device=label,
         predicted_s=expected,
         measured_s=busy,
         error=relative_error(expected, busy),
         phases=_phases(item.timelines, rank, predicted),
         memory=_items(item.memory[rank], predicted),
         held_bytes=item.held[rank],
+        pace=float(np.median(paces)) if paces else None,
     )
 
 

@@ -22,9 +22,11 @@ from foreplan.datasets.device_name import DeviceName
 from foreplan.datasets.specs import StrictModel, validate
 from foreplan.errors import ForeplanError
 from foreplan.planner.base import Planner, Problem
+from foreplan.planner.pace import PaceProgram
 from foreplan.planner.plan import Plan
 from foreplan.planner.verify.channels import ConnectionLost, connect
 from foreplan.planner.verify.clock import Clock, CudaClock, HostClock
+from foreplan.planner.verify.pace_process import keep_pace
 from foreplan.planner.verify.placement import (
     Seat,
     assign_cores,
@@ -46,7 +48,8 @@ class Job(StrictModel):
     """What one process of a candidate is to do.
 
     Attributes:
-        kind: ``rank`` of a run, or the ``reference`` of one, computed alone.
+        kind: ``rank`` of a run, the ``reference`` of one, computed alone, or the ``pace`` of a
+            rank, timed between runs.
         decision: the candidate's decision, as the planner writes it.
         mode: ``fast`` or ``reference``, for the kernels.
         rank, ranks: place in the candidate's schedule and their number.
@@ -56,9 +59,10 @@ class Job(StrictModel):
         capacity_bytes: memory cap.
         backend: ``gloo`` or ``nccl``.
         timeout_s: after which a transfer counts as lost.
+        programs: what a ``pace`` is told by.
     """
 
-    kind: Literal["rank", "reference"]
+    kind: Literal["rank", "reference", "pace"]
     decision: dict[str, Any]
     mode: str
     rank: int = 0
@@ -69,6 +73,7 @@ class Job(StrictModel):
     capacity_bytes: int | None = Field(default=None, ge=0)
     backend: Literal["gloo", "nccl"] = "gloo"
     timeout_s: float
+    programs: tuple[PaceProgram, ...] = ()
 
 
 def problem_of(plan: Plan, planner: Planner[Any, Any]) -> Problem[Any]:
@@ -88,6 +93,9 @@ def serve(wire: Wire, planner: Planner[Any, Any], problem: Problem[Any], job: Jo
         The exit code of the process.
     """
     try:
+        if job.kind == "pace":
+            keep_pace(wire, job)
+            return 0
         decision = validate(planner.decision_type, job.decision, f"decision of {job.label}")
         if job.kind == "reference":
             seat = _seat(job)

@@ -91,6 +91,8 @@ class RankResult(StrictModel):
     Attributes:
         device: label in the cluster.
         predicted_s, measured_s, error: busy seconds of its compute.
+        pace: what programs of its profile took between the rounds over what the profile says, the
+            median over the rounds; ``None`` where they were not timed.
         phases: the same by action.
         memory: the kernels' own account against the ledger.
         held_bytes: what the process took for the kernels in all (CPU: private memory after the
@@ -104,6 +106,7 @@ class RankResult(StrictModel):
     phases: tuple[Phase, ...] = ()
     memory: tuple[Item, ...] = ()
     held_bytes: int | None = None
+    pace: float | None = None
 
 
 class CandidateResult(StrictModel):
@@ -121,6 +124,11 @@ class CandidateResult(StrictModel):
         failure: why it could not be run.
         ranks: rank by rank.
         quality: how good its results are, by the planner's own figures (perplexity).
+        pace: how much longer its steps lasted because of the machine's speed (`step_pace`), the
+            median over the rounds: 1.3 says that its profile's programs took 1.3 times as long;
+            ``None`` where not all ranks were timed.
+        pace_p10, pace_p90: spread of that over the rounds.
+        error_at_pace: the error of ``predicted_s`` times ``pace``: what is not the machine's.
     """
 
     name: str
@@ -135,6 +143,10 @@ class CandidateResult(StrictModel):
     failure: str | None = None
     ranks: tuple[RankResult, ...] = ()
     quality: dict[str, float] = Field(default_factory=dict)
+    pace: float | None = None
+    pace_p10: float | None = None
+    pace_p90: float | None = None
+    error_at_pace: float | None = None
 
 
 class AgreementResult(StrictModel):
@@ -174,6 +186,8 @@ class Verification(StrictModel):
         times: measured timeline of the chosen plan's median round.
         error_cause: whether the chosen plan's error is waiting or work, in a line; ``None`` where
             it is small, and absent from runs of earlier versions.
+        machine_share: what of that error is the machine's speed, in a line; ``None`` where it is
+            small, or the machine was not timed.
     """
 
     schema_: Literal["foreplan.verification/1"] = Field(default=SCHEMA, alias="schema")
@@ -192,6 +206,7 @@ class Verification(StrictModel):
     notes: tuple[str, ...] = ()
     times: Times | None = None
     error_cause: str | None = None
+    machine_share: str | None = None
 
     @property
     def chosen(self) -> CandidateResult:
@@ -210,6 +225,8 @@ class Verification(StrictModel):
             f"{chosen.measured_s * 1e3:.4g} ms (error {chosen.error:.1%}, allowed "
             f"{self.tolerance:.1%})",
         ]
+        if self.machine_share is not None:
+            parts.append(self.machine_share)
         if self.regret is not None and len(self.candidates) > 1:
             parts.append(f"regret {self.regret:.1%}")
         parts += [

@@ -29,6 +29,7 @@ from foreplan.planner.verify.candidates import Candidate, candidates_of
 from foreplan.planner.verify.follow import follow
 from foreplan.planner.verify.group import RankFailed
 from foreplan.planner.verify.launch import Fleet
+from foreplan.planner.verify.pacer import Pacer
 from foreplan.planner.verify.paths import check_paths
 from foreplan.planner.verify.rounds import Measured, Rounds
 from foreplan.planner.verify.scores import median_round, verification_of
@@ -150,12 +151,17 @@ def verify(
         listening=started_by_torchrun[1] if started_by_torchrun else lambda port: None,
     )  # fmt: skip
     with fleet:
+        pacer = Pacer(
+            fleet, able[0].ranks, plan.verify.pace, timeout_s=load_timeout_s, say=say
+        )  # fmt: skip
         runner = Rounds(
             fleet, plan.verify.backend, here, rounds=rounds, timeout_s=timeout_s,
-            load_timeout_s=load_timeout_s, say=say,
+            load_timeout_s=load_timeout_s, say=say, pacer=pacer,
         )  # fmt: skip
         compared = type(planner).reference is not Planner.reference
+        pacer.start()
         measured = runner.run(able, results=compared and "fast" in planner.compared(problem))
+        pacer.stop()
         agreement = _agreement(planner, problem, runner, measured[0], say)
         quality, unjudged = _quality(planner, problem, runner, able, say)
         document = verification_of(
@@ -166,7 +172,7 @@ def verify(
             ),
             rounds=rounds,
             tolerance=plan.verify.tolerance if tolerance is None else tolerance,
-            notes=[*_notes(plan, able, load_before), *unjudged],
+            notes=[*_notes(plan, able, load_before), *pacer.notes, *unjudged],
         )  # fmt: skip
         document = document.model_copy(
             update={

@@ -15,6 +15,7 @@ from foreplan.planner.plan import Plan, RankPrediction
 from foreplan.planner.registry import planner
 from foreplan.planner.verify.candidates import candidates_of
 from foreplan.planner.verify.error_cause import error_cause
+from foreplan.planner.verify.machine_share import machine_share
 from foreplan.planner.verify.rounds import Measured
 from foreplan.planner.verify.scores import _phases, median_round, spearman, verification_of
 from foreplan.planner.verify.session import problem_of
@@ -86,6 +87,28 @@ def test_errors_regret_and_correlation(document: Verification) -> None:
     assert [p.op for p in rank.phases] == ["F", "end"]
     assert rank.memory[0].predicted_bytes == 8
     assert (rank.memory[0].held_bytes, rank.held_bytes) == (7, 70)
+
+
+def test_a_machine_that_slowed_down_between_the_rounds(make_plan: Callable[..., Plan]) -> None:
+    plan = make_plan(alternatives={"swap": {"order": [1, 0]}, "slow": {"slow": 2.0}})
+    items = measured(plan, {"chosen": [1.2, 1.3, 1.4], "swap": [1.3] * 3, "slow": [1.0] * 3})
+    labels = [rank.label for rank in items[0].candidate.ranks]
+    items[0].pace = [dict.fromkeys(labels, pace) for pace in (1.2, 1.3, 1.4)]
+    items[1].pace = [dict.fromkeys(labels, 1.0)] * 3
+    items[2].pace = [{labels[0]: 1.0}] * 3  # of the other rank nothing is known
+    found = verification_of(plan, items, [], machine=MACHINE, rounds=3, tolerance=0.1, notes=())
+    chosen, swap, slow = found.candidates
+    assert chosen.error == pytest.approx(0.3 / 1.3)
+    assert chosen.error_at_pace == pytest.approx(0.0)
+    assert (chosen.pace, chosen.pace_p10) == (pytest.approx(1.3), pytest.approx(1.22))
+    assert [rank.pace for rank in chosen.ranks] == [1.3, 1.3]
+    assert swap.pace == pytest.approx(1.0)
+    assert swap.error_at_pace == pytest.approx(swap.error)
+    assert (slow.pace, slow.error_at_pace) == (None, None)
+    assert [rank.pace for rank in slow.ranks] == [1.0, None]
+    assert not found.passed, "the tolerance is the measured error's"
+    assert found.machine_share == machine_share(chosen, 0.1)
+    assert "profile again" in found.summary
 
 
 def test_what_exchange_takes_has_a_price_and_no_time_of_its_own(

@@ -21,6 +21,7 @@ import pytest
 
 from foreplan.cost_models.costs import CostBook
 from foreplan.errors import SpecError, VerificationError
+from foreplan.planner.pace import PaceProgram, RankPace
 from foreplan.planner.plan import Plan
 from foreplan.planner.registry import planner
 from foreplan.planner.verify.candidates import candidates_of
@@ -123,6 +124,35 @@ def test_candidates_run_side_by_side_and_the_result_is_right(make_plan: MakePlan
     assert run.timeline.makespan_s == pytest.approx(sorted(by_name["chosen"].rounds_s)[1], abs=1e-6)
     # Rounds turn: the second one does not start with the first candidate.
     assert said.count("round 3 of 3") == 1
+
+
+def test_the_machine_is_timed_between_the_rounds(make_plan: MakePlan) -> None:
+    """By a program that was expected to take a tenth of what it can, and by one that fails."""
+
+    def add(kernel: str, expected_s: float) -> PaceProgram:
+        return PaceProgram(
+            op="add", dims={"rows": 64, "cols": 64}, variant=f"bf16/bf16/torch.{kernel}",
+            expected_s=expected_s, priced_s=1.0,
+        )  # fmt: skip
+
+    plan = make_plan(alternatives={"alone": {"order": [0]}}, tolerance=50.0)
+    pace = tuple(
+        RankPace(device=rank.label, programs=(add("add", 1e-9), add("nothing", 1.0)))
+        for rank in plan.cluster.ranks()
+    )
+    hints = plan.verify.model_copy(update={"pace": pace})
+    said: list[str] = []
+    run = verify(plan.model_copy(update={"verify": hints}), rounds=2, progress=said.append)
+    assert run.document is not None
+    for ran in run.document.candidates:
+        assert all(rank.pace is not None and rank.pace > 10.0 for rank in ran.ranks)
+        assert ran.pace is not None
+        assert ran.pace > 10.0
+        assert ran.error is not None
+        assert ran.error < 1.0 < (ran.error_at_pace or 0.0)
+    assert run.document.passed, "the machine's speed does not decide"
+    assert "of its profile's times" in (run.document.machine_share or "")
+    assert not any("not timed" in note for note in run.document.notes)
 
 
 def test_rivals_are_priced_anew_and_run(make_plan: MakePlan) -> None:

@@ -1,0 +1,50 @@
+"""`keep_pace`: the process that times programs on one rank while a plan is verified.
+
+It has the rank's cores and times by the very process that profiles are measured by: the same
+inputs, as cold as there. Only the mean counts here and not the median, with what other processes
+took of the core: that is what a step meets.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from foreplan.datasets.measuring import Effort, Worker
+from foreplan.errors import MissingDataError
+from foreplan.planner.verify.placement import assign_cores, gpu_free_bytes
+from foreplan.planner.verify.wire import Wire
+
+if TYPE_CHECKING:
+    from foreplan.planner.verify.session import Job
+
+#: Of one program: some calls, and so short that all of a rank take some 0.3 s (chosen).
+_EFFORT = Effort(min_s=0.06, min_samples=3, max_s=0.1, timeout_s=60.0)
+#: Memory that a CPU's process may take: a plan may state programs of any size. Sets of operands
+#: that no cache holds together take some 0.3 GB a program (`foreplan.datasets.cold_operands`).
+_MEMORY_BYTES = 4 << 30
+
+
+def keep_pace(wire: Wire, job: Job) -> None:
+    """Time the programs of a job each time the leader says so.
+
+    Raises:
+        SpecError: there is no such program.
+        MissingDataError: the device cannot be measured here, or none of the programs.
+        WireClosed: the leader has hung up.
+    """
+    import psutil
+
+    device, cores = job.devices[job.place], assign_cores(job.devices)[job.place]
+    programs = [one.program for one in job.programs]
+    cap = _MEMORY_BYTES if device.kind == "cpu" else None
+    with Worker(device, cores=cores, memory_bytes=cap) as worker:
+
+        def seconds() -> list[float | None]:
+            return [worker.measure(item, _EFFORT, keep=True).mean_s for item in programs]
+
+        if all(found is None for found in seconds()):
+            raise MissingDataError("none of the programs of the profile ran")
+        free = int(psutil.virtual_memory().available)
+        wire.send({"ready": 1, "free_bytes": free, "gpu_free_bytes": gpu_free_bytes()})
+        while "time" in wire.receive():
+            wire.send({"timed": seconds()})

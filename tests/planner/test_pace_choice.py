@@ -1,0 +1,121 @@
+"""Which programs tell a machine's pace, of profiles and forecasts made by hand."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from foreplan.cost_models.costs import CostBook
+from foreplan.cost_models.tables import MeasuredSource
+from foreplan.datasets.cluster import Cluster
+from foreplan.datasets.device import Device
+from foreplan.datasets.profile import Profile, Row
+from foreplan.datasets.program import Program, Variant, program
+from foreplan.datasets.specs import validate
+from foreplan.errors import SpecError
+from foreplan.planner.pace import PaceProgram, RankPace
+from foreplan.planner.pace_choice import MOST, pace_of_ranks
+
+BF16 = Variant("bf16", "bf16", "torch.linear")
+FP32 = Variant("fp32", "fp32", "torch.linear")
+LABELS = ("localhost/cpu:threads=1#0", "localhost/cpu:threads=1#1")
+
+
+def linear(rows: int, variant: Variant = BF16) -> Program:
+    return program("linear", variant, rows=rows, n=512, k=256)
+
+
+def row(item: Program, seconds: float) -> Row:
+    return Row(
+        op=item.op, dims=item.dims, variant=str(item.variant), status="ok", samples=9,
+        low_s=seconds, median_s=seconds, high_s=seconds,
+    )  # fmt: skip
+
+
+def profile(*rows: Row) -> Profile:
+    device = Device(
+        name="cpu:threads=1", chip="c", vendor="v", kind="cpu", launch_overhead_s=1e-12,
+        memory_bandwidth=1e9,
+    )  # fmt: skip
+    return Profile(device=device, software={"torch": "2.13"}, rows=rows)
+
+
+def choose(
+    seconds: dict[tuple[Program, int], float], known: Profile, *, lanes: int = 1,
+    contention: float | None = None, ranks: int = 2,
+) -> tuple[RankPace, ...]:  # fmt: skip
+    """The choice for a schedule of ``ranks`` ranks, each a process or ``lanes`` of them."""
+    document: dict[str, Any] = {"devices": [{"name": "cpu:threads=1", "count": 2}]}
+    if contention is not None:
+        document["contention"] = [{"kind": "memory", "factors": {2: contention}}]
+    cluster = validate(Cluster, document, "cluster")
+    assert tuple(rank.label for rank in cluster.ranks()) == LABELS
+    everyone = tuple(range(ranks * lanes))
+    planner: Any = SimpleNamespace(
+        real=lambda *_: (None, everyone), occupied=lambda *_: everyone,
+        ranks=lambda *_: tuple(range(0, ranks * lanes, lanes)),
+    )  # fmt: skip
+    devices = [LABELS[rank * lanes] for rank in range(ranks)]
+    forecast: Any = SimpleNamespace(
+        schedule=SimpleNamespace(devices=devices),
+        program_seconds=lambda _: {(p, LABELS[k]): s for (p, k), s in seconds.items()},
+    )
+    costs = CostBook([MeasuredSource(dict.fromkeys(LABELS, known))])
+    problem: Any = SimpleNamespace(cluster=cluster, costs=costs)
+    return pace_of_ranks(planner, problem, None, forecast, dict.fromkeys(LABELS, known))
+
+
+def test_each_rank_has_what_most_of_it_is_priced_by() -> None:
+    items = [linear(2**k) for k in range(MOST + 2)]
+    known = profile(*(row(item, 0.01 * (k + 1)) for k, item in enumerate(items)))
+    seconds = {(item, 0): float(k + 1) for k, item in enumerate(items)}
+    first, second = choose({**seconds, (items[0], 1): 9.0}, known)
+    assert (first.device, second.device) == LABELS
+    assert [p.program for p in first.programs] == items[:1:-1]
+    assert [p.priced_s for p in first.programs] == [6.0, 5.0, 4.0, 3.0]
+    assert [p.expected_s for p in first.programs] == pytest.approx([0.06, 0.05, 0.04, 0.03])
+    assert [p.program for p in second.programs] == [items[0]]
+
+
+def test_what_was_interpolated_is_told_by_the_nearest_row() -> None:
+    known = profile(row(linear(4), 0.1), row(linear(64), 0.4), row(linear(30, FP32), 0.2))
+    (rank, _) = choose({(linear(32), 0): 2.0, (linear(48), 0): 1.0, (linear(4), 1): 1.0}, known)
+    (timed,) = rank.programs
+    assert timed.program == linear(64)
+    assert (timed.priced_s, timed.expected_s) == (3.0, 0.4)
+
+
+def test_lanes_time_what_their_rank_does() -> None:
+    found = choose({(linear(4), 0): 1.0}, profile(row(linear(4), 0.1)), lanes=2, ranks=1)
+    assert [rank.device for rank in found] == list(LABELS)
+    assert found[0].programs == found[1].programs
+
+
+def test_what_neighbours_take_by_the_plans_prices_is_expected() -> None:
+    """At 1 GB/s and 0.4 ms for 0.27 MB, two thirds of the program are bound by memory."""
+    item = linear(4)
+    known = profile(row(item, 4e-4))
+    share = item.bytes / 1e9 / 4e-4
+    assert 0.5 < share < 0.8
+    seconds = {(item, rank): 1.0 for rank in (0, 1)}
+    for pace in choose(seconds, known, contention=1.5):
+        # The other runs the same, and so slows this one in the share of its time.
+        expected = 4e-4 * (1 + share * share * 0.5)
+        assert pace.programs[0].expected_s == pytest.approx(expected)
+
+
+def test_without_a_profile_or_a_row_nothing_is_timed() -> None:
+    seconds = {(linear(4), 0): 1.0, (linear(4), 1): 1.0}
+    assert choose(seconds, profile(row(linear(4, FP32), 0.1))) == ()
+    none: Any = None
+    assert pace_of_ranks(none, none, none, none, {}) == ()
+
+
+def test_a_strangers_program_is_refused() -> None:
+    made = PaceProgram(
+        op="rm", dims={"rows": 1}, variant="bf16/bf16/torch.rm", expected_s=1.0, priced_s=1.0
+    )
+    with pytest.raises(SpecError):
+        _ = made.program
