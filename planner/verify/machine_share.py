@@ -30,9 +30,9 @@ def machine_share(chosen: CandidateResult, tolerance: float) -> str | None:
     if chosen.pace_p10 is not None and chosen.pace_p90 is not None:
         spread = f" ({chosen.pace_p10:.2f} to {chosen.pace_p90:.2f})"
     line = (
-        f"between the rounds the machine took {pace:.2f}{spread} of its profile's times: at that "
-        f"speed the prediction is {_off(predicted * pace, measured)} off, without it "
-        f"{_off(predicted, measured)}"
+        f"between the rounds programs took {pace:.2f}{spread} times what the profile says: the "
+        f"prediction is {_off(predicted, measured)} off, at that pace "
+        f"{_off(predicted * pace, measured)}"
     )
     return f"{line}; profile again" if left <= tolerance < error else line
 

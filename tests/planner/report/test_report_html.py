@@ -158,6 +158,19 @@ def test_a_run_that_is_far_off_says_whether_it_waited(plan, make_verification):
     assert "Most of the error is waiting, not work: rank " in text
 
 
+def test_a_machine_that_is_slow_now_is_told(plan, make_verification):
+    chosen = make_verification().model_dump(mode="json", by_alias=True)["candidates"][0]
+    assert "Pace is" not in Page(render_report(plan, make_verification())).text()
+    chosen["measured_s"] *= 1.5
+    chosen["error"] = 1 - chosen["predicted_s"] / chosen["measured_s"]
+    chosen["pace"] = chosen["measured_s"] / chosen["predicted_s"]
+    chosen["error_at_pace"] = 0.0
+    text = Page(render_report(plan, make_verification(candidates=[chosen]))).text()
+    assert "at that pace 0 %; profile again." in text
+    assert "Error at pace" in text
+    assert "Pace is what programs" in text
+
+
 def test_a_failed_run(plan, make_verification):
     failed = {"name": "chosen", "role": "chosen", "predicted_s": 0.7, "failure": "rank 0 died"}
     run = make_verification(candidates=[failed], passed=False, agreement=[])

@@ -144,6 +144,19 @@ def test_a_run_that_is_far_off_says_whether_it_waited(make_verification, width):
     assert "most of the error is waiting, not work: rank " in " ".join(told.split())
 
 
+@pytest.mark.parametrize("width", WIDTHS)
+def test_a_machine_that_is_slow_now_is_told(make_verification, width):
+    chosen = make_verification().model_dump(mode="json", by_alias=True)["candidates"][0]
+    assert "at pace" not in shown(verification_tables(make_verification()), width)
+    chosen["measured_s"] *= 1.5
+    chosen["error"] = 1 - chosen["predicted_s"] / chosen["measured_s"]
+    chosen["pace"] = chosen["measured_s"] / chosen["predicted_s"]
+    chosen["error_at_pace"] = 0.0
+    told = shown(verification_tables(make_verification(candidates=[chosen])), width)
+    assert "at that pace 0 %; profile again" in " ".join(told.split())
+    assert "error at pace" in " ".join(told.split()) or width < 100
+
+
 def test_a_failed_run(make_verification):
     failed = {"name": "chosen", "role": "chosen", "predicted_s": 0.7, "failure": "rank 0 died"}
     text = shown(verification_tables(make_verification(candidates=[failed], passed=False)))

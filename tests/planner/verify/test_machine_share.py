@@ -21,21 +21,21 @@ def ran(predicted: float, measured: float, pace: float | None) -> CandidateResul
 
 def test_a_slow_machine_explains_an_error() -> None:
     assert machine_share(ran(1.0, 1.32, 1.31), 0.1) == (
-        "between the rounds the machine took 1.31 (1.28 to 1.34) of its profile's times: at that "
-        "speed the prediction is -0.8 % off, without it -24 %; profile again"
+        "between the rounds programs took 1.31 (1.28 to 1.34) times what the profile says: the "
+        "prediction is -24 % off, at that pace -0.8 %; profile again"
     )
 
 
 def test_a_machine_as_it_was_explains_nothing() -> None:
     said = machine_share(ran(1.0, 1.32, 1.0), 0.1)
     assert said is not None
-    assert said.endswith("is -24 % off, without it -24 %")
+    assert said.endswith("is -24 % off, at that pace -24 %")
 
 
 def test_a_fast_machine_may_hide_an_error() -> None:
     said = machine_share(ran(1.0, 1.0, 0.8), 0.1)
     assert said is not None
-    assert said.endswith("is -20 % off, without it 0 %")
+    assert said.endswith("is 0 % off, at that pace -20 %")
 
 
 @pytest.mark.parametrize(
