@@ -21,7 +21,7 @@ def machine_share(chosen: CandidateResult, tolerance: float) -> str | None:
         error exceeds the tolerance or `WORTH_SAYING`.
     """
     measured, predicted, pace = chosen.measured_s, chosen.predicted_s, chosen.pace
-    if measured is None or predicted is None or pace is None:
+    if not measured or predicted is None or pace is None:  # nothing may have been run
         return None
     error, left = chosen.error, chosen.error_at_pace
     if error is None or left is None or max(error, left) <= min(tolerance, WORTH_SAYING):

@@ -44,6 +44,7 @@ def test_a_fast_machine_may_hide_an_error() -> None:
         ran(1.0, 1.02, 1.01),
         ran(1.0, 1.5, None),
         CandidateResult(name="c", role="chosen", predicted_s=1.0, failure="it died", pace=1.0),
+        ran(1.0, 1.5, 1.4).model_copy(update={"measured_s": 0.0}),
     ],
 )
 def test_what_is_small_or_not_known_is_not_said(quiet: CandidateResult) -> None:
