@@ -80,7 +80,8 @@ def gradient_steps(node: OperatorNode, step: Step, read: Sequence[Operand]) -> l
     if name in NO_WORK:
         return []
     if work.op == "embedding":
-        return [_scattered(back, node.inputs[0], shape, work.dims["cols"])]
+        cols = work.dims["cols"]  # of each row that was read, also where a bag sums them
+        return [_scattered(back, node.inputs[0], (*node.inputs[1], cols), cols)]
     if name == "index":
         return [_scattered(back, node.inputs[0], shape, _picked(node.inputs[0], shape))]
     if name in PICKS:  # zeros, and a copy of them that is filled

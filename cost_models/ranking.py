@@ -24,7 +24,7 @@ from foreplan.datasets.dtypes import DTYPE_BYTES, weight_bytes
 from foreplan.datasets.model import Model, load_model
 from foreplan.datasets.profile import Profile
 from foreplan.datasets.program import Program
-from foreplan.datasets.specs import nearest
+from foreplan.datasets.specs import StrictModel, nearest
 from foreplan.errors import InfeasibleError, MissingDataError, SpecError
 
 if TYPE_CHECKING:
@@ -136,8 +136,11 @@ def rank_devices(
         InfeasibleError: none of the devices has the memory.
         MissingDataError: no device has the figures that a price needs.
     """
-    given = [devices] if isinstance(devices, (str, Device)) else list(devices)
-    targets = named_devices(given, where="rank_devices: devices")
+    if isinstance(devices, (str, Device)):
+        devices = [devices]
+    elif isinstance(devices, StrictModel) or not isinstance(devices, Iterable):  # from a notebook
+        raise SpecError("rank_devices: devices", got=devices, expected="names of the zoo, or all")
+    targets = named_devices(devices, where="rank_devices: devices")
     if cost_choice(costs, "rank_devices: costs") == "measured":
         raise SpecError(
             "rank_devices: costs", got=costs, expected="predicted or roofline",

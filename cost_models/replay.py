@@ -281,6 +281,9 @@ def predict_latency(
 ) -> Replay:
     """Latency of one pass of a model on a device that need not be here.
 
+    Whether the device's memory holds the pass is not asked; `rank_devices` says that of described
+    models.
+
     Args:
         model: zoo name, Hugging Face folder, described model, or any module with ``inputs``.
         device: zoo name, or figures.

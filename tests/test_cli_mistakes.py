@@ -2,6 +2,7 @@
 
 import json
 import re
+import subprocess
 import sys
 from pathlib import Path
 
@@ -168,6 +169,13 @@ def test_an_unknown_planner_is_said_first(err):
 def test_an_empty_workload_is_no_folder(err):
     told = err("plan", "serving", "-m", "gpt2", "-d", "t4", "-w", "")[1]
     assert "--workload: got '', expected FIELD=VALUE" in told
+
+
+def test_the_command_is_a_module_too():
+    called = [sys.executable, "-m", "foreplan", "verify", "no.json"]
+    ended = subprocess.run(called, capture_output=True, text=True, timeout=120)
+    assert ended.returncode == 2
+    assert ended.stderr.startswith("foreplan: error: no.json: ")
 
 
 def test_a_prediction_is_shown_in_one_line():

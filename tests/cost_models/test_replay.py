@@ -303,6 +303,7 @@ def test_python_ranks_as_the_command_does(folder: Path) -> None:
     [
         ({"devices": "nope"}, "rank_devices: devices: got 'nope'"),
         ({"devices": [3]}, "rank_devices: devices: got 3"),
+        ({"devices": None}, "rank_devices: devices: got nothing"),
         ({"devices": []}, "rank_devices: devices: got nothing"),
         ({"phase": "train"}, "did you mean training"),
         ({"costs": "measured"}, "predict_latency takes the profile"),

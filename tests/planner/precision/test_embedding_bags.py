@@ -76,6 +76,16 @@ def test_a_capture_counts_the_rows_that_are_read() -> None:
     assert node.flops == 96 * 64
 
 
+def test_a_prediction_scatters_the_gradient_of_every_row() -> None:
+    inputs = Task().batch(0, 0)[0]
+    bag = foreplan.predict_latency(
+        Ads(), "t4", inputs=inputs, phase="training", costs="roofline"
+    ).steps
+    dims = {s.part: s.work.dims for s in bag if s.target == "aten.embedding_bag"}
+    assert dims["forward"] == {"rows": 96, "cols": 64}
+    assert dims["backward"] == {"rows": 96, "vocab": 500, "cols": 64}
+
+
 def test_scores_of_samples_in_bf16_meet_the_table_in_fp32() -> None:
     class Scored(nn.Module):
         def __init__(self) -> None:
