@@ -199,6 +199,8 @@ class CostBook:
 
         0 where nothing is known, as on a CPU, where the host is the device.
         """
+        if not self.issued:  # hashing long segments takes longer than all else here
+            return 0.0
         if work in self.issued:
             return self.issued[work]
         if isinstance(work, Segment):

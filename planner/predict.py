@@ -145,17 +145,28 @@ class Forecast:
         self._source_s: dict[str, float] = {}
         self._group_source_s: dict[Group, dict[str, float]] = {}
         uses = np.bincount(self._code, minlength=len(codes))
+        # The passes of a decoder differ in few of their leaves.
+        known: dict[tuple[Work, str], tuple[int, Estimate]] = {}
+
+        def priced(leaf: Work, name: str) -> tuple[int, Estimate]:
+            found = known.get((leaf, name))
+            if found is None:
+                estimate = costs.cost(leaf, name)
+                place = groups.setdefault(places.group(leaf, name), len(groups))
+                found = known[leaf, name] = place, estimate
+            return found
+
         for row, code in enumerate(codes):
             work, name = s.works[int(code) // len(names)], names[int(code) % len(names)]
-            if work in costs.given:
+            if costs.given and work in costs.given:
                 estimate = costs.cost(work, name)
                 cells.append(
                     (row, groups.setdefault(places.group(work, name), len(groups)), estimate)
                 )
                 continue
             for leaf, count in _leaves(work, 1):
-                estimate = costs.cost(leaf, name).times(count)
-                place = groups.setdefault(places.group(leaf, name), len(groups))
+                place, once = priced(leaf, name)
+                estimate = once.times(count)
                 cells.append((row, place, estimate))
                 share = estimate.mean_s * float(uses[row])
                 self._source_s[estimate.source] = self._source_s.get(estimate.source, 0.0) + share

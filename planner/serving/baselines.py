@@ -42,12 +42,21 @@ def serving_baselines(
         chains: the chain problems of the plan.
         total_s: simulated time of a decision.
     """
+    times: dict[str, float] = {}
+
+    def once(decision: ServingDecision) -> float:
+        # Splits, and numbers of bits, often come to the same decision.
+        text = decision.model_dump_json()
+        if text not in times:
+            times[text] = total_s(decision)
+        return times[text]
+
     if len(chains.groupings()) == 1:
-        return _distinct(dict(_splits(chains, total_s)))
+        return _distinct(dict(_splits(chains, once)))
     alone = chains.restricted([kind for kind in chains.kinds if kind.degree == 1])
     wide = chains.restricted(widest(chains.kinds))
-    made = dict(_splits(alone, total_s))
-    made |= {f"tensor parallelism, {name}": d for name, d in _splits(wide, total_s)}
+    made = dict(_splits(alone, once))
+    made |= {f"tensor parallelism, {name}": d for name, d in _splits(wide, once)}
     return _distinct(made)
 
 

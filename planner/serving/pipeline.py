@@ -104,6 +104,7 @@ class ServingSchedule:
         self._works: dict[tuple[str, int, int], Segment] = {}
         self._sums: dict[tuple[str, int], Segment] = {}
         self._pressures: dict[tuple[str, int], float] = {}
+        self._messages: dict[tuple[str, int, int], tuple[Collective, tuple[str, ...]]] = {}
         self._before: dict[int, int] = {}  # last sum of a rank, which the next pass waits for
         self._meetings = 0
 
@@ -234,20 +235,12 @@ class ServingSchedule:
         after: Sequence[int],
     ) -> list[int]:  # fmt: skip
         """A send and its receive for each device of a stage; returns the receives."""
-        if target.first:
-            size = TOKEN_BYTES * (self._sizes.prefill if phase == PREFILL else self._sizes.decode)
-            dtype = "int64"
-        else:
-            size, dtype = self._pricing.hidden_bytes(phase, self._sizes), "bf16"
         received = []
         for k, b in enumerate(target.ranks):
             a = source.ranks[k % len(source.ranks)]
-            ends = self._ranks[a], self._ranks[b]
-            queues: tuple[str, ...] = (f"link:{a}>{b}",)
-            if len(target.ranks) > 1 and ends[0].host != ends[1].host:
-                # One link joins two hosts, whatever number of devices they have.
-                queues = (*queues, f"{SHARED_PREFIX}{ends[0].host}>{ends[1].host}")
-            work = Collective("p2p", size, (ends[0].index, ends[1].index), dtype)
+            if (phase, a, b) not in self._messages:
+                self._messages[phase, a, b] = self._message(phase, a, b, target)
+            work, queues = self._messages[phase, a, b]
             sent = self._builder.add(
                 "send", a, work, stage=target.index, microbatch=microbatch, step=step, peer=b,
                 dependencies=(after[k % len(source.ranks)],), resources=queues,
@@ -259,6 +252,22 @@ class ServingSchedule:
                 )
             )  # fmt: skip
         return received
+
+    def _message(
+        self, phase: str, a: int, b: int, target: _Stage
+    ) -> tuple[Collective, tuple[str, ...]]:
+        """What rank ``a`` sends to rank ``b`` of a stage after a pass, and the queues for it."""
+        if target.first:
+            size = TOKEN_BYTES * (self._sizes.prefill if phase == PREFILL else self._sizes.decode)
+            dtype = "int64"
+        else:
+            size, dtype = self._pricing.hidden_bytes(phase, self._sizes), "bf16"
+        ends = self._ranks[a], self._ranks[b]
+        queues: tuple[str, ...] = (f"link:{a}>{b}",)
+        if len(target.ranks) > 1 and ends[0].host != ends[1].host:
+            # One link joins two hosts, whatever number of devices they have.
+            queues = (*queues, f"{SHARED_PREFIX}{ends[0].host}>{ends[1].host}")
+        return Collective("p2p", size, (ends[0].index, ends[1].index), dtype), queues
 
     def _work(self, phase: str, stage: _Stage, step: int) -> Segment:
         key = (phase, stage.index, step)

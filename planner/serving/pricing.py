@@ -96,6 +96,10 @@ class Pricing:
         self.model = shard_model(model, degree)
         self.workload = workload
         self.costs = costs
+        # Of a phase they depend on its own micro-batch size: many pairs of sizes share them.
+        self._linears: dict[tuple[str, int, tuple[Variant, ...]], tuple[float, Variant] | None] = {}
+        self._fastest: dict[tuple[object, ...], Variant] = {}
+        self._variants: dict[tuple[str, int], list[list[Variant]]] = {}
 
     # ------------------------------------------------------------------------------- kernels
 
@@ -140,15 +144,15 @@ class Pricing:
             DECODE: (w.new_tokens - 1) * (w.batch // sizes.decode),
         }
         best: tuple[float, Variant, Variant] | None = None
-        by_layout: dict[str, list[Variant]] = {}
-        for variant in self._linear_variants(rank, bits):
-            by_layout.setdefault(layout_of(variant), []).append(variant)
-        for variants in by_layout.values():
+        for variants in self._linear_variants(rank.kernel_kind, bits):
             total, picked = 0.0, []
             for phase in (PREFILL, DECODE):
-                found = self._cheapest(
-                    rank, variants, functools.partial(product_programs, self.model, rows[phase])
-                )
+                key = (rank.label, rows[phase], tuple(variants))
+                if key not in self._linears:
+                    self._linears[key] = self._cheapest(
+                        rank, variants, functools.partial(product_programs, self.model, rows[phase])
+                    )
+                found = self._linears[key]
                 if found is None:
                     break
                 total += found[0] * calls[phase]
@@ -157,9 +161,11 @@ class Pricing:
                 best = (total, picked[0], picked[1])
         return None if best is None else best[1:]
 
-    def _linear_variants(self, rank: Rank, bits: int) -> list[Variant]:
-        kind = rank.kernel_kind
-        found = []
+    def _linear_variants(self, kind: str, bits: int) -> list[list[Variant]]:
+        """Variants of a layer's linears on a kind of device, those of one layout together."""
+        if (kind, bits) in self._variants:
+            return self._variants[kind, bits]
+        by_layout: dict[str, list[Variant]] = {}
         for variant in kernels_for("linear", kind):
             fits = all(
                 variant in kernels_for("linear", kind, n=s.n, k=s.k)
@@ -167,7 +173,8 @@ class Pricing:
             )
             allowed = self.workload.quantise_activations or not quantises_activations(variant)
             if variant.storage in STORAGE[bits] and fits and allowed:
-                found.append(variant)
+                by_layout.setdefault(layout_of(variant), []).append(variant)
+        found = self._variants[kind, bits] = list(by_layout.values())
         return found
 
     def _best(
@@ -175,6 +182,17 @@ class Pricing:
         storage: str = "bf16",
     ) -> Variant:  # fmt: skip
         """Fastest variant of an operator with this storage among those that can all of ``run``."""
+        shapes = (tuple(each.items()) for each in (dims, *run))
+        key = (rank.label, op, storage, *shapes)
+        if key not in self._fastest:
+            self._fastest[key] = self._first_of(rank, op, dims, run, storage)
+        return self._fastest[key]
+
+    def _first_of(
+        self, rank: Rank, op: str, dims: dict[str, int], run: Sequence[dict[str, int]],
+        storage: str,
+    ) -> Variant:  # fmt: skip
+        """As `_best`, asking the cost book."""
         shape = {"n": dims["n"], "k": dims["k"]} if op == "linear" else {}
         every = [v for v in kernels_for(op, rank.kernel_kind, **shape) if v.storage == storage]
         left = list(every)
