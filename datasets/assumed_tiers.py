@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from typing import Literal
 
@@ -26,16 +27,18 @@ def assumed_tiers(ranks: Sequence[Rank]) -> tuple[tuple[Tier, ...], list[str]]:
     Returns:
         The tiers, and a sentence for each.
     """
-    hosts = tuple(dict.fromkeys(rank.host for rank in ranks))
+    hosts: dict[str, list[Rank]] = {}
+    for rank in ranks:
+        hosts.setdefault(rank.host, []).append(rank)
     tiers: list[Tier] = []
-    for host in hosts:
-        here = [rank for rank in ranks if rank.host == host]
-        names = dict.fromkeys(str(rank.name) for rank in here)
-        published = [device_zoo.device(r.name.zoo) for r in here if r.name.zoo is not None]
-        by_name = {device.name: device for device in published}
+    for host, here in hosts.items():
+        names = Counter(rank.name for rank in here)
+        published = [(device_zoo.device(n.zoo), k) for n, k in names.items() if n.zoo is not None]
+        by_name = {device.name: device for device, _ in published}
+        count = {device.name: k for device, k in published}
         joined = False
         for name, device in by_name.items():
-            if device.peer_link_bandwidth is not None and published.count(device) > 1:
+            if device.peer_link_bandwidth is not None and count[name] > 1:
                 source = f"assumed: peer link of {name}, {device.sources['peer_link_bandwidth']}"
                 tiers.append(_tier(f"{host}/{name}", "host", device.peer_link_bandwidth, source))
                 joined = len(names) == 1

@@ -100,6 +100,8 @@ def canonical(name: str, where: str = "device") -> str:
             nearest.
     """
     zoo = _zoo()
+    if name in zoo.devices:
+        return name
     key = _key(name)
     if key in zoo.by_key:
         return zoo.by_key[key]

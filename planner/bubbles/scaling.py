@@ -21,6 +21,7 @@ unpublished.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import sys
 from collections.abc import Iterable, Sequence
@@ -31,7 +32,7 @@ import numpy as np
 
 from foreplan.cost_models.book import Profiles, cost_book
 from foreplan.cost_models.schedule import FloatArray
-from foreplan.datasets.cluster import parse_devices
+from foreplan.datasets.cluster import Cluster, parse_devices
 from foreplan.datasets.storage import write_atomically
 from foreplan.errors import SpecError
 from foreplan.planner.base import Problem
@@ -159,9 +160,14 @@ def problem(row: Row, images: int, layer_s: float, exposed: float) -> Problem[Bu
 
 def _priced(workload: BubblesWorkload) -> Problem[BubblesWorkload]:
     assert workload.plan is not None
-    cluster = parse_devices(",".join(f"8xh100@h{i}" for i in range(workload.plan.devices // 8)))
+    cluster = _cluster(workload.plan.devices // 8)
     costs = cost_book(cluster, Profiles(), "roofline", given=given_prices(workload))
     return Problem(None, cluster, workload, costs)
+
+
+@functools.cache
+def _cluster(hosts: int) -> Cluster:
+    return parse_devices(",".join(f"8xh100@h{i}" for i in range(hosts)))
 
 
 def baseline_s(row: Row, images: int, layer_s: float, exposed: float) -> float:

@@ -93,6 +93,7 @@ class TrainingStep:
         """Cluster ranks of a tensor parallel group."""
         return tuple(self.cluster_rank(rank, 0, lane) for lane in range(self.plan.tp))
 
+    @functools.cache  # noqa: B019 - lives as long as one decision's schedule
     def replica_group(self, ranks: tuple[int, ...]) -> tuple[int, ...]:
         """Cluster ranks that hold the same parameters as lane 0 of the given pipeline ranks."""
         replicas = range(self.plan.dp)
