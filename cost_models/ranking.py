@@ -68,8 +68,15 @@ class Ranking:
 
     @property
     def fastest(self) -> Replay:
-        """The fastest pass among the devices that hold it, as far as their memory is known."""
-        return next(found for found in self.replays if self.fits[found.device] is not False)
+        """The fastest pass among the devices that hold it, as far as their memory is known.
+
+        Raises:
+            InfeasibleError: only devices without a price hold it.
+        """
+        holding = [found for found in self.replays if self.fits[found.device] is not False]
+        if not holding:
+            raise InfeasibleError("no device that has prices holds the pass")
+        return holding[0]
 
     def document(self) -> dict[str, Any]:
         """The ranking as ``foreplan predict --json`` prints it."""
@@ -102,6 +109,9 @@ class Ranking:
                 for found in self.replays
             ]
         )  # fmt: skip
+
+    def _repr_html_(self) -> str:
+        return str(self.to_frame().to_html(index=False))
 
 
 def rank_devices(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -293,6 +294,10 @@ def test_python_ranks_as_the_command_does(folder: Path) -> None:
     frame = ranking.to_frame()
     assert list(frame["device"]) == [row["device"] for row in shown["devices"]]
     assert len(repr(ranking)) < 2000
+    assert ranking.fastest.device in ranking._repr_html_()
+    small = dataclasses.replace(ranking, fits=dict.fromkeys(ranking.fits, False))
+    with pytest.raises(InfeasibleError, match="no device that has prices"):
+        _ = small.fastest
     mine = device_zoo.device("t4").model_copy(update={"name": "mine"})
     named = foreplan.rank_devices("tiny-llama-random", [mine, "2xl4"], **asked)
     assert {replay.device for replay in named.replays} == {"mine", "l4"}
