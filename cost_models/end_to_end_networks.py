@@ -31,14 +31,16 @@ IMAGE = ("resnet", "vit", "convnext")
 NETWORKS = (*TEXT, *IMAGE)
 #: Networks that prices of the host are fitted to: none of the above.
 CALIBRATION = ("gpt_neox", "phi", "distilbert", "dinov2", "swin", "regnet", "mobilenet_v2")
-_CALIBRATION_IMAGES = ("dinov2", "swin", "regnet", "mobilenet_v2")
-#: All that can be built; T5 is in no other list, and has an encoder and a decoder.
-KNOWN = (*NETWORKS, *CALIBRATION, "t5")
+#: Networks in no other list; of these T5 and BART have an encoder and a decoder.
+_OTHERS = ("t5", "bart", "segformer", "efficientnet")
+_IMAGES = (*IMAGE, "dinov2", "swin", "regnet", "mobilenet_v2", "segformer", "efficientnet")
+#: All that can be built.
+KNOWN = (*NETWORKS, *CALIBRATION, *_OTHERS)
 
 
 def shapes_of(name: str, size: str) -> tuple[tuple[int, int], ...]:
     """(batch, tokens) or (batch, pixels) that a network is run at."""
-    kind = "image" if name in IMAGE or name in _CALIBRATION_IMAGES else "text"
+    kind = "image" if name in _IMAGES else "text"
     found: tuple[tuple[int, int], ...] = SIZES[size].get(name, SIZES[size][kind])
     return found
 
@@ -105,6 +107,17 @@ def build(name: str, size: str) -> torch.nn.Module:
         model = hf.T5ForConditionalGeneration(hf.T5Config(
             vocab_size=vocab, d_model=hidden, d_kv=hidden // heads, d_ff=4 * hidden,
             num_layers=layers // 2, num_decoder_layers=layers // 2, num_heads=heads))  # fmt: skip
+    elif name == "bart":
+        model = hf.BartForConditionalGeneration(hf.BartConfig(
+            vocab_size=vocab, d_model=hidden, encoder_layers=layers // 2,
+            decoder_layers=layers // 2, encoder_attention_heads=heads,
+            decoder_attention_heads=heads, encoder_ffn_dim=4 * hidden,
+            decoder_ffn_dim=4 * hidden))  # fmt: skip
+    elif name == "segformer":  # MiT-B0
+        model = hf.SegformerForImageClassification(hf.SegformerConfig())
+    elif name == "efficientnet":  # B0
+        model = hf.EfficientNetForImageClassification(hf.EfficientNetConfig(
+            width_coefficient=1.0, depth_coefficient=1.0, hidden_dim=1280))  # fmt: skip
     elif name == "regnet":
         model = hf.RegNetForImageClassification(hf.RegNetConfig())
     elif name == "mobilenet_v2":
@@ -128,12 +141,11 @@ def example(name: str, size: str, shape: tuple[int, int] | None, device: str, dt
     """Inputs of a network by name, of the size's first shape if none is given."""
     import torch
 
-    image_input = name in IMAGE or name in _CALIBRATION_IMAGES
     batch, extent = shape or shapes_of(name, size)[0]
-    if image_input:
+    if name in _IMAGES:
         image = torch.rand(batch, 3, extent, extent, device=device).to(dtype)
         return {"pixel_values": image}
     ids = torch.randint(0, SIZES[size]["vocab"], (batch, extent), device=device)
-    if name == "t5":
+    if name in ("t5", "bart"):
         return {"input_ids": ids, "decoder_input_ids": ids, "use_cache": False}
     return {"input_ids": ids} | ({} if "bert" in name else {"use_cache": False})

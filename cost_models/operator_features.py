@@ -21,8 +21,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from foreplan.cost_models.attention_scores import score_columns, written_out_s
 from foreplan.cost_models.operator_work import (
+    MOST_ALIGNED,
     OperatorWork,
+    alignment,
     operator_work,
     out_size,
     visible_pairs,
@@ -65,9 +68,6 @@ _USUAL_UNITS = 140.0
 
 #: Channels of a group from which on a convolution is a product of matrix units. Assumed.
 _MATRIX_CHANNELS = 8
-
-#: log2 of the alignment beyond which none helps: 64 elements. Assumed.
-_MOST_ALIGNED = 6
 
 #: Clock cycles of a kernel that does next to nothing: 2.1, 2.8 and 3.7 us on L40S, H100 and A100.
 #: Fitted, one parameter.
@@ -119,6 +119,8 @@ def features(table: OperatorTable, family: str, tile: NDArray[np.int64] | None =
         )  # fmt: skip
         columns |= _common(work, offer)
         columns |= _later(table, family)
+        if family in ("context", "generation"):
+            columns |= score_columns(table, work, offer, structural)
     values = np.column_stack([np.asarray(column, dtype=np.float32) for column in columns.values()])
     values[~np.isfinite(values)] = np.nan
     bound = _bound(table, work, offer)
@@ -217,8 +219,8 @@ def _later(table: OperatorTable, family: str) -> dict[str, Floats]:
             "is_weight_gradient": kind == "conv_weight_gradient",
             "bias": d["bias"],
             "log_group_cout": np.log(d["cout"] / groups),
-            "align_group_cin": _alignment(d["cin"] / groups),
-            "align_group_cout": _alignment(d["cout"] / groups),
+            "align_group_cin": alignment(d["cin"] / groups),
+            "align_group_cout": alignment(d["cout"] / groups),
         }
     if family == "wide":
         names = ("batchnorm", "reduction", "embedding")
@@ -238,26 +240,12 @@ def _later(table: OperatorTable, family: str) -> dict[str, Floats]:
         asked = {"turned": d["turned"]}
     if family == "context":
         asked = {"is_gradient": kind == "context_attention_gradient"}
-    if family in ("context", "generation"):
-        asked |= {
-            "mask_share": d["masks"] / (d["b"] * d["heads"]), "masked": d["masks"] > 0,
-            "mask_strided": d["strided"], "mask_learned": d["training"],
-            "mask_converts": d["converts"], "mask_broadcast": d["broadcast"],
-            # Of an attention that is not causal, which no mask's is: its keys.
-            "align_seen": _alignment(visible_pairs(d) / d["queries"]),
-        }  # fmt: skip
     return {name: np.asarray(column, dtype=np.float64) for name, column in asked.items()}
 
 
 def _fixed(offer: Mapping[str, Floats]) -> Floats:
     """Seconds of a kernel that does next to nothing (N,)."""
     return _FIXED_CYCLES / np.nan_to_num(offer["clock"], nan=1.8e9)
-
-
-def _alignment(size: Floats) -> Floats:
-    """log2 of the largest power of two, at most 64, that divides a size."""
-    whole = np.maximum(size, 1).astype(np.int64)
-    return np.asarray(np.log2(np.minimum(whole & -whole, 2**_MOST_ALIGNED)), dtype=np.float64)
 
 
 _Block = tuple[dict[str, Floats], Floats]
@@ -283,9 +271,9 @@ def _product(
     columns = wave_columns(item) | {
         "log_compute_to_roofline": np.log(compute / work.roofline_s),
         "log_m": np.log(m), "log_n": np.log(n), "log_k": np.log(k), "log_b": np.log(b),
-        "align_m": _alignment(m), "align_n": _alignment(n),
+        "align_m": alignment(m), "align_n": alignment(n),
         # Operands that both lie along other sizes are loaded alike whatever ``k``.
-        "align_k": np.where(d["turned"] == 2, _MOST_ALIGNED, _alignment(k)),
+        "align_k": np.where(d["turned"] == 2, MOST_ALIGNED, alignment(k)),
         "log_weights_to_l2": np.log(b * n * k * 4 / offer["l2"]),
         "log_stripe_to_l2": np.log((m + n) * k * 4 / offer["l2"]),
         "is_batched": (table.kind == "bmm").astype(np.float64),
@@ -315,8 +303,8 @@ def _conv(table: OperatorTable, work: OperatorWork, offer: Mapping[str, Floats])
     columns = wave_columns(item) | {
         "log_m": np.log(m), "log_n": np.log(n), "log_k": np.log(k), "log_b": np.log(d["b"]),
         "cin": np.log(d["cin"]), "window": d["window"], "stride": d["stride"],
-        "padding": d["padding"], "log_out": np.log(out), "align_cin": _alignment(d["cin"]),
-        "align_cout": _alignment(d["cout"]),
+        "padding": d["padding"], "log_out": np.log(out), "align_cin": alignment(d["cin"]),
+        "align_cout": alignment(d["cout"]),
     }  # fmt: skip
     moving = memory_time(table, work, offer)
     return columns, _fixed(offer) + np.maximum(compute, moving)
@@ -330,8 +318,8 @@ def _wide(table: OperatorTable, work: OperatorWork, offer: Mapping[str, Floats])
     blocks = np.where(by_row, d["rows"], d["rows"] * d["cols"] / 512)
     columns = {
         "log_rows": np.log(d["rows"]), "log_cols": np.log(d["cols"]),
-        "align_cols": _alignment(d["cols"]),
-        "align_all": _alignment(d["rows"] * d["cols"]),
+        "align_cols": alignment(d["cols"]),
+        "align_all": alignment(d["rows"] * d["cols"]),
         "inputs": d["inputs"], "cost": d["cost"],
         "is_softmax": softmax.astype(np.float64), "is_norm": norm.astype(np.float64),
         "log_blocks_per_unit": np.log(blocks / work.units),
@@ -359,13 +347,15 @@ def _attention(table: OperatorTable, work: OperatorWork, offer: Mapping[str, Flo
     # Fitted, one parameter: with grouped heads the tables of all three systems imply half of the
     # cache's bytes, as if keys and values shared one buffer in the benchmark.
     memory = memory_time(table, work, offer) * np.where(_grouped(table), 0.55, 1.0)
-    structural = _fixed(offer) + np.maximum(np.where(generation, 0, compute), memory)
+    fused = np.maximum(np.where(generation, 0, compute), memory)
+    written = written_out_s(table, work, offer)
+    structural = _fixed(offer) + np.where(np.isnan(written), fused, written)
     columns = {
         "log_b": np.log(d["b"]), "log_queries": np.log(d["queries"]), "log_keys": np.log(d["keys"]),
         "log_heads": np.log(d["heads"]), "log_kv_heads": np.log(d["kv_heads"]),
         "log_group": np.log(group), "head_dim": d["head_dim"],
         "window": (d["window"] > 0).astype(np.float64),
-        "align_keys": _alignment(d["keys"]),
+        "align_keys": alignment(d["keys"]),
         "log_tasks_per_unit": np.log(tasks / work.units),
         "wave_fill": tasks / work.units / waves,
         "log_kv_tasks_per_unit": np.log(kv_tasks / work.units),

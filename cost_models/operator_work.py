@@ -35,6 +35,9 @@ class Precision:
     weight_bytes: float
 
 
+#: log2 of the alignment beyond which none helps: 64 elements. Assumed.
+MOST_ALIGNED = 6
+
 _HALF = ("bf16", "fp16", "fp32")
 _EIGHT = ("fp8", *_HALF)  # without an fp8 unit, 8-bit floats are upcast
 
@@ -117,6 +120,12 @@ def out_size(d: Mapping[str, Floats]) -> Floats:
     """Rows (= columns) of a convolution's output."""
     size: Floats = np.floor((d["size"] + 2 * d["padding"] - d["window"]) / d["stride"]) + 1
     return np.asarray(np.maximum(size, 1), dtype=np.float64)
+
+
+def alignment(size: Floats) -> Floats:
+    """log2 of the largest power of two, at most ``2**MOST_ALIGNED``, that divides a size."""
+    whole = np.maximum(size, 1).astype(np.int64)
+    return np.asarray(np.log2(np.minimum(whole & -whole, 2**MOST_ALIGNED)), dtype=np.float64)
 
 
 def visible_pairs(d: Mapping[str, Floats]) -> Floats:

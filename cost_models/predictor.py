@@ -64,6 +64,7 @@ _LINEAR = {
 _ATTENTION = {
     ("bf16", "bf16"): "bfloat16/bfloat16",
     ("fp16", "fp16"): "float16/float16",
+    ("fp32", "fp32"): "fp32/fp32",
     ("fp8", "bf16"): "bfloat16/fp8",
     ("int8", "bf16"): "bfloat16/int8",
     ("fp8", "fp8"): "fp8/fp8",
