@@ -17,8 +17,9 @@ from foreplan.datasets.operator_table import OperatorTable
 
 Floats = NDArray[np.float64]
 
-#: How often scores are written or read where they are written out: a product, the mask's sum, a
-#: softmax and another product.
+#: How often tensors of the scores' size are written or read where they are written out, counted: a
+#: product writes them, the mask's sum reads scores and mask and writes, a softmax reads and writes,
+#: another product reads.
 _SCORE_PASSES = 7
 #: Bytes of a score that is written out.
 _WRITTEN_BYTES = 4
