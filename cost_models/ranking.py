@@ -18,9 +18,9 @@ from foreplan.cost_models.memory import show_bytes
 from foreplan.cost_models.replay import LaunchSeconds, Replay, replay_book, replay_steps
 from foreplan.cost_models.step_store import stored_steps
 from foreplan.datasets import device_zoo
-from foreplan.datasets.cluster import parse_devices
 from foreplan.datasets.device import Device
 from foreplan.datasets.dtypes import DTYPE_BYTES, weight_bytes
+from foreplan.datasets.inline_cluster import parse_devices
 from foreplan.datasets.model import Model, load_model
 from foreplan.datasets.profile import Profile
 from foreplan.datasets.program import Program

@@ -11,14 +11,13 @@ import statistics
 import sys
 import time
 from collections.abc import Callable
-from functools import partial
 from typing import Any, TextIO
 
+from foreplan.datasets._link_memory import through_memory
 from foreplan.datasets._link_store import open_store
 from foreplan.datasets.device_name import DeviceName
 from foreplan.datasets.gloo_wait import nicer_reader, wait_awake
 from foreplan.datasets.host_group import HostGroup
-from foreplan.datasets.lag import lag
 from foreplan.datasets.worker_environment import confine, end_with_parent
 
 #: Repetitions of one size: at least, at most, and the time after which they stop.
@@ -28,11 +27,6 @@ _LEAST, _MOST, _SECONDS = 5, 200, 0.15
 #: so many rows (0.4 ms on a core, as a layer's pieces of decoding are), in so many blocks.
 _MEETINGS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
 _BETWEEN_S, _BETWEEN_ROWS, _BLOCKS = 0.3, 256, 5
-#: Products that stand for what lanes compute between two sums, of whose times the greatest is
-#: waited for: 2-3 ms, as half a layer takes them. Of single ones it would be mostly jitter.
-_APART = 8
-#: What `HostGroup` does.
-_SHARED_KINDS = ("all_reduce", "all_gather")
 #: Seconds that one operation may take, and words of the errors of a rank that has lost another one
 #: or waited for it for too long; other errors say that a library cannot do what was asked.
 _PATIENCE_S = 120.0
@@ -119,7 +113,9 @@ class _Rank:
                         took_s = self._time(call, ready) / (2 * _TRIPS if kind == "p2p" else 1)
                     samples.append((kind, ranks, size, took_s))
             if self._agree(self.host is not None or self.idle):
-                found, apart = self._waited(members)
+                found, apart = through_memory(
+                    self.settings, members, self.host, self._between, self.say
+                )
                 waited += found
                 lags += apart
             self.say(f"collectives beside computation among {members} ranks")
@@ -136,40 +132,6 @@ class _Rank:
     def say(self, doing: str) -> None:
         """Tell the parent what is measured now, so that it can say what did not end."""
         print(json.dumps({"doing": doing}), file=self.channel, flush=True)
-
-    def _waited(
-        self, members: int
-    ) -> tuple[list[tuple[str, int, int, float]], list[tuple[str, int, float]]]:
-        """Time what ranks that compute nothing meanwhile exchange through shared memory.
-
-        Returns:
-            Seconds by kind, ranks and bytes; and by kind and ranks what they wait for the slowest.
-        """
-        found, lags = [], []
-        for kind in (k for k in _SHARED_KINDS if k in self.settings["kinds"]):
-            worked: list[Any] = []
-            for size in self.settings["sizes"]:
-                self.say(f"{kind} of {size} bytes through the memory of {members} ranks")
-                count = max(size // 2 // members, 1) * members
-                whole = self.torch.zeros(count, dtype=self.torch.bfloat16)  # as hidden states are
-                act = getattr(self.host, kind, None)
-                took_s, between_s = self._between(partial(_act, act, whole))
-                found.append((kind, members, size, took_s))
-                whole_s = between_s[: len(between_s) // _APART * _APART]
-                worked.append(whole_s.view(-1, _APART).sum(1))
-            lags.append((kind, members, self._lag(self.torch.cat(worked))))
-        return found, lags
-
-    def _lag(self, worked_s: Any) -> float:
-        """What the ranks of the groups that are open wait for the slowest of theirs.
-
-        Args:
-            worked_s: what equal work took this rank, shape ``(times,)``.
-        """
-        every = [self.torch.empty_like(worked_s) for _ in range(self.world)]
-        self.dist.all_gather(every, worked_s)
-        grouped = self.torch.stack(every[: self.world // self.members * self.members])
-        return lag(grouped.view(-1, self.members, len(worked_s)).numpy())
 
     def _agree(self, mine: bool) -> bool:
         """Whether it holds on every rank."""
@@ -401,12 +363,6 @@ def _group_sizes(world: int) -> list[int]:
 
 def _nothing() -> None:
     """What most collectives need before they are timed."""
-
-
-def _act(act: Callable[[Any], None] | None, whole: Any, _: int) -> None:
-    """Do it; an idle rank has nothing to do."""
-    if act is not None:
-        act(whole)
 
 
 def main() -> None:

@@ -1,8 +1,9 @@
 """Cluster: the devices a plan may use, how they are joined, and what is only assumed of them.
 
 A cluster is written by ``foreplan profile``, by hand (YAML), or inline (``2xa100-80g,4xt4``, see
-`parse_devices`). Its *ranks* are the devices one by one, in the order of the document; a rank is
-called ``host/device`` and, where a host has several of a name, ``host/device#k``.
+`foreplan.datasets.inline_cluster`). Its *ranks* are the devices one by one, in the order of the
+document; a rank is called ``host/device`` and, where a host has several of a name,
+``host/device#k``.
 """
 
 from __future__ import annotations
@@ -11,7 +12,6 @@ import functools
 import html
 import itertools
 import os
-import re
 from collections import Counter
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -20,11 +20,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Self
 from pydantic import Field, model_validator
 
 from foreplan.datasets import device_zoo
-from foreplan.datasets.assumed_tiers import assumed_tiers
-from foreplan.datasets.cluster_entry import DEFAULT_HOST, DeviceEntry, Rank
+from foreplan.datasets.cluster_entry import DeviceEntry, Rank
 from foreplan.datasets.device_name import DeviceName
 from foreplan.datasets.quantity import format_bandwidth, format_bytes, format_seconds
-from foreplan.datasets.specs import StrictModel, dump_document, nearest, validate
+from foreplan.datasets.specs import StrictModel, dump_document, nearest
 from foreplan.datasets.tier import EVERYONE, Backend, Contention, ContentionKind, Tier
 from foreplan.errors import MissingDataError, SpecError
 
@@ -373,48 +372,3 @@ def group_word(word: str, known: Iterable[str]) -> str | None:
         return None
     canonical = host + slash + device_zoo.canonical(name) + hash_ + number
     return canonical if canonical in known else None
-
-
-# -------------------------------------------------------------------------------------- inline
-
-
-def parse_devices(text: str, where: str = "--devices") -> Cluster:
-    """Read the inline form: ``2xa100-80g,4xt4``, with hosts ``2xa100-80g@big,4xt4@small``.
-
-    Memory is the zoo's. The links are assumed, and ``assumptions`` says so: between equal devices
-    that have one, the zoo's peer link (NVLink); else the slowest host link (PCIe) of the host's
-    devices; between hosts a constant (see `assumed_tiers`). Ranks without a published link get no
-    tier, and `Cluster.link` then raises.
-
-    Args:
-        text: ``COUNTxNAME@HOST`` items apart by commas; count and host may be left out.
-        where: argument or field it stands in, for the error.
-
-    Raises:
-        SpecError: no such form or device.
-    """
-    entries: list[dict[str, object]] = []
-    assumptions: list[str] = []
-    # A comma before threads= or isa= belongs to the device's name.
-    for item in re.split(r",(?!\s*(?:threads|isa)\s*=)", text):
-        match = re.fullmatch(
-            r"\s*(?:(?P<count>[0-9]{1,6})\s*[xX×*]\s*)?(?P<name>[^@]+?)\s*(?:@\s*(?P<host>\S+)\s*)?",
-            item,
-        )
-        if match is None:
-            raise SpecError(where, got=text, expected="devices such as 2xa100-80g,4xt4")
-        name = DeviceName.parse(match["name"], where)
-        if name.zoo is not None and match["name"].lower() != name.zoo:
-            assumptions.append(f"{match['name']} is read as the zoo's {name}")
-        entries.append(
-            {
-                "name": str(name),
-                "count": int(match["count"] or 1),
-                "host": match["host"] or DEFAULT_HOST,
-            }
-        )
-    bare = validate(Cluster, {"devices": entries}, where)
-    tiers, about_tiers = assumed_tiers(bare.ranks())
-    if len(bare.ranks()) > 1 and "@" not in text:
-        assumptions.append(f"no host was given: {text} share one")
-    return Cluster(devices=bare.devices, tiers=tiers, assumptions=(*assumptions, *about_tiers))

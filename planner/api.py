@@ -17,7 +17,8 @@ import foreplan
 from foreplan.cost_models.book import Profiles, cost_book, cost_choice_or_table
 from foreplan.cost_models.costs import CostBook
 from foreplan.cost_models.roofline import without_bf16
-from foreplan.datasets.cluster import Cluster, parse_devices
+from foreplan.datasets.cluster import Cluster
+from foreplan.datasets.inline_cluster import parse_devices
 from foreplan.datasets.model import Model, load_model
 from foreplan.datasets.specs import StrictModel, load_document, validate
 from foreplan.errors import InfeasibleError, MissingDataError, SpecError

@@ -32,7 +32,8 @@ import numpy as np
 
 from foreplan.cost_models.book import Profiles, cost_book
 from foreplan.cost_models.schedule import FloatArray
-from foreplan.datasets.cluster import Cluster, parse_devices
+from foreplan.datasets.cluster import Cluster
+from foreplan.datasets.inline_cluster import parse_devices
 from foreplan.datasets.storage import write_atomically
 from foreplan.errors import SpecError
 from foreplan.planner.base import Problem

@@ -7,7 +7,7 @@ devices and 322.2 s for 1536).
 import pytest
 
 from foreplan.cost_models.book import Profiles, cost_book
-from foreplan.datasets.cluster import parse_devices
+from foreplan.datasets.inline_cluster import parse_devices
 from foreplan.planner.base import Problem
 from foreplan.planner.bubbles.search import BubbleSearch
 from foreplan.planner.bubbles.spec import BackbonePlan, BubblesWorkload, Encoder, TransformerDims

@@ -13,8 +13,8 @@ from foreplan.cost_models.layer_times import LayerRun, layer_errors, main, summa
 from foreplan.cost_models.predictor import Predictor
 from foreplan.cost_models.roofline import RooflineSource
 from foreplan.datasets import device_zoo
-from foreplan.datasets.cluster import parse_devices
 from foreplan.datasets.importers import read_operators
+from foreplan.datasets.inline_cluster import parse_devices
 from foreplan.datasets.model import load_model
 from foreplan.datasets.program import Variant, program
 from foreplan.errors import MissingDataError, SpecError

@@ -29,7 +29,7 @@ def _word(read: Callable[[str], Any]) -> Read:
 
 
 def _devices(text: str) -> None:
-    from foreplan.datasets.cluster import parse_devices
+    from foreplan.datasets.inline_cluster import parse_devices
     from foreplan.planner.api import load_cluster
 
     parse_devices(text).to_yaml()

@@ -1,7 +1,7 @@
 """Small problems that the tests of the bubble planner share; every time is given."""
 
 from foreplan.cost_models.book import Profiles, cost_book
-from foreplan.datasets.cluster import parse_devices
+from foreplan.datasets.inline_cluster import parse_devices
 from foreplan.planner.base import Problem
 from foreplan.planner.bubbles.spec import (
     BackbonePlan,

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from foreplan.cost_models.book import Profiles, cost_book
 from foreplan.datasets.capture import capture
-from foreplan.datasets.cluster import parse_devices
+from foreplan.datasets.inline_cluster import parse_devices
 from foreplan.planner.base import Problem
 from foreplan.planner.precision.graph import TrainingGraph
 from foreplan.planner.precision.spec import PrecisionWorkload

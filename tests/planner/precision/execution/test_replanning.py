@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from foreplan.cost_models.costs import Collective, CostBook, Estimate
-from foreplan.datasets.cluster import parse_devices
+from foreplan.datasets.inline_cluster import parse_devices
 from foreplan.datasets.program import Program
 from foreplan.errors import SpecError
 from foreplan.planner.base import Problem
