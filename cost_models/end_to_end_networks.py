@@ -31,9 +31,12 @@ IMAGE = ("resnet", "vit", "convnext")
 NETWORKS = (*TEXT, *IMAGE)
 #: Networks that prices of the host are fitted to: none of the above.
 CALIBRATION = ("gpt_neox", "phi", "distilbert", "dinov2", "swin", "regnet", "mobilenet_v2")
-#: Networks in no other list; of these T5 and BART have an encoder and a decoder.
-_OTHERS = ("t5", "bart", "segformer", "efficientnet")
-_IMAGES = (*IMAGE, "dinov2", "swin", "regnet", "mobilenet_v2", "segformer", "efficientnet")
+#: Networks in no other list; of these T5 and BART have an encoder and a decoder, and wav2vec 2.0
+#: hears sound.
+_OTHERS = ("t5", "bart", "segformer", "efficientnet", "wav2vec2", "gemma", "bloom", "pvt_v2")
+_IMAGES = (
+    *IMAGE, "dinov2", "swin", "regnet", "mobilenet_v2", "segformer", "efficientnet", "pvt_v2"
+)  # fmt: skip
 #: All that can be built.
 KNOWN = (*NETWORKS, *CALIBRATION, *_OTHERS)
 
@@ -118,6 +121,17 @@ def build(name: str, size: str) -> torch.nn.Module:
     elif name == "efficientnet":  # B0
         model = hf.EfficientNetForImageClassification(hf.EfficientNetConfig(
             width_coefficient=1.0, depth_coefficient=1.0, hidden_dim=1280))  # fmt: skip
+    elif name == "gemma":  # one head of keys and values, as Gemma 2B
+        model = hf.GemmaForCausalLM(hf.GemmaConfig(
+            **{**gated, "num_key_value_heads": 1}, head_dim=hidden // heads))  # fmt: skip
+    elif name == "bloom":
+        model = hf.BloomForCausalLM(hf.BloomConfig(
+            vocab_size=vocab, hidden_size=hidden, n_layer=layers, n_head=heads))  # fmt: skip
+    elif name == "pvt_v2":  # B0
+        model = hf.PvtV2ForImageClassification(hf.PvtV2Config())
+    elif name == "wav2vec2":  # no masks of the input drawn, no layer skipped: equal passes
+        model = hf.Wav2Vec2ForSequenceClassification(hf.Wav2Vec2Config(
+            **wide, apply_spec_augment=False, layerdrop=0.0))  # fmt: skip
     elif name == "regnet":
         model = hf.RegNetForImageClassification(hf.RegNetConfig())
     elif name == "mobilenet_v2":
@@ -145,6 +159,8 @@ def example(name: str, size: str, shape: tuple[int, int] | None, device: str, dt
     if name in _IMAGES:
         image = torch.rand(batch, 3, extent, extent, device=device).to(dtype)
         return {"pixel_values": image}
+    if name == "wav2vec2":  # its convolutions make a token of 320 samples, the first of 400
+        return {"input_values": torch.randn(batch, 320 * extent + 80, device=device).to(dtype)}
     ids = torch.randint(0, SIZES[size]["vocab"], (batch, extent), device=device)
     if name in ("t5", "bart"):
         return {"input_ids": ids, "decoder_input_ids": ids, "use_cache": False}

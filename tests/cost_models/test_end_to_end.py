@@ -290,7 +290,11 @@ def test_graphs_alone_are_refused_on_a_processor() -> None:
         measure("cpu", size="tiny", networks=["bert"], executions=["graph"])
 
 
-@pytest.mark.parametrize(("name", "shape"), [("swin", (1, 32)), ("t5", (2, 4))])
+@pytest.mark.parametrize(
+    ("name", "shape"),
+    [("swin", (1, 32)), ("t5", (2, 4)), ("wav2vec2", (1, 2)), ("gemma", (2, 4)), ("bloom", (2, 4)),
+     ("pvt_v2", (1, 64))],
+)  # fmt: skip
 def test_networks_of_no_other_list_are_lowered_and_trained(
     name: str, shape: tuple[int, int]
 ) -> None:
@@ -306,5 +310,9 @@ def test_networks_of_no_other_list_are_lowered_and_trained(
     steps = lower(capture(module, inputs, eager=True), "training")
     products = [s for s in steps if s.kind == "linear" and s.part == "forward"]
     # T5: 6 of each encoder's layer, 10 of each decoder's, which looks at the encoder, and the head.
-    # Swin: 6 of each of four blocks, one between the stages, and the head.
-    assert len(products) == {"t5": 2 * 6 + 2 * 10 + 1, "swin": 4 * 6 + 1 + 1}[name]
+    # Swin: 6 of each of four blocks, one between the stages, and the head. wav2vec 2.0: 6 of each
+    # layer, two on the way in and out, and the head. PVT v2: 6 of each of eight blocks.
+    assert len(products) == {
+        "t5": 2 * 6 + 2 * 10 + 1, "swin": 4 * 6 + 1 + 1, "wav2vec2": 4 * 6 + 2 + 1,
+        "gemma": 4 * 7 + 1, "bloom": 4 * 4 + 1, "pvt_v2": 8 * 6 + 1,
+    }[name]  # fmt: skip
