@@ -1,9 +1,10 @@
 """Convolutions of the sweep inside CUDA graphs: forward, and their gradients by input and weight.
 
-Plain and channels last, with stride, groups, one filter a channel, and as patches; or of groups
-alone, as published networks of images have them: up to 128 channels a group (ResNeXt 4 to 64,
-RegNet 8 to 264), one filter a channel with windows of 3 and 5 (MobileNet, EfficientNet) or 7
-(ConvNeXt), grouped 1 x 1 (ShuffleNet).
+Plain and channels last, with stride, groups, one filter a channel, and as patches; or without
+groups, of as many filters as channels within a factor of six; or of groups alone, as published
+networks of images have them: up to 128 channels a group (ResNeXt 4 to 64, RegNet 8 to 264), one
+filter a channel with windows of 3 and 5 (MobileNet, EfficientNet) or 7 (ConvNeXt), grouped 1 x 1
+(ShuffleNet).
 """
 
 from __future__ import annotations
@@ -28,8 +29,9 @@ _CONV_FLOPS = 0.2
 _MOST_CHANNELS = 4096
 
 
-#: Before the name of an operator: one of groups alone.
-GROUPED = "grouped_"
+#: Before the name of an operator: one of groups alone, or without any as stages of networks of
+#: images have them.
+GROUPED, IMAGES = "grouped_", "image_"
 
 
 class _Shape(NamedTuple):
@@ -47,9 +49,10 @@ class _Shape(NamedTuple):
 
 def convolution(op: str, dtype: str, rng: np.random.Generator, scale: float) -> Case:
     """A convolution, or its gradient by its input or its weight, as ``op`` says."""
-    name = op.removeprefix(GROUPED)
+    name = op.removeprefix(GROUPED).removeprefix(IMAGES)
+    drawn = {GROUPED: _grouped_shape, IMAGES: _image_shape}.get(op.removesuffix(name), _any_shape)
     while True:
-        shape = _any_shape(rng) if name == op else _grouped_shape(rng)
+        shape = drawn(rng)
         b, cin, cout, window, size, stride, padding, groups = shape
         out = (size + 2 * padding - window) // stride + 1
         if size < window or out < 1 or max(cin, cout) > _MOST_CHANNELS:
@@ -132,3 +135,18 @@ def _grouped_shape(rng: np.random.Generator) -> _Shape:
         else:
             cin *= 2
     return _Shape(b, cin, cout, window, size, stride, window // 2, groups)
+
+
+def _image_shape(rng: np.random.Generator) -> _Shape:
+    b, size = int(2.0 ** rng.uniform(0, 7.01)), int(2.0 ** rng.uniform(2.81, 7.81))
+    cin = int(2.0 ** rng.uniform(1.6, 11.01))
+    # A bottleneck, a stage's first, or one behind its like.
+    cout = cin if rng.random() < 0.3 else int(cin * 2.0 ** rng.uniform(-2.6, 2.6))
+    unit = int(rng.choice([32, 8, 1], p=[0.4, 0.4, 0.2]))
+    cin, cout = (max(unit, channels // unit * unit) for channels in (cin, cout))
+    window = int(rng.choice([1, 3, 5, 7], p=[0.4, 0.44, 0.08, 0.08]))
+    stride = int(rng.choice([1, 2], p=[0.7, 0.3]))
+    padding = window // 2 if rng.random() < 0.9 else 0
+    if rng.random() < 0.08:  # of colours
+        cin = int(rng.choice([1, 3, 4]))
+    return _Shape(b, cin, cout, window, size, stride, padding, 1)

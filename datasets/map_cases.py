@@ -1,8 +1,9 @@
 """Maps, sums and norms of the sweep inside CUDA graphs, and the gradients of norms.
 
 Maps read full operands, operands of one value a row, a column or a block of rows (broadcast),
-convert between FP32 and 16 bits, or copy strided elements. Sums run over rows, over columns, and
-over all but a middle size. Norms are of rows (layer, root mean square) or of channels (batch).
+convert between FP32 and 16 bits, copy strided elements, or roll them. Sums run over rows, over
+columns, and over all but a middle size. Norms are of rows (layer, root mean square) or of channels
+(batch).
 """
 
 from __future__ import annotations
@@ -13,10 +14,12 @@ import numpy as np
 
 from foreplan.datasets.operator_case import (
     MOST_BYTES,
+    NARROW,
     Calls,
     Case,
     Operands,
     gradient_call,
+    narrow_shape,
     wide_shape,
 )
 
@@ -94,11 +97,33 @@ def convert(op: str, dtype: str, rng: np.random.Generator, scale: float) -> Case
     return _map(dtype, rows, cols, 1 if dtype == "fp32" else 2, calls, converts=1)
 
 
+def roll(op: str, dtype: str, rng: np.random.Generator, scale: float) -> Case:
+    """A roll along one dimension: ``rows`` parts of ``cols`` neighbours go round, each by itself.
+
+    Along several torch rolls one after another (``TensorTransformations.h``).
+    """
+    while True:
+        rows, size, inner = (int(2.0 ** rng.uniform(0, top)) for top in (14, 10, 11))
+        inner = inner // 8 * 8 if inner > 8 and rng.random() < 0.85 else inner
+        size += size == 1
+        if 12.0 * rows * size * inner < MOST_BYTES * scale / 2:
+            break
+    shift = int(rng.integers(1, size))
+
+    def calls(view: Operands) -> Calls:
+        x = view(dtype, 0, rows, size, inner)
+        return [lambda: x.roll(shift, 1)]
+
+    return _map(dtype, rows, size * inner, 1, calls, strided=2)
+
+
 def reduction(op: str, dtype: str, rng: np.random.Generator, scale: float) -> Case:
     """A sum over each row (``strided`` 0), each column (1), or all but a middle size (2)."""
-    strided = int(rng.choice([0, 1, 2], p=[0.4, 0.45, 0.15]))
-    rows, cols = wide_shape(rng, MOST_BYTES * scale)
-    if strided and rng.random() < 0.7:  # of a gradient by parameters: more tokens than features
+    narrow = op.startswith(NARROW)
+    strided = int(rng.choice([0, 1, 2], p=[0.1, 0.65, 0.25] if narrow else [0.4, 0.45, 0.15]))
+    rows, cols = (narrow_shape if narrow else wide_shape)(rng, MOST_BYTES * scale)
+    # Of a gradient by parameters: more tokens than features.
+    if strided and (narrow or rng.random() < 0.7):
         rows, cols = cols, rows
     inner = min(cols, int(2.0 ** rng.uniform(1, 12)))
     cols = cols // inner * inner if strided == 2 else cols
@@ -114,12 +139,14 @@ def reduction(op: str, dtype: str, rng: np.random.Generator, scale: float) -> Ca
         x = view(dtype, 0, rows, cols)
         return [[lambda: x.sum(-1), lambda: x.mean(-1, keepdim=True), lambda: x.amax(-1)][which]]
 
-    return Case(op, op, dtype, {"rows": rows, "cols": cols, "strided": strided}, calls)
+    name = op.removeprefix(NARROW)
+    return Case(name, name, dtype, {"rows": rows, "cols": cols, "strided": strided}, calls)
 
 
 def row_norm(op: str, dtype: str, rng: np.random.Generator, scale: float) -> Case:
     """Softmax or a norm over the rows of a matrix, or the norm's gradients."""
-    rows, cols = wide_shape(rng, MOST_BYTES * scale)
+    name = op.removeprefix(NARROW)
+    rows, cols = (wide_shape if name == op else narrow_shape)(rng, MOST_BYTES * scale)
     which = int(rng.integers(3))
 
     def calls(view: Operands) -> Calls:
@@ -127,17 +154,17 @@ def row_norm(op: str, dtype: str, rng: np.random.Generator, scale: float) -> Cas
         import torch.nn.functional as F
 
         x, own = view(dtype, 0, rows, cols), view(dtype, rows * cols, cols)
-        if op == "softmax":
+        if name == "softmax":
             return [lambda: torch.softmax(x, -1)]
-        if op == "layernorm_gradient":
+        if name == "layernorm_gradient":
             return [gradient_call(lambda a, w, b: F.layer_norm(a, (cols,), w, b),
                                   [x, own, own.clone()])]  # fmt: skip
         if which == 0:
             return [lambda: F.rms_norm(x, (cols,), own)]
         return [lambda: F.layer_norm(x, (cols,), own, own)]
 
-    dims = {"rows": rows, "cols": cols} | ({"rms": int(which == 0)} if op == "layernorm" else {})
-    return Case(op, op, dtype, dims, calls)
+    dims = {"rows": rows, "cols": cols} | ({"rms": int(which == 0)} if name == "layernorm" else {})
+    return Case(name, name, dtype, dims, calls)
 
 
 def batch_norm(op: str, dtype: str, rng: np.random.Generator, scale: float) -> Case:

@@ -16,6 +16,8 @@ Calls = list[Callable[[], Any]]
 
 #: Largest FLOP and bytes of one operator in FP32: about 20 ms on an H200.
 MOST_FLOPS, MOST_BYTES = 8e11, 8e9
+#: Before the name of an operator: of many rows, each short, as pixels or tokens of few channels.
+NARROW = "narrow_"
 #: FLOP of 16-bit products over those of FP32. Assumed.
 _HALF_FLOPS = 8.0
 
@@ -93,6 +95,31 @@ def wide_shape(rng: np.random.Generator, most_bytes: float = MOST_BYTES) -> tupl
             cols = cols // 64 * 64
         if 12.0 * rows * cols < most_bytes / 2:
             return rows, cols
+
+
+def narrow_shape(rng: np.random.Generator, most_bytes: float = MOST_BYTES) -> tuple[int, int]:
+    """Rows and columns of an operator over many rows of few columns."""
+    while True:
+        rows, cols = (int(2.0 ** rng.uniform(low, high)) for low, high in ((5, 21), (3.5, 10)))
+        if rng.random() < 0.85:
+            cols = max(8, cols // 8 * 8)
+        if 12.0 * rows * cols < most_bytes / 2:
+            return rows, cols
+
+
+def narrow_product(
+    rng: np.random.Generator, *, width: int, flops: float, most_bytes: float
+) -> tuple[int, int, int]:
+    """Rows, columns and contracted size of a product of very many rows, of few columns."""
+    while True:
+        sizes = 2.0 ** rng.uniform([6, 4, 4], [20, 9, 12])
+        # Rows are odd as often as not, channels seldom.
+        units = [rng.choice([64, 8, 1]), *rng.choice([32, 8, 1], 2, p=[0.5, 0.35, 0.15])]
+        m, few, more = (max(1, int(size) // int(unit)) * int(unit)
+                        for size, unit in zip(sizes, units, strict=True))  # fmt: skip
+        n, k = (few, more) if rng.random() < 0.5 else (more, few)
+        if width * (m * k + k * n + m * n) < most_bytes and 2.0 * m * n * k < flops:
+            return m, n, k
 
 
 def width_of(dtype: str) -> int:

@@ -11,38 +11,36 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping
-from functools import partial
 from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 
 from foreplan.datasets.attention_cases import MASKED, attention
-from foreplan.datasets.convolution_cases import GROUPED, convolution
+from foreplan.datasets.convolution_cases import GROUPED, IMAGES, convolution
 from foreplan.datasets.map_cases import (
     batch_norm,
     broadcast,
     convert,
     elementwise,
     reduction,
+    roll,
     row_norm,
 )
 from foreplan.datasets.operator_case import (
     MOST_BYTES,
+    NARROW,
     Calls,
     Case,
     Operands,
     gradient_call,
-    most_flops,
-    product_shape,
     width_of,
 )
+from foreplan.datasets.product_cases import bmm, linear
 
 #: First word of the library of torch's own operators timed inside CUDA graphs
 #: (``torch_graph-2.11-cuda``); ``torch-2.11-cuda`` is torch called eagerly, launch included.
 RECORDED = "torch_graph"
-#: Weights in turn take so many bytes together: four times the largest cache of today.
-_COLD_BYTES, _MOST_TURNS = 2.5e8, 16
 #: Elements of an embedding's table at most.
 _MOST_TABLE = 2**27
 #: Operators, and how often each is drawn: most where experts of the first sweep were worst.
@@ -65,6 +63,17 @@ _ASKED: Mapping[str, float] = MappingProxyType(
         f"{MASKED}attention_gradient": 0.10,
         f"{MASKED}generation": 0.02,
         "embedding_gradient": 0.03,
+        # Of the fifth sweep, half of it convolutions.
+        f"{IMAGES}conv": 0.30,
+        f"{IMAGES}conv_input_gradient": 0.25,
+        f"{IMAGES}conv_weight_gradient": 0.25,
+        f"{NARROW}linear": 0.30,
+        f"{NARROW}layernorm": 0.10,
+        f"{NARROW}layernorm_gradient": 0.16,
+        f"{NARROW}reduction": 0.08,
+        f"{NARROW}embedding": 0.08,
+        "roll": 0.08,
+        "fp32_masked_generation": 0.12,
     }
 )
 #: Names of operators that can be asked for.
@@ -99,58 +108,6 @@ def _extent(case: Case) -> int:
     return math.prod(max(1, size) for size in case.dims.values())
 
 
-def _linear(op: str, dtype: str, rng: np.random.Generator, scale: float) -> Case:
-    width = width_of(dtype)
-    _, m, n, k = product_shape(
-        rng,
-        batched=False,
-        width=width,
-        flops=most_flops(dtype, scale),
-        most_bytes=MOST_BYTES * scale,
-    )
-    # Forward, gradient of the input, gradient of the weight: other operands are transposed.
-    role, bias = int(rng.integers(3)), bool(rng.random() < 0.5)
-    if role == 2:  # adds up over rows
-        m, k = k, m
-    turns = max(1, min(_MOST_TURNS, round(_COLD_BYTES / (width * n * k))))
-
-    def calls(view: Operands) -> Calls:
-        import torch
-        import torch.nn.functional as F
-
-        first = view(dtype, 0, m, k)
-        room = n * k + 256
-        weights = [view(dtype, m * k + n + 256 + turn * room, n, k) for turn in range(turns)]
-        if role == 0:
-            added = view(dtype, m * k, n) if bias else None
-            return [partial(F.linear, first, w, added) for w in weights]
-        if role == 1:
-            return [partial(torch.mm, first, w.view(k, n)) for w in weights]
-        turned = first.view(k, m).t()
-        return [partial(torch.mm, turned, w.view(k, n)) for w in weights]
-
-    return Case(op, op, dtype, {"b": 1, "m": m, "n": n, "k": k, "turned": role}, calls)
-
-
-def _bmm(op: str, dtype: str, rng: np.random.Generator, scale: float) -> Case:
-    b, m, n, k = product_shape(
-        rng, batched=True, width=width_of(dtype), flops=most_flops(dtype, scale),
-        most_bytes=MOST_BYTES * scale,
-    )  # fmt: skip
-    # Scores of attention, their product with values, gradients by the second operand.
-    turned = int(rng.integers(3))
-
-    def calls(view: Operands) -> Calls:
-        import torch
-
-        x, y = view(dtype, 0, b, m, k), view(dtype, b * m * k, b, k, n)
-        x = x.view(b, k, m).transpose(1, 2) if turned == 2 else x
-        y = y.view(b, n, k).transpose(1, 2) if turned == 0 else y
-        return [lambda: torch.bmm(x, y)]
-
-    return Case(op, op, dtype, {"b": b, "m": m, "n": n, "k": k, "turned": turned}, calls)
-
-
 def _embedding(op: str, dtype: str, rng: np.random.Generator, scale: float) -> Case:
     rows, cols = int(2.0 ** rng.uniform(0, 15)), int(2.0 ** rng.uniform(4, 13)) // 8 * 8
     vocab = max(8, min(int(2.0 ** rng.uniform(8, 17)), int(_MOST_TABLE * scale) // cols))
@@ -164,7 +121,29 @@ def _embedding(op: str, dtype: str, rng: np.random.Generator, scale: float) -> C
         ids, table = ids.to(view.device), view(dtype, 0, vocab, cols)
         return [lambda: F.embedding(ids, table)]
 
-    return Case(op, op, dtype, {"rows": rows, "cols": cols}, calls)
+    return Case(op, op, dtype, {"rows": rows, "cols": cols, "strided": 0}, calls)
+
+
+def _narrow_embedding(op: str, dtype: str, rng: np.random.Generator, scale: float) -> Case:
+    """Many short rows of a small table, as biases of pairs of positions are looked up."""
+    width, index = width_of(dtype), int(rng.random() < 0.4)
+    while True:
+        rows, cols = int(2.0 ** rng.uniform(6, 21)), int(2.0 ** rng.uniform(2, 7.5))
+        values = int(2.0 ** rng.uniform(4, 14))
+        if width * (2.0 * rows + values) * cols < MOST_BYTES * scale / 2:
+            break
+    seed = int(rng.integers(1 << 31))
+
+    def calls(view: Operands) -> Calls:
+        import torch
+        import torch.nn.functional as F
+
+        ids = torch.from_numpy(np.random.default_rng(seed).integers(0, values, rows))
+        ids, table = ids.to(view.device), view(dtype, 0, values, cols)
+        return [(lambda: table[ids]) if index else lambda: F.embedding(ids, table)]
+
+    name = op.removeprefix(NARROW)
+    return Case(name, name, dtype, {"rows": rows, "cols": cols, "strided": index}, calls)
 
 
 def _embedding_gradient(op: str, dtype: str, rng: np.random.Generator, scale: float) -> Case:
@@ -190,6 +169,10 @@ def _embedding_gradient(op: str, dtype: str, rng: np.random.Generator, scale: fl
     return Case(
         op, op, dtype, {"rows": rows, "cols": cols, "values": values, "strided": index}, calls
     )
+
+
+def _fp32_masked_generation(op: str, dtype: str, rng: np.random.Generator, scale: float) -> Case:
+    return attention(f"{MASKED}generation", "fp32", rng, scale)
 
 
 def _update(op: str, dtype: str, rng: np.random.Generator, scale: float) -> Case:
@@ -223,14 +206,18 @@ def _update(op: str, dtype: str, rng: np.random.Generator, scale: float) -> Case
 
 _DRAW: Mapping[str, Callable[[str, str, np.random.Generator, float], Case]] = MappingProxyType(
     {
-        "linear": _linear, "bmm": _bmm, "elementwise": elementwise, "broadcast": broadcast,
-        "convert": convert, "reduction": reduction, "embedding": _embedding, "update": _update,
+        "linear": linear, f"{NARROW}linear": linear, "bmm": bmm, "elementwise": elementwise,
+        "broadcast": broadcast, "convert": convert, "roll": roll, "update": _update,
+        "embedding": _embedding, f"{NARROW}embedding": _narrow_embedding,
         **dict.fromkeys(("attention", "attention_gradient", "generation"), attention),
         **dict.fromkeys(("conv", "conv_input_gradient", "conv_weight_gradient"), convolution),
         **{name: attention for name in _ASKED if name.startswith(MASKED)},
-        **{name: convolution for name in _ASKED if name.startswith(GROUPED)},
+        **{name: convolution for name in _ASKED if name.startswith((GROUPED, IMAGES))},
+        "fp32_masked_generation": _fp32_masked_generation,
+        **dict.fromkeys(("reduction", f"{NARROW}reduction"), reduction),
         "embedding_gradient": _embedding_gradient,
         **dict.fromkeys(("softmax", "layernorm", "layernorm_gradient"), row_norm),
+        **dict.fromkeys((f"{NARROW}layernorm", f"{NARROW}layernorm_gradient"), row_norm),
         **dict.fromkeys(("batchnorm", "batchnorm_gradient"), batch_norm),
     }
 )  # fmt: skip

@@ -44,7 +44,7 @@ _ATTENTION = (
 #: scores (0: nothing is added); of these, 1 or 0: ``strided`` where keys are no neighbours in
 #: memory, ``training`` where they are learned, ``converts`` where they are truth values,
 #: ``broadcast`` where all queries share one row. ``values`` are the rows of the table that a
-#: gradient by an embedding is added up in; ``strided`` (1 or 0): of an index, not of an embedding.
+#: gradient by an embedding is added up in; ``strided`` (1 or 0): of an index, here and forward.
 KINDS: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
         "bmm": _PRODUCT,
@@ -59,7 +59,7 @@ KINDS: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "batchnorm": _BATCH_NORM,
         "batchnorm_gradient": _BATCH_NORM,
         "reduction": ("rows", "cols", "strided"),
-        "embedding": ("rows", "cols"),
+        "embedding": ("rows", "cols", "strided"),
         "embedding_gradient": ("rows", "cols", "values", "strided"),
         "context_attention": _ATTENTION,
         "context_attention_gradient": _ATTENTION,

@@ -32,7 +32,7 @@ _MAY_BE_ZERO: Mapping[str, frozenset[str]] = MappingProxyType(
         ),
         "layernorm": frozenset({"rms"}),
         "elementwise": frozenset({"inputs", "cost", "strided", "broadcast", "converts"}),
-        **dict.fromkeys(("reduction", "embedding_gradient"), frozenset({"strided"})),
+        **dict.fromkeys(("reduction", "embedding", "embedding_gradient"), frozenset({"strided"})),
         **dict.fromkeys(
             ("context_attention", "context_attention_gradient", "generation_attention"),
             frozenset({"window", "masks", "strided", "training", "converts", "broadcast"}),

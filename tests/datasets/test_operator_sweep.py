@@ -22,10 +22,14 @@ from foreplan.datasets.operator_sweep import SweepJournal, eager_cases, main, ru
 from foreplan.datasets.operator_table import KINDS
 from foreplan.errors import MissingDataError, SpecError
 
-MORE = Path(__file__).parents[2] / "datasets/measured/h200_operators_graph_more.parquet"
+MEASURED = Path(__file__).parents[2] / "datasets/measured"
 SMALL = 2e-6
 GROUPED = [name for name in NAMES if name.startswith("grouped_")]
 MASKED = [name for name in NAMES if name.startswith("masked_")]
+IMAGES = [name for name in NAMES if name.startswith("image_")]
+NARROW = [name for name in NAMES if name.startswith("narrow_")]
+#: As the fifth sweep asks for them.
+FIFTH = [*GROUPED, *IMAGES, *NARROW, "roll", "fp32_masked_generation"]
 
 
 def drawn(count: int, scale: float = 1.0) -> list[Case]:
@@ -57,9 +61,11 @@ def test_every_operator_runs_and_writes_what_its_sizes_say() -> None:
     seen: Counter[str] = Counter()
     asked = [
         case
-        for names, count in ((GROUPED, 12), (MASKED, 40), (["embedding_gradient"], 8))
+        for names, count in ((GROUPED, 12), (MASKED, 40), (["embedding_gradient"], 8),
+                             (IMAGES, 12), (NARROW, 40), (["roll"], 8),
+                             (["fp32_masked_generation"], 3))
         for case in itertools.islice(graph_cases(0, scale=SMALL, names=names), count)
-    ]
+    ]  # fmt: skip
     for case in [*drawn(1200, SMALL), *asked]:
         if seen[case.op] >= 4 and case not in asked:  # a few of each
             continue
@@ -150,15 +156,103 @@ def test_what_is_added_to_scores_is_drawn_in_every_way_that_decides_the_kernel()
     assert not any(d["training"] and d["converts"] for d in masked)
 
 
-def test_named_operators_are_drawn_alone_and_the_others_as_before() -> None:
+def test_convolutions_of_images_are_drawn_without_groups_and_in_every_layout() -> None:
+    cases = list(itertools.islice(graph_cases(0, names=IMAGES), 1500))
+    kinds = {name.removeprefix("image_") for name in IMAGES}
+    assert {c.kind for c in cases} == {c.op for c in cases} == kinds
+    assert {c.dims["groups"] for c in cases} == {1}
+    for dtype in ("bfloat16", "float16", "fp32"):
+        for last in (0, 1):
+            assert {c.kind for c in cases if c.dtype == dtype
+                    and c.dims["channels_last"] == last} == kinds  # fmt: skip
+    assert {(c.dims["window"], c.dims["stride"]) for c in cases} == {
+        (window, stride) for window in (1, 3, 5, 7) for stride in (1, 2)
+    }
+    assert 7 == min(c.dims["size"] for c in cases) < max(c.dims["size"] for c in cases) <= 224
+    assert 100 < max(c.dims["b"] for c in cases) <= 128
+    assert {1, 3, 4} < {c.dims["cin"] for c in cases}
+    assert 1500 < max(c.dims["cin"] for c in cases) <= 2048
+    round_, odd = (sum((c.dims["cin"] % 8 == 0) == is_round for c in cases) for is_round in (1, 0))
+    assert round_ > odd > 150
+
+
+def test_narrow_operators_have_many_short_rows() -> None:
+    cases = list(itertools.islice(graph_cases(0, names=NARROW), 3000))
+    assert {c.kind for c in cases} == {name.removeprefix("narrow_") for name in NARROW}
+    by_kind = {kind: [c for c in cases if c.kind == kind] for kind in {c.kind for c in cases}}
+    for kind, found in by_kind.items():
+        assert {c.op for c in found} == {kind}
+        assert {c.dtype for c in found} == {"bfloat16", "float16", "fp32"}, kind
+    for kind in ("layernorm", "layernorm_gradient"):
+        dims = [c.dims for c in by_kind[kind]]
+        assert max(d["cols"] for d in dims) <= 1024
+        assert sum(d["rows"] > 50_000 for d in dims) > len(dims) / 4
+        assert sum(d["cols"] <= 256 and d["rows"] > 50_000 for d in dims) > 20
+    products = [c.dims for c in by_kind["linear"]]
+    assert max(min(d["n"], d["k"], d["m"]) for d in products) <= 512
+    sums = [d for d in products if d["turned"] == 2]  # gradients by weights: over all rows
+    assert sum(d["k"] > 30_000 and min(d["m"], d["n"]) <= 256 for d in sums) > len(sums) / 4
+    assert max(d["k"] for d in sums) > 500_000
+    assert sum(c.dims["rows"] > 32_768 for c in by_kind["embedding"]) > 50
+    assert max(c.dims["cols"] for c in by_kind["embedding"]) < 182
+    assert {c.dims["strided"] for c in by_kind["embedding"]} == {0, 1}
+    assert {c.dims["strided"] for c in by_kind["reduction"]} == {0, 1, 2}
+
+
+def test_a_roll_goes_round_within_each_row() -> None:
+    cases = list(itertools.islice(graph_cases(0, names=["roll"]), 200))
+    assert {(c.kind, c.dims["strided"]) for c in cases} == {("elementwise", 2)}
+    case = next(itertools.islice(graph_cases(0, scale=SMALL, names=["roll"]), 3, None))
+    view = Operands("cpu", 1e6)
+    (call,) = case.calls(view)
+    rolled = call()
+    source = view(case.dtype, 0, *rolled.shape).flatten(1)
+    assert source.shape == (case.dims["rows"], case.dims["cols"])
+    _, size, inner = rolled.shape
+    assert any(torch.equal(rolled.flatten(1), source.roll(at * inner, 1)) for at in range(1, size))
+    assert not torch.equal(rolled.flatten(1), source)
+
+
+def test_one_new_token_in_fp32_is_drawn_alone() -> None:
+    cases = list(itertools.islice(graph_cases(0, names=["fp32_masked_generation"]), 200))
+    assert {(c.kind, c.dtype) for c in cases} == {("generation_attention", "fp32/fp32")}
+    assert 0.75 < sum(c.dims["masks"] > 0 for c in cases) / 200 < 1.0
+
+
+def test_half_of_the_fifth_sweep_is_convolutions() -> None:
+    cases = list(itertools.islice(graph_cases(0, names=FIFTH), 2000))
+    kinds = Counter(c.kind for c in cases)
+    convolutions = sum(count for kind, count in kinds.items() if kind.startswith("conv"))
+    assert 0.5 < convolutions / 2000 < 0.6
+    assert min(kinds.values()) > 40
+
+
+def test_named_operators_are_drawn_alone() -> None:
     names = ("softmax", "embedding")
     assert {c.op for c in itertools.islice(graph_cases(3, names=names), 30)} == set(names)
-    # Rows that were timed before these names were there can be drawn again.
-    first = [(c.op, c.dtype, c.dims) for c in itertools.islice(graph_cases(100), 2)]
-    table = read_operators(MORE, "foreplan")
-    for row, (op, dtype, dims) in enumerate(first):
-        assert (table.op[row], table.dtype[row]) == (op, dtype)
-        assert {name: int(table.dims[name][row]) for name in dims} == dims
+
+
+@pytest.mark.parametrize(
+    ("name", "first", "seed", "names"),
+    [("more", 0, 100, ()), ("more", 1_000_000, 101, ()), ("grouped", 0, 102, GROUPED),
+     ("grouped", 1_000_000, 103, ()), ("masked", 0, 104, [*MASKED, "embedding_gradient"]),
+     ("masked", 1_000_000, 105, ["conv", "conv_input_gradient", "conv_weight_gradient"]),
+     ("masked", 2_000_000, 106, ())],
+)  # fmt: skip
+def test_rows_that_were_timed_before_can_be_drawn_again(
+    name: str, first: int, seed: int, names: list[str]
+) -> None:
+    table = read_operators(MEASURED / f"h200_operators_graph_{name}.parquet", "foreplan")
+    asked: dict[str, Any] = {"names": names} if names else {}
+    rows = {int(row): at for at, row in enumerate(table.source_row)}
+    found = 0
+    for index, case in enumerate(itertools.islice(graph_cases(seed, **asked), 60)):
+        if first + index in rows:  # but what did not fit
+            at = rows[first + index]
+            found += 1
+            assert (table.op[at], table.dtype[at]) == (case.op, case.dtype)
+            assert {n: int(table.dims[n][at]) for n in case.dims} == case.dims
+    assert found > 50
 
 
 def test_the_eager_sweep_draws_what_its_counts_say() -> None:
