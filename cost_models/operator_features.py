@@ -285,15 +285,16 @@ def _product(
 def _conv(table: OperatorTable, work: OperatorWork, offer: Mapping[str, Floats]) -> _Block:
     d = table.dims
     out, groups = out_size(d), np.maximum(d["groups"], 1)
-    pixels, taps = d["b"] * out**2, d["window"] ** 2
+    rank = 2 - d["line"]
+    pixels, taps, skipped = d["b"] * out**rank, d["window"] ** rank, d["stride"] ** rank
     cin, cout = d["cin"] / groups, d["cout"] / groups
     to_input, to_weight = (
         table.kind == f"conv_{name}_gradient" for name in ("input", "weight")
     )  # fmt: skip
     # The product that a convolution and each of its gradients is, one a group.
-    m = np.where(to_weight, cout, np.where(to_input, pixels * d["stride"] ** 2, pixels))
+    m = np.where(to_weight, cout, np.where(to_input, pixels * skipped, pixels))
     n = np.where(to_weight, cin * taps, np.where(to_input, cin, cout))
-    k = np.where(to_weight, pixels, np.where(to_input, cout * taps / d["stride"] ** 2, cin * taps))
+    k = np.where(to_weight, pixels, np.where(to_input, cout * taps / skipped, cin * taps))
     m, n, k = (np.maximum(np.round(size), 1) for size in (m, n, k))
     peak = work.peak * sustained_share(work, offer, _CONV_POWER)
     item = Product(groups, m, n, k, peak, work.units, work.bandwidth, work.bytes, split=to_weight)

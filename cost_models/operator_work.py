@@ -178,10 +178,10 @@ def _product(d: _Dims, act: Floats, weight: Floats) -> _Pair:
 
 
 def _conv(d: _Dims, act: Floats, weight: Floats) -> _Pair:
-    out = out_size(d)
-    kernel = d["cin"] / np.maximum(d["groups"], 1) * d["cout"] * d["window"] ** 2
-    pixels = d["cin"] * d["size"] ** 2 + d["cout"] * out**2
-    return 2 * d["b"] * kernel * out**2, d["b"] * pixels * act + kernel * weight
+    out, rank = out_size(d), 2 - d["line"]
+    kernel = d["cin"] / np.maximum(d["groups"], 1) * d["cout"] * d["window"] ** rank
+    pixels = d["cin"] * d["size"] ** rank + d["cout"] * out**rank
+    return 2 * d["b"] * kernel * out**rank, d["b"] * pixels * act + kernel * weight
 
 
 def _elementwise(d: _Dims, act: Floats, weight: Floats) -> _Pair:

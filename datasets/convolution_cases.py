@@ -4,11 +4,13 @@ Plain and channels last, with stride, groups, one filter a channel, and as patch
 groups, of as many filters as channels within a factor of six; or of groups alone, as published
 networks of images have them: up to 128 channels a group (ResNeXt 4 to 64, RegNet 8 to 264), one
 filter a channel with windows of 3 and 5 (MobileNet, EfficientNet) or 7 (ConvNeXt), grouped 1 x 1
-(ShuffleNet).
+(ShuffleNet); or along a line, as networks of sound have them.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -30,12 +32,12 @@ _MOST_CHANNELS = 4096
 
 
 #: Before the name of an operator: one of groups alone, or without any as stages of networks of
-#: images have them.
-GROUPED, IMAGES = "grouped_", "image_"
+#: images have them, or along a line.
+GROUPED, IMAGES, SOUND = "grouped_", "image_", "sound_"
 
 
 class _Shape(NamedTuple):
-    """Sizes of a convolution; images and windows are square."""
+    """Sizes of a convolution; images and windows are square, or (``line``) of one dimension."""
 
     b: int
     cin: int
@@ -45,21 +47,23 @@ class _Shape(NamedTuple):
     stride: int
     padding: int
     groups: int
+    line: int = 0
 
 
 def convolution(op: str, dtype: str, rng: np.random.Generator, scale: float) -> Case:
     """A convolution, or its gradient by its input or its weight, as ``op`` says."""
-    name = op.removeprefix(GROUPED).removeprefix(IMAGES)
-    drawn = {GROUPED: _grouped_shape, IMAGES: _image_shape}.get(op.removesuffix(name), _any_shape)
+    first = next((word for word in _SHAPES if word and op.startswith(word)), "")
+    name = op.removeprefix(first)
     while True:
-        shape = drawn(rng)
-        b, cin, cout, window, size, stride, padding, groups = shape
+        shape = _SHAPES[first](rng)
+        b, cin, cout, window, size, stride, padding, groups, line = shape
+        rank = 2 - line
         out = (size + 2 * padding - window) // stride + 1
         if size < window or out < 1 or max(cin, cout) > _MOST_CHANNELS:
             continue
-        kernel = cin // groups * cout * window**2
-        moved = width_of(dtype) * (b * (cin * size**2 + cout * out**2) + kernel)
-        flops = 2.0 * b * kernel * out**2
+        kernel = cin // groups * cout * window**rank
+        moved = width_of(dtype) * (b * (cin * size**rank + cout * out**rank) + kernel)
+        flops = 2.0 * b * kernel * out**rank
         # What no product of matrix units computes takes as long as in FP32.
         most = most_flops("fp32" if groups > 1 else dtype, scale) * _CONV_FLOPS
         if moved < MOST_BYTES * scale / 4 and flops < most:
@@ -73,20 +77,31 @@ def convolution(op: str, dtype: str, rng: np.random.Generator, scale: float) -> 
 
         def image(offset: int, channels: int, extent: int) -> Any:
             if not last:
-                return view(dtype, offset, b, channels, extent, extent)
-            return view(dtype, offset, b, extent, extent, channels).permute(0, 3, 1, 2)
+                return view(dtype, offset, b, channels, *[extent] * rank)
+            return view(dtype, offset, b, *[extent] * rank, channels).movedim(-1, 1)
 
         x = image(0, cin, size)
         behind = x.numel() + 256
-        w = view(dtype, behind, cout, cin // groups, window, window)
+        w = view(dtype, behind, cout, cin // groups, *[window] * rank)
         if gradient is None:
             added = view(dtype, behind + w.numel() + 256, cout) if bias else None
-            return [lambda: F.conv2d(x, w, added, stride, padding, 1, groups)]
+            call: Any = F.conv1d if line else F.conv2d
+            return [lambda: call(x, w, added, stride, padding, 1, groups)]
         g = image(behind + w.numel(), cout, out)
         mask = [gradient == 0, gradient == 1, False]
         return [
             lambda: torch.ops.aten.convolution_backward(
-                g, x, w, None, [stride] * 2, [padding] * 2, [1, 1], False, [0, 0], groups, mask
+                g,
+                x,
+                w,
+                None,
+                [stride] * rank,
+                [padding] * rank,
+                [1] * rank,
+                False,
+                [0] * rank,
+                groups,
+                mask,
             )
         ]
 
@@ -150,3 +165,28 @@ def _image_shape(rng: np.random.Generator) -> _Shape:
     if rng.random() < 0.08:  # of colours
         cin = int(rng.choice([1, 3, 4]))
     return _Shape(b, cin, cout, window, size, stride, padding, 1)
+
+
+def _sound_shape(rng: np.random.Generator) -> _Shape:
+    b, size = int(2.0 ** rng.uniform(0, 6.01)), int(2.0 ** rng.uniform(6, 18))
+    cin, cout = (int(2.0 ** rng.uniform(3, 11.01)) for _ in "io")
+    if rng.random() < 0.85:
+        cin, cout = cin // 8 * 8, cout // 8 * 8
+    cout = cin if rng.random() < 0.4 else cout
+    window, stride, groups = int(rng.integers(1, 11)), int(rng.integers(1, 6)), 1
+    layout = rng.random()
+    if layout < 0.15:  # of samples
+        cin = int(rng.choice([1, 2]))
+    elif layout < 0.35:  # over positions, groups of channels or each by itself
+        window, stride = int(2.0 ** rng.uniform(1.6, 7.01)), 1
+        groups = cin if rng.random() < 0.5 else 2 ** int(rng.integers(1, 6))
+        cin = cout = -(-cin // groups) * groups
+    elif layout < 0.65:
+        stride = 1
+    padding = window // 2 if rng.random() < 0.6 else 0
+    return _Shape(b, cin, cout, window, size, stride, padding, groups, 1)
+
+
+_SHAPES: Mapping[str, Callable[[np.random.Generator], _Shape]] = MappingProxyType(
+    {"": _any_shape, GROUPED: _grouped_shape, IMAGES: _image_shape, SOUND: _sound_shape}
+)

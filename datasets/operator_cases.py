@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from foreplan.datasets.attention_cases import MASKED, attention
-from foreplan.datasets.convolution_cases import GROUPED, IMAGES, convolution
+from foreplan.datasets.convolution_cases import GROUPED, IMAGES, SOUND, convolution
 from foreplan.datasets.map_cases import (
     batch_norm,
     broadcast,
@@ -67,6 +67,9 @@ _ASKED: Mapping[str, float] = MappingProxyType(
         f"{IMAGES}conv": 0.30,
         f"{IMAGES}conv_input_gradient": 0.25,
         f"{IMAGES}conv_weight_gradient": 0.25,
+        f"{SOUND}conv": 0.06,
+        f"{SOUND}conv_input_gradient": 0.05,
+        f"{SOUND}conv_weight_gradient": 0.05,
         f"{NARROW}linear": 0.30,
         f"{NARROW}layernorm": 0.10,
         f"{NARROW}layernorm_gradient": 0.16,
@@ -212,7 +215,7 @@ _DRAW: Mapping[str, Callable[[str, str, np.random.Generator, float], Case]] = Ma
         **dict.fromkeys(("attention", "attention_gradient", "generation"), attention),
         **dict.fromkeys(("conv", "conv_input_gradient", "conv_weight_gradient"), convolution),
         **{name: attention for name in _ASKED if name.startswith(MASKED)},
-        **{name: convolution for name in _ASKED if name.startswith((GROUPED, IMAGES))},
+        **{name: convolution for name in _ASKED if name.startswith((GROUPED, IMAGES, SOUND))},
         "fp32_masked_generation": _fp32_masked_generation,
         **dict.fromkeys(("reduction", f"{NARROW}reduction"), reduction),
         "embedding_gradient": _embedding_gradient,

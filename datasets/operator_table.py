@@ -24,9 +24,11 @@ from foreplan.datasets.device import Device
 from foreplan.datasets.operator_cases import RECORDED
 from foreplan.errors import SpecError
 
-#: Sizes of a convolution. ``groups`` of 0 are one, and ``channels_last`` is 1 or 0.
+#: Sizes of a convolution. ``groups`` of 0 are one; 1 or 0: ``channels_last``, and ``line`` where
+#: images and windows have one dimension, not two of the same size.
 _CONV = (
     "b", "cin", "cout", "window", "size", "stride", "padding", "groups", "channels_last", "bias",
+    "line",
 )  # fmt: skip
 _PRODUCT = ("b", "m", "n", "k", "turned")
 _BATCH_NORM = ("rows", "cols", "channels", "training", "channels_last")

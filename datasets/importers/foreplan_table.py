@@ -22,7 +22,7 @@ _MAY_BE_ZERO: Mapping[str, frozenset[str]] = MappingProxyType(
     {
         **dict.fromkeys(
             ("conv", "conv_input_gradient", "conv_weight_gradient"),
-            frozenset({"padding", "groups", "channels_last", "bias"}),
+            frozenset({"padding", "groups", "channels_last", "bias", "line"}),
         ),
         **dict.fromkeys(("bmm", "linear"), frozenset({"turned"})),
         # Of how many channels, the first sweep did not say.

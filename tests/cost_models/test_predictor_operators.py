@@ -110,6 +110,19 @@ def test_few_launch_bound_rows_leave_the_quickest_as_the_launch() -> None:
     assert small["conv"] == pytest.approx(np.median(latency[:30]))
 
 
+def test_a_convolution_along_a_line_is_counted_once_along_it() -> None:
+    dims = {"b": 4, "cin": 32, "cout": 64, "window": 5, "size": 1000, "stride": 2, "padding": 2,
+            "groups": 4, "line": 1}  # fmt: skip
+    work = operator_work(_one("conv", "bfloat16", "h200", **dims))
+    # 500 positions of 64 filters, each 5 elements of 8 channels; 1,000 positions of 32 channels.
+    assert work.flops[0] == 2 * 4 * 500 * 64 * 8 * 5
+    assert work.bytes[0] == 2 * (4 * (1000 * 32 + 500 * 64) + 64 * 8 * 5)
+    square = {**dims, "line": 0, "size": 32, "stride": 1, "window": 3, "padding": 1}
+    assert operator_work(_one("conv", "bfloat16", "h200", **square)).flops[0] == (
+        2 * 4 * 32**2 * 64 * 8 * 9
+    )
+
+
 def test_a_power_limit_costs_convolutions_less_than_products() -> None:
     def share(kind: str, device: str, **dims: float) -> float:
         block = [

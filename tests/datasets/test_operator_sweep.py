@@ -27,9 +27,10 @@ SMALL = 2e-6
 GROUPED = [name for name in NAMES if name.startswith("grouped_")]
 MASKED = [name for name in NAMES if name.startswith("masked_")]
 IMAGES = [name for name in NAMES if name.startswith("image_")]
+SOUND = [name for name in NAMES if name.startswith("sound_")]
 NARROW = [name for name in NAMES if name.startswith("narrow_")]
 #: As the fifth sweep asks for them.
-FIFTH = [*GROUPED, *IMAGES, *NARROW, "roll", "fp32_masked_generation"]
+FIFTH = [*GROUPED, *IMAGES, *SOUND, *NARROW, "roll", "fp32_masked_generation"]
 
 
 def drawn(count: int, scale: float = 1.0) -> list[Case]:
@@ -43,10 +44,11 @@ def elements(case: Case) -> int:
         return d["b"] * d["m"] * d["n"]
     if case.kind.startswith("conv"):
         out = int(out_size({name: np.float64(size) for name, size in d.items()}))  # type: ignore[misc]
-        kernel = d["cout"] * d["cin"] // d["groups"] * d["window"] ** 2
+        rank = 2 - d["line"]
+        kernel = d["cout"] * d["cin"] // d["groups"] * d["window"] ** rank
         return {
-            "conv": d["b"] * d["cout"] * out**2,
-            "conv_input_gradient": d["b"] * d["cin"] * d["size"] ** 2,
+            "conv": d["b"] * d["cout"] * out**rank,
+            "conv_input_gradient": d["b"] * d["cin"] * d["size"] ** rank,
             "conv_weight_gradient": kernel,
         }[case.kind]
     if "attention" in case.kind:
@@ -62,7 +64,7 @@ def test_every_operator_runs_and_writes_what_its_sizes_say() -> None:
     asked = [
         case
         for names, count in ((GROUPED, 12), (MASKED, 40), (["embedding_gradient"], 8),
-                             (IMAGES, 12), (NARROW, 40), (["roll"], 8),
+                             (IMAGES, 12), (SOUND, 12), (NARROW, 40), (["roll"], 8),
                              (["fp32_masked_generation"], 3))
         for case in itertools.islice(graph_cases(0, scale=SMALL, names=names), count)
     ]  # fmt: skip
@@ -174,6 +176,20 @@ def test_convolutions_of_images_are_drawn_without_groups_and_in_every_layout() -
     assert 1500 < max(c.dims["cin"] for c in cases) <= 2048
     round_, odd = (sum((c.dims["cin"] % 8 == 0) == is_round for c in cases) for is_round in (1, 0))
     assert round_ > odd > 150
+
+
+def test_convolutions_along_a_line_are_long_and_of_windows_of_any_size() -> None:
+    cases = list(itertools.islice(graph_cases(0, names=SOUND), 1500))
+    assert {c.kind for c in cases} == {name.removeprefix("sound_") for name in SOUND}
+    assert {c.dims["line"] for c in cases} == {1}
+    assert set(range(1, 11)) < {c.dims["window"] for c in cases}
+    assert {c.dims["stride"] for c in cases} == set(range(1, 6))
+    assert {c.dims["channels_last"] for c in cases} == {0, 1}
+    assert sum(c.dims["size"] > 10_000 for c in cases) > 500
+    assert {1, 2} < {c.dims["cin"] for c in cases}
+    assert {c.dims["groups"] for c in cases} > {1, 2, 4, 8, 16, 32}
+    # All others are of images.
+    assert not any(c.dims["line"] for c in drawn(300) if c.kind.startswith("conv"))
 
 
 def test_narrow_operators_have_many_short_rows() -> None:
