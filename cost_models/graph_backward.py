@@ -92,6 +92,11 @@ def gradient_steps(node: OperatorNode, step: Step, read: Sequence[Operand]) -> l
         return _of_elements(name, back, shape, read)
     if name in MAPS:
         return [wide_step(back, shape or (1,), inputs) for inputs in MAPS[name]]
+    if name in ("norm", "linalg_vector_norm"):  # what is normed by its norm, 0 where that is 0
+        marked = wide_step(back, shape or (1,), 1)
+        return [wide_step(back, node.inputs[0], 1, BY_ROW)] * 3 + [marked]
+    if name == "glu":
+        return [wide_step(back, node.inputs[0], 1)]
     if name in ("amax", "amin"):
         return _of_largest(back, node.inputs[0], shape)
     if work.op == "softmax" or node.op == "activation":

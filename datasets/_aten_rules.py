@@ -7,7 +7,7 @@ and a smooth activation 6 per element, anything else element by element 1.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -113,7 +113,7 @@ def _nothing(call: Call) -> float:
 
 _RULES: dict[str, tuple[str, Callable[[Call], float]]] = {}
 for _kind, _flops, _names in (
-    ("matmul", _matmul, "linear addmm mm bmm matmul baddbmm addbmm mv dot"),
+    ("matmul", _matmul, "linear addmm mm bmm matmul baddbmm addbmm mv dot vdot"),
     ("matmul", _einsum, "einsum"),
     (
         "convolution",
@@ -132,20 +132,23 @@ for _kind, _flops, _names in (
     (
         "activation",
         _per_output(6.0),
-        "silu gelu sigmoid tanh mish softplus elu selu hardswish log_sigmoid exp erf",
+        "silu gelu sigmoid tanh mish softplus elu selu hardswish log_sigmoid exp erf glu",
     ),
     ("activation", _per_output(1.0), "relu relu6 leaky_relu hardtanh hardsigmoid prelu"),
     (
         "reduction",
         _per_input,
         "sum mean amax amin max min argmax argmin var std var_mean cumsum cumprod any all prod "
-        "logsumexp norm linalg_vector_norm topk sort argsort diff",
+        "logsumexp norm linalg_vector_norm topk sort argsort diff median kthvalue mode cummax "
+        "cummin mse_loss l1_loss smooth_l1_loss huber_loss kl_div binary_cross_entropy "
+        "binary_cross_entropy_with_logits nll_loss nll_loss2d nll_loss_forward nll_loss2d_forward",
     ),
     (
         "pool",
         _windows,
         "max_pool1d max_pool2d max_pool2d_with_indices avg_pool1d avg_pool2d avg_pool3d "
-        "adaptive_avg_pool1d adaptive_avg_pool2d adaptive_max_pool2d",
+        "adaptive_avg_pool1d adaptive_avg_pool2d adaptive_max_pool2d max_pool3d "
+        "max_pool3d_with_indices adaptive_avg_pool3d",
     ),
     ("embedding", _nothing, "embedding"),
     ("embedding", _bags, "embedding_bag"),
@@ -154,16 +157,27 @@ for _kind, _flops, _names in (
         _nothing,
         "cat stack clone copy to _to_copy contiguous reshape flatten index index_select gather "
         "pad constant_pad_nd roll flip repeat repeat_interleave tile index_put scatter "
-        "slice_scatter select_scatter masked_select tril triu upsample_nearest2d "
-        "pixel_shuffle unfold im2col meshgrid",
+        "slice_scatter select_scatter masked_select tril triu upsample_nearest1d "
+        "upsample_nearest2d upsample_nearest3d pixel_shuffle pixel_unshuffle channel_shuffle "
+        "native_channel_shuffle unfold im2col col2im meshgrid scatter_add scatter_reduce "
+        "index_add index_copy index_fill masked_scatter take diag_embed",
     ),
     (
         "create",
         _nothing,
         "arange zeros ones full empty zeros_like ones_like full_like empty_like new_ones new_zeros "
-        "new_full new_empty scalar_tensor lift_fresh_copy eye linspace tril_indices",
+        "new_full new_empty scalar_tensor lift_fresh_copy eye linspace tril_indices rand randn "
+        "randint randperm rand_like randn_like randint_like normal fill",
     ),
-    ("elementwise", _per_output(1.0), "and or xor one_hot upsample_bilinear2d"),
+    (
+        "elementwise",
+        _per_output(1.0),
+        "and or xor one_hot where upsample_linear1d upsample_bilinear2d upsample_bicubic2d "
+        "upsample_trilinear3d _upsample_bilinear2d_aa _upsample_bicubic2d_aa grid_sampler_2d "
+        "grid_sampler_3d isin bucketize searchsorted bernoulli",
+    ),
+    # Two passes over the weight: its norms, and the weight scaled.
+    ("elementwise", _per_output(3.0), "_weight_norm _weight_norm_interface"),
 ):
     for _name in _names.split():
         _RULES[_name] = (_kind, _flops)
@@ -174,15 +188,22 @@ IGNORED = frozenset(
 )
 
 
+def rule(name: str, tags: Iterable[str]) -> tuple[str, Callable[[Call], float]] | None:
+    """Kind of an operator and its FLOP, or ``None`` for one that nothing is known of.
+
+    Args:
+        name: as in `Call`.
+        tags: as in `Call`.
+    """
+    found = _RULES.get(name)
+    if found is None and "pointwise" in tags:
+        return "elementwise", _per_output(1.0)
+    if found is None and "reduction" in tags:
+        return "reduction", _per_input
+    return found
+
+
 def classify(call: Call) -> tuple[str, float] | None:
     """Kind and FLOP of a call, or ``None`` for an operator that nothing is known of."""
-    rule = _RULES.get(call.name)
-    if rule is None:
-        if "pointwise" in call.tags:
-            rule = ("elementwise", _per_output(1.0))
-        elif "reduction" in call.tags:
-            rule = ("reduction", _per_input)
-        else:
-            return None
-    kind, flops = rule
-    return kind, flops(call)
+    found = rule(call.name, call.tags)
+    return found and (found[0], found[1](call))

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from foreplan.datasets._aten_rules import IGNORED, Call, TensorInfo, classify
+from foreplan.datasets._composites import aten_name
 from foreplan.datasets.operator_call import OperatorCall, arguments_text, dtype_name, result_text
 from foreplan.datasets.operator_graph import OperatorGraph, OperatorNode
 from foreplan.errors import SpecError
@@ -89,9 +90,10 @@ class TraceReader:
         wanted: dict[Any, bool] = {}
         for node in nodes:
             floating = any(info.dtype.startswith(("fp", "bf")) for info in _infos(node))
-            wanted[node] = floating and (
+            cut = hasattr(node.target, "_schema") and _aten_name(node) == "detach"
+            wanted[node] = floating and not cut and (
                 node.name in self.trained or any(map(wanted.get, node.all_input_nodes))
-            )
+            )  # fmt: skip
         # A member of a tuple is its call's result.
         source = {node: _made_by(node) for node in nodes}
         calls = [
@@ -102,7 +104,7 @@ class TraceReader:
         # An operand that stands twice (``x * x``) gets two gradients.
         readers = Counter(
             part for node in calls if wanted[node]
-            for part in _flat((node.args, node.kwargs)) if _infos(part)
+            for part in _flat((node.args, node.kwargs))[: _given_back(node)] if _infos(part)
         )  # fmt: skip
         # Members of one tuple do not share a gradient.
         most: dict[Any, int] = {}
@@ -297,9 +299,12 @@ def _info(tensor: torch.Tensor) -> TensorInfo:
 
 
 def _aten_name(node: Any) -> str:
-    name: str = node.target._schema.name.rpartition("::")[2]
-    # In-place forms (`relu_`) do the same work; `__and__` is `and`.
-    return name.strip("_") if name.startswith("__") else name.rstrip("_")
+    return aten_name(node.target)
+
+
+def _given_back(node: Any) -> int | None:
+    """How many operands of a call may get a gradient: of ``expand_as`` one, not the shape's."""
+    return 1 if _aten_name(node).endswith("_as") else None
 
 
 def _is_view(node: Any) -> bool:
@@ -309,6 +314,8 @@ def _is_view(node: Any) -> bool:
     name = _aten_name(node)
     if name == "dropout":
         return True  # traced in evaluation mode
+    if torch.Tag.inplace_view in node.target.tags:
+        return True
     returns = node.target._schema.returns
     alias = returns[0].alias_info if returns else None
     if alias is None or alias.is_write:

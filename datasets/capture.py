@@ -19,6 +19,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
+from foreplan.datasets._composites import expand_composites
 from foreplan.datasets._trace import TraceReader
 from foreplan.datasets.model import Model, load_model
 from foreplan.datasets.operator_graph import OperatorGraph
@@ -228,6 +229,7 @@ def _capture_module(
             # Recurrent layers keep views of their weights, which nothing here reads.
             warnings.filterwarnings("ignore", "The tensor attributes? .* assigned", UserWarning)
             program = torch.export.export(wrapper, values, strict=False)
+            expand_composites(program)
             if observe:
                 _observe(program, values)
     except Exception as error:  # torch.export raises whatever the module's code runs into

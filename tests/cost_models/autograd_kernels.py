@@ -53,7 +53,9 @@ def _kernels(name: str, args: Any, result: Any) -> list[Kernel]:
             *[("conv", args[2].numel())] * by_weight,
             *[("sum", args[0].shape[1], args[0].numel())] * by_bias,
         ]
-    if name in ("native_layer_norm_backward", "native_batch_norm_backward"):
+    if name in (
+        "native_layer_norm_backward", "native_batch_norm_backward", "native_group_norm_backward",
+    ):  # fmt: skip
         source, *scale = args[-1]
         values = args[0].numel()
         if source:

@@ -70,8 +70,8 @@ def middle_frozen() -> nn.Module:
 
 
 #: Networks beside the checked ones; a Swin's attention with a trained bias is none on a CPU.
-OTHERS = ("gpt_neox", "phi", "distilbert", "regnet", "mobilenet_v2")
-PICTURES = (*IMAGE, "regnet", "mobilenet_v2")
+OTHERS = ("gpt_neox", "phi", "distilbert", "regnet", "mobilenet_v2", "gemma", "pvt_v2")
+PICTURES = (*IMAGE, "regnet", "mobilenet_v2", "pvt_v2")
 IMAGES = torch.rand(2, 3, 8, 8)
 MADE: dict[str, tuple[Callable[[], nn.Module], Tensor]] = {
     "vit": (Patches, IMAGES),
