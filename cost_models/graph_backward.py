@@ -75,6 +75,8 @@ def gradient_steps(node: OperatorNode, step: Step, read: Sequence[Operand]) -> l
         return _convolution(back, work, read)
     if work.op in ("attention", "full_attention"):
         return [replace(back, work=replace(work, op=f"{work.op}_gradient"))]
+    if work.op == "roll":  # rolled back
+        return [back]
     if work.op == "norm":
         return _norm(node, back, work, read)
     if name in NO_WORK:

@@ -11,6 +11,7 @@ layers are equal; a test compares with the capture of all.
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
@@ -165,9 +166,10 @@ def _forward(
     nodes: Sequence[OperatorNode], read: Operands, calls: Sequence[OperatorCall], phase: Phase
 ) -> list[Step]:
     reached = [has_backward(node, read) for node in nodes]
-    added, layouts = sums(calls), _layouts(calls, phase)
+    added, layouts, rolled = sums(calls), _layouts(calls, phase), _rolled(calls)
     return [
-        Step(node.op, node.target, "forward", _work(node, layouts.get(node.name, "")), node.calls,
+        Step(node.op, node.target, "forward", _roll(node, rolled[node.name])
+             if node.name in rolled else _work(node, layouts.get(node.name, "")), node.calls,
              HostCall(host_kind(node), node.calls - 1, wanted,
                       added.get(node.name, 0) if wanted else 0))
         for node, wanted in zip(nodes, reached, strict=True)
@@ -209,6 +211,27 @@ def _work(node: OperatorNode, layout: str) -> Work:
         lies = max(broadcast(shape, node.outputs[0]) for shape in (*node.inputs, ()))
         variant = replace(variant, kernel=variant.kernel + lies)
     return program("elementwise", variant, rows=rows, cols=cols, inputs=inputs)
+
+
+def _rolled(calls: Iterable[OperatorCall]) -> dict[str, list[int]]:
+    """Dimensions along which operators roll tensors, none where elements go round as one row."""
+    found = dict[str, list[int]]()
+    for call in calls:
+        if call.operator and call.target.startswith("aten.roll."):
+            positional, named = json.loads(call.arguments)
+            dims = positional[2] if len(positional) > 2 else named.get("dims", [])
+            found[call.operator] = dims if isinstance(dims, list) else [dims]
+    return found
+
+
+def _roll(node: OperatorNode, dims: Sequence[int]) -> Program:
+    """A roll: torch goes along one dimension after another, each a copy (TensorTransformations)."""
+    shape, dtype = node.outputs[0], _dtype(node.dtype)
+    last = max((dim % len(shape) for dim in dims), default=0)
+    return program(
+        "roll", Variant(dtype, dtype, "torch.roll"), rows=max(1, math.prod(shape[:last])),
+        cols=max(1, math.prod(shape[last:])), times=max(1, len(dims)),
+    )  # fmt: skip
 
 
 def _product(node: OperatorNode, variant: Variant) -> Program:

@@ -148,8 +148,7 @@ class Predictor:
         else:
             table = program_table(programs, target, recorded_libraries(self.model, target))
             mean, low, high = (
-                found * _forward_passes(programs, table)
-                for found in self.model.predict_interval(table)
+                found * _times(programs, table) for found in self.model.predict_interval(table)
             )
         return [
             Estimate(float(m), float(lo), float(hi), "predicted") if np.isfinite(m) else None
@@ -213,11 +212,15 @@ def program_table(
     )
 
 
-def _forward_passes(programs: Sequence[Program], table: OperatorTable) -> NDArray[np.float64]:
-    """How many forward passes stand for each program (N,); 1 but for gradients no table has."""
+def _times(programs: Sequence[Program], table: OperatorTable) -> NDArray[np.float64]:
+    """How often its row stands for each program (N,).
+
+    Once, but forward passes of attention for gradients that no table has, and rolls.
+    """
     forward = table.kind == "context_attention"
     gradient = np.array([program.op.endswith("attention_gradient") for program in programs])
-    return np.where(forward & gradient, ATTENTION_BACKWARD, 1.0)
+    rolls = np.array([p.dims["times"] if p.op == "roll" else 1.0 for p in programs])
+    return np.where(forward & gradient, ATTENTION_BACKWARD, rolls)
 
 
 #: Kind, data type and dimensions of a program in the words of an operator table.
@@ -226,7 +229,7 @@ _NOTHING: _Row = (UNKNOWN, "", {})
 
 #: Kernels that read or write elements which are no neighbours in memory.
 _STRIDED = frozenset(
-    f"torch.{name}" for name in ("clone", "contiguous", "cat", "stack", "roll", "repeat", "copy_")
+    f"torch.{name}" for name in ("clone", "contiguous", "cat", "stack", "repeat", "copy_")
 )
 
 
@@ -324,6 +327,9 @@ def _row(program: Program) -> _Row:
         return "elementwise", dtype, {name: d[name] for name in ("rows", "cols", "inputs")} | {
             "cost": 1, "strided": int(v.kernel in _STRIDED), "broadcast": lies,
             "converts": int(v.kernel in _CONVERTS)}  # fmt: skip
+    if program.op == "roll":
+        size = {"rows": d["rows"], "cols": d["cols"], "inputs": 1, "cost": 1}
+        return "elementwise", dtype, size | {"strided": 1, "broadcast": 0, "converts": 0}
     if program.op == "fill":  # as many bytes as a copy of half of them; no sweep has fills
         half = {"rows": d["rows"], "cols": -(-d["cols"] // 2), "inputs": 1, "cost": 1}
         return "elementwise", dtype, half | {"strided": 0, "broadcast": 0, "converts": 0}

@@ -29,8 +29,9 @@ _PRODUCTS = frozenset({"torch.linear", "torch.addmm", "torch.mm", "torch.matmul"
 _FUNCTIONS = frozenset({"gelu", "silu", "tanh", "sigmoid", "exp", "sin", "cos", "pow", "erf"})
 #: Operators that read and write each element about once.
 _MAPS = frozenset(
-    {"elementwise", "fill", "reduction", "pool", "softmax", "embedding", "add", "norm_gradient"}
-)
+    ["elementwise", "fill", "roll", "reduction", "pool", "softmax", "embedding", "add",
+     "norm_gradient"]
+)  # fmt: skip
 
 
 def profiled_alike(item: Program) -> tuple[Program, float] | None:

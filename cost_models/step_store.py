@@ -22,7 +22,7 @@ from foreplan.datasets.program import Program, Variant
 from foreplan.datasets.storage import write_atomically
 from foreplan.errors import ForeplanError, SpecError
 
-SCHEMA = "foreplan.steps/7"
+SCHEMA = "foreplan.steps/8"
 
 
 def cache_folder() -> Path:

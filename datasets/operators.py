@@ -186,6 +186,12 @@ OPERATORS: Mapping[str, Operator] = MappingProxyType(
             lambda d: 1.0 * d["rows"] * d["cols"],
             lambda d, v: (d["inputs"] + 1.0) * d["rows"] * d["cols"] * DTYPE_BYTES[v.compute],
         ),
+        # Goes round along so many dimensions, one after another.
+        "roll": Operator(
+            ("rows", "cols", "times"),
+            lambda d: 0.0,
+            lambda d, v: 2.0 * d["times"] * d["rows"] * d["cols"] * DTYPE_BYTES[v.compute],
+        ),
         "fill": Operator(
             ("rows", "cols"),
             lambda d: 0.0,

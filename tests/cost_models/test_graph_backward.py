@@ -42,6 +42,17 @@ class Halves(nn.Module):
         return torch.cat((-x[..., COLS // 2 :], x[..., : COLS // 2]), dim=-1)
 
 
+class Rolled(nn.Module):
+    """Images that go round along some dimensions."""
+
+    def __init__(self, shifts: tuple[int, ...], dims: tuple[int, ...]) -> None:
+        super().__init__()
+        self.first, self.shifts, self.dims = nn.Linear(COLS, COLS), shifts, dims
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.roll(self.first(x), self.shifts, self.dims)
+
+
 def backward(module: nn.Module, *shape: int) -> list[Step]:
     steps = lower(capture(module, [torch.rand(*shape)], eager=True), "training")
     return [step for step in steps if step.part == "backward"]
@@ -107,3 +118,27 @@ def test_a_norm_goes_back_in_one_kernel(
 )
 def test_how_a_smaller_operand_lies(shape: tuple[int, ...], lies: str) -> None:
     assert broadcast(shape, (2, 3, 8)) == lies
+
+
+@pytest.mark.parametrize(
+    ("dims", "sizes"),
+    # Two images of 3 x 5 pixels: rows before the last dimension that is rolled, what goes round.
+    [((1,), (2, 3 * 5 * COLS, 1)), ((1, 2), (2 * 3, 5 * COLS, 2)), ((2, 1), (2 * 3, 5 * COLS, 2)),
+     ((-1,), (2 * 3 * 5, COLS, 1)), ((), (1, 2 * 3 * 5 * COLS, 1))],
+)  # fmt: skip
+def test_a_roll_is_a_copy_for_each_dimension_there_and_back(
+    dims: tuple[int, ...], sizes: tuple[int, ...]
+) -> None:
+    module = Rolled((1,) * max(1, len(dims)), dims)
+    images = torch.rand(2, 3, 5, COLS)
+    steps = lower(capture(module, [images], eager=True), "training")
+    found = [step for step in steps if step.target == "aten.roll"]
+    assert [step.part for step in found] == ["forward", "backward"]
+    assert works(found) == {("roll", "roll", sizes): 2}
+    times = sizes[-1]
+    assert isinstance(found[0].work, Program)
+    assert found[0].work.bytes == 2 * times * images.numel() * 4
+    # As often as torch copies: a roll of several dimensions calls a roll of each.
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as seen:
+        torch.roll(images, module.shifts, dims)
+    assert sum(event.name == "aten::cat" for event in seen.events() or []) == times

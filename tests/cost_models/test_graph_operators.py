@@ -163,6 +163,15 @@ def test_programs_are_asked_for_in_the_words_of_the_sweep() -> None:
     assert old == "elementwise"
 
 
+def test_a_roll_takes_as_many_copies_as_dimensions() -> None:
+    one, two = (program("roll", BF, rows=64, cols=50_176, times=times) for times in (1, 2))
+    for device in ("h200", "a100_sxm_80gb"):
+        once, twice = Predictor.load().predict([one, two], device)
+        assert twice.mean_s == pytest.approx(2 * once.mean_s)
+        assert twice.high_s == pytest.approx(2 * once.high_s)
+        assert once.mean_s > one.bytes / 4.8e12
+
+
 def test_types_of_sixteen_bits_teach_each_other() -> None:
     table = recorded(count=1200)
     slow = replace(table, latency_s=np.where(
