@@ -13,13 +13,13 @@ choice: a crash is no matter of how well times are known.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, get_args
 
 from foreplan.cost_models.calibration import CalibratedSource, Calibration, calibration_path
-from foreplan.cost_models.costs import CostBook, CostSource, Estimate, Work
+from foreplan.cost_models.costs import BatchSource, CostBook, CostSource, Estimate, Work
 from foreplan.cost_models.device_fit import DeviceFit, FittedSource, fit_beside
 from foreplan.cost_models.failed import FailedSource
 from foreplan.cost_models.link_costs import LinkSource
@@ -29,6 +29,7 @@ from foreplan.datasets import device_zoo
 from foreplan.datasets.cluster import Cluster
 from foreplan.datasets.device import Device
 from foreplan.datasets.profile import Profile
+from foreplan.datasets.program import Program
 from foreplan.errors import SpecError
 
 CostChoice = Literal["measured", "predicted", "roofline"]
@@ -189,6 +190,12 @@ class _ByZooName:
         """Price ``work`` on the zoo device behind a rank label."""
         name = self._names.get(device)
         return None if name is None else self._source.estimate(work, name)
+
+    def prepare(self, programs: Sequence[Program], device: str) -> None:
+        """Price programs on the zoo device behind a rank label."""
+        name = self._names.get(device)
+        if name is not None and isinstance(self._source, BatchSource):
+            self._source.prepare(programs, name)
 
 
 def cost_book(

@@ -27,7 +27,7 @@ import numpy as np
 import numpy.typing as npt
 from pydantic import Field
 
-from foreplan.cost_models.costs import CostSource, Estimate, Work
+from foreplan.cost_models.costs import CostSource, Estimate, Work, first_answers
 from foreplan.cost_models.roofline import compute_share
 from foreplan.datasets.device import Device
 from foreplan.datasets.program import Program
@@ -241,6 +241,10 @@ class CalibratedSource:
             if found is not None:
                 return self._corrected(found, work, device)
         return None
+
+    def prepare(self, programs: Sequence[Program], device: str) -> None:
+        """Let the sources price programs at once."""
+        first_answers(self.sources, programs, device)
 
     def _corrected(self, found: Estimate, work: Work, device: str) -> Estimate:
         calibration = self._calibrations.get(device)

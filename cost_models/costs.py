@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from foreplan.datasets.program import Program
 from foreplan.errors import MissingDataError
@@ -156,6 +156,42 @@ class CostSource(Protocol):
         ...
 
 
+@runtime_checkable
+class BatchSource(CostSource, Protocol):
+    """A source that prices many programs at once faster than one by one."""
+
+    def prepare(self, programs: Sequence[Program], device: str) -> None:
+        """Price what `estimate` will be asked for; what has no price is passed over in silence."""
+        ...
+
+
+def first_answers(
+    sources: Sequence[CostSource], programs: Sequence[Program], device: str
+) -> dict[Program, Estimate]:
+    """What sources that are asked in order say of programs; later ones only of what is left.
+
+    Returns:
+        Prices by program, without those that no source prices or that one refuses.
+    """
+    found: dict[Program, Estimate] = {}
+    left = list(dict.fromkeys(programs))
+    for source in sources:
+        if isinstance(source, BatchSource) and len(left) > 1:
+            source.prepare(left, device)
+        still: list[Program] = []
+        for item in left:
+            try:
+                estimate = source.estimate(item, device)
+            except MissingDataError:  # said to whoever asks for this one
+                continue
+            if estimate is None:
+                still.append(item)
+            else:
+                found[item] = estimate
+        left = still
+    return found
+
+
 class CostBook:
     """Prices every `Work` of every planner; the only way to a cost.
 
@@ -194,6 +230,17 @@ class CostBook:
             known = self._known[key] = self._price(work, device)
         return known
 
+    def prepare(self, works: Iterable[Work], device: str) -> None:
+        """Price programs at once that `cost` will be asked for; sources may be faster so."""
+        new = [
+            work for work in dict.fromkeys(works)
+            if isinstance(work, Program) and (work, device) not in self._known
+            and work not in self.given
+        ]  # fmt: skip
+        if len(new) > 1:
+            for item, estimate in first_answers(self.sources, new, device).items():
+                self._known[item, device] = estimate
+
     def issue_s(self, work: Work) -> float:
         """Seconds that the host takes to issue ``work``; of a segment what its parts take together.
 
@@ -221,6 +268,7 @@ class CostBook:
         if work == HostLaunch(0):
             return Estimate.exact(0.0)
         if isinstance(work, Segment) and work.parts:
+            self.prepare((part for part, _ in work.parts), device)
             parts = (self.cost(part, device).times(count) for part, count in work.parts)
             return Estimate.total(parts)
         if isinstance(work, Lag):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from foreplan.cost_models.costs import Estimate, Work
@@ -55,15 +55,16 @@ class PredictedSource:
 
     def estimate(self, work: Work, device: str) -> Estimate | None:
         """Price ``work`` on ``device`` in seconds, or ``None``."""
-        known = device in self._devices or device_zoo.is_known(device)
-        if not isinstance(work, Program) or not known:
+        if not isinstance(work, Program) or not self._knows(device):
             return None
         if (work, device) not in self._known:
             self.prepare([work], device)
         return self._known[work, device]
 
-    def prepare(self, programs: Iterable[Program], device: str) -> None:
+    def prepare(self, programs: Sequence[Program], device: str) -> None:
         """Predict many programs at once, a hundred times cheaper than one by one."""
+        if not self._knows(device):
+            return
         if self._predictor is None:
             self._predictor = Predictor.load()
         wanted = [work for work in dict.fromkeys(programs) if (work, device) not in self._known]
@@ -98,6 +99,9 @@ class PredictedSource:
             known = [estimate.times(share) for estimate, share in priced if estimate is not None]
             whole = len(known) == len(priced)
             self._known[work, device] = Estimate.total(known) if whole else None
+
+    def _knows(self, device: str) -> bool:
+        return device in self._devices or device_zoo.is_known(device)
 
     def _reader(self, figures: Device, name: str) -> Device:
         """The device as what only reads sees it."""

@@ -17,9 +17,10 @@ compared by one measure.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
-from foreplan.cost_models.costs import CostSource, Estimate, Work
+from foreplan.cost_models.costs import BatchSource, CostSource, Estimate, Work
 from foreplan.cost_models.graph_backward import ATTENTION_BACKWARD
 from foreplan.datasets.dtypes import DTYPE_BYTES
 from foreplan.datasets.program import Program, Variant, program
@@ -50,12 +51,18 @@ class TrainingSource:
     def __init__(self, forward: CostSource, roofline: CostSource) -> None:
         self._forward, self._roofline = forward, roofline
 
+    def prepare(self, programs: Sequence[Program], device: str) -> None:
+        """Let the source of forward programs price all parts at once."""
+        if isinstance(self._forward, BatchSource):
+            asked = (part for work in programs for part, _ in forward_parts(_alike(work)))
+            self._forward.prepare(list(dict.fromkeys(asked)), device)
+
     def estimate(self, work: Work, device: str) -> Estimate | None:
         """Price ``work`` on ``device`` in seconds, or ``None``."""
         if not isinstance(work, Program):
             return None
-        if work.op.startswith("linear_") and work.variant.compute not in _DTYPES:
-            alike = replace(work, variant=Variant("bf16", "bf16", "torch.linear"))
+        alike = _alike(work)
+        if alike is not work:
             whole = self.estimate(alike, device)
             at_peak = [self._roofline.estimate(item, device) for item in (work, alike)]
             if whole is None or at_peak[0] is None or at_peak[1] is None:
@@ -65,6 +72,13 @@ class TrainingSource:
         found = [(self._forward.estimate(part, device), count) for part, count in parts]
         known = [estimate.times(count) for estimate, count in found if estimate is not None]
         return Estimate.total(known) if known and len(known) == len(parts) else None
+
+
+def _alike(work: Program) -> Program:
+    """A product in bf16 for one in 8 bits or tf32, else the program itself."""
+    if work.op.startswith("linear_") and work.variant.compute not in _DTYPES:
+        return replace(work, variant=Variant("bf16", "bf16", "torch.linear"))
+    return work
 
 
 def forward_parts(work: Program) -> list[tuple[Program, float]]:

@@ -49,8 +49,15 @@ class Variant:
         return cls(*parts)
 
 
+class _KeptHash:
+    """Where a program keeps its hash: plans look prices up a million times."""
+
+    __slots__ = ("_hash",)
+    _hash: int
+
+
 @dataclass(frozen=True, slots=True)
-class Program:
+class Program(_KeptHash):
     """One fused operator on given shapes, computed by a given variant.
 
     Build it with `program`, which checks the dimensions.
@@ -64,6 +71,14 @@ class Program:
     op: str
     sizes: tuple[int, ...]
     variant: Variant
+
+    def __hash__(self) -> int:
+        try:
+            return self._hash
+        except AttributeError:
+            # No field, so that it stays out of copies and pickles: strings hash anew each process.
+            object.__setattr__(self, "_hash", hash((self.op, self.sizes, self.variant)))
+            return self._hash
 
     @property
     def dims(self) -> dict[str, int]:

@@ -13,14 +13,14 @@ Nothing here knows one planner from another: it asks for decisions and their sch
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from statistics import NormalDist
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from foreplan.cost_models.costs import CostBook, CostSource, Estimate, Work
+from foreplan.cost_models.costs import CostBook, Estimate, Work
 from foreplan.cost_models.device_fit import DeviceFit, FittedSource
 from foreplan.cost_models.task_choice import choose_telling, widened
 from foreplan.datasets.program import Program
@@ -149,7 +149,7 @@ def _contenders(planner: Planner[Any, Any], problem: Problem[Any]) -> list[Forec
 class _Low:
     """What a fit gives: timed tasks as they are, the rest at the low end of the interval."""
 
-    def __init__(self, source: CostSource) -> None:
+    def __init__(self, source: FittedSource) -> None:
         self._source = source
 
     def estimate(self, work: Work, device: str) -> Estimate | None:
@@ -158,6 +158,10 @@ class _Low:
         if found is None or found.source == "measured":
             return found
         return Estimate.exact(found.low_s, found.source)
+
+    def prepare(self, programs: Sequence[Program], device: str) -> None:
+        """Price programs at once."""
+        self._source.prepare(programs, device)
 
 
 def _by_device(

@@ -148,6 +148,13 @@ class Forecast:
         # The passes of a decoder differ in few of their leaves.
         known: dict[tuple[Work, str], tuple[int, Estimate]] = {}
 
+        asked: dict[str, dict[Work, None]] = {}
+        for code in codes.tolist():
+            leaves = asked.setdefault(names[code % len(names)], {})
+            leaves.update((leaf, None) for leaf, _ in _leaves(s.works[code // len(names)], 1))
+        for name, leaves in asked.items():
+            costs.prepare(leaves, name)
+
         def priced(leaf: Work, name: str) -> tuple[int, Estimate]:
             found = known.get((leaf, name))
             if found is None:

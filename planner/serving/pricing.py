@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import functools
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -23,7 +23,6 @@ from foreplan.cost_models.costs import Collective, CostBook, Estimate
 from foreplan.cost_models.tensor_parallel import shard_model, stage_collectives
 from foreplan.datasets.cluster_entry import Rank
 from foreplan.datasets.decoder_programs import (
-    Counts,
     embedding_programs,
     head_programs,
     layer_programs,
@@ -100,6 +99,7 @@ class Pricing:
         self._linears: dict[tuple[str, int, tuple[Variant, ...]], tuple[float, Variant] | None] = {}
         self._fastest: dict[tuple[object, ...], Variant] = {}
         self._variants: dict[tuple[str, int], list[list[Variant]]] = {}
+        self._asked: set[tuple[str, str, int]] = set()
 
     # ------------------------------------------------------------------------------- kernels
 
@@ -120,11 +120,15 @@ class Pricing:
                 "kv_heads": self.model.kv_heads, "head_dim": self.model.head_dim,
             }  # fmt: skip
             contexts = self._contexts().tolist() if phase == DECODE else [keys]
+            run = [{**dims, "keys": context} for context in contexts]
             cache = CACHE_STORAGE[self.workload.cache_bits]
-            table[f"{phase}/attention"] = self._best(
-                rank, "attention", dims, [{**dims, "keys": context} for context in contexts], cache
-            )
             head = {"rows": batch, "n": self.model.vocab, "k": self.model.hidden}
+            if (rank.label, phase, batch) not in self._asked:
+                self._asked.add((rank.label, phase, batch))
+                self.costs.prepare(
+                    self._candidates(rank, cache, [dims, *run], head, batch * queries), rank.label
+                )
+            table[f"{phase}/attention"] = self._best(rank, "attention", dims, run, cache)
             table[f"{phase}/head"] = self._best(rank, "linear", head, [head])
         for bits in self.workload.bits:
             chosen = self._layer_linears(rank, bits, sizes)
@@ -132,6 +136,22 @@ class Pricing:
                 for phase, variant in zip((PREFILL, DECODE), chosen, strict=True):
                     table[f"{phase}/linear/{bits}"] = variant
         return StageKernels(table)
+
+    def _candidates(
+        self, rank: Rank, cache: str, attention: Sequence[dict[str, int]], head: dict[str, int],
+        rows: int,
+    ) -> Iterator[Program]:  # fmt: skip
+        """All that the choice of a phase's kernels may ask the price of."""
+        for variant in kernels_for("attention", rank.kernel_kind):
+            if variant.storage == cache:
+                yield from (program("attention", variant, **dims) for dims in attention)
+        for variant in kernels_for("linear", rank.kernel_kind, n=head["n"], k=head["k"]):
+            if variant.storage == "bf16":
+                yield program("linear", variant, **head)
+        for bits in self.workload.bits:
+            for variants in self._linear_variants(rank.kernel_kind, bits):
+                for variant in variants:
+                    yield from (work for work, _ in _products(self.model, rows, variant))
 
     def _layer_linears(
         self, rank: Rank, bits: int, sizes: MicroBatches
@@ -150,7 +170,7 @@ class Pricing:
                 key = (rank.label, rows[phase], tuple(variants))
                 if key not in self._linears:
                     self._linears[key] = self._cheapest(
-                        rank, variants, functools.partial(product_programs, self.model, rows[phase])
+                        rank, variants, functools.partial(_products, self.model, rows[phase])
                     )
                 found = self._linears[key]
                 if found is None:
@@ -206,7 +226,10 @@ class Pricing:
         raise MissingDataError(f"no cost for {op} on {rank.label}")
 
     def _cheapest(
-        self, rank: Rank, variants: list[Variant], programs: Callable[[Variant], Counts]
+        self,
+        rank: Rank,
+        variants: list[Variant],
+        programs: Callable[[Variant], Sequence[tuple[Program, int]]],
     ) -> tuple[float, Variant] | None:
         """Fastest variant; a measured price is never beaten by one that nobody measured.
 
@@ -276,6 +299,7 @@ class Pricing:
 
     def seconds(self, rank: Rank, parts: Parts) -> float:
         """Summed price of programs on a device."""
+        self.costs.prepare((item for item, _ in parts), rank.label)
         return sum(self.costs.cost(p, rank.label).mean_s * count for p, count in parts)
 
     def decode_layer_s(
@@ -284,10 +308,9 @@ class Pricing:
     ) -> float:  # fmt: skip
         """Mean time of one layer over all decode steps of a micro-batch."""
         contexts = self._contexts()
-        times = [
-            self.seconds(rank, self.layer(kernels, bits, DECODE, sizes, int(c), layer_class))
-            for c in contexts
-        ]
+        passes = [self.layer(kernels, bits, DECODE, sizes, int(c), layer_class) for c in contexts]
+        self.costs.prepare((item for parts in passes for item, _ in parts), rank.label)
+        times = [self.seconds(rank, parts) for parts in passes]
         if len(contexts) == 1:
             return times[0]
         # Every step counts once: average the interpolant over the integers first..last.
@@ -331,6 +354,12 @@ def _layer_parts(
         return linear if op == "linear" else attention
 
     return tuple(layer_programs(model, batch, queries, keys, choose, layer_class))
+
+
+@functools.lru_cache(maxsize=MOST_KEPT)
+def _products(model: Model, rows: int, variant: Variant) -> Parts:
+    """`product_programs`, kept."""
+    return tuple(product_programs(model, rows, variant))
 
 
 def _trust(estimate: Estimate) -> int:

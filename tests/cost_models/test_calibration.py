@@ -12,7 +12,7 @@ from foreplan.cost_models.calibration import (
     calibration_path,
     fit_factors,
 )
-from foreplan.cost_models.costs import Copy
+from foreplan.cost_models.costs import Copy, CostBook
 from foreplan.cost_models.roofline import RooflineSource, compute_share
 from foreplan.datasets import device_zoo
 from foreplan.datasets.program import Variant, program
@@ -98,6 +98,12 @@ def test_programs_are_corrected_and_nothing_else():
     assert 0 <= compute_share(program("linear", variant, rows=1, n=64, k=64), t4) < 0.5
     assert corrected.estimate(Copy(1 << 20), "here/t4") == source.estimate(Copy(1 << 20), "here/t4")
     assert corrected.estimate(Copy(1 << 20), "there/t4") is None
+    book = CostBook([corrected])
+    works = [program("linear", variant, rows=rows, n=64, k=64) for rows in (1, 2)]
+    book.prepare(works, "here/t4")
+    assert [book.cost(work, "here/t4") for work in works] == [
+        corrected.estimate(work, "here/t4") for work in works
+    ]
 
 
 def test_it_stands_beside_the_profile_and_reads_back(tmp_path):

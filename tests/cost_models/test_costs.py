@@ -1,9 +1,13 @@
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
+
 import pytest
 
 from foreplan.cost_models.costs import (
     SOURCES,
+    BatchSource,
     Collective,
     Copy,
     CostBook,
@@ -14,7 +18,7 @@ from foreplan.cost_models.costs import (
     StorageAccess,
     Work,
 )
-from foreplan.datasets.program import Variant, program
+from foreplan.datasets.program import Program, Variant, program
 from foreplan.errors import MissingDataError
 
 VARIANT = Variant("bf16", "bf16", "torch.linear")
@@ -93,6 +97,43 @@ def test_missing_prices_say_how_to_get_them(work: Work) -> None:
     with pytest.raises(MissingDataError, match=r"on t4; .*foreplan profile") as caught:
         book.cost(work, "t4")
     assert caught.value.exit_code == 4
+
+
+class Batches(Table):
+    """A source that is told beforehand what it will be asked."""
+
+    def __init__(self, prices: dict[Work, float], source: str, refused: Work | None = None) -> None:
+        super().__init__(prices, source)
+        self.prepared: list[list[Program]] = []
+        self.refused = refused
+
+    def prepare(self, programs: Sequence[Program], device: str) -> None:
+        self.prepared.append(list(programs))
+
+    def estimate(self, work: Work, device: str) -> Estimate | None:
+        if work == self.refused:
+            raise MissingDataError("no")
+        return super().estimate(work, device)
+
+
+def test_sources_price_at_once_what_no_source_before_them_does() -> None:
+    works = [replace(LINEAR, sizes=(rows, 16, 32)) for rows in range(1, 7)]
+    first = Table({works[0]: 1.0}, "measured")
+    later = Batches(dict.fromkeys(works[:4], 2.0), "predicted", refused=works[4])
+    book = CostBook([first, later, Table(dict.fromkeys(works[:5], 3.0), "roofline")],
+                    given={works[1]: 4.0})  # fmt: skip
+    book.prepare([*works, works[2], Copy(8)], "t4")
+    assert later.prepared == [[works[0], *works[2:]][1:]]
+    asked = first.asked
+    assert [book.cost(work, "t4").mean_s for work in works[:4]] == [1.0, 4.0, 2.0, 2.0]
+    assert first.asked == asked, "kept"
+    for work in works[4:]:  # refused by a source, known to none: as if nobody had prepared it
+        with pytest.raises(MissingDataError):
+            book.cost(work, "t4")
+    assert isinstance(later, BatchSource)
+    segment = Segment("F", tuple((work, 1) for work in works[:4]))
+    assert book.cost(segment, "slow").mean_s == 2.0 + 4.0 + 4.0 + 4.0
+    assert later.prepared[1] == works[2:4]
 
 
 def test_sums_and_multiples() -> None:

@@ -217,6 +217,30 @@ def test_a_fitted_source_prices_all_operators_of_its_device_alone() -> None:
     assert source.estimate(Copy(4000, "host_to_device"), "here/cpu:threads=1") is None
 
 
+def test_many_programs_at_once_cost_what_each_does_alone() -> None:
+    made, label = fit(), "here/cpu:threads=1"
+    at_once, alone = FittedSource({label: made}), FittedSource({label: made})
+    law = made.model.forecast
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(made.model, "forecast", lambda programs: batches.append(1) or law(programs))
+        batches: list[int] = []
+        at_once.prepare([*PROGRAMS, made.tasks[-1].program()], label)
+        found = [at_once.estimate(item, label) for item in PROGRAMS]
+        assert len(batches) == 1
+    for item, estimate in zip(PROGRAMS, found, strict=True):
+        one = alone.estimate(item, label)
+        assert one is not None
+        assert estimate is not None
+        assert estimate.source == one.source
+        assert (estimate.low_s, estimate.mean_s, estimate.high_s) == pytest.approx(
+            (one.low_s, one.mean_s, one.high_s), rel=1e-12
+        )
+    with pytest.raises(FailedProgramError):
+        at_once.estimate(made.tasks[-1].program(), label)
+    at_once.prepare(PROGRAMS, "there/cpu:threads=1")
+    assert at_once.estimate(PROGRAMS[0], "there/cpu:threads=1") is None
+
+
 def test_errors_are_of_tasks_that_the_others_predict() -> None:
     errors = fit(30).errors()
     assert errors["all"]["tasks"] == 30

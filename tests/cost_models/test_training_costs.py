@@ -125,4 +125,9 @@ def test_the_shipped_predictor_prices_passes_of_a_gpu() -> None:
         assert found is not None
         assert at_peak is not None
         assert found.source == "predicted"
+        many = TrainingSource(PredictedSource(), ROOFLINE)
+        many.prepare(
+            [work, linear_program(direction, 64, 64, 64, "fp32/int8/torch.int_mm+bf16")], "h200"
+        )
+        assert many.estimate(work, "h200") == found
         assert 0.3 < found.mean_s / at_peak.mean_s < 1.5
