@@ -22,6 +22,7 @@ from foreplan.cost_models.calibration import CalibratedSource, Calibration, cali
 from foreplan.cost_models.costs import BatchSource, CostBook, CostSource, Estimate, Work
 from foreplan.cost_models.device_fit import DeviceFit, FittedSource, fit_beside
 from foreplan.cost_models.failed import FailedSource
+from foreplan.cost_models.in_step import InStepSource
 from foreplan.cost_models.link_costs import LinkSource
 from foreplan.cost_models.roofline import RooflineSource
 from foreplan.cost_models.tables import InterpolatedSource, MeasuredSource
@@ -226,11 +227,14 @@ def cost_book(
 
         table = read_operators(choice.removeprefix(LAYER_TABLE), "helix")
         sources.append(_ByZooName(LayerTableSource(table), zoo))
+    timed: list[CostSource] = []
     if choice == "measured":
-        sources += [MeasuredSource(profiles.by_label), InterpolatedSource(profiles.by_label)]
-    sources.append(LinkSource(cluster))
+        timed += [MeasuredSource(profiles.by_label), InterpolatedSource(profiles.by_label)]
     if choice != "roofline" and profiles.fits:
-        sources.append(FittedSource(profiles.fits))
+        timed.append(FittedSource(profiles.fits))
+    in_step = {r.label: cluster.slowdown(r.host, "training", 1) or 1.0 for r in cluster.ranks()}
+    sources += timed if set(in_step.values()) == {1.0} else [InStepSource(timed, in_step)]
+    sources.append(LinkSource(cluster))
     if choice != "roofline" and zoo:
         # Loads scikit-learn, which a plan from profiles does without.
         from foreplan.cost_models.predicted import PredictedSource

@@ -239,9 +239,11 @@ def _switch(device: _Device) -> dict[str, float]:
 
 def _serve(device: _Device, requests: Any, answer: Callable[[object], None]) -> None:
     from foreplan.datasets._device_figures import figures
+    from foreplan.datasets._pass_timing import PassTimer
     from foreplan.datasets.runnable import Inputs, Runnable
 
     inputs = Inputs(device.word)
+    passes = PassTimer(device, Inputs(device.word))
     kept: dict[Program, Runnable] = {}
     for line in requests:
         request = json.loads(line)
@@ -249,6 +251,9 @@ def _serve(device: _Device, requests: Any, answer: Callable[[object], None]) -> 
             inputs.release()
             found = figures(device.word, device.time_calls)
             answer(found if device.word == "cpu" else found | _switch(device))
+            continue
+        if "pass" in request:
+            answer(passes.answer(request))
             continue
         result: dict[str, Any] = {"load": os.getloadavg()[0]}
         try:

@@ -189,15 +189,14 @@ class Cluster(StrictModel):
             ranks: ranks at work at the same time, this one included.
 
         Returns:
-            Time over the time alone: 1.0 for one rank, ``None`` for a number not measured.
+            Time over the time alone (of ``training`` over the profile's), 1.0 for one rank where
+            nothing else was measured; ``None`` for a number not measured.
         """
-        if ranks <= 1:
-            return 1.0
         for wanted in (host, None):
             for item in self.contention:
                 if item.kind == kind and item.host == wanted and ranks in item.factors:
                     return item.factors[ranks]
-        return None
+        return 1.0 if ranks <= 1 else None
 
     # ------------------------------------------------------------------------------ as a document
 

@@ -55,6 +55,15 @@ class InTurn:
         self.results.append(self._run(*next(self._turn)))
         self.results.popleft()
 
+    def limited(self, sets: int) -> InTurn:
+        """The same on at most so many sets of operands, as many as a pass has of them.
+
+        Args:
+            sets: at least 1.
+        """
+        latest = itertools.islice(self.results, max(0, len(self.results) - sets), None)
+        return InTurn(self._run, self.sets[:sets], deque(latest))
+
     def displace(self) -> None:
         """On a CPU, run other operators, which take over the nearer caches."""
         _others()

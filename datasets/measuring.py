@@ -118,6 +118,49 @@ class Worker:
             self._end()
         return Measurement(**{**answer, "times_s": tuple(answer["times_s"])})
 
+    def measure_pass(
+        self, calls: Sequence[tuple[Program, int]], effort: Effort, *, keep: bool = False
+    ) -> list[Measurement]:
+        """Time programs as a pass runs them, one behind the other; see `send_pass`."""
+        self.send_pass(calls, effort, keep=keep)
+        return self.receive_pass(len(calls), effort)
+
+    def send_pass(
+        self, calls: Sequence[tuple[Program, int]], effort: Effort, *, keep: bool = False
+    ) -> None:
+        """Begin to time programs as a pass runs them; `receive_pass` must follow.
+
+        All are called in turn, again and again, each on operands that the pass before has left
+        where it left them: of a training step's programs as many sets as there are calls. (A GPU
+        keeps next to nothing from pass to pass; there each is timed by itself.)
+
+        Args:
+            calls: programs, each with its number of calls in a pass.
+            effort: how long; samples are counted in passes.
+            keep: hold the inputs until the process ends.
+        """
+        self._send(
+            {
+                "pass": [
+                    {"op": p.op, "dims": p.dims, "variant": str(p.variant), "calls": count}
+                    for p, count in calls
+                ],
+                "effort": asdict(effort),
+                "keep": keep,
+            }
+        )
+
+    def receive_pass(self, count: int, effort: Effort) -> list[Measurement]:
+        """Wait for what `send_pass` began: one measurement a program, in seconds a call."""
+        try:
+            answer = self._receive(effort.timeout_s)
+        except ChildEnded as ended:
+            self._end()
+            return [Measurement.failed(str(ended))] * count
+        if answer.pop("fatal", False):
+            self._end()
+        return [Measurement(**{**one, "times_s": tuple(one["times_s"])}) for one in answer["pass"]]
+
     def figures(self, timeout_s: float = 120.0) -> dict[str, float]:
         """Measure the device itself: bandwidth, peak rates, launch overhead, in SI units.
 

@@ -24,7 +24,7 @@ CollectiveKind = Literal[
     "p2p", "all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast"
 ]
 Backend = Literal["gloo", "nccl"]
-ContentionKind = Literal["memory", "compute"]
+ContentionKind = Literal["memory", "compute", "training"]
 
 EVERYONE = "all"
 """The word in `Tier.group` for every rank of the cluster."""
@@ -123,11 +123,13 @@ class Contention(StrictModel):
     """Measured slowdown of ranks that share a host and work at the same time."""
 
     kind: ContentionKind
-    """What they share: work bound by memory bandwidth, or by arithmetic (power, cores)."""
+    """What they do: work bound by memory bandwidth, by arithmetic (power, cores), or passes of a
+    training step (`foreplan.datasets.together`)."""
     factors: Annotated[
-        Mapping[Annotated[int, Field(ge=2)], Annotated[float, Field(gt=0)]], Field(min_length=1)
+        Mapping[Annotated[int, Field(ge=1)], Annotated[float, Field(gt=0)]], Field(min_length=1)
     ]
-    """Ranks at work to time over the time alone."""
+    """Ranks at work to time over the time alone; of passes over their price by the profile, which
+    has a factor for one rank, too."""
     host: str | None = None
     """The host measured; ``None`` says it of every host."""
     source: str | None = None

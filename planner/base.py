@@ -24,6 +24,7 @@ from foreplan.cost_models.timeline import Timeline
 from foreplan.datasets.cluster import Cluster
 from foreplan.datasets.model import Model
 from foreplan.datasets.specs import StrictModel
+from foreplan.datasets.tier import ContentionKind
 
 if TYPE_CHECKING:
     import torch
@@ -253,6 +254,10 @@ class Planner(ABC, Generic[W, D]):
         More than `ranks` where one rank of the schedule stands for several that do the same.
         """
         return self.ranks(problem, decision)
+
+    def contends(self, problem: Problem[W]) -> ContentionKind:
+        """In what the ranks of a host contend, by which the simulator lengthens their work."""
+        return "memory"
 
     def real(self, problem: Problem[W], decision: D) -> tuple[Schedule, tuple[int, ...]]:
         """What a real run carries out, and the cluster rank of each of its processes.

@@ -23,6 +23,8 @@ class PaceProgram(StrictModel):
         expected_s: seconds of a call by the profile, times what the plan's prices say that the
             ranks of the host take from each other when all run it.
         priced_s: seconds of a rank's predicted compute that rest on the program; its weight.
+        calls: of it in one of the rank's actions at most, as many as are timed in a row, each on
+            operands of its own.
     """
 
     op: str
@@ -30,6 +32,7 @@ class PaceProgram(StrictModel):
     variant: str
     expected_s: Annotated[float, Field(gt=0)]
     priced_s: Annotated[float, Field(gt=0)]
+    calls: Annotated[int, Field(ge=1)] = 1
 
     @property
     def program(self) -> Program:

@@ -12,19 +12,22 @@ from typing import Any
 
 import numpy as np
 
-from foreplan.cost_models.costs import CostBook, Segment
+from foreplan.cost_models.costs import Segment
 from foreplan.cost_models.failed import regime
 from foreplan.cost_models.profiled_alike import timed_alike
 from foreplan.cost_models.simulator import Contention
 from foreplan.cost_models.tables import measured
 from foreplan.datasets.profile import Profile, Row
 from foreplan.datasets.program import Program
+from foreplan.datasets.tier import ContentionKind
+from foreplan.datasets.training_programs import is_training
 from foreplan.planner.base import Planner, Problem
 from foreplan.planner.pace import PaceProgram, RankPace
 from foreplan.planner.predict import Forecast, contention, memory_share
 
-#: Programs of a rank at most (chosen: some 0.1 s each, several times a verification).
-MOST = 4
+#: Programs of a rank at most (chosen: a few are most of its compute, and what is left out leaves
+#: its room in the caches to the others).
+MOST = 12
 
 
 def pace_of_ranks(
@@ -52,9 +55,10 @@ def pace_of_ranks(
     labels = [rank.label for rank in problem.cluster.ranks()]
     devices = forecast.schedule.devices
     neighbours = contention(
-        problem.cluster, planner.ranks(problem, decision), planner.occupied(problem, decision)
-    )
-    seconds = forecast.program_seconds(problem.costs)
+        problem.cluster, planner.ranks(problem, decision), planner.occupied(problem, decision),
+        planner.contends(problem),
+    )  # fmt: skip
+    seconds, counted = forecast.program_seconds(problem.costs), forecast.program_calls()
     found = []
     for k, member in enumerate(members):
         # Several processes may stand for one rank of the schedule; they do the same.
@@ -63,39 +67,35 @@ def pace_of_ranks(
         if profile is None:
             continue
         priced = {p: s for (p, device), s in seconds.items() if device == devices[rank]}
-        programs = _programs(priced, profile, problem.costs, devices[rank], rank, neighbours)
+        calls = {p: n for (p, device), n in counted.items() if device == devices[rank]}
+        beside = _Beside(problem, devices[rank], rank, neighbours, planner.contends(problem))
+        programs = _programs(priced, calls, profile, beside)
         if programs:
             found.append(RankPace(device=labels[member], programs=programs))
     return tuple(found)
 
 
 def _programs(
-    priced: Mapping[Program, float],
-    profile: Profile,
-    costs: CostBook,
-    device: str,
-    rank: int,
-    neighbours: Contention | None,
+    priced: Mapping[Program, float], calls: Mapping[Program, int], profile: Profile, beside: _Beside
 ) -> tuple[PaceProgram, ...]:
     rows: dict[Program, Row] = {}
     weight: dict[Program, float] = {}
+    count: dict[Program, int] = {}
     for item, seconds in priced.items():
         row = _nearest(timed_alike(item), profile)
         if row is not None and seconds > 0.0:
             timed = row.program()
             rows[timed] = row
             weight[timed] = weight.get(timed, 0.0) + seconds
+            count[timed] = max(count.get(timed, 1), calls.get(item, 1))
     most = sorted(weight, key=lambda item: -weight[item])[:MOST]
-    found = []
-    for item in most:
-        beside = _beside(item, costs, device, rank, neighbours)
-        found.append(
-            PaceProgram(
-                op=item.op, dims=item.dims, variant=str(item.variant), priced_s=weight[item],
-                expected_s=measured(rows[item]).mean_s * beside,
-            )
-        )  # fmt: skip
-    return tuple(found)
+    return tuple(
+        PaceProgram(
+            op=item.op, dims=item.dims, variant=str(item.variant), priced_s=weight[item],
+            expected_s=measured(rows[item]).mean_s * beside.factor(item), calls=count[item],
+        )
+        for item in most
+    )  # fmt: skip
 
 
 def _nearest(item: Program, profile: Profile) -> Row | None:
@@ -114,18 +114,39 @@ def _nearest(item: Program, profile: Profile) -> Row | None:
     return min(like, key=far, default=None)
 
 
-def _beside(
-    item: Program, costs: CostBook, device: str, rank: int, neighbours: Contention | None
-) -> float:
-    """What a call takes longer, by the plan's prices, while all ranks of the host run it."""
-    if neighbours is None:
-        return 1.0
-    share = memory_share(costs, device, Segment(item.op, ((item, 1),)))
-    processes = neighbours.processes or (1,) * len(neighbours.host)
-    together = sum(
-        n for n, host in zip(processes, neighbours.host, strict=True)
-        if host == neighbours.host[rank]
-    )  # fmt: skip
-    others = share * (together - 1)
-    factors = neighbours.slowdown
-    return 1.0 + share * (float(np.interp(others, range(len(factors)), factors)) - 1.0)
+class _Beside:
+    """What programs take longer, by the plan's prices, while all ranks of the host run them.
+
+    Args:
+        problem: whose cluster and prices.
+        device, rank: of the schedule.
+        neighbours: of its ranks.
+        kind: what they contend in.
+    """
+
+    def __init__(
+        self, problem: Problem[Any], device: str, rank: int, neighbours: Contention | None,
+        kind: ContentionKind,
+    ) -> None:  # fmt: skip
+        self._costs, self._device, self._kind = problem.costs, device, kind
+        host = next(r.host for r in problem.cluster.ranks() if r.label == device)
+        self._alone = problem.cluster.slowdown(host, kind, 1) or 1.0
+        self._factors: tuple[float, ...] = (1.0,)
+        self._together = 1
+        if neighbours is not None:
+            processes = neighbours.processes or (1,) * len(neighbours.host)
+            self._together = sum(
+                n for n, host in zip(processes, neighbours.host, strict=True)
+                if host == neighbours.host[rank]
+            )  # fmt: skip
+            self._factors = neighbours.slowdown
+
+    def factor(self, item: Program) -> float:
+        """Time of a call over its row's."""
+        if self._kind == "training":
+            return self._alone * self._at(self._together - 1) if is_training(item) else 1.0
+        share = memory_share(self._costs, self._device, Segment(item.op, ((item, 1),)))
+        return 1.0 + share * (self._at(share * (self._together - 1)) - 1.0)
+
+    def _at(self, others: float) -> float:
+        return float(np.interp(others, range(len(self._factors)), self._factors))

@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from foreplan.cost_models.costs import Collective, Copy, CostBook, Estimate, Segment, Work
+from foreplan.cost_models.costs import Collective, Copy, CostBook, Estimate, Lag, Segment, Work
 from foreplan.cost_models.host_queue import simulator
 from foreplan.cost_models.memory import MemoryLedger
 from foreplan.cost_models.schedule import FloatArray, Schedule
@@ -26,6 +26,7 @@ from foreplan.cost_models.simulator import Contention
 from foreplan.cost_models.timeline import Timeline
 from foreplan.datasets.cluster import Cluster
 from foreplan.datasets.program import Program
+from foreplan.datasets.tier import ContentionKind
 from foreplan.errors import ForeplanError
 from foreplan.planner.base import Planner, Problem
 from foreplan.planner.plan import Prediction, RankPrediction
@@ -122,7 +123,10 @@ class Forecast:
         self._price(problem.costs, _Places(problem.cluster))
         self._simulator = simulator(
             self.schedule, problem.costs,
-            contention=contention(problem.cluster, ranks, planner.occupied(problem, decision)),
+            contention=contention(
+                problem.cluster, ranks, planner.occupied(problem, decision),
+                planner.contends(problem),
+            ),
         )  # fmt: skip
         self.timeline: Timeline = self._simulator.run(self._durations(self._mean))
         self.ledgers: tuple[MemoryLedger, ...] = tuple(
@@ -220,6 +224,19 @@ class Forecast:
                     found[key] = found.get(key, 0.0) + seconds
         return found
 
+    def program_calls(self) -> dict[tuple[Program, str], int]:
+        """Most calls of each program in one action, by (program, device)."""
+        s, found = self.schedule, dict[tuple[Program, str], int]()
+        for work, rank in np.unique(np.stack([s.work, s.rank]), axis=1).T.tolist():
+            mine: dict[Program, int] = {}
+            for leaf, count in _leaves(s.works[work], 1):
+                if isinstance(leaf, Program):
+                    mine[leaf] = mine.get(leaf, 0) + count
+            for leaf, count in mine.items():
+                key = (leaf, s.devices[rank])
+                found[key] = max(found.get(key, 0), count)
+        return found
+
     def group_seconds(self) -> FloatArray:
         """Busy seconds of each group over the whole schedule."""
         uses = np.bincount(self._code, minlength=len(self._mean))
@@ -313,8 +330,9 @@ class Forecast:
 
 
 def contention(
-    cluster: Cluster, ranks: tuple[int, ...], occupied: tuple[int, ...] = ()
-) -> Contention | None:
+    cluster: Cluster, ranks: tuple[int, ...], occupied: tuple[int, ...] = (),
+    kind: ContentionKind = "memory",
+) -> Contention | None:  # fmt: skip
     """Measured slowdown between the ranks of a schedule; ``None`` where nothing was measured.
 
     Args:
@@ -322,6 +340,7 @@ def contention(
         ranks: cluster rank of each rank of the schedule.
         occupied: cluster ranks that are at work, of which each of ``ranks`` stands for those from
             itself to the next; only themselves if left out.
+        kind: what the ranks do; see `contended`.
     """
     every = cluster.ranks()
     hosts = [every[r].host for r in ranks]
@@ -336,13 +355,41 @@ def contention(
     # One table serves all hosts: the worst of them, so that a prediction is not too rosy.
     known = {1: 1.0}
     for together in range(2, sum(processes) + 1):
-        measured = [cluster.slowdown(host, "memory", together) for host in names]
-        if any(factor is not None for factor in measured):
-            known[together] = max(1.0, *(factor for factor in measured if factor is not None))
+        # Prices are of one rank alone: what it takes then is no slowdown.
+        measured = [
+            factor / (cluster.slowdown(host, kind, 1) or 1.0)
+            for host in names
+            if (factor := cluster.slowdown(host, kind, together)) is not None
+        ]
+        if measured:
+            known[together] = max(1.0, *measured)
     factors = np.interp(range(1, max(known) + 1), list(known), list(known.values())).tolist()
     if len(factors) < 2 or max(factors) == 1.0:
         return None
     return Contention(tuple(names.index(h) for h in hosts), tuple(factors), tuple(processes))
+
+
+def contended(cluster: Cluster) -> ContentionKind:
+    """What ranks that train contend in: passes where those were timed together, else memory."""
+    return "training" if any(c.kind == "training" for c in cluster.contention) else "memory"
+
+
+def compute_share(costs: CostBook, device: str, work: Work) -> float:
+    """Share of a work's time that its programs take, 0..1; the rest is what ranks send each other.
+
+    Waiting for the slowest of several that compute counts as computing. Without a price the share
+    is 0.
+    """
+    if isinstance(work, Program):
+        return 1.0
+    if not isinstance(work, Segment) or not costs.can_price(work, device):
+        return 0.0
+    total = bound = 0.0
+    for part, count in work.parts:
+        seconds = costs.cost(part, device).mean_s * count
+        total += seconds
+        bound += seconds if isinstance(part, Program | Lag) else 0.0
+    return bound / total if total else 0.0
 
 
 def memory_share(costs: CostBook, device: str, work: Work) -> float:

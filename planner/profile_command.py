@@ -9,8 +9,6 @@ run loses the measurement it was in and nothing else.
 from __future__ import annotations
 
 import functools
-import json
-import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
@@ -21,9 +19,8 @@ from typing import TYPE_CHECKING, Any
 from foreplan.cost_models.device_fit import DeviceFit, fit_path
 from foreplan.cost_models.host_measuring import measure_host
 from foreplan.datasets.cluster import Cluster
-from foreplan.datasets.contention import measure_contention
 from foreplan.datasets.device_name import DeviceName
-from foreplan.datasets.links import Links, connect_link, measure_links, serve_link
+from foreplan.datasets.links import Links, connect_link, serve_link
 from foreplan.datasets.measuring import Worker
 from foreplan.datasets.model import Model, load_model
 from foreplan.datasets.profile import Profile
@@ -31,14 +28,14 @@ from foreplan.datasets.profile_grid import ProfileGrid
 from foreplan.datasets.profiling import Progress, measure_profile
 from foreplan.datasets.program import Program
 from foreplan.datasets.quantity import Dimension, parse_quantity
-from foreplan.datasets.specs import dump_document, load_document, validate
+from foreplan.datasets.specs import dump_document, validate
 from foreplan.datasets.storage import exclusive, folder_for, write_atomically
-from foreplan.datasets.tier import Contention, Tier
 from foreplan.errors import MissingDataError, SpecError
 from foreplan.planner.api import load_workload
-from foreplan.planner.bubbles.shapes import bubbles_programs
+from foreplan.planner.bubbles.shapes import bubbles_pass, bubbles_programs
 from foreplan.planner.fit_command import FittedDevice, fit_line
 from foreplan.planner.fit_to_plan import Job, fit_to_plan
+from foreplan.planner.host_together import together
 from foreplan.planner.serving.shapes import serving_programs
 
 if TYPE_CHECKING:
@@ -95,7 +92,8 @@ def profile_host(
 
     def joined() -> Cluster:
         profiles.update({device: Profile.load(path) for device, path in paths.items()})
-        return _cluster(devices, profiles, caps, output, host, console)
+        return _cluster(devices, profiles, caps, _pass(devices, workload, models, purpose),
+                        output, host, console)  # fmt: skip
 
     # Two at a time would not only write the same files: each would slow what the other measures.
     with ExitStack() as stack, folder_for(output), exclusive(output / "cluster.yaml"):
@@ -230,6 +228,17 @@ def _programs(
     return ProfileGrid.exact(wanted).programs
 
 
+def _pass(
+    devices: Sequence[DeviceName], workload: str | None, models: Sequence[str], purpose: str
+) -> Mapping[Program, int]:
+    """Programs that ranks at work together are timed by, with their calls; none but of passes."""
+    if purpose != "bubbles" or workload is None or devices[0].kind != "cpu":
+        return {}
+    asked: Any = load_workload(purpose, workload)
+    model = load_model(models[0]) if models else None
+    return bubbles_pass(model, asked, devices[0], devices=len(devices))
+
+
 def _job(models: Sequence[str], workload: str | None, purpose: str) -> Job | None:
     """What the fits are for, ``None`` where that is not one job."""
     if workload is None or len(models) > 1 or (purpose == "serving" and not models):
@@ -296,12 +305,13 @@ def _cluster(
     devices: Sequence[DeviceName],
     profiles: dict[DeviceName, Profile],
     caps: Mapping[DeviceName, int],
+    calls: Mapping[Program, int],
     output: Path,
     host: str,
     console: Console,
 ) -> Cluster:
     """The devices with their profiles, and what they do to each other."""
-    tiers, contention = _together(devices, profiles, output, host, console)
+    tiers, contention = together(devices, profiles, calls, output, host, console)
     document = {
         "devices": [
             {
@@ -316,58 +326,6 @@ def _cluster(
         "contention": [c.model_dump(mode="json", exclude_defaults=True) for c in contention],
     }
     return validate(Cluster, document, "measured cluster")
-
-
-def _together(
-    devices: Sequence[DeviceName],
-    profiles: dict[DeviceName, Profile],
-    output: Path,
-    host: str,
-    console: Console,
-) -> tuple[list[Tier], list[Contention]]:
-    """Links and contention among the devices, measured once for the same devices and software."""
-    if len(devices) < 2 or len({device.kind for device in devices}) > 1:
-        return [], []
-    if len({device.index for device in devices}) < len(devices) and devices[0].kind == "cuda":
-        console.print("links not measured: slices of one GPU cannot run at the same time")
-        return [], []
-    path = output / "links.json"
-    way = "measured"
-    if devices[0].kind == "cpu":
-        way += " between computations and through shared memory, with waits"
-    key = {
-        "devices": [str(device) for device in devices],
-        "host": host,
-        "software": dict(profiles[devices[0]].software),
-        "links": way,
-    }
-    known: dict[str, Any] = {}
-    if path.exists():
-        document = load_document(path)
-        known = document if document.get("of") == key else {}
-    if not isinstance(known.get("tiers"), list):
-        with console.status("measuring links"):
-            tier = measure_links(devices).tier((host,), "host", f"{way}, among ranks of the host")
-        known = {"of": key, "tiers": [tier.model_dump(mode="json", exclude_defaults=True)]}
-        write_atomically(path, _as_json(known))
-    if not isinstance(known.get("contention"), list):
-        found: tuple[Contention, ...] = ()
-        if devices[0].kind == "cpu":
-            with console.status("measuring contention"):
-                most = min(len(devices), len(os.sched_getaffinity(0)))
-                # Each takes 20 s; plans read the numbers between from those on either side.
-                counts = {n for n in (2, 4, 8, 16, 32, 64, most) if 2 <= n <= most}
-                found = measure_contention(devices[-1], ranks=counts, host=host)
-        known["contention"] = [c.model_dump(mode="json", exclude_defaults=True) for c in found]
-        write_atomically(path, _as_json(known))
-    return (
-        [validate(Tier, tier, "links.json: tiers") for tier in known["tiers"]],
-        [validate(Contention, c, "links.json: contention") for c in known["contention"]],
-    )
-
-
-def _as_json(document: dict[str, Any]) -> str:
-    return json.dumps(document, indent=1) + "\n"
 
 
 def _slug(device: DeviceName) -> str:

@@ -20,6 +20,7 @@ from foreplan.cost_models.costs import Work
 from foreplan.cost_models.memory import MemoryLedger
 from foreplan.cost_models.schedule import Schedule
 from foreplan.cost_models.timeline import Timeline
+from foreplan.datasets.tier import ContentionKind
 from foreplan.errors import InfeasibleError, SpecError
 from foreplan.planner.base import Agreement, Bound, Choice, Kernels, Planner, Problem
 from foreplan.planner.bubbles import recompute
@@ -40,6 +41,7 @@ from foreplan.planner.bubbles.spec import BubblesWorkload
 from foreplan.planner.bubbles.training_step import TrainingStep
 from foreplan.planner.bubbles.widen import widen
 from foreplan.planner.bubbles.works import given_prices
+from foreplan.planner.predict import contended
 
 if TYPE_CHECKING:
     from foreplan.cost_models.host_prices import HostPrices
@@ -199,6 +201,10 @@ class BubblesPlanner(Planner[BubblesWorkload, BubblesDecision]):
     ) -> tuple[int, ...]:
         """Every lane of every replica."""
         return tuple(range(decision.plan.devices))
+
+    def contends(self, problem: Problem[BubblesWorkload]) -> ContentionKind:
+        """In all that is computed, where passes were timed together."""
+        return contended(problem.cluster)
 
     def real(
         self, problem: Problem[BubblesWorkload], decision: BubblesDecision

@@ -59,6 +59,45 @@ def bubbles_programs(
     return list(found)
 
 
+def bubbles_pass(
+    model: Model | None, workload: BubblesWorkload, device: DeviceName, *, devices: int
+) -> dict[Program, int]:
+    """What a rank computes for one micro-batch: programs with their calls.
+
+    Of a stage without ends, forward and backward, and of as many layers of each encoder as a rank
+    has of them; under the workload's layout, or one stage a device where it states none.
+
+    Args:
+        model: the backbone, or ``None`` where the workload states its sizes.
+        workload: encoders, batch and lengths.
+        device: where; says the dtype.
+        devices: how many there are.
+    """
+    cluster = validate(Cluster, {"devices": [{"name": str(device)}]}, "cluster")
+    asked = Problem(model, cluster, workload, CostBook(()))
+    chosen = candidates(asked)[0][0]
+    step = TrainingStep(under(asked, chosen), workload.plan or BackbonePlan(pp=devices))
+    stages = step.plan.pp
+    found: dict[Program, int] = {}
+    layers = max(1, step.backbone.layers // stages)
+    first = min(layers, step.backbone.layers - layers)
+    for op in ("F", "B"):
+        _count(step.passes(first, first + layers, op), 1, found)
+    for e, tower in enumerate(step.encoders):
+        halves = 2 * max(1, tower.layers // stages)
+        for op in ("F",) if step.encoder(e).frozen else ("F", "B"):
+            _count(step.unit(e, step.plan.tp, 0, halves, op, bare=False), 1, found)
+    return found
+
+
+def _count(work: Work, times: int, found: dict[Program, int]) -> None:
+    if isinstance(work, Program):
+        found[work] = found.get(work, 0) + times
+    elif isinstance(work, Segment):
+        for part, count in work.parts:
+            _count(part, times * count, found)
+
+
 def _optimizers(step: TrainingStep, devices: int) -> Iterator[tuple[int, int]]:
     """Parameters and tensors of an optimizer's step around a device's even share.
 

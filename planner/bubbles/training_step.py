@@ -24,7 +24,7 @@ from foreplan.planner.bubbles.spec import BackbonePlan, BubblesWorkload, Encoder
 from foreplan.planner.bubbles.towers import Tower, backbone_tower, encoder_towers
 from foreplan.planner.bubbles.work_parts import Parts, joined, segment, times
 from foreplan.planner.bubbles.works import StepWorks, TowerWorks
-from foreplan.planner.predict import contention, memory_share
+from foreplan.planner.predict import compute_share, contended, contention, memory_share
 
 #: Share of a sum's time on the spot that computation beside it may lose before nothing is put there
 #: (chosen: gloo takes 0.63-0.86 of its own on a rank's one core, where units inside passes made a
@@ -105,13 +105,19 @@ class TrainingStep:
     def contention(self) -> Contention | None:
         """What all processes do to each other, as far as the cluster states it."""
         ranks = tuple(map(self.cluster_rank, range(self.plan.pp)))
-        return contention(self._cluster, ranks, tuple(range(self.plan.devices)))
+        everyone = tuple(range(self.plan.devices))
+        return contention(self._cluster, ranks, everyone, contended(self._cluster))
 
     @functools.cache  # noqa: B019 - lives as long as one decision's schedule
     def pressure(self, rank: int, work: Work) -> float:
-        """Share of a work's time that memory bounds, 0..1; 0 without contention or prices."""
+        """Share of a work's time that neighbours lengthen, 0..1; 0 without contention or prices.
+
+        All that is computed where passes were timed together, else what memory bounds.
+        """
         if self.contention is None:
             return 0.0
+        if contended(self._cluster) == "training":
+            return compute_share(self._costs, self.devices[rank], work)
         return memory_share(self._costs, self.devices[rank], work)
 
     @functools.cache  # noqa: B019

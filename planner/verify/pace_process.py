@@ -1,8 +1,9 @@
 """`keep_pace`: the process that times programs on one rank while a plan is verified.
 
-It has the rank's cores and times by the very process that profiles are measured by: the same
-inputs, as cold as there. Only the mean counts here and not the median, with what other processes
-took of the core: that is what a step meets.
+It has the rank's cores and times by the very process that profiles are measured by. A processor's
+programs run one behind the other, as in a step: with all ranks at once, operands that no cache
+holds would be slower than a step's, which finds some of them in its caches. The mean counts and
+not the median, with what other processes took of the core: that is what a step meets.
 """
 
 from __future__ import annotations
@@ -17,10 +18,13 @@ from foreplan.planner.verify.wire import Wire
 if TYPE_CHECKING:
     from foreplan.planner.verify.session import Job
 
-#: Of one program: some calls, and so short that all of a rank take some 0.3 s (chosen).
-_EFFORT = Effort(min_s=0.06, min_samples=3, max_s=0.1, timeout_s=60.0)
-#: Memory that a CPU's process may take: a plan may state programs of any size. Sets of operands
-#: that no cache holds together take some 0.3 GB a program (`foreplan.datasets.cold_operands`).
+#: A turn of a processor; on a GPU, of each of its programs (chosen).
+_EFFORT = {
+    "cpu": Effort(min_s=0.4, min_samples=3, max_s=0.8, timeout_s=60.0, max_samples=1 << 30),
+    "cuda": Effort(min_s=0.06, min_samples=3, max_s=0.1, timeout_s=60.0),
+}
+#: Memory that a CPU's process may take: a plan may state programs of any size. Those of decoders
+#: come with weights that no cache holds together, some 0.3 GB each.
 _MEMORY_BYTES = 4 << 30
 
 
@@ -35,12 +39,13 @@ def keep_pace(wire: Wire, job: Job) -> None:
     import psutil
 
     device, cores = job.devices[job.place], assign_cores(job.devices)[job.place]
-    programs = [one.program for one in job.programs]
+    calls = [(one.program, one.calls) for one in job.programs]
+    effort = _EFFORT[device.kind]
     cap = _MEMORY_BYTES if device.kind == "cpu" else None
     with Worker(device, cores=cores, memory_bytes=cap) as worker:
 
         def seconds() -> list[float | None]:
-            return [worker.measure(item, _EFFORT, keep=True).mean_s for item in programs]
+            return [found.mean_s for found in worker.measure_pass(calls, effort, keep=True)]
 
         if all(found is None for found in seconds()):
             raise MissingDataError("none of the programs of the profile ran")

@@ -94,6 +94,10 @@ def test_slowdown() -> None:
     assert both.slowdown("b", "memory", 2) == 1.8
     assert both.slowdown("a", "memory", 4) is None
     assert both.slowdown("a", "compute", 2) is None
+    passes = {"kind": "training", "factors": {1: 0.9, 2: 1.1}}
+    timed = validate(Cluster, {"devices": [{"name": "t4"}], "contention": [passes]}, "cluster")
+    assert timed.slowdown("localhost", "training", 1) == 0.9
+    assert timed.slowdown("localhost", "memory", 1) == 1.0
 
 
 def test_fits_of_collectives() -> None:

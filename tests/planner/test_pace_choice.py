@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,6 +18,7 @@ from foreplan.datasets.specs import validate
 from foreplan.errors import SpecError
 from foreplan.planner.pace import PaceProgram, RankPace
 from foreplan.planner.pace_choice import MOST, pace_of_ranks
+from foreplan.planner.predict import contended
 
 BF16 = Variant("bf16", "bf16", "torch.linear")
 FP32 = Variant("fp32", "fp32", "torch.linear")
@@ -44,23 +46,28 @@ def profile(*rows: Row) -> Profile:
 
 def choose(
     seconds: dict[tuple[Program, int], float], known: Profile, *, lanes: int = 1,
-    contention: float | None = None, ranks: int = 2,
+    contention: float | None = None, ranks: int = 2, training: Mapping[int, float] | None = None,
+    calls: Mapping[Program, int] | None = None,
 ) -> tuple[RankPace, ...]:  # fmt: skip
     """The choice for a schedule of ``ranks`` ranks, each a process or ``lanes`` of them."""
     document: dict[str, Any] = {"devices": [{"name": "cpu:threads=1", "count": 2}]}
     if contention is not None:
         document["contention"] = [{"kind": "memory", "factors": {2: contention}}]
+    if training is not None:
+        document["contention"] = [{"kind": "training", "factors": dict(training)}]
     cluster = validate(Cluster, document, "cluster")
     assert tuple(rank.label for rank in cluster.ranks()) == LABELS
     everyone = tuple(range(ranks * lanes))
     planner: Any = SimpleNamespace(
         real=lambda *_: (None, everyone), occupied=lambda *_: everyone,
         ranks=lambda *_: tuple(range(0, ranks * lanes, lanes)),
+        contends=lambda problem: contended(problem.cluster),
     )  # fmt: skip
     devices = [LABELS[rank * lanes] for rank in range(ranks)]
     forecast: Any = SimpleNamespace(
         schedule=SimpleNamespace(devices=devices),
         program_seconds=lambda _: {(p, LABELS[k]): s for (p, k), s in seconds.items()},
+        program_calls=lambda: {(p, label): n for p, n in (calls or {}).items() for label in LABELS},
     )
     costs = CostBook([MeasuredSource(dict.fromkeys(LABELS, known))])
     problem: Any = SimpleNamespace(cluster=cluster, costs=costs)
@@ -74,8 +81,9 @@ def test_each_rank_has_what_most_of_it_is_priced_by() -> None:
     first, second = choose({**seconds, (items[0], 1): 9.0}, known)
     assert (first.device, second.device) == LABELS
     assert [p.program for p in first.programs] == items[:1:-1]
-    assert [p.priced_s for p in first.programs] == [6.0, 5.0, 4.0, 3.0]
-    assert [p.expected_s for p in first.programs] == pytest.approx([0.06, 0.05, 0.04, 0.03])
+    most = range(MOST + 2, 2, -1)
+    assert [p.priced_s for p in first.programs] == [float(k) for k in most]
+    assert [p.expected_s for p in first.programs] == pytest.approx([0.01 * k for k in most])
     assert [p.program for p in second.programs] == [items[0]]
 
 
@@ -104,6 +112,21 @@ def test_what_neighbours_take_by_the_plans_prices_is_expected() -> None:
         # The other runs the same, and so slows this one in the share of its time.
         expected = 4e-4 * (1 + share * share * 0.5)
         assert pace.programs[0].expected_s == pytest.approx(expected)
+
+
+def test_passes_are_expected_to_take_what_ranks_took_together() -> None:
+    """Of two processes: a program of the step by their factor, others by memory's, unmeasured."""
+    item = program(
+        "linear_forward", Variant("fp32", "fp32", "torch.linear"), rows=8, n=64, k=64
+    )  # fmt: skip
+    known = profile(row(item, 4e-4), row(linear(4), 1e-3))
+    seconds = {(p, 0): 1.0 for p in (item, linear(4))}
+    (found, *_) = choose(
+        seconds, known, ranks=1, lanes=2, training={1: 0.9, 2: 1.2}, calls={item: 5}
+    )
+    expected = {p.program: (p.expected_s, p.calls) for p in found.programs}
+    assert expected[item] == (pytest.approx(4e-4 * 1.2), 5)
+    assert expected[linear(4)] == (pytest.approx(1e-3), 1), "not of a training step"
 
 
 def test_without_a_profile_or_a_row_nothing_is_timed() -> None:

@@ -270,7 +270,12 @@ def _links() -> Any:
     tier = {"group": ["me"], "scope": "host", "latency_s": 1e-5, "bandwidth_bytes_per_s": 1e9,
             "source": "measured"}  # fmt: skip
     return {"of": _KEY, "tiers": [tier], "contention": [
-        {"kind": "memory", "host": "me", "factors": {"2": 1.2}, "source": "measured"}]}  # fmt: skip
+        {"kind": "memory", "host": "me", "factors": {"2": 1.2}, "source": "measured"}],
+        "passes": {
+            "programs": [{"op": "add", "dims": {"rows": 2, "cols": 8},
+                          "variant": "fp32/fp32/torch.add", "calls": 2}],
+            "price_s": {"cpu:threads=1": 1e-5},
+            "contention": {"kind": "training", "factors": {"1": 0.9, "2": 1.1}}}}  # fmt: skip
 
 
 def _use_links(path: Path) -> None:
@@ -279,7 +284,7 @@ def _use_links(path: Path) -> None:
     from rich.console import Console
 
     from foreplan.datasets.device_name import DeviceName
-    from foreplan.planner import profile_command
+    from foreplan.planner import host_together
 
     devices = [DeviceName.parse(name) for name in _KEY["devices"]]
     profiles: Any = {device: SimpleNamespace(software={}) for device in devices}
@@ -288,11 +293,11 @@ def _use_links(path: Path) -> None:
         raise MissingDataError("measured again")
 
     with (
-        patch.object(profile_command, "measure_links", again),
-        patch.object(profile_command, "measure_contention", again),
+        patch.object(host_together, "measure_links", again),
+        patch.object(host_together, "measure_contention", again),
         open(os.devnull, "w") as nothing,
     ):
-        profile_command._together(devices, profiles, path.parent, "me", Console(file=nothing))
+        host_together.together(devices, profiles, {}, path.parent, "me", Console(file=nothing))
 
 
 # ---------------------------------------------------------------------------------------- list

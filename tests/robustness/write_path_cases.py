@@ -83,7 +83,7 @@ def _profile(folder: Path) -> None:
     from foreplan.datasets.contention import Contention
     from foreplan.datasets.profile_grid import ProfileGrid
     from foreplan.datasets.tier import Tier
-    from foreplan.planner import profile_command
+    from foreplan.planner import host_together, profile_command
 
     class Made:
         def tier(self, group: Any, scope: Any, source: str) -> Tier:
@@ -94,8 +94,8 @@ def _profile(folder: Path) -> None:
     _Worker.where = folder.parent
     with (
         patch("foreplan.datasets.profiling.Worker", _Worker),
-        patch.object(profile_command, "measure_links", lambda devices: Made()),
-        patch.object(profile_command, "measure_contention", lambda *_, **__: (slow,)),
+        patch.object(host_together, "measure_links", lambda devices: Made()),
+        patch.object(host_together, "measure_contention", lambda *_, **__: (slow,)),
         patch.object(ProfileGrid, "generic", lambda kind: ProfileGrid.exact(_PROGRAMS)),
     ):
         profile_command.profile_host(

@@ -6,11 +6,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from foreplan.cost_models.costs import Collective, Copy, CostBook, Estimate, Segment
+from foreplan.cost_models.costs import Collective, Copy, CostBook, Estimate, Lag, Segment
 from foreplan.cost_models.link_costs import LinkSource
+from foreplan.cost_models.schedule import COMPUTE
 from foreplan.datasets.cluster import Cluster
 from foreplan.datasets.device_name import DeviceName
-from foreplan.datasets.program import Program
+from foreplan.datasets.program import Program, Variant, program
 from foreplan.datasets.specs import validate
 from foreplan.datasets.training_runnable import training_call
 from foreplan.planner.base import Problem
@@ -18,12 +19,13 @@ from foreplan.planner.bubbles.arithmetic import Arithmetic
 from foreplan.planner.bubbles.execution.entry import rank_kernels
 from foreplan.planner.bubbles.planner import BubblesPlanner
 from foreplan.planner.bubbles.search import BubbleSearch
-from foreplan.planner.bubbles.shapes import bubbles_programs
+from foreplan.planner.bubbles.shapes import bubbles_pass, bubbles_programs
 from foreplan.planner.bubbles.spec import BackbonePlan, BubblesWorkload
 from foreplan.planner.bubbles.training_step import TrainingStep
-from foreplan.planner.predict import Forecast, contention
+from foreplan.planner.predict import Forecast, compute_share, contention
 
 CPU = DeviceName.parse("cpu:threads=1")
+FP32 = Variant("fp32", "fp32", "torch.linear")
 
 
 def asked(**rest):
@@ -319,3 +321,48 @@ def test_units_stay_out_of_passes_whose_sums_leave_nothing():
         assert found
         # Sums of units as words of their own are there to be computed beside.
         assert any(re.search(r"e0\.\S+f", orders) for orders in found) is (share < 0.5)
+
+
+def test_passes_timed_together_price_every_pass_alone_and_beside_others():
+    """All that is computed takes 0.8 of its price alone, and 1.5 times as long beside another."""
+    workload = asked()
+    costs = CostBook([Only(bubbles_programs(None, workload, CPU, devices=2))])
+    where, planner = on("cpu:threads=1", workload, costs), BubblesPlanner()
+    decision = planner.baselines(where)["three phases"]
+    passes = [
+        {"kind": "training", "factors": {1: 0.8, 2: 1.2}},
+        {"kind": "memory", "factors": {2: 9}},
+    ]
+    document = where.cluster.model_dump(mode="json") | {"contention": passes}
+    beside = replace(where, cluster=validate(Cluster, document, "cluster"))
+    found = contention(beside.cluster, (0, 1), (), planner.contends(beside))
+    assert found.slowdown == pytest.approx((1.0, 1.5))
+    schedule = planner.schedule(beside, decision)
+    computed = {a.op: a.pressure for a in schedule if COMPUTE in a.resources}
+    assert computed["F"] == computed["B"] == computed["optimizer"] == 1.0
+    alone, together = (Forecast(planner, p, decision).total_s for p in (where, beside))
+    assert 1.2 * alone < together <= 1.5 * alone
+    assert BubbleSearch(beside).replay(decision).total_s == pytest.approx(together)
+
+
+def test_what_lanes_send_each_other_is_no_computing():
+    item = program("linear_forward", FP32, rows=8, n=64, k=64)
+    summed = Collective("all_reduce", 1 << 20, (0, 1), "fp32", waited=True)
+    costs = CostBook((), given={item: 1.0, summed: 2.0, Lag(item, 0.1): 1.0})
+    work = Segment("F", ((item, 3), (summed, 2), (Lag(item, 0.1), 1)))
+    assert compute_share(costs, "a", work) == pytest.approx(4 / 8)
+    assert compute_share(costs, "a", item) == 1.0
+    assert compute_share(costs, "a", summed) == 0.0
+    assert compute_share(CostBook(()), "a", work) == 0.0
+
+
+def test_a_pass_holds_what_a_rank_computes_for_a_micro_batch():
+    workload = asked(plan={"pp": 2})
+    every = bubbles_programs(None, workload, CPU, devices=2)
+    found = bubbles_pass(None, workload, CPU, devices=2)
+    assert set(found) <= set(every)
+    layers = max(n for p, n in found.items() if p.op == "attention_forward")
+    assert layers == workload.backbone.layers // 2
+    frozen = asked(plan={"pp": 2}, encoders=[workload.encoders[0].model_dump() | {"frozen": True}])
+    fewer = bubbles_pass(None, frozen, CPU, devices=2)
+    assert sum(fewer.values()) < sum(found.values())

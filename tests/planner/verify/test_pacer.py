@@ -29,14 +29,14 @@ DEVICES = [{"name": "cpu:threads=1"}, {"name": "cpu:threads=1,isa=avx2"}]
 RANKS = validate(Cluster, {"devices": DEVICES}, "cluster").ranks()
 
 
-def timed(rows: int, expected_s: float, priced_s: float) -> PaceProgram:
+def timed(rows: int, expected_s: float, priced_s: float, calls: int) -> PaceProgram:
     return PaceProgram(
         op="add", dims={"rows": rows, "cols": 64}, variant="bf16/bf16/torch.add",
-        expected_s=expected_s, priced_s=priced_s,
+        expected_s=expected_s, priced_s=priced_s, calls=calls,
     )  # fmt: skip
 
 
-LONG, SHORT = timed(8, 0.2, 3.0), timed(4, 0.1, 1.0)
+LONG, SHORT = timed(8, 0.2, 3.0, 3), timed(4, 0.1, 1.0, 2)
 PACE = [RankPace(device=RANKS[1].label, programs=(LONG, SHORT))]
 
 
@@ -151,11 +151,18 @@ class FakeWorker:
     def __exit__(self, *raised: object) -> None:
         return
 
-    def measure(self, item: Program, effort: Effort, *, keep: bool) -> Measurement:
+    def measure_pass(
+        self, calls: Sequence[tuple[Program, int]], effort: Effort, *, keep: bool
+    ) -> list[Measurement]:
+        """Programs of 8 rows take 0.2 s a call, others fail."""
         assert keep
-        if item.dims["rows"] == 4:
-            return Measurement.failed("no such kernel")
-        return Measurement((0.2,), 1, mean_s=0.2 * FakeWorker.slow)
+        assert {count for item, count in calls if item.dims["rows"] == 8} <= {3}
+        return [
+            Measurement((0.2,), 1, mean_s=0.2 * FakeWorker.slow)
+            if item.dims["rows"] == 8
+            else Measurement.failed("no such kernel")
+            for item, _ in calls
+        ]
 
 
 class FakeWire:

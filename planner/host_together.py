@@ -1,0 +1,206 @@
+"""`together`: links and contention among the devices of a host, measured for ``foreplan profile``.
+
+``links.json`` beside the profiles keeps each figure as soon as it is measured, for the same devices
+and software.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from pydantic import Field
+
+from foreplan.cost_models.tables import measured
+from foreplan.datasets.contention import measure_contention
+from foreplan.datasets.device_name import DeviceName
+from foreplan.datasets.links import measure_links
+from foreplan.datasets.profile import Profile
+from foreplan.datasets.program import Program, Variant, program
+from foreplan.datasets.specs import StrictModel, load_document, validate
+from foreplan.datasets.storage import write_atomically
+from foreplan.datasets.tier import Contention, Tier
+from foreplan.datasets.together import measure_together
+from foreplan.planner.verify.placement import assign_cores
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+#: Numbers of ranks at work together that are measured, beside all of them (each takes seconds);
+#: plans read the numbers between from those on either side.
+_COUNTS = (2, 4, 8, 16, 32, 64)
+#: A pass whose price by the profiles has changed by more is measured again.
+_SAME = 1e-6
+
+
+class PassProgram(StrictModel):
+    """A program of a pass, with its calls."""
+
+    op: str
+    dims: dict[str, Annotated[int, Field(ge=1)]]
+    variant: str
+    calls: Annotated[int, Field(ge=1)]
+
+
+class PassTogether(StrictModel):
+    """What ranks at work together took for a pass.
+
+    Attributes:
+        programs: of the pass.
+        price_s: seconds of it by each device's profile then.
+        contention: times over those prices.
+    """
+
+    programs: tuple[PassProgram, ...]
+    price_s: dict[str, Annotated[float, Field(gt=0)]]
+    contention: Contention
+
+    def priced_by(self, profiles: Mapping[DeviceName, Profile]) -> bool:
+        """Whether the profiles are those that the times were put over."""
+        calls = {
+            program(one.op, Variant.parse(one.variant), **one.dims): one.calls
+            for one in self.programs
+        }
+        now = _price_s(profiles, calls)
+        return now is not None and all(
+            abs(seconds - self.price_s.get(str(device), 0.0)) < _SAME * seconds
+            for device, seconds in now.items()
+        )
+
+
+def together(
+    devices: Sequence[DeviceName],
+    profiles: Mapping[DeviceName, Profile],
+    calls: Mapping[Program, int],
+    output: Path,
+    host: str,
+    console: Console,
+) -> tuple[list[Tier], list[Contention]]:
+    """Links and contention among the devices.
+
+    Args:
+        devices: one a rank.
+        profiles: of the devices.
+        calls: programs of a training step's pass, with their calls, which ranks at work together
+            are timed by; without them programs that stand for decoding are.
+        output: folder of ``links.json``.
+        host: its name in the cluster.
+        console: shows progress.
+
+    Returns:
+        What is known now; nothing of a single device, nor of devices that cannot run together.
+    """
+    if len(devices) < 2 or len({device.kind for device in devices}) > 1:
+        return [], []
+    if len({device.index for device in devices}) < len(devices) and devices[0].kind == "cuda":
+        console.print("links not measured: slices of one GPU cannot run at the same time")
+        return [], []
+    path = output / "links.json"
+    way = "measured"
+    if devices[0].kind == "cpu":
+        way += " between computations and through shared memory, with waits"
+    key = {
+        "devices": [str(device) for device in devices],
+        "host": host,
+        "software": dict(profiles[devices[0]].software),
+        "links": way,
+    }
+    known: dict[str, Any] = {}
+    if path.exists():
+        document = load_document(path)
+        known = document if document.get("of") == key else {}
+    if not isinstance(known.get("tiers"), list):
+        with console.status("measuring links"):
+            tier = measure_links(devices).tier((host,), "host", f"{way}, among ranks of the host")
+        known = {"of": key, "tiers": [tier.model_dump(mode="json", exclude_defaults=True)]}
+        write_atomically(path, _as_json(known))
+    passes = None
+    if known.get("passes") is not None:
+        passes = validate(PassTogether, known["passes"], "links.json: passes")
+    if calls:
+        found = _passes(devices, profiles, calls, passes, host, console)
+        if found is not None and found is not passes:
+            known["passes"] = found.model_dump(mode="json", exclude_defaults=True)
+            write_atomically(path, _as_json(known))
+        passes = found
+    elif not isinstance(known.get("contention"), list):
+        known["contention"] = _stand_ins(devices, host, console)
+        write_atomically(path, _as_json(known))
+    contention = [
+        validate(Contention, c, "links.json: contention") for c in known.get("contention") or []
+    ]
+    return (
+        [validate(Tier, tier, "links.json: tiers") for tier in known["tiers"]],
+        contention if passes is None else [*contention, passes.contention],
+    )
+
+
+def _stand_ins(devices: Sequence[DeviceName], host: str, console: Console) -> list[dict[str, Any]]:
+    """What programs that stand for decoding take from each other."""
+    if devices[0].kind != "cpu":
+        return []
+    with console.status("measuring contention"):
+        counts = _counts(min(len(devices), len(os.sched_getaffinity(0))))
+        found = measure_contention(devices[-1], ranks=counts, host=host)
+    return [c.model_dump(mode="json", exclude_defaults=True) for c in found]
+
+
+def _passes(
+    devices: Sequence[DeviceName],
+    profiles: Mapping[DeviceName, Profile],
+    calls: Mapping[Program, int],
+    known: PassTogether | None,
+    host: str,
+    console: Console,
+) -> PassTogether | None:
+    """What ranks at work together take for a pass; what is known where it cannot be measured."""
+    if known is not None and known.priced_by(profiles):
+        return known
+    price_s = _price_s(profiles, calls)
+    if price_s is None:
+        return known
+    with console.status("measuring passes of ranks at work together"):
+        factors = measure_together(
+            devices, calls, price_s, cores=assign_cores(devices), counts=(1, *_counts(len(devices)))
+        )
+    contention = Contention(
+        kind="training", factors=factors, host=host,
+        source=f"measured: {sum(calls.values())} programs of a pass, behind one another",
+    )  # fmt: skip
+    return PassTogether(
+        programs=tuple(
+            PassProgram(op=p.op, dims=p.dims, variant=str(p.variant), calls=count)
+            for p, count in calls.items()
+        ),
+        price_s={str(device): seconds for device, seconds in price_s.items()},
+        contention=contention,
+    )
+
+
+def _price_s(
+    profiles: Mapping[DeviceName, Profile], calls: Mapping[Program, int]
+) -> dict[DeviceName, float] | None:
+    """Seconds of a pass by each device's profile; ``None`` unless all have all programs."""
+    found: dict[DeviceName, float] = {}
+    for device, profile in profiles.items():
+        rows = [profile.by_program.get(item) for item in calls]
+        if any(row is None or row.status != "ok" for row in rows):
+            return None
+        found[device] = sum(
+            measured(row).mean_s * count
+            for row, count in zip(rows, calls.values(), strict=True)
+            if row is not None
+        )
+    return found
+
+
+def _counts(most: int) -> tuple[int, ...]:
+    """Numbers of ranks to measure, at most so many."""
+    return tuple(sorted({n for n in (*_COUNTS, most) if 2 <= n <= most}))
+
+
+def _as_json(document: Mapping[str, Any]) -> str:
+    return json.dumps(document, indent=1) + "\n"

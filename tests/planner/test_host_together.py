@@ -1,0 +1,125 @@
+"""What is measured among the devices of a host, and when it is measured again."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from foreplan.datasets.device import Device
+from foreplan.datasets.device_name import DeviceName
+from foreplan.datasets.profile import Profile, Row
+from foreplan.datasets.program import Program, Variant, program
+from foreplan.datasets.tier import Contention, Tier
+from foreplan.errors import SpecError
+from foreplan.planner import host_together
+from foreplan.planner.host_together import together
+
+CPU = DeviceName.parse("cpu:threads=1")
+FP32 = Variant("fp32", "fp32", "torch.linear")
+FORWARD, BACKWARD = (
+    program(f"linear_{way}", FP32, rows=8, n=64, k=64) for way in ("forward", "backward")
+)
+CALLS = {FORWARD: 2, BACKWARD: 1}
+
+
+def profile(*seconds: float) -> dict[DeviceName, Profile]:
+    rows = tuple(
+        Row(
+            op=item.op, dims=item.dims, variant=str(item.variant), status="ok", samples=9,
+            low_s=s, median_s=s, high_s=s,
+        )
+        for item, s in zip(CALLS, seconds, strict=False)
+    )  # fmt: skip
+    device = Device(name="cpu:threads=1", chip="c", vendor="v", kind="cpu")
+    return {CPU: Profile(device=device, software={"torch": "2.13"}, rows=rows)}
+
+
+class Measuring:
+    """Stands in for the host, and counts what is measured."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.links, self.stand_ins = 0, 0
+        self.passes: list[Any] = []
+        monkeypatch.setattr(host_together, "measure_links", self._links)
+        monkeypatch.setattr(host_together, "measure_contention", self._stand_ins)
+        monkeypatch.setattr(host_together, "measure_together", self._passes)
+        monkeypatch.setattr(host_together, "assign_cores", lambda devices: ((0,), (1,)))
+
+    def _links(self, devices: Any) -> Any:
+        self.links += 1
+        return self
+
+    def tier(self, group: Any, scope: Any, source: str) -> Tier:
+        return Tier(
+            group=group, scope=scope, latency_s=1e-4, bandwidth_bytes_per_s=1e9, source=source
+        )
+
+    def _stand_ins(self, *_: Any, **__: Any) -> tuple[Contention, ...]:
+        self.stand_ins += 1
+        return (Contention(kind="memory", factors={2: 1.5}),)
+
+    def _passes(self, devices: Any, calls: Any, price_s: Any, **how: Any) -> dict[int, float]:
+        self.passes.append((calls, price_s, how["counts"]))
+        return {1: 0.9, 2: 1.1}
+
+
+@pytest.fixture
+def measuring(monkeypatch: pytest.MonkeyPatch) -> Measuring:
+    return Measuring(monkeypatch)
+
+
+def found(
+    folder: Path, profiles: dict[DeviceName, Profile], calls: dict[Program, int]
+) -> dict[str, dict[int, float]]:
+    tiers, contention = together(
+        [CPU, CPU], profiles, calls, folder, "here", Console(quiet=True)
+    )  # fmt: skip
+    assert len(tiers) == 1
+    return {item.kind: dict(item.factors) for item in contention}
+
+
+def test_passes_are_timed_over_their_price_and_kept(measuring: Measuring, tmp_path: Path) -> None:
+    profiles = profile(1e-3, 3e-3)
+    for _ in "ab":
+        assert found(tmp_path, profiles, CALLS) == {"training": {1: 0.9, 2: 1.1}}
+    assert measuring.passes == [(CALLS, {CPU: pytest.approx(5e-3)}, (1, 2))]
+    assert (measuring.links, measuring.stand_ins) == (1, 0)
+    # Another workload's pass is no reason; other prices of that which was timed are.
+    found(tmp_path, profiles, {FORWARD: 7})
+    assert len(measuring.passes) == 1
+    found(tmp_path, profile(1e-3, 4e-3), CALLS)
+    assert [price for _, price, _ in measuring.passes[1:]] == [{CPU: pytest.approx(6e-3)}]
+
+
+def test_passes_wait_until_all_their_programs_are_priced(
+    measuring: Measuring, tmp_path: Path
+) -> None:
+    assert found(tmp_path, profile(1e-3), CALLS) == {}
+    assert measuring.passes == []
+
+
+def test_other_plans_have_programs_that_stand_for_decoding(
+    measuring: Measuring, tmp_path: Path
+) -> None:
+    profiles = profile(1e-3, 3e-3)
+    assert found(tmp_path, profiles, {}) == {"memory": {2: 1.5}}
+    assert found(tmp_path, profiles, CALLS) == {"memory": {2: 1.5}, "training": {1: 0.9, 2: 1.1}}
+    assert found(tmp_path, profiles, {}) == {"memory": {2: 1.5}, "training": {1: 0.9, 2: 1.1}}
+    assert (measuring.links, measuring.stand_ins, len(measuring.passes)) == (1, 1, 1)
+
+
+@pytest.mark.parametrize("broken", [{"price_s": 7}, {"programs": [{}]}, {"contention": None}])
+def test_a_broken_file_is_refused_in_a_line(
+    measuring: Measuring, tmp_path: Path, broken: dict[str, Any]
+) -> None:
+    found(tmp_path, profile(1e-3, 3e-3), CALLS)
+    path = tmp_path / "links.json"
+    known = json.loads(path.read_text())
+    known["passes"] |= broken
+    path.write_text(json.dumps(known))
+    with pytest.raises(SpecError, match=r"links\.json"):
+        found(tmp_path, profile(1e-3, 3e-3), CALLS)
