@@ -22,6 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from foreplan.cost_models.attention_scores import score_columns, written_out_s
+from foreplan.cost_models.convolution_kernels import beside_s, kernel_columns
 from foreplan.cost_models.operator_work import (
     MOST_ALIGNED,
     OperatorWork,
@@ -121,6 +122,8 @@ def features(table: OperatorTable, family: str, tile: NDArray[np.int64] | None =
         columns |= _later(table, family)
         if family in ("context", "generation"):
             columns |= score_columns(table, work, offer, structural)
+        if family == "conv":
+            columns |= kernel_columns(table, work, offer["l2"], structural)
     values = np.column_stack([np.asarray(column, dtype=np.float32) for column in columns.values()])
     values[~np.isfinite(values)] = np.nan
     bound = _bound(table, work, offer)
@@ -308,7 +311,7 @@ def _conv(table: OperatorTable, work: OperatorWork, offer: Mapping[str, Floats])
         "align_cout": alignment(d["cout"]),
     }  # fmt: skip
     moving = memory_time(table, work, offer)
-    return columns, _fixed(offer) + np.maximum(compute, moving)
+    return columns, _fixed(offer) + np.maximum(compute, moving) + beside_s(table, work, offer["l2"])
 
 
 def _wide(table: OperatorTable, work: OperatorWork, offer: Mapping[str, Floats]) -> _Block:
@@ -382,12 +385,10 @@ def _collective(table: OperatorTable, work: OperatorWork, offer: Mapping[str, Fl
 def _layer(table: OperatorTable, work: OperatorWork, offer: Mapping[str, Floats]) -> _Block:
     d = table.dims
     columns = {
-        "log_tokens": np.log(d["tokens"]),
-        "is_decode": (d["context"] > 0).astype(np.float64),
-        "log_hidden": np.log(d["hidden"]),
-        "shards": d["shards"],
+        "log_tokens": np.log(d["tokens"]), "is_decode": (d["context"] > 0).astype(np.float64),
+        "log_hidden": np.log(d["hidden"]), "shards": d["shards"],
         "log_waves": np.log(np.ceil(d["tokens"] / 128) * d["hidden"] / 128 / work.units),
-    }
+    }  # fmt: skip
     return columns, work.roofline_s
 
 

@@ -46,19 +46,23 @@ from foreplan.cost_models.operator_features import FAMILIES, Features, features
 from foreplan.cost_models.tile_selector import fit_selector, kernel_tiles
 from foreplan.cost_models.tree_ensemble import TreeEnsemble
 from foreplan.datasets.device import Device
-from foreplan.datasets.operator_table import OperatorTable
+from foreplan.datasets.operator_table import OperatorTable, includes_launch
 from foreplan.errors import SpecError
 
 Floats = NDArray[np.float64]
+
+#: Trees of an expert of convolutions inside CUDA graphs: how many for one of `OperatorPredictor`'s,
+#: how much deeper, and their rate for one of its. Chosen on folds (docs/results/operators.md).
+_CONV_TREES, _CONV_DEEPER, _CONV_RATE = 1.5, 2, 0.7
 
 
 class OperatorPredictor(RegressorMixin, BaseEstimator):  # type: ignore[misc, unused-ignore]
     """Predicts the latency of library operators on devices seen and unseen.
 
     Args:
-        trees: trees of an expert.
-        depth: depth of a tree.
-        rate: learning rate.
+        trees: trees of an expert; of convolutions inside CUDA graphs half as many again.
+        depth: depth of a tree; of such convolutions two more.
+        rate: learning rate; of such convolutions 0.7 of it.
         gate: scales of the gate; ``None`` for the fitted ones.
         seed: of every random choice.
 
@@ -191,15 +195,17 @@ class OperatorPredictor(RegressorMixin, BaseEstimator):  # type: ignore[misc, un
         given = np.array([overhead.get(name, 0.0) for name in part.op])
         rng = np.random.default_rng(self.seed)
         kept_out = usable & (rng.random(len(part)) < 0.1)
+        deep = family == "conv" and not includes_launch(part.library[0])
+        count = round(self.trees * _CONV_TREES) if deep else self.trees
+        depth = self.depth + _CONV_DEEPER if deep else self.depth
+        rate = self.rate * _CONV_RATE if deep else self.rate
 
-        def fitted(rows: NDArray[np.bool_], trees: int) -> TreeEnsemble:
-            return TreeEnsemble.fit(
-                block.values[rows], overhead_s=given[rows], structural_s=block.structural_s[rows],
-                latency_s=measured[rows], trees=trees, depth=self.depth, rate=self.rate,
-                seed=self.seed,
-            )  # fmt: skip
-
-        ensemble = fitted(usable & ~kept_out, self.trees)
+        taught = usable & ~kept_out
+        ensemble = TreeEnsemble.fit(
+            block.values[taught], overhead_s=given[taught],
+            structural_s=block.structural_s[taught], latency_s=measured[taught], trees=count,
+            depth=depth, rate=rate, seed=self.seed,
+        )  # fmt: skip
         correction = ensemble.predict(block.values)
         found = seconds(given, block.structural_s, block.bound_s, correction)
         errors = np.abs(np.log(found[kept_out] / measured[kept_out]))
