@@ -23,7 +23,7 @@ from foreplan.datasets.program import Program
 from foreplan.datasets.quantity import format_seconds
 from foreplan.datasets.specs import StrictModel
 from foreplan.errors import InfeasibleError, MissingDataError, SpecError
-from foreplan.planner.base import Problem
+from foreplan.planner.base import Planner, Problem
 from foreplan.planner.fit_command import FittedDevice
 from foreplan.planner.plan_tasks import PlanTasks, plan_tasks
 from foreplan.planner.registry import planner as find_planner
@@ -80,6 +80,8 @@ def fit_to_plan(
     """
     if count < 2:
         raise SpecError("--tasks", got=count, expected="at least 2")
+    # One planner for all rounds: what it makes of the workload alone it makes once.
+    planner = find_planner(job.kind)
     started, first = clock(), max(2, round(FIRST * count))
     fits = {name: _first(device, first) for name, device in devices.items()}
     where = cluster()
@@ -87,7 +89,7 @@ def fit_to_plan(
     needed = {name: set(device.candidates) for name, device in devices.items()}
     for left in range(ROUNDS, -1, -1):
         try:
-            found = _plan_tasks(job, where, folder, count)
+            found = _plan_tasks(planner, job, where, folder, count)
         except (InfeasibleError, MissingDataError) as error:
             tell(f"no {job.kind} plan on these devices alone ({error}): KMeans chooses all tasks")
             more = max(2, count - first)
@@ -114,9 +116,11 @@ def _first(device: FittedDevice, count: int) -> DeviceFit:
     return device.fit(count)
 
 
-def _plan_tasks(job: Job, cluster: Cluster, folder: Path, count: int) -> PlanTasks:
+def _plan_tasks(
+    planner: Planner[Any, Any], job: Job, cluster: Cluster, folder: Path, count: int
+) -> PlanTasks:
     """See `plan_tasks`; the fits are read as they are in the folder."""
-    planner, profiles = find_planner(job.kind), Profiles.of(cluster, folder)
+    profiles = Profiles.of(cluster, folder)
     completed = profiles.completed(cluster)
     book = cost_book(completed, profiles, "predicted", given=planner.given(job.workload))
     problem: Problem[Any] = Problem(job.model, completed, job.workload, book)

@@ -27,6 +27,10 @@ if TYPE_CHECKING:
     import torch
 
 
+#: Problems whose captured step and search are kept.
+_KEPT = 2
+
+
 class PrecisionPlanner(Planner[PrecisionWorkload, PrecisionDecision]):
     """Plans the precisions of a training step on a cluster of unlike devices."""
 
@@ -37,8 +41,9 @@ class PrecisionPlanner(Planner[PrecisionWorkload, PrecisionDecision]):
     modes: ClassVar[tuple[str, ...]] = ("reference", "fast")
 
     def __init__(self) -> None:
-        self._known: tuple[Problem[PrecisionWorkload], Situation] | None = None
-        self._searched: tuple[Situation, PrecisionSearch] | None = None
+        # The problem and the one that it is compared with, the latest last.
+        self._known: list[tuple[Problem[PrecisionWorkload], Situation]] = []
+        self._searched: list[tuple[Situation, PrecisionSearch]] = []
 
     # ------------------------------------------------------------------------------- decide
 
@@ -206,17 +211,32 @@ class PrecisionPlanner(Planner[PrecisionWorkload, PrecisionDecision]):
     # ---------------------------------------------------------------------------------- cache
 
     def _situation(self, problem: Problem[PrecisionWorkload]) -> Situation:
-        """Captured once a problem: decide, baselines and every forecast share it."""
-        if self._known is None or self._known[0] is not problem:
-            self._known = problem, Situation(problem)
-        return self._known[1]
+        """Made once a problem: decide, baselines and every forecast share it.
+
+        Problems that differ in prices or devices alone share the captured step as well.
+        """
+        for known, situation in self._known:
+            if known is problem:
+                return situation
+        asked = (problem.model, problem.workload, problem.seed)
+        alike = (s for p, s in self._known if (p.model, p.workload, p.seed) == asked)
+        made = Situation(problem, captured=next(alike, None))
+        self._known = [*self._known, (problem, made)][-_KEPT:]
+        return made
 
     def _search(self, problem: Problem[PrecisionWorkload]) -> PrecisionSearch:
         situation = self._situation(problem)
-        if self._searched is None or self._searched[0] is not situation:
-            omega = omega_table(situation.task, situation.graph, problem.workload, problem.seed)
-            self._searched = situation, PrecisionSearch(situation, omega)
-        return self._searched[1]
+        for known, search in self._searched:
+            if known is situation:
+                return search
+        # One task of one workload and seed: the indicator knows no prices.
+        alike = (search.omega for known, search in self._searched if known.task is situation.task)
+        omega = next(alike, None) or omega_table(
+            situation.task, situation.graph, problem.workload, problem.seed
+        )
+        made = PrecisionSearch(situation, omega)
+        self._searched = [*self._searched, (situation, made)][-_KEPT:]
+        return made
 
 
 def _torch_device(decision: PrecisionDecision, rank: int) -> torch.device:

@@ -14,6 +14,8 @@ from foreplan.datasets.runnable import Inputs
 from foreplan.errors import InfeasibleError, SpecError
 from foreplan.planner.api import load_workload, plan
 from foreplan.planner.precision import PrecisionPlanner
+from foreplan.planner.precision import planner as planner_module
+from foreplan.planner.precision.graph import TrainingGraph
 from foreplan.planner.precision.indicator import omega_table
 from foreplan.planner.precision.search import PrecisionSearch
 from foreplan.planner.precision.shapes import precision_programs
@@ -51,6 +53,21 @@ def test_fast_devices_keep_precision_and_slow_ones_lose_some(decided):
              for w in decided[1].decision.workers]  # fmt: skip
     assert words[0] == {"fp32"}
     assert words[1] != {"fp32"}
+
+
+def test_problems_of_one_step_share_its_capture_and_indicator(monkeypatch, make_problem):
+    captured, measured = [], []
+    of, table = TrainingGraph.of, planner_module.omega_table
+    monkeypatch.setattr(TrainingGraph, "of", lambda *a: captured.append(1) or of(*a))
+    monkeypatch.setattr(planner_module, "omega_table", lambda *a: measured.append(1) or table(*a))
+    planner, problems = PrecisionPlanner(), [make_problem(), make_problem("1xh100,1xt4")]
+    shared = [planner.decide(problem) for problem in [*problems, *problems]]
+    assert (len(captured), len(measured)) == (1, 1)
+    for problem, found in zip(problems, shared, strict=False):
+        assert PrecisionPlanner().decide(problem) == found
+    planner.decide(make_problem(seed=1))
+    planner.decide(make_problem(batch=16))
+    assert (len(captured), len(measured)) == (1 + 2 + 2, 1 + 2 + 2)
 
 
 def test_no_feasible_baseline_has_less_omega(planner, decided):
