@@ -82,6 +82,8 @@ def _programs(
     weight: dict[Program, float] = {}
     count: dict[Program, int] = {}
     for item, seconds in priced.items():
+        if item.op == "optimizer_step":  # once a step: in a pass it would empty the caches
+            continue
         row = _nearest(timed_alike(item), profile)
         if row is not None and seconds > 0.0:
             timed = row.program()

@@ -10,7 +10,8 @@
 # FOLDER (out/ranks4, out/ranks8), each as soon as it is there; measurements found there are kept.
 # Random weights and data.
 # Variables: ROUNDS (3); SHAPES (names; all); WIDTH (512) and POSITIONS (128) of the backbone, 64 for
-# a try-out; LIMIT: seconds after which no shape is begun.
+# a try-out; FIT (12): programs that predicted costs are fitted to, 0 for plans without them; LIMIT:
+# seconds after which no shape is begun.
 set -uo pipefail
 ranks=${1:?usage: bubble_ranks.sh 2|4|8 [FOLDER]}
 out=${2:-out/ranks$ranks}
@@ -52,16 +53,18 @@ YAML
   echo "== $name is measured, $SECONDS s"
   profile=("${devices[@]}" --for bubbles --workload "$here/workload.yaml" -o "$out/profiles")
   # Without a fit, predicted costs of processors are the roofline's.
-  if ! compgen -G "$out/profiles/*.fit.json" > /dev/null; then
-    foreplan profile "${profile[@]}" --fit --tasks 12 --quick || failed=$?
+  if [ "${FIT:-12}" != 0 ] && ! compgen -G "$out/profiles/*.fit.json" > /dev/null; then
+    foreplan profile "${profile[@]}" --fit --tasks "${FIT:-12}" --quick || failed=$?
   fi
   foreplan profile "${profile[@]}" || failed=$?
 done
 
+beside=(--beside roofline)
+if [ "${FIT:-12}" != 0 ]; then beside+=(--beside predicted); fi
 echo "== all are planned, $SECONDS s"
 for name in "${names[@]}"; do
   foreplan plan bubbles --cluster "$out/profiles/cluster.yaml" --workload "$out/$name/workload.yaml" \
-    --beside roofline --beside predicted -o "$out/$name/plan.json" > "$out/$name/plan.txt" 2>&1 &
+    "${beside[@]}" -o "$out/$name/plan.json" > "$out/$name/plan.txt" 2>&1 &
 done
 wait
 

@@ -18,9 +18,10 @@ from foreplan.planner.verify.wire import Wire
 if TYPE_CHECKING:
     from foreplan.planner.verify.session import Job
 
-#: A turn of a processor; on a GPU, of each of its programs (chosen).
+#: A turn of a processor; on a GPU, of each of its programs (chosen; cores of a shared host change
+#: their speed by a third within a second or so, and a turn should see both).
 _EFFORT = {
-    "cpu": Effort(min_s=0.4, min_samples=3, max_s=0.8, timeout_s=60.0, max_samples=1 << 30),
+    "cpu": Effort(min_s=0.8, min_samples=3, max_s=1.6, timeout_s=60.0, max_samples=1 << 30),
     "cuda": Effort(min_s=0.06, min_samples=3, max_s=0.1, timeout_s=60.0),
 }
 #: Memory that a CPU's process may take: a plan may state programs of any size. Those of decoders

@@ -15,6 +15,7 @@ from foreplan.datasets.device import Device
 from foreplan.datasets.profile import Profile, Row
 from foreplan.datasets.program import Program, Variant, program
 from foreplan.datasets.specs import validate
+from foreplan.datasets.training_programs import optimizer_program
 from foreplan.errors import SpecError
 from foreplan.planner.pace import PaceProgram, RankPace
 from foreplan.planner.pace_choice import MOST, pace_of_ranks
@@ -127,6 +128,13 @@ def test_passes_are_expected_to_take_what_ranks_took_together() -> None:
     expected = {p.program: (p.expected_s, p.calls) for p in found.programs}
     assert expected[item] == (pytest.approx(4e-4 * 1.2), 5)
     assert expected[linear(4)] == (pytest.approx(1e-3), 1), "not of a training step"
+
+
+def test_an_optimizer_is_no_part_of_a_pass() -> None:
+    once = optimizer_program("adamw", 1 << 20, 2)
+    known = profile(row(linear(4), 1e-3), row(once, 1e-2))
+    (found,) = choose({(linear(4), 0): 1.0, (once, 0): 9.0}, known)
+    assert [p.program for p in found.programs] == [linear(4)]
 
 
 def test_without_a_profile_or_a_row_nothing_is_timed() -> None:
