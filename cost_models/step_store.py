@@ -2,12 +2,14 @@
 
 One JSON file a pass below ``$FOREPLAN_CACHE`` (default ``$XDG_CACHE_HOME/foreplan``, else
 ``~/.cache/foreplan``), named by a hash of everything the steps depend on: the model's description
-and configuration file, the shape, and the versions of torch, transformers and this format.
+and configuration file, the shape, the versions of torch, transformers and this format, and the code
+of the packages that capture and lower.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import json
 import os
@@ -69,11 +71,24 @@ def stored_steps(
 def _key(model: Model, batch: int, tokens: int, phase: Phase) -> str:
     config = Path(model.path) / "config.json" if model.path else None
     facts = [
-        SCHEMA, model.model_dump_json(), batch, tokens, phase, _version("torch"),
+        SCHEMA, _code(), model.model_dump_json(), batch, tokens, phase, _version("torch"),
         _version("transformers"),
         config.read_text(encoding="utf-8") if config and config.is_file() else "",
     ]  # fmt: skip
     return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:24]
+
+
+@functools.cache
+def _code() -> str:
+    """Digest of what decides how a pass is captured and lowered: after a change, none of before."""
+    own = Path(__file__).resolve().parent
+    sources = (
+        path for name in ("cost_models", "datasets") for path in (own.parent / name).glob("*.py")
+    )
+    found = hashlib.sha256()
+    for path in sorted(sources):
+        found.update(path.read_bytes())
+    return found.hexdigest()
 
 
 def _version(package: str) -> str:

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 import foreplan
+from foreplan.cost_models import step_store
 from foreplan.cost_models.costs import CostBook, Estimate, HostLaunch, Segment, Work
 from foreplan.cost_models.execution import GRAPH_GAP_S, gaps
 from foreplan.cost_models.graph_programs import lower, model_steps, programs
@@ -244,6 +245,17 @@ def test_steps_are_kept_on_disk(tmp_path: Path) -> None:
     mended, cached = stored_steps(model, batch=1, tokens=8, phase="training", folder=tmp_path)
     assert not cached
     assert mended == steps
+
+
+def test_steps_of_other_code_are_captured_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, found = small("llama-3.2-1b"), []
+    for code in ("of a version", "of another", "of a version"):
+        monkeypatch.setattr(step_store, "_code", lambda code=code: code)
+        found.append(stored_steps(model, batch=1, tokens=8, phase="inference", folder=tmp_path)[1])
+    assert found == [False, False, True]
+    assert len(list(tmp_path.glob("*.json"))) == 2
 
 
 @pytest.fixture
