@@ -8,6 +8,8 @@ Of torch's own dispatch (``aten/src/ATen/native/Convolution.cpp``, 2.11), from i
   results are each copied into the other layout, by a kernel of their own.
 - **Channels last with plain filters**: these are copied first (not for their gradient).
 - **Bias**: added to the results by a kernel of its own.
+- **Groups** of 16 bits with as many filters as channels, a power of two: cuDNN has kernels for them
+  (16 and 32 channels, channels last, are up to ten times as fast as 24 and 40; rows of the sweep).
 
 Counted for libraries timed inside CUDA graphs; a call that holds its launch hides short kernels
 behind the host, and no such row is of 16 bits.
@@ -99,10 +101,17 @@ def kernel_columns(
         structural_s: of all of a row's kernels (N,).
     """
     recorded, beside = _recorded(table), beside_s(table, work, l2)
+    d = table.dims
+    groups = np.maximum(d["groups"], 1)
+    channels = (d["cin"] / groups).astype(np.int64)
+    equal = d["cin"] == d["cout"]
+    grouped = (groups > 1) & (channels > 1) & (widths(table)[0] == 2)
     columns = {
         "own_depthwise": own_depthwise(table),
         "log_beside_us": np.log(np.where(beside > 0, beside, np.nan) * 1e6),
         "beside_share": beside / structural_s,
+        "equal_groups": np.where(grouped, equal, np.nan),
+        "power_groups": np.where(grouped, equal & (channels & (channels - 1) == 0), np.nan),
     }
     return {name: np.where(recorded, column, np.nan) for name, column in columns.items()}
 

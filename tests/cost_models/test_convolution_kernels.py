@@ -80,6 +80,20 @@ def test_a_bias_is_a_pass_over_the_results() -> None:
     assert added == pytest.approx(1.2e-6 + 4 * _BYTES / 0.85 / operator_work(_one()).bandwidth[0])
 
 
+def test_groups_of_equal_powers_of_two_are_told_apart() -> None:
+    def told(dtype: str = "bfloat16", **sizes: float) -> list[float]:
+        table = _one(dtype, "conv", _GRAPH, **sizes)
+        columns = kernel_columns(table, operator_work(table), np.array([5e7]), np.array([1e-4]))
+        return [float(columns[name][0]) for name in ("equal_groups", "power_groups")]
+
+    assert told(groups=2) == [1, 1]
+    assert told(groups=2, cin=48, cout=48) == [1, 0]
+    assert told(groups=2, cout=128) == [0, 0]
+    assert np.isnan(told(groups=1)).all()
+    assert np.isnan(told("fp32", groups=2)).all()
+    assert np.isnan(told(groups=64)).all()
+
+
 def test_columns_say_nothing_of_libraries_whose_times_hold_a_launch() -> None:
     for library, known in ((_GRAPH, True), ("torch-2.1-cuda", False)):
         table = _one(library=library)
