@@ -25,7 +25,6 @@ from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.optimize import nnls  # type: ignore[import-untyped]
 
 from foreplan.datasets.experts import touched_experts
 from foreplan.datasets.operators import OPERATORS, PRODUCTS
@@ -148,6 +147,8 @@ class Interpolation:
         return np.asarray(np.log2(sizes))
 
     def _fit(self, design: Array, times: Array) -> Array:
+        from scipy.optimize import nnls  # type: ignore[import-untyped]  # slow to import
+
         weights, _ = nnls(design / times[:, None] / self._scale, np.ones(len(times)))
         return np.asarray(weights / self._scale, dtype=float)
 

@@ -183,11 +183,9 @@ def plan(
     say(f"deciding: {kind} on {len(where.ranks())} devices")
     choice: Choice[Any] = chosen.decide(problem)
     forecast = _checked(chosen, problem, choice.decision)
-    rivals = {
-        f"decided from {other} costs": _decide(chosen, problem, profiles, other)
-        for other in beside
-        if other != costs
-    }
+    rivals = _named(
+        {other: _decide(chosen, problem, profiles, other) for other in beside if other != costs}
+    )
     say("comparing with other plans")
     others, rejected = _others(chosen, problem, choice.decision, rivals)
     assumptions = [
@@ -301,6 +299,18 @@ def _decide(
         return chosen.decide(dataclasses.replace(problem, costs=book)).decision
     except (InfeasibleError, MissingDataError, SpecError) as error:
         return str(error)
+
+
+def _named(decided: Mapping[str, Any]) -> dict[str, Any]:
+    """Decisions, or reasons why there is none, by what they are called; equal ones are one."""
+    alike: list[tuple[list[str], Any]] = []
+    for costs, decision in decided.items():
+        sources = next((sources for sources, other in alike if other == decision), None)
+        if sources is None:
+            alike.append(([costs], decision))
+        else:
+            sources.append(costs)
+    return {f"decided from {' and '.join(sources)} costs": each for sources, each in alike}
 
 
 def _others(

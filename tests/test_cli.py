@@ -313,11 +313,23 @@ def test_interrupting_a_profile_leaves_no_process_and_a_journal(tmp_path):
     os.kill(process.pid, signal.SIGINT)
     _, err = process.communicate(timeout=30)
     assert process.returncode == 130
-    assert err.strip().splitlines()[-1].startswith("foreplan: error: interrupted")
+    assert "error: interrupted; what was measured is kept in" in err.strip().splitlines()[-1]
     assert journal.exists()
     assert not (tmp_path / "cpu-threads-1.json").exists()
     with pytest.raises(ProcessLookupError):
         os.killpg(process.pid, 0)
+
+
+def test_an_interrupted_plan_says_that_it_starts_anew(run, monkeypatch):
+    def interrupted(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("foreplan.planner.plan_command.plan_files", interrupted)
+    code, out, err = run("plan", "serving", *SERVED, WORKLOAD, "-o", "plan.json", "--json")
+    assert code == 130
+    assert err.strip() == "foreplan: error: interrupted; the same command starts anew"
+    assert json.loads(out)["error"]["exit_code"] == 130
+    assert not Path("plan.json").exists()
 
 
 def test_compare(run, plan):

@@ -7,6 +7,7 @@ too; where both sources decided the same, both have the same regret.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,6 +32,9 @@ from foreplan.planner.verify.verification import Verification, load_verification
 
 #: Sources of costs in the order of their trust.
 _SOURCES = ("measured", "predicted", "roofline")
+#: What `planner.api.plan` calls a decision from other costs, and how it says that it took one over.
+_DECIDED = re.compile(r"decided from (.+) costs")
+_TAKEN_OVER = re.compile(r"the plan is the (decided from .+ costs):")
 SAME = "the same decision as the plan's"
 
 
@@ -63,11 +67,12 @@ class Result:
         found: dict[str, float | None] = {}
         left_out = {rejected.name: rejected.reason for rejected in plan.rejected}
         ran = {other.name for other in plan.alternatives}
+        decided = _decided(plan)
         for source in _SOURCES:
-            name = _decided(source)
+            name = decided.get(source, "")
             if source == plan.provenance.costs:
                 # The plan may have become what another source of costs decided.
-                lent = any(_is_plan(plan, _decided(other)) for other in _SOURCES)
+                lent = any(_is_plan(plan, other) for other in decided.values())
                 found[source] = _regret(run, "solver") if lent else run.regret
             elif left_out.get(name) == SAME or _is_plan(plan, name):
                 found[source] = run.regret
@@ -215,9 +220,16 @@ def _regret_cells(results: Sequence[Result]) -> dict[str, list[str]]:
     }
 
 
-def _decided(source: str) -> str:
-    """What `planner.api.plan` calls the decision from other costs."""
-    return f"decided from {source} costs"
+def _decided(plan: Plan) -> dict[str, str]:
+    """What `planner.api.plan` calls the decisions from other costs, by source of costs."""
+    names = [each.name for each in (*plan.alternatives, *plan.rejected)]
+    names += [found[1] for found in map(_TAKEN_OVER.match, plan.assumptions) if found]
+    return {
+        source: name
+        for name in names
+        if (found := _DECIDED.fullmatch(name))
+        for source in found[1].split(" and ")
+    }
 
 
 def _is_plan(plan: Plan, name: str) -> bool:

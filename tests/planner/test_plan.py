@@ -116,6 +116,14 @@ def test_other_costs_decide_beside_the_plan() -> None:
     for alternative in made.alternatives:
         if alternative.limits_met:
             assert alternative.predicted.total_s >= made.predicted.total_s * (1 - 1e-9)
+    from_roofline = foreplan.plan(
+        "serving", "tiny-llama-random", "t4,a100-80g", {"batch": 8, "prompt_tokens": 16,
+        "new_tokens": 4}, costs="roofline", beside=("predicted", "measured"),
+    )  # fmt: skip
+    names = [a.name for a in from_roofline.alternatives] + [r.name for r in from_roofline.rejected]
+    assert [name for name in names if name.startswith("decided")] == [
+        "decided from predicted and measured costs"
+    ]
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from typing import Annotated, NoReturn
 import typer
 
 from foreplan.cli import data, machines, models, plans, traffic
-from foreplan.cli._app import app, cluster_app, dataset_app, simulate_app
+from foreplan.cli._app import Interrupted, app, cluster_app, dataset_app, simulate_app
 from foreplan.errors import ForeplanError
 
 __all__ = ["app", "data", "machines", "main", "models", "plans", "traffic"]
@@ -25,8 +25,6 @@ __all__ = ["app", "data", "machines", "main", "models", "plans", "traffic"]
 app.add_typer(cluster_app, name="cluster")
 app.add_typer(simulate_app, name="simulate")
 app.add_typer(dataset_app, name="dataset")
-
-INTERRUPTED = 130
 
 
 def main() -> NoReturn:
@@ -38,7 +36,7 @@ def main() -> NoReturn:
     except typer.Exit as stop:
         code = stop.exit_code
     except (KeyboardInterrupt, typer.Abort):
-        code = INTERRUPTED
+        code = Interrupted.exit_code
     except Exception as error:
         # Click's own errors of usage; everything else is a bug and keeps its traceback.
         code, text = getattr(error, "exit_code", None), getattr(error, "format_message", None)
@@ -48,8 +46,10 @@ def main() -> NoReturn:
             print(text(), file=sys.stderr)  # the whole help, which is no message of an error
             sys.exit(code)
         _fail(text(), code, type(error).__name__)
-    if code == INTERRUPTED:  # typer's own word for Ctrl-C
-        _fail("interrupted; what was finished is kept", INTERRUPTED, "KeyboardInterrupt")
+    if code == Interrupted.exit_code:  # typer's own word for Ctrl-C
+        _fail(
+            "interrupted; the same command starts anew", Interrupted.exit_code, Interrupted.__name__
+        )
     sys.exit(code if isinstance(code, int) else 0)
 
 

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from typer.core import TyperGroup
+
+from foreplan.errors import ForeplanError
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -50,6 +54,23 @@ dataset_app = typer.Typer(
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout.")]
 Output = Annotated[Path, typer.Option("-o", "--output", help="File to write.")]
 OutputFolder = Annotated[Path, typer.Option("-o", "--output", help="Folder to write to.")]
+
+
+class Interrupted(ForeplanError):
+    """Ctrl-C in a command that keeps what it has finished."""
+
+    exit_code = 130
+
+
+@contextmanager
+def resumable(output: Path) -> Iterator[None]:
+    """Run what goes on where it was when the command is given again; Ctrl-C says so."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        raise Interrupted(
+            f"interrupted; what was measured is kept in {output}, the same command goes on there"
+        ) from None
 
 
 def console() -> Console:

@@ -7,7 +7,16 @@ from typing import Annotated
 
 import typer
 
-from foreplan.cli._app import Json, Output, OutputFolder, console, dataset_app, print_json, show
+from foreplan.cli._app import (
+    Json,
+    Output,
+    OutputFolder,
+    console,
+    dataset_app,
+    print_json,
+    resumable,
+    show,
+)
 
 
 @dataset_app.command("build")
@@ -46,15 +55,16 @@ def dataset_build(
     from foreplan.datasets.tir.build_dataset import build_dataset
     from foreplan.datasets.tir.measure import MeasureOptions
 
-    result = build_dataset(
-        output, networks=network or [], tasks=tasks, devices=device or ["cpu:threads=1"],
-        options=MeasureOptions(
-            samples=samples, rounds=rounds, builders=builders, minutes=minutes, slow_s=slow_s,
-            compiler=compiler,
-        ),
-        chip=chip, ray=ray, rpc=rpc, target=target, seed=seed, extract_only=extract_only,
-        progress=console().print,
-    )  # fmt: skip
+    with resumable(output):
+        result = build_dataset(
+            output, networks=network or [], tasks=tasks, devices=device or ["cpu:threads=1"],
+            options=MeasureOptions(
+                samples=samples, rounds=rounds, builders=builders, minutes=minutes, slow_s=slow_s,
+                compiler=compiler,
+            ),
+            chip=chip, ray=ray, rpc=rpc, target=target, seed=seed, extract_only=extract_only,
+            progress=console().print,
+        )  # fmt: skip
     if as_json:
         print_json(result)
     else:

@@ -15,6 +15,7 @@ from foreplan.cli._app import (
     cluster_app,
     console,
     print_json,
+    resumable,
     show,
 )
 from foreplan.cli._words import devices as device_names
@@ -94,11 +95,12 @@ def profile(
             ray, names or [], output, quick=quick, tasks=count, console=console()
         )
     else:
-        result = profile_host(
-            names or [], output, models=model or [], workload=workload, purpose=purpose,
-            memory=memory or [], quick=quick, tasks=count, unseen=unseen, host=host,
-            console=console(),
-        )  # fmt: skip
+        with resumable(output):
+            result = profile_host(
+                names or [], output, models=model or [], workload=workload, purpose=purpose,
+                memory=memory or [], quick=quick, tasks=count, unseen=unseen, host=host,
+                console=console(),
+            )  # fmt: skip
     if as_json:
         print_json(result)
 

@@ -45,6 +45,19 @@ def test_the_regret_of_each_source_is_against_the_best_that_ran(result: Result) 
     ] == pytest.approx(0.5)
 
 
+def test_a_decision_of_two_sources_is_a_row_that_names_both(result: Result) -> None:
+    name = "decided from measured and roofline costs"
+    other = result.plan.alternatives[0].model_copy(update={"name": name})
+    plan = result.plan.model_copy(update={"alternatives": (other,)})
+    rival = result.run.candidates[1].model_copy(update={"name": name})
+    run = result.run.model_copy(
+        update={"plan_digest": plan.digest, "candidates": (result.run.chosen, rival)}
+    )
+    slower = pytest.approx(0.5)
+    found = Result.of(plan, run).regrets
+    assert found == {"predicted": 0.0, "measured": slower, "roofline": slower}
+
+
 def test_the_same_decision_has_the_same_regret(result: Result) -> None:
     rejected = {"name": "decided from roofline costs", "reason": SAME}
     plan = result.plan.model_copy(
