@@ -222,7 +222,7 @@ def _regret_cells(results: Sequence[Result]) -> dict[str, list[str]]:
 
 def _decided(plan: Plan) -> dict[str, str]:
     """What `planner.api.plan` calls the decisions from other costs, by source of costs."""
-    names = [each.name for each in (*plan.alternatives, *plan.rejected)]
+    names = [*(a.name for a in plan.alternatives), *(r.name for r in plan.rejected)]
     names += [found[1] for found in map(_TAKEN_OVER.match, plan.assumptions) if found]
     return {
         source: name
