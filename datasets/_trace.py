@@ -24,6 +24,10 @@ WRAPPER = "wrapped"
 _FUSED_NORM = re.compile(r"RMSNorm$")
 
 
+#: Products whose kernels want operands of one dtype, which the trace's own rules don't ask for.
+_PRODUCTS = {"linear", "addmm", "mm", "bmm", "baddbmm", "matmul"}
+
+
 class TraceReader:
     """Turns an exported program into operators and edges.
 
@@ -149,6 +153,7 @@ class TraceReader:
                 self.root[node] = self.root[source]
                 self.views[node] = 1 + self.views.pop(source, 0)
             else:
+                _check_dtypes(self.name, node)
                 self.root[node] = node
                 self.calls[node] = 1 + sum(
                     self.views.pop(argument, 0) for argument in _tensor_arguments(node)
@@ -262,6 +267,25 @@ def _flat(value: Any) -> list[Any]:
     if isinstance(value, dict):
         return _flat(list(value.values()))
     return [value] if hasattr(value, "meta") else []
+
+
+def _check_dtypes(name: str, node: Any) -> None:
+    """Refuse a product that torch would not run.
+
+    Raises:
+        SpecError: its operands are of several dtypes.
+    """
+    if _aten_name(node) not in _PRODUCTS:
+        return
+    found = [info.dtype for argument in _tensor_arguments(node) for info in _infos(argument)]
+    if len(set(found)) > 1:
+        path = _module_path(node)
+        raise SpecError(
+            f"module {name}" + (f": {path}" if path else ""),
+            got=f"{_aten_name(node)} of {' and '.join(dict.fromkeys(found))}",
+            expected="operands of one dtype, which torch's kernels ask for",
+            fix="give inputs in the dtype of the weights, or convert them in the module",
+        )
 
 
 def _tensor_arguments(node: Any) -> list[Any]:

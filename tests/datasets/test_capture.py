@@ -349,6 +349,27 @@ def test_inputs_of_another_shape_are_told_in_a_line(
     assert not logging.getLogger("torch._subclasses.fake_tensor").disabled
 
 
+@pytest.mark.parametrize(
+    ("module", "shape", "wrong"),
+    [
+        (nn.Linear(4, 2), (3, 4), torch.int64),
+        (nn.Linear(4, 2, bias=False), (3, 4), torch.bfloat16),
+        (nn.Linear(4, 2), (2, 3, 4), torch.float16),
+    ],
+)
+def test_products_that_torch_would_not_run_are_told_in_a_line(
+    module: nn.Module, shape: tuple[int, ...], wrong: torch.dtype
+) -> None:
+    inner = nn.Sequential(nn.Identity(), module)
+    with pytest.raises(RuntimeError, match="type"):
+        inner(torch.zeros(shape, dtype=wrong))
+    told = r"module Sequential: 1: got '\w+ of \w+ and fp32', expected operands of one dtype"
+    with pytest.raises(SpecError, match=told) as caught:
+        capture(inner, (torch.zeros(shape, dtype=wrong),))
+    assert "\n" not in str(caught.value)
+    assert capture(inner, (torch.zeros(shape),)).operators()
+
+
 def test_control_flow_on_values_is_told_in_a_line(capfd: pytest.CaptureFixture[str]) -> None:
     class Branch(nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
