@@ -8,6 +8,7 @@ document's run observed.
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -117,7 +118,7 @@ def _laid_out(steps: Sequence[Step], before: Sequence[Any]) -> list[Step]:
             plain = work.variant.kernel.replace(CHANNELS_LAST, "")
             seen = lies[work.sizes]
             last = CHANNELS_LAST if seen else ""
-            kernel = plain.replace("conv2d", f"conv2d{last}")
+            kernel = re.sub("conv[12]d", rf"\g<0>{last}", plain)
             step = replace(step, work=replace(work, variant=replace(work.variant, kernel=kernel)))
         elif step.kind == "reduction" and "conv" in step.target and isinstance(work, Program):
             # By the bias, behind the gradients by images and weight.

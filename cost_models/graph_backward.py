@@ -81,11 +81,11 @@ def gradient_steps(node: OperatorNode, step: Step, read: Sequence[Operand]) -> l
         return _norm(node, back, work, read)
     if name in NO_WORK:
         return []
+    if name == "index":
+        return [_scattered(back, node.inputs[0], shape, picked(node.inputs[0], shape))]
     if work.op == "embedding":
         cols = work.dims["cols"]  # of each row that was read, also where a bag sums them
         return [_scattered(back, node.inputs[0], (*node.inputs[1], cols), cols)]
-    if name == "index":
-        return [_scattered(back, node.inputs[0], shape, _picked(node.inputs[0], shape))]
     if name in PICKS:  # zeros, and a copy of them that is filled
         return [fill_step(back, node.inputs[0]), wide_step(back, node.inputs[0], 1)]
     if name in REPEATS:
@@ -174,6 +174,21 @@ def fill_step(step: Step, shape: Sequence[int]) -> Step:
     return replace(step, kind="elementwise", work=work)
 
 
+def picked(source: Sequence[int], shape: Sequence[int]) -> int:
+    """Elements that an index leaves together: of the extents behind those that it picks from.
+
+    Args:
+        source: shape of what is picked from.
+        shape: of what is picked.
+    """
+    cols = 1
+    for own, extent in zip(reversed(source), reversed(shape), strict=False):
+        if own != extent:
+            break
+        cols *= own
+    return cols
+
+
 def channels(node: OperatorNode) -> int:
     """Channels that a batch norm norms each by itself; 1 of a norm of rows."""
     shape = node.outputs[0] if node.outputs else ()
@@ -196,16 +211,6 @@ def _scattered(back: Step, table: Sequence[int], shape: Sequence[int], cols: int
     rows, vocab = (max(1, math.prod(whole) // cols) for whole in (shape, table))
     work = program("embedding_backward", back.work.variant, rows=rows, vocab=vocab, cols=cols)
     return replace(back, work=work)
-
-
-def _picked(source: Sequence[int], shape: Sequence[int]) -> int:
-    """Elements that an index leaves together: of the extents behind those that it picks from."""
-    cols = 1
-    for own, extent in zip(reversed(source), reversed(shape), strict=False):
-        if own != extent:
-            break
-        cols *= own
-    return cols
 
 
 def _product(

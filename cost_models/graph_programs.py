@@ -24,6 +24,7 @@ from foreplan.cost_models.graph_backward import (
     channels,
     flat,
     gradient_steps,
+    picked,
     sum_step,
     view_steps,
 )
@@ -196,6 +197,10 @@ def _work(node: OperatorNode, layout: str) -> Work:
         return program(node.op, variant, rows=rows, cols=cols)
     if node.op == "embedding":  # as many rows as are read, though a bag writes their sum alone
         return program("embedding", variant, rows=max(1, math.prod(node.inputs[1])), cols=cols)
+    if node.target.endswith(".index") and len(node.inputs) > 1:  # rows of a table, as wide as left
+        cols = picked(node.inputs[0], node.outputs[0])
+        rows = max(1, math.prod(node.outputs[0]) // cols)
+        return program("embedding", variant, rows=rows, cols=cols)
     if node.op in ("reduction", "pool") and node.inputs:
         elements = max(1, math.prod(node.inputs[0]))
         kept = max(1, min(rows * cols, elements))

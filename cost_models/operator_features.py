@@ -33,6 +33,7 @@ from foreplan.cost_models.operator_work import (
     widths,
 )
 from foreplan.cost_models.power_limit import paid_flops, sustained_share
+from foreplan.cost_models.row_blocks import row_block_s
 from foreplan.cost_models.tile_times import (
     CHOSEN,
     Product,
@@ -64,8 +65,8 @@ FAMILIES: Mapping[str, tuple[str, ...]] = MappingProxyType(
 #: alone; presumably because Winograd's kernels multiply less than is counted.
 _CONV_POWER = 0.5
 
-#: Multiprocessors of a large GPU whose number is not published. Assumed.
-_USUAL_UNITS = 140.0
+#: Multiprocessors of a large GPU whose number is not published, and its clock. Assumed.
+_USUAL_UNITS, _USUAL_CLOCK_HZ = 140.0, 1.8e9
 
 #: Channels of a group from which on a convolution is a product of matrix units. Assumed.
 _MATRIX_CHANNELS = 8
@@ -248,7 +249,7 @@ def _later(table: OperatorTable, family: str) -> dict[str, Floats]:
 
 def _fixed(offer: Mapping[str, Floats]) -> Floats:
     """Seconds of a kernel that does next to nothing (N,)."""
-    return _FIXED_CYCLES / np.nan_to_num(offer["clock"], nan=1.8e9)
+    return _FIXED_CYCLES / np.nan_to_num(offer["clock"], nan=_USUAL_CLOCK_HZ)
 
 
 _Block = tuple[dict[str, Floats], Floats]
@@ -331,7 +332,8 @@ def _wide(table: OperatorTable, work: OperatorWork, offer: Mapping[str, Floats])
         "log_row_threads": np.log(d["cols"] / offer["threads"]),
         "log_two_passes_to_l2": np.log(work.bytes / 2 / offer["l2"]),
     }  # fmt: skip
-    return columns, _fixed(offer) + memory_time(table, work, offer)
+    rows_s = row_block_s(table, work, np.nan_to_num(offer["clock"], nan=_USUAL_CLOCK_HZ))
+    return columns, _fixed(offer) + memory_time(table, work, offer) + rows_s
 
 
 def _attention(table: OperatorTable, work: OperatorWork, offer: Mapping[str, Floats]) -> _Block:

@@ -46,23 +46,25 @@ from foreplan.cost_models.operator_features import FAMILIES, Features, features
 from foreplan.cost_models.tile_selector import fit_selector, kernel_tiles
 from foreplan.cost_models.tree_ensemble import TreeEnsemble
 from foreplan.datasets.device import Device
-from foreplan.datasets.operator_table import OperatorTable, includes_launch
+from foreplan.datasets.operator_cases import RECORDED
+from foreplan.datasets.operator_table import OperatorTable
 from foreplan.errors import SpecError
 
 Floats = NDArray[np.float64]
 
-#: Trees of an expert of convolutions inside CUDA graphs: how many for one of `OperatorPredictor`'s,
-#: how much deeper, and their rate for one of its. Chosen on folds (docs/results/operators.md).
-_CONV_TREES, _CONV_DEEPER, _CONV_RATE = 1.5, 2, 0.7
+#: Trees of an expert of operators timed in sweeps inside CUDA graphs: how many for one of
+#: `OperatorPredictor`'s, how much deeper, and their rate for one of its. Chosen on folds
+#: (docs/results/operators.md).
+_SWEEP_TREES, _SWEEP_DEEPER, _SWEEP_RATE = 1.5, 2, 0.7
 
 
 class OperatorPredictor(RegressorMixin, BaseEstimator):  # type: ignore[misc, unused-ignore]
     """Predicts the latency of library operators on devices seen and unseen.
 
     Args:
-        trees: trees of an expert; of convolutions inside CUDA graphs half as many again.
-        depth: depth of a tree; of such convolutions two more.
-        rate: learning rate; of such convolutions 0.7 of it.
+        trees: trees of an expert; of a sweep inside CUDA graphs half as many again.
+        depth: depth of a tree; of such a sweep's two more.
+        rate: learning rate; of such a sweep's 0.7 of it.
         gate: scales of the gate; ``None`` for the fitted ones.
         seed: of every random choice.
 
@@ -195,10 +197,10 @@ class OperatorPredictor(RegressorMixin, BaseEstimator):  # type: ignore[misc, un
         given = np.array([overhead.get(name, 0.0) for name in part.op])
         rng = np.random.default_rng(self.seed)
         kept_out = usable & (rng.random(len(part)) < 0.1)
-        deep = family == "conv" and not includes_launch(part.library[0])
-        count = round(self.trees * _CONV_TREES) if deep else self.trees
-        depth = self.depth + _CONV_DEEPER if deep else self.depth
-        rate = self.rate * _CONV_RATE if deep else self.rate
+        deep = part.library[0].startswith(RECORDED)
+        count = round(self.trees * _SWEEP_TREES) if deep else self.trees
+        depth = self.depth + _SWEEP_DEEPER if deep else self.depth
+        rate = self.rate * _SWEEP_RATE if deep else self.rate
 
         taught = usable & ~kept_out
         ensemble = TreeEnsemble.fit(

@@ -252,6 +252,11 @@ _ROUND = 64
 def _published(row: _Row) -> _Row:
     """A row in the words of published tables, which say less of an operator and know fewer."""
     kind, dtype, dims = row
+    # An index copies what it picks. A norm by channels goes through its values as a map does; a
+    # layer norm of as many rows would take threads for each.
+    if kind == "batchnorm" or (kind == "embedding" and dims["strided"]):
+        size = {"rows": dims["rows"], "cols": dims["cols"]}
+        return "elementwise", dtype, size | {"inputs": 1, "cost": 1}
     if kind in ("reduction", "embedding", "embedding_gradient") or dims.get("groups", 1) > 1:
         return _NOTHING
     if kind == "context_attention_gradient":
@@ -263,7 +268,7 @@ def _published(row: _Row) -> _Row:
         "strided", "groups", "channels_last", "turned", "bias", "broadcast", "converts", "rms",
         "masks", "training",
     }  # fmt: skip
-    plain = {"batchnorm": "layernorm"} | dict.fromkeys(FAMILIES["conv"], "conv")
+    plain = dict.fromkeys(FAMILIES["conv"], "conv")
     return plain.get(kind, kind), dtype, {n: size for n, size in dims.items() if n not in left_out}
 
 
@@ -316,7 +321,7 @@ def _row(program: Program) -> _Row:
     if program.op in ("reduction", "pool", "embedding"):
         size = {"rows": d["rows"], "cols": d["cols"]}
         if program.op == "embedding":
-            return "embedding", dtype, size
+            return "embedding", dtype, size | {"strided": int(v.kernel in _INDEXED)}
         # A forward pass sums over neighbours, a backward one as its kernel says.
         return "reduction", dtype, size | {"strided": _SUMS.get(v.kernel, 0)}
     if program.op == "adamw":
@@ -329,7 +334,7 @@ def _row(program: Program) -> _Row:
             "converts": int(v.kernel in _CONVERTS)}  # fmt: skip
     if program.op == "roll":
         size = {"rows": d["rows"], "cols": d["cols"], "inputs": 1, "cost": 1}
-        return "elementwise", dtype, size | {"strided": 1, "broadcast": 0, "converts": 0}
+        return "elementwise", dtype, size | {"strided": 2, "broadcast": 0, "converts": 0}
     if program.op == "fill":  # as many bytes as a copy of half of them; no sweep has fills
         half = {"rows": d["rows"], "cols": -(-d["cols"] // 2), "inputs": 1, "cost": 1}
         return "elementwise", dtype, half | {"strided": 0, "broadcast": 0, "converts": 0}

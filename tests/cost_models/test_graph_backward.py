@@ -142,3 +142,21 @@ def test_a_roll_is_a_copy_for_each_dimension_there_and_back(
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as seen:
         torch.roll(images, module.shifts, dims)
     assert sum(event.name == "aten::cat" for event in seen.events() or []) == times
+
+
+def test_an_index_reads_rows_of_a_table_and_adds_them_up_going_back() -> None:
+    class Picked(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.table = nn.Parameter(torch.rand(20, 4))
+
+        def forward(self, at: Tensor) -> Tensor:
+            return self.table[at.view(-1)] * 2.0
+
+    module = Picked()
+    at = torch.zeros(3, 5, dtype=torch.int64)
+    steps = lower(capture(module, [at], eager=True), "training")
+    (forward,) = works([s for s in steps if s.target == "aten.index" and s.part == "forward"])
+    (back,) = works([s for s in steps if s.target == "aten.index" and s.part == "backward"])
+    assert forward == ("embedding", "index", (15, 4))
+    assert back == ("embedding_backward", "index", (15, 20, 4))

@@ -102,7 +102,7 @@ def test_published_rows_answer_where_no_graph_was_recorded() -> None:
     found = program_table([*ASKED.values()], device_zoo.device("a100_sxm_80gb"))
     kinds = dict(zip(ASKED, found.kind, strict=True))
     assert kinds["input gradient"] == "conv"
-    assert kinds["norm"] == "layernorm"
+    assert kinds["norm"] == "elementwise"  # a map by channels: no row has threads of its own
     assert {kinds[name] for name in ("depthwise", "reduction", "embedding")} == {UNKNOWN}
     assert not found.dims["channels_last"].any()
 
@@ -127,6 +127,8 @@ def test_programs_are_asked_for_in_the_words_of_the_sweep() -> None:
             "layernorm_gradient",
             "batchnorm_gradient",
             "reduction",
+            "conv",
+            "embedding",
         )
         known = {(kind, "bfloat16"): "torch_graph-2.11-cuda" for kind in kinds}
         table = program_table([item], h200, known)
@@ -145,6 +147,13 @@ def test_programs_are_asked_for_in_the_words_of_the_sweep() -> None:
     ):  # fmt: skip
         assert asked("matmul", kernel, batch=3, m=64, n=64, k=64)["turned"] == turned, kernel
     size = {"rows": 64, "cols": 256}
+    sizes = {"batch": 2, "groups": 1, "cin": 16, "cout": 32, "taps": 9}
+    square = asked("conv", "conv2d", **sizes, inputs=256, outputs=64)
+    assert [square[name] for name in ("size", "window", "stride", "padding")] == [16, 3, 2, 1]
+    assert asked("embedding", "embedding", **size)["strided"] == 0
+    assert asked("embedding", "index", **size)["strided"] == 1
+    rolled = asked("roll", "roll", **size, times=2)
+    assert (rolled["kind"], rolled["strided"], rolled["cols"]) == ("elementwise", 2, 256)
     for kernel, lies in (("mul", 0), ("mul_by_row", 1), ("add_by_column", 2), ("mul_by_block", 3)):
         assert asked("elementwise", kernel, **size, inputs=1)["broadcast"] == lies
     assert asked("elementwise", "to", **size, inputs=2)["converts"] == 1
@@ -158,6 +167,9 @@ def test_programs_are_asked_for_in_the_words_of_the_sweep() -> None:
     )
     assert (rows["kind"], channels["kind"]) == ("layernorm_gradient", "batchnorm_gradient")
     assert (rows["channels"], channels["channels"]) == (0, 32)
+    # Published tables know no index: a copy.
+    index = program("embedding", Variant("bf16", "bf16", "torch.index"), **size)
+    assert list(program_table([index], h200).kind) == ["elementwise"]
     # Published tables have no gradients: a map of two tensors, as large.
     (old,) = program_table([program("norm_gradient", BF, **size, channels=1, results=2)], h200).kind
     assert old == "elementwise"
