@@ -1,6 +1,9 @@
 """Bags of embeddings in a training step: priced as look-ups and sums, timed, run."""
 
 import math
+import os
+import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -8,9 +11,13 @@ from torch import nn
 
 import foreplan
 from foreplan.datasets.cold_operands import InTurn
+from foreplan.datasets.device_name import DeviceName
 from foreplan.datasets.training_runnable import training_call
 from foreplan.errors import SpecError
+from foreplan.planner.precision.execution.decisions import uniform_decision
+from foreplan.planner.precision.execution.experiment import simulate_training, train
 from foreplan.planner.precision.graph import TrainingGraph
+from foreplan.planner.precision.spec import PrecisionWorkload
 
 
 class Ads(nn.Module):
@@ -42,6 +49,32 @@ class Task:
 
     def loss(self, output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
         return nn.functional.cross_entropy(output, target)
+
+
+def build(*_: object) -> Task:
+    """What a package's entry point names."""
+    return Task()
+
+
+def test_real_ranks_train_a_bag_as_one_process_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    info = tmp_path / "ads-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: ads\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text(
+        f"[foreplan.networks]\nads = {Path(__file__).stem}:build\n"
+    )
+    for place in (tmp_path, Path(__file__).parent):
+        monkeypatch.syspath_prepend(str(place))
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, sys.path)))
+    work = PrecisionWorkload(network="ads", batch=8)
+    decision = uniform_decision(Task(), work, ["bf16", "fp32"])
+    core = DeviceName.parse("cpu:threads=1")
+    run = train(work, decision, [core, core], steps=2, validation_batches=0, timeout_s=120.0)
+    alone = simulate_training(work, decision, steps=2, validation_batches=0)
+    assert [rank.losses for rank in run.ranks] == [rank.losses for rank in alone.ranks]
+    assert run.ranks[0].losses != run.ranks[1].losses
 
 
 @pytest.mark.parametrize("mode", ["mean", "max"])
