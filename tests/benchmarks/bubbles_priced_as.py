@@ -1,7 +1,7 @@
 """Plans that have run, priced again as if their cluster had been measured in another way.
 
-``python tests/benchmarks/bubbles_priced_as.py FOLDER WAY...`` reads what ``bubble_ranks.sh`` left in
-FOLDER and simulates each decision that ran, from its profiles: no predictions made ahead. A way is
+``python tests/benchmarks/bubbles_priced_as.py FOLDER WAY...`` reads what ``bubble_ranks.sh`` left
+there and simulates each decision that ran, from its profiles: no predictions made ahead. A way is
 ``-`` for the prices as they are, ``lag=SHARE`` for lanes that wait for the slowest by that share,
 ``alone`` for programs priced as the profile timed them, without passes of ranks at work together;
 or several, joined by commas.
