@@ -245,6 +245,8 @@ _COLUMNS_FIRST = frozenset(
 _SUMS = {BACKWARD: 1, CHANNEL_SUM: 2}
 #: How a broadcast operand lies, as the sweep inside CUDA graphs numbers it.
 _LIES = {BY_ROW: 1, BY_COLUMN: 2, BY_BLOCK: 3}
+#: What the name of a kernel says: a convolution along a line.
+_LINE = "conv1d"
 #: Elements of an update are nearly all in tensors of round sizes, which kernels go through faster.
 _ROUND = 64
 
@@ -257,7 +259,9 @@ def _published(row: _Row) -> _Row:
     if kind == "batchnorm" or (kind == "embedding" and dims["strided"]):
         size = {"rows": dims["rows"], "cols": dims["cols"]}
         return "elementwise", dtype, size | {"inputs": 1, "cost": 1}
-    if kind in ("reduction", "embedding", "embedding_gradient") or dims.get("groups", 1) > 1:
+    if kind in ("reduction", "embedding", "embedding_gradient"):
+        return _NOTHING
+    if dims.get("groups", 1) > 1 or dims.get("line"):
         return _NOTHING
     if kind == "context_attention_gradient":
         return "context_attention", dtype, dims
@@ -265,8 +269,8 @@ def _published(row: _Row) -> _Row:
         size = {"rows": dims["rows"], "cols": dims["cols"]}
         return "elementwise", dtype, size | {"inputs": 2, "cost": 1}
     left_out = {
-        "strided", "groups", "channels_last", "turned", "bias", "broadcast", "converts", "rms",
-        "masks", "training",
+        "strided", "groups", "line", "channels_last", "turned", "bias", "broadcast", "converts",
+        "rms", "masks", "training",
     }  # fmt: skip
     plain = dict.fromkeys(FAMILIES["conv"], "conv")
     return plain.get(kind, kind), dtype, {n: size for n, size in dims.items() if n not in left_out}
@@ -312,9 +316,9 @@ def _row(program: Program) -> _Row:
         size = {"rows": d["rows"], "cols": d["cols"]}
         return kind, dtype, size | ({"channels": d["channels"]} if d["channels"] > 1 else {})
     if program.op == "conv":
-        square = _square_conv(d, v.kernel)
+        sizes = _conv_sizes(d, v.kernel)
         of = next((g for g in (INPUT_GRADIENT, WEIGHT_GRADIENT) if v.kernel.endswith(g)), "")
-        return (f"conv{of}", dtype, square) if square else _NOTHING
+        return (f"conv{of}", dtype, sizes) if sizes else _NOTHING
     if program.op == "embedding_backward":
         size = {"rows": d["rows"], "cols": d["cols"], "values": d["vocab"]}
         return "embedding_gradient", dtype, size | {"strided": int(v.kernel in _INDEXED)}
@@ -349,15 +353,17 @@ def _row(program: Program) -> _Row:
                                   "cost": cost}  # fmt: skip
 
 
-def _square_conv(d: dict[str, int], kernel: str) -> dict[str, int] | None:
-    """A convolution in the tables' words, which know square ones alone."""
-    size, out, window = (math.isqrt(d[name]) for name in ("inputs", "outputs", "taps"))
-    if size**2 != d["inputs"] or window**2 != d["taps"]:
+def _conv_sizes(d: dict[str, int], kernel: str) -> dict[str, int] | None:
+    """A convolution in the tables' words, which know square ones and those along a line."""
+    line = int(_LINE in kernel)
+    extents = [d[name] for name in ("inputs", "outputs", "taps")]
+    size, out, window = extents if line else map(math.isqrt, extents)
+    if not line and (size**2 != d["inputs"] or window**2 != d["taps"]):
         return None
     stride = max(1, round(size / out))
     padding = max(0, ((out - 1) * stride + window - size + 1) // 2)
     return {"b": d["batch"], "cin": d["cin"], "cout": d["cout"], "window": window, "size": size,
-            "stride": stride, "padding": padding, "groups": d["groups"],
+            "stride": stride, "padding": padding, "groups": d["groups"], "line": line,
             "channels_last": int(CHANNELS_LAST in kernel),
             "bias": int(kernel.endswith(BIAS))}  # fmt: skip
 

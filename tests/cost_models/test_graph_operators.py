@@ -149,7 +149,10 @@ def test_programs_are_asked_for_in_the_words_of_the_sweep() -> None:
     size = {"rows": 64, "cols": 256}
     sizes = {"batch": 2, "groups": 1, "cin": 16, "cout": 32, "taps": 9}
     square = asked("conv", "conv2d", **sizes, inputs=256, outputs=64)
-    assert [square[name] for name in ("size", "window", "stride", "padding")] == [16, 3, 2, 1]
+    names = ("size", "window", "stride", "padding", "line")
+    assert [square[name] for name in names] == [16, 3, 2, 1, 0]
+    line = asked("conv", "conv1d", **sizes, inputs=100, outputs=50)
+    assert [line[name] for name in names] == [100, 9, 2, 4, 1]
     assert asked("embedding", "embedding", **size)["strided"] == 0
     assert asked("embedding", "index", **size)["strided"] == 1
     rolled = asked("roll", "roll", **size, times=2)

@@ -253,7 +253,7 @@ def test_named_operators_are_drawn_alone() -> None:
     [("more", 0, 100, ()), ("more", 1_000_000, 101, ()), ("grouped", 0, 102, GROUPED),
      ("grouped", 1_000_000, 103, ()), ("masked", 0, 104, [*MASKED, "embedding_gradient"]),
      ("masked", 1_000_000, 105, ["conv", "conv_input_gradient", "conv_weight_gradient"]),
-     ("masked", 2_000_000, 106, ()),
+     ("masked", 2_000_000, 106, ()), ("sound", 0, 110, SOUND),
      *(("narrow", first, seed, [name for name in FIFTH if name not in SOUND])
        for first, seed in ((0, 108), (1_000_000, 109)))],
 )  # fmt: skip
