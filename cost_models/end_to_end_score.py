@@ -31,14 +31,14 @@ def score(document: Mapping[str, Any], device: Device, *, weights: str = "pretra
 
     Returns:
         ``cases`` by execution with the real latency and, for each way to replay, the latency and
-        its error; ``mape`` by execution, phase and way; ``not_recorded``: passes that no graph was
-        made of, and why; ``not_timed``: how many calls of a network were timed in a queue because
-        they could not be recorded, by why. Ways: ``measured`` (operators timed one by one, of a
-        graph from graphs; host, or what an operator takes longer behind another one than behind
-        itself, measured), ``sum`` (the same operators, added up),
-        ``predicted`` (host, or gaps of a graph, measured), and from figures of the device alone
-        ``predicted_published``, on a processor ``unseen``, without what was timed on its chip,
-        and ``roofline``.
+        its error, of a graph against the board at rest before each pass (``rested_s``); ``mape``
+        by execution, phase and way; ``not_recorded``: passes that no graph was made of, and why;
+        ``not_timed``: how many calls of a network were timed in a queue because they could not be
+        recorded, by why. Ways: ``measured`` (operators timed one by one, of a graph from graphs;
+        host, or what an operator takes longer behind another one than behind itself, measured),
+        ``sum`` (the same operators, added up), ``predicted`` (host, or gaps of a graph, measured),
+        and from figures of the device alone ``predicted_published``, on a processor ``unseen``,
+        without what was timed on its chip, and ``roofline``.
     """
     books = _books(device, weights)
     rows: list[dict[str, Any]] = []
@@ -98,9 +98,10 @@ def tables(scored: Mapping[str, Any]) -> str:
                   _line(["---"] * len(named))]  # fmt: skip
         for row in rows:
             errors = [f"{100 * row['error'][way]:+.1f}" for way in ways]
+            real = row.get("rested_s", row["real_s"])
             lines.append(_line([
                 row["network"], " x ".join(map(str, row["shape"])), row["phase"],
-                f"{1e3 * row['real_s']:.3f}", f"{100 * row['rounds']:.0f}", row["limit"], *errors,
+                f"{1e3 * real:.3f}", f"{100 * row['rounds']:.0f}", row["limit"], *errors,
             ]))  # fmt: skip
         lines += ["", _line(["mean of abs(error)", "cases", *ways]),
                   _line(["---"] * (2 + len(ways)))]  # fmt: skip
@@ -139,6 +140,7 @@ def _row(
     """One case of the score: as measured, and as its replays say."""
     measured, found = replays
     real = float(times["real_s"])
+    against = float(times.get("rested_s") or real)
     return {
         "network": case["network"], "shape": case["shape"], "phase": case["phase"],
         "execution": execution, "real_s": real,
@@ -147,7 +149,7 @@ def _row(
         "limit": measured.limit,
         **{key: times[key] for key in ("rested_s", "kernels", "clock_hz", "power_w")
            if key in times},
-        "latency_s": found, "error": {key: value / real - 1 for key, value in found.items()},
+        "latency_s": found, "error": {key: value / against - 1 for key, value in found.items()},
     }  # fmt: skip
 
 

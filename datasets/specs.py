@@ -10,10 +10,12 @@ texts, ``010`` is ten. A JSON file means the same when read as YAML.
 from __future__ import annotations
 
 import difflib
+import gzip
 import os
 import re
 import types
 import typing
+import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self, TypeVar
@@ -72,7 +74,8 @@ Model = TypeVar("Model", bound=BaseModel)
 def load_document(path: str | os.PathLike[str]) -> dict[str, Any]:
     """Read a YAML or JSON (by the ending ``.json``) document whose top is a mapping.
 
-    Only plain data is built: a YAML tag that would construct an object is an error.
+    Behind either ending may stand ``.gz``. Only plain data is built: a YAML tag that would
+    construct an object is an error.
 
     Args:
         path: the file, in UTF-8.
@@ -81,16 +84,19 @@ def load_document(path: str | os.PathLike[str]) -> dict[str, Any]:
         The document, unchecked; see `validate`.
 
     Raises:
-        SpecError: no such file, not UTF-8, empty, too long, a syntax error (with its line), a key
-            given twice (with its line), NaN or infinity in JSON, or a top that is not a mapping.
+        SpecError: no such file, not gzip's, not UTF-8, empty, too long, a syntax error (with its
+            line), a key given twice (with its line), NaN or infinity in JSON, or a top that is not
+            a mapping.
     """
     where = os.fspath(path)
-    json_text = where.lower().endswith(".json")
+    packed = where.lower().endswith(".gz")
+    json_text = where.lower().removesuffix(".gz").endswith(".json")
     longest = MAX_JSON_BYTES if json_text else MAX_YAML_BYTES
     try:
-        with Path(path).open("rb") as stream:
+        with gzip.open(path) if packed else Path(path).open("rb") as stream:
             data = stream.read(longest + 1)  # a file may have no end: /dev/zero
-    except (OSError, ValueError) as error:  # a name with a null byte is a ValueError
+    # A name with a null byte is a ValueError; the last two are of a file that is not gzip's.
+    except (OSError, ValueError, EOFError, zlib.error) as error:
         got = getattr(error, "strerror", None) or str(error)
         raise SpecError(where, got=got, expected="a readable file", fix=_inside(path)) from error
     if len(data) > longest:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -24,6 +26,7 @@ from foreplan.cost_models.host_prices import MODES, HostPrices, Issue, calibrate
 from foreplan.cost_models.replay import replay
 from foreplan.datasets import device_zoo
 from foreplan.datasets.capture import capture
+from foreplan.datasets.specs import load_document
 from foreplan.errors import MissingDataError, SpecError
 
 CPU = device_zoo.device("xeon_8480+")
@@ -139,7 +142,7 @@ GAPS = {"queued_s": 3e-6, "graph_s": 2e-6, "queued_gap_s": 1e-6, "graph_gap_s": 
 
 def test_graphs_are_scored_beside_eager_passes(measured: dict[str, Any]) -> None:
     times = {"real_s": 1e-3, "real_low_s": 9e-4, "real_high_s": 2e-3, "rounds_s": [1e-3],
-             "rested_s": 1e-3, "kernels": 100, "clock_hz": None, "power_w": None}  # fmt: skip
+             "rested_s": 8e-4, "kernels": 100, "clock_hz": None, "power_w": None}  # fmt: skip
     one, two = (c for c in measured["cases"] if c["network"] == "llama")
     cases = [{**one, "graph": times}, {**two, "graph": {"failed": "RuntimeError: a sync"}}]
     document = {**measured, "figures": None, "gaps": GAPS, "cases": cases}
@@ -151,6 +154,7 @@ def test_graphs_are_scored_beside_eager_passes(measured: dict[str, Any]) -> None
     assert graph["kernels"] == 100
     launch = gpu.launch_overhead_s or 4e-6
     found = graph["latency_s"]
+    assert graph["error"]["sum"] == pytest.approx(found["sum"] / 8e-4 - 1)  # of the board at rest
     # One launch, and 5 us before each call that is a kernel but the first.
     kernels = sum(
         not view and (cases[0]["alone"][place][-4] or 0.0) > 0.0
@@ -165,6 +169,20 @@ def test_graphs_are_scored_beside_eager_passes(measured: dict[str, Any]) -> None
     shown = tables(scored)
     assert "graph, cpu, fp32" in shown
     assert shown.endswith(f"not recorded: llama [1, 1] {two['phase']}: RuntimeError: a sync")
+
+
+def test_networks_of_the_stored_run_are_predicted() -> None:
+    """A floor, not the result: docs/results/end_to_end.md has the errors."""
+    stored = Path(__file__).parents[2] / "datasets/measured/h200_networks_held_out.json.gz"
+    document = load_document(stored)
+    found = score(document, device_zoo.device("h200"))
+    errors = defaultdict[str, list[float]](list)
+    for row in found["cases"]:
+        errors[row["network"]].append(abs(row["error"]["predicted_published"]))
+    assert {len(cases) for cases in errors.values()} == {4}
+    assert np.mean(errors["gemma"]) < 0.1
+    assert np.mean(errors["pvt_v2"]) < 0.2
+    assert {name for name, *_ in found["not_recorded"]} == {"bloom"}
 
 
 def test_calls_timed_from_graphs_are_replayed_without_a_host(measured: dict[str, Any]) -> None:

@@ -1,3 +1,4 @@
+import gzip
 from pathlib import Path
 from typing import Annotated
 
@@ -6,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import Field
 
+from foreplan.datasets._document_text import MAX_JSON_BYTES
 from foreplan.datasets.specs import (
     StrictModel,
     dump_document,
@@ -107,6 +109,21 @@ def test_missing_and_binary_files(tmp_path: Path) -> None:
     (tmp_path / "b.yaml").write_bytes(b"\xff\xfe\x00")
     with pytest.raises(SpecError, match="not UTF-8"):
         load_document(tmp_path / "b.yaml")
+
+
+def test_documents_may_be_compressed(tmp_path: Path) -> None:
+    for name, text in (("a.json.gz", '{"a": 1}'), ("a.yaml.gz", "a: 1")):
+        (tmp_path / name).write_bytes(gzip.compress(text.encode()))
+        assert load_document(tmp_path / name) == {"a": 1}
+    whole = gzip.compress(b'{"a": "' + b" " * MAX_JSON_BYTES + b'"}')
+    (tmp_path / "large.json.gz").write_bytes(whole)
+    with pytest.raises(SpecError, match="got more than"):
+        load_document(tmp_path / "large.json.gz")
+    for name, data in (("plain.json.gz", b"{}"), ("cut.json.gz", whole[:200]),
+                       ("broken.json.gz", whole[:10] + b"\xff" * 50)):  # fmt: skip
+        (tmp_path / name).write_bytes(data)
+        with pytest.raises(SpecError, match="expected a readable file"):
+            load_document(tmp_path / name)
 
 
 def test_yaml_scalars_are_those_of_yaml_1_2(tmp_path: Path) -> None:
