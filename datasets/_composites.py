@@ -29,7 +29,7 @@ def expand_composites(program: torch.export.ExportedProgram) -> None:
     """
     module = program.graph_module
     for node in list(module.graph.nodes):
-        if node.op == "call_function" and _is_composite(node.target):
+        if node.op == "call_function" and node.all_input_nodes and _is_composite(node.target):
             _expand(module, node)
             module.graph.erase_node(node)
 
@@ -61,7 +61,6 @@ def _expand(module: torch.fx.GraphModule, node: torch.fx.Node) -> None:
     from torch.fx.experimental.proxy_tensor import make_fx
 
     sources = [each for each in node.all_input_nodes if isinstance(each.meta["val"], torch.Tensor)]
-
     target: Any = node.target
 
     def call(*tensors: torch.Tensor) -> Any:
