@@ -3,7 +3,7 @@
 A profile times a program alone and on operands that no cache holds. Where ``foreplan profile`` has
 also timed the programs of a pass behind one another (`foreplan.datasets.together`), prices that
 come from the profile are corrected by what one rank took for that pass, over its price. What ranks
-at work together take from each other on top is the simulator's (`foreplan.planner.predict`).
+at work together take from each other on top is the simulator's (`foreplan.planner.contention`).
 """
 
 from __future__ import annotations

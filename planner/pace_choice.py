@@ -22,8 +22,9 @@ from foreplan.datasets.program import Program
 from foreplan.datasets.tier import ContentionKind
 from foreplan.datasets.training_programs import is_training
 from foreplan.planner.base import Planner, Problem
+from foreplan.planner.contention import contention, memory_share
 from foreplan.planner.pace import PaceProgram, RankPace
-from foreplan.planner.predict import Forecast, contention, memory_share
+from foreplan.planner.predict import Forecast
 
 #: Programs of a rank at most (chosen: a few are most of its compute, and what is left out leaves
 #: its room in the caches to the others).

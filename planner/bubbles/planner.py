@@ -41,7 +41,7 @@ from foreplan.planner.bubbles.spec import BubblesWorkload
 from foreplan.planner.bubbles.training_step import TrainingStep
 from foreplan.planner.bubbles.widen import widen
 from foreplan.planner.bubbles.works import given_prices
-from foreplan.planner.predict import contended
+from foreplan.planner.contention import contended
 
 if TYPE_CHECKING:
     from foreplan.cost_models.host_prices import HostPrices

@@ -24,7 +24,7 @@ from foreplan.planner.bubbles.spec import BackbonePlan, BubblesWorkload, Encoder
 from foreplan.planner.bubbles.towers import Tower, backbone_tower, encoder_towers
 from foreplan.planner.bubbles.work_parts import Parts, joined, segment, times
 from foreplan.planner.bubbles.works import StepWorks, TowerWorks
-from foreplan.planner.predict import compute_share, contended, contention, memory_share
+from foreplan.planner.contention import compute_share, contended, contention, memory_share
 
 #: Share of a sum's time on the spot that computation beside it may lose before nothing is put there
 #: (chosen: gloo takes 0.63-0.86 of its own on a rank's one core, where units inside passes made a

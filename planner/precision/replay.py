@@ -16,11 +16,11 @@ import numpy as np
 from foreplan.cost_models.costs import CostBook, HostLaunch, Segment, Work
 from foreplan.cost_models.schedule import FloatArray, IntArray, Schedule
 from foreplan.cost_models.simulator import Contention, Simulator
+from foreplan.planner.contention import memory_share
 from foreplan.planner.precision.pricing import StepTables, Works
 from foreplan.planner.precision.saved import SavedBytes
 from foreplan.planner.precision.spec import ALL_REDUCE, BACKWARD, FORWARD, OPTIMIZER
 from foreplan.planner.precision.step import Buckets, WorkerStep, all_reduce, step_schedule
-from foreplan.planner.predict import memory_share
 
 
 class DeviceReplay:

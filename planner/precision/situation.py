@@ -17,6 +17,7 @@ from foreplan.cost_models.schedule import IntArray
 from foreplan.datasets.cluster_entry import Rank
 from foreplan.errors import InfeasibleError, SpecError
 from foreplan.planner.base import Problem
+from foreplan.planner.contention import contention
 from foreplan.planner.precision.allocation import Allocation, Omega
 from foreplan.planner.precision.graph import TrainingGraph
 from foreplan.planner.precision.pricing import StepTables, Unpriced
@@ -32,7 +33,6 @@ from foreplan.planner.precision.spec import (
 )
 from foreplan.planner.precision.step import Buckets
 from foreplan.planner.precision.task import TrainingTask, training_task
-from foreplan.planner.predict import contention
 
 #: fp32 states a parameter: momentum, or both moments.
 STATES_OF = {"sgd": 1, "adamw": 2}

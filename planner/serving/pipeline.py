@@ -28,7 +28,7 @@ from foreplan.cost_models.schedule import (
 from foreplan.datasets.cluster import Cluster
 from foreplan.datasets.program import Program, Variant
 from foreplan.errors import SpecError
-from foreplan.planner.predict import memory_share
+from foreplan.planner.contention import memory_share
 from foreplan.planner.serving.pricing import DECODE, PREFILL, MicroBatches, Pricing, StageKernels
 from foreplan.planner.serving.spec import ServingDecision, StageDecision
 

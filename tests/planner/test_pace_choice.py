@@ -17,9 +17,9 @@ from foreplan.datasets.program import Program, Variant, program
 from foreplan.datasets.specs import validate
 from foreplan.datasets.training_programs import optimizer_program
 from foreplan.errors import SpecError
+from foreplan.planner.contention import contended
 from foreplan.planner.pace import PaceProgram, RankPace
 from foreplan.planner.pace_choice import MOST, pace_of_ranks
-from foreplan.planner.predict import contended
 
 BF16 = Variant("bf16", "bf16", "torch.linear")
 FP32 = Variant("fp32", "fp32", "torch.linear")

@@ -22,7 +22,8 @@ from foreplan.planner.bubbles.search import BubbleSearch
 from foreplan.planner.bubbles.shapes import bubbles_pass, bubbles_programs
 from foreplan.planner.bubbles.spec import BackbonePlan, BubblesWorkload
 from foreplan.planner.bubbles.training_step import TrainingStep
-from foreplan.planner.predict import Forecast, compute_share, contention
+from foreplan.planner.contention import compute_share, contention
+from foreplan.planner.predict import Forecast
 
 CPU = DeviceName.parse("cpu:threads=1")
 FP32 = Variant("fp32", "fp32", "torch.linear")
