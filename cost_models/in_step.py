@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from foreplan.cost_models.costs import CostSource, Estimate, Work
+from foreplan.cost_models.costs import CostSource, Estimate, Work, first_answers
 from foreplan.datasets.program import Program
 from foreplan.datasets.training_programs import is_training
 
@@ -38,3 +38,7 @@ class InStepSource:
                 training = isinstance(work, Program) and is_training(work)
                 return found.times(self._factors.get(device, 1.0)) if training else found
         return None
+
+    def prepare(self, programs: Sequence[Program], device: str) -> None:
+        """Let the sources price programs at once."""
+        first_answers(self._sources, programs, device)

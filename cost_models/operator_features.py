@@ -288,13 +288,10 @@ def _product(
 
 def _conv(table: OperatorTable, work: OperatorWork, offer: Mapping[str, Floats]) -> _Block:
     d = table.dims
-    out, groups = out_size(d), np.maximum(d["groups"], 1)
-    rank = 2 - d["line"]
+    out, groups, rank = out_size(d), np.maximum(d["groups"], 1), 2 - d["line"]
     pixels, taps, skipped = d["b"] * out**rank, d["window"] ** rank, d["stride"] ** rank
     cin, cout = d["cin"] / groups, d["cout"] / groups
-    to_input, to_weight = (
-        table.kind == f"conv_{name}_gradient" for name in ("input", "weight")
-    )  # fmt: skip
+    to_input, to_weight = (table.kind == f"conv_{by}_gradient" for by in ("input", "weight"))
     # The product that a convolution and each of its gradients is, one a group.
     m = np.where(to_weight, cout, np.where(to_input, pixels * skipped, pixels))
     n = np.where(to_weight, cin * taps, np.where(to_input, cin, cout))

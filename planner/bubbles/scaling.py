@@ -12,9 +12,8 @@ virtual stages. What the paper's cuts lose to that is not known; whole layers in
 cut by the paper's own rule, would lose a tenth of each micro-batch (144 layers: the slowest stage
 has two, the mean 1.5), which its rows do not show.
 
-The third baseline row, the other baseline and all rows of Optimus are then predicted. This is a
-calibration and no reproduction: encoder plans, recomputation and the encoders' tokens are
-unpublished.
+The third baseline row, the other baseline and all rows of Optimus are then predicted: a calibration
+and no reproduction, as encoder plans, recomputation and the encoders' tokens are unpublished.
 
 ``python -m foreplan.planner.bubbles.scaling FILE`` writes the report.
 """

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 
 from foreplan.cost_models.book import Profiles, cost_book
+from foreplan.cost_models.costs import CostBook, Estimate, Work
+from foreplan.cost_models.in_step import InStepSource
 from foreplan.datasets.cluster import Cluster
 from foreplan.datasets.device import Device
 from foreplan.datasets.profile import Profile, Row
@@ -60,3 +64,21 @@ def test_figures_alone_stay_as_they_are() -> None:
         for document in ({"devices": one}, {"devices": one, "contention": [passes]})
     ]  # fmt: skip
     assert prices[0] == prices[1]
+
+
+def test_programs_are_priced_at_once_where_a_source_can() -> None:
+    class Batch:
+        def __init__(self) -> None:
+            self.asked: list[list[Program]] = []
+
+        def prepare(self, programs: Sequence[Program], device: str) -> None:
+            self.asked.append(list(programs))
+
+        def estimate(self, work: Work, device: str) -> Estimate | None:
+            return Estimate.exact(1e-3)
+
+    batch = Batch()
+    book = CostBook([InStepSource([batch], {"a": 0.8})])
+    book.prepare([FORWARD, DECODING], "a")
+    assert batch.asked == [[FORWARD, DECODING]]
+    assert [book.cost(item, "a").mean_s for item in (FORWARD, DECODING)] == [0.8e-3, 1e-3]
