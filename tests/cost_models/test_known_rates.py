@@ -138,6 +138,24 @@ def test_a_chip_of_another_kind_is_known_from_its_figures(
         assert table[f"{count} KMeans, known"]["all"] < table[f"{count} KMeans, fitted"]["all"]
 
 
+@pytest.mark.parametrize(
+    ("target", "most"),
+    [("epyc26_library", (0.23, 0.19)), (ZEN4, (0.22, 0.2)), (XEON, (0.38, 0.27))],
+)
+def test_a_shipped_chip_is_known_from_the_two_others(
+    target: str, most: tuple[float, float]
+) -> None:
+    """All of its rows, of which none was used: mean relative error with everything, and AVX2."""
+    shipped = KnownRates.load()
+    assert len({each.device.chip for each in shipped.known}) == 3
+    for name, limit in zip(("whole", "avx2"), most, strict=True):
+        device, programs, seconds = read_rows(MEASURED / target / f"{name}.json.xz")
+        found = shipped.without({device.chip}).seconds(programs, device)
+        known = np.isfinite(found)
+        assert known.mean() > 0.97, "convolutions too"
+        assert np.abs(found / seconds - 1)[known].mean() < limit
+
+
 def test_a_known_chip_has_intervals_of_its_own() -> None:
     """Devices that lose unlike each other, and within themselves by a law and some noise."""
     rng = np.random.default_rng(5)
@@ -263,7 +281,8 @@ def test_an_unseen_chip_is_priced_by_the_others_alone() -> None:
     convolution = next(item for item in programs if item.op == "conv2d_forward")
     others, own = (found.supported([convolution], device)[0] for found in (unseen, shipped))
     assert own is not None
-    assert others is not None, "one other chip has some"
+    assert others is not None, "other chips have some"
     assert others != own
-    xeon = read_rows(MEASURED / XEON / "whole.json.xz")[0].chip
-    assert unseen.unseen(xeon).supported([convolution], device) == [None], "no other chip has any"
+    for folder in (XEON, ZEN5):
+        unseen = unseen.unseen(read_rows(MEASURED / folder / "whole.json.xz")[0].chip)
+    assert unseen.supported([convolution], device) == [None], "no other chip is left"
