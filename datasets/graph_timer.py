@@ -11,6 +11,7 @@ import contextlib
 import math
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -25,6 +26,8 @@ _WARM = 3
 _MOST_CALLS, _GRAPH_S = 100, 0.001
 #: Times that calls are run: at most, and at least where one takes long.
 _MOST_TIMES, _FEWEST_TIMES = 15, 5
+#: Cycles of a kernel that only waits, until a graph behind it has been launched: 0.2 ms.
+_LAUNCH_CYCLES = 400_000
 
 
 def record(calls: Sequence[Call], stream: Any = None) -> torch.cuda.CUDAGraph:
@@ -59,13 +62,17 @@ def record(calls: Sequence[Call], stream: Any = None) -> torch.cuda.CUDAGraph:
     return graph
 
 
-def graph_seconds(calls: Sequence[Call], *, stream: Any = None, most_s: float = 1.0) -> float:
+def graph_seconds(
+    calls: Sequence[Call], *, stream: Any = None, most_s: float = 1.0, rested: bool = False
+) -> float:
     """Median seconds of calls recorded as one graph; of all of them together.
 
     Args:
         calls: as `record`.
         stream: as `record`.
         most_s: after so long, the fewest replays are enough.
+        rested: the device is idle before each replay for twice as long as one takes, so that large
+            products meet no power limit, as `end_to_end_passes.single_seconds` has passes rest.
 
     Raises:
         RuntimeError: as `record`.
@@ -73,16 +80,30 @@ def graph_seconds(calls: Sequence[Call], *, stream: Any = None, most_s: float = 
     graph = record(calls, stream)
     with contextlib.nullcontext() if stream is None else torch.cuda.stream(stream):
         graph.replay()
-        return median_seconds(graph.replay, graph.replay, most_s=most_s)
+        before = partial(_rest, busy_seconds(graph.replay, graph.replay)) if rested else None
+        return median_seconds(before or graph.replay, graph.replay, most_s=most_s)
 
 
-def call_seconds(turns: Sequence[Call], *, stream: Any = None, most_s: float = 1.0) -> float:
+def _rest(seconds: float) -> None:
+    """Let the device idle for twice as long, then wait where it costs no power."""
+    spin: Any = torch.cuda._sleep  # untyped
+    torch.cuda.synchronize()
+    resumed = time.perf_counter() + 2.0 * seconds
+    while time.perf_counter() < resumed:
+        pass
+    spin(_LAUNCH_CYCLES)
+
+
+def call_seconds(
+    turns: Sequence[Call], *, stream: Any = None, most_s: float = 1.0, rested: bool = False
+) -> float:
     """Median seconds of one call, recorded on all its operands in turn, again and again if short.
 
     Args:
         turns: the call on each set of its operands.
         stream: as `record`.
         most_s: as `graph_seconds`.
+        rested: as `graph_seconds`.
 
     Raises:
         RuntimeError: as `record`.
@@ -96,7 +117,7 @@ def call_seconds(turns: Sequence[Call], *, stream: Any = None, most_s: float = 1
     once_s = time.perf_counter() - begun
     wanted = max(1, min(_MOST_CALLS, math.ceil(_GRAPH_S / max(once_s, 1e-9))))
     calls = [*turns] * -(-wanted // len(turns))
-    return graph_seconds(calls, stream=stream, most_s=most_s) / len(calls)
+    return graph_seconds(calls, stream=stream, most_s=most_s, rested=rested) / len(calls)
 
 
 def median_seconds(before: Call, run: Call, *, most_s: float = 1.0) -> float:

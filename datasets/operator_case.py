@@ -41,7 +41,11 @@ class Case(NamedTuple):
 
 
 class Operands:
-    """Views of one random buffer a data type, because zeros run faster than data.
+    """Views of random buffers, one a data type, because zeros run faster than data.
+
+    Products have a buffer of their own with normal values, as weights and activations have: of
+    values between 0.5 and 1.5, which all other operators get, an H200's large products take up to
+    8 % less, because fewer bits change and its clock stays higher (docs/results/end_to_end.md).
 
     Args:
         device: torch device.
@@ -51,19 +55,27 @@ class Operands:
     def __init__(self, device: str, most_bytes: float = 2 * MOST_BYTES) -> None:
         self.device = device
         self._bytes = int(most_bytes)
-        self._buffers: dict[str, Any] = {}
+        self._buffers: dict[tuple[str, bool], Any] = {}
 
-    def __call__(self, dtype: str, offset: int, *shape: int) -> Any:
-        """A tensor of a shape that begins behind so many elements."""
+    def __call__(self, dtype: str, offset: int, *shape: int, normal: bool = False) -> Any:
+        """A tensor of a shape that begins behind so many elements.
+
+        Args:
+            dtype: in the words of the tables.
+            offset: elements of the buffer before it.
+            shape: of it.
+            normal: values of a normal distribution, for products.
+        """
         import torch
 
-        if dtype not in self._buffers:
+        if (dtype, normal) not in self._buffers:
             name, width = ("float32", 4) if dtype == "fp32" else (dtype, 2)
             kind = getattr(torch, name)
             made = torch.empty(self._bytes // width, dtype=kind, device=self.device)
-            self._buffers[dtype] = made.uniform_(0.5, 1.5)
+            made = made.normal_() if normal else made.uniform_(0.5, 1.5)
+            self._buffers[dtype, normal] = made
         start = -(-offset // 256) * 256  # allocators align tensors, and kernels count on it
-        return self._buffers[dtype][start : start + int(np.prod(shape))].view(*shape)
+        return self._buffers[dtype, normal][start : start + int(np.prod(shape))].view(*shape)
 
 
 def product_shape(

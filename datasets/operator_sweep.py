@@ -10,7 +10,8 @@ fastest of 25 (of 10 where one call takes over 5 ms). Library ``torch-2.11-cuda`
 
 ``--timing graph`` takes the launch out: calls are recorded as a CUDA graph and replayed
 (`graph_timer`), of more operators and data types (`operator_cases`), or with ``--kinds`` of those
-alone that it names. Library ``torch_graph-2.11-cuda``.
+alone that it names. Library ``torch_graph-2.11-cuda``. With ``--again TABLE`` the products of such
+a table are timed once more, those first that come nearest to the peak, and written in their places.
 
 Every time is on the disk before the next call runs (``FILE.journal``), so that an illegal access
 loses one operator: ``--resume`` goes on behind it, and ``--resume --seconds 0`` only writes the
@@ -36,6 +37,7 @@ import numpy as np
 
 from foreplan.datasets.operator_case import Case, Operands, product_shape, wide_shape
 from foreplan.datasets.operator_cases import NAMES, RECORDED, graph_cases
+from foreplan.datasets.sweep_again import SweptProducts
 from foreplan.errors import MissingDataError, SpecError, told
 
 #: Seconds of replays of one operator.
@@ -258,7 +260,8 @@ def _timer(timing: str) -> Callable[[Case], float]:
 
     def recorded(case: Case) -> float:
         with torch.cuda.stream(stream):
-            return call_seconds(case.calls(view), stream=stream, most_s=_REPLAYS_S)
+            heats = case.kind in ("linear", "bmm")
+            return call_seconds(case.calls(view), stream=stream, most_s=_REPLAYS_S, rested=heats)
 
     return recorded
 
@@ -271,6 +274,8 @@ def _head(options: argparse.Namespace) -> dict[str, Any]:
         head["counts"] = {name: getattr(options, name) for name in ("bmm", "linear", "wide")}
     if options.kinds:
         head["kinds"] = sorted(options.kinds)
+    if options.again:
+        head["again"] = options.again.name
     if options.seconds > 0:
         import torch
 
@@ -302,14 +307,28 @@ def main(arguments: list[str] | None = None) -> int:
         "--kinds", nargs="+", choices=NAMES, metavar="KIND",
         help="draw these alone, of the sweep of graphs: " + ", ".join(NAMES),
     )  # fmt: skip
+    parser.add_argument(
+        "--again", type=Path, metavar="TABLE", help="time the products of this table once more"
+    )
+    parser.add_argument(
+        "--least", type=float, default=0.0, metavar="FLOPS",
+        help="with --again: only those that did as many FLOP/s",
+    )  # fmt: skip
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--seconds", type=float, default=280.0, help="stop after this long")
     parser.add_argument("--resume", action="store_true", help="go on with what a stopped run left")
     options = parser.parse_args(arguments)
     if options.kinds and options.timing != "graph":
         raise SpecError("--kinds", got=f"--timing {options.timing}", expected="--timing graph")
+    if options.again and (options.timing != "graph" or options.kinds):
+        raise SpecError(
+            "--again", got="--kinds or --timing eager", expected="--timing graph and no --kinds"
+        )
+    again = SweptProducts.read(options.again, options.least) if options.again else None
 
     def cases() -> Iterator[Case]:
+        if again is not None:
+            return again.cases()
         if options.timing == "graph":
             kinds = journal.head.get("kinds")
             return graph_cases(options.seed, **({"names": kinds} if kinds else {}))
@@ -329,7 +348,10 @@ def main(arguments: list[str] | None = None) -> int:
         gc.disable()
         with torch.no_grad():
             usable = run(cases(), journal, _timer(options.timing), options.seconds)
-    count = write_table(cases(), journal, options.output)
+    if again is None:
+        count = write_table(cases(), journal, options.output)
+    else:
+        count = again.write(journal.times, options.output)
     print(
         f"{count} rows, {len(journal.failed)} operators failed, {time.monotonic() - begun:.0f} s",
         flush=True,
