@@ -178,8 +178,8 @@ class CallTimer:
         leaves = [with_gradients(given) for given in sets]
         held = [p for p, wanted in zip(key.parameters, key.gradients, strict=True) if wanted]
         size = sum(byte_count(t) for t, parameter in zip(leaves[0], held, strict=True) if parameter)
-        # The operators behind have just written it.
-        seeds = [torch.ones_like(t) for t in made[0]]
+        # The operators behind have just written it; ones would be quicker to multiply by.
+        seeds = [torch.randn_like(t) for t in made[0]]
         count = 1
         kept: deque[Any] = deque(maxlen=1)
 

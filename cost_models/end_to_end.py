@@ -12,7 +12,7 @@ they cannot be recorded. A predicted price uses no measurement of the networks o
 operators. What the host takes to issue a pass is priced by `HostPrices`, measured on single calls
 and on networks that are none of the checked ones; the score is also given with the published launch
 overhead in its place. What an operator of a graph takes longer behind another one is measured on
-chains of kernels (`graph_gaps`).
+small passes of those networks (`graph_switch`), beside chains of kernels (`graph_gaps`).
 """
 
 from __future__ import annotations
@@ -169,8 +169,11 @@ def _begun(
         host = fitted_host(device, DTYPES[dtype], seen).document()
     if "graph" in executions:
         from foreplan.cost_models.graph_gaps import measured_gaps
+        from foreplan.cost_models.graph_switch import switch_rows
 
         gaps = measured_gaps(device, DTYPES[dtype])
+        rows = switch_rows(device, DTYPES[dtype], calibration)
+        gaps["passes"] = [list(row) for row in rows]
     return {
         "schema": SCHEMA, "device": device, "size": size, "dtype": dtype,
         "board": torch.cuda.get_device_name(device) if gpu else "cpu",

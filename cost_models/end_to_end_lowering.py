@@ -17,7 +17,7 @@ from typing import Any
 from foreplan.cost_models.costs import Work
 from foreplan.cost_models.end_to_end_networks import KNOWN, SIZES, build, example
 from foreplan.cost_models.graph_backward import BACKWARD, CHANNEL_SUM, CHANNELS_LAST
-from foreplan.cost_models.graph_programs import lower
+from foreplan.cost_models.graph_programs import batch_norm_words, lower
 from foreplan.cost_models.graph_step import Step
 from foreplan.datasets.program import Program
 from foreplan.errors import SpecError
@@ -59,7 +59,9 @@ def lowered_again(document: Mapping[str, Any]) -> dict[str, Any]:
     modules: dict[str, torch.nn.Module] = {}
     cases = []
     for case in document["cases"]:
-        _check_fields("document: cases", case, ("network", "shape", "phase", "steps"))
+        _check_fields(
+            "document: cases", case, ("network", "shape", "phase", "steps", "calls", "alone")
+        )
         name = case["network"]
         if name not in KNOWN:
             raise SpecError("document: network", got=name, expected=f"one of {list(KNOWN)}")
@@ -71,7 +73,7 @@ def lowered_again(document: Mapping[str, Any]) -> dict[str, Any]:
         shape = (int(case["shape"][0]), int(case["shape"][1]))
         inputs = example(name, size, shape, "meta", dtype)
         graph = capture(modules[name], inputs, name=name, eager=True)
-        steps = _laid_out(lower(graph, case["phase"]), case["steps"])
+        steps = _laid_out(lower(graph, case["phase"]), case["steps"], _batch_norms(case))
         cases.append({**case, "steps": described(steps)})
     return {**document, "cases": cases}
 
@@ -83,8 +85,26 @@ def _check_fields(place: str, found: object, fields: Sequence[str]) -> None:
             raise SpecError(place, got=f"no {field}", expected="what `measure` wrote")
 
 
-def _laid_out(steps: Sequence[Step], before: Sequence[Any]) -> list[Step]:
-    """Steps that copy no more than the document's do, and whose images lie as theirs."""
+def _batch_norms(case: Mapping[str, Any]) -> list[str]:
+    """What names of kernels say of the batch norms that a pass called, in their order."""
+    called = [case["alone"][place][:2] for place, part, _ in case["calls"] if part == "forward"]
+    return [
+        batch_norm_words(arguments)
+        for target, arguments in called
+        if target.startswith("aten.batch_norm.")
+    ]
+
+
+def _laid_out(
+    steps: Sequence[Step], before: Sequence[Any], norms: Sequence[str]
+) -> list[Step]:  # fmt: skip
+    """Steps that copy no more than the document's do, and whose images lie as theirs.
+
+    Args:
+        steps: of today's lowering.
+        before: of the document.
+        norms: words of the batch norms that it timed, in their order.
+    """
     ran = Counter(
         (target, str(words)) for _, target, part, words, _ in before
         if target in _COPIES and part == "forward"
@@ -96,6 +116,7 @@ def _laid_out(steps: Sequence[Step], before: Sequence[Any]) -> list[Step]:
     )  # fmt: skip
     lies: dict[tuple[int, ...], bool] = {}
     seen: bool | None = None
+    words, back = iter(norms), iter(reversed(norms))
     found = []
     for step in steps:
         work = step.work
@@ -124,6 +145,10 @@ def _laid_out(steps: Sequence[Step], before: Sequence[Any]) -> list[Step]:
             # By the bias, behind the gradients by images and weight.
             variant = replace(work.variant, kernel=BACKWARD if seen else CHANNEL_SUM)
             step = replace(step, work=replace(work, variant=variant))
+        elif isinstance(work, Program) and work.dims.get("channels", 1) > 1:
+            own = ("torch.batch_norm", words) if step.part == "forward" else (BACKWARD, back)
+            kernel = own[0] + next(own[1], "")
+            step = replace(step, work=replace(work, variant=replace(work.variant, kernel=kernel)))
         found.append(step)
     return found
 

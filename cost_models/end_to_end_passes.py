@@ -54,13 +54,19 @@ def real_seconds(runs: Sequence[Run], device: str, seconds: float) -> list[tuple
 
 
 def single_seconds(runs: Sequence[Run], device: str, count: int = 8) -> list[float]:
-    """Median seconds of each pass when the device rests before it for twice as long as it takes."""
+    """Median seconds of each pass when the device rests before it for twice as long as it takes.
+
+    The host waits awake: one that sleeps for 10 ms needs 80-170 us to launch a graph of one kernel
+    and see its end, awake 13-16 (an H200's host, 2026-11-23), and has nothing to do with the pass.
+    """
     found = []
     with no_collection():
         for run in runs:
             times = [0.0]
             for _ in range(count):
-                time.sleep(2.0 * times[-1])
+                resumed = time.perf_counter() + 2.0 * times[-1]
+                while time.perf_counter() < resumed:
+                    pass
                 times += [sum(parts) for parts in _wall([partial(_whole, run)], device, 0.0, 1)]
             found.append(float(np.median(times[1:])))
     return found

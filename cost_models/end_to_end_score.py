@@ -12,6 +12,7 @@ import numpy as np
 from foreplan.cost_models.costs import CostBook, Segment, Work
 from foreplan.cost_models.execution import EXECUTIONS, Execution
 from foreplan.cost_models.graph_step import PHASES, Step
+from foreplan.cost_models.graph_switch import SwitchRow, switch_seconds
 from foreplan.cost_models.host_call import HostCall
 from foreplan.cost_models.host_prices import MODES, HostPrices, Issue, fit_host
 from foreplan.cost_models.replay import Replay, replay, replay_book, replay_steps
@@ -58,7 +59,8 @@ def score(document: Mapping[str, Any], device: Device, *, weights: str = "pretra
             rows.append(_row(case, recorded, "graph", replays))
     return {
         **{key: document[key] for key in ("device", "board", "size", "dtype")},
-        "gaps": document["gaps"] and {k: v for k, v in document["gaps"].items() if k != "alone"},
+        "gaps": document["gaps"]
+        and {k: v for k, v in document["gaps"].items() if k not in ("alone", "passes")},
         "mape": {
             execution: {phase: _mape(rows, execution, phase) for phase in PHASES}
             for execution in EXECUTIONS
@@ -186,9 +188,13 @@ def _graph(
 ) -> tuple[Replay, dict[str, float]]:
     """The measured replay of a recorded pass, and latencies by way."""
     steps, gaps = _steps(case["steps"]), document["gaps"]
+    # Documents of before passes were measured for it have what chains lose.
+    rows = [SwitchRow(*row) for row in gaps.get("passes", [])]
+    found_s = switch_seconds(rows, case["phase"])
+    switch_s = gaps["switch_s"] if found_s is None else found_s
     single, given = _measured(case, document, "graph")
     # A call was timed behind its own kind; views are no kernels.
-    between = [gaps["switch_s"] if given[step.work] > 0 else 0.0 for step in single]
+    between = [switch_s if given[step.work] > 0 else 0.0 for step in single]
     measured = replay(
         single, replay_book(device, "roofline", given=given), device, execution="graph",
         gap_s=between,
@@ -197,7 +203,7 @@ def _graph(
         "measured": measured.latency_s,
         "sum": sum(given[step.work] for step in single),
         "predicted": replay_steps(
-            steps, books["predicted_published"], device, execution="graph", gap_s=gaps["switch_s"]
+            steps, books["predicted_published"], device, execution="graph", gap_s=switch_s
         ).latency_s,
         **{
             way: replay_steps(steps, book, device, execution="graph").latency_s

@@ -36,12 +36,15 @@ ROW_SUM, CHANNEL_SUM = "torch.sum", "torch.backward_by_channel"
 BY_ROW, BY_COLUMN, BY_BLOCK = "_by_row", "_by_column", "_by_block"
 #: What the name of a kernel says: images lie with their channels last.
 CHANNELS_LAST = "_channels_last"
+#: What the name of a batch norm's kernel says: it norms by the statistics of the batch itself.
+OF_BATCH = "_of_batch"
 
 
 #: An attention's gradient in forward passes, where no table has it: 2.5 times the FLOP at 0.86 of
 #: the rate (Dao, FlashAttention-2, 2023: up to 73 % of an A100's peak forward, 63 % backward).
 ATTENTION_BACKWARD = 3
 
+_BATCH_NORM = "torch.batch_norm"
 #: Views whose gradients are joined, parts that have none as zeros.
 _JOINED = frozenset({"split", "split_with_sizes", "chunk", "tensor_split", "unbind"})
 
@@ -77,7 +80,7 @@ def gradient_steps(node: OperatorNode, step: Step, read: Sequence[Operand]) -> l
         return [replace(back, work=replace(work, op=f"{work.op}_gradient"))]
     if work.op == "roll":  # rolled back
         return [back]
-    if work.op == "norm":
+    if work.op in ("norm", "batch_norm"):
         return _norm(node, back, work, read)
     if name in NO_WORK:
         return []
@@ -266,7 +269,8 @@ def _norm(
         return [_total(back, d["cols"], d["rows"], BACKWARD)]
     # Parameters' gradients are sums over the same tensors, which are read once more.
     size = {"rows": d["rows"], "cols": d["cols"], "channels": of, "results": 1 + any(scale)}
-    return [replace(back, work=program("norm_gradient", _own(back), **size))]
+    words = work.variant.kernel.removeprefix(_BATCH_NORM) if of > 1 else ""
+    return [replace(back, work=program("norm_gradient", _own(back, words), **size))]
 
 
 def _of_elements(

@@ -20,6 +20,7 @@ from foreplan.cost_models.attention_mask import AttentionMask
 from foreplan.cost_models.costs import Segment, Work
 from foreplan.cost_models.graph_backward import (
     CHANNELS_LAST,
+    OF_BATCH,
     broadcast,
     channels,
     flat,
@@ -153,6 +154,8 @@ def _layouts(calls: Iterable[OperatorCall], phase: Phase) -> dict[str, str]:
             shape, strides, _ = tensors[0]
             if shape[1] > 1 and strides[1] == 1 < math.prod(shape[2:]):
                 found[call.operator] = CHANNELS_LAST
+        elif call.operator and name == "batch_norm":
+            found[call.operator] = batch_norm_words(call.arguments)
         elif call.operator and name in _COLUMNS_FIRST:
             shape, strides, _ = tensors[2 if name in BIAS_FIRST else 1]
             if len(shape) > 1 and strides[-2] == 1 < strides[-1]:
@@ -161,6 +164,20 @@ def _layouts(calls: Iterable[OperatorCall], phase: Phase) -> dict[str, str]:
             mask = AttentionMask.of_call(call, training=phase == "training")
             found[call.operator] = mask.word if mask else ""
     return found
+
+
+def batch_norm_words(arguments: str) -> str:
+    """What the name of a batch norm's kernel says of its images and statistics.
+
+    Args:
+        arguments: of the call, as `OperatorCall` has them.
+    """
+    shape, strides, _ = described_tensors(arguments)[0]
+    last = len(shape) > 2 and strides[1] == 1 < math.prod(shape[2:])
+    # (input, weight, bias, mean, variance, training, ...), as torch.export leaves them.
+    positional, named = json.loads(arguments)
+    of_batch = positional[5] if len(positional) > 5 else named.get("training", False)
+    return CHANNELS_LAST * last + OF_BATCH * bool(of_batch)
 
 
 def _forward(
@@ -193,6 +210,8 @@ def _work(node: OperatorNode, layout: str) -> Work:
     elif node.target.endswith("layer_norm") and len(node.inputs) > 1:  # of several extents
         cols = math.prod(node.inputs[1])
         rows = max(1, math.prod(node.outputs[0]) // cols)
+    if channels(node) > 1:
+        return program("batch_norm", variant, rows=rows, cols=cols, channels=channels(node))
     if node.op in ("norm", "softmax"):
         return program(node.op, variant, rows=rows, cols=cols)
     if node.op == "embedding":  # as many rows as are read, though a bag writes their sum alone
@@ -211,7 +230,8 @@ def _work(node: OperatorNode, layout: str) -> Work:
     written = rows * cols * DTYPE_BYTES[variant.compute]
     # Broadcast operands are smaller than the result: as many inputs as there are bytes.
     inputs = max(1, round(node.bytes / written) - 1)
-    inputs += node.target.rpartition(".")[2] in _FILLED_FIRST
+    if node.target.rpartition(".")[2] in _FILLED_FIRST:
+        inputs += node.inputs[:1] != node.outputs[:1]  # else nothing is added, and it copies
     if node.target.rpartition(".")[2] in _BROADCASTS and node.outputs:
         lies = max(broadcast(shape, node.outputs[0]) for shape in (*node.inputs, ()))
         variant = replace(variant, kernel=variant.kernel + lies)

@@ -28,6 +28,7 @@ from foreplan.cost_models.graph_backward import (
     BY_ROW,
     CHANNEL_SUM,
     CHANNELS_LAST,
+    OF_BATCH,
 )
 from foreplan.cost_models.graph_programs import BIAS
 from foreplan.cost_models.known_rates import KnownRates
@@ -304,17 +305,20 @@ def _row(program: Program) -> _Row:
     if dtype is None:
         return _NOTHING
     if program.op in ("norm", "softmax"):
-        batch = v.kernel.endswith("batch_norm")
+        batch = v.kernel.endswith("batch_norm")  # of which no channels are known
         kind = "softmax" if program.op == "softmax" else "batchnorm" if batch else "layernorm"
         of_squares = {"rms": int(v.kernel.endswith("rms_norm"))} if kind == "layernorm" else {}
         return kind, dtype, {"rows": d["rows"], "cols": d["cols"]} | of_squares
     if program.op == "matmul":
         size = {"b": d["batch"], "m": d["m"], "n": d["n"], "k": d["k"]}
         return "bmm", dtype, size | {"turned": _turned(v.kernel)}
+    if program.op == "batch_norm" or (program.op == "norm_gradient" and d["channels"] > 1):
+        kind = "batchnorm" if program.op == "batch_norm" else "batchnorm_gradient"
+        size = {name: d[name] for name in ("rows", "cols", "channels")}
+        words = {"training": OF_BATCH, "channels_last": CHANNELS_LAST}
+        return kind, dtype, size | {name: int(word in v.kernel) for name, word in words.items()}
     if program.op == "norm_gradient":
-        kind = "batchnorm_gradient" if d["channels"] > 1 else "layernorm_gradient"
-        size = {"rows": d["rows"], "cols": d["cols"]}
-        return kind, dtype, size | ({"channels": d["channels"]} if d["channels"] > 1 else {})
+        return "layernorm_gradient", dtype, {"rows": d["rows"], "cols": d["cols"]}
     if program.op == "conv":
         sizes = _conv_sizes(d, v.kernel)
         of = next((g for g in (INPUT_GRADIENT, WEIGHT_GRADIENT) if v.kernel.endswith(g)), "")

@@ -44,7 +44,7 @@ def profiled_alike(item: Program) -> tuple[Program, float] | None:
     plain = f"{dtype}/{dtype}"
     if item.op == "linear" and v.kernel in _PRODUCTS:
         return program("linear", Variant.parse(f"{plain}/torch.linear"), **d), 1.0
-    if item.op == "norm":
+    if item.op in ("norm", "batch_norm"):
         return _as_wide(item, "norm", "layer_norm"), 1.0
     if item.op.removesuffix("_gradient") in ("attention", "full_attention"):
         kernel = "sdpa" if item.op.startswith("full") else "sdpa_causal"

@@ -100,6 +100,12 @@ OPERATORS: Mapping[str, Operator] = MappingProxyType(
             lambda d: 5.0 * d["rows"] * d["cols"],
             lambda d, v: 2.0 * d["rows"] * d["cols"] * DTYPE_BYTES[v.compute],
         ),
+        # Norms each channel of images by itself: as many rows as images have channels together.
+        "batch_norm": Operator(
+            ("rows", "cols", "channels"),
+            lambda d: 5.0 * d["rows"] * d["cols"],
+            lambda d, v: 2.0 * d["rows"] * d["cols"] * DTYPE_BYTES[v.compute],
+        ),
         "activation": Operator(
             ("rows", "cols"),
             lambda d: 6.0 * d["rows"] * d["cols"],

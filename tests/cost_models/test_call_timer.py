@@ -286,3 +286,15 @@ def test_every_call_of_a_network_can_be_timed(name: str) -> None:
     graph = capture(module, example(name, "tiny", (1, extent), "cpu", torch.float32), eager=True)
     steps = call_steps(graph.calls, "training", [[4, 4], [4]])
     assert None not in time_calls(steps, "cpu", 0.0).values()
+
+
+def test_what_is_multiplied_has_values_of_either_sign() -> None:
+    operands = call_operands.CallOperands("cpu")
+    tensor = json.dumps([[{TENSOR: [[64, 64], [64, 1], "float32"]}] * 2, {}])
+    for target, signed in (
+        ("aten.linear.default", True), ("aten.mm.default", True), ("aten.bmm.default", True),
+        ("aten.mul.Tensor", False), ("aten.add.Tensor", False), ("aten.cumprod.default", False),
+    ):  # fmt: skip
+        key = CallKey(target, tensor, (False, False), (False, False), (0, 0), 0)
+        found = operands._tensor([[64, 64], [64, 1], "float32"], key)
+        assert bool((found < 0).any()) == signed, target

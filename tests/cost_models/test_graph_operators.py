@@ -3,21 +3,28 @@
 from __future__ import annotations
 
 import itertools
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
+import torch.nn.functional as F
 from tests.cost_models.operator_rows import synthetic
+from torch import Tensor, nn
 
 from foreplan.cost_models.commands import train_operators
+from foreplan.cost_models.graph_programs import batch_norm_words, lower
 from foreplan.cost_models.graph_step import Step
 from foreplan.cost_models.operator_predictor import OperatorPredictor
 from foreplan.cost_models.operator_work import operator_work
 from foreplan.cost_models.predictor import Predictor, program_table, recorded_libraries
 from foreplan.cost_models.replay import replay_book, replay_steps
 from foreplan.datasets import device_zoo
+from foreplan.datasets.capture import capture
+from foreplan.datasets.operator_call import TENSOR
 from foreplan.datasets.operator_cases import graph_cases
 from foreplan.datasets.operator_table import (
     DIMS,
@@ -237,3 +244,57 @@ def test_gradients_of_attention_are_asked_of_their_sweep_or_are_three_forward_pa
     one, three = Predictor.load().predict([forward, back], h100)
     assert three.mean_s == pytest.approx(3 * one.mean_s)
     assert three.high_s == pytest.approx(3 * one.high_s)
+
+
+class Images(nn.Module):
+    """Convolutions and norms of images, padded at one side or not at all."""
+
+    def __init__(self, *, last: bool) -> None:
+        super().__init__()
+        self.conv, self.norm = nn.Conv2d(4, 16, 3), nn.BatchNorm2d(16)
+        self.last = last
+
+    def forward(self, image: Tensor) -> Tensor:
+        x = image.contiguous(memory_format=torch.channels_last) if self.last else image
+        x = F.pad(x, (0, 1, 0, 1))
+        return F.pad(self.norm(self.conv(x)), (0, 0, 0, 0))
+
+
+@pytest.mark.parametrize("last", [False, True])
+def test_a_norm_by_channels_says_how_many_and_how_they_lie(last: bool) -> None:
+    steps = lower(capture(Images(last=last), [torch.rand(2, 4, 8, 8)], eager=True), "training")
+    norms = [step.work for step in steps if step.kind == "norm"]
+    words = "_channels_last" * last
+    sizes = {"rows": 32, "cols": 49, "channels": 16}
+    assert norms == [
+        program("batch_norm", Variant("fp32", "fp32", f"torch.batch_norm{words}"), **sizes),
+        program("norm_gradient", Variant("fp32", "fp32", f"torch.backward{words}"), **sizes,
+                results=2),
+    ]  # fmt: skip
+    found = program_table([work for work in norms if isinstance(work, Program)],
+                          device_zoo.device("h200"), {("batchnorm", "fp32"): "torch_graph-x",
+                          ("batchnorm_gradient", "fp32"): "torch_graph-x"})  # fmt: skip
+    assert found.kind.tolist() == ["batchnorm", "batchnorm_gradient"]
+    for name, value in (("channels", 16), ("training", 0), ("channels_last", last)):
+        assert (found.dims[name] == float(value)).all(), name
+
+
+def test_a_norm_of_a_batchs_own_statistics_is_another_kernel() -> None:
+    plain = {TENSOR: [[2, 16, 7, 7], [784, 49, 7, 1], "float32"]}
+    own = {TENSOR: [[16], [1], "float32"]}
+    found = [
+        batch_norm_words(json.dumps([[plain, own, own, own, own, of_batch, 0.1, 1e-5, True], {}]))
+        for of_batch in (False, True)
+    ]
+    assert found == ["", "_of_batch"]
+    work = program("batch_norm", Variant("bf16", "bf16", f"torch.batch_norm{found[1]}"), rows=32,
+                   cols=49, channels=16)  # fmt: skip
+    recorded = {("batchnorm", "bfloat16"): "torch_graph-x"}
+    table = program_table([work], device_zoo.device("h200"), recorded)
+    assert table.dims["training"].tolist() == [1.0]
+
+
+def test_a_pad_by_nothing_is_a_copy() -> None:
+    steps = lower(capture(Images(last=False).eval(), [torch.rand(2, 4, 8, 8)], eager=True))
+    pads = [step.work for step in steps if "pad" in step.target]
+    assert [work.dims["inputs"] for work in pads if isinstance(work, Program)] == [2, 1]

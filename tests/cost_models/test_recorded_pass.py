@@ -14,6 +14,7 @@ from tests.cost_models.clocked_cuda import CYCLE_S, GRAPH_S, QUEUED_S, ClockedCu
 from foreplan.cost_models import graph_gaps, recorded_pass
 from foreplan.cost_models.graph_gaps import measured_gaps
 from foreplan.cost_models.recorded_pass import RecordedPass
+from foreplan.datasets import graph_timer
 
 
 @pytest.fixture
@@ -88,3 +89,13 @@ def test_nodes_that_are_work_are_counted(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(Runtime, "cudaGraphGetNodes", staticmethod(lambda *_: 1))
     with pytest.raises(RuntimeError, match="CUDA error 1"):
         recorded_pass._working_nodes(1)
+
+
+def test_a_graph_that_rests_is_timed_as_long(clocked: ClockedCuda) -> None:
+    calls = [lambda: clocked.sleep(2000)] * 5
+    found = [graph_timer.graph_seconds(calls, rested=rested) for rested in (False, True)]
+    assert found == pytest.approx([5 * (2000 * CYCLE_S + GRAPH_S)] * 2)
+    before = clocked.now
+    graph_timer._rest(1e-3)
+    # A kernel that only waits holds the queue until the graph has been launched.
+    assert clocked.now - before == pytest.approx(400_000 * CYCLE_S + QUEUED_S)
