@@ -45,6 +45,9 @@ OF_BATCH = "_of_batch"
 ATTENTION_BACKWARD = 3
 
 _BATCH_NORM = "torch.batch_norm"
+#: Operators whose gradients go through as much as they do.
+_BACK_ALIKE = ("upsample_", "_upsample_", "_cdist_forward", "_pdist_forward", "logcumsumexp")
+
 #: Views whose gradients are joined, parts that have none as zeros.
 _JOINED = frozenset({"split", "split_with_sizes", "chunk", "tensor_split", "unbind"})
 
@@ -78,7 +81,14 @@ def gradient_steps(node: OperatorNode, step: Step, read: Sequence[Operand]) -> l
         return _convolution(back, work, read)
     if work.op in ("attention", "full_attention"):
         return [replace(back, work=replace(work, op=f"{work.op}_gradient"))]
-    if work.op == "roll":  # rolled back
+    if work.op == "recurrent":
+        of = INPUT_GRADIENT if read[0].gradient else ""
+        variant = _gradient(work, of)
+        return [replace(back, work=replace(work, op="recurrent_gradient", variant=variant))]
+    if work.op == "bilinear":  # by each operand the same sums of products again
+        return [back] * sum(operand.gradient for operand in read)
+    # Rolled, transformed or interpolated back, or all pairs once more.
+    if work.op in ("roll", "fft") or name.startswith(_BACK_ALIKE):
         return [back]
     if work.op in ("norm", "batch_norm"):
         return _norm(node, back, work, read)

@@ -15,9 +15,10 @@ import json
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from types import MappingProxyType
 
 from foreplan.cost_models.attention_mask import AttentionMask
-from foreplan.cost_models.costs import Segment, Work
+from foreplan.cost_models.costs import Segment
 from foreplan.cost_models.graph_backward import (
     CHANNELS_LAST,
     OF_BATCH,
@@ -41,6 +42,7 @@ from foreplan.cost_models.graph_gradients import (
     visits,
 )
 from foreplan.cost_models.graph_step import Phase, Step
+from foreplan.cost_models.graph_whole import host_calls, whole_program
 from foreplan.cost_models.host_call import HostCall, host_kind
 from foreplan.datasets.dtypes import DTYPE_BYTES
 from foreplan.datasets.model import Model
@@ -58,6 +60,9 @@ _BROADCASTS = frozenset({"add", "sub", "mul", "div", "where", "maximum", "minimu
 
 #: Copies into what has been filled before (``PadNd.cpp``), which moves as much as one more input.
 _FILLED_FIRST = frozenset({"pad", "constant_pad_nd"})
+
+#: Complex numbers are two real ones.
+_PARTS = MappingProxyType({"complex64": "fp32", "complex128": "fp64", "complex32": "fp16"})
 
 #: Kinds of nodes that are no work of the device: inputs are there, constants are made once.
 _NOTHING = frozenset({"input"})
@@ -184,19 +189,23 @@ def _forward(
     nodes: Sequence[OperatorNode], read: Operands, calls: Sequence[OperatorCall], phase: Phase
 ) -> list[Step]:
     reached = [has_backward(node, read) for node in nodes]
-    added, layouts, rolled = sums(calls), _layouts(calls, phase), _rolled(calls)
+    added, layouts = sums(calls), _layouts(calls, phase)
+    called = {call.operator: call for call in calls}
+    works = [
+        whole_program(node, called.get(node.name), _variant(node))
+        or _work(node, layouts.get(node.name, ""))
+        for node in nodes
+    ]
     return [
-        Step(node.op, node.target, "forward", _roll(node, rolled[node.name])
-             if node.name in rolled else _work(node, layouts.get(node.name, "")), node.calls,
+        Step(node.op, node.target, "forward", work, host_calls(work, node.calls),
              HostCall(host_kind(node), node.calls - 1, wanted,
                       added.get(node.name, 0) if wanted else 0))
-        for node, wanted in zip(nodes, reached, strict=True)
+        for node, work, wanted in zip(nodes, works, reached, strict=True)
     ]  # fmt: skip
 
 
-def _work(node: OperatorNode, layout: str) -> Work:
-    kernel = "torch." + node.target.rpartition(".")[2] + layout
-    variant = Variant(_dtype(node.dtype), _dtype(node.dtype), kernel)
+def _work(node: OperatorNode, layout: str) -> Program:
+    variant = _variant(node, layout)
     if node.op in ("linear", "matmul") and node.inputs:
         return _product(node, variant)
     if node.op == "convolution":
@@ -227,6 +236,7 @@ def _work(node: OperatorNode, layout: str) -> Work:
         if node.op == "reduction":
             return program("reduction", variant, **size)
         return program("pool", variant, **size, taps=max(1, round(node.flops / (rows * cols))))
+    cols *= 2 if node.dtype in _PARTS else 1
     written = rows * cols * DTYPE_BYTES[variant.compute]
     # Broadcast operands are smaller than the result: as many inputs as there are bytes.
     inputs = max(1, round(node.bytes / written) - 1)
@@ -238,25 +248,9 @@ def _work(node: OperatorNode, layout: str) -> Work:
     return program("elementwise", variant, rows=rows, cols=cols, inputs=inputs)
 
 
-def _rolled(calls: Iterable[OperatorCall]) -> dict[str, list[int]]:
-    """Dimensions along which operators roll tensors, none where elements go round as one row."""
-    found = dict[str, list[int]]()
-    for call in calls:
-        if call.operator and call.target.startswith("aten.roll."):
-            positional, named = json.loads(call.arguments)
-            dims = positional[2] if len(positional) > 2 else named.get("dims", [])
-            found[call.operator] = dims if isinstance(dims, list) else [dims]
-    return found
-
-
-def _roll(node: OperatorNode, dims: Sequence[int]) -> Program:
-    """A roll: torch goes along one dimension after another, each a copy (TensorTransformations)."""
-    shape, dtype = node.outputs[0], _dtype(node.dtype)
-    last = max((dim % len(shape) for dim in dims), default=0)
-    return program(
-        "roll", Variant(dtype, dtype, "torch.roll"), rows=max(1, math.prod(shape[:last])),
-        cols=max(1, math.prod(shape[last:])), times=max(1, len(dims)),
-    )  # fmt: skip
+def _variant(node: OperatorNode, layout: str = "") -> Variant:
+    kernel = "torch." + node.target.rpartition(".")[2] + layout
+    return Variant(_dtype(node.dtype), _dtype(node.dtype), kernel)
 
 
 def _product(node: OperatorNode, variant: Variant) -> Program:
@@ -264,8 +258,10 @@ def _product(node: OperatorNode, variant: Variant) -> Program:
     n = out[-1]
     # FLOP = 2 * (elements of the result) * k, whatever the operands' order.
     k = max(1, round(node.flops / 2 / max(1, math.prod(out))))
+    if node.dtype in _PARTS:  # a complex product as a real one of [re -im; im re]
+        n, k = 2 * n, 2 * k
     if node.op == "linear":
-        return program("linear", variant, rows=max(1, math.prod(out) // n), n=n, k=k)
+        return program("linear", variant, rows=max(1, math.prod(out) // out[-1]), n=n, k=k)
     m = out[-2] if len(out) > 1 else 1
     return program("matmul", variant, batch=max(1, math.prod(out[:-2])), m=m, n=n, k=k)
 
@@ -298,7 +294,8 @@ def _attention(node: OperatorNode, variant: Variant) -> Program:
 
 
 def _dtype(name: str) -> str:
-    """Our dtype with the width of torch's; masks are bytes."""
+    """Our dtype with the width of torch's, of complex numbers that of a part; masks are bytes."""
+    name = _PARTS.get(name, name)
     return name if name in DTYPE_BYTES else "int8"
 
 

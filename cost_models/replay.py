@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from foreplan.cost_models.book import CostChoice, cost_choice
+from foreplan.cost_models.composed import ComposedSource
 from foreplan.cost_models.costs import Copy, CostBook, CostSource, Estimate, HostLaunch, Work
 from foreplan.cost_models.device_fit import DeviceFit, FittedSource
 from foreplan.cost_models.execution import Execution, GapSeconds, check_execution, gaps
@@ -102,8 +103,8 @@ class Replay:
         """Operators without a price of their own: count and seconds, largest first.
 
         Only the roofline could price them, or nothing is known of their work but the tensors
-        that they read and write (``unknown``: recurrent layers, for instance), so that they take
-        longer than they are said to.
+        that they read and write (``unknown``: decompositions of matrices, for instance), so that
+        they take longer than they are said to.
         """
         found: dict[str, list[float]] = {}
         for step, price in zip(self.steps, self.prices, strict=True):
@@ -262,6 +263,8 @@ def replay_book(
     if costs != "roofline":
         sources.append(PredictedSource(predictor, devices={device.name: device}))
     sources += [_Launches(device), RooflineSource({device.name: _without_launch(device)})]
+    origin = "roofline" if costs == "roofline" else "predicted"
+    sources.insert(0, ComposedSource(sources, device, origin))
     return CostBook(sources, given=given)
 
 

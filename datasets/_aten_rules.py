@@ -107,8 +107,57 @@ def _bags(call: Call) -> float:
     return float(indices.elements * table.shape[-1])
 
 
+def _recurrent(call: Call) -> float:
+    """Each row of each step is multiplied by every weight once; states have three dimensions."""
+    source = call.tensors[0]
+    weights = sum(t.elements for t in call.tensors[1:] if len(t.shape) == 2)
+    return 2.0 * source.elements / source.shape[-1] * weights
+
+
+def _trilinear(call: Call) -> float:
+    """Of `torch.nn.functional.bilinear`: rows, a matrix an output, rows."""
+    first, weight = call.tensors[:2]
+    rows = first.elements / first.shape[-1]
+    return 2.0 * rows * weight.elements * (1 + 1 / weight.shape[-2])
+
+
+def _transform(call: Call) -> float:
+    """5 n log2 n of a complex Fourier transform, half of it where one side is real."""
+    source, out = call.tensors[0], call.outputs[0]
+    cols, rows, values, _ = fourier(call.name, source.shape, out.shape, call.arguments["dim"])
+    return 2.5 * values * rows * cols * math.log2(max(2, cols))
+
+
+def _pairs(call: Call) -> float:
+    """A difference, a power and a sum of each element of each pair of rows."""
+    return 3.0 * call.outputs[0].elements * call.tensors[0].shape[-1]
+
+
 def _nothing(call: Call) -> float:
     return 0.0
+
+
+#: Points of a Fourier transform that go over memory once: what shared memory holds (theory).
+_POINTS_A_PASS = 4096
+
+
+def fourier(
+    name: str, source: Sequence[int], result: Sequence[int], dims: Sequence[int]
+) -> tuple[int, int, int, int]:
+    """Points, transforms, values of a point (two of a complex one) and passes over memory.
+
+    Args:
+        name: ``_fft_c2c``; ``_fft_r2c`` and ``_fft_c2r`` have one real side.
+        source: shape of what is transformed.
+        result: shape of what comes out.
+        dims: along which dimensions.
+    """
+    whole = source if name == "_fft_r2c" else result  # the side that holds all points
+    extents = [max(1, whole[dim]) for dim in dims]
+    points = math.prod(extents)
+    passes = sum(max(1, math.ceil(math.log(n, _POINTS_A_PASS) - 1e-9)) for n in extents)
+    rows = max(1, math.prod(whole) // points)
+    return points, rows, 2 if name == "_fft_c2c" else 1, max(1, passes)
 
 
 _RULES: dict[str, tuple[str, Callable[[Call], float]]] = {}
@@ -121,6 +170,9 @@ for _kind, _flops, _names in (
         "conv1d conv2d conv3d convolution conv_transpose1d conv_transpose2d conv_transpose3d",
     ),
     ("attention", _attention, "scaled_dot_product_attention"),
+    ("recurrent", _recurrent, "lstm gru rnn_tanh rnn_relu"),
+    ("bilinear", _trilinear, "_trilinear"),
+    ("fft", _transform, "_fft_r2c _fft_c2c _fft_c2r"),
     (
         "norm",
         _per_output(5.0),
@@ -134,6 +186,12 @@ for _kind, _flops, _names in (
         _per_output(6.0),
         "silu gelu sigmoid tanh mish softplus elu selu hardswish log_sigmoid exp erf glu",
     ),
+    (
+        "elementwise",
+        _per_output(6.0),
+        "affine_grid_generator linalg_cross polar renorm "
+        "fake_quantize_per_tensor_affine_cachemask fake_quantize_per_channel_affine_cachemask",
+    ),
     ("activation", _per_output(1.0), "relu relu6 leaky_relu hardtanh hardsigmoid prelu"),
     (
         "reduction",
@@ -141,14 +199,17 @@ for _kind, _flops, _names in (
         "sum mean amax amin max min argmax argmin var std var_mean cumsum cumprod any all prod "
         "logsumexp norm linalg_vector_norm topk sort argsort diff median kthvalue mode cummax "
         "cummin mse_loss l1_loss smooth_l1_loss huber_loss kl_div binary_cross_entropy "
-        "binary_cross_entropy_with_logits nll_loss nll_loss2d nll_loss_forward nll_loss2d_forward",
+        "binary_cross_entropy_with_logits nll_loss nll_loss2d nll_loss_forward nll_loss2d_forward "
+        "multi_margin_loss multilabel_margin_loss_forward soft_margin_loss logcumsumexp "
+        "multinomial histc",
     ),
+    ("reduction", _pairs, "_cdist_forward _pdist_forward"),
     (
         "pool",
         _windows,
         "max_pool1d max_pool2d max_pool2d_with_indices avg_pool1d avg_pool2d avg_pool3d "
         "adaptive_avg_pool1d adaptive_avg_pool2d adaptive_max_pool2d max_pool3d "
-        "max_pool3d_with_indices adaptive_avg_pool3d",
+        "max_pool3d_with_indices adaptive_avg_pool3d fractional_max_pool2d",
     ),
     ("embedding", _nothing, "embedding"),
     ("embedding", _bags, "embedding_bag"),
@@ -160,14 +221,18 @@ for _kind, _flops, _names in (
         "slice_scatter select_scatter masked_select tril triu upsample_nearest1d "
         "upsample_nearest2d upsample_nearest3d pixel_shuffle pixel_unshuffle channel_shuffle "
         "native_channel_shuffle unfold im2col col2im meshgrid scatter_add scatter_reduce "
-        "index_add index_copy index_fill masked_scatter take diag_embed",
+        "index_add index_copy index_fill masked_scatter take diag_embed complex block_diag "
+        "max_unpool2d max_unpool3d _upsample_nearest_exact1d _upsample_nearest_exact2d "
+        "_upsample_nearest_exact3d",
     ),
     (
         "create",
         _nothing,
         "arange zeros ones full empty zeros_like ones_like full_like empty_like new_ones new_zeros "
         "new_full new_empty scalar_tensor lift_fresh_copy eye linspace tril_indices rand randn "
-        "randint randperm rand_like randn_like randint_like normal fill",
+        "randint randperm rand_like randn_like randint_like normal fill hann_window "
+        "hamming_window blackman_window bartlett_window kaiser_window triu_indices "
+        "logspace exponential uniform",
     ),
     (
         "elementwise",
@@ -184,7 +249,13 @@ for _kind, _flops, _names in (
 
 #: Checks that leave no trace in the work.
 IGNORED = frozenset(
-    {"_assert_tensor_metadata", "_assert_scalar", "_assert_async", "sym_constrain_range_for_size"}
+    {
+        "_assert_tensor_metadata",
+        "_assert_scalar",
+        "_assert_async",
+        "sym_constrain_range_for_size",
+        "_linalg_check_errors",
+    }
 )
 
 

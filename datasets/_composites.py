@@ -9,6 +9,8 @@ the others stay, because their work is known as a whole.
 from __future__ import annotations
 
 import operator
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from foreplan.datasets._aten_rules import IGNORED, rule
@@ -17,8 +19,8 @@ if TYPE_CHECKING:
     import torch
 
 
-#: Run as a whole on some devices; and dropout, which does nothing in evaluation mode.
-_WHOLE = frozenset({"lstm", "gru", "rnn_tanh", "rnn_relu", "dropout"})
+#: Does nothing in evaluation mode.
+_WHOLE = frozenset({"dropout"})
 
 
 def expand_composites(program: torch.export.ExportedProgram) -> None:
@@ -28,10 +30,33 @@ def expand_composites(program: torch.export.ExportedProgram) -> None:
         program: traced; its inputs and results stay.
     """
     module = program.graph_module
-    for node in list(module.graph.nodes):
-        if node.op == "call_function" and node.all_input_nodes and _is_composite(node.target):
-            _expand(module, node)
+    # With the calls that each came out of: some, of sizes that values decide, become themselves.
+    left: list[tuple[torch.fx.Node, frozenset[Any]]]
+    left = [(node, frozenset()) for node in module.graph.nodes]
+    while left:
+        node, made_by = left.pop()
+        if node.op != "call_function" or not node.all_input_nodes or node.target in made_by:
+            continue
+        if _is_composite(node.target):
+            left += [(part, made_by | {node.target}) for part in _expand(module, node)]
             module.graph.erase_node(node)
+
+
+def _euclidean_dist(first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
+    """As torch computes distances by one product (``Distance.cpp``)."""
+    import torch
+
+    squares = [x.pow(2).sum(-1, True) for x in (first, second)]
+    ones = [torch.ones_like(x) for x in squares]
+    left = torch.cat([first.mul(-2), squares[0], ones[0]], -1)
+    right = torch.cat([second, ones[1], squares[1]], -1)
+    return left.matmul(right.mT).clamp_min(0).sqrt()
+
+
+#: Operators that dispatch runs as a whole and whose kernels call others.
+_WRITTEN_OUT: Mapping[str, Callable[..., Any]] = MappingProxyType(
+    {"_euclidean_dist": _euclidean_dist}
+)
 
 
 def aten_name(target: Any) -> str:
@@ -49,19 +74,23 @@ def _is_composite(target: Any) -> bool:
     # Views and calls in place say in their schema what they share with an operand.
     if any(result.alias_info is not None for result in target._schema.returns):
         return False
-    name, tags = aten_name(target), (str(tag).rpartition(".")[2] for tag in target.tags)
+    name = aten_name(target)
+    if name in _WRITTEN_OUT:
+        return True
+    tags = (str(tag).rpartition(".")[2] for tag in target.tags)
     known = name in IGNORED or name in _WHOLE or rule(name, tags) is not None
     has = torch._C._dispatch_has_kernel_for_dispatch_key
     return not known and bool(has(str(target._name), "CompositeImplicitAutograd"))
 
 
-def _expand(module: torch.fx.GraphModule, node: torch.fx.Node) -> None:
+def _expand(module: torch.fx.GraphModule, node: torch.fx.Node) -> list[torch.fx.Node]:
+    """Put a call's parts before it, and have its readers read theirs; the parts."""
     import torch
     from torch._guards import detect_fake_mode
     from torch.fx.experimental.proxy_tensor import make_fx
 
     sources = [each for each in node.all_input_nodes if isinstance(each.meta["val"], torch.Tensor)]
-    target: Any = node.target
+    target: Any = _WRITTEN_OUT.get(aten_name(node.target), node.target)
 
     def call(*tensors: torch.Tensor) -> Any:
         given = dict(zip(sources, tensors, strict=True))
@@ -83,11 +112,13 @@ def _expand(module: torch.fx.GraphModule, node: torch.fx.Node) -> None:
             elif part.op == "call_function":
                 made[part] = module.graph.node_copy(part, made.__getitem__)
                 made[part].meta["nn_module_stack"] = node.meta.get("nn_module_stack", {})
+    parts = [made[part] for part in traced.graph.nodes if part.op == "call_function"]
     result: Any = traced.graph.output_node().args[0]
     if isinstance(result, torch.fx.Node):
         node.replace_all_uses_with(made[result])
-        return
+        return parts
     for user in list(node.users):  # members of a tuple
         assert user.target is operator.getitem
         user.replace_all_uses_with(made[result[user.args[1]]])
         module.graph.erase_node(user)
+    return parts

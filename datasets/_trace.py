@@ -24,6 +24,9 @@ WRAPPER = "wrapped"
 _FUSED_NORM = re.compile(r"RMSNorm$")
 
 
+#: Views that autograd takes for none, as nobody else reads what they are of.
+_UNSAFE_VIEWS = frozenset({"unsafe_split", "unsafe_split_with_sizes", "_unsafe_view"})
+
 #: Products whose kernels want operands of one dtype, which the trace's own rules don't ask for.
 _PRODUCTS = {"linear", "addmm", "mm", "bmm", "baddbmm", "matmul"}
 
@@ -302,7 +305,7 @@ def _infos(node: Any) -> list[TensorInfo]:
     if any(not isinstance(extent, int) for tensor in tensors for extent in tensor.shape):
         # A symbol that no input decides, as export makes one for nonzero's rows.
         raise SpecError(
-            f"module: {_module_path(node) or node.name}", got=f"{node.target}",
+            f"module: {_module_path(node) or node.name}", got=f"{_made_by(node).target}",
             expected="tensors whose sizes do not depend on values",
             fix="give every expert all tokens, and mask, to price a mixture of experts",
         )  # fmt: skip
@@ -338,6 +341,8 @@ def _is_view(node: Any) -> bool:
     name = _aten_name(node)
     if name == "dropout":
         return True  # traced in evaluation mode
+    if name in _UNSAFE_VIEWS:
+        return True
     if torch.Tag.inplace_view in node.target.tags:
         return True
     returns = node.target._schema.returns

@@ -232,11 +232,15 @@ def _capture_module(
             expand_composites(program)
             if observe:
                 _observe(program, values)
+    except SpecError:
+        raise
     except Exception as error:  # torch.export raises whatever the module's code runs into
         lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-        fix = "control flow that depends on values of tensors cannot be captured"
-        if "data-dependent" not in str(error):
-            fix = f"its forward takes {_taken(module)}, the inputs are {_shown(inputs)}"
+        fix = f"its forward takes {_taken(module)}, the inputs are {_shown(inputs)}"
+        if "data-dependent" in str(error):
+            fix = "control flow that depends on values of tensors cannot be captured"
+        elif type(error).__name__ in _OF_VALUES:
+            fix = "sizes and checks that depend on values of tensors cannot be captured"
         raise SpecError(
             f"module {name}" + (f": {where.path}" if where.path else ""),
             got=f"{type(error).__name__}: {lines[0] if lines else ''}",
@@ -246,6 +250,10 @@ def _capture_module(
     finally:
         module.train(training)
     return TraceReader(program, name, eager=eager).graph()
+
+
+#: Errors where values decide what runs, or how large it is.
+_OF_VALUES = frozenset({"DataDependentOutputException", "DynamicOutputShapeException"})
 
 
 class _Inside:
@@ -266,9 +274,18 @@ class _Inside:
 
     def __enter__(self) -> None:
         for path, part in self._module.named_modules():
-            enter = functools.partial(lambda path, *_: self._entered.append(path), path)
+            enter = functools.partial(self._enter, path)
             self._handles.append(part.register_forward_pre_hook(enter))
             self._handles.append(part.register_forward_hook(self._leave))
+
+    def _enter(self, path: str, part: torch.nn.Module, given: Sequence[Any]) -> None:
+        self._entered.append(path)
+        if any(type(value).__name__ == "PackedSequence" for value in given):
+            raise SpecError(
+                f"module {path or type(part).__name__}", got="packed sequences",
+                expected="padded ones: how many go on at a step is a matter of values",
+                fix="give the layer a tensor, as without pack_padded_sequence",
+            )  # fmt: skip
 
     def _leave(self, *_: Any) -> None:
         self._entered.pop()

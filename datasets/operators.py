@@ -66,6 +66,20 @@ def _expert_bytes(d: Mapping[str, int], v: Variant) -> float:
     return touched_experts(d["rows"], d["experts"], d["active"]) * (up + down) + moved
 
 
+def _recurrent_weights(d: Mapping[str, int]) -> float:
+    """Weights of all layers and directions, biases left out; a layer reads both directions."""
+    width = d["gates"] * d["hidden"]
+    sources = d["inputs"] + (d["layers"] - 1) * d["directions"] * d["outputs"]
+    projected = d["hidden"] * d["outputs"] if d["outputs"] != d["hidden"] else 0
+    each = d["layers"] * (width * d["outputs"] + projected)
+    return float(d["directions"] * (width * sources + each))
+
+
+def _recurrent_bytes(d: Mapping[str, int], v: Variant) -> float:
+    values = d["steps"] * d["rows"] * (d["inputs"] + d["directions"] * d["outputs"])
+    return values * DTYPE_BYTES[v.compute] + _recurrent_weights(d) * DTYPE_BYTES[v.storage]
+
+
 #: Every operator a program can name. One row each: dimensions, FLOP, bytes.
 OPERATORS: Mapping[str, Operator] = MappingProxyType(
     {
@@ -214,6 +228,32 @@ OPERATORS: Mapping[str, Operator] = MappingProxyType(
             lambda d: 1.0 * d["rows"] * d["taps"],
             lambda d, v: 1.0 * d["rows"] * (d["cols"] + 1) * DTYPE_BYTES[v.compute],
         ),
+        # ``rows`` sequences of ``steps``; the state of ``hidden`` values is computed by so many
+        # ``gates``, of ``outputs`` (fewer where projected) before. What it is made of:
+        # `foreplan.cost_models.recurrent_parts`.
+        "recurrent": Operator(
+            ("steps", "rows", "inputs", "hidden", "outputs", "gates", "layers", "directions"),
+            lambda d: 2.0 * d["steps"] * d["rows"] * _recurrent_weights(d),
+            _recurrent_bytes,
+        ),
+        # ``outputs`` products of ``x[first]``, a matrix and ``y[second]``, each by itself.
+        "bilinear": Operator(
+            ("rows", "first", "second", "outputs"),
+            lambda d: 2.0 * d["rows"] * d["outputs"] * d["second"] * (d["first"] + 1),
+            lambda d, v: (
+                d["rows"] * (d["first"] + d["second"] + d["outputs"]) * DTYPE_BYTES[v.compute]
+                + d["first"] * d["second"] * d["outputs"] * DTYPE_BYTES[v.storage]
+            ),
+        ),
+        # ``rows`` Fourier transforms of ``cols`` numbers, complex (two ``values``) or real (one),
+        # which goes over them in ``passes``: 5 n log2 n of a complex one (Cooley, Tukey 1965).
+        "fft": Operator(
+            ("rows", "cols", "values", "passes"),
+            lambda d: 2.5 * d["values"] * d["rows"] * d["cols"] * math.log2(max(2, d["cols"])),
+            lambda d, v: (
+                2.0 * d["passes"] * d["values"] * d["rows"] * d["cols"] * DTYPE_BYTES[v.compute]
+            ),
+        ),
         # One fused update: reads parameter, gradient and two moments, writes all but the gradient.
         "adamw": Operator(
             ("parameters",),
@@ -300,12 +340,18 @@ OPERATORS = MappingProxyType(
         for op in ("attention", "full_attention")
     }
     | {
+        # By states and weights, as many FLOP each.
+        "recurrent_gradient": Operator(
+            OPERATORS["recurrent"].dims,
+            lambda d: 2.0 * OPERATORS["recurrent"].flops(d),
+            lambda d, v: 2.0 * OPERATORS["recurrent"].bytes(d, v),
+        ),
         "optimizer_step": Operator(
             ("parameters", "tensors"),
             lambda d: 4.0 * d["parameters"],
             # Gradient, master and state are read, the latter two written.
             lambda d, v: (7.0 if v.kernel == "torch.adamw" else 5.0) * 4.0 * d["parameters"],
-        )
+        ),
     }
 )
 #: Operators whose time is bound by products, so that a device's peak rate matters.

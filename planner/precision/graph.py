@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     import torch
 
 _FLOATS = ("fp32", "fp16", "bf16", "fp64")
+#: Kinds of operators that no plan is made for.
+_UNPLANNED = frozenset({"recurrent", "bilinear", "fft"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,9 +165,10 @@ class TrainingGraph:
         """A captured module's step, with a cross-entropy over its output's last dimension.
 
         Raises:
-            SpecError: nothing that a plan could lower.
+            SpecError: nothing that a plan could lower, or an operator that none is made for.
         """
         nodes = [_by_kernel(node, module) for node in graph.operators()]
+        _check_planned(graph.name, nodes)
         index = {node.name: i for i, node in enumerate(nodes)}
         families = _families(module)
         operators: list[TrainingOperator] = []
@@ -237,6 +240,21 @@ def _check_dense(name: str, module: torch.nn.Module) -> None:
             raise SpecError(
                 f"network {name}: {path}.sparse", got=True, expected="False",
                 fix="steps are planned with dense gradients, which DDP sums",
+            )  # fmt: skip
+
+
+def _check_planned(name: str, nodes: Iterable[OperatorNode]) -> None:
+    """Refuse operators whose passes no profile times and no rule of precision knows.
+
+    Raises:
+        SpecError: there is one.
+    """
+    for node in nodes:
+        if node.op in _UNPLANNED:
+            raise SpecError(
+                f"network {name}: {node.module or node.name}", got=node.target,
+                expected="no recurrent layer, bilinear form or Fourier transform",
+                fix="foreplan.predict_latency prices a training step that has one",
             )  # fmt: skip
 
 

@@ -121,7 +121,7 @@ def test_any_module_is_lowered() -> None:
 
 class Odd(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return torch.fft.fft(x).real + torch.linalg.inv(x)
+        return torch.linalg.eigvals(x).real + torch.linalg.inv(x)
 
 
 def test_unknown_operators_are_kept_and_listed() -> None:
@@ -129,14 +129,8 @@ def test_unknown_operators_are_kept_and_listed() -> None:
         capture(Odd(), (torch.eye(8),))
     result = predict_latency(Odd(), "h200", inputs=(torch.eye(8),))
     named = {row["operator"] for row in result.unsupported()}
-    assert any("fft" in name for name in named)
+    assert any("eig" in name for name in named)
     assert all(price.mean_s > 0 for price in result.prices)
-
-
-@pytest.mark.filterwarnings("ignore:The tensor attributes")  # torch.export, about its own RNN
-def test_a_recurrent_layer_is_said_to_have_no_price_of_its_own() -> None:
-    found = predict_latency(nn.RNN(8, 8, batch_first=True), "t4", inputs=(torch.zeros(2, 5, 8),))
-    assert "unknown: aten.rnn_tanh" in {row["operator"] for row in found.unsupported()}
 
 
 # Time -------------------------------------------------------------------------------------------

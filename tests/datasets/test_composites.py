@@ -10,10 +10,12 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.profiler import ProfilerActivity, profile
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from foreplan.datasets._composites import aten_name
 from foreplan.datasets.capture import capture
+from foreplan.errors import SpecError
 
 
 class Function(nn.Module):
@@ -23,6 +25,11 @@ class Function(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.function(x)
+
+
+class Distances(nn.Module):
+    def forward(self, one: Tensor, other: Tensor) -> Tensor:
+        return torch.cdist(one, other)
 
 
 class Dispatched(TorchDispatchMode):
@@ -65,9 +72,25 @@ def test_a_conversion_to_a_type_that_is_there_is_none() -> None:
     assert [node.target for node in graph.operators()] == ["input", "aten.add"]
 
 
-def test_what_runs_as_a_whole_stays_whole_and_is_listed() -> None:
+def test_what_runs_as_a_whole_stays_whole() -> None:
     graph = capture(nn.LSTM(8, 4, batch_first=True), [torch.rand(2, 6, 8)], eager=True)
-    assert ("unknown", "aten.lstm") in [(node.op, node.target) for node in graph.operators()]
+    assert [(node.op, node.target) for node in graph.operators()][-1] == ("recurrent", "aten.lstm")
+
+
+def test_parts_of_distances_are_what_their_kernel_calls() -> None:
+    module, one, other = Distances(), torch.rand(30, 8), torch.rand(40, 8)
+    with torch.no_grad(), profile(activities=[ProfilerActivity.CPU]) as seen:
+        module(one, other)
+    ran = Counter(event.key.removeprefix("aten::").rstrip("_") for event in seen.events())
+    operators = capture(module, [one, other], eager=True).operators()
+    found = Counter(node.target.removeprefix("aten.") for node in operators if node.op != "input")
+    assert found["mm"] == 1
+    assert found == {name: ran[name] for name in found}
+
+
+def test_a_composite_that_is_traced_as_itself_is_taken_apart_once() -> None:
+    with pytest.raises(SpecError, match=r"sizes do not depend on values"):
+        capture(Function(lambda x: x[x > 0.5] * 2.0), [torch.rand(6, 8)], eager=True)
 
 
 def test_parts_belong_to_the_module_that_called_the_whole() -> None:
