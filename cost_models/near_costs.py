@@ -9,8 +9,9 @@ from the device's figures; kernels that no vector unit of a processor has take a
 element instead, and a Fourier transform a share of the peak.
 
 Every constant here was measured on one core of an EPYC (Zen 5) of 35 GB/s, 1 us a call and 93
-GFLOP/s in fp32 (docs/results/end_to_end.md), none on another chip: 35 products of 1 to 64 rows with
-weights of 48 KiB to 16 MiB, 48 recurrent layers, 30 distances of all pairs, 5 transforms.
+GFLOP/s in fp32, none on another chip (``tests/benchmarks/near_figures.py``): 35 products of 1 to 64
+rows with weights of 48 KiB to 16 MiB, 48 recurrent layers, 11 other kernels, 4 transforms. What
+modules of other sizes take against their prices: docs/results/end_to_end.md.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ _FUNCTIONS = MappingProxyType({"torch.tanh": 400, "torch.tanh_": 400})
 #: The same of kernels whose bytes say too little wherever they stand: the size of a complex number
 #: 3 ns, other functions of one 30; a pair's distance 0.3 a dimension, 4 where its powers are none
 #: of 0, 1, 2 and the largest; a comparison that sorts 4.4; an element that is interpolated 1.5 to
-#: 7; a cumulative sum of exponentials 26.
+#: 7; a cumulative sum of exponentials 26; a complex number of its size and angle 6.
 BY_ELEMENT = MappingProxyType(
     {f"torch.{name}{OF_COMPLEX}": 30 for name in COMPLEX}
     | {f"torch.{name}{OF_COMPLEX}": 300 for name in ("abs", "angle", "sgn")}
@@ -38,13 +39,13 @@ BY_ELEMENT = MappingProxyType(
     | dict.fromkeys(("torch._cdist_forward", "torch._pdist_forward"), 3000)
     | dict.fromkeys(("torch.sort", "torch.argsort", "torch.msort"), 230)
     | {"torch.upsample_bilinear2d": 700, "torch.upsample_trilinear3d": 240}
-    | {"torch.upsample_bicubic2d": 140, "torch.logcumsumexp": 40, "torch.polar": 100}
+    | {"torch.upsample_bicubic2d": 140, "torch.logcumsumexp": 40, "torch.polar": 175}
 )
 #: Calls that oneDNN takes to make a recurrent layer ready, and weights that it lays out in one: 75
 #: us for 32,768 weights, 230 for 524,288, 2 to 3 ms for 2,097,152 (measured).
 _MADE_READY, _LAID_OUT = 45, 2048
 #: Share of the fp32 peak that a Fourier transform reaches, and calls that it takes to be planned
-#: anew: 24-34 GFLOP/s for 1,000 to 16,384 points, 15 us for eight of 1,000 (measured).
+#: anew: 25-34 GFLOP/s for 1,024 to 16,384 points, 15-17 us for eight of 1,000 (measured).
 _OF_PEAK, _PLANNED = 0.4, 8
 
 

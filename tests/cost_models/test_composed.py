@@ -228,7 +228,8 @@ MODULES: dict[str, tuple[nn.Module, tuple[Tensor, ...]]] = {
     "complex": (Of(lambda x: torch.view_as_real(torch.complex(x, x) ** 2), 8), (ROWS,)),
     "logcumsumexp": (Of(lambda x: x.logcumsumexp(1), 8), (ROWS,)),
     "unpooled": (
-        Of(lambda x: F.max_unpool2d(*F.max_pool2d(x, 2, return_indices=True), [2]), 8), (IMAGES,),
+        Of(lambda x: F.max_unpool2d(*F.max_pool2d(x, 2, return_indices=True), (2, 2)), 8),
+        (IMAGES,),
     ),
 }  # fmt: skip
 
