@@ -20,6 +20,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from foreplan.datasets._composites import expand_composites
+from foreplan.datasets._recurrent_shapes import recurrent_shapes
 from foreplan.datasets._trace import TraceReader
 from foreplan.datasets.model import Model, load_model
 from foreplan.datasets.operator_graph import OperatorGraph
@@ -228,7 +229,8 @@ def _capture_module(
         with torch.no_grad(), attention, warnings.catch_warnings(), where, _unlogged():
             # Recurrent layers keep views of their weights, which nothing here reads.
             warnings.filterwarnings("ignore", "The tensor attributes? .* assigned", UserWarning)
-            program = torch.export.export(wrapper, values, strict=False)
+            with recurrent_shapes():
+                program = torch.export.export(wrapper, values, strict=False)
             expand_composites(program)
             if observe:
                 _observe(program, values)

@@ -205,6 +205,20 @@ def test_nothing_to_lower():
         tables(module, torch.zeros(4, 8))
 
 
+def test_a_recurrent_layer_is_refused():
+    class Recurrent(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer, self.head = nn.GRU(8, 8), nn.Linear(8, 4)
+
+        def forward(self, x):
+            return self.head(self.layer(x)[0])
+
+    graph = capture(Recurrent(), [torch.zeros(3, 2, 8)])
+    with pytest.raises(SpecError, match=r"network Recurrent: layer: got 'aten.gru'"):
+        TrainingGraph.from_capture(graph, Recurrent())
+
+
 def test_untraceable_module():
     class Branching(nn.Module):
         def __init__(self):
