@@ -19,6 +19,7 @@ from foreplan.cost_models.replay import Replay, replay, replay_book, replay_step
 from foreplan.datasets.program import Program, Variant
 
 if TYPE_CHECKING:
+    from foreplan.cost_models.predictor import Predictor
     from foreplan.datasets.device import Device
 
 
@@ -41,13 +42,13 @@ def score(document: Mapping[str, Any], device: Device, *, weights: str = "pretra
         and from figures of the device alone ``predicted_published``, on a processor ``unseen``,
         without what was timed on its chip, and ``roofline``.
     """
-    books = _books(device, weights)
+    predictors = _predictors(device, weights)
     rows: list[dict[str, Any]] = []
     failed = []
     queued: Counter[tuple[str, str, str]] = Counter()
     for case in document["cases"]:
         if case["real_s"] is not None:
-            rows.append(_row(case, case, "eager", _eager(case, document, device, books)))
+            rows.append(_row(case, case, "eager", _eager(case, document, device, predictors)))
         queued.update(
             (case["network"], row[0], row[-1]) for row in case["alone"] if row[-1] is not None
         )
@@ -55,7 +56,7 @@ def score(document: Mapping[str, Any], device: Device, *, weights: str = "pretra
         if recorded and "failed" in recorded:
             failed.append([case["network"], case["shape"], case["phase"], recorded["failed"]])
         elif recorded:
-            replays = _graph(case, document, device, books)
+            replays = _graph(case, document, device, predictors)
             rows.append(_row(case, recorded, "graph", replays))
     return {
         **{key: document[key] for key in ("device", "board", "size", "dtype")},
@@ -71,15 +72,24 @@ def score(document: Mapping[str, Any], device: Device, *, weights: str = "pretra
     }  # fmt: skip
 
 
-def _books(device: Device, weights: str) -> dict[str, CostBook]:
-    """Prices from figures of the device alone, by way."""
+def _predictors(device: Device, weights: str) -> dict[str, Predictor]:
+    """What prices from figures of the device alone, by way."""
     from foreplan.cost_models.predictor import Predictor
 
     shipped = Predictor.load(weights)
     predictors = {"predicted_published": shipped}
     if device.kind == "cpu":
         predictors["unseen"] = shipped.unseen(device.chip)
-    books = {way: replay_book(device, predictor=each) for way, each in predictors.items()}
+    return predictors
+
+
+def _books(
+    steps: Sequence[Step], device: Device, predictors: Mapping[str, Predictor]
+) -> dict[str, CostBook]:
+    """Prices of a pass from figures of the device alone, by way."""
+    books = {
+        way: replay_book(device, predictor=each, steps=steps) for way, each in predictors.items()
+    }
     return books | {"roofline": replay_book(device, "roofline")}
 
 
@@ -159,11 +169,12 @@ def _eager(
     case: Mapping[str, Any],
     document: Mapping[str, Any],
     device: Device,
-    books: Mapping[str, CostBook],
+    predictors: Mapping[str, Predictor],
 ) -> tuple[Replay, dict[str, float]]:
     """The measured replay of an eager pass, and latencies by way."""
     host = HostPrices.load(document["host"])
     steps, issue = _steps(case["steps"]), _issue(case)
+    books = _books(steps, device, predictors)
     launch = host.launches(steps, issue, case["phase"])
     single, given = _measured(case, document, "eager")
     single_launch = _single_launches(case, document, host, issue, single)
@@ -184,7 +195,7 @@ def _graph(
     case: Mapping[str, Any],
     document: Mapping[str, Any],
     device: Device,
-    books: Mapping[str, CostBook],
+    predictors: Mapping[str, Predictor],
 ) -> tuple[Replay, dict[str, float]]:
     """The measured replay of a recorded pass, and latencies by way."""
     steps, gaps = _steps(case["steps"]), document["gaps"]
@@ -192,6 +203,7 @@ def _graph(
     rows = [SwitchRow(*row) for row in gaps.get("passes", [])]
     found_s = switch_seconds(rows, case["phase"])
     switch_s = gaps["switch_s"] if found_s is None else found_s
+    books = _books(steps, device, predictors)
     single, given = _measured(case, document, "graph")
     # A call was timed behind its own kind; views are no kernels.
     between = [switch_s if given[step.work] > 0 else 0.0 for step in single]

@@ -152,8 +152,13 @@ class KnownRates:
             [each for each in self.known if each.device.chip not in chips], self.off, self.own
         )
 
-    def seconds(self, programs: Sequence[Program], device: Device) -> Floats:
+    def seconds(self, programs: Sequence[Program], device: Device, *, waits: float = 1.0) -> Floats:
         """Median seconds (M,) on a processor with these figures, NaN where none is known.
+
+        Args:
+            programs: what is asked for (M,).
+            device: its figures.
+            waits: share of the time of what was last used a pass ago, see `reuse.waiting_share`.
 
         Raises:
             MissingDataError: a figure of the device is missing; see `rate_terms`.
@@ -171,7 +176,8 @@ class KnownRates:
         for each, its in zip(self.known, like, strict=True):
             mine = np.flatnonzero(its == best)
             if len(mine):
-                total[mine] += np.log(each.law.seconds([programs[int(i)] for i in mine], device))
+                asked = [programs[int(i)] for i in mine]
+                total[mine] += np.log(each.law.seconds(asked, device, waits=waits))
                 count[mine] += 1
         mean = np.exp(total / np.where(count > 0, count, np.nan))
         return np.asarray(shares * mean + windows)
@@ -199,9 +205,14 @@ class KnownRates:
 
         return seconds
 
-    def forecast(self, programs: Sequence[Program], device: Device) -> RateForecast:
-        """Expected seconds and their nominal 90 % interval, NaN where none is known."""
-        median = self.seconds(programs, device)
+    def forecast(
+        self, programs: Sequence[Program], device: Device, *, waits: float = 1.0
+    ) -> RateForecast:
+        """Expected seconds and their nominal 90 % interval, NaN where none is known.
+
+        Args: see `seconds`.
+        """
+        median = self.seconds(programs, device, waits=waits)
         kinds = [family(item) for item in programs]
         off = np.array([self.off.get(kind, self.off[""]) for kind in kinds])
         # Of a known chip as well: what is too dear makes up there for what no operator says.

@@ -32,6 +32,7 @@ from numpy.typing import NDArray
 from foreplan.cost_models.roofline import ASSUMED_LAUNCH_S
 from foreplan.cost_models.unpacking import unpacked_weights
 from foreplan.datasets.device import PEAK_DTYPES, Device
+from foreplan.datasets.dtypes import DTYPE_BYTES, weight_bytes
 from foreplan.datasets.operators import PRODUCTS
 from foreplan.datasets.program import Program
 from foreplan.errors import MissingDataError
@@ -107,6 +108,22 @@ def roofline(terms: Floats, programs: Sequence[Program]) -> Floats:
     """Seconds beside the launch that no kernel beats (N,), from `rate_terms`."""
     products = np.array([program.op in _ARITHMETIC for program in programs])
     return np.asarray(np.maximum(np.where(products, terms[:, 1], 0.0), terms[:, 2]))
+
+
+def weight_of(program: Program) -> float:
+    """Bytes of the weight that a linear or a convolution reads, 0 of others."""
+    d, storage = program.dims, program.variant.storage
+    if program.op.startswith("linear"):
+        return float(weight_bytes(d["n"], d["k"], storage))
+    if program.op == "conv" or program.op.startswith("conv2d_"):
+        once = _laid_out(program) / (2 if program.op == "conv2d_backward" else 1)
+        return once * DTYPE_BYTES[storage]
+    return 0.0
+
+
+def weight_share(program: Program) -> float:
+    """Share of a program's bytes that are its weight's."""
+    return min(1.0, weight_of(program) / program.bytes)
 
 
 def _laid_out(program: Program) -> float:

@@ -37,6 +37,8 @@ class PredictedSource:
         read_bandwidth: of them bytes a second of memory that is only read, where that is known.
         switch_s: of them seconds from one program to the next, where passes are replayed from
             graphs (``Profile.switch_s``): `replayed_kernels` prices what it knows then.
+        waits: of processors share of the time of what was last used a pass ago; see
+            `reuse.waiting_share`.
     """
 
     def __init__(
@@ -46,9 +48,11 @@ class PredictedSource:
         devices: Mapping[str, Device] | None = None,
         read_bandwidth: Mapping[str, float] | None = None,
         switch_s: Mapping[str, float] | None = None,
+        waits: Mapping[str, float] | None = None,
     ) -> None:
         self._read_bandwidth = dict(read_bandwidth or {})
         self._switch_s = dict(switch_s or {})
+        self._waits = dict(waits or {})
         self._predictor = predictor
         self._devices = dict(devices or {})
         self._known: dict[tuple[Program, str], Estimate | None] = {}
@@ -118,11 +122,12 @@ class PredictedSource:
         others = [part for part in parts if part.op != "linear"]
         asked = [_multiplied(part, figures) for part in products]
         attended = [_attended(part, figures) if name in self._switch_s else part for part in others]
+        waits = self._waits.get(name, 1.0)
         return dict(
             zip(
                 [*products, *others],
-                [*self._predictor.supported(asked, reader),
-                 *self._predictor.supported(attended, device)],
+                [*self._predictor.supported(asked, reader, waits=waits),
+                 *self._predictor.supported(attended, device, waits=waits)],
                 strict=True,
             )
         )  # fmt: skip

@@ -130,8 +130,16 @@ class Predictor:
                 )
         return [estimate for estimate in found if estimate is not None]
 
-    def supported(self, programs: Sequence[Program], device: Device | str) -> list[Estimate | None]:
+    def supported(
+        self, programs: Sequence[Program], device: Device | str, *, waits: float = 1.0
+    ) -> list[Estimate | None]:
         """As `predict`, with ``None`` for what is outside of what the model saw.
+
+        Args:
+            programs: what is asked for.
+            device: on which.
+            waits: on processors, share of the time of what was last used a pass ago; see
+                `reuse.waiting_share`.
 
         Outside are on GPUs cache writes and arg-max, FP32 attention, three-bit weights, and, but on
         a chip with operators timed inside CUDA graphs, gathers, reductions and grouped
@@ -143,7 +151,7 @@ class Predictor:
             return []
         if target.kind == "cpu":
             try:
-                mean, low, high = self.processors.forecast(programs, target)
+                mean, low, high = self.processors.forecast(programs, target, waits=waits)
             except MissingDataError:  # a figure of the device
                 return [None] * len(programs)
         else:

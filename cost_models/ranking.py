@@ -215,7 +215,9 @@ def rank(
     found: list[Replay] = []
     unpriced: dict[str, str] = {}
     for target in targets:
-        book = replay_book(target, choice, profile=profile, predictor=predictor, fit=fit)
+        book = replay_book(
+            target, choice, profile=profile, predictor=predictor, fit=fit, steps=steps
+        )
         try:
             check_execution(runs, target)
             found.append(

@@ -25,7 +25,14 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from foreplan.cost_models.operator_rates import LEVELS, family, groups, rate_terms
+from foreplan.cost_models.operator_rates import (
+    LEVELS,
+    TERMS,
+    family,
+    groups,
+    rate_terms,
+    weight_share,
+)
 from foreplan.datasets.device import Device
 from foreplan.datasets.program import Program
 
@@ -40,6 +47,9 @@ _RANGE = 3.0
 #: A rate may lie this far (natural logarithm) from the full one.
 _FARTHEST = 6.0
 _VARIANT = LEVELS.index("variant")
+#: Families whose rows were timed on weights, code and data that no cache held.
+_COLD = frozenset({"product", "attention"})
+_LAUNCH, _MEMORY = TERMS.index("launch"), TERMS.index("memory")
 
 
 class Rows(NamedTuple):
@@ -118,14 +128,20 @@ class RateLaw:
         return np.array([groups(program)[_VARIANT] in self._groups[_VARIANT]
                          for program in programs], dtype=bool)  # fmt: skip
 
-    def seconds(self, programs: Sequence[Program], device: Device) -> Floats:
+    def seconds(self, programs: Sequence[Program], device: Device, *, waits: float = 1.0) -> Floats:
         """Median seconds (M,) on a device with these figures.
+
+        Args:
+            programs: what is asked for (M,).
+            device: its figures.
+            waits: as `waiting`.
 
         Raises:
             MissingDataError: see `rate_terms`.
         """
         asked = Rows.of(programs)
         terms = rescaled(rate_terms(programs, device), programs, self.factors)
+        terms = waiting(terms, programs, waits)
         rates, offset = np.zeros_like(terms), np.zeros(len(programs))
         for rate, named in zip(rates, asked.groups, strict=True):
             for name, known in zip(named, self._groups, strict=True):
@@ -144,6 +160,27 @@ def rescaled(terms: Floats, programs: Sequence[Program], factors: Mapping[str, f
     scale = [factors.get(family(program), factors[""]) for program in programs]
     found = terms.copy()
     found[:, 1:] *= np.exp(scale)[:, None]
+    return found
+
+
+def waiting(terms: Floats, programs: Sequence[Program], waits: float) -> Floats:
+    """Terms (M, T) of programs whose weights are nearer than those that rates were timed on.
+
+    What was last used a pass ago takes this share of its time: the call's own code and data, and of
+    the bytes that move those of the weight. Activations were just written either way.
+
+    Args:
+        terms: from `rate_terms`.
+        programs: likewise (M,); maps and norms were timed on near operands as it is.
+        waits: 1 where no cache holds them, see `reuse`.
+    """
+    found = terms.copy()
+    if waits == 1.0:
+        return found
+    for row, program in zip(found, programs, strict=True):
+        if family(program) in _COLD:
+            row[_LAUNCH] *= waits
+            row[_MEMORY] *= 1.0 - weight_share(program) * (1.0 - waits)
     return found
 
 

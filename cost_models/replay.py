@@ -29,6 +29,7 @@ from foreplan.cost_models.execution import Execution, GapSeconds, check_executio
 from foreplan.cost_models.graph_programs import lower, model_steps, programs
 from foreplan.cost_models.graph_step import PARTS, PHASES, Part, Phase, Step
 from foreplan.cost_models.predicted import PredictedSource
+from foreplan.cost_models.reuse import waiting_share, working_set
 from foreplan.cost_models.roofline import RooflineSource
 from foreplan.cost_models.schedule import COMPUTE, HOST, Schedule, ScheduleBuilder
 from foreplan.cost_models.simulator import Simulator
@@ -242,6 +243,7 @@ def replay_book(
     predictor: Predictor | None = None,
     fit: DeviceFit | None = None,
     given: Mapping[Work, float] | None = None,
+    steps: Sequence[Step] = (),
 ) -> CostBook:
     """A cost book whose prices are of the device alone, without the launch.
 
@@ -253,7 +255,11 @@ def replay_book(
         predictor: loaded already; ``None`` loads ``pretrained:ops`` when it is needed.
         fit: predictor fitted to the device; it comes before the shipped one.
         given: seconds that override every source.
+        steps: of the pass that it will price, run again and again: what of it a processor's caches
+            hold costs less from the shipped rates (`reuse`). Without them nothing is in the caches.
     """
+    passes = steps and device.kind == "cpu"
+    waits = {device.name: waiting_share(device, working_set(steps))} if passes else {}
     sources: list[CostSource] = []
     if costs == "measured" and profile is not None:
         by_name = {device.name: profile}
@@ -261,7 +267,7 @@ def replay_book(
     if costs != "roofline" and fit is not None:
         sources.append(FittedSource({device.name: fit}))
     if costs != "roofline":
-        sources.append(PredictedSource(predictor, devices={device.name: device}))
+        sources.append(PredictedSource(predictor, devices={device.name: device}, waits=waits))
     sources += [_Launches(device), RooflineSource({device.name: _without_launch(device)})]
     origin = "roofline" if costs == "roofline" else "predicted"
     sources.insert(0, ComposedSource(sources, device, origin))
@@ -335,7 +341,7 @@ def predict_latency(
         from foreplan.datasets.capture import capture
 
         steps = lower(capture(source, inputs, eager=True), phase)
-    book = replay_book(target, costs, profile=profile, predictor=predictor)
+    book = replay_book(target, costs, profile=profile, predictor=predictor, steps=steps)
     if gap_s is None and profile is not None:
         gap_s = profile.switch_s
     return replay_steps(steps, book, target, execution=execution, launch_s=launch_s, gap_s=gap_s)
