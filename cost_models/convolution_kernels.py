@@ -6,6 +6,9 @@ Of torch's own dispatch (``aten/src/ATen/native/Convolution.cpp``, 2.11), from i
   table there trusts cuDNN with. So BF16 and FP16, alike everywhere else, run other kernels.
 - **16 bits, plain**: cuDNN's matrix kernels know channels last alone, so that images, filters and
   results are each copied into the other layout, by a kernel of their own.
+- **Windows of one pixel, plain, of round images**: such a convolution is a product an image as it
+  lies, and cuDNN copies nothing where the pixels of an image divide by 8 (rows of the sweep: of
+  16 and more 1.3-3.3 TB/s of images and results, of 1 or 4 some 0.6), by 64 for filters' gradients.
 - **Channels last with plain filters**: these are copied first (not for their gradient).
 - **Bias**: added to the results by a kernel of its own.
 - **Groups** of 16 bits with as many filters as channels, a power of two: cuDNN has kernels for them
@@ -60,6 +63,24 @@ def own_depthwise(table: OperatorTable) -> Mask:
     return np.asarray(depthwise & ~(half & trusted))
 
 
+def as_it_lies(table: OperatorTable) -> Mask:
+    """Rows of 16 bits that are a product of each plain image as it lies, without copies (N,)."""
+    round_to = np.where(table.kind == "conv_weight_gradient", 64, 8)
+    return np.asarray(_pointwise(table) & (_pixels(table) % round_to == 0))
+
+
+def _pointwise(table: OperatorTable) -> Mask:
+    """Plain images of 16 bits, each of whose pixels is one result (N,)."""
+    d = table.dims
+    one = (d["window"] == 1) & (d["stride"] == 1) & (d["padding"] == 0) & (d["groups"] <= 1)
+    return np.asarray(one & (d["channels_last"] == 0) & (widths(table)[0] == 2))
+
+
+def _pixels(table: OperatorTable) -> NDArray[np.int64]:
+    d = table.dims
+    return np.asarray((d["size"] ** (2 - d["line"])).astype(np.int64))
+
+
 def beside_s(table: OperatorTable, work: OperatorWork, l2: Floats) -> Floats:
     """Seconds of the copies and sums that run beside the product itself (N,).
 
@@ -79,7 +100,7 @@ def beside_s(table: OperatorTable, work: OperatorWork, l2: Floats) -> Floats:
         cached = np.where(moved < _CACHED * l2, _CACHED_TIME, 1.0)
         return np.asarray(_COPY_S + 2 * moved / (_REACHED * work.bandwidth) * cached)
 
-    turned = (activation == 2) & ~last & ~own_depthwise(table)
+    turned = (activation == 2) & ~last & ~own_depthwise(table) & ~as_it_lies(table)
     # One value a channel, or one channel a group, lies alike in both layouts.
     plain_filters = last & (d["window"] > 1) & (d["cin"] > groups)
     plain_filters &= table.kind != "conv_weight_gradient"
@@ -112,6 +133,7 @@ def kernel_columns(
         "beside_share": beside / structural_s,
         "equal_groups": np.where(grouped, equal, np.nan),
         "power_groups": np.where(grouped, equal & (channels & (channels - 1) == 0), np.nan),
+        "align_pixels": np.where(_pointwise(table), np.log2(np.gcd(_pixels(table), 64)), np.nan),
     }
     return {name: np.where(recorded, column, np.nan) for name, column in columns.items()}
 

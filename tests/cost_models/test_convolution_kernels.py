@@ -5,7 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from foreplan.cost_models.convolution_kernels import beside_s, kernel_columns, own_depthwise
+from foreplan.cost_models.convolution_kernels import (
+    as_it_lies,
+    beside_s,
+    kernel_columns,
+    own_depthwise,
+)
 from foreplan.cost_models.operator_features import features
 from foreplan.cost_models.operator_work import operator_work
 from foreplan.datasets.operator_table import OperatorTable, operator_table, texts
@@ -104,3 +109,18 @@ def test_columns_say_nothing_of_libraries_whose_times_hold_a_launch() -> None:
     plain, last = (features(_one(channels_last=last), "conv") for last in (0, 1))
     assert plain.structural_s[0] > last.structural_s[0]
     assert plain.values[0, plain.names.index("beside_share")] > 0
+
+
+def test_windows_of_one_pixel_are_products_of_round_images_as_they_lie() -> None:
+    one = {"window": 1, "padding": 0}
+    for size, forward, weight in ((56, True, True), (28, True, False), (14, False, False)):
+        assert as_it_lies(_one(size=size, **one))[0] == forward
+        assert as_it_lies(_one(kind="conv_input_gradient", size=size, **one))[0] == forward
+        assert as_it_lies(_one(kind="conv_weight_gradient", size=size, **one))[0] == weight
+        assert (_beside(_one(size=size, **one)) == 0) == forward
+    for other in ({"window": 3, "padding": 1}, {"stride": 2}, {"padding": 1}, {"groups": 2},
+                  {"channels_last": 1}):  # fmt: skip
+        assert not as_it_lies(_one(**one | other))[0], other
+    assert not as_it_lies(_one("fp32", **one))[0]
+    column = features(_one(**one, size=28), "conv")
+    assert column.values[0, column.names.index("align_pixels")] == 4.0  # 784 pixels
