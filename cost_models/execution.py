@@ -9,7 +9,6 @@ longer near, and the kernel before has to drain.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from types import MappingProxyType
 from typing import Literal
 
 from foreplan.cost_models.costs import Estimate
@@ -23,10 +22,11 @@ EXECUTIONS: tuple[Execution, ...] = ("eager", "graph")
 #: Seconds before each operator of a graph, of all or of each step.
 GapSeconds = float | Sequence[float] | None
 
-#: What an operator takes longer behind another one in a CUDA graph than behind itself, by phase,
-#: where no profile says it (``Profile.switch_s``): medians of recorded passes of seven small
-#: networks on two H200s (`graph_switch`, docs/results/end_to_end.md); assumed of other GPUs.
-GRAPH_GAP_S = MappingProxyType({"inference": 1.0e-7, "training": 4.6e-7})
+#: What an operator takes longer behind another one in a CUDA graph than behind itself, where no
+#: profile says it (``Profile.switch_s``). Measured on one H200 between programs of decoding
+#: (docs/results/h200.md); assumed of other GPUs. Passes of ATen calls lose less, 0.10 us (inference)
+#: and 0.46 (training; `graph_switch`), but small operators are predicted too short by as much.
+GRAPH_GAP_S = 0.88e-6
 #: Sources whose prices hold it already: what a profile measured has its ``switch_s`` added.
 _WITH_GAP = frozenset({"measured", "interpolated"})
 
@@ -49,16 +49,15 @@ def check_execution(execution: str, device: Device) -> None:
         )
 
 
-def gaps(prices: Sequence[Estimate], gap_s: GapSeconds, *, trains: bool = False) -> Sequence[float]:
+def gaps(prices: Sequence[Estimate], gap_s: GapSeconds) -> Sequence[float]:
     """Seconds before each operator of a graph.
 
     Args:
         prices: of the operators (N,).
         gap_s: before each whose price does not hold it; (N,) seconds count as they are; ``None``
             takes `GRAPH_GAP_S`.
-        trains: they are a training step's.
     """
     if isinstance(gap_s, Sequence):
         return gap_s
-    gap = GRAPH_GAP_S["training" if trains else "inference"] if gap_s is None else gap_s
+    gap = GRAPH_GAP_S if gap_s is None else gap_s
     return [0.0 if price.source in _WITH_GAP else gap for price in prices]

@@ -183,8 +183,7 @@ def replay(
     if given is not None:
         durations[launches] = np.array(_launches(steps, given)).reshape(-1, 1)
     if between.any():
-        trains = any(step.part == "backward" for step in steps)
-        durations[between] = np.array(gaps(prices, gap_s, trains=trains)[1:]).reshape(-1, 1)
+        durations[between] = np.array(gaps(prices, gap_s)[1:]).reshape(-1, 1)
     simulator = Simulator(schedule)
     low, high = (simulator.run(durations[:, at]).makespan_s for at in (1, 2))
     timeline = simulator.run(durations[:, 0])

@@ -163,7 +163,7 @@ def test_graphs_are_scored_beside_eager_passes(measured: dict[str, Any]) -> None
     assert found["measured"] == pytest.approx(found["sum"] + (kernels - 1) * 5e-6 + launch)
     steps = len(cases[0]["steps"])
     assert found["predicted"] - found["predicted_published"] == pytest.approx(
-        (steps - 1) * (5e-6 - GRAPH_GAP_S[one["phase"]]))  # fmt: skip
+        (steps - 1) * (5e-6 - GRAPH_GAP_S))  # fmt: skip
     # Passes of the same phase say it where they were measured, chains where they were not.
     lost = {"inference": 2e-6, "training": 3e-6}
     rows = [["phi", phase, 10, 1e-4 + 10 * s, 1e-4] for phase, s in lost.items()]

@@ -180,8 +180,7 @@ class _launch_of_5_us:
 
 def test_what_a_profile_measured_holds_the_gap() -> None:
     prices = [Estimate(1e-6, 1e-6, 1e-6, source) for source in ("measured", "predicted")]
-    assert gaps(prices, None) == [0.0, GRAPH_GAP_S["inference"]]
-    assert gaps(prices, None, trains=True) == [0.0, GRAPH_GAP_S["training"]]
+    assert gaps(prices, None) == [0.0, GRAPH_GAP_S]
     assert gaps(prices, 3e-6) == [0.0, 3e-6]
     assert gaps(prices, [1.0, 2.0]) == [1.0, 2.0]
 
@@ -341,7 +340,7 @@ def test_a_graph_is_predicted_without_its_host(folder: Path) -> None:
     (found,) = graph["devices"]
     one = next(row for row in eager["devices"] if row["device"] == "t4")
     assert found["device_s"] == one["device_s"]
-    assert found["gap_s"] == pytest.approx((found["operators"] - 1) * GRAPH_GAP_S["training"])
+    assert found["gap_s"] == pytest.approx((found["operators"] - 1) * GRAPH_GAP_S)
     assert found["host_s"] < one["host_s"]
     assert (found["execution"], one["execution"], one["gap_s"]) == ("graph", "eager", 0.0)
     assert graph["execution"] == "graph"
