@@ -40,6 +40,7 @@ class CallKey(NamedTuple):
         parameters: whether each is a parameter: its gradient is kept until the update.
         ages: bytes moved since each was last used.
         backward_bytes: moved between the forward call and its gradients.
+        code_age: bytes moved since a call of its kind was last made; 0 where that is not asked.
     """
 
     target: str
@@ -48,6 +49,7 @@ class CallKey(NamedTuple):
     parameters: tuple[bool, ...]
     ages: tuple[int, ...]
     backward_bytes: int
+    code_age: int = 0
 
 
 class CallOperands:
@@ -67,11 +69,11 @@ class CallOperands:
 
     def calls(
         self, key: CallKey, *, keep: bool, least: int = 1
-    ) -> tuple[Callable[[Any], Any], list[Any], deque[Any]]:
-        """The call, sets of arguments in turn, and results that are to be kept meanwhile.
+    ) -> tuple[Callable[[Any], Any], list[Any], deque[Any], list[Tensor]]:
+        """The call, sets of arguments in turn, results to be kept meanwhile, and what is near.
 
         Sets are at least as many as asked for, if they are small; they may share memory, but no
-        leaf of autograd.
+        leaf of autograd. Near are operands that were used after a call of this kind.
         """
         run = operator_of(key.target)
         positional, named = json.loads(key.arguments)
@@ -104,7 +106,12 @@ class CallOperands:
             size = max(1, byte_count(first))
             count = max(1, min(MOST_COPIES, -(-2 * self.cache_bytes // size)))
             results.extend([first] * count)
-        return (lambda given: run(*given[0], **given[1])), sets, results
+        near = [
+            held[0]
+            for held, age in zip(operands, ages, strict=True)
+            if len(held) == 1 and age < key.code_age
+        ]
+        return (lambda given: run(*given[0], **given[1])), sets, results, near
 
     def _tensor(self, described: Sequence[Any], key: CallKey) -> Tensor:
         shape, strides, name = described

@@ -61,29 +61,35 @@ class CallStep:
 
 
 def call_steps(
-    calls: Sequence[OperatorCall], phase: Phase, parameters: Sequence[Sequence[int]] = ()
-) -> list[CallStep]:
+    calls: Sequence[OperatorCall], phase: Phase, parameters: Sequence[Sequence[int]] = (), *,
+    code: bool = False,
+) -> list[CallStep]:  # fmt: skip
     """Steps of a pass.
 
     Args:
         calls: of an `OperatorGraph`.
         phase: ``inference`` or ``training``.
         parameters: shapes that an update goes through; none for no update.
+        code: whether calls are told apart by the age of their code, too: on a CPU it waits in the
+            same caches as operands.
     """
     training = phase == "training"
     ages, behind = _ages(calls, training)
+    code_ages = _code_ages(calls, behind, training) if code else {}
     forward = [
         CallStep(
             CallKey(_not_in_place(call.target), call.arguments, call.gradients if training else
-                    (False,) * len(call.gradients), call.parameters, age, 0),
+                    (False,) * len(call.gradients), call.parameters, age, 0,
+                    code_ages.get((index, "forward"), 0)),
             "forward" if training else "inference", "forward", not call.operator,
         )
-        for call, age in zip(calls, ages, strict=True)
+        for index, (call, age) in enumerate(zip(calls, ages, strict=True))
     ]  # fmt: skip
     if not training or not calls:
         return forward
     steps, last = list(forward), next(c for c in reversed(calls) if c.trains)
-    loss = _loss(last)
+    # No loss is computed but once in a step.
+    loss = _loss(last)._replace(code_age=_age(_whole(behind[0], training)) if code else 0)
     steps += [CallStep(loss, "forward", "loss"), CallStep(loss, "backward", "backward")]
     shared: dict[str, int] = {}
     for call in calls:
@@ -92,7 +98,7 @@ def call_steps(
         ):
             if wanted and parameter:
                 shared[name] = shared.get(name, 0) + 1
-    for call, after in reversed(list(zip(calls, behind, strict=True))):
+    for index, call, after in reversed(list(zip(range(len(calls)), calls, behind, strict=True))):
         if not call.trains:
             continue
         steps += [_sum(call.result)] * max(0, call.readers - 1)
@@ -100,7 +106,7 @@ def call_steps(
         if call.operator or name in _WORKING_VIEWS:
             key = CallKey(
                 _not_in_place(call.target), call.arguments, call.gradients, call.parameters, (),
-                _age((1 + _BACKWARD) * after),
+                _age((1 + _BACKWARD) * after), code_ages.get((index, "backward"), 0),
             )  # fmt: skip
             steps.append(CallStep(key, "backward", "backward"))
         for read, described in zip(call.reads, described_tensors(call.arguments), strict=True):
@@ -137,9 +143,42 @@ def _ages(calls: Sequence[OperatorCall], training: bool) -> tuple[list[tuple[int
         moved += call.written_bytes + (0 if "embedding" in call.target else sum(sizes))
         touched |= dict.fromkeys((*names, call.name), moved)
     # What was not touched in this pass was in the one before, at about the same place.
-    whole = moved * (2 + _BACKWARD if training else 1)
+    whole = _whole(moved, training)
     ages = [tuple(_age(whole if age < 0 else age) for age in row) for row in found]
     return ages, [moved - at for at in before]
+
+
+def _whole(moved: int, training: bool) -> int:
+    """Bytes from a pass to the next; a training step has gradients and an update, too."""
+    return moved * (2 + _BACKWARD if training else 1)
+
+
+def _code_ages(
+    calls: Sequence[OperatorCall], behind: Sequence[int], training: bool
+) -> dict[tuple[int, Part], int]:
+    """Bytes that the pass moves between each call, or its gradients, and the last of its kind."""
+    if not calls:
+        return {}
+    moved = behind[0]
+    whole = _whole(moved, training)
+    starts = [moved - left for left in behind] + [moved]
+    spans: list[tuple[int, Part, int, int]] = [
+        (i, "forward", starts[i], starts[i + 1]) for i in range(len(calls))
+    ]
+    if training:
+        spans += [
+            (i, "backward", moved + _BACKWARD * (moved - starts[i + 1]),
+             moved + _BACKWARD * (moved - starts[i]))
+            for i in reversed(range(len(calls))) if calls[i].trains
+        ]  # fmt: skip
+    kinds = [(part, calls[i].target) for i, part, *_ in spans]
+    # Its kind was last called in the pass before, unless it is called twice.
+    ended = {kind: end - whole for kind, (*_, end) in zip(kinds, spans, strict=True)}
+    found: dict[tuple[int, Part], int] = {}
+    for kind, (i, part, start, end) in zip(kinds, spans, strict=True):
+        found[i, part] = _age(start - ended[kind])
+        ended[kind] = end
+    return found
 
 
 def _age(bytes_: int) -> int:

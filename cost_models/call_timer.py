@@ -25,7 +25,7 @@ from typing import Any
 import torch
 
 from foreplan.cost_models.call_operands import MOST_COPIES, CallKey, CallOperands
-from foreplan.cost_models.call_values import byte_count, with_gradients
+from foreplan.cost_models.call_values import byte_count, bytes_of, with_gradients
 from foreplan.datasets.graph_timer import call_seconds
 
 #: Dtypes that a network can be run in.
@@ -57,7 +57,8 @@ class CallTimer:
         self.kind = torch.device(device).type
         self.seconds = seconds
         self._operands = CallOperands(device)
-        self._idle: dict[int, tuple[float, float]] = {}
+        self._idle: dict[tuple[int, int], tuple[float, float]] = {}
+        self._displacements: dict[int, _Displacement] = {}
         self._stream: Any = None
 
     def time(self, key: CallKey, mode: str) -> tuple[float, float]:
@@ -67,11 +68,12 @@ class CallTimer:
             RuntimeError: it does not run on tensors of its own.
         """
         with _gradient_mode(mode):
-            call, turns, together = self._made(key, mode)
-            device_s, host_s = self._seconds(call, turns, together)
+            call, turns, together, near = self._made(key, mode)
+            before = self._before(key.code_age, near)
+            device_s, host_s = self._seconds(call, turns, together, before)
             if mode != "backward":
                 return device_s, host_s
-            idle = self._idle_pass(together)
+            idle = self._idle_pass(together, key.code_age)
             return (
                 max(0.0, device_s - (idle[0] if self.kind == "cpu" else 0.0)) / together,
                 max(0.0, host_s - idle[1]) / together,
@@ -84,7 +86,7 @@ class CallTimer:
             RuntimeError: it does not run, or cannot be recorded.
         """
         with self._recording(), _gradient_mode(mode):
-            call, turns, _ = self._made(key, mode, recorded=True)
+            call, turns, *_ = self._made(key, mode, recorded=True)
             return self._replayed(call, turns)
 
     def time_update(
@@ -153,11 +155,11 @@ class CallTimer:
 
     def _made(
         self, key: CallKey, mode: str, *, recorded: bool = False
-    ) -> tuple[Callable[[], object], int, int]:
-        """A call on operands in turn, how many turns there are, and how many calls are in one."""
+    ) -> tuple[Callable[[], object], int, int, list[torch.Tensor]]:
+        """A call on operands in turn, how many turns, calls in each, and operands that are near."""
         if mode == "backward":
             return self._gradients(key, recorded=recorded)
-        run, sets, results = self._operands.calls(key, keep=mode == "forward")
+        run, sets, results, near = self._operands.calls(key, keep=mode == "forward")
         turn = itertools.cycle(sets)
 
         def call() -> None:
@@ -166,14 +168,19 @@ class CallTimer:
                 results.append(made)
                 results.popleft()
 
-        return call, len(sets), 1
+        return call, len(sets), 1, near
 
     # ------------------------------------------------------------------------------ gradients
 
-    def _gradients(self, key: CallKey, *, recorded: bool) -> tuple[Callable[[], object], int, int]:
-        """Several calls' gradients in one pass of autograd; one's where it is recorded."""
+    def _gradients(
+        self, key: CallKey, *, recorded: bool
+    ) -> tuple[Callable[[], object], int, int, list[torch.Tensor]]:
+        """Several calls' gradients in one pass of autograd; one's where it is recorded.
+
+        One's, too, where the age of its code counts: the second would find it near.
+        """
         aged = key._replace(ages=(key.backward_bytes,) * len(key.gradients))
-        run, sets, _ = self._operands.calls(aged, keep=True, least=_TOGETHER)
+        run, sets, *_ = self._operands.calls(aged, keep=True, least=_TOGETHER)
         made = [with_gradients(run(given)) for given in sets]
         leaves = [with_gradients(given) for given in sets]
         held = [p for p, wanted in zip(key.parameters, key.gradients, strict=True) if wanted]
@@ -200,7 +207,7 @@ class CallTimer:
 
         alone = several([0])
         alone()
-        if not recorded and self._once(alone) < _SHORT_S:
+        if not recorded and not key.code_age and self._once(alone) < _SHORT_S:
             # What stands twice in a pass is computed once.
             count = min(_TOGETHER, len(made))
         most = -(-2 * self._operands.cache_bytes // max(1, size * count)) if size else 1
@@ -213,18 +220,19 @@ class CallTimer:
         # Memory for what is kept has been had from the system before anything counts.
         for _ in range(min(MOST_COPIES, most)):
             next(turn)()
-        return (lambda: next(turn)()), len(groups), count
+        return (lambda: next(turn)()), len(groups), count, seeds
 
-    def _idle_pass(self, count: int) -> tuple[float, float]:
+    def _idle_pass(self, count: int, code_age: int) -> tuple[float, float]:
         """Seconds of a pass of autograd that has next to nothing to do."""
-        if count not in self._idle:
+        if (count, code_age) not in self._idle:
             leaves = [torch.ones(8, device=self.device).requires_grad_() for _ in range(count)]
             outs = [leaf.view(2, 4) for leaf in leaves]
             seeds = [torch.ones_like(out) for out in outs]
-            self._idle[count] = self._seconds(
-                lambda: torch.autograd.grad(outs, leaves, seeds, retain_graph=True), 1
-            )
-        return self._idle[count]
+            self._idle[count, code_age] = self._seconds(
+                lambda: torch.autograd.grad(outs, leaves, seeds, retain_graph=True),
+                1, 1, self._before(code_age, seeds),
+            )  # fmt: skip
+        return self._idle[count, code_age]
 
     # --------------------------------------------------------------------------------- timing
 
@@ -239,22 +247,51 @@ class CallTimer:
         if self.kind == "cuda":
             torch.cuda.synchronize()
 
+    def _before(self, code_age: int, near: Sequence[torch.Tensor]) -> Callable[[], object]:
+        """On a CPU, what passes through its caches before each call.
+
+        As much as since a call of the kind was last made, whose code waits in the caches like any
+        operand; what has been used since is read again, and behind it comes what always does.
+        """
+        if self.kind != "cpu":
+            return lambda: None
+        last = _Displacement(_DISPLACED)
+        if code_age <= _DISPLACED:
+            return last
+        size = min(code_age, 2 * self._operands.cache_bytes) - _DISPLACED
+        if size not in self._displacements:
+            self._displacements = {size: _Displacement(size)}
+        other, read = self._displacements[size], [bytes_of(tensor) for tensor in near]
+
+        def before() -> None:
+            other()
+            for part in read:
+                part.max()
+            last()
+
+        return before
+
     def _seconds(
-        self, call: Callable[[], object], turns: int, together: int = 1
-    ) -> tuple[float, float]:
+        self, call: Callable[[], object], turns: int, together: int = 1,
+        before: Callable[[], object] = lambda: None,
+    ) -> tuple[float, float]:  # fmt: skip
         call()
         enabled = gc.isenabled()
         gc.disable()
         try:
             return (
-                self._on_gpu(call, together) if self.kind == "cuda" else self._on_cpu(call, turns)
+                self._on_gpu(call, together)
+                if self.kind == "cuda"
+                else self._on_cpu(call, turns, before)
             )
         finally:
             if enabled:
                 gc.enable()
 
-    def _on_cpu(self, call: Callable[[], object], turns: int) -> tuple[float, float]:
-        now, other = clock(self.device), _Displacement(_DISPLACED)
+    def _on_cpu(
+        self, call: Callable[[], object], turns: int, before: Callable[[], object]
+    ) -> tuple[float, float]:
+        now = clock(self.device)
         once = self._once(call)
         # All copies are used before anything counts.
         for _ in range(min(turns, math.ceil(0.3 * self.seconds / max(once, 1e-9)))):
@@ -262,7 +299,7 @@ class CallTimer:
         times: list[float] = []
         begun = time.perf_counter()
         while len(times) < 7 or (time.perf_counter() - begun < self.seconds and len(times) < 99):
-            other()
+            before()
             started = now()
             call()
             ended = now()

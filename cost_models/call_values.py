@@ -52,3 +52,9 @@ def with_gradients(value: Any) -> list[Tensor]:
 def byte_count(value: Any) -> int:
     """Bytes of the elements of all tensors."""
     return sum(t.numel() * t.element_size() for t in flat(value) if isinstance(t, Tensor))
+
+
+def bytes_of(tensor: Tensor) -> Any:
+    """All bytes of a CPU tensor's memory, as an array that shares it."""
+    plain = torch.empty(0, dtype=torch.uint8).set_(tensor.detach().untyped_storage())
+    return plain.numpy()

@@ -211,7 +211,7 @@ def _network(
         lines = python_lines(infer[0]) if eager else 0
         issue = Issue.of(lower(graph), tensors=len(graph.parameters), lines=lines)
         for phase in phases:
-            single = call_steps(graph.calls, phase, shapes)
+            single = call_steps(graph.calls, phase, shapes, code=device == "cpu")
             made.append((shape, observed, lower(graph, phase), issue, single))
             asked.append((inputs, phase))
     runs = [passes(module, inputs, phase) for inputs, phase in asked if eager]
@@ -263,9 +263,9 @@ def _lost(document: Mapping[str, Any]) -> Lost:
     from foreplan.cost_models.call_operands import CallKey
 
     found: dict[tuple[CallKey, str], dict[Execution, str]] = {}
-    for (target, arguments, *parts, backward_bytes), mode, execution, why in document["lost"]:
-        gradients, parameters, ages = map(tuple, parts)
-        key = CallKey(target, arguments, gradients, parameters, ages, backward_bytes)
+    for (target, arguments, *parts), mode, execution, why in document["lost"]:
+        gradients, parameters, ages = map(tuple, parts[:3])
+        key = CallKey(target, arguments, gradients, parameters, ages, *parts[3:])
         found.setdefault((key, mode), {})[execution] = why
     return found
 

@@ -207,13 +207,17 @@ def fitted_host(device: str, dtype: Any, seen: Sequence[Calibration]) -> HostPri
 def calibrations(
     device: str, dtype: Any, networks: Iterable[str], *, alone: bool, seconds: float = 0.5
 ) -> Iterator[Calibration]:
-    """Run small networks, each pass for so long, and if asked for each of their calls alone."""
+    """Run small networks, each pass for so long, and if asked for each of their calls alone.
+
+    Those whose calls are asked for are larger: calls of tiny ones hardly lose what others do.
+    """
     from foreplan.cost_models.call_steps import call_steps
     from foreplan.datasets.capture import capture
 
     for name in networks:
-        module = build(name, "tiny").to(device=device, dtype=dtype).eval()
-        inputs = example(name, "tiny", None, device, dtype)
+        size = "small" if alone else "tiny"
+        module = build(name, size).to(device=device, dtype=dtype).eval()
+        inputs = example(name, size, None, device, dtype)
         graph = capture(module, inputs, eager=True)
         infer, train = passes(module, inputs, "inference"), passes(module, inputs, "training")
         issue = Issue.of(lower(graph), tensors=len(graph.parameters), lines=python_lines(infer[0]))
@@ -223,7 +227,7 @@ def calibrations(
         whole = {"inference": inference, "forward": forward, "backward": backward}
         found = {"device": dict.fromkeys(MODES, 0.0), "host": dict.fromkeys(MODES, 0.0)}
         for phase in PHASES if alone else ():
-            steps = call_steps(graph.calls, phase)
+            steps = call_steps(graph.calls, phase, code=device == "cpu")
             times = time_calls(steps, device, seconds / 50)
             for step in steps:
                 if step.part == "optimizer":

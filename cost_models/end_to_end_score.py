@@ -177,7 +177,7 @@ def _eager(
     books = _books(steps, device, predictors)
     launch = host.launches(steps, issue, case["phase"])
     single, given = _measured(case, document, "eager")
-    single_launch = _single_launches(case, document, host, issue, single)
+    single_launch = _single_launches(case, document, host, issue, single, given)
     measured = replay(
         single, replay_book(device, "roofline", given=given), device, launch_s=single_launch
     )
@@ -229,18 +229,20 @@ def _issue(case: Mapping[str, Any]) -> Issue:
     return Issue([HostCall(*call) for call in calls], lines, tensors)
 
 
-def _left_to_host(document: Mapping[str, Any]) -> tuple[Mapping[str, float], float]:
-    """Seconds of a line of Python by mode, and of a node of autograd, on a CPU.
+def _left_to_host(
+    document: Mapping[str, Any],
+) -> tuple[Mapping[str, float], Mapping[str, float]]:
+    """What calls of a pass take longer by mode on a CPU, and seconds of a line of Python.
 
-    Calls' times hold what issuing them takes, so that this is left.
+    Calls' times hold what issuing them takes. Of forward calls it is a share of their time, of
+    gradients seconds of each node of autograd.
     """
     networks = [
-        ({"inference": 0.0, "forward": 0.0, "backward": _nodes(calls)}, lines,
+        ({**alone, "backward": _nodes(calls)}, lines,
          {mode: whole[mode] - alone[mode] for mode in MODES}, whole)
         for _, lines, whole, alone, _, calls in document["calibration"]
     ]  # fmt: skip
-    factor, line_s = fit_host(networks)
-    return line_s, factor["backward"]
+    return fit_host(networks)
 
 
 def _nodes(calls: Iterable[Sequence[Any]]) -> float:
@@ -267,16 +269,23 @@ def _measured(
 
 def _single_launches(
     case: Mapping[str, Any], document: Mapping[str, Any], host: HostPrices, issue: Issue,
-    steps: Sequence[Step],
+    steps: Sequence[Step], given: Mapping[Work, float],
 ) -> list[float]:  # fmt: skip
-    """Seconds of the host before each call of an eager pass."""
+    """Seconds of the host before each call of an eager pass; on a CPU with what calls lose."""
     if document["figures"] is None:
         return host.launches(steps, issue, case["phase"])
-    line_s, node_s = _left_to_host(document)
+    lost, line_s = _left_to_host(document)
     mode = "inference" if case["phase"] == "inference" else "forward"
-    seconds = {"forward": line_s[mode] * issue.lines, "backward": node_s * _nodes(issue.calls)}
+    seconds = {
+        "forward": line_s[mode] * issue.lines, "backward": lost["backward"] * _nodes(issue.calls),
+    }  # fmt: skip
     count = Counter(step.part for step in steps)
-    return [seconds.get(step.part, 0.0) / count[step.part] for step in steps]
+    share = {"forward": lost[mode]}
+    return [
+        seconds.get(step.part, 0.0) / count[step.part]
+        + share.get(step.part, 0.0) * given[step.work]
+        for step in steps
+    ]
 
 
 def _work(text: str, count: int) -> Work:

@@ -20,6 +20,7 @@ from foreplan.cost_models.call_timer import CallTimer
 from foreplan.cost_models.call_times import CallSeconds, LostDeviceError, time_calls
 from foreplan.cost_models.end_to_end_networks import build, example
 from foreplan.cost_models.graph_programs import lower
+from foreplan.cost_models.graph_step import Phase
 from foreplan.datasets.capture import capture
 from foreplan.datasets.operator_call import TENSOR, OperatorCall
 from foreplan.datasets.program import Program
@@ -115,6 +116,51 @@ def test_what_was_used_long_ago_is_old(calls: tuple[OperatorCall, ...]) -> None:
     assert ages(call_steps(large, "training"), "conv2d")[1] >= 4 * weight
 
 
+def test_code_is_as_old_as_the_last_call_of_its_kind() -> None:
+    def found(phase: Phase, part: str) -> list[int]:
+        steps = call_steps(many, phase, code=True)
+        return [s.key.code_age for s in steps
+                if s.part == part and s.key.target == "aten.relu.default"]  # fmt: skip
+
+    module = nn.Sequential(nn.ReLU(), nn.Linear(512, 512), nn.ReLU(), nn.ReLU())
+    many = capture(module, [torch.rand(512, 512)], eager=True).calls
+    # Three tensors of a MiB pass through the linear, two through each other call; the first comes
+    # behind the pass before, whose last was of its kind.
+    assert found("inference", "forward") == [0, 4 << 20, 0]
+    first, second, third = found("training", "forward")
+    assert (second, third) == (4 << 20, 0)
+    assert first == 16 << 20  # a step's gradients and update lie between
+    assert all(step.key.code_age == 0 for step in call_steps(many, "training"))
+    assert found("training", "backward")[1:] == [0]  # the first has no gradient
+
+
+@pytest.mark.parametrize("mode", ["inference", "forward", "backward"])
+def test_what_was_moved_since_passes_before_each_call(
+    mode: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    moved: list[int] = []
+
+    class Counted(call_timer._Displacement):
+        def __init__(self, size_bytes: int) -> None:
+            super().__init__(1 << 12)
+            self.size = size_bytes
+
+        def __call__(self) -> None:
+            moved.append(self.size)
+
+    monkeypatch.setattr(call_timer, "_Displacement", Counted)
+    timer = CallTimer("cpu", seconds=1e-4)
+    plain = key("aten.relu.default", [[16], [1], "float32"], gradients=(True,))
+    for age, other in (
+        (0, set()),
+        (4 << 20, {3 << 20}),
+        (1 << 40, {2 * timer._operands.cache_bytes - (1 << 20)}),
+    ):
+        moved.clear()
+        timer.time(plain._replace(code_age=age), mode)
+        assert set(moved) == {1 << 20} | other
+
+
 def key(target: str, *tensors: list[Any], gradients: tuple[bool, ...], **more: Any) -> CallKey:
     arguments = json.dumps([[{TENSOR: tensor} for tensor in tensors], more])
     return CallKey(target, arguments, gradients, (False,) * len(tensors), (0,) * len(tensors), 0)
@@ -145,7 +191,7 @@ def test_operands_lie_as_the_call_says(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_gradients_are_of_as_many_calls_as_are_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     # What stands twice in one pass of autograd would be computed once: times would be too short.
-    def flops(call: Callable[[], object], *_: int) -> tuple[float, float]:
+    def flops(call: Callable[[], object], *_: object) -> tuple[float, float]:
         with FlopCounterMode(display=False) as counter:
             call()
         return float(counter.get_total_flops()), 0.0

@@ -56,6 +56,19 @@ def test_a_sum_is_never_longer_than_a_replay(measured: dict[str, Any]) -> None:
         assert row["latency_s"]["sum"] <= row["latency_s"]["measured"] * (1 + 1e-9)
 
 
+def test_what_calls_lose_in_other_networks_is_added(measured: dict[str, Any]) -> None:
+    case = next(c for c in measured["cases"] if c["phase"] == "inference")
+    alone = dict.fromkeys(MODES, 2e-3)
+    seen = [
+        [name, lines, dict.fromkeys(MODES, 1.5 * 0.002 + 1e-06 * lines), alone, alone, []]
+        for name, lines in (("phi", 100), ("swin", 900))
+    ]
+    (row,) = score({**measured, "calibration": seen, "cases": [case]}, CPU)["cases"]
+    found, lines = row["latency_s"], case["issue"][1]
+    assert lines > 0
+    assert found["measured"] == pytest.approx(1.5 * found["sum"] + 1e-6 * lines)
+
+
 def test_score_by_command(
     measured: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
