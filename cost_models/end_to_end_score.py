@@ -16,7 +16,9 @@ from foreplan.cost_models.graph_switch import SwitchRow, switch_seconds
 from foreplan.cost_models.host_call import HostCall
 from foreplan.cost_models.host_prices import MODES, HostPrices, Issue, fit_host
 from foreplan.cost_models.replay import Replay, replay, replay_book, replay_steps
+from foreplan.datasets.operators import OPERATORS
 from foreplan.datasets.program import Program, Variant
+from foreplan.errors import SpecError
 
 if TYPE_CHECKING:
     from foreplan.cost_models.predictor import Predictor
@@ -290,6 +292,11 @@ def _single_launches(
 
 def _work(text: str, count: int) -> Work:
     op, sizes, variant = json.loads(text)
+    if op not in OPERATORS or len(sizes) != len(OPERATORS[op].dims):
+        raise SpecError(
+            "document: steps", got=text, expected="work in today's words",
+            fix="lower the document again: python -m foreplan.cost_models.end_to_end lower",
+        )  # fmt: skip
     work = Program(op, tuple(sizes), Variant.parse(variant))
     return work if count == 1 else Segment("attention backward", ((work, count),))
 

@@ -49,6 +49,7 @@ from foreplan.datasets.model import Model
 from foreplan.datasets.operator_call import OperatorCall, described_tensors, dtype_name
 from foreplan.datasets.operator_graph import OperatorGraph, OperatorNode
 from foreplan.datasets.program import TRANSPOSED, Program, Variant, program
+from foreplan.datasets.update_packing import packed_update
 from foreplan.errors import SpecError
 
 #: What the name of a kernel says: a convolution adds a bias.
@@ -90,7 +91,7 @@ def lower(graph: OperatorGraph, phase: Phase = "inference") -> list[Step]:
     sizes = trained_parameters(graph)
     passed, behind = visits(graph)
     back = [*_loss(forward), *_backward(passed, forward, read, behind), *_tied(graph)]
-    return [*forward, *back, *_update(nodes, sum(sizes.values()), len(sizes))]
+    return [*forward, *back, *_update(nodes, list(sizes.values()))]
 
 
 def model_steps(model: Model, *, batch: int, tokens: int, phase: Phase = "inference") -> list[Step]:
@@ -128,11 +129,12 @@ def model_steps(model: Model, *, batch: int, tokens: int, phase: Phase = "infere
     forward = _forward([visit.node for visit in repeated], read, graph.calls, phase)
     if phase == "inference":
         return forward
-    size = model.parameters * int(DTYPE_BYTES[model.dtype])
-    inside = sum(name.startswith(f"{instances[0]}.") for name in graph.parameters)
-    tensors = len(graph.parameters) + inside * (model.layers - few)
+    sizes = list(graph.parameters.items())
+    first = [item for item in sizes if item[0].startswith(f"{instances[0]}.")]
+    place = sizes.index(first[-1]) + 1 if first else 0
+    sizes[place:place] = first * (model.layers - few)
     back = [*_loss(forward), *_backward(repeated, forward, read, behind), *_tied(graph)]
-    return [*forward, *back, *_update(nodes, size, tensors)]
+    return [*forward, *back, *_update(nodes, [size for _, size in sizes])]
 
 
 def programs(steps: Iterable[Step]) -> list[Program]:
@@ -351,11 +353,16 @@ def _tied(graph: OperatorGraph) -> list[Step]:
     return [sum_step("aten.add", shape, _dtype(dtype)) for shape, dtype in tied_parameters(graph)]
 
 
-def _update(nodes: Sequence[OperatorNode], parameter_bytes: int, tensors: int) -> list[Step]:
+def _update(nodes: Sequence[OperatorNode], sizes: Sequence[float]) -> list[Step]:
+    """One fused update of parameters of so many bytes each, in their order."""
     dtype = next((_dtype(node.dtype) for node in nodes if node.parameters), "fp32")
-    count = int(parameter_bytes / DTYPE_BYTES[dtype])
-    if not count:
+    elements = [int(size / DTYPE_BYTES[dtype]) for size in sizes]
+    if not any(elements):
         return []
-    update = program("adamw", Variant(dtype, dtype, "torch.adamw"), parameters=count)
-    # One kernel, but the host goes through the tensors.
-    return [Step("optimizer", "adamw", "optimizer", update, tensors)]
+    packed = packed_update(elements)
+    update = program(
+        "adamw", Variant(dtype, dtype, "torch.adamw"), parameters=sum(elements),
+        kernels=packed.kernels, longest=packed.longest,
+    )  # fmt: skip
+    # The host goes through the tensors once.
+    return [Step("optimizer", "adamw", "optimizer", update, len(sizes))]

@@ -41,6 +41,7 @@ from foreplan.cost_models.tile_times import (
     chosen_tile,
     wave_columns,
 )
+from foreplan.cost_models.update_kernels import update_s
 from foreplan.datasets.operator_table import OperatorTable, includes_launch
 
 Floats = NDArray[np.float64]
@@ -52,7 +53,8 @@ FAMILIES: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "conv": ("conv", "conv_input_gradient", "conv_weight_gradient"),
         "wide": (
             "elementwise", "softmax", "layernorm", "batchnorm", "reduction", "embedding",
-            "layernorm_gradient", "batchnorm_gradient", "embedding_gradient",
+            "layernorm_gradient", "batchnorm_gradient", "embedding_gradient", "pool",
+            "pool_gradient",
         ),
         "context": ("context_attention", "context_attention_gradient"),
         "generation": ("generation_attention",),
@@ -329,8 +331,10 @@ def _wide(table: OperatorTable, work: OperatorWork, offer: Mapping[str, Floats])
         "log_row_threads": np.log(d["cols"] / offer["threads"]),
         "log_two_passes_to_l2": np.log(work.bytes / 2 / offer["l2"]),
     }  # fmt: skip
-    rows_s = row_block_s(table, work, np.nan_to_num(offer["clock"], nan=_USUAL_CLOCK_HZ))
-    return columns, _fixed(offer) + memory_time(table, work, offer) + rows_s
+    clock = np.nan_to_num(offer["clock"], nan=_USUAL_CLOCK_HZ)
+    beside = row_block_s(table, work, clock) + update_s(table, clock)
+    fixed = np.where(d["kernels"] > 0, 0.0, _fixed(offer))  # an update counts its own
+    return columns, fixed + memory_time(table, work, offer) + beside
 
 
 def _attention(table: OperatorTable, work: OperatorWork, offer: Mapping[str, Floats]) -> _Block:

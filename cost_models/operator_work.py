@@ -205,6 +205,12 @@ def _reduce(d: _Dims, act: Floats, weight: Floats) -> _Pair:
     return d["rows"] * d["cols"], d["rows"] * (d["cols"] + 1) * act
 
 
+def _pool(d: _Dims, act: Floats, weight: Floats) -> _Pair:
+    # A maximum has its place beside it, a number of 8 bytes; its gradient goes the same way back.
+    place = np.where(d["average"] > 0, 0, 8)
+    return d["rows"] * d["window"] ** 2, d["rows"] * ((d["cols"] + 1) * act + place)
+
+
 def _gather(d: _Dims, act: Floats, weight: Floats) -> _Pair:
     return np.zeros_like(act), d["rows"] * d["cols"] * (act + weight)
 
@@ -258,6 +264,7 @@ _COUNT: Mapping[str, Callable[[_Dims, Floats, Floats], _Pair]] = MappingProxyTyp
         **dict.fromkeys(("softmax", "layernorm", "batchnorm"), _normalise),
         **dict.fromkeys(("layernorm_gradient", "batchnorm_gradient"), _normalise_back),
         "reduction": _reduce,
+        **dict.fromkeys(("pool", "pool_gradient"), _pool),
         "embedding": _gather,
         "embedding_gradient": _scatter,
         "context_attention": _attention,

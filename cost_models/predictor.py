@@ -279,7 +279,7 @@ def _published(row: _Row) -> _Row:
         return "elementwise", dtype, size | {"inputs": 2, "cost": 1}
     left_out = {
         "strided", "groups", "line", "channels_last", "turned", "bias", "broadcast", "converts",
-        "rms", "masks", "training",
+        "rms", "masks", "training", "kernels", "longest",
     }  # fmt: skip
     plain = dict.fromkeys(FAMILIES["conv"], "conv")
     return plain.get(kind, kind), dtype, {n: size for n, size in dims.items() if n not in left_out}
@@ -342,7 +342,8 @@ def _row(program: Program) -> _Row:
         return "reduction", dtype, size | {"strided": _SUMS.get(v.kernel, 0)}
     if program.op == "adamw":
         round_up = -(-d["parameters"] // _ROUND) * _ROUND
-        return "elementwise", dtype, {"rows": 1, "cols": round_up, "inputs": 6, "cost": 12}
+        packed = {name: d[name] for name in ("kernels", "longest")}
+        return "elementwise", dtype, {"rows": 1, "cols": round_up, "inputs": 6, "cost": 12} | packed
     if program.op == "elementwise":
         lies = next((lies for name, lies in _LIES.items() if v.kernel.endswith(name)), 0)
         return "elementwise", dtype, {name: d[name] for name in ("rows", "cols", "inputs")} | {

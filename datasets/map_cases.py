@@ -202,8 +202,20 @@ def batch_norm(op: str, dtype: str, rng: np.random.Generator, scale: float) -> C
     return Case(op, op, dtype, dims, calls)
 
 
+def map_sizes(rows: int, cols: int, inputs: int, **marks: int) -> dict[str, int]:
+    """Dimensions of a map in an operator table.
+
+    Args:
+        rows: of the result.
+        cols: of the result.
+        inputs: operands that are as large.
+        marks: of `operator_table.KINDS`; 0 otherwise. The cost of an element, which is not known of
+            a program, is 1.
+    """
+    return {"rows": rows, "cols": cols, "inputs": inputs, "cost": 1, "strided": 0, "broadcast": 0,
+            "converts": 0, "kernels": 0, "longest": 0} | marks  # fmt: skip
+
+
 def _map(dtype: str, rows: int, cols: int, inputs: int, calls: Any, **marks: int) -> Case:
-    # The cost of an element is not known of a program; see `predictor`.
-    dims = {"rows": rows, "cols": cols, "inputs": inputs, "cost": 1, "strided": 0, "broadcast": 0,
-            "converts": 0} | marks  # fmt: skip
-    return Case("elementwise", "elementwise", dtype, dims, calls)
+    sizes = map_sizes(rows, cols, inputs, **marks)
+    return Case("elementwise", "elementwise", dtype, sizes, calls)

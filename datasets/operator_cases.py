@@ -18,11 +18,13 @@ import numpy as np
 
 from foreplan.datasets.attention_cases import MASKED, attention
 from foreplan.datasets.convolution_cases import GROUPED, IMAGES, SOUND, convolution
+from foreplan.datasets.function_cases import function, layout
 from foreplan.datasets.map_cases import (
     batch_norm,
     broadcast,
     convert,
     elementwise,
+    map_sizes,
     reduction,
     roll,
     row_norm,
@@ -36,7 +38,9 @@ from foreplan.datasets.operator_case import (
     gradient_call,
     width_of,
 )
+from foreplan.datasets.pool_cases import pool
 from foreplan.datasets.product_cases import bmm, linear
+from foreplan.datasets.update_packing import packed_update
 
 #: First word of the library of torch's own operators timed inside CUDA graphs
 #: (``torch_graph-2.11-cuda``); ``torch-2.11-cuda`` is torch called eagerly, launch included.
@@ -77,6 +81,11 @@ _ASKED: Mapping[str, float] = MappingProxyType(
         f"{NARROW}embedding": 0.08,
         "roll": 0.08,
         "fp32_masked_generation": 0.12,
+        # Of the sixth sweep, beside updates and sums.
+        "function": 0.40,
+        "layout": 0.12,
+        "pool": 0.08,
+        "pool_gradient": 0.10,
     }
 )
 #: Names of operators that can be asked for.
@@ -108,7 +117,9 @@ def graph_cases(
 
 def _extent(case: Case) -> int:
     """Product of an operator's sizes, to tell larger from smaller ones of its name."""
-    return math.prod(max(1, size) for size in case.dims.values())
+    # How an update is packed follows from its sizes.
+    own = (size for name, size in case.dims.items() if name not in ("kernels", "longest"))
+    return math.prod(max(1, size) for size in own)
 
 
 def _embedding(op: str, dtype: str, rng: np.random.Generator, scale: float) -> Case:
@@ -203,8 +214,10 @@ def _update(op: str, dtype: str, rng: np.random.Generator, scale: float) -> Case
         rates = {"lr": 1e-6, "beta1": 0.9, "beta2": 0.999, "weight_decay": 0.0, "eps": 1e-8}
         return [lambda: fused(*lists, [], steps, **rates, amsgrad=False, maximize=False)]
 
-    dims = {"rows": 1, "cols": sum(sizes), "inputs": 6, "cost": 12, "strided": 0, "broadcast": 0,
-            "converts": 0}  # fmt: skip
+    packed = packed_update(sizes)
+    dims = map_sizes(
+        1, sum(sizes), 6, cost=12, kernels=packed.kernels, longest=packed.longest
+    )  # fmt: skip
     return Case(op, "elementwise", dtype, dims, calls)
 
 
@@ -223,5 +236,7 @@ _DRAW: Mapping[str, Callable[[str, str, np.random.Generator, float], Case]] = Ma
         **dict.fromkeys(("softmax", "layernorm", "layernorm_gradient"), row_norm),
         **dict.fromkeys((f"{NARROW}layernorm", f"{NARROW}layernorm_gradient"), row_norm),
         **dict.fromkeys(("batchnorm", "batchnorm_gradient"), batch_norm),
+        "function": function, "layout": layout,
+        **dict.fromkeys(("pool", "pool_gradient"), pool),
     }
 )  # fmt: skip

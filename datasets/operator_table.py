@@ -47,6 +47,8 @@ _ATTENTION = (
 #: memory, ``training`` where they are learned, ``converts`` where they are truth values,
 #: ``broadcast`` where all queries share one row. ``values`` are the rows of the table that a
 #: gradient by an embedding is added up in; ``strided`` (1 or 0): of an index, here and forward.
+#: ``kernels`` and ``longest`` of an update: `update_packing`. ``rows`` of a pool are outputs, of
+#: ``cols`` inputs each; ``average`` (1 or 0): means, not the largest.
 KINDS: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
         "bmm": _PRODUCT,
@@ -54,13 +56,26 @@ KINDS: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "conv": _CONV,
         "conv_input_gradient": _CONV,
         "conv_weight_gradient": _CONV,
-        "elementwise": ("rows", "cols", "inputs", "cost", "strided", "broadcast", "converts"),
+        "elementwise": (
+            "rows",
+            "cols",
+            "inputs",
+            "cost",
+            "strided",
+            "broadcast",
+            "converts",
+            "kernels",
+            "longest",
+        ),
         "softmax": ("rows", "cols"),
         "layernorm": ("rows", "cols", "rms"),
         "layernorm_gradient": ("rows", "cols"),
         "batchnorm": _BATCH_NORM,
         "batchnorm_gradient": _BATCH_NORM,
         "reduction": ("rows", "cols", "strided"),
+        **dict.fromkeys(
+            ("pool", "pool_gradient"), ("rows", "cols", "window", "channels_last", "average")
+        ),
         "embedding": ("rows", "cols", "strided"),
         "embedding_gradient": ("rows", "cols", "values", "strided"),
         "context_attention": _ATTENTION,

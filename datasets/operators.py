@@ -255,8 +255,9 @@ OPERATORS: Mapping[str, Operator] = MappingProxyType(
             ),
         ),
         # One fused update: reads parameter, gradient and two moments, writes all but the gradient.
+        # ``kernels`` and ``longest``: `foreplan.datasets.update_packing`.
         "adamw": Operator(
-            ("parameters",),
+            ("parameters", "kernels", "longest"),
             lambda d: 12.0 * d["parameters"],
             lambda d, v: 7.0 * d["parameters"] * DTYPE_BYTES[v.compute],
         ),

@@ -31,7 +31,10 @@ _MAY_BE_ZERO: Mapping[str, frozenset[str]] = MappingProxyType(
             frozenset({"channels", "training", "channels_last"}),
         ),
         "layernorm": frozenset({"rms"}),
-        "elementwise": frozenset({"inputs", "cost", "strided", "broadcast", "converts"}),
+        "elementwise": frozenset(
+            {"inputs", "cost", "strided", "broadcast", "converts", "kernels", "longest"}
+        ),
+        **dict.fromkeys(("pool", "pool_gradient"), frozenset({"channels_last", "average"})),
         **dict.fromkeys(("reduction", "embedding", "embedding_gradient"), frozenset({"strided"})),
         **dict.fromkeys(
             ("context_attention", "context_attention_gradient", "generation_attention"),

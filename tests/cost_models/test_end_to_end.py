@@ -229,6 +229,14 @@ def test_networks_are_replayed_from_their_operators(name: str, networks: int) ->
         assert errors["predicted_published"] < 0.065, phase
 
 
+def test_work_in_words_of_before_is_refused(measured: dict[str, Any]) -> None:
+    case = measured["cases"][0]
+    old = ["optimizer", "adamw", "optimizer", ['["adamw", [64], "fp32/fp32/torch.adamw"]', 1], 1]
+    document = {**measured, "cases": [{**case, "steps": [*case["steps"], old]}]}
+    with pytest.raises(SpecError, match="lower the document again"):
+        score(document, device_zoo.device("h200"))
+
+
 def test_calls_timed_from_graphs_are_replayed_without_a_host(measured: dict[str, Any]) -> None:
     times = {"real_s": 1e-3, "real_low_s": 9e-4, "real_high_s": 2e-3, "rounds_s": [1e-3],
              "rested_s": 1e-3, "kernels": None, "clock_hz": None, "power_w": None}  # fmt: skip

@@ -121,7 +121,8 @@ def test_what_is_frozen_is_not_updated() -> None:
     (update,) = (step for step in steps if step.part == "optimizer")
     trained = [p for p in module.parameters() if p.requires_grad]
     assert isinstance(update.work, Program)
-    assert update.work.dims == {"parameters": sum(p.numel() for p in trained)}
+    sizes = [p.numel() for p in trained]
+    assert update.work.dims == {"parameters": sum(sizes), "kernels": 1, "longest": max(sizes)}
     assert update.calls == len(trained) == 4
     backward = [step.kind for step in steps if step.part == "backward"]
     assert not {"convolution", "norm", "activation"} & set(backward)

@@ -71,7 +71,7 @@ ASKED = {
     "norm": program("norm", Variant("bf16", "bf16", "torch.batch_norm"), rows=64, cols=3136),
     "copy": program("elementwise", Variant("bf16", "bf16", "torch.clone"), rows=64, cols=256,
                     inputs=1),
-    "update": program("adamw", BF, parameters=10_000_000),
+    "update": program("adamw", BF, parameters=10_000_000, kernels=1, longest=65_536),
     "product": program("linear", Variant("bf16", "bf16", "torch.linear"), rows=8, n=256, k=256),
 }  # fmt: skip
 

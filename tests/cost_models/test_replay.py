@@ -86,7 +86,8 @@ def test_the_update_moves_seven_tensors_of_all_parameters() -> None:
     model = small("llama-3.2-1b", layers=3)
     update = model_steps(model, batch=1, tokens=4, phase="training")[-1].work
     assert isinstance(update, Program)
-    assert update.dims == {"parameters": model.parameters}
+    largest = model.vocab * model.hidden
+    assert update.dims == {"parameters": model.parameters, "kernels": 1, "longest": largest}
     assert update.bytes == 7 * 2 * model.parameters
 
 

@@ -103,7 +103,9 @@ def test_a_working_set_by_hand() -> None:
     images = 4 * 2 * (4 * 64 + 8 * 16)
     both = [step, Step("convolution", "aten.conv2d", "forward", conv)]
     assert working_set(both) == weight + 4 * 2 * 8 * 9 + max(moved, images)
-    update = program("adamw", Variant("fp32", "fp32", "torch.adamw"), parameters=544)
+    update = program(
+        "adamw", Variant("fp32", "fp32", "torch.adamw"), parameters=544, kernels=1, longest=512
+    )
     training = [step, Step("optimizer", "adamw", "optimizer", update)]
     assert working_set(training) == 4 * 4 * 544 + moved / 2
     recurrent = program(
