@@ -11,7 +11,7 @@ import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from decimal import Decimal
+from decimal import ROUND_CEILING, ROUND_FLOOR, Context, Decimal
 from enum import StrEnum
 from typing import Annotated, Any
 
@@ -217,6 +217,13 @@ def format_rate(operations_per_second: float) -> str:
 def format_seconds(seconds: float) -> str:
     """Write a time to four digits, at most in seconds: ``12 us``, ``3.4 ms``, ``95 s``."""
     return _scaled(seconds, [("ns", 1e-9), ("us", 1e-6), ("ms", 1e-3), ("s", 1.0)])
+
+
+def format_bound(value: float, digits: int, *, above: bool) -> str:
+    """Write a limit that may be given as it stands: rounded up if ``above``, else down."""
+    way = ROUND_CEILING if above else ROUND_FLOOR
+    rounded = Context(prec=digits, rounding=way).create_decimal_from_float(value)
+    return f"{float(rounded):.{digits}g}"
 
 
 def _scaled(value: float, units: list[tuple[str, float]]) -> str:

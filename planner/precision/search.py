@@ -20,6 +20,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from foreplan.cost_models.schedule import IntArray
+from foreplan.datasets.quantity import format_bound
 from foreplan.errors import InfeasibleError
 from foreplan.planner.precision.allocation import MEMORY, Omega
 from foreplan.planner.precision.replay import Replayed
@@ -156,7 +157,8 @@ class PrecisionSearch:
             raise InfeasibleError(
                 f"no plan for {s.graph.name} was found that takes {limit:.6g} s a step; the "
                 f"quickest takes {min(quickest_s, start_s):.6g} s",
-                fix=f"allow a target of {min(quickest_s, start_s):.6g} s, a smaller batch, or "
+                fix="allow a target of "
+                f"{format_bound(min(quickest_s, start_s), 6, above=True)} s, a smaller batch, or "
                 "more precisions",
             )
         if quickest_s < start_s:

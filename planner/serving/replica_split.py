@@ -13,6 +13,7 @@ from typing import Any, Literal
 import numpy as np
 
 from foreplan.datasets.cluster_entry import Rank
+from foreplan.datasets.quantity import format_bound
 from foreplan.errors import InfeasibleError, MissingDataError, SpecError
 from foreplan.planner.base import Bound, Problem
 from foreplan.planner.predict import Forecast
@@ -166,7 +167,7 @@ class ReplicaSplit:
         return InfeasibleError(
             f"these devices give {value:.4g} tokens/s and no split gives more than {most:.4g}; "
             f"min_throughput_tokens_per_s is {floor:.4g}",
-            fix=f"at most {value:.4g}, or more devices",
+            fix=f"at most {format_bound(value, 4, above=False)}, or more devices",
         )
 
     def _infeasible(self, made: AssignmentProblem | None) -> InfeasibleError:

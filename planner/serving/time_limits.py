@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 
-from foreplan.datasets.quantity import format_seconds
+from foreplan.datasets.quantity import format_bound, format_seconds
 from foreplan.errors import InfeasibleError
 from foreplan.planner.serving.spec import ServingWorkload
 from foreplan.solvers.chain_limits import TimeLimits, least_first_s, least_step_s
@@ -64,7 +64,8 @@ def too_short(
             return InfeasibleError(
                 f"no split of these devices has its {what} sooner than {format_seconds(found)}; "
                 f"{field} is {format_seconds(limit)}",
-                fix=f"{field} of {found:.3g} or more, fewer requests a batch, or faster devices",
+                fix=f"{field} of {format_bound(found, 4, above=True)} or more, fewer requests a "
+                "batch, or faster devices",
             )
     # Any answer will do, however far from the best.
     if all(math.isfinite(least_first_s(problem, gap=1.0)) for problem in several):

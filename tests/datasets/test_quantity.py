@@ -9,6 +9,7 @@ from foreplan.datasets.quantity import (
     BytesPerSecond,
     Dimension,
     format_bandwidth,
+    format_bound,
     format_bytes,
     format_rate,
     format_seconds,
@@ -121,6 +122,13 @@ def test_formats() -> None:
 class Spec(StrictModel):
     size: Bytes = 1
     speed: BytesPerSecond = 1.0
+
+
+@given(st.floats(1e-9, 1e12), st.integers(1, 6))
+def test_a_bound_may_be_given_as_it_is_written(value: float, digits: int) -> None:
+    low, high = (float(format_bound(value, digits, above=above)) for above in (False, True))
+    assert low <= value <= high
+    assert high - low <= 10.0 ** (1 - digits) * value * (1 + 1e-9)
 
 
 def test_fields() -> None:
