@@ -26,6 +26,7 @@ from foreplan.planner.base import Choice, Planner, Problem
 from foreplan.planner.confidence import Contender, confidence
 from foreplan.planner.pace_choice import pace_of_ranks
 from foreplan.planner.plan import (
+    CHOSEN,
     Alternative,
     Plan,
     Provenance,
@@ -40,6 +41,8 @@ from foreplan.planner.what_if import what_if
 
 #: Largest relative error of a real run's total that passes unless the caller says otherwise.
 TOLERANCE = 0.10
+#: The alternative that the solver decided for, where another decision became the plan.
+SOLVER = "solver"
 
 
 def load_cluster(source: str | Path | Cluster, *, where: str = "cluster") -> tuple[Cluster, Path]:
@@ -183,7 +186,7 @@ def plan(
     say(f"deciding: {kind} on {len(where.ranks())} devices")
     choice: Choice[Any] = chosen.decide(problem)
     forecast = _checked(chosen, problem, choice.decision)
-    rivals = _named(
+    rivals, called = _named(
         {other: _decide(chosen, problem, profiles, other) for other in beside if other != costs}
     )
     say("comparing with other plans")
@@ -203,13 +206,22 @@ def plan(
     worth = {n: chosen.objective(problem, others[n][0], f.total_s) for n, f in eligible.items()}
     best = min(worth, key=lambda name: worth[name], default=None)
     mine = chosen.objective(problem, decision, forecast.total_s)
+    decided = {costs: CHOSEN} | {
+        other: CHOSEN if rivals[name] == decision else name for other, name in called.items()
+    }
     if best is not None and worth[best] < mine - 1e-9 * abs(mine):
         assumptions.append(
             f"the plan is the {best}: the simulator prefers it to the solver's decision"
         )
         swapped = (decision, forecast)
         decision, forecast = others.pop(best)
-        others = {"solver": swapped, **others}
+        others = {SOLVER: swapped, **others}
+        if best in rivals:  # what other costs decided; a baseline is these costs' own plan
+            taken = {other for other, name in decided.items() if name == best}
+            decided = {
+                other: CHOSEN if other in taken else SOLVER if name == CHOSEN else name
+                for other, name in decided.items()
+            }
         eligible = {name: f for name, (d, f) in others.items() if getattr(d, "limits_met", True)}
     say("drawing prices to see how sure the choice is")
     rated = confidence(
@@ -261,7 +273,7 @@ def plan(
         assumptions=tuple(dict.fromkeys(assumptions)),
         provenance=Provenance(
             foreplan=foreplan.__version__, costs=costs, seed=seed,
-            source_share=forecast.source_share(), profiles=profiles.digests(),
+            source_share=forecast.source_share(), profiles=profiles.digests(), decided=decided,
         ),
     )  # fmt: skip
 
@@ -301,8 +313,8 @@ def _decide(
         return str(error)
 
 
-def _named(decided: Mapping[str, Any]) -> dict[str, Any]:
-    """Decisions, or reasons why there is none, by what they are called; equal ones are one."""
+def _named(decided: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
+    """Decisions, or reasons why there is none, by name, and names by source; equal ones are one."""
     alike: list[tuple[list[str], Any]] = []
     for costs, decision in decided.items():
         sources = next((sources for sources, other in alike if other == decision), None)
@@ -310,7 +322,11 @@ def _named(decided: Mapping[str, Any]) -> dict[str, Any]:
             alike.append(([costs], decision))
         else:
             sources.append(costs)
-    return {f"decided from {' and '.join(sources)} costs": each for sources, each in alike}
+    names = [f"decided from {' and '.join(sources)} costs" for sources, _ in alike]
+    return (
+        {name: each for name, (_, each) in zip(names, alike, strict=True)},
+        {costs: name for name, (sources, _) in zip(names, alike, strict=True) for costs in sources},
+    )
 
 
 def _others(

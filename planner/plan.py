@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 SCHEMA = "foreplan.plan/1"
+#: What a plan and its run call the plan's own decision, beside the names of others.
+CHOSEN = "chosen"
 D = TypeVar("D", bound=StrictModel)
 
 
@@ -202,6 +204,8 @@ class Provenance(StrictModel):
         seed: of every random choice.
         source_share: share of the predicted compute time by source of the price.
         profiles: hash of each profile that was used, by device.
+        decided: what each source of costs that was asked decided, ``costs`` and those beside it:
+            ``chosen``, or the name of an alternative or of a rejected decision.
     """
 
     foreplan: str
@@ -209,6 +213,7 @@ class Provenance(StrictModel):
     seed: int
     source_share: dict[str, float] = Field(default_factory=dict)
     profiles: dict[str, str] = Field(default_factory=dict)
+    decided: dict[str, str] = Field(default_factory=dict)
 
 
 class Plan(StrictModel):

@@ -7,7 +7,6 @@ too; where both sources decided the same, both have the same regret.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +18,7 @@ from rich.text import Text
 import foreplan
 from foreplan.datasets.storage import write_atomically
 from foreplan.errors import SpecError
-from foreplan.planner.plan import Plan, load_plan
+from foreplan.planner.plan import CHOSEN, Plan, load_plan
 from foreplan.planner.report._grid import Column, Grid
 from foreplan.planner.report._markup import Html, details, element, join, section, table
 from foreplan.planner.report._plan_sections import decision_section
@@ -32,10 +31,6 @@ from foreplan.planner.verify.verification import Verification, load_verification
 
 #: Sources of costs in the order of their trust.
 _SOURCES = ("measured", "predicted", "roofline")
-#: What `planner.api.plan` calls a decision from other costs, and how it says that it took one over.
-_DECIDED = re.compile(r"decided from (.+) costs")
-_TAKEN_OVER = re.compile(r"the plan is the (decided from .+ costs):")
-SAME = "the same decision as the plan's"
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,21 +59,15 @@ class Result:
                 "verification", got=run.plan_digest[:12],
                 expected=f"a run of this plan ({plan.digest[:12]})", fix="verify the plan again",
             )  # fmt: skip
-        found: dict[str, float | None] = {}
-        left_out = {rejected.name: rejected.reason for rejected in plan.rejected}
-        ran = {other.name for other in plan.alternatives}
-        decided = _decided(plan)
-        for source in _SOURCES:
-            name = decided.get(source, "")
-            if source == plan.provenance.costs:
-                # The plan may have become what another source of costs decided.
-                lent = any(_is_plan(plan, other) for other in decided.values())
-                found[source] = _regret(run, "solver") if lent else run.regret
-            elif left_out.get(name) == SAME or _is_plan(plan, name):
-                found[source] = run.regret
-            elif name in left_out or name in ran:
-                found[source] = _regret(run, name)
-        return cls(plan, run, found)
+        # Plans of early versions do not say what decided; these costs' decision is theirs.
+        decided = plan.provenance.decided or {plan.provenance.costs: CHOSEN}
+        return cls(
+            plan, run,
+            {
+                source: run.regret if decided[source] == CHOSEN else _regret(run, decided[source])
+                for source in _SOURCES if source in decided
+            },
+        )  # fmt: skip
 
     def document(self) -> dict[str, Any]:
         """The row as JSON; seconds and fractions."""
@@ -218,23 +207,6 @@ def _regret_cells(results: Sequence[Result]) -> dict[str, list[str]]:
         for source in _SOURCES
         if any(source in result.regrets for result in results)
     }
-
-
-def _decided(plan: Plan) -> dict[str, str]:
-    """What `planner.api.plan` calls the decisions from other costs, by source of costs."""
-    names = [*(a.name for a in plan.alternatives), *(r.name for r in plan.rejected)]
-    names += [found[1] for found in map(_TAKEN_OVER.match, plan.assumptions) if found]
-    return {
-        source: name
-        for name in names
-        if (found := _DECIDED.fullmatch(name))
-        for source in found[1].split(" and ")
-    }
-
-
-def _is_plan(plan: Plan, name: str) -> bool:
-    """Whether the plan took over an alternative because the simulator prefers it."""
-    return any(text.startswith(f"the plan is the {name}:") for text in plan.assumptions)
 
 
 def _regret(run: Verification, name: str) -> float | None:

@@ -11,6 +11,7 @@ import foreplan
 from foreplan.errors import InfeasibleError, SpecError
 from foreplan.planner.api import load_workload
 from foreplan.planner.plan import Plan, load_plan
+from foreplan.planner.serving import ServingPlanner
 
 DEVICES = st.lists(
     st.sampled_from(["t4", "l4", "a10", "v100-32g", "2xa100-80g", "3xt4"]), min_size=1, max_size=3
@@ -113,6 +114,9 @@ def test_other_costs_decide_beside_the_plan() -> None:
     same = {r.name: r.reason for r in made.rejected}
     assert same["decided from measured costs"] == "the same decision as the plan's"
     assert "decided from predicted costs" not in names
+    assert made.provenance.decided == {
+        "predicted": "chosen", "measured": "chosen", "roofline": "decided from roofline costs",
+    }  # fmt: skip
     for alternative in made.alternatives:
         if alternative.limits_met:
             assert alternative.predicted.total_s >= made.predicted.total_s * (1 - 1e-9)
@@ -124,6 +128,32 @@ def test_other_costs_decide_beside_the_plan() -> None:
     assert [name for name in names if name.startswith("decided")] == [
         "decided from predicted and measured costs"
     ]
+    both = "decided from predicted and measured costs"
+    decided = {"roofline": "chosen", "predicted": both, "measured": both}
+    assert from_roofline.provenance.decided == decided
+
+
+def test_a_plan_that_other_costs_decided_says_whose_it_is(monkeypatch) -> None:
+    """Where the simulator prefers what the roofline decided, these costs' decision is `solver`."""
+    asked = ("serving", "tiny-llama-random", "t4,a100-80g",
+             {"batch": 8, "prompt_tokens": 16, "new_tokens": 4})  # fmt: skip
+    made = foreplan.plan(*asked, costs="predicted", beside=("roofline",))
+    name = "decided from roofline costs"
+    theirs = next(a.decision for a in made.alternatives if a.name == name)
+    usual = ServingPlanner.objective
+
+    def worth(self, problem, decision, total_s):
+        preferred = decision.model_dump(mode="json") == theirs
+        return usual(self, problem, decision, total_s) * (0.01 if preferred else 1.0)
+
+    monkeypatch.setattr(ServingPlanner, "objective", worth)
+    swapped = foreplan.plan(*asked, costs="predicted", beside=("roofline", "measured"))
+    assert swapped.decision == theirs
+    solver = next(a for a in swapped.alternatives if a.name == "solver")
+    assert solver.decision == made.decision
+    assert swapped.provenance.decided == {
+        "predicted": "solver", "measured": "solver", "roofline": "chosen",
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize(

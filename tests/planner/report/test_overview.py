@@ -12,7 +12,6 @@ from rich.console import Console
 from foreplan.errors import SpecError
 from foreplan.planner.plan import Plan
 from foreplan.planner.report.overview import (
-    SAME,
     Result,
     load_results,
     overview_table,
@@ -21,13 +20,19 @@ from foreplan.planner.report.overview import (
 from foreplan.planner.verify.verification import Verification
 
 
+def decided(plan: Plan, **sources: str) -> Plan:
+    """The plan as one from predicted costs, with what other sources decided."""
+    by = {"predicted": "chosen"} | sources
+    provenance = plan.provenance.model_copy(update={"costs": "predicted", "decided": by})
+    return plan.model_copy(update={"provenance": provenance})
+
+
 @pytest.fixture
 def result(make_plan, verification) -> Result:
     """A plan from predicted costs; the roofline's decision took 1.5 times as long."""
     made: Plan = make_plan()
-    provenance = made.provenance.model_copy(update={"costs": "predicted"})
     other = made.alternatives[1].model_copy(update={"name": "decided from roofline costs"})
-    made = made.model_copy(update={"provenance": provenance, "alternatives": (other,)})
+    made = decided(made.model_copy(update={"alternatives": (other,)}), roofline=other.name)
     chosen = verification.chosen
     rival = chosen.model_copy(
         update={"name": other.name, "role": "alternative", "measured_s": 1.5 * chosen.measured_s}
@@ -49,6 +54,7 @@ def test_a_decision_of_two_sources_is_a_row_that_names_both(result: Result) -> N
     name = "decided from measured and roofline costs"
     other = result.plan.alternatives[0].model_copy(update={"name": name})
     plan = result.plan.model_copy(update={"alternatives": (other,)})
+    plan = decided(plan, measured=name, roofline=name)
     rival = result.run.candidates[1].model_copy(update={"name": name})
     run = result.run.model_copy(
         update={"plan_digest": plan.digest, "candidates": (result.run.chosen, rival)}
@@ -59,10 +65,7 @@ def test_a_decision_of_two_sources_is_a_row_that_names_both(result: Result) -> N
 
 
 def test_the_same_decision_has_the_same_regret(result: Result) -> None:
-    rejected = {"name": "decided from roofline costs", "reason": SAME}
-    plan = result.plan.model_copy(
-        update={"alternatives": (), "rejected": (type(result.plan.rejected[0])(**rejected),)}
-    )
+    plan = decided(result.plan.model_copy(update={"alternatives": ()}), roofline="chosen")
     run = result.run.model_copy(update={"plan_digest": plan.digest, "regret": 0.03})
     assert Result.of(plan, run).regrets == {"predicted": 0.03, "roofline": 0.03}
 
@@ -71,9 +74,9 @@ def test_a_plan_that_took_over_another_sources_decision_gives_it_the_credit(
     result: Result,
 ) -> None:
     """The roofline's decision became the plan; the solver's own took 1.5 times as long."""
-    note = "the plan is the decided from roofline costs: the simulator prefers it"
     solver = result.plan.alternatives[0].model_copy(update={"name": "solver"})
-    plan = result.plan.model_copy(update={"alternatives": (solver,), "assumptions": (note,)})
+    plan = result.plan.model_copy(update={"alternatives": (solver,)})
+    plan = decided(plan, predicted="solver", roofline="chosen")
     rival = result.run.candidates[1].model_copy(update={"name": "solver"})
     run = result.run.model_copy(
         update={"plan_digest": plan.digest, "candidates": (result.run.chosen, rival)}
