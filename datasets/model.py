@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field, PositiveFloat, PositiveInt, ValidationInfo, field_validator
 
@@ -21,6 +21,11 @@ from foreplan.datasets.experts import Experts, LayerClass
 from foreplan.datasets.families import Family
 from foreplan.datasets.specs import StrictModel, nearest
 from foreplan.errors import SpecError
+
+#: Bounds of a described model (theory: far beyond any published one): products of two sizes stay
+#: below the 2^63 bytes that torch counts, and a list of every layer's operators fits into memory.
+MOST_LAYERS, LARGEST_SIZE = 10_000, 2**24
+Size = Annotated[int, Field(gt=0, le=LARGEST_SIZE)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,14 +101,14 @@ class Model(StrictModel):
 
     name: str = Field(min_length=1)
     family: Family
-    layers: PositiveInt
-    hidden: PositiveInt
-    heads: PositiveInt
-    kv_heads: PositiveInt
-    head_dim: PositiveInt
-    ffn: PositiveInt
-    vocab: PositiveInt
-    max_positions: PositiveInt
+    layers: Annotated[int, Field(gt=0, le=MOST_LAYERS)]
+    hidden: Size
+    heads: Size
+    kv_heads: Size
+    head_dim: Size
+    ffn: Size
+    vocab: Size
+    max_positions: Size
     norm: Literal["rms", "layer"]
     norm_eps: PositiveFloat
     gated: bool

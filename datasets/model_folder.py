@@ -7,6 +7,7 @@ and is not modelled is an error, never ignored.
 
 from __future__ import annotations
 
+from codecs import BOM_UTF8
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
@@ -74,6 +75,11 @@ def read_folder(folder: Path) -> Model:
             str(folder), got="a folder without config.json", expected="a Hugging Face model folder"
         )
     config = ConfigFields(str(file), load_document(file))
+    with file.open("rb") as stream:
+        if stream.read(len(BOM_UTF8)) == BOM_UTF8:
+            raise SpecError(
+                str(file), got="a byte order mark", expected="UTF-8 without one, for transformers"
+            )
     family = _family(config)
     facts: dict[str, object] = {
         "name": folder.resolve().name or "model",

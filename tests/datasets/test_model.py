@@ -186,6 +186,8 @@ def test_a_cut_off_or_foreign_file_is_one_line(tmp_path: Path) -> None:
         ({"num_key_value_heads": 4}, "kv_heads: got 4, expected a divisor of heads = 6"),
         ({"hidden_size": 0}, "hidden_size: got 0"),
         ({"hidden_size": "48"}, "hidden_size: got '48'"),
+        ({"num_hidden_layers": 10**9}, "layers: got 1000000000, expected less than or equal"),
+        ({"hidden_size": 6 * 2**40}, "hidden: got .*, expected less than or equal"),
         ({"vocab_size": None}, "vocab_size"),
         ({"head_dim": 7}, "head_dim = 7 is odd"),
         ({"hidden_act": "xielu"}, "hidden_act: got 'xielu', expected one of silu"),
@@ -210,6 +212,14 @@ def test_unsupported_configs_name_the_field(
         load_model(tmp_path)
     assert "\n" not in str(caught.value)
     assert caught.value.exit_code == 2
+
+
+def test_a_byte_order_mark_is_refused_before_transformers_does(tmp_path: Path) -> None:
+    write_config(tmp_path, **llama_config())
+    file = tmp_path / "config.json"
+    file.write_bytes(b"\xef\xbb\xbf" + file.read_bytes())
+    with pytest.raises(SpecError, match=r"config\.json: got 'a byte order mark', expected UTF-8"):
+        load_model(tmp_path)
 
 
 def test_opt_350m_is_refused(tmp_path: Path) -> None:
