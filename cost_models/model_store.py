@@ -51,7 +51,9 @@ def model_folder(name_or_path: str | os.PathLike[str]) -> Path:
     path = Path(text)
     folder = path.parent if path.name == "card.json" else path
     if not (folder / "card.json").is_file():
-        raise SpecError("--model", got=text, expected="pretrained:NAME or a trained model's folder")
+        raise SpecError(
+            "trained model", got=text, expected="pretrained:NAME or a trained model's folder"
+        )
     return folder
 
 

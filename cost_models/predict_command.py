@@ -93,9 +93,9 @@ def _targets(names: Sequence[str], files: Sequence[Path], profile: Profile | Non
     known = {device.name: device for device in own}
     if profile is not None:
         known[profile.device.name] = profile.device
-    targets = named_devices([*names, *own], known, where="--device")
+    targets = named_devices([*names, *own], known, where="--devices")
     if not targets and profile is not None:
         targets = [profile.device]
     if not targets:
-        raise SpecError("--device", got=None, expected="a device of 'foreplan devices', or all")
+        raise SpecError("--devices", got=None, expected="a device of 'foreplan devices', or all")
     return targets

@@ -40,7 +40,7 @@ def err(monkeypatch, capsys, tmp_path):
         ((*SERVING, "-m", "mine/config.json"), "did you mean 'mine'?"),
         ((*SERVING, "-m", "nobodys"), "`foreplan models` lists the zoo"),
         (("plan", "serving", "-d", "2xt4", "-m", "gpt2"), "batch, prompt_tokens, new_tokens: got"),
-        (("predict", "gpt2"), "--device: got nothing"),
+        (("predict", "gpt2"), "--devices: got nothing"),
         (("predict", "gpt2", "-d", "t4", "--phase", "train"), "did you mean training?"),
         (("devices", "6000"), "say which: rtx_a6000, rtx_pro_6000"),
         ((*EVALUATE, "--format", "neusigt"), "did you mean neusight?"),

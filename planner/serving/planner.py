@@ -172,7 +172,7 @@ class ServingPlanner(Planner[ServingWorkload, ServingDecision]):
         )
         usable = chains.usable()
         have = float(usable @ chains.capacity)
-        devices = f"{int(usable.sum())} devices"
+        devices = f"{int(usable.sum())} device{'s' if usable.sum() != 1 else ''}"
         if usable.sum() < len(problem.cluster.ranks()):
             devices += f" that tensor_parallel={w.tensor_parallel} can put together"
         grouped = w.tensor_parallel not in (1, "auto")
@@ -185,7 +185,7 @@ class ServingPlanner(Planner[ServingWorkload, ServingDecision]):
             eight = ", or plan with kv_bits=8" if item == "kv_cache" and w.cache_bits == 16 else ""
             return InfeasibleError(
                 f"{model.name} at {fewest} bits needs {show_bytes(need)}, most of it {item} "
-                f"({size}); the {devices} have {show_bytes(have)}",
+                f"({size}), of the {show_bytes(have)} of {devices}",
                 fix=f"add {show_bytes(need - have)}, or lower the batch or the context{eight}",
             )
         for k, why in chains.unable().items():

@@ -259,7 +259,7 @@ def test_models_that_are_not_there(tmp_path: Path) -> None:
         load_operator_model("pretrained:none")
     with pytest.raises(MissingDataError, match="crossval"):
         load_operator_model("xgboost")
-    with pytest.raises(SpecError, match="--model"):
+    with pytest.raises(SpecError, match="trained model: got"):
         load_operator_model(str(tmp_path))
 
 

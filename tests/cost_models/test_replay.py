@@ -357,7 +357,7 @@ def test_a_trace_is_written(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "error", "match"),
     [
-        ({"devices": ["nope"]}, SpecError, "--device: got 'nope'"),
+        ({"devices": ["nope"]}, SpecError, "--devices: got 'nope'"),
         ({"devices": []}, SpecError, "foreplan devices"),
         ({"model": "nope"}, SpecError, "name of the zoo"),
         ({"phase": "decode"}, SpecError, "inference, training"),
