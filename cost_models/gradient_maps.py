@@ -27,6 +27,9 @@ MAPS: Mapping[str, tuple[int, ...]] = MappingProxyType(
     }
 )
 
+#: Activations whose gradients are no plain maps, but take functions of every element once more.
+FUNCTIONS = frozenset({"gelu", "silu"})
+
 #: Operators of several tensors, whose gradients are computed for each by itself.
 ARITHMETIC = frozenset({"add", "sub", "rsub", "mul", "div", "where", "maximum", "minimum"})
 

@@ -15,6 +15,7 @@ from dataclasses import replace
 from foreplan.cost_models.gradient_maps import (
     ARITHMETIC,
     EXPANDS,
+    FUNCTIONS,
     MAPS,
     NO_WORK,
     PARTS,
@@ -114,6 +115,8 @@ def gradient_steps(node: OperatorNode, step: Step, read: Sequence[Operand]) -> l
         return [wide_step(back, node.inputs[0], 1)]
     if name in ("amax", "amin"):
         return _of_largest(back, node.inputs[0], shape)
+    if name in FUNCTIONS:
+        return [wide_step(back, shape, 2, kernel=f"torch.{name}_backward")]
     if work.op == "softmax" or node.op == "activation":
         return [wide_step(back, shape, 2)]
     if node.op in ("reduction", "pool") or (node.op == "copy" and name not in ("to", "_to_copy")):
@@ -165,7 +168,9 @@ def flat(shape: Sequence[int]) -> tuple[int, int]:
     return max(1, math.prod(shape) // cols), cols
 
 
-def wide_step(step: Step, shape: Sequence[int], inputs: int, lies: str = "") -> Step:
+def wide_step(
+    step: Step, shape: Sequence[int], inputs: int, lies: str = "", kernel: str = BACKWARD
+) -> Step:
     """A backward step that reads ``inputs`` tensors of a shape and writes one.
 
     Args:
@@ -173,9 +178,10 @@ def wide_step(step: Step, shape: Sequence[int], inputs: int, lies: str = "") -> 
         shape: of what it writes.
         inputs: tensors as large that it reads.
         lies: of a smaller one besides, from `broadcast`.
+        kernel: that computes it.
     """
     rows, cols = flat(shape)
-    work = program("elementwise", _own(step, lies), rows=rows, cols=cols, inputs=inputs)
+    work = program("elementwise", _own(step, lies, kernel), rows=rows, cols=cols, inputs=inputs)
     kind = step.kind if step.kind in ("norm", "softmax", "activation") else "elementwise"
     return replace(step, kind=kind, part="backward", work=work, calls=1, host=None)
 

@@ -36,11 +36,13 @@ from foreplan.cost_models.model_store import (
     write_model,
 )
 from foreplan.cost_models.operator_rates import TERMS, family
+from foreplan.cost_models.pixel_products import narrow_s
 from foreplan.cost_models.pool_windows import window_s
 from foreplan.cost_models.profiled_alike import profiled_alike
-from foreplan.cost_models.rate_law import RateLaw
+from foreplan.cost_models.rate_law import COLD, RateLaw, Waits
 from foreplan.cost_models.rate_model import RateForecast, RateModel, Shipped
 from foreplan.cost_models.roofline import ASSUMED_LAUNCH_S
+from foreplan.cost_models.slow_functions import function_s
 from foreplan.datasets.device import Device
 from foreplan.datasets.program import Program, Variant, program
 from foreplan.datasets.specs import validate
@@ -152,20 +154,25 @@ class KnownRates:
             [each for each in self.known if each.device.chip not in chips], self.off, self.own
         )
 
-    def seconds(self, programs: Sequence[Program], device: Device, *, waits: float = 1.0) -> Floats:
+    def seconds(
+        self, programs: Sequence[Program], device: Device, *, waits: Waits = COLD
+    ) -> Floats:
         """Median seconds (M,) on a processor with these figures, NaN where none is known.
 
         Args:
             programs: what is asked for (M,).
             device: its figures.
-            waits: share of the time of what was last used a pass ago, see `reuse.waiting_share`.
+            waits: what the caches hold of the pass, see `reuse.pass_waits`.
 
         Raises:
             MissingDataError: a figure of the device is missing; see `rate_terms`.
         """
         launch = device.launch_overhead_s or ASSUMED_LAUNCH_S
-        windows = np.array([window_s(item, device, launch) for item in programs])
-        programs, shares = self._worded(programs)
+        beside = np.array([
+            sum(of(item, device, launch) for of in (window_s, function_s, narrow_s))
+            for item in programs
+        ])  # fmt: skip
+        programs, shares = self._worded(programs, device)
         # How like each known device is (K, M), -1 where it was not timed with such a kernel.
         like = np.array([
             np.where(each.law.knows(programs), _likeness(each.device, device), -1.0)
@@ -180,15 +187,15 @@ class KnownRates:
                 total[mine] += np.log(each.law.seconds(asked, device, waits=waits))
                 count[mine] += 1
         mean = np.exp(total / np.where(count > 0, count, np.nan))
-        return np.asarray(shares * mean + windows)
+        return np.asarray(shares * mean + beside)
 
-    def _worded(self, programs: Sequence[Program]) -> tuple[list[Program], Floats]:
+    def _worded(self, programs: Sequence[Program], device: Device) -> tuple[list[Program], Floats]:
         """Programs, those that nobody timed by their likeness, and how much of each (M,)."""
         timed = np.zeros(len(programs), dtype=bool)
         for each in self.known:
             timed |= each.law.knows(programs)
         found = [
-            (item, 1.0) if its else profiled_alike(item) or (item, 1.0)
+            (item, 1.0) if its else profiled_alike(item, device) or (item, 1.0)
             for item, its in zip(programs, timed, strict=True)
         ]
         return [item for item, _ in found], np.array([share for _, share in found])
@@ -206,7 +213,7 @@ class KnownRates:
         return seconds
 
     def forecast(
-        self, programs: Sequence[Program], device: Device, *, waits: float = 1.0
+        self, programs: Sequence[Program], device: Device, *, waits: Waits = COLD
     ) -> RateForecast:
         """Expected seconds and their nominal 90 % interval, NaN where none is known.
 
@@ -313,9 +320,9 @@ def _list(value: object) -> list[Any]:
 
 
 def _likeness(one: Device, other: Device) -> float:
-    """Share of two processors' instruction sets that both have."""
+    """Share of two processors' instruction sets that both have; of one chip, 1 more."""
     mine, theirs = set(one.isa), set(other.isa)
-    return len(mine & theirs) / max(1, len(mine | theirs))
+    return len(mine & theirs) / max(1, len(mine | theirs)) + (one.chip == other.chip)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

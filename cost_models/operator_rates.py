@@ -51,6 +51,7 @@ _ARITHMETIC = PRODUCTS | {"linear", "matmul", "conv", "attention", "full_attenti
 #: GB/s; rates are fitted on top).
 _LAID_OUT = 1024
 
+_BACK = ("_backward", "_gradient")
 _PASSES = ("_forward", "_backward", "_weight_gradient")
 
 
@@ -71,13 +72,25 @@ def groups(program: Program) -> tuple[str, ...]:
         layer = layer.removesuffix(ending)
     # Attention of one new token takes another path through the kernel.
     operator = program.op + (" of one query" if program.dims.get("queries") == 1 else "")
-    # A filter a channel is no matrix product.
-    operator += " by channel" if program.dims.get("groups", 1) > 1 else ""
+    operator += " by channel" if by_channel(program) else ""
     kernel = variant.kernel.removesuffix("_cold")
     return (
         "", kind, layer, operator, f"{kind} {variant.compute}", f"{operator} {kernel}",
         f"{kind} {variant.storage}/{variant.compute}/{kernel}", f"{operator} {variant}",
     )  # fmt: skip
+
+
+def by_channel(program: Program) -> bool:
+    """Whether a convolution has a filter a channel, which is no matrix product."""
+    d = program.dims
+    return d.get("groups", 1) > 1 and d["groups"] == d.get("channels", d.get("cin"))
+
+
+def code_kind(program: Program) -> str:
+    """What products, convolutions or attentions run the same code of a library as this one."""
+    kind = "convolution" if program.op.startswith("conv") else family(program)
+    back = program.variant.kernel.endswith("_gradient") or program.op.endswith(_BACK)
+    return f"{kind} backward" if back and kind != "product" else kind
 
 
 def rate_terms(programs: Sequence[Program], device: Device) -> Floats:

@@ -8,6 +8,7 @@ from dataclasses import replace
 from foreplan.cost_models.costs import Estimate, Work
 from foreplan.cost_models.expert_parts import expert_parts
 from foreplan.cost_models.predictor import Predictor
+from foreplan.cost_models.rate_law import COLD, Waits
 from foreplan.cost_models.replayed_kernels import (
     attention_floor_s,
     cache_unpacking_s,
@@ -37,8 +38,7 @@ class PredictedSource:
         read_bandwidth: of them bytes a second of memory that is only read, where that is known.
         switch_s: of them seconds from one program to the next, where passes are replayed from
             graphs (``Profile.switch_s``): `replayed_kernels` prices what it knows then.
-        waits: of processors share of the time of what was last used a pass ago; see
-            `reuse.waiting_share`.
+        waits: of processors what the caches hold of the pass; see `reuse.pass_waits`.
     """
 
     def __init__(
@@ -48,7 +48,7 @@ class PredictedSource:
         devices: Mapping[str, Device] | None = None,
         read_bandwidth: Mapping[str, float] | None = None,
         switch_s: Mapping[str, float] | None = None,
-        waits: Mapping[str, float] | None = None,
+        waits: Mapping[str, Waits] | None = None,
     ) -> None:
         self._read_bandwidth = dict(read_bandwidth or {})
         self._switch_s = dict(switch_s or {})
@@ -122,7 +122,7 @@ class PredictedSource:
         others = [part for part in parts if part.op != "linear"]
         asked = [_multiplied(part, figures) for part in products]
         attended = [_attended(part, figures) if name in self._switch_s else part for part in others]
-        waits = self._waits.get(name, 1.0)
+        waits = self._waits.get(name, COLD)
         return dict(
             zip(
                 [*products, *others],

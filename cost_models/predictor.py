@@ -34,6 +34,7 @@ from foreplan.cost_models.graph_programs import BIAS
 from foreplan.cost_models.known_rates import KnownRates
 from foreplan.cost_models.operator_features import FAMILIES
 from foreplan.cost_models.operator_predictor import OperatorPredictor
+from foreplan.cost_models.rate_law import COLD, Waits
 from foreplan.datasets import device_zoo
 from foreplan.datasets.device import Device
 from foreplan.datasets.operator_cases import RECORDED
@@ -131,15 +132,14 @@ class Predictor:
         return [estimate for estimate in found if estimate is not None]
 
     def supported(
-        self, programs: Sequence[Program], device: Device | str, *, waits: float = 1.0
+        self, programs: Sequence[Program], device: Device | str, *, waits: Waits = COLD
     ) -> list[Estimate | None]:
         """As `predict`, with ``None`` for what is outside of what the model saw.
 
         Args:
             programs: what is asked for.
             device: on which.
-            waits: on processors, share of the time of what was last used a pass ago; see
-                `reuse.waiting_share`.
+            waits: on processors, what the caches hold of the pass; see `reuse.pass_waits`.
 
         Outside are on GPUs cache writes and arg-max, FP32 attention, three-bit weights, and, but on
         a chip with operators timed inside CUDA graphs, gathers, reductions and grouped

@@ -28,6 +28,7 @@ from numpy.typing import NDArray
 from foreplan.cost_models.operator_rates import (
     LEVELS,
     TERMS,
+    code_kind,
     family,
     groups,
     rate_terms,
@@ -48,8 +49,28 @@ _RANGE = 3.0
 _FARTHEST = 6.0
 _VARIANT = LEVELS.index("variant")
 #: Families whose rows were timed on weights, code and data that no cache held.
-_COLD = frozenset({"product", "attention"})
+WAITING = frozenset({"product", "attention"})
 _LAUNCH, _MEMORY = TERMS.index("launch"), TERMS.index("memory")
+
+
+class Waits(NamedTuple):
+    """Shares that are left of the time of what no cache held when rates were timed; see `reuse`.
+
+    Attributes:
+        weight: of weights.
+        code: of the code and tables of calls, by `code_kind`; where it is not named, as of weights.
+    """
+
+    weight: float = 1.0
+    code: Mapping[str, float] = MappingProxyType({})
+
+    def of_code(self, program: Program) -> float:
+        """The share of a program's code."""
+        return self.code.get(code_kind(program), self.weight)
+
+
+#: Nothing is in a cache.
+COLD = Waits()
 
 
 class Rows(NamedTuple):
@@ -128,7 +149,9 @@ class RateLaw:
         return np.array([groups(program)[_VARIANT] in self._groups[_VARIANT]
                          for program in programs], dtype=bool)  # fmt: skip
 
-    def seconds(self, programs: Sequence[Program], device: Device, *, waits: float = 1.0) -> Floats:
+    def seconds(
+        self, programs: Sequence[Program], device: Device, *, waits: Waits = COLD
+    ) -> Floats:
         """Median seconds (M,) on a device with these figures.
 
         Args:
@@ -163,24 +186,22 @@ def rescaled(terms: Floats, programs: Sequence[Program], factors: Mapping[str, f
     return found
 
 
-def waiting(terms: Floats, programs: Sequence[Program], waits: float) -> Floats:
-    """Terms (M, T) of programs whose weights are nearer than those that rates were timed on.
+def waiting(terms: Floats, programs: Sequence[Program], waits: Waits) -> Floats:
+    """Terms (M, T) of programs whose weights and code are nearer than those rates were timed on.
 
-    What was last used a pass ago takes this share of its time: the call's own code and data, and of
-    the bytes that move those of the weight. Activations were just written either way.
+    The call's own code and data take their share of the time, and so do, of the bytes that move,
+    those of the weight. Activations were just written either way.
 
     Args:
         terms: from `rate_terms`.
         programs: likewise (M,); maps and norms were timed on near operands as it is.
-        waits: 1 where no cache holds them, see `reuse`.
+        waits: what is left of the time.
     """
     found = terms.copy()
-    if waits == 1.0:
-        return found
     for row, program in zip(found, programs, strict=True):
-        if family(program) in _COLD:
-            row[_LAUNCH] *= waits
-            row[_MEMORY] *= 1.0 - weight_share(program) * (1.0 - waits)
+        if family(program) in WAITING:
+            row[_LAUNCH] *= waits.of_code(program)
+            row[_MEMORY] *= 1.0 - weight_share(program) * (1.0 - waits.weight)
     return found
 
 

@@ -3,8 +3,8 @@
 On a GPU the host issues one operator after the other and the device runs them in order, so a pass
 is two queues: ``host`` holds a `HostLaunch` for each operator, ``compute`` the operator itself,
 which waits for its launch and for the operator before it. Where issuing takes longer than running,
-the host decides the latency and the device idles. On a CPU the host is the device: launches, where
-a price for them is given, run in the compute queue between the operators.
+the host decides the latency and the device idles. On a CPU the host is the device: launches run in
+the compute queue between the operators.
 
 That is ``eager`` execution. With ``graph`` the pass was recorded as a CUDA graph: the host launches
 it once, and the device runs operators back to back, each behind a gap that its price does not hold.
@@ -29,7 +29,8 @@ from foreplan.cost_models.execution import Execution, GapSeconds, check_executio
 from foreplan.cost_models.graph_programs import lower, model_steps, programs
 from foreplan.cost_models.graph_step import PARTS, PHASES, Part, Phase, Step
 from foreplan.cost_models.predicted import PredictedSource
-from foreplan.cost_models.reuse import waiting_share, working_set
+from foreplan.cost_models.processor_host import processor_host_s
+from foreplan.cost_models.reuse import pass_waits
 from foreplan.cost_models.roofline import RooflineSource
 from foreplan.cost_models.schedule import COMPUTE, HOST, Schedule, ScheduleBuilder
 from foreplan.cost_models.simulator import Simulator
@@ -156,7 +157,7 @@ def replay(
         execution: ``eager``, or ``graph`` on a GPU.
         launch_s: of eager execution, time the host needs for one ATen call, measured or known, of
             every part of a pass or by part, or for all calls of each step (N,), as `HostPrices` has
-            them; ``None`` takes the book's price of a `HostLaunch`, on a CPU none.
+            them; ``None`` takes the book's price of a `HostLaunch`, on a CPU `processor_host_s`.
         gap_s: of a graph, seconds before every operator whose price does not hold them (not what a
             profile measured), or before each step (N,); ``None`` takes `execution.GRAPH_GAP_S`.
         input_bytes: copied to the device first.
@@ -168,12 +169,15 @@ def replay(
     check_execution(execution, device)
     own_host = device.kind != "cpu"
     schedule = replay_schedule(
-        steps, device.name, own_host=own_host, launches=own_host or launch_s is not None,
-        execution=execution, input_bytes=input_bytes if own_host else 0,
+        steps, device.name, own_host=own_host, execution=execution,
+        input_bytes=input_bytes if own_host else 0,
     )  # fmt: skip
     given = launch_s if execution == "eager" else None
-    table = {work: _price(work, book, device.name, given) for work in schedule.works}
+    apart = given is not None or not own_host
+    table = {work: _price(work, book, device.name, apart=apart) for work in schedule.works}
     prices = [table[step.work] for step in steps]
+    if given is None and not own_host:
+        given = processor_host_s(steps, prices, device)
     ends = np.array([[p.mean_s, p.low_s, p.high_s] for p in table.values()]).reshape(-1, 3)
     durations = ends[schedule.work]
     launches, between = (
@@ -200,7 +204,6 @@ def replay_schedule(
     device: str,
     *,
     own_host: bool = True,
-    launches: bool = True,
     execution: Execution = "eager",
     input_bytes: int = 0,
 ) -> Schedule:
@@ -210,7 +213,6 @@ def replay_schedule(
         steps: what runs, in order.
         device: name of the rank's device.
         own_host: launches have a queue of their own; else they share the compute queue.
-        launches: whether there are launches at all.
         execution: ``graph`` has one launch, and gaps between operators.
         input_bytes: copied to the device before the first operator, by the copy engine.
     """
@@ -225,7 +227,7 @@ def replay_schedule(
         waits = ready
         if graph and index:
             builder.add("gap", 0, HostLaunch(0))
-        elif launches:
+        else:
             calls = 1 if graph else step.calls
             launch = builder.add("launch", 0, HostLaunch(calls), resources=queue)
             waits = (*ready, launch) if own_host else ready
@@ -258,7 +260,7 @@ def replay_book(
             hold costs less from the shipped rates (`reuse`). Without them nothing is in the caches.
     """
     passes = steps and device.kind == "cpu"
-    waits = {device.name: waiting_share(device, working_set(steps))} if passes else {}
+    waits = {device.name: pass_waits(steps, device)} if passes else {}
     sources: list[CostSource] = []
     if costs == "measured" and profile is not None:
         by_name = {device.name: profile}
@@ -389,7 +391,7 @@ def _without_launch(device: Device) -> Device:
     return device.model_copy(update={"launch_overhead_s": shortest})
 
 
-def _price(work: Work, book: CostBook, device: str, launch_s: object) -> Estimate:
-    if isinstance(work, HostLaunch) and launch_s is not None:
+def _price(work: Work, book: CostBook, device: str, *, apart: bool) -> Estimate:
+    if isinstance(work, HostLaunch) and apart:
         return Estimate.exact(0.0)  # priced step by step
     return book.cost(work, device)

@@ -18,7 +18,8 @@ import math
 from collections.abc import Sequence
 
 from foreplan.cost_models.graph_step import Step
-from foreplan.cost_models.operator_rates import weight_of
+from foreplan.cost_models.operator_rates import code_kind, family, weight_of
+from foreplan.cost_models.rate_law import WAITING, Waits
 from foreplan.cost_models.recurrent_parts import is_recurrent
 from foreplan.datasets.device import Device
 from foreplan.datasets.dtypes import DTYPE_BYTES
@@ -30,6 +31,33 @@ _NEAR = 0.17
 _HELD, _LOST = 0.34, 1.67
 #: Tensors of each parameter that a step with an update goes through: weight, gradient, two moments.
 _UPDATED = 4
+
+
+def pass_waits(steps: Sequence[Step], device: Device) -> Waits:
+    """What a processor's caches leave of the waiting of a pass that is run again and again.
+
+    Weights were last used a pass ago. Code was, where its kind is called once; else as much has
+    gone through the caches since as the pass moves from one such call to the next.
+
+    Args:
+        steps: of the pass, from `graph_programs`.
+        device: a processor.
+    """
+    whole = working_set(steps)
+    weight = waiting_share(device, whole)
+    moved, calls = 0.0, dict[str, list[tuple[float, float]]]()
+    for work in (step.work for step in steps if isinstance(step.work, Program)):
+        if family(work) in WAITING:
+            calls.setdefault(code_kind(work), []).append((moved, moved + work.bytes))
+        moved += work.bytes
+    code = {}
+    for kind, spans in calls.items():
+        # The first call comes behind the last one of the pass before.
+        ends = [spans[-1][1] - moved, *(end for _, end in spans[:-1])]
+        gaps = [start - end for (start, _), end in zip(spans, ends, strict=True)]
+        shares = [waiting_share(device, min(gap, whole)) for gap in gaps]
+        code[kind] = sum(shares) / len(shares)
+    return Waits(weight, code)
 
 
 def waiting_share(device: Device, used_bytes: float) -> float:

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from scipy.optimize import least_squares  # type: ignore[import-untyped, unused-ignore]
 
 from foreplan.cost_models.onboarding_curve import read_rows
-from foreplan.cost_models.rate_law import RateLaw
+from foreplan.cost_models.rate_law import RateLaw, Waits
 from foreplan.cost_models.rate_model import RateModel
 from foreplan.cost_models.reuse import share_of
 from foreplan.datasets.device import Device
@@ -49,7 +49,7 @@ def log_ratios(law: RateLaw, device: Device, times: ReuseTimes, shares: Floats) 
     """Logarithm of predicted over cold time by shares of the waiting (D,): (M, D)."""
     programs = [row.program() for row in times.rows]
     cold = law.seconds(programs, device)
-    found = [law.seconds(programs, device, waits=float(share)) for share in shares]
+    found = [law.seconds(programs, device, waits=Waits(float(share))) for share in shares]
     return np.asarray(np.log(np.stack(found, axis=1) / cold[:, None]))
 
 

@@ -94,6 +94,15 @@ def test_the_likest_instruction_sets_speak() -> None:
     np.testing.assert_allclose(both, means)
 
 
+def test_a_known_chip_speaks_for_itself() -> None:
+    mine, alike = processor("a"), processor("b")
+    known = KnownRates.fit([
+        (mine, PROGRAMS, seconds_on(mine, 1)), (alike, PROGRAMS, seconds_on(alike, 2)),
+    ])  # fmt: skip
+    alone = known.without({"b"}).seconds(PROGRAMS, mine)
+    np.testing.assert_array_equal(known.seconds(PROGRAMS, mine), alone)
+
+
 def test_of_what_no_one_timed_nothing_is_said() -> None:
     device = processor("a")
     known = KnownRates.fit([(device, PROGRAMS, seconds_on(device, 3))])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -17,8 +18,9 @@ from foreplan.cost_models import reuse
 from foreplan.cost_models.graph_programs import lower
 from foreplan.cost_models.graph_step import PHASES, Phase, Step
 from foreplan.cost_models.known_rates import KnownRates
+from foreplan.cost_models.rate_law import Waits
 from foreplan.cost_models.replay import predict_latency, replay_book, replay_steps
-from foreplan.cost_models.reuse import share_of, waiting_share, working_set
+from foreplan.cost_models.reuse import pass_waits, share_of, waiting_share, working_set
 from foreplan.cost_models.reuse_fit import fit, main
 from foreplan.datasets import device_zoo
 from foreplan.datasets.capture import capture
@@ -75,13 +77,13 @@ def test_a_near_price_is_never_above_the_cold_one() -> None:
     cold = known.seconds([*PRODUCTS, *MAPS], CORE)
     before = cold
     for waits in (0.9, 0.6, 0.3, 0.0):
-        found = known.seconds([*PRODUCTS, *MAPS], CORE, waits=waits)
+        found = known.seconds([*PRODUCTS, *MAPS], CORE, waits=Waits(waits))
         assert (found[: len(PRODUCTS)] < before[: len(PRODUCTS)]).all()
         assert (found > 0).all()
         # Maps and norms were timed on near operands as it is.
         np.testing.assert_array_equal(found[len(PRODUCTS) :], cold[len(PRODUCTS) :])
         before = found
-    near = known.forecast(PRODUCTS, CORE, waits=0.5)
+    near = known.forecast(PRODUCTS, CORE, waits=Waits(0.5))
     far = known.forecast(PRODUCTS, CORE)
     for name in ("mean_s", "low_s", "high_s"):
         assert (getattr(near, name) < getattr(far, name)).all()
@@ -122,19 +124,41 @@ def lowered(phase: Phase) -> list[Step]:
     return lower(capture(network, [torch.zeros(64, 256)], eager=True), phase)
 
 
+def test_code_waits_for_what_comes_between_two_calls_of_its_kind() -> None:
+    linear = Step("linear", "aten.linear", "forward", PRODUCTS[0])
+    conv = program(
+        "conv", Variant("fp32", "fp32", "torch.conv2d"), batch=1, groups=1, cin=64, cout=64, taps=9,
+        inputs=1024, outputs=1024,
+    )  # fmt: skip
+    alone = Step("convolution", "aten.conv2d", "forward", conv)
+    steps = [*[linear] * 40, alone]
+    core = cached(int(working_set(steps)))
+    found = pass_waits(steps, core)
+    whole = waiting_share(core, working_set(steps))
+    assert found.weight == whole > waiting_share(core, 0.0)
+    # One of 40 products comes behind the convolution, the others behind each other.
+    behind = waiting_share(core, conv.bytes)
+    near = waiting_share(core, 0.0)
+    assert found.code["product"] == pytest.approx((39 * near + behind) / 40)
+    assert found.code["convolution"] == whole
+    assert found.of_code(PRODUCTS[0]) == found.code["product"]
+    back = replace(conv, variant=Variant("fp32", "fp32", "torch.conv2d_input_gradient"))
+    assert found.of_code(back) == whole, "not in this pass"
+
+
 @pytest.mark.parametrize("phase", PHASES)
 def test_a_larger_cache_never_makes_a_pass_slower(phase: Phase) -> None:
     steps = lowered(phase)
     used = working_set(steps)
     cold = replay_steps(steps, replay_book(CORE), CORE)
-    sizes = [int(used * over) for over in (0.1, 0.5, 0.8, 1.0, 1.5, 3.0, 30.0)]
+    sizes = [int(used * over) for over in (0.001, 0.01, 0.8, 1.0, 1.5, 3.0, 30.0)]
     found = [
         replay_steps(steps, replay_book(device, steps=steps), device)
         for device in map(cached, sizes)
     ]
-    # A pass larger than all caches keeps its price, and so does a book that knows no pass.
-    assert found[0].latency_s == cold.latency_s
-    assert found[1].latency_s == cold.latency_s
+    # Of a pass larger than all caches the code of neighbouring calls alone is kept.
+    assert found[0].latency_s == found[1].latency_s < cold.latency_s
+    assert found[0].by("kind")["activation"] == cold.by("kind")["activation"]
     times = [each.latency_s for each in found]
     assert times == sorted(times, reverse=True)
     assert times[-1] < times[0]
@@ -162,7 +186,7 @@ def made_up(near: float, held: float, lost: float, noise: float) -> tuple[KnownR
     law, rng = known.known[0].law, np.random.default_rng(0)
     cold = law.seconds(PRODUCTS, CORE)
     seconds = np.stack([
-        law.seconds(PRODUCTS, CORE, waits=share_of(filled, near, held, lost))
+        law.seconds(PRODUCTS, CORE, waits=Waits(share_of(filled, near, held, lost)))
         for filled in DISTANCES
     ], axis=1) * np.exp(rng.normal(0, noise, (len(cold), len(DISTANCES))))  # fmt: skip
     rows = [
