@@ -178,6 +178,19 @@ def test_the_command_is_a_module_too():
     assert ended.stderr.startswith("foreplan: error: no.json: ")
 
 
+@pytest.mark.parametrize("words", [("models",), ("models", "--json"), ("--version",)])
+def test_a_full_disk_behind_stdout_is_one_line(words):
+    with open("/dev/full", "w") as full:
+        ended = subprocess.run(
+            [sys.executable, "-m", "foreplan", *words], stdout=full, stderr=subprocess.PIPE,
+            text=True, timeout=120,
+        )  # fmt: skip
+    assert ended.returncode == 2
+    told = "foreplan: error: standard output: got 'No space left on device', expected a place"
+    assert ended.stderr.startswith(told)
+    assert ended.stderr.count("\n") == 1
+
+
 def test_a_prediction_is_shown_in_one_line():
     found = foreplan.predict_latency("tiny-llama-random", "t4", costs="roofline", sequence_length=8)
     assert len(repr(found)) < 300

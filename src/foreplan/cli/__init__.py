@@ -10,7 +10,9 @@ a command does is imported when it runs, so that ``--help`` and completion answe
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import sys
 from typing import Annotated, NoReturn
 
@@ -18,9 +20,12 @@ import typer
 
 from foreplan.cli import data, machines, models, plans, traffic
 from foreplan.cli._app import Interrupted, app, cluster_app, dataset_app, simulate_app
-from foreplan.errors import ForeplanError
+from foreplan.errors import ForeplanError, SpecError
 
 __all__ = ["app", "data", "machines", "main", "models", "plans", "traffic"]
+
+#: What a full or broken disk says, here of stdout: files are written by `write_atomically`.
+_NOT_TAKEN = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 
 app.add_typer(cluster_app, name="cluster")
 app.add_typer(simulate_app, name="simulate")
@@ -31,12 +36,20 @@ def main() -> NoReturn:
     """Run the command line; expected errors become one line and an exit code."""
     try:
         code = app(standalone_mode=False)
+        sys.stdout.flush()
     except ForeplanError as error:
         _fail(str(error), error.exit_code, type(error).__name__)
     except typer.Exit as stop:
         code = stop.exit_code
     except (KeyboardInterrupt, typer.Abort):
         code = Interrupted.exit_code
+    except OSError as error:
+        if error.errno not in _NOT_TAKEN or error.filename is not None:
+            raise
+        with open(os.devnull, "w") as nothing:  # what is left would fail again at the end
+            os.dup2(nothing.fileno(), sys.stdout.fileno())
+        full = SpecError("standard output", got=error.strerror, expected="a place that takes it")
+        _fail(str(full), full.exit_code, type(full).__name__)
     except Exception as error:
         # Click's own errors of usage; everything else is a bug and keeps its traceback.
         code, text = getattr(error, "exit_code", None), getattr(error, "format_message", None)
