@@ -19,7 +19,7 @@ from foreplan.cost_models.end_to_end_networks import KNOWN, SIZES, build, exampl
 from foreplan.cost_models.graph_backward import BACKWARD, CHANNEL_SUM, CHANNELS_LAST
 from foreplan.cost_models.graph_programs import batch_norm_words, lower
 from foreplan.cost_models.graph_step import Step
-from foreplan.datasets.program import Program
+from foreplan.datasets.program import TRANSPOSED, Program
 from foreplan.errors import SpecError
 
 
@@ -106,7 +106,7 @@ def _laid_out(
         norms: words of the batch norms that it timed, in their order.
     """
     ran = Counter(
-        (target, str(words)) for _, target, part, words, _ in before
+        (target, str(words).replace(TRANSPOSED, "")) for _, target, part, words, _ in before
         if target in _COPIES and part == "forward"
     )  # fmt: skip
     of_run = {target for target, _ in ran}
@@ -121,7 +121,8 @@ def _laid_out(
     for step in steps:
         work = step.work
         if step.target in _COPIES and step.part == "forward":
-            copied = (step.target, str(_words(work)))
+            # A trace may leave other strides than the run.
+            copied = (step.target, str(_words(work)).replace(TRANSPOSED, ""))
             if not ran[copied]:
                 continue
             ran[copied] -= 1

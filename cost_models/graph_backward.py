@@ -49,6 +49,7 @@ _BATCH_NORM = "torch.batch_norm"
 #: Operators whose gradients go through as much as they do.
 _BACK_ALIKE = ("upsample_", "_upsample_", "_cdist_forward", "_pdist_forward", "logcumsumexp")
 
+_PADS = ("pad", "constant_pad_nd")
 #: Views whose gradients are joined, parts that have none as zeros.
 _JOINED = frozenset({"split", "split_with_sizes", "chunk", "tensor_split", "unbind"})
 
@@ -119,6 +120,8 @@ def gradient_steps(node: OperatorNode, step: Step, read: Sequence[Operand]) -> l
         return [wide_step(back, shape, 2, kernel=f"torch.{name}_backward")]
     if work.op == "softmax" or node.op == "activation":
         return [wide_step(back, shape, 2)]
+    if name in _PADS and node.inputs[0] != shape:  # the middle of what was padded
+        return [_copied(back, node.inputs[0])]
     if node.op in ("reduction", "pool") or (node.op == "copy" and name not in ("to", "_to_copy")):
         return [wide_step(back, node.inputs[0], 1)]
     if name in ("to", "_to_copy"):
@@ -343,6 +346,13 @@ def _sum(back: Step, kept: Sequence[int], shape: Sequence[int]) -> Step:
         # Of channels (C, 1, 1) there are several rows each.
         return _total(back, rows, cols, ROW_SUM if cols <= math.prod(shape[-2:]) else CHANNEL_SUM)
     return _total(back, rows, cols, BACKWARD)
+
+
+def _copied(back: Step, shape: Sequence[int]) -> Step:
+    """A copy of a shape out of what is larger."""
+    rows, cols = flat(shape)
+    kept = program("elementwise", _own(back, kernel="torch.clone"), rows=rows, cols=cols, inputs=1)
+    return replace(back, work=kept)
 
 
 def _total(back: Step, rows: int, cols: int, kernel: str) -> Step:

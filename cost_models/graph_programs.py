@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
 
@@ -43,6 +43,7 @@ from foreplan.cost_models.graph_gradients import (
 )
 from foreplan.cost_models.graph_step import Phase, Step
 from foreplan.cost_models.graph_whole import host_calls, whole_program
+from foreplan.cost_models.hidden_copies import hidden_copies
 from foreplan.cost_models.host_call import HostCall, host_kind
 from foreplan.datasets.dtypes import DTYPE_BYTES
 from foreplan.datasets.model import Model
@@ -86,12 +87,14 @@ def lower(graph: OperatorGraph, phase: Phase = "inference") -> list[Step]:
     nodes = [node for node in graph.operators() if node.op not in _NOTHING]
     read = operands(graph)
     forward = _forward(nodes, read, graph.calls, phase)
+    copies = hidden_copies(graph.calls)
+    whole = _with_copies(nodes, forward, copies)
     if phase == "inference":
-        return forward
+        return whole
     sizes = trained_parameters(graph)
     passed, behind = visits(graph)
-    back = [*_loss(forward), *_backward(passed, forward, read, behind), *_tied(graph)]
-    return [*forward, *back, *_update(nodes, list(sizes.values()))]
+    back = [*_loss(forward), *_backward(passed, forward, read, behind, copies), *_tied(graph)]
+    return [*whole, *back, *_update(nodes, list(sizes.values()))]
 
 
 def model_steps(model: Model, *, batch: int, tokens: int, phase: Phase = "inference") -> list[Step]:
@@ -113,8 +116,7 @@ def model_steps(model: Model, *, batch: int, tokens: int, phase: Phase = "infere
     nodes = [visit.node for visit in passed]
     instances = next(iter(graph.blocks.values()), ())
     if len(instances) != few:
-        whole = capture(model, batch=batch, tokens=tokens, eager=True)
-        return lower(whole, phase)
+        return lower(capture(model, batch=batch, tokens=tokens, eager=True), phase)
     one, two = (
         [index for index, node in enumerate(nodes) if node.instance == name] for name in instances
     )
@@ -126,15 +128,18 @@ def model_steps(model: Model, *, batch: int, tokens: int, phase: Phase = "infere
     ]
     repeated = [*passed[: two[0]], *middle * (model.layers - few), *passed[two[0] :]]
     read = operands(graph)
-    forward = _forward([visit.node for visit in repeated], read, graph.calls, phase)
+    nodes = [visit.node for visit in repeated]
+    forward = _forward(nodes, read, graph.calls, phase)
+    copies = hidden_copies(graph.calls)
+    whole = _with_copies(nodes, forward, copies)
     if phase == "inference":
-        return forward
+        return whole
     sizes = list(graph.parameters.items())
     first = [item for item in sizes if item[0].startswith(f"{instances[0]}.")]
     place = sizes.index(first[-1]) + 1 if first else 0
     sizes[place:place] = first * (model.layers - few)
-    back = [*_loss(forward), *_backward(repeated, forward, read, behind), *_tied(graph)]
-    return [*forward, *back, *_update(nodes, [size for _, size in sizes])]
+    back = [*_loss(forward), *_backward(repeated, forward, read, behind, copies), *_tied(graph)]
+    return [*whole, *back, *_update(nodes, [size for _, size in sizes])]
 
 
 def programs(steps: Iterable[Step]) -> list[Program]:
@@ -161,6 +166,11 @@ def _layouts(calls: Iterable[OperatorCall], phase: Phase) -> dict[str, str]:
             shape, strides, _ = tensors[0]
             if shape[1] > 1 and strides[1] == 1 < math.prod(shape[2:]):
                 found[call.operator] = CHANNELS_LAST
+        elif call.operator and name in ("contiguous", "clone"):
+            shape, strides, _ = tensors[0]
+            # Neighbours of the copy are none of the tensor.
+            if shape and shape[-1] > 1 and strides[-1] > 1:
+                found[call.operator] = TRANSPOSED
         elif call.operator and name == "batch_norm":
             found[call.operator] = batch_norm_words(call.arguments)
         elif call.operator and name in _COLUMNS_FIRST:
@@ -204,6 +214,17 @@ def _forward(
                       added.get(node.name, 0) if wanted else 0))
         for node, work, wanted in zip(nodes, works, reached, strict=True)
     ]  # fmt: skip
+
+
+def _with_copies(
+    nodes: Sequence[OperatorNode], forward: Sequence[Step], copies: Mapping[str, Step]
+) -> list[Step]:  # fmt: skip
+    """A forward pass with what operators copy before they begin."""
+    found: list[Step] = []
+    for node, step in zip(nodes, forward, strict=True):
+        found += [copies[node.name]] if node.name in copies else []
+        found.append(step)
+    return found
 
 
 def _work(node: OperatorNode, layout: str) -> Program:
@@ -322,7 +343,7 @@ def _loss(forward: Sequence[Step]) -> list[Step]:
 
 def _backward(
     passed: Sequence[Visit], forward: Sequence[Step], read: Operands,
-    behind: Sequence[OperatorCall],
+    behind: Sequence[OperatorCall], copies: Mapping[str, Step],
 ) -> list[Step]:  # fmt: skip
     """Gradients of a pass, from its end on, views ``behind`` the last operator first."""
     steps = _of_views(behind)
@@ -332,6 +353,7 @@ def _backward(
             # A tensor that is read several times gets the sum of its gradients.
             again = sum_step(node.target, node.outputs[0], _dtype(node.dtype))
             steps += [again] * max(0, visit.readers - 1)
+            steps += [replace(copies[node.name], part="backward")] if node.name in copies else []
             steps += gradient_steps(node, step, read[node.name])
         steps += _of_views(visit.views)
     return steps

@@ -22,6 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from foreplan.cost_models.attention_scores import score_columns, written_out_s
+from foreplan.cost_models.channel_blocks import channel_block_s
 from foreplan.cost_models.convolution_kernels import beside_s, kernel_columns
 from foreplan.cost_models.operator_work import (
     MOST_ALIGNED,
@@ -34,6 +35,7 @@ from foreplan.cost_models.operator_work import (
 )
 from foreplan.cost_models.power_limit import paid_flops, sustained_share
 from foreplan.cost_models.row_blocks import row_block_s
+from foreplan.cost_models.sum_blocks import sum_block_s
 from foreplan.cost_models.tile_times import (
     CHOSEN,
     Product,
@@ -46,16 +48,17 @@ from foreplan.datasets.operator_table import OperatorTable, includes_launch
 
 Floats = NDArray[np.float64]
 
+#: Families of operators that go through their bytes once or a few times.
+_WIDE = ("wide", "channels", "sums", "rows")
 #: Families that are learned together, and the kinds in each.
 FAMILIES: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
         "product": ("bmm", "linear"),
         "conv": ("conv", "conv_input_gradient", "conv_weight_gradient"),
-        "wide": (
-            "elementwise", "softmax", "layernorm", "batchnorm", "reduction", "embedding",
-            "layernorm_gradient", "batchnorm_gradient", "embedding_gradient", "pool",
-            "pool_gradient",
-        ),
+        "wide": ("elementwise", "softmax", "layernorm", "layernorm_gradient"),
+        "channels": ("batchnorm", "batchnorm_gradient"),
+        "sums": ("reduction", "pool", "pool_gradient"),
+        "rows": ("embedding", "embedding_gradient"),
         "context": ("context_attention", "context_attention_gradient"),
         "generation": ("generation_attention",),
         "collective": ("collective",),
@@ -228,7 +231,7 @@ def _later(table: OperatorTable, family: str) -> dict[str, Floats]:
             "align_group_cin": alignment(d["cin"] / groups),
             "align_group_cout": alignment(d["cout"] / groups),
         }
-    if family == "wide":
+    if family in _WIDE:
         names = ("batchnorm", "reduction", "embedding")
         asked = {"strided": d["strided"]} | {f"is_{name}": kind == name for name in names}
         channels = np.where(d["channels"] > 0, d["channels"], np.nan)
@@ -332,9 +335,12 @@ def _wide(table: OperatorTable, work: OperatorWork, offer: Mapping[str, Floats])
         "log_two_passes_to_l2": np.log(work.bytes / 2 / offer["l2"]),
     }  # fmt: skip
     clock = np.nan_to_num(offer["clock"], nan=_USUAL_CLOCK_HZ)
+    memory = memory_time(table, work, offer)
     beside = row_block_s(table, work, clock) + update_s(table, clock)
+    beside += channel_block_s(table, memory, clock)
+    beside += sum_block_s(table, work, offer["threads"], clock)
     fixed = np.where(d["kernels"] > 0, 0.0, _fixed(offer))  # an update counts its own
-    return columns, fixed + memory_time(table, work, offer) + beside
+    return columns, fixed + memory + beside
 
 
 def _attention(table: OperatorTable, work: OperatorWork, offer: Mapping[str, Floats]) -> _Block:
@@ -397,7 +403,7 @@ def _layer(table: OperatorTable, work: OperatorWork, offer: Mapping[str, Floats]
 
 _FAMILY = MappingProxyType(
     {
-        "conv": _conv, "wide": _wide, "context": _attention,
+        "conv": _conv, **dict.fromkeys(_WIDE, _wide), "context": _attention,
         "generation": _attention, "collective": _collective, "layer": _layer,
     }
 )  # fmt: skip

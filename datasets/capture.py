@@ -20,6 +20,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from foreplan.datasets._composites import expand_composites
+from foreplan.datasets._convolution_layouts import convolution_layouts
 from foreplan.datasets._recurrent_shapes import recurrent_shapes
 from foreplan.datasets._trace import TraceReader
 from foreplan.datasets.model import Model, load_model
@@ -229,7 +230,7 @@ def _capture_module(
         with torch.no_grad(), attention, warnings.catch_warnings(), where, _unlogged():
             # Recurrent layers keep views of their weights, which nothing here reads.
             warnings.filterwarnings("ignore", "The tensor attributes? .* assigned", UserWarning)
-            with recurrent_shapes():
+            with recurrent_shapes(), convolution_layouts():
                 program = torch.export.export(wrapper, values, strict=False)
             expand_composites(program)
             if observe:

@@ -102,7 +102,8 @@ def layout(op: str, dtype: str, rng: np.random.Generator, scale: float) -> Case:
                    for at in range(parts)]  # fmt: skip
         return [lambda: torch.cat(tensors, -1)]
 
-    return Case(name, "elementwise", dtype, map_sizes(rows, cols, 1, strided=1), calls)
+    strided = 1 if name in ("transposed", "channels_last") else 3
+    return Case(name, "elementwise", dtype, map_sizes(rows, cols, 1, strided=strided), calls)
 
 
 def _calls() -> dict[tuple[int, str], Callable[[Any, Any], Any]]:

@@ -57,7 +57,7 @@ def elementwise(op: str, dtype: str, rng: np.random.Generator, scale: float) -> 
         three: Calls = [lambda: torch.addcmul(x, y, z), lambda: torch.lerp(x, y, z)] * 6
         return [(one, two, three)[inputs - 1][which]]
 
-    return _map(dtype, rows, cols, inputs, calls, strided=int(strided))
+    return _map(dtype, rows, cols, inputs, calls, strided=(1, 3)[which % 2] if strided else 0)
 
 
 def broadcast(op: str, dtype: str, rng: np.random.Generator, scale: float) -> Case:

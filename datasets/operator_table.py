@@ -39,16 +39,17 @@ _ATTENTION = (
 
 #: Kind of operator to the names of its dimensions. ``strided`` (1 or 0): elements that are no
 #: neighbours in memory are read, as a transposed copy or a sum over columns does (2: a sum over all
-#: but a middle size). ``turned``: 0 operands lie along ``k``, 1 the second along ``n``, 2 also the
-#: first along ``m``. ``broadcast``: an operand has one value a row (1), a column (2), a block of
-#: rows (3). ``converts`` (1 or 0): operands are of another data type than what is written. Of an
-#: attention ``masks`` counts the sequences and heads that have values of their own to add to their
-#: scores (0: nothing is added); of these, 1 or 0: ``strided`` where keys are no neighbours in
-#: memory, ``training`` where they are learned, ``converts`` where they are truth values,
-#: ``broadcast`` where all queries share one row. ``values`` are the rows of the table that a
-#: gradient by an embedding is added up in; ``strided`` (1 or 0): of an index, here and forward.
-#: ``kernels`` and ``longest`` of an update: `update_packing`. ``rows`` of a pool are outputs, of
-#: ``cols`` inputs each; ``average`` (1 or 0): means, not the largest.
+#: but a middle size, or a roll; 3: a copy of parts that lie apart, as of tensors put together).
+#: ``turned``: 0 operands lie along ``k``, 1 the second along ``n``, 2 also the first along ``m``.
+#: ``broadcast``: an operand has one value a row (1), a column (2), a block of rows (3).
+#: ``converts`` (1 or 0): operands are of another data type than what is written. Of an attention
+#: ``masks`` counts the sequences and heads that have values of their own to add to their scores (0:
+#: nothing is added); of these, 1 or 0: ``strided`` where keys are no neighbours in memory,
+#: ``training`` where they are learned, ``converts`` where they are truth values, ``broadcast``
+#: where all queries share one row. ``values`` are the rows of the table that a gradient by an
+#: embedding is added up in; ``strided`` (1 or 0): of an index, here and forward. ``kernels`` and
+#: ``longest`` of an update: `update_packing`. ``rows`` of a pool are outputs, of ``cols`` inputs
+#: each; ``average`` (1 or 0): means, not the largest.
 KINDS: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
         "bmm": _PRODUCT,

@@ -1,0 +1,53 @@
+"""`hidden_copies`: copies that an operator makes of an operand that does not lie as it wants it.
+
+A layer norm of a transposed tensor copies it first, forward and backward (torch 2.11,
+``layer_norm_kernel.cu``: ``expect_contiguous``): where patches of images become rows, that takes
+three times what the norm does.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from foreplan.cost_models.graph_backward import flat
+from foreplan.cost_models.graph_step import Step
+from foreplan.datasets.dtypes import DTYPE_BYTES
+from foreplan.datasets.operator_call import OperatorCall, described_tensors, dtype_name
+from foreplan.datasets.program import TRANSPOSED, Variant, program
+
+#: Operators that want their first operand row by row. A softmax does, too; none was timed.
+_ROW_BY_ROW = frozenset({"layer_norm", "native_layer_norm"})
+
+
+def hidden_copies(calls: Sequence[OperatorCall]) -> dict[str, Step]:
+    """The copy before an operator, forward, by the operator's name.
+
+    Args:
+        calls: of a captured graph.
+    """
+    found: dict[str, Step] = {}
+    for call in calls:
+        name = call.target.split(".")[1] if "." in call.target else call.target
+        if not call.operator or name not in _ROW_BY_ROW:
+            continue
+        shape, strides, kind = described_tensors(call.arguments)[0]
+        dtype = dtype_name(kind)
+        if dtype not in DTYPE_BYTES or lies_in_rows(shape, strides):
+            continue
+        word = TRANSPOSED if strides[-1] > 1 else ""
+        rows, cols = flat(shape)
+        copied = Variant(dtype, dtype, f"torch.contiguous{word}")
+        work = program("elementwise", copied, rows=rows, cols=cols, inputs=1)
+        found[call.operator] = Step("copy", call.target, "forward", work, calls=0)
+    return found
+
+
+def lies_in_rows(shape: Sequence[int], strides: Sequence[int]) -> bool:
+    """Whether a tensor's elements are neighbours in the order of its dimensions."""
+    if 0 in shape:
+        return True
+    wanted = [math.prod(shape[at + 1 :]) for at in range(len(shape))]
+    return all(
+        size == 1 or own == step for size, own, step in zip(shape, strides, wanted, strict=True)
+    )
