@@ -340,7 +340,8 @@ def test_launches_add_up_to_the_parts(measured: dict[str, Any]) -> None:
     prices = HostPrices.load(measured["host"])
     for phase in ("inference", "training"):
         steps = lower(graph, phase)
-        assert len(issue.calls) == sum(step.part == "forward" for step in steps)
+        # A norm's own copy of its operand is no call of the host's.
+        assert len(issue.calls) == sum(step.part == "forward" and step.calls > 0 for step in steps)
         whole = sum(prices.part_seconds(issue, phase).values())
         assert sum(prices.launches(steps, issue, phase)) == pytest.approx(whole)
     assert {call.kind for call in issue.calls} >= {"conv grouped", "linear bias", "layer_norm"}

@@ -112,7 +112,8 @@ def test_networks_have_the_gradients_of_autograd(name: str) -> None:
     module = build(name, "tiny").eval()
     inputs = example(name, "tiny", (2, 32 if name in PICTURES else 4), "cpu", torch.float32)
     steps = lower(capture(module, inputs, eager=True), "training")
-    assert priced(steps) == autograd(module(**inputs)[0])
+    called = [step for step in steps if step.calls]  # not what a norm copies for itself
+    assert priced(called) == autograd(module(**inputs)[0])
 
 
 def test_what_is_frozen_is_not_updated() -> None:

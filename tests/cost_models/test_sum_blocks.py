@@ -25,7 +25,7 @@ def shares(sums: int, elements: int, strided: int) -> tuple[float, ...]:
         (4096, 1024, 0, (32, 512, 256, 1)),
         # One long row: a block of 512 threads, as nothing lies beside it; 2,048 elements each.
         (1, 1 << 20, 0, (16, 512, 128, 128)),
-        # 64 columns of a million, four side by side: 16 x 8 threads, split among all the blocks that
+        # 64 columns of a million, four side by side: 16 x 8 threads, split among all blocks that
         # have room, 16 a multiprocessor; each thread has 63 rows.
         (64, 1 << 20, 1, (63, 128, 2112, 2112)),
     ],
