@@ -7,7 +7,7 @@ log2(1 + x).
 from __future__ import annotations
 
 #: Changes whenever an entry changes its meaning or place.
-FEATURE_VERSION = 7
+FEATURE_VERSION = 8
 
 #: Loads that have entries of their own, those with the most distinct bytes first.
 LOADS = 4
@@ -31,12 +31,13 @@ _BINDINGS = ("blocks", "threads_x", "threads_yz", "virtual_threads", "per_thread
 #: Of all warps of a GPU together; on a CPU zeros but for "requests" and "sectors", which
 #: there are runs of neighbours in vector loops. "arithmetic" counts
 #: instructions of warps; "own_requests" ask for memory of a single thread; "indexed" counts
-#: positions in it that only a running loop knows, which keeps it out of registers (far: even if the
-#: compiler unrolls more than asked); "pipelined" is 1 where a loop around overlaps its copies with
-#: its arithmetic.
+#: positions in it that only a running loop knows; "straight" iterations that have to become
+#: straight code before none is left, as only that gets registers; "pipelined" is 1 where a loop
+#: around overlaps its copies with its arithmetic; "unrolled" counts iterations that become straight
+#: code, "turns" those of one thread, what TVM was asked to unroll taken as one.
 _GPU = (
     "warps", "sectors", "wavefronts", "requests", "own_requests", "arithmetic", "indexed",
-    "indexed_far", "pipelined",
+    "straight", "pipelined", "unrolled", "turns",
 )  # fmt: skip
 #: What a compiler can do with the loops (`_leaf_code`): how the store goes along the innermost and
 #: the vector loop (0 stays, 1 next, 2 jumps, 3 scattered) and how many loads go each way;

@@ -19,10 +19,11 @@ from foreplan.cost_models._leaf_lanes import (
     MAX_DIMS,
     UNASKED,
     UNASKED_CPU,
-    UNASKED_FAR,
     lane_entries,
     lane_requests,
     lane_segments,
+    lane_straight,
+    lane_turns,
     lane_units,
 )
 from foreplan.cost_models._leaf_loops import (
@@ -224,17 +225,17 @@ def _leaf(
         )  # fmt: skip
         step = float(leaf[UNROLL])
         out[at + 7] = log(
-            lane_requests(
-                nodes, pool, accesses, many, own, max(UNASKED_FAR, step), distinct, count, extents,
-                running, everything, levels, state, requests,
-            ) - 1.0
+            lane_straight(
+                nodes, pool, accesses, many, own, distinct, count, extents, running, everything,
+                state,
+            )
         )  # fmt: skip
-        out[at + 6] = log(
-            lane_requests(
-                nodes, pool, accesses, many, own, max(UNASKED, step), distinct, count, extents,
-                running, everything, levels, state, requests,
-            ) - 1.0
+        indexed, unrolled = lane_requests(
+            nodes, pool, accesses, many, own, max(UNASKED, step), distinct, count, extents,
+            running, everything, levels, state, requests,
         )  # fmt: skip
+        out[at + 6], out[at + 9] = log(indexed - 1.0), log(unrolled)
+        out[at + 10] = log(lane_turns(count, extents, running, everything, step))
         fused = min(operations[ADDS], operations[PRODUCTS])  # one instruction does both
         mine = iterations(everything & ~jobs & ~threads, extents, count)
         lane_entries(
@@ -255,7 +256,7 @@ def _leaf(
         out[at + 1] = log((requests * units).sum() * all_jobs)
         out[at + 3] = log(requests.sum() * all_jobs)
     out[at + 8] = leaf[PIPELINED]
-    at += 9
+    at += 11
     slots = np.zeros(many, dtype=np.int64)
     for item in range(many):
         for slot in range(distinct):

@@ -17,20 +17,29 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from foreplan.cost_models._leaf_lanes import UNASKED
 from foreplan.cost_models._program_counts import Counts
 
 Floats = NDArray[np.float64]
 
 #: Of a unit and cycle: instructions of warps, wavefronts of shared memory, sectors of L1 and L2.
 _ISSUE, _WAVEFRONTS, _L1_SECTORS, _L2_SECTORS = 4.0, 1.0, 4.0, 2.0
-#: Cycles until an answer: device memory, L1, shared memory, arithmetic.
-_MEMORY_CYCLES, _L1_CYCLES, _SHARED_CYCLES, _ARITHMETIC_CYCLES = 600.0, 35.0, 30.0, 4.0
+#: Cycles until an answer: device memory, L2, L1, shared memory, arithmetic.
+_MEMORY_CYCLES, _L2_CYCLES, _L1_CYCLES = 600.0, 250.0, 35.0
+_SHARED_CYCLES, _ARITHMETIC_CYCLES = 30.0, 4.0
 #: Blocks on a unit, registers of a thread at most, shared memory that the system takes of a block:
 #: compute capabilities 8.0 and 9.0 (CUDA C++ programming guide). Registers beside a program's own
 #: (addresses, loops), and L1 that values without a register find room in (V100: 128 KiB of L1 and
 #: shared memory together): assumed, round.
 _BLOCKS_PER_UNIT, _SPARE_REGISTERS, _MOST_REGISTERS = 32.0, 32.0, 255.0
 _RESERVED_SHARED, _NEAR_BYTES = 1024.0, 131072.0
+#: Iterations that are unrolled unasked to keep a thread's memory in registers, a guess far above,
+#: and bytes of it up to which nvcc unrolls more: chosen on what nvcc 13.0 makes of 253 kernels of
+#: the development families (95 % told right; 89 % of 358 others; docs/results/program_history.md).
+_UNROLLED, _UNROLLED_FAR, _SMALL_BYTES = UNASKED, 1024.0, 640.0
+#: Bytes of straight code for each counted instruction (16 each, addresses beside: the same
+#: kernels), and what caches of instructions hold: assumed, kernels above 80 KiB were far too slow.
+_INSTRUCTION_BYTES, _CODE_BYTES = 24.0, 65536.0
 #: From one block to the next, all units together: assumed, its weight is fitted like any part's.
 _DISPATCH_S = 1e-9
 
@@ -39,13 +48,14 @@ PARTS = (
     "arithmetic", "requests", "integer", "l1", "shared", "l2", "chain_arithmetic", "chain_shared",
     "chain_l1", "chain_memory", "iterations", "spilled", "spilled_far", "chain_spilled",
     "chain_spilled_far", "indexed", "indexed_far", "chain_indexed", "chain_indexed_far", "stages",
-    "stages_pipelined",
+    "stages_pipelined", "fetched", "chain_fetched", "turns", "turns_guarded",
 )  # fmt: skip
 #: Names of the columns of `GpuParts.terms`: means over kernels by rough time.
 TERMS = (
     "blocks_per_unit", "warps_per_unit", "rounds", "filled", "registers", "spilled_share",
     "far_share", "pipelined", "own_bytes", "shared_bytes", "blocks", "threads",
-    "sectors_per_request", "wavefronts_per_request", "flops_per_byte_asked",
+    "sectors_per_request", "wavefronts_per_request", "flops_per_byte_asked", "straight",
+    "straight_per_step", "code",
 )  # fmt: skip
 
 
@@ -77,8 +87,15 @@ def gpu_parts(counts: Counts) -> GpuParts:
     file = c.figure("register_bytes_per_unit")[c.owner] / 4
     # The compiler is told the threads of a block, so it never takes more registers than fit.
     allowed = np.minimum(_MOST_REGISTERS, file / threads)
-    registers = np.minimum(allowed, own + _SPARE_REGISTERS)
-    spilled = np.clip((own + _SPARE_REGISTERS) / allowed - 1.0, 0.0, 1.0)
+    # Memory of a thread gets registers if every position is a constant, which takes unrolling.
+    straight = c.most(c.plain("gpu.straight"))
+    asked_unroll = c.most(c.plain("loops.auto_unroll_step"))
+    small = 4 * own < _SMALL_BYTES
+    held = small | (straight <= np.maximum(asked_unroll, _UNROLLED))
+    held_far = small | (straight <= np.maximum(asked_unroll, _UNROLLED_FAR))
+    wanted = np.where(held, own, 0.0) + _SPARE_REGISTERS
+    registers = np.minimum(allowed, wanted)
+    spilled = np.clip(wanted / allowed - 1.0, 0.0, 1.0)
     warps_each = np.ceil(threads / 32)
     room = c.figure("max_threads_per_unit")[c.owner] / (32 * warps_each)
     room = np.minimum(room, file / (registers * threads))
@@ -100,14 +117,23 @@ def gpu_parts(counts: Counts) -> GpuParts:
     resident = own * 4 * threads * np.minimum(fits, np.ceil(blocks / units))
     far = np.clip(resident / _NEAR_BYTES - 1.0, 0.0, 1.0)
     lost, lost_far = mine * spilled[k], mine * (spilled * far)[k]
-    loose = mine * (c.raw("gpu.indexed") > 0) * (spilled < 1)[k]
-    looser = mine * (c.raw("gpu.indexed_far") > 0) * (spilled < 1)[k]
+    loose, looser = mine * ~held[k], mine * ~held_far[k]
+    copies = (waves > 0) & (sectors > 0)
+    # Straight code that outgrows the cache of instructions comes from L2 again each time.
+    run = math + asked + mine
+    each = c.plain("gpu.unrolled") / np.maximum(1.0, c.plain("bindings.per_thread"))
+    each = np.where(copies, 1.0 / np.maximum(1.0, c.plain("gpu.turns")), each)
+    code = c.total(np.minimum(each, 1.0) * run / warps) * _INSTRUCTION_BYTES
+    fetched = run * np.clip(code / _CODE_BYTES - 1.0, 0.0, 1.0)[k]
     # A copy to shared memory ends at a barrier, once for each of its stages.
     stored = np.maximum(1.0, c.plain("allocation.stored_bytes"))
     copied = c.plain("loops.iterations") * c.plain("dtype.bytes") / blocks[k] / stored
-    copied = np.where((waves > 0) & (sectors > 0), copied, 0.0)
+    copied = np.where(copies, copied, 0.0)
     stage = copied * (rounds / clock)[k] * _MEMORY_CYCLES
     piped = c.raw("gpu.pipelined") > 0
+    # Copies of a loop that stays wait for each other, the more so behind a condition.
+    turns = np.where(copies, c.plain("gpu.turns"), 0.0) * (rounds / clock)[k] * _L2_CYCLES
+    guarded = c.raw("structure.predicates") + c.raw("code.guards") > 0
     by_leaf = [
         math * busiest / _ISSUE, asked * busiest / _ISSUE,
         c.plain("arithmetic.address_operations") / 32 * busiest / _ISSUE,
@@ -120,6 +146,8 @@ def gpu_parts(counts: Counts) -> GpuParts:
         lost * alone * _L1_CYCLES, lost_far * alone * _MEMORY_CYCLES, loose * busiest,
         looser * busiest, loose * alone * _L1_CYCLES, looser * alone * _L1_CYCLES,
         np.where(piped, 0.0, stage), np.where(piped, stage, 0.0),
+        fetched * busiest / _ISSUE, fetched * alone * _ARITHMETIC_CYCLES,
+        np.where(guarded, 0.0, turns), np.where(guarded, turns, 0.0),
     ]  # fmt: skip
     leaf_s = sum(by_leaf[:6]) + (by_leaf[8] + by_leaf[9]) / 8 + by_leaf[11] + by_leaf[12] + 1e-12
     weight = c.total(np.asarray(leaf_s))
@@ -135,6 +163,8 @@ def gpu_parts(counts: Counts) -> GpuParts:
         np.log(mean(blocks)), np.log(mean(threads)), c.whole(sectors) / requests,
         c.whole(waves) / requests,
         np.log1p(c.table.total("flops") / (1 + 32 * c.whole(sectors))),
+        np.log1p(mean(straight)), np.log(mean((1 + straight) / (1 + asked_unroll))),
+        np.log1p(mean(code)),
     ]  # fmt: skip
     slow = np.ones(len(c.table))
     np.maximum.at(slow, c.owner, np.minimum(4.0, units / blocks))

@@ -203,6 +203,18 @@ def iterations(mask: int, extents: Any, number: int) -> Any:
 
 
 @part
+def _same(nodes: Any, pool: Any, one: int, other: int) -> Any:
+    """Whether two accesses have the same index expressions."""
+    dims = size(nodes, one)
+    if dims != size(nodes, other):
+        return False
+    for dim in range(dims):
+        if member(nodes, pool, one, dim) != member(nodes, pool, other, dim):
+            return False
+    return True
+
+
+@part
 def touched(
     nodes: Any, pool: Any, accesses: Any, count: int, buffer: int, shape: int, mask: int,
     extents: Any, number: int, state: Any,
@@ -219,7 +231,13 @@ def touched(
     for item in range(count):
         if accesses[item, BUFFER] == buffer:
             dims = max(dims, size(nodes, accesses[item, INDICES]))
-            together += 1.0
+            known = False  # a sum's own result is loaded where it is stored
+            for other in range(item):
+                known = known or (
+                    accesses[other, BUFFER] == buffer
+                    and _same(nodes, pool, accesses[other, INDICES], accesses[item, INDICES])
+                )
+            together += 0.0 if known else 1.0
     for dim in range(dims):
         low, high, depends = _LIMIT, -_LIMIT, 0
         for item in range(count):

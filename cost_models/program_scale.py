@@ -7,7 +7,7 @@ w to -1. Where several devices of a kind are trained on, each gets its own d, wh
 slower at than the others: a factor for all parts, and one for each part, pulled to none. A device
 that was not trained on takes d of the device of its chip that is most like it; one of an unknown
 chip the mean of what it would take of each known chip, as no figure says which it is like.
-*Fitted*: as many free parameters as kinds of work (27 on GPUs) and as many again for each such
+*Fitted*: as many free parameters as kinds of work (31 on GPUs) and as many again for each such
 device. A network or trees then learn what is left, which is small where the program is like others
 only in its parts.
 """

@@ -81,6 +81,30 @@ def cuda():
     return s.mod
 
 
+def _rows(threads):
+    """A product whose thread keeps two rows and ``threads`` columns, far from each other."""
+    s = _gemm()
+    block = s.get_sblock("C")
+    local = s.cache_write(block, 0, "local")
+    i, j, k = s.get_loops(block)
+    i0, i1 = s.split(i, [None, 2])
+    virtual, lane = s.split(j, [threads, None])
+    s.reorder(i0, virtual, lane, k, i1)
+    s.bind(i0, "blockIdx.x")
+    s.bind(virtual, "vthread.x")
+    s.bind(lane, "threadIdx.x")
+    s.reverse_compute_at(local, lane)
+    return s.mod
+
+
+def few_virtual_threads():
+    return _rows(4)
+
+
+def many_virtual_threads():
+    return _rows(16)
+
+
 def _copy(width):
     a = te.placeholder((16, 160, 7, 7), "float32", name="A")
     b = te.compute((16, 160, 7, 7), lambda *i: a(*i), name="B")
@@ -175,7 +199,8 @@ if __name__ == "__main__":
     lines = []
     for build in (
         gemm, gemm_tiled, reduction, chain, cuda, copy_joined, copy_scattered, pad, merge_joined,
-        merge_scattered, power_once, power_by_lane, pad_of_root,
+        merge_scattered, power_once, power_by_lane, pad_of_root, few_virtual_threads,
+        many_virtual_threads,
     ):  # fmt: skip
         module = build()
         print(module.script())

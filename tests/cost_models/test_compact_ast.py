@@ -238,6 +238,20 @@ def test_cuda_bindings(encoder: CompactAstEncoder) -> None:
         assert ast.total(name) == value, name
 
 
+def test_virtual_threads_are_the_innermost_loop(encoder: CompactAstEncoder) -> None:
+    """Two rows and so many columns, as far apart as there are lanes, are a thread's own."""
+    for name, columns in (("few_virtual_threads", 4), ("many_virtual_threads", 16)):
+        ast = encoder.encode(TEXTS[name])
+        update = 1  # after the init, before the result is written
+        # A sum that is stored where it is loaded lies there once, however its columns are strewn.
+        # Of 128 terms of two rows, two rows are straight code for each term: 2 x columns.
+        check(
+            ast, update, bindings__virtual_threads=columns, allocation__local_bytes=8 * columns,
+            gpu__straight=2 * columns, gpu__unrolled=2 * columns, gpu__indexed=0,
+            gpu__turns=128 * 2,
+        )  # fmt: skip
+
+
 def test_same_result_from_any_layout_of_the_text(encoder: CompactAstEncoder) -> None:
     pretty = json.dumps(json.loads(TEXTS["cuda"]), indent=2, sort_keys=True)
     first, second = encoder.encode(TEXTS["cuda"]), encoder.encode(pretty)
