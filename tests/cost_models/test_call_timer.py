@@ -344,3 +344,18 @@ def test_what_is_multiplied_has_values_of_either_sign() -> None:
         key = CallKey(target, tensor, (False, False), (False, False), (0, 0), 0)
         found = operands._tensor([[64, 64], [64, 1], "float32"], key)
         assert bool((found < 0).any()) == signed, target
+
+
+def test_numbers_pick_any_row() -> None:
+    """Numbers that are all alike would add all gradients up in one row."""
+    operands = call_operands.CallOperands("cpu")
+    x, i = {TENSOR: [[7, 5], [5, 1], "float32"]}, {TENSOR: [[99], [1], "int64"]}
+    for target, given, rows in (
+        ("aten.embedding.default", [x, i], 7), ("aten.index.Tensor", [x, [i]], 7),
+        ("aten.index.Tensor", [x, [None, i]], 5), ("aten.index.Tensor", [x, [i, i]], 5),
+        ("aten.index_select.default", [x, 1, i], 5), ("aten.gather.default", [x, -1, i], 5),
+        ("aten.gather.default", [x, 0, i], 7), ("aten.add.Tensor", [x, i], 1),
+    ):  # fmt: skip
+        key = CallKey(target, json.dumps([given, {}]), (False,), (False,), (0,), 0)
+        found = operands._tensor([[99], [1], "int64"], key)
+        assert set(found.tolist()) == set(range(rows)), (target, given)
