@@ -252,5 +252,5 @@ def test_a_group_that_lacks_memory_is_named_with_what_would_help(two_gpus, make_
         64, 24, 24, isas="avx2 native native", tensor_parallel=2, bits=[16],
         model="demo-llama-random", **SIZES,
     )  # fmt: skip
-    with pytest.raises(InfeasibleError, match="the 2 devices that tensor_parallel=2 can put"):
+    with pytest.raises(InfeasibleError, match="of 2 devices that tensor_parallel=2 can put"):
         PLANNER.decide(problem)
