@@ -15,7 +15,12 @@ from dataclasses import dataclass
 
 from foreplan.cost_models.call_operands import CallKey
 from foreplan.cost_models.graph_step import Part, Phase
-from foreplan.datasets.operator_call import TENSOR, OperatorCall, described_tensors
+from foreplan.datasets.operator_call import (
+    TENSOR,
+    OperatorCall,
+    described_tensors,
+    row_strides,
+)
 
 #: Views whose gradient is work: the data that they left out, or gave out twice, is made up for.
 _WORKING_VIEWS = frozenset(
@@ -194,7 +199,7 @@ def _sum(result: str) -> CallStep:
     while isinstance(described, list):  # of a tuple: its first
         described = described[0]
     shape, _, dtype = described[TENSOR]
-    plain = {TENSOR: [shape, _contiguous(shape), dtype]}
+    plain = {TENSOR: [shape, row_strides(shape), dtype]}
     arguments = json.dumps([[plain, plain], {}], separators=(",", ":"))
     return CallStep(
         CallKey("aten.add_.Tensor", arguments, (False, False), (False, False), (0, 0), 0),
@@ -212,10 +217,6 @@ def _loss(last: OperatorCall) -> CallKey:
     return CallKey(
         "aten.cross_entropy_loss.default", arguments, (True, False), (False, False), (0, 0), 0
     )
-
-
-def _contiguous(shape: Sequence[int]) -> list[int]:
-    return [math.prod(shape[i + 1 :]) for i in range(len(shape))]
 
 
 def _size(described: Sequence[object]) -> int:

@@ -30,6 +30,9 @@ MAPS: Mapping[str, tuple[int, ...]] = MappingProxyType(
 #: Activations whose gradients are no plain maps, but take functions of every element once more.
 FUNCTIONS = frozenset({"gelu", "silu"})
 
+#: Copies into the middle of what was filled before (``PadNd.cpp``); by nothing, plain copies.
+PADS = frozenset({"pad", "constant_pad_nd"})
+
 #: Operators of several tensors, whose gradients are computed for each by itself.
 ARITHMETIC = frozenset({"add", "sub", "rsub", "mul", "div", "where", "maximum", "minimum"})
 

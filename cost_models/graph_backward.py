@@ -18,6 +18,7 @@ from foreplan.cost_models.gradient_maps import (
     FUNCTIONS,
     MAPS,
     NO_WORK,
+    PADS,
     PARTS,
     PICKS,
     REPEATS,
@@ -49,7 +50,6 @@ _BATCH_NORM = "torch.batch_norm"
 #: Operators whose gradients go through as much as they do.
 _BACK_ALIKE = ("upsample_", "_upsample_", "_cdist_forward", "_pdist_forward", "logcumsumexp")
 
-_PADS = ("pad", "constant_pad_nd")
 #: Views whose gradients are joined, parts that have none as zeros.
 _JOINED = frozenset({"split", "split_with_sizes", "chunk", "tensor_split", "unbind"})
 
@@ -120,7 +120,7 @@ def gradient_steps(node: OperatorNode, step: Step, read: Sequence[Operand]) -> l
         return [wide_step(back, shape, 2, kernel=f"torch.{name}_backward")]
     if work.op == "softmax" or node.op == "activation":
         return [wide_step(back, shape, 2)]
-    if name in _PADS and node.inputs[0] != shape:  # the middle of what was padded
+    if name in PADS and node.inputs[0] != shape:  # the middle of what was padded
         return [_copied(back, node.inputs[0])]
     if node.op in ("reduction", "pool") or (node.op == "copy" and name not in ("to", "_to_copy")):
         return [wide_step(back, node.inputs[0], 1)]

@@ -19,6 +19,7 @@ from types import MappingProxyType
 
 from foreplan.cost_models.attention_mask import AttentionMask
 from foreplan.cost_models.costs import Segment
+from foreplan.cost_models.gradient_maps import PADS
 from foreplan.cost_models.graph_backward import (
     CHANNELS_LAST,
     OF_BATCH,
@@ -59,9 +60,6 @@ BIAS = "_bias"
 _COLUMNS_FIRST = frozenset({"addmm", "mm", "matmul", "bmm", "baddbmm", "addbmm"})
 #: Maps that broadcast an operand.
 _BROADCASTS = frozenset({"add", "sub", "mul", "div", "where", "maximum", "minimum"})
-
-#: Copies into what has been filled before (``PadNd.cpp``), which moves as much as one more input.
-_FILLED_FIRST = frozenset({"pad", "constant_pad_nd"})
 
 #: Complex numbers are two real ones.
 _PARTS = MappingProxyType({"complex64": "fp32", "complex128": "fp64", "complex32": "fp16"})
@@ -263,7 +261,7 @@ def _work(node: OperatorNode, layout: str) -> Program:
     written = rows * cols * DTYPE_BYTES[variant.compute]
     # Broadcast operands are smaller than the result: as many inputs as there are bytes.
     inputs = max(1, round(node.bytes / written) - 1)
-    if node.target.rpartition(".")[2] in _FILLED_FIRST:
+    if node.target.rpartition(".")[2] in PADS:  # which moves as much as one more input
         inputs += node.inputs[:1] != node.outputs[:1]  # else nothing is added, and it copies
     if node.target.rpartition(".")[2] in _BROADCASTS and node.outputs:
         lies = max(broadcast(shape, node.outputs[0]) for shape in (*node.inputs, ()))

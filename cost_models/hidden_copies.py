@@ -7,13 +7,17 @@ three times what the norm does.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 from foreplan.cost_models.graph_backward import flat
 from foreplan.cost_models.graph_step import Step
 from foreplan.datasets.dtypes import DTYPE_BYTES
-from foreplan.datasets.operator_call import OperatorCall, described_tensors, dtype_name
+from foreplan.datasets.operator_call import (
+    OperatorCall,
+    described_tensors,
+    dtype_name,
+    row_strides,
+)
 from foreplan.datasets.program import TRANSPOSED, Variant, program
 
 #: Operators that want their first operand row by row. A softmax does, too; none was timed.
@@ -47,7 +51,7 @@ def lies_in_rows(shape: Sequence[int], strides: Sequence[int]) -> bool:
     """Whether a tensor's elements are neighbours in the order of its dimensions."""
     if 0 in shape:
         return True
-    wanted = [math.prod(shape[at + 1 :]) for at in range(len(shape))]
     return all(
-        size == 1 or own == step for size, own, step in zip(shape, strides, wanted, strict=True)
+        size == 1 or own == step
+        for size, own, step in zip(shape, strides, row_strides(shape), strict=True)
     )

@@ -34,6 +34,7 @@ from foreplan.cost_models.operator_work import (
     widths,
 )
 from foreplan.cost_models.power_limit import paid_flops, sustained_share
+from foreplan.cost_models.roofline_columns import collective_columns, layer_columns
 from foreplan.cost_models.row_blocks import row_block_s
 from foreplan.cost_models.sum_blocks import sum_block_s
 from foreplan.cost_models.tile_times import (
@@ -380,30 +381,9 @@ def _attention(table: OperatorTable, work: OperatorWork, offer: Mapping[str, Flo
     return columns, structural
 
 
-def _collective(table: OperatorTable, work: OperatorWork, offer: Mapping[str, Floats]) -> _Block:
-    d = table.dims
-    columns = {
-        "log_message": np.log(d["message_bytes"]),
-        "ranks": d["ranks"],
-        **{f"pattern_{i}": (d["pattern"] == i).astype(np.float64) for i in range(1, 5)},
-        "log_message_per_rank": np.log(d["message_bytes"] / d["ranks"]),
-    }
-    return columns, work.roofline_s
-
-
-def _layer(table: OperatorTable, work: OperatorWork, offer: Mapping[str, Floats]) -> _Block:
-    d = table.dims
-    columns = {
-        "log_tokens": np.log(d["tokens"]), "is_decode": (d["context"] > 0).astype(np.float64),
-        "log_hidden": np.log(d["hidden"]), "shards": d["shards"],
-        "log_waves": np.log(np.ceil(d["tokens"] / 128) * d["hidden"] / 128 / work.units),
-    }  # fmt: skip
-    return columns, work.roofline_s
-
-
 _FAMILY = MappingProxyType(
     {
         "conv": _conv, **dict.fromkeys(_WIDE, _wide), "context": _attention,
-        "generation": _attention, "collective": _collective, "layer": _layer,
+        "generation": _attention, "collective": collective_columns, "layer": layer_columns,
     }
 )  # fmt: skip

@@ -8,6 +8,7 @@ has few pixels: they are the columns of the product, and fill no vector.
 
 from __future__ import annotations
 
+from foreplan.cost_models.graph_backward import CHANNELS_LAST
 from foreplan.datasets.device import Device
 from foreplan.datasets.program import INPUT_GRADIENT, WEIGHT_GRADIENT, Program, Variant, program
 
@@ -61,6 +62,6 @@ def narrow_s(item: Program, device: Device, launch_s: float) -> float:
     d = item.dims
     if not is_pixel_product(item, device) or not 1 < d["inputs"] < _FULL:
         return 0.0
-    if item.variant.kernel.endswith(WEIGHT_GRADIENT) or "channels_last" in item.variant.kernel:
+    if item.variant.kernel.endswith(WEIGHT_GRADIENT) or CHANNELS_LAST in item.variant.kernel:
         return 0.0
     return launch_s * d["batch"] * d["cin"] * d["cout"] / _IN_A_CALL

@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from foreplan.cost_models.attention_mask import AttentionMask
+from foreplan.cost_models.copy_layout import copy_layout
 from foreplan.cost_models.costs import Estimate
 from foreplan.cost_models.graph_backward import (
     ATTENTION_BACKWARD,
@@ -45,7 +46,7 @@ from foreplan.datasets.operator_table import (
     operator_table,
     texts,
 )
-from foreplan.datasets.program import INPUT_GRADIENT, TRANSPOSED, WEIGHT_GRADIENT, Program
+from foreplan.datasets.program import INPUT_GRADIENT, WEIGHT_GRADIENT, Program
 from foreplan.errors import MissingDataError
 
 #: (storage, compute) of a linear to the data type of the tables.
@@ -236,17 +237,6 @@ def _times(programs: Sequence[Program], table: OperatorTable) -> NDArray[np.floa
 _Row = tuple[str, str, dict[str, int]]
 _NOTHING: _Row = (UNKNOWN, "", {})
 
-#: Kernels that copy parts which lie apart (3), or a transposed tensor (1).
-_STRIDED = MappingProxyType(
-    dict.fromkeys(
-        [f"torch.{name}" for name in ("clone", "contiguous", "cat", "stack", "repeat", "copy_")], 3
-    )
-    | dict.fromkeys([f"torch.{name}{TRANSPOSED}" for name in ("clone", "contiguous")], 1)
-)
-
-
-#: Kernels that copy into the middle of what they have filled before.
-_PADS = frozenset({"torch.pad", "torch.constant_pad_nd"})
 #: Kernels that pick by any index, not rows of a table by their numbers.
 _INDEXED = frozenset({"torch.index"})
 #: Kernels that write another data type than they read.
@@ -352,7 +342,7 @@ def _row(program: Program) -> _Row:
     if program.op == "elementwise":
         lies = next((lies for name, lies in _LIES.items() if v.kernel.endswith(name)), 0)
         return "elementwise", dtype, {name: d[name] for name in ("rows", "cols", "inputs")} | {
-            "cost": 1, "strided": _strided(v.kernel, d["inputs"]), "broadcast": lies,
+            "cost": 1, "strided": copy_layout(v.kernel, d["inputs"]), "broadcast": lies,
             "converts": int(v.kernel in _CONVERTS)}  # fmt: skip
     if program.op == "roll":
         size = {"rows": d["rows"], "cols": d["cols"], "inputs": 1, "cost": 1}
@@ -384,13 +374,6 @@ def _conv_sizes(d: dict[str, int], kernel: str) -> dict[str, int] | None:
             "stride": stride, "padding": padding, "groups": d["groups"], "line": line,
             "channels_last": int(CHANNELS_LAST in kernel),
             "bias": int(kernel.endswith(BIAS))}  # fmt: skip
-
-
-def _strided(kernel: str, inputs: int) -> int:
-    """How a map's elements lie, as `operator_table.KINDS` says it."""
-    if kernel in _PADS:  # by nothing: a copy of neighbours
-        return 3 if inputs > 1 else 0
-    return _STRIDED.get(kernel, 0)
 
 
 def _turned(kernel: str) -> int:

@@ -10,6 +10,8 @@ tensors and all other arguments, so that it can be made again on tensors of its 
 from __future__ import annotations
 
 import json
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
@@ -71,6 +73,11 @@ def result_text(node: Any) -> str:
 def dtype_name(torch_name: str) -> str:
     """Our word for a data type of torch (``bf16`` of ``bfloat16``); others keep torch's."""
     return _DTYPE_NAMES.get(torch_name, torch_name)
+
+
+def row_strides(shape: Sequence[int]) -> list[int]:
+    """Strides of a tensor whose elements are neighbours in the order of its dimensions."""
+    return [math.prod(shape[at + 1 :]) for at in range(len(shape))]
 
 
 def described_tensors(arguments: str) -> list[tuple[list[int], list[int], str]]:

@@ -387,8 +387,7 @@ def test_predict_takes_inline_clusters(run):
     words = ["predict", "gpt2", "--costs", "roofline", "--json", "--devices"]
     code, inline, err = run(*words, "2xa100-80g,4xt4@small")
     assert code == 0, err
-    named = run(*words, "a100-80g,t4")[1]
-    found = [json.loads(text) for text in (inline, named)]
+    found = [json.loads(text) for text in (inline, run(*words, "a100-80g,t4")[1])]
     for answer in found:
         assert answer.pop("captured")  # anew, or from the steps kept on disk
     assert found[0] == found[1]

@@ -7,7 +7,6 @@ import json
 import math
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -371,32 +370,6 @@ def test_gpu_counts_of_a_kernel() -> None:
     quick = program_estimate(ProgramTable.from_asts([ast], faster))
     at = PART_NAMES.index("gpu.l1")
     assert quick.parts[0, at] == pytest.approx(estimate.parts[0, at] / 2)
-
-
-def test_memory_of_a_thread_gets_registers_where_its_positions_are_constants() -> None:
-    """Straight code beyond what was asked for, or code that outgrows its cache, costs time."""
-    names = [json.loads(line)["name"] for line in _LINES]
-    ast = CompactAstEncoder().encode(_MODULES[names.index("many_virtual_threads")])
-
-    def parts(**entries: float) -> dict[str, float]:
-        leaves = ast.leaves.copy()
-        for name, value in entries.items():
-            leaves[:, FEATURE_NAMES.index(name.replace("__", "."))] = np.log2(1 + value)
-        table = ProgramTable.from_asts([replace(ast, leaves=leaves)], device_zoo.device("h200"))
-        return dict(zip(PART_NAMES, program_estimate(table).parts[0], strict=True))
-
-    bytes_of = {"allocation__local_bytes": 800.0, "gpu__straight": 200.0}
-    assert parts(**bytes_of)["gpu.indexed"] == 0
-    far = bytes_of | {"gpu__straight": 512.0}
-    running, asked = parts(**far), parts(**far, loops__auto_unroll_step=512.0)
-    assert running["gpu.indexed"] > 0 == running["gpu.indexed_far"]
-    assert running["gpu.spilled"] == 0 == asked["gpu.indexed"]  # it lies in memory as it is
-    few = parts(**far | {"allocation__local_bytes": 320.0})
-    assert few["gpu.indexed"] == 0
-    more = parts(**far | {"allocation__local_bytes": 1600.0}, loops__auto_unroll_step=512.0)
-    assert more["gpu.spilled"] > 0 == more["gpu.indexed"]
-    assert asked["gpu.fetched"] == 0
-    assert parts(**far, gpu__arithmetic=1e9)["gpu.fetched"] > 0
 
 
 def test_every_family_goes_to_one_group() -> None:
