@@ -13,7 +13,6 @@ from foreplan.cost_models.costs import CostSource, Estimate, Work, first_answers
 from foreplan.cost_models.near_costs import (
     BY_ELEMENT,
     known,
-    launch_s,
     near_s,
     ready_s,
     transform_s,
@@ -24,6 +23,7 @@ from foreplan.cost_models.recurrent_parts import (
     is_recurrent,
     recurrent_parts,
 )
+from foreplan.cost_models.roofline import launch_s
 from foreplan.datasets.device import Device
 from foreplan.datasets.program import Program, Variant, program
 

@@ -41,7 +41,7 @@ from foreplan.cost_models.pool_windows import window_s
 from foreplan.cost_models.profiled_alike import profiled_alike
 from foreplan.cost_models.rate_law import COLD, RateLaw, Waits
 from foreplan.cost_models.rate_model import RateForecast, RateModel, Shipped
-from foreplan.cost_models.roofline import ASSUMED_LAUNCH_S
+from foreplan.cost_models.roofline import launch_s
 from foreplan.cost_models.slow_functions import function_s
 from foreplan.datasets.device import Device
 from foreplan.datasets.program import Program, Variant, program
@@ -51,6 +51,8 @@ from foreplan.errors import SpecError, told
 Floats = NDArray[np.float64]
 
 SCHEMA = "foreplan.known-rates/2"
+#: What libraries of processors branch by before all else.
+_WIDEST = "avx512"
 #: Parts that a chip's operators are held out in.
 _FOLDS = 5
 #: What was measured on a device: its programs (N,) and their seconds (N,).
@@ -167,7 +169,7 @@ class KnownRates:
         Raises:
             MissingDataError: a figure of the device is missing; see `rate_terms`.
         """
-        launch = device.launch_overhead_s or ASSUMED_LAUNCH_S
+        launch = launch_s(device)
         beside = np.array([
             sum(of(item, device, launch) for of in (window_s, function_s, narrow_s))
             for item in programs
@@ -320,9 +322,15 @@ def _list(value: object) -> list[Any]:
 
 
 def _likeness(one: Device, other: Device) -> float:
-    """Share of two processors' instruction sets that both have; of one chip, 1 more."""
+    """Share of two processors' instruction sets that both have; of one chip, 1 more.
+
+    So have those that both have vectors of 512 bits: libraries branch there first, and one without
+    the later extensions runs none of the kernels of AVX2.
+    """
     mine, theirs = set(one.isa), set(other.isa)
-    return len(mine & theirs) / max(1, len(mine | theirs)) + (one.chip == other.chip)
+    shared = mine & theirs
+    alike = len(shared) / max(1, len(mine | theirs))
+    return alike + (_WIDEST in shared) + (one.chip == other.chip)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

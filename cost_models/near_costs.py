@@ -20,7 +20,7 @@ from collections.abc import Iterable
 from types import MappingProxyType
 
 from foreplan.cost_models.graph_whole import COMPLEX, OF_COMPLEX, OF_POWERS
-from foreplan.cost_models.roofline import ASSUMED_LAUNCH_S
+from foreplan.cost_models.roofline import launch_s
 from foreplan.datasets.device import PEAK_DTYPES, Device
 from foreplan.datasets.program import Program
 
@@ -47,11 +47,6 @@ _MADE_READY, _LAID_OUT = 45, 2048
 #: Share of the fp32 peak that a Fourier transform reaches, and calls that it takes to be planned
 #: anew: 25-34 GFLOP/s for 1,024 to 16,384 points, 15-17 us for eight of 1,000 (measured).
 _OF_PEAK, _PLANNED = 0.4, 8
-
-
-def launch_s(device: Device) -> float:
-    """Seconds of a call."""
-    return device.launch_overhead_s or ASSUMED_LAUNCH_S
 
 
 def known(device: Device) -> bool:

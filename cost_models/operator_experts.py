@@ -21,6 +21,7 @@ from foreplan.cost_models.operator_work import PRECISIONS
 from foreplan.cost_models.tile_selector import kernel_line, select
 from foreplan.cost_models.tree_ensemble import TreeEnsemble
 from foreplan.datasets.device import Device
+from foreplan.datasets.operator_cases import RECORDED
 from foreplan.datasets.operator_table import OperatorTable, includes_launch
 
 Floats = NDArray[np.float64]
@@ -32,6 +33,9 @@ _BELIEF = MappingProxyType({"product": 0.8, "wide": 0.85})
 #: Families whose unseen devices get the experts' weighted median offset; others take the believed
 #: share of the weighted mean.
 _ANCHORED = frozenset({"product", "conv"})
+
+#: Families whose kernels for operands of another width say nothing of a row.
+_BY_WIDTH = frozenset({"context", "generation"})
 
 #: Chips with the row's data type from which a median says something of offsets. Assumed.
 _ENOUGH_CHIPS = 3
@@ -173,10 +177,10 @@ def _weights(
     if dtype not in PRECISIONS:
         return []
     found = []
-    for expert in pool:
+    for expert, source in _heard(library, dtype, pool):
         away = distance(device, expert.device, scales)
         same = device.chip == expert.device.chip
-        away += library_distance(library, expert.library, dtype, scales, same_chip=same)
+        away += library_distance(library, source, dtype, scales, same_chip=same)
         if expert.dtype != dtype:
             away += scales.dtype * _dtype_distance(expert.dtype, dtype, expert.family)
         found.append((expert, float(np.exp(-away))))
@@ -188,6 +192,33 @@ def _weights(
     ]  # fmt: skip
     best = max((weight for _, weight in found), default=0.0)
     return own or chip or [pair for pair in found if pair[1] >= 0.02 * best]
+
+
+def _heard(library: str, dtype: str, pool: Sequence[Expert]) -> list[tuple[Expert, str]]:
+    """Experts to ask for rows of a library and data type, and the library that each stands for.
+
+    Attention in another width is another kernel, and is heard only where nobody knows this one's
+    (products of few data types do better with the others', docs/results/operators.md). Who asks for
+    times inside CUDA graphs, and not of a sweep, hears in place of a device's eager calls of torch
+    the sweep of the same operators, where there is one: a launch hides kernels shorter than itself,
+    and what trees make of such rows is no correction (e^1.2 on an H200).
+    """
+    if pool and pool[0].family in _BY_WIDTH:
+        wide = PRECISIONS[dtype].activation_bytes
+        pool = [e for e in pool if PRECISIONS[e.dtype].activation_bytes == wide] or pool
+    if includes_launch(library) or library.startswith(RECORDED):
+        return [(expert, expert.library) for expert in pool]
+    eager = {(e.device.name, e.dtype): e.library for e in pool if includes_launch(e.library)}
+    swept = {(e.device.name, e.dtype) for e in pool if e.library.startswith(RECORDED)}
+    found = []
+    for expert in pool:
+        place, source = (expert.device.name, expert.dtype), expert.library
+        if source.startswith(RECORDED):
+            source = eager.get(place, source)
+        elif includes_launch(source) and place in swept:
+            continue
+        found.append((expert, source))
+    return found
 
 
 def _by_tile(

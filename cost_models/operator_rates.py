@@ -29,7 +29,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from foreplan.cost_models.roofline import ASSUMED_LAUNCH_S
+from foreplan.cost_models.roofline import launch_s
 from foreplan.cost_models.unpacking import unpacked_weights
 from foreplan.datasets.device import PEAK_DTYPES, Device
 from foreplan.datasets.dtypes import DTYPE_BYTES, weight_bytes
@@ -104,7 +104,7 @@ def rate_terms(programs: Sequence[Program], device: Device) -> Floats:
             f"{device.name}: no memory bandwidth or no fp32 peak",
             fix="measure them with 'foreplan profile', or write them into the device's file",
         )
-    launch = device.launch_overhead_s or ASSUMED_LAUNCH_S
+    launch = launch_s(device)
     return np.array([
         (
             launch,

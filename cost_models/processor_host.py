@@ -19,7 +19,7 @@ from types import MappingProxyType
 from foreplan.cost_models.costs import Estimate
 from foreplan.cost_models.graph_step import Part, Step
 from foreplan.cost_models.recurrent_parts import is_recurrent
-from foreplan.cost_models.roofline import ASSUMED_LAUNCH_S
+from foreplan.cost_models.roofline import launch_s
 from foreplan.datasets.device import Device
 from foreplan.datasets.program import Program
 
@@ -43,7 +43,7 @@ def processor_host_s(
         prices: of each (N,).
         device: a processor.
     """
-    call_s = device.launch_overhead_s or ASSUMED_LAUNCH_S
+    call_s = launch_s(device)
     trains = any(step.part != "forward" for step in steps)
     return [
         0.0 if price.source in _WHOLE

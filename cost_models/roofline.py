@@ -30,9 +30,10 @@ from foreplan.datasets.training_programs import is_training
 
 #: Low end, expectation and high end of time over roofline (fitted, see the module).
 FACTOR = (1.1, 2.0, 7.0)
-#: Launch of a kernel where a device's figures say nothing of it (assumed: a CUDA launch takes
-#: 3-6 us on the machines above).
-ASSUMED_LAUNCH_S = 4e-6
+#: Launch of a kernel where a device's figures say nothing of it. A call of a processor is assumed;
+#: a GPU takes the constant that the zoo's figures have for every one of their systems, because a
+#: launch is the host's, and no board may look slower than its like for want of a figure.
+ASSUMED_LAUNCH_S, ASSUMED_GPU_LAUNCH_S = 4e-6, 3e-6
 
 #: Operators with enough FLOP a byte for a peak to bound them.
 _ARITHMETIC = frozenset({"linear", "matmul", "conv", "attention", "full_attention"})
@@ -67,7 +68,7 @@ class RooflineSource:
         figures = find(self.devices, device)
         if figures is None:
             return None
-        launch = figures.launch_overhead_s or ASSUMED_LAUNCH_S
+        launch = launch_s(figures)
         if isinstance(work, HostLaunch):
             return _estimate(0.0, work.calls * launch)
         if isinstance(work, Copy):
@@ -91,6 +92,12 @@ class RooflineSource:
         if peak is None:
             return None
         return _estimate(max(work.flops / peak, memory_s) + unpack_s, launch)
+
+
+def launch_s(figures: Device) -> float:
+    """Seconds of a launch: the device's figure, else what is assumed of its kind."""
+    assumed = ASSUMED_LAUNCH_S if figures.kind == "cpu" else ASSUMED_GPU_LAUNCH_S
+    return figures.launch_overhead_s or assumed
 
 
 def compute_share(item: Program, figures: Device) -> float:

@@ -12,7 +12,12 @@ from hypothesis import strategies as st
 from foreplan.cost_models._device_words import find
 from foreplan.cost_models._interpolation import Interpolation
 from foreplan.cost_models.costs import Collective, Copy, CostBook, HostLaunch
-from foreplan.cost_models.roofline import ASSUMED_LAUNCH_S, FACTOR, RooflineSource
+from foreplan.cost_models.roofline import (
+    ASSUMED_GPU_LAUNCH_S,
+    ASSUMED_LAUNCH_S,
+    FACTOR,
+    RooflineSource,
+)
 from foreplan.cost_models.tables import FAR, NEAR, InterpolatedSource, MeasuredSource
 from foreplan.datasets import device_zoo
 from foreplan.datasets.device import Device
@@ -267,9 +272,11 @@ def test_roofline_is_the_higher_ceiling_times_the_factor() -> None:
     bare = RooflineSource({"x": Device(name="d", chip="c", vendor="v", kind="cuda")})
     assert bare.estimate(big, "x") is None
     assert bare.estimate(Copy(1), "x") is None
-    launch = bare.estimate(HostLaunch(), "x")
-    assert launch is not None
-    assert launch.mean_s == ASSUMED_LAUNCH_S
+    for kind, assumed in (("cuda", ASSUMED_GPU_LAUNCH_S), ("cpu", ASSUMED_LAUNCH_S)):
+        bare = RooflineSource({"x": Device(name="d", chip="c", vendor="v", kind=kind)})
+        launch = bare.estimate(HostLaunch(), "x")
+        assert launch is not None
+        assert launch.mean_s == assumed
 
 
 SOURCE = InterpolatedSource(_profile(_grid()))
