@@ -35,12 +35,13 @@ def allocation_entries(
     nodes: Any, pool: Any, alias: Any, loop_of: Any, accesses: Any, many: int, own: Any,
     distinct: int, params: Any, buffers: Any, sizes: Any, touches: Any, found: int, leaves: Any,
     loops: Any, number: int, extents: Any, running: Any, everything: int, whole: Any, order: Any,
-    length: int, state: Any, widths: Any, out: Any,
+    length: int, state: Any, widths: Any, around: Any, out: Any,
 ) -> Any:  # fmt: skip
     """Fill the three entries of allocation, note the greatest size of each buffer in ``sizes``.
 
     ``widths`` (distinct, MAX_DIMS) gets the extents that each buffer is laid out with: those of its
-    region for a buffer that the function allocates, which TVM makes as small as that.
+    region for a buffer that the function allocates, which TVM makes as small as that, ``around``
+    (distinct) the number of loops around such a buffer.
 
     Returns:
         Bytes of shared memory and of one thread's own memory that the leaf's buffers take.
@@ -59,6 +60,7 @@ def allocation_entries(
             continue
         if not params[own[slot]]:
             common = common_loops(loops, leaves, touches, found, entry, number)
+            around[slot] = common
             mask = everything & ~((1 << common) - 1)
             for loop in range(count):
                 kind = running[loop]

@@ -30,14 +30,20 @@ from foreplan.cost_models._tir_walk import BUFFER, INDICES, constant, member, si
 #: Of every NVIDIA GPU since Maxwell (CUDA C++ programming guide, compute capabilities).
 _LANES = 32
 _SECTOR_BYTES = 32
+#: Sectors of a line of the L1 cache. That it gives one of each place at a time is measured: sums
+#: of rows that lie 128 bytes times any integer apart take 32 cycles a request of a warp on the
+#: H200, others 8 to 12 (docs/results/program_history.md).
+_LINE_SECTORS = 4
+#: Bytes that one instruction of a thread loads at most.
+_WIDEST_BYTES = 16
 _BANKS, _BANK_BYTES = 32, 4
 #: Dimensions of a buffer that are looked at: room in the compiled arrays.
 MAX_DIMS = 12
-#: Iterations that a compiler unrolls unasked. GPUs: chosen on 253 kernels of the development
-#: families that nvcc 13.0 built (`_program_gpu`). CPUs: LLVM's limit of 300 instructions is 48 to
-#: 64 iterations of a bare sum or copy (measured on what TVM 0.27 builds, AVX-512), fewer of longer
-#: bodies; 16 is a round number for those.
-UNASKED, UNASKED_CPU = 320.0, 16.0
+#: Iterations that a compiler unrolls unasked. GPUs: longer straight code is rare in what nvcc 13.0
+#: makes of 769 kernels of the development families (320 and 512 were compared). CPUs: LLVM's limit
+#: of 300 instructions is 48 to 64 iterations of a bare sum or copy (measured on what TVM 0.27
+#: builds, AVX-512), fewer of longer bodies; 16 is a round number for those.
+UNASKED, UNASKED_CPU = 512.0, 16.0
 #: So many virtual threads become a loop around each store (TVM's InjectVirtualThread).
 _VIRTUAL_LOOP = 16
 
@@ -88,9 +94,14 @@ def _distinct(values: Any, count: int) -> Any:
 def lane_units(
     nodes: Any, pool: Any, alias: Any, loop_of: Any, accesses: Any, many: int, own: Any,
     distinct: int, count: int, loops: Any, extents: Any, running: Any, widths: Any, order: Any,
-    length: int, state: Any, units: Any,
+    length: int, state: Any, merged: Any, units: Any, passes: Any,
 ) -> None:  # fmt: skip
-    """Sectors or wavefronts of one warp's access to each buffer, 0 for a thread's own memory."""
+    """Sectors or wavefronts of one warp's access to each buffer, 0 for a thread's own memory.
+
+    ``merged`` are the neighbours that one load of a thread takes together, fewer where lanes are
+    not aligned; ``passes`` gets the most sectors that lie at one of the four places of a line,
+    which the L1 cache gives in turn.
+    """
     at = np.zeros(extents.size, dtype=np.int64)
     lanes, vector = 1, -1
     for loop in range(count):
@@ -133,19 +144,23 @@ def lane_units(
             continue
         many_keys = 0
         unit = _SECTOR_BYTES if scope == 0 else _BANK_BYTES
+        step = steps[slot] if steps[slot] != 0 else 1.0
         for lane in range(lanes):
-            for item in range(wide if steps[slot] != 0 else 1):
-                keys[many_keys] = (places[slot, lane] + item * steps[slot]) * width // unit
+            off = places[slot, lane] - places[slot, 0]
+            while merged[slot] > 1.0 and off % merged[slot] != 0.0:
+                merged[slot] /= 2.0
+        for lane in range(lanes):
+            for item in range(wide if steps[slot] != 0 else int(merged[slot])):
+                keys[many_keys] = (places[slot, lane] + item * step) * width // unit
                 many_keys += 1
         found = _distinct(keys, many_keys)
-        if scope == 0:
-            units[slot] = found
-            continue
+        banks = _LINE_SECTORS if scope == 0 else _BANKS
         per_bank[:] = 0
         for item in range(many_keys):
             if item == 0 or keys[item] != keys[item - 1]:
-                per_bank[int(keys[item]) % _BANKS] += 1
-        units[slot] = per_bank.max()
+                per_bank[int(keys[item]) % banks] += 1
+        units[slot] = found if scope == 0 else per_bank.max()
+        passes[slot] = per_bank.max()
 
 
 @part
@@ -185,8 +200,8 @@ def lane_requests(
     load. Many are the innermost loop.
 
     Returns:
-        Positions in the thread's own memory that loops beyond ``limit`` iterations give, and
-        iterations that become straight code.
+        Positions in the thread's own memory that loops beyond ``limit`` iterations give,
+        iterations that become straight code, and the mask of their loops.
     """
     window, level, wide = 1.0, count, 1.0
     closed = False
@@ -218,7 +233,12 @@ def lane_requests(
             else:
                 window *= extents[loop]
                 level = loop
-    indexed = 1.0
+    indexed, inside = 1.0, virtual
+    for loop in range(level, count):
+        if everything >> loop & 1 and running[loop] not in (
+            BLOCK, PARALLEL, THREAD_X, THREAD_YZ, VIRTUAL, VECTOR,
+        ):  # fmt: skip
+            inside |= 1 << loop
     outside = iterations(outer, extents, count)
     for slot in range(distinct):
         depends = 0
@@ -230,7 +250,70 @@ def lane_requests(
         requests[slot] = max(1.0, levels[level, slot] / wide) * outside * copies
         if buffer(nodes, own[slot])[3] == 2:
             indexed = max(indexed, iterations(outer & depends, extents, count))
-    return indexed, window
+    return indexed, window, inside
+
+
+@part
+def lane_merged(
+    nodes: Any, pool: Any, alias: Any, loop_of: Any, accesses: Any, many: int, own: Any,
+    distinct: int, count: int, extents: Any, running: Any, everything: int, inside: int,
+    widths: Any, common: Any, order: Any, length: int, state: Any, merged: Any,
+) -> None:  # fmt: skip
+    """Neighbours in shared memory that straight code loads or stores with one instruction.
+
+    A power of two that divides the run of neighbours among the loops ``inside`` and every other
+    step, so that addresses are aligned; 1 where TVM asked for vectors. Loops below ``common`` lie
+    around the buffer, which starts anew in each of their iterations.
+    """
+    at = np.zeros(extents.size, dtype=np.int64)
+    steps = np.zeros((count + 1, distinct))  # and where the first iteration lies
+    shared = False
+    for slot in range(distinct):
+        shared = shared or buffer(nodes, own[slot])[3] == 1
+    for loop in range(count):
+        shared = shared and not (running[loop] == VECTOR and extents[loop] > 1)
+    merged[:] = 1.0
+    if not shared:
+        return
+    for turn in range(count + 1):
+        loop = turn - 1
+        if loop >= 0 and not (everything >> loop & 1 and extents[loop] > 1):
+            continue
+        at[:] = 0
+        if loop >= 0:
+            at[loop] = 1
+        evaluate(nodes, pool, alias, loop_of, at, at, order, length, state)
+        for slot in range(distinct):
+            if buffer(nodes, own[slot])[3] == 1:
+                for item in range(many):
+                    if accesses[item, BUFFER] == own[slot]:
+                        met = place(nodes, pool, accesses[item, INDICES], widths[slot], state)
+                        steps[turn, slot] = met if loop < 0 else met - steps[0, slot]
+                        break
+    for slot in range(distinct):
+        _, width, _, scope = buffer(nodes, own[slot])
+        if scope != 1 or width <= 0:
+            continue
+        run, used, grown = 1.0, 0, True
+        while grown:
+            grown = False
+            for loop in range(count):
+                free = (inside & ~used) >> loop & 1 and extents[loop] > 1
+                if free and steps[loop + 1, slot] == run:  # neighbours of the run
+                    run *= extents[loop]
+                    used |= 1 << loop
+                    grown = True
+        best = min(16.0, _WIDEST_BYTES / width)
+        while best > 1.0:
+            fits = run % best == 0.0 and steps[0, slot] % best == 0.0
+            for loop in range(count):
+                anew = loop < common[slot] and running[loop] not in (THREAD_X, THREAD_YZ, VIRTUAL)
+                if not (anew or used >> loop & 1) and steps[loop + 1, slot] % best != 0.0:
+                    fits = False
+            if fits:
+                break
+            best /= 2.0
+        merged[slot] = max(1.0, best)
 
 
 @part
@@ -289,11 +372,15 @@ def lane_straight(
 
 @part
 def lane_entries(
-    nodes: Any, own: Any, distinct: int, warps: float, units: Any, requests: Any,
+    nodes: Any, own: Any, distinct: int, warps: float, units: Any, passes: Any, requests: Any,
     arithmetic: float, out: Any,
-) -> None:  # fmt: skip
-    """Fill the six entries of the leaf's work on a GPU, all warps together."""
-    sectors = wavefronts = asked = asked_own = 0.0
+) -> Any:  # fmt: skip
+    """Fill the six entries of the leaf's work on a GPU, all warps together.
+
+    Returns:
+        Passes of the L1 cache.
+    """
+    sectors = wavefronts = asked = asked_own = passed = 0.0
     for slot in range(distinct):
         scope = buffer(nodes, own[slot])[3]
         if scope == 2:
@@ -302,7 +389,9 @@ def lane_entries(
             asked += requests[slot] * warps
         if scope == 0:
             sectors += requests[slot] * warps * units[slot]
+            passed += requests[slot] * warps * passes[slot]
         elif scope == 1:
             wavefronts += requests[slot] * warps * units[slot]
     out[0], out[1], out[2] = log(warps), log(sectors), log(wavefronts)
     out[3], out[4], out[5] = log(asked), log(asked_own), log(math.ceil(warps * arithmetic))
+    return passed

@@ -7,7 +7,7 @@ log2(1 + x).
 from __future__ import annotations
 
 #: Changes whenever an entry changes its meaning or place.
-FEATURE_VERSION = 8
+FEATURE_VERSION = 9
 
 #: Loads that have entries of their own, those with the most distinct bytes first.
 LOADS = 4
@@ -34,10 +34,11 @@ _BINDINGS = ("blocks", "threads_x", "threads_yz", "virtual_threads", "per_thread
 #: positions in it that only a running loop knows; "straight" iterations that have to become
 #: straight code before none is left, as only that gets registers; "pipelined" is 1 where a loop
 #: around overlaps its copies with its arithmetic; "unrolled" counts iterations that become straight
-#: code, "turns" those of one thread, what TVM was asked to unroll taken as one.
+#: code, "turns" those of one thread, what TVM was asked to unroll taken as one; "passes" of the
+#: L1 cache, which gives one sector of each place in a line at a time.
 _GPU = (
     "warps", "sectors", "wavefronts", "requests", "own_requests", "arithmetic", "indexed",
-    "straight", "pipelined", "unrolled", "turns",
+    "straight", "pipelined", "unrolled", "turns", "passes",
 )  # fmt: skip
 #: What a compiler can do with the loops (`_leaf_code`): how the store goes along the innermost and
 #: the vector loop (0 stays, 1 next, 2 jumps, 3 scattered) and how many loads go each way;

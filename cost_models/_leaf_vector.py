@@ -20,6 +20,7 @@ from foreplan.cost_models._leaf_lanes import (
     UNASKED,
     UNASKED_CPU,
     lane_entries,
+    lane_merged,
     lane_requests,
     lane_segments,
     lane_straight,
@@ -199,12 +200,12 @@ def _leaf(
     out[at + 5] = leaf[DEPTH]
     at += 6
 
-    widths = np.ones((distinct, MAX_DIMS))
+    widths, common = np.ones((distinct, MAX_DIMS)), np.zeros(distinct, dtype=np.int64)
     allocated = at + MEMORY_ENTRIES + CROWDED_ENTRIES
     shared, local = allocation_entries(
         nodes, pool, alias, loop_of, accesses, many, own, distinct, params, buffers, sizes,
         touches, found, leaves, loops, number, extents, running, everything, levels[0], order,
-        length, state, widths, out[allocated : allocated + 3],
+        length, state, widths, common, out[allocated : allocated + 3],
     )  # fmt: skip
     per_level = np.zeros(count + 1)
     traffic_l1, traffic_l2 = memory_entries(
@@ -219,10 +220,6 @@ def _leaf(
     at = allocated + 3
     units, requests = np.zeros(distinct), np.zeros(distinct)
     if leaf[KERNEL] > 0:
-        lane_units(
-            nodes, pool, alias, loop_of, accesses, many, own, distinct, count, loops[number],
-            extents, running, widths, order, length, state, units,
-        )  # fmt: skip
         step = float(leaf[UNROLL])
         out[at + 7] = log(
             lane_straight(
@@ -230,18 +227,29 @@ def _leaf(
                 state,
             )
         )  # fmt: skip
-        indexed, unrolled = lane_requests(
+        indexed, unrolled, inside = lane_requests(
             nodes, pool, accesses, many, own, max(UNASKED, step), distinct, count, extents,
             running, everything, levels, state, requests,
         )  # fmt: skip
+        merged, passes = np.ones(distinct), np.zeros(distinct)
+        lane_merged(
+            nodes, pool, alias, loop_of, accesses, many, own, distinct, count, extents, running,
+            everything, inside, widths, common, order, length, state, merged,
+        )  # fmt: skip
+        lane_units(
+            nodes, pool, alias, loop_of, accesses, many, own, distinct, count, loops[number],
+            extents, running, widths, order, length, state, merged, units, passes,
+        )  # fmt: skip
+        requests /= merged
         out[at + 6], out[at + 9] = log(indexed - 1.0), log(unrolled)
         out[at + 10] = log(lane_turns(count, extents, running, everything, step))
         fused = min(operations[ADDS], operations[PRODUCTS])  # one instruction does both
         mine = iterations(everything & ~jobs & ~threads, extents, count)
-        lane_entries(
+        passed = lane_entries(
             nodes, own, distinct, blocks * math.ceil(threads_x * threads_yz / 32.0), units,
-            requests, (flops - fused) * mine, out[at : at + 6],
+            passes, requests, (flops - fused) * mine, out[at : at + 6],
         )  # fmt: skip
+        out[at + 11] = log(passed)
     else:
         lane_requests(
             nodes, pool, accesses, many, own, max(UNASKED_CPU, float(leaf[UNROLL])), distinct,
@@ -256,7 +264,7 @@ def _leaf(
         out[at + 1] = log((requests * units).sum() * all_jobs)
         out[at + 3] = log(requests.sum() * all_jobs)
     out[at + 8] = leaf[PIPELINED]
-    at += 11
+    at += 12
     slots = np.zeros(many, dtype=np.int64)
     for item in range(many):
         for slot in range(distinct):

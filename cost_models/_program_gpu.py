@@ -17,13 +17,13 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from foreplan.cost_models._leaf_lanes import UNASKED
 from foreplan.cost_models._program_counts import Counts
 
 Floats = NDArray[np.float64]
 
-#: Of a unit and cycle: instructions of warps, wavefronts of shared memory, sectors of L1 and L2.
-_ISSUE, _WAVEFRONTS, _L1_SECTORS, _L2_SECTORS = 4.0, 1.0, 4.0, 2.0
+#: Of a unit and cycle: instructions of warps, wavefronts of shared memory, passes and sectors of
+#: L1, sectors of L2.
+_ISSUE, _WAVEFRONTS, _L1_PASSES, _L1_SECTORS, _L2_SECTORS = 4.0, 1.0, 1.0, 4.0, 2.0
 #: Cycles until an answer: device memory, L2, L1, shared memory, arithmetic.
 _MEMORY_CYCLES, _L2_CYCLES, _L1_CYCLES = 600.0, 250.0, 35.0
 _SHARED_CYCLES, _ARITHMETIC_CYCLES = 30.0, 4.0
@@ -34,9 +34,10 @@ _SHARED_CYCLES, _ARITHMETIC_CYCLES = 30.0, 4.0
 _BLOCKS_PER_UNIT, _SPARE_REGISTERS, _MOST_REGISTERS = 32.0, 32.0, 255.0
 _RESERVED_SHARED, _NEAR_BYTES = 1024.0, 131072.0
 #: Iterations that are unrolled unasked to keep a thread's memory in registers, a guess far above,
-#: and bytes of it up to which nvcc unrolls more: chosen on what nvcc 13.0 makes of 253 kernels of
-#: the development families (95 % told right; 89 % of 358 others; docs/results/program_history.md).
-_UNROLLED, _UNROLLED_FAR, _SMALL_BYTES = UNASKED, 1024.0, 640.0
+#: chosen on what nvcc 13.0 makes of 253 kernels of the development families, and bytes of it up to
+#: which it unrolls more: what 255 registers hold. Of 769 such kernels those with straight code
+#: beyond the first limit got registers in 56 % of cases from 640 to 1,024 bytes, 3 % above 1,100.
+_UNROLLED, _UNROLLED_FAR, _SMALL_BYTES = 320.0, 1024.0, 1024.0
 #: Bytes of straight code for each counted instruction (16 each, addresses beside: the same
 #: kernels), and what caches of instructions hold: assumed, kernels above 80 KiB were far too slow.
 _INSTRUCTION_BYTES, _CODE_BYTES = 24.0, 65536.0
@@ -54,8 +55,8 @@ PARTS = (
 TERMS = (
     "blocks_per_unit", "warps_per_unit", "rounds", "filled", "registers", "spilled_share",
     "far_share", "pipelined", "own_bytes", "shared_bytes", "blocks", "threads",
-    "sectors_per_request", "wavefronts_per_request", "flops_per_byte_asked", "straight",
-    "straight_per_step", "code",
+    "sectors_per_request", "passes_per_request", "wavefronts_per_request",
+    "flops_per_byte_asked", "straight", "straight_per_step", "code",
 )  # fmt: skip
 
 
@@ -109,6 +110,7 @@ def gpu_parts(counts: Counts) -> GpuParts:
 
     asked, sectors = c.plain("gpu.requests"), c.plain("gpu.sectors")
     waves, math = c.plain("gpu.wavefronts"), c.plain("gpu.arithmetic")
+    passes = c.plain("gpu.passes")
     missed = np.minimum(sectors, c.plain("memory.traffic_32768") / 32)
     asked_global = np.where(sectors > 0, asked, 0.0)
     width = np.maximum(1.0, sectors / np.maximum(1.0, asked_global))
@@ -137,7 +139,7 @@ def gpu_parts(counts: Counts) -> GpuParts:
     by_leaf = [
         math * busiest / _ISSUE, asked * busiest / _ISSUE,
         c.plain("arithmetic.address_operations") / 32 * busiest / _ISSUE,
-        sectors * busiest / _L1_SECTORS, waves * busiest / _WAVEFRONTS,
+        passes * busiest / _L1_PASSES, waves * busiest / _WAVEFRONTS,
         missed * busiest / _L2_SECTORS, math * alone * _ARITHMETIC_CYCLES,
         waves * alone * _SHARED_CYCLES, asked_global * alone * _L1_CYCLES,
         missed / width * alone * _MEMORY_CYCLES,
@@ -161,7 +163,7 @@ def gpu_parts(counts: Counts) -> GpuParts:
         mean(blocks / (units * np.ceil(blocks / units))), mean(registers), mean(spilled), mean(far),
         mean(c.most(piped.astype(np.float64))), np.log1p(mean(4 * own)), np.log1p(mean(shared)),
         np.log(mean(blocks)), np.log(mean(threads)), c.whole(sectors) / requests,
-        c.whole(waves) / requests,
+        c.whole(passes) / requests, c.whole(waves) / requests,
         np.log1p(c.table.total("flops") / (1 + 32 * c.whole(sectors))),
         np.log1p(mean(straight)), np.log(mean((1 + straight) / (1 + asked_unroll))),
         np.log1p(mean(code)),

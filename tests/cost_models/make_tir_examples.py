@@ -195,12 +195,58 @@ def power_by_lane():
     return _power(256)
 
 
+def _row_sums(width):
+    """Each of 64 threads sums a row."""
+    a = te.placeholder((64, width), "float32", name="A")
+    r = te.reduce_axis((0, width), "k")
+    c = te.compute((64,), lambda i: te.sum(a[i, r], axis=r), name="C")
+    s = tvm.s_tir.Schedule(tvm.IRModule({"main": te.create_prim_func([a, c])}))
+    block, length = s.split(s.get_loops(s.get_sblock("C"))[0], [1, 64])
+    s.bind(block, "blockIdx.x")
+    s.bind(length, "threadIdx.x")
+    return s.mod
+
+
+def rows_of_whole_lines():
+    return _row_sums(128)
+
+
+def rows_of_odd_length():
+    return _row_sums(49)
+
+
+def _columns(together):
+    """A product whose thread has four columns, with B in shared memory."""
+    s = _gemm()
+    block = s.get_sblock("C")
+    shared = s.cache_read(block, 1, "shared")
+    i, j, k = s.get_loops(block)
+    first, second = s.split(j, [8, 4] if together else [4, 8])
+    lane, column = (first, second) if together else (second, first)
+    s.reorder(i, lane, k, column)
+    s.bind(i, "blockIdx.x")
+    s.bind(lane, "threadIdx.x")
+    s.compute_at(shared, i)
+    _, filler = s.split(s.get_loops(shared)[-1], [None, 8])
+    s.bind(filler, "threadIdx.x")
+    return s.mod
+
+
+def columns_together():
+    return _columns(True)
+
+
+def columns_apart():
+    return _columns(False)
+
+
 if __name__ == "__main__":
     lines = []
     for build in (
         gemm, gemm_tiled, reduction, chain, cuda, copy_joined, copy_scattered, pad, merge_joined,
         merge_scattered, power_once, power_by_lane, pad_of_root, few_virtual_threads,
-        many_virtual_threads,
+        many_virtual_threads, rows_of_whole_lines, rows_of_odd_length, columns_together,
+        columns_apart,
     ):  # fmt: skip
         module = build()
         print(module.script())

@@ -252,6 +252,29 @@ def test_virtual_threads_are_the_innermost_loop(encoder: CompactAstEncoder) -> N
         )  # fmt: skip
 
 
+def test_an_l1_cache_gives_one_sector_of_each_place_in_a_line_at_a_time(
+    encoder: CompactAstEncoder,
+) -> None:
+    """A warp reads 32 rows: at whole lines apart all lie at one place, at 49 words at each."""
+    for name, width, passes in (("rows_of_whole_lines", 128, 32), ("rows_of_odd_length", 49, 8)):
+        # Two warps: 32 sectors a term, and a line of results (four sectors, one pass).
+        check(
+            encoder.encode(TEXTS[name]), 1, gpu__warps=2, gpu__requests=2 * (width + 1),
+            gpu__sectors=2 * (32 * width + 4), gpu__passes=2 * (passes * width + 1),
+        )  # fmt: skip
+
+
+def test_neighbours_in_shared_memory_are_loaded_together(encoder: CompactAstEncoder) -> None:
+    """Of 128 x 4 unrolled terms four are one load of 16 bytes if the thread's columns lie so."""
+    update, blocks, terms = 2, 64, 128  # a warp of 8 lanes in each block
+    for name, together in (("columns_together", 4), ("columns_apart", 1)):
+        loads = 4 * terms / together  # of B; A is loaded once a term, a result once
+        check(
+            encoder.encode(TEXTS[name]), update, gpu__unrolled=4 * terms, gpu__warps=blocks,
+            gpu__requests=blocks * (loads + terms + 4), gpu__wavefronts=blocks * loads,
+        )  # fmt: skip
+
+
 def test_same_result_from_any_layout_of_the_text(encoder: CompactAstEncoder) -> None:
     pretty = json.dumps(json.loads(TEXTS["cuda"]), indent=2, sort_keys=True)
     first, second = encoder.encode(TEXTS["cuda"]), encoder.encode(pretty)

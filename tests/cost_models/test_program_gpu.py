@@ -28,15 +28,16 @@ def test_memory_of_a_thread_gets_registers_where_its_positions_are_constants() -
         table = ProgramTable.from_asts([replace(ast, leaves=leaves)], device_zoo.device("h200"))
         return dict(zip(PART_NAMES, program_estimate(table).parts[0], strict=True))
 
-    bytes_of = {"allocation__local_bytes": 800.0, "gpu__straight": 200.0}
+    bytes_of = {"allocation__local_bytes": 1200.0, "gpu__straight": 200.0}
     assert parts(**bytes_of)["gpu.indexed"] == 0
     far = bytes_of | {"gpu__straight": 512.0}
     running, asked = parts(**far), parts(**far, loops__auto_unroll_step=512.0)
     assert running["gpu.indexed"] > 0 == running["gpu.indexed_far"]
     assert running["gpu.spilled"] == 0 == asked["gpu.indexed"]  # it lies in memory as it is
-    few = parts(**far | {"allocation__local_bytes": 320.0})
+    few = parts(**far | {"allocation__local_bytes": 1020.0})  # 255 registers
     assert few["gpu.indexed"] == 0
     more = parts(**far | {"allocation__local_bytes": 1600.0}, loops__auto_unroll_step=512.0)
     assert more["gpu.spilled"] > 0 == more["gpu.indexed"]
     assert asked["gpu.fetched"] == 0
     assert parts(**far, gpu__arithmetic=1e9)["gpu.fetched"] > 0
+    assert parts(gpu__passes=1e9)["gpu.l1"] > 1e3 * parts(gpu__passes=1e3)["gpu.l1"] > 0
