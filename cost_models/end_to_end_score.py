@@ -15,7 +15,8 @@ from foreplan.cost_models.graph_step import PHASES, Step
 from foreplan.cost_models.graph_switch import SwitchRow, switch_seconds
 from foreplan.cost_models.host_call import HostCall
 from foreplan.cost_models.host_prices import MODES, HostPrices, Issue, fit_host
-from foreplan.cost_models.replay import Replay, replay, replay_book, replay_steps
+from foreplan.cost_models.replay import replay, replay_book, replay_steps
+from foreplan.cost_models.replayed_pass import Replay
 from foreplan.datasets.operators import OPERATORS
 from foreplan.datasets.program import Program, Variant
 from foreplan.errors import SpecError

@@ -15,7 +15,8 @@ from foreplan.cost_models.execution import Execution, check_execution
 from foreplan.cost_models.graph_step import PHASES, Phase, Step
 from foreplan.cost_models.host_prices import HostPrices, Issue
 from foreplan.cost_models.memory import show_bytes
-from foreplan.cost_models.replay import LaunchSeconds, Replay, replay_book, replay_steps
+from foreplan.cost_models.replay import LaunchSeconds, replay_book, replay_steps
+from foreplan.cost_models.replayed_pass import Replay
 from foreplan.cost_models.step_store import stored_steps
 from foreplan.datasets import device_zoo
 from foreplan.datasets.device import Device
@@ -29,6 +30,7 @@ from foreplan.errors import InfeasibleError, MissingDataError, SpecError
 
 if TYPE_CHECKING:
     import pandas as pd
+    from matplotlib.axes import Axes
 
     from foreplan.cost_models.predictor import Predictor
 
@@ -109,6 +111,24 @@ class Ranking:
                 for found in self.replays
             ]
         )  # fmt: skip
+
+    def plot(self, axes: Axes | None = None) -> Axes:
+        """Draw latencies with their intervals on a logarithmic axis, fastest on top."""
+        import matplotlib.pyplot as plt
+
+        frame = self.to_frame()
+        if axes is None:
+            _, axes = plt.subplots(figsize=(8, 0.22 * len(frame) + 1.2))
+        ends = [frame["latency_s"] - frame["low_s"], frame["high_s"] - frame["latency_s"]]
+        axes.errorbar(
+            frame["latency_s"] * 1e3, frame["device"], xerr=[end * 1e3 for end in ends], fmt="o"
+        )
+        axes.set_xscale("log")
+        axes.invert_yaxis()
+        axes.set_xlabel("ms")
+        shape = f"{self.batch} x {self.sequence_length} tokens, {self.phase}"
+        axes.set_title(f"{self.model.name}, {shape}", loc="left")
+        return axes
 
     def _repr_html_(self) -> str:
         return str(self.to_frame().to_html(index=False))

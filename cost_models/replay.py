@@ -16,8 +16,7 @@ are queued, transfers of the result, compiled code.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -30,12 +29,12 @@ from foreplan.cost_models.graph_programs import lower, model_steps, programs
 from foreplan.cost_models.graph_step import PARTS, PHASES, Part, Phase, Step
 from foreplan.cost_models.predicted import PredictedSource
 from foreplan.cost_models.processor_host import processor_host_s
+from foreplan.cost_models.replayed_pass import Replay
 from foreplan.cost_models.reuse import pass_waits
 from foreplan.cost_models.roofline import RooflineSource
 from foreplan.cost_models.schedule import COMPUTE, HOST, Schedule, ScheduleBuilder
 from foreplan.cost_models.simulator import Simulator
 from foreplan.cost_models.tables import InterpolatedSource, MeasuredSource
-from foreplan.cost_models.timeline import Timeline
 from foreplan.datasets import device_zoo
 from foreplan.datasets.device import Device
 from foreplan.datasets.model import Model, load_model
@@ -54,88 +53,6 @@ LaunchSeconds = float | Mapping[Part, float] | Sequence[float] | None
 
 #: Clock cycles of a kernel that does next to nothing; see `operator_features`.
 _SHORTEST_CYCLES, _USUAL_CLOCK_HZ = 5400.0, 1.8e9
-
-
-@dataclass(frozen=True)
-class Replay:
-    """A simulated pass.
-
-    Attributes:
-        device: its name.
-        latency_s: end of the last operator, from the start of the first launch.
-        low_s, high_s: latency with every price at its low and at its high end: errors are taken as
-            fully correlated, so the interval is wider than nominal.
-        execution: ``eager`` or ``graph``.
-        host_s: time the host needs to issue the operators, or to launch their graph; 0 where it
-            does not count.
-        device_s: time the device runs operators.
-        gap_s: time between the operators of a graph.
-        steps: what ran.
-        prices: of each step.
-        timeline: every action.
-    """
-
-    device: str
-    latency_s: float
-    low_s: float
-    high_s: float
-    execution: Execution
-    host_s: float
-    device_s: float
-    gap_s: float
-    # Hundreds of lines each, which no notebook should show behind the latency.
-    steps: Sequence[Step] = field(repr=False)
-    prices: Sequence[Estimate] = field(repr=False)
-    timeline: Timeline = field(repr=False)
-
-    @property
-    def limit(self) -> Literal["host", "device"]:
-        """What decides the latency: issuing the operators or running them."""
-        return "host" if self.host_s > self.device_s else "device"
-
-    def by(self, name: Literal["kind", "part", "source"]) -> dict[str, float]:
-        """Device seconds by a step's kind or part, or by the price's source, largest first."""
-        found: dict[str, float] = {}
-        for step, price in zip(self.steps, self.prices, strict=True):
-            key = price.source if name == "source" else str(getattr(step, name))
-            found[key] = found.get(key, 0.0) + price.mean_s
-        return dict(sorted(found.items(), key=lambda item: -item[1]))
-
-    def unsupported(self) -> list[dict[str, Any]]:
-        """Operators without a price of their own: count and seconds, largest first.
-
-        Only the roofline could price them, or nothing is known of their work but the tensors
-        that they read and write (``unknown``: decompositions of matrices, for instance), so that
-        they take longer than they are said to.
-        """
-        found: dict[str, list[float]] = {}
-        for step, price in zip(self.steps, self.prices, strict=True):
-            if price.source == "roofline" or step.kind == "unknown":
-                found.setdefault(f"{step.kind}: {step.target}", []).append(price.mean_s)
-        rows = [
-            {"operator": name, "count": len(times), "seconds": sum(times)}
-            for name, times in found.items()
-        ]
-        return sorted(rows, key=lambda row: -float(str(row["seconds"])))
-
-    def document(self) -> dict[str, Any]:
-        """The result as ``foreplan predict --json`` prints it."""
-        return {
-            "device": self.device,
-            "latency_s": self.latency_s,
-            "low_s": self.low_s,
-            "high_s": self.high_s,
-            "execution": self.execution,
-            "host_s": self.host_s,
-            "device_s": self.device_s,
-            "gap_s": self.gap_s,
-            "limit": self.limit,
-            "operators": len(self.steps),
-            "by_kind_s": self.by("kind"),
-            "by_part_s": self.by("part"),
-            "by_source_s": self.by("source"),
-            "unsupported": self.unsupported(),
-        }
 
 
 def replay(

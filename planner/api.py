@@ -261,8 +261,10 @@ def plan(
         confidence=rated,
         what_if=eased,
         bound=ProvenBound(
-            status=bound.status, lower_s=bound.lower_s, gap=bound.gap, solver=bound.solver,
-            evaluations=bound.evaluations,
+            # The law lets decoding begin when all of prefill is over, the simulator a round before:
+            # what a decision was seen to take is no bound on all of them.
+            status=bound.status, gap=bound.gap, solver=bound.solver, evaluations=bound.evaluations,
+            lower_s=None if bound.lower_s is None else min(bound.lower_s, forecast.total_s),
         ),
         verify=VerifyHints(
             backend="nccl" if cuda else "gloo", tolerance=TOLERANCE,

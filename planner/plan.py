@@ -11,7 +11,7 @@ import hashlib
 import html
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, overload
 
 from pydantic import Field, field_validator
 
@@ -68,9 +68,9 @@ class Prediction(StrictModel):
         ranks: one entry a rank.
     """
 
-    total_s: float
-    low_s: float
-    high_s: float
+    total_s: Annotated[float, Field(ge=0)]
+    low_s: Annotated[float, Field(ge=0)]
+    high_s: Annotated[float, Field(ge=0)]
     metrics: dict[str, float] = Field(default_factory=dict)
     ranks: tuple[RankPrediction, ...] = ()
 
@@ -120,8 +120,8 @@ class VerifyHints(StrictModel):
     """
 
     backend: Literal["gloo", "nccl"]
-    ranks: int
-    tolerance: float
+    ranks: Annotated[int, Field(gt=0)]
+    tolerance: Annotated[float, Field(gt=0)]
     pace: tuple[RankPace, ...] = ()
 
 

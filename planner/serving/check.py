@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from foreplan.cost_models.tensor_parallel import shard_model
 from foreplan.datasets.cluster import Cluster
+from foreplan.datasets.kernels import DEVICE_KINDS, kernels_for
 from foreplan.datasets.model import Model
 from foreplan.datasets.program import Variant
 from foreplan.errors import SpecError
@@ -22,9 +23,10 @@ def check_decision(
     """Check what the decision's own types cannot know.
 
     Raises:
-        SpecError: another number of layers, a device that the cluster does not have, bits without
-            a storage, micro-batches that do not divide the batch, a kernel that is not named, a
-            cache of other bits than the workload's or than its kernels read.
+        SpecError: another number of layers, a device that the cluster does not have or that the
+            rank is not, bits without a storage, micro-batches that do not divide the batch, a
+            kernel that is not named or that computes something else, a cache of other bits than
+            the workload's or than its kernels read.
     """
     if decision.kv_bits not in workload.caches:
         raise SpecError(
@@ -34,7 +36,8 @@ def check_decision(
         raise SpecError(
             "decision.stages", got=f"{decision.layers} layers", expected=f"{model.layers}"
         )
-    ranks = len(cluster.ranks())
+    every = cluster.ranks()
+    ranks = len(every)
     for size in (decision.prefill_microbatch, decision.decode_microbatch):
         if workload.batch % size:
             raise SpecError(
@@ -46,6 +49,11 @@ def check_decision(
             if rank >= ranks:
                 raise SpecError(f"{where}.rank", got=rank, expected=f"0..{ranks - 1}")
         _check_group(model, cluster, where, stage)
+        device = every[stage.rank]
+        if stage.device != device.label:
+            raise SpecError(
+                f"{where}.device", got=stage.device, expected=f"{device.label}, its rank's device"
+            )
         unknown = sorted(set(stage.bits) - set(STORAGE))
         if unknown:
             raise SpecError(f"{where}.bits", got=unknown[0], expected=f"one of {sorted(STORAGE)}")
@@ -56,7 +64,21 @@ def check_decision(
         missing = sorted(needed - set(stage.kernels))
         if missing:
             raise SpecError(f"{where}.kernels", got=f"no {missing[0]}", expected="a variant for it")
+        for name in sorted(needed):
+            _check_kernel(where, name, stage.kernels[name])
         _check_cache(where, stage, decision.kv_bits)
+
+
+def _check_kernel(where: str, name: str, text: str) -> None:
+    """A kernel that computes what it is named for; on which kind of device, the runtime asks."""
+    _, op, *bits = name.split("/")
+    computes = "attention" if op == "attention" else "linear"
+    known = dict.fromkeys(v for kind in DEVICE_KINDS for v in kernels_for(computes, kind))
+    stored = STORAGE[int(bits[0])] if bits else None
+    fitting = [v for v in known if stored is None or v.storage in stored]
+    if Variant.parse(text) not in fitting:
+        names = ", ".join(str(variant) for variant in fitting)
+        raise SpecError(f"{where}.kernels: {name}", got=text, expected=f"one of {names}")
 
 
 def _check_cache(where: str, stage: StageDecision, bits: int) -> None:

@@ -31,7 +31,8 @@ if TYPE_CHECKING:
     from foreplan.cost_models.memory import MemoryLedger
     from foreplan.cost_models.predictor import Predictor
     from foreplan.cost_models.ranking import Ranking, rank_devices
-    from foreplan.cost_models.replay import Replay, predict_latency
+    from foreplan.cost_models.replay import predict_latency
+    from foreplan.cost_models.replayed_pass import Replay
     from foreplan.cost_models.schedule import Action, Memory, Schedule, ScheduleBuilder
     from foreplan.cost_models.simulator import Contention, Simulator, simulate
     from foreplan.cost_models.timeline import Timeline, chrome_trace
@@ -158,7 +159,8 @@ _NAMES_OF = {
     "cost_models.memory": "MemoryLedger",
     "cost_models.predictor": "Predictor",
     "cost_models.ranking": "Ranking rank_devices",
-    "cost_models.replay": "Replay predict_latency",
+    "cost_models.replay": "predict_latency",
+    "cost_models.replayed_pass": "Replay",
     "cost_models.schedule": "Action Memory Schedule ScheduleBuilder",
     "cost_models.simulator": "Contention Simulator simulate",
     "cost_models.timeline": "Timeline chrome_trace",

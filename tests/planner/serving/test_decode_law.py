@@ -43,13 +43,14 @@ class Pipeline:
         stages = len(self.prefill_s)
         problem = self.make_problem(*[256.0] * stages, batch=BATCH, new_tokens=new_tokens)
         ends = [*range(1, stages), LAYERS]
+        labels = [rank.label for rank in problem.cluster.ranks()]
         decision = ServingDecision(
             stages=tuple(
                 StageDecision(
-                    rank=i, device="made up", start=i, end=end, bits=(16,) * (end - i),
+                    rank=i, device=label, start=i, end=end, bits=(16,) * (end - i),
                     kernels=KERNELS,
                 )
-                for i, end in enumerate(ends)
+                for i, (end, label) in enumerate(zip(ends, labels, strict=True))
             ),
             prefill_microbatch=BATCH // self.prefills, decode_microbatch=BATCH // self.decodes,
             average_bits=16.0, omega=0.0,
