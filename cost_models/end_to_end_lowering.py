@@ -14,12 +14,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from foreplan.cost_models.copy_layout import COPY_WORDS
 from foreplan.cost_models.costs import Work
 from foreplan.cost_models.end_to_end_networks import KNOWN, SIZES, build, example
-from foreplan.cost_models.graph_backward import BACKWARD, CHANNEL_SUM, CHANNELS_LAST
+from foreplan.cost_models.graph_backward import BACKWARD, CHANNEL_SUM
 from foreplan.cost_models.graph_programs import batch_norm_words, lower
 from foreplan.cost_models.graph_step import Step
-from foreplan.datasets.program import TRANSPOSED, Program
+from foreplan.datasets.program import CHANNELS_LAST, Program
 from foreplan.errors import SpecError
 
 
@@ -95,6 +96,14 @@ def _batch_norms(case: Mapping[str, Any]) -> list[str]:
     ]
 
 
+def _plain(words: object) -> str:
+    """A copy without what its kernel's name says of how elements lie."""
+    text = str(words)
+    for word in COPY_WORDS:
+        text = text.replace(word, "")
+    return text
+
+
 def _laid_out(
     steps: Sequence[Step], before: Sequence[Any], norms: Sequence[str]
 ) -> list[Step]:  # fmt: skip
@@ -106,7 +115,7 @@ def _laid_out(
         norms: words of the batch norms that it timed, in their order.
     """
     ran = Counter(
-        (target, str(words).replace(TRANSPOSED, "")) for _, target, part, words, _ in before
+        (target, _plain(words)) for _, target, part, words, _ in before
         if target in _COPIES and part == "forward"
     )  # fmt: skip
     of_run = {target for target, _ in ran}
@@ -122,7 +131,7 @@ def _laid_out(
         work = step.work
         if step.target in _COPIES and step.part == "forward":
             # A trace may leave other strides than the run.
-            copied = (step.target, str(_words(work)).replace(TRANSPOSED, ""))
+            copied = (step.target, _plain(_words(work)))
             if not ran[copied]:
                 continue
             ran[copied] -= 1

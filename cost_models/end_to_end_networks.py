@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from foreplan.cost_models.end_to_end_untouched import UNTOUCHED, UNTOUCHED_IMAGES, untouched
+
 if TYPE_CHECKING:
     import torch
 
@@ -35,10 +37,11 @@ CALIBRATION = ("gpt_neox", "phi", "distilbert", "dinov2", "swin", "regnet", "mob
 #: hears sound.
 _OTHERS = ("t5", "bart", "segformer", "efficientnet", "wav2vec2", "gemma", "bloom", "pvt_v2")
 _IMAGES = (
-    *IMAGE, "dinov2", "swin", "regnet", "mobilenet_v2", "segformer", "efficientnet", "pvt_v2"
+    *IMAGE, "dinov2", "swin", "regnet", "mobilenet_v2", "segformer", "efficientnet", "pvt_v2",
+    *UNTOUCHED_IMAGES,
 )  # fmt: skip
 #: All that can be built.
-KNOWN = (*NETWORKS, *CALIBRATION, *_OTHERS)
+KNOWN = (*NETWORKS, *CALIBRATION, *_OTHERS, *UNTOUCHED)
 
 
 def shapes_of(name: str, size: str) -> tuple[tuple[int, int], ...]:
@@ -61,7 +64,9 @@ def build(name: str, size: str) -> torch.nn.Module:
     gated = {**text, "intermediate_size": 11 * hidden // 4, "num_key_value_heads": heads // 2}
     wide = {**text, "intermediate_size": 4 * hidden}
     model: Any
-    if name == "llama":
+    if name in UNTOUCHED:
+        model = untouched(name, text, wide, shapes_of(name, size)[0][1])
+    elif name == "llama":
         model = hf.LlamaForCausalLM(hf.LlamaConfig(**gated))
     elif name == "qwen3":
         model = hf.Qwen3ForCausalLM(hf.Qwen3Config(**gated, head_dim=hidden // heads))
@@ -162,6 +167,10 @@ def example(name: str, size: str, shape: tuple[int, int] | None, device: str, dt
     if name == "wav2vec2":  # its convolutions make a token of 320 samples, the first of 400
         return {"input_values": torch.randn(batch, 320 * extent + 80, device=device).to(dtype)}
     ids = torch.randint(0, SIZES[size]["vocab"], (batch, extent), device=device)
+    if name == "whisper":  # a spectrum of 80 bands, two frames a position
+        frames = 2 * shapes_of(name, size)[0][1]
+        heard = torch.randn(batch, 80, frames, device=device).to(dtype)
+        return {"input_features": heard, "decoder_input_ids": ids, "use_cache": False}
     if name in ("t5", "bart"):
         return {"input_ids": ids, "decoder_input_ids": ids, "use_cache": False}
     return {"input_ids": ids} | ({} if "bert" in name else {"use_cache": False})

@@ -12,6 +12,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 
+from foreplan.cost_models.copy_layout import plain_kernel
 from foreplan.cost_models.gradient_maps import (
     ARITHMETIC,
     EXPANDS,
@@ -28,7 +29,14 @@ from foreplan.cost_models.graph_step import Step
 from foreplan.datasets.dtypes import DTYPE_BYTES
 from foreplan.datasets.operator_call import OperatorCall, described_tensors, dtype_name
 from foreplan.datasets.operator_graph import OperatorNode
-from foreplan.datasets.program import INPUT_GRADIENT, WEIGHT_GRADIENT, Program, Variant, program
+from foreplan.datasets.program import (
+    CHANNELS_LAST,
+    INPUT_GRADIENT,
+    WEIGHT_GRADIENT,
+    Program,
+    Variant,
+    program,
+)
 
 #: Kernel of what a backward pass does beside products and convolutions; of sums, over columns.
 BACKWARD = "torch.backward"
@@ -36,8 +44,6 @@ BACKWARD = "torch.backward"
 ROW_SUM, CHANNEL_SUM = "torch.sum", "torch.backward_by_channel"
 #: What names of kernels say of an operand with one value a row, a column, or a block of rows.
 BY_ROW, BY_COLUMN, BY_BLOCK = "_by_row", "_by_column", "_by_block"
-#: What the name of a kernel says: images lie with their channels last.
-CHANNELS_LAST = "_channels_last"
 #: What the name of a batch norm's kernel says: it norms by the statistics of the batch itself.
 OF_BATCH = "_of_batch"
 
@@ -117,11 +123,14 @@ def gradient_steps(node: OperatorNode, step: Step, read: Sequence[Operand]) -> l
     if name in ("amax", "amin"):
         return _of_largest(back, node.inputs[0], shape)
     if name in FUNCTIONS:
-        return [wide_step(back, shape, 2, kernel=f"torch.{name}_backward")]
+        return [wide_step(back, shape, 2, kernel=f"{plain_kernel(work.variant.kernel)}_backward")]
     if work.op == "softmax" or node.op == "activation":
         return [wide_step(back, shape, 2)]
     if name in PADS and node.inputs[0] != shape:  # the middle of what was padded
         return [_copied(back, node.inputs[0])]
+    if work.op == "pool" and "adaptive" not in name:
+        variant = replace(work.variant, kernel=f"{work.variant.kernel}_backward")
+        return [replace(back, work=replace(work, op="pool_gradient", variant=variant))]
     if node.op in ("reduction", "pool") or (node.op == "copy" and name not in ("to", "_to_copy")):
         return [wide_step(back, node.inputs[0], 1)]
     if name in ("to", "_to_copy"):

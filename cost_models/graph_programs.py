@@ -18,10 +18,10 @@ from dataclasses import replace
 from types import MappingProxyType
 
 from foreplan.cost_models.attention_mask import AttentionMask
+from foreplan.cost_models.copy_layout import copy_words, map_words
 from foreplan.cost_models.costs import Segment
 from foreplan.cost_models.gradient_maps import PADS
 from foreplan.cost_models.graph_backward import (
-    CHANNELS_LAST,
     OF_BATCH,
     broadcast,
     channels,
@@ -46,11 +46,12 @@ from foreplan.cost_models.graph_step import Phase, Step
 from foreplan.cost_models.graph_whole import host_calls, whole_program
 from foreplan.cost_models.hidden_copies import hidden_copies
 from foreplan.cost_models.host_call import HostCall, host_kind
+from foreplan.cost_models.map_kernel import TANH, is_map
 from foreplan.datasets.dtypes import DTYPE_BYTES
 from foreplan.datasets.model import Model
 from foreplan.datasets.operator_call import OperatorCall, described_tensors, dtype_name
 from foreplan.datasets.operator_graph import OperatorGraph, OperatorNode
-from foreplan.datasets.program import TRANSPOSED, Program, Variant, program
+from foreplan.datasets.program import CHANNELS_LAST, TRANSPOSED, Program, Variant, program
 from foreplan.datasets.update_packing import packed_update
 from foreplan.errors import SpecError
 
@@ -164,11 +165,8 @@ def _layouts(calls: Iterable[OperatorCall], phase: Phase) -> dict[str, str]:
             shape, strides, _ = tensors[0]
             if shape[1] > 1 and strides[1] == 1 < math.prod(shape[2:]):
                 found[call.operator] = CHANNELS_LAST
-        elif call.operator and name in ("contiguous", "clone"):
-            shape, strides, _ = tensors[0]
-            # Neighbours of the copy are none of the tensor.
-            if shape and shape[-1] > 1 and strides[-1] > 1:
-                found[call.operator] = TRANSPOSED
+        elif call.operator and (words := copy_words(name, call.arguments)):
+            found[call.operator] = words
         elif call.operator and name == "batch_norm":
             found[call.operator] = batch_norm_words(call.arguments)
         elif call.operator and name in _COLUMNS_FIRST:
@@ -178,6 +176,10 @@ def _layouts(calls: Iterable[OperatorCall], phase: Phase) -> dict[str, str]:
         elif call.operator and name == "scaled_dot_product_attention":
             mask = AttentionMask.of_call(call, training=phase == "training")
             found[call.operator] = mask.word if mask else ""
+        elif call.operator and is_map(name):
+            approximate = TANH * (name == "gelu" and '"tanh"' in call.arguments)
+            shape = described_tensors(call.result)[0][0]
+            found[call.operator] = approximate + map_words(shape, call.arguments)
     return found
 
 

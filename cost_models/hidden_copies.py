@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from foreplan.cost_models.copy_layout import copy_words, lies_in_rows
 from foreplan.cost_models.graph_backward import flat
 from foreplan.cost_models.graph_step import Step
 from foreplan.datasets.dtypes import DTYPE_BYTES
@@ -16,9 +17,8 @@ from foreplan.datasets.operator_call import (
     OperatorCall,
     described_tensors,
     dtype_name,
-    row_strides,
 )
-from foreplan.datasets.program import TRANSPOSED, Variant, program
+from foreplan.datasets.program import Variant, program
 
 #: Operators that want their first operand row by row. A softmax does, too; none was timed.
 _ROW_BY_ROW = frozenset({"layer_norm", "native_layer_norm"})
@@ -39,19 +39,9 @@ def hidden_copies(calls: Sequence[OperatorCall]) -> dict[str, Step]:
         dtype = dtype_name(kind)
         if dtype not in DTYPE_BYTES or lies_in_rows(shape, strides):
             continue
-        word = TRANSPOSED if strides[-1] > 1 else ""
+        word = copy_words("contiguous", call.arguments)
         rows, cols = flat(shape)
         copied = Variant(dtype, dtype, f"torch.contiguous{word}")
         work = program("elementwise", copied, rows=rows, cols=cols, inputs=1)
         found[call.operator] = Step("copy", call.target, "forward", work, calls=0)
     return found
-
-
-def lies_in_rows(shape: Sequence[int], strides: Sequence[int]) -> bool:
-    """Whether a tensor's elements are neighbours in the order of its dimensions."""
-    if 0 in shape:
-        return True
-    return all(
-        size == 1 or own == step
-        for size, own, step in zip(shape, strides, row_strides(shape), strict=True)
-    )

@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 from foreplan.cost_models.attention_scores import score_columns, written_out_s
 from foreplan.cost_models.channel_blocks import channel_block_s
 from foreplan.cost_models.convolution_kernels import beside_s, kernel_columns
+from foreplan.cost_models.offset_threads import offset_thread_s
 from foreplan.cost_models.operator_work import (
     MOST_ALIGNED,
     OperatorWork,
@@ -33,6 +34,7 @@ from foreplan.cost_models.operator_work import (
     visible_pairs,
     widths,
 )
+from foreplan.cost_models.pool_threads import pool_thread_s
 from foreplan.cost_models.power_limit import paid_flops, sustained_share
 from foreplan.cost_models.roofline_columns import collective_columns, layer_columns
 from foreplan.cost_models.row_blocks import row_block_s
@@ -245,6 +247,9 @@ def _later(table: OperatorTable, family: str) -> dict[str, Floats]:
             "channels_last": d["channels_last"], "rms": d["rms"],
             "is_embedding_gradient": kind == "embedding_gradient",
             "log_values": np.log(np.where(d["values"] > 0, d["values"], np.nan)),
+            "function": np.where(d["function"] > 0, d["function"], np.nan),
+            "window": d["window"], "average": d["average"],
+            "is_pool": kind == "pool", "is_pool_gradient": kind == "pool_gradient",
         }  # fmt: skip
     if family == "product":
         asked = {"turned": d["turned"]}
@@ -337,9 +342,11 @@ def _wide(table: OperatorTable, work: OperatorWork, offer: Mapping[str, Floats])
     }  # fmt: skip
     clock = np.nan_to_num(offer["clock"], nan=_USUAL_CLOCK_HZ)
     memory = memory_time(table, work, offer)
-    beside = row_block_s(table, work, clock) + update_s(table, clock)
+    beside = row_block_s(table, work, clock) + update_s(table, memory, clock)
     beside += channel_block_s(table, memory, clock)
     beside += sum_block_s(table, work, offer["threads"], clock)
+    threads = pool_thread_s(table, work, clock) + offset_thread_s(table, work, clock)
+    beside += np.maximum(threads - memory, 0)
     fixed = np.where(d["kernels"] > 0, 0.0, _fixed(offer))  # an update counts its own
     return columns, fixed + memory + beside
 

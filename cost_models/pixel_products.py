@@ -8,9 +8,15 @@ has few pixels: they are the columns of the product, and fill no vector.
 
 from __future__ import annotations
 
-from foreplan.cost_models.graph_backward import CHANNELS_LAST
 from foreplan.datasets.device import Device
-from foreplan.datasets.program import INPUT_GRADIENT, WEIGHT_GRADIENT, Program, Variant, program
+from foreplan.datasets.program import (
+    CHANNELS_LAST,
+    INPUT_GRADIENT,
+    WEIGHT_GRADIENT,
+    Program,
+    Variant,
+    program,
+)
 
 #: Images from which on oneDNN takes them.
 _IMAGES = 16

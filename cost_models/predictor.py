@@ -19,7 +19,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from foreplan.cost_models.attention_mask import AttentionMask
-from foreplan.cost_models.copy_layout import copy_layout
 from foreplan.cost_models.costs import Estimate
 from foreplan.cost_models.graph_backward import (
     ATTENTION_BACKWARD,
@@ -28,16 +27,17 @@ from foreplan.cost_models.graph_backward import (
     BY_COLUMN,
     BY_ROW,
     CHANNEL_SUM,
-    CHANNELS_LAST,
     OF_BATCH,
 )
 from foreplan.cost_models.graph_programs import BIAS
 from foreplan.cost_models.known_rates import KnownRates
+from foreplan.cost_models.map_kernel import map_kernel
 from foreplan.cost_models.operator_features import FAMILIES
 from foreplan.cost_models.operator_predictor import OperatorPredictor
 from foreplan.cost_models.rate_law import COLD, Waits
 from foreplan.datasets import device_zoo
 from foreplan.datasets.device import Device
+from foreplan.datasets.map_functions import MAP_FUNCTIONS
 from foreplan.datasets.operator_cases import RECORDED
 from foreplan.datasets.operator_table import (
     UNKNOWN,
@@ -46,7 +46,7 @@ from foreplan.datasets.operator_table import (
     operator_table,
     texts,
 )
-from foreplan.datasets.program import INPUT_GRADIENT, WEIGHT_GRADIENT, Program
+from foreplan.datasets.program import CHANNELS_LAST, INPUT_GRADIENT, WEIGHT_GRADIENT, Program
 from foreplan.errors import MissingDataError
 
 #: (storage, compute) of a linear to the data type of the tables.
@@ -263,7 +263,10 @@ def _published(row: _Row) -> _Row:
     if kind == "batchnorm" or (kind == "embedding" and dims["strided"]):
         size = {"rows": dims["rows"], "cols": dims["cols"]}
         return "elementwise", dtype, size | {"inputs": 1, "cost": 1}
-    if kind in ("reduction", "embedding", "embedding_gradient"):
+    if kind == "pool_gradient":
+        size = {"rows": dims["rows"], "cols": dims["cols"]}
+        return "elementwise", dtype, size | {"inputs": 1, "cost": 1}
+    if kind in ("reduction", "pool", "embedding", "embedding_gradient"):
         return _NOTHING
     if dims.get("groups", 1) > 1 or dims.get("line"):
         return _NOTHING
@@ -274,7 +277,7 @@ def _published(row: _Row) -> _Row:
         return "elementwise", dtype, size | {"inputs": 2, "cost": 1}
     left_out = {
         "strided", "groups", "line", "channels_last", "turned", "bias", "broadcast", "converts",
-        "rms", "masks", "training", "kernels", "longest",
+        "rms", "masks", "training", "kernels", "longest", "function",
     }  # fmt: skip
     plain = dict.fromkeys(FAMILIES["conv"], "conv")
     return plain.get(kind, kind), dtype, {n: size for n, size in dims.items() if n not in left_out}
@@ -329,6 +332,8 @@ def _row(program: Program) -> _Row:
     if program.op == "embedding_backward":
         size = {"rows": d["rows"], "cols": d["cols"], "values": d["vocab"]}
         return "embedding_gradient", dtype, size | {"strided": int(v.kernel in _INDEXED)}
+    if program.op in ("pool", "pool_gradient") and "adaptive" not in v.kernel:
+        return program.op, dtype, _pool_sizes(d, v.kernel)
     if program.op in ("reduction", "pool", "embedding"):
         size = {"rows": d["rows"], "cols": d["cols"]}
         if program.op == "embedding":
@@ -342,14 +347,15 @@ def _row(program: Program) -> _Row:
     if program.op == "elementwise":
         lies = next((lies for name, lies in _LIES.items() if v.kernel.endswith(name)), 0)
         return "elementwise", dtype, {name: d[name] for name in ("rows", "cols", "inputs")} | {
-            "cost": 1, "strided": copy_layout(v.kernel, d["inputs"]), "broadcast": lies,
-            "converts": int(v.kernel in _CONVERTS)}  # fmt: skip
+            "cost": 1, "broadcast": lies, "converts": int(v.kernel in _CONVERTS),
+            **map_kernel(program)._asdict()}  # fmt: skip
     if program.op == "roll":
         size = {"rows": d["rows"], "cols": d["cols"], "inputs": 1, "cost": 1}
         return "elementwise", dtype, size | {"strided": 2, "broadcast": 0, "converts": 0}
     if program.op == "fill":  # as many bytes as a copy of half of them; no sweep has fills
         half = {"rows": d["rows"], "cols": -(-d["cols"] // 2), "inputs": 1, "cost": 1}
-        return "elementwise", dtype, half | {"strided": 0, "broadcast": 0, "converts": 0}
+        marks = {"strided": 0, "broadcast": 0, "converts": 0, "function": MAP_FUNCTIONS["mul"]}
+        return "elementwise", dtype, half | marks
     if program.op == "rope":
         wide = {"rows": d["rows"], "cols": d["heads"] * d["head_dim"], "inputs": 1, "cost": 6}
         return "elementwise", dtype, wide
@@ -374,6 +380,13 @@ def _conv_sizes(d: dict[str, int], kernel: str) -> dict[str, int] | None:
             "stride": stride, "padding": padding, "groups": d["groups"], "line": line,
             "channels_last": int(CHANNELS_LAST in kernel),
             "bias": int(kernel.endswith(BIAS))}  # fmt: skip
+
+
+def _pool_sizes(d: dict[str, int], kernel: str) -> dict[str, int]:
+    """A pool in the tables' words, which know square windows of images."""
+    marks = {"channels_last": int(CHANNELS_LAST in kernel), "average": int("avg" in kernel)}
+    window = max(1, math.isqrt(d["taps"]))
+    return {"rows": d["rows"], "cols": d["cols"], "window": window} | marks
 
 
 def _turned(kernel: str) -> int:

@@ -16,11 +16,12 @@ import math
 from dataclasses import replace
 from types import MappingProxyType
 
-from foreplan.cost_models.graph_backward import CHANNELS_LAST
+from foreplan.cost_models.copy_layout import plain_kernel
 from foreplan.cost_models.operator_rates import by_channel
 from foreplan.cost_models.pixel_products import is_pixel_product, pixel_product
 from foreplan.datasets.device import Device
 from foreplan.datasets.program import (
+    CHANNELS_LAST,
     INPUT_GRADIENT,
     TRANSPOSED,
     WEIGHT_GRADIENT,
@@ -45,8 +46,8 @@ _BY_CHANNEL_LAST = MappingProxyType({"": 0.45, INPUT_GRADIENT: 0.35, WEIGHT_GRAD
 _UPDATE = 0.8
 #: Operators that read and write each element about once.
 _MAPS = frozenset(
-    ["elementwise", "fill", "roll", "reduction", "pool", "softmax", "embedding", "add",
-     "norm_gradient"]
+    ["elementwise", "fill", "roll", "reduction", "pool", "pool_gradient", "softmax", "embedding",
+     "add", "norm_gradient"]
 )  # fmt: skip
 
 
@@ -95,9 +96,10 @@ def profiled_alike(item: Program, device: Device) -> tuple[Program, float] | Non
             out_height=out, out_width=out, stride=max(1, round(size / out)), groups=d["groups"],
         ), share  # fmt: skip
     if item.op in _MAPS:
-        if v.kernel == "torch.gelu":
+        kernel = plain_kernel(v.kernel)
+        if kernel in ("torch.gelu", "torch.gelu_tanh"):
             return _as_wide(item, "activation", "gelu"), 1.0
-        if v.kernel == "torch.gelu_backward":
+        if kernel in ("torch.gelu_backward", "torch.gelu_tanh_backward"):
             forward = program(item.op, v, **{**d, "inputs": 1})
             return _as_wide(forward, "activation", "gelu"), _GELU_GRADIENT
         return _as_wide(item, "add", "add"), 1.0

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from types import MappingProxyType
 
+from foreplan.cost_models.copy_layout import plain_kernel
 from foreplan.datasets.device import Device
 from foreplan.datasets.program import Program
 
@@ -31,7 +32,7 @@ def function_s(program: Program, device: Device, launch_s: float) -> float:
         device: its cores share the elements out.
         launch_s: seconds of one call on it.
     """
-    name = program.variant.kernel.removeprefix("torch.").removesuffix("_")
+    name = plain_kernel(program.variant.kernel).removeprefix("torch.").removesuffix("_")
     elements = _IN_A_CALL.get(name)
     if device.kind != "cpu" or program.op != "elementwise" or elements is None:
         return 0.0

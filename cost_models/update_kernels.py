@@ -13,19 +13,25 @@ from foreplan.datasets.operator_table import OperatorTable
 
 Floats = NDArray[np.float64]
 
-#: Clock cycles of a kernel, and of an element of its longest chunk. Least squares of relative
-#: errors, together with the bytes, over 538 updates of an H200 (torch 2.11) whose elements are
-#: multiples of 64: 3.0-3.1 us a kernel and 0.54-0.60 ns an element, in 16 bits and FP32 alike;
-#: 5.7 and 8.0 % off in the mean, by their elements alone 29 % (docs/results/operators.md).
-_KERNEL, _ELEMENT = 6100.0, 1.15
+#: Clock cycles of a kernel, and of an element of its longest chunk; what a byte takes of what
+#: `memory_time` says of it. Least absolute errors of logarithms over 1,046 updates of an H200
+#: (torch 2.11, seventh sweep inside CUDA graphs) whose elements are multiples of 64, fitted: BF16
+#: 4.6, FP16 5.2 and FP32 5.3 % off, by their elements alone 29 % (docs/results/operators.md).
+_KERNEL, _ELEMENT, _MOVING = 4750.0, 0.76, 1.4
 
 
-def update_s(table: OperatorTable, clock_hz: Floats) -> Floats:
+def update_s(table: OperatorTable, memory_s: Floats, clock_hz: Floats) -> Floats:
     """Seconds (N,) of an update's kernels beside its bytes; 0 of what is none.
+
+    The longest chunk is gone through while all others move, and hides behind the more of them the
+    more they are: as the sides of a right angle.
 
     Args:
         table: the rows (N,).
+        memory_s: seconds to move their bytes (N,).
         clock_hz: of their devices (N,).
     """
     d = table.dims
-    return np.asarray((d["kernels"] * _KERNEL + d["longest"] * _ELEMENT) / clock_hz)
+    chunk = d["longest"] * _ELEMENT / clock_hz
+    whole = d["kernels"] * _KERNEL / clock_hz + np.hypot(_MOVING * memory_s, chunk)
+    return np.asarray(np.where(d["kernels"] > 0, whole - memory_s, 0.0))

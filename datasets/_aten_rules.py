@@ -98,7 +98,10 @@ def _windows(call: Call) -> float:
     sizes = [given] if isinstance(given, int) else list(given)
     # One size is that of each spatial dimension.
     spatial = int(call.name.partition("pool")[2][0])
-    window = math.prod(sizes * spatial if len(sizes) == 1 else sizes)
+    sizes = sizes * spatial if len(sizes) == 1 else sizes
+    # A window as large as any image ends where the image does.
+    image = call.tensors[0].shape[-spatial:]
+    window = math.prod(min(size, extent) for size, extent in zip(sizes, image, strict=True))
     return float(call.outputs[0].elements * window)
 
 

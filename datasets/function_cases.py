@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from foreplan.datasets.map_cases import map_sizes
+from foreplan.datasets.map_functions import MAP_FUNCTIONS
 from foreplan.datasets.operator_case import (
     MOST_BYTES,
     Calls,
@@ -34,9 +35,10 @@ _TWO = (
     "hardswish_backward", "leaky_relu_backward",
 )  # fmt: skip
 _THREE = ("addcmul", "where", "native_dropout_backward")
-#: Names of all functions, and of copies.
-FUNCTIONS = tuple(dict.fromkeys((*_ONE, *_TWO, *_THREE)))
-LAYOUTS = ("transposed", "permuted", "cat_halves", "cat", "channels_last")
+#: Tensors whose rows are multiples of so many bytes are joined by another kernel (``Shape.cu``).
+_VECTOR_BYTES = 16
+#: Copies into another order, or of several tensors into one.
+_LAYOUTS = ("transposed", "permuted", "cat_halves", "cat", "channels_last")
 
 
 def function(op: str, dtype: str, rng: np.random.Generator, scale: float) -> Case:
@@ -59,17 +61,18 @@ def function(op: str, dtype: str, rng: np.random.Generator, scale: float) -> Cas
         if inputs == 3:
             z = view(dtype, 2 * (rows * cols + 256), rows, cols)
             return [lambda: torch.addcmul(x, y, z)]
-        return [lambda: _CALLS[inputs, name](x, y)]
+        return [lambda: CALLS[inputs, name](x, y)]
 
+    number = MAP_FUNCTIONS[name]
     # A mask is a byte an element: of two tensors and a mask, or of one and a mask.
     reads = {"where": 2, "native_dropout_backward": 1}.get(name, inputs)
-    return Case(name, "elementwise", dtype, map_sizes(rows, cols, reads), calls)
+    return Case(name, "elementwise", dtype, map_sizes(rows, cols, reads, function=number), calls)
 
 
 def layout(op: str, dtype: str, rng: np.random.Generator, scale: float) -> Case:
     """A copy into another order, or of several tensors into one."""
     rows, cols = wide_shape(rng, MOST_BYTES * scale)
-    name = str(rng.choice(LAYOUTS))
+    name = str(rng.choice(_LAYOUTS))
     parts = int(rng.integers(2, 6))
     inner = int(rng.choice([32, 64, 80, 96, 128]))
     if name == "permuted":
@@ -87,14 +90,14 @@ def layout(op: str, dtype: str, rng: np.random.Generator, scale: float) -> Case:
         x = view(dtype, 0, rows, cols)
         if name == "transposed":
             turned = x.t()
-            return [lambda: turned.contiguous()]
+            return [lambda: turned.clone(memory_format=torch.contiguous_format)]
         if name == "permuted":  # heads beside positions, positions beside heads
             heads = x.view(rows, cols // inner, inner).transpose(0, 1)
-            return [lambda: heads.contiguous()]
+            return [lambda: heads.clone(memory_format=torch.contiguous_format)]
         if name == "channels_last":
             pixels = side * side
             plain = x.view(rows // pixels, cols, side, side)
-            return [lambda: plain.contiguous(memory_format=torch.channels_last)]
+            return [lambda: plain.clone(memory_format=torch.channels_last)]
         if name == "cat_halves":
             half = cols // 2
             return [lambda: torch.cat((x[:, half:], x[:, :half]), -1)]
@@ -103,7 +106,11 @@ def layout(op: str, dtype: str, rng: np.random.Generator, scale: float) -> Case:
         return [lambda: torch.cat(tensors, -1)]
 
     strided = 1 if name in ("transposed", "channels_last") else 3
-    return Case(name, "elementwise", dtype, map_sizes(rows, cols, 1, strided=strided), calls)
+    width = 4 if dtype == "fp32" else 2
+    unaligned = name == "cat" and cols // parts * width % _VECTOR_BYTES > 0
+    called = "cat_unaligned" if unaligned else name
+    sizes = map_sizes(rows, cols, 1, strided=strided, function=MAP_FUNCTIONS[called])
+    return Case(called, "elementwise", dtype, sizes, calls)
 
 
 def _calls() -> dict[tuple[int, str], Callable[[Any, Any], Any]]:
@@ -142,4 +149,5 @@ def _calls() -> dict[tuple[int, str], Callable[[Any, Any], Any]]:
     return found
 
 
-_CALLS: Mapping[tuple[int, str], Callable[[Any, Any], Any]] = MappingProxyType(_calls())
+#: What to call with two operands, of which it may ignore the second; by inputs and name.
+CALLS: Mapping[tuple[int, str], Callable[[Any, Any], Any]] = MappingProxyType(_calls())

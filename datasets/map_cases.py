@@ -213,7 +213,7 @@ def map_sizes(rows: int, cols: int, inputs: int, **marks: int) -> dict[str, int]
             a program, is 1.
     """
     return {"rows": rows, "cols": cols, "inputs": inputs, "cost": 1, "strided": 0, "broadcast": 0,
-            "converts": 0, "kernels": 0, "longest": 0} | marks  # fmt: skip
+            "converts": 0, "kernels": 0, "longest": 0, "function": 0} | marks  # fmt: skip
 
 
 def _map(dtype: str, rows: int, cols: int, inputs: int, calls: Any, **marks: int) -> Case:

@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from foreplan.datasets.apart_cases import apart
 from foreplan.datasets.attention_cases import MASKED, attention
 from foreplan.datasets.convolution_cases import GROUPED, IMAGES, SOUND, convolution
 from foreplan.datasets.function_cases import function, layout
@@ -86,8 +87,11 @@ _ASKED: Mapping[str, float] = MappingProxyType(
         "layout": 0.12,
         "pool": 0.08,
         "pool_gradient": 0.10,
+        "apart": 0.20,
     }
 )
+#: Sizes that say what an operator is, or follow from others.
+_FOLLOW = frozenset({"kernels", "longest", "function"})
 #: Names of operators that can be asked for.
 NAMES = (*_SHARES, *_ASKED)
 #: Data types in the words of the tables, and how often each is drawn.
@@ -117,8 +121,7 @@ def graph_cases(
 
 def _extent(case: Case) -> int:
     """Product of an operator's sizes, to tell larger from smaller ones of its name."""
-    # How an update is packed follows from its sizes.
-    own = (size for name, size in case.dims.items() if name not in ("kernels", "longest"))
+    own = (size for name, size in case.dims.items() if name not in _FOLLOW)
     return math.prod(max(1, size) for size in own)
 
 
@@ -210,8 +213,16 @@ def _update(op: str, dtype: str, rng: np.random.Generator, scale: float) -> Case
                 offset += size + 256
         steps = [torch.ones((), device=view.device) for _ in sizes]
         fused: Any = torch._fused_adamw_
-        # A rate of 0 makes each division one of 0, which takes a slow way: a quarter more.
-        rates = {"lr": 1e-6, "beta1": 0.9, "beta2": 0.999, "weight_decay": 0.0, "eps": 1e-8}
+        # Rates that leave the operands as they are: after thousands of calls moments would be
+        # squares of squares, infinite or next to nothing, and divisions take a slow way (so they
+        # do by a rate of 0): in FP32 2.4 times as long.
+        rates = {
+            "lr": 1e-12,
+            "beta1": 1 - 1e-7,
+            "beta2": 1 - 1e-7,
+            "weight_decay": 0.0,
+            "eps": 1e-8,
+        }
         return [lambda: fused(*lists, [], steps, **rates, amsgrad=False, maximize=False)]
 
     packed = packed_update(sizes)
@@ -236,7 +247,7 @@ _DRAW: Mapping[str, Callable[[str, str, np.random.Generator, float], Case]] = Ma
         **dict.fromkeys(("softmax", "layernorm", "layernorm_gradient"), row_norm),
         **dict.fromkeys((f"{NARROW}layernorm", f"{NARROW}layernorm_gradient"), row_norm),
         **dict.fromkeys(("batchnorm", "batchnorm_gradient"), batch_norm),
-        "function": function, "layout": layout,
+        "function": function, "layout": layout, "apart": apart,
         **dict.fromkeys(("pool", "pool_gradient"), pool),
     }
 )  # fmt: skip

@@ -48,8 +48,9 @@ _ATTENTION = (
 #: ``training`` where they are learned, ``converts`` where they are truth values, ``broadcast``
 #: where all queries share one row. ``values`` are the rows of the table that a gradient by an
 #: embedding is added up in; ``strided`` (1 or 0): of an index, here and forward. ``kernels`` and
-#: ``longest`` of an update: `update_packing`. ``rows`` of a pool are outputs, of ``cols`` inputs
-#: each; ``average`` (1 or 0): means, not the largest.
+#: ``longest`` of an update: `update_packing`. ``function`` of a map: a number of `MAP_FUNCTIONS`, 0
+#: where it is not known. ``rows`` of a pool are outputs, of ``cols`` inputs each; ``average`` (1 or
+#: 0): means, not the largest.
 KINDS: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
         "bmm": _PRODUCT,
@@ -67,6 +68,7 @@ KINDS: Mapping[str, tuple[str, ...]] = MappingProxyType(
             "converts",
             "kernels",
             "longest",
+            "function",
         ),
         "softmax": ("rows", "cols"),
         "layernorm": ("rows", "cols", "rms"),

@@ -228,6 +228,12 @@ OPERATORS: Mapping[str, Operator] = MappingProxyType(
             lambda d: 1.0 * d["rows"] * d["taps"],
             lambda d, v: 1.0 * d["rows"] * (d["cols"] + 1) * DTYPE_BYTES[v.compute],
         ),
+        # By the inputs: zeros are written, and added to.
+        "pool_gradient": Operator(
+            ("rows", "cols", "taps"),
+            lambda d: 1.0 * d["rows"] * d["taps"],
+            lambda d, v: 2.0 * d["rows"] * d["cols"] * DTYPE_BYTES[v.compute],
+        ),
         # ``rows`` sequences of ``steps``; the state of ``hidden`` values is computed by so many
         # ``gates``, of ``outputs`` (fewer where projected) before. What it is made of:
         # `foreplan.cost_models.recurrent_parts`.

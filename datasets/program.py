@@ -17,6 +17,8 @@ from foreplan.errors import SpecError
 INPUT_GRADIENT, WEIGHT_GRADIENT = "_input_gradient", "_weight_gradient"
 #: The same of a product whose second operand is a transposed view: it lies along what is added up.
 TRANSPOSED = "_transposed"
+#: The same of images whose channels lie next to each other.
+CHANNELS_LAST = "_channels_last"
 
 
 @dataclass(frozen=True, slots=True, order=True)

@@ -32,7 +32,7 @@ _MAY_BE_ZERO: Mapping[str, frozenset[str]] = MappingProxyType(
         ),
         "layernorm": frozenset({"rms"}),
         "elementwise": frozenset(
-            {"inputs", "cost", "strided", "broadcast", "converts", "kernels", "longest"}
+            {"inputs", "cost", "strided", "broadcast", "converts", "kernels", "longest", "function"}
         ),
         **dict.fromkeys(("pool", "pool_gradient"), frozenset({"channels_last", "average"})),
         **dict.fromkeys(("reduction", "embedding", "embedding_gradient"), frozenset({"strided"})),

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from foreplan.cost_models.graph_backward import CHANNELS_LAST
 from foreplan.cost_models.predictor import Predictor
-from foreplan.datasets.program import Program, Variant, program
+from foreplan.datasets.program import CHANNELS_LAST, Program, Variant, program
 
 
 def gradient(channels: int, images: int, pixels: int, layout: str = "") -> Program:

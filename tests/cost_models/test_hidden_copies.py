@@ -37,7 +37,7 @@ def copies(images: torch.Tensor, part: str, device: str = "cpu") -> list[Program
 @pytest.mark.parametrize("part", ["forward", "backward"])
 def test_a_norm_of_transposed_rows_copies_them(part: str, device: str) -> None:
     (work,) = copies(torch.rand(2, 3, 32, 32), part, device)
-    assert work.variant.kernel == "torch.contiguous_transposed"
+    assert work.variant.kernel == "torch.contiguous_channels_last"
     assert work.dims == {"rows": 2 * 64, "cols": 16, "inputs": 1}
 
 

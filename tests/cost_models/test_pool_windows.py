@@ -48,10 +48,13 @@ def test_cores_share_windows_and_gpus_have_none() -> None:
     assert window_s(pool(9), many, 1.2e-6) == pytest.approx(window_s(pool(9), CORE, 1.2e-6) / 16)
     gpu = device_zoo.device("h200")
     assert window_s(pool(9), gpu, 1.2e-6) == 0
-    alike = program("reduction", MAX, rows=16384, cols=4)
-    table = program_table([pool(9), alike], gpu, {("reduction", "fp32"): "torch_graph-2.11-cuda"})
-    assert table.kind.tolist() == ["reduction"] * 2
-    assert all(sizes[0] == sizes[1] for sizes in table.dims.values())
+    library = "torch_graph-2.11-cuda"
+    whole = program("pool", Variant("fp32", "fp32", "torch.adaptive_avg_pool2d"), rows=64, cols=49,
+                    taps=49)  # fmt: skip
+    asked = {(kind, "fp32"): library for kind in ("reduction", "pool")}
+    table = program_table([pool(9), whole], gpu, asked)
+    assert table.kind.tolist() == ["pool", "reduction"]
+    assert table.dims["window"].tolist() == [3, 0]
 
 
 @pytest.mark.parametrize("last", [False, True])

@@ -20,9 +20,10 @@ def test_many_small_tensors_take_longer_than_one() -> None:
     one, several, most = (
         price.mean_s for price in Predictor.load().predict([few, many, bits], "h200")
     )
-    # 15 and 57 kernels of 36 tensors, of 3 us and more each.
-    assert several > 15 * 3e-6
-    assert 57 * 3e-6 < most < 57 * 6e-6
+    # 15 and 57 kernels of 36 tensors, of 2.4 us and more each (measured, at rates that leave values
+    # as they are; at a rate of 0 it was 3).
+    assert several > 15 * 2.4e-6
+    assert 57 * 2.4e-6 < most < 57 * 4e-6
     assert one < several < most
 
 

@@ -15,8 +15,8 @@ import torch
 from foreplan.cost_models.operator_features import FAMILIES, features
 from foreplan.cost_models.operator_work import out_size
 from foreplan.datasets import operator_sweep
-from foreplan.datasets.function_cases import FUNCTIONS, LAYOUTS
 from foreplan.datasets.importers import read_operators
+from foreplan.datasets.map_functions import MAP_FUNCTIONS
 from foreplan.datasets.operator_case import Case, Operands
 from foreplan.datasets.operator_cases import NAMES, graph_cases
 from foreplan.datasets.operator_sweep import SweepJournal, eager_cases, main, run
@@ -68,7 +68,8 @@ def test_every_operator_runs_and_writes_what_its_sizes_say() -> None:
         case
         for names, count in ((GROUPED, 12), (MASKED, 40), (["embedding_gradient"], 8),
                              (IMAGES, 12), (SOUND, 12), (NARROW, 40), (["roll"], 8),
-                             (["fp32_masked_generation"], 3), (["pool", "pool_gradient"], 30))
+                             (["fp32_masked_generation"], 3), (["pool", "pool_gradient"], 30),
+                             (["apart"], 40))
         for case in itertools.islice(graph_cases(0, scale=SMALL, names=names), count)
     ]  # fmt: skip
     named = itertools.islice(graph_cases(0, scale=SMALL, names=["function", "layout"]), 800)
@@ -95,7 +96,7 @@ def test_every_operator_runs_and_writes_what_its_sizes_say() -> None:
         "linear", "bmm", "conv", "conv_input_gradient", "conv_weight_gradient", "elementwise",
         "softmax", "layernorm", "layernorm_gradient", "batchnorm", "batchnorm_gradient",
         "generation_attention", "context_attention", "context_attention_gradient", "embedding",
-        "reduction", "update", "embedding_gradient", "pool", "pool_gradient", *FUNCTIONS, *LAYOUTS,
+        "reduction", "update", "embedding_gradient", "pool", "pool_gradient", *MAP_FUNCTIONS,
     }  # fmt: skip
 
 

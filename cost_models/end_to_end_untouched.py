@@ -1,0 +1,63 @@
+"""`untouched`: networks of the end-to-end check that nothing was chosen on, scored once.
+
+Named before they were measured for the first time (2026-11-23), with weights that were final then.
+Networks that have been looked at are in `end_to_end_networks`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import torch
+
+UNTOUCHED = (
+    "albert", "olmo2", "falcon", "whisper", "poolformer", "convnextv2", "mobilevit", "beit",
+)  # fmt: skip
+UNTOUCHED_IMAGES = ("poolformer", "convnextv2", "mobilevit", "beit")
+
+
+def untouched(name: str, text: Mapping[str, Any], wide: Mapping[str, Any], pixels: int) -> Any:
+    """One network, with random weights; configurations are the published ones, shrunk.
+
+    Args:
+        name: of `UNTOUCHED`.
+        text: words, width, layers and heads of a network of text.
+        wide: the same with a width between of four times its own.
+        pixels: of a side of the first images.
+    """
+    import transformers as hf
+
+    hidden, layers, heads = (
+        text[key] for key in ("hidden_size", "num_hidden_layers", "num_attention_heads")
+    )
+    model: Any
+    if name == "albert":  # one layer's weights, again and again
+        model = hf.AlbertForMaskedLM(hf.AlbertConfig(**wide, embedding_size=128))
+    elif name == "olmo2":  # norms behind attention, and of queries and keys
+        model = hf.Olmo2ForCausalLM(
+            hf.Olmo2Config(**text, intermediate_size=11 * hidden // 4, num_key_value_heads=heads)
+        )
+    elif name == "falcon":  # one head of keys, attention beside the MLP
+        model = hf.FalconForCausalLM(hf.FalconConfig(**text, multi_query=True, parallel_attn=True))
+    elif name == "whisper":
+        model = hf.WhisperForConditionalGeneration(hf.WhisperConfig(
+            vocab_size=text["vocab_size"], d_model=hidden, encoder_layers=layers // 2,
+            decoder_layers=layers // 2, encoder_attention_heads=heads,
+            decoder_attention_heads=heads, encoder_ffn_dim=4 * hidden, decoder_ffn_dim=4 * hidden,
+            max_source_positions=pixels, pad_token_id=0, bos_token_id=1, eos_token_id=2,
+            decoder_start_token_id=1))  # fmt: skip
+    elif name == "poolformer":  # S12
+        model = hf.PoolFormerForImageClassification(hf.PoolFormerConfig())
+    elif name == "convnextv2":  # tiny
+        model = hf.ConvNextV2ForImageClassification(hf.ConvNextV2Config())
+    elif name == "mobilevit":  # small
+        model = hf.MobileViTForImageClassification(hf.MobileViTConfig(image_size=pixels))
+    else:
+        beit = {key: wide[key] for key in wide if key != "vocab_size"}
+        model = hf.BeitForImageClassification(
+            hf.BeitConfig(**beit, image_size=pixels, patch_size=16, drop_path_rate=0.0)
+        )
+    made: torch.nn.Module = model
+    return made
