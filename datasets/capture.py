@@ -84,7 +84,10 @@ def _build(model: Model, batch: int, tokens: int) -> tuple[torch.nn.Module, dict
     import torch
     import transformers
 
-    model.refuse_experts("which experts run depends on the data, so that no graph has them all")
+    model.refuse_experts(
+        "which experts run depends on the data, so that no graph has them all",
+        fix="'foreplan plan serving' prices experts, under uniform routing",
+    )
     if tokens > model.max_positions:
         raise SpecError(
             "capture.tokens", got=tokens, expected=f"at most {model.max_positions} positions"

@@ -180,19 +180,39 @@ class Model(StrictModel):
             "dense" if experts is None else experts.class_of(layer) for layer in range(self.layers)
         )
 
-    def refuse_experts(self, doing: str) -> None:
+    def refuse_longer(self, tokens: int, where: str, got: object) -> None:
+        """Raise where a sequence is longer than `max_sequence`.
+
+        Args:
+            tokens: its length.
+            where: field that says so.
+            got: its value.
+
+        Raises:
+            SpecError: it is longer.
+        """
+        if tokens <= self.max_sequence:
+            return
+        most = f"at most the {self.max_sequence} that {self.name} can attend to"
+        if self.max_sequence < self.max_positions:
+            most += " before its window slides: longer ones are not priced"
+        raise SpecError(where, got=got, expected=most)
+
+    def refuse_experts(self, doing: str, *, fix: str | None = None) -> None:
         """Raise where something only knows dense layers.
 
         Args:
             doing: what that is, in words.
+            fix: what does know experts.
 
         Raises:
             SpecError: a layer of the model has experts.
         """
         if self.experts is not None:
             raise SpecError(
-                f"model {self.name}", got="layers of experts", expected=f"a dense model: {doing}"
-            )
+                f"model {self.name}", got="layers of experts", expected=f"a dense model: {doing}",
+                fix=fix,
+            )  # fmt: skip
 
     @property
     def attention_linears(self) -> tuple[LinearShape, ...]:

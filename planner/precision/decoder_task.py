@@ -30,11 +30,7 @@ class DecoderTask:
 
     def __init__(self, model: Model, workload: PrecisionWorkload, seed: int) -> None:
         length = workload.sequence_length or min(128, model.max_sequence)
-        if length > model.max_sequence:
-            raise SpecError(
-                "workload.sequence_length", got=length,
-                expected=f"at most the {model.max_sequence} that {model.name} can attend to",
-            )  # fmt: skip
+        model.refuse_longer(length, "workload.sequence_length", length)
         if model.vocab < _BYTES:
             raise SpecError(
                 "model.vocab", got=model.vocab, expected=f"at least {_BYTES}: samples are bytes"

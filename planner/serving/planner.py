@@ -142,11 +142,7 @@ class ServingPlanner(Planner[ServingWorkload, ServingDecision]):
     def _chains(self, problem: Problem[ServingWorkload]) -> ServingChains:
         model, workload = serving_model(problem), problem.workload
         total = workload.prompt_tokens + workload.new_tokens
-        if total > model.max_sequence:
-            raise SpecError(
-                "workload", got=f"{total} tokens a request",
-                expected=f"at most the {model.max_sequence} that {model.name} can attend to",
-            )  # fmt: skip
+        model.refuse_longer(total, "workload", f"{total} tokens a request")
         quality = plan_quality(model, workload, problem.seed)
         return ServingChains(
             Pricing(model, workload, problem.costs),

@@ -250,6 +250,10 @@ def test_sliding_window(fields: dict[str, Any], window: int | None, tmp_path: Pa
     model = load_model(write_config(tmp_path, **SMALL, **fields))
     assert model.sliding_window == window
     assert model.max_sequence == (window or 64)
+    model.refuse_longer(window or 64, "tokens", 1)
+    words = "before its window slides" if window else "can attend to$"
+    with pytest.raises(SpecError, match=words):
+        model.refuse_longer((window or 64) + 1, "tokens", 1)
 
 
 def test_old_and_new_rope_fields_mean_the_same(tmp_path: Path) -> None:
