@@ -149,6 +149,8 @@ def test_order_and_edges() -> None:
         (lambda a, b: F.max_pool2d(a + b, 3, 2, 1), [(2, 4, 8, 8)] * 2, "pool", 2 * 4 * 16 * 9),
         (lambda a, b: F.avg_pool2d(a + b, (3, 1), 1), [(2, 4, 8, 8)] * 2, "pool", 2 * 4 * 48 * 3),
         (lambda a, b: F.adaptive_avg_pool2d(a + b, 1), [(2, 4, 8, 8)] * 2, "pool", 2 * 4 * 64),
+        # A window larger than the image holds what there is of it.
+        (lambda a, b: F.avg_pool2d(a + b, 16, 1, 4), [(2, 4, 8, 8)] * 2, "pool", 2 * 4 * 64),
     ],
 )  # fmt: skip
 def test_flops(run: Callable[..., Tensor], shapes: list[Any], op: str, flops: float) -> None:
