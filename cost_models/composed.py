@@ -1,15 +1,22 @@
 """`ComposedSource`: prices of operators that other operators make up.
 
-Recurrent layers, bilinear forms and Fourier transforms were timed by no sweep; their parts have
-prices. On a GPU these add up, one part after the other. On a processor what is repeated step by
-step, and what no vector unit does, goes by the device's figures (`near_costs`).
+Recurrent layers, bilinear forms and Fourier transforms were timed by no sweep, nor on processors
+dropout and attention with it; their parts have prices. On a GPU these add up, one part after the
+other. On a processor what is repeated step by step, and what no vector unit does, goes by the
+device's figures (`near_costs`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
+from foreplan.cost_models.attention_parts import (
+    attention_parts,
+    dropout_parts,
+    drops_scores,
+)
 from foreplan.cost_models.costs import CostSource, Estimate, Work, first_answers
+from foreplan.cost_models.graph_backward import DROPOUT_BACKWARD
 from foreplan.cost_models.near_costs import (
     BY_ELEMENT,
     known,
@@ -76,8 +83,10 @@ class ComposedSource:
     def _composes(self, item: Program, device: str) -> bool:
         if device != self._device.name or not known(self._device):
             return False
-        by_element = item.variant.kernel in BY_ELEMENT and self._device.kind == "cpu"
-        return by_element or item.op in _OPS or is_recurrent(item)
+        if item.op in _OPS or is_recurrent(item):
+            return True
+        on_cpu = item.op == "dropout" or drops_scores(item) or item.variant.kernel in BY_ELEMENT
+        return on_cpu and self._device.kind == "cpu"
 
     def _parts(self, item: Program) -> tuple[Counted, float]:
         """What sources price, and seconds of the rest."""
@@ -94,6 +103,10 @@ class ComposedSource:
                 return steps, 0.0
             beside_s = _BESIDE * call_s * item.dims["outputs"]
             return [], beside_s + near_s(steps, device, call_s=call_s)
+        if item.op == "dropout" or drops_scores(item):
+            parts = _dropped(item) if item.op == "dropout" else attention_parts(item)
+            slow = [each for each in parts if each[0].variant.kernel in BY_ELEMENT]
+            return [each for each in parts if each not in slow], near_s(slow, device, call_s=call_s)
         return [], near_s([(item, 1)], device, call_s=call_s)
 
     def _recurrent(self, item: Program) -> tuple[Counted, float]:
@@ -107,6 +120,15 @@ class ComposedSource:
         weights = item.flops / (2.0 * d["steps"] * d["rows"])  # in two layouts for a gradient
         laid_out_s = ready_s(weights, d["layers"] * d["directions"], device)
         return [], laid_out_s + near_s([*once, *steps], device, call_s=0.0, own=True)
+
+
+def _dropped(item: Program) -> Counted:
+    """Dropout as torch runs it on a processor; its gradient is a product with the noise."""
+    d, v = item.dims, item.variant
+    if v.kernel != DROPOUT_BACKWARD:
+        return dropout_parts(d["rows"], d["cols"], v.compute)
+    plain = Variant(v.compute, v.compute, "torch.mul")
+    return [(program("elementwise", plain, rows=d["rows"], cols=d["cols"], inputs=2), 1)]
 
 
 def _passes(item: Program) -> Counted:

@@ -40,13 +40,12 @@ from foreplan.datasets.program import (
 
 #: Kernel of what a backward pass does beside products and convolutions; of sums, over columns.
 BACKWARD = "torch.backward"
+#: Kernel of dropout's gradient.
+DROPOUT_BACKWARD = "torch.dropout_backward"
 #: Kernels of sums over each row, and over all but the channels of images.
 ROW_SUM, CHANNEL_SUM = "torch.sum", "torch.backward_by_channel"
 #: What names of kernels say of an operand with one value a row, a column, or a block of rows.
 BY_ROW, BY_COLUMN, BY_BLOCK = "_by_row", "_by_column", "_by_block"
-#: What the name of a batch norm's kernel says: it norms by the statistics of the batch itself.
-OF_BATCH = "_of_batch"
-
 
 #: An attention's gradient in forward passes, where no table has it: 2.5 times the FLOP at 0.86 of
 #: the rate (Dao, FlashAttention-2, 2023: up to 73 % of an A100's peak forward, 63 % backward).
@@ -100,6 +99,8 @@ def gradient_steps(node: OperatorNode, step: Step, read: Sequence[Operand]) -> l
         return [back]
     if work.op in ("norm", "batch_norm"):
         return _norm(node, back, work, read)
+    if work.op == "dropout":
+        return [replace(back, work=replace(work, variant=_own(back, kernel=DROPOUT_BACKWARD)))]
     if name in NO_WORK:
         return []
     if name == "index":

@@ -18,11 +18,11 @@ from dataclasses import replace
 from types import MappingProxyType
 
 from foreplan.cost_models.attention_mask import AttentionMask
+from foreplan.cost_models.attention_parts import dropout_word
 from foreplan.cost_models.copy_layout import copy_words, map_words
 from foreplan.cost_models.costs import Segment
 from foreplan.cost_models.gradient_maps import PADS
 from foreplan.cost_models.graph_backward import (
-    OF_BATCH,
     broadcast,
     channels,
     flat,
@@ -51,6 +51,7 @@ from foreplan.datasets.dtypes import DTYPE_BYTES
 from foreplan.datasets.model import Model
 from foreplan.datasets.operator_call import OperatorCall, described_tensors, dtype_name
 from foreplan.datasets.operator_graph import OperatorGraph, OperatorNode
+from foreplan.datasets.operators import OF_BATCH
 from foreplan.datasets.program import CHANNELS_LAST, TRANSPOSED, Program, Variant, program
 from foreplan.datasets.update_packing import packed_update
 from foreplan.errors import SpecError
@@ -73,7 +74,8 @@ def lower(graph: OperatorGraph, phase: Phase = "inference") -> list[Step]:
     """Programs of one pass over a graph, in order.
 
     Args:
-        graph: captured with ``eager=True``.
+        graph: captured with ``eager=True``, for a training step with ``training=True`` too, unless
+            that runs in evaluation mode.
         phase: ``inference`` is the forward pass; ``training`` adds a cross-entropy loss if the
             output looks like logits, the backward pass and the update. Frozen parameters get no
             gradient and no update; of a module whose parameters are all frozen all are trained.
@@ -85,7 +87,7 @@ def lower(graph: OperatorGraph, phase: Phase = "inference") -> list[Step]:
         raise ValueError("a training step of a graph captured without its calls")
     nodes = [node for node in graph.operators() if node.op not in _NOTHING]
     read = operands(graph)
-    forward = _forward(nodes, read, graph.calls, phase)
+    forward = _forward(nodes, read, graph, phase)
     copies = hidden_copies(graph.calls)
     whole = _with_copies(nodes, forward, copies)
     if phase == "inference":
@@ -107,15 +109,17 @@ def model_steps(model: Model, *, batch: int, tokens: int, phase: Phase = "infere
     if batch < 1 or tokens < 1:
         raise SpecError("batch x sequence length", got=f"{batch} x {tokens}", expected="at least 1")
     few = min(model.layers, 2)
+    training = phase == "training"
     graph = capture(model.model_copy(update={"layers": few}), batch=batch, tokens=tokens,
-                    eager=True)  # fmt: skip
+                    eager=True, training=training)  # fmt: skip
     if model.layers == few:
         return lower(graph, phase)
     passed, behind = visits(graph)
     nodes = [visit.node for visit in passed]
     instances = next(iter(graph.blocks.values()), ())
     if len(instances) != few:
-        return lower(capture(model, batch=batch, tokens=tokens, eager=True), phase)
+        graph = capture(model, batch=batch, tokens=tokens, eager=True, training=training)
+        return lower(graph, phase)
     one, two = (
         [index for index, node in enumerate(nodes) if node.instance == name] for name in instances
     )
@@ -128,7 +132,7 @@ def model_steps(model: Model, *, batch: int, tokens: int, phase: Phase = "infere
     repeated = [*passed[: two[0]], *middle * (model.layers - few), *passed[two[0] :]]
     read = operands(graph)
     nodes = [visit.node for visit in repeated]
-    forward = _forward(nodes, read, graph.calls, phase)
+    forward = _forward(nodes, read, graph, phase)
     copies = hidden_copies(graph.calls)
     whole = _with_copies(nodes, forward, copies)
     if phase == "inference":
@@ -175,7 +179,7 @@ def _layouts(calls: Iterable[OperatorCall], phase: Phase) -> dict[str, str]:
                 found[call.operator] = TRANSPOSED
         elif call.operator and name == "scaled_dot_product_attention":
             mask = AttentionMask.of_call(call, training=phase == "training")
-            found[call.operator] = mask.word if mask else ""
+            found[call.operator] = dropout_word(call.arguments) + (mask.word if mask else "")
         elif call.operator and is_map(name):
             approximate = TANH * (name == "gelu" and '"tanh"' in call.arguments)
             shape = described_tensors(call.result)[0][0]
@@ -198,8 +202,9 @@ def batch_norm_words(arguments: str) -> str:
 
 
 def _forward(
-    nodes: Sequence[OperatorNode], read: Operands, calls: Sequence[OperatorCall], phase: Phase
+    nodes: Sequence[OperatorNode], read: Operands, graph: OperatorGraph, phase: Phase
 ) -> list[Step]:
+    calls = graph.calls
     reached = [has_backward(node, read) for node in nodes]
     added, layouts = sums(calls), _layouts(calls, phase)
     called = {call.operator: call for call in calls}
@@ -211,7 +216,8 @@ def _forward(
     return [
         Step(node.op, node.target, "forward", work, host_calls(work, node.calls),
              HostCall(host_kind(node), node.calls - 1, wanted,
-                      added.get(node.name, 0) if wanted else 0))
+                      added.get(node.name, 0) if wanted else 0),
+             graph.evaluated_around(node.module))
         for node, work, wanted in zip(nodes, works, reached, strict=True)
     ]  # fmt: skip
 
@@ -246,6 +252,8 @@ def _work(node: OperatorNode, layout: str) -> Program:
         return program("batch_norm", variant, rows=rows, cols=cols, channels=channels(node))
     if node.op in ("norm", "softmax"):
         return program(node.op, variant, rows=rows, cols=cols)
+    if node.target.endswith(".dropout"):
+        return program("dropout", variant, rows=rows, cols=cols)
     if node.op == "embedding":  # as many rows as are read, though a bag writes their sum alone
         return program("embedding", variant, rows=max(1, math.prod(node.inputs[1])), cols=cols)
     if node.target.endswith(".index") and len(node.inputs) > 1:  # rows of a table, as wide as left

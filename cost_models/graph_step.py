@@ -25,6 +25,8 @@ class Step:
         work: what it costs.
         calls: ATen calls that the host makes for it.
         host: of a forward step, the call as the host issues it, gradients included.
+        evaluated: of a training step, path of the part around it that was captured in evaluation
+            mode, because it could not be in training mode; see `OperatorGraph.evaluated`.
     """
 
     kind: str
@@ -33,3 +35,4 @@ class Step:
     work: Work
     calls: int = 1
     host: HostCall | None = None
+    evaluated: str | None = None

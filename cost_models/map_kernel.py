@@ -20,6 +20,7 @@ _COPIES = ("clone", "contiguous", "reshape")
 _ALIKE = MappingProxyType(
     {
         "backward": "mul", "sin": "cos", "rsub": "sub", "stack": "cat",
+        **{f"dropout{part}": f"native_dropout{part}" for part in ("", "_backward")},
         **{f"{name}{APART}": "cat_heads" for name in ("cat", "stack")},
         **dict.fromkeys((*_COPIES, "repeat", "copy"), "permuted"),
         **{f"{name}{TRANSPOSED}": "transposed" for name in _COPIES},
@@ -62,9 +63,9 @@ def map_kernel(item: Program) -> MapKernel:
     """What is known of an elementwise program's kernel.
 
     Args:
-        item: an elementwise program; a pad that adds nothing has one input.
+        item: an elementwise program, or dropout; a pad that adds nothing has one input.
     """
-    name, inputs = item.variant.kernel.removeprefix("torch."), item.dims["inputs"]
+    name, inputs = item.variant.kernel.removeprefix("torch."), item.dims.get("inputs", 1)
     lies = 0
     if name not in _ALIKE:
         word = next((word for word in _OPERANDS if name.endswith(word)), "")

@@ -27,7 +27,6 @@ from foreplan.cost_models.graph_backward import (
     BY_COLUMN,
     BY_ROW,
     CHANNEL_SUM,
-    OF_BATCH,
 )
 from foreplan.cost_models.graph_programs import BIAS
 from foreplan.cost_models.known_rates import KnownRates
@@ -46,6 +45,7 @@ from foreplan.datasets.operator_table import (
     operator_table,
     texts,
 )
+from foreplan.datasets.operators import OF_BATCH
 from foreplan.datasets.program import CHANNELS_LAST, INPUT_GRADIENT, WEIGHT_GRADIENT, Program
 from foreplan.errors import MissingDataError
 
@@ -344,10 +344,11 @@ def _row(program: Program) -> _Row:
         round_up = -(-d["parameters"] // _ROUND) * _ROUND
         packed = {name: d[name] for name in ("kernels", "longest")}
         return "elementwise", dtype, {"rows": 1, "cols": round_up, "inputs": 6, "cost": 12} | packed
-    if program.op == "elementwise":
+    if program.op in ("elementwise", "dropout"):  # with its mask, as a sweep times it
         lies = next((lies for name, lies in _LIES.items() if v.kernel.endswith(name)), 0)
-        return "elementwise", dtype, {name: d[name] for name in ("rows", "cols", "inputs")} | {
-            "cost": 1, "broadcast": lies, "converts": int(v.kernel in _CONVERTS),
+        return "elementwise", dtype, {
+            "rows": d["rows"], "cols": d["cols"], "inputs": d.get("inputs", 1), "cost": 1,
+            "broadcast": lies, "converts": int(v.kernel in _CONVERTS),
             **map_kernel(program)._asdict()}  # fmt: skip
     if program.op == "roll":
         size = {"rows": d["rows"], "cols": d["cols"], "inputs": 1, "cost": 1}

@@ -47,7 +47,7 @@ _UPDATE = 0.8
 #: Operators that read and write each element about once.
 _MAPS = frozenset(
     ["elementwise", "fill", "roll", "reduction", "pool", "pool_gradient", "softmax", "embedding",
-     "add", "norm_gradient"]
+     "add", "dropout", "norm_gradient"]
 )  # fmt: skip
 
 

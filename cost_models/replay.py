@@ -219,7 +219,9 @@ def predict_latency(
             ``sequence_length`` instead.
         batch: sequences.
         sequence_length: tokens of each; all are new (prefill).
-        phase: ``inference``, or ``training``: forward, backward and a fused AdamW update.
+        phase: ``inference``, or ``training``: forward, backward and a fused AdamW update, in
+            training mode (dropout, batch norms of the batch's own statistics). A module that is
+            in training mode keeps the modes of its parts; see `Replay.evaluated`.
         costs: as `replay_book`.
         profile: as `replay_book`.
         predictor: as `replay_book`.
@@ -258,7 +260,8 @@ def predict_latency(
     else:
         from foreplan.datasets.capture import capture
 
-        steps = lower(capture(source, inputs, eager=True), phase)
+        graph = capture(source, inputs, eager=True, training=phase == "training")
+        steps = lower(graph, phase)
     book = replay_book(target, costs, profile=profile, predictor=predictor, steps=steps)
     if gap_s is None and profile is not None:
         gap_s = profile.switch_s

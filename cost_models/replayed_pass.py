@@ -80,6 +80,15 @@ class Replay:
         ]
         return sorted(rows, key=lambda row: -float(str(row["seconds"])))
 
+    def evaluated(self) -> list[str]:
+        """Paths of parts of a training step that were captured in evaluation mode all the same.
+
+        They cannot be traced in training mode; the empty path is the model itself. What that mode
+        adds to them (dropout) has no price, and what they would skip at random is always run.
+        """
+        found = (step.evaluated for step in self.steps)
+        return list(dict.fromkeys(path for path in found if path is not None))
+
     def to_frame(self) -> pd.DataFrame:
         """A row for each operator, as they run.
 
@@ -145,4 +154,5 @@ class Replay:
             "by_part_s": self.by("part"),
             "by_source_s": self.by("source"),
             "unsupported": self.unsupported(),
+            "evaluated": self.evaluated(),
         }

@@ -244,6 +244,8 @@ for _kind, _flops, _names in (
         "upsample_trilinear3d _upsample_bilinear2d_aa _upsample_bicubic2d_aa grid_sampler_2d "
         "grid_sampler_3d isin bucketize searchsorted bernoulli",
     ),
+    # Draws a number, compares it, and multiplies.
+    ("elementwise", _per_output(3.0), "dropout"),
     # Two passes over the weight: its norms, and the weight scaled.
     ("elementwise", _per_output(3.0), "_weight_norm _weight_norm_interface"),
 ):

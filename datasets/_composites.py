@@ -19,10 +19,6 @@ if TYPE_CHECKING:
     import torch
 
 
-#: Does nothing in evaluation mode.
-_WHOLE = frozenset({"dropout"})
-
-
 def expand_composites(program: torch.export.ExportedProgram) -> None:
     """Replace calls in place by those that eager execution makes for them.
 
@@ -78,7 +74,7 @@ def _is_composite(target: Any) -> bool:
     if name in _WRITTEN_OUT:
         return True
     tags = (str(tag).rpartition(".")[2] for tag in target.tags)
-    known = name in IGNORED or name in _WHOLE or rule(name, tags) is not None
+    known = name in IGNORED or rule(name, tags) is not None
     has = torch._C._dispatch_has_kernel_for_dispatch_key
     return not known and bool(has(str(target._name), "CompositeImplicitAutograd"))
 

@@ -8,8 +8,9 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from foreplan.datasets._aten_rules import IGNORED, Call, TensorInfo, classify
+from foreplan.datasets._aten_rules import IGNORED, Call, TensorInfo, classify, rule
 from foreplan.datasets._composites import aten_name
+from foreplan.datasets._views import is_view
 from foreplan.datasets.operator_call import OperatorCall, arguments_text, dtype_name, result_text
 from foreplan.datasets.operator_graph import OperatorGraph, OperatorNode
 from foreplan.errors import SpecError
@@ -23,9 +24,6 @@ WRAPPER = "wrapped"
 #: Modules whose primitive operators are one operator to us.
 _FUSED_NORM = re.compile(r"RMSNorm$")
 
-
-#: Views that autograd takes for none, as nobody else reads what they are of.
-_UNSAFE_VIEWS = frozenset({"unsafe_split", "unsafe_split_with_sizes", "_unsafe_view"})
 
 #: Products whose kernels want operands of one dtype, which the trace's own rules don't ask for.
 _PRODUCTS = {"linear", "addmm", "mm", "bmm", "baddbmm", "matmul"}
@@ -72,8 +70,12 @@ class TraceReader:
         self.group: dict[Any, str] = {}  # operator node -> name of the operator it is part of
         self.members: dict[str, list[Any]] = {}
 
-    def graph(self) -> OperatorGraph:
-        """The operators, with their edges."""
+    def graph(self, evaluated: Sequence[str] = ()) -> OperatorGraph:
+        """The operators, with their edges.
+
+        Args:
+            evaluated: as of `OperatorGraph`.
+        """
         nodes = list(self.program.graph.nodes)
         for node in nodes:
             self._place(node)
@@ -90,14 +92,15 @@ class TraceReader:
             for node in nodes
             if node.op == "placeholder" and node.name in self.parameter_of
         }
-        return OperatorGraph(self.name, operators, edges, sizes, self._calls(nodes))
+        calls = self._calls(nodes)
+        return OperatorGraph(self.name, operators, edges, sizes, calls, evaluated)
 
     def _calls(self, nodes: Sequence[Any]) -> list[OperatorCall]:
         """Every call of the trace that is one in eager execution, views included."""
         wanted: dict[Any, bool] = {}
         for node in nodes:
             floating = any(info.dtype.startswith(("fp", "bf")) for info in _infos(node))
-            cut = hasattr(node.target, "_schema") and _aten_name(node) == "detach"
+            cut = hasattr(node.target, "_schema") and _cuts(_aten_name(node))
             wanted[node] = floating and not cut and (
                 node.name in self.trained or any(map(wanted.get, node.all_input_nodes))
             )  # fmt: skip
@@ -151,7 +154,7 @@ class TraceReader:
                 )
             elif _aten_name(node) in IGNORED:
                 self.root[node] = None
-            elif _is_view(node):
+            elif is_view(node):
                 source = _tensor_arguments(node)[0]
                 self.root[node] = self.root[source]
                 self.views[node] = 1 + self.views.pop(source, 0)
@@ -329,41 +332,14 @@ def _aten_name(node: Any) -> str:
     return aten_name(node.target)
 
 
+def _cuts(name: str) -> bool:
+    """Whether no gradient goes back through a call: a tensor like another one is not made of it."""
+    return name == "detach" or (rule(name, ()) or ("",))[0] == "create"
+
+
 def _given_back(node: Any) -> int | None:
     """How many operands of a call may get a gradient: of ``expand_as`` one, not the shape's."""
     return 1 if _aten_name(node).endswith("_as") else None
-
-
-def _is_view(node: Any) -> bool:
-    """Whether the node's result is its input's data, unchanged and in place."""
-    import torch
-
-    name = _aten_name(node)
-    if name == "dropout":
-        return True  # traced in evaluation mode
-    if name in _UNSAFE_VIEWS:
-        return True
-    if torch.Tag.inplace_view in node.target.tags:
-        return True
-    returns = node.target._schema.returns
-    alias = returns[0].alias_info if returns else None
-    if alias is None or alias.is_write:
-        return False
-    if name not in ("reshape", "flatten", "contiguous", "to", "view_as", "reshape_as"):
-        return True
-    # These copy only where they must.
-    source = _tensor_arguments(node)[0].meta["val"]
-    result = node.meta["val"]
-    if name in ("contiguous", "to"):
-        # A copy may be asked for by dtype or by layout.
-        same = source.dtype == result.dtype and source.device == result.device
-        return bool(same and source.stride() == result.stride())
-    empty = torch.empty_strided(source.shape, source.stride(), device="meta")
-    try:
-        empty.view(result.shape)
-    except RuntimeError:
-        return False
-    return True
 
 
 def _stack(node: Any) -> list[tuple[str, str]]:

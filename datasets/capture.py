@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from foreplan.datasets._composites import expand_composites
 from foreplan.datasets._convolution_layouts import convolution_layouts
+from foreplan.datasets._modes import Modes
 from foreplan.datasets._recurrent_shapes import recurrent_shapes
 from foreplan.datasets._trace import TraceReader
 from foreplan.datasets.model import Model, load_model
@@ -45,12 +46,13 @@ def capture(
     name: str | None = None,
     eager: bool = False,
     observe: bool = False,
+    training: bool = False,
 ) -> OperatorGraph:
     """Capture one forward pass.
 
     Args:
-        source: a described model, a folder or zoo name for `load_model`, or any module, which is
-            put into evaluation mode for the trace and may lie on the meta device.
+        source: a described model, a folder or zoo name for `load_model`, or any module, which may
+            lie on the meta device.
         inputs: example inputs of a module, positional or by name; tensors are moved to the
             module's device. A described model takes ``batch`` and ``tokens`` instead.
         batch: sequences, for a described model.
@@ -60,6 +62,11 @@ def capture(
         observe: run a module's pass once, and take over how its results lie in memory. A trace
             knows what torch's rules for shapes say, which for convolutions of images as channels
             last on a GPU is not what cuDNN leaves.
+        training: as in a training step, with dropout and batch norms of the batch's own
+            statistics: a module that is in training mode as it is, parts in evaluation mode
+            included, any other in training mode. What cannot be traced so is traced in
+            evaluation mode, see `OperatorGraph.evaluated`. Without it all is in evaluation mode.
+            Modes, and generators of random numbers, are put back afterwards.
 
     Raises:
         SpecError: not a supported model; a module that cannot be traced, or with an operator that
@@ -69,11 +76,12 @@ def capture(
         source = load_model(source)
     if isinstance(source, Model):
         module, inputs = _build(source, batch, tokens)
-        return _capture_module(module, inputs, name or source.name, eager)
+        return _capture_module(module, inputs, name or source.name, eager, training=training)
     _check_module(source)
     if inputs is None:
         raise SpecError("capture.inputs", got=None, expected="example inputs of the module")
-    return _capture_module(source, inputs, name or type(source).__name__, eager, observe)
+    name = name or type(source).__name__
+    return _capture_module(source, inputs, name, eager, observe, training)
 
 
 # Building and tracing ---------------------------------------------------------------------------
@@ -187,6 +195,7 @@ def _capture_module(
     name: str,
     eager: bool,
     observe: bool = False,
+    training: bool = False,
 ) -> OperatorGraph:
     import torch
 
@@ -224,38 +233,44 @@ def _capture_module(
         wrapper, values = Wrapped(tuple(tensors), fixed), tuple(tensors.values())
     else:
         wrapper, values = Wrapped((), {}), tuple(place(value) for value in inputs)
-    training = module.training
-    wrapper.eval()
     given_mask = isinstance(inputs, Mapping) and "attention_mask" in inputs
     attention = attention_of_eager(module) if eager and not given_mask else nullcontext()
     where = _Inside(module)
-    try:
-        with torch.no_grad(), attention, warnings.catch_warnings(), where, _unlogged():
-            # Recurrent layers keep views of their weights, which nothing here reads.
-            warnings.filterwarnings("ignore", "The tensor attributes? .* assigned", UserWarning)
-            with recurrent_shapes(), convolution_layouts():
-                program = torch.export.export(wrapper, values, strict=False)
+
+    def traced() -> torch.export.ExportedProgram:
+        with where, recurrent_shapes(), convolution_layouts():
+            return torch.export.export(wrapper, values, strict=False)
+
+    with Modes(module, training=training) as modes, torch.no_grad(), attention, _quiet():
+        try:
+            program = modes.tried(traced, lambda: where.path)
             expand_composites(program)
             if observe:
                 _observe(program, values)
-    except SpecError:
-        raise
-    except Exception as error:  # torch.export raises whatever the module's code runs into
-        lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-        fix = f"its forward takes {_taken(module)}, the inputs are {_shown(inputs)}"
-        if "data-dependent" in str(error):
-            fix = "control flow that depends on values of tensors cannot be captured"
-        elif type(error).__name__ in _OF_VALUES:
-            fix = "sizes and checks that depend on values of tensors cannot be captured"
-        raise SpecError(
-            f"module {name}" + (f": {where.path}" if where.path else ""),
-            got=f"{type(error).__name__}: {lines[0] if lines else ''}",
-            expected="a module that torch.export can trace with these inputs",
-            fix=fix,
-        ) from error
-    finally:
-        module.train(training)
-    return TraceReader(program, name, eager=eager).graph()
+        except SpecError:
+            raise
+        except Exception as error:  # torch.export raises whatever the module's code runs into
+            raise _untraced(module, inputs, name, where.path, error) from error
+    return TraceReader(program, name, eager=eager).graph(modes.evaluated)
+
+
+def _untraced(
+    module: torch.nn.Module, inputs: Sequence[Any] | Mapping[str, Any], name: str, path: str,
+    error: Exception,
+) -> SpecError:  # fmt: skip
+    """What is said of a module that torch.export could not trace."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    fix = f"its forward takes {_taken(module)}, the inputs are {_shown(inputs)}"
+    if "data-dependent" in str(error):
+        fix = "control flow that depends on values of tensors cannot be captured"
+    elif type(error).__name__ in _OF_VALUES:
+        fix = "sizes and checks that depend on values of tensors cannot be captured"
+    return SpecError(
+        f"module {name}" + (f": {path}" if path else ""),
+        got=f"{type(error).__name__}: {lines[0] if lines else ''}",
+        expected="a module that torch.export can trace with these inputs",
+        fix=fix,
+    )
 
 
 #: Errors where values decide what runs, or how large it is.
@@ -279,6 +294,7 @@ class _Inside:
         return self._entered[-1] if self._entered else ""
 
     def __enter__(self) -> None:
+        self._entered.clear()
         for path, part in self._module.named_modules():
             enter = functools.partial(self._enter, path)
             self._handles.append(part.register_forward_pre_hook(enter))
@@ -297,19 +313,21 @@ class _Inside:
         self._entered.pop()
 
     def __exit__(self, *_: object) -> None:
-        for handle in self._handles:
-            handle.remove()
+        while self._handles:
+            self._handles.pop().remove()
 
 
 @contextlib.contextmanager
-def _unlogged() -> Iterator[None]:
+def _quiet() -> Iterator[None]:
     """Keep torch from logging and printing what it raises an error about, too."""
     names = ("torch._subclasses.fake_tensor", "torch.fx.experimental.symbolic_shapes")
     before = {logger: logger.disabled for logger in map(logging.getLogger, names)}
     try:
         for logger in before:
             logger.disabled = True
-        with contextlib.redirect_stderr(io.StringIO()):
+        with contextlib.redirect_stderr(io.StringIO()), warnings.catch_warnings():
+            # Recurrent layers keep views of their weights, which nothing here reads.
+            warnings.filterwarnings("ignore", "The tensor attributes? .* assigned", UserWarning)
             yield
     finally:
         for logger, disabled in before.items():
@@ -353,7 +371,9 @@ def _observe(program: torch.export.ExportedProgram, inputs: Sequence[Any]) -> No
                 )  # fmt: skip
             return result
 
-    given, held = iter(inputs), {**program.constants, **program.state_dict}
+    # A pass in training mode writes statistics into buffers.
+    state = {name: tensor.clone() for name, tensor in program.named_buffers()}
+    given, held = iter(inputs), {**program.constants, **program.state_dict, **state}
     flat = [
         next(given) if spec.target is None else held[spec.target]
         for spec in program.graph_signature.input_specs

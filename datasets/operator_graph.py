@@ -83,6 +83,8 @@ class OperatorGraph:
         edges: bytes by (producer, consumer).
         parameter_bytes: size of every parameter by name; a shared one stands here once.
         calls: every call of the trace, views included, with its operands' layout.
+        evaluated: paths of parts that a training step has in evaluation mode, because they cannot
+            be traced in training mode; the empty one is the module itself.
 
     Attributes:
         graph: nodes are names with the attribute ``operator`` (an `OperatorNode`), edges carry
@@ -97,8 +99,9 @@ class OperatorGraph:
         edges: Mapping[tuple[str, str], int],
         parameter_bytes: Mapping[str, int],
         calls: Sequence[OperatorCall] = (),
+        evaluated: Sequence[str] = (),
     ) -> None:
-        self.name = name
+        self.name, self.evaluated = name, tuple(evaluated)
         self.calls = tuple(calls)
         self.parameters: Mapping[str, int] = MappingProxyType(dict(parameter_bytes))
         placed, blocks = _find_blocks(nodes, edges)
@@ -121,6 +124,15 @@ class OperatorGraph:
             node: OperatorNode = attributes["operator"]
             if op is None or node.op == op:
                 yield node
+
+    def evaluated_around(self, module: str) -> str | None:
+        """The first of `evaluated` that a module lies in or is; ``None`` where there is none.
+
+        Args:
+            module: path, as of `OperatorNode.module`.
+        """
+        inside = (p for p in self.evaluated if not p or f"{module}.".startswith(f"{p}."))
+        return next(inside, None)
 
     def distinct(self) -> list[tuple[OperatorNode, int]]:
         """Operators that differ, with how often each runs: those of a repeated block only once.

@@ -20,6 +20,10 @@ if TYPE_CHECKING:
     from foreplan.datasets.program import Variant
 
 
+#: What the name of a batch norm's kernel says: it norms by the statistics of the batch itself.
+OF_BATCH = "_of_batch"
+
+
 @dataclass(frozen=True, slots=True)
 class Operator:
     """What an operator's dimensions are called and how much work they mean.
@@ -115,10 +119,20 @@ OPERATORS: Mapping[str, Operator] = MappingProxyType(
             lambda d, v: 2.0 * d["rows"] * d["cols"] * DTYPE_BYTES[v.compute],
         ),
         # Norms each channel of images by itself: as many rows as images have channels together.
+        # The batch's own statistics are there when all of it has been read.
         "batch_norm": Operator(
             ("rows", "cols", "channels"),
             lambda d: 5.0 * d["rows"] * d["cols"],
-            lambda d, v: 2.0 * d["rows"] * d["cols"] * DTYPE_BYTES[v.compute],
+            lambda d, v: (
+                (2.0 + (OF_BATCH in v.kernel)) * d["rows"] * d["cols"] * DTYPE_BYTES[v.compute]
+            ),
+        ),
+        # Drops elements at random and scales the others, with a mask of a byte each; or the
+        # gradient, by that mask.
+        "dropout": Operator(
+            ("rows", "cols"),
+            lambda d: 3.0 * d["rows"] * d["cols"],
+            lambda d, v: d["rows"] * d["cols"] * (2.0 * DTYPE_BYTES[v.compute] + 1.0),
         ),
         "activation": Operator(
             ("rows", "cols"),

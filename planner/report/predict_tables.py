@@ -45,6 +45,9 @@ def predict_tables(result: Mapping[str, Any]) -> Group:
             "roofline: share of the time priced from published figures alone, as a best case; "
             "a rank beside predicted devices then means little"
         )
+    if evaluated := rows[0]["evaluated"]:
+        shown = ", ".join(path or "the whole model" for path in evaluated)
+        notes.append(f"priced in evaluation mode, as training mode cannot be traced: {shown}")
     if any(row["fits"] is None for row in rows):
         notes.append("fits ?: a processor's memory is its host's, which no figure tells")
     parts += bullets(notes)

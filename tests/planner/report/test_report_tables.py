@@ -265,7 +265,7 @@ PREDICTED = {
         "device": "a100_sxm_80gb", "latency_s": 0.0101, "low_s": 0.005, "high_s": 0.02,
         "limit": "device", "fits": True, "device_s": 0.01, "by_source_s": {"roofline": 0.001},
         "by_kind_s": {"linear": 0.008, "norm": 0.002},
-        "unsupported": [{"operator": "create: aten.arange", "count": 2}],
+        "unsupported": [{"operator": "create: aten.arange", "count": 2}], "evaluated": [],
     }],
 }  # fmt: skip
 
@@ -278,7 +278,15 @@ def test_predictions(width):
     assert ("5 ms" in text) == (width >= 70)
     assert "10 %" in text  # of the time is the roofline's, at every width
     assert "published figures" not in text
+    assert "evaluation mode" not in text
     assert "┃" not in text  # one look for every table
+
+
+def test_what_training_mode_did_not_reach_is_named():
+    device = {**PREDICTED["devices"][0], "evaluated": ["model.encoder", ""]}
+    text = shown(predict_tables({**PREDICTED, "devices": [device]}), 100)
+    assert "evaluation mode" in text
+    assert "model.encoder, the whole model" in text
 
 
 def test_a_rank_of_figures_alone_says_so():
