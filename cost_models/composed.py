@@ -1,14 +1,15 @@
 """`ComposedSource`: prices of operators that other operators make up.
 
 Recurrent layers, bilinear forms and Fourier transforms were timed by no sweep, nor on processors
-dropout and attention with it; their parts have prices. On a GPU these add up, one part after the
-other. On a processor what is repeated step by step, and what no vector unit does, goes by the
-device's figures (`near_costs`).
+dropout, attention with it and the statistics of a batch; their parts have prices. On a GPU these
+add up, one part after the other. On a processor what is repeated step by step, and what no vector
+unit does, goes by the device's figures (`near_costs`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from foreplan.cost_models.attention_parts import (
     attention_parts,
@@ -32,7 +33,8 @@ from foreplan.cost_models.recurrent_parts import (
 )
 from foreplan.cost_models.roofline import launch_s
 from foreplan.datasets.device import Device
-from foreplan.datasets.program import Program, Variant, program
+from foreplan.datasets.operators import OF_BATCH
+from foreplan.datasets.program import CHANNELS_LAST, Program, Variant, program
 
 #: Low and high end of what goes by figures alone over its mean (assumed: the factor aimed at).
 _WITHIN = 1.5
@@ -85,7 +87,10 @@ class ComposedSource:
             return False
         if item.op in _OPS or is_recurrent(item):
             return True
-        on_cpu = item.op == "dropout" or drops_scores(item) or item.variant.kernel in BY_ELEMENT
+        on_cpu = (
+            item.op == "dropout" or drops_scores(item) or _collects(item)
+            or item.variant.kernel in BY_ELEMENT
+        )  # fmt: skip
         return on_cpu and self._device.kind == "cpu"
 
     def _parts(self, item: Program) -> tuple[Counted, float]:
@@ -107,6 +112,9 @@ class ComposedSource:
             parts = _dropped(item) if item.op == "dropout" else attention_parts(item)
             slow = [each for each in parts if each[0].variant.kernel in BY_ELEMENT]
             return [each for each in parts if each not in slow], near_s(slow, device, call_s=call_s)
+        if _collects(item):
+            plain, statistics = _collected(item)
+            return [(plain, 1)], near_s([(statistics, 1)], device, call_s=0.0)
         return [], near_s([(item, 1)], device, call_s=call_s)
 
     def _recurrent(self, item: Program) -> tuple[Counted, float]:
@@ -129,6 +137,27 @@ def _dropped(item: Program) -> Counted:
         return dropout_parts(d["rows"], d["cols"], v.compute)
     plain = Variant(v.compute, v.compute, "torch.mul")
     return [(program("elementwise", plain, rows=d["rows"], cols=d["cols"], inputs=2), 1)]
+
+
+def _collects(item: Program) -> bool:
+    """Whether a batch norm takes the batch's own statistics, channel by channel.
+
+    torch adds them up one by one in fp64 (``batch_norm_cpu_collect_stats_contiguous_impl``); where
+    channels are last, in vectors.
+    """
+    kernel = item.variant.kernel
+    return item.op == "batch_norm" and OF_BATCH in kernel and CHANNELS_LAST not in kernel
+
+
+def _collected(item: Program) -> tuple[Program, Program]:
+    """The norm by statistics that are known, and what collects them."""
+    d, v = item.dims, item.variant
+    known_ones = replace(v, kernel=v.kernel.replace(OF_BATCH, ""))
+    collecting = replace(v, kernel="torch.batch_norm_statistics")
+    return (
+        program("batch_norm", known_ones, **d),
+        program("elementwise", collecting, rows=d["rows"], cols=d["cols"], inputs=1),
+    )
 
 
 def _passes(item: Program) -> Counted:

@@ -136,6 +136,29 @@ def test_a_gpu_has_a_kernel_of_its_own() -> None:
     assert table.dims["function"].tolist() == timed
 
 
+@pytest.mark.parametrize("last", [False, True])
+def test_a_processor_collects_statistics_one_by_one(last: bool) -> None:
+    roofline = RooflineSource(CPU)
+    source = ComposedSource([roofline], CPU)
+    words = "_channels_last" if last else ""
+    sizes = {"rows": 64, "cols": 100, "channels": 16}
+    kept, own = (
+        program("batch_norm", Variant("fp32", "fp32", f"torch.batch_norm{words}{of}"), **sizes)
+        for of in ("", "_of_batch")
+    )
+    assert source.estimate(kept, CPU.name) is None
+    found = source.estimate(own, CPU.name)
+    if last:
+        assert found is None
+        return
+    plain = roofline.estimate(kept, CPU.name)
+    assert found is not None
+    assert plain is not None
+    assert CPU.launch_overhead_s is not None
+    # An element takes an 830th of a call.
+    assert found.mean_s == pytest.approx(plain.mean_s + CPU.launch_overhead_s * 64 * 100 / 830)
+
+
 class Choosing(nn.Module):
     """Leaves out its block at random, by a number that torch draws."""
 
