@@ -42,7 +42,9 @@ from foreplan.cost_models.end_to_end_networks import (
 from foreplan.cost_models.end_to_end_passes import (
     Calibration,
     calibrations,
+    captured,
     fitted_host,
+    of_phases,
     passes,
     real_seconds,
     recorded_seconds,
@@ -58,7 +60,6 @@ if TYPE_CHECKING:
     import torch
 
     from foreplan.cost_models.call_operands import CallKey
-    from foreplan.datasets.operator_graph import OperatorGraph
 
 SCHEMA = "foreplan.end_to_end/5"
 
@@ -126,9 +127,9 @@ def measure(
             continue
         with torch.device(device):
             module = build(name, size)
-        module = module.to(device=device, dtype=DTYPES[dtype]).eval()
+        modules = of_phases(module.to(device=device, dtype=DTYPES[dtype]))
         try:
-            document["cases"] += _network(name, module, document, phases, seconds, rounds)
+            document["cases"] += _network(name, modules, document, phases, seconds, rounds)
         except LostDeviceError as error:
             document["lost"].append([*error.call, error.execution, str(error)])
             if keep is not None:
@@ -137,7 +138,7 @@ def measure(
                 f"{name}: torch is unusable after {error.call[0].target} ({error})",
                 fix="measure again with --resume",
             ) from error
-        del module
+        del module, modules
         if keep is not None:
             keep(document)
         if "graph" in runs:
@@ -158,10 +159,11 @@ def _begun(
     if before is not None:
         asked: dict[str, Any] = {
             "device": device, "size": size, "dtype": dtype, "executions": executions,
+            "training_mode": True,
         }  # fmt: skip
         for key, wanted in asked.items():
-            if before[key] != wanted:
-                raise SpecError(f"--resume: {key}", got=before[key], expected=wanted)
+            if before.get(key) != wanted:
+                raise SpecError(f"--resume: {key}", got=before.get(key), expected=wanted)
         return {**before, "cases": list(before["cases"]), "lost": list(before["lost"])}
     gpu, gaps, host, seen = device.startswith("cuda"), None, None, list[Calibration]()
     if "eager" in executions:
@@ -178,6 +180,7 @@ def _begun(
         "schema": SCHEMA, "device": device, "size": size, "dtype": dtype,
         "board": torch.cuda.get_device_name(device) if gpu else "cpu",
         "threads": torch.get_num_threads(), "executions": executions,
+        "training_mode": True,  # of steps; documents without it have them in evaluation mode
         "host": host,
         "gaps": gaps,
         "calibration": [
@@ -193,8 +196,8 @@ def _begun(
 
 
 def _network(
-    name: str, module: torch.nn.Module, document: Mapping[str, Any], phases: list[Phase],
-    seconds: float, rounds: int,
+    name: str, modules: Mapping[Phase, torch.nn.Module], document: Mapping[str, Any],
+    phases: list[Phase], seconds: float, rounds: int,
 ) -> list[dict[str, Any]]:  # fmt: skip
     """Cases of one network."""
     from foreplan.cost_models.call_timer import DTYPES
@@ -202,19 +205,22 @@ def _network(
     size, device, dtype = document["size"], document["device"], DTYPES[document["dtype"]]
     executions = document["executions"]
     eager = "eager" in executions
-    shapes = [list(parameter.shape) for parameter in module.parameters()]
+    shapes = [list(parameter.shape) for parameter in modules["training"].parameters()]
     made, asked = [], []
     for shape in shapes_of(name, size):
         inputs = example(name, size, shape, device, dtype)
-        graph, observed = _captured(module, inputs, name)
-        infer = passes(module, inputs, "inference")
+        plain, _ = graphs = captured(modules["inference"], inputs, name)
+        infer = passes(modules["inference"], inputs, "inference")
         lines = python_lines(infer[0]) if eager else 0
-        issue = Issue.of(lower(graph), tensors=len(graph.parameters), lines=lines)
+        issue = Issue.of(lower(plain), tensors=len(plain.parameters), lines=lines)
         for phase in phases:
+            graph, observed = graphs
+            if phase == "training":
+                graph, observed = captured(modules[phase], inputs, name, training=True)
             single = call_steps(graph.calls, phase, shapes, code=device == "cpu")
             made.append((shape, observed, lower(graph, phase), issue, single))
             asked.append((inputs, phase))
-    runs = [passes(module, inputs, phase) for inputs, phase in asked if eager]
+    runs = [passes(modules[phase], inputs, phase) for inputs, phase in asked if eager]
     found = [real_seconds(runs, device, seconds / rounds) for _ in range(rounds if eager else 0)]
     del runs
     known: dict[tuple[CallKey, str], CallSeconds | None] = {}
@@ -249,7 +255,7 @@ def _network(
     if "graph" in executions:
         gc.collect()
         for case, times in zip(
-            cases, recorded_seconds(module, asked, device, seconds, rounds), strict=True
+            cases, recorded_seconds(modules, asked, device, seconds, rounds), strict=True
         ):
             case["graph"] = times
             if "real_s" in times:
@@ -268,18 +274,6 @@ def _lost(document: Mapping[str, Any]) -> Lost:
         key = CallKey(target, arguments, gradients, parameters, ages, *parts[3:])
         found.setdefault((key, mode), {})[execution] = why
     return found
-
-
-def _captured(module: torch.nn.Module, inputs: Any, name: str) -> tuple[OperatorGraph, bool]:
-    """The operators of a pass, and whether strides are those that a run left."""
-    from foreplan.datasets.capture import capture
-
-    try:
-        return capture(module, inputs, name=name, eager=True, observe=True), True
-    except SpecError as error:
-        print(f"{name}: layouts as traced, because a run was not observed: {error}"[:300],
-              file=sys.stderr)  # fmt: skip
-        return capture(module, inputs, name=name, eager=True), False
 
 
 def _check_sound(device: str) -> None:

@@ -73,7 +73,8 @@ def lowered_again(document: Mapping[str, Any]) -> dict[str, Any]:
             modules = {name: built.to(device="meta", dtype=dtype).eval()}
         shape = (int(case["shape"][0]), int(case["shape"][1]))
         inputs = example(name, size, shape, "meta", dtype)
-        graph = capture(modules[name], inputs, name=name, eager=True)
+        trains = case["phase"] == "training" and document.get("training_mode", False)
+        graph = capture(modules[name], inputs, name=name, eager=True, training=trains)
         steps = _laid_out(lower(graph, case["phase"]), case["steps"], _batch_norms(case))
         cases.append({**case, "steps": described(steps)})
     return {**document, "cases": cases}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -25,9 +26,12 @@ from foreplan.cost_models.host_prices import (
     fit_host,
     python_lines,
 )
+from foreplan.errors import SpecError
 
 if TYPE_CHECKING:
     import torch
+
+    from foreplan.datasets.operator_graph import OperatorGraph
 
 
 #: One pass: functions that run one after the other.
@@ -77,6 +81,37 @@ def _whole(run: Run) -> None:
         part()
 
 
+def of_phases(module: torch.nn.Module) -> dict[Phase, torch.nn.Module]:
+    """A network in the mode that each phase runs in; both have the same parameters.
+
+    Passes of both take turns, and changing the mode of all parts takes longer than small ones do.
+    """
+    shared = {id(parameter): parameter for parameter in module.parameters()}
+    return {"inference": module.eval(), "training": copy.deepcopy(module, shared).train()}
+
+
+def captured(
+    module: torch.nn.Module, inputs: Any, name: str, *, training: bool = False
+) -> tuple[OperatorGraph, bool]:
+    """The operators of a pass, and whether strides are those that a run left.
+
+    Args:
+        module: the network.
+        inputs: by name.
+        name: of it.
+        training: as of `capture`.
+    """
+    from foreplan.datasets.capture import capture
+
+    asked = partial(capture, module, inputs, name=name, eager=True, training=training)
+    try:
+        return asked(observe=True), True
+    except SpecError as error:
+        print(f"{name}: layouts as traced, because a run was not observed: {error}"[:300],
+              file=sys.stderr)  # fmt: skip
+        return asked(), False
+
+
 def passes(
     module: torch.nn.Module, inputs: Mapping[str, Any], phase: Phase, *, capturable: bool = False
 ) -> Run:
@@ -87,7 +122,7 @@ def passes(
 
 
 def recorded_seconds(
-    module: torch.nn.Module,
+    modules: Mapping[Phase, torch.nn.Module],
     cases: Sequence[tuple[Mapping[str, Any], Phase]],
     device: str,
     seconds: float,
@@ -96,7 +131,7 @@ def recorded_seconds(
     """Times of a network's passes as CUDA graphs; no eager pass of it may be alive.
 
     Args:
-        module: the network.
+        modules: the network, by phase.
         cases: inputs and phase of each pass.
         device: ``cuda:N``.
         seconds: spent on each pass.
@@ -117,8 +152,8 @@ def recorded_seconds(
     for index in sorted(range(len(cases)), key=lambda at: PHASES.index(cases[at][1])):
         inputs, phase = cases[index]
         try:
-            with attention_of_eager(module):
-                run = passes(module, inputs, phase, capturable=True)
+            with attention_of_eager(modules[phase]):
+                run = passes(modules[phase], inputs, phase, capturable=True)
                 recorded[index] = RecordedPass.of(run, device)
         except RuntimeError as error:
             found[index] = {"failed": first_line(error)}

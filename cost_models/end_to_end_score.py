@@ -63,6 +63,7 @@ def score(document: Mapping[str, Any], device: Device, *, weights: str = "pretra
             rows.append(_row(case, recorded, "graph", replays))
     return {
         **{key: document[key] for key in ("device", "board", "size", "dtype")},
+        "training_mode": document.get("training_mode", False),
         "gaps": document["gaps"]
         and {k: v for k, v in document["gaps"].items() if k not in ("alone", "passes")},
         "mape": {
@@ -103,13 +104,14 @@ def tables(scored: Mapping[str, Any]) -> str:
         scored: from `score`.
     """
     lines: list[str] = []
+    mode = f"steps in {'training' if scored['training_mode'] else 'evaluation'} mode"
     for execution in EXECUTIONS:
         rows = [row for row in scored["cases"] if row["execution"] == execution]
         if not rows:
             continue
         ways = list(rows[0]["error"])
         named = ["network", "shape", "phase", "ms", "rounds", "limit", *ways]
-        lines += [f"{execution}, {scored['board']}, {scored['dtype']}", "", _line(named),
+        lines += [f"{execution}, {scored['board']}, {scored['dtype']}, {mode}", "", _line(named),
                   _line(["---"] * len(named))]  # fmt: skip
         for row in rows:
             errors = [f"{100 * row['error'][way]:+.1f}" for way in ways]

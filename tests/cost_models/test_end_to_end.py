@@ -17,7 +17,7 @@ from foreplan.cost_models.call_times import LostDeviceError
 from foreplan.cost_models.costs import CostBook
 from foreplan.cost_models.end_to_end import main, measure
 from foreplan.cost_models.end_to_end_networks import KNOWN, build, example
-from foreplan.cost_models.end_to_end_passes import passes, recorded_seconds
+from foreplan.cost_models.end_to_end_passes import of_phases, passes, recorded_seconds
 from foreplan.cost_models.end_to_end_score import score, tables
 from foreplan.cost_models.execution import GRAPH_GAP_S
 from foreplan.cost_models.graph_programs import lower
@@ -101,6 +101,43 @@ def test_a_stopped_run_goes_on(measured: dict[str, Any]) -> None:
     assert whole["host"] is measured["host"]
     with pytest.raises(SpecError, match="--resume: size"):
         measure("cpu", size="small", before=first)
+    older = {key: value for key, value in first.items() if key != "training_mode"}
+    with pytest.raises(SpecError, match="--resume: training_mode"):
+        measure("cpu", size="tiny", before=older)
+
+
+def test_steps_run_and_are_lowered_in_training_mode(
+    measured: dict[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = measure("cpu", size="tiny", networks=["bert"], seconds=0.02, rounds=1,
+                    before={**measured, "cases": []})  # fmt: skip
+    inference, training = found["cases"]
+    for case, drops in ((inference, False), (training, True)):
+        # Of the calls those that drop something: in evaluation mode they are there as views.
+        called = [json.loads(call[1])[0] for call in case["alone"] if "aten.dropout" in call[0]]
+        assert called
+        assert {arguments[2] for arguments in called} == {drops}
+        assert any(step[1] == "aten.dropout" for step in case["steps"]) == drops
+    for said in (True, False):
+        scored = score({**found, "training_mode": said}, CPU)
+        assert scored["training_mode"] == said
+        assert f"steps in {'training' if said else 'evaluation'} mode" in tables(scored)
+
+
+def test_networks_of_both_phases_share_their_weights() -> None:
+    module = build("gpt2", "tiny").eval()
+    found = of_phases(module)
+    assert found["inference"] is module
+    assert not any(part.training for part in module.modules())
+    assert all(part.training for part in found["training"].modules())
+    pairs = zip(module.parameters(), found["training"].parameters(), strict=True)
+    assert all(one is other for one, other in pairs)
+    inputs = example("gpt2", "tiny", (1, 4), "cpu", torch.float32)
+    before = [parameter.clone() for parameter in module.parameters()]
+    for part in passes(found["training"], inputs, "training"):
+        part()
+    assert any(not torch.equal(a, b) for a, b in zip(before, module.parameters(), strict=True))
+    assert not any(part.training for part in module.modules())
 
 
 def test_a_slow_host_decides(measured: dict[str, Any]) -> None:
@@ -137,10 +174,10 @@ def test_what_cannot_be_recorded_says_why(monkeypatch: pytest.MonkeyPatch) -> No
 
     monkeypatch.setattr(recorded_pass.RecordedPass, "of", record)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
-    module = build("bert", "tiny").eval()
+    modules = of_phases(build("bert", "tiny"))
     inputs = example("bert", "tiny", (1, 1), "cpu", torch.float32)
     training, inference = recorded_seconds(
-        module, [(inputs, "training"), (inputs, "inference")], "cpu", 0.02, 2
+        modules, [(inputs, "training"), (inputs, "inference")], "cpu", 0.02, 2
     )
     assert order == [1, 3]  # what may disturb the others comes last
     assert training == {
@@ -267,8 +304,8 @@ def test_graphs_alone_need_no_eager_pass(monkeypatch: pytest.MonkeyPatch) -> Non
     document = {"schema": end_to_end.SCHEMA, "device": "cpu", "board": "cpu", "size": "tiny",
                 "dtype": "fp32", "executions": ["graph"], "lost": [], "host": None,
                 "figures": None, "gaps": GAPS, "cases": []}  # fmt: skip
-    module = build("bert", "tiny").eval()
-    cases = end_to_end._network("bert", module, document, ["inference", "training"], 0.02, 1)
+    modules = of_phases(build("bert", "tiny"))
+    cases = end_to_end._network("bert", modules, document, ["inference", "training"], 0.02, 1)
     scored = score(json.loads(json.dumps({**document, "cases": cases})), device_zoo.device("h200"))
     assert {row["execution"] for row in scored["cases"]} == {"graph"}
     assert len(scored["cases"]) == len(cases)

@@ -19,12 +19,13 @@ from foreplan.errors import SpecError
 SHAPES = {"resnet": (1, 32), "bert": (2, 4), "t5": (2, 4), "swin": (2, 32)}
 
 
-def document(name: str) -> dict[str, Any]:
+def document(name: str, *, training_mode: bool = False) -> dict[str, Any]:
     module = build(name, "tiny").eval()
     inputs = example(name, "tiny", SHAPES[name], "cpu", torch.float32)
-    graph = capture(module, inputs, eager=True)
     cases = []
     for phase in ("inference", "training"):
+        trains = training_mode and phase == "training"
+        graph = capture(module, inputs, eager=True, training=trains)
         single = call_steps(graph.calls, phase)
         cases.append({
             "network": name, "shape": list(SHAPES[name]), "phase": phase, "graph": {"real_s": 1.0},
@@ -32,16 +33,20 @@ def document(name: str) -> dict[str, Any]:
             "alone": [[step.key.target, step.key.arguments] for step in single],
             "calls": [[place, step.part, step.view] for place, step in enumerate(single)],
         })  # fmt: skip
-    return {"size": "tiny", "dtype": "fp32", "cases": cases}
+    said = {"training_mode": True} if training_mode else {}  # older documents do not say it
+    return {"size": "tiny", "dtype": "fp32", "cases": cases, **said}
 
 
 def worked(found: dict[str, Any]) -> list[Any]:
     return [[step[:4] for step in case["steps"]] for case in found["cases"]]
 
 
+@pytest.mark.parametrize("training_mode", [False, True])
 @pytest.mark.parametrize("name", SHAPES)
-def test_the_same_code_lowers_to_the_same_steps(name: str) -> None:
-    before = document(name)
+def test_the_same_code_lowers_to_the_same_steps(name: str, training_mode: bool) -> None:
+    before = document(name, training_mode=training_mode)
+    drops = [any(step[1] == "aten.dropout" for step in case["steps"]) for case in before["cases"]]
+    assert drops == [False, training_mode and name in ("bert", "t5")]
     again = lowered_again(before)
     # Views that copies were dropped with are no work: the host's calls may differ, nothing else.
     assert worked(again) == worked(before)
