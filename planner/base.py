@@ -271,6 +271,15 @@ class Planner(ABC, Generic[W, D]):
         """How many processes `real` takes."""
         return len(self.real(problem, decision)[1])
 
+    def check(self, model: Model | None, cluster: Cluster, workload: W, decision: D) -> None:
+        """Refuse a decision, read from a document, that is not of this model and cluster.
+
+        By default none is. Prices are not needed for it.
+
+        Raises:
+            SpecError: a device, layer or kernel that is not there.
+        """
+
     def metrics(self, problem: Problem[W], decision: D, timeline: Timeline) -> dict[str, float]:
         """Figures a user of this kind of plan reads first; names carry the unit."""
         return {}

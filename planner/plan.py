@@ -322,7 +322,8 @@ def load_plan(path: str | os.PathLike[str]) -> Plan:
 
     Raises:
         SpecError: no such file, a truncated or hand-edited document, another schema version, a kind
-            that is not installed, a decision that its planner does not accept.
+            that is not installed, a decision that its planner does not accept, or whose devices,
+            layers or kernels are not those of the plan's cluster and model.
     """
     from foreplan.planner.registry import planner
 
@@ -331,11 +332,12 @@ def load_plan(path: str | os.PathLike[str]) -> Plan:
     try:
         plan = validate(Plan, document, where)
         chosen = planner(plan.kind)
-        validate(chosen.workload_type, plan.workload, f"{where}: workload")
-        validate(chosen.decision_type, plan.decision, f"{where}: decision")
+        workload = validate(chosen.workload_type, plan.workload, f"{where}: workload")
+        decision = validate(chosen.decision_type, plan.decision, f"{where}: decision")
         for i, alternative in enumerate(plan.alternatives):
             at = f"{where}: alternatives[{i}].decision"
             validate(chosen.decision_type, alternative.decision, at)
+        chosen.check(plan.model, plan.cluster, workload, decision)
     except SpecError as error:
         raise _of_another_version(error, document) from error
     return plan

@@ -14,6 +14,9 @@ import numpy as np
 from foreplan.cost_models.memory import MemoryLedger
 from foreplan.cost_models.schedule import Schedule
 from foreplan.cost_models.timeline import Timeline
+from foreplan.datasets.cluster import Cluster
+from foreplan.datasets.model import Model
+from foreplan.errors import SpecError
 from foreplan.planner.base import Agreement, Bound, Choice, Kernels, Planner, Problem, TimeLimit
 from foreplan.planner.precision.baselines import precision_baselines
 from foreplan.planner.precision.indicator import omega_table
@@ -44,6 +47,23 @@ class PrecisionPlanner(Planner[PrecisionWorkload, PrecisionDecision]):
         # The problem and the one that it is compared with, the latest last.
         self._known: list[tuple[Problem[PrecisionWorkload], Situation]] = []
         self._searched: list[tuple[Situation, PrecisionSearch]] = []
+
+    def check(
+        self, model: Model | None, cluster: Cluster, workload: PrecisionWorkload,
+        decision: PrecisionDecision,
+    ) -> None:  # fmt: skip
+        """A worker for each rank of the cluster, on its device."""
+        labels = [rank.label for rank in cluster.ranks()]
+        if len(decision.workers) != len(labels):
+            raise SpecError(
+                "decision.workers", got=len(decision.workers), expected=f"{len(labels)}, one a rank"
+            )
+        for i, worker in enumerate(decision.workers):
+            if worker.device != labels[worker.rank]:
+                raise SpecError(
+                    f"decision.workers[{i}].device", got=worker.device,
+                    expected=f"{labels[worker.rank]}, its rank's device",
+                )  # fmt: skip
 
     # ------------------------------------------------------------------------------- decide
 

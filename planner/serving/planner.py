@@ -17,6 +17,7 @@ import numpy as np
 from foreplan.cost_models.memory import MemoryLedger, show_bytes
 from foreplan.cost_models.schedule import Schedule
 from foreplan.cost_models.timeline import Timeline
+from foreplan.datasets.cluster import Cluster
 from foreplan.datasets.model import Model
 from foreplan.errors import InfeasibleError, SpecError
 from foreplan.planner.base import Agreement, Bound, Choice, Kernels, Planner, Problem
@@ -307,6 +308,14 @@ class ServingPlanner(Planner[ServingWorkload, ServingDecision]):
             ledgers += [MemoryLedger(every[r].label, capacity[r], held) for r in stage.ranks]
         return tuple(ledgers)
 
+    def check(
+        self, model: Model | None, cluster: Cluster, workload: ServingWorkload,
+        decision: ServingDecision,
+    ) -> None:  # fmt: skip
+        """See `check_decision`."""
+        if model is not None:
+            check_decision(model, cluster, workload, decision)
+
     def metrics(
         self, problem: Problem[ServingWorkload], decision: ServingDecision, timeline: Timeline
     ) -> dict[str, float]:
@@ -334,9 +343,7 @@ class ServingPlanner(Planner[ServingWorkload, ServingDecision]):
     def _concurrent(self, problem: Problem[ServingWorkload], decision: ServingDecision) -> float:
         """Requests whose caches fit at these micro-batches: the least of the stages."""
         w = problem.workload
-        moving = (
-            2 * (w.prompt_tokens + 1) * serving_model(problem).hidden
-        )  # hidden states of a request
+        moving = 2 * (w.prompt_tokens + 1) * serving_model(problem).hidden  # a request's states
         most = math.inf
         for ledger in self.memory(problem, decision):
             each = ledger.items.get("kv_cache", 0) / w.batch + moving

@@ -49,7 +49,7 @@ def test_each_change_is_found_where_it_belongs(made, write):
     other["predicted"]["total_s"] *= 1.25
     rank = other["predicted"]["ranks"][0]
     rank["memory_bytes"]["weights"] += 1000
-    other["workload"]["batch"] = 5
+    other["workload"]["batch"] = 8  # of which its micro-batches are divisors
     other["provenance"]["seed"] = 7
     other["assumptions"] = [*other["assumptions"], "the moon is full"]
     found = compare(write("a.json", document(made)), write("b.json", other))
@@ -60,7 +60,7 @@ def test_each_change_is_found_where_it_belongs(made, write):
     assert [d.what for d in found.sections["memory"]] == [
         f"{device}: weights_bytes", f"{device}: all_bytes",
     ]  # fmt: skip
-    assert [(d.what, d.a, d.b) for d in found.sections["inputs"]] == [("workload.batch", 4, 5)]
+    assert [(d.what, d.a, d.b) for d in found.sections["inputs"]] == [("workload.batch", 4, 8)]
     assert [(d.what, d.a, d.b) for d in found.sections["provenance"]] == [
         ("seed", 0, 7), ("assumption", None, "the moon is full"),
     ]  # fmt: skip

@@ -108,8 +108,10 @@ def plan_document(timeline: Timeline, **changes: object) -> dict[str, object]:
                     "average_bits": 10.5, "omega": 0.38},
         "ranks": ranks,
     }  # fmt: skip
-    kernels = {"prefill/attention": "bf16/bf16/sdpa", "prefill/head": "bf16/bf16/linear",
-               "decode/linear/8": "int8/bf16/weight_only"}  # fmt: skip
+    each = {"attention": "bf16/bf16/torch.sdpa", "head": "bf16/bf16/torch.linear",
+            "linear/16": "bf16/bf16/torch.linear",
+            "linear/8": "int8/bf16/foreplan.fragment_linear"}  # fmt: skip
+    kernels = {f"{phase}/{op}": k for phase in ("prefill", "decode") for op, k in each.items()}
     stages = [
         {"rank": k, "device": device, "start": start, "end": end, "kernels": kernels,
          "bits": [16] * head + [8] * (end - start - head)}

@@ -58,6 +58,17 @@ def test_a_changed_stage_is_refused(plan, change, where):
         _check(plan, decision)
 
 
+def test_a_launcher_that_only_reads_is_told_too(plan, tmp_path):
+    path = tmp_path / "plan.json"
+    plan.save(path)
+    text = path.read_text()
+    stage = plan.decision["stages"][0]["device"]
+    path.write_text(text.replace(f'"device": "{stage}"', '"device": "localhost/h100_sxm"'))
+    assert path.read_text() != text
+    with pytest.raises(SpecError, match=f"expected {stage}, its rank's device"):
+        foreplan.load_plan(path)
+
+
 @pytest.mark.parametrize(
     ("path", "value"),
     [(("predicted", "total_s"), -1.0), (("verify", "tolerance"), 0.0), (("verify", "ranks"), 0)],
