@@ -276,7 +276,8 @@ def _everywhere(self: Any, problem: Problem[Any], decision: Any) -> tuple[int, .
 
 def _leaning_on_costs(self: Any, problem: Problem[Any], decision: Any) -> Any:
     if not problem.costs.sources:  # as in a rank's process
-        stages = (decision.stages[0].model_copy(update={"rank": 1}),)
+        moved = {"rank": 1, "device": problem.cluster.ranks()[1].label}
+        stages = (decision.stages[0].model_copy(update=moved),)
         decision = decision.model_copy(update={"stages": stages, "decode_microbatch": 2})
     return planner("serving").schedule(problem, decision)
 
