@@ -58,6 +58,11 @@ def whole_program(
         rows, cols = flat(node.outputs[0])
         times = max(1, math.ceil(math.log2(cols)))
         return program("elementwise", variant, rows=rows, cols=cols * times, inputs=1)
+    if name in ("group_norm", "instance_norm"):  # a row is a group's channels of one image
+        images, channels, *_ = node.inputs[0]
+        groups = json.loads(call.arguments)[0][1] if name == "group_norm" else channels
+        cols = max(1, math.prod(node.inputs[0]) // (images * groups))
+        return program("norm", variant, rows=images * groups, cols=cols)
     if not (node.op in _WHOLE or name in _DISTANCES):
         return None
     given, _ = json.loads(call.arguments)

@@ -12,6 +12,7 @@ import functools
 import inspect
 import io
 import logging
+import sys
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
@@ -123,9 +124,12 @@ def attention_of_eager(module: torch.nn.Module) -> Iterator[None]:
 
     Then it leaves out a mask that masks nothing but the future and tells the kernel that attention
     is causal; traced, or recorded as a CUDA graph, it would build the mask and compute every pair.
+    Models that compare the implementation's name themselves, as Falcon, are left alone.
     """
     found: dict[int, Any] = {
-        id(part.config): part.config for part in module.modules() if hasattr(part, "config")
+        id(part.config): part.config
+        for part in module.modules()
+        if hasattr(part, "config") and not _asks_by_name(type(part).__module__)
     }
     configs = [c for c in found.values() if getattr(c, "_attn_implementation", "") == "sdpa"]
     if configs:
@@ -141,6 +145,16 @@ def attention_of_eager(module: torch.nn.Module) -> Iterator[None]:
     finally:
         for config in configs:
             config._attn_implementation = "sdpa"
+
+
+@functools.cache
+def _asks_by_name(module: str) -> bool:
+    """Whether the code of a model takes another way by the name of its attention."""
+    code = sys.modules.get(module)
+    try:
+        return code is not None and '_attn_implementation == "sdpa"' in inspect.getsource(code)
+    except (OSError, TypeError):  # written in a notebook, say
+        return False
 
 
 def _config_fields(model: Model) -> dict[str, Any]:

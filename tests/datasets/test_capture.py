@@ -425,3 +425,14 @@ def test_control_flow_on_values_is_told_in_a_line(capfd: pytest.CaptureFixture[s
     with pytest.raises(SpecError, match="control flow that depends on values"):
         capture(Branch(), (torch.zeros(4, 4),))
     assert capfd.readouterr() == ("", "")
+
+
+def test_a_model_that_asks_for_its_attention_by_name_keeps_the_name() -> None:
+    config = transformers.FalconConfig(
+        vocab_size=64, hidden_size=32, num_hidden_layers=1, num_attention_heads=4
+    )
+    module = transformers.FalconForCausalLM(config)
+    ids = torch.zeros(2, 8, dtype=torch.int64)
+    graph = capture(module, {"input_ids": ids, "use_cache": False}, eager=True)
+    assert sum(node.op == "attention" for node in graph.operators()) == 1
+    assert module.config._attn_implementation == "sdpa"
