@@ -33,6 +33,7 @@ from foreplan.cost_models.known_rates import KnownRates
 from foreplan.cost_models.map_kernel import map_kernel
 from foreplan.cost_models.operator_features import FAMILIES
 from foreplan.cost_models.operator_predictor import OperatorPredictor
+from foreplan.cost_models.pool_row import pool_row
 from foreplan.cost_models.rate_law import COLD, Waits
 from foreplan.datasets import device_zoo
 from foreplan.datasets.device import Device
@@ -332,8 +333,8 @@ def _row(program: Program) -> _Row:
     if program.op == "embedding_backward":
         size = {"rows": d["rows"], "cols": d["cols"], "values": d["vocab"]}
         return "embedding_gradient", dtype, size | {"strided": int(v.kernel in _INDEXED)}
-    if program.op in ("pool", "pool_gradient") and "adaptive" not in v.kernel:
-        return program.op, dtype, _pool_sizes(d, v.kernel)
+    if pool := pool_row(program):
+        return pool[0], dtype, pool[1]
     if program.op in ("reduction", "pool", "embedding"):
         size = {"rows": d["rows"], "cols": d["cols"]}
         if program.op == "embedding":
@@ -381,13 +382,6 @@ def _conv_sizes(d: dict[str, int], kernel: str) -> dict[str, int] | None:
             "stride": stride, "padding": padding, "groups": d["groups"], "line": line,
             "channels_last": int(CHANNELS_LAST in kernel),
             "bias": int(kernel.endswith(BIAS))}  # fmt: skip
-
-
-def _pool_sizes(d: dict[str, int], kernel: str) -> dict[str, int]:
-    """A pool in the tables' words, which know square windows of images."""
-    marks = {"channels_last": int(CHANNELS_LAST in kernel), "average": int("avg" in kernel)}
-    window = max(1, math.isqrt(d["taps"]))
-    return {"rows": d["rows"], "cols": d["cols"], "window": window} | marks
 
 
 def _turned(kernel: str) -> int:

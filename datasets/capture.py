@@ -236,10 +236,13 @@ def _capture_module(
             "capture.inputs", got="a tensor",
             expected="the module's arguments: a tuple, as in (x,), or a mapping by name",
         )  # fmt: skip
-    device = next((p.device for p in module.parameters()), torch.device("cpu"))
+    device = next((p.device for p in module.parameters()), None)
 
     def place(value: Any) -> Any:
-        return value.to(device) if isinstance(value, torch.Tensor) else value
+        if device is None or not isinstance(value, torch.Tensor):
+            return value
+        # Only the shape of a tensor without data is known, and asked for.
+        return torch.zeros_like(value, device=device) if value.is_meta else value.to(device)
 
     if isinstance(inputs, Mapping):
         tensors = {key: place(v) for key, v in inputs.items() if isinstance(v, torch.Tensor)}

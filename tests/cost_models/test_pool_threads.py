@@ -52,3 +52,16 @@ def test_a_window_larger_than_the_image_ends_with_it() -> None:
     )
     (work,) = [step.work for step in steps if isinstance(step.work, Program)]
     assert work.dims == {"rows": 16, "cols": 36, "taps": 36}
+
+
+def test_an_interpolated_image_takes_a_window_an_element() -> None:
+    def upsample(kernel: str) -> Program:
+        variant = Variant("bf16", "bf16", f"torch.{kernel}")
+        return program("elementwise", variant, rows=8 * 64 * 128, cols=128, inputs=1)
+
+    found = Predictor.load().predict(
+        [upsample(name) for name in ("upsample_bilinear2d", "upsample_bicubic2d", "mul")], "h200"
+    )
+    bilinear, bicubic, plain = (price.mean_s for price in found)
+    assert 107e-6 / 1.35 < bilinear < 1.35 * 107e-6  # measured
+    assert plain < bilinear / 5 < bicubic / 5

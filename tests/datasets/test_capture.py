@@ -427,6 +427,15 @@ def test_control_flow_on_values_is_told_in_a_line(capfd: pytest.CaptureFixture[s
     assert capfd.readouterr() == ("", "")
 
 
+@pytest.mark.parametrize("module", [nn.Linear(8, 8), nn.Softmax(-1)])
+def test_inputs_without_data_are_taken_by_modules_with_and_without_parameters(
+    module: nn.Module,
+) -> None:
+    graph = capture(module, [torch.empty(4, 8, device="meta")], eager=True)
+    (node,) = [node for node in graph.operators() if node.op != "input"]
+    assert node.outputs == ((4, 8),)
+
+
 def test_a_model_that_asks_for_its_attention_by_name_keeps_the_name() -> None:
     config = transformers.FalconConfig(
         vocab_size=64, hidden_size=32, num_hidden_layers=1, num_attention_heads=4
