@@ -39,7 +39,8 @@ _ATTENTION = (
 
 #: Kind of operator to the names of its dimensions. ``strided`` (1 or 0): elements that are no
 #: neighbours in memory are read, as a transposed copy or a sum over columns does (2: a sum over all
-#: but a middle size, or a roll; 3: a copy of parts that lie apart, as of tensors put together).
+#: but a middle size, or a roll; 3: parts that lie apart are read, or put together; 4: operands of a
+#: map lie in different orders).
 #: ``turned``: 0 operands lie along ``k``, 1 the second along ``n``, 2 also the first along ``m``.
 #: ``broadcast``: an operand has one value a row (1), a column (2), a block of rows (3).
 #: ``converts`` (1 or 0): operands are of another data type than what is written. Of an attention
