@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from foreplan.datasets.importers._columns import Columns
+from foreplan.datasets.map_functions import MAP_FUNCTIONS
 from foreplan.datasets.operator_table import DIMS, KINDS, UNKNOWN, OperatorTable, operator_table
 from foreplan.errors import SpecError
 
@@ -110,3 +111,12 @@ def _refuse_wrong(
                     got=float(dims[size][row]),
                     expected=f"{number} of at least {least}: a {name} has {', '.join(sizes)}",
                 )
+    unknown = dims["function"] > len(MAP_FUNCTIONS)
+    if unknown.any():
+        row = int(np.argmax(unknown))
+        raise SpecError(
+            f"{columns.place(row)}, column function",
+            got=float(dims["function"][row]),
+            expected=f"at most {len(MAP_FUNCTIONS)}: a function that sweeps time by name",
+            fix="the table may come from a later version of foreplan; update it",
+        )

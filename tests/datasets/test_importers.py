@@ -175,6 +175,11 @@ def test_a_linear_needs_no_batch(tmp_path: Path) -> None:
             OWN.format(kind="linear", m=4).replace("0.001", "-0.001"),
             r"line 2, column latency_s: got -0.001, expected a latency above 0 s",
         ),
+        (
+            "op,kind,dtype,library,device,rows,cols,inputs,function,latency_s\n"
+            "x,elementwise,fp32,torch,h200,4,4,1,99,0.001\n",
+            "line 2, column function: got 99.0, expected at most .* later version",
+        ),
         ("op,m,latency_ms\nx,1,1\n", "no column kind, dtype, library, device, latency_s"),
     ],
 )
