@@ -42,6 +42,7 @@ from foreplan.cost_models.graph_gradients import (
     trained_parameters,
     visits,
 )
+from foreplan.cost_models.graph_loss import loss_steps
 from foreplan.cost_models.graph_step import Phase, Step
 from foreplan.cost_models.graph_whole import host_calls, whole_program
 from foreplan.cost_models.hidden_copies import hidden_copies
@@ -94,7 +95,7 @@ def lower(graph: OperatorGraph, phase: Phase = "inference") -> list[Step]:
         return whole
     sizes = trained_parameters(graph)
     passed, behind = visits(graph)
-    back = [*_loss(forward), *_backward(passed, forward, read, behind, copies), *_tied(graph)]
+    back = [*loss_steps(forward), *_backward(passed, forward, read, behind, copies), *_tied(graph)]
     return [*whole, *back, *_update(nodes, list(sizes.values()))]
 
 
@@ -141,7 +142,11 @@ def model_steps(model: Model, *, batch: int, tokens: int, phase: Phase = "infere
     first = [item for item in sizes if item[0].startswith(f"{instances[0]}.")]
     place = sizes.index(first[-1]) + 1 if first else 0
     sizes[place:place] = first * (model.layers - few)
-    back = [*_loss(forward), *_backward(repeated, forward, read, behind, copies), *_tied(graph)]
+    back = [
+        *loss_steps(forward),
+        *_backward(repeated, forward, read, behind, copies),
+        *_tied(graph),
+    ]
     return [*whole, *back, *_update(nodes, [size for _, size in sizes])]
 
 
@@ -331,22 +336,6 @@ def _dtype(name: str) -> str:
 
 
 # ----------------------------------------------------------------------------------- training
-
-
-def _loss(forward: Sequence[Step]) -> list[Step]:
-    """A cross-entropy and its gradient, if a pass ends in something like logits."""
-    last = forward[-1].work if forward else None
-    if not isinstance(last, Program) or last.op != "linear":
-        return []
-    d, dtype = last.dims, last.variant.compute
-    logits = Variant(dtype, dtype, "torch.cross_entropy")
-    size = {"rows": d["rows"], "cols": d["n"]}
-    # Of the likelihoods that were picked, by zeros that are filled; then of the softmax.
-    back = program("fill", logits, **size), program("elementwise", logits, **size, inputs=2)
-    return [
-        Step("softmax", "cross_entropy", "loss", program("softmax", logits, **size)),
-        *(Step("softmax", "cross_entropy", "backward", work) for work in back),
-    ]
 
 
 def _backward(
