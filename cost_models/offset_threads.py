@@ -19,10 +19,11 @@ from foreplan.datasets.operator_table import OperatorTable
 Floats = NDArray[np.float64]
 
 #: Clock cycles of a multiprocessor for each element of a map of one operand in parts, for each more
-#: operand, and where operands lie in different orders. Medians of rows of 20 us and more of an
-#: H200 in BF16 and FP16, sixth and seventh sweeps inside CUDA graphs (fitted).
+#: operand, and where operands lie in different orders: medians of rows of 20 us and more of an H200
+#: in BF16 and FP16, sixth and seventh sweep inside CUDA graphs (fitted), of one operand those of
+#: products and negatives. FP32 takes 5 to 35 % longer.
 _PARTS, _MORE, _ORDERS = 0.65, 0.10, 0.76
-#: The same of copies that have a name.
+#: The same of copies that have a name; of joined parts that are no vectors the lower quartile.
 _COPIES = MappingProxyType(
     {"permuted": 0.65, "cat_halves": 0.56, "cat_unaligned": 0.45, "cat_heads": 1.12,
      "transposed": 1.80, "pad": 0.82}
