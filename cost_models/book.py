@@ -18,14 +18,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, get_args
 
-from foreplan.cost_models.calibration import CalibratedSource, Calibration, calibration_path
 from foreplan.cost_models.costs import BatchSource, CostBook, CostSource, Estimate, Work
-from foreplan.cost_models.device_fit import DeviceFit, FittedSource, fit_beside
-from foreplan.cost_models.failed import FailedSource
-from foreplan.cost_models.in_step import InStepSource
-from foreplan.cost_models.link_costs import LinkSource
 from foreplan.cost_models.roofline import RooflineSource
-from foreplan.cost_models.tables import InterpolatedSource, MeasuredSource
+from foreplan.cost_models.sources.calibration import CalibratedSource, Calibration, calibration_path
+from foreplan.cost_models.sources.device_fit import DeviceFit, FittedSource, fit_beside
+from foreplan.cost_models.sources.failed import FailedSource
+from foreplan.cost_models.sources.in_step import InStepSource
+from foreplan.cost_models.sources.link_costs import LinkSource
+from foreplan.cost_models.sources.tables import InterpolatedSource, MeasuredSource
 from foreplan.datasets import device_zoo
 from foreplan.datasets.cluster import Cluster
 from foreplan.datasets.device import Device
@@ -222,7 +222,7 @@ def cost_book(
     ]
     zoo = {rank.label: rank.name.zoo for rank in cluster.ranks() if rank.name.zoo}
     if choice.startswith(LAYER_TABLE):
-        from foreplan.cost_models.layer_table import LayerTableSource
+        from foreplan.cost_models.sources.layer_table import LayerTableSource
         from foreplan.datasets.importers import read_operators
 
         table = read_operators(choice.removeprefix(LAYER_TABLE), "helix")
@@ -237,7 +237,7 @@ def cost_book(
     sources.append(LinkSource(cluster))
     if choice != "roofline" and zoo:
         # Loads scikit-learn, which a plan from profiles does without.
-        from foreplan.cost_models.predicted import PredictedSource
+        from foreplan.cost_models.sources.predicted import PredictedSource
 
         sources.append(_ByZooName(PredictedSource(), zoo))
     figures = _figures(cluster, profiles)
@@ -246,8 +246,8 @@ def cost_book(
     roofline = RooflineSource(figures, read_bandwidth=reads, switch_s=switch_s)
     gpus = {k: p.device for k, p in profiles.by_label.items() if p.device.kind != "cpu"}
     if choice == "predicted" and gpus:
-        from foreplan.cost_models.predicted import PredictedSource
-        from foreplan.cost_models.training_costs import TrainingSource
+        from foreplan.cost_models.sources.predicted import PredictedSource
+        from foreplan.cost_models.sources.training_costs import TrainingSource
 
         forward = PredictedSource(devices=gpus, read_bandwidth=reads, switch_s=switch_s)
         sources += [forward, TrainingSource(forward, roofline)]

@@ -6,14 +6,14 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from foreplan.cost_models.program_commands import (
+from foreplan.cost_models.programs.program_commands import (
     evaluate_program_files,
     holds_programs,
     train_programs,
 )
 from foreplan.datasets.device import Device
 from foreplan.datasets.importers import read_operators
-from foreplan.datasets.operator_table import OperatorTable, write_operators
+from foreplan.datasets.sweeps.operator_table import OperatorTable, write_operators
 from foreplan.errors import SpecError
 
 
@@ -108,7 +108,7 @@ def train_operators(
     Raises:
         SpecError: a bad file or format, a held-out name that no row has, or no row left.
     """
-    from foreplan.cost_models.operator_predictor import OperatorPredictor
+    from foreplan.cost_models.operators.operator_predictor import OperatorPredictor
 
     if len(formats) not in (1, len(data)):
         raise SpecError("--format", got=list(formats), expected="one, or one for each --data")

@@ -86,7 +86,7 @@ class Lag:
 
     Attributes:
         work: what each of them does between two meetings.
-        share: of its time, see `foreplan.datasets.lag`.
+        share: of its time, see `foreplan.datasets.ranks.lag`.
     """
 
     work: Work

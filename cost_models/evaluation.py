@@ -9,8 +9,8 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from foreplan.cost_models.operator_work import PRECISIONS
-from foreplan.datasets.operator_table import UNKNOWN, OperatorTable, Texts
+from foreplan.cost_models.operators.operator_work import PRECISIONS
+from foreplan.datasets.sweeps.operator_table import UNKNOWN, OperatorTable, Texts
 
 Floats = NDArray[np.float64]
 

@@ -142,15 +142,15 @@ def load_operator_model(name_or_path: str) -> OperatorModel:
         MissingDataError: no such shipped model, or a baseline that must be fitted first.
         SpecError: no such path, or a model of something else.
     """
-    from foreplan.cost_models.baselines import BASELINES, baseline
+    from foreplan.cost_models.operators.baselines import BASELINES, baseline
 
     if name_or_path == "roofline":
         return baseline("roofline")  # type: ignore[no-any-return]
     if name_or_path in BASELINES:
         raise MissingDataError(
             f"baseline {name_or_path!r} has no weights of its own",
-            fix="fit and score it with 'python -m foreplan.cost_models.crossval'",
+            fix="fit and score it with 'python -m foreplan.cost_models.operators.crossval'",
         )
-    from foreplan.cost_models.operator_predictor import OperatorPredictor
+    from foreplan.cost_models.operators.operator_predictor import OperatorPredictor
 
     return OperatorPredictor.load(model_folder(name_or_path))

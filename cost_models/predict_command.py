@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from foreplan.cost_models.book import cost_choice
-from foreplan.cost_models.device_fit import fit_beside, fit_path
 from foreplan.cost_models.ranking import check_launch, check_phase, named_devices, rank
+from foreplan.cost_models.sources.device_fit import fit_beside, fit_path
 from foreplan.datasets.device import Device
-from foreplan.datasets.model import load_model
+from foreplan.datasets.models.model import load_model
 from foreplan.datasets.profile import Profile
 from foreplan.errors import SpecError
 

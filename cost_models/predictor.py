@@ -18,9 +18,9 @@ from typing import Self
 import numpy as np
 from numpy.typing import NDArray
 
-from foreplan.cost_models.attention_mask import AttentionMask
 from foreplan.cost_models.costs import Estimate
-from foreplan.cost_models.graph_backward import (
+from foreplan.cost_models.lowering.attention_mask import AttentionMask
+from foreplan.cost_models.lowering.graph_backward import (
     ATTENTION_BACKWARD,
     BACKWARD,
     BY_BLOCK,
@@ -28,26 +28,26 @@ from foreplan.cost_models.graph_backward import (
     BY_ROW,
     CHANNEL_SUM,
 )
-from foreplan.cost_models.graph_programs import BIAS
-from foreplan.cost_models.known_rates import KnownRates
-from foreplan.cost_models.map_kernel import map_kernel
-from foreplan.cost_models.operator_features import FAMILIES
-from foreplan.cost_models.operator_predictor import OperatorPredictor
-from foreplan.cost_models.pool_row import pool_row
-from foreplan.cost_models.rate_law import COLD, Waits
+from foreplan.cost_models.lowering.graph_programs import BIAS
+from foreplan.cost_models.lowering.map_kernel import map_kernel
+from foreplan.cost_models.lowering.pool_row import pool_row
+from foreplan.cost_models.operators.operator_features import FAMILIES
+from foreplan.cost_models.operators.operator_predictor import OperatorPredictor
+from foreplan.cost_models.rates.known_rates import KnownRates
+from foreplan.cost_models.rates.rate_law import COLD, Waits
 from foreplan.datasets import device_zoo
 from foreplan.datasets.device import Device
-from foreplan.datasets.map_functions import MAP_FUNCTIONS
-from foreplan.datasets.operator_cases import RECORDED
-from foreplan.datasets.operator_table import (
+from foreplan.datasets.operators import OF_BATCH
+from foreplan.datasets.program import CHANNELS_LAST, INPUT_GRADIENT, WEIGHT_GRADIENT, Program
+from foreplan.datasets.sweeps.map_functions import MAP_FUNCTIONS
+from foreplan.datasets.sweeps.operator_cases import RECORDED
+from foreplan.datasets.sweeps.operator_table import (
     UNKNOWN,
     OperatorTable,
     includes_launch,
     operator_table,
     texts,
 )
-from foreplan.datasets.operators import OF_BATCH
-from foreplan.datasets.program import CHANNELS_LAST, INPUT_GRADIENT, WEIGHT_GRADIENT, Program
 from foreplan.errors import MissingDataError
 
 #: (storage, compute) of a linear to the data type of the tables.

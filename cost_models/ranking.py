@@ -10,19 +10,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from foreplan.cost_models.book import CostChoice, cost_choice
-from foreplan.cost_models.device_fit import DeviceFit
 from foreplan.cost_models.execution import Execution, check_execution
-from foreplan.cost_models.graph_step import PHASES, Phase, Step
-from foreplan.cost_models.host_prices import HostPrices, Issue
+from foreplan.cost_models.lowering.graph_step import PHASES, Phase, Step
+from foreplan.cost_models.lowering.step_store import stored_steps
 from foreplan.cost_models.memory import show_bytes
+from foreplan.cost_models.passes.host_prices import HostPrices, Issue
 from foreplan.cost_models.replay import LaunchSeconds, replay_book, replay_steps
 from foreplan.cost_models.replayed_pass import Replay
-from foreplan.cost_models.step_store import stored_steps
+from foreplan.cost_models.sources.device_fit import DeviceFit
 from foreplan.datasets import device_zoo
 from foreplan.datasets.device import Device
 from foreplan.datasets.dtypes import DTYPE_BYTES, weight_bytes
 from foreplan.datasets.inline_cluster import parse_devices
-from foreplan.datasets.model import Model, load_model
+from foreplan.datasets.models.model import Model, load_model
 from foreplan.datasets.profile import Profile
 from foreplan.datasets.program import Program
 from foreplan.datasets.specs import StrictModel, nearest

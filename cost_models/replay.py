@@ -21,23 +21,23 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from foreplan.cost_models.book import CostChoice, cost_choice
-from foreplan.cost_models.composed import ComposedSource
 from foreplan.cost_models.costs import Copy, CostBook, CostSource, Estimate, HostLaunch, Work
-from foreplan.cost_models.device_fit import DeviceFit, FittedSource
 from foreplan.cost_models.execution import Execution, GapSeconds, check_execution, gaps
-from foreplan.cost_models.graph_programs import lower, model_steps, programs
-from foreplan.cost_models.graph_step import PARTS, PHASES, Part, Phase, Step
-from foreplan.cost_models.predicted import PredictedSource
-from foreplan.cost_models.processor_host import processor_host_s
+from foreplan.cost_models.lowering.graph_programs import lower, model_steps, programs
+from foreplan.cost_models.lowering.graph_step import PARTS, PHASES, Part, Phase, Step
+from foreplan.cost_models.rates.processor_host import processor_host_s
+from foreplan.cost_models.rates.reuse import pass_waits
 from foreplan.cost_models.replayed_pass import Replay
-from foreplan.cost_models.reuse import pass_waits
 from foreplan.cost_models.roofline import RooflineSource
 from foreplan.cost_models.schedule import COMPUTE, HOST, Schedule, ScheduleBuilder
 from foreplan.cost_models.simulator import Simulator
-from foreplan.cost_models.tables import InterpolatedSource, MeasuredSource
+from foreplan.cost_models.sources.composed import ComposedSource
+from foreplan.cost_models.sources.device_fit import DeviceFit, FittedSource
+from foreplan.cost_models.sources.predicted import PredictedSource
+from foreplan.cost_models.sources.tables import InterpolatedSource, MeasuredSource
 from foreplan.datasets import device_zoo
 from foreplan.datasets.device import Device
-from foreplan.datasets.model import Model, load_model
+from foreplan.datasets.models.model import Model, load_model
 from foreplan.datasets.profile import Profile
 from foreplan.errors import SpecError
 
@@ -258,7 +258,7 @@ def predict_latency(
                 raise SpecError(f"predict_latency: {name}", got=size, expected="a whole number")
         steps = model_steps(source, batch=batch, tokens=sequence_length, phase=phase)
     else:
-        from foreplan.datasets.capture import capture
+        from foreplan.datasets.graphs.capture import capture
 
         graph = capture(source, inputs, eager=True, training=phase == "training")
         steps = lower(graph, phase)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from foreplan.cost_models.costs import Estimate, HostLaunch
 from foreplan.cost_models.execution import Execution
-from foreplan.cost_models.graph_step import Step
+from foreplan.cost_models.lowering.graph_step import Step
 from foreplan.cost_models.timeline import Timeline
 from foreplan.datasets.quantity import format_seconds
 

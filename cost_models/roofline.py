@@ -17,16 +17,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from foreplan.cost_models._device_words import find
 from foreplan.cost_models.costs import Copy, Estimate, HostLaunch, Work
-from foreplan.cost_models.pool_windows import window_s
+from foreplan.cost_models.rates.pool_windows import window_s
+from foreplan.cost_models.sources._device_words import find
 from foreplan.cost_models.unpacking import unpacking_bytes
 from foreplan.datasets import device_zoo
 from foreplan.datasets.cluster_entry import Rank
 from foreplan.datasets.device import PEAK_DTYPES, Device
+from foreplan.datasets.kernels.training_programs import is_training
 from foreplan.datasets.operators import PRODUCTS
 from foreplan.datasets.program import Program
-from foreplan.datasets.training_programs import is_training
 
 #: Low end, expectation and high end of time over roofline (fitted, see the module).
 FACTOR = (1.1, 2.0, 7.0)

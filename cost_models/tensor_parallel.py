@@ -16,7 +16,7 @@ from collections.abc import Iterator
 
 from foreplan.cost_models.costs import Collective
 from foreplan.cost_models.layout import Box, Layout, Tensor
-from foreplan.datasets.model import Model
+from foreplan.datasets.models.model import Model
 from foreplan.errors import SpecError
 
 #: A device's best word and its logit, both in fp64, which holds every bf16 and every index.
@@ -110,8 +110,8 @@ def stage_collectives(
 def shard_layout(model: Model, degree: int) -> Layout:
     """Boxes of one decoder layer's, the embedding's and the head's tensors by device.
 
-    Tensors are named as in `foreplan.datasets.weights`; a bias that is added to a sum lies on the
-    first device. Of a fused tensor a device holds one box for each part (q, k, v; gate, up).
+    Tensors are named as in `foreplan.datasets.models.weights`; a bias that is added to a sum lies
+    on the first device. Of a fused tensor a device holds one box for each part (q, k, v; gate, up).
 
     Raises:
         SpecError: as `shard_model`.
@@ -135,7 +135,7 @@ def shard_boxes(
         model: the whole model.
         degree: devices that share it.
         lane: which of them.
-        name: of the tensor, as in `foreplan.datasets.weights`, without its layer.
+        name: of the tensor, as in `foreplan.datasets.models.weights`, without its layer.
         shape: of the whole tensor.
 
     Raises:

@@ -21,7 +21,7 @@ import numba
 import numpy as np
 from numpy.typing import NDArray
 
-from foreplan.cost_models.launch_head import head, head_slope
+from foreplan.cost_models.operators.launch_head import head, head_slope
 from foreplan.errors import SpecError
 
 Floats = NDArray[np.float64]

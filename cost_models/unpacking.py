@@ -7,7 +7,7 @@ from types import MappingProxyType
 from foreplan.datasets.device import Device
 from foreplan.datasets.dtypes import DTYPE_BYTES
 from foreplan.datasets.experts import touched_experts
-from foreplan.datasets.kernels import FEW_ROWS, ROWS_A_CALL
+from foreplan.datasets.kernels.registry import FEW_ROWS, ROWS_A_CALL
 from foreplan.datasets.program import Program
 
 #: Kernels that make the whole weight or cache in the compute dtype first, and those that do so for

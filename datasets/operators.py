@@ -250,7 +250,7 @@ OPERATORS: Mapping[str, Operator] = MappingProxyType(
         ),
         # ``rows`` sequences of ``steps``; the state of ``hidden`` values is computed by so many
         # ``gates``, of ``outputs`` (fewer where projected) before. What it is made of:
-        # `foreplan.cost_models.recurrent_parts`.
+        # `foreplan.cost_models.lowering.recurrent_parts`.
         "recurrent": Operator(
             ("steps", "rows", "inputs", "hidden", "outputs", "gates", "layers", "directions"),
             lambda d: 2.0 * d["steps"] * d["rows"] * _recurrent_weights(d),
@@ -275,7 +275,7 @@ OPERATORS: Mapping[str, Operator] = MappingProxyType(
             ),
         ),
         # One fused update: reads parameter, gradient and two moments, writes all but the gradient.
-        # ``kernels`` and ``longest``: `foreplan.datasets.update_packing`.
+        # ``kernels`` and ``longest``: `foreplan.datasets.sweeps.update_packing`.
         "adamw": Operator(
             ("parameters", "kernels", "longest"),
             lambda d: 12.0 * d["parameters"],

@@ -1,8 +1,9 @@
 """Profile: what was measured on one device, one file a device.
 
 A row is one program with the median and the spread of its time; the device's own figures, the
-software it ran on and the cores it was pinned to stand beside them. `foreplan.datasets.profiling`
-measures one, `foreplan.cost_models.tables` prices work with it.
+software it ran on and the cores it was pinned to stand beside them.
+`foreplan.datasets.timing.profiling` measures one, `foreplan.cost_models.sources.tables` prices work
+with it.
 """
 
 from __future__ import annotations
@@ -85,7 +86,7 @@ class Row(StrictModel):
 class HostTimes(StrictModel):
     """What it takes the host of a GPU to issue calls, as measured on single small ones.
 
-    `foreplan.cost_models.host_prices.HostPrices` computes with them.
+    `foreplan.cost_models.passes.host_prices.HostPrices` computes with them.
     """
 
     call_s: Mapping[str, Mapping[str, Seconds]]

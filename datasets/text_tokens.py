@@ -14,9 +14,9 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from foreplan.datasets.byte_text import standard_library_text
-from foreplan.datasets.capture import LOCAL_DATA
-from foreplan.datasets.model import Model
+from foreplan.datasets.graphs.capture import LOCAL_DATA
+from foreplan.datasets.models.byte_text import standard_library_text
+from foreplan.datasets.models.model import Model
 from foreplan.errors import SpecError
 
 Part = Literal["calibration", "held_out"]

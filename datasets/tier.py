@@ -53,7 +53,7 @@ class CollectiveFit(StrictModel):
     its data out of the caches. ``None`` where it was not measured: the tier's figure counts."""
     lag_share: Annotated[float, Field(ge=0)] | None = None
     """What its ranks wait for the slowest of them before it begins, over what they computed since
-    they last met (`foreplan.datasets.lag`). ``None`` where it was not measured."""
+    they last met (`foreplan.datasets.ranks.lag`). ``None`` where it was not measured."""
 
     def seconds(self, payload_bytes: float) -> float:
         """Return the fitted time for a payload (see the module), in seconds."""
@@ -77,8 +77,8 @@ class Tier(StrictModel):
     collectives: Annotated[tuple[CollectiveFit, ...], Field(strict=False)] = ()
     waited: Annotated[tuple[CollectiveFit, ...], Field(strict=False)] = ()
     """Of collectives that their ranks compute nothing beside, where these go another way: among
-    processors of one host through shared memory (`foreplan.datasets.host_group`). What has no fit
-    here has that of ``collectives``."""
+    processors of one host through shared memory (`foreplan.datasets.ranks.host_group`). What has no
+    fit here has that of ``collectives``."""
     compute_share: Annotated[float, Field(ge=0, le=1)] = 0.0
     """As of `CollectiveFit`, for collectives without a figure of their own; 0 if not measured."""
     backend: Backend | None = None
@@ -124,7 +124,7 @@ class Contention(StrictModel):
 
     kind: ContentionKind
     """What they do: work bound by memory bandwidth, by arithmetic (power, cores), or passes of a
-    training step (`foreplan.datasets.together`)."""
+    training step (`foreplan.datasets.ranks.together`)."""
     factors: Annotated[
         Mapping[Annotated[int, Field(ge=1)], Annotated[float, Field(gt=0)]], Field(min_length=1)
     ]

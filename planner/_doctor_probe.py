@@ -87,7 +87,7 @@ def _kernels(kind: str, device: str) -> dict[str, str]:
     """Kernels of the linear operator: "" where one runs, else why it does not."""
     import torch
 
-    from foreplan.datasets.kernels import kernels_for, linear_kernel
+    from foreplan.datasets.kernels.registry import kernels_for, linear_kernel
 
     found: dict[str, str] = {}
     with torch.inference_mode():

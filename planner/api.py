@@ -19,7 +19,7 @@ from foreplan.cost_models.costs import CostBook
 from foreplan.cost_models.roofline import without_bf16
 from foreplan.datasets.cluster import Cluster
 from foreplan.datasets.inline_cluster import parse_devices
-from foreplan.datasets.model import Model, load_model
+from foreplan.datasets.models.model import Model, load_model
 from foreplan.datasets.specs import StrictModel, load_document, validate
 from foreplan.errors import InfeasibleError, MissingDataError, SpecError
 from foreplan.planner.base import Choice, Planner, Problem
@@ -288,7 +288,7 @@ def _with_hosts(
     host = next((host for host in known if host is not None), None)
     if host is None:
         return problem
-    from foreplan.cost_models.host_prices import HostPrices
+    from foreplan.cost_models.passes.host_prices import HostPrices
 
     issued = chosen.issued(problem, HostPrices.load(host.model_dump()))
     book = CostBook(problem.costs.sources, given=problem.costs.given, issued=issued)

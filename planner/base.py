@@ -22,14 +22,14 @@ from foreplan.cost_models.memory import MemoryLedger
 from foreplan.cost_models.schedule import Action, Schedule
 from foreplan.cost_models.timeline import Timeline
 from foreplan.datasets.cluster import Cluster
-from foreplan.datasets.model import Model
+from foreplan.datasets.models.model import Model
 from foreplan.datasets.specs import StrictModel
 from foreplan.datasets.tier import ContentionKind
 
 if TYPE_CHECKING:
     import torch
 
-    from foreplan.cost_models.host_prices import HostPrices
+    from foreplan.cost_models.passes.host_prices import HostPrices
 
 W = TypeVar("W", bound=StrictModel)
 D = TypeVar("D", bound=StrictModel)

@@ -25,18 +25,18 @@ from typing import Any, Literal
 from pydantic import Field, model_validator
 
 from foreplan.cost_models.book import CostChoice, Profiles, cost_book
-from foreplan.cost_models.calibration import (
+from foreplan.cost_models.costs import CostBook
+from foreplan.cost_models.roofline import compute_share
+from foreplan.cost_models.sources.calibration import (
     LEAST_ROWS,
     Calibration,
     MeasuredPass,
     calibration_path,
     fit_factors,
 )
-from foreplan.cost_models.costs import CostBook
-from foreplan.cost_models.roofline import compute_share
 from foreplan.datasets.cluster_entry import Rank
 from foreplan.datasets.device import Device
-from foreplan.datasets.model import Model, load_model
+from foreplan.datasets.models.model import Model, load_model
 from foreplan.datasets.specs import StrictModel, nearest, validate
 from foreplan.errors import MissingDataError, SpecError
 from foreplan.planner.api import load_cluster

@@ -1,6 +1,7 @@
 """`contention`: how much ranks of a host slow each other down, and in which share of their time.
 
-Measured by ``foreplan profile`` (`foreplan.datasets.contention`, `foreplan.datasets.together`).
+Measured by ``foreplan profile`` (`foreplan.datasets.ranks.contention`,
+`foreplan.datasets.ranks.together`).
 """
 
 from __future__ import annotations

@@ -15,9 +15,9 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from foreplan.cost_models.device_fit import DeviceFit, fit_path
-from foreplan.cost_models.operator_rates import rate_terms
-from foreplan.cost_models.task_choice import choose_tasks
+from foreplan.cost_models.rates.operator_rates import rate_terms
+from foreplan.cost_models.rates.task_choice import choose_tasks
+from foreplan.cost_models.sources.device_fit import DeviceFit, fit_path
 from foreplan.datasets.device import Device
 from foreplan.datasets.profile import Profile
 from foreplan.datasets.program import Program

@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from foreplan.cost_models.book import Profiles, cost_book
-from foreplan.cost_models.device_fit import DeviceFit
+from foreplan.cost_models.sources.device_fit import DeviceFit
 from foreplan.datasets.cluster import Cluster
-from foreplan.datasets.model import Model
+from foreplan.datasets.models.model import Model
 from foreplan.datasets.program import Program
 from foreplan.datasets.quantity import format_seconds
 from foreplan.datasets.specs import StrictModel

@@ -14,16 +14,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import Field
 
-from foreplan.cost_models.tables import measured
-from foreplan.datasets.contention import measure_contention
+from foreplan.cost_models.sources.tables import measured
 from foreplan.datasets.device_name import DeviceName
-from foreplan.datasets.links import measure_links
 from foreplan.datasets.profile import Profile
 from foreplan.datasets.program import Program, Variant, program
+from foreplan.datasets.ranks.contention import measure_contention
+from foreplan.datasets.ranks.links import measure_links
+from foreplan.datasets.ranks.together import measure_together
 from foreplan.datasets.specs import StrictModel, load_document, validate
 from foreplan.datasets.storage import write_atomically
 from foreplan.datasets.tier import Contention, Tier
-from foreplan.datasets.together import measure_together
 from foreplan.planner.verify.placement import assign_cores
 
 if TYPE_CHECKING:

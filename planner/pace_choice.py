@@ -13,14 +13,14 @@ from typing import Any
 import numpy as np
 
 from foreplan.cost_models.costs import Segment
-from foreplan.cost_models.failed import regime
-from foreplan.cost_models.profiled_alike import timed_alike
+from foreplan.cost_models.rates.profiled_alike import timed_alike
 from foreplan.cost_models.simulator import Contention
-from foreplan.cost_models.tables import measured
+from foreplan.cost_models.sources.failed import regime
+from foreplan.cost_models.sources.tables import measured
+from foreplan.datasets.kernels.training_programs import is_training
 from foreplan.datasets.profile import Profile, Row
 from foreplan.datasets.program import Program
 from foreplan.datasets.tier import ContentionKind
-from foreplan.datasets.training_programs import is_training
 from foreplan.planner.base import Planner, Problem
 from foreplan.planner.contention import contention, memory_share
 from foreplan.planner.pace import PaceProgram, RankPace

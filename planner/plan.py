@@ -17,7 +17,7 @@ from pydantic import Field, field_validator
 
 from foreplan.cost_models.memory import show_bytes
 from foreplan.datasets.cluster import Cluster
-from foreplan.datasets.model import Model
+from foreplan.datasets.models.model import Model
 from foreplan.datasets.quantity import format_seconds
 from foreplan.datasets.specs import StrictModel, validate
 from foreplan.datasets.storage import write_atomically

@@ -21,8 +21,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from foreplan.cost_models.costs import CostBook, Estimate, Work
-from foreplan.cost_models.device_fit import DeviceFit, FittedSource
-from foreplan.cost_models.task_choice import choose_telling, widened
+from foreplan.cost_models.rates.task_choice import choose_telling, widened
+from foreplan.cost_models.sources.device_fit import DeviceFit, FittedSource
 from foreplan.datasets.program import Program
 from foreplan.errors import InfeasibleError, MissingDataError
 from foreplan.planner.base import Planner, Problem

@@ -16,20 +16,20 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from foreplan.cost_models.device_fit import DeviceFit, fit_path
-from foreplan.cost_models.host_measuring import measure_host
+from foreplan.cost_models.passes.host_measuring import measure_host
+from foreplan.cost_models.sources.device_fit import DeviceFit, fit_path
 from foreplan.datasets.cluster import Cluster
 from foreplan.datasets.device_name import DeviceName
-from foreplan.datasets.links import Links, connect_link, serve_link
-from foreplan.datasets.measuring import Worker
-from foreplan.datasets.model import Model, load_model
+from foreplan.datasets.models.model import Model, load_model
 from foreplan.datasets.profile import Profile
-from foreplan.datasets.profile_grid import ProfileGrid
-from foreplan.datasets.profiling import Progress, measure_profile
 from foreplan.datasets.program import Program
 from foreplan.datasets.quantity import Dimension, parse_quantity
+from foreplan.datasets.ranks.links import Links, connect_link, serve_link
 from foreplan.datasets.specs import dump_document, validate
 from foreplan.datasets.storage import exclusive, folder_for, write_atomically
+from foreplan.datasets.timing.measuring import Worker
+from foreplan.datasets.timing.profile_grid import ProfileGrid
+from foreplan.datasets.timing.profiling import Progress, measure_profile
 from foreplan.errors import MissingDataError, SpecError
 from foreplan.planner.api import load_workload
 from foreplan.planner.bubbles.shapes import bubbles_pass, bubbles_programs

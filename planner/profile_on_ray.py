@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from foreplan.datasets.ray_cluster import connected, nodes, place
+from foreplan.datasets.ranks.ray_cluster import connected, nodes, place
 from foreplan.datasets.storage import exclusive, folder_for, write_atomically
 from foreplan.errors import ForeplanError, MissingDataError
 from foreplan.planner.merge_command import merge_files

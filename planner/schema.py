@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from foreplan.datasets.cluster import Cluster
-from foreplan.datasets.model import Model
+from foreplan.datasets.models.model import Model
 from foreplan.datasets.specs import StrictModel
 from foreplan.datasets.storage import write_atomically
 from foreplan.planner.plan import Plan

@@ -19,8 +19,8 @@ settings.load_profile("foreplan")
 #: Files whose tests compare times, or wait for processes for some seconds only: a neighbour on the
 #: same cores would make them wrong.
 SERIAL = (
-    "datasets/test_links.py",
-    "datasets/test_measuring.py",
+    "datasets/ranks/test_links.py",
+    "datasets/timing/test_measuring.py",
     "datasets/test_profile.py",
     "planner/test_fourth_planner.py",
     "planner/verify/test_placement.py",

@@ -13,8 +13,8 @@ from types import MappingProxyType
 from foreplan.datasets.device import Device
 from foreplan.datasets.importers import aiconfigurator, foreplan_table, helix, neusight
 from foreplan.datasets.importers._columns import Columns, read_columns
-from foreplan.datasets.operator_table import OperatorTable
 from foreplan.datasets.specs import nearest
+from foreplan.datasets.sweeps.operator_table import OperatorTable
 from foreplan.errors import SpecError
 
 __all__ = ["FORMATS", "read_operators"]

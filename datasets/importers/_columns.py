@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from foreplan.datasets.operator_table import Texts, texts
 from foreplan.datasets.parquet import open_parquet, plain
+from foreplan.datasets.sweeps.operator_table import Texts, texts
 from foreplan.errors import SpecError
 
 #: Larger sizes overflow when they are multiplied.

@@ -14,7 +14,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from foreplan.datasets.importers._columns import Columns
-from foreplan.datasets.operator_table import UNKNOWN, OperatorTable, Texts, operator_table, texts
+from foreplan.datasets.sweeps.operator_table import (
+    UNKNOWN,
+    OperatorTable,
+    Texts,
+    operator_table,
+    texts,
+)
 from foreplan.errors import SpecError
 
 #: Collective to the number that stands for its traffic pattern in ``dims["pattern"]``.

@@ -12,8 +12,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from foreplan.datasets.importers._columns import Columns
-from foreplan.datasets.map_functions import MAP_FUNCTIONS
-from foreplan.datasets.operator_table import DIMS, KINDS, UNKNOWN, OperatorTable, operator_table
+from foreplan.datasets.sweeps.map_functions import MAP_FUNCTIONS
+from foreplan.datasets.sweeps.operator_table import (
+    DIMS,
+    KINDS,
+    UNKNOWN,
+    OperatorTable,
+    operator_table,
+)
 from foreplan.errors import SpecError
 
 _COLUMNS = ("op", "kind", "dtype", "library", "device", "latency_s")

@@ -18,7 +18,7 @@ import numpy as np
 from foreplan.datasets import device_zoo
 from foreplan.datasets.device import Device
 from foreplan.datasets.importers._columns import Columns
-from foreplan.datasets.operator_table import UNKNOWN, OperatorTable, operator_table, texts
+from foreplan.datasets.sweeps.operator_table import UNKNOWN, OperatorTable, operator_table, texts
 from foreplan.errors import SpecError
 
 

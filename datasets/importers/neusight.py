@@ -11,7 +11,7 @@ from __future__ import annotations
 import numpy as np
 
 from foreplan.datasets.importers._columns import Columns
-from foreplan.datasets.operator_table import UNKNOWN, OperatorTable, operator_table, texts
+from foreplan.datasets.sweeps.operator_table import UNKNOWN, OperatorTable, operator_table, texts
 
 #: Elementwise operator to (tensors read, relative arithmetic cost); ``u`` reads one tensor.
 _ELEMENTWISE = {

@@ -20,8 +20,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from foreplan.datasets.child_process import ChildEnded
 from foreplan.datasets.storage import write_atomically
+from foreplan.datasets.timing.child_process import ChildEnded
 from foreplan.datasets.tir.records import ProgramRecord, merge_shards, read_records, write_records
 from foreplan.datasets.tir.site import ProgramWorker, Site
 from foreplan.datasets.tir.target import TargetDevice

@@ -14,8 +14,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
-from foreplan.datasets.child_process import ChildEnded
-from foreplan.datasets.ray_cluster import Node, connected, nodes, place
+from foreplan.datasets.ranks.ray_cluster import Node, connected, nodes, place
+from foreplan.datasets.timing.child_process import ChildEnded
 from foreplan.datasets.tir.site import builder_process, timer_process
 from foreplan.datasets.tir.target import TargetDevice, target_device
 from foreplan.datasets.tir.toolchain import require_tvm

@@ -18,7 +18,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple, Self
 
-from foreplan.datasets.child_process import ChildEnded
+from foreplan.datasets.timing.child_process import ChildEnded
 from foreplan.datasets.tir.site import builder_process, program_environment
 from foreplan.datasets.tir.target import TargetDevice, target_device
 from foreplan.datasets.tir.worker_process import WorkerProcess

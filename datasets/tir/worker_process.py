@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Self
 
-from foreplan.datasets.child_process import ChildEnded, ChildProcess
+from foreplan.datasets.timing.child_process import ChildEnded, ChildProcess
 
 __all__ = ["ChildEnded", "WorkerProcess"]
 

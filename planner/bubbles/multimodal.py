@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from foreplan.datasets.multimodal import load_multimodal
+from foreplan.datasets.models.multimodal import load_multimodal
 from foreplan.errors import SpecError
 
 #: What the encoder of a folder's images is called.

@@ -44,7 +44,7 @@ from foreplan.planner.bubbles.works import given_prices
 from foreplan.planner.contention import contended
 
 if TYPE_CHECKING:
-    from foreplan.cost_models.host_prices import HostPrices
+    from foreplan.cost_models.passes.host_prices import HostPrices
 
 #: Reasons against other candidates that a plan repeats.
 _REASONS = 8

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from foreplan.cost_models.costs import CostBook, Segment, Work
 from foreplan.datasets.cluster import Cluster
 from foreplan.datasets.device_name import DeviceName
-from foreplan.datasets.model import Model
+from foreplan.datasets.models.model import Model
 from foreplan.datasets.program import Program
 from foreplan.datasets.specs import validate
 from foreplan.planner.base import Problem

@@ -1,7 +1,7 @@
 """`Tower`: one transformer of a multimodal model with its sizes resolved, and what it weighs.
 
-Every linear is described as in `foreplan.datasets.model`: weight ``[n, k]``. Norms and biases are
-left out of the counts (below 0.1 % of the sizes that matter here).
+Every linear is described as in `foreplan.datasets.models.model`: weight ``[n, k]``. Norms and
+biases are left out of the counts (below 0.1 % of the sizes that matter here).
 """
 
 from __future__ import annotations
@@ -9,8 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from foreplan.datasets.encoders import load_encoder
-from foreplan.datasets.model import Model
+from foreplan.datasets.models.encoders import load_encoder
+from foreplan.datasets.models.model import Model
 from foreplan.errors import SpecError
 from foreplan.planner.base import Problem
 from foreplan.planner.bubbles.spec import BubblesWorkload, Encoder, TransformerDims

@@ -11,8 +11,7 @@ head and loss are computed by all.
 from __future__ import annotations
 
 from foreplan.cost_models.costs import Work
-from foreplan.datasets.program import Variant, program
-from foreplan.datasets.training_programs import (
+from foreplan.datasets.kernels.training_programs import (
     BACKWARD,
     FORWARD,
     WEIGHT_GRADIENT,
@@ -21,6 +20,7 @@ from foreplan.datasets.training_programs import (
     linear_program,
     loss_program,
 )
+from foreplan.datasets.program import Variant, program
 from foreplan.planner.bubbles.pass_shape import PassShape
 from foreplan.planner.bubbles.work_parts import Parts, joined, times
 

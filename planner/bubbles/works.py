@@ -17,7 +17,7 @@ from __future__ import annotations
 import functools
 
 from foreplan.cost_models.costs import Collective, Copy, HostLaunch, Segment, Work
-from foreplan.datasets.training_programs import optimizer_program
+from foreplan.datasets.kernels.training_programs import optimizer_program
 from foreplan.planner.bubbles.arithmetic import Arithmetic
 from foreplan.planner.bubbles.pass_shape import PassShape
 from foreplan.planner.bubbles.spec import BubblesWorkload

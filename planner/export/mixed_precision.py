@@ -12,7 +12,7 @@ from abc import abstractmethod
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from foreplan.datasets.training_recipe import recipe
+from foreplan.datasets.kernels.training_recipe import recipe
 from foreplan.errors import SpecError
 from foreplan.planner.export.exporter import Exporter, Written
 from foreplan.planner.plan import Plan, decision_of

@@ -9,8 +9,8 @@ from __future__ import annotations
 import contextlib
 from typing import TYPE_CHECKING, Any
 
-from foreplan.datasets.byte_text import standard_library_text, windows
-from foreplan.datasets.model import Model
+from foreplan.datasets.models.byte_text import standard_library_text, windows
+from foreplan.datasets.models.model import Model
 from foreplan.errors import SpecError
 from foreplan.planner.precision.spec import PrecisionWorkload
 
@@ -42,7 +42,7 @@ class DecoderTask:
         """The causal language model, fp32; returns logits alone."""
         import torch
 
-        from foreplan.datasets.causal_lm import causal_lm
+        from foreplan.datasets.graphs.causal_lm import causal_lm
 
         class Logits(torch.nn.Module):
             """Takes token ids and returns logits."""

@@ -12,10 +12,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from foreplan.datasets.capture import capture
-from foreplan.datasets.operator_graph import OperatorGraph, OperatorNode
+from foreplan.datasets.graphs.capture import capture
+from foreplan.datasets.graphs.operator_graph import OperatorGraph, OperatorNode
+from foreplan.datasets.kernels.training_programs import optimizer_program
 from foreplan.datasets.program import Program
-from foreplan.datasets.training_programs import optimizer_program
 from foreplan.errors import SpecError
 from foreplan.planner.precision.task import TrainingTask, fingerprint
 

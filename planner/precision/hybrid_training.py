@@ -13,8 +13,8 @@ after another, and averages gradients as DDP does. The learning rate decays to z
 so that the noise of single batches does not hide what is left of rounding. With ``--draws-a-seed``
 every seed trains random plans of its own, so that differences to them are differences to all random
 plans that take as long, not to a few. An arm ``NAME@3`` rounds
-what the plan lowers to three bits instead (see `foreplan.datasets.training_recipe`), a stand-in for
-smaller formats; the other arms compute in the formats of the plan.
+what the plan lowers to three bits instead (see `foreplan.datasets.kernels.training_recipe`), a
+stand-in for smaller formats; the other arms compute in the formats of the plan.
 ``table`` gives paired differences to fp32 (or to ``--against``) with 95 % confidence intervals
 (Student's t); ``--together`` takes the random plans of a seed as one arm, by their mean.
 """

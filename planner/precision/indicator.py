@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Collection, Iterator
 
-from foreplan.cost_models.gradient_variance import (
+from foreplan.cost_models.quality.gradient_variance import (
     Batch,
     Calibration,
     Omega,
@@ -13,14 +13,18 @@ from foreplan.cost_models.gradient_variance import (
     first_order,
     gradient_variance,
 )
-from foreplan.cost_models.weight_indicators import (
+from foreplan.cost_models.quality.weight_indicators import (
     hessian,
     hutchinson_traces,
     random_order,
     uniform,
     weight_change,
 )
-from foreplan.datasets.training_variant import TRAINING_VARIANTS, TrainingVariant, variants_of
+from foreplan.datasets.kernels.training_variant import (
+    TRAINING_VARIANTS,
+    TrainingVariant,
+    variants_of,
+)
 from foreplan.planner.precision.graph import TrainingGraph
 from foreplan.planner.precision.spec import DEFAULT_PRECISIONS, Indicator, PrecisionWorkload
 from foreplan.planner.precision.task import TrainingTask

@@ -12,7 +12,7 @@ from contextvars import ContextVar, Token
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from foreplan.datasets.model import Model
+from foreplan.datasets.models.model import Model
 from foreplan.errors import SpecError
 from foreplan.planner.installed import Installed
 from foreplan.planner.precision.spec import PrecisionWorkload

@@ -15,7 +15,7 @@ from foreplan.cost_models.memory import MemoryLedger
 from foreplan.cost_models.schedule import Schedule
 from foreplan.cost_models.timeline import Timeline
 from foreplan.datasets.cluster import Cluster
-from foreplan.datasets.model import Model
+from foreplan.datasets.models.model import Model
 from foreplan.errors import SpecError
 from foreplan.planner.base import Agreement, Bound, Choice, Kernels, Planner, Problem, TimeLimit
 from foreplan.planner.precision.baselines import precision_baselines

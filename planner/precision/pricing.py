@@ -14,8 +14,8 @@ import numpy as np
 
 from foreplan.cost_models.costs import CostBook, Estimate, HostLaunch, Work
 from foreplan.cost_models.schedule import FloatArray, IntArray
-from foreplan.datasets.operator_graph import OperatorNode
-from foreplan.datasets.training_programs import (
+from foreplan.datasets.graphs.operator_graph import OperatorNode
+from foreplan.datasets.kernels.training_programs import (
     BACKWARD,
     FORWARD,
     WEIGHT_GRADIENT,
@@ -26,7 +26,7 @@ from foreplan.datasets.training_programs import (
     linear_program,
     loss_program,
 )
-from foreplan.datasets.training_variant import training_variant, variants_of
+from foreplan.datasets.kernels.training_variant import training_variant, variants_of
 from foreplan.errors import InfeasibleError, MissingDataError, SpecError
 from foreplan.planner.precision.graph import TrainingGraph, TrainingOperator
 from foreplan.planner.precision.rules import rule_for

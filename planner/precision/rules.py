@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Literal
 
-from foreplan.datasets.operator_graph import OperatorNode
+from foreplan.datasets.graphs.operator_graph import OperatorNode
 
 Role = Literal["adjustable", "dependent", "pinned", "constant"]
 

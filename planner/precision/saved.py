@@ -16,8 +16,8 @@ import numpy as np
 
 from foreplan.cost_models.schedule import FloatArray, IntArray
 from foreplan.datasets.dtypes import DTYPE_BYTES
-from foreplan.datasets.operator_graph import OperatorNode
-from foreplan.datasets.training_variant import EIGHT_BITS, TrainingVariant, training_variant
+from foreplan.datasets.graphs.operator_graph import OperatorNode
+from foreplan.datasets.kernels.training_variant import EIGHT_BITS, TrainingVariant, training_variant
 from foreplan.planner.precision.graph import TrainingOperator
 from foreplan.planner.precision.pricing import STATES, Edge, StepTables, node_bytes
 

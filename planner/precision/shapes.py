@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from foreplan.cost_models.costs import CostBook, Work
-from foreplan.datasets.model import Model
+from foreplan.datasets.models.model import Model
 from foreplan.datasets.program import Program
 from foreplan.planner.precision.graph import TrainingGraph
 from foreplan.planner.precision.pricing import StepTables, Unpriced

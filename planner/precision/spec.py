@@ -28,13 +28,13 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
+from foreplan.datasets.kernels.training_variant import PRECISIONS as PRECISIONS
+from foreplan.datasets.kernels.training_variant import TRAINING_VARIANTS as TRAINING_VARIANTS
+from foreplan.datasets.kernels.training_variant import Precision as Precision
+from foreplan.datasets.kernels.training_variant import TrainingVariant as TrainingVariant
+from foreplan.datasets.kernels.training_variant import training_variant as training_variant
 from foreplan.datasets.program import Variant
 from foreplan.datasets.specs import StrictModel
-from foreplan.datasets.training_variant import PRECISIONS as PRECISIONS
-from foreplan.datasets.training_variant import TRAINING_VARIANTS as TRAINING_VARIANTS
-from foreplan.datasets.training_variant import Precision as Precision
-from foreplan.datasets.training_variant import TrainingVariant as TrainingVariant
-from foreplan.datasets.training_variant import training_variant as training_variant
 
 Count = Annotated[int, Field(gt=0, le=1 << 24)]
 #: Samples, or tokens, of a worker's step: half a GB of the smallest images.

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 from typing import TYPE_CHECKING, Any, Protocol
 
-from foreplan.datasets.model import Model
+from foreplan.datasets.models.model import Model
 from foreplan.errors import SpecError
 from foreplan.planner.precision.networks import network_builder
 from foreplan.planner.precision.spec import PrecisionWorkload

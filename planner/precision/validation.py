@@ -22,8 +22,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from foreplan.cost_models.gradient_variance import Batch, Omega
-from foreplan.datasets.training_variant import EIGHT_BITS, training_variant
+from foreplan.cost_models.quality.gradient_variance import Batch, Omega
+from foreplan.datasets.kernels.training_variant import EIGHT_BITS, training_variant
 from foreplan.errors import SpecError, told
 from foreplan.planner.precision.graph import TrainingGraph
 from foreplan.planner.precision.indicator import module_variants, omega_table

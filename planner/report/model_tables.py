@@ -9,7 +9,7 @@ from foreplan.planner.report._grid import Column, Grid
 
 
 def models_table(found: Sequence[Mapping[str, Any]]) -> Grid:
-    """One row a model, from `datasets.model_zoo.zoo_documents`."""
+    """One row a model, from `datasets.models.model_zoo.zoo_documents`."""
 
     def cells(field: str) -> list[str]:
         return [str(model[field]) for model in found]

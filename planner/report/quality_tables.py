@@ -5,7 +5,7 @@ from __future__ import annotations
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from foreplan.cost_models.quality_table import QualityTable
+from foreplan.cost_models.quality.quality_table import QualityTable
 from foreplan.planner.plan import Plan
 from foreplan.planner.report._grid import Column, Grid, bullets
 from foreplan.planner.report.quality import judged, quality_figures

@@ -16,8 +16,8 @@ import numpy as np
 from foreplan.cost_models.tensor_parallel import shard_model
 from foreplan.datasets.cluster import Cluster
 from foreplan.datasets.cluster_entry import Rank
-from foreplan.datasets.decoder_memory import layer_bytes, stage_bytes
-from foreplan.datasets.model import Model
+from foreplan.datasets.models.decoder_memory import layer_bytes, stage_bytes
+from foreplan.datasets.models.model import Model
 from foreplan.errors import FailedProgramError
 from foreplan.planner.serving.groups import Kind, groupings, kinds_of, types_of
 from foreplan.planner.serving.pipeline import TOKEN_BYTES, stage_kernels

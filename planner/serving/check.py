@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from foreplan.cost_models.tensor_parallel import shard_model
 from foreplan.datasets.cluster import Cluster
-from foreplan.datasets.kernels import DEVICE_KINDS, kernels_for
-from foreplan.datasets.model import Model
+from foreplan.datasets.kernels.registry import DEVICE_KINDS, kernels_for
+from foreplan.datasets.models.model import Model
 from foreplan.datasets.program import Variant
 from foreplan.errors import SpecError
 from foreplan.planner.serving.spec import (

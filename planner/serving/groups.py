@@ -15,8 +15,8 @@ import numpy as np
 from foreplan.cost_models.tensor_parallel import degrees
 from foreplan.datasets.cluster import Cluster
 from foreplan.datasets.cluster_entry import Rank
-from foreplan.datasets.kernels import kernels_for
-from foreplan.datasets.model import Model
+from foreplan.datasets.kernels.registry import kernels_for
+from foreplan.datasets.models.model import Model
 from foreplan.datasets.program import program
 from foreplan.errors import MissingDataError, SpecError
 from foreplan.planner.serving.pricing import Pricing

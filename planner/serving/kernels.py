@@ -20,8 +20,8 @@ from torch import Tensor
 from foreplan.cost_models.costs import CostBook
 from foreplan.cost_models.schedule import Action, Schedule
 from foreplan.datasets.cluster import Cluster
-from foreplan.datasets.model import Model
-from foreplan.datasets.weights import open_weights
+from foreplan.datasets.models.model import Model
+from foreplan.datasets.models.weights import open_weights
 from foreplan.errors import SpecError
 from foreplan.planner.base import Agreement
 from foreplan.planner.serving.pipeline import ServingSchedule, stage_kernels

@@ -24,11 +24,11 @@ from types import MappingProxyType
 from typing import Any
 
 from foreplan.cost_models.book import Profiles, cost_book
-from foreplan.cost_models.sensitivity import weight_sensitivity
+from foreplan.cost_models.quality.sensitivity import weight_sensitivity
 from foreplan.datasets.cluster import Cluster
-from foreplan.datasets.families import FAMILY_FACTS
 from foreplan.datasets.inline_cluster import parse_devices
-from foreplan.datasets.model import Model, load_model
+from foreplan.datasets.models.families import FAMILY_FACTS
+from foreplan.datasets.models.model import Model, load_model
 from foreplan.datasets.specs import load_document, validate
 from foreplan.datasets.storage import folder_for, write_atomically
 from foreplan.errors import ForeplanError, told

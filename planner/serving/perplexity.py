@@ -12,12 +12,12 @@ from pathlib import Path
 import torch
 from torch.nn import functional as F
 
-from foreplan.cost_models.quality_table import QualityTable
-from foreplan.datasets.byte_text import windows
-from foreplan.datasets.model import Model
+from foreplan.cost_models.quality.quality_table import QualityTable
+from foreplan.datasets.models.byte_text import windows
+from foreplan.datasets.models.model import Model
+from foreplan.datasets.models.weights import open_weights
 from foreplan.datasets.program import Variant
 from foreplan.datasets.text_tokens import text_tokens
-from foreplan.datasets.weights import open_weights
 from foreplan.planner.serving.pipeline import stage_kernels
 from foreplan.planner.serving.pricing import PREFILL
 from foreplan.planner.serving.spec import ServingDecision, ServingWorkload, StageDecision

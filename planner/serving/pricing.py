@@ -22,15 +22,15 @@ import numpy.typing as npt
 from foreplan.cost_models.costs import Collective, CostBook, Estimate
 from foreplan.cost_models.tensor_parallel import shard_model, stage_collectives
 from foreplan.datasets.cluster_entry import Rank
-from foreplan.datasets.decoder_programs import (
+from foreplan.datasets.experts import LayerClass
+from foreplan.datasets.kernels.registry import kernels_for, layout_of, quantises_activations
+from foreplan.datasets.models.decoder_programs import (
     embedding_programs,
     head_programs,
     layer_programs,
     product_programs,
 )
-from foreplan.datasets.experts import LayerClass
-from foreplan.datasets.kernels import kernels_for, layout_of, quantises_activations
-from foreplan.datasets.model import Model
+from foreplan.datasets.models.model import Model
 from foreplan.datasets.program import Program, Variant, program
 from foreplan.errors import MissingDataError
 from foreplan.planner.serving.spec import CACHE_STORAGE, STORAGE, ServingWorkload

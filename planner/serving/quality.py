@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from foreplan.cost_models.quality_table import QualityTable, measure_quality
-from foreplan.cost_models.sensitivity import weight_sensitivity
-from foreplan.datasets.model import Model
+from foreplan.cost_models.quality.quality_table import QualityTable, measure_quality
+from foreplan.cost_models.quality.sensitivity import weight_sensitivity
+from foreplan.datasets.models.model import Model
 from foreplan.errors import InfeasibleError, SpecError
 from foreplan.planner.serving.spec import ServingWorkload
 from foreplan.solvers.chain_problem import FloatArray

@@ -18,7 +18,7 @@ import numpy as np
 from foreplan.cost_models.costs import CostBook
 from foreplan.datasets.cluster import Cluster
 from foreplan.datasets.cluster_entry import Rank
-from foreplan.datasets.model import Model
+from foreplan.datasets.models.model import Model
 from foreplan.planner.serving.chain import ServingChains
 from foreplan.planner.serving.groups import groupings
 from foreplan.planner.serving.pricing import MicroBatches, Pricing

@@ -10,9 +10,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from foreplan.cost_models.tensor_parallel import degrees, shard_model
-from foreplan.datasets.decoder_programs import embedding_programs, head_programs, layer_programs
-from foreplan.datasets.kernels import kernels_for, quantises_activations
-from foreplan.datasets.model import Model
+from foreplan.datasets.kernels.registry import kernels_for, quantises_activations
+from foreplan.datasets.models.decoder_programs import (
+    embedding_programs,
+    head_programs,
+    layer_programs,
+)
+from foreplan.datasets.models.model import Model
 from foreplan.datasets.program import Program, Variant
 from foreplan.planner.serving.spec import CACHE_STORAGE, STORAGE, ServingWorkload
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from foreplan.cost_models.schedule import Action
-from foreplan.datasets.model import Model
+from foreplan.datasets.models.model import Model
 from foreplan.planner.serving.kernels import ServingKernels
 from foreplan.planner.serving.pricing import DECODE, PREFILL
 from foreplan.planner.serving.spec import ServingDecision, ServingWorkload

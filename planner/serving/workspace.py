@@ -16,11 +16,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 
-from foreplan.datasets.decoder_memory import slice_rows
 from foreplan.datasets.dtypes import GROUP_SIZE
 from foreplan.datasets.experts import LayerClass, computed_sizes
-from foreplan.datasets.kernels import FEW_ROWS, kernels_for
-from foreplan.datasets.model import LinearShape, Model
+from foreplan.datasets.kernels.registry import FEW_ROWS, kernels_for
+from foreplan.datasets.models.decoder_memory import slice_rows
+from foreplan.datasets.models.model import LinearShape, Model
 from foreplan.datasets.program import Variant
 from foreplan.planner.serving.pricing import DECODE, PREFILL, MicroBatches
 from foreplan.planner.serving.spec import CACHE_STORAGE, STORAGE, ServingWorkload

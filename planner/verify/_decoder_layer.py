@@ -1,8 +1,8 @@
 """One decoder layer with its packed weights: the part of the runtime that is timed.
 
-Runs the programs of `foreplan.datasets.decoder_programs.layer_programs` in their order, through
-the functions that the profile measured. Everything that can be looked up is looked up when the
-layer is built; a pass makes only the calls that compute or that view.
+Runs the programs of `foreplan.datasets.models.decoder_programs.layer_programs` in their order,
+through the functions that the profile measured. Everything that can be looked up is looked up when
+the layer is built; a pass makes only the calls that compute or that view.
 
 Shape legend: B = batch, T = tokens of a pass, rows = B * T, H = heads, G = key/value heads, L =
 positions of the cache, D = head_dim.
@@ -16,19 +16,19 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from foreplan.datasets.decoder_memory import slice_rows
-from foreplan.datasets.decoder_programs import HEAD_NORM, cache_write_variant, fixed_variant
-from foreplan.datasets.kernels import (
+from foreplan.datasets.kernels.quantised_cache import QuantisedCache
+from foreplan.datasets.kernels.registry import (
     LinearKernel,
     Packed,
     function,
     linear_kernel,
     reference_linear,
 )
-from foreplan.datasets.model import Model
+from foreplan.datasets.models.decoder_memory import slice_rows
+from foreplan.datasets.models.decoder_programs import HEAD_NORM, cache_write_variant, fixed_variant
+from foreplan.datasets.models.model import Model
+from foreplan.datasets.models.weights import Part, WeightSource
 from foreplan.datasets.program import Variant
-from foreplan.datasets.quantised_cache import QuantisedCache
-from foreplan.datasets.weights import Part, WeightSource
 
 #: ``run(x, weight, bias)``; a reference run takes the plain fp32 weight.
 RunLinear = Callable[[Tensor, Packed | Tensor, Tensor | None], Tensor]

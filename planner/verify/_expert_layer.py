@@ -1,7 +1,8 @@
 """A decoder layer whose MLP is a mixture of experts, with its packed weights.
 
 Every expert's two linears are kernels of the layer's precision, the router and the gate of a shared
-expert stay in bf16 (reference: fp32). See `foreplan.datasets._expert_mlps` for what is computed.
+expert stay in bf16 (reference: fp32). See `foreplan.datasets.kernels._expert_mlps` for what is
+computed.
 """
 
 from __future__ import annotations
@@ -11,17 +12,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from foreplan.datasets.decoder_programs import fixed_variant
-from foreplan.datasets.kernels import (
+from foreplan.datasets.kernels.registry import (
     LinearKernel,
     Packed,
     expert_mlps,
     function,
     linear_kernel,
 )
-from foreplan.datasets.model import Model
+from foreplan.datasets.models.decoder_programs import fixed_variant
+from foreplan.datasets.models.model import Model
+from foreplan.datasets.models.weights import WeightSource
 from foreplan.datasets.program import Variant
-from foreplan.datasets.weights import WeightSource
 from foreplan.planner.verify._decoder_layer import (
     DecoderLayer,
     Linear,

@@ -19,8 +19,8 @@ from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
-from foreplan.datasets.gloo_wait import nicer_reader, wait_awake
-from foreplan.datasets.host_group import HostGroup
+from foreplan.datasets.ranks.gloo_wait import nicer_reader, wait_awake
+from foreplan.datasets.ranks.host_group import HostGroup
 from foreplan.errors import VerificationError
 from foreplan.planner.verify.clock import Clock, CudaClock, HostClock
 from foreplan.planner.verify.connections import Connections, pair_options

@@ -13,7 +13,7 @@ from collections.abc import Callable, Hashable
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
-from foreplan.datasets.host_group import HostGroup
+from foreplan.datasets.ranks.host_group import HostGroup
 
 if TYPE_CHECKING:
     import torch

@@ -16,12 +16,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from foreplan.datasets.decoder_programs import fixed_variant
-from foreplan.datasets.kernels import function, layout_of
-from foreplan.datasets.model import Model
+from foreplan.datasets.kernels.quantised_cache import QuantisedCache
+from foreplan.datasets.kernels.registry import function, layout_of
+from foreplan.datasets.models.decoder_programs import fixed_variant
+from foreplan.datasets.models.model import Model
+from foreplan.datasets.models.weights import WeightSource
 from foreplan.datasets.program import Variant
-from foreplan.datasets.quantised_cache import QuantisedCache
-from foreplan.datasets.weights import WeightSource
 from foreplan.errors import SpecError
 from foreplan.planner.verify._decoder_layer import (
     DECODE,
@@ -344,7 +344,7 @@ class DecoderStage:
     # Accounting -------------------------------------------------------------------------------
 
     def memory_bytes(self) -> dict[str, int]:
-        """Bytes held, by the items of `foreplan.datasets.decoder_memory.stage_bytes`."""
+        """Bytes held, by the items of `foreplan.datasets.models.decoder_memory.stage_bytes`."""
         head = sum(part.bytes for part in (self._head, self._final_norm) if part is not None)
         return {
             "weights": sum(layer.bytes for layer in self._layers),

@@ -19,7 +19,7 @@ from typing import IO, Self
 
 import foreplan
 from foreplan.datasets.cluster_entry import Rank
-from foreplan.datasets.worker_environment import worker_environment
+from foreplan.datasets.timing.worker_environment import worker_environment
 
 #: Variable that carries the word by which processes of one verification know each other; not an
 #: argument, because every user of a host can read those.

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from foreplan.datasets.measuring import Effort, Worker
+from foreplan.datasets.timing.measuring import Effort, Worker
 from foreplan.errors import MissingDataError
 from foreplan.planner.verify.placement import assign_cores, gpu_free_bytes
 from foreplan.planner.verify.wire import Wire

@@ -25,7 +25,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from foreplan.datasets.device_name import DeviceName
-from foreplan.datasets.worker_environment import confine, thread_count
+from foreplan.datasets.timing.worker_environment import confine, thread_count
 from foreplan.errors import SpecError
 
 if TYPE_CHECKING:

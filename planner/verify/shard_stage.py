@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from foreplan.cost_models.tensor_parallel import shard_model
-from foreplan.datasets.model import Model
-from foreplan.datasets.weights import WeightSource
+from foreplan.datasets.models.model import Model
+from foreplan.datasets.models.weights import WeightSource
 from foreplan.planner.verify._decoder_layer import DECODE, PREFILL
 from foreplan.planner.verify.decoder import DecoderStage, StageKernels
 from foreplan.planner.verify.shard_weights import ShardWeights

@@ -9,11 +9,11 @@ import torch
 
 from foreplan.cost_models.layout import Box
 from foreplan.cost_models.tensor_parallel import shard_boxes, shard_model
-from foreplan.datasets.weights import Part, WeightSource
+from foreplan.datasets.models.weights import Part, WeightSource
 
 
 class ShardWeights:
-    """Boxes of another source's tensors; see `foreplan.datasets.weights.WeightSource`.
+    """Boxes of another source's tensors; see `foreplan.datasets.models.weights.WeightSource`.
 
     Args:
         source: of the whole model; is read whole, slice by slice.

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from foreplan.datasets.worker_environment import worker_environment
+from foreplan.datasets.timing.worker_environment import worker_environment
 from foreplan.errors import SpecError
 from foreplan.planner.verify.candidates import Candidate
 from foreplan.planner.verify.placement import assign_cores

@@ -13,11 +13,11 @@ import numpy as np
 from bubbles_gpu_patience import slug, write
 
 from foreplan.cost_models.costs import Copy, CostBook, CostSource, Estimate, Work
-from foreplan.cost_models.link_costs import LinkSource
-from foreplan.cost_models.predicted import PredictedSource
 from foreplan.cost_models.roofline import RooflineSource
+from foreplan.cost_models.sources.link_costs import LinkSource
+from foreplan.cost_models.sources.predicted import PredictedSource
+from foreplan.cost_models.sources.training_costs import TrainingSource
 from foreplan.cost_models.timeline import Timeline
-from foreplan.cost_models.training_costs import TrainingSource
 from foreplan.datasets import device_zoo
 from foreplan.datasets.cluster import Cluster
 from foreplan.datasets.program import Program

@@ -23,10 +23,10 @@ import torch
 from torch.nn import functional as F
 
 from foreplan.cost_models.costs import Segment
-from foreplan.datasets import cold_operands
+from foreplan.datasets.kernels import cold_operands
+from foreplan.datasets.kernels.training_runnable import training_call
 from foreplan.datasets.program import Program
 from foreplan.datasets.specs import validate
-from foreplan.datasets.training_runnable import training_call
 from foreplan.planner.bubbles.execution.profile import profile_step
 from foreplan.planner.bubbles.planner import BubblesPlanner
 from foreplan.planner.plan import load_plan

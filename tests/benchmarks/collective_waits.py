@@ -4,8 +4,9 @@
 its own, and prints for all-reduces of so many bytes (12 and 768 KiB, 8 MiB) behind a product of
 matrices: milliseconds from when the last of the two has come (mean, median, 90th percentile) and
 how long gloo's reading thread computes for one. Five ways, in turns: gloo's blocking, or awake as
-runs do (`foreplan.datasets.gloo_wait`), with a reader as nice as the others, or nicer; and through
-memory that both share (`foreplan.datasets.host_group`), as where nothing is computed beside them.
+runs do (`foreplan.datasets.ranks.gloo_wait`), with a reader as nice as the others, or nicer; and
+through memory that both share (`foreplan.datasets.ranks.host_group`), as where nothing is computed
+beside them.
 """
 
 from __future__ import annotations
@@ -18,8 +19,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from foreplan.datasets.gloo_wait import nicer_reader, wait_awake
-from foreplan.datasets.host_group import HostGroup
+from foreplan.datasets.ranks.gloo_wait import nicer_reader, wait_awake
+from foreplan.datasets.ranks.host_group import HostGroup
 
 SIZES = (12 << 10, 768 << 10, 8 << 20)
 SHARED = "shared memory"

@@ -1,9 +1,10 @@
 """What operators take against their likeness: ``python likeness_figures.py DOCUMENT [--seed N]``.
 
-Operators that no sweep of processors times (`cost_models.profiled_alike`), of drawn sizes, on one
-core: seconds of the thread behind `BEHIND` of other data, with activations just written, over the
-price that the shipped rates have for them there. DOCUMENT is one of the end-to-end check, measured
-on this machine, for the device's figures. Constants were read off seed 0; other seeds check them.
+Operators that no sweep of processors times (`cost_models.rates.profiled_alike`), of drawn sizes, on
+one core: seconds of the thread behind `BEHIND` of other data, with activations just written, over
+the price that the shipped rates have for them there. DOCUMENT is one of the end-to-end check,
+measured on this machine, for the device's figures. Constants were read off seed 0; other seeds
+check them.
 """
 
 from __future__ import annotations
@@ -20,14 +21,14 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from foreplan.cost_models.predicted import PredictedSource
 from foreplan.cost_models.predictor import Predictor
-from foreplan.cost_models.rate_law import Waits
-from foreplan.cost_models.reuse import waiting_share
+from foreplan.cost_models.rates.rate_law import Waits
+from foreplan.cost_models.rates.reuse import waiting_share
+from foreplan.cost_models.sources.predicted import PredictedSource
 from foreplan.datasets.device import Device
 from foreplan.datasets.program import Program, Variant, program
 from foreplan.datasets.specs import load_document, validate
-from foreplan.datasets.update_packing import packed_update
+from foreplan.datasets.sweeps.update_packing import packed_update
 
 #: Bytes that go through the caches before a call.
 BEHIND = 4 << 20

@@ -2,7 +2,7 @@
 
 Each time is of one call inside a CUDA graph that runs through copies of the weight of more bytes
 than the L2 cache holds, so that every call reads its weight from memory; timed by
-`datasets/graph_timer.py`.
+`datasets/timing/graph_timer.py`.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from functools import partial
 
 import torch
 
-from foreplan.datasets.graph_timer import graph_seconds
-from foreplan.datasets.kernels import Packed, linear_kernel
+from foreplan.datasets.kernels.registry import Packed, linear_kernel
 from foreplan.datasets.program import Variant
+from foreplan.datasets.timing.graph_timer import graph_seconds
 
 VARIANTS = (
     "bf16/bf16/torch.linear",

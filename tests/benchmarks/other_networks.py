@@ -23,16 +23,16 @@ from typing import Any
 import numpy as np
 import torch
 
-from foreplan.cost_models.call_times import no_collection
-from foreplan.cost_models.end_to_end_networks import build, example, shapes_of
-from foreplan.cost_models.end_to_end_passes import passes
-from foreplan.cost_models.graph_programs import lower
-from foreplan.cost_models.graph_step import PHASES
-from foreplan.cost_models.host_prices import MODES
-from foreplan.cost_models.processor_host import processor_host_s
+from foreplan.cost_models.lowering.graph_programs import lower
+from foreplan.cost_models.lowering.graph_step import PHASES
+from foreplan.cost_models.passes.call_times import no_collection
+from foreplan.cost_models.passes.end_to_end_networks import build, example, shapes_of
+from foreplan.cost_models.passes.end_to_end_passes import passes
+from foreplan.cost_models.passes.host_prices import MODES
+from foreplan.cost_models.rates.processor_host import processor_host_s
 from foreplan.cost_models.replay import replay_book, replay_steps
-from foreplan.datasets.capture import capture
 from foreplan.datasets.device import Device
+from foreplan.datasets.graphs.capture import capture
 from foreplan.datasets.specs import load_document, validate
 
 NETWORKS = (

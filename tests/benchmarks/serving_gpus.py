@@ -18,12 +18,12 @@ from typing import Any
 
 from foreplan.datasets.cluster import Cluster
 from foreplan.datasets.device_name import DeviceName
-from foreplan.datasets.measuring import Effort
-from foreplan.datasets.model import load_model
-from foreplan.datasets.profile_grid import ProfileGrid
-from foreplan.datasets.profiling import measure_profile
+from foreplan.datasets.models.model import load_model
 from foreplan.datasets.program import Program
 from foreplan.datasets.specs import validate
+from foreplan.datasets.timing.measuring import Effort
+from foreplan.datasets.timing.profile_grid import ProfileGrid
+from foreplan.datasets.timing.profiling import measure_profile
 from foreplan.errors import ForeplanError
 from foreplan.planner.api import load_workload, plan
 from foreplan.planner.plan import Plan, load_plan

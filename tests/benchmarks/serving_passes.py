@@ -26,17 +26,17 @@ import numpy as np
 from timed_stage import BITS, Timed, launch_seconds
 
 from foreplan.cost_models.costs import CostBook
-from foreplan.cost_models.tables import InterpolatedSource, MeasuredSource
+from foreplan.cost_models.sources.tables import InterpolatedSource, MeasuredSource
 from foreplan.datasets.cluster import Cluster
-from foreplan.datasets.decoder_programs import Choose, head_programs, layer_programs
 from foreplan.datasets.device_name import DeviceName
-from foreplan.datasets.measuring import Effort
-from foreplan.datasets.model import Model, load_model
-from foreplan.datasets.profile_grid import ProfileGrid
-from foreplan.datasets.profiling import measure_profile
+from foreplan.datasets.models.decoder_programs import Choose, head_programs, layer_programs
+from foreplan.datasets.models.model import Model, load_model
 from foreplan.datasets.program import Program, Variant
 from foreplan.datasets.specs import validate
-from foreplan.datasets.worker_environment import worker_environment
+from foreplan.datasets.timing.measuring import Effort
+from foreplan.datasets.timing.profile_grid import ProfileGrid
+from foreplan.datasets.timing.profiling import measure_profile
+from foreplan.datasets.timing.worker_environment import worker_environment
 from foreplan.planner.serving.pricing import DECODE, PREFILL, MicroBatches, Pricing, StageKernels
 from foreplan.planner.serving.spec import ServingWorkload
 from foreplan.planner.serving.workspace import StageWorkspace

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from foreplan.datasets.device_name import DeviceName
-from foreplan.datasets.worker_environment import worker_environment
+from foreplan.datasets.timing.worker_environment import worker_environment
 from foreplan.errors import ForeplanError
 
 BITS = (16, 4)
@@ -98,7 +98,7 @@ class Rank:
             return found
 
     def _model(self) -> Any:
-        from foreplan.datasets.model import load_model
+        from foreplan.datasets.models.model import load_model
 
         sizes = {"hidden": 256, "ffn": 512, "vocab": 512, "heads": 2, "kv_heads": 2}
         small = {} if self.gpu else sizes
@@ -108,8 +108,8 @@ class Rank:
         """Passes of layers that neither embed nor choose, by phase and bits."""
         import torch
 
+        from foreplan.datasets.models.weights import open_weights
         from foreplan.datasets.program import Variant
-        from foreplan.datasets.weights import open_weights
         from foreplan.planner.verify.decoder import DecoderStage, PhaseKernels, StageKernels
         from foreplan.planner.verify.pass_graphs import PassGraphs
 

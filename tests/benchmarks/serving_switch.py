@@ -23,13 +23,13 @@ import torch
 from serving_passes import chooser, kernel_table
 from timed_stage import Timed
 
-from foreplan.datasets._measuring_worker import _Device, _switch
-from foreplan.datasets.decoder_programs import Counts, layer_programs
 from foreplan.datasets.device_name import DeviceName
-from foreplan.datasets.model import Model, load_model
+from foreplan.datasets.kernels.runnable import Inputs
+from foreplan.datasets.models.decoder_programs import Counts, layer_programs
+from foreplan.datasets.models.model import Model, load_model
 from foreplan.datasets.program import Program
-from foreplan.datasets.runnable import Inputs
-from foreplan.datasets.worker_environment import worker_environment
+from foreplan.datasets.timing._measuring_worker import _Device, _switch
+from foreplan.datasets.timing.worker_environment import worker_environment
 from foreplan.errors import SpecError, told
 from foreplan.planner.serving.pricing import DECODE
 from foreplan.planner.verify.placement import check_present

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from foreplan.cost_models.compact_ast import CompactAstEncoder
+from foreplan.cost_models.programs.compact_ast import CompactAstEncoder
 from foreplan.datasets.tir.records import read_records
 from foreplan.datasets.tir.task import decode_module
 

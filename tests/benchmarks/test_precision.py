@@ -7,9 +7,9 @@ from torch import nn
 
 from foreplan.cost_models.costs import CostBook, Estimate
 from foreplan.cost_models.ddp_buckets import ddp_buckets
-from foreplan.datasets.capture import capture
-from foreplan.datasets.networks import ByteLM, ByteLMConfig
-from foreplan.datasets.training_programs import optimizer_program
+from foreplan.datasets.graphs.capture import capture
+from foreplan.datasets.kernels.training_programs import optimizer_program
+from foreplan.datasets.models.networks import ByteLM, ByteLMConfig
 from foreplan.planner.precision.graph import TrainingGraph
 from foreplan.planner.precision.pricing import StepTables
 from foreplan.planner.precision.replay import DeviceReplay, StepReplay

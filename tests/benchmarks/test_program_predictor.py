@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from foreplan.cost_models.program_commands import load_program_model
-from foreplan.cost_models.program_data import read_programs
-from foreplan.cost_models.program_table import ProgramTable
+from foreplan.cost_models.programs.program_commands import load_program_model
+from foreplan.cost_models.programs.program_data import read_programs
+from foreplan.cost_models.programs.program_table import ProgramTable
 
 _PROGRAMS = Path(__file__).parents[2] / "datasets" / "measured" / "h200_programs"
 

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from foreplan.cost_models.graph_programs import model_steps
+from foreplan.cost_models.lowering.graph_programs import model_steps
+from foreplan.cost_models.lowering.step_store import stored_steps
 from foreplan.cost_models.predictor import Predictor
 from foreplan.cost_models.replay import replay_book, replay_steps
-from foreplan.cost_models.step_store import stored_steps
 from foreplan.datasets import device_zoo
-from foreplan.datasets.model import Model, load_model
+from foreplan.datasets.models.model import Model, load_model
 
 MOST_WARM_S = 0.3
 

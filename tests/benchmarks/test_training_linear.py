@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 import torch
 
-from foreplan.datasets.quantise import quantise
-from foreplan.datasets.training_linear import linear
-from foreplan.datasets.training_recipe import recipe
+from foreplan.datasets.kernels.quantise import quantise
+from foreplan.datasets.kernels.training_linear import linear
+from foreplan.datasets.kernels.training_recipe import recipe
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -10,9 +10,9 @@ from resource import RUSAGE_SELF, getrusage
 
 import torch
 
-from foreplan.datasets.decoder_memory import stage_bytes
-from foreplan.datasets.model import Model
-from foreplan.datasets.weights import open_weights
+from foreplan.datasets.models.decoder_memory import stage_bytes
+from foreplan.datasets.models.model import Model
+from foreplan.datasets.models.weights import open_weights
 from foreplan.planner.serving.pricing import DECODE, PREFILL, StageKernels
 from foreplan.planner.verify.decoder import DecoderStage, PhaseKernels
 from foreplan.planner.verify.decoder import StageKernels as LoadedKernels

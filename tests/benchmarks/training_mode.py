@@ -16,13 +16,13 @@ from pathlib import Path
 
 import torch
 
-from foreplan.cost_models.call_times import no_collection
-from foreplan.cost_models.end_to_end_networks import build, example
-from foreplan.cost_models.end_to_end_passes import Run, passes
-from foreplan.cost_models.graph_programs import lower
+from foreplan.cost_models.lowering.graph_programs import lower
+from foreplan.cost_models.passes.call_times import no_collection
+from foreplan.cost_models.passes.end_to_end_networks import build, example
+from foreplan.cost_models.passes.end_to_end_passes import Run, passes
 from foreplan.cost_models.replay import replay_book, replay_steps
-from foreplan.datasets.capture import capture
 from foreplan.datasets.device import Device
+from foreplan.datasets.graphs.capture import capture
 from foreplan.datasets.specs import load_document, validate
 
 #: (batch, tokens) or (batch, pixels) of each network.

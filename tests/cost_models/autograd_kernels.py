@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from foreplan.cost_models.graph_step import Step
+from foreplan.cost_models.lowering.graph_step import Step
 from foreplan.datasets.program import INPUT_GRADIENT, Program
 
 #: Kind, and the elements that it works on.

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from foreplan.cost_models.operator_work import operator_work
-from foreplan.datasets.operator_table import (
+from foreplan.cost_models.operators.operator_work import operator_work
+from foreplan.datasets.sweeps.operator_table import (
     OperatorTable,
     operator_table,
     texts,

@@ -5,10 +5,10 @@ import pytest
 from foreplan.cost_models.book import COST_CHOICES, Profiles, cost_book
 from foreplan.datasets import device_zoo
 from foreplan.datasets.cluster import Cluster
+from foreplan.datasets.kernels.training_programs import linear_program
 from foreplan.datasets.profile import Profile, Row
 from foreplan.datasets.program import Variant, program
 from foreplan.datasets.specs import validate
-from foreplan.datasets.training_programs import linear_program
 
 ITEM = program("linear", Variant("bf16", "bf16", "torch.linear"), rows=4096, n=4096, k=4096)
 

@@ -10,26 +10,26 @@ import pytest
 from sklearn.base import clone
 from tests.cost_models.operator_rows import synthetic
 
-from foreplan.cost_models.baselines import BASELINES, baseline
 from foreplan.cost_models.commands import evaluate_file, operator_stats, train_operators
 from foreplan.cost_models.evaluation import evaluate
-from foreplan.cost_models.launch_head import head, head_slope
 from foreplan.cost_models.model_store import load_operator_model
-from foreplan.cost_models.operator_experts import overheads
-from foreplan.cost_models.operator_features import FAMILIES, features
-from foreplan.cost_models.operator_predictor import OperatorPredictor
-from foreplan.cost_models.operator_work import operator_work
-from foreplan.cost_models.predicted import PredictedSource
+from foreplan.cost_models.operators.baselines import BASELINES, baseline
+from foreplan.cost_models.operators.launch_head import head, head_slope
+from foreplan.cost_models.operators.operator_experts import overheads
+from foreplan.cost_models.operators.operator_features import FAMILIES, features
+from foreplan.cost_models.operators.operator_predictor import OperatorPredictor
+from foreplan.cost_models.operators.operator_work import operator_work
 from foreplan.cost_models.predictor import Predictor
+from foreplan.cost_models.sources.predicted import PredictedSource
 from foreplan.datasets.device import Device
-from foreplan.datasets.operator_table import (
+from foreplan.datasets.program import Variant, program
+from foreplan.datasets.sweeps.operator_table import (
     KINDS,
     OperatorTable,
     operator_table,
     texts,
     write_operators,
 )
-from foreplan.datasets.program import Variant, program
 from foreplan.errors import MissingDataError, SpecError
 
 BF16 = Variant("bf16", "bf16", "torch.linear")

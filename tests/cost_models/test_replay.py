@@ -14,17 +14,17 @@ from hypothesis import strategies as st
 from torch import nn
 
 import foreplan
-from foreplan.cost_models import step_store
 from foreplan.cost_models.costs import CostBook, Estimate, HostLaunch, Segment, Work
 from foreplan.cost_models.execution import GRAPH_GAP_S, gaps
-from foreplan.cost_models.graph_programs import lower, model_steps, programs
-from foreplan.cost_models.graph_step import PARTS, PHASES, Phase, Step
+from foreplan.cost_models.lowering import step_store
+from foreplan.cost_models.lowering.graph_programs import lower, model_steps, programs
+from foreplan.cost_models.lowering.graph_step import PARTS, PHASES, Phase, Step
+from foreplan.cost_models.lowering.step_store import stored_steps
 from foreplan.cost_models.predict_command import predict_model
 from foreplan.cost_models.replay import predict_latency, replay, replay_book, replay_steps
-from foreplan.cost_models.step_store import stored_steps
 from foreplan.datasets import device_zoo
-from foreplan.datasets.capture import capture
-from foreplan.datasets.model import Model, load_model
+from foreplan.datasets.graphs.capture import capture
+from foreplan.datasets.models.model import Model, load_model
 from foreplan.datasets.program import Program, Variant, program
 from foreplan.errors import InfeasibleError, MissingDataError, SpecError
 

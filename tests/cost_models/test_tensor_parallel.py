@@ -11,8 +11,8 @@ from foreplan.cost_models.tensor_parallel import (
     shard_model,
     stage_collectives,
 )
-from foreplan.datasets.decoder_memory import stage_bytes
-from foreplan.datasets.model import load_model
+from foreplan.datasets.models.decoder_memory import stage_bytes
+from foreplan.datasets.models.model import load_model
 from foreplan.errors import SpecError
 
 

@@ -2,8 +2,8 @@
 
 import pytest
 
-from foreplan.cost_models.predicted import PredictedSource
 from foreplan.cost_models.roofline import FACTOR, RooflineSource
+from foreplan.cost_models.sources.predicted import PredictedSource
 from foreplan.cost_models.unpacking import (
     unpacked_weights,
     unpacking_bytes,
@@ -12,7 +12,7 @@ from foreplan.cost_models.unpacking import (
 )
 from foreplan.datasets import device_zoo
 from foreplan.datasets.device import Device
-from foreplan.datasets.kernels import FEW_ROWS
+from foreplan.datasets.kernels.registry import FEW_ROWS
 from foreplan.datasets.program import Program, Variant, program
 
 FUSED, SLOW = "int8/bf16/foreplan.fragment_linear", "int8/bf16/torch.dequant_linear"

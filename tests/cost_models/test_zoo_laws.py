@@ -14,9 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from foreplan.cost_models.device_gate import GateScales
-from foreplan.cost_models.operator_experts import Expert, mix
-from foreplan.cost_models.operator_features import features
+from foreplan.cost_models.operators.device_gate import GateScales
+from foreplan.cost_models.operators.operator_experts import Expert, mix
+from foreplan.cost_models.operators.operator_features import features
 from foreplan.cost_models.predictor import Predictor, program_table
 from foreplan.cost_models.ranking import rank_devices
 from foreplan.datasets import device_zoo

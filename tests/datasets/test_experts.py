@@ -12,11 +12,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from foreplan.datasets.decoder_memory import layer_bytes, stage_bytes
-from foreplan.datasets.decoder_programs import layer_programs
 from foreplan.datasets.experts import computed_sizes, padded_rows, touched_experts
-from foreplan.datasets.kernels import function, kernels_for
-from foreplan.datasets.model import load_model
+from foreplan.datasets.kernels.registry import function, kernels_for
+from foreplan.datasets.models.decoder_memory import layer_bytes, stage_bytes
+from foreplan.datasets.models.decoder_programs import layer_programs
+from foreplan.datasets.models.model import load_model
 from foreplan.datasets.program import Variant, program
 from foreplan.errors import SpecError
 

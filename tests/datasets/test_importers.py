@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from foreplan.datasets.importers import read_operators
-from foreplan.datasets.operator_table import OperatorTable, write_operators
+from foreplan.datasets.sweeps.operator_table import OperatorTable, write_operators
 from foreplan.errors import SpecError
 
 UPSTREAM_BMM = """OPName,Latency,Device,Torch Version,Kernel Name,B,M,N,K

@@ -14,13 +14,13 @@ from typing import Any
 import pytest
 
 from foreplan.datasets.device_name import DeviceName
-from foreplan.datasets.measurement import Measurement
-from foreplan.datasets.measuring import Effort, Worker
 from foreplan.datasets.profile import Profile, Row
-from foreplan.datasets.profile_grid import ProfileGrid
-from foreplan.datasets.profile_journal import ProfileJournal
-from foreplan.datasets.profiling import Progress, measure_profile
 from foreplan.datasets.program import Program, Variant, program
+from foreplan.datasets.timing.measurement import Measurement
+from foreplan.datasets.timing.measuring import Effort, Worker
+from foreplan.datasets.timing.profile_grid import ProfileGrid
+from foreplan.datasets.timing.profile_journal import ProfileJournal
+from foreplan.datasets.timing.profiling import Progress, measure_profile
 from foreplan.errors import SpecError
 
 DEVICE = DeviceName.parse("cpu:threads=1")
@@ -121,8 +121,8 @@ def test_killed_and_run_again_it_measures_only_the_rest(tmp_path: Path) -> None:
     code = (
         "import sys\n"
         "from foreplan.datasets.device_name import DeviceName\n"
-        "from foreplan.datasets.measuring import Effort\n"
-        "from foreplan.datasets.profiling import measure_profile\n"
+        "from foreplan.datasets.timing.measuring import Effort\n"
+        "from foreplan.datasets.timing.profiling import measure_profile\n"
         "from foreplan.datasets.program import Variant, program\n"
         "add = Variant('bf16', 'bf16', 'torch.add')\n"
         "programs = [program('add', add, rows=r, cols=64) for r in range(1, 21)]\n"
@@ -159,8 +159,8 @@ def test_the_journal_survives_kills_at_random_moments(tmp_path: Path) -> None:
     path = tmp_path / "j"
     code = (
         "import sys\n"
-        "from foreplan.datasets.measurement import Measurement\n"
-        "from foreplan.datasets.profile_journal import ProfileJournal\n"
+        "from foreplan.datasets.timing.measurement import Measurement\n"
+        "from foreplan.datasets.timing.profile_journal import ProfileJournal\n"
         "from foreplan.datasets.program import Variant, program\n"
         "add = Variant('bf16', 'bf16', 'torch.add')\n"
         "with ProfileJournal(sys.argv[1]) as journal:\n"

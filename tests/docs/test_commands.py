@@ -143,7 +143,7 @@ def test_commands_are_found() -> None:
         ("foreplan devises", "no command"),
         ("foreplan simulate pipeline --stages 8 && foreplan predict x --rank", "no option"),
         ("python -m foreplan.cost_models.crossvalidation", "no module"),
-        ("python -m foreplan.cost_models.crossval --folds 3 --nonsense", "nonsense"),
+        ("python -m foreplan.cost_models.operators.crossval --folds 3 --nonsense", "nonsense"),
         ("bash docs/examples/demonstration.sh out", "no file"),
         ("python tests/benchmarks/serving_passes.py cuda:0 --nonsense", "nonsense"),
     ],

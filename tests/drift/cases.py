@@ -85,8 +85,8 @@ def programs() -> dict[str, Any]:
     """Seconds of scheduled programs by ``pretrained:programs``, 12 of each of two shards."""
     import numpy as np
 
-    from foreplan.cost_models.program_commands import load_program_model
-    from foreplan.cost_models.program_data import read_programs
+    from foreplan.cost_models.programs.program_commands import load_program_model
+    from foreplan.cost_models.programs.program_data import read_programs
 
     model = load_program_model("pretrained:programs")
     found: dict[str, Any] = {}

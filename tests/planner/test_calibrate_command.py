@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import foreplan
-from foreplan.cost_models.calibration import Calibration
+from foreplan.cost_models.sources.calibration import Calibration
 from foreplan.errors import MissingDataError, SpecError
 from foreplan.planner.calibrate_command import calibrate
 

@@ -12,18 +12,18 @@ import torch
 import transformers
 from torch import Tensor
 
-from foreplan.datasets import kernels as registry
-from foreplan.datasets.decoder_memory import stage_bytes
-from foreplan.datasets.decoder_programs import (
+from foreplan.datasets.kernels.registry import kernels_for, layout_of
+from foreplan.datasets.kernels.registry import registry as registry
+from foreplan.datasets.models.decoder_memory import stage_bytes
+from foreplan.datasets.models.decoder_programs import (
     embedding_programs,
     head_programs,
     layer_programs,
 )
-from foreplan.datasets.kernels import kernels_for, layout_of
-from foreplan.datasets.model import Model, load_model
+from foreplan.datasets.models.model import Model, load_model
+from foreplan.datasets.models.weights import RandomWeights, WeightSource, open_weights
 from foreplan.datasets.operators import OPERATORS
 from foreplan.datasets.program import Program, Variant
-from foreplan.datasets.weights import RandomWeights, WeightSource, open_weights
 from foreplan.planner.verify import _decoder_layer, decoder
 from foreplan.planner.verify.decoder import DecoderStage, PhaseKernels, StageKernels
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 
-from foreplan.datasets.decoder_memory import stage_bytes
-from foreplan.datasets.kernels import kernels_for
-from foreplan.datasets.model import load_model
+from foreplan.datasets.kernels.registry import kernels_for
+from foreplan.datasets.models.decoder_memory import stage_bytes
+from foreplan.datasets.models.model import load_model
+from foreplan.datasets.models.weights import RandomWeights
 from foreplan.datasets.program import Variant
-from foreplan.datasets.weights import RandomWeights
 from foreplan.planner.verify.decoder import DecoderStage, PhaseKernels, StageKernels
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")

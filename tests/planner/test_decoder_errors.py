@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 import torch
 
-from foreplan.datasets.model import load_model
+from foreplan.datasets.models.model import load_model
+from foreplan.datasets.models.weights import RandomWeights
 from foreplan.datasets.program import Variant
-from foreplan.datasets.weights import RandomWeights
 from foreplan.errors import SpecError
 from foreplan.planner.verify.decoder import DecoderStage, PhaseKernels, StageKernels
 

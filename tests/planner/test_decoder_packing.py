@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from foreplan.datasets import kernels as registry
-from foreplan.datasets.kernels import kernels_for
-from foreplan.datasets.model import load_model
-from foreplan.datasets.weights import RandomWeights
+from foreplan.datasets.kernels.registry import kernels_for
+from foreplan.datasets.kernels.registry import registry as registry
+from foreplan.datasets.models.model import load_model
+from foreplan.datasets.models.weights import RandomWeights
 from foreplan.planner.verify import _decoder_layer
 
 pytestmark = pytest.mark.usefixtures("one_thread")

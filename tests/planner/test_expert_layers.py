@@ -15,14 +15,14 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from torch.nn import functional as F
 
-from foreplan.datasets import kernels as registry
-from foreplan.datasets.decoder_memory import stage_bytes
-from foreplan.datasets.decoder_programs import layer_programs
-from foreplan.datasets.kernels import expert_mlps, kernels_for, linear_kernel
-from foreplan.datasets.model import Model, load_model
+from foreplan.datasets.kernels.registry import expert_mlps, kernels_for, linear_kernel
+from foreplan.datasets.kernels.registry import registry as registry
+from foreplan.datasets.kernels.runnable import Inputs
+from foreplan.datasets.models.decoder_memory import stage_bytes
+from foreplan.datasets.models.decoder_programs import layer_programs
+from foreplan.datasets.models.model import Model, load_model
+from foreplan.datasets.models.weights import RandomWeights, WeightSource, open_weights
 from foreplan.datasets.program import Program, Variant, program
-from foreplan.datasets.runnable import Inputs
-from foreplan.datasets.weights import RandomWeights, WeightSource, open_weights
 from foreplan.planner.verify import _decoder_layer, _expert_layer
 from foreplan.planner.verify.decoder import DecoderStage, PhaseKernels, StageKernels
 

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from foreplan.cost_models.book import Profiles, cost_book
-from foreplan.cost_models.device_fit import DeviceFit, fit_path
-from foreplan.cost_models.operator_rates import rate_terms
+from foreplan.cost_models.rates.operator_rates import rate_terms
+from foreplan.cost_models.sources.device_fit import DeviceFit, fit_path
 from foreplan.datasets.cluster import Cluster
-from foreplan.datasets.model_zoo import zoo_model
+from foreplan.datasets.models.model_zoo import zoo_model
 from foreplan.datasets.profile import Profile, Row
 from foreplan.datasets.program import Program, Variant, program
 from foreplan.datasets.specs import validate

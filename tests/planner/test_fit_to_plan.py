@@ -16,15 +16,15 @@ from hypothesis import strategies as st
 
 from foreplan.cost_models.book import Profiles, cost_book
 from foreplan.cost_models.costs import CostBook, Estimate, Work
-from foreplan.cost_models.device_fit import DeviceFit
-from foreplan.cost_models.operator_rates import LEVELS, groups, rate_terms
+from foreplan.cost_models.rates.operator_rates import LEVELS, groups, rate_terms
+from foreplan.cost_models.sources.device_fit import DeviceFit
 from foreplan.datasets.cluster import Cluster
 from foreplan.datasets.device import Device
-from foreplan.datasets.model_zoo import zoo_model
+from foreplan.datasets.models.model_zoo import zoo_model
 from foreplan.datasets.profile import Profile, Row
-from foreplan.datasets.profile_grid import ProfileGrid
 from foreplan.datasets.program import Program
 from foreplan.datasets.specs import validate
+from foreplan.datasets.timing.profile_grid import ProfileGrid
 from foreplan.errors import SpecError
 from foreplan.planner.base import Problem
 from foreplan.planner.fit_command import FittedDevice

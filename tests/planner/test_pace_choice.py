@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 
 from foreplan.cost_models.costs import CostBook
-from foreplan.cost_models.tables import MeasuredSource
+from foreplan.cost_models.sources.tables import MeasuredSource
 from foreplan.datasets.cluster import Cluster
 from foreplan.datasets.device import Device
+from foreplan.datasets.kernels.training_programs import optimizer_program
 from foreplan.datasets.profile import Profile, Row
 from foreplan.datasets.program import Program, Variant, program
 from foreplan.datasets.specs import validate
-from foreplan.datasets.training_programs import optimizer_program
 from foreplan.errors import SpecError
 from foreplan.planner.contention import contended
 from foreplan.planner.pace import PaceProgram, RankPace

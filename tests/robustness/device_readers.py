@@ -45,7 +45,7 @@ def _profile() -> Any:
 
 def _use_profile(path: Path) -> None:
     from foreplan.cost_models.costs import Copy, HostLaunch
-    from foreplan.cost_models.tables import InterpolatedSource, MeasuredSource
+    from foreplan.cost_models.sources.tables import InterpolatedSource, MeasuredSource
     from foreplan.datasets.profile import Profile
 
     profile = Profile.load(path)
@@ -80,14 +80,14 @@ def _fit() -> Any:
 
 
 def _use_fit(path: Path) -> None:
-    from foreplan.cost_models.device_fit import DeviceFit
+    from foreplan.cost_models.sources.device_fit import DeviceFit
 
     fit = DeviceFit.load(path)
     _ = fit.programs, fit.seconds
 
 
 def _journal() -> bytes:
-    from foreplan.datasets.profile_journal import SCHEMA
+    from foreplan.datasets.timing.profile_journal import SCHEMA
 
     result = {"times_s": [1e-5, 2e-5], "samples": 2, "calls": 1, "preempted": 0,
               "cache_state": "cold", "load": 0.1, "clock_hz": None, "error": None}  # fmt: skip
@@ -98,8 +98,8 @@ def _journal() -> bytes:
 
 
 def _use_journal(path: Path) -> None:
-    from foreplan.datasets.measurement import percentiles
-    from foreplan.datasets.profile_journal import ProfileJournal
+    from foreplan.datasets.timing.measurement import percentiles
+    from foreplan.datasets.timing.profile_journal import ProfileJournal
 
     with ProfileJournal(path) as journal:
         journal.resume({"a": 1})

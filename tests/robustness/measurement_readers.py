@@ -48,7 +48,7 @@ def _tir_line() -> Any:
 
 
 def _use_tir(path: Path) -> None:
-    from foreplan.cost_models.program_data import read_programs
+    from foreplan.cost_models.programs.program_data import read_programs
 
     read_programs([path], "tir-jsonl", device="t4")
 
@@ -66,7 +66,7 @@ def _module() -> Any:
 
 
 def _use_module(path: Path) -> None:
-    from foreplan.cost_models.compact_ast import CompactAstEncoder
+    from foreplan.cost_models.programs.compact_ast import CompactAstEncoder
 
     CompactAstEncoder().encode(path.read_bytes(), "module")
 

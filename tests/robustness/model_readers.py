@@ -34,7 +34,7 @@ _GPT2 = {
 
 
 def _use_model(path: Path) -> None:
-    from foreplan.datasets.model import load_model
+    from foreplan.datasets.models.model import load_model
 
     model = load_model(path.parent)
     _ = model.parameters, model.max_sequence, model.kv_bytes_per_token("bf16")
@@ -45,8 +45,8 @@ def _weights() -> bytes:
     import numpy as np
     from safetensors.numpy import save
 
-    from foreplan.datasets.model import load_model
-    from foreplan.datasets.tensor_names import embedding_sources, head_sources, layer_sources
+    from foreplan.datasets.models.model import load_model
+    from foreplan.datasets.models.tensor_names import embedding_sources, head_sources, layer_sources
 
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "config.json").write_bytes(as_json(_LLAMA))
@@ -62,8 +62,8 @@ def _weights() -> bytes:
 
 
 def _use_weights(path: Path) -> None:
-    from foreplan.datasets.model import load_model
-    from foreplan.datasets.weights import open_weights
+    from foreplan.datasets.models.model import load_model
+    from foreplan.datasets.models.weights import open_weights
 
     model = load_model(path.parent)
     source = open_weights(model)
@@ -99,8 +99,8 @@ def _use_ops_model(path: Path) -> None:
 
 
 def _use_programs_model(path: Path) -> None:
-    from foreplan.cost_models.program_commands import load_program_model
-    from foreplan.cost_models.program_data import read_programs
+    from foreplan.cost_models.programs.program_commands import load_program_model
+    from foreplan.cost_models.programs.program_data import read_programs
 
     model: Any = load_program_model(str(path.parent))
     known = model.known_devices()
@@ -122,8 +122,8 @@ def _steps() -> Any:
 def _use_steps(path: Path) -> None:
     from unittest.mock import patch
 
-    from foreplan.cost_models import step_store
-    from foreplan.datasets.model_zoo import zoo_model
+    from foreplan.cost_models.lowering import step_store
+    from foreplan.datasets.models.model_zoo import zoo_model
 
     model = zoo_model("tiny-llama-random")
     key = step_store._key(model, 1, 8, "inference")

@@ -52,7 +52,7 @@ def _quantity(text: str) -> None:
 
 
 def _endpoint(text: str) -> None:
-    from foreplan.datasets import links
+    from foreplan.datasets.ranks import links
     from foreplan.planner.verify import wire
 
     with contextlib.suppress(SpecError):

@@ -23,12 +23,12 @@ from tests.robustness.spoken import TOKEN
 from typer.testing import CliRunner
 
 from foreplan.cli import app
-from foreplan.cost_models.compact_ast import CompactAstEncoder
+from foreplan.cost_models.programs.compact_ast import CompactAstEncoder
 from foreplan.cost_models.schedule import MOST_ACTIONS
 from foreplan.cost_models.tree_ensemble import TreeEnsemble
 from foreplan.datasets.importers import read_operators
-from foreplan.datasets.profile_journal import SCHEMA, ProfileJournal
 from foreplan.datasets.specs import load_document, validate
+from foreplan.datasets.timing.profile_journal import SCHEMA, ProfileJournal
 from foreplan.datasets.tir.records import SCHEMA as SHARD_SCHEMA
 from foreplan.datasets.tir.records import read_records
 from foreplan.datasets.tir.task import decode_module

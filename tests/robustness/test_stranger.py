@@ -187,8 +187,8 @@ def test_a_model_folder_brings_no_code(tmp_path: Path, monkeypatch: pytest.Monke
     """Weights are safetensors, the rest plain data; ``auto_map`` and pickles are left alone."""
     import pickle
 
-    from foreplan.datasets.causal_lm import causal_lm
-    from foreplan.datasets.model import load_model
+    from foreplan.datasets.graphs.causal_lm import causal_lm
+    from foreplan.datasets.models.model import load_model
 
     reader = READERS["config-llama"]
     reader.attempt(tmp_path / "m", reader.valid_bytes())

@@ -44,9 +44,9 @@ METHODS = {
 #: Where a socket may be opened: ranks of a verification, those of one host that share memory, the
 #: ends of a measured link, clusters and boards that the user names.
 SOCKETS = {
-    "planner/verify/wire.py", "planner/verify/launch.py", "datasets/links.py",
-    "datasets/_link_rank.py", "datasets/_link_store.py", "datasets/host_group.py",
-    "datasets/tir/rpc_site.py", "datasets/ray_cluster.py",
+    "planner/verify/wire.py", "planner/verify/launch.py", "datasets/ranks/links.py",
+    "datasets/ranks/_link_rank.py", "datasets/ranks/_link_store.py", "datasets/ranks/host_group.py",
+    "datasets/tir/rpc_site.py", "datasets/ranks/ray_cluster.py",
 }  # fmt: skip
 
 
@@ -131,7 +131,7 @@ def test_modules_are_imported_by_names_of_the_source_alone() -> None:
     assert callers == {
         "src/foreplan/__init__.py",
         "planner/installed.py",
-        "datasets/quantise.py",
+        "datasets/kernels/quantise.py",
         "datasets/tir/toolchain.py",
     }
 

@@ -13,8 +13,8 @@ from unittest.mock import patch
 import numpy as np
 from rich.console import Console
 
-from foreplan.datasets.measurement import Measurement
 from foreplan.datasets.program import Program, Variant, program
+from foreplan.datasets.timing.measurement import Measurement
 
 Work = Callable[[Path], None]
 #: Written beside the folder for each measurement, so that those made twice are counted.
@@ -80,9 +80,9 @@ class _Worker:
 
 
 def _profile(folder: Path) -> None:
-    from foreplan.datasets.contention import Contention
-    from foreplan.datasets.profile_grid import ProfileGrid
+    from foreplan.datasets.ranks.contention import Contention
     from foreplan.datasets.tier import Tier
+    from foreplan.datasets.timing.profile_grid import ProfileGrid
     from foreplan.planner import host_together, profile_command
 
     class Made:
@@ -93,7 +93,7 @@ def _profile(folder: Path) -> None:
     slow = Contention(kind="memory", factors={2: 1.5}, host="localhost")
     _Worker.where = folder.parent
     with (
-        patch("foreplan.datasets.profiling.Worker", _Worker),
+        patch("foreplan.datasets.timing.profiling.Worker", _Worker),
         patch.object(host_together, "measure_links", lambda devices: Made()),
         patch.object(host_together, "measure_contention", lambda *_, **__: (slow,)),
         patch.object(ProfileGrid, "generic", lambda kind: ProfileGrid.exact(_PROGRAMS)),
@@ -213,8 +213,8 @@ def _dataset_whole(folder: Path) -> None:
 @functools.cache
 def _models() -> tuple[Any, Any, Any]:
     """Two fitted models and a table that they answer differently."""
-    from foreplan.cost_models.operator_predictor import OperatorPredictor
-    from foreplan.datasets.operator_table import operator_table, texts
+    from foreplan.cost_models.operators.operator_predictor import OperatorPredictor
+    from foreplan.datasets.sweeps.operator_table import operator_table, texts
 
     random = np.random.default_rng(0)
     dims = {k: 2.0 ** random.integers(4, 11, 400) for k in ("m", "n", "k")} | {"b": np.ones(400)}

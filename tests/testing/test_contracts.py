@@ -12,10 +12,10 @@ import foreplan
 from foreplan import testing
 from foreplan.cost_models.book import Profiles, cost_book
 from foreplan.cost_models.costs import Collective, Copy, Estimate, HostLaunch, Work
-from foreplan.cost_models.link_costs import LinkSource
-from foreplan.cost_models.predicted import PredictedSource
 from foreplan.cost_models.roofline import RooflineSource
-from foreplan.cost_models.tables import InterpolatedSource, MeasuredSource
+from foreplan.cost_models.sources.link_costs import LinkSource
+from foreplan.cost_models.sources.predicted import PredictedSource
+from foreplan.cost_models.sources.tables import InterpolatedSource, MeasuredSource
 from foreplan.datasets import device_zoo
 from foreplan.datasets.program import Variant, program
 from foreplan.datasets.specs import StrictModel, validate

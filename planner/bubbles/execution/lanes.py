@@ -20,8 +20,8 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.constants import default_pg_timeout
 
-from foreplan.datasets.gloo_wait import nicer_reader, wait_awake
-from foreplan.datasets.host_group import HostGroup
+from foreplan.datasets.ranks.gloo_wait import nicer_reader, wait_awake
+from foreplan.datasets.ranks.host_group import HostGroup
 from foreplan.errors import SpecError
 
 

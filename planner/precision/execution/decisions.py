@@ -13,7 +13,7 @@ from torch import nn
 from foreplan.cost_models.costs import HostLaunch
 from foreplan.cost_models.ddp_buckets import GRADIENT_BYTES, ddp_buckets
 from foreplan.cost_models.schedule import Schedule
-from foreplan.datasets.training_recipe import recipe
+from foreplan.datasets.kernels.training_recipe import recipe
 from foreplan.errors import SpecError
 from foreplan.planner.precision.execution.modules import fits
 from foreplan.planner.precision.spec import (

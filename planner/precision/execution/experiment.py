@@ -22,7 +22,7 @@ from pydantic import Field
 
 from foreplan.datasets.device_name import DeviceName
 from foreplan.datasets.specs import StrictModel, validate
-from foreplan.datasets.worker_environment import worker_environment
+from foreplan.datasets.timing.worker_environment import worker_environment
 from foreplan.errors import SpecError, VerificationError
 from foreplan.planner.precision.spec import PrecisionDecision, PrecisionWorkload
 

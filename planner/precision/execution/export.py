@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from foreplan.datasets.training_recipe import Recipe, recipe
+from foreplan.datasets.kernels.training_recipe import Recipe, recipe
 from foreplan.errors import SpecError
 
 _LOW = ("bf16", "fp16")

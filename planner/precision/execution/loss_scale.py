@@ -12,7 +12,7 @@ from collections.abc import Collection, Sequence
 import torch
 from torch import Tensor
 
-from foreplan.datasets.training_recipe import recipe
+from foreplan.datasets.kernels.training_recipe import recipe
 
 #: As ``torch.amp.GradScaler`` starts, grows and shrinks.
 _START, _GROWTH_INTERVAL = 2.0**16, 2000

@@ -27,10 +27,10 @@ from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map
 
-from foreplan.datasets.quantise import DTYPES
+from foreplan.datasets.kernels.quantise import DTYPES
+from foreplan.datasets.kernels.training_linear import linear
+from foreplan.datasets.kernels.training_recipe import Recipe, multiple_of, recipe
 from foreplan.datasets.specs import validate
-from foreplan.datasets.training_linear import linear
-from foreplan.datasets.training_recipe import Recipe, multiple_of, recipe
 from foreplan.errors import SpecError
 from foreplan.planner.plan import Plan, load_plan
 from foreplan.planner.precision.spec import PrecisionDecision

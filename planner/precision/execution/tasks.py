@@ -1,6 +1,7 @@
 """Training tasks that need no network: a byte language model and handwritten digits.
 
-``workload.network_options`` are the fields of the network's record in `foreplan.datasets.networks`.
+``workload.network_options`` are the fields of the network's record in
+`foreplan.datasets.models.networks`.
 """
 
 from __future__ import annotations
@@ -14,10 +15,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from foreplan.datasets.byte_text import standard_library_text, windows
-from foreplan.datasets.digits import digits
-from foreplan.datasets.model import Model
-from foreplan.datasets.networks import (
+from foreplan.datasets.models.byte_text import standard_library_text, windows
+from foreplan.datasets.models.digits import digits
+from foreplan.datasets.models.model import Model
+from foreplan.datasets.models.networks import (
     ByteLMConfig,
     DigitsCNNConfig,
     DigitsMLPConfig,

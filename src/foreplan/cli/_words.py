@@ -51,7 +51,7 @@ def kinds() -> Sequence[str]:
 
 def models() -> Sequence[str]:
     """Names of the model zoo; folders are completed by the shell itself."""
-    from foreplan.datasets.model_zoo import pretrained_folders, zoo_names
+    from foreplan.datasets.models.model_zoo import pretrained_folders, zoo_names
 
     return (*zoo_names(), *pretrained_folders())
 

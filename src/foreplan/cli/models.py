@@ -148,7 +148,7 @@ def predict(
 @app.command("models")
 def models_command(as_json: Json = False) -> None:
     """List the model zoo: published shapes; any Hugging Face folder of these families does, too."""
-    from foreplan.datasets.model_zoo import zoo_documents
+    from foreplan.datasets.models.model_zoo import zoo_documents
 
     found = zoo_documents()
     if as_json:
@@ -180,8 +180,8 @@ def quality(
     as_json: Json = False,
 ) -> None:
     """Measure what each layer of a trained model loses at each number of bits, for plans."""
-    from foreplan.cost_models.quality_table import BITS, measure_quality
-    from foreplan.datasets.model import load_model
+    from foreplan.cost_models.quality.quality_table import BITS, measure_quality
+    from foreplan.datasets.models.model import load_model
     from foreplan.datasets.storage import exclusive
 
     screen = console()

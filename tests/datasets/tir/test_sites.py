@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 from torch import nn
 
-from foreplan.datasets.child_process import ChildEnded
+from foreplan.datasets.timing.child_process import ChildEnded
 from foreplan.datasets.tir import toolchain
 from foreplan.datasets.tir.build_dataset import build_dataset
 from foreplan.datasets.tir.measure import MeasureOptions, measure
@@ -200,7 +200,7 @@ def test_programs_are_measured_on_ray(tasks: list[Task], tmp_path: Path) -> None
 def test_no_cluster_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     import ray
 
-    from foreplan.datasets.ray_cluster import connected
+    from foreplan.datasets.ranks.ray_cluster import connected
 
     with pytest.raises(MissingDataError, match="refused"), connected("127.0.0.1:1"):
         pass

@@ -3,7 +3,7 @@
 import pytest
 from tests.planner.bubbles.problems import encoder, problem, workload
 
-from foreplan.datasets.encoders import load_encoder
+from foreplan.datasets.models.encoders import load_encoder
 from foreplan.planner.bubbles.memory import (
     colocation_overhead_bytes,
     stage_activation_bytes,

@@ -7,13 +7,13 @@ import numpy as np
 import pytest
 
 from foreplan.cost_models.costs import Collective, Copy, CostBook, Estimate, Lag, Segment
-from foreplan.cost_models.link_costs import LinkSource
 from foreplan.cost_models.schedule import COMPUTE
+from foreplan.cost_models.sources.link_costs import LinkSource
 from foreplan.datasets.cluster import Cluster
 from foreplan.datasets.device_name import DeviceName
+from foreplan.datasets.kernels.training_runnable import training_call
 from foreplan.datasets.program import Program, Variant, program
 from foreplan.datasets.specs import validate
-from foreplan.datasets.training_runnable import training_call
 from foreplan.planner.base import Problem
 from foreplan.planner.bubbles.arithmetic import Arithmetic
 from foreplan.planner.bubbles.execution.entry import rank_kernels

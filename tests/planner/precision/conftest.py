@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from foreplan.cost_models.book import Profiles, cost_book
-from foreplan.datasets.capture import capture
+from foreplan.datasets.graphs.capture import capture
 from foreplan.datasets.inline_cluster import parse_devices
 from foreplan.planner.base import Problem
 from foreplan.planner.precision.graph import TrainingGraph

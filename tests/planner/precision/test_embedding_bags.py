@@ -10,9 +10,9 @@ import torch
 from torch import nn
 
 import foreplan
-from foreplan.datasets.cold_operands import InTurn
 from foreplan.datasets.device_name import DeviceName
-from foreplan.datasets.training_runnable import training_call
+from foreplan.datasets.kernels.cold_operands import InTurn
+from foreplan.datasets.kernels.training_runnable import training_call
 from foreplan.errors import SpecError
 from foreplan.planner.precision.execution.decisions import uniform_decision
 from foreplan.planner.precision.execution.experiment import simulate_training, train
@@ -92,7 +92,7 @@ def test_a_network_with_a_bag_is_planned(mode: str) -> None:
 @pytest.mark.parametrize("direction", ["forward", "backward"])
 def test_a_bag_reads_every_row_and_writes_one_a_bag(direction: str) -> None:
     node = next(o.node for o in TrainingGraph.of(Task()).operators if o.node.op == "embedding")
-    from foreplan.datasets.training_programs import dependent_program
+    from foreplan.datasets.kernels.training_programs import dependent_program
 
     work = dependent_program(direction, node, "fp32")
     assert work.dims == {"rows": 96, "bags": 8, "vocab": 500, "cols": 64}

@@ -14,16 +14,16 @@ import torch
 from torch import nn
 
 from foreplan.cost_models.costs import CostBook, Estimate
-from foreplan.cost_models.rounding import rounding_variance
-from foreplan.datasets.program import Program
-from foreplan.datasets.training_programs import is_training
-from foreplan.datasets.training_runnable import training_call
-from foreplan.datasets.training_variant import (
+from foreplan.cost_models.quality.rounding import rounding_variance
+from foreplan.datasets.kernels.training_programs import is_training
+from foreplan.datasets.kernels.training_runnable import training_call
+from foreplan.datasets.kernels.training_variant import (
     PRECISIONS,
     TRAINING_VARIANTS,
     training_variant,
     variants_of,
 )
+from foreplan.datasets.program import Program
 from foreplan.errors import SpecError
 from foreplan.planner.precision.execution.modules import apply_variants
 from foreplan.planner.precision.planner import PrecisionPlanner

@@ -9,7 +9,7 @@ from threading import Thread
 
 import pytest
 
-from foreplan.datasets.model import Model
+from foreplan.datasets.models.model import Model
 from foreplan.errors import SpecError
 from foreplan.planner.plan import Plan
 from foreplan.planner.precision.execution.tasks import byte_lm

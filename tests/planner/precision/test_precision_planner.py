@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from foreplan.cli import app
 from foreplan.cost_models.costs import CostBook
-from foreplan.datasets.runnable import Inputs
+from foreplan.datasets.kernels.runnable import Inputs
 from foreplan.errors import InfeasibleError, SpecError
 from foreplan.planner.api import load_workload, plan
 from foreplan.planner.precision import PrecisionPlanner
@@ -224,7 +224,7 @@ def test_decoder_of_the_zoo(planner, make_problem):
                            sequence_length=8, indicator="uniform")  # fmt: skip
     with pytest.raises(SpecError, match="give --model"):
         planner.decide(problem)
-    from foreplan.datasets.model import load_model
+    from foreplan.datasets.models.model import load_model
 
     tiny = load_model("opt-125m").model_copy(
         update={"layers": 2, "hidden": 64, "heads": 4, "kv_heads": 4, "head_dim": 16, "ffn": 128,

@@ -9,7 +9,7 @@ import pytest
 
 from foreplan import errors
 from foreplan.cost_models.costs import HostLaunch
-from foreplan.datasets.training_programs import cast_program
+from foreplan.datasets.kernels.training_programs import cast_program
 from foreplan.errors import SpecError
 from foreplan.planner.api import plan
 from foreplan.planner.plan import Alternative, Plan, load_plan

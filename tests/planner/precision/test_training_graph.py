@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from foreplan.cost_models.costs import CostBook, Estimate
-from foreplan.datasets.capture import capture
+from foreplan.datasets.graphs.capture import capture
 from foreplan.errors import InfeasibleError, MissingDataError, SpecError
 from foreplan.planner.precision.graph import TrainingGraph
 from foreplan.planner.precision.pricing import StepTables

@@ -12,7 +12,7 @@ from foreplan.cost_models.costs import CostBook, HostLaunch, Segment
 from foreplan.cost_models.schedule import ScheduleBuilder
 from foreplan.cost_models.simulator import simulate
 from foreplan.cost_models.timeline import Timeline
-from foreplan.datasets.model_zoo import zoo_model
+from foreplan.datasets.models.model_zoo import zoo_model
 from foreplan.datasets.specs import validate
 from foreplan.planner.plan import Plan
 from foreplan.planner.verify.verification import Verification

@@ -2,7 +2,7 @@
 
 import json
 
-from foreplan.cost_models.sensitivity import weight_sensitivity
+from foreplan.cost_models.quality.sensitivity import weight_sensitivity
 from foreplan.planner.predict import Forecast
 from foreplan.planner.serving import ServingPlanner, llm_pq_clusters
 from foreplan.planner.serving.chain import ServingChains

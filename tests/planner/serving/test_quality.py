@@ -5,10 +5,10 @@ import math
 
 import pytest
 
-from foreplan.cost_models.perplexity_curve import PerplexityCurve
-from foreplan.cost_models.quality_table import QualityTable, weights_digest
-from foreplan.cost_models.sensitivity import weight_sensitivity
-from foreplan.datasets.model import load_model
+from foreplan.cost_models.quality.perplexity_curve import PerplexityCurve
+from foreplan.cost_models.quality.quality_table import QualityTable, weights_digest
+from foreplan.cost_models.quality.sensitivity import weight_sensitivity
+from foreplan.datasets.models.model import load_model
 from foreplan.errors import InfeasibleError, SpecError
 from foreplan.planner.predict import Forecast
 from foreplan.planner.serving import ServingPlanner

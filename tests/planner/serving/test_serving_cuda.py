@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from foreplan.datasets.cluster import Cluster
-from foreplan.datasets.decoder_memory import stage_bytes
 from foreplan.datasets.device_name import DeviceName
-from foreplan.datasets.model import Model, load_model
+from foreplan.datasets.models.decoder_memory import stage_bytes
+from foreplan.datasets.models.model import Model, load_model
 from foreplan.datasets.specs import validate
 from foreplan.planner.serving.kernels import ServingKernels, single_process_tokens
 from foreplan.planner.serving.pipeline import stage_kernels

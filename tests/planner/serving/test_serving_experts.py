@@ -11,13 +11,13 @@ import transformers
 
 import foreplan
 from foreplan.cost_models.costs import CostBook
+from foreplan.cost_models.quality.sensitivity import weight_sensitivity
 from foreplan.cost_models.roofline import RooflineSource
-from foreplan.cost_models.sensitivity import weight_sensitivity
 from foreplan.cost_models.tensor_parallel import degrees
-from foreplan.datasets.capture import capture
 from foreplan.datasets.cluster import Cluster
 from foreplan.datasets.device_zoo import device
-from foreplan.datasets.model import load_model
+from foreplan.datasets.graphs.capture import capture
+from foreplan.datasets.models.model import load_model
 from foreplan.errors import InfeasibleError, SpecError
 from foreplan.planner.api import load_cluster
 from foreplan.planner.plan import Plan

@@ -2,7 +2,7 @@
 
 import pytest
 
-from foreplan.cost_models.sensitivity import weight_sensitivity
+from foreplan.cost_models.quality.sensitivity import weight_sensitivity
 from foreplan.errors import InfeasibleError, SpecError
 from foreplan.planner.predict import Forecast
 from foreplan.planner.serving import ServingPlanner

@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 
 import foreplan
-from foreplan.datasets.kernels import kernels_for
-from foreplan.datasets.model import Model, load_model
+from foreplan.datasets.kernels.registry import kernels_for
+from foreplan.datasets.models.model import Model, load_model
+from foreplan.datasets.models.weights import RandomWeights
 from foreplan.datasets.program import Variant
-from foreplan.datasets.weights import RandomWeights
 from foreplan.planner.verify.decoder import DecoderStage, PhaseKernels, StageKernels
 from foreplan.planner.verify.shard_stage import ShardStage
 from foreplan.planner.verify.shard_weights import ShardWeights

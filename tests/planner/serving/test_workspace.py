@@ -16,10 +16,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from foreplan.cost_models.tensor_parallel import shard_model
-from foreplan.datasets import _fragment_linear, kernels
-from foreplan.datasets.model import Model, load_model
+from foreplan.datasets.kernels import _fragment_linear
+from foreplan.datasets.kernels.registry import registry as kernels
+from foreplan.datasets.models.model import Model, load_model
+from foreplan.datasets.models.weights import open_weights
 from foreplan.datasets.program import Variant
-from foreplan.datasets.weights import open_weights
 from foreplan.planner.serving.pricing import DECODE, PREFILL, MicroBatches
 from foreplan.planner.serving.spec import ServingWorkload
 from foreplan.planner.serving.workspace import StageWorkspace

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 from foreplan.datasets.device_name import DeviceName
-from foreplan.datasets.worker_environment import worker_environment
+from foreplan.datasets.timing.worker_environment import worker_environment
 
 SCRIPT = """
 import json, os, sys

@@ -10,10 +10,10 @@ import pytest
 
 from foreplan.datasets.cluster import Cluster
 from foreplan.datasets.cluster_entry import Rank
-from foreplan.datasets.measurement import Measurement
-from foreplan.datasets.measuring import Effort
 from foreplan.datasets.program import Program
 from foreplan.datasets.specs import validate
+from foreplan.datasets.timing.measurement import Measurement
+from foreplan.datasets.timing.measuring import Effort
 from foreplan.errors import MissingDataError
 from foreplan.planner.pace import PaceProgram, RankPace
 from foreplan.planner.verify import pace_process

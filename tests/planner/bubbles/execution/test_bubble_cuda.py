@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from foreplan.datasets.device_name import DeviceName
-from foreplan.datasets.worker_environment import worker_environment
+from foreplan.datasets.timing.worker_environment import worker_environment
 from foreplan.planner.bubbles.execution.entry import compare_steps, reference_step
 from foreplan.planner.bubbles.execution.one_process import OneProcess
 from foreplan.planner.bubbles.execution.profile import layer_times, profile_step

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from foreplan.datasets.host_group import HostGroup
+from foreplan.datasets.ranks.host_group import HostGroup
 from foreplan.errors import SpecError
 from foreplan.planner.bubbles.execution.lanes import Lanes
 from foreplan.planner.bubbles.execution.layers import AttentionHalf, MlpHalf, Rotation

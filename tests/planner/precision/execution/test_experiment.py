@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from foreplan.datasets.device_name import DeviceName
-from foreplan.datasets.worker_environment import worker_environment
+from foreplan.datasets.timing.worker_environment import worker_environment
 from foreplan.errors import SpecError, VerificationError
 from foreplan.planner.precision.execution.decisions import uniform_decision
 from foreplan.planner.precision.execution.experiment import simulate_training, train

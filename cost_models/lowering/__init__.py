@@ -1,0 +1,1 @@
+"""From a captured graph to the steps that a pass runs: forward, backward, update."""

@@ -1,0 +1,59 @@
+"""`MAPS`: what autograd computes for operators that work element by element.
+
+Read off ``torch/csrc/autograd`` (derivatives.yaml, torch 2.13) and held against what autograd runs
+(``tests/cost_models/lowering/test_autograd_law.py``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+
+#: Tensors that each map of an operator's gradient reads: ``grad * (n * x ** (n - 1))`` of a power
+#: is a power, a product with a number and a product of two tensors. Masks count as tensors.
+MAPS: Mapping[str, tuple[int, ...]] = MappingProxyType(
+    {
+        **dict.fromkeys(("pow", "rsqrt", "cos", "tan", "reciprocal"), (1, 1, 2)),
+        **dict.fromkeys(("sqrt", "abs", "log2", "log1p", "expm1", "sin"), (1, 2)),
+        **dict.fromkeys(("exp", "log"), (2,)),
+        "erf": (1, 1, 1, 1, 2),
+        "cumsum": (1, 1, 1),
+        # Masks of both bounds, their conjunction, and the choice.
+        "clamp": (1, 1, 2, 2),
+        **dict.fromkeys(("clamp_min", "clamp_max"), (1, 2)),
+        # Half where both are equal: a half, a mask, a choice, a mask, a fill.
+        **dict.fromkeys(("maximum", "minimum"), (1, 2, 2, 2, 2)),
+        "logsumexp": (1, 1, 2),
+    }
+)
+
+#: Activations whose gradients are no plain maps, but take functions of every element once more.
+FUNCTIONS = frozenset({"gelu", "silu"})
+
+#: Copies into the middle of what was filled before (``PadNd.cpp``); by nothing, plain copies.
+PADS = frozenset({"pad", "constant_pad_nd"})
+
+#: Operators of several tensors, whose gradients are computed for each by itself.
+ARITHMETIC = frozenset({"add", "sub", "rsub", "mul", "div", "where", "maximum", "minimum"})
+
+#: Operators whose gradients are views of the gradient that comes back, and those of data alone.
+NO_WORK = frozenset(
+    {"cat", "stack", "clone", "copy", "contiguous", "reshape", "flatten", "sum", "meshgrid"}
+)
+
+#: Operators that pick elements: a gradient of zeros is written, and filled where they were picked.
+PICKS = frozenset({"index_select", "gather", "max", "min", "topk", "sort"})
+
+#: Operators whose results hold their operand several times, which is summed up.
+REPEATS = frozenset({"repeat", "tile", "repeat_interleave"})
+
+#: The same of views, and views that leave elements out, with the kernel that writes the gradient:
+#: parts are joined, or copied into zeros.
+EXPANDS = frozenset({"expand", "expand_as", "broadcast_to"})
+PARTS: Mapping[str, str] = MappingProxyType(
+    {
+        **dict.fromkeys(("split", "split_with_sizes", "chunk", "tensor_split"), "torch.cat"),
+        "unbind": "torch.stack",
+        **dict.fromkeys(("slice", "select", "narrow", "diagonal", "unfold"), "torch.copy_"),
+    }
+)

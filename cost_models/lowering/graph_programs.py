@@ -1,0 +1,387 @@
+"""Lowers an operator graph to the programs that eager execution runs: forward, backward, optimizer.
+
+Each operator becomes one `Step` of a pass. A training step adds, for each forward step in reverse,
+the programs of its gradients (two products for a linear, one where its input has no gradient), one
+sum wherever a tensor or a parameter was read twice, and one fused AdamW update of the trained
+parameters. What computes gradients: `graph_backward`.
+
+Decoders of a described `Model` are captured with two layers and one repeated, because their
+layers are equal; a test compares with the capture of all.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from types import MappingProxyType
+
+from foreplan.cost_models.costs import Segment
+from foreplan.cost_models.lowering.attention_mask import AttentionMask
+from foreplan.cost_models.lowering.attention_parts import dropout_word
+from foreplan.cost_models.lowering.copy_layout import copy_words, map_words
+from foreplan.cost_models.lowering.gradient_maps import PADS
+from foreplan.cost_models.lowering.graph_backward import (
+    broadcast,
+    channels,
+    flat,
+    gradient_steps,
+    picked,
+    sum_step,
+    view_steps,
+)
+from foreplan.cost_models.lowering.graph_gradients import (
+    BIAS_FIRST,
+    Operands,
+    Visit,
+    has_backward,
+    operands,
+    sums,
+    tied_parameters,
+    trained_parameters,
+    visits,
+)
+from foreplan.cost_models.lowering.graph_loss import loss_steps
+from foreplan.cost_models.lowering.graph_step import Phase, Step
+from foreplan.cost_models.lowering.graph_whole import host_calls, whole_program
+from foreplan.cost_models.lowering.hidden_copies import hidden_copies
+from foreplan.cost_models.lowering.host_call import HostCall, host_kind
+from foreplan.cost_models.lowering.map_kernel import TANH, is_map
+from foreplan.datasets.dtypes import DTYPE_BYTES
+from foreplan.datasets.graphs.operator_call import OperatorCall, described_tensors, dtype_name
+from foreplan.datasets.graphs.operator_graph import OperatorGraph, OperatorNode
+from foreplan.datasets.models.model import Model
+from foreplan.datasets.operators import OF_BATCH
+from foreplan.datasets.program import CHANNELS_LAST, TRANSPOSED, Program, Variant, program
+from foreplan.datasets.sweeps.update_packing import packed_update
+from foreplan.errors import SpecError
+
+#: What the name of a kernel says: a convolution adds a bias.
+BIAS = "_bias"
+#: Products whose second operand lies along its columns, but where it is a transposed view.
+_COLUMNS_FIRST = frozenset({"addmm", "mm", "matmul", "bmm", "baddbmm", "addbmm"})
+#: Maps that broadcast an operand.
+_BROADCASTS = frozenset({"add", "sub", "mul", "div", "where", "maximum", "minimum"})
+
+#: Complex numbers are two real ones.
+_PARTS = MappingProxyType({"complex64": "fp32", "complex128": "fp64", "complex32": "fp16"})
+
+#: Kinds of nodes that are no work of the device: inputs are there, constants are made once.
+_NOTHING = frozenset({"input"})
+
+
+def lower(graph: OperatorGraph, phase: Phase = "inference") -> list[Step]:
+    """Programs of one pass over a graph, in order.
+
+    Args:
+        graph: captured with ``eager=True``, for a training step with ``training=True`` too, unless
+            that runs in evaluation mode.
+        phase: ``inference`` is the forward pass; ``training`` adds a cross-entropy loss if the
+            output looks like logits, the backward pass and the update. Frozen parameters get no
+            gradient and no update; of a module whose parameters are all frozen all are trained.
+
+    Raises:
+        ValueError: a training step of a graph that was captured without its calls.
+    """
+    if phase == "training" and not graph.calls:
+        raise ValueError("a training step of a graph captured without its calls")
+    nodes = [node for node in graph.operators() if node.op not in _NOTHING]
+    read = operands(graph)
+    forward = _forward(nodes, read, graph, phase)
+    copies = hidden_copies(graph.calls)
+    whole = _with_copies(nodes, forward, copies)
+    if phase == "inference":
+        return whole
+    sizes = trained_parameters(graph)
+    passed, behind = visits(graph)
+    back = [*loss_steps(forward), *_backward(passed, forward, read, behind, copies), *_tied(graph)]
+    return [*whole, *back, *_update(nodes, list(sizes.values()))]
+
+
+def model_steps(model: Model, *, batch: int, tokens: int, phase: Phase = "inference") -> list[Step]:
+    """Programs of one pass of a described decoder, captured with at most two layers.
+
+    Raises:
+        SpecError: sizes that the model does not take, or a model that cannot be captured.
+    """
+    from foreplan.datasets.graphs.capture import capture
+
+    if batch < 1 or tokens < 1:
+        raise SpecError("batch x sequence length", got=f"{batch} x {tokens}", expected="at least 1")
+    few = min(model.layers, 2)
+    training = phase == "training"
+    graph = capture(model.model_copy(update={"layers": few}), batch=batch, tokens=tokens,
+                    eager=True, training=training)  # fmt: skip
+    if model.layers == few:
+        return lower(graph, phase)
+    passed, behind = visits(graph)
+    nodes = [visit.node for visit in passed]
+    instances = next(iter(graph.blocks.values()), ())
+    if len(instances) != few:
+        graph = capture(model, batch=batch, tokens=tokens, eager=True, training=training)
+        return lower(graph, phase)
+    one, two = (
+        [index for index, node in enumerate(nodes) if node.instance == name] for name in instances
+    )
+    # Layers in the middle are read like the first one and make views like the second one: the
+    # first makes those that all share.
+    middle = [
+        Visit(replace(nodes[i], calls=nodes[j].calls), passed[i].readers, passed[j].views)
+        for i, j in zip(one, two, strict=True)
+    ]
+    repeated = [*passed[: two[0]], *middle * (model.layers - few), *passed[two[0] :]]
+    read = operands(graph)
+    nodes = [visit.node for visit in repeated]
+    forward = _forward(nodes, read, graph, phase)
+    copies = hidden_copies(graph.calls)
+    whole = _with_copies(nodes, forward, copies)
+    if phase == "inference":
+        return whole
+    sizes = list(graph.parameters.items())
+    first = [item for item in sizes if item[0].startswith(f"{instances[0]}.")]
+    place = sizes.index(first[-1]) + 1 if first else 0
+    sizes[place:place] = first * (model.layers - few)
+    back = [
+        *loss_steps(forward),
+        *_backward(repeated, forward, read, behind, copies),
+        *_tied(graph),
+    ]
+    return [*whole, *back, *_update(nodes, [size for _, size in sizes])]
+
+
+def programs(steps: Iterable[Step]) -> list[Program]:
+    """The distinct programs of a pass, in order of first use."""
+    found: dict[Program, None] = {}
+    for step in steps:
+        works = [step.work] if not isinstance(step.work, Segment) else [
+            work for work, _ in step.work.parts
+        ]  # fmt: skip
+        found |= {work: None for work in works if isinstance(work, Program)}
+    return list(found)
+
+
+# ------------------------------------------------------------------------------------ forward
+
+
+def _layouts(calls: Iterable[OperatorCall], phase: Phase) -> dict[str, str]:
+    """What the names of operators' kernels say of their operands, by the operator."""
+    found: dict[str, str] = {}
+    for call in calls:
+        name = call.target.split(".")[1] if "." in call.target else call.target
+        tensors = described_tensors(call.arguments)
+        if call.operator and ("conv" in name or "pool" in name):
+            shape, strides, _ = tensors[0]
+            if shape[1] > 1 and strides[1] == 1 < math.prod(shape[2:]):
+                found[call.operator] = CHANNELS_LAST
+        elif call.operator and (words := copy_words(name, call.arguments)):
+            found[call.operator] = words
+        elif call.operator and name == "batch_norm":
+            found[call.operator] = batch_norm_words(call.arguments)
+        elif call.operator and name in _COLUMNS_FIRST:
+            shape, strides, _ = tensors[2 if name in BIAS_FIRST else 1]
+            if len(shape) > 1 and strides[-2] == 1 < strides[-1]:
+                found[call.operator] = TRANSPOSED
+        elif call.operator and name == "scaled_dot_product_attention":
+            mask = AttentionMask.of_call(call, training=phase == "training")
+            found[call.operator] = dropout_word(call.arguments) + (mask.word if mask else "")
+        elif call.operator and is_map(name):
+            approximate = TANH * (name == "gelu" and '"tanh"' in call.arguments)
+            shape = described_tensors(call.result)[0][0]
+            found[call.operator] = approximate + map_words(shape, call.arguments)
+    return found
+
+
+def batch_norm_words(arguments: str) -> str:
+    """What the name of a batch norm's kernel says of its images and statistics.
+
+    Args:
+        arguments: of the call, as `OperatorCall` has them.
+    """
+    shape, strides, _ = described_tensors(arguments)[0]
+    last = len(shape) > 2 and strides[1] == 1 < math.prod(shape[2:])
+    # (input, weight, bias, mean, variance, training, ...), as torch.export leaves them.
+    positional, named = json.loads(arguments)
+    of_batch = positional[5] if len(positional) > 5 else named.get("training", False)
+    return CHANNELS_LAST * last + OF_BATCH * bool(of_batch)
+
+
+def _forward(
+    nodes: Sequence[OperatorNode], read: Operands, graph: OperatorGraph, phase: Phase
+) -> list[Step]:
+    calls = graph.calls
+    reached = [has_backward(node, read) for node in nodes]
+    added, layouts = sums(calls), _layouts(calls, phase)
+    called = {call.operator: call for call in calls}
+    works = [
+        whole_program(node, called.get(node.name), _variant(node))
+        or _work(node, layouts.get(node.name, ""))
+        for node in nodes
+    ]
+    return [
+        Step(node.op, node.target, "forward", work, host_calls(work, node.calls),
+             HostCall(host_kind(node), node.calls - 1, wanted,
+                      added.get(node.name, 0) if wanted else 0),
+             graph.evaluated_around(node.module))
+        for node, work, wanted in zip(nodes, works, reached, strict=True)
+    ]  # fmt: skip
+
+
+def _with_copies(
+    nodes: Sequence[OperatorNode], forward: Sequence[Step], copies: Mapping[str, Step]
+) -> list[Step]:  # fmt: skip
+    """A forward pass with what operators copy before they begin."""
+    found: list[Step] = []
+    for node, step in zip(nodes, forward, strict=True):
+        found += [copies[node.name]] if node.name in copies else []
+        found.append(step)
+    return found
+
+
+def _work(node: OperatorNode, layout: str) -> Program:
+    variant = _variant(node, layout)
+    if node.op in ("linear", "matmul") and node.inputs:
+        return _product(node, variant)
+    if node.op == "convolution":
+        return _convolution(node, variant)
+    if node.op == "attention":
+        return _attention(node, variant)
+    rows, cols = flat(node.outputs[0] if node.outputs else ())
+    if channels(node) > 1:
+        cols = max(1, math.prod(node.outputs[0][2:]))
+        rows = max(1, math.prod(node.outputs[0]) // cols)
+    elif node.target.endswith("layer_norm") and len(node.inputs) > 1:  # of several extents
+        cols = math.prod(node.inputs[1])
+        rows = max(1, math.prod(node.outputs[0]) // cols)
+    if channels(node) > 1:
+        return program("batch_norm", variant, rows=rows, cols=cols, channels=channels(node))
+    if node.op in ("norm", "softmax"):
+        return program(node.op, variant, rows=rows, cols=cols)
+    if node.target.endswith(".dropout"):
+        return program("dropout", variant, rows=rows, cols=cols)
+    if node.op == "embedding":  # as many rows as are read, though a bag writes their sum alone
+        return program("embedding", variant, rows=max(1, math.prod(node.inputs[1])), cols=cols)
+    if node.target.endswith(".index") and len(node.inputs) > 1:  # rows of a table, as wide as left
+        cols = picked(node.inputs[0], node.outputs[0])
+        rows = max(1, math.prod(node.outputs[0]) // cols)
+        return program("embedding", variant, rows=rows, cols=cols)
+    if node.op in ("reduction", "pool") and node.inputs:
+        elements = max(1, math.prod(node.inputs[0]))
+        kept = max(1, min(rows * cols, elements))
+        size = {"rows": kept, "cols": max(1, round(elements / kept))}
+        if node.op == "reduction":
+            return program("reduction", variant, **size)
+        return program("pool", variant, **size, taps=max(1, round(node.flops / (rows * cols))))
+    cols *= 2 if node.dtype in _PARTS else 1
+    written = rows * cols * DTYPE_BYTES[variant.compute]
+    # Broadcast operands are smaller than the result: as many inputs as there are bytes.
+    inputs = max(1, round(node.bytes / written) - 1)
+    if node.target.rpartition(".")[2] in PADS:  # which moves as much as one more input
+        inputs += node.inputs[:1] != node.outputs[:1]  # else nothing is added, and it copies
+    if node.target.rpartition(".")[2] in _BROADCASTS and node.outputs:
+        lies = max(broadcast(shape, node.outputs[0]) for shape in (*node.inputs, ()))
+        variant = replace(variant, kernel=variant.kernel + lies)
+    return program("elementwise", variant, rows=rows, cols=cols, inputs=inputs)
+
+
+def _variant(node: OperatorNode, layout: str = "") -> Variant:
+    kernel = "torch." + node.target.rpartition(".")[2] + layout
+    return Variant(_dtype(node.dtype), _dtype(node.dtype), kernel)
+
+
+def _product(node: OperatorNode, variant: Variant) -> Program:
+    out = node.outputs[0] or (1,)
+    n = out[-1]
+    # FLOP = 2 * (elements of the result) * k, whatever the operands' order.
+    k = max(1, round(node.flops / 2 / max(1, math.prod(out))))
+    if node.dtype in _PARTS:  # a complex product as a real one of [re -im; im re]
+        n, k = 2 * n, 2 * k
+    if node.op == "linear":
+        return program("linear", variant, rows=max(1, math.prod(out) // out[-1]), n=n, k=k)
+    m = out[-2] if len(out) > 1 else 1
+    return program("matmul", variant, batch=max(1, math.prod(out[:-2])), m=m, n=n, k=k)
+
+
+def _convolution(node: OperatorNode, variant: Variant) -> Program:
+    source, weight, out = node.inputs[0], node.inputs[1], node.outputs[0]
+    transposed = "transpose" in node.target
+    if len(node.inputs) > 2:
+        variant = replace(variant, kernel=variant.kernel + BIAS)
+    groups = max(1, source[1] // weight[0 if transposed else 1]) if not transposed else 1
+    return program(
+        "conv", variant, batch=source[0], groups=groups, cin=source[1], cout=out[1],
+        taps=math.prod(weight[2:]), inputs=math.prod(source[2:]), outputs=math.prod(out[2:]),
+    )  # fmt: skip
+
+
+def _attention(node: OperatorNode, variant: Variant) -> Program:
+    query = node.inputs[0]
+    *lead, heads, queries, head_dim = query
+    # Of one tensor that is all three an input stands once, and a mask may be what comes behind it.
+    alike = (len(query), head_dim)
+    key = next((shape for shape in node.inputs[1:] if (len(shape), shape[-1]) == alike), query)
+    pairs = node.flops / (4.0 * math.prod(lead) * heads * head_dim)
+    causal = pairs < queries * key[-2] and queries > 1
+    return program(
+        "attention" if causal or queries == 1 else "full_attention", variant,
+        batch=max(1, math.prod(lead)), queries=queries, keys=key[-2], heads=heads,
+        kv_heads=key[-3], head_dim=head_dim,
+    )  # fmt: skip
+
+
+def _dtype(name: str) -> str:
+    """Our dtype with the width of torch's, of complex numbers that of a part; masks are bytes."""
+    name = _PARTS.get(name, name)
+    return name if name in DTYPE_BYTES else "int8"
+
+
+# ----------------------------------------------------------------------------------- training
+
+
+def _backward(
+    passed: Sequence[Visit], forward: Sequence[Step], read: Operands,
+    behind: Sequence[OperatorCall], copies: Mapping[str, Step],
+) -> list[Step]:  # fmt: skip
+    """Gradients of a pass, from its end on, views ``behind`` the last operator first."""
+    steps = _of_views(behind)
+    for visit, step in reversed(list(zip(passed, forward, strict=True))):
+        node = visit.node
+        if has_backward(node, read):
+            # A tensor that is read several times gets the sum of its gradients.
+            again = sum_step(node.target, node.outputs[0], _dtype(node.dtype))
+            steps += [again] * max(0, visit.readers - 1)
+            steps += [replace(copies[node.name], part="backward")] if node.name in copies else []
+            steps += gradient_steps(node, step, read[node.name])
+        steps += _of_views(visit.views)
+    return steps
+
+
+def _of_views(calls: Sequence[OperatorCall]) -> list[Step]:
+    steps: list[Step] = []
+    for call in reversed(calls):
+        results = described_tensors(call.result)
+        if call.trains and results:
+            shape, _, kind = results[0]
+            again = sum_step(call.target, shape, _dtype(dtype_name(kind)))
+            steps += [again] * max(0, call.readers - 1)
+            steps += view_steps(call)
+    return steps
+
+
+def _tied(graph: OperatorGraph) -> list[Step]:
+    return [sum_step("aten.add", shape, _dtype(dtype)) for shape, dtype in tied_parameters(graph)]
+
+
+def _update(nodes: Sequence[OperatorNode], sizes: Sequence[float]) -> list[Step]:
+    """One fused update of parameters of so many bytes each, in their order."""
+    dtype = next((_dtype(node.dtype) for node in nodes if node.parameters), "fp32")
+    elements = [int(size / DTYPE_BYTES[dtype]) for size in sizes]
+    if not any(elements):
+        return []
+    packed = packed_update(elements)
+    update = program(
+        "adamw", Variant(dtype, dtype, "torch.adamw"), parameters=sum(elements),
+        kernels=packed.kernels, longest=packed.longest,
+    )  # fmt: skip
+    # The host goes through the tensors once.
+    return [Step("optimizer", "adamw", "optimizer", update, len(sizes))]

@@ -1,0 +1,194 @@
+"""What the commands ``evaluate`` and ``train`` do with scheduled programs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from foreplan.cost_models.evaluation import summary
+from foreplan.cost_models.model_store import model_folder, read_card
+from foreplan.cost_models.programs.program_data import ProgramData, read_programs
+from foreplan.cost_models.programs.program_evaluation import ProgramModel, evaluate_programs
+from foreplan.cost_models.programs.program_folds import families_of
+from foreplan.cost_models.programs.program_table import ProgramTable
+from foreplan.datasets.device import Device
+from foreplan.errors import SpecError
+
+#: Programs whose repetitions spread more are not trained on: others used the machine meanwhile.
+TRAINING_SPREAD = 0.5
+
+
+def holds_programs(data: Path, format_name: str) -> bool:
+    """Whether data is of scheduled programs: tir-jsonl, or Parquet of their schema."""
+    if format_name == "tir-jsonl":
+        return True
+    if format_name != "foreplan":
+        return False
+    first = next(iter(sorted(data.glob("*.parquet"))), None) if data.is_dir() else data
+    if first is None or not first.is_file():
+        return data.is_dir()
+    import pyarrow.parquet as pq  # type: ignore[import-untyped,unused-ignore]
+
+    from foreplan.datasets.tir.records import SCHEMA
+
+    try:
+        found = pq.read_schema(first).metadata or {}
+    except (OSError, ValueError):
+        return False
+    return bool(found.get(b"schema", b"").decode() == SCHEMA)
+
+
+def load_program_model(name_or_path: str, *, torch_device: str = "cpu") -> ProgramModel:
+    """A model of scheduled programs: ``roofline``, ``pretrained:programs`` or a folder.
+
+    Raises:
+        MissingDataError: no such shipped model.
+        SpecError: no such path, or a model of something else.
+    """
+    if name_or_path == "roofline":
+        from foreplan.cost_models.programs.baselines import BASELINES
+
+        return BASELINES["roofline"]()  # type: ignore[no-any-return]
+    from foreplan.cost_models.programs.program_predictor import ProgramPredictor
+
+    folder = model_folder(name_or_path)
+    if read_card(folder).get("kind") != "programs":
+        raise SpecError(
+            "--model", got=name_or_path, expected="a model of scheduled programs for this data",
+            fix="use pretrained:programs, or a folder that 'foreplan train' wrote from programs",
+        )  # fmt: skip
+    return ProgramPredictor.load(folder, torch_device=torch_device)
+
+
+def evaluate_program_files(
+    model: str,
+    data: Sequence[Path],
+    format_name: str,
+    *,
+    device: str | None = None,
+    device_files: Sequence[Path] = (),
+) -> dict[str, object]:
+    """Errors of a model on measured programs; see `program_evaluation.evaluate_programs`.
+
+    Args:
+        model: as `load_program_model`.
+        data: tir-jsonl files, or shards or folders of Parquet.
+        format_name: ``tir-jsonl`` or ``foreplan``.
+        device: what every program ran on: a zoo name, a device that the model was trained on, or
+            the name of one of ``device_files``.
+        device_files: figures of devices that the zoo lacks.
+
+    Raises:
+        SpecError: a bad file, format, device or model.
+        MissingDataError: the model or the data is not there.
+    """
+    predictor = load_program_model(model)
+    known: dict[str, Device] = dict(getattr(predictor, "known_devices", dict)())
+    if device is None:
+        # Records say their chip: the short name of a device, as ``cpu:threads=1,isa=avx2``, would
+        # make a program of any chip one of the first that the model was trained on.
+        known = {item.name: item for item in known.values()}
+    known |= _devices(device_files)
+    read = read_programs(data, format_name, device=device, known=known)
+    names = None if device is None else [device] * len(read.table.devices)
+    result = evaluate_programs(predictor, read.table, read.unsupported, names=names)
+    return {"model": model, "format": format_name, **result}
+
+
+def train_programs(
+    data: Sequence[Path],
+    formats: Sequence[str],
+    output: Path,
+    *,
+    device: str | None = None,
+    device_files: Sequence[Path] = (),
+    hold_out: Sequence[str] = (),
+    settings: Mapping[str, Any] | None = None,
+) -> dict[str, object]:
+    """Fit the predictor of scheduled programs and write it; returns its card.
+
+    Args:
+        data: folders or files of measured programs.
+        formats: one for all, or one each.
+        output: folder to write to; made if missing.
+        device: as `evaluate_program_files`.
+        device_files: likewise.
+        hold_out: families, chips or devices that no program may come from.
+        settings: seed and further arguments of `ProgramPredictor`.
+
+    Raises:
+        SpecError: bad files, formats or settings, or nothing left to train on.
+    """
+    from foreplan.cost_models.programs.program_predictor import ProgramPredictor
+
+    known = _devices(device_files)
+    tables = []
+    for name in sorted(set(formats)):
+        chosen = [
+            path for path, own in zip(data, _each(formats, len(data)), strict=True) if own == name
+        ]
+        tables.append(
+            read_programs(
+                chosen, name, device=device, known=known, max_spread=TRAINING_SPREAD
+            ).table
+        )
+    kept = without(ProgramTable.join(tables), hold_out)
+    model = ProgramPredictor(**dict(settings or {})).fit(kept)
+    return model.save(
+        output,
+        sources=[str(path.name) for path in data],
+        held_out=list(hold_out),
+        fit=summary(np.abs(model.predict(kept) / kept.latency_s - 1)),
+    )
+
+
+def without(table: ProgramTable, hold_out: Sequence[str]) -> ProgramTable:
+    """The programs of a table that no held-out family calls and no held-out chip or device ran.
+
+    Raises:
+        SpecError: a name that no program has, or no program left.
+    """
+    families = families_of(table)
+    device = np.array([item.name for item in table.devices], dtype=np.str_)[table.device]
+    keep = np.ones(len(table), dtype=np.bool_)
+    for name in hold_out:
+        out = families.get(name, np.zeros(len(table), dtype=np.bool_))
+        out = out | (table.chips == name) | (device == name)
+        if not out.any():
+            raise SpecError(
+                "--hold-out", got=name,
+                expected="one of " + ", ".join([*sorted(families), *sorted(set(table.chips))]),
+            )  # fmt: skip
+        keep &= ~out
+    if not keep.any():
+        raise SpecError("--hold-out", got=list(hold_out), expected="something left to train on")
+    return table.take(keep)
+
+
+def describe(data: ProgramData) -> dict[str, object]:
+    """Counts of programs by device and family, for people."""
+    table = data.table
+    return {
+        "programs": len(table),
+        "tasks": len(set(table.task.tolist())),
+        "devices": {
+            item.name: int((table.device == number).sum())
+            for number, item in enumerate(table.devices)
+        },
+        "families": {name: int(rows.sum()) for name, rows in families_of(table).items()},
+        "unsupported": len(data.unsupported),
+    }
+
+
+def _each(formats: Sequence[str], count: int) -> list[str]:
+    if len(formats) not in (1, count):
+        raise SpecError("--format", got=list(formats), expected="one, or one for each --data")
+    return list(formats) * count if len(formats) == 1 else list(formats)
+
+
+def _devices(files: Sequence[Path]) -> dict[str, Device]:
+    devices = [Device.load(path) for path in files]
+    return {device.name: device for device in devices}

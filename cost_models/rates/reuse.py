@@ -1,0 +1,120 @@
+"""How long a processor waits for operands, by what a pass uses between two uses of them.
+
+Rates of processors were timed on weights that no cache held, behind other operators. In a pass
+that is run again and again a weight was last used a pass ago, and so were the code and the tables
+of the library's call: all that the pass uses has gone through the caches since, its *working set*.
+Where the last-level cache holds that, they take `_NEAR` of their time; where it is far larger, all
+of it; in between it grows with the logarithm of the working set over the cache. Arithmetic and
+activations, which were just written, take what they take (`rate_law.waiting`).
+
+The three numbers are `fitted` (`reuse_fit`) to operators timed behind up to 4 caches of other data
+on one core of an EPYC (datasets/measured/epyc_reuse.json.xz); other processors are assumed to wait
+alike, each by its own rates and its own cache.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from foreplan.cost_models.lowering.graph_step import Step
+from foreplan.cost_models.lowering.recurrent_parts import is_recurrent
+from foreplan.cost_models.rates.operator_rates import code_kind, family, weight_of
+from foreplan.cost_models.rates.rate_law import WAITING, Waits
+from foreplan.datasets.device import Device
+from foreplan.datasets.dtypes import DTYPE_BYTES
+from foreplan.datasets.program import Program
+
+#: Share of its time that is left where the cache holds everything.
+_NEAR = 0.17
+#: Working sets over the cache up to which it does, and from which on nothing is left in it.
+_HELD, _LOST = 0.34, 1.67
+#: Tensors of each parameter that a step with an update goes through: weight, gradient, two moments.
+_UPDATED = 4
+
+
+def pass_waits(steps: Sequence[Step], device: Device) -> Waits:
+    """What a processor's caches leave of the waiting of a pass that is run again and again.
+
+    Weights were last used a pass ago. Code was, where its kind is called once; else as much has
+    gone through the caches since as the pass moves from one such call to the next.
+
+    Args:
+        steps: of the pass, from `graph_programs`.
+        device: a processor.
+    """
+    whole = working_set(steps)
+    weight = waiting_share(device, whole)
+    moved, calls = 0.0, dict[str, list[tuple[float, float]]]()
+    for work in (step.work for step in steps if isinstance(step.work, Program)):
+        if family(work) in WAITING:
+            calls.setdefault(code_kind(work), []).append((moved, moved + work.bytes))
+        moved += work.bytes
+    code = {}
+    for kind, spans in calls.items():
+        # The first call comes behind the last one of the pass before.
+        ends = [spans[-1][1] - moved, *(end for _, end in spans[:-1])]
+        gaps = [start - end for (start, _), end in zip(spans, ends, strict=True)]
+        shares = [waiting_share(device, min(gap, whole)) for gap in gaps]
+        code[kind] = sum(shares) / len(shares)
+    return Waits(weight, code)
+
+
+def waiting_share(device: Device, used_bytes: float) -> float:
+    """Share of the time of what was last used a pass ago, from `_NEAR` to 1.
+
+    Args:
+        device: a processor; 1 on others and where its cache is not known.
+        used_bytes: between two uses of it.
+    """
+    cache = device.l3_bytes or device.l2_bytes
+    if device.kind != "cpu" or not cache:
+        return 1.0
+    return share_of(used_bytes / cache, _NEAR, _HELD, _LOST)
+
+
+def share_of(filled: float, near: float, held: float, lost: float) -> float:
+    """The law: `near` up to `held`, 1 from `lost` on, between them by the logarithm.
+
+    Args:
+        filled: bytes between two uses over those of the cache.
+        near: share of the time where the cache holds everything.
+        held: up to where it does.
+        lost: from where on it holds nothing.
+    """
+    if filled <= held:
+        return near
+    gone = math.log(filled / held) / math.log(lost / held)
+    return near + (1.0 - near) * min(1.0, gone)
+
+
+def working_set(steps: Sequence[Step]) -> float:
+    """Bytes that a pass uses: what comes between two uses of a weight.
+
+    An inference reads its weights, and its activations take each other's place. A training step
+    keeps what every operator has written for the backward pass, and its update goes through
+    weights, gradients and both moments.
+
+    Args:
+        steps: of the pass, from `graph_programs`.
+    """
+    forward = [
+        step.work for step in steps
+        if step.part in ("forward", "loss") and isinstance(step.work, Program)
+    ]  # fmt: skip
+    weights = sum(_weight(work) for work in forward)
+    activations = [work.bytes - _weight(work) for work in forward]
+    if all(step.part == "forward" for step in steps):
+        return weights + max(activations, default=0.0)
+    updated = sum(
+        work.dims["parameters"] * DTYPE_BYTES[work.variant.compute]
+        for work in (step.work for step in steps)
+        if isinstance(work, Program) and work.op == "adamw"
+    )
+    # Each is written by one operator and read by the next: half of what moves.
+    return _UPDATED * max(weights, updated) + sum(activations) / 2
+
+
+def _weight(work: Program) -> float:
+    """Bytes that come back in the next pass alone; of a recurrent layer all, mostly weights."""
+    return work.bytes if is_recurrent(work) else weight_of(work)

@@ -1,0 +1,1 @@
+"""Sources of prices that a `CostBook` asks in turn, each for what it knows."""

@@ -1,0 +1,192 @@
+"""What programs take by the kernels that they really are, where passes are replayed from graphs.
+
+The tables that the predictor learnt from hold one fused kernel an operator in fp32, issued by a
+host: whatever is shorter than half of that launch (`launch_head`) is hidden in it, so that nothing
+there says what few rows take in a graph. Here a program is the kernels that the functions of
+`foreplan.datasets.kernels.registry` run one after another (``theory``: read off those functions),
+each
+
+    t = fixed + max(bytes / bandwidth, elements * unit / units)
+
+The second bound is of kernels over strides: a half of a fused output, a transpose, a broadcast.
+torch computes the place of every element of these, so that their multiprocessors bound them, not
+memory, and slices of a chip more than the whole. Every constant was ``measured`` on a whole H200
+(torch 2.11, rows replayed from graphs, 2026-11-22) but where it says otherwise; how slices of 66
+and 32 multiprocessors agree docs/results/h200.md shows. Where programs are issued by a host, and on
+other chips, nothing here holds. Products of few rows are one kernel that streams its weight, bound
+by memory or, fused, by unpacking (`unpacking`): no library's table has the fused ones, and what 16,
+8 and 4 bits cost has to be told by one measure.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from foreplan.cost_models.costs import Estimate
+from foreplan.cost_models.unpacking import unpacking_floor_s
+from foreplan.datasets.device import Device
+from foreplan.datasets.dtypes import DTYPE_BYTES
+from foreplan.datasets.kernels.registry import ROWS_A_CALL
+from foreplan.datasets.program import Program
+
+_MEASURED_CHIP = "gh100"
+
+#: Seconds of a kernel that does next to nothing behind another of its kind: an addition of 2048
+#: numbers (1.21 us), and half of a cache written for one token, two copies over strides (3.8 us).
+_DENSE_S, _STRIDED_S = 1.2e-6, 1.9e-6
+#: The same of a fused product of few rows (docs/results/kernels.md); taken for others too.
+_PRODUCT_S = 1.5e-6
+#: Seconds of one multiprocessor for an element over strides: two kernels of a gated activation of
+#: 8192 x 14336 take 624 us on 132.
+_UNIT_S_AN_ELEMENT = 0.35e-9
+#: Seconds in which a block of threads gets through an element of its row: a norm of 1 x 4096 takes
+#: 4.4 us, an arg-max of 16 x 128256 28.4 us. One block has one row.
+_NORM_S, _ARGMAX_S = 0.78e-9, 0.21e-9
+#: Rows of norms that a multiprocessor has at a time. On 132 of them 2048 rows of 4096 take 2.4
+#: times what the first takes beside its start, so two waves, which 8 to 15 give; of these the
+#: slices of 66 and 32 say 8.
+_NORM_ROWS = 8
+#: Up to so many rows are gathered one after another (``theory``: ``indexSelectSmallIndex`` of
+#: torch); seconds of each: 16 take 7.5 us.
+_GATHERED, _GATHER_S = 16, 0.39e-6
+#: Seconds that one query's attention takes for a key: 14.7 us for 543 of 128 features and 12.1 us
+#: for 543 of 64; so a fixed part and one a feature.
+_KEY_S, _KEY_FEATURE_S = 15.3e-9, 0.075e-9
+#: From this share of the multiprocessors on, flash attention gives each sequence and head one block
+#: (``theory``: its ``num_splits_heuristic``); below, keys are split among several.
+_UNSPLIT = 0.8
+#: Ends of the interval over the expectation (``fitted``: 5th and 95th percentile of time over price
+#: of 660 rows, on the whole chip and on slices of it).
+_SPREAD = (0.82, 1.47)
+
+
+class Kernel(NamedTuple):
+    """One kernel: elements that it writes, bytes that it moves, whether it walks over strides."""
+
+    elements: float
+    bytes: float
+    strided: bool = False
+
+
+def replayed(program: Program, figures: Device, switch_s: float) -> Estimate | None:
+    """Price a program that is replayed from a graph behind another program.
+
+    Args:
+        program: any program.
+        figures: of its device; of a product with the bandwidth of memory that is only read.
+        switch_s: seconds from one program to the next (``Profile.switch_s``).
+
+    Returns:
+        ``None`` where the kernels are not known, or on a chip where they were not measured.
+    """
+    if figures.chip != _MEASURED_CHIP or not figures.units or not figures.memory_bandwidth:
+        return None
+    found = _seconds(program, figures, figures.units)
+    if found is None:
+        return None
+    low, high = (share * found for share in _SPREAD)
+    return Estimate(found + switch_s, low + switch_s, high + switch_s, "predicted")
+
+
+def cache_unpacking_s(program: Program, figures: Device) -> float | None:
+    """Seconds in which attention makes keys and values of a cache of 8 bits first.
+
+    ``None`` for other programs and on chips where it was not measured.
+    """
+    if program.op != "attention" or not program.variant.kernel.endswith("dequant_sdpa"):
+        return None
+    if figures.chip != _MEASURED_CHIP or not figures.units or not figures.memory_bandwidth:
+        return None
+    d, wide = program.dims, DTYPE_BYTES[program.variant.compute]
+    codes = d["batch"] * d["keys"] * d["kv_heads"] * d["head_dim"]
+    scales = codes / d["head_dim"]
+    # `QuantisedCache.read` of each: both are cast, and the scale is broadcast.
+    one = [
+        Kernel(codes, codes * (1 + wide), True), Kernel(scales, 2 * scales * wide, True),
+        Kernel(codes, 2 * codes * wide, True),
+    ]  # fmt: skip
+    return 2 * _total(one, figures, figures.units)
+
+
+def attention_floor_s(program: Program, figures: Device) -> float:
+    """Least seconds of attention of one query, which multiprocessors bound; 0 for other programs.
+
+    Each sequence and key head has one block, which goes through its keys one after another. 0 too
+    where keys are split, and on chips where this was not measured.
+    """
+    d = program.dims
+    if program.op != "attention" or d["queries"] != 1 or program.variant.compute != "bf16":
+        return 0.0
+    blocks = d["batch"] * d["kv_heads"]
+    if figures.chip != _MEASURED_CHIP or not figures.units or blocks < _UNSPLIT * figures.units:
+        return 0.0
+    key_s = _KEY_S + _KEY_FEATURE_S * d["head_dim"]
+    return _DENSE_S + math.ceil(blocks / figures.units) * d["keys"] * key_s
+
+
+def kernels(program: Program) -> list[Kernel]:
+    """The kernels over single elements that a program is; none for any other program."""
+    d, wide, name = program.dims, DTYPE_BYTES[program.variant.compute], program.variant.kernel
+    if program.op == "rope":
+        n = d["rows"] * d["heads"] * d["head_dim"]
+        # A half negated, both put together, a product with cos and one with sin, their sum.
+        turned = [Kernel(n / 2, n * wide, True), *[Kernel(n, 2 * n * wide, True)] * 3]
+        return [*turned, Kernel(n, 3 * n * wide)]
+    if program.op == "cache_write":
+        n = d["batch"] * d["tokens"] * d["kv_heads"] * d["head_dim"]
+        if name == "torch.copy":
+            return [Kernel(n, 2 * n * wide, True)] * 2
+        return _quantised(n, n / d["head_dim"], wide) * 2
+    if program.op not in ("activation", "add", "cast"):
+        return []
+    n = d["rows"] * d["cols"]
+    if name == "torch.silu_mul":
+        # Gate and up are halves of one product's rows; a single row has no stride.
+        apart = d["rows"] > 1
+        return [Kernel(n, 2 * n * wide, apart), Kernel(n, 3 * n * wide, apart)]
+    return [Kernel(n, program.bytes)]
+
+
+def _quantised(n: float, scales: float, wide: float) -> list[Kernel]:
+    """Kernels of `QuantisedCache.write`, in its order; the arithmetic is in fp32."""
+    small = Kernel(scales, 8 * scales)
+    return [
+        Kernel(n, n * (wide + 4)), Kernel(n, 8 * n), Kernel(n, 4 * n, True),  # float, abs, amax
+        *[small] * 4,  # over 127, in bf16, in fp32, clamped
+        Kernel(n, 8 * n, True), Kernel(n, 8 * n), Kernel(n, 8 * n),  # divided, rounded, clamped
+        Kernel(n, 5 * n, True), Kernel(scales, 2 * scales * wide, True),  # codes and scales kept
+    ]  # fmt: skip
+
+
+def _seconds(program: Program, figures: Device, units: int) -> float | None:
+    d, rate = program.dims, figures.memory_bandwidth
+    assert rate is not None
+    if program.op == "linear":
+        unpacked_s = unpacking_floor_s(program, figures)
+        plain = str(program.variant) == "bf16/bf16/torch.linear" and d["rows"] <= ROWS_A_CALL
+        known = plain or unpacked_s > 0
+        return _PRODUCT_S + max(program.bytes / rate, unpacked_s) if known else None
+    if program.op == "norm":
+        waves = math.ceil(d["rows"] / (_NORM_ROWS * units))
+        return _DENSE_S + max(program.bytes / rate, waves * d["cols"] * _NORM_S)
+    if program.op == "argmax":
+        waves = math.ceil(d["rows"] / units)
+        return _DENSE_S + max(program.bytes / rate, waves * d["cols"] * _ARGMAX_S)
+    if program.op == "embedding":
+        gathered = d["rows"] * _GATHER_S if d["rows"] <= _GATHERED else 0.0
+        return _DENSE_S + max(program.bytes / rate, gathered)
+    found = kernels(program)
+    return _total(found, figures, units) if found else None
+
+
+def _total(found: Sequence[Kernel], figures: Device, units: int) -> float:
+    rate = figures.memory_bandwidth
+    assert rate is not None
+    return sum(
+        _STRIDED_S + max(k.bytes / rate, k.elements * _UNIT_S_AN_ELEMENT / units)
+        if k.strided
+        else _DENSE_S + k.bytes / rate
+        for k in found
+    )

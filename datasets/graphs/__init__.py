@@ -1,0 +1,1 @@
+"""A torch model as an operator graph, captured without weights."""

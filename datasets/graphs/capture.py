@@ -1,0 +1,398 @@
+"""Captures a model into an `OperatorGraph` with ``torch.export``, without weights.
+
+A Hugging Face folder or a described `Model` is built on the meta device; a module of your own is
+traced as it is. Only shapes are computed, so that a 70-billion-parameter model takes seconds and no
+memory. Imports torch and transformers when called.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import inspect
+import io
+import logging
+import sys
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import nullcontext
+from pathlib import Path
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+from foreplan.datasets.graphs._composites import expand_composites
+from foreplan.datasets.graphs._convolution_layouts import convolution_layouts
+from foreplan.datasets.graphs._modes import Modes
+from foreplan.datasets.graphs._recurrent_shapes import recurrent_shapes
+from foreplan.datasets.graphs._trace import TraceReader
+from foreplan.datasets.graphs.operator_graph import OperatorGraph
+from foreplan.datasets.models.model import Model, load_model
+from foreplan.errors import SpecError
+
+if TYPE_CHECKING:
+    import torch
+
+#: How transformers reads a folder: from the disk alone, and no code that the folder brings along.
+LOCAL_DATA: Mapping[str, bool] = MappingProxyType(
+    {"local_files_only": True, "trust_remote_code": False}
+)
+
+
+def capture(
+    source: Model | str | Path | torch.nn.Module,
+    inputs: Sequence[Any] | Mapping[str, Any] | None = None,
+    *,
+    batch: int = 1,
+    tokens: int = 128,
+    name: str | None = None,
+    eager: bool = False,
+    observe: bool = False,
+    training: bool = False,
+) -> OperatorGraph:
+    """Capture one forward pass.
+
+    Args:
+        source: a described model, a folder or zoo name for `load_model`, or any module, which may
+            lie on the meta device.
+        inputs: example inputs of a module, positional or by name; tensors are moved to the
+            module's device. A described model takes ``batch`` and ``tokens`` instead.
+        batch: sequences, for a described model.
+        tokens: tokens of each.
+        name: of the graph; the model's or the class's if ``None``.
+        eager: keep what eager execution launches; see `TraceReader`.
+        observe: run a module's pass once, and take over how its results lie in memory. A trace
+            knows what torch's rules for shapes say, which for convolutions of images as channels
+            last on a GPU is not what cuDNN leaves.
+        training: as in a training step, with dropout and batch norms of the batch's own
+            statistics: a module that is in training mode as it is, parts in evaluation mode
+            included, any other in training mode. What cannot be traced so is traced in
+            evaluation mode, see `OperatorGraph.evaluated`. Without it all is in evaluation mode.
+            Modes, and generators of random numbers, are put back afterwards.
+
+    Raises:
+        SpecError: not a supported model; a module that cannot be traced, or with an operator that
+            nothing is known of.
+    """
+    if isinstance(source, (str, Path)):
+        source = load_model(source)
+    if isinstance(source, Model):
+        module, inputs = _build(source, batch, tokens)
+        return _capture_module(module, inputs, name or source.name, eager, training=training)
+    _check_module(source)
+    if inputs is None:
+        raise SpecError("capture.inputs", got=None, expected="example inputs of the module")
+    name = name or type(source).__name__
+    return _capture_module(source, inputs, name, eager, observe, training)
+
+
+# Building and tracing ---------------------------------------------------------------------------
+
+
+def _build(model: Model, batch: int, tokens: int) -> tuple[torch.nn.Module, dict[str, Any]]:
+    """The causal language model that transformers builds, empty, and its inputs."""
+    import torch
+    import transformers
+
+    model.refuse_experts(
+        "which experts run depends on the data, so that no graph has them all",
+        fix="'foreplan plan serving' prices experts, under uniform routing",
+    )
+    if tokens > model.max_positions:
+        raise SpecError(
+            "capture.tokens", got=tokens, expected=f"at most {model.max_positions} positions"
+        )
+    if model.path is not None:
+        config = transformers.AutoConfig.from_pretrained(model.path, **LOCAL_DATA)
+        if config.num_hidden_layers != model.layers:  # fewer layers asked for than the folder has
+            config.num_hidden_layers = model.layers
+            if getattr(config, "layer_types", None):
+                config.layer_types = config.layer_types[: model.layers]
+    else:
+        config = transformers.AutoConfig.for_model(model.family, **_config_fields(model))
+    dtype = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}[model.dtype]
+    with torch.device("meta"):
+        build: Any = transformers.AutoModelForCausalLM.from_config
+        module: torch.nn.Module = build(config, dtype=dtype)
+        ids = torch.zeros(batch, tokens, dtype=torch.int64)
+    # Without a cache every key and value of the pass is computed in the pass.
+    return module, {"input_ids": ids, "use_cache": False}
+
+
+@contextlib.contextmanager
+def attention_of_eager(module: torch.nn.Module) -> Iterator[None]:
+    """Let a module of transformers attend as its ``sdpa`` does when nobody traces or records.
+
+    Then it leaves out a mask that masks nothing but the future and tells the kernel that attention
+    is causal; traced, or recorded as a CUDA graph, it would build the mask and compute every pair.
+    Models that compare the implementation's name themselves, as Falcon, are left alone.
+    """
+    found: dict[int, Any] = {
+        id(part.config): part.config
+        for part in module.modules()
+        if hasattr(part, "config") and not _asks_by_name(type(part).__module__)
+    }
+    configs = [c for c in found.values() if getattr(c, "_attn_implementation", "") == "sdpa"]
+    if configs:
+        from transformers import AttentionInterface, AttentionMaskInterface
+        from transformers.integrations.sdpa_attention import sdpa_attention_forward
+
+        AttentionInterface.register("foreplan_eager", sdpa_attention_forward)
+        AttentionMaskInterface.register("foreplan_eager", lambda *_, **__: None)
+    try:
+        for config in configs:
+            config._attn_implementation = "foreplan_eager"
+        yield
+    finally:
+        for config in configs:
+            config._attn_implementation = "sdpa"
+
+
+@functools.cache
+def _asks_by_name(module: str) -> bool:
+    """Whether the code of a model takes another way by the name of its attention."""
+    code = sys.modules.get(module)
+    try:
+        return code is not None and '_attn_implementation == "sdpa"' in inspect.getsource(code)
+    except (OSError, TypeError):  # written in a notebook, say
+        return False
+
+
+def _config_fields(model: Model) -> dict[str, Any]:
+    """Configuration of a zoo model in transformers' words."""
+    if model.family == "gpt2":
+        return {
+            "n_layer": model.layers,
+            "n_embd": model.hidden,
+            "n_head": model.heads,
+            "n_inner": model.ffn,
+            "vocab_size": model.vocab,
+            "n_positions": model.max_positions,
+            "tie_word_embeddings": model.tied,
+        }
+    common = {
+        "num_hidden_layers": model.layers,
+        "hidden_size": model.hidden,
+        "num_attention_heads": model.heads,
+        "vocab_size": model.vocab,
+        "max_position_embeddings": model.max_positions,
+        "tie_word_embeddings": model.tied,
+    }
+    if model.family == "opt":
+        return common | {"ffn_dim": model.ffn, "word_embed_proj_dim": model.hidden}
+    fields = common | {
+        "intermediate_size": model.ffn,
+        "num_key_value_heads": model.kv_heads,
+        "head_dim": model.head_dim,
+        "sliding_window": model.sliding_window,
+    }
+    if model.family == "llama":
+        fields |= {"attention_bias": model.qkv_bias, "mlp_bias": model.mlp_bias}
+    return fields
+
+
+def _check_module(source: object) -> None:
+    import torch
+
+    if isinstance(source, torch.nn.Module):
+        return
+    made = isinstance(source, type) and issubclass(source, torch.nn.Module)
+    raise SpecError(
+        "capture", got=source if isinstance(source, type) else type(source).__name__,
+        expected="a module",
+        fix=f"make one: {source.__name__}(...)" if made and isinstance(source, type) else None,
+    )  # fmt: skip
+
+
+def _capture_module(
+    module: torch.nn.Module,
+    inputs: Sequence[Any] | Mapping[str, Any],
+    name: str,
+    eager: bool,
+    observe: bool = False,
+    training: bool = False,
+) -> OperatorGraph:
+    import torch
+
+    class Wrapped(torch.nn.Module):
+        """Takes positional arguments only and returns plain tensors."""
+
+        def __init__(self, names: tuple[str, ...], fixed: dict[str, Any]) -> None:
+            super().__init__()
+            self.wrapped = module
+            self.names = names
+            self.fixed = fixed
+
+        def forward(self, *values: Any) -> Any:
+            if not self.names:
+                result = self.wrapped(*values)
+            else:
+                given = dict(zip(self.names, values, strict=True))
+                result = self.wrapped(**given, **self.fixed)
+            # Hugging Face's output classes; the first entry is the prediction.
+            return result[0] if hasattr(result, "to_tuple") else result
+
+    if isinstance(inputs, torch.Tensor):  # a sequence of its rows, for Python
+        raise SpecError(
+            "capture.inputs", got="a tensor",
+            expected="the module's arguments: a tuple, as in (x,), or a mapping by name",
+        )  # fmt: skip
+    device = next((p.device for p in module.parameters()), None)
+
+    def place(value: Any) -> Any:
+        if device is None or not isinstance(value, torch.Tensor):
+            return value
+        # Only the shape of a tensor without data is known, and asked for.
+        return torch.zeros_like(value, device=device) if value.is_meta else value.to(device)
+
+    if isinstance(inputs, Mapping):
+        tensors = {key: place(v) for key, v in inputs.items() if isinstance(v, torch.Tensor)}
+        fixed = {key: v for key, v in inputs.items() if key not in tensors}
+        wrapper, values = Wrapped(tuple(tensors), fixed), tuple(tensors.values())
+    else:
+        wrapper, values = Wrapped((), {}), tuple(place(value) for value in inputs)
+    given_mask = isinstance(inputs, Mapping) and "attention_mask" in inputs
+    attention = attention_of_eager(module) if eager and not given_mask else nullcontext()
+    where = _Inside(module)
+
+    def traced() -> torch.export.ExportedProgram:
+        with where, recurrent_shapes(), convolution_layouts():
+            return torch.export.export(wrapper, values, strict=False)
+
+    with Modes(module, training=training) as modes, torch.no_grad(), attention, _quiet():
+        try:
+            program = modes.tried(traced, lambda: where.path)
+            expand_composites(program)
+            if observe:
+                _observe(program, values)
+        except SpecError:
+            raise
+        except Exception as error:  # torch.export raises whatever the module's code runs into
+            raise _untraced(module, inputs, name, where.path, error) from error
+    return TraceReader(program, name, eager=eager).graph(modes.evaluated)
+
+
+def _untraced(
+    module: torch.nn.Module, inputs: Sequence[Any] | Mapping[str, Any], name: str, path: str,
+    error: Exception,
+) -> SpecError:  # fmt: skip
+    """What is said of a module that torch.export could not trace."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    fix = f"its forward takes {_taken(module)}, the inputs are {_shown(inputs)}"
+    if "data-dependent" in str(error):
+        fix = "control flow that depends on values of tensors cannot be captured"
+    elif type(error).__name__ in _OF_VALUES:
+        fix = "sizes and checks that depend on values of tensors cannot be captured"
+    return SpecError(
+        f"module {name}" + (f": {path}" if path else ""),
+        got=f"{type(error).__name__}: {lines[0] if lines else ''}",
+        expected="a module that torch.export can trace with these inputs",
+        fix=fix,
+    )
+
+
+#: Errors where values decide what runs, or how large it is.
+_OF_VALUES = frozenset({"DataDependentOutputException", "DynamicOutputShapeException"})
+
+
+class _Inside:
+    """Which part of a module a pass is in, or broke off in.
+
+    Attributes:
+        path: of the innermost part that was entered and not left.
+    """
+
+    def __init__(self, module: torch.nn.Module) -> None:
+        self._module = module
+        self._entered: list[str] = []
+        self._handles: list[Any] = []
+
+    @property
+    def path(self) -> str:
+        return self._entered[-1] if self._entered else ""
+
+    def __enter__(self) -> None:
+        self._entered.clear()
+        for path, part in self._module.named_modules():
+            enter = functools.partial(self._enter, path)
+            self._handles.append(part.register_forward_pre_hook(enter))
+            self._handles.append(part.register_forward_hook(self._leave))
+
+    def _enter(self, path: str, part: torch.nn.Module, given: Sequence[Any]) -> None:
+        self._entered.append(path)
+        if any(type(value).__name__ == "PackedSequence" for value in given):
+            raise SpecError(
+                f"module {path or type(part).__name__}", got="packed sequences",
+                expected="padded ones: how many go on at a step is a matter of values",
+                fix="give the layer a tensor, as without pack_padded_sequence",
+            )  # fmt: skip
+
+    def _leave(self, *_: Any) -> None:
+        self._entered.pop()
+
+    def __exit__(self, *_: object) -> None:
+        while self._handles:
+            self._handles.pop().remove()
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Keep torch from logging and printing what it raises an error about, too."""
+    names = ("torch._subclasses.fake_tensor", "torch.fx.experimental.symbolic_shapes")
+    before = {logger: logger.disabled for logger in map(logging.getLogger, names)}
+    try:
+        for logger in before:
+            logger.disabled = True
+        with contextlib.redirect_stderr(io.StringIO()), warnings.catch_warnings():
+            # Recurrent layers keep views of their weights, which nothing here reads.
+            warnings.filterwarnings("ignore", "The tensor attributes? .* assigned", UserWarning)
+            yield
+    finally:
+        for logger, disabled in before.items():
+            logger.disabled = disabled
+
+
+def _taken(module: torch.nn.Module) -> str:
+    """Arguments of a module's ``forward``, by name."""
+    return f"({', '.join(inspect.signature(module.forward).parameters)})"
+
+
+def _shown(inputs: Sequence[Any] | Mapping[str, Any]) -> str:
+    """Shapes and dtypes of inputs."""
+
+    def one(value: Any) -> str:
+        if not hasattr(value, "shape"):
+            return repr(value)
+        return f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)}"
+
+    if isinstance(inputs, Mapping):
+        return "(" + ", ".join(f"{key}={one(value)}" for key, value in inputs.items()) + ")"
+    return f"({', '.join(map(one, inputs))})"
+
+
+def _observe(program: torch.export.ExportedProgram, inputs: Sequence[Any]) -> None:
+    """Run an exported program on real tensors, and give its nodes the strides that come out."""
+    import torch
+
+    class Observer(torch.fx.Interpreter):
+        def run_node(self, n: torch.fx.Node) -> Any:
+            result = super().run_node(n)
+            traced = n.meta.get("val")
+            if isinstance(result, torch.Tensor) and isinstance(traced, torch.Tensor):
+                if result.stride() != traced.stride():
+                    n.meta["val"] = traced.new_empty_strided(result.shape, result.stride())
+            elif isinstance(result, (tuple, list)) and isinstance(traced, (tuple, list)):
+                n.meta["val"] = type(traced)(
+                    old.new_empty_strided(new.shape, new.stride())
+                    if isinstance(new, torch.Tensor) and new.stride() != old.stride() else old
+                    for old, new in zip(traced, result, strict=True)
+                )  # fmt: skip
+            return result
+
+    # A pass in training mode writes statistics into buffers.
+    state = {name: tensor.clone() for name, tensor in program.named_buffers()}
+    given, held = iter(inputs), {**program.constants, **program.state_dict, **state}
+    flat = [
+        next(given) if spec.target is None else held[spec.target]
+        for spec in program.graph_signature.input_specs
+    ]
+    Observer(program.graph_module).run(*flat)

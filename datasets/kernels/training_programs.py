@@ -1,0 +1,152 @@
+"""Which programs the operators of a training step are: from an `OperatorNode` to what is priced.
+
+A program is named by the operator, the pass (`FORWARD`, `BACKWARD` or `WEIGHT_GRADIENT`), its
+canonical shape and the dtypes it works in. Operators without a program of their own (copies,
+reductions, pools) are priced as an element-wise operator over as many elements: they are memory
+bound, and few.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from foreplan.datasets.graphs.operator_graph import OperatorNode, Shape
+from foreplan.datasets.kernels.training_variant import EIGHT_BITS, training_variant
+from foreplan.datasets.program import Program, Variant, program
+
+FORWARD, BACKWARD, WEIGHT_GRADIENT = "forward", "backward", "weight_gradient"
+
+#: Ends the kernel of a cast whose input is not in any cache.
+COLD = "_cold"
+
+_ACTIVATIONS = {
+    "gelu": "torch.gelu", "gelu_tanh": "torch.gelu_tanh", "silu": "torch.silu",
+    "relu": "torch.relu",
+}  # fmt: skip
+#: Columns that a flat tensor is measured with: any row length of a memory-bound map costs alike.
+_COLUMNS = 1024
+
+
+def linear_program(direction: str, rows: int, n: int, k: int, variant: str) -> Program:
+    """One pass of a linear; the variant of a backward program is SAVED/BACKWARD/KERNEL."""
+    return program(f"linear_{direction}", _directed(direction, variant), rows=rows, n=n, k=k)
+
+
+def conv2d_program(direction: str, node: OperatorNode, variant: str) -> Program:
+    """One pass of a two-dimensional convolution."""
+    source, weight, out = node.inputs[0], node.inputs[1], node.outputs[0]
+    stride = max(1, round(source[2] / out[2]))
+    return program(
+        f"conv2d_{direction}", _directed(direction, variant), batch=source[0], channels=source[1],
+        height=source[2], width=source[3], filters=weight[0], kernel_height=weight[2],
+        kernel_width=weight[3], out_height=out[2], out_width=out[3], stride=stride,
+        groups=source[1] // weight[1],
+    )  # fmt: skip
+
+
+def embedding_program(direction: str, rows: int, vocab: int, cols: int, variant: str) -> Program:
+    """One pass of a look-up; its backward pass fills a dense gradient."""
+    found = training_variant(variant)
+    plain = Variant("fp32", found.output, "torch.embedding")
+    return program(f"embedding_{direction}", plain, rows=rows, vocab=vocab, cols=cols)
+
+
+def dependent_program(direction: str, node: OperatorNode, dtype: str) -> Program:
+    """One pass of an operator that works in the dtype it is fed."""
+    out = node.outputs[0]
+    if node.op == "attention":
+        q, k = node.inputs[0], node.inputs[1]
+        causal = "_causal" if len(node.inputs) < 4 and q[-2] == k[-2] else ""
+        return program(
+            f"attention_{direction}", Variant(dtype, dtype, f"torch.sdpa{causal}"),
+            batch=math.prod(q[:-3]) or 1, queries=q[-2], keys=k[-2], heads=q[-3], head_dim=q[-1],
+        )  # fmt: skip
+    if node.op in ("matmul", "linear") and len(node.inputs) >= 2 and len(node.inputs[0]) >= 2:
+        a = node.inputs[-2]
+        return program(
+            f"matmul_{direction}", Variant(dtype, dtype, "torch.bmm"),
+            batch=math.prod(out[:-2]) or 1, rows=out[-2] if len(out) > 1 else 1, n=out[-1],
+            k=a[-1],
+        )  # fmt: skip
+    if node.op == "embedding":  # a bag, or a look-up that no module of torch's own makes
+        (vocab, cols), rows = node.inputs[0], max(1, math.prod(node.inputs[1]))
+        if not node.target.endswith("embedding_bag"):
+            return embedding_program(direction, rows, vocab, cols, "fp32/fp32/torch.embedding")
+        return program(
+            f"embedding_bag_{direction}", Variant("fp32", "fp32", "torch.embedding_bag"),
+            rows=rows, bags=max(1, math.prod(out[:-1])), vocab=vocab, cols=cols,
+        )  # fmt: skip
+    rows, cols = _flat((*node.inputs[:1], out))
+    name = node.target.rpartition(".")[2]
+    op, kernel = "elementwise", "torch.mul" if name == "mul" else "torch.add"
+    if node.op == "norm":
+        op, kernel = "norm", "torch.rms_norm"
+        if "layer_norm" in name:
+            kernel = "torch.layer_norm"
+        elif "batch_norm" in name:
+            kernel = "torch.batch_norm"
+            cols = out[1]
+            rows = max(1, math.prod(out) // cols)
+    elif node.op == "softmax":
+        op, kernel = "softmax", "torch.softmax"
+    elif node.op == "activation":
+        op, kernel = "activation", _ACTIVATIONS.get(name, "torch.tanh")
+    return program(f"{op}_{direction}", Variant(dtype, dtype, kernel), rows=rows, cols=cols)
+
+
+def loss_program(direction: str, rows: int, classes: int) -> Program:
+    """One pass of cross-entropy, always fp32."""
+    plain = Variant("fp32", "fp32", "torch.cross_entropy")
+    return program(f"cross_entropy_{direction}", plain, rows=rows, cols=classes)
+
+
+def cast_program(
+    elements: int, row: int, source: str, target: str, *, cold: bool = False, along: str = "row"
+) -> Program:
+    """A cast of ``elements`` numbers; to 8 bits with a scale for each ``row`` or for all.
+
+    ``cold`` casts read what was long not used (a master weight), others what was just written.
+    """
+    suffix = COLD if cold else ""
+    if target in EIGHT_BITS:
+        kernel = "torch.quantise_tensor" if along == "tensor" else "torch.quantise_rows"
+        variant = Variant(source, target, f"{kernel}{suffix}")
+        return program("cast", variant, rows=max(1, elements // row), cols=row)
+    cols = min(elements, _COLUMNS)
+    variant = Variant(source, target, f"torch.to{suffix}")
+    return program("cast", variant, rows=max(1, -(-elements // cols)), cols=cols)
+
+
+def optimizer_program(optimizer: str, parameters: int, tensors: int = 1) -> Program:
+    """One step of ``sgd`` with momentum or ``adamw`` on fp32, over so many tensors."""
+    variant = Variant("fp32", "fp32", f"torch.{optimizer}")
+    return program("optimizer_step", variant, parameters=parameters, tensors=tensors)
+
+
+def is_training(item: Program) -> bool:
+    """Whether a program is a pass or a quantisation of a training step."""
+    if item.op in ("cast", "optimizer_step"):
+        cold = item.variant.kernel.endswith(COLD)
+        return item.op != "cast" or item.variant.compute in EIGHT_BITS or cold
+    return item.op.endswith(("_forward", "_backward", "_weight_gradient"))
+
+
+def _directed(direction: str, variant: str) -> Variant:
+    found = training_variant(variant)
+    if direction == FORWARD and found.forward in EIGHT_BITS:
+        return Variant.parse(variant)
+    kernel = Variant.parse(variant).kernel.partition("+")[0]
+    if direction == FORWARD:
+        return Variant(found.forward, found.forward, kernel)
+    if found.saved in EIGHT_BITS:
+        kernel = "torch.linear@tensor" if found.along == "tensor" else "torch.linear"
+    return Variant(found.saved, found.backward, kernel)
+
+
+def _flat(shapes: Sequence[Shape]) -> tuple[int, int]:
+    """(rows, cols) of the largest tensor."""
+    shape = max(shapes, key=math.prod)
+    cols = shape[-1] if len(shape) > 1 else _COLUMNS
+    cols = max(1, min(cols, math.prod(shape)))
+    return max(1, math.prod(shape) // cols), cols

@@ -1,0 +1,393 @@
+"""`Model`: what a decoder-only language model is made of, and how many parameters each part has.
+
+Read from a Hugging Face folder or from the zoo with `load_model`, without loading a weight and
+without importing torch or transformers. Parameter counts are exact: they equal those of the module
+that transformers builds from the same configuration.
+
+Shape legend: a linear layer's weight is ``[n, k]`` with ``n`` output and ``k`` input features, as
+``torch.nn.Linear`` stores it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import Field, PositiveFloat, PositiveInt, ValidationInfo, field_validator
+
+from foreplan.datasets.dtypes import cache_bytes
+from foreplan.datasets.experts import Experts, LayerClass
+from foreplan.datasets.models.families import Family
+from foreplan.datasets.specs import StrictModel, nearest
+from foreplan.errors import SpecError
+
+#: Bounds of a described model (theory: far beyond any published one): products of two sizes stay
+#: below the 2^63 bytes that torch counts, and a list of every layer's operators fits into memory.
+MOST_LAYERS, LARGEST_SIZE = 10_000, 2**24
+Size = Annotated[int, Field(gt=0, le=LARGEST_SIZE)]
+
+
+@dataclass(frozen=True, slots=True)
+class LinearShape:
+    """One fused linear of a decoder layer: weight ``[n, k]`` and, with ``bias``, a bias ``[n]``."""
+
+    name: str
+    n: int
+    k: int
+    bias: bool
+
+    @property
+    def parameters(self) -> int:
+        """Weights and biases."""
+        return self.n * self.k + (self.n if self.bias else 0)
+
+
+class RopeScaling(StrictModel):
+    """How rotary frequencies are stretched beyond the positions a model was first trained on.
+
+    ``linear`` divides every frequency by ``factor``. ``llama3`` divides those whose wavelength
+    exceeds ``original_max_positions / low_freq_factor``, keeps those below ``... /
+    high_freq_factor`` and interpolates between (transformers,
+    ``modeling_rope_utils._compute_llama3_parameters``).
+    """
+
+    kind: Literal["linear", "llama3"]
+    factor: PositiveFloat
+    low_freq_factor: PositiveFloat = 1.0
+    high_freq_factor: PositiveFloat = 4.0
+    original_max_positions: PositiveInt = 8192
+
+
+class Model(StrictModel):
+    """A decoder-only language model, described without its weights.
+
+    Every field is validated when the object is built; a wrong one is a pydantic error there and a
+    one-line `SpecError` through `load_model`.
+
+    Attributes:
+        name: what a reader calls it.
+        family: architecture, as transformers names it.
+        layers: decoder layers.
+        hidden: features of the residual stream.
+        heads: query heads.
+        kv_heads: key and value heads; divides ``heads``.
+        head_dim: features of one head; need not be ``hidden / heads``.
+        ffn: features inside the MLP of a dense layer.
+        vocab: rows of the embedding and of the head.
+        max_positions: longest sequence.
+        norm: ``rms`` (scale only) or ``layer`` (scale and shift).
+        norm_eps: what the norms add to the variance.
+        gated: the MLP is ``down(act(gate(x)) * up(x))`` rather than ``down(act(up(x)))``.
+        activation: of the MLP; ``gelu_tanh`` is the tanh approximation.
+        qkv_bias: bias of the fused query, key and value projection.
+        out_bias: bias of the attention's output projection.
+        mlp_bias: bias of the MLP's linears.
+        qk_norm: RMS norm over each head of queries and keys, before the rotation.
+        qk_norm_whole: that norm is over all heads together (OLMoE).
+        tied: the head is the embedding's own matrix.
+        position: rotary, or learned vectors added to the embedding.
+        rope_theta: base of the rotary frequencies.
+        rope_scaling: how they are stretched, if at all.
+        position_offset: unused rows in front of the learned positions (OPT: 2).
+        sliding_window: keys a query sees at most; ``None`` = all.
+        experts: of the layers whose MLP is a mixture of experts; ``None`` = every layer is dense.
+        weights: ``trained`` when the folder holds safetensors, else ``random``: times are real,
+            tokens mean nothing.
+        dtype: dtype of the published checkpoint.
+        checkpoint_bytes: bytes of all parameters as stored in the folder, or ``None``.
+        path: the folder, or ``None`` for a zoo model.
+    """
+
+    name: str = Field(min_length=1)
+    family: Family
+    layers: Annotated[int, Field(gt=0, le=MOST_LAYERS)]
+    hidden: Size
+    heads: Size
+    kv_heads: Size
+    head_dim: Size
+    ffn: Size
+    vocab: Size
+    max_positions: Size
+    norm: Literal["rms", "layer"]
+    norm_eps: PositiveFloat
+    gated: bool
+    activation: Literal["silu", "relu", "gelu", "gelu_tanh"]
+    qkv_bias: bool = False
+    out_bias: bool = False
+    mlp_bias: bool = False
+    qk_norm: bool = False
+    qk_norm_whole: bool = False
+    tied: bool
+    position: Literal["rope", "learned"]
+    rope_theta: PositiveFloat = 10000.0
+    rope_scaling: RopeScaling | None = None
+    position_offset: int = Field(default=0, ge=0)
+    sliding_window: PositiveInt | None = None
+    experts: Experts | None = None
+    weights: Literal["trained", "random"] = "random"
+    dtype: Literal["fp32", "fp16", "bf16"]
+    checkpoint_bytes: PositiveInt | None = None
+    path: str | None = None
+
+    @field_validator("kv_heads")
+    @classmethod
+    def _divides_heads(cls, value: int, info: ValidationInfo) -> int:
+        heads = info.data.get("heads")
+        if heads is not None and heads % value:
+            raise ValueError(f"a divisor of heads = {heads}")
+        return value
+
+    @field_validator("activation")
+    @classmethod
+    def _has_a_kernel(cls, value: str, info: ValidationInfo) -> str:
+        gated = info.data.get("gated")
+        if gated is not None and gated != (value == "silu"):
+            raise ValueError(
+                "silu, the one activation with a gated kernel"
+                if gated
+                else "relu, gelu or gelu_tanh for an MLP without gate"
+            )
+        return value
+
+    @field_validator("position")
+    @classmethod
+    def _rotates_pairs(cls, value: str, info: ValidationInfo) -> str:
+        head_dim = info.data.get("head_dim", 0)
+        if value == "rope" and head_dim % 2:
+            raise ValueError(f"learned, because head_dim = {head_dim} is odd and rope turns pairs")
+        return value
+
+    @field_validator("experts")
+    @classmethod
+    def _has_such_layers(cls, value: Experts | None, info: ValidationInfo) -> Experts | None:
+        if value is None:
+            return value
+        if not info.data.get("gated", True):
+            raise ValueError("none: experts of an MLP without gate are not supported")
+        layers = info.data.get("layers")
+        if layers is not None and max(value.dense_layers, default=0) >= layers:
+            raise ValueError(f"dense_layers below the {layers} layers")
+        return value
+
+    # Sizes ------------------------------------------------------------------------------------
+
+    @property
+    def layer_classes(self) -> tuple[LayerClass, ...]:
+        """The class of every layer."""
+        experts = self.experts
+        return tuple(
+            "dense" if experts is None else experts.class_of(layer) for layer in range(self.layers)
+        )
+
+    def refuse_longer(self, tokens: int, where: str, got: object) -> None:
+        """Raise where a sequence is longer than `max_sequence`.
+
+        Args:
+            tokens: its length.
+            where: field that says so.
+            got: its value.
+
+        Raises:
+            SpecError: it is longer.
+        """
+        if tokens <= self.max_sequence:
+            return
+        most = f"at most the {self.max_sequence} that {self.name} can attend to"
+        if self.max_sequence < self.max_positions:
+            most += " before its window slides: longer ones are not priced"
+        raise SpecError(where, got=got, expected=most)
+
+    def refuse_experts(self, doing: str, *, fix: str | None = None) -> None:
+        """Raise where something only knows dense layers.
+
+        Args:
+            doing: what that is, in words.
+            fix: what does know experts.
+
+        Raises:
+            SpecError: a layer of the model has experts.
+        """
+        if self.experts is not None:
+            raise SpecError(
+                f"model {self.name}", got="layers of experts", expected=f"a dense model: {doing}",
+                fix=fix,
+            )  # fmt: skip
+
+    @property
+    def attention_linears(self) -> tuple[LinearShape, ...]:
+        """The fused linears that every decoder layer has: qkv, out."""
+        inner = self.heads * self.head_dim
+        qkv = inner + 2 * self.kv_heads * self.head_dim
+        return (
+            LinearShape("qkv", qkv, self.hidden, self.qkv_bias),
+            LinearShape("out", self.hidden, inner, self.out_bias),
+        )
+
+    @property
+    def linears(self) -> tuple[LinearShape, ...]:
+        """The fused linears of one dense layer in the order they run: qkv, out, up, down.
+
+        A gated MLP's ``up`` computes gate and up in one product, gate first: ``n = 2 * ffn``.
+        """
+        return (*self.attention_linears, *self._mlp("", self.ffn))
+
+    @property
+    def expert_linears(self) -> tuple[LinearShape, ...]:
+        """The fused linears of one routed expert: up, down; none without experts."""
+        return () if self.experts is None else self._mlp("", self.experts.ffn)
+
+    def linears_of(self, layer_class: LayerClass) -> tuple[LinearShape, ...]:
+        """The fused linears that every row goes through in a layer of a class.
+
+        Dense: `linears`. MoE: qkv, out and, with a shared expert, shared_up, shared_down; those of
+        the routed experts are `expert_linears`, ``experts.count`` times.
+        """
+        if layer_class == "dense" or self.experts is None:
+            return self.linears
+        shared = self.experts.shared_ffn
+        return (*self.attention_linears, *(self._mlp("shared_", shared) if shared else ()))
+
+    @property
+    def every_linear(self) -> tuple[LinearShape, ...]:
+        """One of each fused linear that a layer of any class of this model has."""
+        found = [s for c in sorted(set(self.layer_classes)) for s in self.linears_of(c)]
+        return tuple(dict.fromkeys([*found, *self.expert_linears]))
+
+    def _mlp(self, prefix: str, ffn: int) -> tuple[LinearShape, ...]:
+        up = 2 * ffn if self.gated else ffn
+        return (
+            LinearShape(f"{prefix}up", up, self.hidden, self.mlp_bias),
+            LinearShape(f"{prefix}down", self.hidden, ffn, self.mlp_bias),
+        )
+
+    @property
+    def norm_parameters(self) -> int:
+        """Parameters of one norm over the residual stream."""
+        return self.hidden * (2 if self.norm == "layer" else 1)
+
+    @property
+    def linear_parameters(self) -> int:
+        """Weights and biases of one dense layer's linears: what its precision applies to."""
+        return sum(linear.parameters for linear in self.linears)
+
+    @property
+    def layer_parameters(self) -> int:
+        """Parameters of one dense layer."""
+        return self.parameters_of("dense")
+
+    def parameters_of(self, layer_class: LayerClass, *, active: bool = False) -> int:
+        """Parameters of one layer of a class.
+
+        Args:
+            layer_class: of the layer.
+            active: count only the experts that a row goes through.
+        """
+        always = sum(linear.parameters for linear in self.linears_of(layer_class))
+        always += 2 * self.norm_parameters
+        if self.qk_norm:
+            always += sum(self.head_norm_sizes)
+        if layer_class == "dense" or self.experts is None:
+            return always
+        each = sum(linear.parameters for linear in self.expert_linears)
+        router = self.experts.count + (1 if self.experts.shared_gate else 0)
+        used = self.experts.active if active else self.experts.count
+        return always + router * self.hidden + used * each
+
+    @property
+    def head_norm_sizes(self) -> tuple[int, int]:
+        """Weights of the norms over queries and over keys, where there are such norms."""
+        if self.qk_norm_whole:
+            return self.heads * self.head_dim, self.kv_heads * self.head_dim
+        return self.head_dim, self.head_dim
+
+    @property
+    def position_rows(self) -> int:
+        """Rows of the learned position table, 0 with rotary positions."""
+        return self.max_positions + self.position_offset if self.position == "learned" else 0
+
+    @property
+    def embedding_parameters(self) -> int:
+        """Parameters of the token embedding and of learned positions."""
+        return (self.vocab + self.position_rows) * self.hidden
+
+    @property
+    def head_parameters(self) -> int:
+        """Parameters that the last stage holds after its layers: final norm and head.
+
+        A tied head counts in full, because the stage needs the matrix whoever else has it.
+        """
+        return self.norm_parameters + self.vocab * self.hidden
+
+    @property
+    def parameters(self) -> int:
+        """Distinct parameters of the whole model; a tied head counts once."""
+        return self._total(active=False)
+
+    @property
+    def active_parameters(self) -> int:
+        """Those of `parameters` that one token goes through: of the experts, the active ones."""
+        return self._total(active=True)
+
+    def _total(self, *, active: bool) -> int:
+        shared = self.vocab * self.hidden if self.tied else 0
+        layers = sum(self.parameters_of(c, active=active) for c in self.layer_classes)
+        return layers + self.embedding_parameters + self.head_parameters - shared
+
+    def kv_bytes_per_token(self, storage: str) -> float:
+        """Bytes that one layer's KV cache keeps for one token as ``storage``, with scales."""
+        return 2 * self.kv_heads * cache_bytes(self.head_dim, storage)
+
+    @property
+    def max_sequence(self) -> int:
+        """Longest sequence for which full causal attention is what the model computes.
+
+        A sliding window changes nothing up to its own length; beyond it the runtime would compute
+        something else than the model, so that planners stop here.
+        """
+        return min(self.max_positions, self.sliding_window or self.max_positions)
+
+
+def load_model(name_or_path: str | Path) -> Model:
+    """Describe the model in a Hugging Face folder, or the zoo model of that name.
+
+    A string that is a zoo name means the zoo model, unless it contains a path separator; likewise
+    the name of a trained model that comes along.
+
+    Args:
+        name_or_path: folder with a ``config.json``, or a name listed by ``model_zoo.zoo_names`` or
+            ``model_zoo.pretrained_folders``.
+
+    Raises:
+        SpecError: neither; an architecture, attention or rotary scaling that is not supported; a
+            size that does not fit; a shard that its index names but the folder lacks.
+    """
+    # Both build on `Model`, so that they cannot be imported above.
+    from foreplan.datasets.models.model_folder import read_folder
+    from foreplan.datasets.models.model_zoo import pretrained_folders, zoo_model, zoo_names
+
+    if not isinstance(name_or_path, (str, Path)):  # from a notebook, unseen by a type checker
+        raise SpecError(
+            "model", got=type(name_or_path).__name__,
+            expected="a folder, a name of the zoo or a Model",
+            fix="predict_latency prices any module, register_network lets plans train one",
+        )  # fmt: skip
+    text = str(name_or_path)
+    if isinstance(name_or_path, str) and text in zoo_names():
+        return zoo_model(text)
+    if isinstance(name_or_path, str) and text in pretrained_folders():
+        return read_folder(pretrained_folders()[text])
+    folder = Path(name_or_path).expanduser()
+    if folder.is_dir():
+        return read_folder(folder)
+    inside = folder.is_file() and (folder.parent / "config.json").is_file()
+    guess = str(folder.parent) if inside else nearest(text, zoo_names())
+    fix = f"did you mean {guess!r}?" if guess else "`foreplan models` lists the zoo"
+    if text.partition(":")[0].endswith(".py"):  # code, which no command runs
+        fix = "modules are for Python: foreplan.predict_latency(module, device, inputs=(...))"
+    raise SpecError(
+        "model",
+        got=text,
+        expected="a Hugging Face folder with a config.json, or a name of the zoo",
+        fix=fix,
+    )

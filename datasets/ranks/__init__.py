@@ -1,0 +1,1 @@
+"""What lies between ranks: links, collectives, neighbours that slow each other down."""

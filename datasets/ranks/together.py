@@ -1,0 +1,89 @@
+"""`measure_together`: what a training step's programs take while several ranks of a host run them.
+
+A profile times a program alone, on operands that no cache holds. A rank of a step finds some of
+them in its caches, and has neighbours that want the same cache, memory and power; and its core is
+one of several, which run at speeds of their own. So programs of a pass are run as a pass runs them
+(`foreplan.datasets.timing.measuring.Worker.send_pass`), by one rank, two, ... all of them at once,
+and their times are put over what the profile says of them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Mapping, Sequence
+from statistics import fmean, median
+
+from foreplan.datasets.device_name import DeviceName
+from foreplan.datasets.program import Program
+from foreplan.datasets.timing.measuring import Effort, Worker
+from foreplan.errors import MissingDataError
+
+#: Groups of a size at most that are timed, one after the other: all cores of a small host.
+_GROUPS = 8
+#: Nothing counts, but inputs are made.
+_MADE = Effort(min_s=0.0, min_samples=1, max_s=0.0, timeout_s=120.0)
+
+
+def measure_together(
+    devices: Sequence[DeviceName],
+    calls: Mapping[Program, int],
+    price_s: Mapping[DeviceName, float],
+    *,
+    cores: Sequence[Sequence[int]],
+    counts: Sequence[int],
+    repeats: int = 5,
+    measure_s: float = 0.25,
+) -> dict[int, float]:
+    """Time a pass by ranks at work together, over its price.
+
+    All numbers are measured in turn, ``repeats`` times, and medians are kept, so that a drift of
+    the machine's speed falls on all of them. Of each number all ranks take part, in groups of
+    neighbours one after the other (8 at most), and count alike.
+
+    Args:
+        devices: what each rank is.
+        calls: programs of a pass, each with its number of calls.
+        price_s: seconds of the pass by each device's profile.
+        cores: of each rank.
+        counts: ranks at work together, 1 for one alone.
+        repeats: times that each number is measured.
+        measure_s: how long each group of ranks is timed, in seconds.
+
+    Returns:
+        For each number mean time of a pass over its priced time.
+
+    Raises:
+        MissingDataError: a program did not run.
+    """
+    effort = Effort(min_s=measure_s, min_samples=2, max_s=4 * measure_s, max_samples=1 << 30)
+    found: dict[int, list[float]] = {count: [] for count in counts}
+    with contextlib.ExitStack() as stack:
+        workers = [
+            stack.enter_context(Worker(device, cores=place))
+            for device, place in zip(devices, cores, strict=True)
+        ]
+        _passes(workers, calls, _MADE)
+        for _ in range(repeats):
+            for count, each in found.items():
+                groups = [workers[k : k + count] for k in range(0, len(workers), count)]
+                ratios: list[float] = []
+                for group in [group for group in groups if len(group) == count][:_GROUPS]:
+                    seconds = _passes(group, calls, effort)
+                    ratios += [s / price_s[w.device] for w, s in zip(group, seconds, strict=True)]
+                each.append(fmean(ratios))
+    return {count: median(each) for count, each in found.items()}
+
+
+def _passes(workers: Sequence[Worker], calls: Mapping[Program, int], effort: Effort) -> list[float]:
+    """Seconds of a pass on each of several ranks at once."""
+    for worker in workers:
+        worker.send_pass(tuple(calls.items()), effort, keep=True)
+    answers = [worker.receive_pass(len(calls), effort) for worker in workers]
+    found = []
+    for worker, answer in zip(workers, answers, strict=True):
+        failed = next((one.error for one in answer if one.error is not None), None)
+        if failed is not None:
+            raise MissingDataError(f"ranks at work together on {worker.device}: {failed}")
+        times = zip(answer, calls.values(), strict=True)
+        found.append(sum(fmean(measured.times_s) * count for measured, count in times))
+    return found

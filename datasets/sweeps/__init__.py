@@ -1,0 +1,1 @@
+"""Operator tables, and sweeps over library operators of drawn sizes that fill them."""

@@ -1,0 +1,297 @@
+"""Rates of measured processors on figures of others: made-up devices, two real chips, the files."""
+
+from __future__ import annotations
+
+import functools
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import foreplan.datasets
+from foreplan.cost_models.predictor import Predictor
+from foreplan.cost_models.rates.known_rates import KnownRates, main
+from foreplan.cost_models.rates.onboarding_curve import curve, read_rows
+from foreplan.cost_models.rates.operator_rates import LEVELS, groups, rate_terms
+from foreplan.cost_models.rates.rate_model import RateModel
+from foreplan.cost_models.sources.device_fit import DeviceFit
+from foreplan.datasets import device_zoo
+from foreplan.datasets.device import Device
+from foreplan.datasets.profile import Row
+from foreplan.datasets.program import Variant, program
+from foreplan.datasets.timing.profile_grid import ProfileGrid
+from foreplan.errors import SpecError
+
+MEASURED = Path(next(iter(foreplan.datasets.__path__))) / "measured"
+#: In the order in which they were timed.
+CHIPS = ZEN5, ZEN4, XEON = "epyc_library", "epyc25_library", "xeon_library"
+PROGRAMS = list(ProfileGrid.generic("cpu").programs[::3])
+UNHEARD = program("linear", Variant("bf16", "bf16", "torch.unheard_of"), rows=8, n=64, k=64)
+
+
+def processor(chip: str, *, flops: float = 1e11, isa: tuple[str, ...] = ("avx2",)) -> Device:
+    return Device(
+        name="cpu:threads=1", chip=chip, vendor="test", kind="cpu", isa=isa,
+        peak_flops={"fp32/vector": flops, "bf16/vector": 4 * flops, "int8/vector": 8 * flops},
+        memory_bandwidth=flops / 3, launch_overhead_s=1e-6,
+    )  # fmt: skip
+
+
+def seconds_on(device: Device, seed: int, spread: float = 0.6) -> np.ndarray:
+    """What `PROGRAMS` take where groups of them lose at random, by the seed alone."""
+    rng = np.random.default_rng(seed)
+    loss: dict[tuple[int, str], np.ndarray] = {}
+    rates = np.zeros((len(PROGRAMS), 4))
+    for k, item in enumerate(PROGRAMS):
+        for level, name in enumerate(groups(item)):
+            if (level, name) not in loss:
+                loss[level, name] = rng.normal(0, spread / np.sqrt(len(LEVELS)), 4)
+            rates[k] += loss[level, name]
+    return np.asarray((rate_terms(PROGRAMS, device) * np.exp(rates)).sum(axis=1))
+
+
+@settings(max_examples=5)
+@given(seed=st.integers(0, 2**31))
+def test_a_law_alone_says_what_its_model_says(seed: int) -> None:
+    device = processor("a")
+    model = RateModel(device).fit(PROGRAMS, seconds_on(device, seed))
+    believed = model.predict(PROGRAMS)
+    same = [i for i, item in enumerate(PROGRAMS)
+            if model._trust_.get(groups(item)[1]) == 1.0]  # fmt: skip
+    assert len(same) > len(PROGRAMS) / 2
+    found = model.law_.seconds(PROGRAMS, device)
+    np.testing.assert_allclose(found[same], believed[same], rtol=1e-9)
+
+
+def test_a_chip_that_loses_alike_is_known_without_a_task() -> None:
+    slow, fast = processor("slow"), processor("fast", flops=5e11)
+    known = KnownRates.fit([(slow, PROGRAMS, seconds_on(slow, 7))])
+    truth = seconds_on(fast, 7)
+    found = known.seconds(PROGRAMS, fast)
+    assert np.abs(found / truth - 1).mean() < 0.1
+    forecast = known.forecast(PROGRAMS, fast)
+    assert (forecast.low_s < found).all()
+    assert (found < forecast.high_s).all()
+    assert (forecast.mean_s >= found).all()
+
+
+def test_the_likest_instruction_sets_speak() -> None:
+    narrow, wide = processor("a", isa=("avx2",)), processor("b", isa=("avx2", "avx512"))
+    known = KnownRates.fit([
+        (narrow, PROGRAMS, seconds_on(narrow, 1)), (wide, PROGRAMS, seconds_on(wide, 2)),
+    ])  # fmt: skip
+    asked = processor("c", isa=("avx2", "avx512", "amx"))
+    alone = known.without({"a"}).seconds(PROGRAMS, asked)
+    np.testing.assert_array_equal(known.seconds(PROGRAMS, asked), alone)
+    both = known.seconds(PROGRAMS, processor("d", isa=()))
+    means = np.sqrt(
+        known.without({"a"}).seconds(PROGRAMS, asked)
+        * known.without({"b"}).seconds(PROGRAMS, asked)
+    )
+    np.testing.assert_allclose(both, means)
+
+
+def test_a_known_chip_speaks_for_itself() -> None:
+    mine, alike = processor("a"), processor("b")
+    known = KnownRates.fit([
+        (mine, PROGRAMS, seconds_on(mine, 1)), (alike, PROGRAMS, seconds_on(alike, 2)),
+    ])  # fmt: skip
+    alone = known.without({"b"}).seconds(PROGRAMS, mine)
+    np.testing.assert_array_equal(known.seconds(PROGRAMS, mine), alone)
+
+
+def test_of_what_no_one_timed_nothing_is_said() -> None:
+    device = processor("a")
+    known = KnownRates.fit([(device, PROGRAMS, seconds_on(device, 3))])
+    found = known.seconds([PROGRAMS[0], UNHEARD], device)
+    assert np.isfinite(found[0])
+    assert np.isnan(found[1])
+    assert np.isnan(known.without({"a"}).seconds(PROGRAMS, device)).all()
+    # And the fit that starts from nothing is the plain one.
+    truth = seconds_on(device, 4)[:20]
+    silent = RateModel(device, known.without({"a"}).on(device)).fit(PROGRAMS[:20], truth)
+    plain = RateModel(device).fit(PROGRAMS[:20], truth)
+    np.testing.assert_allclose(silent.predict(PROGRAMS), plain.predict(PROGRAMS))
+
+
+@functools.cache
+def known_before(target: str) -> KnownRates:
+    """The chips that were timed before this one; fitted once for both of its slices."""
+    return KnownRates.fit([
+        read_rows(MEASURED / folder / f"{each}.json.xz")
+        for folder in CHIPS[: CHIPS.index(target)] for each in ("whole", "avx2")
+    ])  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("target", "name", "most", "most_by_time"),
+    [
+        (ZEN4, "whole", 0.27, 0.15),
+        (ZEN4, "avx2", 0.3, 0.15),
+        (XEON, "whole", 0.33, 0.45),
+        (XEON, "avx2", 0.27, 0.3),
+    ],
+)
+def test_a_chip_of_another_kind_is_known_from_its_figures(
+    target: str, name: str, most: float, most_by_time: float
+) -> None:
+    """Zen 4 from a Zen 5, a Xeon from both: without a task nearer than with 32 and no other."""
+    table = curve(read_rows(MEASURED / target / f"{name}.json.xz"), known=known_before(target))
+    assert table["none, known"]["all"] < most
+    assert table["none, known"]["by time"] < most_by_time
+    assert table["none, known"]["all"] < table["32 KMeans, fitted"]["all"]
+    for count in (8, 16, 32, 64):
+        assert table[f"{count} KMeans, known"]["all"] < table[f"{count} KMeans, fitted"]["all"]
+
+
+@pytest.mark.parametrize(
+    ("target", "most"),
+    [("epyc26_library", (0.23, 0.19)), (ZEN4, (0.22, 0.2)), (XEON, (0.38, 0.27))],
+)
+def test_a_shipped_chip_is_known_from_the_two_others(
+    target: str, most: tuple[float, float]
+) -> None:
+    """All of its rows, of which none was used: mean relative error with everything, and AVX2."""
+    shipped = KnownRates.load()
+    assert len({each.device.chip for each in shipped.known}) == 3
+    for name, limit in zip(("whole", "avx2"), most, strict=True):
+        device, programs, seconds = read_rows(MEASURED / target / f"{name}.json.xz")
+        found = shipped.without({device.chip}).seconds(programs, device)
+        known = np.isfinite(found)
+        assert known.mean() > 0.97, "convolutions too"
+        assert np.abs(found / seconds - 1)[known].mean() < limit
+
+
+def test_a_known_chip_has_intervals_of_its_own() -> None:
+    """Devices that lose unlike each other, and within themselves by a law and some noise."""
+    rng = np.random.default_rng(5)
+    measured, fresh = [], []
+    for seed, chip in enumerate(("a", "b", "c")):
+        device, noise = processor(chip), rng.normal(0, 0.05, (2, len(PROGRAMS)))
+        truth = seconds_on(device, seed)
+        measured.append((device, PROGRAMS, truth * np.exp(noise[0])))
+        fresh.append(truth * np.exp(noise[1]))
+    plain = KnownRates.fit(measured)
+    known = plain.calibrated(measured)
+    device = measured[0][0]
+    before, after = (rates.forecast(PROGRAMS, device) for rates in (plain, known))
+    np.testing.assert_array_equal(after.mean_s, before.mean_s)
+    assert (after.low_s <= after.mean_s).all()
+    assert (after.mean_s <= after.high_s).all()
+    # A known chip's, on measurements that nothing was fitted to: at least what is nominal, nearly,
+    # and not much wider than it has to be.
+    held = [
+        [float(((f.low_s <= seconds) & (seconds <= f.high_s)).mean()), np.log(f.high_s / f.low_s)]
+        for rates in (plain, known)
+        for (each, _, _), seconds in zip(measured, fresh, strict=True)
+        for f in [rates.forecast(PROGRAMS, each)]
+    ]
+    covers = [float(np.mean([row[0] for row in part])) for part in (held[:3], held[3:])]
+    assert 0.85 < covers[1] <= covers[0]
+    assert np.mean([row[1] for row in held[3:]]) < np.mean([row[1] for row in held[:3]])
+    # Of any other chip nothing changes, nor of one whose own rates are left out.
+    others = [(plain, known, processor("d")),
+              (plain.without({"a"}), known.without({"a"}), device)]  # fmt: skip
+    for one, other, asked in others:
+        np.testing.assert_array_equal(
+            one.forecast(PROGRAMS, asked).high_s, other.forecast(PROGRAMS, asked).high_s
+        )
+
+
+def test_the_shipped_intervals_are_narrower_where_a_chip_is_known() -> None:
+    shipped = KnownRates.load()
+    assert set(shipped.own) == set(shipped.off)
+    assert all(0 < shipped.own[kind] < shipped.off[kind] for kind in shipped.off)
+
+
+def test_they_survive_their_files(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("foreplan.cost_models.rates.known_rates._FOLDS", 2)  # as many fits of each
+    paths = [MEASURED / folder / "avx2.json.xz" for folder in ("epyc_library", "epyc25_library")]
+    main([*map(str, paths), "-o", str(tmp_path / "rates")])
+    assert "2 devices" in capsys.readouterr().out
+    read = KnownRates.load(tmp_path / "rates")
+    made = KnownRates.fit([read_rows(path) for path in paths])
+    device = device_zoo.device("epyc_9654")
+    np.testing.assert_allclose(read.seconds(PROGRAMS, device), made.seconds(PROGRAMS, device))
+    assert read.off == pytest.approx(made.off)
+    assert {"", "product", "wide"} <= set(read.off)
+    assert set(read.own) == set(read.off)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"schema": "foreplan.known-rates/0"}, "schema"),
+        ({"devices": [{}]}, "known rates"),
+        ({"devices": 3}, "known rates"),
+        ({"off": None}, "known rates"),
+        ({"own": None}, "known rates"),
+    ],
+)
+def test_broken_files_are_refused(tmp_path: Path, change: dict[str, object], message: str) -> None:
+    device = processor("a")
+    KnownRates.fit([(device, PROGRAMS[:30], seconds_on(device, 1)[:30])]).save(tmp_path)
+    card = tmp_path / "card.json"
+    card.write_text(json.dumps({**json.loads(card.read_text()), **change}))
+    with pytest.raises(SpecError, match=message):
+        KnownRates.load(tmp_path)
+    with pytest.raises(SpecError, match="at least one"):
+        KnownRates.fit([])
+
+
+def test_the_shipped_ones_price_processors_of_the_zoo() -> None:
+    predictor = Predictor.load()
+    asked = [
+        program("linear", Variant("bf16", "bf16", "torch.linear"), rows=64, n=2048, k=1024), UNHEARD
+    ]  # fmt: skip
+    found, nothing = predictor.supported(asked, "epyc_9654")
+    assert found is not None
+    assert nothing is None
+    assert found.source == "predicted"
+    assert 0 < found.low_s < found.mean_s < found.high_s
+    bare = processor("a").model_copy(update={"memory_bandwidth": None})
+    assert predictor.supported(asked, bare) == [None, None]
+
+
+def test_a_fit_can_leave_its_own_chip_out(tmp_path: Path) -> None:
+    device, programs, seconds = read_rows(MEASURED / "epyc25_library" / "whole.json.xz")
+    rows = [
+        Row(op=programs[i].op, dims=programs[i].dims, variant=str(programs[i].variant),
+            status="ok", low_s=seconds[i], median_s=seconds[i], high_s=seconds[i])
+        for i in range(0, len(programs), 80)
+    ]  # fmt: skip
+    errors = {}
+    for unseen in (False, True):
+        made = DeviceFit.of(device, rows, {"torch": "2"}, unseen=unseen)
+        made.save(tmp_path / "x.fit.json")
+        read = DeviceFit.load(tmp_path / "x.fit.json")
+        assert read.unseen is unseen
+        assert read == made
+        errors[unseen] = float(np.abs(read.model.predict(programs) / seconds - 1).mean())
+    plain = RateModel(device).fit(made.programs, made.seconds).predict(programs)
+    assert errors[False] < errors[True] < np.abs(plain / seconds - 1).mean()
+
+
+def test_an_unseen_chip_is_priced_by_the_others_alone() -> None:
+    device, programs, seconds = read_rows(MEASURED / "epyc25_library" / "whole.json.xz")
+    asked = [i for i, item in enumerate(programs) if item.op == "linear"][::10]
+    shipped = Predictor.load()
+    unseen = shipped.unseen(device.chip)
+    errors = {}
+    for name, predictor in (("shipped", shipped), ("unseen", unseen)):
+        found = [each.mean_s for each in predictor.predict([programs[i] for i in asked], device)]
+        errors[name] = float(np.abs(np.array(found) / seconds[asked] - 1).mean())
+    assert errors["shipped"] < errors["unseen"] < 0.5
+    convolution = next(item for item in programs if item.op == "conv2d_forward")
+    others, own = (found.supported([convolution], device)[0] for found in (unseen, shipped))
+    assert own is not None
+    assert others is not None, "other chips have some"
+    assert others != own
+    for folder in (XEON, ZEN5):
+        unseen = unseen.unseen(read_rows(MEASURED / folder / "whole.json.xz")[0].chip)
+    assert unseen.supported([convolution], device) == [None], "no other chip is left"

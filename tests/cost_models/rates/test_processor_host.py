@@ -1,0 +1,71 @@
+"""What a processor takes between the operators of a pass."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from foreplan.cost_models.costs import CostBook, Estimate
+from foreplan.cost_models.lowering.graph_programs import lower
+from foreplan.cost_models.lowering.graph_step import PHASES, Phase
+from foreplan.cost_models.rates.processor_host import processor_host_s
+from foreplan.cost_models.replay import replay, replay_book, replay_steps
+from foreplan.datasets.device import Device
+from foreplan.datasets.graphs.capture import capture
+
+CORE = Device(
+    name="cpu:threads=1", chip="new", vendor="test", kind="cpu", isa=("avx2",),
+    peak_flops={"fp32/vector": 1e11}, memory_bandwidth=2e10, launch_overhead_s=2e-6,
+)  # fmt: skip
+NETWORK = nn.Sequential(nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 8))
+STEPS = {
+    phase: lower(capture(NETWORK, [torch.zeros(4, 64)], eager=True), phase) for phase in PHASES
+}
+
+
+def priced(phase: Phase, source: str) -> list[float]:
+    prices = [Estimate(1e-5, 1e-5, 1e-5, source) for _ in STEPS[phase]]
+    return processor_host_s(STEPS[phase], prices, CORE)
+
+
+def test_every_call_of_a_pass_has_its_price() -> None:
+    calls = [step.calls for step in STEPS["inference"]]
+    infer = priced("inference", "predicted")
+    assert infer == pytest.approx([infer[0] * count / calls[0] for count in calls])
+    train = dict(zip([step.part for step in STEPS["training"]], priced("training", "predicted"),
+                     strict=True))  # fmt: skip
+    # Autograd makes a node for each forward call; nothing of the way back is Python's.
+    assert train["forward"] > infer[0] > 0
+    assert train["forward"] > train["backward"] > 0
+    update = STEPS["training"][-1]
+    assert update.part == "optimizer"
+    assert update.calls == 4, "two weights and two biases"
+
+
+def test_prices_that_hold_the_host_get_no_second_one() -> None:
+    for source in ("given", "measured", "interpolated", "extrapolated"):
+        assert priced("inference", source) == [0.0] * len(STEPS["inference"])
+    assert min(priced("inference", "roofline")) > 0
+
+
+def test_what_a_kernel_calls_by_itself_is_one_call() -> None:
+    form = nn.Bilinear(4, 5, 6)
+    steps = lower(capture(form, [torch.zeros(2, 4), torch.zeros(2, 5)], eager=True))
+    assert [step.calls > 6 for step in steps] == [True, False], "some for each output, and a bias"
+    prices = [Estimate(1e-5, 1e-5, 1e-5, "predicted") for _ in steps]
+    assert processor_host_s(steps, prices, CORE)[0] == priced("inference", "predicted")[0]
+
+
+@pytest.mark.parametrize("phase", PHASES)
+def test_a_pass_takes_its_operators_and_its_host(phase: Phase) -> None:
+    steps = STEPS[phase]
+    found = replay_steps(steps, replay_book(CORE, steps=steps), CORE)
+    host_s = sum(processor_host_s(steps, found.prices, CORE))
+    assert found.host_s == pytest.approx(host_s)
+    assert found.latency_s == pytest.approx(found.device_s + host_s)
+    assert found.low_s < found.latency_s < found.high_s
+    none = replay_steps(steps, replay_book(CORE, steps=steps), CORE, launch_s=0.0)
+    assert none.latency_s == pytest.approx(found.device_s)
+    given = CostBook((), given={step.work: 1e-5 for step in steps})
+    assert replay(steps, given, CORE).latency_s == pytest.approx(1e-5 * len(steps))

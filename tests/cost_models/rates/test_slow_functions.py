@@ -1,0 +1,59 @@
+"""What functions of elements cost on processors, and that nothing else pays for them."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from foreplan.cost_models.lowering.graph_programs import lower
+from foreplan.cost_models.rates.known_rates import KnownRates
+from foreplan.cost_models.rates.slow_functions import function_s
+from foreplan.datasets import device_zoo
+from foreplan.datasets.device import Device
+from foreplan.datasets.graphs.capture import capture
+from foreplan.datasets.program import Program, Variant, program
+
+CORE = Device(
+    name="cpu:threads=1", chip="new", vendor="test", kind="cpu", isa=("avx2",),
+    peak_flops={"fp32/vector": 1e11}, memory_bandwidth=2e10, launch_overhead_s=1e-6,
+)  # fmt: skip
+
+
+def mapped(kernel: str, inputs: int = 1) -> Program:
+    variant = Variant("fp32", "fp32", f"torch.{kernel}")
+    return program("elementwise", variant, rows=100, cols=500, inputs=inputs)
+
+
+def test_a_function_costs_its_elements_beside_its_bytes() -> None:
+    # 50,000 elements of 1 us / 500 each.
+    assert function_s(mapped("tanh"), CORE, 1e-6) == pytest.approx(100e-6)
+    assert function_s(mapped("tanh_"), CORE, 1e-6) == pytest.approx(100e-6)
+    for plain in ("relu", "pow", "gelu", "backward"):
+        assert function_s(mapped(plain), CORE, 1e-6) == 0.0
+    tanh, relu = KnownRates.load().seconds([mapped("tanh"), mapped("relu")], CORE)
+    assert tanh == pytest.approx(relu + 100e-6)
+
+
+def test_cores_share_elements_and_gpus_have_none() -> None:
+    many = CORE.model_copy(update={"units": 4})
+    assert function_s(mapped("sin"), many, 1e-6) == pytest.approx(
+        function_s(mapped("sin"), CORE, 1e-6) / 4
+    )
+    assert function_s(mapped("sin"), device_zoo.device("h200"), 1e-6) == 0.0
+
+
+@pytest.mark.parametrize(("layer", "kernel"), [
+    (nn.GELU(), "torch.gelu_backward"), (nn.SiLU(), "torch.silu_backward"),
+    (nn.ReLU(), "torch.backward"), (nn.Tanh(), "torch.backward"),
+])  # fmt: skip
+def test_a_gradient_says_which_function_it_takes_again(layer: nn.Module, kernel: str) -> None:
+    network = nn.Sequential(nn.Linear(8, 8), layer)
+    steps = lower(capture(network, [torch.zeros(4, 8)], eager=True), "training")
+    maps = [step.work for step in steps if step.part == "backward" and step.kind == "activation"]
+    assert [work.variant.kernel for work in maps if isinstance(work, Program)] == [kernel]
+
+
+def test_the_gradient_of_a_gelu_is_dearer_than_the_gelu() -> None:
+    forward, back = KnownRates.load().seconds([mapped("gelu"), mapped("gelu_backward", 2)], CORE)
+    assert back == pytest.approx(1.85 * forward)

@@ -1,0 +1,84 @@
+"""Prices of a training step's programs, corrected by what a pass took."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+
+from foreplan.cost_models.book import Profiles, cost_book
+from foreplan.cost_models.costs import CostBook, Estimate, Work
+from foreplan.cost_models.sources.in_step import InStepSource
+from foreplan.datasets.cluster import Cluster
+from foreplan.datasets.device import Device
+from foreplan.datasets.profile import Profile, Row
+from foreplan.datasets.program import Program, Variant, program
+from foreplan.datasets.specs import validate
+
+FP32 = Variant("fp32", "fp32", "torch.linear")
+FORWARD = program("linear_forward", FP32, rows=8, n=64, k=64)
+DECODING = program("linear", FP32, rows=8, n=64, k=64)
+
+
+def row(item: Program, seconds: float) -> Row:
+    return Row(
+        op=item.op, dims=item.dims, variant=str(item.variant), status="ok", samples=9,
+        low_s=seconds, median_s=seconds, high_s=2 * seconds,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("choice", "host", "expected"),
+    [("measured", "localhost", 0.8), ("measured", None, 0.8), ("measured", "other", 1.0)],
+)
+def test_measured_prices_are_those_in_a_pass(
+    choice: str, host: str | None, expected: float
+) -> None:
+    device = Device(
+        name="cpu:threads=1", chip="c", vendor="v", kind="cpu", launch_overhead_s=1e-6,
+        memory_bandwidth=1e9,
+    )  # fmt: skip
+    profile = Profile(
+        device=device, software={"torch": "2.13"}, rows=(row(FORWARD, 1e-3), row(DECODING, 1e-3))
+    )
+    passes = {"kind": "training", "host": host, "factors": {1: 0.8, 2: 1.2}}
+    devices = [{"name": "cpu:threads=1"}, {"name": "cpu:threads=1", "host": "other"}]
+    cluster = validate(Cluster, {"devices": devices, "contention": [passes]}, "cluster")
+    label = next(rank.label for rank in cluster.ranks() if rank.host == "localhost")
+    plain = validate(Cluster, {"devices": devices}, "cluster")
+    profiles = Profiles({label: profile})
+    found, before = (cost_book(of, profiles, choice) for of in (cluster, plain))
+    step, once = found.cost(FORWARD, label), before.cost(FORWARD, label)
+    assert (step.mean_s, step.low_s, step.high_s) == pytest.approx(
+        (once.mean_s * expected, once.low_s * expected, once.high_s * expected)
+    )
+    assert step.source == "measured"
+    assert found.cost(DECODING, label) == before.cost(DECODING, label)
+
+
+def test_figures_alone_stay_as_they_are() -> None:
+    passes, one = {"kind": "training", "factors": {1: 0.8}}, [{"name": "t4"}]
+    prices = [
+        cost_book(validate(Cluster, document, "cluster"), Profiles(), "roofline")
+        .cost(FORWARD, "localhost/t4").mean_s
+        for document in ({"devices": one}, {"devices": one, "contention": [passes]})
+    ]  # fmt: skip
+    assert prices[0] == prices[1]
+
+
+def test_programs_are_priced_at_once_where_a_source_can() -> None:
+    class Batch:
+        def __init__(self) -> None:
+            self.asked: list[list[Program]] = []
+
+        def prepare(self, programs: Sequence[Program], device: str) -> None:
+            self.asked.append(list(programs))
+
+        def estimate(self, work: Work, device: str) -> Estimate | None:
+            return Estimate.exact(1e-3)
+
+    batch = Batch()
+    book = CostBook([InStepSource([batch], {"a": 0.8})])
+    book.prepare([FORWARD, DECODING], "a")
+    assert batch.asked == [[FORWARD, DECODING]]
+    assert [book.cost(item, "a").mean_s for item in (FORWARD, DECODING)] == [0.8e-3, 1e-3]

@@ -1,0 +1,287 @@
+"""Models: exact parameter counts, reading folders, and errors that name file and field."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+
+from foreplan.datasets.models.checkpoint import read_checkpoint
+from foreplan.datasets.models.model import Model, load_model
+from foreplan.datasets.models.model_zoo import published_parameters, zoo_names
+from foreplan.errors import SpecError
+
+SMALL = {
+    "hidden_size": 48,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 2,
+    "intermediate_size": 80,
+    "vocab_size": 97,
+    "max_position_embeddings": 64,
+}
+CONFIGS: dict[str, dict[str, Any]] = {
+    "llama": SMALL,
+    "llama-biased-tied": SMALL
+    | {"attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True, "head_dim": 10},
+    "qwen2": SMALL,
+    "qwen3": SMALL | {"head_dim": 12, "tie_word_embeddings": True},
+    "mistral": SMALL | {"sliding_window": None},
+    "mixtral": SMALL | {"num_local_experts": 5},
+    "qwen2_moe": SMALL
+    | {
+        "num_experts": 6,
+        "num_experts_per_tok": 3,
+        "moe_intermediate_size": 20,
+        "shared_expert_intermediate_size": 28,
+        "decoder_sparse_step": 2,
+    },
+    "qwen3_moe": SMALL
+    | {
+        "num_experts": 6,
+        "num_experts_per_tok": 3,
+        "moe_intermediate_size": 20,
+        "mlp_only_layers": [1],
+        "head_dim": 12,
+    },
+    "olmoe": SMALL | {"num_experts": 6, "num_experts_per_tok": 3, "eos_token_id": 1},
+    "opt": {
+        "hidden_size": 48,
+        "num_hidden_layers": 3,
+        "num_attention_heads": 4,
+        "ffn_dim": 100,
+        "vocab_size": 97,
+        "max_position_embeddings": 64,
+    },
+    "opt-unbiased": {
+        "hidden_size": 48,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "ffn_dim": 100,
+        "vocab_size": 97,
+        "enable_bias": False,
+        "tie_word_embeddings": False,
+    },
+    "gpt2": {"n_embd": 48, "n_layer": 3, "n_head": 4, "vocab_size": 97, "n_positions": 64},
+    "gpt2-inner": {"n_embd": 48, "n_layer": 2, "n_head": 4, "n_inner": 72, "vocab_size": 97},
+}
+
+
+def build(case: str) -> Any:
+    """The module that transformers builds, on the meta device."""
+    family = case.split("-")[0]
+    config = transformers.AutoConfig.for_model(family, **CONFIGS[case])
+    with torch.device("meta"):
+        return transformers.AutoModelForCausalLM.from_config(config)
+
+
+def write_config(folder: Path, **fields: Any) -> Path:
+    folder.mkdir(exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(fields))
+    return folder
+
+
+def llama_config(**changes: Any) -> dict[str, Any]:
+    return {"model_type": "llama", **SMALL, **changes}
+
+
+@pytest.mark.parametrize("case", CONFIGS)
+def test_parameters_equal_transformers(case: str, tmp_path: Path) -> None:
+    module = build(case)
+    module.config.save_pretrained(tmp_path)
+    model = load_model(tmp_path)
+    layers = getattr(module.base_model, "layers", None) or getattr(module.base_model, "h", None)
+    if layers is None:
+        layers = module.base_model.decoder.layers
+    assert model.layers == len(layers)
+    for layer_class, layer in zip(model.layer_classes, layers, strict=True):
+        assert model.parameters_of(layer_class) == sum(p.numel() for p in layer.parameters())
+    assert model.parameters == sum(p.numel() for p in module.parameters())
+    head = module.get_output_embeddings().weight.numel()
+    assert model.head_parameters == head + model.norm_parameters
+    assert model.weights == "random"
+
+
+@pytest.mark.parametrize("name", zoo_names())
+def test_zoo_counts_what_its_source_publishes(name: str) -> None:
+    model = load_model(name)
+    assert model.parameters == published_parameters(name)
+    assert model.weights == "random"
+    assert model.path is None
+
+
+def test_reading_needs_neither_torch_nor_transformers(tmp_path: Path) -> None:
+    write_config(tmp_path, **llama_config())
+    code = (
+        "import sys; from foreplan.datasets.models.model import load_model; "
+        f"load_model({str(tmp_path)!r}); load_model('gpt2'); "
+        "sys.exit(any(name in sys.modules for name in ('torch', 'transformers', 'safetensors')))"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+@pytest.mark.parametrize("case", ["llama", "gpt2", "opt", "qwen3", "mixtral", "qwen2_moe"])
+@pytest.mark.parametrize("shards", [False, True])
+def test_checkpoint_bytes_are_exact(case: str, shards: bool, tmp_path: Path) -> None:
+    family = case.split("-")[0]
+    config = transformers.AutoConfig.for_model(family, **CONFIGS[case])
+    module = transformers.AutoModelForCausalLM.from_config(config).to(torch.bfloat16)
+    module.save_pretrained(tmp_path, max_shard_size="30KB" if shards else "1GB")
+    model = load_model(tmp_path)
+    assert model.weights == "trained"
+    assert model.dtype == "bf16"
+    assert model.checkpoint_bytes == 2 * model.parameters
+    assert model.path == str(tmp_path)
+    if shards:
+        victim = sorted(tmp_path.glob("*.safetensors"))[1]
+        victim.unlink()
+        with pytest.raises(SpecError, match=r"shards missing: model-00002-of"):
+            load_model(tmp_path)
+
+
+def test_base_model_without_prefix(tmp_path: Path) -> None:
+    config = transformers.AutoConfig.for_model("gpt2", **CONFIGS["gpt2"])
+    transformers.GPT2Model(config).save_pretrained(tmp_path)
+    document = json.loads((tmp_path / "config.json").read_text())
+    document["architectures"] = ["GPT2LMHeadModel"]  # as the published GPT-2 has it
+    (tmp_path / "config.json").write_text(json.dumps(document))
+    model = load_model(tmp_path)
+    assert model.checkpoint_bytes == 4 * model.parameters
+
+
+def test_a_cut_off_or_foreign_file_is_one_line(tmp_path: Path) -> None:
+    config = transformers.AutoConfig.for_model("llama", **SMALL)
+    transformers.LlamaForCausalLM(config).save_pretrained(tmp_path)
+    file = tmp_path / "model.safetensors"
+    content = file.read_bytes()
+    file.write_bytes(content[:-100])
+    with pytest.raises(SpecError, match="cut off"):
+        read_checkpoint(tmp_path)
+    file.write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n")
+    with pytest.raises(SpecError, match="complete safetensors"):
+        read_checkpoint(tmp_path)
+    file.write_bytes(b"")
+    with pytest.raises(SpecError, match="complete safetensors"):
+        read_checkpoint(tmp_path)
+    file.write_bytes(content)
+    document = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(document | {"intermediate_size": 81}))
+    with pytest.raises(SpecError, match=r"gate_proj.weight.shape: got \[80, 48\]"):
+        load_model(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("changes", "match"),
+    [
+        ({"model_type": "bloom"}, r"model_type: got 'bloom', expected a supported .*gpt2, llama"),
+        ({"model_type": None}, "model_type"),
+        ({"architectures": ["LlamaForSequenceClassification"]}, "LlamaForCausalLM"),
+        ({"num_attention_heads": 5}, "num_attention_heads: got 5, expected a divisor"),
+        ({"num_key_value_heads": 4}, "kv_heads: got 4, expected a divisor of heads = 6"),
+        ({"hidden_size": 0}, "hidden_size: got 0"),
+        ({"hidden_size": "48"}, "hidden_size: got '48'"),
+        ({"num_hidden_layers": 10**9}, "layers: got 1000000000, expected less than or equal"),
+        ({"hidden_size": 6 * 2**40}, "hidden: got .*, expected less than or equal"),
+        ({"vocab_size": None}, "vocab_size"),
+        ({"head_dim": 7}, "head_dim = 7 is odd"),
+        ({"hidden_act": "xielu"}, "hidden_act: got 'xielu', expected one of silu"),
+        ({"hidden_act": "relu"}, "activation: got 'relu', expected silu"),
+        ({"rope_scaling": {"type": "yarn", "factor": 2.0}}, "default, linear or llama3"),
+        ({"rope_scaling": {"rope_type": "llama3", "factor": 2.0}}, "original_max_position"),
+        ({"rope_parameters": {"rope_type": "dynamic", "factor": 2.0}}, "rope_parameters"),
+        ({"rope_parameters": {"full_attention": {"rope_type": "default"}}}, "one mapping for all"),
+        ({"partial_rotary_factor": 0.5}, "partial_rotary_factor: got 0.5, expected a partial_rot"),
+        ({"rope_parameters": {"partial_rotary_factor": 0.5}}, "rope_parameters: got {.* of 1"),
+        ({"quantization_config": {"bits": 4}}, "unquantised"),
+        ({"rms_norm_eps": -1.0}, "norm_eps: got -1.0"),
+        ({"torch_dtype": "float8_e4m3fn"}, "torch_dtype"),
+        ({"tie_word_embeddings": "yes"}, "tie_word_embeddings: got 'yes'"),
+    ],
+)
+def test_unsupported_configs_name_the_field(
+    changes: dict[str, Any], match: str, tmp_path: Path
+) -> None:
+    write_config(tmp_path, **llama_config(**changes))
+    with pytest.raises(SpecError, match=match) as caught:
+        load_model(tmp_path)
+    assert "\n" not in str(caught.value)
+    assert caught.value.exit_code == 2
+
+
+def test_a_byte_order_mark_is_refused_before_transformers_does(tmp_path: Path) -> None:
+    write_config(tmp_path, **llama_config())
+    file = tmp_path / "config.json"
+    file.write_bytes(b"\xef\xbb\xbf" + file.read_bytes())
+    with pytest.raises(SpecError, match=r"config\.json: got 'a byte order mark', expected UTF-8"):
+        load_model(tmp_path)
+
+
+def test_opt_350m_is_refused(tmp_path: Path) -> None:
+    write_config(tmp_path, model_type="opt", do_layer_norm_before=False, **CONFIGS["opt"])
+    with pytest.raises(SpecError, match="do_layer_norm_before: got False"):
+        load_model(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("fields", "window"),
+    [
+        ({"model_type": "mistral", "sliding_window": 16}, 16),
+        ({"model_type": "mistral", "sliding_window": None}, None),
+        ({"model_type": "qwen2", "sliding_window": 16}, None),
+        ({"model_type": "qwen2", "sliding_window": 16, "use_sliding_window": True}, None),
+        (
+            {
+                "model_type": "qwen2",
+                "sliding_window": 16,
+                "use_sliding_window": True,
+                "max_window_layers": 1,
+            },
+            16,
+        ),
+    ],
+)
+def test_sliding_window(fields: dict[str, Any], window: int | None, tmp_path: Path) -> None:
+    model = load_model(write_config(tmp_path, **SMALL, **fields))
+    assert model.sliding_window == window
+    assert model.max_sequence == (window or 64)
+    model.refuse_longer(window or 64, "tokens", 1)
+    words = "before its window slides" if window else "can attend to$"
+    with pytest.raises(SpecError, match=words):
+        model.refuse_longer((window or 64) + 1, "tokens", 1)
+
+
+def test_old_and_new_rope_fields_mean_the_same(tmp_path: Path) -> None:
+    scaling = {
+        "factor": 8.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 32,
+    }
+    old = llama_config(rope_theta=5e5, rope_scaling={"rope_type": "llama3", **scaling})
+    new = llama_config(rope_parameters={"rope_type": "llama3", "rope_theta": 5e5, **scaling})
+    first = load_model(write_config(tmp_path / "m", **old))
+    second = load_model(write_config(tmp_path / "m", **new))
+    assert first == second
+    assert first.rope_scaling is not None
+    assert first.rope_scaling.original_max_positions == 32
+    assert first.rope_theta == 5e5
+
+
+def test_what_is_neither_folder_nor_zoo_name(tmp_path: Path) -> None:
+    with pytest.raises(SpecError, match="name of the zoo"):
+        load_model("no-such-model")
+    with pytest.raises(SpecError, match="did you mean 'llama-2-7b'"):
+        load_model("llama2-7b")
+    with pytest.raises(SpecError, match=r"without config\.json"):
+        load_model(tmp_path)
+
+
+def test_a_model_survives_json() -> None:
+    model = load_model("llama-3.2-1b")
+    assert Model.model_validate_json(model.model_dump_json()) == model
