@@ -11,7 +11,8 @@ from typing import Final
 
 #: From what takes least arithmetic an element to what takes most, as an H200 takes longer for each
 #: in 16 bits (``datasets/measured/h200_operators_graph_functions.parquet``); a plain copy, which
-#: torch hands to the driver, stands apart, and copies into another order behind it.
+#: torch hands to the driver, stands apart, and copies into another order behind it, then what puts
+#: rows in order.
 _ORDER: Final = (
     "mul", "add", "neg", "relu", "leaky_relu", "sub", "div", "pow", "rsqrt", "sqrt", "exp",
     "threshold_backward", "leaky_relu_backward", "hardtanh_backward", "hardtanh", "hardsigmoid",
@@ -19,7 +20,7 @@ _ORDER: Final = (
     "hardswish_backward", "silu_backward", "tanh", "sigmoid", "silu", "gelu_tanh",
     "gelu_tanh_backward", "cos", "gelu", "gelu_backward", "native_dropout_backward",
     "native_dropout", "softplus", "clone", "cat", "cat_halves", "cat_unaligned",
-    "permuted", "transposed", "channels_last", "cat_heads", "pad",
+    "permuted", "transposed", "channels_last", "cat_heads", "pad", "cumsum", "topk", "sort",
 )  # fmt: skip
 
 #: Name to number, from 1 on; 0 is a function of which nothing is known.

@@ -20,6 +20,8 @@ from foreplan.datasets.sweeps.apart_cases import apart
 from foreplan.datasets.sweeps.attention_cases import MASKED, attention
 from foreplan.datasets.sweeps.convolution_cases import GROUPED, IMAGES, SOUND, convolution
 from foreplan.datasets.sweeps.function_cases import function, layout
+from foreplan.datasets.sweeps.image_cases import group_norm, interpolated
+from foreplan.datasets.sweeps.lying_cases import crossed, mixed, ordered, shared
 from foreplan.datasets.sweeps.map_cases import (
     batch_norm,
     broadcast,
@@ -88,6 +90,15 @@ _ASKED: Mapping[str, float] = MappingProxyType(
         "pool": 0.08,
         "pool_gradient": 0.10,
         "apart": 0.20,
+        # Of the eighth sweep.
+        "crossed": 0.16,
+        "mixed": 0.24,
+        "shared": 0.12,
+        "ordered": 0.06,
+        "group_norm": 0.10,
+        "group_norm_gradient": 0.10,
+        "interpolated": 0.06,
+        "interpolated_gradient": 0.06,
     }
 )
 #: Sizes that say what an operator is, or follow from others.
@@ -249,5 +260,8 @@ _DRAW: Mapping[str, Callable[[str, str, np.random.Generator, float], Case]] = Ma
         **dict.fromkeys(("batchnorm", "batchnorm_gradient"), batch_norm),
         "function": function, "layout": layout, "apart": apart,
         **dict.fromkeys(("pool", "pool_gradient"), pool),
+        "crossed": crossed, "mixed": mixed, "ordered": ordered, "shared": shared,
+        **dict.fromkeys(("group_norm", "group_norm_gradient"), group_norm),
+        **dict.fromkeys(("interpolated", "interpolated_gradient"), interpolated),
     }
 )  # fmt: skip

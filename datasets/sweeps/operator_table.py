@@ -40,18 +40,20 @@ _ATTENTION = (
 #: Kind of operator to the names of its dimensions. ``strided`` (1 or 0): elements that are no
 #: neighbours in memory are read, as a transposed copy or a sum over columns does (2: a sum over all
 #: but a middle size, or a roll; 3: parts that lie apart are read, or put together; 4: operands of a
-#: map lie in different orders).
-#: ``turned``: 0 operands lie along ``k``, 1 the second along ``n``, 2 also the first along ``m``.
-#: ``broadcast``: an operand has one value a row (1), a column (2), a block of rows (3).
-#: ``converts`` (1 or 0): operands are of another data type than what is written. Of an attention
-#: ``masks`` counts the sequences and heads that have values of their own to add to their scores (0:
-#: nothing is added); of these, 1 or 0: ``strided`` where keys are no neighbours in memory,
-#: ``training`` where they are learned, ``converts`` where they are truth values, ``broadcast``
-#: where all queries share one row. ``values`` are the rows of the table that a gradient by an
-#: embedding is added up in; ``strided`` (1 or 0): of an index, here and forward. ``kernels`` and
-#: ``longest`` of an update: `update_packing`. ``function`` of a map: a number of `MAP_FUNCTIONS`, 0
-#: where it is not known. ``rows`` of a pool are outputs, of ``cols`` inputs each; ``average`` (1 or
-#: 0): means, not the largest.
+#: map lie in different orders; 5: one lies across, so that its neighbours are none of the
+#: result's). ``turned``: 0 operands lie along ``k``, 1 the second along ``n``, 2 also the first
+#: along ``m``. ``broadcast``: an operand has one value a row (1), a column (2), a block of rows
+#: (3). ``converts``: operands are of another data type than what is written (1; 2: of a map of two
+#: data types not the larger one, or one of two as large; 0: none). Of an attention ``masks`` counts
+#: the sequences and heads that have values of their own to add to their scores (0: nothing is
+#: added); of these, 1 or 0: ``strided`` where keys are no neighbours in memory, ``training`` where
+#: they are learned, ``converts`` where they are truth values, ``broadcast`` where all queries share
+#: one row. ``values`` are the rows of the table that a gradient by an embedding is added up in;
+#: ``strided`` (1 or 0): of an index, here and forward. ``kernels`` and ``longest`` of an update:
+#: `update_packing`. ``function`` of a map: a number of `MAP_FUNCTIONS`, 0 where it is not known.
+#: ``rows`` of a pool are outputs, of ``cols`` inputs each; ``average``: a mean (1) or interpolated
+#: (2), not the largest (0). ``channels`` of a norm of rows: of images of which a row is a group's;
+#: 0 of others.
 KINDS: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
         "bmm": _PRODUCT,
@@ -72,8 +74,8 @@ KINDS: Mapping[str, tuple[str, ...]] = MappingProxyType(
             "function",
         ),
         "softmax": ("rows", "cols"),
-        "layernorm": ("rows", "cols", "rms"),
-        "layernorm_gradient": ("rows", "cols"),
+        "layernorm": ("rows", "cols", "rms", "channels", "channels_last"),
+        "layernorm_gradient": ("rows", "cols", "channels", "channels_last"),
         "batchnorm": _BATCH_NORM,
         "batchnorm_gradient": _BATCH_NORM,
         "reduction": ("rows", "cols", "strided"),
