@@ -12,8 +12,8 @@ import torch
 import transformers
 from torch import Tensor
 
+from foreplan.datasets.kernels import registry
 from foreplan.datasets.kernels.registry import kernels_for, layout_of
-from foreplan.datasets.kernels.registry import registry as registry
 from foreplan.datasets.models.decoder_memory import stage_bytes
 from foreplan.datasets.models.decoder_programs import (
     embedding_programs,

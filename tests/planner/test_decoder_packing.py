@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
+from foreplan.datasets.kernels import registry
 from foreplan.datasets.kernels.registry import kernels_for
-from foreplan.datasets.kernels.registry import registry as registry
 from foreplan.datasets.models.model import load_model
 from foreplan.datasets.models.weights import RandomWeights
 from foreplan.planner.verify import _decoder_layer

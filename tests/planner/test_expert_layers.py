@@ -15,8 +15,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from torch.nn import functional as F
 
+from foreplan.datasets.kernels import registry
 from foreplan.datasets.kernels.registry import expert_mlps, kernels_for, linear_kernel
-from foreplan.datasets.kernels.registry import registry as registry
 from foreplan.datasets.kernels.runnable import Inputs
 from foreplan.datasets.models.decoder_memory import stage_bytes
 from foreplan.datasets.models.decoder_programs import layer_programs

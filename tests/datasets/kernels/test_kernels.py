@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from foreplan.datasets.dtypes import weight_bytes
-from foreplan.datasets.kernels.registry import registry as kernels
+from foreplan.datasets.kernels import registry as kernels
 from foreplan.datasets.operators import OPERATORS
 from foreplan.datasets.program import Variant
 from foreplan.errors import SpecError
