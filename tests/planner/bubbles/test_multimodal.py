@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.datasets import test_multimodal as published
+from tests.datasets.models import test_multimodal as published
 
 import foreplan
 from foreplan.cost_models.costs import CostBook
