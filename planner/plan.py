@@ -13,7 +13,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, overload
 
-from pydantic import Field, field_validator
+from pydantic import Field, ValidationInfo, field_validator
 
 from foreplan.cost_models.memory import show_bytes
 from foreplan.datasets.cluster import Cluster
@@ -33,6 +33,11 @@ if TYPE_CHECKING:
 SCHEMA = "foreplan.plan/1"
 #: What a plan and its run call the plan's own decision, beside the names of others.
 CHOSEN = "chosen"
+#: Ends of an interval, their mean and shares may be off by as much as sums of floats are.
+_ROUNDING = 1e-9
+#: A time or a share of a document; what is edited into nonsense is refused.
+_Seconds = Annotated[float, Field(ge=-_ROUNDING)]
+_Share = Annotated[float, Field(ge=-_ROUNDING, le=1 + _ROUNDING)]
 D = TypeVar("D", bound=StrictModel)
 
 
@@ -49,11 +54,11 @@ class RankPrediction(StrictModel):
     """
 
     device: str
-    compute_s: float
-    communication_s: float
-    bubble_s: float
-    cause_s: dict[str, float] = Field(default_factory=dict)
-    phase_s: dict[str, float] = Field(default_factory=dict)
+    compute_s: _Seconds
+    communication_s: _Seconds
+    bubble_s: _Seconds
+    cause_s: dict[str, _Seconds] = Field(default_factory=dict)
+    phase_s: dict[str, _Seconds] = Field(default_factory=dict)
     memory_bytes: dict[str, Size] = Field(default_factory=dict)
     capacity_bytes: Size | None = None
 
@@ -63,7 +68,8 @@ class Prediction(StrictModel):
 
     Attributes:
         total_s: makespan of the schedule.
-        low_s, high_s: the same with every price at the low or high end of its interval.
+        low_s, high_s: the same with every price at the low or high end of its interval; the total
+            lies between them.
         metrics: the planner's own figures.
         ranks: one entry a rank.
     """
@@ -73,6 +79,22 @@ class Prediction(StrictModel):
     high_s: Annotated[float, Field(ge=0)]
     metrics: dict[str, float] = Field(default_factory=dict)
     ranks: tuple[RankPrediction, ...] = ()
+
+    @field_validator("low_s")
+    @classmethod
+    def _below_the_total(cls, value: float, info: ValidationInfo) -> float:
+        total_s = info.data.get("total_s")
+        if total_s is not None and value > total_s * (1 + _ROUNDING):
+            raise ValueError(f"at most total_s = {total_s}")
+        return value
+
+    @field_validator("high_s")
+    @classmethod
+    def _above_the_total(cls, value: float, info: ValidationInfo) -> float:
+        total_s = info.data.get("total_s")
+        if total_s is not None and value < total_s * (1 - _ROUNDING):
+            raise ValueError(f"at least total_s = {total_s}")
+        return value
 
 
 class Alternative(StrictModel):
@@ -103,10 +125,10 @@ class ProvenBound(StrictModel):
     """See `foreplan.planner.base.Bound`."""
 
     status: str
-    lower_s: float | None
-    gap: float | None
+    lower_s: Annotated[float, Field(ge=0)] | None
+    gap: Annotated[float, Field(ge=-_ROUNDING)] | None
     solver: str
-    evaluations: int = 0
+    evaluations: Annotated[int, Field(ge=0)] = 0
 
 
 class VerifyHints(StrictModel):
@@ -140,9 +162,9 @@ class Measurement(StrictModel):
     program: str
     device: str
     source: str
-    low: float
-    high: float
-    probability_best: float
+    low: Annotated[float, Field(ge=0)]
+    high: Annotated[float, Field(ge=0)]
+    probability_best: _Share
 
 
 class Confidence(StrictModel):
@@ -162,11 +184,11 @@ class Confidence(StrictModel):
             none does.
     """
 
-    probability_best: float
-    draws: int
-    in_time: float | None = None
+    probability_best: _Share
+    draws: Annotated[int, Field(ge=0)]
+    in_time: _Share | None = None
     runner_up: str | None = None
-    share: dict[str, float] = Field(default_factory=dict)
+    share: dict[str, _Share] = Field(default_factory=dict)
     measure_next: tuple[Measurement, ...] = ()
 
     @field_validator("measure_next", mode="before")
@@ -211,7 +233,7 @@ class Provenance(StrictModel):
     foreplan: str
     costs: str
     seed: int
-    source_share: dict[str, float] = Field(default_factory=dict)
+    source_share: dict[str, _Share] = Field(default_factory=dict)
     profiles: dict[str, str] = Field(default_factory=dict)
     decided: dict[str, str] = Field(default_factory=dict)
 
@@ -252,6 +274,16 @@ class Plan(StrictModel):
     verify: VerifyHints
     assumptions: tuple[str, ...] = ()
     provenance: Provenance
+
+    @field_validator("bound")
+    @classmethod
+    def _below_the_plan(cls, value: ProvenBound, info: ValidationInfo) -> ProvenBound:
+        predicted = info.data.get("predicted")
+        if predicted is None or value.lower_s is None:
+            return value
+        if value.lower_s > predicted.total_s * (1 + _ROUNDING):
+            raise ValueError(f"a lower_s of at most the plan's total_s = {predicted.total_s}")
+        return value
 
     def to_json(self) -> str:
         """The document, keys in the fields' order, with a final newline."""

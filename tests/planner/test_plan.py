@@ -88,6 +88,33 @@ def test_a_hand_edited_decision_is_refused(plan: Plan, tmp_path: Path, field, va
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        ("predicted.low_s", 1e30), ("predicted.high_s", 0.0), ("predicted.total_s", 1e30),
+        ("predicted.ranks.0.compute_s", -1.0), ("predicted.ranks.0.phase_s.decode", -1.0),
+        ("alternatives.0.predicted.low_s", 1e30), ("confidence.probability_best", 1.5),
+        ("confidence.probability_best", -0.5), ("confidence.draws", -1), ("bound.gap", -1.0),
+        ("bound.lower_s", 1e30), ("provenance.source_share.roofline", 2.0),
+    ],
+)  # fmt: skip
+def test_figures_that_contradict_each_other_are_refused(
+    plan: Plan, tmp_path: Path, path: str, value: float
+) -> None:
+    """An interval holds its mean, times are not negative, shares and chances lie in [0, 1]."""
+    document = json.loads(plan.to_json())
+    *outer, last = path.split(".")
+    inside = document
+    for key in outer:
+        inside = inside[int(key)] if isinstance(inside, list) else inside[key]
+    assert last in inside
+    inside[last] = value
+    (tmp_path / "edited.json").write_text(json.dumps(document))
+    with pytest.raises(SpecError) as caught:
+        load_plan(tmp_path / "edited.json")
+    assert "\n" not in str(caught.value)
+
+
 def test_what_another_version_wrote_is_said_with_both_versions(plan: Plan, tmp_path: Path) -> None:
     document = json.loads(plan.to_json()) | {"field_of_later": 1}
     path = tmp_path / "plan.json"
