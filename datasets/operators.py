@@ -70,6 +70,18 @@ def _expert_bytes(d: Mapping[str, int], v: Variant) -> float:
     return touched_experts(d["rows"], d["experts"], d["active"]) * (up + down) + moved
 
 
+def _grouped(weights: Callable[[Mapping[str, int]], float]) -> Operator:
+    """A product of experts: each of ``rows`` goes through ``active``; so many weights move."""
+    return Operator(
+        ("rows", "experts", "active", "n", "k"),
+        lambda d: 2.0 * d["rows"] * d["active"] * d["n"] * d["k"],
+        lambda d, v: (
+            weights(d) * weight_bytes(d["n"], d["k"], v.storage)
+            + d["rows"] * d["active"] * (d["n"] + d["k"]) * DTYPE_BYTES[v.compute]
+        ),
+    )
+
+
 def _recurrent_weights(d: Mapping[str, int]) -> float:
     """Weights of all layers and directions, biases left out; a layer reads both directions."""
     width = d["gates"] * d["hidden"]
@@ -174,6 +186,9 @@ OPERATORS: Mapping[str, Operator] = MappingProxyType(
             lambda d: 6.0 * d["rows"] * d["active"] * d["ffn"] * d["hidden"],
             _expert_bytes,
         ),
+        # One product of a layer of experts, and its gradient by the weights: zeros without rows.
+        "grouped": _grouped(lambda d: touched_experts(d["rows"], d["experts"], d["active"])),
+        "grouped_gradient": _grouped(lambda d: d["experts"]),
         # ``x * sigmoid(gate(y))`` with a gate of one output.
         "shared_gate": Operator(
             ("rows", "cols"),
@@ -376,6 +391,6 @@ OPERATORS = MappingProxyType(
     }
 )
 #: Operators whose time is bound by products, so that a device's peak rate matters.
-PRODUCTS = frozenset(("linear", "attention", "router", "experts")) | {
-    f"{op}_{name}" for op in ("linear", "conv2d", "attention", "matmul") for name in _TRAINING[op]
-}
+PRODUCTS = frozenset(
+    ["linear", "attention", "router", "experts", "grouped", "grouped_gradient"]
+) | {f"{op}_{name}" for op in ("linear", "conv2d", "attention", "matmul") for name in _TRAINING[op]}

@@ -14,7 +14,7 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from foreplan.datasets.graphs.capture import LOCAL_DATA
+from foreplan.datasets.graphs.decoder_module import LOCAL_DATA
 from foreplan.datasets.models.byte_text import standard_library_text
 from foreplan.datasets.models.model import Model
 from foreplan.errors import SpecError

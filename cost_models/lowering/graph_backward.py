@@ -88,6 +88,8 @@ def gradient_steps(node: OperatorNode, step: Step, read: Sequence[Operand]) -> l
         return _convolution(back, work, read)
     if work.op in ("attention", "full_attention"):
         return [replace(back, work=replace(work, op=f"{work.op}_gradient"))]
+    if work.op == "grouped":
+        return _of_experts(back, work, read)
     if work.op == "recurrent":
         of = INPUT_GRADIENT if read[0].gradient else ""
         variant = _gradient(work, of)
@@ -270,6 +272,18 @@ def _product(
                 whole = (*batch, *operand.shape[-2:])
                 steps += _sums(back, [operand], whole)
     return steps
+
+
+def _of_experts(back: Step, work: Program, read: Sequence[Operand]) -> list[Step]:
+    """Gradients of a product by experts: by its rows another such product, and by the weights."""
+    d = work.dims
+    turned = {**d, "n": d["k"], "k": d["n"]}
+    found = [
+        replace(back, work=replace(work, op="grouped_gradient")),
+        replace(back, work=program("grouped", work.variant, **turned)),
+    ]
+    wanted = (read[1].gradient, read[0].gradient)
+    return [step for step, gradient in zip(found, wanted, strict=True) if gradient]
 
 
 def _convolution(back: Step, work: Program, read: Sequence[Operand]) -> list[Step]:

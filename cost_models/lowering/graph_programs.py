@@ -21,6 +21,7 @@ from foreplan.cost_models.costs import Segment
 from foreplan.cost_models.lowering.attention_mask import AttentionMask
 from foreplan.cost_models.lowering.attention_parts import dropout_word
 from foreplan.cost_models.lowering.copy_layout import copy_words, map_words
+from foreplan.cost_models.lowering.expert_products import by_experts
 from foreplan.cost_models.lowering.gradient_maps import PADS
 from foreplan.cost_models.lowering.graph_backward import (
     broadcast,
@@ -64,6 +65,8 @@ _COLUMNS_FIRST = frozenset({"addmm", "mm", "matmul", "bmm", "baddbmm", "addbmm"}
 #: Maps that broadcast an operand.
 _BROADCASTS = frozenset({"add", "sub", "mul", "div", "where", "maximum", "minimum"})
 
+#: Families whose window, where there is one, is that of every layer.
+_ALL_SLIDE = frozenset({"mistral", "mixtral"})
 #: Complex numbers are two real ones.
 _PARTS = MappingProxyType({"complex64": "fp32", "complex128": "fp64", "complex32": "fp16"})
 
@@ -109,8 +112,8 @@ def model_steps(model: Model, *, batch: int, tokens: int, phase: Phase = "infere
 
     if batch < 1 or tokens < 1:
         raise SpecError("batch x sequence length", got=f"{batch} x {tokens}", expected="at least 1")
-    few = min(model.layers, 2)
     training = phase == "training"
+    few = min(model.layers, 2) if _alike(model, tokens) else model.layers
     graph = capture(model.model_copy(update={"layers": few}), batch=batch, tokens=tokens,
                     eager=True, training=training)  # fmt: skip
     if model.layers == few:
@@ -148,6 +151,13 @@ def model_steps(model: Model, *, batch: int, tokens: int, phase: Phase = "infere
         *_tied(graph),
     ]
     return [*whole, *back, *_update(nodes, [size for _, size in sizes])]
+
+
+def _alike(model: Model, tokens: int) -> bool:
+    """Whether all layers run the same programs."""
+    window = model.sliding_window
+    slides = window is not None and tokens >= window and model.family not in _ALL_SLIDE
+    return len(set(model.layer_classes)) == 1 and not slides
 
 
 def programs(steps: Iterable[Step]) -> list[Program]:
@@ -218,6 +228,7 @@ def _forward(
         or _work(node, layouts.get(node.name, ""))
         for node in nodes
     ]
+    works = by_experts(nodes, works)
     return [
         Step(node.op, node.target, "forward", work, host_calls(work, node.calls),
              HostCall(host_kind(node), node.calls - 1, wanted,

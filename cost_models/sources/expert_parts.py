@@ -13,6 +13,7 @@ continuous in the rows.
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 from foreplan.datasets.experts import touched_experts
 from foreplan.datasets.program import Program, Variant, program
@@ -31,11 +32,16 @@ def expert_parts(item: Program) -> Shares | None:
         return [(scores, 1.0), (program("softmax", v, rows=d["rows"], cols=d["experts"]), 1.0)]
     if item.op == "shared_gate":
         return [(program("elementwise", v, rows=d["rows"], cols=d["cols"], inputs=2), 1.0)]
-    if item.op != "experts":
+    if item.op not in ("experts", "grouped", "grouped_gradient"):
         return None
-    rows, ffn, hidden = d["rows"], d["ffn"], d["hidden"]
+    rows = d["rows"]
     touched = touched_experts(rows, d["experts"], d["active"])
     drawn = rows * d["active"]
+    if item.op == "grouped":
+        return _grouped(v, drawn / touched, touched, d["n"], d["k"])
+    if item.op == "grouped_gradient":
+        return _grouped_gradient(item, drawn / touched, touched)
+    ffn, hidden = d["ffn"], d["hidden"]
     wide = Variant("bf16", "bf16", "any")
     return [
         (program("elementwise", wide, rows=drawn, cols=hidden, inputs=1), 1.0),  # gathered
@@ -52,6 +58,21 @@ def _grouped(variant: Variant, rows: float, experts: float, n: int, k: int) -> S
         for m, share in _between(rows)
         for t, part in _between(experts)
     ]
+
+
+def _grouped_gradient(item: Program, rows: float, experts: float) -> Shares:
+    """By the weights: of each expert touched a product over its rows, of the others zeros."""
+    d, v = item.dims, Variant(item.variant.compute, item.variant.compute, "torch.linear")
+    found = [
+        (program("linear", v, rows=t * d["n"], n=d["k"], k=m), share * part)
+        for m, share in _between(rows)
+        for t, part in _between(experts)
+    ]
+    untouched = d["experts"] - experts
+    if untouched > 1e-9:
+        zeros = program("fill", replace(v, kernel="torch.zeros"), rows=d["n"], cols=d["k"])
+        found.append((zeros, untouched))
+    return found
 
 
 def _between(value: float) -> list[tuple[int, float]]:

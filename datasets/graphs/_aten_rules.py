@@ -57,6 +57,11 @@ def _matmul(call: Call) -> float:
     return 2.0 * call.outputs[0].elements * left.shape[-1]
 
 
+def _grouped(call: Call) -> float:
+    """Each row is multiplied by the weight of its own group, of all that there are."""
+    return 2.0 * call.outputs[0].elements * call.tensors[0].shape[-1]
+
+
 def _convolution(call: Call) -> float:
     source, weight = call.tensors[0], call.tensors[1]
     transposed = "transpose" in call.name or bool(call.arguments.get("transposed", False))
@@ -172,6 +177,7 @@ for _kind, _flops, _names in (
         _convolution,
         "conv1d conv2d conv3d convolution conv_transpose1d conv_transpose2d conv_transpose3d",
     ),
+    ("experts", _grouped, "_grouped_mm grouped_mm grouped_mm_fallback"),
     ("attention", _attention, "scaled_dot_product_attention"),
     ("recurrent", _recurrent, "lstm gru rnn_tanh rnn_relu"),
     ("bilinear", _trilinear, "_trilinear"),
@@ -240,7 +246,8 @@ for _kind, _flops, _names in (
     (
         "elementwise",
         _per_output(1.0),
-        "and or xor one_hot where upsample_linear1d upsample_bilinear2d upsample_bicubic2d "
+        "and or xor one_hot floor_divide where upsample_linear1d upsample_bilinear2d "
+        "upsample_bicubic2d "
         "upsample_trilinear3d _upsample_bilinear2d_aa _upsample_bicubic2d_aa grid_sampler_2d "
         "grid_sampler_3d isin bucketize searchsorted bernoulli",
     ),

@@ -17,7 +17,6 @@ import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from foreplan.datasets.graphs._composites import expand_composites
@@ -25,17 +24,13 @@ from foreplan.datasets.graphs._convolution_layouts import convolution_layouts
 from foreplan.datasets.graphs._modes import Modes
 from foreplan.datasets.graphs._recurrent_shapes import recurrent_shapes
 from foreplan.datasets.graphs._trace import TraceReader
+from foreplan.datasets.graphs.decoder_module import decoder_module
 from foreplan.datasets.graphs.operator_graph import OperatorGraph
 from foreplan.datasets.models.model import Model, load_model
 from foreplan.errors import SpecError
 
 if TYPE_CHECKING:
     import torch
-
-#: How transformers reads a folder: from the disk alone, and no code that the folder brings along.
-LOCAL_DATA: Mapping[str, bool] = MappingProxyType(
-    {"local_files_only": True, "trust_remote_code": False}
-)
 
 
 def capture(
@@ -76,7 +71,7 @@ def capture(
     if isinstance(source, (str, Path)):
         source = load_model(source)
     if isinstance(source, Model):
-        module, inputs = _build(source, batch, tokens)
+        module, inputs = decoder_module(source, batch, tokens)
         return _capture_module(module, inputs, name or source.name, eager, training=training)
     _check_module(source)
     if inputs is None:
@@ -85,37 +80,7 @@ def capture(
     return _capture_module(source, inputs, name, eager, observe, training)
 
 
-# Building and tracing ---------------------------------------------------------------------------
-
-
-def _build(model: Model, batch: int, tokens: int) -> tuple[torch.nn.Module, dict[str, Any]]:
-    """The causal language model that transformers builds, empty, and its inputs."""
-    import torch
-    import transformers
-
-    model.refuse_experts(
-        "which experts run depends on the data, so that no graph has them all",
-        fix="'foreplan plan serving' prices experts, under uniform routing",
-    )
-    if tokens > model.max_positions:
-        raise SpecError(
-            "capture.tokens", got=tokens, expected=f"at most {model.max_positions} positions"
-        )
-    if model.path is not None:
-        config = transformers.AutoConfig.from_pretrained(model.path, **LOCAL_DATA)
-        if config.num_hidden_layers != model.layers:  # fewer layers asked for than the folder has
-            config.num_hidden_layers = model.layers
-            if getattr(config, "layer_types", None):
-                config.layer_types = config.layer_types[: model.layers]
-    else:
-        config = transformers.AutoConfig.for_model(model.family, **_config_fields(model))
-    dtype = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}[model.dtype]
-    with torch.device("meta"):
-        build: Any = transformers.AutoModelForCausalLM.from_config
-        module: torch.nn.Module = build(config, dtype=dtype)
-        ids = torch.zeros(batch, tokens, dtype=torch.int64)
-    # Without a cache every key and value of the pass is computed in the pass.
-    return module, {"input_ids": ids, "use_cache": False}
+# Tracing ----------------------------------------------------------------------------------------
 
 
 @contextlib.contextmanager
@@ -124,7 +89,8 @@ def attention_of_eager(module: torch.nn.Module) -> Iterator[None]:
 
     Then it leaves out a mask that masks nothing but the future and tells the kernel that attention
     is causal; traced, or recorded as a CUDA graph, it would build the mask and compute every pair.
-    Models that compare the implementation's name themselves, as Falcon, are left alone.
+    Where a sliding window is no longer than the sequence it builds the mask untraced, too. Models
+    that compare the implementation's name themselves, as Falcon, are left alone.
     """
     found: dict[int, Any] = {
         id(part.config): part.config
@@ -135,9 +101,16 @@ def attention_of_eager(module: torch.nn.Module) -> Iterator[None]:
     if configs:
         from transformers import AttentionInterface, AttentionMaskInterface
         from transformers.integrations.sdpa_attention import sdpa_attention_forward
+        from transformers.masking_utils import sdpa_mask
+
+        def mask(*given: Any, **named: Any) -> Any:
+            length = given[2] if len(given) > 2 else named["kv_length"]
+            window = named.get("local_size")
+            # As `_ignore_causal_mask_sdpa` has it.
+            return None if window is None or length < window else sdpa_mask(*given, **named)
 
         AttentionInterface.register("foreplan_eager", sdpa_attention_forward)
-        AttentionMaskInterface.register("foreplan_eager", lambda *_, **__: None)
+        AttentionMaskInterface.register("foreplan_eager", mask)
     try:
         for config in configs:
             config._attn_implementation = "foreplan_eager"
@@ -155,39 +128,6 @@ def _asks_by_name(module: str) -> bool:
         return code is not None and '_attn_implementation == "sdpa"' in inspect.getsource(code)
     except (OSError, TypeError):  # written in a notebook, say
         return False
-
-
-def _config_fields(model: Model) -> dict[str, Any]:
-    """Configuration of a zoo model in transformers' words."""
-    if model.family == "gpt2":
-        return {
-            "n_layer": model.layers,
-            "n_embd": model.hidden,
-            "n_head": model.heads,
-            "n_inner": model.ffn,
-            "vocab_size": model.vocab,
-            "n_positions": model.max_positions,
-            "tie_word_embeddings": model.tied,
-        }
-    common = {
-        "num_hidden_layers": model.layers,
-        "hidden_size": model.hidden,
-        "num_attention_heads": model.heads,
-        "vocab_size": model.vocab,
-        "max_position_embeddings": model.max_positions,
-        "tie_word_embeddings": model.tied,
-    }
-    if model.family == "opt":
-        return common | {"ffn_dim": model.ffn, "word_embed_proj_dim": model.hidden}
-    fields = common | {
-        "intermediate_size": model.ffn,
-        "num_key_value_heads": model.kv_heads,
-        "head_dim": model.head_dim,
-        "sliding_window": model.sliding_window,
-    }
-    if model.family == "llama":
-        fields |= {"attention_bias": model.qkv_bias, "mlp_bias": model.mlp_bias}
-    return fields
 
 
 def _check_module(source: object) -> None:

@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from foreplan.datasets.graphs.capture import LOCAL_DATA, _config_fields
+from foreplan.datasets.graphs.decoder_module import LOCAL_DATA, config_fields
 from foreplan.datasets.models.model import Model
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ def causal_lm(model: Model) -> torch.nn.Module:
     if model.path is not None:
         config = transformers.AutoConfig.from_pretrained(model.path, **LOCAL_DATA)
     else:
-        config = transformers.AutoConfig.for_model(model.family, **_config_fields(model))
+        config = transformers.AutoConfig.for_model(model.family, **config_fields(model))
     build: Any = transformers.AutoModelForCausalLM.from_config
     module: torch.nn.Module = build(config, dtype=torch.float32)
     return module

@@ -26,10 +26,11 @@ class OperatorNode:
 
     Attributes:
         name: unique in its graph.
-        op: kind: ``linear`` (one operand is a parameter), ``matmul``, ``convolution``,
-            ``attention``, ``norm``, ``softmax``, ``activation``, ``elementwise``, ``reduction``,
-            ``pool``, ``embedding``, ``recurrent``, ``bilinear``, ``fft``, ``copy``, ``create``,
-            ``input``, or ``unknown`` (only captured with ``eager``).
+        op: kind: ``linear`` (one operand is a parameter), ``matmul``, ``experts`` (rows by the
+            weights of theirs), ``convolution``, ``attention``, ``norm``, ``softmax``,
+            ``activation``, ``elementwise``, ``reduction``, ``pool``, ``embedding``, ``recurrent``,
+            ``bilinear``, ``fft``, ``copy``, ``create``, ``input``, or ``unknown`` (only captured
+            with ``eager``).
         target: the operator's own name (``aten.linear``), or the module fused into it.
         inputs: shapes of the tensors it reads, parameters included.
         outputs: shapes of the tensors it writes.

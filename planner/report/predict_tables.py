@@ -48,6 +48,11 @@ def predict_tables(result: Mapping[str, Any]) -> Group:
     if evaluated := rows[0]["evaluated"]:
         shown = ", ".join(path or "the whole model" for path in evaluated)
         notes.append(f"priced in evaluation mode, as training mode cannot be traced: {shown}")
+    if "experts" in rows[0]["by_kind_s"]:
+        notes.append(
+            "experts: tokens are taken to choose theirs evenly, as routers are trained to; a "
+            "router that prefers some reads fewer weights and is faster"
+        )
     if any(row["fits"] is None for row in rows):
         notes.append("fits ?: a processor's memory is its host's, which no figure tells")
     parts += bullets(notes)

@@ -1,0 +1,114 @@
+"""`decoder_module`: a described decoder as the module that transformers runs, without weights."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+from foreplan.datasets.experts import Experts
+from foreplan.datasets.models.model import Model
+from foreplan.errors import SpecError
+
+if TYPE_CHECKING:
+    import torch
+
+#: How transformers reads a folder: from the disk alone, and no code that the folder brings along.
+LOCAL_DATA: Mapping[str, bool] = MappingProxyType(
+    {"local_files_only": True, "trust_remote_code": False}
+)
+
+
+def decoder_module(model: Model, batch: int, tokens: int) -> tuple[torch.nn.Module, dict[str, Any]]:
+    """The causal language model that transformers builds of a description, empty, and its inputs.
+
+    Args:
+        model: what to build.
+        batch: sequences.
+        tokens: tokens of each.
+
+    Raises:
+        SpecError: an architecture that transformers lacks, or more tokens than positions.
+    """
+    import torch
+    import transformers
+
+    if model.family not in transformers.CONFIG_MAPPING:
+        raise SpecError(
+            f"model {model.name}", got=f"the architecture {model.family}",
+            expected="one that transformers has, whose pass is captured",
+            fix="'foreplan plan serving' prices it by its shapes",
+        )  # fmt: skip
+    if tokens > model.max_positions:
+        raise SpecError(
+            "capture.tokens", got=tokens, expected=f"at most {model.max_positions} positions"
+        )
+    if model.path is not None:
+        config = transformers.AutoConfig.from_pretrained(model.path, **LOCAL_DATA)
+        if config.num_hidden_layers != model.layers:  # fewer layers asked for than the folder has
+            config.num_hidden_layers = model.layers
+            if getattr(config, "layer_types", None):
+                config.layer_types = config.layer_types[: model.layers]
+    else:
+        config = transformers.AutoConfig.for_model(model.family, **config_fields(model))
+    dtype = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}[model.dtype]
+    with torch.device("meta"):
+        build: Any = transformers.AutoModelForCausalLM.from_config
+        module: torch.nn.Module = build(config, dtype=dtype)
+        ids = torch.zeros(batch, tokens, dtype=torch.int64)
+    # Without a cache every key and value of the pass is computed in the pass.
+    return module, {"input_ids": ids, "use_cache": False}
+
+
+def config_fields(model: Model) -> dict[str, Any]:
+    """Configuration of a zoo model in transformers' words.
+
+    Args:
+        model: of a family that transformers has.
+    """
+    if model.family == "gpt2":
+        return {
+            "n_layer": model.layers,
+            "n_embd": model.hidden,
+            "n_head": model.heads,
+            "n_inner": model.ffn,
+            "vocab_size": model.vocab,
+            "n_positions": model.max_positions,
+            "tie_word_embeddings": model.tied,
+        }
+    common = {
+        "num_hidden_layers": model.layers,
+        "hidden_size": model.hidden,
+        "num_attention_heads": model.heads,
+        "vocab_size": model.vocab,
+        "max_position_embeddings": model.max_positions,
+        "tie_word_embeddings": model.tied,
+    }
+    if model.family == "opt":
+        return common | {"ffn_dim": model.ffn, "word_embed_proj_dim": model.hidden}
+    fields = common | {
+        "intermediate_size": model.ffn,
+        "num_key_value_heads": model.kv_heads,
+        "head_dim": model.head_dim,
+        "sliding_window": model.sliding_window,
+    }
+    if model.family == "llama":
+        fields |= {"attention_bias": model.qkv_bias, "mlp_bias": model.mlp_bias}
+    return fields if model.experts is None else fields | _expert_fields(model.family, model.experts)
+
+
+def _expert_fields(family: str, experts: Experts) -> dict[str, Any]:
+    """Experts in transformers' words."""
+    wide = {"intermediate_size": experts.ffn, "num_experts_per_tok": experts.active}
+    if family == "mixtral":
+        return wide | {"num_local_experts": experts.count}
+    wide |= {"num_experts": experts.count, "norm_topk_prob": experts.normalise}
+    if family == "olmoe":
+        return wide
+    del wide["intermediate_size"]  # of dense layers
+    return wide | {
+        "moe_intermediate_size": experts.ffn,
+        "shared_expert_intermediate_size": experts.shared_ffn,
+        "mlp_only_layers": list(experts.dense_layers),
+        "decoder_sparse_step": 1,
+    }
