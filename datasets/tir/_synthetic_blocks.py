@@ -7,12 +7,12 @@ windows, look-ups, masks), not from errors on any network. Imports torch.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 from torch import Tensor, nn
 
-from foreplan.datasets.tir._synthetic_dice import Dice, Drawn, Function
+from foreplan.datasets.tir._synthetic_dice import MOST_PRODUCTS, Dice, Drawn, Function
 from foreplan.datasets.tir._synthetic_elements import chain, norm, pooling, reduction
 from foreplan.datasets.tir._synthetic_layouts import heads, layout, lookup, mask, windows
 from foreplan.datasets.tir._synthetic_products import (
@@ -23,6 +23,7 @@ from foreplan.datasets.tir._synthetic_products import (
     product,
     upward,
 )
+from foreplan.errors import SpecError
 
 
 class Block(nn.Module):
@@ -50,15 +51,29 @@ KINDS: dict[Callable[[Dice], Drawn], float] = {
 }  # fmt: skip
 
 
-def draw(seed: int) -> tuple[nn.Module, tuple[Tensor, ...], str, bool]:
+def draw(
+    seed: int, kinds: Collection[str] = (), most_products: float = MOST_PRODUCTS
+) -> tuple[nn.Module, tuple[Tensor, ...], str, bool]:
     """Draw one graph.
+
+    Args:
+        seed: equal seed and other arguments, equal graph.
+        kinds: names of functions in `KINDS`, of which one is drawn by their rates; all by default.
+        most_products: most multiplications of a product.
 
     Returns:
         Module, its positional inputs, its kind, and whether its gradient is to be captured in
         place of it (one in eight of those whose gradient TVM takes).
+
+    Raises:
+        SpecError: no such kind.
     """
-    dice = Dice(seed)
-    kind = dice.random.choices(list(KINDS), weights=list(KINDS.values()))[0]
+    names = [kind.__name__ for kind in KINDS]
+    if unknown := sorted(set(kinds) - set(names)):
+        raise SpecError("--kinds", got=unknown[0], expected="one of " + ", ".join(names))
+    rates = {kind: rate for kind, rate in KINDS.items() if not kinds or kind.__name__ in kinds}
+    dice = Dice(seed, most_products)
+    kind = dice.random.choices(list(rates), weights=list(rates.values()))[0]
     found = kind(dice)
     if found.trains and dice.chance(0.12):
         floats = [t for t in found.inputs if t.is_floating_point()]

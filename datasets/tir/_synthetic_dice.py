@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-#: Most multiplications of a product, and most elements of a tensor: a slow schedule of the first
-#: runs for a second on a core, the second is 16 MiB.
+#: Most multiplications of a product unless another number is asked for, and most elements of a
+#: tensor: a slow schedule of the first runs for a second on a core, the second is 16 MiB.
 MOST_PRODUCTS, MOST_ELEMENTS = 6e8, 1 << 22
 
 Function = Callable[..., Any]
@@ -64,10 +64,12 @@ class Dice:
 
     Args:
         seed: equal seed, equal graphs.
+        most_products: most multiplications of a product.
     """
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, most_products: float = MOST_PRODUCTS) -> None:
         self.random = random.Random(seed)
+        self.most_products = most_products
 
     def chance(self, share: float) -> bool:
         """True for a share of the calls."""

@@ -11,7 +11,6 @@ from torch.nn import functional as F
 from foreplan.datasets.tir._synthetic_dice import (
     ACTIVATIONS,
     MOST_ELEMENTS,
-    MOST_PRODUCTS,
     UNARY,
     Dice,
     Drawn,
@@ -65,7 +64,7 @@ def convolution(dice: Dice) -> Drawn:
             continue
         elements = max(batch * inputs * height * width, batch * outputs * math.prod(out))
         products = batch * outputs * math.prod(out) * inputs // groups * math.prod(size)
-        if elements <= MOST_ELEMENTS and products <= MOST_PRODUCTS:
+        if elements <= MOST_ELEMENTS and products <= dice.most_products:
             break
     end, extra = tail(dice, (batch, outputs, *out), 1)
 
@@ -92,7 +91,10 @@ def line_convolution(dice: Dice) -> Drawn:
         groups = inputs if dice.chance(0.3) else 1
         outputs = inputs if groups > 1 else outputs
         products = batch * outputs * (length // stride + 1) * inputs // groups * size
-        if products <= MOST_PRODUCTS and batch * max(inputs, outputs) * length <= MOST_ELEMENTS:
+        if (
+            products <= dice.most_products
+            and batch * max(inputs, outputs) * length <= MOST_ELEMENTS
+        ):
             break
     activation = UNARY[dice.random.choice(ACTIVATIONS)]
     return Drawn(
@@ -115,7 +117,7 @@ def upward(dice: Dice) -> Drawn:
         size, stride = dice.random.choice(((2, 2), (3, 2), (4, 2), (3, 1), (4, 4)))
         products = batch * inputs * outputs * height * width * size * size
         if (
-            products <= MOST_PRODUCTS
+            products <= dice.most_products
             and batch * max(inputs, outputs) * height * width * stride * stride <= MOST_ELEMENTS
         ):
             break
@@ -150,7 +152,7 @@ def linear(dice: Dice) -> Drawn:
             dice.features(2, 8192),
         )
         if (
-            rows * inputs * outputs <= MOST_PRODUCTS
+            rows * inputs * outputs <= dice.most_products
             and max(rows * inputs, inputs * outputs, rows * outputs) <= 4 * MOST_ELEMENTS
         ):
             break
@@ -175,7 +177,7 @@ def product(dice: Dice) -> Drawn:
         rows, inner, columns = dice.between(1, 784), dice.features(4, 784), dice.between(1, 784)
         products = batch * heads * rows * inner * columns
         if (
-            products <= MOST_PRODUCTS
+            products <= dice.most_products
             and batch * heads * max(rows * inner, inner * columns, rows * columns) <= MOST_ELEMENTS
         ):
             break

@@ -18,6 +18,7 @@ try:
 except (MissingDataError, SpecError) as error:
     pytest.skip(f"needs TVM: {error}", allow_module_level=True)
 
+from foreplan.datasets.tir import synthetic  # noqa: E402
 from foreplan.datasets.tir._synthetic_blocks import draw  # noqa: E402
 from foreplan.datasets.tir._synthetic_dice import MOST_ELEMENTS, Dice  # noqa: E402
 from foreplan.datasets.tir.synthetic import known_keys, main, synthetic_tasks  # noqa: E402
@@ -65,9 +66,37 @@ def test_tasks_have_no_family_and_leave_out_what_is_known(tmp_path: Path) -> Non
     assert not {task.key for task in others} & {task.key for task in tasks}
 
 
+@pytest.mark.parametrize("limit", [2e6, 5e9])
+def test_no_product_is_larger_than_asked_for(limit: float) -> None:
+    sizes = []
+    for seed in range(40):
+        module, inputs, kind, _ = draw(seed, ["product"], limit)
+        assert kind == "product"
+        x, y = (inputs or tuple(module.parameters()))[:2]
+        columns = y.shape[-1] if y.shape[-2] == x.shape[-1] else y.shape[-2]
+        sizes.append(x.numel() * columns)
+    assert max(sizes) <= limit
+    assert max(sizes) > limit / 100  # and the limit is what holds them down
+
+
+def test_only_tasks_so_named_are_kept() -> None:
+    tasks = synthetic_tasks(3, seed=5, kinds=["linear"], named=["matmul"])
+    assert all("matmul" in task.name for task in tasks)
+    every = synthetic_tasks(6, seed=5, kinds=["linear"])
+    assert {task.key for task in tasks} < {task.key for task in every}
+
+
+def test_names_that_no_task_has_end_the_search(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(synthetic, "_PATIENCE", 3)
+    with pytest.raises(SpecError, match="none in 3 graphs"):
+        synthetic_tasks(1, seed=5, kinds=["linear"], named=["no such operator"])
+
+
 @pytest.mark.parametrize(
     ("words", "code", "part"),
     [
+        (["-o", "t", "--kinds", "recurrent"], 2, "--kinds"),
+        (["-o", "t", "--most-products", "10"], 2, "--most-products"),
         (["-o", "t", "--without", "none.jsonl"], 4, "no such file"),
         (["-o", "t", "--count", "0"], 2, "--count"),
         (["-o", "no_folder/t"], 2, "no_folder"),
