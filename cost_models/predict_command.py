@@ -10,7 +10,7 @@ from foreplan.cost_models.book import cost_choice
 from foreplan.cost_models.ranking import check_launch, check_phase, named_devices, rank
 from foreplan.cost_models.sources.device_fit import fit_beside, fit_path
 from foreplan.datasets.device import Device
-from foreplan.datasets.models.model import load_model
+from foreplan.datasets.graphs.network_folder import network_or_model
 from foreplan.datasets.profile import Profile
 from foreplan.errors import SpecError
 
@@ -74,7 +74,7 @@ def predict_model(
     if measured is not None and profile is not None and choice != "roofline":
         fit = fit_beside(profile, measured)
     found = rank(
-        load_model(model), targets, batch=batch, sequence_length=sequence_length, phase=phase,
+        network_or_model(model), targets, batch=batch, sequence_length=sequence_length, phase=phase,
         execution=execution, costs=costs, weights=weights, profile=measured, fit=fit,
         launch_s=launch_s,
     )  # fmt: skip

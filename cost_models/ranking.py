@@ -21,8 +21,9 @@ from foreplan.cost_models.sources.device_fit import DeviceFit
 from foreplan.datasets import device_zoo
 from foreplan.datasets.device import Device
 from foreplan.datasets.dtypes import DTYPE_BYTES, weight_bytes
+from foreplan.datasets.graphs.network_folder import NetworkFolder, network_or_model
 from foreplan.datasets.inline_cluster import parse_devices
-from foreplan.datasets.models.model import Model, load_model
+from foreplan.datasets.models.model import Model
 from foreplan.datasets.profile import Profile
 from foreplan.datasets.program import Program
 from foreplan.datasets.specs import StrictModel, nearest
@@ -57,7 +58,7 @@ class Ranking:
         captured: whether the operators were found on disk (``cache``) or captured ``now``.
     """
 
-    model: Model
+    model: Model | NetworkFolder
     batch: int
     sequence_length: int
     phase: Phase
@@ -87,6 +88,7 @@ class Ranking:
             "dtype": self.model.dtype,
             "batch": self.batch,
             "sequence_length": self.sequence_length,
+            "images": isinstance(self.model, NetworkFolder) and self.model.images,
             "phase": self.phase,
             "execution": self.execution,
             "costs": self.costs,
@@ -135,7 +137,7 @@ class Ranking:
 
 
 def rank_devices(
-    model: str | Path | Model,
+    model: str | Path | Model | NetworkFolder,
     devices: str | Device | Iterable[str | Device] = "all",
     *,
     batch: int = 1,
@@ -149,7 +151,8 @@ def rank_devices(
     """Predict a model's latency on devices that need not be here, fastest first.
 
     Args:
-        model: zoo name, Hugging Face folder, or a described model.
+        model: zoo name, Hugging Face folder (of any network of transformers, see
+            `network_or_model`), or what `load_model` returns.
         devices: names of the zoo, apart by commas or one by one, or as in an inline cluster
             (``2xa100-80g,4xt4``: one pass on each kind); figures of a device; ``all``: the zoo.
         batch: sequences.
@@ -184,14 +187,15 @@ def rank_devices(
         if not isinstance(size, int):  # from a notebook, which no type checker has seen
             raise SpecError(f"rank_devices: {name}", got=size, expected="a whole number")
     return rank(
-        model if isinstance(model, Model) else load_model(model), targets, batch=batch,
+        model if isinstance(model, (Model, NetworkFolder)) else network_or_model(model),
+        targets, batch=batch,
         sequence_length=sequence_length, phase=phase, execution=execution, costs=costs,
         predictor=predictor, launch_s=launch_s,
     )  # fmt: skip
 
 
 def rank(
-    model: Model,
+    model: Model | NetworkFolder,
     targets: Sequence[Device],
     *,
     batch: int,
@@ -341,7 +345,11 @@ def _predictor(choice: CostChoice, weights: str) -> Predictor | None:
 
 
 def _fits(
-    model: Model, phase: Phase, steps: Sequence[Step], targets: Sequence[Device], shape: str
+    model: Model | NetworkFolder,
+    phase: Phase,
+    steps: Sequence[Step],
+    targets: Sequence[Device],
+    shape: str,
 ) -> dict[str, bool | None]:
     """Whether each device has the memory.
 
@@ -364,7 +372,7 @@ def _fits(
     return fits
 
 
-def _state_bytes(model: Model, phase: str) -> int:
+def _state_bytes(model: Model | NetworkFolder, phase: str) -> int:
     weights = int(model.parameters * DTYPE_BYTES[model.dtype])
     return weights * (_TRAINING_STATE if phase == "training" else 1)
 

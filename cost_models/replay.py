@@ -37,7 +37,8 @@ from foreplan.cost_models.sources.predicted import PredictedSource
 from foreplan.cost_models.sources.tables import InterpolatedSource, MeasuredSource
 from foreplan.datasets import device_zoo
 from foreplan.datasets.device import Device
-from foreplan.datasets.models.model import Model, load_model
+from foreplan.datasets.graphs.network_folder import NetworkFolder, network_or_model
+from foreplan.datasets.models.model import Model
 from foreplan.datasets.profile import Profile
 from foreplan.errors import SpecError
 
@@ -193,7 +194,7 @@ def replay_book(
 
 
 def predict_latency(
-    model: str | Model | torch.nn.Module,
+    model: str | Model | NetworkFolder | torch.nn.Module,
     device: str | Device,
     *,
     inputs: Sequence[Any] | Mapping[str, Any] | None = None,
@@ -246,8 +247,8 @@ def predict_latency(
         raise SpecError(
             "predict_latency: costs", got=costs, expected="a profile to take measurements from"
         )
-    source = load_model(model) if isinstance(model, str) else model
-    if isinstance(source, Model):
+    source = network_or_model(model) if isinstance(model, str) else model
+    if isinstance(source, (Model, NetworkFolder)):
         if inputs is not None:
             raise SpecError(
                 "predict_latency: inputs", got=type(inputs).__name__,

@@ -50,6 +50,7 @@ from foreplan.cost_models.lowering.hidden_copies import hidden_copies
 from foreplan.cost_models.lowering.host_call import HostCall, host_kind
 from foreplan.cost_models.lowering.map_kernel import TANH, is_map
 from foreplan.datasets.dtypes import DTYPE_BYTES
+from foreplan.datasets.graphs.network_folder import NetworkFolder, network_module
 from foreplan.datasets.graphs.operator_call import OperatorCall, described_tensors, dtype_name
 from foreplan.datasets.graphs.operator_graph import OperatorGraph, OperatorNode
 from foreplan.datasets.models.model import Model
@@ -65,13 +66,8 @@ _COLUMNS_FIRST = frozenset({"addmm", "mm", "matmul", "bmm", "baddbmm", "addbmm"}
 #: Maps that broadcast an operand.
 _BROADCASTS = frozenset({"add", "sub", "mul", "div", "where", "maximum", "minimum"})
 
-#: Families whose window, where there is one, is that of every layer.
-_ALL_SLIDE = frozenset({"mistral", "mixtral"})
 #: Complex numbers are two real ones.
 _PARTS = MappingProxyType({"complex64": "fp32", "complex128": "fp64", "complex32": "fp16"})
-
-#: Kinds of nodes that are no work of the device: inputs are there, constants are made once.
-_NOTHING = frozenset({"input"})
 
 
 def lower(graph: OperatorGraph, phase: Phase = "inference") -> list[Step]:
@@ -89,7 +85,7 @@ def lower(graph: OperatorGraph, phase: Phase = "inference") -> list[Step]:
     """
     if phase == "training" and not graph.calls:
         raise ValueError("a training step of a graph captured without its calls")
-    nodes = [node for node in graph.operators() if node.op not in _NOTHING]
+    nodes = [node for node in graph.operators() if node.op != "input"]  # inputs are there
     read = operands(graph)
     forward = _forward(nodes, read, graph, phase)
     copies = hidden_copies(graph.calls)
@@ -102,8 +98,10 @@ def lower(graph: OperatorGraph, phase: Phase = "inference") -> list[Step]:
     return [*whole, *back, *_update(nodes, list(sizes.values()))]
 
 
-def model_steps(model: Model, *, batch: int, tokens: int, phase: Phase = "inference") -> list[Step]:
-    """Programs of one pass of a described decoder, captured with at most two layers.
+def model_steps(
+    model: Model | NetworkFolder, *, batch: int, tokens: int, phase: Phase = "inference"
+) -> list[Step]:
+    """Programs of one pass of a described decoder, captured with at most two layers if it can be.
 
     Raises:
         SpecError: sizes that the model does not take, or a model that cannot be captured.
@@ -113,6 +111,9 @@ def model_steps(model: Model, *, batch: int, tokens: int, phase: Phase = "infere
     if batch < 1 or tokens < 1:
         raise SpecError("batch x sequence length", got=f"{batch} x {tokens}", expected="at least 1")
     training = phase == "training"
+    if isinstance(model, NetworkFolder):
+        module, inputs = network_module(model, batch=batch, tokens=tokens)
+        return lower(capture(module, inputs, eager=True, training=training), phase)
     few = min(model.layers, 2) if _alike(model, tokens) else model.layers
     graph = capture(model.model_copy(update={"layers": few}), batch=batch, tokens=tokens,
                     eager=True, training=training)  # fmt: skip
@@ -155,9 +156,9 @@ def model_steps(model: Model, *, batch: int, tokens: int, phase: Phase = "infere
 
 def _alike(model: Model, tokens: int) -> bool:
     """Whether all layers run the same programs."""
-    window = model.sliding_window
-    slides = window is not None and tokens >= window and model.family not in _ALL_SLIDE
-    return len(set(model.layer_classes)) == 1 and not slides
+    slides = tokens >= (model.sliding_window or tokens + 1)
+    some = slides and model.family not in ("mistral", "mixtral")  # there every layer slides
+    return len(set(model.layer_classes)) == 1 and not some
 
 
 def programs(steps: Iterable[Step]) -> list[Program]:

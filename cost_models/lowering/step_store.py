@@ -19,6 +19,7 @@ from pathlib import Path
 from foreplan.cost_models.lowering.graph_programs import model_steps
 from foreplan.cost_models.lowering.graph_step import PARTS, Phase, Step
 from foreplan.cost_models.lowering.host_call import HostCall
+from foreplan.datasets.graphs.network_folder import NetworkFolder
 from foreplan.datasets.models.model import Model
 from foreplan.datasets.program import Program, Variant
 from foreplan.datasets.storage import write_atomically
@@ -37,7 +38,12 @@ def cache_folder() -> Path:
 
 
 def stored_steps(
-    model: Model, *, batch: int, tokens: int, phase: Phase, folder: Path | None = None
+    model: Model | NetworkFolder,
+    *,
+    batch: int,
+    tokens: int,
+    phase: Phase,
+    folder: Path | None = None,
 ) -> tuple[list[Step], bool]:
     """Steps of a pass, and whether they were found on disk.
 
@@ -68,7 +74,7 @@ def stored_steps(
     return steps, False
 
 
-def _key(model: Model, batch: int, tokens: int, phase: Phase) -> str:
+def _key(model: Model | NetworkFolder, batch: int, tokens: int, phase: Phase) -> str:
     config = Path(model.path) / "config.json" if model.path else None
     facts = [
         SCHEMA, _code(), model.model_dump_json(), batch, tokens, phase, _version("torch"),

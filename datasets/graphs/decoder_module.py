@@ -41,7 +41,7 @@ def decoder_module(model: Model, batch: int, tokens: int) -> tuple[torch.nn.Modu
         )  # fmt: skip
     if tokens > model.max_positions:
         raise SpecError(
-            "capture.tokens", got=tokens, expected=f"at most {model.max_positions} positions"
+            "sequence length", got=tokens, expected=f"at most {model.max_positions} positions"
         )
     if model.path is not None:
         config = transformers.AutoConfig.from_pretrained(model.path, **LOCAL_DATA)

@@ -108,7 +108,7 @@ def _family(config: ConfigFields) -> str:
         raise config.error(
             "model_type",
             f"a supported architecture: {supported}",
-            fix="capture any other model as a module (foreplan.datasets.graphs.capture)",
+            fix="'foreplan predict' prices a pass of any other network of transformers",
         )
     architectures = config.fields.get("architectures")
     if architectures and not (

@@ -18,7 +18,8 @@ _MOSTLY = 0.5
 def predict_tables(result: Mapping[str, Any]) -> Group:
     """Ranking of the devices, and for a single one where its time goes."""
     rows = result["devices"]
-    shape = f"{result['batch']} x {result['sequence_length']} tokens, {result['phase']}"
+    of = "images" if result.get("images") else f"x {result['sequence_length']} tokens"
+    shape = f"{result['batch']} {of}, {result['phase']}"
     if result["execution"] == "graph":
         shape += " as a CUDA graph"
     shape += f", {plain(result['dtype'])}"

@@ -92,7 +92,10 @@ def evaluate_command(
 def predict(
     model: Annotated[
         str,
-        typer.Argument(help="Hugging Face folder or zoo name.", autocompletion=words(models)),
+        typer.Argument(
+            help="Zoo name or Hugging Face folder, of any network of transformers.",
+            autocompletion=words(models),
+        ),
     ],
     device: Annotated[
         list[str] | None,

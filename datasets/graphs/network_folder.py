@@ -1,0 +1,167 @@
+"""`NetworkFolder`: a folder of any network that transformers builds, for the price of a pass.
+
+Plans need a `Model`, whose layers are described. A pass is captured from the module itself, so that
+encoders, encoder-decoders and networks of images have a price, too.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from pydantic import PositiveInt
+
+from foreplan.datasets.graphs.decoder_module import LOCAL_DATA
+from foreplan.datasets.models.families import ARCHITECTURES
+from foreplan.datasets.models.model import MOST_LAYERS, Model, load_model
+from foreplan.datasets.specs import StrictModel, load_document
+from foreplan.errors import SpecError
+
+if TYPE_CHECKING:
+    import torch
+
+_DTYPES = {"torch.float32": "fp32", "torch.float16": "fp16", "torch.bfloat16": "bf16"}
+_LAYERS = ("num_hidden_layers", "num_layers", "n_layer", "encoder_layers", "decoder_layers")
+_POSITIONS = ("max_position_embeddings", "n_positions", "max_target_positions")
+#: Parts of a multimodal configuration.
+_PARTS = ("text_config", "vision_config", "audio_config")
+#: What only networks with state spaces have: transformers scans token by token, kernels do not.
+_SCANNED = ("state_size", "mamba_d_state", "ssm_state_size", "lru_width")
+
+
+class NetworkFolder(StrictModel):
+    """A network of transformers, known by its class.
+
+    Attributes:
+        name: of the folder.
+        path: the folder.
+        family: transformers' ``model_type``.
+        dtype: in which it is built.
+        parameters: distinct ones.
+        images: it takes images, not tokens.
+    """
+
+    name: str
+    path: str
+    family: str
+    dtype: Literal["fp32", "fp16", "bf16"]
+    parameters: PositiveInt
+    images: bool
+
+
+def network_or_model(name_or_path: str | Path) -> Model | NetworkFolder:
+    """What ``foreplan predict`` prices: a described `Model`, else any network of transformers.
+
+    Args:
+        name_or_path: as `load_model`.
+
+    Raises:
+        SpecError: as `load_model`; what transformers does not build; a multimodal network, whose
+            parts are priced one by one; state spaces, whose fused kernels nothing here prices.
+    """
+    folder = Path(name_or_path) if isinstance(name_or_path, (str, Path)) else None
+    if folder is None or not (folder / "config.json").is_file():
+        return load_model(name_or_path)
+    file = folder / "config.json"
+    fields = load_document(file)
+    family = fields.get("model_type")
+    if not isinstance(family, str) or family in ARCHITECTURES:
+        return load_model(name_or_path)
+    _check(fields, str(file))
+    module, config = _build(folder)
+    return NetworkFolder(
+        name=folder.resolve().name or "model", path=str(folder), family=family,
+        dtype=_DTYPES.get(str(config.dtype), "fp32"),  # type: ignore[arg-type]
+        parameters=sum(p.numel() for p in module.parameters()),
+        images=module.main_input_name == "pixel_values",
+    )  # fmt: skip
+
+
+def network_module(
+    network: NetworkFolder, *, batch: int, tokens: int
+) -> tuple[torch.nn.Module, dict[str, Any]]:
+    """The module without weights, and inputs for `capture`.
+
+    Args:
+        network: what to build.
+        batch: sequences or images.
+        tokens: of each sequence; an encoder-decoder takes as many on both sides, or as many
+            beside the sound that its encoder takes. Images have the network's own size.
+
+    Raises:
+        SpecError: more tokens than positions, or inputs that nothing is known of.
+    """
+    import torch
+
+    module, config = _build(Path(network.path))
+    most = next((n for n in (getattr(config, f, None) for f in _POSITIONS) if n), tokens)
+    if tokens > most and not network.images:
+        raise SpecError("sequence length", got=tokens, expected=f"at most {most} positions")
+    main = module.main_input_name
+    dtype = getattr(torch, {"fp32": "float32", "fp16": "float16"}.get(network.dtype, "bfloat16"))
+    ids = torch.zeros(batch, tokens, dtype=torch.int64)
+    inputs: dict[str, Any]
+    if main == "input_ids":
+        inputs = {main: ids}
+    elif main == "pixel_values" and isinstance(getattr(config, "image_size", None), int):
+        side, channels = config.image_size, getattr(config, "num_channels", 3)
+        inputs = {main: torch.zeros(batch, channels, side, side, dtype=dtype)}
+    elif main == "input_features" and hasattr(config, "max_source_positions"):
+        frames = 2 * config.max_source_positions  # which the first convolutions halve
+        inputs = {main: torch.zeros(batch, config.num_mel_bins, frames, dtype=dtype)}
+    else:
+        raise SpecError(
+            f"model {network.name}", got=f"the input {main}", expected="tokens, images or sound",
+            fix="in Python: foreplan.predict_latency(module, device, inputs=...)",
+        )  # fmt: skip
+    if getattr(config, "is_encoder_decoder", False):
+        inputs["decoder_input_ids"] = ids
+    if main != "pixel_values":
+        inputs["use_cache"] = False
+    return module, inputs
+
+
+def _check(fields: dict[str, Any], where: str) -> None:
+    if any(part in fields for part in _PARTS):
+        raise SpecError(
+            f"{where}: model_type", got=fields["model_type"], expected="one network",
+            fix="put the text_config or vision_config into a folder of its own; "
+            "'foreplan plan bubbles' takes multimodal models",
+        )  # fmt: skip
+    if fields.get("quantization_config") is not None:
+        raise SpecError(
+            f"{where}: quantization_config", got="one", expected="unquantised weights",
+            fix="leave it out to price the network in its own dtype",
+        )  # fmt: skip
+    for field in _SCANNED:
+        if field in fields:
+            raise SpecError(
+                f"{where}: {field}", got=fields[field], expected="a network without state spaces",
+                fix="their scan is a fused kernel that nothing here was measured on",
+            )  # fmt: skip
+    for field in _LAYERS:
+        count = fields.get(field, 1)
+        if not isinstance(count, int) or not 0 < count <= MOST_LAYERS:
+            raise SpecError(
+                f"{where}: {field}", got=count, expected=f"a whole number from 1 to {MOST_LAYERS}"
+            )
+
+
+def _build(folder: Path) -> tuple[Any, Any]:
+    """A folder's module on the meta device, and its configuration."""
+    import torch
+    import transformers
+
+    try:
+        config = transformers.AutoConfig.from_pretrained(folder, **LOCAL_DATA)
+        named: Any = getattr(transformers, (config.architectures or [""])[0], None)
+        known = isinstance(named, type) and issubclass(named, transformers.PreTrainedModel)
+        build: Any = named._from_config if known else transformers.AutoModel.from_config
+        with torch.device("meta"):
+            return build(config, dtype=config.dtype or torch.float32), config
+    except Exception as error:  # transformers raises whatever its code runs into
+        lines = str(error).splitlines() or [""]
+        raise SpecError(
+            f"{folder / 'config.json'}", got=f"{type(error).__name__}: {lines[0]}",
+            expected=f"a network that transformers {transformers.__version__} builds",
+        ) from error  # fmt: skip

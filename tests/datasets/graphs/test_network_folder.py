@@ -1,0 +1,150 @@
+"""`foreplan predict` prices a pass of any network that transformers builds from a folder."""
+
+from __future__ import annotations
+
+import json
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from tests.cost_models.test_zoo_laws import WITHIN
+
+from foreplan.cost_models.predictor import Predictor
+from foreplan.cost_models.ranking import rank_devices
+from foreplan.cost_models.replay import predict_latency
+from foreplan.datasets.graphs.capture import capture
+from foreplan.datasets.graphs.network_folder import (
+    NetworkFolder,
+    network_module,
+    network_or_model,
+)
+from foreplan.datasets.models.model import Model
+from foreplan.errors import SpecError
+
+TEXT = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 100}
+BERT = TEXT | {
+    "model_type": "bert", "architectures": ["BertForMaskedLM"], "intermediate_size": 128,
+    "max_position_embeddings": 64,
+}  # fmt: skip
+T5 = {
+    "model_type": "t5", "architectures": ["T5ForConditionalGeneration"], "d_model": 64, "d_ff": 128,
+    "d_kv": 16, "num_layers": 2, "num_heads": 4, "vocab_size": 100,
+}  # fmt: skip
+VIT = {
+    "model_type": "vit", "architectures": ["ViTForImageClassification"], "hidden_size": 64,
+    "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 128, "image_size": 32,
+    "patch_size": 8,
+}  # fmt: skip
+WHISPER = {
+    "model_type": "whisper", "d_model": 64, "encoder_layers": 2, "decoder_layers": 2,
+    "encoder_attention_heads": 4, "decoder_attention_heads": 4, "encoder_ffn_dim": 128,
+    "decoder_ffn_dim": 128, "vocab_size": 100, "num_mel_bins": 16, "max_source_positions": 50,
+    "max_target_positions": 64, "pad_token_id": 0,
+}  # fmt: skip
+GEMMA = TEXT | {
+    "model_type": "gemma2", "architectures": ["Gemma2ForCausalLM"], "num_key_value_heads": 2,
+    "head_dim": 16, "intermediate_size": 128, "sliding_window": 16, "torch_dtype": "bfloat16",
+}  # fmt: skip
+DEEPSEEK = TEXT | {
+    "model_type": "deepseek_v2", "architectures": ["DeepseekV2ForCausalLM"],
+    "intermediate_size": 128, "moe_intermediate_size": 64, "n_routed_experts": 8,
+    "num_experts_per_tok": 2, "n_shared_experts": 1, "kv_lora_rank": 32, "q_lora_rank": None,
+    "qk_rope_head_dim": 8, "qk_nope_head_dim": 16, "v_head_dim": 16, "first_k_dense_replace": 1,
+    "torch_dtype": "bfloat16",
+}  # fmt: skip
+ALL = {"bert": BERT, "t5": T5, "vit": VIT, "whisper": WHISPER, "gemma2": GEMMA,
+       "deepseek_v2": DEEPSEEK}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def predictor() -> Predictor:
+    return Predictor.load()
+
+
+def _folder(tmp_path: Path, fields: dict[str, Any]) -> Path:
+    folder = tmp_path / str(fields["model_type"])
+    folder.mkdir(exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(fields))
+    return folder
+
+
+def _network(tmp_path: Path, fields: dict[str, Any]) -> NetworkFolder:
+    found = network_or_model(_folder(tmp_path, fields))
+    assert isinstance(found, NetworkFolder)
+    return found
+
+
+@pytest.mark.parametrize("family", ALL)
+def test_parameters_and_passes_are_those_of_the_module(tmp_path: Path, family: str) -> None:
+    network = _network(tmp_path, ALL[family])
+    config = transformers.AutoConfig.from_pretrained(network.path)
+    build: Any = getattr(transformers, (config.architectures or ["WhisperModel"])[0])
+    real = build(config)
+    assert network.parameters == sum(p.numel() for p in real.parameters())
+    module, inputs = network_module(network, batch=2, tokens=24)
+    graph = capture(module, inputs, eager=True)
+    with torch.no_grad():  # transformers itself takes these inputs
+        real.eval()(**{k: v.float() if v.is_floating_point() else v
+                       for k, v in inputs.items() if isinstance(v, torch.Tensor)})  # fmt: skip
+    assert graph.flops > 0
+    assert not list(graph.operators("unknown"))
+
+
+@pytest.mark.parametrize("family", ALL)
+def test_more_work_is_never_faster_and_a_step_takes_longer(
+    tmp_path: Path, family: str, predictor: Predictor
+) -> None:
+    network = _network(tmp_path, ALL[family])
+    found = [
+        rank_devices(network, "h200,t4,xeon_8480+", batch=batch, sequence_length=32, phase=phase,
+                     predictor=predictor)
+        for batch, phase in ((1, "inference"), (64, "inference"), (64, "training"))
+    ]  # fmt: skip
+    for less, more in pairwise(found):
+        before = {replay.device: replay.latency_s for replay in less.replays}
+        slack = 1 - WITHIN  # networks this small are bound by the host
+        assert all(replay.latency_s > slack * before[replay.device] for replay in more.replays)
+    assert found[0].document()["images"] == (family == "vit")
+    assert all(r.low_s <= r.latency_s <= r.high_s for rank in found for r in rank.replays)
+
+
+def test_a_described_family_stays_described_and_a_folder_is_enough(
+    tmp_path: Path, predictor: Predictor
+) -> None:
+    opt = TEXT | {"model_type": "opt", "ffn_dim": 128, "max_position_embeddings": 64,
+                  "word_embed_proj_dim": 64}  # fmt: skip
+    assert isinstance(network_or_model(_folder(tmp_path, opt)), Model)
+    assert isinstance(network_or_model("gpt2"), Model)
+    folder = str(_folder(tmp_path, BERT))
+    one = predict_latency(folder, "l4", sequence_length=32, predictor=predictor)
+    ranked = rank_devices(folder, "l4", sequence_length=32, predictor=predictor)
+    assert one.latency_s == pytest.approx(ranked.fastest.latency_s)
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"model_type": "no_such"}, "no_such/config.json: got .*a network that transformers"),
+        ({"model_type": "llava", "text_config": {}}, "text_config or vision_config into a folder"),
+        ({"model_type": "mamba", "state_size": 16}, "without state spaces"),
+        (BERT | {"num_hidden_layers": 10**9}, "num_hidden_layers: .* a whole number from 1 to"),
+        (BERT | {"num_hidden_layers": "2"}, "num_hidden_layers"),
+        (BERT | {"hidden_size": -64}, "bert/config.json"),
+        (BERT | {"hidden_size": "many"}, "bert/config.json"),
+        (BERT | {"quantization_config": {"bits": 4}}, "unquantised"),
+    ],
+)
+def test_what_is_not_priced_is_refused_in_one_line(
+    tmp_path: Path, fields: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(SpecError, match=said) as caught:
+        network_or_model(_folder(tmp_path, fields))
+    assert "\n" not in str(caught.value)
+
+
+def test_positions_bound_the_tokens(tmp_path: Path) -> None:
+    with pytest.raises(SpecError, match="at most 64 positions"):
+        network_module(_network(tmp_path, BERT), batch=1, tokens=65)
