@@ -21,6 +21,7 @@ def predict_model(
     *,
     batch: int = 1,
     sequence_length: int = 128,
+    dtype: str | None = None,
     phase: str = "inference",
     execution: str = "eager",
     costs: str = "predicted",
@@ -39,6 +40,7 @@ def predict_model(
             pass on each kind); ``all`` for the whole zoo.
         batch: sequences.
         sequence_length: new tokens of each.
+        dtype: of weights and activations, the checkpoint's if ``None``.
         phase: ``inference`` or ``training``.
         execution: ``eager``, or ``graph``: replayed from a CUDA graph, on GPUs alone.
         costs: ``predicted``, ``roofline``, or ``measured`` with a profile.
@@ -74,8 +76,8 @@ def predict_model(
     if measured is not None and profile is not None and choice != "roofline":
         fit = fit_beside(profile, measured)
     found = rank(
-        network_or_model(model), targets, batch=batch, sequence_length=sequence_length, phase=phase,
-        execution=execution, costs=costs, weights=weights, profile=measured, fit=fit,
+        network_or_model(model, dtype), targets, batch=batch, sequence_length=sequence_length,
+        phase=phase, execution=execution, costs=costs, weights=weights, profile=measured, fit=fit,
         launch_s=launch_s,
     )  # fmt: skip
     if trace is not None:

@@ -359,6 +359,8 @@ def load_plan(path: str | os.PathLike[str]) -> Plan:
     """
     from foreplan.planner.registry import planner
 
+    if not isinstance(path, (str, os.PathLike)):  # from a notebook, unseen by a type checker
+        raise SpecError("load_plan: path", got=type(path).__name__, expected="a file")
     where = Path(path).name
     document = read_document(path, SCHEMA, "plan")
     try:

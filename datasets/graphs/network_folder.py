@@ -49,16 +49,29 @@ class NetworkFolder(StrictModel):
     images: bool
 
 
-def network_or_model(name_or_path: str | Path) -> Model | NetworkFolder:
+def network_or_model(name_or_path: str | Path, dtype: str | None = None) -> Model | NetworkFolder:
     """What ``foreplan predict`` prices: a described `Model`, else any network of transformers.
 
     Args:
         name_or_path: as `load_model`.
+        dtype: of weights and activations, ``fp32``, ``fp16`` or ``bf16``; the checkpoint's if
+            ``None``.
 
     Raises:
-        SpecError: as `load_model`; what transformers does not build; a multimodal network, whose
-            parts are priced one by one; state spaces, whose fused kernels nothing here prices.
+        SpecError: as `load_model`; another dtype; what transformers does not build; a multimodal
+            network, whose parts are priced one by one; state spaces, whose fused kernels nothing
+            here prices.
     """
+    if dtype is not None and dtype not in _DTYPES.values():
+        raise SpecError(
+            "dtype", got=dtype, expected=f"one of {', '.join(_DTYPES.values())}",
+            fix="'foreplan plan serving' prices weights of 8 bits and fewer",
+        )  # fmt: skip
+    found = _read(name_or_path)
+    return found if dtype is None else found.model_copy(update={"dtype": dtype})
+
+
+def _read(name_or_path: str | Path) -> Model | NetworkFolder:
     folder = Path(name_or_path) if isinstance(name_or_path, (str, Path)) else None
     if folder is None or not (folder / "config.json").is_file():
         return load_model(name_or_path)
@@ -68,7 +81,7 @@ def network_or_model(name_or_path: str | Path) -> Model | NetworkFolder:
     if not isinstance(family, str) or family in ARCHITECTURES:
         return load_model(name_or_path)
     _check(fields, str(file))
-    module, config = _build(folder)
+    module, config = _build(folder, None)
     return NetworkFolder(
         name=folder.resolve().name or "model", path=str(folder), family=family,
         dtype=_DTYPES.get(str(config.dtype), "fp32"),  # type: ignore[arg-type]
@@ -93,12 +106,13 @@ def network_module(
     """
     import torch
 
-    module, config = _build(Path(network.path))
+    word = next(name for name, ours in _DTYPES.items() if ours == network.dtype)
+    dtype = getattr(torch, word.removeprefix("torch."))
+    module, config = _build(Path(network.path), dtype)
     most = next((n for n in (getattr(config, f, None) for f in _POSITIONS) if n), tokens)
     if tokens > most and not network.images:
         raise SpecError("sequence length", got=tokens, expected=f"at most {most} positions")
     main = module.main_input_name
-    dtype = getattr(torch, {"fp32": "float32", "fp16": "float16"}.get(network.dtype, "bfloat16"))
     ids = torch.zeros(batch, tokens, dtype=torch.int64)
     inputs: dict[str, Any]
     if main == "input_ids":
@@ -147,8 +161,8 @@ def _check(fields: dict[str, Any], where: str) -> None:
             )
 
 
-def _build(folder: Path) -> tuple[Any, Any]:
-    """A folder's module on the meta device, and its configuration."""
+def _build(folder: Path, dtype: Any) -> tuple[Any, Any]:
+    """A folder's module on the meta device, in its own dtype if ``None``, and its configuration."""
     import torch
     import transformers
 
@@ -158,7 +172,7 @@ def _build(folder: Path) -> tuple[Any, Any]:
         known = isinstance(named, type) and issubclass(named, transformers.PreTrainedModel)
         build: Any = named._from_config if known else transformers.AutoModel.from_config
         with torch.device("meta"):
-            return build(config, dtype=config.dtype or torch.float32), config
+            return build(config, dtype=dtype or config.dtype or torch.float32), config
     except Exception as error:  # transformers raises whatever its code runs into
         lines = str(error).splitlines() or [""]
         raise SpecError(

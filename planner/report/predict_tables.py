@@ -35,7 +35,7 @@ def predict_tables(result: Mapping[str, Any]) -> Group:
                 Column("low", [seconds(row["low_s"]) for row in rows], True, 70),
                 Column("high", [seconds(row["high_s"]) for row in rows], True, 70),
                 Column("limit", [row["limit"] for row in rows], False, 66),
-                Column("roofline", [percent(share) for share in bare], True),
+                Column("by figures", [percent(share) for share in bare], True),
                 Column("fits", [fits[row["fits"]] for row in rows]),
             ],
         ),
@@ -43,7 +43,7 @@ def predict_tables(result: Mapping[str, Any]) -> Group:
     notes = []
     if max(bare) > _MOSTLY:
         notes.append(
-            "roofline: share of the time priced from published figures alone, as a best case; "
+            "by figures: share of the time priced from published figures alone, as a best case; "
             "a rank beside predicted devices then means little"
         )
     if evaluated := rows[0]["evaluated"]:

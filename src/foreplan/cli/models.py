@@ -109,6 +109,9 @@ def predict(
     ] = None,
     batch: Annotated[int, typer.Option(help="Sequences.")] = 1,
     sequence_length: Annotated[int, typer.Option(help="New tokens of each sequence.")] = 128,
+    dtype: Annotated[
+        str | None, typer.Option(help="fp32, fp16 or bf16; the checkpoint's if left out.")
+    ] = None,
     phase: Annotated[str, typer.Option(help="inference or training.")] = "inference",
     execution: Annotated[
         str, typer.Option(help="eager, or graph: replayed from a CUDA graph, on GPUs.")
@@ -135,7 +138,7 @@ def predict(
     from foreplan.cost_models.predict_command import predict_model
 
     result = predict_model(
-        model, device or [], batch=batch, sequence_length=sequence_length, phase=phase,
+        model, device or [], batch=batch, sequence_length=sequence_length, dtype=dtype, phase=phase,
         execution=execution, costs=costs, weights=weights, profile=profile,
         device_files=device_file or [],
         launch_s=None if launch_us is None else launch_us / 1e6, rank_by=rank_by, trace=trace,

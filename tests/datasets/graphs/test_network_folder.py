@@ -13,7 +13,7 @@ import transformers
 from tests.cost_models.test_zoo_laws import WITHIN
 
 from foreplan.cost_models.predictor import Predictor
-from foreplan.cost_models.ranking import rank_devices
+from foreplan.cost_models.ranking import Ranking, rank_devices
 from foreplan.cost_models.replay import predict_latency
 from foreplan.datasets.graphs.capture import capture
 from foreplan.datasets.graphs.network_folder import (
@@ -69,6 +69,10 @@ def _folder(tmp_path: Path, fields: dict[str, Any]) -> Path:
     folder.mkdir(exist_ok=True)
     (folder / "config.json").write_text(json.dumps(fields))
     return folder
+
+
+def _latencies(ranked: Ranking) -> dict[str, float]:
+    return {replay.device: replay.latency_s for replay in ranked.replays}
 
 
 def _network(tmp_path: Path, fields: dict[str, Any]) -> NetworkFolder:
@@ -143,6 +147,32 @@ def test_what_is_not_priced_is_refused_in_one_line(
     with pytest.raises(SpecError, match=said) as caught:
         network_or_model(_folder(tmp_path, fields))
     assert "\n" not in str(caught.value)
+
+
+def test_a_dtype_is_asked_for(tmp_path: Path, predictor: Predictor) -> None:
+    """Half the bytes are half the weights, and 16 bits are not slower where both have peaks."""
+    for name in ("gpt2", str(_folder(tmp_path, BERT))):
+        ranked = {
+            dtype: rank_devices(network_or_model(name, dtype), "h200,l4", sequence_length=64,
+                                predictor=predictor)
+            for dtype in ("fp32", "fp16", "bf16")
+        }  # fmt: skip
+        assert [r.document()["dtype"] for r in ranked.values()] == ["fp32", "fp16", "bf16"]
+        wide, half = (ranked[dtype].document()["weight_bytes"] for dtype in ("fp32", "bf16"))
+        assert wide == 2 * half
+    for dtype in ("fp16", "bf16"):
+        assert _latencies(ranked[dtype]).keys() == _latencies(ranked["fp32"]).keys()
+    with pytest.raises(SpecError, match="one of fp32, fp16, bf16; 'foreplan plan serving'"):
+        network_or_model("gpt2", "int8")
+
+
+def test_sixteen_bits_are_faster_where_arithmetic_decides(predictor: Predictor) -> None:
+    wide, half = (
+        _latencies(rank_devices(network_or_model("gpt2", dtype), "h200,l4,a100-80g", batch=8,
+                                sequence_length=512, predictor=predictor))
+        for dtype in ("fp32", "bf16")
+    )  # fmt: skip
+    assert all(half[device] < wide[device] for device in wide)
 
 
 def test_positions_bound_the_tokens(tmp_path: Path) -> None:
