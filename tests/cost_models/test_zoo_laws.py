@@ -120,6 +120,22 @@ def test_a_generation_on_is_not_slower(
         assert found[better] < found[worse] * 1.02
 
 
+@pytest.mark.parametrize("phase", ["inference", "training"])
+def test_an_l4_is_behind_a_t4_by_what_its_memory_is_and_no_more(
+    phase: str, predictor: Predictor
+) -> None:
+    """Its published bandwidth is 300 GB/s, a T4's 320: few tokens read weights and little else."""
+    t4, l4 = device_zoo.device("t4"), device_zoo.device("l4")
+    slower = (t4.memory_bandwidth or 0) / (l4.memory_bandwidth or 1)
+    assert slower > 1
+    of = {
+        tokens: _latency("llama-3.1-8b", 1, tokens, "predicted", predictor, phase)
+        for tokens in (1, 16, 512)
+    }
+    assert all(found["l4"] < slower * found["t4"] for found in of.values())
+    assert of[512]["l4"] < of[512]["t4"]  # where arithmetic decides
+
+
 def test_a_sweep_inside_graphs_speaks_in_place_of_its_devices_eager_calls(
     predictor: Predictor,
 ) -> None:
