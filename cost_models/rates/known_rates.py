@@ -36,6 +36,8 @@ from foreplan.cost_models.model_store import (
     read_weights,
     write_model,
 )
+from foreplan.cost_models.rates.filter_gradients import filter_gradient_s
+from foreplan.cost_models.rates.narrow_norms import narrow_norm_s
 from foreplan.cost_models.rates.operator_rates import TERMS, family
 from foreplan.cost_models.rates.pixel_products import narrow_s
 from foreplan.cost_models.rates.pool_windows import window_s
@@ -58,6 +60,8 @@ _WIDEST = "avx512"
 _FOLDS = 5
 #: What was measured on a device: its programs (N,) and their seconds (N,).
 Measured = tuple[Device, Sequence[Program], Floats]
+#: Seconds beside those of a likeness.
+_BESIDE = (window_s, function_s, narrow_s, narrow_norm_s)
 #: Of a normal distribution, half of its 90 % interval in standard deviations.
 _INTERVAL = 1.645
 
@@ -172,9 +176,10 @@ class KnownRates:
         """
         launch = launch_s(device)
         beside = np.array([
-            sum(of(item, device, launch) for of in (window_s, function_s, narrow_s))
+            sum(of(item, device, launch) for of in _BESIDE)
             for item in programs
         ])  # fmt: skip
+        alone = [filter_gradient_s(item, device, launch) for item in programs]
         programs, shares = self._worded(programs, device)
         # How like each known device is (K, M), -1 where it was not timed with such a kernel.
         like = np.array([
@@ -190,7 +195,8 @@ class KnownRates:
                 total[mine] += np.log(each.law.seconds(asked, device, waits=waits))
                 count[mine] += 1
         mean = np.exp(total / np.where(count > 0, count, np.nan))
-        return np.asarray(shares * mean + beside)
+        found = np.asarray(shares * mean + beside)
+        return np.where([own is None for own in alone], found, np.array(alone, dtype=np.float64))
 
     def _worded(self, programs: Sequence[Program], device: Device) -> tuple[list[Program], Floats]:
         """Programs, those that nobody timed by their likeness, and how much of each (M,)."""

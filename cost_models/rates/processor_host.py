@@ -3,32 +3,40 @@
 Rates of processors were timed on calls in a loop, one kind at a time. In a pass each ATen call,
 views among them, stands behind lines of Python, its dispatch and, in the forward pass of a training
 step, the node that autograd makes for it and a result whose memory was last used a step ago. Nodes
-are all that the backward pass has of it. An update goes through lists of tensors.
+are all that the backward pass has of it. An update goes through lists of tensors. Most of it comes
+once for a part of a pass, however many calls it has: the code of the model and of torch is brought
+back into the caches, the more of it the more the pass uses (`reuse`). Of few calls it stays there.
 
-Constants are `fitted`, in calls of the device (1.0 us there), to least mean absolute error of 58
-passes of eleven networks that no table of docs/results/end_to_end.md scores, on one core of an EPYC
-(Zen 5): ``tests/benchmarks/other_networks.py``, ``datasets/measured/epyc_networks_others.json``.
-A share of the operators' time in its place, or beside it, said less.
+Constants are `fitted`, in calls of the device (1.0 us there), to least mean absolute error of 98
+passes of networks that no table of docs/results/end_to_end.md scores, on one core of an EPYC (Zen
+5): eleven networks, five of them with one to eight layers, and seven of the same hours as the
+scored ones; ``tests/benchmarks/other_networks.py``, ``datasets/measured/epyc_networks_others.json``
+and ``_depths``. A share of the operators' time in its place, or beside it, said less.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from types import MappingProxyType
 
 from foreplan.cost_models.costs import Estimate
 from foreplan.cost_models.lowering.graph_step import Part, Step
 from foreplan.cost_models.lowering.recurrent_parts import is_recurrent
+from foreplan.cost_models.rates.reuse import waiting_share, working_set
 from foreplan.cost_models.roofline import launch_s
 from foreplan.datasets.device import Device
 from foreplan.datasets.program import Program
 
-#: Calls' worth of time for each ATen call of an inference, and of the parts of a training step; of
-#: an update for each tensor.
-_INFERENCE = 5.5
-_TRAINING = MappingProxyType[Part, float](
-    {"forward": 11.5, "loss": 11.5, "backward": 5.5, "optimizer": 10.75}
-)
+#: Calls' worth of time of each ATen call and of the whole part, of an inference and of the parts of
+#: a training step; of an update for each tensor.
+_INFERENCE = (2.5, 1500.0)
+_TRAINING = MappingProxyType[Part, tuple[float, float]](
+    {"forward": (8.0, 1550.0), "loss": (8.0, 1550.0), "backward": (2.5, 1150.0),
+     "optimizer": (10.75, 0.0)}
+)  # fmt: skip
+#: Calls of a part whose code stays near; assumed, as fewest calls of a fitted part are 32.
+_FEW = 25
 #: Prices that hold it: of profiles, which add it by program (`tables`), and what users gave.
 _WHOLE = frozenset({"given", "measured", "interpolated", "extrapolated"})
 
@@ -45,11 +53,31 @@ def processor_host_s(
     """
     call_s = launch_s(device)
     trains = any(step.part != "forward" for step in steps)
-    return [
-        0.0 if price.source in _WHOLE
-        else call_s * _issued(step) * (_TRAINING[step.part] if trains else _INFERENCE)
+    issued = [
+        0 if price.source in _WHOLE else _issued(step)
         for step, price in zip(steps, prices, strict=True)
-    ]  # fmt: skip
+    ]
+    brought = brought_share(steps, device)
+    calls = Counter[Part]()
+    for step, count in zip(steps, issued, strict=True):
+        calls[_together(step.part)] += count
+    found = []
+    for step, count in zip(steps, issued, strict=True):
+        each, whole = _TRAINING[step.part] if trains else _INFERENCE
+        among = calls[_together(step.part)]
+        once = brought * whole * among / (among**2 + _FEW**2)
+        found.append(call_s * count * (each + once))
+    return found
+
+
+def brought_share(steps: Sequence[Step], device: Device) -> float:
+    """Share of what a pass takes for its code that its working set leaves, up to 1."""
+    return waiting_share(device, working_set(steps), "wide")
+
+
+def _together(part: Part) -> Part:
+    """The part that a part is run with."""
+    return "forward" if part == "loss" else part
 
 
 def _issued(step: Step) -> int:

@@ -7,7 +7,8 @@ linear of as many rows; a norm by a decoder's, and a map over elements by an add
 as many values: in bf16 processors convert each to fp32 and back, so that they take no less than in
 fp32. Judged by what the calls do; that norms and maps go by a decoder's operators and not by a
 training step's, and by values and not by bytes, was chosen on 32 passes of eight networks
-(end_to_end.md). What is beside a likeness: `pixel_products`, `pool_windows`, `slow_functions`.
+(end_to_end.md). What is beside a likeness: `pixel_products`, `pool_windows`,
+`slow_functions`, `narrow_norms`; and in its place: `filter_gradients`.
 """
 
 from __future__ import annotations
@@ -35,19 +36,22 @@ _PRODUCTS = frozenset(
     f"torch.{name}"
     for name in ("linear", "addmm", "mm", "matmul", "bmm", "baddbmm", "addbmm", "einsum")
 )
-#: How much of a GELU its gradient takes; oneDNN computes both (`measured`, as below:
-#: ``tests/benchmarks/likeness_figures.py``, seed 0).
-_GELU_GRADIENT = 1.85
+#: How much of a decoder's GELU one takes, and its gradient; oneDNN computes both (`measured`, as
+#: below: ``tests/benchmarks/likeness_figures.py``, seed 0; the gradient in bf16: assumed).
+_GELU = MappingProxyType({"fp32": (1.25, 2.5), "bf16": (1.0, 1.85)})
 #: What a convolution with a filter a channel takes of the time of plain images where channels lie
 #: last, forward and for each gradient (measured).
 _BY_CHANNEL_LAST = MappingProxyType({"": 0.45, INPUT_GRADIENT: 0.35, WEIGHT_GRADIENT: 0.8})
 #: What an update takes of a profile's, which was timed with all tensors of a network and waits for
 #: each; that is apart in a pass (`processor_host`; fitted with it).
 _UPDATE = 0.8
+#: What a value takes of a decoder's (measured): in fp32, where none is converted and back, and of
+#: norms of channels, whose mean and variance are known or a call of their own.
+_UNCONVERTED, _OF_CHANNELS = 0.6, 0.5
 #: Operators that read and write each element about once.
 _MAPS = frozenset(
     ["elementwise", "fill", "roll", "reduction", "pool", "pool_gradient", "softmax", "embedding",
-     "add", "dropout", "norm_gradient"]
+     "add", "dropout"]
 )  # fmt: skip
 
 
@@ -72,8 +76,9 @@ def profiled_alike(item: Program, device: Device) -> tuple[Program, float] | Non
         # Of as many rows as all matrices of a batch have together.
         as_linear = {"rows": d["batch"] * d["m"], "n": d["n"], "k": d["k"]}
         return program("linear", Variant.parse(f"{plain}/torch.linear"), **as_linear), 1.0
-    if item.op in ("norm", "batch_norm"):
-        return _as_wide(item, "norm", "layer_norm"), 1.0
+    if item.op in ("norm", "batch_norm", "norm_gradient"):
+        share = _OF_CHANNELS if d.get("channels", 1) > 1 else 1.0
+        return _as_wide(item, "norm", "layer_norm", share), 1.0
     if item.op.removesuffix("_gradient") in ("attention", "full_attention"):
         kernel = "sdpa" if item.op.startswith("full") else "sdpa_causal"
         sizes = {name: d[name] for name in ("batch", "queries", "keys", "heads", "head_dim")}
@@ -98,10 +103,10 @@ def profiled_alike(item: Program, device: Device) -> tuple[Program, float] | Non
     if item.op in _MAPS:
         kernel = plain_kernel(v.kernel)
         if kernel in ("torch.gelu", "torch.gelu_tanh"):
-            return _as_wide(item, "activation", "gelu"), 1.0
+            return _as_wide(item, "activation", "gelu"), _GELU[dtype][0]
         if kernel in ("torch.gelu_backward", "torch.gelu_tanh_backward"):
             forward = program(item.op, v, **{**d, "inputs": 1})
-            return _as_wide(forward, "activation", "gelu"), _GELU_GRADIENT
+            return _as_wide(forward, "activation", "gelu"), _GELU[dtype][1]
         return _as_wide(item, "add", "add"), 1.0
     return None
 
@@ -116,9 +121,10 @@ def timed_alike(item: Program) -> Program:
     return replace(item, variant=replace(item.variant, kernel=kernel))
 
 
-def _as_wide(item: Program, op: str, stock: str) -> Program:
-    """The decoder's operator with rows as wide, and as many of them as move as many values."""
+def _as_wide(item: Program, op: str, stock: str, share: float = 1.0) -> Program:
+    """The decoder's operator with rows as wide, and as many of them as move a share of values."""
     variant, cols = Variant("bf16", "bf16", f"torch.{stock}"), item.dims["cols"]
     row = program(op, variant, rows=1, cols=cols)
-    values = item.bytes / (4 if item.variant.compute == "fp32" else 2)
+    fp32 = item.variant.compute == "fp32"
+    values = share * (_UNCONVERTED * item.bytes / 4 if fp32 else item.bytes / 2)
     return program(op, variant, rows=max(1, round(values / (row.bytes / 2))), cols=cols)

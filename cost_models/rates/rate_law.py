@@ -49,7 +49,7 @@ _RANGE = 3.0
 _FARTHEST = 6.0
 _VARIANT = LEVELS.index("variant")
 #: Families whose rows were timed on weights, code and data that no cache held.
-WAITING = frozenset({"product", "attention"})
+WAITING = frozenset({"product", "attention", "wide"})
 _LAUNCH, _MEMORY = TERMS.index("launch"), TERMS.index("memory")
 
 

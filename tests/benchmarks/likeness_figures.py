@@ -13,7 +13,7 @@ import argparse
 import math
 import statistics
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -179,7 +179,7 @@ def norms(draw: Draw) -> Iterator[list[Case]]:
 def _batch_norms(batch: int, channels: int, side: int) -> list[Case]:
     image, back = torch.randn(2, batch, channels, side, side)
     scale, shift = torch.ones(channels), torch.zeros(channels)
-    size = {"rows": batch * channels * side, "cols": side, "channels": channels}
+    size = {"rows": batch * channels, "cols": side**2, "channels": channels}
     found = []
     for word, whole in (("", False), ("_of_batch", True)):
         norm = partial(torch.nn.functional.batch_norm, image, shift.clone(), scale.clone(), scale,
@@ -192,6 +192,37 @@ def _batch_norms(batch: int, channels: int, side: int) -> list[Case]:
         item = program("norm_gradient", _plain(f"backward{word}"), **size, results=2)
         found.append(Case(f"batch norm{word}, gradient", item, call, (back,)))
     return found
+
+
+def filters(draw: Draw) -> Iterator[list[Case]]:
+    """Gradients of filters of one channel by their weights, with and without a kernel."""
+    while True:
+        batch, channels, side = draw.one(1, 2, 4), draw.size(24, 768, 8), draw.one(2, 4, 8, 16, 32)
+        window, stride, last = draw.one(3, 5, 7, 7, 9), draw.one(1, 1, 2), bool(draw.one(0, 1))
+        pad = window // 2
+        out = (side + 2 * pad - window) // stride + 1
+        sizes = {"batch": batch, "groups": channels, "cin": channels, "cout": channels,
+                 "taps": window**2, "inputs": side**2, "outputs": out**2}  # fmt: skip
+        kernel = "conv2d" + ("_channels_last" if last else "") + "_bias_weight_gradient"
+        item = program("conv", _plain(kernel), **sizes)
+        if item.flops > 2e8:
+            continue
+        layout = torch.channels_last if last else torch.contiguous_format
+        x = torch.randn(batch, channels, side, side).to(memory_format=layout)
+        g = torch.randn(batch, channels, out, out).to(memory_format=layout)
+        w = torch.randn(channels, 1, window, window)
+        call = partial(
+            _ATEN.convolution_backward.default, g, x, w, [channels], [stride, stride], [pad, pad],
+            [1, 1], False, [0, 0], channels, [False, True, True],
+        )  # fmt: skip
+        found = "a kernel" if window == 3 and side > 2 else "no kernel"
+        yield [Case(f"filters, {'last' if last else 'plain'}, {found}", item, call, (g,))]
+
+
+def narrow_norms(draw: Draw) -> Iterator[list[Case]]:
+    """Batch norms of small images."""
+    while True:
+        yield _batch_norms(draw.one(1, 2, 4), draw.size(64, 2048, 8), draw.one(2, 3, 4))
 
 
 def updates(draw: Draw) -> Iterator[Case]:
@@ -226,13 +257,22 @@ def seconds(case: Case, other: torch.Tensor) -> float:
     return statistics.median(found)
 
 
-def drawn(seed: int) -> Iterator[Case]:
-    """All cases of a seed."""
+#: How many draws of each kind.
+_MANY = {convolutions: 72, maps: 8, norms: 12, filters: 60, narrow_norms: 16}
+
+
+def drawn(seed: int, kinds: Collection[str] = ()) -> Iterator[Case]:
+    """All cases of a seed, or those of some kinds, drawn by themselves."""
     draw = Draw(seed)
+    for many, count in _MANY.items():
+        for cases, _ in zip(many(draw), range(count * (many.__name__ in kinds)), strict=False):
+            yield from cases
+    if kinds:
+        return
     for source, count in ((products, 48), (updates, 10)):
         for case, _ in zip(source(draw), range(count), strict=False):
             yield case
-    for many, count in ((convolutions, 72), (maps, 8), (norms, 12)):
+    for many, count in _MANY.items():
         for cases, _ in zip(many(draw), range(count), strict=False):
             yield from cases
 
@@ -243,16 +283,19 @@ def main() -> None:
     parser.add_argument("document", type=Path)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--each", action="store_true")
+    parser.add_argument("--kinds", nargs="+", default=[], choices=[of.__name__ for of in _MANY])
+    parser.add_argument("--behind", type=int, default=BEHIND, help="bytes")
     asked = parser.parse_args()
     device = validate(Device, load_document(asked.document)["figures"], "figures")
     torch.set_num_threads(1)
     torch.manual_seed(asked.seed)
-    other = torch.ones(BEHIND // 4)
-    waits = {device.name: Waits(waiting_share(device, BEHIND))}
+    other = torch.ones(asked.behind // 4)
+    wide = waiting_share(device, asked.behind, "wide")
+    waits = {device.name: Waits(waiting_share(device, asked.behind), {"wide": wide})}
     source = PredictedSource(Predictor.load(), devices={device.name: device}, waits=waits)
     found: dict[str, list[tuple[float, float]]] = {}
     with torch.no_grad():
-        for case in drawn(asked.seed):
+        for case in drawn(asked.seed, asked.kinds):
             measured = seconds(case, other)
             price = source.estimate(case.item, device.name)
             predicted = price.mean_s if price else math.nan

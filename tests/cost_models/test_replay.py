@@ -218,7 +218,7 @@ def test_a_cpu_is_priced_by_the_rates_of_others() -> None:
     steps = model_steps(small("gpt2"), batch=1, tokens=8)
     result = replay_steps(steps, replay_book(CPU), CPU)
     assert set(result.by("source")) <= {"predicted", "roofline"}
-    assert result.by("source")["predicted"] > 0.5 * result.latency_s
+    assert result.by("source")["predicted"] > 0.9 * result.device_s
     assert result.host_s > 0.0
     assert result.latency_s == pytest.approx(result.device_s + result.host_s)
     plain = replay_steps(steps, replay_book(CPU, "roofline"), CPU)

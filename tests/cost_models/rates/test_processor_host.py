@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import nn
@@ -9,7 +11,9 @@ from torch import nn
 from foreplan.cost_models.costs import CostBook, Estimate
 from foreplan.cost_models.lowering.graph_programs import lower
 from foreplan.cost_models.lowering.graph_step import PHASES, Phase
-from foreplan.cost_models.rates.processor_host import processor_host_s
+from foreplan.cost_models.rates import processor_host
+from foreplan.cost_models.rates.processor_host import brought_share, processor_host_s
+from foreplan.cost_models.rates.reuse import working_set
 from foreplan.cost_models.replay import replay, replay_book, replay_steps
 from foreplan.datasets.device import Device
 from foreplan.datasets.graphs.capture import capture
@@ -54,7 +58,26 @@ def test_what_a_kernel_calls_by_itself_is_one_call() -> None:
     steps = lower(capture(form, [torch.zeros(2, 4), torch.zeros(2, 5)], eager=True))
     assert [step.calls > 6 for step in steps] == [True, False], "some for each output, and a bias"
     prices = [Estimate(1e-5, 1e-5, 1e-5, "predicted") for _ in steps]
-    assert processor_host_s(steps, prices, CORE)[0] == priced("inference", "predicted")[0]
+    whole, added = processor_host_s(steps, prices, CORE)
+    assert whole == pytest.approx(added / steps[1].calls)
+
+
+def many(count: int, part: str = "forward") -> float:
+    """Seconds of the host of a part of so many calls."""
+    step = replace(STEPS["inference"][0], part=part, calls=1)
+    steps = [step] * count
+    prices = [Estimate(1e-5, 1e-5, 1e-5, "predicted")] * count
+    return sum(processor_host_s(steps, prices, CORE))
+
+
+def test_most_of_it_comes_once_for_a_pass() -> None:
+    assert many(1) < 8 * CORE.launch_overhead_s, "code of few calls stays near"
+    tens, hundreds, thousands = many(100), many(400), many(4000)
+    assert 10 * many(10) > tens, "each costs less the more there are"
+    assert 1.5 * tens < hundreds < 3 * tens
+    # Code is brought back once: what thousands of calls more add is their own.
+    each, _ = processor_host._INFERENCE
+    assert many(8000) - thousands == pytest.approx(4000 * each * CORE.launch_overhead_s, rel=0.01)
 
 
 @pytest.mark.parametrize("phase", PHASES)
@@ -69,3 +92,14 @@ def test_a_pass_takes_its_operators_and_its_host(phase: Phase) -> None:
     assert none.latency_s == pytest.approx(found.device_s)
     given = CostBook((), given={step.work: 1e-5 for step in steps})
     assert replay(steps, given, CORE).latency_s == pytest.approx(1e-5 * len(steps))
+
+
+def test_code_is_brought_back_where_a_pass_fills_the_caches() -> None:
+    used = working_set(STEPS["inference"])
+    shares = [
+        brought_share(STEPS["inference"], CORE.model_copy(update={"l3_bytes": int(used * over)}))
+        for over in (1, 2, 4, 8, 16)
+    ]
+    assert shares[:2] == [1.0, 1.0]
+    assert 1.0 > shares[2] > shares[3] > shares[4] > 0.0
+    assert brought_share(STEPS["inference"], CORE) == 1.0, "no cache is known"

@@ -35,10 +35,11 @@ MAPS = [
     program("add", Variant("bf16", "bf16", "torch.add"), rows=64, cols=512),
     program("norm", Variant("bf16", "bf16", "torch.layer_norm"), rows=64, cols=512),
 ]
+CORE_BYTES = 1 << 25
 CORE = Device(
     name="cpu:threads=1", chip="new", vendor="test", kind="cpu", isa=("avx2",),
     peak_flops={"fp32/vector": 1e11}, memory_bandwidth=2e10, launch_overhead_s=1.2e-6,
-    l3_bytes=1 << 25,
+    l3_bytes=CORE_BYTES,
 )  # fmt: skip
 
 
@@ -68,6 +69,11 @@ def test_only_processors_with_a_known_cache_have_near_operands() -> None:
     assert waiting_share(CORE, 0.0) == waiting_share(CORE, 1 << 20) < 1.0
     assert waiting_share(CORE, 1 << 30) == 1.0
     assert waiting_share(cached(None), 0.0) == 1.0
+    # Maps were timed with more in the caches than products were: half a cache is far for them.
+    wide, products = ([waiting_share(CORE, CORE_BYTES * f, kind) for f in (0.05, 0.25, 0.5)]
+                      for kind in ("wide", "product"))  # fmt: skip
+    assert all(a > b for a, b in zip(wide, products, strict=True))
+    assert wide[0] < wide[1] < wide[2] == 1.0
     assert waiting_share(cached(None, l2_bytes=1 << 25), 0.0) == waiting_share(CORE, 0.0)
     assert waiting_share(device_zoo.device("h200"), 0.0) == 1.0
 
@@ -78,11 +84,13 @@ def test_a_near_price_is_never_above_the_cold_one() -> None:
     before = cold
     for waits in (0.9, 0.6, 0.3, 0.0):
         found = known.seconds([*PRODUCTS, *MAPS], CORE, waits=Waits(waits))
-        assert (found[: len(PRODUCTS)] < before[: len(PRODUCTS)]).all()
+        assert (found < before).all(), "of maps and norms the call"
         assert (found > 0).all()
-        # Maps and norms were timed on near operands as it is.
-        np.testing.assert_array_equal(found[len(PRODUCTS) :], cold[len(PRODUCTS) :])
         before = found
+    # All that a large map takes is the memory of operands that were just written.
+    large = program("add", Variant("bf16", "bf16", "torch.add"), rows=1 << 14, cols=4096)
+    cold, near = (known.seconds([large], CORE, waits=Waits(share)) for share in (1.0, 0.0))
+    assert near == pytest.approx(cold, rel=0.01)
     near = known.forecast(PRODUCTS, CORE, waits=Waits(0.5))
     far = known.forecast(PRODUCTS, CORE)
     for name in ("mean_s", "low_s", "high_s"):
@@ -157,8 +165,8 @@ def test_a_larger_cache_never_makes_a_pass_slower(phase: Phase) -> None:
         for device in map(cached, sizes)
     ]
     # Of a pass larger than all caches the code of neighbouring calls alone is kept.
-    assert found[0].latency_s == found[1].latency_s < cold.latency_s
-    assert found[0].by("kind")["activation"] == cold.by("kind")["activation"]
+    assert found[0].device_s == found[1].device_s < cold.device_s
+    assert found[0].by("kind")["activation"] <= cold.by("kind")["activation"]
     times = [each.latency_s for each in found]
     assert times == sorted(times, reverse=True)
     assert times[-1] < times[0]
@@ -166,7 +174,7 @@ def test_a_larger_cache_never_makes_a_pass_slower(phase: Phase) -> None:
         assert warm.mean_s <= price.mean_s
     by_kind, before = found[-1].by("kind"), cold.by("kind")
     assert by_kind["linear"] < before["linear"]
-    assert by_kind["activation"] == before["activation"]
+    assert by_kind["activation"] < before["activation"]
 
 
 def test_a_prediction_knows_its_pass() -> None:

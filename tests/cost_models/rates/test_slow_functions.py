@@ -31,6 +31,8 @@ def test_a_function_costs_its_elements_beside_its_bytes() -> None:
     assert function_s(mapped("tanh_"), CORE, 1e-6) == pytest.approx(100e-6)
     for plain in ("relu", "pow", "gelu", "backward"):
         assert function_s(mapped(plain), CORE, 1e-6) == 0.0
+    softmax = program("softmax", Variant("fp32", "fp32", "torch.softmax"), rows=11, cols=200)
+    assert function_s(softmax, CORE, 1e-6) == pytest.approx(1e-6)
     tanh, relu = KnownRates.load().seconds([mapped("tanh"), mapped("relu")], CORE)
     assert tanh == pytest.approx(relu + 100e-6)
 
@@ -56,4 +58,4 @@ def test_a_gradient_says_which_function_it_takes_again(layer: nn.Module, kernel:
 
 def test_the_gradient_of_a_gelu_is_dearer_than_the_gelu() -> None:
     forward, back = KnownRates.load().seconds([mapped("gelu"), mapped("gelu_backward", 2)], CORE)
-    assert back == pytest.approx(1.85 * forward)
+    assert back == pytest.approx(2 * forward)
