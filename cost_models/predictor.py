@@ -23,9 +23,7 @@ from foreplan.cost_models.lowering.attention_mask import AttentionMask
 from foreplan.cost_models.lowering.graph_backward import (
     ATTENTION_BACKWARD,
     BACKWARD,
-    BY_BLOCK,
-    BY_COLUMN,
-    BY_ROW,
+    BY_GROUP,
     CHANNEL_SUM,
 )
 from foreplan.cost_models.lowering.graph_programs import BIAS
@@ -240,16 +238,14 @@ _NOTHING: _Row = (UNKNOWN, "", {})
 
 #: Kernels that pick by any index, not rows of a table by their numbers.
 _INDEXED = frozenset({"torch.index"})
-#: Kernels that write another data type than they read.
-_CONVERTS = frozenset({"torch.to", "torch._to_copy"})
 #: Products whose second operand lies along its columns, not along what is added up.
 _COLUMNS_FIRST = frozenset(
     f"torch.{name}" for name in ("addmm", "mm", "matmul", "bmm", "baddbmm", "addbmm", "einsum")
 )
 #: Sums along rows are 0; what a sum's kernel says of others.
 _SUMS = {BACKWARD: 1, CHANNEL_SUM: 2}
-#: How a broadcast operand lies, as the sweep inside CUDA graphs numbers it.
-_LIES = {BY_ROW: 1, BY_COLUMN: 2, BY_BLOCK: 3}
+#: Norms whose rows are groups of channels.
+_OF_GROUPS = ("group_norm", "instance_norm")
 #: What the name of a kernel says: a convolution along a line.
 _LINE = "conv1d"
 #: Elements of an update are nearly all in tensors of round sizes, which kernels go through faster.
@@ -278,7 +274,7 @@ def _published(row: _Row) -> _Row:
         return "elementwise", dtype, size | {"inputs": 2, "cost": 1}
     left_out = {
         "strided", "groups", "line", "channels_last", "turned", "bias", "broadcast", "converts",
-        "rms", "masks", "training", "kernels", "longest", "function",
+        "rms", "masks", "training", "kernels", "longest", "function", "channels",
     }  # fmt: skip
     plain = dict.fromkeys(FAMILIES["conv"], "conv")
     return plain.get(kind, kind), dtype, {n: size for n, size in dims.items() if n not in left_out}
@@ -315,6 +311,7 @@ def _row(program: Program) -> _Row:
         batch = v.kernel.endswith("batch_norm")  # of which no channels are known
         kind = "softmax" if program.op == "softmax" else "batchnorm" if batch else "layernorm"
         of_squares = {"rms": int(v.kernel.endswith("rms_norm"))} if kind == "layernorm" else {}
+        of_squares |= {"channels": 1} if v.kernel.endswith(_OF_GROUPS) else {}
         return kind, dtype, {"rows": d["rows"], "cols": d["cols"]} | of_squares
     if program.op == "matmul":
         size = {"b": d["batch"], "m": d["m"], "n": d["n"], "k": d["k"]}
@@ -325,7 +322,8 @@ def _row(program: Program) -> _Row:
         words = {"training": OF_BATCH, "channels_last": CHANNELS_LAST}
         return kind, dtype, size | {name: int(word in v.kernel) for name, word in words.items()}
     if program.op == "norm_gradient":
-        return "layernorm_gradient", dtype, {"rows": d["rows"], "cols": d["cols"]}
+        size = {"rows": d["rows"], "cols": d["cols"], "channels": int(BY_GROUP in v.kernel)}
+        return "layernorm_gradient", dtype, size
     if program.op == "conv":
         sizes = _conv_sizes(d, v.kernel)
         of = next((g for g in (INPUT_GRADIENT, WEIGHT_GRADIENT) if v.kernel.endswith(g)), "")
@@ -346,11 +344,8 @@ def _row(program: Program) -> _Row:
         packed = {name: d[name] for name in ("kernels", "longest")}
         return "elementwise", dtype, {"rows": 1, "cols": round_up, "inputs": 6, "cost": 12} | packed
     if program.op in ("elementwise", "dropout"):  # with its mask, as a sweep times it
-        lies = next((lies for name, lies in _LIES.items() if v.kernel.endswith(name)), 0)
-        return "elementwise", dtype, {
-            "rows": d["rows"], "cols": d["cols"], "inputs": d.get("inputs", 1), "cost": 1,
-            "broadcast": lies, "converts": int(v.kernel in _CONVERTS),
-            **map_kernel(program)._asdict()}  # fmt: skip
+        size = {"rows": d["rows"], "cols": d["cols"], "inputs": d.get("inputs", 1), "cost": 1}
+        return "elementwise", dtype, size | map_kernel(program)._asdict()
     if program.op == "roll":
         size = {"rows": d["rows"], "cols": d["cols"], "inputs": 1, "cost": 1}
         return "elementwise", dtype, size | {"strided": 2, "broadcast": 0, "converts": 0}

@@ -14,13 +14,19 @@ from foreplan.datasets.program import CHANNELS_LAST, TRANSPOSED
 DENSE: Final = "_dense"
 APART: Final = "_apart"
 
-#: Operands of a map lie in different orders.
+#: Operands of a map lie in different orders; neighbours of one are none of another.
 REORDERED: Final = "_reordered"
-#: Every word here, to be taken off the name of a kernel.
-COPY_WORDS: Final = (DENSE, APART, REORDERED, TRANSPOSED, CHANNELS_LAST)
+ACROSS: Final = "_across"
+#: Operands of a map are of FP32 and of 16 bits: the larger one of 16 bits, or another one.
+CONVERTED, MIXED = "_converted", "_mixed"
+#: Every word here, to be taken off the name of a kernel, the last one first.
+COPY_WORDS: Final = (
+    CONVERTED, MIXED, DENSE, APART, REORDERED, ACROSS, TRANSPOSED, CHANNELS_LAST,
+)  # fmt: skip
 
 _COPIES = frozenset({"contiguous", "clone", "reshape"})
 _JOINS = frozenset({"cat", "stack"})
+_HALVES = frozenset({"bfloat16", "float16"})
 
 
 def copy_words(name: str, arguments: str) -> str:
@@ -47,25 +53,72 @@ def copy_words(name: str, arguments: str) -> str:
 
 
 def map_words(shape: Sequence[int], arguments: str) -> str:
-    """Words behind the name of a map's kernel: how the operands lie that are as large as it.
+    """Words behind the name of a map's kernel: how its operands lie, and of which types they are.
 
     Args:
         shape: of the result.
         arguments: of the call, as `OperatorCall` has them.
     """
-    orders = set()
-    for own, strides, _ in described_tensors(arguments):
-        if list(own) != list(shape):
-            continue
-        long = [(step, size) for step, size in zip(strides, own, strict=True) if size > 1]
-        inner_first = sorted(long)
-        if any(
-            step != math.prod(size for _, size in inner_first[:at])
-            for at, (step, _) in enumerate(inner_first)
-        ):
-            return APART
-        orders.add(tuple(step for step, _ in long))
-    return REORDERED if len(orders) > 1 else ""
+    tensors = [tensor for tensor in described_tensors(arguments) if math.prod(tensor[0]) > 1]
+    whole = [tensor for tensor in tensors if list(tensor[0]) == list(shape)]
+    kinds = {kind for _, _, kind in tensors}
+    types = ""
+    if "float32" in kinds and kinds & _HALVES:
+        types = CONVERTED if whole and all(kind in _HALVES for _, _, kind in whole) else MIXED
+    if any(not _dense(own, strides) for own, strides, _ in whole):
+        return APART + types
+    orders = {tuple(step for step, size in zip(strides, own, strict=True) if size > 1)
+              for own, strides, _ in whole}  # fmt: skip
+    blocks = [(own, strides) for own, strides, _ in tensors if _is_block(own, shape)]
+    neighbours = {_neighbours(own, strides, len(shape)) for own, strides, _ in whole} | {
+        _neighbours(own, strides, len(shape)) for own, strides in blocks
+    }
+    if len(neighbours) > 1:
+        return ACROSS + types
+    return REORDERED * (len(orders) > 1) + types
+
+
+def _dense(shape: Sequence[int], strides: Sequence[int]) -> bool:
+    """Whether elements lie without a gap, in any order."""
+    inner_first = sorted(
+        (step, size) for step, size in zip(strides, shape, strict=True) if size > 1
+    )
+    return all(
+        step == math.prod(size for _, size in inner_first[:at])
+        for at, (step, _) in enumerate(inner_first)
+    )
+
+
+def _is_block(shape: Sequence[int], whole: Sequence[int]) -> bool:
+    """Whether an operand is read again and again and still is more than a vector."""
+    extents = [size for size in shape if size > 1]
+    return len(extents) > 1 and math.prod(shape) < math.prod(whole)
+
+
+def _neighbours(shape: Sequence[int], strides: Sequence[int], dimensions: int) -> int:
+    """The dimension of a result along which an operand's elements are neighbours."""
+    long = [(step, -at) for at, (step, size) in enumerate(zip(strides, shape, strict=True))
+            if size > 1]  # fmt: skip
+    step, last = min(long)
+    return dimensions - len(shape) - last if step == 1 else -1
+
+
+def copied_sizes(arguments: str) -> tuple[int, int]:
+    """Rows and columns of a copy: columns are neighbours of what is written, read in one step each.
+
+    Args:
+        arguments: of the call, as `OperatorCall` has them.
+    """
+    shape, strides, _ = described_tensors(arguments)[0]
+    elements = max(1, math.prod(shape))
+    if lies_in_rows(shape, strides):  # images whose channels become last
+        return elements // max(1, shape[1]), max(1, shape[1])
+    cols = shape[-1]
+    for at in range(len(shape) - 2, -1, -1):
+        if strides[at] != strides[at + 1] * shape[at + 1]:
+            break
+        cols *= shape[at]
+    return elements // max(1, cols), max(1, cols)
 
 
 def lies_in_rows(shape: Sequence[int], strides: Sequence[int]) -> bool:

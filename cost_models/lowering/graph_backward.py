@@ -46,6 +46,8 @@ DROPOUT_BACKWARD = "torch.dropout_backward"
 ROW_SUM, CHANNEL_SUM = "torch.sum", "torch.backward_by_channel"
 #: What names of kernels say of an operand with one value a row, a column, or a block of rows.
 BY_ROW, BY_COLUMN, BY_BLOCK = "_by_row", "_by_column", "_by_block"
+#: What the gradient of a norm says whose rows are groups of channels.
+BY_GROUP = "_by_group"
 
 #: An attention's gradient in forward passes, where no table has it: 2.5 times the FLOP at 0.86 of
 #: the rate (Dao, FlashAttention-2, 2023: up to 73 % of an A100's peak forward, 63 % backward).
@@ -53,6 +55,9 @@ ATTENTION_BACKWARD = 3
 
 _BATCH_NORM = "torch.batch_norm"
 #: Operators whose gradients go through as much as they do.
+#: Images interpolated by kernels that go back by others, and what the name of those says.
+INTERPOLATES = frozenset({"upsample_bilinear2d", "upsample_bicubic2d"})
+OF_INTERPOLATED = "_backward"
 _BACK_ALIKE = ("upsample_", "_upsample_", "_cdist_forward", "_pdist_forward", "logcumsumexp")
 
 #: Views whose gradients are joined, parts that have none as zeros.
@@ -96,7 +101,10 @@ def gradient_steps(node: OperatorNode, step: Step, read: Sequence[Operand]) -> l
         return [replace(back, work=replace(work, op="recurrent_gradient", variant=variant))]
     if work.op == "bilinear":  # by each operand the same sums of products again
         return [back] * sum(operand.gradient for operand in read)
-    # Rolled, transformed or interpolated back, or all pairs once more.
+    if name in INTERPOLATES:
+        variant = replace(work.variant, kernel=f"{work.variant.kernel}{OF_INTERPOLATED}")
+        return [replace(back, work=replace(work, variant=variant))]
+    # Rolled or transformed back, interpolated otherwise, or all pairs once more.
     if work.op in ("roll", "fft") or name.startswith(_BACK_ALIKE):
         return [back]
     if work.op in ("norm", "batch_norm"):
@@ -313,6 +321,8 @@ def _norm(
     # Parameters' gradients are sums over the same tensors, which are read once more.
     size = {"rows": d["rows"], "cols": d["cols"], "channels": of, "results": 1 + any(scale)}
     words = work.variant.kernel.removeprefix(_BATCH_NORM) if of > 1 else ""
+    if node.target.rpartition(".")[2] in ("group_norm", "instance_norm"):
+        words = BY_GROUP
     return [replace(back, work=program("norm_gradient", _own(back, words), **size))]
 
 

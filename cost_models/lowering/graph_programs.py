@@ -20,7 +20,7 @@ from types import MappingProxyType
 from foreplan.cost_models.costs import Segment
 from foreplan.cost_models.lowering.attention_mask import AttentionMask
 from foreplan.cost_models.lowering.attention_parts import dropout_word
-from foreplan.cost_models.lowering.copy_layout import copy_words, map_words
+from foreplan.cost_models.lowering.copy_layout import MIXED, copied_sizes, copy_words, map_words
 from foreplan.cost_models.lowering.expert_products import by_experts
 from foreplan.cost_models.lowering.gradient_maps import PADS
 from foreplan.cost_models.lowering.graph_backward import (
@@ -46,7 +46,7 @@ from foreplan.cost_models.lowering.graph_gradients import (
 from foreplan.cost_models.lowering.graph_loss import loss_steps
 from foreplan.cost_models.lowering.graph_step import Phase, Step
 from foreplan.cost_models.lowering.graph_whole import host_calls, whole_program
-from foreplan.cost_models.lowering.hidden_copies import hidden_copies
+from foreplan.cost_models.lowering.hidden_copies import backward_copies, hidden_copies
 from foreplan.cost_models.lowering.host_call import HostCall, host_kind
 from foreplan.cost_models.lowering.map_kernel import TANH, is_map
 from foreplan.datasets.dtypes import DTYPE_BYTES
@@ -226,7 +226,7 @@ def _forward(
     called = {call.operator: call for call in calls}
     works = [
         whole_program(node, called.get(node.name), _variant(node))
-        or _work(node, layouts.get(node.name, ""))
+        or _work(node, layouts.get(node.name, ""), called.get(node.name))
         for node in nodes
     ]
     works = by_experts(nodes, works)
@@ -240,17 +240,17 @@ def _forward(
 
 
 def _with_copies(
-    nodes: Sequence[OperatorNode], forward: Sequence[Step], copies: Mapping[str, Step]
+    nodes: Sequence[OperatorNode], forward: Sequence[Step], copies: Mapping[str, Sequence[Step]]
 ) -> list[Step]:  # fmt: skip
     """A forward pass with what operators copy before they begin."""
     found: list[Step] = []
     for node, step in zip(nodes, forward, strict=True):
-        found += [copies[node.name]] if node.name in copies else []
+        found += copies.get(node.name, [])
         found.append(step)
     return found
 
 
-def _work(node: OperatorNode, layout: str) -> Program:
+def _work(node: OperatorNode, layout: str, call: OperatorCall | None) -> Program:
     variant = _variant(node, layout)
     if node.op in ("linear", "matmul") and node.inputs:
         return _product(node, variant)
@@ -284,6 +284,8 @@ def _work(node: OperatorNode, layout: str) -> Program:
         if node.op == "reduction":
             return program("reduction", variant, **size)
         return program("pool", variant, **size, taps=max(1, round(node.flops / (rows * cols))))
+    if call and layout == CHANNELS_LAST:
+        rows, cols = copied_sizes(call.arguments)
     cols *= 2 if node.dtype in _PARTS else 1
     written = rows * cols * DTYPE_BYTES[variant.compute]
     # Broadcast operands are smaller than the result: as many inputs as there are bytes.
@@ -291,6 +293,10 @@ def _work(node: OperatorNode, layout: str) -> Program:
     if node.target.rpartition(".")[2] in PADS:  # which moves as much as one more input
         inputs += node.inputs[:1] != node.outputs[:1]  # else nothing is added, and it copies
     if node.target.rpartition(".")[2] in _BROADCASTS and node.outputs:
+        if MIXED in layout and math.prod(node.inputs[-1]) == rows * cols == math.prod(
+            node.inputs[0]
+        ):
+            inputs = 2  # one of them half as wide
         lies = max(broadcast(shape, node.outputs[0]) for shape in (*node.inputs, ()))
         variant = replace(variant, kernel=variant.kernel + lies)
     return program("elementwise", variant, rows=rows, cols=cols, inputs=inputs)
@@ -352,7 +358,7 @@ def _dtype(name: str) -> str:
 
 def _backward(
     passed: Sequence[Visit], forward: Sequence[Step], read: Operands,
-    behind: Sequence[OperatorCall], copies: Mapping[str, Step],
+    behind: Sequence[OperatorCall], copies: Mapping[str, Sequence[Step]],
 ) -> list[Step]:  # fmt: skip
     """Gradients of a pass, from its end on, views ``behind`` the last operator first."""
     steps = _of_views(behind)
@@ -362,7 +368,7 @@ def _backward(
             # A tensor that is read several times gets the sum of its gradients.
             again = sum_step(node.target, node.outputs[0], _dtype(node.dtype))
             steps += [again] * max(0, visit.readers - 1)
-            steps += [replace(copies[node.name], part="backward")] if node.name in copies else []
+            steps += backward_copies(copies.get(node.name, []))
             steps += gradient_steps(node, step, read[node.name])
         steps += _of_views(visit.views)
     return steps

@@ -1,47 +1,85 @@
-"""`hidden_copies`: copies that an operator makes of an operand that does not lie as it wants it.
+"""`hidden_copies`: copies that an operator makes of operands that do not lie as it wants them.
 
 A layer norm of a transposed tensor copies it first, forward and backward (torch 2.11,
 ``layer_norm_kernel.cu``: ``expect_contiguous``): where patches of images become rows, that takes
-three times what the norm does.
+three times what the norm does. A product of many matrices copies what is no list of them, such as
+heads that are views of rows (``Tensor.matmul``: ``reshape``).
 """
 
 from __future__ import annotations
 
+import itertools
+import json
 from collections.abc import Sequence
+from dataclasses import replace
 
-from foreplan.cost_models.lowering.copy_layout import copy_words, lies_in_rows
+from foreplan.cost_models.lowering.copy_layout import copied_sizes, copy_words, lies_in_rows
 from foreplan.cost_models.lowering.graph_backward import flat
 from foreplan.cost_models.lowering.graph_step import Step
 from foreplan.datasets.dtypes import DTYPE_BYTES
 from foreplan.datasets.graphs.operator_call import (
+    TENSOR,
     OperatorCall,
     described_tensors,
     dtype_name,
 )
-from foreplan.datasets.program import Variant, program
+from foreplan.datasets.program import CHANNELS_LAST, Variant, program
 
 #: Operators that want their first operand row by row. A softmax does, too; none was timed.
 _ROW_BY_ROW = frozenset({"layer_norm", "native_layer_norm"})
+#: Products of many matrices, which are laid out as a list of them.
+_LISTS = frozenset({"matmul"})
 
 
-def hidden_copies(calls: Sequence[OperatorCall]) -> dict[str, Step]:
-    """The copy before an operator, forward, by the operator's name.
+def hidden_copies(calls: Sequence[OperatorCall]) -> dict[str, list[Step]]:
+    """Copies before an operator, forward, by the operator's name.
 
     Args:
         calls: of a captured graph.
     """
-    found: dict[str, Step] = {}
+    found: dict[str, list[Step]] = {}
     for call in calls:
         name = call.target.split(".")[1] if "." in call.target else call.target
-        if not call.operator or name not in _ROW_BY_ROW:
+        if not call.operator or name not in _ROW_BY_ROW | _LISTS:
             continue
-        shape, strides, kind = described_tensors(call.arguments)[0]
-        dtype = dtype_name(kind)
-        if dtype not in DTYPE_BYTES or lies_in_rows(shape, strides):
-            continue
-        word = copy_words("contiguous", call.arguments)
-        rows, cols = flat(shape)
-        copied = Variant(dtype, dtype, f"torch.contiguous{word}")
-        work = program("elementwise", copied, rows=rows, cols=cols, inputs=1)
-        found[call.operator] = Step("copy", call.target, "forward", work, calls=0)
+        tensors = described_tensors(call.arguments)
+        if name in _ROW_BY_ROW:
+            copied = [at for at in (0,) if not lies_in_rows(*tensors[at][:2])]
+        else:
+            copied = [at for at, (shape, strides, _) in enumerate(tensors)
+                      if not _is_list(shape, strides)]  # fmt: skip
+        steps = [_copy(call, *tensors[at]) for at in copied if _known(tensors[at][2])]
+        if steps:
+            found[call.operator] = steps
     return found
+
+
+def backward_copies(steps: Sequence[Step]) -> list[Step]:
+    """Of an operator's copies those that its gradient makes again: it keeps a list of matrices."""
+    return [
+        replace(step, part="backward")
+        for step in steps
+        if not step.target.rpartition(".")[0].endswith(tuple(_LISTS))
+    ]
+
+
+def _copy(call: OperatorCall, shape: Sequence[int], strides: Sequence[int], kind: str) -> Step:
+    dtype = dtype_name(kind)
+    given = json.dumps([[{TENSOR: [list(shape), list(strides), kind]}], {}])
+    word = copy_words("contiguous", given)
+    rows, cols = copied_sizes(given) if word == CHANNELS_LAST else flat(shape)
+    copied = Variant(dtype, dtype, f"torch.contiguous{word}")
+    work = program("elementwise", copied, rows=rows, cols=cols, inputs=1)
+    return Step("copy", call.target, "forward", work, calls=0)
+
+
+def _is_list(shape: Sequence[int], strides: Sequence[int]) -> bool:
+    """Whether all dimensions before a matrix's own are one in memory."""
+    long = [(size, step) for size, step in zip(shape[:-2], strides[:-2], strict=True) if size > 1]
+    return all(
+        step == inner_step * inner for (_, step), (inner, inner_step) in itertools.pairwise(long)
+    )
+
+
+def _known(kind: str) -> bool:
+    return dtype_name(kind) in DTYPE_BYTES

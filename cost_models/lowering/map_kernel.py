@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Final, NamedTuple
 
-from foreplan.cost_models.lowering.copy_layout import APART, DENSE, REORDERED
+from foreplan.cost_models.lowering.copy_layout import (
+    ACROSS,
+    APART,
+    CONVERTED,
+    DENSE,
+    MIXED,
+    REORDERED,
+)
 from foreplan.cost_models.lowering.gradient_maps import PADS
+from foreplan.cost_models.lowering.graph_backward import BY_BLOCK, BY_COLUMN, BY_ROW
 from foreplan.datasets.dtypes import DTYPE_BYTES
 from foreplan.datasets.program import CHANNELS_LAST, TRANSPOSED, Program
 from foreplan.datasets.sweeps.map_functions import MAP_FUNCTIONS
@@ -36,7 +45,12 @@ _STRIDED = MappingProxyType(
     {"transposed": 1, "channels_last": 1}
     | dict.fromkeys(("permuted", "cat", "cat_unaligned", "cat_heads", "pad"), 3)
 )
-_OPERANDS = MappingProxyType({APART: 3, REORDERED: 4})
+_OPERANDS = MappingProxyType({APART: 3, REORDERED: 4, ACROSS: 5})
+#: Kernels that write another data type than they read, and what maps of two types say of it.
+_CONVERTS = frozenset({"to", "_to_copy"})
+_TYPES = MappingProxyType({CONVERTED: 1, MIXED: 2})
+#: How a broadcast operand lies, as the sweep inside CUDA graphs numbers it.
+_LIES = MappingProxyType({BY_ROW: 1, BY_COLUMN: 2, BY_BLOCK: 3})
 #: Bytes that a thread copies at once where rows are multiples of them (``Shape.cu``).
 _VECTOR_BYTES = 16
 
@@ -47,10 +61,14 @@ class MapKernel(NamedTuple):
     Attributes:
         strided: as `operator_table.KINDS` has it.
         function: of `MAP_FUNCTIONS`; 0 of what no sweep timed by name.
+        broadcast: as `operator_table.KINDS` has it.
+        converts: likewise.
     """
 
     strided: int
     function: int
+    broadcast: int = 0
+    converts: int = 0
 
 
 def is_map(name: str) -> bool:
@@ -66,10 +84,16 @@ def map_kernel(item: Program) -> MapKernel:
         item: an elementwise program, or dropout; a pad that adds nothing has one input.
     """
     name, inputs = item.variant.kernel.removeprefix("torch."), item.dims.get("inputs", 1)
+    if name in _CONVERTS:
+        return MapKernel(0, 0, converts=1)
+    name, broadcast = _last_word(name, _LIES)
+    name, converts = _last_word(name, _TYPES)
     lies = 0
     if name not in _ALIKE:
-        word = next((word for word in _OPERANDS if name.endswith(word)), "")
-        name, lies = name.removesuffix(word).removesuffix("_"), _OPERANDS.get(word, 0)
+        name, lies = _last_word(name, _OPERANDS)
+        name = name.removesuffix("_")
+    if broadcast and not converts and broadcast != _LIES[BY_BLOCK]:
+        return MapKernel(0, 0, broadcast)  # as sweeps have rows and columns
     if name in PADS:
         # By nothing it is a plain map.
         return MapKernel(3, MAP_FUNCTIONS["pad"]) if inputs > 1 else MapKernel(0, _PLAIN)
@@ -78,4 +102,13 @@ def map_kernel(item: Program) -> MapKernel:
         name = "mul"
     if name == "cat" and item.dims["cols"] * DTYPE_BYTES[item.variant.compute] % _VECTOR_BYTES:
         name = "cat_unaligned"
-    return MapKernel(_STRIDED.get(name, lies), MAP_FUNCTIONS.get(name, 0))
+    function = MAP_FUNCTIONS.get(name, 0)
+    if broadcast and not function:
+        return MapKernel(0, 0, broadcast)
+    return MapKernel(_STRIDED.get(name, lies), function, broadcast, converts)
+
+
+def _last_word(name: str, words: Mapping[str, int]) -> tuple[str, int]:
+    """A name without the word that it ends in, and that word's number; 0 without one."""
+    word = next((word for word in words if name.endswith(word)), "")
+    return name.removesuffix(word), words.get(word, 0)

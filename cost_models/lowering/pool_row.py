@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 from types import MappingProxyType
 
+from foreplan.cost_models.lowering.graph_backward import OF_INTERPOLATED
 from foreplan.datasets.program import CHANNELS_LAST, Program
+from foreplan.datasets.sweeps.image_cases import INTERPOLATED
 
-#: Elements of a side that an interpolated one is a mean of, by kernel: a thread each, which reckons
-#: where they lie, as of a mean's window. No sweep has them; 8.4 million of an H200 took 107 us in
-#: BF16 and 165 in FP32 (bilinear), where a map takes 10 and 20.
+#: Elements of a side that an interpolated one is a mean of, by kernel.
 _INTERPOLATED = MappingProxyType({"torch.upsample_bilinear2d": 2, "torch.upsample_bicubic2d": 4})
 
 
@@ -24,7 +24,9 @@ def pool_row(item: Program) -> tuple[str, dict[str, int]] | None:
         size = {"rows": d["rows"], "cols": d["cols"], "window": max(1, math.isqrt(d["taps"]))}
         marks = {"channels_last": int(CHANNELS_LAST in kernel), "average": int("avg" in kernel)}
         return item.op, size | marks
-    if item.op == "elementwise" and kernel in _INTERPOLATED:
-        size = {"rows": d["rows"] * d["cols"], "cols": 1, "window": _INTERPOLATED[kernel]}
-        return "pool", size | {"channels_last": 0, "average": 1}
+    plain = kernel.removesuffix(OF_INTERPOLATED)
+    if item.op == "elementwise" and plain in _INTERPOLATED:
+        size = {"rows": d["rows"] * d["cols"], "cols": d["inputs"], "side": d["cols"]}
+        marks = {"window": _INTERPOLATED[plain], "channels_last": 0, "average": INTERPOLATED}
+        return ("pool" if plain == kernel else "pool_gradient"), size | marks
     return None

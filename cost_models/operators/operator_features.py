@@ -237,7 +237,10 @@ def _later(table: OperatorTable, family: str) -> dict[str, Floats]:
     if family in _WIDE:
         names = ("batchnorm", "reduction", "embedding")
         asked = {"strided": d["strided"]} | {f"is_{name}": kind == name for name in names}
-        channels = np.where(d["channels"] > 0, d["channels"], np.nan)
+        # Of a norm of rows the number is not asked for: that its rows are groups of channels is.
+        of_rows = np.isin(kind, ("layernorm", "layernorm_gradient"))
+        channels = np.where(of_rows, np.minimum(d["channels"], 1), d["channels"])
+        channels = np.where(channels > 0, channels, np.nan)
         asked |= {
             "broadcast": d["broadcast"], "converts": d["converts"], "training": d["training"],
             "is_layernorm_gradient": kind == "layernorm_gradient",
@@ -250,6 +253,7 @@ def _later(table: OperatorTable, family: str) -> dict[str, Floats]:
             "function": np.where(d["function"] > 0, d["function"], np.nan),
             "window": d["window"], "average": d["average"],
             "is_pool": kind == "pool", "is_pool_gradient": kind == "pool_gradient",
+            "log_side": np.log(np.where(d["side"] > 0, d["side"], np.nan)),
         }  # fmt: skip
     if family == "product":
         asked = {"turned": d["turned"]}

@@ -186,9 +186,10 @@ def _conv(d: _Dims, act: Floats, weight: Floats) -> _Pair:
 
 def _elementwise(d: _Dims, act: Floats, weight: Floats) -> _Pair:
     count = d["rows"] * d["cols"]
-    # FP32 made of 16 bits reads half as much as it writes.
-    halved = (d["converts"] > 0) & (act == 4.0)
-    return d["cost"] * count, np.where(halved, 1.5, d["inputs"] + 1) * count * act
+    # FP32 made of 16 bits reads half as much as it writes; of two as large one is FP32 itself.
+    halved = (d["converts"] == 1) & (act == 4.0)
+    half = np.where((d["converts"] == 2) & (d["inputs"] > 1), 0.5, 0.0)
+    return d["cost"] * count, np.where(halved, 1.5, d["inputs"] + 1 - half) * count * act
 
 
 def _normalise(d: _Dims, act: Floats, weight: Floats) -> _Pair:

@@ -3,7 +3,8 @@
 torch's kernels (``layer_norm_kernel.cu``, 2.11) give a block to every row, however short: of 128
 threads where its elements can be read four at a time, of 512 where not. Gradients by weight and
 bias add up over all rows in few blocks, but for more than 2^16 rows of few columns in many. So many
-short rows take as many times longer than their bytes.
+short rows take as many times longer than their bytes. Groups of channels are few long rows: one
+block each goes through a row for its mean (``group_norm_kernel.cu``).
 """
 
 from __future__ import annotations
@@ -24,6 +25,9 @@ _NORM, _ROOT_MEAN_SQUARE, _ODD = 300.0, 170.0, 1300.0
 _GRADIENT, _GRADIENT_OF_MANY = 1000.0, 300.0
 #: Elements that are read at a time, and the rows up to which a gradient is one pass.
 _VECTOR, _FEW_ROWS = 4, 1 << 16
+#: Threads of a group's block, and clock cycles for each turn of them: the median of groups of an
+#: H200 in the eighth sweep (fitted; the middle half 460 to 900). Gradients have a block a channel.
+_THREADS, _TURN = 512, 620.0
 
 
 def row_block_s(table: OperatorTable, work: OperatorWork, clock_hz: Floats) -> Floats:
@@ -39,5 +43,7 @@ def row_block_s(table: OperatorTable, work: OperatorWork, clock_hz: Floats) -> F
     whole = np.where(d["rms"] > 0, _ROOT_MEAN_SQUARE, _NORM)
     forward = np.where(d["cols"] % _VECTOR > 0, _ODD, whole)
     back = np.where(d["rows"] > _FEW_ROWS, _GRADIENT_OF_MANY, _GRADIENT)
-    cycles = np.where(norm, forward, np.where(gradient, back, 0.0))
-    return np.asarray(d["rows"] * cycles / (work.units * clock_hz))
+    cycles = d["rows"] * np.where(norm, forward, np.where(gradient, back, 0.0))
+    groups = np.maximum(d["rows"], work.units) * np.ceil(d["cols"] / _THREADS) * _TURN
+    cycles = np.where(norm & (d["channels"] > 0), groups, cycles)
+    return np.asarray(cycles / (work.units * clock_hz))

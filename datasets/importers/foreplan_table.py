@@ -37,11 +37,12 @@ _MAY_BE_ZERO: Mapping[str, frozenset[str]] = MappingProxyType(
             ("batchnorm", "batchnorm_gradient"),
             frozenset({"channels", "training", "channels_last"}),
         ),
-        "layernorm": frozenset({"rms"}),
+        "layernorm": frozenset({"rms", "channels", "channels_last"}),
+        "layernorm_gradient": frozenset({"channels", "channels_last"}),
         "elementwise": frozenset(
             {"inputs", "cost", "strided", "broadcast", "converts", "kernels", "longest", "function"}
         ),
-        **dict.fromkeys(("pool", "pool_gradient"), frozenset({"channels_last", "average"})),
+        **dict.fromkeys(("pool", "pool_gradient"), frozenset({"channels_last", "average", "side"})),
         **dict.fromkeys(("reduction", "embedding", "embedding_gradient"), frozenset({"strided"})),
         **dict.fromkeys(
             ("context_attention", "context_attention_gradient", "generation_attention"),

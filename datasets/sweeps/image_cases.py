@@ -49,6 +49,7 @@ def group_norm(op: str, dtype: str, rng: np.random.Generator, scale: float) -> C
     kind = "layernorm" if op == "group_norm" else "layernorm_gradient"
     dims = {"rows": batch * groups, "cols": channels // groups * side**2, "channels": channels,
             "channels_last": int(last)}  # fmt: skip
+    dims |= {"rms": 0} if kind == "layernorm" else {}
     return Case(op, kind, dtype, dims, calls)
 
 
@@ -80,5 +81,6 @@ def interpolated(op: str, dtype: str, rng: np.random.Generator, scale: float) ->
     kind = "pool" if op == "interpolated" else "pool_gradient"
     # Pixels of an image for each that is made: as programs have it, one at least.
     dims = {"rows": batch * channels * out**2, "cols": max(1, round(side**2 / out**2)),
-            "window": _WAYS[way], "channels_last": int(last), "average": INTERPOLATED}  # fmt: skip
+            "window": _WAYS[way], "channels_last": int(last), "average": INTERPOLATED,
+            "side": out}  # fmt: skip
     return Case(op, kind, dtype, dims, calls)

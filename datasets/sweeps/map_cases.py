@@ -164,6 +164,7 @@ def row_norm(op: str, dtype: str, rng: np.random.Generator, scale: float) -> Cas
         return [lambda: F.layer_norm(x, (cols,), own, own)]
 
     dims = {"rows": rows, "cols": cols} | ({"rms": int(which == 0)} if name == "layernorm" else {})
+    dims |= {} if name == "softmax" else {"channels": 0, "channels_last": 0}
     return Case(name, name, dtype, dims, calls)
 
 

@@ -102,7 +102,7 @@ _ASKED: Mapping[str, float] = MappingProxyType(
     }
 )
 #: Sizes that say what an operator is, or follow from others.
-_FOLLOW = frozenset({"kernels", "longest", "function"})
+_FOLLOW = frozenset({"kernels", "longest", "function", "side"})
 #: Names of operators that can be asked for.
 NAMES = (*_SHARES, *_ASKED)
 #: Data types in the words of the tables, and how often each is drawn.

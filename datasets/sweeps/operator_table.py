@@ -80,7 +80,8 @@ KINDS: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "batchnorm_gradient": _BATCH_NORM,
         "reduction": ("rows", "cols", "strided"),
         **dict.fromkeys(
-            ("pool", "pool_gradient"), ("rows", "cols", "window", "channels_last", "average")
+            ("pool", "pool_gradient"),
+            ("rows", "cols", "window", "channels_last", "average", "side"),
         ),
         "embedding": ("rows", "cols", "strided"),
         "embedding_gradient": ("rows", "cols", "values", "strided"),

@@ -43,5 +43,5 @@ def pool(op: str, dtype: str, rng: np.random.Generator, scale: float) -> Case:
     # Elements of an image for each output, as programs have it.
     size = max(1, round(batch * channels * side**2 / outputs))
     dims = {"rows": outputs, "cols": size, "window": window, "channels_last": int(last),
-            "average": int(average)}  # fmt: skip
+            "average": int(average), "side": 0}  # fmt: skip
     return Case(op, op, dtype, dims, calls)

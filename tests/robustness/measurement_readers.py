@@ -73,7 +73,7 @@ def _use_module(path: Path) -> None:
 
 @functools.cache
 def _records() -> bytes:
-    from tests.cost_models.test_program_data import record
+    from tests.cost_models.programs.test_program_data import record
 
     from foreplan.datasets.tir.records import write_records
 

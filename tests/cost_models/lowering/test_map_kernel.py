@@ -31,12 +31,30 @@ def test_kernels_are_asked_as_what_was_timed(
     kernel: str, inputs: int, strided: int, function: str
 ) -> None:
     found = map_kernel(a_map(kernel, inputs=inputs))
-    assert found == (strided, MAP_FUNCTIONS[function])
+    assert found[:2] == (strided, MAP_FUNCTIONS[function])
+
+
+@pytest.mark.parametrize(
+    ("kernel", "inputs", "found"),
+    [
+        ("mul_by_row", 1, (0, 0, 1, 0)), ("mul_by_column", 1, (0, 0, 2, 0)),
+        ("mul_by_block", 1, (0, MAP_FUNCTIONS["mul"], 3, 0)),
+        ("mul_apart_by_block", 1, (3, MAP_FUNCTIONS["mul"], 3, 0)),
+        ("add_across", 2, (5, MAP_FUNCTIONS["add"], 0, 0)),
+        ("mul_mixed_by_column", 1, (0, MAP_FUNCTIONS["mul"], 2, 2)),
+        ("mul_apart_converted_by_block", 1, (3, MAP_FUNCTIONS["mul"], 3, 1)),
+        ("to", 1, (0, 0, 0, 1)), ("maximum_by_block", 1, (0, 0, 3, 0)),
+    ],
+)  # fmt: skip
+def test_words_behind_a_kernel_are_marks_of_tables(
+    kernel: str, inputs: int, found: tuple[int, ...]
+) -> None:
+    assert map_kernel(a_map(kernel, inputs=inputs)) == found
 
 
 def test_rows_that_are_no_vectors_are_joined_by_another_kernel() -> None:
     assert map_kernel(a_map("cat", cols=2044)).function == MAP_FUNCTIONS["cat_unaligned"]
-    assert map_kernel(a_map("softmax_of_nobody")) == (0, 0)
+    assert map_kernel(a_map("softmax_of_nobody"))[:2] == (0, 0)
     assert [is_map(name) for name in ("add_", "rsub", "erf")] == [True, True, False]
 
 
