@@ -102,7 +102,8 @@ def map_kernel(item: Program) -> MapKernel:
         name = "mul"
     if name == "cat" and item.dims["cols"] * DTYPE_BYTES[item.variant.compute] % _VECTOR_BYTES:
         name = "cat_unaligned"
-    function = MAP_FUNCTIONS.get(name, 0)
+    # A program of a sort has as many elements as it compares.
+    function = 0 if name == "sort" else MAP_FUNCTIONS.get(name, 0)
     if broadcast and not function:
         return MapKernel(0, 0, broadcast)
     return MapKernel(_STRIDED.get(name, lies), function, broadcast, converts)

@@ -8,6 +8,7 @@ document's run observed.
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -15,7 +16,7 @@ from dataclasses import replace
 from typing import Any
 
 from foreplan.cost_models.costs import Work
-from foreplan.cost_models.lowering.copy_layout import COPY_WORDS
+from foreplan.cost_models.lowering.copy_layout import plain_kernel
 from foreplan.cost_models.lowering.graph_backward import BACKWARD, CHANNEL_SUM
 from foreplan.cost_models.lowering.graph_programs import batch_norm_words, lower
 from foreplan.cost_models.lowering.graph_step import Step
@@ -97,12 +98,34 @@ def _batch_norms(case: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def _plain(words: object) -> str:
-    """A copy without what its kernel's name says of how elements lie."""
-    text = str(words)
-    for word in COPY_WORDS:
-        text = text.replace(word, "")
-    return text
+def _as_run(steps: Sequence[Step], before: Sequence[Any]) -> set[int]:
+    """Places of the copies among steps that a document's pass made, too.
+
+    A trace may leave other strides than the run: copies of as many elements are alike, those first
+    that have the same sizes, and before them whose kernels say the same of how they lie.
+    """
+    ran = [_copied(target, words) for _, target, part, words, _ in before
+           if target in _COPIES and part == "forward"]  # fmt: skip
+    asked = {at: _copied(step.target, _words(step.work)) for at, step in enumerate(steps)
+             if step.target in _COPIES and step.part == "forward"}  # fmt: skip
+    found: set[int] = set()
+    for same in (
+        lambda copy: copy,
+        lambda copy: (copy[0], plain_kernel(copy[1]), copy[2]),
+        lambda copy: (copy[0], math.prod(copy[2])),
+    ):
+        left = Counter(map(same, ran)) - Counter(same(asked[at]) for at in found)
+        for at in sorted(asked.keys() - found):
+            if left[same(asked[at])]:
+                left[same(asked[at])] -= 1
+                found.add(at)
+    return found
+
+
+def _copied(target: str, words: Sequence[Any]) -> tuple[str, str, tuple[int, ...]]:
+    """A copy by its operator, its kernel and its sizes."""
+    _, sizes, kernel = json.loads(words[0])
+    return target, kernel, tuple(sizes)
 
 
 def _laid_out(
@@ -115,11 +138,8 @@ def _laid_out(
         before: of the document.
         norms: words of the batch norms that it timed, in their order.
     """
-    ran = Counter(
-        (target, _plain(words)) for _, target, part, words, _ in before
-        if target in _COPIES and part == "forward"
-    )  # fmt: skip
-    of_run = {target for target, _ in ran}
+    copied = _as_run(steps, before)
+    of_run = {target for _, target, part, *_ in before if part == "forward"}
     observed = iter(
         [CHANNELS_LAST in json.loads(words[0])[2] for kind, _, part, words, _ in before
          if kind == "convolution" and part == "forward"]
@@ -128,14 +148,11 @@ def _laid_out(
     seen: bool | None = None
     words, back = iter(norms), iter(reversed(norms))
     found = []
-    for step in steps:
+    for at, step in enumerate(steps):
         work = step.work
         if step.target in _COPIES and step.part == "forward":
-            # A trace may leave other strides than the run.
-            copied = (step.target, _plain(_words(work)))
-            if not ran[copied]:
+            if at not in copied:
                 continue
-            ran[copied] -= 1
         elif step.target in _COPIES and step.target not in of_run:
             continue
         if step.kind == "convolution" and isinstance(work, Program):

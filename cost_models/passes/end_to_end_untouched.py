@@ -14,8 +14,10 @@ if TYPE_CHECKING:
 
 UNTOUCHED = (
     "albert", "olmo2", "falcon", "whisper", "poolformer", "convnextv2", "mobilevit", "beit",
+    # Of the eighth sweep.
+    "stablelm", "granite", "electra", "levit", "cvt",
 )  # fmt: skip
-UNTOUCHED_IMAGES = ("poolformer", "convnextv2", "mobilevit", "beit")
+UNTOUCHED_IMAGES = ("poolformer", "convnextv2", "mobilevit", "beit", "levit", "cvt")
 
 
 def untouched(name: str, text: Mapping[str, Any], wide: Mapping[str, Any], pixels: int) -> Any:
@@ -54,6 +56,21 @@ def untouched(name: str, text: Mapping[str, Any], wide: Mapping[str, Any], pixel
         model = hf.ConvNextV2ForImageClassification(hf.ConvNextV2Config())
     elif name == "mobilevit":  # small
         model = hf.MobileViTForImageClassification(hf.MobileViTConfig(image_size=pixels))
+    elif name == "stablelm":  # a quarter of each head is rotated, norms with a bias
+        model = hf.StableLmForCausalLM(
+            hf.StableLmConfig(**text, intermediate_size=8 * hidden // 3, num_key_value_heads=heads)
+        )
+    elif name == "granite":  # factors of embeddings, attention, residuals and logits
+        model = hf.GraniteForCausalLM(hf.GraniteConfig(
+            **text, intermediate_size=4 * hidden, num_key_value_heads=max(1, heads // 4),
+            embedding_multiplier=12.0, logits_scaling=8.0, residual_multiplier=0.22,
+            attention_multiplier=0.0078125))  # fmt: skip
+    elif name == "electra":
+        model = hf.ElectraForMaskedLM(hf.ElectraConfig(**wide, embedding_size=hidden // 2))
+    elif name == "levit":  # 128S: attention on images, with batch norms
+        model = hf.LevitForImageClassification(hf.LevitConfig(image_size=pixels))
+    elif name == "cvt":  # 13: convolutions make queries, keys and values
+        model = hf.CvtForImageClassification(hf.CvtConfig())
     else:
         beit = {key: wide[key] for key in wide if key != "vocab_size"}
         model = hf.BeitForImageClassification(

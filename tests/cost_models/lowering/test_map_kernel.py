@@ -44,6 +44,7 @@ def test_kernels_are_asked_as_what_was_timed(
         ("mul_mixed_by_column", 1, (0, MAP_FUNCTIONS["mul"], 2, 2)),
         ("mul_apart_converted_by_block", 1, (3, MAP_FUNCTIONS["mul"], 3, 1)),
         ("to", 1, (0, 0, 0, 1)), ("maximum_by_block", 1, (0, 0, 3, 0)),
+        ("sort", 1, (0, 0, 0, 0)), ("topk", 1, (0, MAP_FUNCTIONS["topk"], 0, 0)),
     ],
 )  # fmt: skip
 def test_words_behind_a_kernel_are_marks_of_tables(

@@ -69,7 +69,7 @@ def test_every_operator_runs_and_writes_what_its_sizes_say() -> None:
         for names, count in ((GROUPED, 12), (MASKED, 40), (["embedding_gradient"], 8),
                              (IMAGES, 12), (SOUND, 12), (NARROW, 40), (["roll"], 8),
                              (["fp32_masked_generation"], 3), (["pool", "pool_gradient"], 30),
-                             (["apart"], 40), (["ordered"], 12))
+                             (["apart"], 40))
         for case in itertools.islice(graph_cases(0, scale=SMALL, names=names), count)
     ]  # fmt: skip
     named = itertools.islice(graph_cases(0, scale=SMALL, names=["function", "layout"]), 800)
@@ -97,7 +97,7 @@ def test_every_operator_runs_and_writes_what_its_sizes_say() -> None:
         "softmax", "layernorm", "layernorm_gradient", "batchnorm", "batchnorm_gradient",
         "generation_attention", "context_attention", "context_attention_gradient", "embedding",
         "reduction", "update", "embedding_gradient", "pool", "pool_gradient", *MAP_FUNCTIONS,
-    }  # fmt: skip
+    } - {"cumsum", "topk", "sort"}  # fmt: skip  # of the eighth sweep: `test_lying_cases`
 
 
 def test_draws_cover_layouts_types_and_sizes() -> None:
