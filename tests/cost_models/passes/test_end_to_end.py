@@ -277,7 +277,7 @@ def test_networks_that_were_named_before_they_were_measured_are_predicted() -> N
     """A floor, not the result: PoolFormer's norms of groups were mended after it was seen."""
     stored = Path(__file__).parents[3] / "datasets/measured/h200_networks_untouched.json.gz"
     found = score(load_document(stored), device_zoo.device("h200"))
-    assert {row["network"] for row in found["cases"]} == {*UNTOUCHED, "swin"} - {"falcon"}
+    assert {row["network"] for row in found["cases"]} == {*UNTOUCHED[:8], "swin"} - {"falcon"}
     for phase in ("inference", "training"):
         errors = found["mape"]["graph"][phase]
         assert errors["measured"] < 0.05, phase
