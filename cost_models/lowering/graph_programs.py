@@ -206,11 +206,14 @@ def _layouts(calls: Iterable[OperatorCall], phase: Phase) -> dict[str, str]:
 def batch_norm_words(arguments: str) -> str:
     """What the name of a batch norm's kernel says of its images and statistics.
 
+    Rows of features, and images of one pixel, are channels last to torch (``Normalization.cu``,
+    ``batch_norm_use_channels_last_kernels``), whose kernels do not give a block to each channel.
+
     Args:
         arguments: of the call, as `OperatorCall` has them.
     """
     shape, strides, _ = described_tensors(arguments)[0]
-    last = len(shape) > 2 and strides[1] == 1 < math.prod(shape[2:])
+    last = strides[1] == 1 < shape[1]
     # (input, weight, bias, mean, variance, training, ...), as torch.export leaves them.
     positional, named = json.loads(arguments)
     of_batch = positional[5] if len(positional) > 5 else named.get("training", False)

@@ -298,3 +298,20 @@ def test_a_pad_by_nothing_is_a_copy() -> None:
     steps = lower(capture(Images(last=False).eval(), [torch.rand(2, 4, 8, 8)], eager=True))
     pads = [step.work for step in steps if "pad" in step.target]
     assert [work.dims["inputs"] for work in pads if isinstance(work, Program)] == [2, 1]
+
+
+@pytest.mark.parametrize(
+    ("shape", "strides", "words"),
+    [
+        ([64, 32], [32, 1], "_channels_last"),  # rows of features
+        ([8, 32, 1, 1], [32, 1, 1, 1], "_channels_last"),  # one pixel an image
+        ([8, 32, 4, 4], [512, 16, 4, 1], ""),
+        ([8, 32, 4, 4], [512, 1, 128, 32], "_channels_last"),
+    ],
+)
+def test_batch_norms_without_pixels_have_channels_last(
+    shape: list[int], strides: list[int], words: str
+) -> None:
+    own = {"$tensor": [[32], [1], "float32"]}
+    given = [{"$tensor": [shape, strides, "float32"]}, own, own, own, own, False, 0.1, 1e-5, True]
+    assert batch_norm_words(json.dumps([given, {}])) == words
