@@ -1,5 +1,6 @@
 """What `compare` finds is exactly what was changed; documents of two sorts are refused."""
 
+import copy
 import json
 from pathlib import Path
 
@@ -45,14 +46,16 @@ def test_a_plan_and_itself(made, write):
 
 
 def test_each_change_is_found_where_it_belongs(made, write):
-    other = document(made)
+    before = document(made)
+    before["predicted"]["high_s"] = 2 * before["predicted"]["total_s"]  # wide enough for both
+    other = copy.deepcopy(before)
     other["predicted"]["total_s"] *= 1.25
     rank = other["predicted"]["ranks"][0]
     rank["memory_bytes"]["weights"] += 1000
     other["workload"]["batch"] = 8  # of which its micro-batches are divisors
     other["provenance"]["seed"] = 7
     other["assumptions"] = [*other["assumptions"], "the moon is full"]
-    found = compare(write("a.json", document(made)), write("b.json", other))
+    found = compare(write("a.json", before), write("b.json", other))
     assert set(found.sections) == {"prediction", "memory", "inputs", "provenance"}
     (total,) = found.sections["prediction"]
     assert (total.what, total.change) == ("total_s", pytest.approx(0.25))

@@ -233,12 +233,14 @@ def test_hostile_texts_stay_texts(evil, make_plan, make_verification, timeline, 
 
 
 def test_extreme_numbers(make_plan, plan):
-    document = plan.model_dump(mode="json", by_alias=True)["predicted"]
+    whole = plan.model_dump(mode="json", by_alias=True)
+    document, nothing = whole["predicted"], whole["bound"] | {"lower_s": 0.0}
     zero = {"total_s": 0.0, "low_s": 0.0, "high_s": 0.0, "metrics": {"a_s": -0.0, "b": 1e300}}
     rank = {"device": "x", "compute_s": 0.0, "communication_s": 0.0, "bubble_s": 0.0,
             "memory_bytes": {"weights": 0, "more": 5}, "capacity_bytes": 0}  # fmt: skip
-    Page(render_report(make_plan(predicted=document | zero | {"ranks": [rank]})))
-    Page(render_report(make_plan(predicted=document | zero | {"ranks": []})))
+    for ranks in ([rank], []):
+        made = make_plan(predicted=document | zero | {"ranks": ranks}, bound=nothing)
+        Page(render_report(made))
     huge = rank | {"memory_bytes": {"weights": 1 << 59}, "capacity_bytes": 1, "compute_s": 1e9}
     text = Page(render_report(make_plan(predicted=document | {"ranks": [huge] * 40}))).text()
     assert "exceeded" in text
