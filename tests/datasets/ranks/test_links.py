@@ -184,7 +184,7 @@ def namespaces() -> Iterator[tuple[str, str]]:
 def test_link_between_two_network_namespaces(namespaces: tuple[str, str]) -> None:
     call = (
         "import sys\n"
-        "from foreplan.datasets import links\n"
+        "from foreplan.datasets.ranks import links\n"
         "more = {'sizes': (1024, 65536)} if sys.argv[1] == 'serve_link' else {}\n"
         "found = getattr(links, sys.argv[1])('10.83.0.1:29400', timeout_s=300, **more)\n"
         "print(sorted({s.kind for s in found.samples}), len(found.samples))\n"
