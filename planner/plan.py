@@ -24,7 +24,8 @@ from foreplan.datasets.storage import write_atomically
 from foreplan.errors import SpecError
 from foreplan.planner.document import document_json, read_document
 from foreplan.planner.pace import RankPace
-from foreplan.planner.times import Size, Times
+from foreplan.planner.prediction import ROUNDING, Prediction, Share
+from foreplan.planner.times import Times
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -33,68 +34,7 @@ if TYPE_CHECKING:
 SCHEMA = "foreplan.plan/1"
 #: What a plan and its run call the plan's own decision, beside the names of others.
 CHOSEN = "chosen"
-#: Ends of an interval, their mean and shares may be off by as much as sums of floats are.
-_ROUNDING = 1e-9
-#: A time or a share of a document; what is edited into nonsense is refused.
-_Seconds = Annotated[float, Field(ge=-_ROUNDING)]
-_Share = Annotated[float, Field(ge=-_ROUNDING, le=1 + _ROUNDING)]
 D = TypeVar("D", bound=StrictModel)
-
-
-class RankPrediction(StrictModel):
-    """One rank's share of the predicted run.
-
-    Attributes:
-        device: its device.
-        compute_s, communication_s, bubble_s: where its time goes; they add up to the total.
-        cause_s: compute time by operator.
-        phase_s: compute time by action (``prefill``, ``decode``, ``F``).
-        memory_bytes: bytes by item at the peak.
-        capacity_bytes: what it may use, ``None`` where unknown.
-    """
-
-    device: str
-    compute_s: _Seconds
-    communication_s: _Seconds
-    bubble_s: _Seconds
-    cause_s: dict[str, _Seconds] = Field(default_factory=dict)
-    phase_s: dict[str, _Seconds] = Field(default_factory=dict)
-    memory_bytes: dict[str, Size] = Field(default_factory=dict)
-    capacity_bytes: Size | None = None
-
-
-class Prediction(StrictModel):
-    """What the simulator says about a decision.
-
-    Attributes:
-        total_s: makespan of the schedule.
-        low_s, high_s: the same with every price at the low or high end of its interval; the total
-            lies between them.
-        metrics: the planner's own figures.
-        ranks: one entry a rank.
-    """
-
-    total_s: Annotated[float, Field(ge=0)]
-    low_s: Annotated[float, Field(ge=0)]
-    high_s: Annotated[float, Field(ge=0)]
-    metrics: dict[str, float] = Field(default_factory=dict)
-    ranks: tuple[RankPrediction, ...] = ()
-
-    @field_validator("low_s")
-    @classmethod
-    def _below_the_total(cls, value: float, info: ValidationInfo) -> float:
-        total_s = info.data.get("total_s")
-        if total_s is not None and value > total_s * (1 + _ROUNDING):
-            raise ValueError(f"at most total_s = {total_s}")
-        return value
-
-    @field_validator("high_s")
-    @classmethod
-    def _above_the_total(cls, value: float, info: ValidationInfo) -> float:
-        total_s = info.data.get("total_s")
-        if total_s is not None and value < total_s * (1 - _ROUNDING):
-            raise ValueError(f"at least total_s = {total_s}")
-        return value
 
 
 class Alternative(StrictModel):
@@ -126,7 +66,7 @@ class ProvenBound(StrictModel):
 
     status: str
     lower_s: Annotated[float, Field(ge=0)] | None
-    gap: Annotated[float, Field(ge=-_ROUNDING)] | None
+    gap: Annotated[float, Field(ge=-ROUNDING)] | None
     solver: str
     evaluations: Annotated[int, Field(ge=0)] = 0
 
@@ -164,7 +104,7 @@ class Measurement(StrictModel):
     source: str
     low: Annotated[float, Field(ge=0)]
     high: Annotated[float, Field(ge=0)]
-    probability_best: _Share
+    probability_best: Share
 
 
 class Confidence(StrictModel):
@@ -184,11 +124,11 @@ class Confidence(StrictModel):
             none does.
     """
 
-    probability_best: _Share
+    probability_best: Share
     draws: Annotated[int, Field(ge=0)]
-    in_time: _Share | None = None
+    in_time: Share | None = None
     runner_up: str | None = None
-    share: dict[str, _Share] = Field(default_factory=dict)
+    share: dict[str, Share] = Field(default_factory=dict)
     measure_next: tuple[Measurement, ...] = ()
 
     @field_validator("measure_next", mode="before")
@@ -233,7 +173,7 @@ class Provenance(StrictModel):
     foreplan: str
     costs: str
     seed: int
-    source_share: dict[str, _Share] = Field(default_factory=dict)
+    source_share: dict[str, Share] = Field(default_factory=dict)
     profiles: dict[str, str] = Field(default_factory=dict)
     decided: dict[str, str] = Field(default_factory=dict)
 
@@ -281,7 +221,7 @@ class Plan(StrictModel):
         predicted = info.data.get("predicted")
         if predicted is None or value.lower_s is None:
             return value
-        if value.lower_s > predicted.total_s * (1 + _ROUNDING):
+        if value.lower_s > predicted.total_s * (1 + ROUNDING):
             raise ValueError(f"a lower_s of at most the plan's total_s = {predicted.total_s}")
         return value
 

@@ -27,7 +27,7 @@ from foreplan.datasets.program import Program
 from foreplan.errors import ForeplanError
 from foreplan.planner.base import Planner, Problem
 from foreplan.planner.contention import contention
-from foreplan.planner.plan import Prediction, RankPrediction
+from foreplan.planner.prediction import Prediction, RankPrediction
 
 _Z90 = 1.6448536  # half width of a 90 % interval in standard deviations (theory)
 

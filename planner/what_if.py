@@ -17,8 +17,9 @@ from foreplan.datasets.cluster_entry import DeviceEntry, Rank
 from foreplan.datasets.specs import validate
 from foreplan.errors import ForeplanError, InfeasibleError, MissingDataError
 from foreplan.planner.base import Planner, Problem
-from foreplan.planner.plan import Prediction, WhatIf
+from foreplan.planner.plan import WhatIf
 from foreplan.planner.predict import Forecast
+from foreplan.planner.prediction import Prediction
 
 #: Share of a limit from which on it is looked at, and by how much it is relaxed.
 BINDING, RELAXED = 0.8, 0.1

@@ -54,10 +54,10 @@ BY_GROUP = "_by_group"
 ATTENTION_BACKWARD = 3
 
 _BATCH_NORM = "torch.batch_norm"
-#: Operators whose gradients go through as much as they do.
 #: Images interpolated by kernels that go back by others, and what the name of those says.
 INTERPOLATES = frozenset({"upsample_bilinear2d", "upsample_bicubic2d"})
 OF_INTERPOLATED = "_backward"
+#: Operators whose gradients go through as much as they do.
 _BACK_ALIKE = ("upsample_", "_upsample_", "_cdist_forward", "_pdist_forward", "logcumsumexp")
 
 #: Views whose gradients are joined, parts that have none as zeros.

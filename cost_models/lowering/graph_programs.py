@@ -11,16 +11,13 @@ layers are equal; a test compares with the capture of all.
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
 
 from foreplan.cost_models.costs import Segment
-from foreplan.cost_models.lowering.attention_mask import AttentionMask
-from foreplan.cost_models.lowering.attention_parts import dropout_word
-from foreplan.cost_models.lowering.copy_layout import MIXED, copied_sizes, copy_words, map_words
+from foreplan.cost_models.lowering.copy_layout import MIXED, copied_sizes
 from foreplan.cost_models.lowering.expert_products import by_experts
 from foreplan.cost_models.lowering.gradient_maps import PADS
 from foreplan.cost_models.lowering.graph_backward import (
@@ -33,7 +30,6 @@ from foreplan.cost_models.lowering.graph_backward import (
     view_steps,
 )
 from foreplan.cost_models.lowering.graph_gradients import (
-    BIAS_FIRST,
     Operands,
     Visit,
     has_backward,
@@ -48,21 +44,18 @@ from foreplan.cost_models.lowering.graph_step import Phase, Step
 from foreplan.cost_models.lowering.graph_whole import host_calls, whole_program
 from foreplan.cost_models.lowering.hidden_copies import backward_copies, hidden_copies
 from foreplan.cost_models.lowering.host_call import HostCall, host_kind
-from foreplan.cost_models.lowering.map_kernel import TANH, is_map
+from foreplan.cost_models.lowering.kernel_words import kernel_words
 from foreplan.datasets.dtypes import DTYPE_BYTES
 from foreplan.datasets.graphs.network_folder import NetworkFolder, network_module
 from foreplan.datasets.graphs.operator_call import OperatorCall, described_tensors, dtype_name
 from foreplan.datasets.graphs.operator_graph import OperatorGraph, OperatorNode
 from foreplan.datasets.models.model import Model
-from foreplan.datasets.operators import OF_BATCH
-from foreplan.datasets.program import CHANNELS_LAST, TRANSPOSED, Program, Variant, program
+from foreplan.datasets.program import CHANNELS_LAST, Program, Variant, program
 from foreplan.datasets.sweeps.update_packing import packed_update
 from foreplan.errors import SpecError
 
 #: What the name of a kernel says: a convolution adds a bias.
 BIAS = "_bias"
-#: Products whose second operand lies along its columns, but where it is a transposed view.
-_COLUMNS_FIRST = frozenset({"addmm", "mm", "matmul", "bmm", "baddbmm", "addbmm"})
 #: Maps that broadcast an operand.
 _BROADCASTS = frozenset({"add", "sub", "mul", "div", "where", "maximum", "minimum"})
 
@@ -175,57 +168,12 @@ def programs(steps: Iterable[Step]) -> list[Program]:
 # ------------------------------------------------------------------------------------ forward
 
 
-def _layouts(calls: Iterable[OperatorCall], phase: Phase) -> dict[str, str]:
-    """What the names of operators' kernels say of their operands, by the operator."""
-    found: dict[str, str] = {}
-    for call in calls:
-        name = call.target.split(".")[1] if "." in call.target else call.target
-        tensors = described_tensors(call.arguments)
-        if call.operator and ("conv" in name or "pool" in name):
-            shape, strides, _ = tensors[0]
-            if shape[1] > 1 and strides[1] == 1 < math.prod(shape[2:]):
-                found[call.operator] = CHANNELS_LAST
-        elif call.operator and (words := copy_words(name, call.arguments)):
-            found[call.operator] = words
-        elif call.operator and name == "batch_norm":
-            found[call.operator] = batch_norm_words(call.arguments)
-        elif call.operator and name in _COLUMNS_FIRST:
-            shape, strides, _ = tensors[2 if name in BIAS_FIRST else 1]
-            if len(shape) > 1 and strides[-2] == 1 < strides[-1]:
-                found[call.operator] = TRANSPOSED
-        elif call.operator and name == "scaled_dot_product_attention":
-            mask = AttentionMask.of_call(call, training=phase == "training")
-            found[call.operator] = dropout_word(call.arguments) + (mask.word if mask else "")
-        elif call.operator and is_map(name):
-            approximate = TANH * (name == "gelu" and '"tanh"' in call.arguments)
-            shape = described_tensors(call.result)[0][0]
-            found[call.operator] = approximate + map_words(shape, call.arguments)
-    return found
-
-
-def batch_norm_words(arguments: str) -> str:
-    """What the name of a batch norm's kernel says of its images and statistics.
-
-    Rows of features, and images of one pixel, are channels last to torch (``Normalization.cu``,
-    ``batch_norm_use_channels_last_kernels``), whose kernels do not give a block to each channel.
-
-    Args:
-        arguments: of the call, as `OperatorCall` has them.
-    """
-    shape, strides, _ = described_tensors(arguments)[0]
-    last = strides[1] == 1 < shape[1]
-    # (input, weight, bias, mean, variance, training, ...), as torch.export leaves them.
-    positional, named = json.loads(arguments)
-    of_batch = positional[5] if len(positional) > 5 else named.get("training", False)
-    return CHANNELS_LAST * last + OF_BATCH * bool(of_batch)
-
-
 def _forward(
     nodes: Sequence[OperatorNode], read: Operands, graph: OperatorGraph, phase: Phase
 ) -> list[Step]:
     calls = graph.calls
     reached = [has_backward(node, read) for node in nodes]
-    added, layouts = sums(calls), _layouts(calls, phase)
+    added, layouts = sums(calls), kernel_words(calls, phase)
     called = {call.operator: call for call in calls}
     works = [
         whole_program(node, called.get(node.name), _variant(node))

@@ -18,8 +18,9 @@ from typing import Any
 from foreplan.cost_models.costs import Work
 from foreplan.cost_models.lowering.copy_layout import plain_kernel
 from foreplan.cost_models.lowering.graph_backward import BACKWARD, CHANNEL_SUM
-from foreplan.cost_models.lowering.graph_programs import batch_norm_words, lower
+from foreplan.cost_models.lowering.graph_programs import lower
 from foreplan.cost_models.lowering.graph_step import Step
+from foreplan.cost_models.lowering.kernel_words import batch_norm_words
 from foreplan.cost_models.passes.end_to_end_networks import KNOWN, SIZES, build, example
 from foreplan.datasets.program import CHANNELS_LAST, Program
 from foreplan.errors import SpecError

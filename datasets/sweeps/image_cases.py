@@ -10,7 +10,14 @@ from typing import Any, Final
 
 import numpy as np
 
-from foreplan.datasets.sweeps.operator_case import MOST_BYTES, Calls, Case, Operands, gradient_call
+from foreplan.datasets.sweeps.operator_case import (
+    MOST_BYTES,
+    Calls,
+    Case,
+    Operands,
+    gradient_call,
+    images_of,
+)
 
 #: How a row of a pool says that its images are interpolated, not means of whole windows.
 INTERPOLATED: Final = 2
@@ -33,10 +40,7 @@ def group_norm(op: str, dtype: str, rng: np.random.Generator, scale: float) -> C
     def calls(view: Operands) -> Calls:
         import torch.nn.functional as F
 
-        if last:
-            x = view(dtype, 0, batch, side, side, channels).permute(0, 3, 1, 2)
-        else:
-            x = view(dtype, 0, batch, channels, side, side)
+        x = images_of(view, dtype, batch, channels, side, last=last)
         own = view(dtype, x.numel(), 2, channels)
 
         def forward(a: Any, weight: Any, bias: Any) -> Any:
@@ -66,10 +70,7 @@ def interpolated(op: str, dtype: str, rng: np.random.Generator, scale: float) ->
     def calls(view: Operands) -> Calls:
         import torch.nn.functional as F
 
-        if last:
-            x = view(dtype, 0, batch, side, side, channels).permute(0, 3, 1, 2)
-        else:
-            x = view(dtype, 0, batch, channels, side, side)
+        x = images_of(view, dtype, batch, channels, side, last=last)
 
         def forward(a: Any) -> Any:
             return F.interpolate(a, size=(out, out), mode=way, align_corners=corners)

@@ -19,6 +19,7 @@ from foreplan.datasets.sweeps.operator_case import (
     Case,
     Operands,
     gradient_call,
+    images_of,
     narrow_shape,
     wide_shape,
 )
@@ -185,10 +186,7 @@ def batch_norm(op: str, dtype: str, rng: np.random.Generator, scale: float) -> C
     def calls(view: Operands) -> Calls:
         import torch.nn.functional as F
 
-        if last:
-            x = view(dtype, 0, batch, side, side, channels).permute(0, 3, 1, 2)
-        else:
-            x = view(dtype, 0, batch, channels, side, side)
+        x = images_of(view, dtype, batch, channels, side, last=last)
         own = view(dtype, x.numel(), 4, channels)
 
         def forward(a: Any, weight: Any, bias: Any) -> Any:

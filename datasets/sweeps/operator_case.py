@@ -134,6 +134,15 @@ def narrow_product(
             return m, n, k
 
 
+def images_of(
+    view: Operands, dtype: str, batch: int, channels: int, side: int, *, last: bool
+) -> Any:
+    """Square images at the beginning of a buffer, their channels last in memory or not."""
+    if last:
+        return view(dtype, 0, batch, side, side, channels).permute(0, 3, 1, 2)
+    return view(dtype, 0, batch, channels, side, side)
+
+
 def width_of(dtype: str) -> int:
     """Bytes of an element."""
     return 4 if dtype == "fp32" else 2

@@ -6,7 +6,14 @@ from typing import Any
 
 import numpy as np
 
-from foreplan.datasets.sweeps.operator_case import MOST_BYTES, Calls, Case, Operands, gradient_call
+from foreplan.datasets.sweeps.operator_case import (
+    MOST_BYTES,
+    Calls,
+    Case,
+    Operands,
+    gradient_call,
+    images_of,
+)
 
 
 def pool(op: str, dtype: str, rng: np.random.Generator, scale: float) -> Case:
@@ -28,10 +35,7 @@ def pool(op: str, dtype: str, rng: np.random.Generator, scale: float) -> Case:
     def calls(view: Operands) -> Calls:
         import torch.nn.functional as F
 
-        if last:
-            x = view(dtype, 0, batch, side, side, channels).permute(0, 3, 1, 2)
-        else:
-            x = view(dtype, 0, batch, channels, side, side)
+        x = images_of(view, dtype, batch, channels, side, last=last)
 
         def forward(a: Any) -> Any:
             kind = F.avg_pool2d if average else F.max_pool2d

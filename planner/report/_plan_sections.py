@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from foreplan.planner.plan import Plan, RankPrediction
+from foreplan.planner.plan import Plan
+from foreplan.planner.prediction import RankPrediction
 from foreplan.planner.report._charts import Bar, Segment, bars, meter, palette
 from foreplan.planner.report._markup import (
     Html,

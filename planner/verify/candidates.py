@@ -19,8 +19,9 @@ from foreplan.datasets.cluster_entry import Rank
 from foreplan.datasets.specs import nearest, validate
 from foreplan.errors import SpecError
 from foreplan.planner.base import Planner, Problem
-from foreplan.planner.plan import CHOSEN, Plan, Prediction
+from foreplan.planner.plan import CHOSEN, Plan
 from foreplan.planner.predict import Forecast
+from foreplan.planner.prediction import Prediction
 from foreplan.planner.verify.placement import assign_cores, check_present
 from foreplan.planner.verify.rank_program import rank_programs
 from foreplan.planner.verify.session import Job

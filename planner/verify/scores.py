@@ -8,7 +8,8 @@ import numpy as np
 
 from foreplan.cost_models.costs import Collective
 from foreplan.cost_models.timeline import Timeline
-from foreplan.planner.plan import Plan, RankPrediction
+from foreplan.planner.plan import Plan
+from foreplan.planner.prediction import RankPrediction
 from foreplan.planner.times import Times
 from foreplan.planner.verify.error_cause import error_cause
 from foreplan.planner.verify.machine_share import machine_share

@@ -16,8 +16,9 @@ from tests.cost_models.operator_rows import synthetic
 from torch import Tensor, nn
 
 from foreplan.cost_models.commands import train_operators
-from foreplan.cost_models.lowering.graph_programs import batch_norm_words, lower
+from foreplan.cost_models.lowering.graph_programs import lower
 from foreplan.cost_models.lowering.graph_step import Step
+from foreplan.cost_models.lowering.kernel_words import batch_norm_words
 from foreplan.cost_models.operators.operator_predictor import OperatorPredictor
 from foreplan.cost_models.operators.operator_work import operator_work
 from foreplan.cost_models.predictor import Predictor, program_table, recorded_libraries

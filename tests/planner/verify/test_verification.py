@@ -11,7 +11,8 @@ from foreplan.cost_models.costs import Collective, Segment
 from foreplan.cost_models.schedule import ScheduleBuilder
 from foreplan.cost_models.timeline import Timeline
 from foreplan.errors import SpecError
-from foreplan.planner.plan import Plan, RankPrediction
+from foreplan.planner.plan import Plan
+from foreplan.planner.prediction import RankPrediction
 from foreplan.planner.registry import planner
 from foreplan.planner.verify.candidates import candidates_of
 from foreplan.planner.verify.error_cause import error_cause

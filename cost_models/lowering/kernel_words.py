@@ -1,0 +1,70 @@
+"""`kernel_words`: what names of kernels say of how operands lie, and of which types they are."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable
+
+from foreplan.cost_models.lowering.attention_mask import AttentionMask
+from foreplan.cost_models.lowering.attention_parts import dropout_word
+from foreplan.cost_models.lowering.copy_layout import copy_words, map_words
+from foreplan.cost_models.lowering.graph_gradients import BIAS_FIRST
+from foreplan.cost_models.lowering.graph_step import Phase
+from foreplan.cost_models.lowering.map_kernel import TANH, is_map
+from foreplan.datasets.graphs.operator_call import OperatorCall, described_tensors
+from foreplan.datasets.operators import OF_BATCH
+from foreplan.datasets.program import CHANNELS_LAST, TRANSPOSED
+
+#: Products whose second operand lies along its columns, but where it is a transposed view.
+_COLUMNS_FIRST = frozenset({"addmm", "mm", "matmul", "bmm", "baddbmm", "addbmm"})
+
+
+def kernel_words(calls: Iterable[OperatorCall], phase: Phase) -> dict[str, str]:
+    """Words behind the names of operators' kernels, by the operator; none of plain operands.
+
+    Args:
+        calls: of a captured graph.
+        phase: of the pass; what an attention adds has a gradient in a training step.
+    """
+    found: dict[str, str] = {}
+    for call in calls:
+        name = call.target.split(".")[1] if "." in call.target else call.target
+        tensors = described_tensors(call.arguments)
+        if call.operator and ("conv" in name or "pool" in name):
+            shape, strides, _ = tensors[0]
+            if shape[1] > 1 and strides[1] == 1 < math.prod(shape[2:]):
+                found[call.operator] = CHANNELS_LAST
+        elif call.operator and (words := copy_words(name, call.arguments)):
+            found[call.operator] = words
+        elif call.operator and name == "batch_norm":
+            found[call.operator] = batch_norm_words(call.arguments)
+        elif call.operator and name in _COLUMNS_FIRST:
+            shape, strides, _ = tensors[2 if name in BIAS_FIRST else 1]
+            if len(shape) > 1 and strides[-2] == 1 < strides[-1]:
+                found[call.operator] = TRANSPOSED
+        elif call.operator and name == "scaled_dot_product_attention":
+            mask = AttentionMask.of_call(call, training=phase == "training")
+            found[call.operator] = dropout_word(call.arguments) + (mask.word if mask else "")
+        elif call.operator and is_map(name):
+            approximate = TANH * (name == "gelu" and '"tanh"' in call.arguments)
+            shape = described_tensors(call.result)[0][0]
+            found[call.operator] = approximate + map_words(shape, call.arguments)
+    return found
+
+
+def batch_norm_words(arguments: str) -> str:
+    """What the name of a batch norm's kernel says of its images and statistics.
+
+    Rows of features, and images of one pixel, are channels last to torch (``Normalization.cu``,
+    ``batch_norm_use_channels_last_kernels``), whose kernels do not give a block to each channel.
+
+    Args:
+        arguments: of the call, as `OperatorCall` has them.
+    """
+    shape, strides, _ = described_tensors(arguments)[0]
+    last = strides[1] == 1 < shape[1]
+    # (input, weight, bias, mean, variance, training, ...), as torch.export leaves them.
+    positional, named = json.loads(arguments)
+    of_batch = positional[5] if len(positional) > 5 else named.get("training", False)
+    return CHANNELS_LAST * last + OF_BATCH * bool(of_batch)
