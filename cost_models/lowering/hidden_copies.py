@@ -3,7 +3,8 @@
 A layer norm of a transposed tensor copies it first, forward and backward (torch 2.11,
 ``layer_norm_kernel.cu``: ``expect_contiguous``): where patches of images become rows, that takes
 three times what the norm does. A product of many matrices copies what is no list of them, such as
-heads that are views of rows (``Tensor.matmul``: ``reshape``).
+heads that are views of rows (``Tensor.matmul``: ``reshape``); ``einsum`` makes two such lists of
+its operands, whatever its equation (``sumproduct_pair`` of ``Linear.cpp``).
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from foreplan.datasets.program import CHANNELS_LAST, Variant, program
 #: Operators that want their first operand row by row. A softmax does, too; none was timed.
 _ROW_BY_ROW = frozenset({"layer_norm", "native_layer_norm"})
 #: Products of many matrices, which are laid out as a list of them.
-_LISTS = frozenset({"matmul"})
+_LISTS = frozenset({"matmul", "einsum"})
 
 
 def hidden_copies(calls: Sequence[OperatorCall]) -> dict[str, list[Step]]:
@@ -44,11 +45,12 @@ def hidden_copies(calls: Sequence[OperatorCall]) -> dict[str, list[Step]]:
             continue
         tensors = described_tensors(call.arguments)
         if name in _ROW_BY_ROW:
-            copied = [at for at in (0,) if not lies_in_rows(*tensors[at][:2])]
+            copied = [tensor for tensor in tensors[:1] if not lies_in_rows(*tensor[:2])]
+        elif name == "einsum":
+            copied = _rearranged(json.loads(call.arguments)[0][0], tensors)
         else:
-            copied = [at for at, (shape, strides, _) in enumerate(tensors)
-                      if not _is_list(shape, strides)]  # fmt: skip
-        steps = [_copy(call, *tensors[at]) for at in copied if _known(tensors[at][2])]
+            copied = [tensor for tensor in tensors if not _is_one(*(d[:-2] for d in tensor[:2]))]
+        steps = [_copy(call, *tensor) for tensor in copied if _known(tensor[2])]
         if steps:
             found[call.operator] = steps
     return found
@@ -73,9 +75,32 @@ def _copy(call: OperatorCall, shape: Sequence[int], strides: Sequence[int], kind
     return Step("copy", call.target, "forward", work, calls=0)
 
 
-def _is_list(shape: Sequence[int], strides: Sequence[int]) -> bool:
-    """Whether all dimensions before a matrix's own are one in memory."""
-    long = [(size, step) for size, step in zip(shape[:-2], strides[:-2], strict=True) if size > 1]
+def _rearranged(
+    equation: str, tensors: Sequence[tuple[list[int], list[int], str]]
+) -> list[tuple[list[int], list[int], str]]:
+    """Operands of two in the order in which they make a list, if that order is no view of them."""
+    terms, _, result = equation.replace(" ", "").partition("->")
+    labels = terms.split(",")
+    if len(labels) != 2 or "." in equation or not result:
+        return []
+    both = [label for label in labels[0] if label in labels[1]]
+    matrices, summed = ([label for label in both if (label in result) == kept]
+                        for kept in (True, False))  # fmt: skip
+    found = []
+    for at, (own, (shape, strides, kind)) in enumerate(zip(labels, tensors, strict=True)):
+        free = [label for label in own if label not in both]
+        groups = [matrices, free, summed] if at == 0 else [matrices, summed, free]
+        places = [[own.index(label) for label in group] for group in groups]
+        if not all(_is_one([shape[p] for p in group], [strides[p] for p in group])
+                   for group in places):  # fmt: skip
+            order = [place for group in places for place in group]
+            found.append(([shape[p] for p in order], [strides[p] for p in order], kind))
+    return found
+
+
+def _is_one(shape: Sequence[int], strides: Sequence[int]) -> bool:
+    """Whether dimensions are one in memory, as those before a matrix's own are of a list."""
+    long = [(size, step) for size, step in zip(shape, strides, strict=True) if size > 1]
     return all(
         step == inner_step * inner for (_, step), (inner, inner_step) in itertools.pairwise(long)
     )

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import math
+from typing import Any
+
 import pytest
 import torch
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from foreplan.cost_models.lowering.graph_programs import lower
 from foreplan.cost_models.lowering.graph_step import Step
@@ -91,3 +95,51 @@ def test_heads_of_one_sequence_are_a_list_and_gradients_copy_nothing() -> None:
 
 def _of_products(steps: list[Step]) -> list[Step]:
     return [step for step in steps if step.kind == "copy" and "matmul" in step.target]
+
+
+class Clones(TorchDispatchMode):
+    """Shapes of what torch copies."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.shapes: list[list[int]] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.ops.aten.clone.default:
+            self.shapes.append(list(args[0].shape))
+        return func(*args, **(kwargs or {}))
+
+
+class Einsum(nn.Module):
+    def __init__(self, equation: str) -> None:
+        super().__init__()
+        self.equation = equation
+
+    def forward(self, left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
+        return torch.einsum(self.equation, left, right)
+
+
+@pytest.mark.parametrize(("equation", "right", "count"), [
+    ("bhlk,bhtk->bhlt", "heads", 2),  # heads of rows are no list
+    ("bhlk,bhtk->bhlt", "list", 1),
+    ("bhlk,bhkt->bhlt", "across", 2),
+    ("bhlk,hkt->bhlt", "weights", 0),  # batch and rows are one, heads the list
+    ("bhlk,kt->bhlt", "matrix", 1),  # three dimensions in turn, none inside the next
+    ("bhlk,bhlk->bhl", "heads", 2),
+    ("bhlk->blk", None, 0),
+])  # fmt: skip
+def test_an_einsum_copies_what_torch_copies(equation: str, right: str | None, count: int) -> None:
+    heads = torch.rand(12, 32).view(2, 6, 4, 8).transpose(1, 2)
+    operands = {"heads": heads, "list": heads.contiguous(), "weights": torch.rand(4, 8, 5),
+                "matrix": torch.rand(8, 5),
+                "across": heads.transpose(-1, -2), None: heads}  # fmt: skip
+    module, given = Einsum(equation), [heads, operands[right]]
+    if right is None:
+        module.forward = lambda left, right: torch.einsum(equation, left)  # type: ignore[method-assign]
+    steps = lower(capture(module, given, eager=True), "inference")
+    works = [step.work for step in steps if step.kind == "copy" and "einsum" in step.target]
+    sizes = [work.dims["rows"] * work.dims["cols"] for work in works if isinstance(work, Program)]
+    with Clones() as made:
+        module(*given)
+    assert sizes == [math.prod(shape) for shape in made.shapes]
+    assert len(sizes) == count
