@@ -198,10 +198,10 @@ def _heard(library: str, dtype: str, pool: Sequence[Expert]) -> list[tuple[Exper
     """Experts to ask for rows of a library and data type, and the library that each stands for.
 
     Attention in another width is another kernel, and is heard only where nobody knows this one's
-    (products of few data types do better with the others', docs/results/operators.md). Who asks for
-    times inside CUDA graphs, and not of a sweep, hears in place of a device's eager calls of torch
-    the sweep of the same operators, where there is one: a launch hides kernels shorter than itself,
-    and what trees make of such rows is no correction (e^1.2 on an H200).
+    (products of few data types do better with the others', docs/results/operators_history.md). Who
+    asks for times inside CUDA graphs, and not of a sweep, hears in place of a device's eager calls
+    of torch the sweep of the same operators, where there is one: a launch hides kernels shorter
+    than itself, and what trees make of such rows is no correction (e^1.2 on an H200).
     """
     if pool and pool[0].family in _BY_WIDTH:
         wide = PRECISIONS[dtype].activation_bytes

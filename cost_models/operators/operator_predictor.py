@@ -54,7 +54,7 @@ Floats = NDArray[np.float64]
 
 #: Trees of an expert of operators timed in sweeps inside CUDA graphs: how many for one of
 #: `OperatorPredictor`'s, how much deeper, and their rate for one of its. Chosen on folds
-#: (docs/results/operators.md).
+#: (docs/results/operators_history.md).
 _SWEEP_TREES, _SWEEP_DEEPER, _SWEEP_RATE = 1.5, 2, 0.7
 
 
@@ -233,7 +233,7 @@ def _by_expert(table: OperatorTable) -> list[NDArray[np.int64]]:
 
     Behind them stand the rows of data types that move as many bytes through units of the same kind:
     BF16 and FP16 teach each other. In five folds of 3,064 operators inside CUDA graphs 16-bit ones
-    are 24.8 % off so, and 29.3 % apart (docs/results/operators.md).
+    are 24.8 % off so, and 29.3 % apart (docs/results/operators_history.md).
     """
     found = {name: table.device_of(name) for name in set(table.device)}
     name_of = {name: name if device is None else device.name for name, device in found.items()}

@@ -16,7 +16,8 @@ Floats = NDArray[np.float64]
 #: Clock cycles of a kernel, and of an element of its longest chunk; what a byte takes of what
 #: `memory_time` says of it. Least absolute errors of logarithms over 629 updates of an H200 in BF16
 #: (torch 2.11, seventh sweep inside CUDA graphs) whose elements are multiples of 64, fitted: 4.6 %
-#: off; 112 in FP16 5.0, 305 in FP32 16.9, too long; trees correct it (docs/results/operators.md).
+#: off; 112 in FP16 5.0, 305 in FP32 16.9, too long; trees correct it
+#: (docs/results/operators_history.md).
 _KERNEL, _ELEMENT, _MOVING = 4750.0, 0.76, 1.4
 
 

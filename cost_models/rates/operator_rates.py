@@ -17,7 +17,7 @@ family, operator, dtype, kernel, variant).
 A convolution on a processor lays its weight out anew at every call, element by element and far
 below the bandwidth (4 MiB of weights in 1.2 to 3 ms on one core of an EPYC, 1.4 to 3.5 GB/s), so
 that how quickly a core issues a call says more of it than how much its memory moves; see
-docs/results/onboarding.md.
+docs/results/onboarding_history.md.
 
 Shape legend: ``N`` programs, ``T`` = `TERMS`, ``L`` = `LEVELS`.
 """
