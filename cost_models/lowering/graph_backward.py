@@ -40,6 +40,8 @@ from foreplan.datasets.program import (
 
 #: Kernel of what a backward pass does beside products and convolutions; of sums, over columns.
 BACKWARD = "torch.backward"
+#: Kernels of the gradients of a softmax and of its logarithm, which go through whole rows.
+SOFTMAX_BACKWARD, LOG_SOFTMAX_BACKWARD = "torch.softmax_backward", "torch.log_softmax_backward"
 #: Kernel of dropout's gradient.
 DROPOUT_BACKWARD = "torch.dropout_backward"
 #: Kernels of sums over each row, and over all but the channels of images.
@@ -135,7 +137,10 @@ def gradient_steps(node: OperatorNode, step: Step, read: Sequence[Operand]) -> l
         return _of_largest(back, node.inputs[0], shape)
     if name in FUNCTIONS:
         return [wide_step(back, shape, 2, kernel=f"{plain_kernel(work.variant.kernel)}_backward")]
-    if work.op == "softmax" or node.op == "activation":
+    if work.op == "softmax":  # of rows, not of elements
+        kernel = LOG_SOFTMAX_BACKWARD if "log_softmax" in name else SOFTMAX_BACKWARD
+        return [wide_step(back, shape, 2, kernel=kernel)]
+    if node.op == "activation":
         return [wide_step(back, shape, 2)]
     if name in PADS and node.inputs[0] != shape:  # the middle of what was padded
         return [_copied(back, node.inputs[0])]

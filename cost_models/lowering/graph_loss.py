@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from foreplan.cost_models.lowering.graph_backward import LOG_SOFTMAX_BACKWARD
 from foreplan.cost_models.lowering.graph_step import Step
 from foreplan.datasets.program import Program, Variant, program
 
@@ -26,7 +27,8 @@ def loss_steps(forward: Sequence[Step]) -> list[Step]:
     logits = Variant(dtype, dtype, "torch.cross_entropy")
     size = {"rows": d["rows"], "cols": d["n"]}
     # Of the likelihoods that were picked, by zeros that are filled; then of the softmax.
-    back = program("fill", logits, **size), program("elementwise", logits, **size, inputs=2)
+    softmax = Variant(dtype, dtype, LOG_SOFTMAX_BACKWARD)
+    back = program("fill", logits, **size), program("elementwise", softmax, **size, inputs=2)
     return [
         Step("softmax", "cross_entropy", "loss", program("softmax", logits, **size)),
         *(Step("softmax", "cross_entropy", "backward", work) for work in back),

@@ -4,7 +4,9 @@ A layer norm of a transposed tensor copies it first, forward and backward (torch
 ``layer_norm_kernel.cu``: ``expect_contiguous``): where patches of images become rows, that takes
 three times what the norm does. A product of many matrices copies what is no list of them, such as
 heads that are views of rows (``Tensor.matmul``: ``reshape``); ``einsum`` makes two such lists of
-its operands, whatever its equation (``sumproduct_pair`` of ``Linear.cpp``).
+its operands, whatever its equation (``sumproduct_pair`` of ``Linear.cpp``). A convolution copies
+images that lie neither way without gaps, such as tokens behind one of a class (``Convolution.cpp``:
+``contiguous``), forward and backward.
 """
 
 from __future__ import annotations
@@ -30,6 +32,8 @@ from foreplan.datasets.program import CHANNELS_LAST, Variant, program
 _ROW_BY_ROW = frozenset({"layer_norm", "native_layer_norm"})
 #: Products of many matrices, which are laid out as a list of them.
 _LISTS = frozenset({"matmul", "einsum"})
+#: Operators that want images without gaps.
+_OF_IMAGES = frozenset({"conv2d"})
 
 
 def hidden_copies(calls: Sequence[OperatorCall]) -> dict[str, list[Step]]:
@@ -41,11 +45,14 @@ def hidden_copies(calls: Sequence[OperatorCall]) -> dict[str, list[Step]]:
     found: dict[str, list[Step]] = {}
     for call in calls:
         name = call.target.split(".")[1] if "." in call.target else call.target
-        if not call.operator or name not in _ROW_BY_ROW | _LISTS:
+        if not call.operator or name not in _ROW_BY_ROW | _LISTS | _OF_IMAGES:
             continue
         tensors = described_tensors(call.arguments)
         if name in _ROW_BY_ROW:
             copied = [tensor for tensor in tensors[:1] if not lies_in_rows(*tensor[:2])]
+        elif name in _OF_IMAGES:
+            copied = [tensor for tensor in map(_channels_last, tensors[:1])
+                      if not lies_in_rows(*tensor[:2])]  # fmt: skip
         elif name == "einsum":
             copied = _rearranged(json.loads(call.arguments)[0][0], tensors)
         else:
@@ -96,6 +103,17 @@ def _rearranged(
             order = [place for group in places for place in group]
             found.append(([shape[p] for p in order], [strides[p] for p in order], kind))
     return found
+
+
+def _channels_last(
+    tensor: tuple[list[int], list[int], str],
+) -> tuple[list[int], list[int], str]:
+    """An image with its channels last where neighbours in memory are channels."""
+    shape, strides, kind = tensor
+    if len(shape) != 4 or strides[1] != 1 or shape[1] == 1:
+        return tensor
+    order = (0, 2, 3, 1)
+    return [shape[at] for at in order], [strides[at] for at in order], kind
 
 
 def _is_one(shape: Sequence[int], strides: Sequence[int]) -> bool:

@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 
 from foreplan.cost_models.operators.attention_scores import score_columns, written_out_s
 from foreplan.cost_models.operators.channel_blocks import channel_block_s
+from foreplan.cost_models.operators.channel_tiles import channel_tile_s
 from foreplan.cost_models.operators.convolution_kernels import beside_s, kernel_columns
 from foreplan.cost_models.operators.offset_threads import offset_thread_s
 from foreplan.cost_models.operators.operator_work import (
@@ -146,15 +147,20 @@ def memory_time(table: OperatorTable, work: OperatorWork, offer: Mapping[str, Fl
     rows of an A100, and so is the share of the memory's bandwidth that is reached, 0.85. An L2
     gives 32 bytes a clock to each multiprocessor (theory), of which 0.7 is reached (assumed).
     """
+    from_memory = _from_memory(table, work, offer)
+    cached = np.nan_to_num(work.bytes / (0.7 * 32 * work.units * offer["clock"]))
+    moved = work.bytes / (0.85 * work.bandwidth)
+    return np.asarray(moved * from_memory + np.minimum(cached, moved) * (1 - from_memory))
+
+
+def _from_memory(table: OperatorTable, work: OperatorWork, offer: Mapping[str, Floats]) -> Floats:
+    """Share of a row's bytes (N,) that no cache keeps from call to call."""
     # NeuSight's loop repeats a call on the same buffers; aiconfigurator's GEMM loop goes round
     # several copies (fitted on L40S, whose step comes at a fifth of its L2).
     graphs = np.array([not includes_launch(name) for name in table.library])
     copies = np.where(graphs & (table.kind == "linear"), 5.0, 1.0)
     filled = np.nan_to_num(copies * work.bytes / offer["l2"], nan=np.inf)
-    from_memory = 1 / (1 + (0.75 / np.maximum(filled, 1e-9)) ** 6)
-    cached = np.nan_to_num(work.bytes / (0.7 * 32 * work.units * offer["clock"]))
-    moved = work.bytes / (0.85 * work.bandwidth)
-    return np.asarray(moved * from_memory + np.minimum(cached, moved) * (1 - from_memory))
+    return np.asarray(1 / (1 + (0.75 / np.maximum(filled, 1e-9)) ** 6))
 
 
 def _bound(table: OperatorTable, work: OperatorWork, offer: Mapping[str, Floats]) -> Floats:
@@ -347,10 +353,13 @@ def _wide(table: OperatorTable, work: OperatorWork, offer: Mapping[str, Floats])
     clock = np.nan_to_num(offer["clock"], nan=_USUAL_CLOCK_HZ)
     memory = memory_time(table, work, offer)
     beside = row_block_s(table, work, clock) + update_s(table, memory, clock)
-    beside += channel_block_s(table, memory, clock)
+    missing = _from_memory(table, work, offer)
+    beside += channel_block_s(table, work, memory, missing, clock)
+    beside += channel_tile_s(table, work, memory, clock)
     beside += sum_block_s(table, work, offer["threads"], clock)
     threads = pool_thread_s(table, work, clock) + offset_thread_s(table, work, clock)
     beside += np.maximum(threads - memory, 0)
+    columns["log_beside"] = np.log1p(np.maximum(beside, 0) / memory)
     fixed = np.where(d["kernels"] > 0, 0.0, _fixed(offer))  # an update counts its own
     return columns, fixed + memory + beside
 

@@ -4,7 +4,8 @@ Plain and channels last, with stride, groups, one filter a channel, and as patch
 groups, of as many filters as channels within a factor of six; or of groups alone, as published
 networks of images have them: up to 128 channels a group (ResNeXt 4 to 64, RegNet 8 to 264), one
 filter a channel with windows of 3 and 5 (MobileNet, EfficientNet) or 7 (ConvNeXt), grouped 1 x 1
-(ShuffleNet); or along a line, as networks of sound have them.
+(ShuffleNet); or along a line, as networks of sound have them; or of the sizes that stages of such
+networks share: images of 7 to 256 pixels, channels in steps of 8 and 16, bottlenecks and stems.
 """
 
 from __future__ import annotations
@@ -29,11 +30,36 @@ from foreplan.datasets.sweeps.operator_case import (
 _CONV_FLOPS = 0.2
 #: Channels of the widest image.
 _MOST_CHANNELS = 4096
-
+#: Sides of images in stages, and images of a batch.
+_SIDES = (
+    7,
+    8,
+    10,
+    12,
+    14,
+    16,
+    20,
+    24,
+    28,
+    32,
+    40,
+    48,
+    56,
+    64,
+    80,
+    96,
+    112,
+    128,
+    160,
+    192,
+    224,
+    256,
+)
+_BATCHES = (1, 2, 3, 4, 6, 8, 12, 16, 20, 24, 32, 40, 48, 64, 80, 96, 128)
 
 #: Before the name of an operator: one of groups alone, or without any as stages of networks of
-#: images have them, or along a line.
-GROUPED, IMAGES, SOUND = "grouped_", "image_", "sound_"
+#: images have them, or along a line, or of the usual sizes of stages.
+GROUPED, IMAGES, SOUND, STAGED = "grouped_", "image_", "sound_", "stage_"
 
 
 class _Shape(NamedTuple):
@@ -167,6 +193,27 @@ def _image_shape(rng: np.random.Generator) -> _Shape:
     return _Shape(b, cin, cout, window, size, stride, padding, 1)
 
 
+def _staged_shape(rng: np.random.Generator) -> _Shape:
+    b, size = int(rng.choice(_BATCHES)), int(rng.choice(_SIDES))
+    unit = int(rng.choice([8, 16, 64], p=[0.3, 0.4, 0.3]))
+    cin, cout = (max(1, round(2.0 ** rng.uniform(4, 11) / unit)) * unit for _ in "io")
+    role, groups, stride = rng.random(), 1, int(rng.choice([1, 2], p=[0.75, 0.25]))
+    # The larger of two draws is timed, by the product of its sizes, groups among them.
+    if role < 0.55:  # a bottleneck's, or an expansion
+        window, cout = 1, int(rng.choice([cout, cin, cin // 4, 4 * cin, 6 * cin]))
+        stride = 1 if rng.random() < 0.8 else stride
+    elif role < 0.82:
+        window, cout = 3, int(rng.choice([cout, cin, cin, 2 * cin]))
+    elif role < 0.92:  # one filter a channel
+        window, cout, groups = int(rng.choice([3, 5, 7], p=[0.5, 0.2, 0.3])), cin, cin
+    else:  # a stem, or patches
+        window, cin = int(rng.choice([2, 3, 4, 7, 8, 14, 16])), 3 if rng.random() < 0.7 else cin
+        size = int(rng.choice([192, 224, 256, 288, 384])) if cin == 3 else size
+        stride = window if window % 2 == 0 else 2
+    padding = 0 if window % 2 == 0 else window // 2
+    return _Shape(b, cin, max(8, cout), window, size, stride, padding, groups)
+
+
 def _sound_shape(rng: np.random.Generator) -> _Shape:
     b, size = int(2.0 ** rng.uniform(0, 6.01)), int(2.0 ** rng.uniform(6, 18))
     cin, cout = (int(2.0 ** rng.uniform(3, 11.01)) for _ in "io")
@@ -188,5 +235,11 @@ def _sound_shape(rng: np.random.Generator) -> _Shape:
 
 
 _SHAPES: Mapping[str, Callable[[np.random.Generator], _Shape]] = MappingProxyType(
-    {"": _any_shape, GROUPED: _grouped_shape, IMAGES: _image_shape, SOUND: _sound_shape}
+    {
+        "": _any_shape,
+        GROUPED: _grouped_shape,
+        IMAGES: _image_shape,
+        SOUND: _sound_shape,
+        STAGED: _staged_shape,
+    }
 )

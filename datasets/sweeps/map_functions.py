@@ -12,7 +12,7 @@ from typing import Final
 #: From what takes least arithmetic an element to what takes most, as an H200 takes longer for each
 #: in 16 bits (``datasets/measured/h200_operators_graph_functions.parquet``); a plain copy, which
 #: torch hands to the driver, stands apart, and copies into another order behind it, then what puts
-#: rows in order.
+#: rows in order, and gradients of softmaxes, which go through rows.
 _ORDER: Final = (
     "mul", "add", "neg", "relu", "leaky_relu", "sub", "div", "pow", "rsqrt", "sqrt", "exp",
     "threshold_backward", "leaky_relu_backward", "hardtanh_backward", "hardtanh", "hardsigmoid",
@@ -21,6 +21,7 @@ _ORDER: Final = (
     "gelu_tanh_backward", "cos", "gelu", "gelu_backward", "native_dropout_backward",
     "native_dropout", "softplus", "clone", "cat", "cat_halves", "cat_unaligned",
     "permuted", "transposed", "channels_last", "cat_heads", "pad", "cumsum", "topk", "sort",
+    "log_softmax_backward", "softmax_backward",
 )  # fmt: skip
 
 #: Name to number, from 1 on; 0 is a function of which nothing is known.

@@ -18,7 +18,7 @@ import numpy as np
 
 from foreplan.datasets.sweeps.apart_cases import apart
 from foreplan.datasets.sweeps.attention_cases import MASKED, attention
-from foreplan.datasets.sweeps.convolution_cases import GROUPED, IMAGES, SOUND, convolution
+from foreplan.datasets.sweeps.convolution_cases import GROUPED, IMAGES, SOUND, STAGED, convolution
 from foreplan.datasets.sweeps.function_cases import function, layout
 from foreplan.datasets.sweeps.image_cases import group_norm, interpolated
 from foreplan.datasets.sweeps.lying_cases import crossed, mixed, ordered, shared
@@ -43,6 +43,7 @@ from foreplan.datasets.sweeps.operator_case import (
 )
 from foreplan.datasets.sweeps.pool_cases import pool
 from foreplan.datasets.sweeps.product_cases import bmm, linear
+from foreplan.datasets.sweeps.staged_cases import feature_norm, softmax_gradient
 from foreplan.datasets.sweeps.update_packing import packed_update
 
 #: First word of the library of torch's own operators timed inside CUDA graphs
@@ -99,10 +100,18 @@ _ASKED: Mapping[str, float] = MappingProxyType(
         "group_norm_gradient": 0.10,
         "interpolated": 0.06,
         "interpolated_gradient": 0.06,
+        # Of the ninth sweep.
+        f"{STAGED}conv": 0.34,
+        f"{STAGED}conv_input_gradient": 0.28,
+        f"{STAGED}conv_weight_gradient": 0.28,
+        "softmax_gradient": 0.06,
+        "feature_norm": 0.02,
+        "feature_norm_gradient": 0.03,
     }
 )
 #: Sizes that say what an operator is, or follow from others.
 _FOLLOW = frozenset({"kernels", "longest", "function", "side"})
+_CONVOLUTIONS = (GROUPED, IMAGES, SOUND, STAGED)
 #: Names of operators that can be asked for.
 NAMES = (*_SHARES, *_ASKED)
 #: Data types in the words of the tables, and how often each is drawn.
@@ -251,7 +260,7 @@ _DRAW: Mapping[str, Callable[[str, str, np.random.Generator, float], Case]] = Ma
         **dict.fromkeys(("attention", "attention_gradient", "generation"), attention),
         **dict.fromkeys(("conv", "conv_input_gradient", "conv_weight_gradient"), convolution),
         **{name: attention for name in _ASKED if name.startswith(MASKED)},
-        **{name: convolution for name in _ASKED if name.startswith((GROUPED, IMAGES, SOUND))},
+        **{name: convolution for name in _ASKED if name.startswith(_CONVOLUTIONS)},
         "fp32_masked_generation": _fp32_masked_generation,
         **dict.fromkeys(("reduction", f"{NARROW}reduction"), reduction),
         "embedding_gradient": _embedding_gradient,
@@ -263,5 +272,7 @@ _DRAW: Mapping[str, Callable[[str, str, np.random.Generator, float], Case]] = Ma
         "crossed": crossed, "mixed": mixed, "ordered": ordered, "shared": shared,
         **dict.fromkeys(("group_norm", "group_norm_gradient"), group_norm),
         **dict.fromkeys(("interpolated", "interpolated_gradient"), interpolated),
+        "softmax_gradient": softmax_gradient,
+        **dict.fromkeys(("feature_norm", "feature_norm_gradient"), feature_norm),
     }
 )  # fmt: skip

@@ -143,3 +143,41 @@ def test_an_einsum_copies_what_torch_copies(equation: str, right: str | None, co
         module(*given)
     assert sizes == [math.prod(shape) for shape in made.shapes]
     assert len(sizes) == count
+
+
+class Convolved(nn.Module):
+    """Tokens behind one of a class as an image, as CvT convolves them."""
+
+    def __init__(self, first: int) -> None:
+        super().__init__()
+        self.first, self.by_channel = first, nn.Conv2d(8, 8, 3, padding=1, groups=8)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        image = tokens[:, self.first :].transpose(1, 2).view(2, 8, 4, 4)
+        made: torch.Tensor = self.by_channel(image)
+        return made
+
+
+@pytest.mark.parametrize(("first", "count"), [(1, 1), (0, 0)])
+def test_a_convolution_copies_images_with_gaps_and_its_gradient_again(
+    first: int, count: int
+) -> None:
+    module = Convolved(first)
+    graph = capture(module, [torch.rand(2, 16 + first, 8)], eager=True)
+    steps = lower(graph, "training")
+    made = [step for step in steps if step.kind == "copy" and "conv2d" in step.target]
+    assert [step.part for step in made] == ["forward", "backward"][: 2 * count]
+    for step in made:  # pixel by pixel, each with its channels
+        assert isinstance(step.work, Program)
+        assert step.work.variant.kernel == "torch.contiguous"
+        assert step.work.dims == {"rows": 32, "cols": 8, "inputs": 1}
+
+
+def test_a_convolution_takes_images_either_way() -> None:
+    plain = torch.rand(2, 3, 8, 8)
+    for image in (plain, plain.contiguous(memory_format=torch.channels_last), plain[:, :1]):
+        module = nn.Conv2d(image.shape[1], 4, 3)
+        steps = lower(capture(module, [image], eager=True), "inference")
+        gaps = not (image.is_contiguous()
+                    or image.is_contiguous(memory_format=torch.channels_last))  # fmt: skip
+        assert sum(step.kind == "copy" for step in steps) == gaps

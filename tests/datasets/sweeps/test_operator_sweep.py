@@ -97,7 +97,8 @@ def test_every_operator_runs_and_writes_what_its_sizes_say() -> None:
         "softmax", "layernorm", "layernorm_gradient", "batchnorm", "batchnorm_gradient",
         "generation_attention", "context_attention", "context_attention_gradient", "embedding",
         "reduction", "update", "embedding_gradient", "pool", "pool_gradient", *MAP_FUNCTIONS,
-    } - {"cumsum", "topk", "sort"}  # fmt: skip  # of the eighth sweep: `test_lying_cases`
+        # Of the eighth and ninth sweep: `test_lying_cases`, `test_staged_cases`.
+    } - {"cumsum", "topk", "sort", "softmax_backward", "log_softmax_backward"}  # fmt: skip
 
 
 def test_draws_cover_layouts_types_and_sizes() -> None:
