@@ -16,8 +16,12 @@ UNTOUCHED = (
     "albert", "olmo2", "falcon", "whisper", "poolformer", "convnextv2", "mobilevit", "beit",
     # Of the eighth sweep.
     "stablelm", "granite", "electra", "levit", "cvt",
+    # Of the ninth.
+    "swinv2", "bit", "focalnet", "deberta_v2", "gpt_bigcode", "modernbert",
 )  # fmt: skip
-UNTOUCHED_IMAGES = ("poolformer", "convnextv2", "mobilevit", "beit", "levit", "cvt")
+UNTOUCHED_IMAGES = (
+    "poolformer", "convnextv2", "mobilevit", "beit", "levit", "cvt", "swinv2", "bit", "focalnet",
+)  # fmt: skip
 
 
 def untouched(name: str, text: Mapping[str, Any], wide: Mapping[str, Any], pixels: int) -> Any:
@@ -69,6 +73,27 @@ def untouched(name: str, text: Mapping[str, Any], wide: Mapping[str, Any], pixel
         model = hf.ElectraForMaskedLM(hf.ElectraConfig(**wide, embedding_size=hidden // 2))
     elif name == "levit":  # 128S: attention on images, with batch norms
         model = hf.LevitForImageClassification(hf.LevitConfig(image_size=pixels))
+    elif name == "swinv2":  # cosines as scores, biases by a network; windows that fit every size
+        model = hf.Swinv2ForImageClassification(
+            hf.Swinv2Config(image_size=pixels, window_size=max(2, pixels // 32))
+        )
+    elif name == "bit":  # 50: standardised weights, norms of groups
+        model = hf.BitForImageClassification(hf.BitConfig())
+    elif name == "focalnet":  # tiny
+        model = hf.FocalNetForImageClassification(hf.FocalNetConfig(image_size=pixels))
+    elif name == "deberta_v2":  # scores of positions, picked for each pair
+        model = hf.DebertaV2ForMaskedLM(hf.DebertaV2Config(
+            **wide, relative_attention=True, position_buckets=256, norm_rel_ebd="layer_norm",
+            share_att_key=True, pos_att_type=["p2c", "c2p"]))  # fmt: skip
+    elif name == "gpt_bigcode":  # one head of keys
+        sizes = {"n_embd": hidden, "n_layer": layers, "n_head": heads}
+        model = hf.GPTBigCodeForCausalLM(
+            hf.GPTBigCodeConfig(vocab_size=text["vocab_size"], **sizes)
+        )
+    elif name == "modernbert":  # windows of tokens in two layers of three
+        model = hf.ModernBertForMaskedLM(
+            hf.ModernBertConfig(**text, intermediate_size=3 * hidden // 2, pad_token_id=0)
+        )
     elif name == "cvt":  # 13: convolutions make queries, keys and values
         model = hf.CvtForImageClassification(hf.CvtConfig())
     else:
