@@ -28,8 +28,8 @@ from foreplan.planner.fit_command import FittedDevice
 from foreplan.planner.plan_tasks import PlanTasks, plan_tasks
 from foreplan.planner.registry import planner as find_planner
 
-#: Part of the tasks that KMeans chooses before anything is planned, and how often more are chosen;
-#: a third to a half and three to four rounds do as well (docs/results/onboarding.md).
+#: Part of the tasks that KMeans chooses before anything is planned, and how often more are chosen
+#: (what plans are worth with them: docs/results/onboarding.md, "Tasks chosen for a plan").
 FIRST, ROUNDS = 0.4, 3
 #: No round starts later than this many seconds: a fit is promised within 10 minutes.
 MOST_S = 480.0
