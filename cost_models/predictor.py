@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from foreplan.cost_models.costs import Estimate
 from foreplan.cost_models.lowering.attention_mask import AttentionMask
+from foreplan.cost_models.lowering.copy_layout import ACROSS
 from foreplan.cost_models.lowering.graph_backward import (
     ATTENTION_BACKWARD,
     BACKWARD,
@@ -337,8 +338,9 @@ def _row(program: Program) -> _Row:
         size = {"rows": d["rows"], "cols": d["cols"]}
         if program.op == "embedding":
             return "embedding", dtype, size | {"strided": int(v.kernel in _INDEXED)}
-        # A forward pass sums over neighbours, a backward one as its kernel says.
-        return "reduction", dtype, size | {"strided": _SUMS.get(v.kernel, 0)}
+        # A forward pass sums over neighbours or across them, a backward one as its kernel says.
+        across = int(v.kernel.endswith(ACROSS))
+        return "reduction", dtype, size | {"strided": _SUMS.get(v.kernel, across)}
     if program.op == "adamw":
         round_up = -(-d["parameters"] // _ROUND) * _ROUND
         packed = {name: d[name] for name in ("kernels", "longest")}

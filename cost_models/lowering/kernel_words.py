@@ -8,7 +8,7 @@ from collections.abc import Iterable
 
 from foreplan.cost_models.lowering.attention_mask import AttentionMask
 from foreplan.cost_models.lowering.attention_parts import dropout_word
-from foreplan.cost_models.lowering.copy_layout import copy_words, map_words
+from foreplan.cost_models.lowering.copy_layout import ACROSS, copy_words, map_words
 from foreplan.cost_models.lowering.graph_gradients import BIAS_FIRST
 from foreplan.cost_models.lowering.graph_step import Phase
 from foreplan.cost_models.lowering.map_kernel import TANH, is_map
@@ -18,6 +18,8 @@ from foreplan.datasets.program import CHANNELS_LAST, TRANSPOSED
 
 #: Products whose second operand lies along its columns, but where it is a transposed view.
 _COLUMNS_FIRST = frozenset({"addmm", "mm", "matmul", "bmm", "baddbmm", "addbmm"})
+#: Sums that a sweep timed over neighbours in memory, and over others.
+_SUMS = frozenset({"sum", "mean", "amax", "amin"})
 
 
 def kernel_words(calls: Iterable[OperatorCall], phase: Phase) -> dict[str, str]:
@@ -39,6 +41,8 @@ def kernel_words(calls: Iterable[OperatorCall], phase: Phase) -> dict[str, str]:
             found[call.operator] = words
         elif call.operator and name == "batch_norm":
             found[call.operator] = batch_norm_words(call.arguments)
+        elif call.operator and name in _SUMS:
+            found[call.operator] = sum_words(call.arguments)
         elif call.operator and name in _COLUMNS_FIRST:
             shape, strides, _ = tensors[2 if name in BIAS_FIRST else 1]
             if len(shape) > 1 and strides[-2] == 1 < strides[-1]:
@@ -68,3 +72,20 @@ def batch_norm_words(arguments: str) -> str:
     positional, named = json.loads(arguments)
     of_batch = positional[5] if len(positional) > 5 else named.get("training", False)
     return CHANNELS_LAST * last + OF_BATCH * bool(of_batch)
+
+
+def sum_words(arguments: str) -> str:
+    """What the name of a sum's kernel says: that no neighbours in memory are summed up.
+
+    Args:
+        arguments: of the call, as `OperatorCall` has them.
+    """
+    shape, strides, _ = described_tensors(arguments)[0]
+    positional, named = json.loads(arguments)
+    given = positional[1] if len(positional) > 1 else named.get("dim")
+    summed = [given] if isinstance(given, int) else given or []
+    dims = {at % len(shape) for at in summed} if shape else set()
+    extents = [at for at, size in enumerate(shape) if size > 1]
+    if not dims or not extents or not dims & set(extents):
+        return ""
+    return ACROSS * (min(extents, key=lambda at: strides[at]) not in dims)

@@ -82,9 +82,11 @@ def untouched(name: str, text: Mapping[str, Any], wide: Mapping[str, Any], pixel
     elif name == "focalnet":  # tiny
         model = hf.FocalNetForImageClassification(hf.FocalNetConfig(image_size=pixels))
     elif name == "deberta_v2":  # scores of positions, picked for each pair
-        model = hf.DebertaV2ForMaskedLM(hf.DebertaV2Config(
-            **wide, relative_attention=True, position_buckets=256, norm_rel_ebd="layer_norm",
-            share_att_key=True, pos_att_type=["p2c", "c2p"]))  # fmt: skip
+        pairs: dict[str, Any] = {
+            "relative_attention": True, "position_buckets": 256, "norm_rel_ebd": "layer_norm",
+            "share_att_key": True, "pos_att_type": ["p2c", "c2p"],
+        }  # fmt: skip
+        model = hf.DebertaV2ForMaskedLM(hf.DebertaV2Config(**wide, **pairs))
     elif name == "gpt_bigcode":  # one head of keys
         sizes = {"n_embd": hidden, "n_layer": layers, "n_head": heads}
         model = hf.GPTBigCodeForCausalLM(

@@ -7,11 +7,13 @@ are all that the backward pass has of it. An update goes through lists of tensor
 once for a part of a pass, however many calls it has: the code of the model and of torch is brought
 back into the caches, the more of it the more the pass uses (`reuse`). Of few calls it stays there.
 
-Constants are `fitted`, in calls of the device (1.0 us there), to least mean absolute error of 98
-passes of networks that no table of docs/results/end_to_end.md scores, on one core of an EPYC (Zen
-5): eleven networks, five of them with one to eight layers, and seven of the same hours as the
-scored ones; ``tests/benchmarks/other_networks.py``, ``datasets/measured/epyc_networks_others.json``
-and ``_depths``. A share of the operators' time in its place, or beside it, said less.
+Constants are `fitted`, in calls of the device (0.9 us there), to least mean absolute error of 98
+passes of networks that no table of docs/results/end_to_end.md scores, on one core of a quiet EPYC
+(Zen 5): eleven networks, five of them with one to eight layers, and seven of the same hour as the
+scored ones; ``tests/benchmarks/other_networks.py``,
+``datasets/measured/epyc_networks_quiet_others.json`` and ``_quiet_depths``. Hours in which other
+work ran asked for a fifth more (``epyc_networks_others.json``). A share of the operators' time in
+its place, or beside it, said less.
 """
 
 from __future__ import annotations
@@ -30,10 +32,10 @@ from foreplan.datasets.program import Program
 
 #: Calls' worth of time of each ATen call and of the whole part, of an inference and of the parts of
 #: a training step; of an update for each tensor.
-_INFERENCE = (2.5, 1500.0)
+_INFERENCE = (1.5, 1200.0)
 _TRAINING = MappingProxyType[Part, tuple[float, float]](
-    {"forward": (8.0, 1550.0), "loss": (8.0, 1550.0), "backward": (2.5, 1150.0),
-     "optimizer": (10.75, 0.0)}
+    {"forward": (7.0, 1300.0), "loss": (7.0, 1300.0), "backward": (4.0, 550.0),
+     "optimizer": (12.0, 0.0)}
 )  # fmt: skip
 #: Calls of a part whose code stays near; assumed, as fewest calls of a fitted part are 32.
 _FEW = 25

@@ -288,12 +288,24 @@ def test_language_models_that_nobody_had_looked_at_are_predicted_within_six_perc
     """The result of three; images with attention, scored with them, are farther off."""
     stored = Path(__file__).parents[3] / "datasets/measured/h200_networks_untouched_more.json.gz"
     found = score(load_document(stored), device_zoo.device("h200"))
-    assert {row["network"] for row in found["cases"]} == {*UNTOUCHED[8:]}
+    assert {row["network"] for row in found["cases"]} == {*UNTOUCHED[8:13]}
     of_text = [
         row for row in found["cases"] if row["network"] in ("stablelm", "granite", "electra")
     ]
     assert len(of_text) == 12
     assert all(abs(row["error"]["predicted_published"]) < 0.065 for row in of_text)
+
+
+def test_networks_of_the_third_measurement_are_predicted_within_six_percent_in_the_mean() -> None:
+    """The result: scored as it was measured, by weights that were final then; two of six networks
+    copy from the host, or run a script, which no graph records."""
+    stored = Path(__file__).parents[3] / "datasets/measured/h200_networks_untouched_third.json.gz"
+    found = score(load_document(stored), device_zoo.device("h200"))
+    assert {row["network"] for row in found["cases"]} == {
+        *UNTOUCHED[13:]
+    } - {"swinv2", "deberta_v2"}  # fmt: skip
+    for phase in ("inference", "training"):
+        assert found["mape"]["graph"][phase]["predicted_published"] < 0.06, phase
 
 
 def test_work_in_words_of_before_is_refused(measured: dict[str, Any]) -> None:
