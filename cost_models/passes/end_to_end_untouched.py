@@ -18,9 +18,12 @@ UNTOUCHED = (
     "stablelm", "granite", "electra", "levit", "cvt",
     # Of the ninth.
     "swinv2", "bit", "focalnet", "deberta_v2", "gpt_bigcode", "modernbert",
+    # Of the same weights, but for nine rows.
+    "siglip", "mobilenet_v1", "roformer", "starcoder2", "smollm3", "squeezebert", "xglm",
 )  # fmt: skip
 UNTOUCHED_IMAGES = (
     "poolformer", "convnextv2", "mobilevit", "beit", "levit", "cvt", "swinv2", "bit", "focalnet",
+    "siglip", "mobilenet_v1",
 )  # fmt: skip
 
 
@@ -96,6 +99,28 @@ def untouched(name: str, text: Mapping[str, Any], wide: Mapping[str, Any], pixel
         model = hf.ModernBertForMaskedLM(
             hf.ModernBertConfig(**text, intermediate_size=3 * hidden // 2, pad_token_id=0)
         )
+    elif name == "siglip":
+        tower = {key: wide[key] for key in wide if key != "vocab_size"}
+        model = hf.SiglipForImageClassification(hf.SiglipConfig(
+            vision_config={**tower, "image_size": pixels, "patch_size": 16}))  # fmt: skip
+    elif name == "mobilenet_v1":
+        model = hf.MobileNetV1ForImageClassification(hf.MobileNetV1Config())
+    elif name == "roformer":  # rotations in an encoder
+        model = hf.RoFormerForMaskedLM(hf.RoFormerConfig(**wide, embedding_size=hidden))
+    elif name == "starcoder2":  # biases, and a window beyond the tokens
+        model = hf.Starcoder2ForCausalLM(
+            hf.Starcoder2Config(**wide, num_key_value_heads=max(1, heads // 8))
+        )
+    elif name == "smollm3":  # every fourth layer without positions
+        model = hf.SmolLM3ForCausalLM(hf.SmolLM3Config(
+            **text, intermediate_size=11 * hidden // 4, num_key_value_heads=max(1, heads // 4),
+            pad_token_id=0))  # fmt: skip
+    elif name == "squeezebert":  # linear layers as grouped convolutions along a line
+        model = hf.SqueezeBertForMaskedLM(hf.SqueezeBertConfig(**wide, embedding_size=hidden))
+    elif name == "xglm":
+        model = hf.XGLMForCausalLM(hf.XGLMConfig(
+            vocab_size=text["vocab_size"], d_model=hidden, ffn_dim=4 * hidden,
+            num_layers=layers, attention_heads=heads))  # fmt: skip
     elif name == "cvt":  # 13: convolutions make queries, keys and values
         model = hf.CvtForImageClassification(hf.CvtConfig())
     else:
