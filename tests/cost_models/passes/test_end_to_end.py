@@ -296,16 +296,24 @@ def test_language_models_that_nobody_had_looked_at_are_predicted_within_six_perc
     assert all(abs(row["error"]["predicted_published"]) < 0.065 for row in of_text)
 
 
-def test_networks_of_the_third_measurement_are_predicted_within_six_percent_in_the_mean() -> None:
-    """The result: scored as it was measured, by weights that were final then; two of six networks
-    copy from the host, or run a script, which no graph records."""
-    stored = Path(__file__).parents[3] / "datasets/measured/h200_networks_untouched_third.json.gz"
+@pytest.mark.parametrize(("which", "named", "not_recorded", "most"), [
+    ("third", UNTOUCHED[13:19], {"swinv2", "deberta_v2"}, 0.115),
+    ("fourth", UNTOUCHED[19:], {"roformer", "squeezebert", "xglm"}, 0.07),
+])  # fmt: skip
+def test_networks_that_nobody_had_looked_at_are_predicted_within_six_percent_in_the_mean(
+    which: str, named: tuple[str, ...], not_recorded: set[str], most: float
+) -> None:
+    """The result, by weights that were final before: some copy from the host, or run a script,
+    which no graph records."""
+    stored = (
+        Path(__file__).parents[3] / f"datasets/measured/h200_networks_untouched_{which}.json.gz"
+    )
     found = score(load_document(stored), device_zoo.device("h200"))
-    assert {row["network"] for row in found["cases"]} == {
-        *UNTOUCHED[13:19]
-    } - {"swinv2", "deberta_v2"}  # fmt: skip
+    assert {row["network"] for row in found["cases"]} == {*named} - not_recorded
     for phase in ("inference", "training"):
         assert found["mape"]["graph"][phase]["predicted_published"] < 0.06, phase
+    worst = max(abs(row["error"]["predicted_published"]) for row in found["cases"])
+    assert worst < most
 
 
 def test_work_in_words_of_before_is_refused(measured: dict[str, Any]) -> None:
