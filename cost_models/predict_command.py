@@ -49,7 +49,7 @@ def predict_model(
             (``foreplan profile --fit``) prices what is not measured.
         device_files: figures of devices that the zoo lacks; each is predicted too.
         launch_s: host time of one ATen call. If ``None``, by kind of call where the profile of a
-            GPU holds its host's times, else published or assumed. At least 0.
+            GPU holds its host's times, else what a usual host takes (`gpu_host_s`). At least 0.
         rank_by: ``latency``.
         trace: Chrome trace to write, for one device.
 

@@ -162,7 +162,7 @@ def rank_devices(
         costs: ``predicted`` or ``roofline``. For ``measured``, of one device, see
             `predict_latency`.
         predictor: the shipped one if ``None``.
-        launch_s: host time of one ATen call, at least 0; published or assumed if ``None``.
+        launch_s: host time of one ATen call, at least 0; a usual host's if ``None``.
 
     Raises:
         SpecError: a name, number or folder that is wrong.

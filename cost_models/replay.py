@@ -19,12 +19,14 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from foreplan.cost_models.book import CostChoice, cost_choice
 from foreplan.cost_models.costs import Copy, CostBook, CostSource, Estimate, HostLaunch, Work
 from foreplan.cost_models.execution import Execution, GapSeconds, check_execution, gaps
 from foreplan.cost_models.lowering.graph_programs import lower, model_steps, programs
 from foreplan.cost_models.lowering.graph_step import PARTS, PHASES, Part, Phase, Step
+from foreplan.cost_models.rates.gpu_host import gpu_host_s
 from foreplan.cost_models.rates.processor_host import processor_host_s
 from foreplan.cost_models.rates.reuse import pass_waits
 from foreplan.cost_models.replayed_pass import Replay
@@ -75,7 +77,7 @@ def replay(
         execution: ``eager``, or ``graph`` on a GPU.
         launch_s: of eager execution, time the host needs for one ATen call, measured or known, of
             every part of a pass or by part, or for all calls of each step (N,), as `HostPrices` has
-            them; ``None`` takes the book's price of a `HostLaunch`, on a CPU `processor_host_s`.
+            them; ``None`` takes a usual host's (`gpu_host_s`), on a CPU `processor_host_s`.
         gap_s: of a graph, seconds before every operator whose price does not hold them (not what a
             profile measured), or before each step (N,); ``None`` takes `execution.GRAPH_GAP_S`.
         input_bytes: copied to the device first.
@@ -90,20 +92,17 @@ def replay(
         steps, device.name, own_host=own_host, execution=execution,
         input_bytes=input_bytes if own_host else 0,
     )  # fmt: skip
-    given = launch_s if execution == "eager" else None
-    apart = given is not None or not own_host
+    apart = execution == "eager"
     table = {work: _price(work, book, device.name, apart=apart) for work in schedule.works}
     prices = [table[step.work] for step in steps]
-    if given is None and not own_host:
-        given = processor_host_s(steps, prices, device)
     ends = np.array([[p.mean_s, p.low_s, p.high_s] for p in table.values()]).reshape(-1, 3)
     durations = ends[schedule.work]
     launches, between = (
         np.array([op == name for op in schedule.ops], dtype=bool)[schedule.op]
         for name in ("launch", "gap")
     )
-    if given is not None:
-        durations[launches] = np.array(_launches(steps, given)).reshape(-1, 1)
+    if apart:
+        durations[launches] = _launches(steps, prices, device, launch_s)
     if between.any():
         durations[between] = np.array(gaps(prices, gap_s)[1:]).reshape(-1, 1)
     simulator = Simulator(schedule)
@@ -284,13 +283,17 @@ def replay_steps(
 
 
 def _launches(
-    steps: Sequence[Step], launch_s: float | Mapping[Part, float] | Sequence[float]
-) -> Sequence[float]:
-    """Seconds of the host before each step."""
-    if isinstance(launch_s, Sequence):
-        return launch_s
-    rate = launch_s if isinstance(launch_s, Mapping) else dict.fromkeys(PARTS, launch_s)
-    return [step.calls * rate[step.part] for step in steps]
+    steps: Sequence[Step], prices: Sequence[Estimate], device: Device, launch_s: LaunchSeconds
+) -> NDArray[np.float64]:
+    """Seconds of the host before each step: mean, low and high (N, 3), or (N, 1) where alike."""
+    if launch_s is None and device.kind != "cpu":
+        return gpu_host_s(steps)
+    if launch_s is None:
+        launch_s = processor_host_s(steps, prices, device)
+    elif not isinstance(launch_s, Sequence):
+        rate = launch_s if isinstance(launch_s, Mapping) else dict.fromkeys(PARTS, launch_s)
+        launch_s = [step.calls * rate[step.part] for step in steps]
+    return np.array(launch_s).reshape(-1, 1)
 
 
 class _Launches:

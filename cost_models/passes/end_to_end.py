@@ -10,9 +10,9 @@ the operators, with the measured price of each and with predicted prices, and pr
 With ``--executions graph`` alone passes are not run eagerly, and calls not timed in a queue unless
 they cannot be recorded. A predicted price uses no measurement of the networks or of their
 operators. What the host takes to issue a pass is priced by `HostPrices`, measured on single calls
-and on networks that are none of the checked ones; the score is also given with the published launch
-overhead in its place. What an operator of a graph takes longer behind another one is measured on
-small passes of those networks (`graph_switch`), beside chains of kernels (`graph_gaps`).
+and on networks that are none of the checked ones; the score is also given with a usual host's
+(`gpu_host`) in their place. What an operator of a graph takes longer behind another one is measured
+on small passes of those networks (`graph_switch`), beside chains of kernels (`graph_gaps`).
 """
 
 from __future__ import annotations

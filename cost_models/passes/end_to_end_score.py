@@ -15,6 +15,7 @@ from foreplan.cost_models.lowering.graph_step import PHASES, Step
 from foreplan.cost_models.lowering.host_call import HostCall
 from foreplan.cost_models.passes.graph_switch import SwitchRow, switch_seconds
 from foreplan.cost_models.passes.host_prices import MODES, HostPrices, Issue, fit_host
+from foreplan.cost_models.rates.gpu_host import gpu_host_s
 from foreplan.cost_models.replay import replay, replay_book, replay_steps
 from foreplan.cost_models.replayed_pass import Replay
 from foreplan.datasets.operators import OPERATORS
@@ -181,6 +182,9 @@ def _eager(
     steps, issue = _steps(case["steps"]), _issue(case)
     books = _books(steps, device, predictors)
     launch = host.launches(steps, issue, case["phase"])
+    # Steps of a document do not hold their calls; a processor's passes are its own host.
+    gpu = document["figures"] is None
+    usual = gpu_host_s(steps, issue.calls)[:, 0].tolist() if gpu else None
     single, given = _measured(case, document, "eager")
     single_launch = _single_launches(case, document, host, issue, single, given)
     measured = replay(
@@ -192,7 +196,10 @@ def _eager(
         "predicted": replay_steps(
             steps, books["predicted_published"], device, launch_s=launch
         ).latency_s,
-        **{way: replay_steps(steps, book, device).latency_s for way, book in books.items()},
+        **{
+            way: replay_steps(steps, book, device, launch_s=usual).latency_s
+            for way, book in books.items()
+        },
     }
 
 
