@@ -17,10 +17,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any, Self
 
-import numba
 import numpy as np
 from numpy.typing import NDArray
 
+from foreplan._compiled import compiled
 from foreplan.cost_models.operators.launch_head import head, head_slope
 from foreplan.errors import SpecError
 
@@ -203,7 +203,7 @@ def _pack(trees: Iterable[Mapping[str, Any]]) -> dict[str, NDArray[Any]]:
     }  # fmt: skip
 
 
-@numba.njit(cache=True)  # type: ignore[untyped-decorator, unused-ignore]
+@compiled
 def _walk(values, roots, feature, value, left, missing_left):  # type: ignore[no-untyped-def]
     out = np.zeros(values.shape[0])
     for row in range(values.shape[0]):

@@ -143,15 +143,15 @@ def _orders(problem: ChainProblem) -> Iterator[Order]:
             yield tuple(k for k in types for _ in range(counts[k]))
         return
 
-    def extend(prefix: Order) -> Iterator[Order]:
-        if len(prefix) == n:
-            yield prefix
+    order = [k for k in range(problem.n_types) for _ in range(counts[k])]
+    while True:  # next in lexicographic order
+        yield tuple(order)
+        rise = next((j for j in range(n - 2, -1, -1) if order[j] < order[j + 1]), None)
+        if rise is None:
             return
-        for k in range(problem.n_types):
-            if prefix.count(k) < counts[k]:
-                yield from extend((*prefix, k))
-
-    yield from extend(())
+        above = next(j for j in range(n - 1, rise, -1) if order[j] > order[rise])
+        order[rise], order[above] = order[above], order[rise]
+        order[rise + 1 :] = reversed(order[rise + 1 :])
 
 
 def _best_split(

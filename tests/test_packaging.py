@@ -135,6 +135,8 @@ def test_wheel_works_where_nothing_can_be_written(wheel: Path, tmp_path: Path) -
     code = """
 import foreplan
 from foreplan.cost_models import pipeline, simulator
+from foreplan.cost_models.tree_ensemble import TreeEnsemble
+from foreplan.solvers import chain_partition
 schedule = pipeline.pipeline_schedule("1f1b", stages=2, microbatches=2)
 timeline = simulator.simulate(schedule, pipeline.given_costs(1.0, 1.0, 1.0, 0.0))
 print(foreplan.__file__, timeline.makespan_s)

@@ -94,6 +94,22 @@ def test_min_max_is_the_least_over_all_orders(seed: int, make_problem: Make) -> 
         assert evaluate(problem, free).decode_max_s == pytest.approx(min(longest))
 
 
+def test_more_devices_than_python_calls_deep() -> None:
+    problem = plain(4, [3000], [100.0])
+    for split in SPLITS:
+        assignment = split(problem, [0])
+        assert assignment is not None
+        assert len(assignment.stages) <= 4
+
+
+@pytest.mark.parametrize("counts", [[0, 0], [1], [3], [1, 2], [2, 0, 2], [1, 1, 1, 2]])
+def test_orders_are_all_distinct_ones(counts: list[int]) -> None:
+    problem = plain(9, counts, [100.0] * len(counts))
+    devices = [k for k, count in enumerate(counts) for _ in range(count)]
+    wanted = sorted(set(itertools.permutations(devices))) if devices else []
+    assert list(chain_baselines._orders(problem)) == wanted
+
+
 def test_too_many_orders_keep_types_together(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(chain_baselines, "MAX_ORDERS", 1)
     types = [k for k, _ in shape(even_split(plain(8, [2, 2], [100.0, 100.0]), [0]))]
