@@ -1,6 +1,7 @@
 """Mistakes of somebody who has just met the command line: one line that says what mends it."""
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -54,6 +55,22 @@ def test_a_mistake_is_one_line_with_its_mending(err, words, told):
     assert told in text
     assert text.startswith("foreplan: error: ")
     assert text.count("\n") == 1
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1", "utf-8"])
+def test_tables_need_no_utf8(tmp_path, encoding):
+    """Nor names that are no text: what cannot be shown is shown plainly, as the rest."""
+    name = b"plan\xff.json"
+    run = subprocess.run(
+        [sys.executable, "-m", "foreplan.cli", *SERVING, "-m", "gpt2", "--costs", "roofline",
+         "-o", name],
+        cwd=tmp_path, capture_output=True, env=os.environ | {"PYTHONIOENCODING": encoding},
+    )  # fmt: skip
+    assert run.returncode == 0, run.stderr
+    assert (Path(os.fsdecode(tmp_path)) / os.fsdecode(name)).is_file()
+    told = run.stdout.decode(encoding)
+    assert ("layers 0–11" if encoding == "utf-8" else "layers 0-11") in told
+    assert "plan?.json" in run.stderr.decode(encoding)
 
 
 @pytest.mark.parametrize("words", [(), ("cluster",), ("simulate",)])

@@ -106,8 +106,10 @@ def assign_cores(
     if needed > len(free) or len(open_ended) > 1:
         raise SpecError(
             "devices of one host", got=", ".join(str(device) for device in workers),
-            expected=f"at most {len(free)} threads in all: this host has {len(free)} cores",
-            fix="say threads=1 for each, or run fewer of them",
+            expected=f"at most {len(free)} threads in all: this process has {len(free)} cores",
+            fix="allow it more (taskset, --cpus), or run fewer of them"
+            if needed == len(workers) and not open_ended
+            else "say threads=1 for each, or run fewer of them",
         )  # fmt: skip
     rest = len(free) - sum(device.threads or 0 for device in workers)
     taken: list[tuple[int, ...] | None] = []

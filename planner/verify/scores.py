@@ -50,11 +50,12 @@ def verification_of(
     """
     candidates = tuple(_candidate(item) for item in measured)
     chosen = candidates[0]
-    counted = [c.measured_s for c in candidates if c.limits_met and c.measured_s is not None]
+    rivals = [c.measured_s for c in candidates[1:] if c.limits_met and c.measured_s is not None]
     regret = None
     speedup: dict[str, float] = {}
     if chosen.measured_s is not None:
-        regret = chosen.measured_s / min([*counted, chosen.measured_s]) - 1.0
+        if rivals:
+            regret = chosen.measured_s / min(*rivals, chosen.measured_s) - 1.0
         speedup = {
             c.name: c.measured_s / chosen.measured_s
             for c in candidates[1:]

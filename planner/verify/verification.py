@@ -177,7 +177,8 @@ class Verification(StrictModel):
         tolerance: largest error of the chosen plan's total that passes.
         candidates: the chosen plan first.
         agreement: empty where the planner has no reference.
-        regret: chosen over the best measured candidate that meets the limits, minus 1.
+        regret: chosen over the best measured candidate that meets the limits, minus 1; ``None``
+            where no other was measured.
         rank_correlation: Spearman's, predicted against measured over the candidates; ``None`` for
             fewer than three.
         speedup: each alternative's measured time over the chosen plan's.
@@ -227,7 +228,7 @@ class Verification(StrictModel):
         ]
         if self.machine_share is not None:
             parts.append(self.machine_share)
-        if self.regret is not None and len(self.candidates) > 1:
+        if self.regret is not None:
             parts.append(f"regret {self.regret:.1%}")
         parts += [
             f"{a.mode} result {'exact' if a.exact else 'agrees' if a.passed else 'DIFFERS'}"

@@ -20,6 +20,7 @@ import typer
 
 from foreplan.cli import data, machines, models, plans, traffic
 from foreplan.cli._app import Interrupted, app, cluster_app, dataset_app, simulate_app
+from foreplan.cli._plain import plain_words
 from foreplan.errors import ForeplanError, SpecError
 
 __all__ = ["app", "data", "machines", "main", "models", "plans", "traffic"]
@@ -34,6 +35,7 @@ app.add_typer(dataset_app, name="dataset")
 
 def main() -> NoReturn:
     """Run the command line; expected errors become one line and an exit code."""
+    plain_words(sys.stdout, sys.stderr)
     try:
         code = app(standalone_mode=False)
         sys.stdout.flush()

@@ -32,8 +32,10 @@ def test_workers_of_a_host_get_cores_of_their_own() -> None:
 
 def test_more_threads_than_cores_is_refused() -> None:
     for words in (("cpu:threads=2", "cpu:threads=1"), ("cpu", "cpu")):
-        with pytest.raises(SpecError, match="this host has 2 cores"):
+        with pytest.raises(SpecError, match=r"this process has 2 cores; say threads=1 for each"):
             assign_cores(names(*words), [0, 1])
+    with pytest.raises(SpecError, match=r"this process has 1 cores; allow it more \(taskset"):
+        assign_cores(names("cpu:threads=1", "cpu:threads=1,isa=avx2"), [0])
 
 
 def test_devices_that_are_not_here_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -68,6 +68,17 @@ def document(make_plan: Callable[..., Plan]) -> Verification:
     )  # fmt: skip
 
 
+def test_no_regret_where_nothing_else_ran(make_plan: Callable[..., Plan]) -> None:
+    plan = make_plan(alternatives={"slow": {"slow": 2.0}}, held_bytes=8)
+    items = measured(plan, {"chosen": [1.0], "slow": []})
+    items[1].failure = SpecError("slow", got="nothing", expected="something")
+    alone = verification_of(
+        plan, items, [], machine=MACHINE, rounds=1, tolerance=0.15, notes=()
+    )  # fmt: skip
+    assert alone.regret is None
+    assert "regret" not in alone.summary
+
+
 def test_errors_regret_and_correlation(document: Verification) -> None:
     chosen = document.chosen
     assert chosen.predicted_s is not None
