@@ -25,12 +25,14 @@ class TransformerDims(StrictModel):
     """Sizes of one transformer, encoder or backbone, without its weights.
 
     Attributes:
-        layers, hidden, heads: as usual.
+        layers: of attention and MLP.
+        hidden: features of a token between layers.
+        heads: query heads of attention.
         kv_heads: key and value heads; ``heads`` if left out.
         head_dim: features of a head; ``hidden / heads`` if left out.
         ffn: features inside the MLP; ``4 * hidden`` if left out.
         gated: the MLP has a gate.
-        vocab: rows of embedding and head; 0 for an encoder.
+        vocab: rows of embedding and head, which a backbone has; 0 for an encoder.
         layer_forward_s, layer_backward_s: seconds of one layer for one micro-batch on one rank of
             its tensor parallel group, without collectives, where they are known; they override the
             cost book.
@@ -129,7 +131,9 @@ class BackbonePlan(StrictModel):
     """How the backbone is laid out: ``dp * pp * tp`` devices.
 
     Attributes:
-        dp, pp, tp: replicas, pipeline ranks of each, tensor parallel devices of each rank.
+        dp: replicas of the pipeline.
+        pp: ranks of each pipeline.
+        tp: tensor parallel devices of each rank.
         chunks: virtual stages of a rank.
     """
 
@@ -181,7 +185,7 @@ class BubblesWorkload(StrictModel):
         microbatch: samples of a micro-batch.
         microbatches: micro-batches of each backbone pipeline in a step.
         global_batch: samples of a step over all pipelines, instead of ``microbatches``.
-        plan: the backbone's layout; searched if left out.
+        plan: the backbone's layout, ``dp * pp * tp`` devices; searched if left out.
         schedule: the backbone's pipeline schedule; ``interleaved-1f1b`` needs chunks above 1, and
             1F1B stands in for it where there is one chunk.
         recompute: of the backbone's activations: ``selective`` leaves out the attention's inside,

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     import torch
 
 _FLOATS = ("fp32", "fp16", "bf16", "fp64")
+#: Kinds of operators that multiply by weights.
+_PRODUCTS = frozenset({"linear", "convolution"})
 #: Kinds of operators that no plan is made for.
 _UNPLANNED = frozenset({"recurrent", "bilinear", "fft"})
 
@@ -98,6 +100,13 @@ class TrainingGraph:
     def modules(self) -> tuple[str, ...]:
         """Paths that a plan chooses for, in the order of the forward pass."""
         return tuple(dict.fromkeys(self.operators[i].module for i in self.adjustable))
+
+    def kept(self) -> list[OperatorNode]:
+        """Operators with weights to multiply by that no plan chooses for."""
+        return [
+            o.node for o in self.operators
+            if o.node.op in _PRODUCTS and o.node.parameters and not o.adjustable
+        ]  # fmt: skip
 
     def update(self, optimizer: str) -> Program:
         """The step of ``sgd`` or ``adamw`` over all parameters."""

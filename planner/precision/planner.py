@@ -7,6 +7,7 @@ device's memory ask for (QSync, IPDPS 2024). See ``search.py`` for how it choose
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -19,6 +20,7 @@ from foreplan.datasets.models.model import Model
 from foreplan.errors import SpecError
 from foreplan.planner.base import Agreement, Bound, Choice, Kernels, Planner, Problem, TimeLimit
 from foreplan.planner.precision.baselines import precision_baselines
+from foreplan.planner.precision.graph import TrainingGraph
 from foreplan.planner.precision.indicator import omega_table
 from foreplan.planner.precision.near import precision_near
 from foreplan.planner.precision.search import GAP, PrecisionSearch
@@ -102,6 +104,7 @@ class PrecisionPlanner(Planner[PrecisionWorkload, PrecisionDecision]):
             have = {p.name for options in device.tables.options for p in options if "/" in p.name}
             label = situation.ranks[situation.kinds[k][0]].label
             notes.append(f"{label} chooses among {', '.join(sorted(have))}")
+        notes += _kept(situation.graph)
         if problem.model is not None and problem.model.weights == "random":
             notes.append(
                 f"{problem.model.name} has random weights: indicator and times are of a network "
@@ -257,6 +260,21 @@ class PrecisionPlanner(Planner[PrecisionWorkload, PrecisionDecision]):
         made = PrecisionSearch(situation, omega)
         self._searched = [*self._searched, (situation, made)][-_KEPT:]
         return made
+
+
+def _kept(graph: TrainingGraph) -> list[str]:
+    """What keeps its precision though it has weights to multiply by, in one line."""
+    kept = graph.kept()
+    if not kept:
+        return []
+    share = sum(node.flops for node in kept) / sum(o.node.flops for o in graph.operators)
+    where = dict.fromkeys(re.sub(r"\d+", "*", node.module or node.name) for node in kept)
+    names = [*list(where)[:4], *(["..."] if len(where) > 4 else [])]
+    return [
+        f"{len(kept)} products stay at fp32 ({100 * share:.0f} % of a forward pass's arithmetic): "
+        f"plans are for torch.nn.Linear, Embedding and undilated Conv2d, not for "
+        f"{', '.join(names)}"
+    ]
 
 
 def _torch_device(decision: PrecisionDecision, rank: int) -> torch.device:

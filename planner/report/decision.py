@@ -171,12 +171,15 @@ def _choices(value: Any, shorten: Callable[[list[str]], tuple[str, ...]]) -> Cho
 
 
 def _names(keys: Sequence[str]) -> str:
-    """Names on one line; those that differ in numbers alone once, ``blocks.*.up (×2)``."""
+    """Names on one line; those that differ in numbers alone once, ``blocks.*.up (×2)``.
+
+    Names that are numbers and nothing else stay as they are.
+    """
     patterns: dict[str, list[str]] = {}
     for key in keys:
         patterns.setdefault(re.sub(r"\d+", "*", key), []).append(key)
     shown = [
-        found[0] if len(found) == 1 else f"{pattern} (×{len(found)})"
+        ", ".join(found) if len(found) == 1 or pattern == "*" else f"{pattern} (×{len(found)})"
         for pattern, found in patterns.items()
     ]
     return plain(", ".join(shown), 2 * _CELL)

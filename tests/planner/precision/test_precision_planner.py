@@ -45,6 +45,7 @@ def test_decision_meets_time_and_memory(planner, decided):
     assert forecast.total_s <= choice.decision.target_s * (1 + 1e-9)
     assert all(ledger.free_bytes >= 0 for ledger in forecast.ledgers)
     assert choice.bound.status == "optimal"
+    assert not any("stay at fp32" in note for note in choice.assumptions)
     assert forecast.metrics["iteration_s"] == pytest.approx(forecast.total_s)
 
 
@@ -53,6 +54,22 @@ def test_fast_devices_keep_precision_and_slow_ones_lose_some(decided):
              for w in decided[1].decision.workers]  # fmt: skip
     assert words[0] == {"fp32"}
     assert words[1] != {"fp32"}
+
+
+def test_a_plan_counts_the_products_that_it_leaves_alone(tmp_path):
+    """GPT-2 multiplies by transformers' own ``Conv1D``: four a layer, all but the head."""
+    fields = {"model_type": "gpt2", "n_embd": 64, "n_layer": 2, "n_head": 2, "n_positions": 64,
+              "vocab_size": 300}  # fmt: skip
+    (tmp_path / "config.json").write_text(json.dumps(fields))
+    made = plan("precision", tmp_path, "2xt4", costs="roofline",
+                workload={"batch": 2, "sequence_length": 16, "calibration_batches": 1})  # fmt: skip
+    (said,) = (note for note in made.assumptions if "stay at fp32" in note)
+    left, head = 12 * 64 * 64 * 2, 64 * 300  # weights, which FLOP are proportional to
+    share = float(said.partition("(")[2].partition(" %")[0])
+    assert said.startswith("8 products")
+    assert "transformer.h.*.attn.c_attn" in said
+    # Attention, norms and maps are not weights' but count, too.
+    assert 0 < 100 * left / (left + head) - share < 10
 
 
 def test_problems_of_one_step_share_its_capture_and_indicator(monkeypatch, make_problem):

@@ -11,8 +11,11 @@ from rich.console import Console
 from foreplan.datasets import device_zoo
 from foreplan.datasets.profile import Profile
 from foreplan.datasets.specs import validate
+from foreplan.planner.bubbles.spec import Encoder
+from foreplan.planner.registry import planner
 from foreplan.planner.report._grid import Column, Grid
 from foreplan.planner.report.decision import DecisionView
+from foreplan.planner.report.field_tables import fields_table, workload_fields
 from foreplan.planner.report.operator_tables import error_table, stats_table
 from foreplan.planner.report.predict_tables import predict_tables
 from foreplan.planner.report.tables import (
@@ -255,6 +258,23 @@ def test_what_devices_choose_is_grouped():
     assert dict(view.fields) == {"buckets": "2 (entries: 2, 1)", "omega": "0.5"}
     other = DecisionView.of({"workers": [{"device": "a", "operators": {"x": 1}}, {"device": "b"}]})
     assert not other.choices
+    numbered = {"workers": [{"device": "a", "operators": {"0": "int8", "2": "int8"}}]}
+    assert DecisionView.of(numbered).choices[0].rows == (("0, 2", 2, ("int8",)),)
+
+
+def test_fields_of_records_inside_a_workload_are_listed():
+    """Nobody guesses the fields of an encoder from the name of the list that holds it."""
+    workload = planner("bubbles").workload_type
+    text = shown(fields_table("bubbles", workload), 80)
+    heads = [line for line in text.splitlines() if line.startswith("Fields of")]
+    assert heads == [
+        "Fields of a bubbles workload, for --workload", "Fields of encoders",
+        "Fields of encoders.dims, backbone", "Fields of plan", "Fields of times",
+    ]  # fmt: skip
+    (encoders,) = (f for f in workload_fields(workload) if f["name"] == "encoders")
+    assert {f["name"] for f in encoders["fields"]} == set(Encoder.model_fields)
+    assert all(f["meaning"] for f in encoders["fields"])
+    assert not any("fields" in f for f in workload_fields(planner("serving").workload_type))
 
 
 PREDICTED = {
