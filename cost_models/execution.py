@@ -24,7 +24,7 @@ GapSeconds = float | Sequence[float] | None
 
 #: What an operator takes longer behind another one in a CUDA graph than behind itself, where no
 #: profile says it (``Profile.switch_s``). Measured on one H200 between programs of decoding
-#: (docs/results/h200.md); assumed of other GPUs. Passes of ATen calls lose less, 0.10 us of
+#: (docs/results/h200_history.md); assumed of other GPUs. Passes of ATen calls lose less, 0.10 us of
 #: inference and 0.46 of training (`graph_switch`), but small operators are predicted too short.
 GRAPH_GAP_S = 0.88e-6
 #: Sources whose prices hold it already: what a profile measured has its ``switch_s`` added.

@@ -20,7 +20,7 @@ _FOR_MANY_ROWS = "fragment_linear"
 #: 16.8 and 27.8 us with int4, 24.2 with int8 and 32 rows, docs/results/kernels.md). With 8 and 16
 #: rows int8 is bound by memory there (67 MB in 19.2 us), which says nothing of multiprocessors:
 #: taken is what 32 rows take less what these spare int4, 26.8 and 21.7 (`theory`: the same matrix
-#: instructions). Slices of 66 and 32 agree within 45 % (docs/results/h200.md). Other chips'
+#: instructions). Slices of 66 and 32 agree within 45 % (docs/results/h200_history.md). Other chips'
 #: instruction rates differ.
 _UNIT_S_A_VALUE = MappingProxyType({
     "int4": MappingProxyType({8: 27.9e-12, 16: 33.0e-12, 32: 54.7e-12}),
@@ -28,7 +28,7 @@ _UNIT_S_A_VALUE = MappingProxyType({
 })  # fmt: skip
 #: The same of a fused kernel for many rows, which writes the weight out: what it takes longer than
 #: bf16 at 4096 x 14336 and 512 rows on the whole chip (`measured`: 63 and 59 us,
-#: docs/results/h200.md). Slices of 66 and 32 agree within 12 %.
+#: docs/results/h200_history.md). Slices of 66 and 32 agree within 12 %.
 _UNIT_S_A_WRITTEN_VALUE = MappingProxyType({"int4": 142e-12, "int8": 133e-12})
 _MEASURED_CHIP = "gh100"
 
@@ -52,7 +52,7 @@ def unpacking_bytes(program: Program) -> float:
     """Fewest bytes that this moves beside `Program.bytes`: written once, read once.
 
     Kernels that shift, mask and scale one after another move several times that: decoding with
-    them took 9-13 times what the packed bytes alone say (two H200, docs/results/h200.md).
+    them took 9-13 times what the packed bytes alone say (two H200, docs/results/h200_history.md).
     """
     return 2.0 * DTYPE_BYTES[program.variant.compute] * unpacked_weights(program)
 

@@ -22,7 +22,7 @@ from foreplan.datasets.program import Program
 
 #: Launches' worth of time that a processor's host takes between two programs of a pass, for Python
 #: and views: fitted to six stages of four models (3-16 us, in the median 7; a launch 1.2-1.9 us;
-#: docs/results/serving_cpu.md). A GPU's host does it while the GPU computes.
+#: docs/results/serving_cpu_history.md). A GPU's host does it while the GPU computes.
 _HOST_LAUNCHES = 5.0
 #: Inside this factor of the measured range a price is interpolated, beyond it extrapolated ...
 NEAR = 2.0

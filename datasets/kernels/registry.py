@@ -194,7 +194,8 @@ def computed_rows(variant: Variant, rows: int) -> int:
     `_fragment_linear`): what lies between costs the same. torch's packed kernels for processors
     read and expand the weight once for every four rows (``BLOCK_M`` of ``int8mm_kernel.cpp`` and
     ``int4mm_kernel.cpp``), which takes as long as three more rows: int4 of 1 to 9 rows 27.6 to
-    28.5 us a unit so counted (docs/results/serving_cpu.md). Of other kernels nothing is known.
+    28.5 us a unit so counted (docs/results/serving_cpu_history.md). Of other kernels nothing is
+    known.
     """
     if variant.kernel in ("torch.int8pack_mm", "torch.int4pack_mm"):
         return rows + _EXPANDING_ROWS * -(-rows // _PACKED_ROWS)

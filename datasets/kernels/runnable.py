@@ -6,7 +6,7 @@ copies as fill twice the last-level cache, and the calls take them in turn. Acti
 written by the operator before: one buffer, warm if it fits. On a processor what is no product comes
 behind one, whose weight took the place of its code in the caches: in a pass of decoding a norm
 takes 44 us and a rotation 47, by themselves 14 and 13, behind weights of 8 MiB that come from
-memory 61 and 44 (one core of an EPYC; docs/results/serving_cpu.md).
+memory 61 and 44 (one core of an EPYC; docs/results/serving_cpu_history.md).
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ from foreplan.datasets.program import Program, Variant
 _VOCABULARY = 32_000
 #: Operators that come behind a product on a processor, and its rows and fp32 weight, 8.25 MiB:
 #: fitted so that those of a layer of 1,024 features take together what they take in its passes
-#: (+1.3 and -0.2 % of a pass; 5.5 MiB -2.6 and -3.7; docs/results/serving_cpu.md). Its weights come
-#: in turn: one alone stays in a large last-level cache, and with it whatever is timed behind it.
+#: (+1.3 and -0.2 % of a pass; 5.5 MiB -2.6 and -3.7;
+#: docs/results/serving_cpu_history.md). Its weights come in turn: one alone stays in a large last-level cache, and with it whatever is timed behind it.
 _BEHIND = frozenset(
     {"norm", "rope", "activation", "add", "cache_write", "embedding", "argmax", "attention"}
 )

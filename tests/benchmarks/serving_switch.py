@@ -176,7 +176,7 @@ def become(name: DeviceName) -> _Device:
 def table(
     device: str, rows: Mapping[Stage, Mapping[str, Any]], switch_s: float | None
 ) -> Iterable[str]:
-    """Lines of docs/results/h200.md; ``-`` for what there was no time for."""
+    """Lines of docs/results/h200_history.md; ``-`` for what there was no time for."""
     yield f"| us a program | {device} |"
     yield "|---|---|"
     for label, stages in GROUPS.items():
