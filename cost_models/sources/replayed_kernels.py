@@ -13,9 +13,9 @@ torch computes the place of every element of these, so that their multiprocessor
 memory, and slices of a chip more than the whole. Every constant was ``measured`` on a whole H200
 (torch 2.11, rows replayed from graphs, 2026-11-22) but where it says otherwise; how slices of 66
 and 32 multiprocessors agree docs/results/h200_history.md shows. Where programs are issued by a
-host, and on other chips, nothing here holds. Products of few rows are one kernel that streams its weight, bound
-by memory or, fused, by unpacking (`unpacking`): no library's table has the fused ones, and what 16,
-8 and 4 bits cost has to be told by one measure.
+host, and on other chips, nothing here holds. Products of few rows are one kernel that streams its
+weight, bound by memory or, fused, by unpacking (`unpacking`): no library's table has the fused
+ones, and what 16, 8 and 4 bits cost has to be told by one measure.
 """
 
 from __future__ import annotations

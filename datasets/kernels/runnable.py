@@ -39,7 +39,8 @@ _VOCABULARY = 32_000
 #: Operators that come behind a product on a processor, and its rows and fp32 weight, 8.25 MiB:
 #: fitted so that those of a layer of 1,024 features take together what they take in its passes
 #: (+1.3 and -0.2 % of a pass; 5.5 MiB -2.6 and -3.7;
-#: docs/results/serving_cpu_history.md). Its weights come in turn: one alone stays in a large last-level cache, and with it whatever is timed behind it.
+#: docs/results/serving_cpu_history.md). Its weights come in turn: one alone stays in a large
+#: last-level cache, and with it whatever is timed behind it.
 _BEHIND = frozenset(
     {"norm", "rope", "activation", "add", "cache_write", "embedding", "argmax", "attention"}
 )
