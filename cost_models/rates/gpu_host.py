@@ -6,11 +6,12 @@ part of that. A part of a pass takes so long for each ATen call, longer for conv
 norms, for each view of an operand, for each tensor that gets a gradient or an update, and once for
 what runs around its calls; of few calls less of that (`_FEW`).
 
-Constants are `fitted` to the best of three rounds of 46 networks of four layers, BF16 on an H200
-(``tests/benchmarks/gpu_host.py``, ``datasets/measured/h200_host.json.gz``): torch 2.11 and Python
-3.12 on one core of a virtual Xeon (Sapphire Rapids, 2.1 GHz base). Rounds differ by up to 1.7 times
-there, and other hosts are faster or slower: so is the interval. ``foreplan profile`` measures the
-host that there is (`HostPrices`).
+Constants are `fitted` to the best of seven rounds on two machines of passes of 45 networks of four
+layers and of six plain modules, BF16 on an H200 (``tests/benchmarks/gpu_host.py``,
+``datasets/measured/h200_host.json.gz`` and ``_again``): torch 2.11 and Python 3.12 on a core of a
+virtual Xeon (Sapphire Rapids, 2.1 GHz base). Rounds differ by up to 1.7 times there, and other
+hosts are faster or slower: so is the interval. ``foreplan profile`` measures the host that there is
+(`HostPrices`).
 """
 
 from __future__ import annotations
@@ -61,13 +62,14 @@ class HostSeconds(NamedTuple):
 
 #: `fitted`: see the module.
 SECONDS: Mapping[str, HostSeconds] = MappingProxyType({
-    "inference": HostSeconds(9.7e-6, 26.3e-6, 9.5e-6, 0.0, 631e-6),
-    "forward": HostSeconds(13.8e-6, 41.9e-6, 14.8e-6, 0.0, 1202e-6),
-    "backward": HostSeconds(24.4e-6, 0.0, 11.2e-6, 18.1e-6, 143e-6),
-    "optimizer": HostSeconds(0.0, 0.0, 0.0, 6.4e-6, 267e-6),
+    "inference": HostSeconds(9.6e-6, 18.1e-6, 12.0e-6, 0.0, 211e-6),
+    "forward": HostSeconds(11.9e-6, 17.3e-6, 10.3e-6, 0.0, 1043e-6),
+    "backward": HostSeconds(18.6e-6, 0.0, 10.9e-6, 13.3e-6, 570e-6),
+    "optimizer": HostSeconds(0.0, 0.0, 0.0, 4.5e-6, 255e-6),
 })  # fmt: skip
-#: Shares of the mean at the ends of the interval. Nine of ten parts of networks that constants were
-#: not fitted to took 0.8 to 1.8 times what these say; of hosts with a faster core less is assumed.
+#: Shares of the mean at the ends of the interval: nineteen of twenty parts of networks that
+#: constants were not fitted to took 0.8 times or more and 1.4 or less of it in their best round,
+#: rounds differ by up to 1.7 times, and hosts with faster cores than this one are assumed.
 LOW, HIGH = 0.6, 1.8
 #: Calls and tensors of a part that ask for half of what runs around them; assumed as a processor's.
 _FEW = 25

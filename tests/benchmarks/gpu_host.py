@@ -15,7 +15,7 @@ import itertools
 import json
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +39,7 @@ from foreplan.cost_models.passes.end_to_end_networks import (
 from foreplan.cost_models.passes.end_to_end_passes import of_phases, passes
 from foreplan.cost_models.passes.host_calls import measured_calls, measured_update
 from foreplan.cost_models.passes.host_prices import python_lines
-from foreplan.cost_models.rates.gpu_host import PARTS, columns, host_asked
+from foreplan.cost_models.rates.gpu_host import PARTS, HostAsked, columns, host_asked
 from foreplan.cost_models.replay import replay_book, replay_steps
 from foreplan.datasets import device_zoo
 from foreplan.datasets.graphs.capture import capture
@@ -68,7 +68,8 @@ def measured(
         "software": {"torch": torch.__version__, "python": sys.version.split()[0]},
         "call_s": calls, "update_s": list(update), "passes": [], "failed": [],
     }  # fmt: skip
-    document["passes"] += _plain(device, dtype, seconds, rounds)
+    for size in ("plain small", "plain"):
+        document["passes"] += _plain(device, dtype, size, seconds, rounds)
     yield document
     for name, size in asked:
         try:
@@ -116,32 +117,59 @@ def _network(
     return found
 
 
-def plain_modules() -> dict[str, tuple[torch.nn.Module, tuple[int, ...]]]:
-    """Modules without a line of transformers, and the size of their input."""
+def plain_modules(size: str) -> dict[str, tuple[torch.nn.Module, tuple[int, ...]]]:
+    """Modules without a line of transformers, and the size of their input.
+
+    Args:
+        size: ``plain small``, which constants are fitted to, or ``plain``.
+    """
     nn = torch.nn
-    layers: list[torch.nn.Module] = []
-    for _ in range(8):
-        layers += [nn.Linear(256, 256), nn.ReLU()]
-    images: list[torch.nn.Module] = [nn.Conv2d(3, 32, 3, padding=1)]
-    for _ in range(10):
-        images += [nn.Conv2d(32, 32, 3, padding=1, bias=False), nn.BatchNorm2d(32), nn.ReLU()]
+
+    def linears(count: int) -> torch.nn.Module:
+        layers = [nn.Sequential(nn.Linear(256, 256), nn.ReLU()) for _ in range(count)]
+        return nn.Sequential(*layers)
+
+    def convolutions(count: int) -> torch.nn.Module:
+        layers = [
+            nn.Sequential(
+                nn.Conv2d(32, 32, 3, padding=1, bias=False), nn.BatchNorm2d(32), nn.ReLU()
+            )
+            for _ in range(count)
+        ]
+        return nn.Sequential(nn.Conv2d(3, 32, 3, padding=1), *layers)
+
+    rows, image = (16, 256), (1, 3, 32, 32)
+    if size == "plain small":
+        gated = nn.Sequential(*(m for _ in range(10) for m in (
+            nn.LayerNorm(256), nn.Linear(256, 512), nn.GLU(), nn.Dropout())))  # fmt: skip
+        pooled = nn.Sequential(*(m for _ in range(4) for m in (
+            nn.LazyConv2d(32, 3, padding=1), nn.GELU(), nn.MaxPool2d(2))))  # fmt: skip
+        pooled(torch.zeros(image))
+        return {
+            "five linears": (linears(5), rows), "twenty linears": (linears(20), rows),
+            "four convolutions": (convolutions(4), image),
+            "twenty convolutions": (convolutions(20), image),
+            "gated": (gated, rows), "pooled": (pooled, image),
+        }  # fmt: skip
     encoder = nn.TransformerEncoder(
         nn.TransformerEncoderLayer(256, 4, 1024, batch_first=True, norm_first=True), 6,
         enable_nested_tensor=False,
     )  # fmt: skip
     return {
-        "three linears": (nn.Sequential(*layers[:6]), (16, 256)),
-        "eight linears": (nn.Sequential(*layers), (16, 256)),
-        "ten convolutions": (nn.Sequential(*images), (1, 3, 32, 32)),
+        "three linears": (linears(3), rows),
+        "eight linears": (linears(8), rows),
+        "ten convolutions": (convolutions(10), image),
         "encoder of torch": (encoder, (2, 64, 256)),
     }
 
 
-def _plain(device: str, dtype: str, seconds: float, rounds: int) -> Iterator[dict[str, Any]]:
+def _plain(
+    device: str, dtype: str, size: str, seconds: float, rounds: int
+) -> Iterator[dict[str, Any]]:
     """Inference passes of `plain_modules`."""
-    for name, (module, size) in plain_modules().items():
-        module = module.to(device=device, dtype=DTYPES[dtype]).eval()
-        operand = torch.zeros(size, device=device, dtype=DTYPES[dtype])
+    for name, (made, shape) in plain_modules(size).items():
+        module = made.to(device=device, dtype=DTYPES[dtype]).eval()
+        operand = torch.zeros(shape, device=device, dtype=DTYPES[dtype])
 
         def run(module: torch.nn.Module = module, operand: torch.Tensor = operand) -> None:
             with torch.inference_mode():
@@ -153,8 +181,8 @@ def _plain(device: str, dtype: str, seconds: float, rounds: int) -> Iterator[dic
                 for _ in range(rounds)
             ]
         print(f"{name}: {1e6 * np.median(times):.0f} us", file=sys.stderr)
-        yield {"network": name, "size": "plain", "shape": list(size), "phase": "inference",
-               "whole_s": times}  # fmt: skip
+        yield {"network": name, "size": size, "shape": list(shape), "phase": "inference",
+               "whole_s": times, "parts_s": [[time_s] for time_s in times]}  # fmt: skip
 
 
 def _repeated(run: Callable[[], Sequence[float]], seconds: float) -> list[Sequence[float]]:
@@ -212,15 +240,20 @@ def processor() -> str:
     return next(line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
 
 
-def lowered(document: dict[str, Any], size: str) -> Iterator[tuple[dict[str, Any], list[Step]]]:
-    """Passes of a size with their steps, networks traced without memory."""
+def lowered(
+    document: Mapping[str, Any], size: str, known: Container[tuple[Any, ...]] = ()
+) -> Iterator[tuple[dict[str, Any], list[Step]]]:
+    """Passes of a size with their steps, networks traced without memory; ``known`` ones without."""
     dtype, built = DTYPES[document["dtype"]], dict[str, torch.nn.Module]()
     for row in document["passes"]:
         if row["size"] != size:
             continue
+        if _place(row) in known:
+            yield row, []
+            continue
         name, phase = row["network"], row["phase"]
-        if size == "plain":
-            module, shape = plain_modules()[name]
+        if size.startswith("plain"):
+            module, shape = plain_modules(size)[name]
             module = module.to(device="meta", dtype=dtype).eval()
             yield row, lower(capture(module, [torch.zeros(shape, device="meta", dtype=dtype)],
                                      name=name, eager=True))  # fmt: skip
@@ -234,16 +267,26 @@ def lowered(document: dict[str, Any], size: str) -> Iterator[tuple[dict[str, Any
         yield row, lower(graph, phase)
 
 
-def fit(document: dict[str, Any]) -> None:
-    """Print constants of each part, and errors of networks left out in turn."""
-    rows = [(row, host_asked(steps)) for row, steps in lowered(document, "small")]
+def fit(documents: Sequence[dict[str, Any]]) -> None:
+    """Print constants of each part, and errors of networks left out in turn.
+
+    Args:
+        documents: of several machines or hours; the best round of all counts.
+    """
+    asked: dict[tuple[Any, ...], dict[str, HostAsked]] = {}
+    best_s: dict[tuple[Any, ...], NDArray[np.float64]] = {}
+    for document, size in itertools.product(documents, ("plain small", "small")):
+        for row, steps in lowered(document, size, known=asked):
+            at = _place(row)
+            asked[at] = asked[at] if at in asked else host_asked(steps)
+            best_s[at] = np.minimum(np.min(row["parts_s"], axis=0), best_s.get(at, np.inf))
     for part in PARTS:
-        phase, at = _TIMED[part]
-        own = [(row, asked) for row, asked in rows if row["phase"] == phase]
-        sizes = np.array([columns(asked[part]) for _, asked in own])
+        phase, index = _TIMED[part]
+        own = [at for at in asked if at[-1] == phase]
+        sizes = np.array([columns(asked[at][part]) for at in own])
         sizes[:, _UNUSED.get(part, [])] = 0.0
-        best = np.array([min(times[at] for times in row["parts_s"]) for row, _ in own])
-        names = np.array([row["network"] for row, _ in own])
+        best = np.array([best_s[at][index] for at in own])
+        names = np.array([at[0] for at in own])
         ratio = np.zeros(len(own))
         for name in set(names):
             out = names == name
@@ -253,6 +296,11 @@ def fit(document: dict[str, Any]) -> None:
         print(f"{part}: {np.round(1e6 * fitted(sizes, best), 1).tolist()} us; left out "
               f"{100 * error.mean():.1f} % (median {100 * np.median(error):.1f}), measured "
               f"{low:.2f} to {high:.2f} times as long")  # fmt: skip
+
+
+def _place(row: Mapping[str, Any]) -> tuple[Any, ...]:
+    """What names a pass."""
+    return row["network"], row["size"], tuple(row["shape"]), row["phase"]
 
 
 def fitted(sizes: NDArray[np.float64], seconds: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -298,15 +346,15 @@ def main() -> None:
     taking.add_argument("--rounds", type=int, default=3)
     for name in ("fit", "score"):
         reading = commands.add_parser(name)
-        reading.add_argument("file", type=Path)
+        reading.add_argument("files", type=Path, nargs="+")
         reading.add_argument("--zoo", default="h200")
     options = parser.parse_args()
     if options.command != "measure":
-        found: dict[str, Any] = load_document(options.file)
+        found = [load_document(path) for path in options.files]
         if options.command == "fit":
             fit(found)
-        else:
-            score(found, options.zoo)
+        for document in found if options.command == "score" else ():
+            score(document, options.zoo)
         return
     torch.manual_seed(0)
     asked = [(name, "small") for name in options.small] + [(n, "large") for n in options.large]
