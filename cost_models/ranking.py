@@ -17,6 +17,7 @@ from foreplan.cost_models.memory import show_bytes
 from foreplan.cost_models.passes.host_prices import HostPrices, Issue
 from foreplan.cost_models.replay import LaunchSeconds, replay_book, replay_steps
 from foreplan.cost_models.replayed_pass import Replay
+from foreplan.cost_models.roofline import bf16_as
 from foreplan.cost_models.sources.device_fit import DeviceFit
 from foreplan.datasets import device_zoo
 from foreplan.datasets.device import Device
@@ -55,6 +56,7 @@ class Ranking:
             largest linear reads and writes lie in its memory; no other activations are counted.
             ``None`` where the memory is not known.
         unpriced: devices without a price, and why.
+        bf16_as: what bf16 is priced as on GPUs without it, by device, where the pass is in bf16.
         captured: whether the operators were found on disk (``cache``) or captured ``now``.
     """
 
@@ -67,6 +69,7 @@ class Ranking:
     replays: tuple[Replay, ...] = field(repr=False)
     fits: Mapping[str, bool | None] = field(repr=False)
     unpriced: Mapping[str, str] = field(repr=False)
+    bf16_as: Mapping[str, str] = field(repr=False)
     captured: str = field(repr=False)
 
     @property
@@ -98,6 +101,7 @@ class Ranking:
                 {**found.document(), "fits": self.fits[found.device]} for found in self.replays
             ],
             "unpriced": dict(self.unpriced),
+            "bf16_as": dict(self.bf16_as),
         }
 
     def to_frame(self) -> pd.DataFrame:
@@ -258,9 +262,14 @@ def rank(
         raise MissingDataError("no device has the figures that a price needs",
                                fix="give one with a peak and a bandwidth")  # fmt: skip
     found.sort(key=lambda result: (result.latency_s, result.device))
+    stands = {target.name: bf16_as(target) for target in targets if target.kind != "cpu"}
+    bf16 = {
+        result.device: stands[result.device] for result in found
+        if model.dtype == "bf16" and stands.get(result.device, "bf16") != "bf16"
+    }  # fmt: skip
     return Ranking(
         model, batch, sequence_length, asked, runs, costs, tuple(found),
-        {result.device: fits[result.device] for result in found}, unpriced,
+        {result.device: fits[result.device] for result in found}, unpriced, bf16,
         "cache" if cached else "now",
     )  # fmt: skip
 
@@ -325,7 +334,9 @@ def check_launch(launch_s: float | None, execution: str, where: str, *, unit_s: 
     if launch_s is None:
         return
     if not 0 <= launch_s < math.inf:
-        raise SpecError(where, got=launch_s / unit_s, expected="a number of at least 0")
+        raise SpecError(
+            where, got=float(f"{launch_s / unit_s:.12g}"), expected="a number of at least 0"
+        )
     if execution == "graph":
         raise SpecError(
             where, got=launch_s / unit_s,

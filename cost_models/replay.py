@@ -16,6 +16,7 @@ are queued, transfers of the result, compiled code.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -109,7 +110,7 @@ def replay(
     low, high = (simulator.run(durations[:, at]).makespan_s for at in (1, 2))
     timeline = simulator.run(durations[:, 0])
     host_s, gaps_s = (float(durations[which, 0].sum()) for which in (launches, between))
-    device_s = sum(price.mean_s for price in prices)
+    device_s = sum((price.mean_s for price in prices), 0.0)
     return Replay(
         device.name, timeline.makespan_s, low, high, execution, host_s, device_s, gaps_s,
         tuple(steps), tuple(prices), timeline,
@@ -193,7 +194,7 @@ def replay_book(
 
 
 def predict_latency(
-    model: str | Model | NetworkFolder | torch.nn.Module,
+    model: str | Path | Model | NetworkFolder | torch.nn.Module,
     device: str | Device,
     *,
     inputs: Sequence[Any] | Mapping[str, Any] | None = None,
@@ -246,7 +247,7 @@ def predict_latency(
         raise SpecError(
             "predict_latency: costs", got=costs, expected="a profile to take measurements from"
         )
-    source = network_or_model(model) if isinstance(model, str) else model
+    source = network_or_model(model) if isinstance(model, (str, Path)) else model
     if isinstance(source, (Model, NetworkFolder)):
         if inputs is not None:
             raise SpecError(

@@ -101,16 +101,15 @@ class Replay:
         # Whatever stands between operators has a work of another kind, or comes first: the input.
         ran = [not isinstance(action.work, HostLaunch) for action in self.timeline.schedule]
         starts = self.timeline.start_s[ran][-len(self.steps) :] if self.steps else ()
+        rows = [
+            (step.target, step.kind, step.part, str(step.work), step.calls, float(start),
+             price.mean_s, price.low_s, price.high_s, price.source)
+            for step, price, start in zip(self.steps, self.prices, starts, strict=True)
+        ]  # fmt: skip
         return pd.DataFrame(
-            [
-                {
-                    "operator": step.target, "kind": step.kind, "part": step.part,
-                    "program": str(step.work), "calls": step.calls, "start_s": float(start),
-                    "latency_s": price.mean_s, "low_s": price.low_s, "high_s": price.high_s,
-                    "source": price.source,
-                }
-                for step, price, start in zip(self.steps, self.prices, starts, strict=True)
-            ]
+            rows,
+            columns=["operator", "kind", "part", "program", "calls", "start_s", "latency_s",
+                     "low_s", "high_s", "source"],
         )  # fmt: skip
 
     def plot(self, axes: Axes | None = None) -> Axes:

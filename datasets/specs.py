@@ -38,6 +38,8 @@ from foreplan.errors import SpecError
 _MAX_ERRORS = 10_000
 #: More missing fields than these are counted, not named.
 _MAX_NAMES = 8
+#: Of a record whose fields contradict each other no more characters than these are shown.
+_MOST_SHOWN = 100
 
 
 class StrictModel(BaseModel):
@@ -222,6 +224,8 @@ def _as_spec_error(
         problems = [problem, *(p for p in problems if p not in beside[: len(names)])]
     else:
         expected = _expected(problem["msg"])
+        if isinstance(got, Mapping) and len(repr(got)) > _MOST_SHOWN:
+            got = Words("fields that do not go together")
     if len(problems) > 1:
         more = f"{len(problems) - 1} more error{'s' if len(problems) > 2 else ''} in this document"
         fix = more if fix is None else f"{fix} ({more})"

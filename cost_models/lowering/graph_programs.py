@@ -76,9 +76,9 @@ def lower(graph: OperatorGraph, phase: Phase = "inference") -> list[Step]:
     Raises:
         ValueError: a training step of a graph that was captured without its calls.
     """
-    if phase == "training" and not graph.calls:
-        raise ValueError("a training step of a graph captured without its calls")
     nodes = [node for node in graph.operators() if node.op != "input"]  # inputs are there
+    if phase == "training" and nodes and not graph.calls:
+        raise ValueError("a training step of a graph captured without its calls")
     read = operands(graph)
     forward = _forward(nodes, read, graph, phase)
     copies = hidden_copies(graph.calls)

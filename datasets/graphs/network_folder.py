@@ -82,6 +82,7 @@ def _read(name_or_path: str | Path) -> Model | NetworkFolder:
         return load_model(name_or_path)
     _check(fields, str(file))
     module, config = _build(folder, None)
+    _check({**config.to_dict(), **fields}, str(file))  # what the file leaves to defaults, too
     return NetworkFolder(
         name=folder.resolve().name or "model", path=str(folder), family=family,
         dtype=_DTYPES.get(str(config.dtype), "fp32"),  # type: ignore[arg-type]
@@ -109,7 +110,8 @@ def network_module(
     word = next(name for name, ours in _DTYPES.items() if ours == network.dtype)
     dtype = getattr(torch, word.removeprefix("torch."))
     module, config = _build(Path(network.path), dtype)
-    most = next((n for n in (getattr(config, f, None) for f in _POSITIONS) if n), tokens)
+    # XLNet, whose positions are relative, has -1 of them.
+    most = next((n for n in (getattr(config, f, None) for f in _POSITIONS) if n and n > 0), tokens)
     if tokens > most and not network.images:
         raise SpecError("sequence length", got=tokens, expected=f"at most {most} positions")
     main = module.main_input_name
@@ -117,15 +119,16 @@ def network_module(
     inputs: dict[str, Any]
     if main == "input_ids":
         inputs = {main: ids}
-    elif main == "pixel_values" and isinstance(getattr(config, "image_size", None), int):
-        side, channels = config.image_size, getattr(config, "num_channels", 3)
-        inputs = {main: torch.zeros(batch, channels, side, side, dtype=dtype)}
+    elif main == "pixel_values":
+        channels = getattr(config, "num_channels", 3)
+        inputs = {main: torch.zeros(batch, channels, *_sides(network, config), dtype=dtype)}
     elif main == "input_features" and hasattr(config, "max_source_positions"):
         frames = 2 * config.max_source_positions  # which the first convolutions halve
         inputs = {main: torch.zeros(batch, config.num_mel_bins, frames, dtype=dtype)}
     else:
         raise SpecError(
-            f"model {network.name}", got=f"the input {main}", expected="tokens, images or sound",
+            f"model {network.name}", got=f"the input {main}",
+            expected="tokens (input_ids), images (pixel_values) or a spectrum (input_features)",
             fix="in Python: foreplan.predict_latency(module, device, inputs=...)",
         )  # fmt: skip
     if getattr(config, "is_encoder_decoder", False):
@@ -135,8 +138,22 @@ def network_module(
     return module, inputs
 
 
+def _sides(network: NetworkFolder, config: Any) -> tuple[int, int]:
+    """Height and width of a network's images: ``224``, or ``[224, 192]``."""
+    stated = getattr(config, "image_size", None)
+    sides = stated if isinstance(stated, (list, tuple)) else (stated, stated)
+    match sides:
+        case (int(height), int(width)) if height > 0 and width > 0:
+            return height, width
+    raise SpecError(
+        f"{network.path}/config.json: image_size", got=stated,
+        expected="a number of pixels, or [height, width]",
+        fix='networks for images of any size do not state it: add "image_size": 224, say',
+    )  # fmt: skip
+
+
 def _check(fields: dict[str, Any], where: str) -> None:
-    if any(part in fields for part in _PARTS):
+    if any(fields.get(part) is not None for part in _PARTS):
         raise SpecError(
             f"{where}: model_type", got=fields["model_type"], expected="one network",
             fix="put the text_config or vision_config into a folder of its own; "
@@ -148,7 +165,7 @@ def _check(fields: dict[str, Any], where: str) -> None:
             fix="leave it out to price the network in its own dtype",
         )  # fmt: skip
     for field in _SCANNED:
-        if field in fields:
+        if fields.get(field) is not None:
             raise SpecError(
                 f"{where}: {field}", got=fields[field], expected="a network without state spaces",
                 fix="their scan is a fused kernel that nothing here was measured on",

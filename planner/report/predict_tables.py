@@ -54,6 +54,11 @@ def predict_tables(result: Mapping[str, Any]) -> Group:
             "experts: tokens are taken to choose theirs evenly, as routers are trained to; a "
             "router that prefers some reads fewer weights and is faster"
         )
+    for dtype in sorted(set(result["bf16_as"].values())):
+        names = [plain(name) for name, stands in result["bf16_as"].items() if stands == dtype]
+        notes.append(
+            f"no bf16 on {', '.join(names)}: it is priced as {dtype} there, and has to run so"
+        )
     if any(row["fits"] is None for row in rows):
         notes.append("fits ?: a processor's memory is its host's, which no figure tells")
     parts += bullets(notes)

@@ -331,6 +331,16 @@ def test_wrong_questions_in_python(fields: dict[str, Any], told: str) -> None:
         foreplan.rank_devices("tiny-llama-random", **{"devices": "t4", **fields})
 
 
+def test_a_gpu_without_bf16_is_said(folder: Path) -> None:
+    """Its price is fp16's, or fp32's: never silently what it was asked for."""
+    asked = ["t4", "p4", "l4", "xeon_8380"]
+    found = {
+        dtype: predict_model("tiny-llama-random", asked, dtype=dtype) for dtype in ("bf16", "fp16")
+    }
+    assert found["bf16"]["bf16_as"] == {"t4": "fp16", "p4": "fp32"}
+    assert found["fp16"]["bf16_as"] == {}
+
+
 def test_a_device_named_twice_is_one_row(folder: Path) -> None:
     result = predict_model("tiny-llama-random", ["t4,t4", "T4"])
     assert [row["device"] for row in result["devices"]] == ["t4"]
@@ -369,7 +379,7 @@ def test_a_trace_is_written(folder: Path) -> None:
         ({"execution": "graph", "launch_s": 1e-6}, SpecError, "--launch-us"),
         ({"costs": "measured"}, SpecError, "--profile"),
         ({"batch": 0}, SpecError, "at least 1"),
-        ({"launch_s": -3e-6}, SpecError, "--launch-us: got -3"),
+        ({"launch_s": -5 / 1e6}, SpecError, "--launch-us: got -5.0, expected"),
         ({"launch_s": float("nan")}, SpecError, "--launch-us"),
         ({"trace": Path("t.json"), "devices": ["t4,h200"]}, SpecError, "expected one"),
         (

@@ -61,3 +61,15 @@ def test_plots_and_tables():
     assert [label.get_text() for label in axes.get_yticklabels()] == [
         found.device for found in ranking.replays
     ]
+
+
+@pytest.mark.parametrize("device", ["t4", "epyc_9654"])
+@pytest.mark.parametrize("phase", ["inference", "training"])
+def test_a_pass_that_runs_nothing_takes_no_time(device, phase):
+    """A flatten is a view: no operator, and a table of the usual columns without rows."""
+    pass_ = predict_latency(torch.nn.Flatten(), device, inputs=(torch.zeros(2, 3, 4),), phase=phase)
+    assert pass_.latency_s == pass_.device_s == 0.0
+    usual = predict_latency(Two(), device, inputs=INPUTS).to_frame()
+    assert list(pass_.to_frame().columns) == list(usual.columns)
+    assert len(pass_.to_frame()) == 0
+    assert "0 s" in pass_._repr_html_()

@@ -142,6 +142,7 @@ def test_fits_of_collectives() -> None:
                 "devices": [{"name": "t4"}],
                 "tiers": [LINK | {"group": "hostt", "scope": "host"}],
             },
+            "c.yaml: got fields that do not go together, expected "
             "tiers[0].group of hosts and devices of this cluster, not 'hostt'",
         ),
         (

@@ -103,7 +103,7 @@ def predict(
             "-d",
             "--device",
             "--devices",
-            help='Zoo names or "2xa100-80g,4xt4"; or all.',
+            help="Zoo names, apart by commas, or all; one pass on one device of each.",
             autocompletion=listed(device_names),
         ),
     ] = None,
@@ -116,7 +116,7 @@ def predict(
     execution: Annotated[
         str, typer.Option(help="eager, or graph: replayed from a CUDA graph, on GPUs.")
     ] = "eager",
-    rank_by: Annotated[str, typer.Option(help="latency.")] = "latency",
+    rank_by: Annotated[str, typer.Option(help="Order of the devices: latency.")] = "latency",
     costs: Annotated[
         str,
         typer.Option(help="measured, predicted or roofline.", autocompletion=words(cost_choices)),
@@ -141,7 +141,7 @@ def predict(
         model, device or [], batch=batch, sequence_length=sequence_length, dtype=dtype, phase=phase,
         execution=execution, costs=costs, weights=weights, profile=profile,
         device_files=device_file or [],
-        launch_s=None if launch_us is None else launch_us / 1e6, rank_by=rank_by, trace=trace,
+        launch_s=None if launch_us is None else launch_us * 1e-6, rank_by=rank_by, trace=trace,
     )  # fmt: skip
     if as_json:
         print_json(result)

@@ -123,7 +123,7 @@ def test_a_described_family_stays_described_and_a_folder_is_enough(
     assert isinstance(network_or_model(_folder(tmp_path, opt)), Model)
     assert isinstance(network_or_model("gpt2"), Model)
     folder = str(_folder(tmp_path, BERT))
-    one = predict_latency(folder, "l4", sequence_length=32, predictor=predictor)
+    one = predict_latency(Path(folder), "l4", sequence_length=32, predictor=predictor)
     ranked = rank_devices(folder, "l4", sequence_length=32, predictor=predictor)
     assert one.latency_s == pytest.approx(ranked.fastest.latency_s)
 
@@ -134,6 +134,8 @@ def test_a_described_family_stays_described_and_a_folder_is_enough(
         ({"model_type": "no_such"}, "no_such/config.json: got .*a network that transformers"),
         ({"model_type": "llava", "text_config": {}}, "text_config or vision_config into a folder"),
         ({"model_type": "mamba", "state_size": 16}, "without state spaces"),
+        ({"model_type": "mamba", "num_hidden_layers": 2}, "state_size: got 16"),
+        ({"model_type": "clip"}, "text_config or vision_config into a folder"),
         (BERT | {"num_hidden_layers": 10**9}, "num_hidden_layers: .* a whole number from 1 to"),
         (BERT | {"num_hidden_layers": "2"}, "num_hidden_layers"),
         (BERT | {"hidden_size": -64}, "bert/config.json"),
@@ -173,6 +175,36 @@ def test_sixteen_bits_are_faster_where_arithmetic_decides(predictor: Predictor) 
         for dtype in ("fp32", "bf16")
     )  # fmt: skip
     assert all(half[device] < wide[device] for device in wide)
+
+
+RESNET = {
+    "model_type": "resnet", "architectures": ["ResNetForImageClassification"],
+    "embedding_size": 8, "hidden_sizes": [8, 16], "depths": [1, 1],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("size", "sides"), [(32, (32, 32)), ([32, 48], (32, 48)), (None, None), ("32", None), (0, None)]
+)
+def test_images_have_the_size_that_the_folder_states(
+    tmp_path: Path, size: object, sides: tuple[int, int] | None
+) -> None:
+    """A ResNet takes any, so that transformers states none."""
+    network = _network(tmp_path, RESNET | ({} if size is None else {"image_size": size}))
+    if sides is None:
+        with pytest.raises(SpecError, match=r'image_size: got .*add "image_size": 224'):
+            network_module(network, batch=3, tokens=8)
+        return
+    _, inputs = network_module(network, batch=3, tokens=8)
+    assert inputs["pixel_values"].shape == (3, 3, *sides)
+
+
+def test_relative_positions_bound_nothing(tmp_path: Path) -> None:
+    """XLNet says that it has -1 positions."""
+    fields = {"model_type": "xlnet", "d_model": 64, "n_layer": 2, "n_head": 4, "d_inner": 128,
+              "vocab_size": 100}  # fmt: skip
+    _, inputs = network_module(_network(tmp_path, fields), batch=2, tokens=200)
+    assert inputs["input_ids"].shape == (2, 200)
 
 
 def test_positions_bound_the_tokens(tmp_path: Path) -> None:

@@ -279,7 +279,7 @@ def test_fields_of_records_inside_a_workload_are_listed():
 
 PREDICTED = {
     "model": "gpt2", "dtype": "fp32", "batch": 1, "sequence_length": 128, "phase": "inference",
-    "execution": "eager", "costs": "predicted",
+    "execution": "eager", "costs": "predicted", "bf16_as": {"t4": "fp16"},
     "unpriced": {"xavier": "no figures on xavier", "thor": "no figures on thor"},
     "devices": [{
         "device": "a100_sxm_80gb", "latency_s": 0.0101, "low_s": 0.005, "high_s": 0.02,
@@ -293,6 +293,7 @@ PREDICTED = {
 @pytest.mark.parametrize("width", WIDTHS[1:])
 def test_predictions(width):
     text = shown(predict_tables(PREDICTED), width)
+    assert "no bf16 on t4: it is priced as fp16" in " ".join(text.split())
     for said in ("a100_sxm_80gb", "10.1 ms", "80 %", "aten.arange x2", "fp32", "xavier, thor: no"):
         assert said in text
     assert ("5 ms" in text) == (width >= 70)
