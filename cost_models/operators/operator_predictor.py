@@ -57,6 +57,9 @@ Floats = NDArray[np.float64]
 #: (docs/results/operators_history.md).
 _SWEEP_TREES, _SWEEP_DEEPER, _SWEEP_RATE = 1.5, 2, 0.7
 
+#: Rows that an expert needs (assumed).
+_FEWEST_ROWS = 30
+
 
 class OperatorPredictor(RegressorMixin, BaseEstimator):  # type: ignore[misc, unused-ignore]
     """Predicts the latency of library operators on devices seen and unseen.
@@ -111,8 +114,11 @@ class OperatorPredictor(RegressorMixin, BaseEstimator):  # type: ignore[misc, un
                     if expert is not None:
                         self.experts_.append(expert)
         if not self.experts_:
-            raise SpecError("training data", got="no usable row", expected="known operators on "
-                            "devices with known figures")  # fmt: skip
+            raise SpecError(
+                "training data", got=f"no usable row of {len(table)}",
+                expected=f"at least {_FEWEST_ROWS} of a family of known operators, data type and "
+                "library, on a device with known figures",
+            )  # fmt: skip
         from foreplan.cost_models.operators.conformal import unseen_quantiles
 
         self.quantiles_ = unseen_quantiles(self, table, latency)
@@ -191,7 +197,7 @@ class OperatorPredictor(RegressorMixin, BaseEstimator):  # type: ignore[misc, un
             tiles = fit_selector(block.values, ran)
             block = block if tiles is None else features(part, family, ran)
         usable = np.isfinite(block.structural_s) & (measured > 0)
-        if usable.sum() < 30:
+        if usable.sum() < _FEWEST_ROWS:
             return None
         overhead = overheads(part, measured, block.roofline_s)
         given = np.array([overhead.get(name, 0.0) for name in part.op])

@@ -107,7 +107,12 @@ def load(folder: Path) -> OperatorPredictor:
 
     card = read_card(folder)
     if card.get("schema") != SCHEMA:
-        raise SpecError(f"{folder}/card.json: schema", got=card.get("schema"), expected=SCHEMA)
+        other = str(card.get("schema")).partition("/")[0] != SCHEMA.partition("/")[0]
+        raise SpecError(
+            f"{folder}/card.json: schema", got=card.get("schema"), expected=SCHEMA,
+            fix="use pretrained:ops, or a folder that 'foreplan train' wrote from operators"
+            if other else "train it again",
+        )  # fmt: skip
     tensors = read_weights(folder, card)
     try:
         entries: Any = card["experts"]

@@ -12,7 +12,7 @@ from tests.cost_models.operator_rows import synthetic
 
 from foreplan.cost_models.commands import evaluate_file, operator_stats, train_operators
 from foreplan.cost_models.evaluation import evaluate
-from foreplan.cost_models.model_store import load_operator_model
+from foreplan.cost_models.model_store import load_operator_model, model_folder
 from foreplan.cost_models.operators.baselines import BASELINES, baseline
 from foreplan.cost_models.operators.launch_head import head, head_slope
 from foreplan.cost_models.operators.operator_experts import overheads
@@ -197,8 +197,16 @@ def test_nothing_to_learn_from() -> None:
         op=table.op, kind=texts(["unknown"] * 40), dtype=table.dtype, library=table.library,
         device=table.device, dims=table.dims, latency_s=table.latency_s,
     )  # fmt: skip
-    with pytest.raises(SpecError, match="no usable row"):
+    with pytest.raises(SpecError, match="no usable row of 40"):
         OperatorPredictor().fit(nobody)
+    with pytest.raises(SpecError, match="expected at least 30 of a family of known operators"):
+        OperatorPredictor().fit(table.take(np.arange(5)))
+
+
+@pytest.mark.parametrize("name", ["programs", "processors"])
+def test_a_model_of_something_else_is_named(name: str) -> None:
+    with pytest.raises(SpecError, match="use pretrained:ops, or a folder that"):
+        OperatorPredictor.load(model_folder(f"pretrained:{name}"))
 
 
 @pytest.mark.parametrize("name", BASELINES)
