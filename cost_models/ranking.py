@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,6 +27,7 @@ from foreplan.datasets.inline_cluster import parse_devices
 from foreplan.datasets.models.model import Model
 from foreplan.datasets.profile import Profile
 from foreplan.datasets.program import Program
+from foreplan.datasets.quantity import format_seconds, whole_number
 from foreplan.datasets.specs import StrictModel, nearest
 from foreplan.errors import InfeasibleError, MissingDataError, SpecError
 
@@ -40,7 +41,7 @@ if TYPE_CHECKING:
 _TRAINING_STATE = 4
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Ranking:
     """Predicted latencies of one pass on several devices.
 
@@ -66,11 +67,20 @@ class Ranking:
     phase: Phase
     execution: Execution
     costs: str
-    replays: tuple[Replay, ...] = field(repr=False)
-    fits: Mapping[str, bool | None] = field(repr=False)
-    unpriced: Mapping[str, str] = field(repr=False)
-    bf16_as: Mapping[str, str] = field(repr=False)
-    captured: str = field(repr=False)
+    replays: tuple[Replay, ...]
+    fits: Mapping[str, bool | None]
+    unpriced: Mapping[str, str]
+    bf16_as: Mapping[str, str]
+    captured: str
+
+    def __repr__(self) -> str:
+        """One line: what of which model, and the fastest devices."""
+        first = [f"{r.device} {format_seconds(r.latency_s)}" for r in self.replays[:3]]
+        more = ["..."] if len(self.replays) > 3 else []
+        return (
+            f"<Ranking: {self.model.name}, {self.batch} x {self.sequence_length} tokens, "
+            f"{self.phase}: {', '.join([*first, *more])}>"
+        )
 
     @property
     def fastest(self) -> Replay:
@@ -146,6 +156,7 @@ def rank_devices(
     *,
     batch: int = 1,
     sequence_length: int = 128,
+    dtype: str | None = None,
     phase: str = "inference",
     execution: str = "eager",
     costs: str = "predicted",
@@ -161,6 +172,7 @@ def rank_devices(
             (``2xa100-80g,4xt4``: one pass on each kind); figures of a device; ``all``: the zoo.
         batch: sequences.
         sequence_length: new tokens of each.
+        dtype: of weights and activations, ``fp32``, ``fp16`` or ``bf16``; the model's if ``None``.
         phase: ``inference`` or ``training``.
         execution: ``eager``, or ``graph``: replayed from a CUDA graph, on GPUs alone.
         costs: ``predicted`` or ``roofline``. For ``measured``, of one device, see
@@ -187,13 +199,11 @@ def rank_devices(
     check_launch(launch_s, execution, "rank_devices: launch_s")
     if not targets:
         raise SpecError("rank_devices: devices", got=None, expected="names of the zoo, or all")
-    for name, size in (("batch", batch), ("sequence_length", sequence_length)):
-        if not isinstance(size, int):  # from a notebook, which no type checker has seen
-            raise SpecError(f"rank_devices: {name}", got=size, expected="a whole number")
     return rank(
-        model if isinstance(model, (Model, NetworkFolder)) else network_or_model(model),
-        targets, batch=batch,
-        sequence_length=sequence_length, phase=phase, execution=execution, costs=costs,
+        network_or_model(model, dtype), targets,
+        batch=whole_number(batch, "rank_devices: batch"),
+        sequence_length=whole_number(sequence_length, "rank_devices: sequence_length"),
+        phase=phase, execution=execution, costs=costs,
         predictor=predictor, launch_s=launch_s,
     )  # fmt: skip
 

@@ -43,6 +43,7 @@ from foreplan.datasets.device import Device
 from foreplan.datasets.graphs.network_folder import NetworkFolder, network_or_model
 from foreplan.datasets.models.model import Model
 from foreplan.datasets.profile import Profile
+from foreplan.datasets.quantity import whole_number
 from foreplan.errors import SpecError
 
 if TYPE_CHECKING:
@@ -200,6 +201,7 @@ def predict_latency(
     inputs: Sequence[Any] | Mapping[str, Any] | None = None,
     batch: int = 1,
     sequence_length: int = 128,
+    dtype: str | None = None,
     phase: Phase = "inference",
     costs: CostChoice = "predicted",
     profile: Profile | None = None,
@@ -220,6 +222,8 @@ def predict_latency(
             ``sequence_length`` instead.
         batch: sequences.
         sequence_length: tokens of each; all are new (prefill).
+        dtype: of weights and activations of a described model, ``fp32``, ``fp16`` or ``bf16``; its
+            own if ``None``.
         phase: ``inference``, or ``training``: forward, backward and a fused AdamW update, in
             training mode (dropout, batch norms of the batch's own statistics). A module that is
             in training mode keeps the modes of its parts; see `Replay.evaluated`.
@@ -247,17 +251,26 @@ def predict_latency(
         raise SpecError(
             "predict_latency: costs", got=costs, expected="a profile to take measurements from"
         )
-    source = network_or_model(model) if isinstance(model, (str, Path)) else model
+    source: Model | NetworkFolder | torch.nn.Module
+    if isinstance(model, (str, Path, Model, NetworkFolder)):
+        source = network_or_model(model, dtype)
+    elif dtype is None:
+        source = model
+    else:
+        raise SpecError(
+            "predict_latency: dtype", got=dtype, expected="none, as a module has its own",
+            fix="convert it and its inputs: module.to(torch.bfloat16)",
+        )  # fmt: skip
     if isinstance(source, (Model, NetworkFolder)):
         if inputs is not None:
             raise SpecError(
                 "predict_latency: inputs", got=type(inputs).__name__,
                 expected="batch and sequence_length, as the model is described",
             )  # fmt: skip
-        for name, size in (("batch", batch), ("sequence_length", sequence_length)):
-            if not isinstance(size, int):
-                raise SpecError(f"predict_latency: {name}", got=size, expected="a whole number")
-        steps = model_steps(source, batch=batch, tokens=sequence_length, phase=phase)
+        steps = model_steps(
+            source, batch=whole_number(batch, "predict_latency: batch"),
+            tokens=whole_number(sequence_length, "predict_latency: sequence_length"), phase=phase,
+        )  # fmt: skip
     else:
         from foreplan.datasets.graphs.capture import capture
 

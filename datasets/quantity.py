@@ -8,12 +8,13 @@ differ by a shift key and a factor of eight. Prefixes: SI brochure, 9th edition;
 from __future__ import annotations
 
 import math
+import operator
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from decimal import ROUND_CEILING, ROUND_FLOOR, Context, Decimal
 from enum import StrEnum
-from typing import Annotated, Any
+from typing import Annotated, Any, SupportsIndex
 
 from pydantic import Field, GetCoreSchemaHandler, GetJsonSchemaHandler
 from pydantic_core import CoreSchema, PydanticCustomError, core_schema
@@ -212,6 +213,21 @@ def format_bandwidth(bytes_per_second: float) -> str:
 def format_rate(operations_per_second: float) -> str:
     """Write a rate to four digits: ``312 TFLOP/s``."""
     return _scaled(operations_per_second, [(f"{p}FLOP/s", 10.0**n) for p, n in _SI.items()])
+
+
+def whole_number(value: object, where: str) -> int:
+    """An argument of a notebook, unseen by a type checker, as a whole number; NumPy's count.
+
+    Args:
+        value: what was given.
+        where: what to call it in an error.
+
+    Raises:
+        SpecError: something else, ``True`` or ``2.0`` for instance.
+    """
+    if isinstance(value, bool) or not isinstance(value, SupportsIndex):
+        raise SpecError(where, got=value, expected="a whole number")
+    return operator.index(value)
 
 
 def format_seconds(seconds: float) -> str:

@@ -159,8 +159,8 @@ def plan(
         InfeasibleError: nothing fits.
         MissingDataError: a cost is not known.
     """
-    if seed < 0:
-        raise SpecError("seed", got=seed, expected="at least 0")
+    if not isinstance(seed, int) or seed < 0:  # from a notebook, unseen by a type checker
+        raise SpecError("seed", got=seed, expected="a whole number of at least 0")
     chosen = find_planner(kind)
     costs = cost_choice_or_table(costs)
     beside = [cost_choice_or_table(word, "--beside") for word in beside]

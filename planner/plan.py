@@ -225,6 +225,17 @@ class Plan(StrictModel):
             raise ValueError(f"a lower_s of at most the plan's total_s = {predicted.total_s}")
         return value
 
+    def __repr__(self) -> str:
+        """One line, as a notebook's last line or ``print`` shows it; `to_json` is the whole."""
+        of = "" if self.model is None else f" of {self.model.name}"
+        ranks = len(self.predicted.ranks)
+        return (
+            f"<Plan: {self.kind}{of} on {ranks} rank{'s' * (ranks > 1)}, "
+            f"{format_seconds(self.predicted.total_s)} predicted>"
+        )
+
+    __str__ = __repr__
+
     def to_json(self) -> str:
         """The document, keys in the fields' order, with a final newline."""
         return document_json(self)

@@ -49,11 +49,13 @@ class NetworkFolder(StrictModel):
     images: bool
 
 
-def network_or_model(name_or_path: str | Path, dtype: str | None = None) -> Model | NetworkFolder:
+def network_or_model(
+    name_or_path: str | Path | Model | NetworkFolder, dtype: str | None = None
+) -> Model | NetworkFolder:
     """What ``foreplan predict`` prices: a described `Model`, else any network of transformers.
 
     Args:
-        name_or_path: as `load_model`.
+        name_or_path: as `load_model`, or what this or that returned.
         dtype: of weights and activations, ``fp32``, ``fp16`` or ``bf16``; the checkpoint's if
             ``None``.
 
@@ -71,7 +73,9 @@ def network_or_model(name_or_path: str | Path, dtype: str | None = None) -> Mode
     return found if dtype is None else found.model_copy(update={"dtype": dtype})
 
 
-def _read(name_or_path: str | Path) -> Model | NetworkFolder:
+def _read(name_or_path: str | Path | Model | NetworkFolder) -> Model | NetworkFolder:
+    if isinstance(name_or_path, (Model, NetworkFolder)):
+        return name_or_path
     folder = Path(name_or_path) if isinstance(name_or_path, (str, Path)) else None
     if folder is None or not (folder / "config.json").is_file():
         return load_model(name_or_path)

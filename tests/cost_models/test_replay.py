@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -339,6 +340,24 @@ def test_a_gpu_without_bf16_is_said(folder: Path) -> None:
     }
     assert found["bf16"]["bf16_as"] == {"t4": "fp16", "p4": "fp32"}
     assert found["fp16"]["bf16_as"] == {}
+
+
+def test_a_notebook_asks_with_numbers_of_numpy_and_dtypes(folder: Path) -> None:
+    asked = {"batch": np.int64(2), "sequence_length": np.int32(16)}
+    plain = foreplan.predict_latency("tiny-llama-random", "l4", batch=2, sequence_length=16)
+    same = foreplan.predict_latency("tiny-llama-random", "l4", **asked)
+    assert same.document() == plain.document()
+    ranking = foreplan.rank_devices("tiny-llama-random", "l4", dtype="bf16", **asked)
+    half = foreplan.predict_latency("tiny-llama-random", "l4", dtype="bf16", **asked)
+    assert ranking.document()["dtype"] == "bf16"
+    assert ranking.fastest.latency_s == half.latency_s != plain.latency_s
+    assert len(repr(ranking)) < 120
+    assert repr(ranking).startswith("<Ranking: tiny-llama-random, 2 x 16 tokens, inference: l4 ")
+    for size in (True, 2.0, "2", None):
+        with pytest.raises(SpecError, match=r"predict_latency: batch: got .*a whole number"):
+            foreplan.predict_latency("tiny-llama-random", "l4", batch=size)
+    with pytest.raises(SpecError, match="a module has its own"):
+        foreplan.predict_latency(nn.Linear(4, 4), "l4", inputs=(torch.ones(4),), dtype="bf16")
 
 
 def test_a_device_named_twice_is_one_row(folder: Path) -> None:

@@ -1,6 +1,7 @@
 """Plan documents: every plan reads back equal, byte for byte, and says what a stranger may not."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -59,6 +60,18 @@ def test_every_plan_reads_back_equal(tmp_path: Path, devices: str, workload: dic
 def plan() -> Plan:
     workload = {"batch": 4, "prompt_tokens": 16, "new_tokens": 8}
     return foreplan.plan("serving", "tiny-llama-random", "2xt4,l4", workload, costs="roofline")
+
+
+def test_a_plan_is_one_line_in_a_prompt(plan: Plan) -> None:
+    assert str(plan) == repr(plan)
+    assert re.fullmatch(r"<Plan: serving of tiny-llama-random on \d ranks?, .* m?s predicted>",
+                        repr(plan))  # fmt: skip
+
+
+@pytest.mark.parametrize("seed", ["1", -1, None])
+def test_a_seed_is_a_whole_number(seed: object) -> None:
+    with pytest.raises(SpecError, match=r"seed: got .*, expected a whole number of at least 0"):
+        foreplan.plan("serving", "tiny-llama-random", "t4", {}, seed=seed)
 
 
 def test_frame_plot_and_html(plan: Plan) -> None:
