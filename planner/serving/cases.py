@@ -99,6 +99,36 @@ def solve_cases(chains: ServingChains, limits: TimeLimits, *, gap: float, within
     return answers
 
 
+def alone(
+    chains: ServingChains, limits: TimeLimits, *, gap: float
+) -> list[tuple[float, MicroBatches, ChainAssignment]]:
+    """The best answer of each kind of device, or group, that holds the whole model by itself.
+
+    By the law of steady rates a pipeline of a few tokens may be faster than one device and, filled
+    and drained, be slower. Of one device the law is exact.
+
+    Args:
+        chains: makes the problems.
+        limits: on times.
+        gap: relative gap at which a case counts as solved.
+    """
+    sizes = chains.sizes()
+    problems = [chains.problem(pair) for pair in sizes]
+    found = []
+    there = chains.groupings().any(axis=0)
+    for counts in np.eye(problems[0].n_types, dtype=np.int64)[there]:
+        own = [dataclasses.replace(problem, counts=counts) for problem in problems]
+        solved = solve_family(own, limits, gap=gap, within=0.0)
+        answers = [
+            (solution.objective, pair, solution.value)
+            for pair, solution in zip(sizes, solved, strict=True)
+            if solution.value is not None
+        ]
+        if answers:
+            found.append(min(answers, key=lambda answer: answer[0]))
+    return found
+
+
 def least_obstacle(chains: ServingChains, sizes: MicroBatches) -> ChainDiagnosis:
     """What stands in the way of the grouping that comes nearest to having an answer.
 

@@ -24,7 +24,7 @@ from foreplan.planner.base import Agreement, Bound, Choice, Kernels, Planner, Pr
 from foreplan.planner.predict import Forecast
 from foreplan.planner.serving.baselines import serving_baselines
 from foreplan.planner.serving.cache_choice import choose_cache, with_cache
-from foreplan.planner.serving.cases import Answers, least_obstacle, solve_cases
+from foreplan.planner.serving.cases import Answers, alone, least_obstacle, solve_cases
 from foreplan.planner.serving.chain import (
     ServingChains,
     stage_items,
@@ -115,7 +115,8 @@ class ServingPlanner(Planner[ServingWorkload, ServingDecision]):
             evaluations=answers.evaluations,
         )
         close = {
-            f"micro-batches of {d.prefill_microbatch} and {d.decode_microbatch}": d
+            (f"{d.stages[0].device} alone, " if len(d.stages) == 1 < len(decision.stages) else "")
+            + f"micro-batches of {d.prefill_microbatch} and {d.decode_microbatch}": d
             for k, (_, d, _) in enumerate(replays)
             if k != chosen
         }
@@ -130,10 +131,15 @@ class ServingPlanner(Planner[ServingWorkload, ServingDecision]):
     def _replayed(
         self, problem: Problem[ServingWorkload], chains: ServingChains, limits: TimeLimits
     ) -> tuple[Answers, list[tuple[float, ServingDecision, Forecast]]]:
-        """The solver's answers under time limits; those near the best by it, each simulated."""
+        """The solver's answers under time limits; those near the best by it, each simulated.
+
+        Where the best is a pipeline, so is what one device alone does.
+        """
         answers = solve_cases(chains, limits, gap=GAP, within=REPLAY_WITHIN)
         ranked, best = sorted(answers.found, key=lambda answer: answer[0]), answers.best_s
         near = [a for a in ranked if a[0] <= best * (1 + REPLAY_WITHIN)][:REPLAYS]
+        if near and len(near[0][2].stages) > 1:
+            near += alone(chains, limits, gap=GAP)
         decisions = [chains.decision(sizes, assignment) for _, sizes, assignment in near]
         return answers, [
             (law_s, decision, Forecast(self, problem, decision))

@@ -57,3 +57,15 @@ def test_no_bound_is_above_what_a_plan_takes(case):
     assert plan.bound.lower_s is not None
     assert plan.bound.lower_s <= plan.predicted.total_s
     assert plan.bound.lower_s <= min(seen, default=plan.predicted.total_s) * (1 + 1e-6)
+
+
+def test_devices_that_help_by_the_law_alone_stay_unused():
+    """Few tokens of four requests fill no pipeline: one L4 is as fast as any number, in reality."""
+    workload = {"batch": 4, "prompt_tokens": 64, "new_tokens": 8, "bits": 16}
+    found = [
+        foreplan.plan("serving", "llama-3.2-1b", devices, workload, costs="predicted")
+        for devices in ("l4", "4xl4")
+    ]
+    one, four = found
+    assert four.predicted.total_s <= one.predicted.total_s * (1 + ROUNDING)
+    assert four.bound.lower_s < one.bound.lower_s  # the law's, of steady rates
