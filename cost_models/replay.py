@@ -177,7 +177,17 @@ def replay_book(
         given: seconds that override every source.
         steps: of the pass that it will price, run again and again: what of it a processor's caches
             hold costs less from the shipped rates (`reuse`). Without them nothing is in the caches.
+
+    Raises:
+        SpecError: a profile of another chip.
     """
+    own = profile.device if profile is not None else device
+    if own.name != device.name and (own.kind, own.chip) != (device.kind, device.chip):
+        raise SpecError(
+            "profile", got=f"one of {own.name} ({own.chip})",
+            expected=f"one of {device.name} or of its chip",
+            fix="name no other device with a profile",
+        )  # fmt: skip
     passes = steps and device.kind == "cpu"
     waits = {device.name: pass_waits(steps, device)} if passes else {}
     sources: list[CostSource] = []

@@ -13,6 +13,7 @@ from foreplan.cost_models.lowering.step_store import stored_steps
 from foreplan.cost_models.passes import host_measuring
 from foreplan.cost_models.passes.host_prices import MODES, HostPrices, Issue
 from foreplan.cost_models.predict_command import predict_model
+from foreplan.cost_models.replay import predict_latency
 from foreplan.datasets import device_zoo
 from foreplan.datasets.device_name import DeviceName
 from foreplan.datasets.models.model import load_model
@@ -58,6 +59,21 @@ def test_predict_takes_the_host_of_a_profile(
     given = predict_model("gpt2", [], profile=profile, costs="roofline", phase=phase,
                           sequence_length=8, launch_s=1e-6)  # fmt: skip
     assert given["devices"][0]["host_s"] < found["devices"][0]["host_s"]
+
+
+def test_a_profile_prices_no_other_chip(
+    profile: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was measured on an H200 is no price of an L4, though it may stand for another GH100."""
+    monkeypatch.setenv("FOREPLAN_CACHE", str(tmp_path / "cache"))
+    for device in ("h200", "h100_sxm"):
+        found = predict_model("tiny-llama-random", [device], profile=profile, costs="measured")
+        assert found["devices"][0]["device"] == device
+    for device in ("l4", "epyc_9654"):
+        with pytest.raises(SpecError, match=r"profile: got 'one of cuda:0 \(gh100\)'"):
+            predict_model("tiny-llama-random", [device], profile=profile, costs="measured")
+        with pytest.raises(SpecError, match=r"profile: got 'one of cuda:0 \(gh100\)'"):
+            predict_latency("tiny-llama-random", device, profile=Profile.load(profile))
 
 
 def test_a_profile_keeps_its_host(profile: Path) -> None:
