@@ -78,9 +78,13 @@ class Ranking:
         first = [f"{r.device} {format_seconds(r.latency_s)}" for r in self.replays[:3]]
         more = ["..."] if len(self.replays) > 3 else []
         return (
-            f"<Ranking: {self.model.name}, {self.batch} x {self.sequence_length} tokens, "
-            f"{self.phase}: {', '.join([*first, *more])}>"
+            f"<Ranking: {self.model.name}, {self._shape()}, {self.phase}: "
+            f"{', '.join([*first, *more])}>"
         )
+
+    def _shape(self) -> str:
+        images = isinstance(self.model, NetworkFolder) and self.model.images
+        return f"{self.batch} " + ("images" if images else f"x {self.sequence_length} tokens")
 
     @property
     def fastest(self) -> Replay:
@@ -142,8 +146,7 @@ class Ranking:
         axes.set_xscale("log")
         axes.invert_yaxis()
         axes.set_xlabel("ms")
-        shape = f"{self.batch} x {self.sequence_length} tokens, {self.phase}"
-        axes.set_title(f"{self.model.name}, {shape}", loc="left")
+        axes.set_title(f"{self.model.name}, {self._shape()}, {self.phase}", loc="left")
         return axes
 
     def _repr_html_(self) -> str:

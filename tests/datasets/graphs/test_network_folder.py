@@ -112,6 +112,9 @@ def test_more_work_is_never_faster_and_a_step_takes_longer(
         slack = 1 - WITHIN  # networks this small are bound by the host
         assert all(replay.latency_s > slack * before[replay.device] for replay in more.replays)
     assert found[0].document()["images"] == (family == "vit")
+    what = "1 images" if family == "vit" else "1 x 32 tokens"
+    assert repr(found[0]).startswith(f"<Ranking: {family}, {what}, inference: ")
+    assert found[0].plot().get_title("left") == f"{family}, {what}, inference"
     assert all(r.low_s <= r.latency_s <= r.high_s for rank in found for r in rank.replays)
 
 
