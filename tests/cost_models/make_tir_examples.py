@@ -215,6 +215,10 @@ def rows_of_odd_length():
     return _row_sums(49)
 
 
+def rows_that_stay_loops():
+    return _row_sums(1024)
+
+
 def _columns(together):
     """A product whose thread has four columns, with B in shared memory."""
     s = _gemm()
@@ -240,13 +244,35 @@ def columns_apart():
     return _columns(False)
 
 
+def _columns_of_its_own(columns):
+    """A product of 1,024 terms whose thread sums so many columns in its own memory."""
+    s = _gemm(m=2 * columns, k=1024)
+    block = s.get_sblock("C")
+    local = s.cache_write(block, 0, "local")
+    i, j, k = s.get_loops(block)
+    lane, column = s.split(j, [2, columns])
+    s.reorder(i, lane, k, column)
+    s.bind(i, "blockIdx.x")
+    s.bind(lane, "threadIdx.x")
+    s.reverse_compute_at(local, lane)
+    return s.mod
+
+
+def few_columns_of_its_own():
+    return _columns_of_its_own(4)
+
+
+def many_columns_of_its_own():
+    return _columns_of_its_own(64)
+
+
 if __name__ == "__main__":
     lines = []
     for build in (
         gemm, gemm_tiled, reduction, chain, cuda, copy_joined, copy_scattered, pad, merge_joined,
         merge_scattered, power_once, power_by_lane, pad_of_root, few_virtual_threads,
         many_virtual_threads, rows_of_whole_lines, rows_of_odd_length, columns_together,
-        columns_apart,
+        columns_apart, rows_that_stay_loops, few_columns_of_its_own, many_columns_of_its_own,
     ):  # fmt: skip
         module = build()
         print(module.script())

@@ -17,14 +17,9 @@ from foreplan.cost_models.programs.encoder._leaf_buffers import allocation_entri
 from foreplan.cost_models.programs.encoder._leaf_code import code_entries
 from foreplan.cost_models.programs.encoder._leaf_lanes import (
     MAX_DIMS,
-    UNASKED,
-    UNASKED_CPU,
     lane_entries,
     lane_merged,
-    lane_requests,
     lane_segments,
-    lane_straight,
-    lane_turns,
     lane_units,
 )
 from foreplan.cost_models.programs.encoder._leaf_loops import (
@@ -43,6 +38,13 @@ from foreplan.cost_models.programs.encoder._leaf_memory import (
     MEMORY_ENTRIES,
     memory_entries,
     region_levels,
+)
+from foreplan.cost_models.programs.encoder._leaf_requests import (
+    UNASKED,
+    UNASKED_CPU,
+    lane_requests,
+    lane_straight,
+    lane_turns,
 )
 from foreplan.cost_models.programs.encoder._leaf_sets import CROWDED_ENTRIES, crowded_entries
 from foreplan.cost_models.programs.encoder._tir_compiled import STAMP, part
@@ -233,7 +235,7 @@ def _leaf(
         )  # fmt: skip
         indexed, unrolled, inside = lane_requests(
             nodes, pool, accesses, many, own, max(UNASKED, step), distinct, count, extents,
-            running, everything, levels, state, requests,
+            running, everything, levels, state, True, requests,
         )  # fmt: skip
         merged, passes = np.ones(distinct), np.zeros(distinct)
         lane_merged(
@@ -257,7 +259,7 @@ def _leaf(
     else:
         lane_requests(
             nodes, pool, accesses, many, own, max(UNASKED_CPU, float(leaf[UNROLL])), distinct,
-            count, extents, running, everything, levels, state, requests,
+            count, extents, running, everything, levels, state, False, requests,
         )  # fmt: skip
         if max(lane, inner) >= 0:
             lane_segments(

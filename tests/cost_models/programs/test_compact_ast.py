@@ -264,6 +264,26 @@ def test_an_l1_cache_gives_one_sector_of_each_place_in_a_line_at_a_time(
         )  # fmt: skip
 
 
+def test_a_sum_stays_in_a_register_while_a_loop_of_its_terms_runs(
+    encoder: CompactAstEncoder,
+) -> None:
+    """Of 1,024 terms, too many for straight code, each is loaded and a result is stored once."""
+    # Two warps: 32 sectors a term, at one place of their lines, and a line of results.
+    check(
+        encoder.encode(TEXTS["rows_that_stay_loops"]), 1, gpu__warps=2,
+        gpu__requests=2 * (1024 + 1), gpu__sectors=2 * (32 * 1024 + 4),
+        gpu__passes=2 * (32 * 1024 + 1),
+    )  # fmt: skip
+    blocks, terms = 64, 1024  # a warp in each block
+    for name, columns, turns in (("few_columns", 4, 1), ("many_columns", 64, terms)):
+        # A term of A is one load for all columns; so many as 64 sums are no longer kept.
+        check(
+            encoder.encode(TEXTS[f"{name}_of_its_own"]), 1, gpu__unrolled=columns,
+            gpu__requests=blocks * terms * (1 + columns),
+            gpu__own_requests=blocks * columns * turns,
+        )  # fmt: skip
+
+
 def test_neighbours_in_shared_memory_are_loaded_together(encoder: CompactAstEncoder) -> None:
     """Of 128 x 4 unrolled terms four are one load of 16 bytes if the thread's columns lie so."""
     update, blocks, terms = 2, 64, 128  # a warp of 8 lanes in each block
