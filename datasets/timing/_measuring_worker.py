@@ -22,6 +22,7 @@ from typing import Any
 
 from foreplan.datasets.device_name import DeviceName
 from foreplan.datasets.program import Program, Variant, program
+from foreplan.datasets.timing.freed_memory import keep_freed_memory
 from foreplan.datasets.timing.measurement import Measurement, thin
 from foreplan.datasets.timing.worker_environment import confine, end_with_parent, thread_count
 from foreplan.errors import ForeplanError, MissingDataError
@@ -294,6 +295,8 @@ def main() -> None:
         name = DeviceName.parse(settings["device"])
         memory = settings["memory_bytes"]
         confine(settings["cores"], memory if name.kind == "cpu" else None)
+        if name.kind == "cpu":
+            keep_freed_memory()
         device = _Device(name, memory)
         from foreplan.datasets.timing._device_figures import identity
 

@@ -6,19 +6,14 @@ Where libc is another, nothing is done about it.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import os
-import sys
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from foreplan.datasets.timing.freed_memory import M_MMAP_THRESHOLD, glibc, keep_freed_memory
 
 if TYPE_CHECKING:
     import torch
-
-_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # malloc.h
-#: The largest that glibc takes on 64 bits; larger blocks always have a mapping of their own.
-_MOST_MAPPED = 32 << 20
-_NEVER = (1 << 31) - 1  # the parameter is an int
 
 
 @contextlib.contextmanager
@@ -31,11 +26,11 @@ def mapped_allocations() -> Iterator[None]:
     fault in new pages for its temporaries: on a core of an EPYC the prefill of 222M parameters in 4
     bits took 360 ms with 160,000 faults, and 258 with 3,400 (measured in turns).
     """
-    libc = _glibc()
+    libc = glibc()
     if libc is None:
         yield
         return
-    libc.mallopt(_M_MMAP_THRESHOLD, 1 << 20)
+    libc.mallopt(M_MMAP_THRESHOLD, 1 << 20)
     try:
         yield
     finally:
@@ -74,21 +69,3 @@ def _grow(on: bool) -> bool:
     except (RuntimeError, ValueError):
         return False
     return True
-
-
-def keep_freed_memory() -> None:
-    """Let this process keep the memory that a step frees for the next step.
-
-    By default glibc gives it back, and every step faults the pages of its activations in again: on
-    two cores of an EPYC a step of 26 MB of weights took 203 ms, and 193 in two runs minutes later
-    with these settings from the environment (docs/results/precision.md; the host's speed drifts).
-    """
-    libc = _glibc()
-    if libc is not None:
-        libc.mallopt(_M_TRIM_THRESHOLD, _NEVER)
-        libc.mallopt(_M_MMAP_THRESHOLD, _MOST_MAPPED)
-
-
-def _glibc() -> Any:
-    libc = ctypes.CDLL(None) if sys.platform == "linux" else None
-    return libc if hasattr(libc, "mallopt") else None

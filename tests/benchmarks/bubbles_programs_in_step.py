@@ -27,11 +27,11 @@ from foreplan.datasets.kernels import cold_operands
 from foreplan.datasets.kernels.training_runnable import training_call
 from foreplan.datasets.program import Program
 from foreplan.datasets.specs import validate
+from foreplan.datasets.timing.freed_memory import keep_freed_memory
 from foreplan.planner.bubbles.execution.profile import profile_step
 from foreplan.planner.bubbles.planner import BubblesPlanner
 from foreplan.planner.plan import load_plan
 from foreplan.planner.verify import clock
-from foreplan.planner.verify.allocator import keep_freed_memory
 from foreplan.planner.verify.session import problem_of
 
 OPS = ("F", "B", "encode", "encode_backward")

@@ -22,6 +22,7 @@ from torch import Tensor
 
 from foreplan.cost_models.costs import HostLaunch
 from foreplan.cost_models.schedule import Action
+from foreplan.datasets.timing.freed_memory import keep_freed_memory
 from foreplan.errors import SpecError
 from foreplan.planner.bubbles.actions import (
     ACTIVATION,
@@ -42,7 +43,6 @@ from foreplan.planner.bubbles.execution.pieces import Pieces
 from foreplan.planner.bubbles.execution.rank_parts import Buckets, RankParts
 from foreplan.planner.bubbles.execution.report import gradient_report, loss_report
 from foreplan.planner.bubbles.execution.step_sizes import StepSizes
-from foreplan.planner.verify.allocator import keep_freed_memory
 
 _FREE = HostLaunch(0)
 

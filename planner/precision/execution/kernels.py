@@ -21,6 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from foreplan.cost_models.schedule import Action
+from foreplan.datasets.timing.freed_memory import keep_freed_memory
 from foreplan.errors import SpecError
 from foreplan.planner.precision.execution._baton import Baton
 from foreplan.planner.precision.execution.buckets import GradientBuckets
@@ -38,7 +39,6 @@ from foreplan.planner.precision.spec import (
     PrecisionWorkload,
 )
 from foreplan.planner.precision.task import TrainingTask
-from foreplan.planner.verify.allocator import keep_freed_memory
 
 MODES = ("fast", "reference")
 Batch = tuple[tuple[Tensor, ...], Tensor]

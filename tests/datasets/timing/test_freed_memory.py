@@ -10,7 +10,7 @@ import pytest
 
 FAULTS = """
 import resource, torch
-from foreplan.planner.verify.allocator import keep_freed_memory
+from foreplan.datasets.timing.freed_memory import keep_freed_memory
 keep_freed_memory()
 def step():
     held = [torch.ones(1 << 20) for _ in range(8)]
