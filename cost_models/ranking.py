@@ -14,7 +14,7 @@ from foreplan.cost_models.execution import Execution, check_execution
 from foreplan.cost_models.lowering.graph_step import PHASES, Phase, Step
 from foreplan.cost_models.lowering.step_store import stored_steps
 from foreplan.cost_models.memory import show_bytes
-from foreplan.cost_models.passes.host_prices import HostPrices, Issue
+from foreplan.cost_models.passes.host_prices import profiled_launches
 from foreplan.cost_models.replay import LaunchSeconds, replay_book, replay_steps
 from foreplan.cost_models.replayed_pass import Replay
 from foreplan.cost_models.roofline import bf16_as
@@ -250,9 +250,8 @@ def rank(
     fits = _fits(model, asked, steps, targets, f"{batch} x {sequence_length} tokens")
     predictor = predictor or _predictor(choice, weights)
     launches: LaunchSeconds = launch_s
-    if runs == "eager" and launch_s is None and profile is not None and profile.host is not None:
-        prices = HostPrices.load(profile.host.model_dump())
-        launches = prices.launches(steps, Issue.of(steps), asked)
+    if runs == "eager" and launch_s is None:
+        launches = profiled_launches(profile, steps, asked)
     found: list[Replay] = []
     unpriced: dict[str, str] = {}
     for target in targets:

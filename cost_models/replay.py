@@ -27,6 +27,7 @@ from foreplan.cost_models.costs import Copy, CostBook, CostSource, Estimate, Hos
 from foreplan.cost_models.execution import Execution, GapSeconds, check_execution, gaps
 from foreplan.cost_models.lowering.graph_programs import lower, model_steps, programs
 from foreplan.cost_models.lowering.graph_step import PARTS, PHASES, Part, Phase, Step
+from foreplan.cost_models.passes.host_prices import profiled_launches
 from foreplan.cost_models.rates.gpu_host import gpu_host_s
 from foreplan.cost_models.rates.processor_host import processor_host_s
 from foreplan.cost_models.rates.reuse import pass_waits
@@ -241,7 +242,7 @@ def predict_latency(
         profile: as `replay_book`.
         predictor: as `replay_book`.
         execution: ``eager``, or ``graph``: replayed from a CUDA graph, on GPUs alone.
-        launch_s: as `replay`.
+        launch_s: as `replay`; ``None`` takes the host's times of the profile, if it has them.
         gap_s: as `replay`; ``None`` takes the profile's ``switch_s``, if there is one.
 
     Raises:
@@ -289,6 +290,8 @@ def predict_latency(
     book = replay_book(target, costs, profile=profile, predictor=predictor, steps=steps)
     if gap_s is None and profile is not None:
         gap_s = profile.switch_s
+    if launch_s is None and execution == "eager":
+        launch_s = profiled_launches(profile, steps, phase)
     return replay_steps(steps, book, target, execution=execution, launch_s=launch_s, gap_s=gap_s)
 
 

@@ -28,6 +28,7 @@ from numpy.typing import NDArray
 from foreplan.cost_models.costs import Work
 from foreplan.cost_models.lowering.graph_step import PARTS, Part, Phase, Step
 from foreplan.cost_models.lowering.host_call import HostCall
+from foreplan.datasets.profile import Profile
 from foreplan.datasets.program import Program
 
 Floats = NDArray[np.float64]
@@ -164,6 +165,16 @@ class HostPrices:
         """From `document`."""
         fixed, each = document["update_s"]
         return cls(document["call_s"], (fixed, each), document["factor"], document["line_s"])
+
+
+def profiled_launches(
+    profile: Profile | None, steps: Sequence[Step], phase: Phase
+) -> list[float] | None:
+    """Seconds of the host before each step by a profile; ``None`` where it does not say them."""
+    if profile is None or profile.host is None:
+        return None
+    prices = HostPrices.load(profile.host.model_dump())
+    return prices.launches(steps, Issue.of(steps), phase)
 
 
 def calibrate(prices: HostPrices, seen: Iterable[tuple[Issue, Mapping[Mode, float]]]) -> HostPrices:

@@ -19,8 +19,9 @@ def keep_freed_memory() -> None:
     two cores of an EPYC a step of 26 MB of weights took 203 ms, and 193 in two runs minutes later
     with these settings from the environment (docs/results/precision.md; the host's speed drifts).
     A program that is measured alone does the same: one profile of a step of width 384 took 3.5
-    million page faults, and 2.4 million with these settings (one core of a Zen 5). So the worker
-    that measures and the ranks that run both keep it.
+    million page faults, and 2.4 million with these settings from the environment (one core of a Zen
+    5, docs/results/bubbles_history.md). So the worker that measures and the ranks that run both
+    keep it.
     """
     libc = glibc()
     if libc is not None:

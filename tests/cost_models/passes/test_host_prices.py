@@ -61,6 +61,19 @@ def test_predict_takes_the_host_of_a_profile(
     assert given["devices"][0]["host_s"] < found["devices"][0]["host_s"]
 
 
+def test_python_takes_the_host_of_a_profile_as_the_command_does(
+    profile: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FOREPLAN_CACHE", str(tmp_path / "cache"))
+    known = Profile.load(profile)
+    for phase in PHASES:
+        by_command = predict_model("tiny-llama-random", ["h200"], profile=profile, phase=phase)
+        found = predict_latency("tiny-llama-random", "h200", profile=known, phase=phase)
+        assert found.host_s == pytest.approx(by_command["devices"][0]["host_s"])
+        usual = predict_latency("tiny-llama-random", "h200", phase=phase)
+        assert found.host_s != pytest.approx(usual.host_s, rel=0.01)
+
+
 def test_a_profile_prices_no_other_chip(
     profile: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
