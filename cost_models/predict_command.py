@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from foreplan.cost_models.book import cost_choice
-from foreplan.cost_models.ranking import check_launch, check_phase, named_devices, rank
+from foreplan.cost_models.pass_arguments import check_launch, check_phase, named_devices
+from foreplan.cost_models.ranking import rank
 from foreplan.cost_models.sources.device_fit import fit_beside, fit_path
 from foreplan.datasets.device import Device
 from foreplan.datasets.graphs.network_folder import network_or_model

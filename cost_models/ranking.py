@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,24 +9,23 @@ from typing import TYPE_CHECKING, Any
 
 from foreplan.cost_models.book import CostChoice, cost_choice
 from foreplan.cost_models.execution import Execution, check_execution
-from foreplan.cost_models.lowering.graph_step import PHASES, Phase, Step
+from foreplan.cost_models.lowering.graph_step import Phase, Step
 from foreplan.cost_models.lowering.step_store import stored_steps
 from foreplan.cost_models.memory import show_bytes
+from foreplan.cost_models.pass_arguments import check_launch, check_phase, named_devices
 from foreplan.cost_models.passes.host_prices import profiled_launches
 from foreplan.cost_models.replay import LaunchSeconds, replay_book, replay_steps
 from foreplan.cost_models.replayed_pass import Replay
 from foreplan.cost_models.roofline import bf16_as
 from foreplan.cost_models.sources.device_fit import DeviceFit
-from foreplan.datasets import device_zoo
 from foreplan.datasets.device import Device
 from foreplan.datasets.dtypes import DTYPE_BYTES, weight_bytes
 from foreplan.datasets.graphs.network_folder import NetworkFolder, network_or_model
-from foreplan.datasets.inline_cluster import parse_devices
 from foreplan.datasets.models.model import Model
 from foreplan.datasets.profile import Profile
 from foreplan.datasets.program import Program
 from foreplan.datasets.quantity import format_seconds, whole_number
-from foreplan.datasets.specs import StrictModel, nearest
+from foreplan.datasets.specs import StrictModel
 from foreplan.errors import InfeasibleError, MissingDataError, SpecError
 
 if TYPE_CHECKING:
@@ -284,76 +281,6 @@ def rank(
         {result.device: fits[result.device] for result in found}, unpriced, bf16,
         "cache" if cached else "now",
     )  # fmt: skip
-
-
-# ------------------------------------------------------------------------------------- arguments
-
-
-def named_devices(
-    given: Iterable[str | Device], known: Mapping[str, Device] | None = None, *, where: str
-) -> list[Device]:
-    """The devices that words and figures name, each once.
-
-    Args:
-        given: as ``devices`` of `rank_devices`.
-        known: devices beside the zoo's, by name.
-        where: what to call it in an error.
-
-    Raises:
-        SpecError: no such device.
-    """
-    found: list[Device] = []
-    for item in given:
-        if isinstance(item, Device):
-            found.append(item)
-            continue
-        if not isinstance(item, str):  # from a notebook
-            raise SpecError(where, got=item, expected="names of the zoo, or figures of devices")
-        names = [n for word in item.split(",") if word for n in _each(word, where)]
-        if names == ["all"]:
-            names = list(device_zoo.names())
-        found += [(known or {}).get(n) or device_zoo.device(n, where) for n in names]
-    return list({device.name: device for device in found}.values())
-
-
-def _each(item: str, where: str) -> list[str]:
-    """Names in one item of ``--devices``: an inline cluster, ``4xt4@small``, names its device."""
-    if not re.match(r"\s*[0-9]+\s*[xX×*]", item) and "@" not in item:
-        return [item]
-    found = dict.fromkeys(rank.name.zoo for rank in parse_devices(item, where).ranks())
-    return [name for name in found if name is not None]
-
-
-def check_phase(phase: str, where: str) -> None:
-    """Raise `SpecError` unless ``phase`` is one."""
-    if phase not in PHASES:
-        guess = nearest(phase, PHASES)
-        raise SpecError(
-            where, got=phase, expected=f"one of {', '.join(PHASES)}",
-            fix=f"did you mean {guess}?" if guess else None,
-        )  # fmt: skip
-
-
-def check_launch(launch_s: float | None, execution: str, where: str, *, unit_s: float = 1) -> None:
-    """Raise `SpecError` unless ``launch_s`` is ``None``, or a time of eager execution.
-
-    Args:
-        launch_s: host time of one ATen call.
-        execution: how the pass runs.
-        where: what to call the time in an error.
-        unit_s: in which it was given.
-    """
-    if launch_s is None:
-        return
-    if not 0 <= launch_s < math.inf:
-        raise SpecError(
-            where, got=float(f"{launch_s / unit_s:.12g}"), expected="a number of at least 0"
-        )
-    if execution == "graph":
-        raise SpecError(
-            where, got=launch_s / unit_s,
-            expected="eager execution: the host issues no operator of a graph",
-        )  # fmt: skip
 
 
 def _predictor(choice: CostChoice, weights: str) -> Predictor | None:
