@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import numpy as np
-from scipy.optimize import linprog  # type: ignore[import-untyped]
 
 from foreplan.solvers._chain_box import Multipliers, Price
+from foreplan.solvers._linear import least
 
 
 def next_multipliers(
@@ -39,16 +39,17 @@ def next_multipliers(
     rows = np.hstack([-slopes * unit, np.ones((len(prices), 1))])
     right = values - (slopes * at).sum(axis=1)
     scale = np.abs(rows).max(axis=1)
-    result = linprog(
+    result = least(
         np.array([0.0] * len(active) + [-1.0]),
-        A_ub=rows / scale[:, None],
-        b_ub=right / scale,
-        bounds=[*zip(low / unit, high / unit, strict=True), (None, None)],
-        method="highs",
+        rows / scale[:, None],
+        np.full(len(rows), -np.inf),
+        right / scale,
+        np.append(low / unit, -np.inf),
+        np.append(high / unit, np.inf),
     )
-    if result.status != 0:
+    if result is None or not len(result.point):
         return None
     found = list(centre.multipliers)
-    for c, value in zip(active, result.x[:-1] * unit, strict=True):
+    for c, value in zip(active, result.point[:-1] * unit, strict=True):
         found[c] = float(min(max(value, 0.0), 1.0 if c == 0 else value))
-    return (found[0], found[1], found[2]), float(result.x[-1])
+    return (found[0], found[1], found[2]), float(result.point[-1])

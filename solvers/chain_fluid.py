@@ -19,6 +19,7 @@ import math
 
 import numpy as np
 
+from foreplan.solvers._linear import least
 from foreplan.solvers.chain_limits import TimeLimits
 from foreplan.solvers.chain_problem import ChainProblem, FloatArray, IntArray
 
@@ -71,8 +72,6 @@ def fluid_latency_s(problem: ChainProblem, limits: TimeLimits = _FREE) -> float:
         problem: the instance.
         limits: on times; assignments beyond them do not count.
     """
-    from scipy.optimize import linprog  # type: ignore[import-untyped]
-
     usable = problem.available.any(axis=1) & (problem.counts > 0)[:, None]
     kinds, variants = np.nonzero(usable)
     if not len(kinds):
@@ -116,16 +115,20 @@ def fluid_latency_s(problem: ChainProblem, limits: TimeLimits = _FREE) -> float:
         cost = problem.cost2.min(axis=0)[variants]
         scale = float(np.abs(cost).max()) or 1.0
         row(cost / scale, 0.0, 0.0, 0.0, problem.cost2_limit / scale)
-    found = linprog(
-        target, A_ub=np.array(rows), b_ub=np.array(ends), method="highs",
-        A_eq=np.concatenate((np.ones(columns), np.zeros(3)))[None, :], b_eq=[problem.n_layers],
-        options={"presolve": False},
-    )  # fmt: skip
-    if found.status == 2:
-        return math.inf
-    if found.status != 0:
+    rows.append(np.concatenate((np.ones(columns), np.zeros(3))))
+    layers = float(problem.n_layers)
+    found = least(
+        target,
+        np.array(rows),
+        np.array([-np.inf] * len(ends) + [layers]),
+        np.array([*ends, layers]),
+        np.zeros(len(target)),
+        np.full(len(target), np.inf),
+        presolve=False,
+    )
+    if found is None:
         return 0.0
-    return max(0.0, float(found.fun) * unit * (1 - 1e-7) + edges[0])
+    return max(0.0, found.objective * unit * (1 - 1e-7) + edges[0])
 
 
 def _room(problem: ChainProblem) -> FloatArray:
