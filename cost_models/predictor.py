@@ -30,8 +30,8 @@ from foreplan.cost_models.lowering.graph_backward import (
 from foreplan.cost_models.lowering.graph_programs import BIAS
 from foreplan.cost_models.lowering.map_kernel import map_kernel
 from foreplan.cost_models.lowering.pool_row import pool_row
+from foreplan.cost_models.operators.fitted_experts import FittedExperts
 from foreplan.cost_models.operators.operator_features import FAMILIES
-from foreplan.cost_models.operators.operator_predictor import OperatorPredictor
 from foreplan.cost_models.rates.known_rates import KnownRates
 from foreplan.cost_models.rates.rate_law import COLD, Waits
 from foreplan.datasets import device_zoo
@@ -85,7 +85,7 @@ class Predictor:
         model: prices GPUs; processors are priced by `KnownRates`, loaded when the first is asked.
     """
 
-    def __init__(self, model: OperatorPredictor) -> None:
+    def __init__(self, model: FittedExperts) -> None:
         self.model = model
 
     @functools.cached_property
@@ -106,8 +106,9 @@ class Predictor:
             SpecError: no such folder, or broken weights.
         """
         from foreplan.cost_models.model_store import model_folder
+        from foreplan.cost_models.operators.operator_weights import load_experts
 
-        return cls(OperatorPredictor.load(model_folder(name_or_path)))
+        return cls(load_experts(model_folder(name_or_path)))
 
     def unseen(self, chip: str) -> Predictor:
         """Without what was timed on a processor's chip: as if it were new."""
@@ -166,7 +167,7 @@ class Predictor:
         ]
 
 
-def recorded_libraries(model: OperatorPredictor, device: Device) -> dict[tuple[str, str], str]:
+def recorded_libraries(model: FittedExperts, device: Device) -> dict[tuple[str, str], str]:
     """Library whose operators were timed inside CUDA graphs on a device's chip, by kind and dtype.
 
     Another board's of the chip do not stand in for the device's own operators of other libraries.

@@ -26,9 +26,10 @@ from types import MappingProxyType
 import numpy as np
 from numpy.typing import NDArray
 
+from foreplan.cost_models.operators.fitted_experts import by_family
 from foreplan.cost_models.operators.operator_experts import seconds
 from foreplan.cost_models.operators.operator_features import features
-from foreplan.cost_models.operators.operator_predictor import OperatorPredictor, by_family
+from foreplan.cost_models.operators.operator_predictor import OperatorPredictor
 from foreplan.datasets.sweeps.operator_table import OperatorTable
 from foreplan.errors import SpecError
 

@@ -22,7 +22,6 @@ model trained without the chip, and leave-one-chip-out needs no second training.
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self
 
@@ -34,15 +33,14 @@ from sklearn.base import (  # type: ignore[import-untyped, unused-ignore]
 )
 
 from foreplan.cost_models.operators.device_gate import GateScales
+from foreplan.cost_models.operators.fitted_experts import FittedExperts, by_family
 from foreplan.cost_models.operators.operator_experts import (
     Expert,
-    Mixture,
-    mix,
     overheads,
     same_arithmetic,
     seconds,
 )
-from foreplan.cost_models.operators.operator_features import FAMILIES, Features, features
+from foreplan.cost_models.operators.operator_features import features
 from foreplan.cost_models.operators.tile_selector import fit_selector, kernel_tiles
 from foreplan.cost_models.tree_ensemble import TreeEnsemble
 from foreplan.datasets.device import Device
@@ -61,8 +59,8 @@ _SWEEP_TREES, _SWEEP_DEEPER, _SWEEP_RATE = 1.5, 2, 0.7
 _FEWEST_ROWS = 30
 
 
-class OperatorPredictor(RegressorMixin, BaseEstimator):  # type: ignore[misc, unused-ignore]
-    """Predicts the latency of library operators on devices seen and unseen.
+class OperatorPredictor(RegressorMixin, BaseEstimator, FittedExperts):  # type: ignore[misc, unused-ignore]
+    """Fits experts of library operators; predicts by them as `FittedExperts`.
 
     Args:
         trees: trees of an expert; of a sweep inside CUDA graphs half as many again.
@@ -102,8 +100,7 @@ class OperatorPredictor(RegressorMixin, BaseEstimator):  # type: ignore[misc, un
             SpecError: no row to learn from.
         """
         latency = table.latency_s if y is None else y
-        self.experts_: list[Expert] = []
-        self.quantiles_: dict[str, float] = {}
+        self.experts_, self.quantiles_ = [], {}
         for family, rows in by_family(table):
             part = table.take(rows)
             label = latency[rows]
@@ -124,56 +121,12 @@ class OperatorPredictor(RegressorMixin, BaseEstimator):  # type: ignore[misc, un
         self.quantiles_ = unseen_quantiles(self, table, latency)
         return self
 
-    def predict(self, table: OperatorTable) -> Floats:
-        """Seconds (N,), NaN where the operator, data type or device's figures are unknown."""
-        return self.predict_parts(table)[0]
-
-    def predict_interval(self, table: OperatorTable) -> tuple[Floats, Floats, Floats]:
-        """Mean, low and high end of the nominal 90 % interval, seconds (N,) each."""
-        mean, seen = self.predict_parts(table)
-        unseen = np.array([self.quantiles_.get(kind, 0.7) for kind in table.kind])
-        width = np.where(np.isnan(seen), unseen, seen)
-        return mean, mean * np.exp(-width), mean * np.exp(width)
-
     def without(self, chips: Collection[str]) -> OperatorPredictor:
         """The model as trained without any row of these chips."""
         other = OperatorPredictor(**self.get_params(deep=False))
         other.experts_ = [e for e in self.experts_ if e.device.chip not in chips]
         other.quantiles_ = self.quantiles_
         return other
-
-    def predict_parts(self, table: OperatorTable) -> tuple[Floats, Floats]:
-        """Seconds (N,), and the seen quantile of rows whose very device was trained on (N,)."""
-        found, seen = np.full(len(table), np.nan), np.full(len(table), np.nan)
-        for family, rows in by_family(table):
-            part = table.take(rows)
-            block = features(part, family)
-            for mixture in self.mixtures(family, part, block):
-                at = mixture.rows
-                found[rows[at]] = seconds(
-                    mixture.overhead_s, block.structural_s[at], block.bound_s[at], mixture.base
-                )
-                seen[rows[at]] = mixture.seen_quantile
-        return found, seen
-
-    def mixtures(self, family: str, table: OperatorTable, block: Features) -> list[Mixture]:
-        """Answers of the experts for a table of one family, group by group.
-
-        Rows of devices without figures are in no group.
-        """
-        pool = [expert for expert in self.experts_ if expert.family == family]
-        scales = self.gate or GateScales()
-        groups: dict[tuple[str, str, str], list[int]] = {}
-        for row, key in enumerate(zip(table.device, table.library, table.dtype, strict=True)):
-            groups.setdefault(key, []).append(row)
-        found = []
-        for (name, _, _), members in groups.items():
-            device = table.device_of(name)
-            if device is not None and pool:
-                rows = np.array(members)
-                made = mix(pool, table.take(rows), block.take(rows), device, scales)
-                found.append(replace(made, rows=rows))
-        return found
 
     def save(self, folder: str | Path, **facts: Any) -> dict[str, object]:
         """Write weights and card to a folder; returns the card. See `operator_weights.save`."""
@@ -226,12 +179,6 @@ class OperatorPredictor(RegressorMixin, BaseEstimator):  # type: ignore[misc, un
             trees=ensemble, rows=int(usable.sum()), overhead_s=overhead,
             seen_quantile=_quantile(errors), offsets=offsets, tiles=tiles,
         )  # fmt: skip
-
-
-def by_family(table: OperatorTable) -> list[tuple[str, NDArray[np.int64]]]:
-    """Families that a table has rows of, with the rows' indices."""
-    found = [(name, np.flatnonzero(np.isin(table.kind, kinds))) for name, kinds in FAMILIES.items()]
-    return [(name, rows) for name, rows in found if len(rows)]
 
 
 def _by_expert(table: OperatorTable) -> list[NDArray[np.int64]]:

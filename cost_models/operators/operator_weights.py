@@ -25,6 +25,7 @@ from foreplan.datasets.specs import validate
 from foreplan.errors import SpecError
 
 if TYPE_CHECKING:
+    from foreplan.cost_models.operators.fitted_experts import FittedExperts
     from foreplan.cost_models.operators.operator_experts import Expert
     from foreplan.cost_models.operators.operator_predictor import OperatorPredictor
 
@@ -102,8 +103,27 @@ def load(folder: Path) -> OperatorPredictor:
     Raises:
         SpecError: another schema, a broken file, or a card and weights that do not agree.
     """
-    from foreplan.cost_models.operators.operator_experts import Expert
     from foreplan.cost_models.operators.operator_predictor import OperatorPredictor
+
+    found, parameters = _read(folder)
+    model = OperatorPredictor(**parameters, gate=found.gate)
+    model.experts_, model.quantiles_ = found.experts_, found.quantiles_
+    return model
+
+
+def load_experts(folder: Path) -> FittedExperts:
+    """Read what a model that `save` wrote predicts with; loads no scikit-learn.
+
+    Raises:
+        SpecError: as `load`.
+    """
+    return _read(folder)[0]
+
+
+def _read(folder: Path) -> tuple[FittedExperts, dict[str, Any]]:
+    """Experts, and the settings that they were fitted with but the gate."""
+    from foreplan.cost_models.operators.fitted_experts import FittedExperts
+    from foreplan.cost_models.operators.operator_experts import Expert
 
     card = read_card(folder)
     if card.get("schema") != SCHEMA:
@@ -118,11 +138,8 @@ def load(folder: Path) -> OperatorPredictor:
         entries: Any = card["experts"]
         parameters: Any = card["parameters"]
         gate = GateScales(**parameters["gate"])
-        model = OperatorPredictor(
-            trees=parameters["trees"], depth=parameters["depth"], rate=parameters["rate"],
-            seed=parameters["seed"], gate=gate,
-        )  # fmt: skip
-        model.experts_ = [
+        settings = {name: parameters[name] for name in ("trees", "depth", "rate", "seed")}
+        experts = [
             Expert(
                 family=entry["family"],
                 device=validate(Device, entry["device"], f"{folder}/card.json: experts[{index}]"),
@@ -135,15 +152,15 @@ def load(folder: Path) -> OperatorPredictor:
             for index, entry in enumerate(entries)
         ]  # fmt: skip
         quantiles: Any = card["unseen_chip_quantiles"]
-        model.quantiles_ = {str(kind): float(value) for kind, value in quantiles.items()}
+        found = FittedExperts(experts, {str(k): float(v) for k, v in quantiles.items()}, gate)
         scales = [value for value in asdict(gate).values() if not 1e-3 < value < 1e3]
-        if scales or not all(map(_sound, model.experts_)):
+        if scales or not all(map(_sound, experts)):
             raise ValueError("a text or a number where another belongs")
     except MISFITS as error:
         raise SpecError(
             str(folder), got=str(error), expected="weights that fit the card"
         ) from error
-    return model
+    return found, settings
 
 
 def _sound(expert: Expert) -> bool:

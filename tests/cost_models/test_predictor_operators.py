@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,6 +20,7 @@ from foreplan.cost_models.operators.launch_head import head, head_slope
 from foreplan.cost_models.operators.operator_experts import overheads
 from foreplan.cost_models.operators.operator_features import FAMILIES, features
 from foreplan.cost_models.operators.operator_predictor import OperatorPredictor
+from foreplan.cost_models.operators.operator_weights import load_experts
 from foreplan.cost_models.operators.operator_work import operator_work
 from foreplan.cost_models.predictor import Predictor
 from foreplan.cost_models.sources.predicted import PredictedSource
@@ -183,12 +186,27 @@ def test_save_and_load(fitted: OperatorPredictor, tmp_path: Path) -> None:
     table = synthetic(("t4", "h200"), 20)
     # Leaves are kept in half precision.
     assert again.predict(table) == pytest.approx(fitted.predict(table), rel=5e-3)
+    experts = load_experts(tmp_path / "m")
+    for one, other in ((experts, again), (experts.without({"tu104"}), again.without({"tu104"}))):
+        np.testing.assert_array_equal(one.predict_interval(table), other.predict_interval(table))
     (tmp_path / "m" / "weights.safetensors").write_bytes(b"no")
     with pytest.raises(SpecError, match="weights that fit"):
         OperatorPredictor.load(tmp_path / "m")
     (tmp_path / "m" / "card.json").write_text('{"schema": "other"}')
     with pytest.raises(SpecError, match="schema"):
         OperatorPredictor.load(tmp_path / "m")
+
+
+def test_a_prediction_loads_no_scikit_learn() -> None:
+    code = (
+        "import sys; from foreplan.cost_models.predictor import Predictor; "
+        "from foreplan.datasets.program import Variant, program; "
+        "add = program('add', Variant.parse('fp32/fp32/torch.add'), rows=2, cols=768); "
+        "Predictor.load().predict([add], 't4'); "
+        "print(sorted({'torch', 'sklearn', 'pandas', 'xgboost'} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
 
 
 def test_nothing_to_learn_from() -> None:
