@@ -24,7 +24,7 @@ from foreplan.planner.bubbles.backbone import (
 )
 from foreplan.planner.bubbles.cuts import min_max_cuts
 from foreplan.planner.bubbles.decision import BackboneStage, BubblesDecision, EncoderPlan
-from foreplan.planner.bubbles.placement import encoder_plan, unit_cuts
+from foreplan.planner.bubbles.placement import encoder_plan, unit_cuts, whole_encoder
 from foreplan.planner.bubbles.training_step import TrainingStep
 
 
@@ -36,13 +36,7 @@ def first_stage(step: TrainingStep, bare: BubblesDecision) -> BubblesDecision:
         bare: the backbone alone.
     """
     count = bare.microbatches
-    plans = tuple(
-        EncoderPlan(
-            name=tower.name, tp=step.plan.tp, stages=((0, tower.layers),),
-            units=unit_cuts([(0, tower.layers)], None), ranks=((0,),), slots=(0,) * count,
-        )
-        for tower in step.encoders
-    )  # fmt: skip
+    plans = tuple(whole_encoder(tower, step.plan.tp, count) for tower in step.encoders)
     orders = backbone_orders(bare.schedule, step.plan, count)
     gradient = "I" if any(item.op == "I" for item in orders[0]) else "B"
     mine: list[Step] = []

@@ -32,7 +32,7 @@ from foreplan.planner.bubbles.actions import Step
 from foreplan.planner.bubbles.backbone import backbone_orders, layer_seconds
 from foreplan.planner.bubbles.baselines import chain_seconds
 from foreplan.planner.bubbles.cuts import min_max_cuts
-from foreplan.planner.bubbles.decision import BackboneStage, EncoderPlan
+from foreplan.planner.bubbles.decision import BackboneStage
 from foreplan.planner.bubbles.ledger import (
     backbone_states,
     capacity_bytes,
@@ -41,7 +41,7 @@ from foreplan.planner.bubbles.ledger import (
     live_bytes,
     workspace_bytes,
 )
-from foreplan.planner.bubbles.placement import encoder_plan, unit_cuts
+from foreplan.planner.bubbles.placement import encoder_plan, unit_cuts, whole_encoder
 from foreplan.planner.bubbles.spec import BubblesWorkload
 from foreplan.planner.bubbles.training_step import TrainingStep
 
@@ -77,14 +77,7 @@ class MemoryCuts:
     def first_stage(self) -> tuple[BackboneStage, ...]:
         """Stages of the backbone with all encoders on rank 0, see `bare`."""
         step = self._step
-        plans = tuple(
-            EncoderPlan(
-                name=tower.name, tp=step.plan.tp, stages=((0, tower.layers),),
-                units=unit_cuts([(0, tower.layers)], None), ranks=((0,),),
-                slots=(0,) * self._count,
-            )
-            for tower in step.encoders
-        )  # fmt: skip
+        plans = tuple(whole_encoder(each, step.plan.tp, self._count) for each in step.encoders)
         held = live_bytes(step, plans, 0)
         features = sum(step.feature_bytes(e) for e in range(len(plans)))
         return self._backbone(
@@ -136,10 +129,7 @@ class MemoryCuts:
         """
         step, tower = self._step, self._step.encoders[0]
         split, tp = tower.layers, step.plan.tp
-        whole = EncoderPlan(
-            name=tower.name, tp=tp, stages=((0, split),), units=unit_cuts([(0, split)], None),
-            ranks=((0,),), slots=(0,) * self._count,
-        )  # fmt: skip
+        whole = whole_encoder(tower, tp, self._count)
         workspace = workspace_bytes(step, (whole,))
         feature = step.feature_bytes(0)
 

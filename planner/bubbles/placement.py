@@ -91,3 +91,22 @@ def encoder_plan(
         ranks=colocated_ranks(plan, stages),
         slots=tuple(slots),
     )
+
+
+def whole_encoder(tower: Tower, tp: int, microbatches: int) -> EncoderPlan:
+    """An encoder in one stage on the backbone's first rank.
+
+    Args:
+        tower: the encoder.
+        tp: its tensor parallelism.
+        microbatches: all of which pass through that one pipeline.
+    """
+    whole = ((0, tower.layers),)
+    return EncoderPlan(
+        name=tower.name,
+        tp=tp,
+        stages=whole,
+        units=unit_cuts(whole, None),
+        ranks=((0,),),
+        slots=(0,) * microbatches,
+    )
