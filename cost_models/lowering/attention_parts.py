@@ -1,9 +1,11 @@
-"""`attention_parts`: what an attention with dropout is made of on a processor.
+"""`attention_parts`: what attention with dropout, or in a fused layer, is made of on a processor.
 
 No fused kernel of a processor drops scores, so that torch writes attention out
 (``_scaled_dot_product_attention_math``, ``attention.cpp``): queries and keys are scaled and laid
 out, two products, a mask that is added, a softmax that looks for rows without a key, and dropout
 of all pairs, all of it in fp32. Autograd goes back through each. GPUs have fused kernels that drop.
+Fused layers (`fused_layers`) write attention out on a processor, too (``attention.cpp``): heads are
+laid out, two products, a softmax, and heads are put together.
 
 Held against what torch runs in ``tests/cost_models/lowering/test_attention_parts.py``.
 
@@ -13,6 +15,7 @@ Shape legend: ``B`` batch, ``H`` heads, ``Q`` queries, ``K`` keys, ``D`` values 
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Final
 
 from foreplan.cost_models.lowering.attention_mask import AttentionMask
@@ -22,6 +25,8 @@ from foreplan.datasets.program import Program, Variant, program
 #: What the name of a kernel says: scores are dropped.
 _DROPOUT: Final = "_dropout"
 _GRADIENT: Final = "_gradient"
+#: The same: it is part of a fused layer.
+WITHIN: Final = "_within"
 #: Place of the probability among the arguments of ``scaled_dot_product_attention``.
 _PLACE = 4
 
@@ -46,6 +51,42 @@ def attention_parts(item: Program) -> list[tuple[Program, int]]:
     """The parts of an attention that `drops_scores`, and how often each runs."""
     of = _Attention(item)
     return of.backward() if item.op.endswith(_GRADIENT) else of.forward()
+
+
+def within_layer(item: Program) -> bool:
+    """Whether a program is the attention of a fused layer."""
+    return "attention" in item.op and item.variant.kernel.endswith(WITHIN)
+
+
+def within_parts(item: Program, *, apart: bool) -> list[tuple[Program, int]]:
+    """The parts of an attention that is `within_layer`, and how often each runs.
+
+    Args:
+        item: the attention.
+        apart: whether it is written out.
+    """
+    kernel = item.variant.kernel.removesuffix(WITHIN)
+    if not apart:
+        return [(replace(item, variant=replace(item.variant, kernel=kernel)), 1)]
+    d, compute = item.dims, item.variant.compute
+    heads, rows, width = d["heads"], d["batch"] * d["queries"], d["heads"] * d["head_dim"]
+
+    def variant(name: str) -> Variant:
+        return Variant(compute, compute, f"torch.{name}")
+
+    def product(n: int, k: int) -> Program:
+        return program("matmul", variant("bmm"), batch=d["batch"] * heads, m=d["queries"], n=n, k=k)
+
+    def copied(tensors: int) -> Program:
+        return program(
+            "elementwise", variant("contiguous"), rows=rows, cols=tensors * width, inputs=1
+        )
+
+    return [
+        (copied(3), 1), (product(d["keys"], d["head_dim"]), 1),
+        (program("softmax", variant("softmax"), rows=rows * heads, cols=d["keys"]), 1),
+        (product(d["head_dim"], d["keys"]), 1), (copied(1), 1),
+    ]  # fmt: skip
 
 
 class _Attention:

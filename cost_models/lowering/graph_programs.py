@@ -17,6 +17,7 @@ from dataclasses import replace
 from types import MappingProxyType
 
 from foreplan.cost_models.costs import Segment
+from foreplan.cost_models.lowering.attention_parts import WITHIN
 from foreplan.cost_models.lowering.copy_layout import MIXED, copied_sizes
 from foreplan.cost_models.lowering.expert_products import by_experts
 from foreplan.cost_models.lowering.gradient_maps import PADS
@@ -74,11 +75,15 @@ def lower(graph: OperatorGraph, phase: Phase = "inference") -> list[Step]:
             gradient and no update; of a module whose parameters are all frozen all are trained.
 
     Raises:
-        ValueError: a training step of a graph that was captured without its calls.
+        SpecError: a training step of a module whose results have no gradient.
+        ValueError: a training step of a graph that was captured without its calls, or of one that
+            inference runs otherwise.
     """
     nodes = [node for node in graph.operators() if node.op != "input"]  # inputs are there
     if phase == "training" and nodes and not graph.calls:
         raise ValueError("a training step of a graph captured without its calls")
+    if phase == "training" and any(node.within for node in nodes):
+        raise ValueError("a training step of a graph captured as inference fuses its layers")
     read = operands(graph)
     forward = _forward(nodes, read, graph, phase)
     copies = hidden_copies(graph.calls)
@@ -86,6 +91,11 @@ def lower(graph: OperatorGraph, phase: Phase = "inference") -> list[Step]:
     if phase == "inference":
         return whole
     sizes = trained_parameters(graph)
+    if graph.parameters and not sizes:
+        raise SpecError(
+            f"training step of {graph.name}", got="results that no parameter has a gradient by",
+            expected="a loss, or what one is computed from, among what forward returns",
+        )  # fmt: skip
     passed, behind = visits(graph)
     back = [*loss_steps(forward), *_backward(passed, forward, read, behind, copies), *_tied(graph)]
     return [*whole, *back, *_update(nodes, list(sizes.values()))]
@@ -291,6 +301,8 @@ def _attention(node: OperatorNode, variant: Variant) -> Program:
     key = next((shape for shape in node.inputs[1:] if (len(shape), shape[-1]) == alike), query)
     pairs = node.flops / (4.0 * math.prod(lead) * heads * head_dim)
     causal = pairs < queries * key[-2] and queries > 1
+    if node.within:
+        variant = replace(variant, kernel=variant.kernel + WITHIN)
     return program(
         "attention" if causal or queries == 1 else "full_attention", variant,
         batch=max(1, math.prod(lead)), queries=queries, keys=key[-2], heads=heads,

@@ -6,6 +6,7 @@ import json
 import math
 from collections.abc import Iterable
 
+from foreplan.cost_models.lowering.activated_product import GELU
 from foreplan.cost_models.lowering.attention_mask import AttentionMask
 from foreplan.cost_models.lowering.attention_parts import dropout_word
 from foreplan.cost_models.lowering.copy_layout import ACROSS, copy_words, map_words
@@ -43,6 +44,8 @@ def kernel_words(calls: Iterable[OperatorCall], phase: Phase) -> dict[str, str]:
             found[call.operator] = batch_norm_words(call.arguments)
         elif call.operator and name in _SUMS:
             found[call.operator] = sum_words(call.arguments)
+        elif call.operator and name == "_addmm_activation":
+            found[call.operator] = GELU * ('"use_gelu":true' in call.arguments)
         elif call.operator and name in _COLUMNS_FIRST:
             shape, strides, _ = tensors[2 if name in BIAS_FIRST else 1]
             if len(shape) > 1 and strides[-2] == 1 < strides[-1]:

@@ -1,7 +1,8 @@
 """`ComposedSource`: prices of operators that other operators make up.
 
 Recurrent layers, bilinear forms and Fourier transforms were timed by no sweep, nor on processors
-dropout, attention with it and the statistics of a batch; their parts have prices. On a GPU these
+dropout, attention with it and the statistics of a batch, nor what torch's fused layers run by a
+kernel of their own; their parts have prices. On a GPU these
 add up, one part after the other. On a processor what is repeated step by step, and what no vector
 unit does, goes by the device's figures (`near_costs`).
 """
@@ -12,10 +13,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from foreplan.cost_models.costs import CostSource, Estimate, Work, first_answers
+from foreplan.cost_models.lowering.activated_product import activated_parts, activates
 from foreplan.cost_models.lowering.attention_parts import (
     attention_parts,
     dropout_parts,
     drops_scores,
+    within_layer,
+    within_parts,
 )
 from foreplan.cost_models.lowering.graph_backward import DROPOUT_BACKWARD
 from foreplan.cost_models.lowering.recurrent_parts import (
@@ -85,7 +89,7 @@ class ComposedSource:
     def _composes(self, item: Program, device: str) -> bool:
         if device != self._device.name or not known(self._device):
             return False
-        if item.op in _OPS or is_recurrent(item):
+        if item.op in _OPS or is_recurrent(item) or activates(item) or within_layer(item):
             return True
         on_cpu = (
             item.op == "dropout" or drops_scores(item) or _collects(item)
@@ -98,6 +102,10 @@ class ComposedSource:
         device, call_s = self._device, launch_s(self._device)
         if is_recurrent(item):
             return self._recurrent(item)
+        if activates(item):
+            return activated_parts(item, apart=device.kind == "cpu"), 0.0
+        if within_layer(item):
+            return within_parts(item, apart=device.kind == "cpu"), 0.0
         if item.op == "fft":
             if device.kind == "cpu":
                 return [], transform_s(item, device)

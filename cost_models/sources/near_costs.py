@@ -32,14 +32,15 @@ _FUNCTIONS = MappingProxyType({"torch.tanh": 400, "torch.tanh_": 400})
 #: 3 ns, other functions of one 30; a pair's distance 0.3 a dimension, 4 where its powers are none
 #: of 0, 1, 2 and the largest; a comparison that sorts 4.4; an element that is interpolated 1.5 to
 #: 7; a cumulative sum of exponentials 26; a complex number of its size and angle 6; a draw that
-#: dropout keeps an element by 4.8; an element of a batch's mean and variance 1.2.
+#: dropout keeps an element by 4.8; an element of a batch's mean and variance 1.2; of a softmax
+#: under a mask 2.5 to 3.7.
 BY_ELEMENT = MappingProxyType(
     {f"torch.{name}{OF_COMPLEX}": 30 for name in COMPLEX}
     | {f"torch.{name}{OF_COMPLEX}": 300 for name in ("abs", "angle", "sgn")}
     | {f"torch.{name}{OF_POWERS}": 240 for name in ("_cdist_forward", "_pdist_forward")}
     | dict.fromkeys(("torch._cdist_forward", "torch._pdist_forward"), 3000)
     | dict.fromkeys(("torch.sort", "torch.argsort", "torch.msort"), 230)
-    | {"torch.bernoulli": 200, "torch.batch_norm_statistics": 830}
+    | {"torch._masked_softmax": 1450, "torch.bernoulli": 200, "torch.batch_norm_statistics": 830}
     | {"torch.upsample_bilinear2d": 700, "torch.upsample_trilinear3d": 240}
     | {"torch.upsample_bilinear2d_backward": 700, "torch.upsample_bicubic2d_backward": 140}
     | {"torch.upsample_bicubic2d": 140, "torch.logcumsumexp": 40, "torch.polar": 175}

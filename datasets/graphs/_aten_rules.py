@@ -51,9 +51,12 @@ class Call:
     tags: frozenset[str]
 
 
+_BIAS_FIRST = frozenset({"addmm", "baddbmm", "addbmm", "_addmm_activation"})
+
+
 def _matmul(call: Call) -> float:
     # The operands are the last two tensors that are no bias: addmm(bias, a, b), mm(a, b).
-    left = call.tensors[1] if call.name in ("addmm", "baddbmm", "addbmm") else call.tensors[0]
+    left = call.tensors[call.name in _BIAS_FIRST]
     return 2.0 * call.outputs[0].elements * left.shape[-1]
 
 
@@ -170,7 +173,7 @@ def fourier(
 
 _RULES: dict[str, tuple[str, Callable[[Call], float]]] = {}
 for _kind, _flops, _names in (
-    ("matmul", _matmul, "linear addmm mm bmm matmul baddbmm addbmm mv dot vdot"),
+    ("matmul", _matmul, "linear addmm mm bmm matmul baddbmm addbmm mv dot vdot _addmm_activation"),
     ("matmul", _einsum, "einsum"),
     (
         "convolution",
@@ -189,7 +192,11 @@ for _kind, _flops, _names in (
         "native_batch_norm _native_batch_norm_legit _native_batch_norm_legit_no_training "
         "instance_norm",
     ),
-    ("softmax", _per_output(5.0), "softmax _softmax log_softmax _log_softmax _safe_softmax"),
+    (
+        "softmax",
+        _per_output(5.0),
+        "softmax _softmax log_softmax _log_softmax _safe_softmax _masked_softmax",
+    ),
     (
         "activation",
         _per_output(6.0),

@@ -13,10 +13,14 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
+from foreplan.datasets.graphs import _fused_layers
 from foreplan.datasets.graphs._aten_rules import IGNORED, rule
 
 if TYPE_CHECKING:
     import torch
+
+#: Under this a part's ``meta`` names the call that makes it, where the host issues that alone.
+WITHIN = "foreplan_within"
 
 
 def expand_composites(program: torch.export.ExportedProgram) -> None:
@@ -51,7 +55,7 @@ def _euclidean_dist(first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
 
 #: Operators that dispatch runs as a whole and whose kernels call others.
 _WRITTEN_OUT: Mapping[str, Callable[..., Any]] = MappingProxyType(
-    {"_euclidean_dist": _euclidean_dist}
+    {"_euclidean_dist": _euclidean_dist, **_fused_layers.WRITTEN_OUT}
 )
 
 
@@ -96,8 +100,9 @@ def _expand(module: torch.fx.GraphModule, node: torch.fx.Node) -> list[torch.fx.
     values = [each.meta["val"] for each in sources]
     mode = detect_fake_mode(values)
     assert mode is not None  # a trace's values have no data
+    fused = aten_name(node.target) in _fused_layers.WRITTEN_OUT
     with mode:
-        traced = make_fx(call)(*values)
+        traced = make_fx(call, pre_dispatch=fused)(*values)
     made = dict(zip(traced.graph.find_nodes(op="placeholder"), sources, strict=True))
     with module.graph.inserting_before(node):
         for part in traced.graph.nodes:
@@ -108,6 +113,8 @@ def _expand(module: torch.fx.GraphModule, node: torch.fx.Node) -> list[torch.fx.
             elif part.op == "call_function":
                 made[part] = module.graph.node_copy(part, made.__getitem__)
                 made[part].meta["nn_module_stack"] = node.meta.get("nn_module_stack", {})
+                if fused or WITHIN in node.meta:
+                    made[part].meta[WITHIN] = node.meta.get(WITHIN, node.name)
     parts = [made[part] for part in traced.graph.nodes if part.op == "call_function"]
     result: Any = traced.graph.output_node().args[0]
     if isinstance(result, torch.fx.Node):
@@ -115,6 +122,7 @@ def _expand(module: torch.fx.GraphModule, node: torch.fx.Node) -> list[torch.fx.
         return parts
     for user in list(node.users):  # members of a tuple
         assert user.target is operator.getitem
-        user.replace_all_uses_with(made[result[user.args[1]]])
+        if result[user.args[1]] is not None:  # which nobody reads
+            user.replace_all_uses_with(made[result[user.args[1]]])
         module.graph.erase_node(user)
     return parts

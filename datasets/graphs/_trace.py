@@ -9,7 +9,8 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from foreplan.datasets.graphs._aten_rules import IGNORED, Call, TensorInfo, classify, rule
-from foreplan.datasets.graphs._composites import aten_name
+from foreplan.datasets.graphs._composites import WITHIN, aten_name
+from foreplan.datasets.graphs._differentiation import differentiated
 from foreplan.datasets.graphs._views import is_view
 from foreplan.datasets.graphs.operator_call import (
     OperatorCall,
@@ -58,6 +59,7 @@ class TraceReader:
         # them just before the operator that reads them first.
         self.views: dict[Any, int] = {}
         self.calls: Counter[Any] = Counter()
+        self.begun: set[str | None] = set()  # calls of several operators
         signature = program.graph_signature
         shared = _first_names(program.state_dict)
         self.parameter_of = {
@@ -102,13 +104,8 @@ class TraceReader:
 
     def _calls(self, nodes: Sequence[Any]) -> list[OperatorCall]:
         """Every call of the trace that is one in eager execution, views included."""
-        wanted: dict[Any, bool] = {}
-        for node in nodes:
-            floating = any(info.dtype.startswith(("fp", "bf")) for info in _infos(node))
-            cut = hasattr(node.target, "_schema") and _cuts(_aten_name(node))
-            wanted[node] = floating and not cut and (
-                node.name in self.trained or any(map(wanted.get, node.all_input_nodes))
-            )  # fmt: skip
+        requires, reached = differentiated(nodes, self.trained, _differentiable, _cuts)
+        wanted = {node: requires[node] and reached[node] for node in nodes}
         # A member of a tuple is its call's result.
         source = {node: _made_by(node) for node in nodes}
         calls = [
@@ -162,14 +159,24 @@ class TraceReader:
             elif is_view(node):
                 source = _tensor_arguments(node)[0]
                 self.root[node] = self.root[source]
-                self.views[node] = 1 + self.views.pop(source, 0)
+                # The host makes no view by itself that a call of several operators makes.
+                self.views[node] = (WITHIN not in node.meta) + self.views.pop(source, 0)
             else:
                 _check_dtypes(self.name, node)
                 self.root[node] = node
-                self.calls[node] = 1 + sum(
-                    self.views.pop(argument, 0) for argument in _tensor_arguments(node)
+                self.calls[node] = (
+                    1
+                    + self._begins(node)
+                    + sum(self.views.pop(argument, 0) for argument in _tensor_arguments(node))
                 )
                 self._join(self._fused_name(node) or node.name, node)
+
+    def _begins(self, node: Any) -> bool:
+        """Whether a node is the first operator of a call of several, which launches nothing."""
+        within = node.meta.get(WITHIN)
+        first = within is not None and within not in self.begun
+        self.begun.add(within)
+        return first
 
     def _fused_name(self, node: Any) -> str | None:
         return None if self.eager else _fused_name(node)
@@ -242,6 +249,7 @@ class TraceReader:
             sum(names.values()),
             path,
             calls=sum(self.calls[member] for member in members),
+            within=last.meta.get(WITHIN, ""),
         )
 
     def _call(self, node: Any) -> Call:
@@ -337,8 +345,16 @@ def _aten_name(node: Any) -> str:
     return aten_name(node.target)
 
 
-def _cuts(name: str) -> bool:
+def _differentiable(node: Any) -> bool:
+    """Whether a node's value is of real or complex numbers, which alone have gradients."""
+    return any(info.dtype.startswith(("fp", "bf", "complex")) for info in _infos(node))
+
+
+def _cuts(node: Any) -> bool:
     """Whether no gradient goes back through a call: a tensor like another one is not made of it."""
+    if not hasattr(node.target, "_schema"):
+        return False
+    name = _aten_name(node)
     return name == "detach" or (rule(name, ()) or ("",))[0] == "create"
 
 

@@ -21,8 +21,10 @@ from typing import TYPE_CHECKING, Any
 
 from foreplan.datasets.graphs._composites import expand_composites
 from foreplan.datasets.graphs._convolution_layouts import convolution_layouts
+from foreplan.datasets.graphs._fused_layers import fused_layers
 from foreplan.datasets.graphs._modes import Modes
 from foreplan.datasets.graphs._recurrent_shapes import recurrent_shapes
+from foreplan.datasets.graphs._regions import inline_regions, under_autocast
 from foreplan.datasets.graphs._trace import TraceReader
 from foreplan.datasets.graphs.decoder_module import decoder_module
 from foreplan.datasets.graphs.operator_graph import OperatorGraph
@@ -193,14 +195,18 @@ def _capture_module(
     given_mask = isinstance(inputs, Mapping) and "attention_mask" in inputs
     attention = attention_of_eager(module) if eager and not given_mask else nullcontext()
     where = _Inside(module)
+    fused = fused_layers(module) if eager and not training else nullcontext()
 
     def traced() -> torch.export.ExportedProgram:
-        with where, recurrent_shapes(), convolution_layouts():
+        # With gradients on, a trace tells what a module computes without them.
+        gradients = torch.set_grad_enabled(training)
+        with where, recurrent_shapes(), convolution_layouts(), gradients:
             return torch.export.export(wrapper, values, strict=False)
 
-    with Modes(module, training=training) as modes, torch.no_grad(), attention, _quiet():
+    with Modes(module, training=training) as modes, torch.no_grad(), attention, fused, _quiet():
         try:
             program = modes.tried(traced, lambda: where.path)
+            inline_regions(program, name)
             expand_composites(program)
             if observe:
                 _observe(program, values)
@@ -217,6 +223,8 @@ def _untraced(
 ) -> SpecError:  # fmt: skip
     """What is said of a module that torch.export could not trace."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    if isinstance(error, UserWarning):
+        return under_autocast(name, f"torch.autocast: {lines[0]}")
     fix = f"its forward takes {_taken(module)}, the inputs are {_shown(inputs)}"
     if "data-dependent" in str(error):
         fix = "control flow that depends on values of tensors cannot be captured"
@@ -242,7 +250,7 @@ class _Inside:
     """
 
     def __init__(self, module: torch.nn.Module) -> None:
-        self._module = module
+        self._paths = {id(part): path for path, part in module.named_modules()}
         self._entered: list[str] = []
         self._handles: list[Any] = []
 
@@ -251,13 +259,20 @@ class _Inside:
         return self._entered[-1] if self._entered else ""
 
     def __enter__(self) -> None:
-        self._entered.clear()
-        for path, part in self._module.named_modules():
-            enter = functools.partial(self._enter, path)
-            self._handles.append(part.register_forward_pre_hook(enter))
-            self._handles.append(part.register_forward_hook(self._leave))
+        from torch.nn.modules.module import (
+            register_module_forward_hook,
+            register_module_forward_pre_hook,
+        )
 
-    def _enter(self, path: str, part: torch.nn.Module, given: Sequence[Any]) -> None:
+        self._entered.clear()
+        # Of all modules: some run other operators where they have hooks of their own.
+        self._handles.append(register_module_forward_pre_hook(self._enter))
+        self._handles.append(register_module_forward_hook(self._leave))
+
+    def _enter(self, part: torch.nn.Module, given: Sequence[Any]) -> None:
+        path = self._paths.get(id(part))
+        if path is None:
+            return
         self._entered.append(path)
         if any(type(value).__name__ == "PackedSequence" for value in given):
             raise SpecError(
@@ -266,8 +281,9 @@ class _Inside:
                 fix="give the layer a tensor, as without pack_padded_sequence",
             )  # fmt: skip
 
-    def _leave(self, *_: Any) -> None:
-        self._entered.pop()
+    def _leave(self, part: torch.nn.Module, *_: Any) -> None:
+        if id(part) in self._paths:
+            self._entered.pop()
 
     def __exit__(self, *_: object) -> None:
         while self._handles:
@@ -285,6 +301,8 @@ def _quiet() -> Iterator[None]:
         with contextlib.redirect_stderr(io.StringIO()), warnings.catch_warnings():
             # Recurrent layers keep views of their weights, which nothing here reads.
             warnings.filterwarnings("ignore", "The tensor attributes? .* assigned", UserWarning)
+            # An autocast of a device that this machine has not got is off here, and on where it is.
+            warnings.filterwarnings("error", ".*Disabling autocast", UserWarning)
             yield
     finally:
         for logger, disabled in before.items():

@@ -42,7 +42,9 @@ class OperatorNode:
         module: path of the module it belongs to (``model.layers.3.mlp.up_proj``).
         block: key of the repeated block it belongs to, ``""`` if none.
         instance: module path of that block's instance (``model.layers.3``).
-        calls: ATen calls the host makes for it, views of its operands included.
+        calls: ATen calls the host makes for it, views of its operands included; of the first of
+            several that torch makes in one call that call, too, and of none of them views inside.
+        within: that call, where torch makes several operators in one; ``""`` else.
     """
 
     name: str
@@ -59,6 +61,7 @@ class OperatorNode:
     block: str = ""
     instance: str = ""
     calls: int = 1
+    within: str = ""
 
     @property
     def signature(self) -> tuple[object, ...]:

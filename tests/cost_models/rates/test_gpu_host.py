@@ -132,6 +132,27 @@ def test_networks_that_nothing_was_fitted_to(name: str, shape: tuple[int, int]) 
     assert found.latency_s == pytest.approx(np.median(row["whole_s"]), rel=0.15)
 
 
+def test_torchs_own_encoder_is_a_call_a_layer_and_what_that_calls() -> None:
+    layer = nn.TransformerEncoderLayer(256, 4, 1024, batch_first=True, norm_first=True)
+    encoder = nn.TransformerEncoder(layer, 6, enable_nested_tensor=False)
+    module = encoder.to(device="meta", dtype=torch.bfloat16)
+    inputs = [torch.zeros(2, 64, 256, device="meta", dtype=torch.bfloat16)]
+    steps = lower(capture(module, inputs, eager=True))
+    # Two norms, four products, attention and two sums; the layer's own call launches nothing.
+    assert host_asked(steps) == {"inference": HostAsked(calls=54, long=0, views=6, tensors=0)}
+    found = replay_steps(steps, replay_book(GPU), GPU)
+    (row,) = [
+        row for row in load_document(MEASURED)["passes"] if row["network"] == "encoder of torch"
+    ]  # fmt: skip
+    assert found.limit == "host"
+    assert found.latency_s == pytest.approx(np.median(row["whole_s"]), rel=0.25)
+    assert found.low_s < min(row["whole_s"]) < found.high_s
+    training = lower(capture(module, inputs, eager=True, training=True), "training")
+    assert host_asked(training)["forward"].views > 100, "nothing is fused"
+    with pytest.raises(ValueError, match="captured as inference"):
+        lower(capture(module, inputs, eager=True), "training")
+
+
 def test_the_document_says_what_was_measured() -> None:
     document = load_document(MEASURED)
     assert json.dumps(document)  # nothing but numbers and words
