@@ -24,6 +24,7 @@ from foreplan.datasets.specs import StrictModel, load_document, validate
 from foreplan.errors import InfeasibleError, MissingDataError, SpecError
 from foreplan.planner.base import Choice, Planner, Problem
 from foreplan.planner.confidence import Contender, confidence
+from foreplan.planner.host_note import host_note
 from foreplan.planner.pace_choice import pace_of_ranks
 from foreplan.planner.plan import (
     CHOSEN,
@@ -211,7 +212,8 @@ def plan(
     }
     if best is not None and worth[best] < mine - 1e-9 * abs(mine):
         assumptions.append(
-            f"the plan is the {best}: the simulator prefers it to the solver's decision"
+            f"the plan is the {f'one {best}' if best in rivals else f'baseline {best!r}'}: the "
+            "simulator prefers it to the solver's decision"
         )
         swapped = (decision, forecast)
         decision, forecast = others.pop(best)
@@ -223,6 +225,7 @@ def plan(
                 for other, name in decided.items()
             }
         eligible = {name: f for name, (d, f) in others.items() if getattr(d, "limits_met", True)}
+    assumptions += host_note(chosen, problem, forecast, profiles)
     say("drawing prices to see how sure the choice is")
     rated = confidence(
         chosen,

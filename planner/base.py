@@ -168,6 +168,8 @@ class Planner(ABC, Generic[W, D]):
         needs_model: whether ``--model`` is required.
         modes: ways of computing in which a run is compared with `reference`.
         told: fields of a decision that tell how it came about and change nothing of a run.
+        issues: whether real runs issue operators one by one, so that a GPU may wait for its host;
+            not where they replay recorded graphs.
     """
 
     kind: ClassVar[str]
@@ -176,6 +178,7 @@ class Planner(ABC, Generic[W, D]):
     needs_model: ClassVar[bool] = True
     modes: ClassVar[tuple[str, ...]] = ("reference", "fast")
     told: ClassVar[frozenset[str]] = frozenset()
+    issues: ClassVar[bool] = False
 
     @abstractmethod
     def decide(self, problem: Problem[W]) -> Choice[D]:

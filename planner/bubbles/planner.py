@@ -60,6 +60,7 @@ class BubblesPlanner(Planner[BubblesWorkload, BubblesDecision]):
     decision_type = BubblesDecision
     needs_model: ClassVar[bool] = False
     told: ClassVar[frozenset[str]] = frozenset({"fill", "head_s", "tail_s", "limits_met"})
+    issues: ClassVar[bool] = True
 
     # ------------------------------------------------------------------------------- decide
 

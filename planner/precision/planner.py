@@ -44,6 +44,7 @@ class PrecisionPlanner(Planner[PrecisionWorkload, PrecisionDecision]):
     decision_type = PrecisionDecision
     needs_model: ClassVar[bool] = False
     modes: ClassVar[tuple[str, ...]] = ("reference", "fast")
+    issues: ClassVar[bool] = True
 
     def __init__(self) -> None:
         # The problem and the one that it is compared with, the latest last.

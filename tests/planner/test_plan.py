@@ -189,6 +189,8 @@ def test_a_plan_that_other_costs_decided_says_whose_it_is(monkeypatch) -> None:
     monkeypatch.setattr(ServingPlanner, "objective", worth)
     swapped = foreplan.plan(*asked, costs="predicted", beside=("roofline", "measured"))
     assert swapped.decision == theirs
+    (said,) = (line for line in swapped.assumptions if "simulator prefers" in line)
+    assert said.startswith("the plan is the one decided from roofline costs: ")
     solver = next(a for a in swapped.alternatives if a.name == "solver")
     assert solver.decision == made.decision
     assert swapped.provenance.decided == {
