@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from foreplan.datasets.device import Device
 from foreplan.datasets.program import Variant
 from foreplan.errors import SpecError
 
@@ -91,6 +92,10 @@ class _Row(NamedTuple):
 ROWS_A_CALL, FEW_ROWS = 32, 96
 #: Rows for which torch's packed kernels expand a weight once, and what that takes, in rows.
 _PACKED_ROWS, _EXPANDING_ROWS = 4, 3
+
+#: Compute capability from which on a GPU has the fused kernels' ``mma.m16n8k16`` of bf16
+#: (``theory``, PTX ISA 7.0).
+_FUSED_FROM = 8.0
 
 _BOTH = ("cpu", "cuda")
 _LINEAR_ROWS = (
@@ -203,6 +208,20 @@ def computed_rows(variant: Variant, rows: int) -> int:
         return rows
     calls, rest = divmod(rows, ROWS_A_CALL)
     return calls * ROWS_A_CALL + next(size for size in (0, 8, 16, ROWS_A_CALL) if rest <= size)
+
+
+def runs_on(variant: Variant, device: Device) -> bool:
+    """Whether a GPU has the instructions that a kernel is written in, as far as that is known.
+
+    Args:
+        variant: of a kernel that GPUs take.
+        device: figures of a GPU.
+    """
+    if variant.kernel != "foreplan.fragment_linear":
+        return True
+    if device.kind != "cuda":
+        return False
+    return device.compute_capability is None or float(device.compute_capability) >= _FUSED_FROM
 
 
 def linear_kernel(variant: Variant, device_kind: str) -> LinearKernel:

@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from foreplan.cost_models.memory import MemoryLedger, show_bytes
+from foreplan.cost_models.memory import MemoryLedger
 from foreplan.cost_models.schedule import Schedule
 from foreplan.cost_models.timeline import Timeline
 from foreplan.datasets.cluster import Cluster
@@ -24,21 +24,17 @@ from foreplan.planner.base import Agreement, Bound, Choice, Kernels, Planner, Pr
 from foreplan.planner.predict import Forecast
 from foreplan.planner.serving.baselines import serving_baselines
 from foreplan.planner.serving.cache_choice import choose_cache, with_cache
-from foreplan.planner.serving.cases import Answers, alone, least_obstacle, solve_cases
-from foreplan.planner.serving.chain import (
-    ServingChains,
-    stage_items,
-    static_bytes,
-)
+from foreplan.planner.serving.cases import Answers, alone, solve_cases
+from foreplan.planner.serving.chain import ServingChains, stage_items
 from foreplan.planner.serving.check import check_decision
+from foreplan.planner.serving.infeasible import why_infeasible
+from foreplan.planner.serving.kernel_notes import kernel_notes
 from foreplan.planner.serving.pipeline import ServingSchedule
 from foreplan.planner.serving.pricing import MicroBatches, Pricing
 from foreplan.planner.serving.quality import plan_quality
 from foreplan.planner.serving.rivals import serving_near, serving_rivals
 from foreplan.planner.serving.spec import ServingDecision, ServingWorkload
-from foreplan.planner.serving.time_limits import missed, time_limits, too_short
-from foreplan.planner.serving.workspace import StageWorkspace
-from foreplan.solvers.chain_diagnosis import Obstacle
+from foreplan.planner.serving.time_limits import missed, time_limits
 from foreplan.solvers.chain_limits import TimeLimits
 
 #: What a plan says whose processors share layers (docs/results/serving_cpu.md).
@@ -88,12 +84,12 @@ class ServingPlanner(Planner[ServingWorkload, ServingDecision]):
         # fastest answer of all keeps must not hinder it.
         answers, replays = self._replayed(problem, chains, TimeLimits())
         if not replays:
-            raise self._infeasible(problem, chains)
+            raise why_infeasible(chains)
         worth = [self.objective(problem, each, forecast.total_s) for _, each, forecast in replays]
         if missed(problem.workload, replays[int(np.argmin(worth))][2].metrics):
             answers, replays = self._replayed(problem, chains, limits)
             if not replays:
-                raise self._infeasible(problem, chains)
+                raise why_infeasible(chains)
             late = [missed(problem.workload, forecast.metrics) for _, _, forecast in replays]
             if all(late):
                 raise InfeasibleError(
@@ -126,6 +122,7 @@ class ServingPlanner(Planner[ServingWorkload, ServingDecision]):
         ranks = problem.cluster.ranks()
         if any(s.degree > 1 and ranks[s.rank].name.kind == "cpu" for s in decision.stages):
             notes = (*notes, _SUMS_OF_PROCESSORS)
+        notes += kernel_notes(decision.stages, ranks)
         return Choice(decision, bound, notes, close)
 
     def _replayed(
@@ -158,68 +155,6 @@ class ServingPlanner(Planner[ServingWorkload, ServingDecision]):
             quality.omega,
             quality.max_omega,
             quality.cache_omega,
-        )
-
-    def _infeasible(
-        self, problem: Problem[ServingWorkload], chains: ServingChains
-    ) -> InfeasibleError:
-        """Say what lacks how much, in the user's words."""
-        model, w = serving_model(problem), problem.workload
-        fewest = min(w.bits)
-        smallest = MicroBatches(w.prefill_microbatch or 1, w.decode_microbatch or 1)
-        whole = static_bytes(model, w, 0, model.layers, (fewest,) * model.layers)
-        kind = problem.cluster.ranks()[0].kernel_kind
-        space = StageWorkspace(model, w, smallest, kind)
-        need = sum(whole.values()) + space.stage_bytes(
-            0, model.layers, (fewest,) * model.layers, whole["kv_cache"]
-        )
-        usable = chains.usable()
-        have = float(usable @ chains.capacity)
-        devices = f"{int(usable.sum())} device{'s' if usable.sum() != 1 else ''}"
-        if usable.sum() < len(problem.cluster.ranks()):
-            devices += f" that tensor_parallel={w.tensor_parallel} can put together"
-        grouped = w.tensor_parallel not in (1, "auto")
-        else_auto = ", or let tensor_parallel be auto" if grouped else ""
-        if need > have:
-            item = max(whole, key=whole.__getitem__)
-            size = show_bytes(whole[item])
-            if item == "weights" and model.experts is not None:
-                size += f", all {model.experts.count} experts of a layer"
-            eight = ", or plan with kv_bits=8" if item == "kv_cache" and w.cache_bits == 16 else ""
-            return InfeasibleError(
-                f"{model.name} at {fewest} bits needs {show_bytes(need)}, most of it {item} "
-                f"({size}), of the {show_bytes(have)} of {devices}",
-                fix=f"add {show_bytes(need - have)}, or lower the batch or the context{eight}",
-            )
-        for k, why in chains.unable().items():
-            return InfeasibleError(f"no split of {model.name} without {chains.name(k)}: {why}")
-        late = too_short(w, [chains.problem(sizes) for sizes in chains.sizes()])
-        if late is not None:
-            return late
-        sizes = min(chains.sizes(), key=lambda s: (s.prefill, s.decode))  # the least workspace
-        found = least_obstacle(chains, sizes)
-        if found.obstacle is Obstacle.COST2:
-            return InfeasibleError(
-                f"{model.name} fits the {devices} at {-found.need / model.layers:.4g} bits on "
-                f"average at most, below min_average_bits {w.min_average_bits}",
-                fix="lower min_average_bits, the batch or the context, or give more memory"
-                + else_auto,
-            )
-        if found.obstacle is Obstacle.MEMORY:
-            short = "; ".join(
-                f"layers {a}-{b - 1} need {show_bytes(size)} of the {show_bytes(room)} of "
-                f"{chains.name(k)}"
-                for k, a, b, size, room in found.stages
-                if size > room
-            )
-            return InfeasibleError(
-                f"no split of {model.name} over {devices} fits: {short}",
-                fix=f"give {show_bytes(found.excess)} more, or lower the batch or the context"
-                + else_auto,
-            )
-        return InfeasibleError(
-            f"no split of {model.name} over {devices} meets every limit: {found.message}",
-            fix="relax min_average_bits, max_omega or max_perplexity_increase, or give more memory",
         )
 
     def assumptions(self, problem: Problem[Any]) -> tuple[str, ...]:

@@ -22,6 +22,7 @@ from foreplan.errors import InfeasibleError, SpecError
 from foreplan.planner.base import Agreement, Choice, Kernels, Planner, Problem
 from foreplan.planner.predict import Forecast
 from foreplan.planner.serving.check import check_decision
+from foreplan.planner.serving.kernel_notes import kernel_notes
 from foreplan.planner.serving.pipeline import ServingSchedule
 from foreplan.planner.serving.planner import ServingPlanner, serving_model
 from foreplan.planner.serving.pricing import Pricing
@@ -117,6 +118,8 @@ class ReplicasPlanner(Planner[ReplicasWorkload, ReplicasDecision]):
         self, problem: _Problem, found: FoundSplit, decision: ReplicasDecision
     ) -> Iterator[str]:
         yield from ServingPlanner().assumptions(problem)
+        stages = [stage for replica in decision.replicas for stage in replica.stages]
+        yield from kernel_notes(stages, problem.cluster.ranks())
         yield found.proof
         idle = sum(copies for _, copies in found.assignment.copies) - len(decision.replicas)
         if idle:

@@ -1,0 +1,84 @@
+"""`why_infeasible`: what a serving problem lacks, by how much, and what would make it fit."""
+
+from __future__ import annotations
+
+from foreplan.cost_models.memory import show_bytes
+from foreplan.errors import InfeasibleError
+from foreplan.planner.serving.cases import least_obstacle
+from foreplan.planner.serving.chain import ServingChains, static_bytes
+from foreplan.planner.serving.pricing import MicroBatches
+from foreplan.planner.serving.time_limits import too_short
+from foreplan.planner.serving.workspace import StageWorkspace
+from foreplan.solvers.chain_diagnosis import ChainDiagnosis, Obstacle
+
+
+def why_infeasible(chains: ServingChains) -> InfeasibleError:
+    """Say in the user's words why no decision was found.
+
+    Looked for in this order: memory of all devices together, devices that cannot run the model,
+    limits on times, then what stands in the way of the grouping that comes nearest to fitting.
+
+    Args:
+        chains: the problems of which none has an answer.
+    """
+    model, workload = chains.pricing.model, chains.pricing.workload
+    fewest = min(workload.bits)
+    least = (fewest,) * model.layers
+    smallest = MicroBatches(workload.prefill_microbatch or 1, workload.decode_microbatch or 1)
+    whole = static_bytes(model, workload, 0, model.layers, least)
+    kind = chains.cluster.ranks()[0].kernel_kind
+    space = StageWorkspace(model, workload, smallest, kind)
+    need = sum(whole.values()) + space.stage_bytes(0, model.layers, least, whole["kv_cache"])
+    usable = chains.usable()
+    have = float(usable @ chains.capacity)
+    devices = f"{int(usable.sum())} device{'s' if usable.sum() != 1 else ''}"
+    if usable.sum() < len(chains.cluster.ranks()):
+        devices += f" that tensor_parallel={workload.tensor_parallel} can put together"
+    if need > have:
+        item = max(whole, key=whole.__getitem__)
+        size = show_bytes(whole[item])
+        if item == "weights" and model.experts is not None:
+            size += f", all {model.experts.count} experts of a layer"
+        cached = item == "kv_cache" and workload.cache_bits == 16
+        eight = ", or plan with kv_bits=8" if cached else ""
+        return InfeasibleError(
+            f"{model.name} at {fewest} bits needs {show_bytes(need)}, most of it {item} "
+            f"({size}), of the {show_bytes(have)} of {devices}",
+            fix=f"add {show_bytes(need - have)}, or lower the batch or the context{eight}",
+        )
+    for k, why in chains.unable().items():
+        return InfeasibleError(f"no split of {model.name} without {chains.name(k)}: {why}")
+    late = too_short(workload, [chains.problem(sizes) for sizes in chains.sizes()])
+    if late is not None:
+        return late
+    sizes = min(chains.sizes(), key=lambda s: (s.prefill, s.decode))  # the least workspace
+    return _in_the_way(chains, least_obstacle(chains, sizes), devices)
+
+
+def _in_the_way(chains: ServingChains, found: ChainDiagnosis, devices: str) -> InfeasibleError:
+    """What the solver found in the way, where the devices' memory together would do."""
+    model, workload = chains.pricing.model, chains.pricing.workload
+    grouped = workload.tensor_parallel not in (1, "auto")
+    else_auto = ", or let tensor_parallel be auto" if grouped else ""
+    if found.obstacle is Obstacle.COST2:
+        return InfeasibleError(
+            f"{model.name} fits the {devices} at {-found.need / model.layers:.4g} bits on "
+            f"average at most, below min_average_bits {workload.min_average_bits}",
+            fix="lower min_average_bits, the batch or the context, or give more memory" + else_auto,
+        )
+    if found.obstacle is Obstacle.MEMORY:
+        short = "; ".join(
+            f"layers {a}-{b - 1} need {show_bytes(size)} of the {show_bytes(room)} of "
+            f"{chains.name(k)}"
+            for k, a, b, size, room in found.stages
+            if size > room
+        )
+        return InfeasibleError(
+            f"no split of {model.name} over {devices} fits: {short}",
+            fix=f"give {show_bytes(found.excess)} more, or lower the batch or the context"
+            + else_auto,
+        )
+    return InfeasibleError(
+        f"no split of {model.name} over {devices} meets every limit: {found.message}",
+        fix="relax min_average_bits, max_omega or max_perplexity_increase, or give more memory",
+    )
