@@ -5,12 +5,14 @@ all nodes are merged into ``OUTPUT/cluster.yaml``. Links between nodes are not m
 --serve`` and ``--link`` on two of them do that, and ``cluster merge`` adds their file.
 
 A node measures one after the other, so that none is busy with another's links, and keeps what it
-has in a folder of its own: a run that was killed goes on there.
+has in a folder of its own until that has arrived: a run that was killed goes on there.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+import shutil
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -50,6 +52,10 @@ class _NodeProfiler:
             reason = str(error)
         return result, reason, _files(output)
 
+    def forget(self, folder: str) -> None:
+        """Remove what was measured, once it lies on the driver."""
+        shutil.rmtree(Path(tempfile.gettempdir()) / folder, ignore_errors=True)
+
 
 def profile_on_ray(
     address: str,
@@ -84,13 +90,15 @@ def profile_on_ray(
         for node in nodes(ray):
             here = output / node.host
             digest = hashlib.sha256(f"{output.resolve()}/{node.host}".encode()).hexdigest()[:12]
+            scratch = f"foreplan-profile-{digest}"
+            here.mkdir(exist_ok=True)
             console.print(f"measuring {node.host}")
             try:
                 # All of the node: whatever else ran on it would be measured too.
                 actor = place(ray, _NodeProfiler, node, cpus=node.cpus, gpus=node.gpus)
                 result, reason, files = ray.get(
                     actor.profile.remote(
-                        f"foreplan-profile-{digest}",
+                        scratch,
                         _files(here),
                         list(names),
                         node.host,
@@ -98,13 +106,14 @@ def profile_on_ray(
                         tasks,
                     )
                 )
+                for name, data in sorted(files.items()):
+                    write_atomically(here / name, data)
+                with contextlib.suppress(ray.exceptions.RayError):  # what it measured is here
+                    ray.get(actor.forget.remote(scratch))
                 ray.kill(actor)
             except (MissingDataError, ray.exceptions.RayError) as error:
                 said = str(error).strip().splitlines() or [type(error).__name__]
-                result, reason, files = None, said[-1], {}
-            here.mkdir(exist_ok=True)
-            for name, data in sorted(files.items()):
-                write_atomically(here / name, data)
+                result, reason = None, said[-1]
             if result is None:
                 console.print(f"{node.host}: {reason}")
                 failed[node.host] = reason

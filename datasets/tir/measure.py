@@ -33,6 +33,8 @@ from foreplan.errors import SpecError
 #: for each record would be slow to merge. Convention.
 _SHARD_ROWS = 400
 _SHARD_S = 60.0
+#: How often the caller is told how far it is. Convention.
+_TELL_EVERY_S = 5.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -165,7 +167,7 @@ class _Run:
             try:
                 while any(thread.is_alive() for thread in builders):
                     for thread in builders:
-                        thread.join(timeout=5.0 / len(builders))
+                        thread.join(timeout=_TELL_EVERY_S / len(builders))
                     progress(self._line())
                 for _ in timers:
                     self._put(None)

@@ -38,8 +38,9 @@ class _NodeWorker:
 
     def __init__(self, role: str, kind: str) -> None:
         self._worker = builder_process(kind) if role == "builder" else timer_process(kind)
-        self._folder = tempfile.TemporaryDirectory(prefix="foreplan-")
-        self._library = Path(self._folder.name) / "programs.so"
+        # An actor is killed, and removes nothing then: there is a folder from a request to `close`.
+        self._folder: tempfile.TemporaryDirectory[str] | None = None
+        self._library = Path()
         self._count = 0
 
     def describe(self, name: str) -> dict[str, Any] | str:
@@ -51,6 +52,9 @@ class _NodeWorker:
 
     def ask(self, request: dict[str, Any], timeout_s: float, library: bytes | None) -> Answer:
         """Answer one request; ``library`` is what a timing needs and this actor has not got."""
+        if self._folder is None:
+            self._folder = tempfile.TemporaryDirectory(prefix="foreplan-")
+            self._library = Path(self._folder.name) / "programs.so"
         if library is not None:
             self._library.unlink(missing_ok=True)
             self._count += 1  # a path that was loaded once is not loaded again
@@ -67,8 +71,11 @@ class _NodeWorker:
         return Answer(reply, ("", ""), built)
 
     def close(self) -> None:
-        """End the child; the next request starts another."""
+        """End the child and forget the library; the next request starts another."""
         self._worker.close()
+        if self._folder is not None:
+            self._folder.cleanup()
+            self._folder = None
 
 
 class RayWorker:
@@ -124,6 +131,7 @@ class RayWorker:
 
     def close(self) -> None:
         """End the child on the node; the next request starts another."""
+        self._sent = ""
         if self._actor is not None:
             with contextlib.suppress(self._ray.exceptions.RayError):
                 self._ray.get(self._actor.close.remote(), timeout=_TRAVEL_S)

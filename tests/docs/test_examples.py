@@ -36,6 +36,8 @@ def run(folder: Path, *words: str) -> str:
     environment = os.environ | {
         "RAY_USAGE_STATS_ENABLED": "0", "RAY_AUTH_MODE": "disabled", "PYTHONWARNINGS": "default",
     }  # fmt: skip
+    if "torch.distributed.run" in words:
+        environment["TMPDIR"] = str(folder)  # it leaves a folder behind
     done = subprocess.run(
         [sys.executable, *words], cwd=folder, env=environment, capture_output=True, text=True,
         timeout=300,

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import importlib.util
 import io
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -33,3 +35,5 @@ def test_a_node_is_profiled_where_it_is(tmp_path: Path) -> None:
     profile = Profile.load(tmp_path / node / "cpu-threads-1-isa-avx2.json")
     assert profile.device.chip
     assert (tmp_path / node / "cpu-threads-1-isa-avx2.fit.json").exists()
+    digest = hashlib.sha256(f"{tmp_path.resolve()}/{node}".encode()).hexdigest()[:12]
+    assert not (Path(tempfile.gettempdir()) / f"foreplan-profile-{digest}").exists()

@@ -146,8 +146,10 @@ def test_programs_are_measured_and_a_second_run_adds_nothing(
 
 
 def test_an_interrupt_ends_every_thread_and_keeps_what_was_finished(
-    tasks: list[Task], tmp_path: Path
+    tasks: list[Task], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("foreplan.datasets.tir.measure._TELL_EVERY_S", 0.2)
+
     def interrupted(line: str) -> None:
         if line.startswith("ok=") and int(line.removeprefix("ok=")) > 1:
             raise KeyboardInterrupt

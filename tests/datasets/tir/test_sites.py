@@ -13,6 +13,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from torch import nn
@@ -194,6 +195,25 @@ def test_programs_are_measured_on_ray(tasks: list[Task], tmp_path: Path) -> None
         # Another round goes on from what is there.
         more = measure(tasks, site, tmp_path, replace(OPTIONS, rounds=2))
         assert more["rows"] > len(records)
+
+
+def test_a_node_keeps_no_folder_once_closed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from foreplan.datasets.tir.ray_site import _NodeWorker
+
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    worker = _NodeWorker("timer", "llvm")
+    assert not list(tmp_path.iterdir())
+    request: dict[str, Any] = {
+        "do": "time", "library": "", "key": "", "arguments": [], "kind": "llvm", "slow_s": 1.0,
+    }  # fmt: skip
+    for _ in range(2):  # the next request starts another child, in another folder
+        answer = worker.ask(request, 300, b"not a library")
+        assert answer.reply is not None
+        assert "error" in answer.reply
+        worker.close()  # Ray kills an actor, which then removes nothing
+        assert not list(tmp_path.iterdir())
 
 
 @needs_ray
