@@ -112,15 +112,14 @@ _ASKED: Mapping[str, float] = MappingProxyType(
 #: Sizes that say what an operator is, or follow from others.
 _FOLLOW = frozenset({"kernels", "longest", "function", "side"})
 _CONVOLUTIONS = (GROUPED, IMAGES, SOUND, STAGED)
-#: Names of operators that can be asked for.
-NAMES = (*_SHARES, *_ASKED)
+#: Names of operators that are drawn without being asked for, and of all that can be.
+USUAL = tuple(_SHARES)
+NAMES = (*USUAL, *_ASKED)
 #: Data types in the words of the tables, and how often each is drawn.
 _DTYPES: Mapping[str, float] = MappingProxyType({"bfloat16": 0.6, "float16": 0.12, "fp32": 0.28})
 
 
-def graph_cases(
-    seed: int, *, scale: float = 1.0, names: Collection[str] = tuple(_SHARES)
-) -> Iterator[Case]:
+def graph_cases(seed: int, *, scale: float = 1.0, names: Collection[str] = USUAL) -> Iterator[Case]:
     """Operators without end, each draw independent of the ones before it.
 
     Args:

@@ -18,7 +18,7 @@ from foreplan.datasets.importers import read_operators
 from foreplan.datasets.sweeps import operator_sweep
 from foreplan.datasets.sweeps.map_functions import MAP_FUNCTIONS
 from foreplan.datasets.sweeps.operator_case import Case, Operands
-from foreplan.datasets.sweeps.operator_cases import NAMES, graph_cases
+from foreplan.datasets.sweeps.operator_cases import NAMES, USUAL, graph_cases
 from foreplan.datasets.sweeps.operator_sweep import SweepJournal, eager_cases, main, run
 from foreplan.datasets.sweeps.operator_table import KINDS
 from foreplan.errors import MissingDataError, SpecError
@@ -66,14 +66,15 @@ def test_every_operator_runs_and_writes_what_its_sizes_say() -> None:
     seen: Counter[str] = Counter()
     asked = [
         case
-        for names, count in ((GROUPED, 12), (MASKED, 40), (["embedding_gradient"], 8),
+        for names, count in (*(([name], 4) for name in USUAL),
+                             (GROUPED, 12), (MASKED, 40), (["embedding_gradient"], 8),
                              (IMAGES, 12), (SOUND, 12), (NARROW, 40), (["roll"], 8),
                              (["fp32_masked_generation"], 3), (["pool", "pool_gradient"], 30),
                              (["apart"], 40))
         for case in itertools.islice(graph_cases(0, scale=SMALL, names=names), count)
     ]  # fmt: skip
     named = itertools.islice(graph_cases(0, scale=SMALL, names=["function", "layout"]), 800)
-    for case in [*drawn(1200, SMALL), *named, *asked]:
+    for case in [*named, *asked]:
         if seen[case.op] >= 4 and case not in asked:  # a few of each
             continue
         seen[case.op] += 1

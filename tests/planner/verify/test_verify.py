@@ -363,9 +363,11 @@ def test_torchrun_starts_the_ranks(make_plan: MakePlan, tmp_path: Path) -> None:
         "--master-port", "0", "--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0",
         "-m", "foreplan.planner.verify.worker", "plan.json", "-o", "v.json", "--rounds", "2",
     ]  # fmt: skip
+    environment = os.environ | {"TMPDIR": str(tmp_path)}  # torchrun leaves a folder behind
     done = subprocess.run(
-        command, cwd=tmp_path, capture_output=True, text=True, timeout=600, check=False
-    )
+        command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=600,
+        check=False,
+    )  # fmt: skip
     assert done.returncode == 0, done.stderr
     document = load_verification(tmp_path / "v.json")
     assert document.passed
