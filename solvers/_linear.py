@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
-import highspy
 import numpy as np
 
 from foreplan.solvers.chain_problem import FloatArray
@@ -52,6 +51,8 @@ def least(
         The least value and where; ``None`` where HiGHS proves neither (unbounded, or in numerical
         trouble).
     """
+    import highspy  # loaded by those who solve
+
     count, width = rows.shape
     programme = highspy.HighsLp()
     programme.num_row_, programme.num_col_ = count, width
