@@ -38,6 +38,8 @@ class InTurn:
         run: takes a set's members.
         sets: operands.
         results: of the latest runs.
+        warm: operands of all sets, which the operator before has written.
+        kept: whether a step keeps the results, for its backward pass.
 
     Attributes:
         sets: operands.
@@ -45,10 +47,12 @@ class InTurn:
     """
 
     def __init__(
-        self, run: Callable[..., Any], sets: Sequence[Sequence[Any]], results: deque[Any]
-    ) -> None:
+        self, run: Callable[..., Any], sets: Sequence[Sequence[Any]], results: deque[Any],
+        warm: Sequence[Any] = (), *, kept: bool = True,
+    ) -> None:  # fmt: skip
         self.sets, self.results = sets, results
         self._run, self._turn = run, itertools.cycle(sets)
+        self._warm, self._kept = tuple(warm), kept
 
     def __call__(self) -> None:
         """Run on the next set."""
@@ -58,23 +62,37 @@ class InTurn:
     def limited(self, sets: int) -> InTurn:
         """The same on at most so many sets of operands, as many as a pass has of them.
 
+        Results that a step does not keep go to memory that was just freed: only one is held.
+
         Args:
             sets: at least 1.
         """
-        latest = itertools.islice(self.results, max(0, len(self.results) - sets), None)
-        return InTurn(self._run, self.sets[:sets], deque(latest))
+        held = sets if self._kept else 1
+        latest = itertools.islice(self.results, max(0, len(self.results) - held), None)
+        return InTurn(self._run, self.sets[:sets], deque(latest), self._warm, kept=self._kept)
+
+    def warm_up(self) -> None:
+        """Write what the operator before has written, as it stands, so that caches hold it."""
+        with torch.no_grad():
+            for tensor in _tensors(self._warm):
+                tensor.data.add_(0)  # of ``data``: autograd need not know
 
     def displace(self) -> None:
         """On a CPU, run other operators, which take over the nearer caches."""
         _others()
 
 
-def in_turn(run: Callable[..., Any], make: Callable[[], Sequence[Any]]) -> InTurn:
+def in_turn(
+    run: Callable[..., Any], make: Callable[[], Sequence[Any]], warm: Sequence[Any] = (), *,
+    kept: bool = True,
+) -> InTurn:  # fmt: skip
     """Run on sets of operands that no cache holds together, keeping as many results.
 
     Args:
         run: takes a set's members.
         make: a new set; it holds nothing if all operands are warm.
+        warm: as of `InTurn`.
+        kept: likewise.
     """
     started = time.perf_counter()
     sets = [make()]
@@ -87,7 +105,7 @@ def in_turn(run: Callable[..., Any], make: Callable[[], Sequence[Any]]) -> InTur
     while len(sets) < wanted and (len(sets) < 2 or time.perf_counter() - started < _SETS_S):
         sets.append(make())
         results.append(run(*sets[-1]))
-    return InTurn(run, sets, results)
+    return InTurn(run, sets, results, warm, kept=kept)
 
 
 def last_level_cache(device: str) -> int:

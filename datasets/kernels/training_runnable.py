@@ -88,7 +88,7 @@ def _passes(builder: Callable[..., Any], program: Program, suffix: str, draw: An
         module = _Operator(run)
         given = [_leaf(x, x.is_floating_point()) for x in inputs]
         return in_turn(
-            lambda *cold: module(*given, *cold), lambda: [_leaf(p, True) for p in parameters]
+            lambda *cold: module(*given, *cold), lambda: [_leaf(p, True) for p in parameters], given
         )
     passed = inputs if suffix == _BACKWARD else ()
     return _backward(run, inputs, parameters, passed)
@@ -105,25 +105,24 @@ def _backward(
     Every set is a graph of its own, with its own saved tensors and gradient buffers.
     """
     handed = [x.is_floating_point() and any(x is p for p in passed) for x in inputs]
-    gradient: Tensor | None = None
+    written: list[Tensor] = []  # the result's gradient
 
     def graph() -> list[Any]:
-        nonlocal gradient
         given = [_leaf(x, wanted) for x, wanted in zip(inputs, handed, strict=True)]
         held = [_leaf(p, True) for p in parameters]
         out = run(*given, *held)
-        if gradient is None:
-            gradient = torch.ones_like(out)
+        if not written:
+            written.append(torch.ones_like(out))
         sums = [torch.zeros_like(p, dtype=torch.float32) for p in held]
         return [out, [x for x, wanted in zip(given, handed, strict=True) if wanted], held, sums]
 
     def backward(out: Tensor, given: list[Tensor], held: list[Tensor], sums: list[Tensor]) -> Any:
-        found = torch.autograd.grad(out, [*given, *held], gradient, retain_graph=True)
+        found = torch.autograd.grad(out, [*given, *held], written[0], retain_graph=True)
         for total, part in zip(sums, found[len(given) :], strict=True):
             total.add_(part)
         return found
 
-    return in_turn(backward, graph)
+    return in_turn(backward, graph, written, kept=False)
 
 
 def _leaf(x: Tensor, wanted: bool) -> Tensor:
@@ -257,13 +256,16 @@ def _linear(program: Program, suffix: str, draw: Any) -> InTurn:
             x = quantise(draw(d["rows"], d["k"]), v.compute, along)
             w = quantise(draw(d["n"], d["k"]), v.compute, along, limit=limit).transposed()
             out = DTYPES[recipe(str(v)).output]
-            return in_turn(lambda: product(x, w, b, out), list)
+            return in_turn(lambda: product(x, w, b, out), list, [x, w])
         given = _leaf(draw(d["rows"], d["k"], dtype=v.compute), True)
         weight, bias = _leaf(draw(d["n"], d["k"], dtype=v.compute), True), _leaf(b, True)
         how = recipe(f"fp32/{v.compute}/torch.linear")
         module = _Operator(lambda w: linear(given, w, bias, how))
         # A weight in another dtype was just cast from its master, which is a program of its own.
-        return in_turn(module, lambda: [weight if v.compute == "bf16" else _leaf(weight, True)])
+        warm, cold = [given], v.compute != "bf16"
+        if not cold:
+            warm.append(weight)
+        return in_turn(module, lambda: [_leaf(weight, True) if cold else weight], warm)
     text = f"fp32/{v.compute}/torch.linear"
     if v.storage in EIGHT_BITS:
         text = f"fp32/{v.storage}/{_EIGHT_BIT_KERNELS[v.storage]}+{v.compute}"
@@ -289,7 +291,7 @@ def _cast(program: Program, draw: Any) -> InTurn:
             return quantise(x, dtype, along, limit=limit)
         return x.to(DTYPES[dtype])
 
-    return in_turn(cast, lambda: [x.clone() if cold else x])
+    return in_turn(cast, lambda: [x.clone() if cold else x], () if cold else [x])
 
 
 def _optimizer(program: Program, draw: Any) -> InTurn:

@@ -3,7 +3,8 @@
 A profile times a program on operands that no cache holds. In a step some are left in the caches:
 by the pass before, as far as what ran since has not taken their place; how far depends on what the
 pass uses in all, and on what other ranks use of a cache that they share. So all programs of a pass
-are called in turn, again and again, on as many operands as the pass has.
+are called in turn, again and again, on as many operands as the pass has. Before each call what the
+operator before it has just written in a step is written again.
 """
 
 from __future__ import annotations
@@ -133,6 +134,8 @@ class _Member:
             try:
                 if runnable.before is not None:
                     runnable.before()
+                if isinstance(runnable.call, InTurn):
+                    runnable.call.warm_up()
                 self._times.append(device.time_calls(runnable.call, 1))
             except Exception as error:  # a kernel may fail in any way
                 self._failed(error)

@@ -57,6 +57,52 @@ def test_results_stay_for_a_round(monkeypatch: pytest.MonkeyPatch) -> None:
     assert all(len(set(places[i : i + 4])) == 4 for i in range(len(places) - 4))
 
 
+def test_of_results_that_no_step_keeps_a_pass_holds_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cold_operands, "last_level_cache", lambda device: 2 * MIB)
+    monkeypatch.setattr(cold_operands, "_SETS_S", 60.0)
+    for kept, held in ((True, 2), (False, 1)):
+        call = in_turn(lambda x: x + 1, lambda: [torch.zeros(MIB // 4)], kept=kept)
+        assert len(call.results) == 4, "a profile holds as many as there are sets"
+        assert len(call.limited(2).results) == held
+        assert len(call.limited(2).limited(2).results) == held
+
+
+@pytest.mark.parametrize(
+    ("op", "variant", "sizes", "written"),
+    [
+        ("activation_forward", "fp32/fp32/torch.gelu", {"rows": 4, "cols": 8}, [(4, 8)]),
+        ("activation_backward", "fp32/fp32/torch.gelu", {"rows": 4, "cols": 8}, [(4, 8)]),
+        ("linear_forward", "fp32/fp32/torch.linear", {"rows": 4, "n": 8, "k": 16}, [(4, 16)]),
+        ("linear_forward", "bf16/bf16/torch.linear", {"rows": 4, "n": 8, "k": 16},
+         [(4, 16), (8, 16)]),
+        ("linear_backward", "fp32/fp32/torch.linear", {"rows": 4, "n": 8, "k": 16}, [(4, 8)]),
+        ("embedding_forward", "fp32/fp32/torch.embedding", {"rows": 4, "vocab": 9, "cols": 8},
+         [(4,)]),
+    ],
+)  # fmt: skip
+def test_warm_is_what_the_operator_before_has_written_and_stays_as_it_is(
+    op: str, variant: str, sizes: dict[str, int], written: list[tuple[int, ...]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    call = training_call(program(op, Variant.parse(variant), **sizes), "cpu")
+    call()
+    shapes: list[tuple[int, ...]] = []
+    plain = Tensor.add_
+
+    def add(self: Tensor, other: int) -> Tensor:
+        before = self.clone()
+        plain(self, other)
+        shapes.append(tuple(self.shape))
+        assert torch.equal(self, before)
+        return self
+
+    monkeypatch.setattr(Tensor, "add_", add)
+    call.warm_up()
+    assert shapes == written
+    monkeypatch.undo()
+    call()  # autograd has not noticed
+
+
 def test_this_machine_has_a_cache() -> None:
     assert last_level_cache("cpu") >= 1 << 18
 

@@ -63,6 +63,18 @@ def test_programs_run_in_turn_each_on_as_many_operands_as_a_pass_has() -> None:
     assert isinstance(forward, InTurn)
     assert len(backward.sets) == 1
     assert len(forward.sets) == len(forward.results) == 3
+    assert len(backward.results) == 1, "gradients are freed as soon as they are passed on"
+
+
+def test_what_the_operator_before_has_written_is_written_before_each_call(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    done: list[str] = []
+    run = InTurn.__call__
+    monkeypatch.setattr(InTurn, "warm_up", lambda self: done.append("written"))
+    monkeypatch.setattr(InTurn, "__call__", lambda self: (done.append("called"), run(self)))
+    answer(Clock(), BACK)
+    assert done[-4:] == ["written", "called"] * 2
 
 
 def test_a_program_that_fails_says_why_and_the_others_run() -> None:
