@@ -23,7 +23,7 @@ from foreplan.cost_models.roofline import RooflineSource
 from foreplan.cost_models.sources.calibration import CalibratedSource, Calibration, calibration_path
 from foreplan.cost_models.sources.device_fit import DeviceFit, FittedSource, fit_beside
 from foreplan.cost_models.sources.failed import FailedSource
-from foreplan.cost_models.sources.in_step import InStepSource
+from foreplan.cost_models.sources.in_step import InStepSource, in_step_factors
 from foreplan.cost_models.sources.link_costs import LinkSource
 from foreplan.cost_models.sources.tables import InterpolatedSource, MeasuredSource
 from foreplan.datasets import device_zoo
@@ -232,8 +232,9 @@ def cost_book(
         timed += [MeasuredSource(profiles.by_label), InterpolatedSource(profiles.by_label)]
     if choice != "roofline" and profiles.fits:
         timed.append(FittedSource(profiles.fits))
-    in_step = {r.label: cluster.slowdown(r.host, "training", 1) or 1.0 for r in cluster.ranks()}
-    sources += timed if set(in_step.values()) == {1.0} else [InStepSource(timed, in_step)]
+    in_step = in_step_factors(cluster)
+    plain = all(factor.says_nothing for factor in in_step.values())
+    sources += timed if plain else [InStepSource(timed, in_step)]
     sources.append(LinkSource(cluster))
     if choice != "roofline" and zoo:
         # Loads scikit-learn, which a plan from profiles does without.

@@ -192,11 +192,24 @@ class Cluster(StrictModel):
             Time over the time alone (of ``training`` over the profile's), 1.0 for one rank where
             nothing else was measured; ``None`` for a number not measured.
         """
+        found = self.measured_contention(host, kind, ranks)
+        if found is None:
+            return 1.0 if ranks <= 1 else None
+        return found.factors[ranks]
+
+    def measured_contention(self, host: str, kind: ContentionKind, ranks: int) -> Contention | None:
+        """Return the entry that `slowdown` reads; ``None`` where nobody has measured it.
+
+        Args:
+            host: as for `slowdown`.
+            kind: likewise.
+            ranks: likewise.
+        """
         for wanted in (host, None):
             for item in self.contention:
                 if item.kind == kind and item.host == wanted and ranks in item.factors:
-                    return item.factors[ranks]
-        return 1.0 if ranks <= 1 else None
+                    return item
+        return None
 
     # ------------------------------------------------------------------------------ as a document
 

@@ -97,8 +97,9 @@ def _qualified(cluster: Cluster) -> Cluster:
         for host in [item.host] if item.host else cluster.hosts():
             known = contention.get((item.kind, host))
             factors = {**(known.factors if known else {}), **item.factors}
+            programs = item.programs or (known.programs if known else ())
             contention[item.kind, host] = Contention(
-                kind=item.kind, factors=factors, host=host, source=item.source
+                kind=item.kind, factors=factors, programs=programs, host=host, source=item.source
             )
     return Cluster(
         devices=cluster.devices,

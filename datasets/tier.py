@@ -15,10 +15,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, field_validator
+from pydantic import BeforeValidator, Field, field_validator, model_validator
 
+from foreplan.datasets.program import Program, Variant, program
 from foreplan.datasets.quantity import BytesPerSecond, Seconds
 from foreplan.datasets.specs import StrictModel
+from foreplan.errors import SpecError
 
 CollectiveKind = Literal[
     "p2p", "all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast"
@@ -119,6 +121,32 @@ class Tier(StrictModel):
         return 0.0 if fit is None or fit.lag_share is None else fit.lag_share
 
 
+class ProgramInPass(StrictModel):
+    """What one rank alone takes for a program in a pass, over its price by the profile."""
+
+    device: Annotated[str, Field(min_length=1)]
+    """The rank's name, without its host."""
+    op: Annotated[str, Field(min_length=1)]
+    dims: Mapping[str, Annotated[int, Field(ge=1)]]
+    variant: str
+    factor: Annotated[float, Field(gt=0)]
+
+    @model_validator(mode="after")
+    def _sound(self) -> ProgramInPass:
+        try:
+            self.program()
+        except SpecError as error:
+            raise ValueError(f"{error.expected} for {error.where}") from error
+        return self
+
+    def __hash__(self) -> int:
+        return hash((self.device, self.op, self.variant, self.factor))
+
+    def program(self) -> Program:
+        """The program."""
+        return program(self.op, Variant.parse(self.variant), **self.dims)
+
+
 class Contention(StrictModel):
     """Measured slowdown of ranks that share a host and work at the same time."""
 
@@ -130,6 +158,8 @@ class Contention(StrictModel):
     ]
     """Ranks at work to time over the time alone; of passes over their price by the profile, which
     has a factor for one rank, too."""
+    programs: Annotated[tuple[ProgramInPass, ...], Field(strict=False)] = ()
+    """Of passes: the factor for one rank, program by program."""
     host: str | None = None
     """The host measured; ``None`` says it of every host."""
     source: str | None = None

@@ -23,7 +23,7 @@ from foreplan.datasets.ranks.links import measure_links
 from foreplan.datasets.ranks.together import measure_together
 from foreplan.datasets.specs import StrictModel, load_document, validate
 from foreplan.datasets.storage import write_atomically
-from foreplan.datasets.tier import Contention, Tier
+from foreplan.datasets.tier import Contention, ProgramInPass, Tier
 from foreplan.planner.verify.placement import assign_cores
 
 if TYPE_CHECKING:
@@ -59,15 +59,19 @@ class PassTogether(StrictModel):
     contention: Contention
 
     def priced_by(self, profiles: Mapping[DeviceName, Profile]) -> bool:
-        """Whether the profiles are those that the times were put over."""
+        """Whether the profiles are those that the times were put over, program by program."""
         calls = {
             program(one.op, Variant.parse(one.variant), **one.dims): one.calls
             for one in self.programs
         }
         now = _price_s(profiles, calls)
-        return now is not None and all(
-            abs(seconds - self.price_s.get(str(device), 0.0)) < _SAME * seconds
-            for device, seconds in now.items()
+        return (
+            bool(self.contention.programs)
+            and now is not None
+            and all(
+                abs(seconds - self.price_s.get(str(device), 0.0)) < _SAME * seconds
+                for device, seconds in _pass_s(now, calls).items()
+            )
         )
 
 
@@ -163,11 +167,18 @@ def _passes(
     if price_s is None:
         return known
     with console.status("measuring passes of ranks at work together"):
-        factors = measure_together(
+        took = measure_together(
             devices, calls, price_s, cores=assign_cores(devices), counts=(1, *_counts(len(devices)))
         )
     contention = Contention(
-        kind="training", factors=factors, host=host,
+        kind="training", factors=took.factors, host=host,
+        programs=tuple(
+            ProgramInPass(
+                device=str(device), op=item.op, dims=item.dims, variant=str(item.variant),
+                factor=factor,
+            )
+            for device, programs in took.programs.items() for item, factor in programs.items()
+        ),
         source=f"measured: {sum(calls.values())} programs of a pass, behind one another",
     )  # fmt: skip
     return PassTogether(
@@ -175,26 +186,35 @@ def _passes(
             PassProgram(op=p.op, dims=p.dims, variant=str(p.variant), calls=count)
             for p, count in calls.items()
         ),
-        price_s={str(device): seconds for device, seconds in price_s.items()},
+        price_s={str(device): seconds for device, seconds in _pass_s(price_s, calls).items()},
         contention=contention,
     )
 
 
 def _price_s(
     profiles: Mapping[DeviceName, Profile], calls: Mapping[Program, int]
-) -> dict[DeviceName, float] | None:
-    """Seconds of a pass by each device's profile; ``None`` unless all have all programs."""
-    found: dict[DeviceName, float] = {}
+) -> dict[DeviceName, dict[Program, float]] | None:
+    """Seconds of each program by each device's profile; ``None`` unless all have all of them."""
+    found: dict[DeviceName, dict[Program, float]] = {}
     for device, profile in profiles.items():
-        rows = [profile.by_program.get(item) for item in calls]
-        if any(row is None or row.status != "ok" for row in rows):
+        rows = {item: profile.by_program.get(item) for item in calls}
+        found[device] = {
+            item: measured(row).mean_s
+            for item, row in rows.items() if row is not None and row.status == "ok"
+        }  # fmt: skip
+        if len(found[device]) < len(calls):
             return None
-        found[device] = sum(
-            measured(row).mean_s * count
-            for row, count in zip(rows, calls.values(), strict=True)
-            if row is not None
-        )
     return found
+
+
+def _pass_s(
+    price_s: Mapping[DeviceName, Mapping[Program, float]], calls: Mapping[Program, int]
+) -> dict[DeviceName, float]:
+    """Seconds of a whole pass by each device's profile."""
+    return {
+        device: sum(prices[item] * count for item, count in calls.items())
+        for device, prices in price_s.items()
+    }
 
 
 def _counts(most: int) -> tuple[int, ...]:

@@ -6,7 +6,6 @@ what was interpolated. They are few, because they are timed between the rounds o
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -15,7 +14,7 @@ import numpy as np
 from foreplan.cost_models.costs import Segment
 from foreplan.cost_models.rates.profiled_alike import timed_alike
 from foreplan.cost_models.simulator import Contention
-from foreplan.cost_models.sources.failed import regime
+from foreplan.cost_models.sources.in_step import in_step_factors, nearest
 from foreplan.cost_models.sources.tables import measured
 from foreplan.datasets.kernels.training_programs import is_training
 from foreplan.datasets.profile import Profile, Row
@@ -106,15 +105,8 @@ def _nearest(item: Program, profile: Profile) -> Row | None:
     exact = profile.by_program.get(item)
     if exact is not None:
         return exact if exact.status == "ok" else None
-    like = [
-        row for other, row in profile.by_program.items()
-        if row.status == "ok" and regime(other) == regime(item)
-    ]  # fmt: skip
-
-    def far(row: Row) -> float:
-        return sum(abs(math.log(row.dims[name] / size)) for name, size in item.dims.items())
-
-    return min(like, key=far, default=None)
+    found = nearest(item, [p for p, row in profile.by_program.items() if row.status == "ok"])
+    return None if found is None else profile.by_program[found]
 
 
 class _Beside:
@@ -132,8 +124,7 @@ class _Beside:
         kind: ContentionKind,
     ) -> None:  # fmt: skip
         self._costs, self._device, self._kind = problem.costs, device, kind
-        host = next(r.host for r in problem.cluster.ranks() if r.label == device)
-        self._alone = problem.cluster.slowdown(host, kind, 1) or 1.0
+        self._alone = in_step_factors(problem.cluster)[device]
         self._factors: tuple[float, ...] = (1.0,)
         self._together = 1
         if neighbours is not None:
@@ -147,7 +138,7 @@ class _Beside:
     def factor(self, item: Program) -> float:
         """Time of a call over its row's."""
         if self._kind == "training":
-            return self._alone * self._at(self._together - 1) if is_training(item) else 1.0
+            return self._alone(item) * self._at(self._together - 1) if is_training(item) else 1.0
         share = memory_share(self._costs, self._device, Segment(item.op, ((item, 1),)))
         return 1.0 + share * (self._at(share * (self._together - 1)) - 1.0)
 

@@ -2,18 +2,87 @@
 
 A profile times a program alone and on operands that no cache holds. Where ``foreplan profile`` has
 also timed the programs of a pass behind one another (`foreplan.datasets.ranks.together`), prices
-that come from the profile are corrected by what one rank took for that pass, over its price. What
-ranks at work together take from each other on top is the simulator's
+that come from the profile are corrected by what one rank took for them there, over their prices.
+What ranks at work together take from each other on top is the simulator's
 (`foreplan.planner.contention`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Collection, Mapping, Sequence
 
 from foreplan.cost_models.costs import CostSource, Estimate, Work, first_answers
+from foreplan.cost_models.sources.failed import regime
+from foreplan.datasets.cluster import Cluster
 from foreplan.datasets.kernels.training_programs import is_training
 from foreplan.datasets.program import Program
+
+
+class InStepFactor:
+    """How much longer than by its profile a device takes for programs in a pass.
+
+    Args:
+        whole: of the pass.
+        programs: of single programs of it.
+    """
+
+    def __init__(self, whole: float, programs: Mapping[Program, float]) -> None:
+        self._whole, self._programs = whole, dict(programs)
+        self._found: dict[Program, float] = {}
+
+    def __call__(self, item: Program) -> float:
+        """Of a program, or of the nearest of its kernel path, or else of the pass.
+
+        Args:
+            item: a training step's; 1 for any other.
+        """
+        if not is_training(item):
+            return 1.0
+        if item not in self._found:
+            near = nearest(item, self._programs)
+            self._found[item] = self._whole if near is None else self._programs[near]
+        return self._found[item]
+
+    @property
+    def says_nothing(self) -> bool:
+        """Whether every price stays as it is."""
+        return self._whole == 1.0 and not self._programs
+
+
+def in_step_factors(cluster: Cluster) -> dict[str, InStepFactor]:
+    """Factors of a cluster's ranks, by their labels.
+
+    Args:
+        cluster: knows what ranks took for a pass.
+    """
+    made: dict[tuple[str, str], InStepFactor] = {}
+    for rank in cluster.ranks():
+        if (rank.host, str(rank.name)) in made:
+            continue
+        known = cluster.measured_contention(rank.host, "training", 1)
+        alone = 1.0 if known is None else known.factors[1]
+        own = [] if known is None else [p for p in known.programs if p.device == str(rank.name)]
+        made[rank.host, str(rank.name)] = InStepFactor(
+            alone, {each.program(): each.factor for each in own}
+        )
+    return {rank.label: made[rank.host, str(rank.name)] for rank in cluster.ranks()}
+
+
+def nearest(item: Program, known: Collection[Program]) -> Program | None:
+    """The program itself, or that of its kernel path whose sizes differ by least factors.
+
+    Args:
+        item: what is looked for.
+        known: among which; ``None`` if none of them has the path.
+    """
+    if item in known:
+        return item
+
+    def far(other: Program) -> float:
+        return sum(abs(math.log(other.dims[name] / size)) for name, size in item.dims.items())
+
+    return min((other for other in known if regime(other) == regime(item)), key=far, default=None)
 
 
 class InStepSource:
@@ -21,10 +90,10 @@ class InStepSource:
 
     Args:
         sources: whose prices rest on a profile.
-        factors: time in a pass over the profile's, by rank label; others' prices stay.
+        factors: by rank label; others' prices stay.
     """
 
-    def __init__(self, sources: Sequence[CostSource], factors: Mapping[str, float]) -> None:
+    def __init__(self, sources: Sequence[CostSource], factors: Mapping[str, InStepFactor]) -> None:
         self._sources, self._factors = tuple(sources), dict(factors)
 
     def estimate(self, work: Work, device: str) -> Estimate | None:
@@ -36,8 +105,10 @@ class InStepSource:
         for source in self._sources:
             found = source.estimate(work, device)
             if found is not None:
-                training = isinstance(work, Program) and is_training(work)
-                return found.times(self._factors.get(device, 1.0)) if training else found
+                factor = self._factors.get(device)
+                if factor is None or not isinstance(work, Program):
+                    return found
+                return found.times(factor(work))
         return None
 
     def prepare(self, programs: Sequence[Program], device: str) -> None:

@@ -4,7 +4,8 @@ A profile times a program alone, on operands that no cache holds. A rank of a st
 them in its caches, and has neighbours that want the same cache, memory and power; and its core is
 one of several, which run at speeds of their own. So programs of a pass are run as a pass runs them
 (`foreplan.datasets.timing.measuring.Worker.send_pass`), by one rank, two, ... all of them at once,
-and their times are put over what the profile says of them.
+and their times are put over what the profile says of them: of one rank program by program, as what
+the caches hold differs most by program; of several that of the whole pass.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Mapping, Sequence
 from statistics import fmean, median
+from typing import NamedTuple
 
 from foreplan.datasets.device_name import DeviceName
 from foreplan.datasets.program import Program
@@ -24,16 +26,29 @@ _GROUPS = 8
 _MADE = Effort(min_s=0.0, min_samples=1, max_s=0.0, timeout_s=120.0)
 
 
+class PassTimes(NamedTuple):
+    """Times of ranks at work together over their prices.
+
+    Attributes:
+        factors: number of ranks to mean time of a pass over its price.
+        programs: of each device and program time of a call over its price, by one rank alone;
+            nothing if ``counts`` has no 1.
+    """
+
+    factors: dict[int, float]
+    programs: dict[DeviceName, dict[Program, float]]
+
+
 def measure_together(
     devices: Sequence[DeviceName],
     calls: Mapping[Program, int],
-    price_s: Mapping[DeviceName, float],
+    price_s: Mapping[DeviceName, Mapping[Program, float]],
     *,
     cores: Sequence[Sequence[int]],
     counts: Sequence[int],
     repeats: int = 5,
     measure_s: float = 0.25,
-) -> dict[int, float]:
+) -> PassTimes:
     """Time a pass by ranks at work together, over its price.
 
     All numbers are measured in turn, ``repeats`` times, and medians are kept, so that a drift of
@@ -43,20 +58,24 @@ def measure_together(
     Args:
         devices: what each rank is.
         calls: programs of a pass, each with its number of calls.
-        price_s: seconds of the pass by each device's profile.
+        price_s: seconds of a call of each program by each device's profile.
         cores: of each rank.
         counts: ranks at work together, 1 for one alone.
         repeats: times that each number is measured.
         measure_s: how long each group of ranks is timed, in seconds.
-
-    Returns:
-        For each number mean time of a pass over its priced time.
 
     Raises:
         MissingDataError: a program did not run.
     """
     effort = Effort(min_s=measure_s, min_samples=2, max_s=4 * measure_s, max_samples=1 << 30)
     found: dict[int, list[float]] = {count: [] for count in counts}
+    pass_s = {
+        device: sum(prices[item] * count for item, count in calls.items())
+        for device, prices in price_s.items()
+    }
+    alone: dict[DeviceName, dict[Program, list[float]]] = {
+        device: {item: [] for item in calls} for device in price_s
+    }
     with contextlib.ExitStack() as stack:
         workers = [
             stack.enter_context(Worker(device, cores=place))
@@ -68,14 +87,27 @@ def measure_together(
                 groups = [workers[k : k + count] for k in range(0, len(workers), count)]
                 ratios: list[float] = []
                 for group in [group for group in groups if len(group) == count][:_GROUPS]:
-                    seconds = _passes(group, calls, effort)
-                    ratios += [s / price_s[w.device] for w, s in zip(group, seconds, strict=True)]
+                    for worker, took in zip(group, _passes(group, calls, effort), strict=True):
+                        device = worker.device
+                        whole = sum(took[item] * often for item, often in calls.items())
+                        ratios.append(whole / pass_s[device])
+                        if count == 1:
+                            for item, seconds in took.items():
+                                alone[device][item].append(seconds / price_s[device][item])
                 each.append(fmean(ratios))
-    return {count: median(each) for count, each in found.items()}
+    return PassTimes(
+        {count: median(each) for count, each in found.items()},
+        {
+            device: {item: median(ratios) for item, ratios in programs.items() if ratios}
+            for device, programs in alone.items()
+        },
+    )
 
 
-def _passes(workers: Sequence[Worker], calls: Mapping[Program, int], effort: Effort) -> list[float]:
-    """Seconds of a pass on each of several ranks at once."""
+def _passes(
+    workers: Sequence[Worker], calls: Mapping[Program, int], effort: Effort
+) -> list[dict[Program, float]]:
+    """Seconds of a call of each program of a pass, on each of several ranks at once."""
     for worker in workers:
         worker.send_pass(tuple(calls.items()), effort, keep=True)
     answers = [worker.receive_pass(len(calls), effort) for worker in workers]
@@ -84,6 +116,5 @@ def _passes(workers: Sequence[Worker], calls: Mapping[Program, int], effort: Eff
         failed = next((one.error for one in answer if one.error is not None), None)
         if failed is not None:
             raise MissingDataError(f"ranks at work together on {worker.device}: {failed}")
-        times = zip(answer, calls.values(), strict=True)
-        found.append(sum(fmean(measured.times_s) * count for measured, count in times))
+        found.append({item: fmean(took.times_s) for item, took in zip(calls, answer, strict=True)})
     return found

@@ -211,6 +211,19 @@ def test_merge_of_two_hosts() -> None:
         both.link(0, 2)
 
 
+def test_merge_keeps_each_programs_part_in_a_pass() -> None:
+    gelu = {"device": "cuda:0", "op": "activation_forward", "dims": {"rows": 2, "cols": 8},
+            "variant": "fp32/fp32/torch.gelu", "factor": 0.5}  # fmt: skip
+    passes = {"kind": "training", "factors": {1: 0.9, 2: 1.2}, "programs": [gelu]}
+    a = cluster(devices=[{"name": "cuda:0", "host": "a"}], contention=[passes])
+    b = cluster(devices=[{"name": "cuda:0", "host": "b"}])
+    both = merge(a, b)
+    known = both.measured_contention("a", "training", 1)
+    assert known is not None
+    assert [each.program().op for each in known.programs] == ["activation_forward"]
+    assert both.measured_contention("b", "training", 1) is None
+
+
 def test_merge_keeps_what_each_host_said() -> None:
     both = merge(two_hosts(), two_hosts())
     for a in range(5):
@@ -293,7 +306,21 @@ _contention: st.SearchStrategy[Plain] = st.fixed_dictionaries(
         "kind": st.sampled_from(["memory", "compute"]),
         "factors": st.dictionaries(st.integers(2, 8), st.floats(0.5, 9), min_size=1, max_size=3),
     },
-    optional={"source": st.text()},
+    optional={
+        "source": st.text(),
+        "programs": st.lists(
+            st.fixed_dictionaries(
+                {
+                    "device": st.sampled_from(["cpu", "cuda:0"]),
+                    "op": st.just("elementwise_forward"),
+                    "dims": st.fixed_dictionaries(dict.fromkeys(("rows", "cols"), st.integers(1))),
+                    "variant": st.sampled_from(["fp32/fp32/torch.add", "bf16/bf16/torch.mul"]),
+                    "factor": st.floats(0.1, 9),
+                }
+            ),
+            max_size=2,
+        ),
+    },
 )
 _documents: st.SearchStrategy[Plain] = st.builds(
     dict,

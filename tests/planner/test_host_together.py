@@ -13,6 +13,7 @@ from foreplan.datasets.device import Device
 from foreplan.datasets.device_name import DeviceName
 from foreplan.datasets.profile import Profile, Row
 from foreplan.datasets.program import Program, Variant, program
+from foreplan.datasets.ranks.together import PassTimes
 from foreplan.datasets.tier import Contention, Tier
 from foreplan.errors import SpecError
 from foreplan.planner import host_together
@@ -62,9 +63,9 @@ class Measuring:
         self.stand_ins += 1
         return (Contention(kind="memory", factors={2: 1.5}),)
 
-    def _passes(self, devices: Any, calls: Any, price_s: Any, **how: Any) -> dict[int, float]:
+    def _passes(self, devices: Any, calls: Any, price_s: Any, **how: Any) -> PassTimes:
         self.passes.append((calls, price_s, how["counts"]))
-        return {1: 0.9, 2: 1.1}
+        return PassTimes({1: 0.9, 2: 1.1}, {CPU: {FORWARD: 0.8, BACKWARD: 1.1}})
 
 
 @pytest.fixture
@@ -86,13 +87,35 @@ def test_passes_are_timed_over_their_price_and_kept(measuring: Measuring, tmp_pa
     profiles = profile(1e-3, 3e-3)
     for _ in "ab":
         assert found(tmp_path, profiles, CALLS) == {"training": {1: 0.9, 2: 1.1}}
-    assert measuring.passes == [(CALLS, {CPU: pytest.approx(5e-3)}, (1, 2))]
+    priced = {CPU: {FORWARD: pytest.approx(1e-3), BACKWARD: pytest.approx(3e-3)}}
+    assert measuring.passes == [(CALLS, priced, (1, 2))]
     assert (measuring.links, measuring.stand_ins) == (1, 0)
     # Another workload's pass is no reason; other prices of that which was timed are.
     found(tmp_path, profiles, {FORWARD: 7})
     assert len(measuring.passes) == 1
     found(tmp_path, profile(1e-3, 4e-3), CALLS)
-    assert [price for _, price, _ in measuring.passes[1:]] == [{CPU: pytest.approx(6e-3)}]
+    assert [price for _, price, _ in measuring.passes[1:]] == [
+        {CPU: {FORWARD: pytest.approx(1e-3), BACKWARD: pytest.approx(4e-3)}}
+    ]
+
+
+def test_each_programs_part_is_kept_too(measuring: Measuring, tmp_path: Path) -> None:
+    for _ in "ab":
+        _, (contention,) = together(
+            [CPU, CPU], profile(1e-3, 3e-3), CALLS, tmp_path, "here", Console(quiet=True)
+        )
+        assert {each.program(): each.factor for each in contention.programs} == {
+            FORWARD: 0.8, BACKWARD: 1.1,
+        }  # fmt: skip
+        assert {each.device for each in contention.programs} == {str(CPU)}
+    assert len(measuring.passes) == 1
+    # A file that has none is of an older version.
+    path = tmp_path / "links.json"
+    known = json.loads(path.read_text())
+    del known["passes"]["contention"]["programs"]
+    path.write_text(json.dumps(known))
+    found(tmp_path, profile(1e-3, 3e-3), CALLS)
+    assert len(measuring.passes) == 2
 
 
 def test_passes_wait_until_all_their_programs_are_priced(

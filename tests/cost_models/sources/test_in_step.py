@@ -8,12 +8,13 @@ import pytest
 
 from foreplan.cost_models.book import Profiles, cost_book
 from foreplan.cost_models.costs import CostBook, Estimate, Work
-from foreplan.cost_models.sources.in_step import InStepSource
+from foreplan.cost_models.sources.in_step import InStepFactor, InStepSource, in_step_factors
 from foreplan.datasets.cluster import Cluster
 from foreplan.datasets.device import Device
 from foreplan.datasets.profile import Profile, Row
 from foreplan.datasets.program import Program, Variant, program
 from foreplan.datasets.specs import validate
+from foreplan.errors import SpecError
 
 FP32 = Variant("fp32", "fp32", "torch.linear")
 FORWARD = program("linear_forward", FP32, rows=8, n=64, k=64)
@@ -56,6 +57,55 @@ def test_measured_prices_are_those_in_a_pass(
     assert found.cost(DECODING, label) == before.cost(DECODING, label)
 
 
+def test_programs_go_by_their_own_part_in_a_pass_or_by_the_nearest() -> None:
+    wide, wider = (program("linear_forward", FP32, rows=8, n=n, k=64) for n in (128, 1024))
+    back = program("linear_backward", FP32, rows=8, n=64, k=64)
+    device = Device(
+        name="cpu:threads=1", chip="c", vendor="v", kind="cpu", launch_overhead_s=1e-6,
+        memory_bandwidth=1e9,
+    )  # fmt: skip
+    items = (FORWARD, wide, wider, back, DECODING)
+    rows = tuple(row(item, 1e-3) for item in items)
+    profile = Profile(device=device, software={"torch": "2.13"}, rows=rows)
+    own = [
+        {
+            "device": name, "op": item.op, "dims": item.dims, "variant": str(item.variant),
+            "factor": factor,
+        }
+        for name, item, factor in (
+            ("cpu:threads=1", FORWARD, 0.5), ("cpu:threads=1", wider, 0.75),
+            ("cpu:threads=2", FORWARD, 3.0),
+        )
+    ]  # fmt: skip
+    passes = {"kind": "training", "factors": {1: 0.9, 2: 1.2}, "programs": own}
+    devices = [{"name": "cpu:threads=1"}, {"name": "cpu:threads=4"}]
+    cluster = validate(Cluster, {"devices": devices, "contention": [passes]}, "cluster")
+    one, other = (rank.label for rank in cluster.ranks())
+    plain = validate(Cluster, {"devices": devices}, "cluster")
+    found, before = (cost_book(of, Profiles({one: profile}), "measured") for of in (cluster, plain))
+    factors = [found.cost(item, one).mean_s / before.cost(item, one).mean_s for item in items]
+    assert factors == pytest.approx([0.5, 0.5, 0.75, 0.9, 1.0])
+    assert in_step_factors(cluster)[other](FORWARD) == 0.9, (
+        "of its host, where no program was timed"
+    )
+
+
+@pytest.mark.parametrize(
+    "broken", [{"op": "no_such"}, {"dims": {"rows": 8}}, {"variant": "fp32"}, {"factor": 0.0}]
+)
+def test_a_strange_program_of_a_pass_is_refused_in_a_line(broken: dict[str, object]) -> None:
+    own = {
+        "device": "cpu",
+        "op": FORWARD.op,
+        "dims": FORWARD.dims,
+        "variant": str(FP32),
+        "factor": 1.0,
+    }
+    passes = {"kind": "training", "factors": {1: 0.9}, "programs": [own | broken]}
+    with pytest.raises(SpecError, match=r"cluster: contention\[0\]\.programs\[0\]"):
+        validate(Cluster, {"devices": [{"name": "cpu"}], "contention": [passes]}, "cluster")
+
+
 def test_figures_alone_stay_as_they_are() -> None:
     passes, one = {"kind": "training", "factors": {1: 0.8}}, [{"name": "t4"}]
     prices = [
@@ -78,7 +128,7 @@ def test_programs_are_priced_at_once_where_a_source_can() -> None:
             return Estimate.exact(1e-3)
 
     batch = Batch()
-    book = CostBook([InStepSource([batch], {"a": 0.8})])
+    book = CostBook([InStepSource([batch], {"a": InStepFactor(0.8, {})})])
     book.prepare([FORWARD, DECODING], "a")
     assert batch.asked == [[FORWARD, DECODING]]
     assert [book.cost(item, "a").mean_s for item in (FORWARD, DECODING)] == [0.8e-3, 1e-3]

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import pytest
 
 from foreplan.datasets.device_name import DeviceName
 from foreplan.datasets.program import Program, Variant, program
 from foreplan.datasets.ranks import together
-from foreplan.datasets.ranks.together import measure_together
+from foreplan.datasets.ranks.together import PassTimes, measure_together
 from foreplan.datasets.timing.measurement import Measurement
 from foreplan.datasets.timing.measuring import Effort
 from foreplan.errors import MissingDataError
@@ -22,7 +22,7 @@ LONG, SHORT = (program("elementwise_forward", ADD, rows=rows, cols=64) for rows 
 
 
 class FakeWorker:
-    """Takes 2 s and 1 s, times ``factor``; on ``SLOW`` four times as long."""
+    """Takes 2 s and 1 s, times ``factor``; on ``SLOW`` four times as long, the second eight."""
 
     at_work: ClassVar[set[int]] = set()
     broken: ClassVar[int | None] = None
@@ -52,8 +52,9 @@ class FakeWorker:
             FakeWorker.at_work.clear()
         if FakeWorker.broken == self._core:
             return [Measurement.failed("no such kernel")] * count
-        slow = (4.0 if self.device == SLOW else 1.0) * FakeWorker.factor
-        return [Measurement((seconds * slow,), 1) for seconds in (2.0, 1.0)]
+        slow = (4.0, 8.0) if self.device == SLOW else (1.0, 1.0)
+        times = zip((2.0, 1.0), slow, strict=True)
+        return [Measurement((seconds * more * FakeWorker.factor,), 1) for seconds, more in times]
 
 
 @pytest.fixture(autouse=True)
@@ -63,29 +64,48 @@ def _fake(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(FakeWorker, "at_work", set())
 
 
-def measured(devices: Sequence[DeviceName], price_s: dict[DeviceName, float], **more: Any) -> Any:
+#: Prices of calls: a pass costs 4 s, and 10.
+PRICES = {CPU: {LONG: 1.0, SHORT: 1.0}, SLOW: {LONG: 4.0, SHORT: 2.0}}
+
+
+def measured(devices: Sequence[DeviceName], counts: Sequence[int] = (1, 2, 3)) -> PassTimes:
     return measure_together(
-        devices, {LONG: 1, SHORT: 3}, price_s, cores=[(k,) for k in range(len(devices))],
-        counts=(1, 2, 3), repeats=3, measure_s=0.0, **more,
+        devices, {LONG: 1, SHORT: 3}, {name: PRICES[name] for name in set(devices)},
+        cores=[(k,) for k in range(len(devices))], counts=counts, repeats=3, measure_s=0.0,
     )  # fmt: skip
 
 
 def test_times_are_put_over_prices_rank_by_rank(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A pass of 2 + 3 x 1 s costs 4 s; a slow rank's, four times as long, costs 10."""
-    found = measured([CPU, CPU, CPU], {CPU: 4.0})
-    assert found == pytest.approx({1: 1.25, 2: 1.25, 3: 1.25})
+    """A pass of 2 + 3 x 1 s costs 4 s; a slow rank's, of 8 + 3 x 8, costs 10."""
+    found = measured([CPU, CPU, CPU])
+    assert found.factors == pytest.approx({1: 1.25, 2: 1.25, 3: 1.25})
     monkeypatch.setattr(FakeWorker, "factor", 1.2)
-    found = measured([CPU, SLOW, CPU], {CPU: 4.0, SLOW: 10.0})
-    assert found == pytest.approx({1: 1.2 * (1.25 + 2 + 1.25) / 3, 2: 1.2 * (1.25 + 2) / 2,
-                                   3: 1.2 * (1.25 + 2 + 1.25) / 3})  # fmt: skip
+    found = measured([CPU, SLOW, CPU])
+    assert found.factors == pytest.approx({1: 1.2 * (1.25 + 3.2 + 1.25) / 3,
+                                           2: 1.2 * (1.25 + 3.2) / 2,
+                                           3: 1.2 * (1.25 + 3.2 + 1.25) / 3})  # fmt: skip
+
+
+def test_one_rank_alone_is_put_over_the_price_of_each_program(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(FakeWorker, "factor", 1.1)
+    found = measured([CPU, SLOW, CPU])
+    assert found.programs[CPU] == pytest.approx({LONG: 2.2, SHORT: 1.1})
+    assert found.programs[SLOW] == pytest.approx({LONG: 2.2, SHORT: 4.4})
+    # The factors of the programs are those of the pass, weighted by their prices.
+    assert found.programs[CPU][LONG] / 4 + found.programs[CPU][SHORT] * 3 / 4 == pytest.approx(
+        measured([CPU, CPU], counts=(1,)).factors[1]
+    )
+    assert measured([CPU, CPU], counts=(2,)).programs == {CPU: {}}
 
 
 def test_all_ranks_take_part_in_whole_groups_of_neighbours() -> None:
-    measured([CPU] * 3, {CPU: 4.0})
+    measured([CPU] * 3)
     assert FakeWorker.groups == {(0,), (1,), (2,), (0, 1), (0, 1, 2)}
 
 
 def test_a_rank_that_cannot_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(FakeWorker, "broken", 1)
     with pytest.raises(MissingDataError, match="no such kernel"):
-        measured([CPU] * 3, {CPU: 4.0})
+        measured([CPU] * 3)
