@@ -3,8 +3,10 @@
     taskset -c 0 python tests/benchmarks/bubbles_programs_in_step.py PLAN.json [ROUNDS]
 
 PLAN is of pipeline ranks without lanes; its step runs in one process. Programs are timed behind
-operators of 4 MiB as in profiles, behind some as large as the step's own, and in a loop. All times
-are the core's, so that other work beside counts little. Printed: actions over their price.
+operators of 4 MiB as in profiles, behind some as large as the step's own, in a loop, and as a pass
+of a micro-batch runs them, one behind the other: each by its own time there, with and without what
+the operator before has written, and all by one factor on what is profiled. All times are the
+core's, so that other work beside counts little. Printed: actions over their price.
 """
 
 from __future__ import annotations
@@ -35,7 +37,7 @@ from foreplan.planner.verify import clock
 from foreplan.planner.verify.session import problem_of
 
 OPS = ("F", "B", "encode", "encode_backward")
-LEAST, LEAST_S = 7, 0.02
+LEAST, LEAST_S, LEAST_PASSES = 7, 0.02, 20
 
 
 def leaves(work, count=1):
@@ -79,6 +81,39 @@ def prices_s(program: Program, ways: dict[str, Callable[[int], Callable[[], None
         return {way: timed(call, before(rows)) for way, before in ways.items()}
 
 
+def pass_s(often: dict[Program, int], *, written: bool) -> dict[Program, float]:
+    """Seconds of each program, run one behind the other as a pass of a micro-batch does."""
+    calls = {item: training_call(item, "cpu").limited(count) for item, count in often.items()}
+    most = max(often.values())
+    order = [item for turn in range(most) for item, count in often.items() if turn < count]
+    times: dict[Program, list[float]] = {item: [] for item in often}
+    with torch.enable_grad():
+        for _ in range(2 + LEAST_PASSES):
+            for item in order:
+                if written:
+                    calls[item].warm_up()
+                started = time.process_time()
+                calls[item]()
+                times[item].append(time.process_time() - started)
+    return {item: statistics.fmean(took[2 * often[item] :]) for item, took in times.items()}
+
+
+def in_passes(
+    found: dict[Program, dict[str, float]], counts: Counter[Program], microbatches: int
+) -> None:
+    """Add what programs take in passes to what is found."""
+    often = {item: max(1, round(count / microbatches)) for item, count in counts.items()}
+    own = pass_s(often, written=True)
+    cold = pass_s(often, written=False)
+    factor = sum(own[item] * n for item, n in counts.items()) / sum(
+        found[item]["as profiled"] * n for item, n in counts.items()
+    )
+    for item, prices in found.items():
+        prices["in a pass"] = own[item]
+        prices["in a pass, nothing written before"] = cold[item]
+        prices["as profiled, by one factor of the pass"] = prices["as profiled"] * factor
+
+
 def main() -> None:
     torch.set_num_threads(1)
     keep_freed_memory()
@@ -88,7 +123,10 @@ def main() -> None:
     schedule = planner.schedule(problem, decision)
     kernels = [planner.kernels(problem, decision, r, mode="fast") for r in range(schedule.ranks)]
     counts = Counter(action.work for action in schedule if action.op in OPS)
-    programs = dict.fromkeys(p for work in counts for p, _ in leaves(work))
+    programs = Counter[Program]()
+    for work, count in counts.items():
+        for item, times in leaves(work, count):
+            programs[item] += times
     behind = functools.cache(others)
     ways = {
         "as profiled": lambda rows: cold_operands._others,
@@ -100,9 +138,10 @@ def main() -> None:
         for program in programs:
             found[program] = prices_s(program, ways)
             gc.collect()
+        in_passes(found, programs, problem.workload.microbatches)
         with mock.patch.object(clock.time, "monotonic_ns", time.process_time_ns):
             step = profile_step(schedule, decision, kernels, torch.device("cpu"), rounds=5)
-        for way in ways:
+        for way in next(iter(found.values())):
             took, price = Counter(), Counter()
             for work, count in counts.items():
                 cost_s = count * sum(found[p][way] * n for p, n in leaves(work))
