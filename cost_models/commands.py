@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from foreplan.cost_models.programs.program_commands import (
     evaluate_program_files,
     holds_programs,
     train_programs,
+    tune_programs,
 )
 from foreplan.datasets.device import Device
 from foreplan.datasets.importers import read_operators
@@ -59,6 +61,8 @@ def train_files(
     seed: int = 0,
     device: str | None = None,
     torch_device: str = "cpu",
+    start: str | None = None,
+    device_files: Sequence[Path] = (),
 ) -> dict[str, object]:
     """Fit the predictor of what the data is of, operators or programs; returns its card.
 
@@ -70,9 +74,13 @@ def train_files(
         seed: of every random choice.
         device: what every program of a tir-jsonl file ran on.
         torch_device: where networks are trained.
+        start: a model to fine-tune, as `evaluate_file` takes one; ``None`` fits one anew.
+        device_files: figures of devices that the zoo lacks.
 
     Raises:
-        SpecError: a bad file or format, or operators and programs together.
+        SpecError: a bad file or format, operators and programs together, or a start that is of
+            something else.
+        MissingDataError: no such shipped model.
     """
     names = list(formats) * len(data) if len(formats) == 1 else list(formats)
     if len(names) != len(data):
@@ -81,11 +89,18 @@ def train_files(
     if any(programs) and not all(programs):
         raise SpecError("--data", got=[str(p) for p in data], expected="operators or programs")
     if all(programs):
+        given: dict[str, Any] = {
+            "device": device, "device_files": device_files, "hold_out": hold_out
+        }  # fmt: skip
+        if start is not None:
+            return tune_programs(start, data, names, output, torch_device=torch_device, **given)
         return train_programs(
-            data, names, output, hold_out=hold_out, device=device,
-            settings={"seed": seed, "torch_device": torch_device},
-        )  # fmt: skip
-    return train_operators(data, formats, output, hold_out=hold_out, seed=seed)
+            data, names, output, settings={"seed": seed, "torch_device": torch_device}, **given
+        )
+    return train_operators(
+        data, names, output, hold_out=hold_out, seed=seed, device=device, start=start,
+        device_files=device_files,
+    )  # fmt: skip
 
 
 def train_operators(
@@ -95,8 +110,11 @@ def train_operators(
     *,
     hold_out: Sequence[str] = (),
     seed: int = 0,
+    device: str | None = None,
+    start: str | None = None,
+    device_files: Sequence[Path] = (),
 ) -> dict[str, object]:
-    """Fit the operator predictor and write it; returns its card.
+    """Fit the operator predictor, or fine-tune one, and write it; returns its card.
 
     Args:
         data: files of measurements.
@@ -104,26 +122,52 @@ def train_operators(
         output: folder to write to; made if missing.
         hold_out: chips (``gh100``) or devices that no row may come from.
         seed: of every random choice.
+        device: device of every row, for files that do not say.
+        start: ``pretrained:ops`` or a trained folder, whose experts are fine-tuned; ``None`` fits
+            new ones.
+        device_files: figures of devices that the zoo lacks.
 
     Raises:
-        SpecError: a bad file or format, a held-out name that no row has, or no row left.
+        SpecError: a bad file or format, a held-out name that no row has, no row left, or a start
+            that is fine-tuned already.
+        MissingDataError: no such shipped model.
     """
-    from foreplan.cost_models.operators.operator_predictor import OperatorPredictor
-
     if len(formats) not in (1, len(data)):
         raise SpecError("--format", got=list(formats), expected="one, or one for each --data")
     names = list(formats) * len(data) if len(formats) == 1 else list(formats)
+    known = _devices(device_files)
     table = OperatorTable.concat(
-        read_operators(path, name) for path, name in zip(data, names, strict=True)
+        read_operators(path, name, device=device, devices=known)
+        for path, name in zip(data, names, strict=True)
     )
     kept = without(table, hold_out)
-    predictor = OperatorPredictor(seed=seed).fit(kept)
-    return predictor.save(
-        output,
-        sources=[{"file": path.name, "format": name}
-                 for path, name in zip(data, names, strict=True)],
-        held_out=list(hold_out),
-    )  # fmt: skip
+    facts = {
+        "sources": [{"file": path.name, "format": name}
+                    for path, name in zip(data, names, strict=True)],
+        "held_out": list(hold_out),
+    }  # fmt: skip
+    if start is not None:
+        return _tune_operators(start, kept, output, seed, facts)
+    from foreplan.cost_models.operators.operator_predictor import OperatorPredictor
+
+    return OperatorPredictor(seed=seed).fit(kept).save(output, **facts)
+
+
+def _tune_operators(
+    start: str, table: OperatorTable, output: Path, seed: int, facts: Mapping[str, object]
+) -> dict[str, object]:
+    from foreplan.cost_models.model_store import model_folder
+    from foreplan.cost_models.operators.operator_weights import load_experts, save_tuned
+    from foreplan.cost_models.operators.tuned_experts import TunedExperts
+
+    folder = model_folder(start)
+    experts = load_experts(folder)
+    if isinstance(experts, TunedExperts):
+        raise SpecError(
+            "--start", got=start, expected="a model that was not fine-tuned",
+            fix="start from what it was made of, with all rows",
+        )  # fmt: skip
+    return save_tuned(TunedExperts.fit(experts, table, seed=seed), folder, output, facts)
 
 
 def without(table: OperatorTable, hold_out: Sequence[str]) -> OperatorTable:

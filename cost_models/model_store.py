@@ -151,6 +151,6 @@ def load_operator_model(name_or_path: str) -> OperatorModel:
             f"baseline {name_or_path!r} has no weights of its own",
             fix="fit and score it with 'python -m foreplan.cost_models.operators.crossval'",
         )
-    from foreplan.cost_models.operators.operator_predictor import OperatorPredictor
+    from foreplan.cost_models.operators.operator_weights import load_experts
 
-    return OperatorPredictor.load(model_folder(name_or_path))
+    return load_experts(model_folder(name_or_path))

@@ -172,17 +172,18 @@ def recorded_libraries(model: FittedExperts, device: Device) -> dict[tuple[str, 
 
     Another board's of the chip do not stand in for the device's own operators of other libraries.
     """
+    timed = sorted(model.timed(), key=lambda t: (t.device.name == device.name, t.library))
     own = {
-        (expert.family, expert.dtype)
-        for expert in model.experts_
-        if expert.device.name == device.name and not includes_launch(expert.library)
+        (t.family, t.dtype)
+        for t in timed
+        if t.device.name == device.name and not includes_launch(t.library)
     }
     found: dict[tuple[str, str], str] = {}
-    for expert in sorted(model.experts_, key=lambda e: (e.device.name == device.name, e.library)):
-        if not expert.library.startswith(RECORDED) or expert.device.chip != device.chip:
+    for t in timed:
+        if not t.library.startswith(RECORDED) or t.device.chip != device.chip:
             continue
-        if expert.device.name == device.name or (expert.family, expert.dtype) not in own:
-            found |= {(kind, expert.dtype): expert.library for kind in expert.offsets}
+        if t.device.name == device.name or (t.family, t.dtype) not in own:
+            found |= {(kind, t.dtype): t.library for kind in t.kinds}
     return found
 
 

@@ -1,4 +1,4 @@
-"""Interval widths for chips that were never seen: conformal over chips held out in turn."""
+"""Widths of intervals: conformal over rows kept out of a fit, or over chips held out in turn."""
 
 from __future__ import annotations
 
@@ -52,6 +52,14 @@ def unseen_quantiles(
             if len(known):
                 scores.setdefault(str(kind), []).append(known)
     return {kind: _weighted_quantile(parts) for kind, parts in sorted(scores.items())}
+
+
+def conformal_quantile(errors: Floats) -> float:
+    """The conformal 90 % quantile: rank ceil(0.9 (n + 1)) of n scores."""
+    if len(errors) < 10:
+        return float(errors.max(initial=0.5))
+    rank = min(int(np.ceil(0.9 * (len(errors) + 1))), len(errors))
+    return float(np.sort(errors)[rank - 1])
 
 
 def _weighted_quantile(parts: list[Floats], share: float = 0.9) -> float:

@@ -6,8 +6,9 @@ long to load as everything else of a prediction.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,9 +16,28 @@ from numpy.typing import NDArray
 from foreplan.cost_models.operators.device_gate import GateScales
 from foreplan.cost_models.operators.operator_experts import Expert, Mixture, mix, seconds
 from foreplan.cost_models.operators.operator_features import FAMILIES, Features, features
+from foreplan.datasets.device import Device
 from foreplan.datasets.sweeps.operator_table import OperatorTable
 
 Floats = NDArray[np.float64]
+
+
+class Timed(NamedTuple):
+    """What rows of one source were of.
+
+    Attributes:
+        device: that they ran on.
+        library: as `OperatorTable.library`.
+        family: of the operators.
+        dtype: as `OperatorTable.dtype`.
+        kinds: of operators.
+    """
+
+    device: Device
+    library: str
+    family: str
+    dtype: str
+    kinds: tuple[str, ...]
 
 
 class FittedExperts:
@@ -65,11 +85,29 @@ class FittedExperts:
             block = features(part, family)
             for mixture in self.mixtures(family, part, block):
                 at = mixture.rows
-                found[rows[at]] = seconds(
-                    mixture.overhead_s, block.structural_s[at], block.bound_s[at], mixture.base
+                found[rows[at]], seen[rows[at]] = self.answer(
+                    family, mixture, part.take(at), block.take(at)
                 )
-                seen[rows[at]] = mixture.seen_quantile
         return found, seen
+
+    def answer(
+        self, family: str, mixture: Mixture, table: OperatorTable, block: Features
+    ) -> tuple[Floats, Floats]:
+        """What `predict_parts` says of one device, library and data type.
+
+        Args:
+            family: of the rows.
+            mixture: what the experts say of them (N,).
+            table: the rows (N,).
+            block: their features (N,).
+        """
+        mean = seconds(mixture.overhead_s, block.structural_s, block.bound_s, mixture.base)
+        return mean, np.full(len(table), mixture.seen_quantile)
+
+    def timed(self) -> Iterator[Timed]:
+        """What rows taught it, expert by expert."""
+        for e in self.experts_:
+            yield Timed(e.device, e.library, e.family, e.dtype, tuple(e.offsets))
 
     def mixtures(self, family: str, table: OperatorTable, block: Features) -> list[Mixture]:
         """Answers of the experts for a table of one family, group by group.

@@ -32,6 +32,7 @@ from sklearn.base import (  # type: ignore[import-untyped, unused-ignore]
     RegressorMixin,
 )
 
+from foreplan.cost_models.operators.conformal import conformal_quantile, unseen_quantiles
 from foreplan.cost_models.operators.device_gate import GateScales
 from foreplan.cost_models.operators.fitted_experts import FittedExperts, by_family
 from foreplan.cost_models.operators.operator_experts import (
@@ -116,8 +117,6 @@ class OperatorPredictor(RegressorMixin, BaseEstimator, FittedExperts):  # type: 
                 expected=f"at least {_FEWEST_ROWS} of a family of known operators, data type and "
                 "library, on a device with known figures",
             )  # fmt: skip
-        from foreplan.cost_models.operators.conformal import unseen_quantiles
-
         self.quantiles_ = unseen_quantiles(self, table, latency)
         return self
 
@@ -177,7 +176,7 @@ class OperatorPredictor(RegressorMixin, BaseEstimator, FittedExperts):  # type: 
         return Expert(
             family=family, device=device, library=part.library[0], dtype=part.dtype[0],
             trees=ensemble, rows=int(usable.sum()), overhead_s=overhead,
-            seen_quantile=_quantile(errors), offsets=offsets, tiles=tiles,
+            seen_quantile=conformal_quantile(errors), offsets=offsets, tiles=tiles,
         )  # fmt: skip
 
 
@@ -202,11 +201,3 @@ def _by_expert(table: OperatorTable) -> list[NDArray[np.int64]]:
         ]  # fmt: skip
         together.append(np.array(groups[key] + alike))
     return together
-
-
-def _quantile(errors: Floats) -> float:
-    """The conformal 90 % quantile: rank ceil(0.9 (n + 1)) of n scores."""
-    if len(errors) < 10:
-        return float(errors.max(initial=0.5))
-    rank = min(int(np.ceil(0.9 * (len(errors) + 1))), len(errors))
-    return float(np.sort(errors)[rank - 1])

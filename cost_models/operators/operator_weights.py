@@ -7,7 +7,7 @@ which sources, under which licences.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -28,8 +28,13 @@ if TYPE_CHECKING:
     from foreplan.cost_models.operators.fitted_experts import FittedExperts
     from foreplan.cost_models.operators.operator_experts import Expert
     from foreplan.cost_models.operators.operator_predictor import OperatorPredictor
+    from foreplan.cost_models.operators.operator_tuning import Tuning
+    from foreplan.cost_models.operators.tuned_experts import TunedExperts
 
 SCHEMA = "foreplan.operator-predictor/2"
+#: Of experts that were fine-tuned (`tuned_experts`): who reads the experts alone would be told what
+#: nobody measured.
+TUNED_SCHEMA = "foreplan.operator-predictor/3"
 
 LICENCES: Mapping[str, str] = {
     "neusight": "sitar-lab/NeuSight, MIT, (c) 2025 Georgia Institute of Technology and Microsoft",
@@ -56,15 +61,9 @@ def save(model: OperatorPredictor, folder: Path, facts: Mapping[str, Any]) -> di
     """
     tensors: dict[str, NDArray[Any]] = {}
     for index, expert in enumerate(model.experts_):
-        for name, array in _compact(expert.trees.arrays()).items():
-            tensors[f"{index}.{name}"] = array
+        tensors |= _packed(f"{index}", expert.trees)
         if expert.tiles is not None:
-            for name, array in _compact(expert.tiles.arrays()).items():
-                tensors[f"{index}.tiles.{name}"] = array
-    sources = [
-        {**source, "licence": LICENCES.get(source.get("format", ""), "unknown")}
-        for source in facts.get("sources", ())
-    ]
+            tensors |= _packed(f"{index}.tiles", expert.tiles)
     card: dict[str, object] = {
         "schema": SCHEMA,
         "name": "library operators",
@@ -77,14 +76,11 @@ def save(model: OperatorPredictor, folder: Path, facts: Mapping[str, Any]) -> di
             "gate": asdict(model.gate or GateScales()),
         },
         **facts,
-        "sources": sources,
+        "sources": _licensed(facts.get("sources", ())),
         "unseen_chip_quantiles": model.quantiles_,
         "experts": [
             {
-                "family": expert.family,
-                "device": expert.device.model_dump(
-                    mode="json", exclude_none=True, exclude={"sources", "notes"}
-                ),
+                "family": expert.family, "device": _figures(expert.device),
                 "library": expert.library, "dtype": expert.dtype, "rows": expert.rows,
                 "overhead_s": expert.overhead_s,
                 "seen_quantile": expert.seen_quantile, "offsets": expert.offsets,
@@ -97,22 +93,83 @@ def save(model: OperatorPredictor, folder: Path, facts: Mapping[str, Any]) -> di
     return card
 
 
+def save_tuned(
+    model: TunedExperts, start: Path, folder: Path, facts: Mapping[str, Any]
+) -> dict[str, object]:
+    """Write fine-tuned experts with the model that they started from.
+
+    Args:
+        model: fine-tuned.
+        start: folder of that model, which `save` wrote.
+        folder: made if missing.
+        facts: as `save`; its sources stand behind those of the start.
+
+    Returns:
+        The card.
+
+    Raises:
+        SpecError: the folder cannot be written, or the start is no longer readable.
+    """
+    card = read_card(start)
+    tensors = dict(read_weights(start, card))
+    tunings = list(model.tunings_.values())
+    for index, tuning in enumerate(tunings):
+        if tuning.trees is not None:
+            tensors |= _packed(f"tuning{index}", tuning.trees)
+        for kind, made in tuning.adjustments.items():
+            for name in ("weights", "centre", "scale"):
+                tensors[f"tuning{index}.{kind}.{name}"] = getattr(made, name)
+    before: Any = card.get("sources", ())
+    new = {
+        **card,
+        **facts,
+        "schema": TUNED_SCHEMA,
+        "sources": [*before, *_licensed(facts.get("sources", ()))],
+        "tunings": [
+            {
+                "family": tuning.family, "device": _figures(tuning.device),
+                "library": tuning.library, "dtype": tuning.dtype,
+                "trees": tuning.trees is not None, "quantiles": dict(tuning.quantiles),
+                "kinds": {
+                    kind: {
+                        "rows": judged.rows, "mape_before": judged.before,
+                        "mape_unseen": judged.unseen,
+                        "host": tuning.adjustments[kind].host
+                        if kind in tuning.adjustments else None,
+                    }
+                    for kind, judged in tuning.judged.items()
+                },
+            }
+            for tuning in tunings
+        ],
+    }  # fmt: skip
+    write_model(folder, tensors, new)
+    return new
+
+
 def load(folder: Path) -> OperatorPredictor:
     """Read a model that `save` wrote.
 
     Raises:
-        SpecError: another schema, a broken file, or a card and weights that do not agree.
+        SpecError: another schema, a broken file, a card and weights that do not agree, or a model
+            that was fine-tuned, which has no settings to fit it anew.
     """
     from foreplan.cost_models.operators.operator_predictor import OperatorPredictor
+    from foreplan.cost_models.operators.tuned_experts import TunedExperts
 
     found, parameters = _read(folder)
+    if isinstance(found, TunedExperts):
+        raise SpecError(
+            f"{folder}/card.json: schema", got=TUNED_SCHEMA, expected=SCHEMA,
+            fix="read fine-tuned experts with foreplan.Predictor.load",
+        )  # fmt: skip
     model = OperatorPredictor(**parameters, gate=found.gate)
     model.experts_, model.quantiles_ = found.experts_, found.quantiles_
     return model
 
 
 def load_experts(folder: Path) -> FittedExperts:
-    """Read what a model that `save` wrote predicts with; loads no scikit-learn.
+    """Read what a model that `save` or `save_tuned` wrote predicts with; loads no scikit-learn.
 
     Raises:
         SpecError: as `load`.
@@ -124,9 +181,10 @@ def _read(folder: Path) -> tuple[FittedExperts, dict[str, Any]]:
     """Experts, and the settings that they were fitted with but the gate."""
     from foreplan.cost_models.operators.fitted_experts import FittedExperts
     from foreplan.cost_models.operators.operator_experts import Expert
+    from foreplan.cost_models.operators.tuned_experts import TunedExperts
 
     card = read_card(folder)
-    if card.get("schema") != SCHEMA:
+    if card.get("schema") not in (SCHEMA, TUNED_SCHEMA):
         other = str(card.get("schema")).partition("/")[0] != SCHEMA.partition("/")[0]
         raise SpecError(
             f"{folder}/card.json: schema", got=card.get("schema"), expected=SCHEMA,
@@ -156,11 +214,58 @@ def _read(folder: Path) -> tuple[FittedExperts, dict[str, Any]]:
         scales = [value for value in asdict(gate).values() if not 1e-3 < value < 1e3]
         if scales or not all(map(_sound, experts)):
             raise ValueError("a text or a number where another belongs")
+        if card["schema"] == TUNED_SCHEMA:
+            found = TunedExperts(found, _tunings(card["tunings"], tensors, folder))
     except MISFITS as error:
         raise SpecError(
             str(folder), got=str(error), expected="weights that fit the card"
         ) from error
     return found, settings
+
+
+def _tunings(entries: Any, tensors: Mapping[str, NDArray[Any]], folder: Path) -> list[Tuning]:
+    from foreplan.cost_models.operators.operator_tuning import Adjustment, Judged, Tuning
+
+    found = []
+    for index, entry in enumerate(entries):
+        adjustments, judged = {}, {}
+        for kind, facts in entry["kinds"].items():
+            judged[kind] = Judged(
+                int(facts["rows"]), float(facts["mape_before"]), facts["mape_unseen"]
+            )
+            if facts["host"] is not None:
+                weights, centre, scale = (
+                    np.asarray(tensors[f"tuning{index}.{kind}.{name}"], dtype=np.float64)
+                    for name in ("weights", "centre", "scale")
+                )
+                adjustments[kind] = Adjustment(float(facts["host"]), weights, centre, scale)
+        if entry["family"] not in FAMILIES or entry["dtype"] not in PRECISIONS:
+            raise ValueError(f"tunings[{index}] of no known operator")
+        found.append(
+            Tuning(
+                family=entry["family"],
+                device=validate(Device, entry["device"], f"{folder}/card.json: tunings[{index}]"),
+                library=str(entry["library"]), dtype=entry["dtype"], judged=judged,
+                adjustments=adjustments,
+                trees=TreeEnsemble(_restore(tensors, f"tuning{index}")) if entry["trees"] else None,
+                quantiles={kind: float(value) for kind, value in entry["quantiles"].items()},
+            )
+        )  # fmt: skip
+    return found
+
+
+def _figures(device: Device) -> dict[str, Any]:
+    """What a card says of a device."""
+    return device.model_dump(mode="json", exclude_none=True, exclude={"sources", "notes"})
+
+
+def _licensed(sources: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Sources with the licence of their format."""
+    return [{**s, "licence": LICENCES.get(s.get("format", ""), "unknown")} for s in sources]
+
+
+def _packed(prefix: str, trees: TreeEnsemble) -> dict[str, NDArray[Any]]:
+    return {f"{prefix}.{name}": array for name, array in _compact(trees.arrays()).items()}
 
 
 def _sound(expert: Expert) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -17,8 +17,13 @@ from foreplan.cost_models.programs.program_table import ProgramTable
 from foreplan.datasets.device import Device
 from foreplan.errors import SpecError
 
+if TYPE_CHECKING:
+    from foreplan.cost_models.programs.program_predictor import ProgramPredictor
+
 #: Programs whose repetitions spread more are not trained on: others used the machine meanwhile.
 TRAINING_SPREAD = 0.5
+#: Folds of tasks that say how good a fine-tuned predictor is.
+TUNING_FOLDS = 5
 
 
 def holds_programs(data: Path, format_name: str) -> bool:
@@ -41,8 +46,12 @@ def holds_programs(data: Path, format_name: str) -> bool:
     return bool(found.get(b"schema", b"").decode() == SCHEMA)
 
 
-def load_program_model(name_or_path: str, *, torch_device: str = "cpu") -> ProgramModel:
+def load_program_model(
+    name_or_path: str, *, torch_device: str = "cpu", where: str = "--model"
+) -> ProgramModel:
     """A model of scheduled programs: ``roofline``, ``pretrained:programs`` or a folder.
+
+    ``where`` is the option that names it.
 
     Raises:
         MissingDataError: no such shipped model.
@@ -57,7 +66,7 @@ def load_program_model(name_or_path: str, *, torch_device: str = "cpu") -> Progr
     folder = model_folder(name_or_path)
     if read_card(folder).get("kind") != "programs":
         raise SpecError(
-            "--model", got=name_or_path, expected="a model of scheduled programs for this data",
+            where, got=name_or_path, expected="a model of scheduled programs for this data",
             fix="use pretrained:programs, or a folder that 'foreplan train' wrote from programs",
         )  # fmt: skip
     return ProgramPredictor.load(folder, torch_device=torch_device)
@@ -124,7 +133,86 @@ def train_programs(
     """
     from foreplan.cost_models.programs.program_predictor import ProgramPredictor
 
-    known = _devices(device_files)
+    kept = _kept(data, formats, device, _devices(device_files), hold_out)
+    model = ProgramPredictor(**dict(settings or {})).fit(kept)
+    return model.save(
+        output,
+        sources=[str(path.name) for path in data],
+        held_out=list(hold_out),
+        fit=summary(np.abs(model.predict(kept) / kept.latency_s - 1)),
+    )
+
+
+def tune_programs(
+    start: str,
+    data: Sequence[Path],
+    formats: Sequence[str],
+    output: Path,
+    *,
+    device: str | None = None,
+    device_files: Sequence[Path] = (),
+    hold_out: Sequence[str] = (),
+    torch_device: str = "cpu",
+) -> dict[str, object]:
+    """Fine-tune a predictor of scheduled programs to a device and write it; returns its card.
+
+    Its ``tuning`` says the mean relative error before, and of tasks that a fit on the others did
+    not see (five folds of tasks; ``None`` for fewer tasks).
+
+    Args:
+        start: ``pretrained:programs`` or a trained folder.
+        data: as `train_programs`.
+        formats: likewise.
+        output: likewise.
+        device: likewise.
+        device_files: likewise.
+        hold_out: likewise.
+        torch_device: where networks are trained.
+
+    Raises:
+        SpecError: as `train_programs`, or a model of something else.
+        MissingDataError: no such shipped model.
+    """
+    first = _predictor(start, torch_device)
+    known = dict(first.known_devices()) | _devices(device_files)
+    table = _kept(data, formats, device, known, hold_out)
+    before = np.abs(first.predict(table) / table.latency_s - 1)
+    tasks = np.unique(table.task)
+    unseen = np.full(len(table), np.nan)
+    if len(tasks) >= TUNING_FOLDS:
+        fold = np.random.default_rng(0).permutation(len(tasks)) % TUNING_FOLDS
+        number = fold[np.searchsorted(tasks, table.task)]
+        for out in range(TUNING_FOLDS):
+            held = table.take(number == out)
+            made = _predictor(start, torch_device).continue_fit(table.take(number != out))
+            unseen[number == out] = np.abs(made.predict(held) / held.latency_s - 1)
+    model = first.continue_fit(table)
+    card: Any = read_card(model_folder(start))
+    return model.save(
+        output,
+        sources=[*card.get("sources", ()), *(str(path.name) for path in data)],
+        held_out=list(hold_out),
+        tuning={
+            "programs": len(table), "tasks": len(tasks), "mape_before": float(before.mean()),
+            "mape_unseen": float(unseen.mean()) if np.isfinite(unseen).all() else None,
+        },
+    )  # fmt: skip
+
+
+def _predictor(name_or_path: str, torch_device: str) -> ProgramPredictor:
+    from foreplan.cost_models.programs.program_predictor import ProgramPredictor
+
+    found = load_program_model(name_or_path, torch_device=torch_device, where="--start")
+    if not isinstance(found, ProgramPredictor):
+        raise SpecError("--start", got=name_or_path, expected="pretrained:programs or a folder")
+    return found
+
+
+def _kept(
+    data: Sequence[Path], formats: Sequence[str], device: str | None, known: Mapping[str, Device],
+    hold_out: Sequence[str],
+) -> ProgramTable:  # fmt: skip
+    """Programs of files to fit on; those with noisy labels are left out."""
     tables = []
     for name in sorted(set(formats)):
         chosen = [
@@ -135,14 +223,7 @@ def train_programs(
                 chosen, name, device=device, known=known, max_spread=TRAINING_SPREAD
             ).table
         )
-    kept = without(ProgramTable.join(tables), hold_out)
-    model = ProgramPredictor(**dict(settings or {})).fit(kept)
-    return model.save(
-        output,
-        sources=[str(path.name) for path in data],
-        held_out=list(hold_out),
-        fit=summary(np.abs(model.predict(kept) / kept.latency_s - 1)),
-    )
+    return without(ProgramTable.join(tables), hold_out)
 
 
 def without(table: ProgramTable, hold_out: Sequence[str]) -> ProgramTable:

@@ -55,3 +55,25 @@ def stats_table(result: Mapping[str, Any]) -> RenderableType:
             Column("rows", [f"{count:,}" for _, _, _, count in rows], True),
         ],
     )
+
+
+def tuning_table(card: Mapping[str, Any]) -> RenderableType:
+    """Errors before and after fine-tuning, from the card that ``train --start`` wrote."""
+    if "tuning" in card:
+        t = card["tuning"]
+        rows = [("scheduled programs", t["programs"], t["mape_before"], t["mape_unseen"])]
+    else:
+        rows = [
+            (f"{t['device']['name']} {kind} {t['dtype']}", of["rows"], of["mape_before"],
+             of["mape_unseen"])
+            for t in card["tunings"] for kind, of in t["kinds"].items()
+        ]  # fmt: skip
+    return Grid(
+        "Error on the rows given; after: by a fit on the others",
+        [
+            Column("of", [name for name, _, _, _ in rows]),
+            Column("rows", [f"{count:,}" for _, count, _, _ in rows], True),
+            Column("before", [percent(before) for _, _, before, _ in rows], True),
+            Column("after", [UNKNOWN if a is None else percent(a) for _, _, _, a in rows], True),
+        ],
+    )

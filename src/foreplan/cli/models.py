@@ -40,7 +40,17 @@ def train(
     device: Annotated[
         str | None, typer.Option(help="What every row ran on, where the file does not say.")
     ] = None,
+    device_file: Annotated[
+        list[Path] | None, typer.Option(help="Figures (YAML) of a device that the zoo lacks.")
+    ] = None,
     torch_device: Annotated[str, typer.Option(help="Where networks are trained.")] = "cpu",
+    start: Annotated[
+        str | None,
+        typer.Option(
+            help="Fine-tune this model (pretrained:ops, pretrained:programs or a folder) by the "
+            "rows of a device; without it a new one is trained."
+        ),
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Train the predictor of library operators or of programs; write its weights and card."""
@@ -48,12 +58,16 @@ def train(
 
     card = train_files(
         data, format_name or ["foreplan"], output, hold_out=hold_out or [], seed=seed,
-        device=device, torch_device=torch_device,
+        device=device, torch_device=torch_device, start=start, device_files=device_file or [],
     )  # fmt: skip
     if as_json:
         print_json(card)
-    else:
-        console().print(f"wrote {output}")
+        return
+    if start is not None:
+        from foreplan.planner.report.operator_tables import tuning_table
+
+        show(tuning_table(card))
+    console().print(f"wrote {output}")
 
 
 @app.command("evaluate")

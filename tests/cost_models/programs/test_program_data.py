@@ -15,6 +15,7 @@ import pytest
 
 from foreplan.cost_models.commands import evaluate_file, train_files
 from foreplan.cost_models.programs.compact_ast import FEATURE_NAMES, CompactAst, CompactAstEncoder
+from foreplan.cost_models.programs.program_commands import load_program_model, train_programs
 from foreplan.cost_models.programs.program_crossval import main as crossval
 from foreplan.cost_models.programs.program_data import read_programs
 from foreplan.cost_models.programs.program_devices import named_device, record_device
@@ -183,6 +184,30 @@ def test_evaluate_and_train_by_command(folder: Path, tmp_path: Path) -> None:
         train_files([folder], ["foreplan"], tmp_path / "n", hold_out=["nobody"])
     with pytest.raises(MissingDataError):
         evaluate_file("roofline", tmp_path / "none", "tir-jsonl", device="t4")
+
+
+def test_programs_fine_tune_a_model_by_command(folder: Path, tmp_path: Path) -> None:
+    small = {"rounds": 10, "groups": 0, "networks": 0}
+    train_programs([folder], ["foreplan"], tmp_path / "m", settings=small)
+    said = load_program_model(str(tmp_path / "m")).predict(read_programs([folder]).table)
+    slow = tmp_path / "slow"
+    slow.mkdir()
+    write_records(
+        [record(n, median_s=3 * float(s)) for n, s in enumerate(said)], slow / "a.parquet"
+    )
+    start, mine = str(tmp_path / "m"), tmp_path / "mine"
+    card: dict[str, Any] = train_files([slow], ["foreplan"], mine, start=start)
+    assert card["tuning"]["programs"] == 64
+    assert card["tuning"]["tasks"] == 16
+    assert card["tuning"]["mape_unseen"] < 0.3 * card["tuning"]["mape_before"]
+    errors: list[Any] = [evaluate_file(name, slow, "foreplan") for name in (start, str(mine))]
+    before, after = (found["overall"]["mape"] for found in errors)
+    assert card["tuning"]["mape_before"] == pytest.approx(before)
+    assert after < 0.5 * before
+    for name in ("roofline", "pretrained:ops"):
+        with pytest.raises(SpecError, match="--start"):
+            train_files([slow], ["foreplan"], tmp_path / "none", start=name)
+    assert not (tmp_path / "none").exists()
 
 
 def test_crossval_keeps_what_it_did_and_reports(
