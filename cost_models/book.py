@@ -3,8 +3,9 @@
 ``measured``: profiles (exact rows, then interpolation), then the shipped predictor for devices that
 it was fitted to (``foreplan profile --fit``) and for devices of the zoo, then the roofline of
 published or measured figures. ``predicted``: the same without profiles, where the predictor takes a
-profiled GPU by its measured figures. ``roofline``: the figures alone. ``helix:FILE``: a table of
-whole decoder layers, and ``predicted`` for what it has no part in. Links come from the cluster's
+profiled GPU by its measured figures. ``predicted:FOLDER``: the same by weights of one's own
+(``foreplan train``). ``roofline``: the figures alone. ``helix:FILE``: a table of whole decoder
+layers, and ``predicted`` for what it has no part in. Links come from the cluster's
 tiers in every case. A calibration beside a profile (``foreplan calibrate``) corrects the prices of
 the choice that it was made for. What failed when a device was profiled has no price whatever the
 choice: a crash is no matter of how well times are known.
@@ -16,6 +17,7 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import Literal, get_args
 
 from foreplan.cost_models.costs import BatchSource, CostBook, CostSource, Estimate, Work
@@ -37,6 +39,12 @@ CostChoice = Literal["measured", "predicted", "roofline"]
 COST_CHOICES: tuple[CostChoice, ...] = get_args(CostChoice)
 #: What a choice begins with that names a table of whole layers.
 LAYER_TABLE = "helix:"
+#: Or weights that ``foreplan train`` wrote.
+OWN_WEIGHTS = "predicted:"
+#: Choices that name a file, and what stands behind them.
+FILE_CHOICES = MappingProxyType(
+    {LAYER_TABLE: "FILE, a table of layers", OWN_WEIGHTS: "FOLDER, weights of your own"}
+)
 
 
 def cost_choice(text: str, where: str = "--costs") -> CostChoice:
@@ -51,17 +59,18 @@ def cost_choice(text: str, where: str = "--costs") -> CostChoice:
     raise SpecError(where, got=text, expected=f"one of {', '.join(COST_CHOICES)}")
 
 
-def cost_choice_or_table(text: str, where: str = "--costs") -> str:
-    """Check a word of the option ``where`` that may name a table: ``helix:FILE``.
+def cost_choice_or_file(text: str, where: str = "--costs") -> str:
+    """Check a word of the option ``where`` that may name a file: ``helix:FILE``, for instance.
 
     Raises:
-        SpecError: neither one of `COST_CHOICES` nor `LAYER_TABLE` and a file.
+        SpecError: neither one of `COST_CHOICES` nor one of `FILE_CHOICES` and a path.
     """
-    if not text.startswith(LAYER_TABLE):
-        return cost_choice(text, where)
-    if text == LAYER_TABLE:
-        raise SpecError(where, got=text, expected=f"{LAYER_TABLE}FILE, a table of layers")
-    return text
+    for choice, rest in FILE_CHOICES.items():
+        if text == choice:
+            raise SpecError(where, got=text, expected=choice + rest)
+        if text.startswith(choice):
+            return text
+    return cost_choice(text, where)
 
 
 @dataclass(frozen=True)
@@ -211,12 +220,17 @@ def cost_book(
     Args:
         cluster: devices and links.
         profiles: what was measured on them.
-        choice: one of `COST_CHOICES`, or `LAYER_TABLE` and a file.
+        choice: one of `COST_CHOICES`, or of `FILE_CHOICES` and a path.
         given: prices that override every source.
 
     Raises:
-        SpecError: a table that cannot be read.
+        SpecError: a table or weights that cannot be read.
     """
+    predictor = None
+    if choice.startswith(OWN_WEIGHTS):
+        from foreplan.cost_models.predictor import Predictor
+
+        choice, predictor = "predicted", Predictor.load(choice.removeprefix(OWN_WEIGHTS))
     sources: list[CostSource] = [
         FailedSource({label: profile.rows for label, profile in profiles.by_label.items()})
     ]
@@ -240,7 +254,7 @@ def cost_book(
         # Loads scikit-learn, which a plan from profiles does without.
         from foreplan.cost_models.sources.predicted import PredictedSource
 
-        sources.append(_ByZooName(PredictedSource(), zoo))
+        sources.append(_ByZooName(PredictedSource(predictor), zoo))
     figures = _figures(cluster, profiles)
     reads = {k: p.read_bandwidth for k, p in profiles.by_label.items() if p.read_bandwidth}
     switch_s = {k: p.switch_s for k, p in profiles.by_label.items() if p.switch_s}
@@ -250,7 +264,7 @@ def cost_book(
         from foreplan.cost_models.sources.predicted import PredictedSource
         from foreplan.cost_models.sources.training_costs import TrainingSource
 
-        forward = PredictedSource(devices=gpus, read_bandwidth=reads, switch_s=switch_s)
+        forward = PredictedSource(predictor, devices=gpus, read_bandwidth=reads, switch_s=switch_s)
         sources += [forward, TrainingSource(forward, roofline)]
     sources.append(roofline)
     corrections = {k: c for k, c in profiles.calibrations.items() if c.costs == choice}

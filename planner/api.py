@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import foreplan
-from foreplan.cost_models.book import Profiles, cost_book, cost_choice_or_table
+from foreplan.cost_models.book import Profiles, cost_book, cost_choice_or_file
 from foreplan.cost_models.costs import CostBook
 from foreplan.cost_models.roofline import without_bf16
 from foreplan.datasets.cluster import Cluster
@@ -143,8 +143,8 @@ def plan(
         cluster: a cluster, its file, or the inline form.
         workload: the planner's workload, its fields, or a file.
         costs: ``measured`` uses profiles and falls back on published figures, ``predicted`` leaves
-            profiles out, ``roofline`` uses published figures alone, ``helix:FILE`` a table of whole
-            layers.
+            profiles out, ``predicted:FOLDER`` asks weights of your own, ``roofline`` uses published
+            figures alone, ``helix:FILE`` a table of whole layers.
         beside: decide from these costs too and keep the decisions among the alternatives, priced
             by ``costs``; a verification then says what each source of costs is worth.
         relax: decide again with each binding limit relaxed by 10 %, one at a time, and say what it
@@ -163,8 +163,8 @@ def plan(
     if not isinstance(seed, int) or seed < 0:  # from a notebook, unseen by a type checker
         raise SpecError("seed", got=seed, expected="a whole number of at least 0")
     chosen = find_planner(kind)
-    costs = cost_choice_or_table(costs)
-    beside = [cost_choice_or_table(word, "--beside") for word in beside]
+    costs = cost_choice_or_file(costs)
+    beside = [cost_choice_or_file(word, "--beside") for word in beside]
     described = None
     if model is not None:
         described = model if isinstance(model, Model) else load_model(model)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from foreplan.cost_models.book import Profiles, cost_book, cost_choice_or_table
+from foreplan.cost_models.book import Profiles, cost_book, cost_choice_or_file
 from foreplan.errors import SpecError
 from foreplan.planner.base import Problem
 from foreplan.planner.plan import decision_of, load_plan
@@ -76,7 +76,7 @@ def simulate_traffic(
     requests = load_traffic(traffic, rate_per_s=rate_per_s)
     bare = problem_of(plan, planner(plan.kind))
     costs = cost_book(
-        plan.cluster, Profiles.of(plan.cluster, folder), cost_choice_or_table(plan.provenance.costs)
+        plan.cluster, Profiles.of(plan.cluster, folder), cost_choice_or_file(plan.provenance.costs)
     )
     problem: Problem[Any] = Problem(bare.model, bare.cluster, bare.workload, costs, bare.seed)
     most = largest_rate(problem, replicas, requests)

@@ -180,6 +180,13 @@ BAD = {
     "costs of a table without a name": (
         ["plan", "serving", *SERVED, WORKLOAD, "--costs", "helix:"], 2, "helix:FILE"
     ),
+    "costs of weights without a name": (
+        ["plan", "serving", *SERVED, WORKLOAD, "--costs", "predicted:"], 2, "predicted:FOLDER"
+    ),
+    "costs of no weights": (
+        ["plan", "serving", *SERVED, WORKLOAD, "--costs", "predicted:nowhere"], 2,
+        "a trained model's folder",
+    ),
     "unknown costs beside": (["plan", "serving", *SERVED, WORKLOAD, "--beside", "magic"], 2,
                              "--beside"),
     "a text that is not there": (

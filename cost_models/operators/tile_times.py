@@ -9,7 +9,8 @@ Three things follow, all from published figures of the device:
   size ``k`` into 2-16 parts, each a tile of its own, and add them up afterwards: that writes and
   reads the output once a part. Batched products are not split.
 - **Lost reuse.** Tiles that run at once share rows and columns of the operands through L2 as long
-  as their stripes fit; where they do not, every tile fetches its own.
+  as what they use at about the same time fits, which is a few hundred steps of their stripes; where
+  it does not, every tile fetches its own.
 
 Shape legend: ``N`` rows of a table, ``T`` = `TILES` or `KERNEL_TILES`.
 """
@@ -37,6 +38,12 @@ _SPLITS, _LEAST_PART = (1, 2, 4, 8, 16), 256.0
 
 #: Tiles of one multiprocessor that are under way at once. Assumed.
 _RESIDENT = 4.0
+
+#: Steps of ``k`` that tiles under way are apart at most. Assumed: from 128 steps to all of ``k`` the
+#: five GPUs of NeuSight's table, each held out, have 14.9 to 15.0 % (bmm) and 18.0 to 18.6 %
+#: (linear). None of them has little bandwidth and much arithmetic; with all of ``k`` large squares
+#: came out at 12 to 25 % of an L4's or RTX 4090's peak (docs/results/operators_history.md).
+_APART = 256.0
 
 #: Columns that say something of the kernel's own tile; NaN where nobody knows it.
 CHOSEN = ("log_tile_rows", "log_tile_cols", "log_waves", "wave_fill", "tile_fill",
@@ -130,7 +137,8 @@ def chosen_tile(
     alone = np.maximum(count * (rows * widths[0] + cols * widths[1]) * item.k, shared)
     # Gradual (assumed), because blocks lose step with each other little by little. 0.75 of L2, the
     # power of 6 and 0.85 of the bandwidth are those of `operator_features`, fitted on an A100.
-    missed = 1 / (1 + 0.75 * l2 / stripes)
+    in_use = stripes * np.minimum(1.0, _APART / item.k)
+    missed = 1 / (1 + 0.75 * l2 / in_use)
     traffic = np.maximum(np.exp(np.log(shared) + missed * np.log(alone / shared)), item.bytes)
     from_memory = 1 / (1 + (0.75 * l2 / item.bytes) ** 6)
     memory = np.nan_to_num(traffic / (0.85 * item.bandwidth) * from_memory)

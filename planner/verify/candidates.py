@@ -211,11 +211,11 @@ def _rivals(
     others: Sequence[Candidate],
 ) -> list[Candidate]:
     if costs is None:
-        from foreplan.cost_models.book import Profiles, cost_book, cost_choice_or_table
+        from foreplan.cost_models.book import Profiles, cost_book, cost_choice_or_file
 
         costs = cost_book(
             plan.cluster, Profiles.of(plan.cluster, Path()),
-            cost_choice_or_table(plan.provenance.costs),
+            cost_choice_or_file(plan.provenance.costs),
             given=planner.given(problem.workload),
         )  # fmt: skip
     priced: Problem[Any] = Problem(

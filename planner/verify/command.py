@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from foreplan.cost_models.book import Profiles, cost_book, cost_choice_or_table
+from foreplan.cost_models.book import Profiles, cost_book, cost_choice_or_file
 from foreplan.cost_models.costs import CostBook
 from foreplan.datasets.storage import exclusive, write_atomically
 from foreplan.errors import SpecError, VerificationError
@@ -116,7 +116,7 @@ def _costs(plan: Plan, folder: Path) -> CostBook:
     given = chosen.given(problem_of(plan, chosen).workload)
     profiles = Profiles.of(plan.cluster, folder)
     return cost_book(
-        plan.cluster, profiles, cost_choice_or_table(plan.provenance.costs), given=given
+        plan.cluster, profiles, cost_choice_or_file(plan.provenance.costs), given=given
     )
 
 

@@ -3,8 +3,8 @@
 A plan can come from a stranger. The folders of its model and encoders may lie anywhere: of these
 weights, configuration and tokenizer are read, as safetensors and plain data, and no code of theirs
 is run, so that the most a wrong folder does is fail or be verified for nothing. Other files that a
-plan names (profiles, tables of costs, texts, quality tables) have to lie in the plan's own folder,
-unless the user says that the plan's paths are to be trusted.
+plan names (profiles, tables of costs, predictors' weights, texts, quality tables) have to lie in
+the plan's own folder, unless the user says that the plan's paths are to be trusted.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from foreplan.cost_models.book import LAYER_TABLE
+from foreplan.cost_models.book import FILE_CHOICES
 from foreplan.datasets.text_tokens import STANDARD_LIBRARY
 from foreplan.errors import SpecError
 from foreplan.planner.plan import Plan
@@ -51,8 +51,9 @@ def _named(plan: Plan, folder: Path, *, profiles: bool) -> Iterator[tuple[str, s
             if rank.profile is not None:
                 yield f"plan: profile of {rank.label}", rank.profile, folder / rank.profile
         costs = plan.provenance.costs
-        if costs.startswith(LAYER_TABLE):
-            yield "plan: provenance.costs", costs, Path(costs.removeprefix(LAYER_TABLE))
+        for choice in FILE_CHOICES:
+            if costs.startswith(choice):
+                yield "plan: provenance.costs", costs, Path(costs.removeprefix(choice))
     for name in _FILES:
         text = plan.workload.get(name)
         if isinstance(text, str) and text != STANDARD_LIBRARY:

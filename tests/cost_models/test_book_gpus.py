@@ -1,14 +1,23 @@
 """Predicted costs of a profiled GPU rest on its measured figures alone."""
 
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
 import pytest
 
 from foreplan.cost_models.book import COST_CHOICES, Profiles, cost_book
+from foreplan.cost_models.commands import train_files
+from foreplan.cost_models.model_store import model_folder
+from foreplan.cost_models.operators.operator_weights import load_experts
 from foreplan.datasets import device_zoo
 from foreplan.datasets.cluster import Cluster
+from foreplan.datasets.inline_cluster import parse_devices
 from foreplan.datasets.kernels.training_programs import linear_program
 from foreplan.datasets.profile import Profile, Row
 from foreplan.datasets.program import Variant, program
 from foreplan.datasets.specs import validate
+from foreplan.datasets.sweeps.operator_table import operator_table, texts, write_operators
 
 ITEM = program("linear", Variant("bf16", "bf16", "torch.linear"), rows=4096, n=4096, k=4096)
 
@@ -87,3 +96,29 @@ def test_products_see_how_fast_a_slice_reads() -> None:
         (before, same), (after, unchanged) = found[choice, None], found[choice, 3.4e12]
         assert after < 0.9 * before
         assert unchanged == same
+
+
+def test_plans_are_priced_by_weights_of_ones_own(tmp_path: Path) -> None:
+    """They were fine-tuned by rows of one device, which takes twice as long as predicted."""
+    rng, count = np.random.default_rng(0), 80
+    m, n, k = (np.round(2 ** rng.uniform(8, 13, count)) for _ in range(3))
+    columns = {
+        name: texts([word] * count)
+        for name, word in (("op", "linear"), ("kind", "linear"), ("dtype", "bfloat16"),
+                           ("library", "torch_graph-2.11-cuda"), ("device", "l4"))
+    }  # fmt: skip
+    sizes = {"b": np.ones(count), "m": m, "n": n, "k": k}
+    asked = operator_table(**columns, dims=sizes, latency_s=np.full(count, np.nan))
+    shipped = load_experts(model_folder("pretrained:ops"))
+    rows = tmp_path / "rows.parquet"
+    write_operators(replace(asked, latency_s=2 * shipped.predict(asked)), rows)
+    train_files([rows], ["foreplan"], tmp_path / "mine", start="pretrained:ops")
+    cluster = parse_devices("1xl4,1xt4", "test")
+    mine = f"predicted:{tmp_path / 'mine'}"
+    books = {choice: cost_book(cluster, Profiles(), choice) for choice in ("predicted", mine)}
+    slow, same = (
+        books[mine].cost(ITEM, rank.label).mean_s / books["predicted"].cost(ITEM, rank.label).mean_s
+        for rank in cluster.ranks()
+    )
+    assert slow > 1.5, "the L4's sweep answers for it"
+    assert same == 1.0

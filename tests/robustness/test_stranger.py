@@ -114,6 +114,7 @@ def test_profiles_lie_below_no_absolute_path(tmp_path: Path) -> None:
         ("serving", {"workload.text": "/etc/passwd"}, [], "workload.text"),
         ("serving", {"workload.quality": "../quality.json"}, [], "workload.quality"),
         ("serving", {"provenance.costs": "helix:/etc/passwd"}, ["--thorough"], "provenance.costs"),
+        ("serving", {"provenance.costs": "predicted:/etc"}, ["--thorough"], "provenance.costs"),
         ("serving", {"workload.text": "null\0byte"}, [], "workload.text"),
         ("serving", {"workload.text": "{home}/circle"}, [], "workload.text"),
     ],

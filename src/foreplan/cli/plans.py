@@ -54,7 +54,8 @@ def plan_command(
     costs: Annotated[
         str,
         typer.Option(
-            help="measured, predicted, roofline, or helix:FILE, a table of layers.",
+            help="measured, predicted, roofline, predicted:FOLDER (own weights), or helix:FILE, a "
+            "table of layers.",
             autocompletion=words(cost_choices),
         ),
     ] = "measured",

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from foreplan.cost_models.book import Profiles, cost_book, cost_choice_or_table
+from foreplan.cost_models.book import Profiles, cost_book, cost_choice_or_file
 from foreplan.cost_models.costs import CostBook, Estimate
 from foreplan.cost_models.predictor import Predictor
 from foreplan.cost_models.roofline import RooflineSource
@@ -93,15 +93,15 @@ def test_tables_without_layers_are_refused(tmp_path):
 def test_costs_from_a_table_by_name(tmp_path):
     path = write(tmp_path / "t.csv", ROWS)
     cluster = parse_devices("2xt4", "test")
-    book = cost_book(cluster, Profiles(), cost_choice_or_table(f"helix:{path}"))
+    book = cost_book(cluster, Profiles(), cost_choice_or_file(f"helix:{path}"))
     label = cluster.ranks()[0].label
     assert book.cost(attention(2, 1, 9), label) == Estimate(4e-3, 4e-3, 4e-3, "measured")
     assert book.cost(program("linear", BF16, rows=4, n=32000, k=6656), label).source == "predicted"
     for wrong in ("helix", "nonsense"):
         with pytest.raises(SpecError, match="one of measured"):
-            cost_choice_or_table(wrong)
+            cost_choice_or_file(wrong)
     with pytest.raises(SpecError, match="helix:FILE"):
-        cost_choice_or_table("helix:")
+        cost_choice_or_file("helix:")
     with pytest.raises(SpecError, match="readable"):
         cost_book(cluster, Profiles(), "helix:none.csv")
 
