@@ -97,7 +97,8 @@ def _qualified(cluster: Cluster) -> Cluster:
         for host in [item.host] if item.host else cluster.hosts():
             known = contention.get((item.kind, host))
             factors = {**(known.factors if known else {}), **item.factors}
-            programs = item.programs or (known.programs if known else ())
+            # Parts of a pass of one rank belong to the entry that has its factor.
+            programs = known.programs if known and 1 not in item.factors else item.programs
             contention[item.kind, host] = Contention(
                 kind=item.kind, factors=factors, programs=programs, host=host, source=item.source
             )

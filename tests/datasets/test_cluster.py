@@ -224,6 +224,22 @@ def test_merge_keeps_each_programs_part_in_a_pass() -> None:
     assert both.measured_contention("b", "training", 1) is None
 
 
+@pytest.mark.parametrize(("factors", "named"), [({1: 0.8}, ()), ({2: 1.3}, ("softmax_forward",))])
+def test_merge_takes_programs_with_the_factor_of_one_rank(
+    factors: dict[int, float], named: tuple[str, ...]
+) -> None:
+    """What a host says of one rank alone is said without programs, or by the entry for all."""
+    part = {"device": "cpu", "op": "softmax_forward", "dims": {"rows": 2, "cols": 8},
+            "variant": "fp32/fp32/torch.softmax", "factor": 0.5}  # fmt: skip
+    every = {"kind": "training", "factors": {1: 0.9, 2: 1.2}, "programs": [part]}
+    own = {"kind": "training", "factors": factors, "host": "a"}
+    a = cluster(devices=[{"name": "cpu", "host": "a"}], contention=[every, own])
+    for each in (a, merge(a, cluster(devices=[{"name": "cpu", "host": "b"}]))):
+        known = each.measured_contention("a", "training", 1)
+        assert known is not None
+        assert tuple(program.op for program in known.programs) == named
+
+
 def test_merge_keeps_what_each_host_said() -> None:
     both = merge(two_hosts(), two_hosts())
     for a in range(5):
