@@ -20,8 +20,8 @@ class PaceProgram(StrictModel):
 
     Attributes:
         op, dims, variant: the program, as a row of a profile has it.
-        expected_s: seconds of a call by the profile, times what the plan's prices say that the
-            ranks of the host take from each other when all run it.
+        expected_s: seconds of a call by the profile, times what the plan's prices say that one
+            rank takes longer in a pass, and ranks of the host from each other when all run it.
         priced_s: seconds of a rank's predicted compute that rest on the program; its weight.
         calls: of it in one of the rank's actions at most, as many as are timed in a row, each on
             operands of its own.

@@ -14,7 +14,7 @@ import numpy as np
 from foreplan.cost_models.costs import Segment
 from foreplan.cost_models.rates.profiled_alike import timed_alike
 from foreplan.cost_models.simulator import Contention
-from foreplan.cost_models.sources.in_step import in_step_factors, nearest
+from foreplan.cost_models.sources.in_step import InStepFactor, in_step_factors, nearest
 from foreplan.cost_models.sources.tables import measured
 from foreplan.datasets.kernels.training_programs import is_training
 from foreplan.datasets.profile import Profile, Row
@@ -58,6 +58,7 @@ def pace_of_ranks(
         problem.cluster, planner.ranks(problem, decision), planner.occupied(problem, decision),
         planner.contends(problem),
     )  # fmt: skip
+    alone = in_step_factors(problem.cluster)
     seconds, counted = forecast.program_seconds(problem.costs), forecast.program_calls()
     found = []
     for k, member in enumerate(members):
@@ -68,7 +69,10 @@ def pace_of_ranks(
             continue
         priced = {p: s for (p, device), s in seconds.items() if device == devices[rank]}
         calls = {p: n for (p, device), n in counted.items() if device == devices[rank]}
-        beside = _Beside(problem, devices[rank], rank, neighbours, planner.contends(problem))
+        beside = _Beside(
+            problem, devices[rank], rank, neighbours, planner.contends(problem),
+            alone[devices[rank]],
+        )  # fmt: skip
         programs = _programs(priced, calls, profile, beside)
         if programs:
             found.append(RankPace(device=labels[member], programs=programs))
@@ -117,14 +121,15 @@ class _Beside:
         device, rank: of the schedule.
         neighbours: of its ranks.
         kind: what they contend in.
+        alone: by what the plan's prices of one rank are corrected.
     """
 
     def __init__(
         self, problem: Problem[Any], device: str, rank: int, neighbours: Contention | None,
-        kind: ContentionKind,
+        kind: ContentionKind, alone: InStepFactor,
     ) -> None:  # fmt: skip
         self._costs, self._device, self._kind = problem.costs, device, kind
-        self._alone = in_step_factors(problem.cluster)[device]
+        self._alone = alone
         self._factors: tuple[float, ...] = (1.0,)
         self._together = 1
         if neighbours is not None:
@@ -140,7 +145,8 @@ class _Beside:
         if self._kind == "training":
             return self._alone(item) * self._at(self._together - 1) if is_training(item) else 1.0
         share = memory_share(self._costs, self._device, Segment(item.op, ((item, 1),)))
-        return 1.0 + share * (self._at(share * (self._together - 1)) - 1.0)
+        others = self._at(share * (self._together - 1))
+        return self._alone(item) * (1.0 + share * (others - 1.0))
 
     def _at(self, others: float) -> float:
         return float(np.interp(others, range(len(self._factors)), self._factors))

@@ -48,7 +48,7 @@ def profile(*rows: Row) -> Profile:
 def choose(
     seconds: dict[tuple[Program, int], float], known: Profile, *, lanes: int = 1,
     contention: float | None = None, ranks: int = 2, training: Mapping[int, float] | None = None,
-    calls: Mapping[Program, int] | None = None,
+    calls: Mapping[Program, int] | None = None, contends: str | None = None,
 ) -> tuple[RankPace, ...]:  # fmt: skip
     """The choice for a schedule of ``ranks`` ranks, each a process or ``lanes`` of them."""
     document: dict[str, Any] = {"devices": [{"name": "cpu:threads=1", "count": 2}]}
@@ -62,7 +62,7 @@ def choose(
     planner: Any = SimpleNamespace(
         real=lambda *_: (None, everyone), occupied=lambda *_: everyone,
         ranks=lambda *_: tuple(range(0, ranks * lanes, lanes)),
-        contends=lambda problem: contended(problem.cluster),
+        contends=lambda problem: contends or contended(problem.cluster),
     )  # fmt: skip
     devices = [LABELS[rank * lanes] for rank in range(ranks)]
     forecast: Any = SimpleNamespace(
@@ -128,6 +128,17 @@ def test_passes_are_expected_to_take_what_ranks_took_together() -> None:
     expected = {p.program: (p.expected_s, p.calls) for p in found.programs}
     assert expected[item] == (pytest.approx(4e-4 * 1.2), 5)
     assert expected[linear(4)] == (pytest.approx(1e-3), 1), "not of a training step"
+
+
+def test_what_corrects_prices_is_expected_whatever_ranks_contend_in() -> None:
+    item = program(
+        "linear_forward", Variant("fp32", "fp32", "torch.linear"), rows=8, n=64, k=64
+    )  # fmt: skip
+    known = profile(row(item, 4e-4), row(linear(4), 1e-3))
+    seconds = {(p, 0): 1.0 for p in (item, linear(4))}
+    (found, *_) = choose(seconds, known, training={1: 0.9, 2: 1.2}, contends="memory")
+    expected = {p.program: p.expected_s for p in found.programs}
+    assert expected == {item: pytest.approx(4e-4 * 0.9), linear(4): pytest.approx(1e-3)}
 
 
 def test_an_optimizer_is_no_part_of_a_pass() -> None:
