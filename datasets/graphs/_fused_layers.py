@@ -56,6 +56,7 @@ def fused_layers(module: torch.nn.Module) -> Iterator[None]:
         torch.ops.aten._masked_softmax.default: _alike,
     }
     known: Any = op_implementations_dict
+    own = {operator: known[operator] for operator in results if operator in known}
     try:
         for each in encoders:
             each.use_nested_tensor = False
@@ -65,7 +66,8 @@ def fused_layers(module: torch.nn.Module) -> Iterator[None]:
         yield
     finally:
         for operator in results:
-            del known[operator]
+            known.pop(operator, None)
+        known.update(own)
         for owner, name, found in before:
             setattr(owner, name, found)
         for each, was in zip(encoders, nested, strict=True):

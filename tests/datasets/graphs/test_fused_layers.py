@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_impls import op_implementations_dict
 from torch.profiler import ProfilerActivity, profile
 
 from foreplan.datasets.graphs._fused_layers import WRITTEN_OUT, fused_layers
@@ -219,6 +220,17 @@ def test_nothing_is_left_changed() -> None:
     assert module.use_nested_tensor
     assert run("layer", grad=True)["_transformer_encoder_layer_fwd"] == 0
     assert run("layer")["_transformer_encoder_layer_fwd"] == 1
+
+
+def test_what_torch_itself_says_of_a_fused_call_comes_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    operator = torch.ops.aten._masked_softmax.default
+    own: Any = object()
+    monkeypatch.setitem(op_implementations_dict, operator, own)
+    with fused_layers(layer()):
+        assert op_implementations_dict[operator] is not own
+    assert op_implementations_dict[operator] is own
 
 
 def test_padding_that_torch_would_leave_out_is_computed() -> None:
