@@ -251,7 +251,7 @@ def cost_book(
     sources += timed if plain else [InStepSource(timed, in_step)]
     sources.append(LinkSource(cluster))
     if choice != "roofline" and zoo:
-        # Loads scikit-learn, which a plan from profiles does without.
+        # Loads predictors, which a plan from profiles does without.
         from foreplan.cost_models.sources.predicted import PredictedSource
 
         sources.append(_ByZooName(PredictedSource(predictor), zoo))
