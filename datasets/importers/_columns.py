@@ -39,7 +39,12 @@ class Columns:
         self._first_line = first_line
         self.device = device
         self._table = table
-        self._names = {name.strip().lower(): name for name in table.column_names}
+        self._names: dict[str, str] = {}
+        self._index: dict[str, list[int]] = {}
+        for index, name in enumerate(table.column_names):
+            word = name.strip().lower()
+            self._names.setdefault(word, name)
+            self._index.setdefault(word, []).append(index)
 
     def __len__(self) -> int:
         """Number of rows."""
@@ -57,7 +62,7 @@ class Columns:
         """The column of the first known name as texts; an empty cell is ``default`` or ``""``.
 
         Raises:
-            SpecError: no such column, and no default.
+            SpecError: no such column, and no default; two columns of the name; no UTF-8.
         """
         found = self.find(*names)
         if found is None:
@@ -65,7 +70,11 @@ class Columns:
                 raise self._missing(names)
             return texts([default] * len(self))
         try:
-            values = self._table.column(self._names[found]).to_pylist()
+            values = [
+                # Where one cell is no UTF-8, Arrow reads a CSV's whole column as bytes.
+                value.decode() if isinstance(value, bytes) else value
+                for value in self._column(found).to_pylist()
+            ]
         except UnicodeDecodeError as error:
             raise SpecError(
                 f"{self.where}: column {found}", got=str(error), expected="texts in UTF-8"
@@ -76,7 +85,8 @@ class Columns:
         """The column of the first known name as numbers; an empty cell is ``default`` or NaN.
 
         Raises:
-            SpecError: no such column and no default, or a cell that is no number.
+            SpecError: no such column and no default, two columns of the name, or a cell that is no
+                number.
         """
         import pyarrow as pa  # type: ignore[import-untyped, unused-ignore]
 
@@ -85,7 +95,7 @@ class Columns:
             if default is None:
                 raise self._missing(names)
             return np.full(len(self), default)
-        column = self._table.column(self._names[found])
+        column = self._column(found)
         try:
             values = column.cast(pa.float64()).to_numpy()
         except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
@@ -162,6 +172,16 @@ class Columns:
                 got=None if np.isnan(value) else value,
                 expected=expected + more,
             )
+
+    def _column(self, name: str) -> Any:
+        index = self._index[name]
+        if len(index) > 1:
+            raise SpecError(
+                f"{self.where}: column {name}",
+                got=", ".join(self._table.column_names[i] for i in index),
+                expected="one column of that name (letters' case does not matter)",
+            )
+        return self._table.column(index[0])
 
     def _missing(self, names: tuple[str, ...]) -> SpecError:
         return SpecError(

@@ -192,3 +192,23 @@ def test_a_cell_is_named_as_the_file_names_it(tmp_path: Path) -> None:
     text = "OPName,Latency,Device,B,M,N,K\nBMM,0.1,T4,4,8,8,8\nBMM,,T4,4,8,8,8\n"
     with pytest.raises(SpecError, match="line 3, column Latency: got nothing, expected a latency"):
         read_operators(_write(tmp_path / "neusight.csv", text), "neusight")
+
+
+def test_a_cell_that_is_no_utf8_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "latin.csv"
+    text = UPSTREAM_BMM.replace("Tesla T4", "Tesla T4 \xe9")
+    path.write_bytes(text.encode("latin-1"))
+    with pytest.raises(SpecError, match=r"column device: .*0xe9.*texts in UTF-8"):
+        read_operators(path, "neusight")
+
+
+@pytest.mark.parametrize("twice", ["Latency", "latency"])
+def test_two_columns_of_one_name_are_refused_where_they_are_read(
+    tmp_path: Path, twice: str
+) -> None:
+    lines = UPSTREAM_BMM.splitlines()
+    text = "\n".join([f"{lines[0]},{twice}", *(f"{line},9" for line in lines[1:])])
+    with pytest.raises(SpecError, match=r"got 'Latency, .*expected one column of that name"):
+        read_operators(_write(tmp_path / "twice.csv", text), "neusight")
+    unread = text.replace(f",{twice}\n", ",Note\n").replace("Kernel Name", "Note")
+    assert len(read_operators(_write(tmp_path / "unread.csv", unread), "neusight")) == 2
