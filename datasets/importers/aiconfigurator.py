@@ -4,6 +4,7 @@ Upstream (``systems/data/SYSTEM/OP/BACKEND/VERSION/*_perf.{parquet,txt}``): ``fr
 device, op_name, kernel_source`` then ``gemm_dtype, m, n, k`` | ``batch_size, isl, num_heads,
 num_key_value_heads, head_dim, window_size, attn_dtype, kv_cache_dtype, step`` | ``nccl_dtype,
 num_gpus, message_size``, and ``latency`` in ms. Derived files say ``system`` and ``latency_ms``.
+Its other tables (MoE, MLA, Mamba, ...) are read as operators that nobody here knows, by ``op_name``.
 ``int8_wo``/``int4_wo`` store weights in 8 or 4 bits and compute in bf16; ``sq`` is SmoothQuant
 (8-bit weights and activations). In generation, one query sees ``isl + step`` positions of cache.
 """
@@ -31,18 +32,22 @@ def convert(columns: Columns) -> OperatorTable:
     """Turn aiconfigurator's columns into a table.
 
     Raises:
-        SpecError: no table of the three, a missing column, a size or latency that is not positive.
+        SpecError: none of its tables, a missing column, a size or latency that is not positive.
     """
+    named = columns.has("op_name")
     if columns.has("m", "n", "k"):
         return _gemm(columns)
-    if columns.has("batch_size", "isl", "num_heads"):
+    # Latent attention (MLA) has the sizes, too, and another column of data types.
+    if columns.has("batch_size", "isl", "num_heads") and (columns.has("attn_dtype") or not named):
         return _attention(columns)
     if columns.has("message_size", "num_gpus"):
         return _collective(columns)
+    if named and columns.find("latency_ms", "latency"):
+        return _unknown(columns)
     raise SpecError(
         columns.where,
         got="a table without m,n,k, without batch_size,isl,num_heads and without message_size",
-        expected="aiconfigurator's gemm, attention or nccl table",
+        expected="aiconfigurator's gemm, attention or nccl table, or op_name and latency of another",
     )
 
 
@@ -121,5 +126,19 @@ def _collective(columns: Columns) -> OperatorTable:
             "ranks": columns.sizes("num_gpus"),
             "pattern": pattern,
         },
+        latency_s=columns.milliseconds("latency_ms", "latency"),
+    )
+
+
+def _unknown(columns: Columns) -> OperatorTable:
+    """A table of operators without a price here: kept, so that they are counted."""
+    op = columns.texts("op_name")
+    return operator_table(
+        op=op,
+        kind=texts([UNKNOWN] * len(op)),
+        dtype=texts([""] * len(op)),
+        library=_library(columns),
+        device=_device(columns),
+        dims={},
         latency_s=columns.milliseconds("latency_ms", "latency"),
     )

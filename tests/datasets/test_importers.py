@@ -82,6 +82,19 @@ def test_aiconfigurator_nccl(tmp_path: Path) -> None:
     assert table.dims["message_bytes"][0] == 2048
 
 
+@pytest.mark.parametrize(
+    "sizes",
+    ["moe_dtype,num_tokens,hidden_size,topk", "mla_dtype,batch_size,isl,num_heads"],
+)
+def test_other_tables_of_aiconfigurator_are_kept_as_unknown(tmp_path: Path, sizes: str) -> None:
+    text = f"framework,device,op_name,{sizes},latency\nSGLang,NVIDIA B200,moe,fp8,16,4096,8,0.25\n"
+    table = read_operators(_write(tmp_path / "other.csv", text), "aiconfigurator")
+    assert (list(table.op), list(table.kind), list(table.device)) == (
+        ["moe"], ["unknown"], ["NVIDIA B200"],
+    )  # fmt: skip
+    assert table.latency_s == pytest.approx([0.25e-3])
+
+
 def test_helix_upstream_csv_takes_names_from_the_path(tmp_path: Path) -> None:
     folder = tmp_path / "llama1_30b" / "t4x2"
     folder.mkdir(parents=True)
