@@ -1,5 +1,7 @@
 """tir-jsonl: scheduled programs with latencies as JSON lines, plain, .gz or .xz.
 
+What a file is, its first bytes say.
+
 One line is a task: ``{"key", "name", "nets": [[network, calls], ...], "rows": [...]}``, a row is
 ``{"mod", "median_s", "min_s", "max_s"}`` with ``mod`` = base64(zlib(``tvm.ir.save_json`` of the
 scheduled module)).
@@ -10,7 +12,6 @@ unscheduled module beside them and the networks' families.
 from __future__ import annotations
 
 import gzip
-import io
 import json
 import lzma
 import zlib
@@ -186,11 +187,13 @@ def _write(lines: Iterable[Mapping[str, Any]], path: Path) -> None:
 
 
 def _open(path: Path) -> TextIO:
-    if path.suffix == ".gz":
+    with path.open("rb") as stream:
+        magic = stream.read(6)
+    if magic.startswith(b"\x1f\x8b"):
         return gzip.open(path, "rt", encoding="utf-8")
-    if path.suffix == ".xz":
+    if magic == b"\xfd7zXZ\x00":
         return lzma.open(path, "rt", encoding="utf-8")
-    return io.open(path, encoding="utf-8")  # noqa: UP020 - beside its two siblings
+    return path.open(encoding="utf-8")
 
 
 def _documents(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:

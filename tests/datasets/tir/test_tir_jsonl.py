@@ -45,9 +45,10 @@ RECORD = ProgramRecord(
 )  # fmt: skip
 
 
+@pytest.mark.parametrize("name", ["data.jsonl", "data.jsonl{}"])
 @pytest.mark.parametrize("suffix", ["", ".gz", ".xz"])
-def test_reads_what_others_wrote(tmp_path: Path, suffix: str) -> None:
-    path = tmp_path / f"data.jsonl{suffix}"
+def test_reads_what_others_wrote(tmp_path: Path, suffix: str, name: str) -> None:
+    path = tmp_path / name.format(suffix)
     text = (json.dumps(LINE) + "\n\n").encode()
     pack = {"": bytes, ".gz": gzip.compress, ".xz": lzma.compress}[suffix]
     path.write_bytes(pack(text))
