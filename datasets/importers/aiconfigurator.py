@@ -4,7 +4,7 @@ Upstream (``systems/data/SYSTEM/OP/BACKEND/VERSION/*_perf.{parquet,txt}``): ``fr
 device, op_name, kernel_source`` then ``gemm_dtype, m, n, k`` | ``batch_size, isl, num_heads,
 num_key_value_heads, head_dim, window_size, attn_dtype, kv_cache_dtype, step`` | ``nccl_dtype,
 num_gpus, message_size``, and ``latency`` in ms. Derived files say ``system`` and ``latency_ms``.
-Its other tables (MoE, MLA, Mamba, ...) are read as operators that nobody here knows, by ``op_name``.
+Its other tables (MoE, MLA, Mamba, ...) are read as operators that nobody here knows.
 ``int8_wo``/``int4_wo`` store weights in 8 or 4 bits and compute in bf16; ``sq`` is SmoothQuant
 (8-bit weights and activations). In generation, one query sees ``isl + step`` positions of cache.
 """
@@ -47,7 +47,7 @@ def convert(columns: Columns) -> OperatorTable:
     raise SpecError(
         columns.where,
         got="a table without m,n,k, without batch_size,isl,num_heads and without message_size",
-        expected="aiconfigurator's gemm, attention or nccl table, or op_name and latency of another",
+        expected="aiconfigurator's gemm, attention or nccl table, or another's op_name and latency",
     )
 
 
