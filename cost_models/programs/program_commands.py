@@ -101,7 +101,7 @@ def evaluate_program_files(
         # make a program of any chip one of the first that the model was trained on.
         known = {item.name: item for item in known.values()}
     known |= _devices(device_files)
-    read = read_programs(data, format_name, device=device, known=known)
+    read = read_programs(data, format_name, device=device, known=known, count_all=True)
     names = None if device is None else [device] * len(read.table.devices)
     result = evaluate_programs(predictor, read.table, read.unsupported, names=names)
     return {"model": model, "format": format_name, **result}

@@ -13,7 +13,7 @@ import numpy as np
 
 from foreplan.cost_models.programs.compact_ast import CompactAst, CompactAstEncoder
 from foreplan.cost_models.programs.program_devices import named_device, record_device
-from foreplan.cost_models.programs.program_table import ProgramTable
+from foreplan.cost_models.programs.program_table import BETWEEN_NETWORKS, ProgramTable
 from foreplan.datasets.device import Device
 from foreplan.datasets.tir.records import ProgramRecord, read_records
 from foreplan.datasets.tir.tir_jsonl import read_tir_jsonl
@@ -39,7 +39,7 @@ class Unsupported(NamedTuple):
 
     Attributes:
         device: name of its device.
-        network: networks that call it, joined by ``+``.
+        network: networks that call it, joined by `BETWEEN_NETWORKS`.
         reason: why, in words.
     """
 
@@ -89,7 +89,7 @@ class _Reader:
         self, rows: _Rows, module: str | bytes, where: str, device: str, *, seconds: float,
         spread: float, task: str, families: Iterable[str], networks: Sequence[str],
     ) -> None:  # fmt: skip
-        network = "+".join(networks)
+        network = BETWEEN_NETWORKS.join(networks)
         try:
             rows.asts.append(self._encoder.encode(module, where))
         except SpecError as error:
@@ -110,6 +110,7 @@ def read_programs(
     known: Mapping[str, Device] | None = None,
     max_spread: float | None = None,
     encoder: Encoder | None = None,
+    count_all: bool = False,
 ) -> ProgramData:
     """Read measured programs of any number of files, folders and devices.
 
@@ -122,9 +123,10 @@ def read_programs(
         max_spread: programs whose repetitions spread more are left out: a machine that others used
             while it measured spreads by more than one.
         encoder: what makes the leaves; ours by default.
+        count_all: give an empty table where programs ran and none can be encoded.
 
     Raises:
-        MissingDataError: no such file or folder, or no program that ran.
+        MissingDataError: no such file or folder, or no program that ran (and can be encoded).
         SpecError: a file that cannot be read, an unknown device or format.
     """
     if format_name not in FORMATS:
@@ -139,6 +141,8 @@ def read_programs(
         tables = _tir_jsonl(reader, paths, device, named)
     else:
         tables = _records(reader, paths, named, known or {})
+    if not tables and reader.unsupported and count_all:
+        tables = [ProgramTable.empty(*([] if named is None else [named]))]
     if not tables:
         raise MissingDataError(
             f"no measured program that can be encoded in {', '.join(str(p) for p in paths)}",

@@ -9,11 +9,13 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from foreplan.cost_models.evaluation import errors_of, summary
+from foreplan.cost_models.evaluation import Errors, errors_of, summary
 from foreplan.cost_models.programs.program_data import Unsupported
-from foreplan.cost_models.programs.program_table import ProgramTable
+from foreplan.cost_models.programs.program_table import BETWEEN_NETWORKS, ProgramTable
 
 Floats = NDArray[np.float64]
+
+_NOTHING = Errors(np.zeros(0, dtype=np.bool_), np.zeros(0), None)
 
 
 class ProgramModel(Protocol):
@@ -44,16 +46,16 @@ def evaluate_programs(
         each network that calls it. ``noise_floor`` is the mean and median of half the relative
         spread of repetitions: no predictor can be expected below it.
     """
-    known, error, interval = errors_of(model, table)
+    known, error, interval = errors_of(model, table) if len(table) else _NOTHING
     called = names or [device.name for device in table.devices]
     device = np.array(called, dtype=np.str_)[table.device]
-    callers = {joined: joined.split("+") for joined in set(table.network.tolist())}
+    callers = {joined: joined.split(BETWEEN_NETWORKS) for joined in set(table.network.tolist())}
     network = [callers[joined] for joined in table.network.tolist()]
     lost = Counter(
         (str(device[row]), name) for row in np.flatnonzero(~known) for name in network[row]
     )
     for item in unsupported:
-        lost.update((item.device, name) for name in item.network.split("+"))
+        lost.update((item.device, name) for name in item.network.split(BETWEEN_NETWORKS))
     document: dict[str, object] = {
         "overall": summary(error),
         "by_device": {name: summary(error[device == name]) for name in sorted(set(called))},

@@ -9,11 +9,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from foreplan.cost_models.programs.compact_ast import TOTAL_NAMES, CompactAst
+from foreplan.cost_models.programs.compact_ast import FEATURE_NAMES, TOTAL_NAMES, CompactAst
 from foreplan.datasets.device import Device
 from foreplan.errors import SpecError
 
 Floats = NDArray[np.float64]
+
+#: Between the networks that call a task; their names are a file's own, and may hold a ``+``.
+BETWEEN_NETWORKS = "\n"
 
 
 @dataclass(frozen=True)
@@ -31,7 +34,7 @@ class ProgramTable:
         latency_s: label, seconds; NaN where it is not known (N).
         task: key of each program's task (N).
         family: families that call the task, joined by ``+`` (N).
-        network: networks that call the task, joined by ``+`` (N).
+        network: networks that call the task, joined by `BETWEEN_NETWORKS` (N).
         spread: (greatest - least) / median of the label's repetitions, NaN if not known (N).
     """
 
@@ -113,6 +116,18 @@ class ProgramTable:
             network=np.array(unknown if network is None else network, dtype=np.str_),
             spread=np.array([np.nan] * count if spread is None else spread, dtype=float),
         )
+
+    @classmethod
+    def empty(cls, *devices: Device) -> ProgramTable:
+        """No program of some devices."""
+        nothing, words = np.zeros(0), np.zeros(0, dtype=np.str_)
+        whole, small = np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int32)
+        return cls(
+            leaves=np.zeros((0, len(FEATURE_NAMES)), dtype=np.float32),
+            offsets=np.zeros(1, dtype=np.int64), position=small, depth=small,
+            totals=np.zeros((0, len(TOTAL_NAMES))), device=whole, devices=devices,
+            latency_s=nothing, task=words, family=words, network=words, spread=nothing,
+        )  # fmt: skip
 
     @staticmethod
     def join(tables: Sequence[ProgramTable]) -> ProgramTable:

@@ -35,7 +35,8 @@ def error_table(result: Mapping[str, Any]) -> RenderableType:
             column("within 10 %", "within_10pct", 70),
         ],
     )
-    why = [f"{text} ({count:,})" for text, count in result.get("unsupported_why", {}).items()]
+    reasons = result.get("unsupported_why") or result.get("unsupported_reasons", {})  # of programs
+    why = [f"{text} ({count:,})" for text, count in reasons.items()]
     return Group(grid, heading("Not predicted"), *bullets(why)) if why else grid
 
 

@@ -7,6 +7,7 @@ import json
 import math
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -208,6 +209,24 @@ def test_programs_fine_tune_a_model_by_command(folder: Path, tmp_path: Path) -> 
         with pytest.raises(SpecError, match="--start"):
             train_files([slow], ["foreplan"], tmp_path / "none", start=name)
     assert not (tmp_path / "none").exists()
+
+
+@pytest.mark.parametrize("model", ["roofline", "pretrained:programs"])
+def test_a_file_of_programs_that_cannot_be_encoded_is_counted(tmp_path: Path, model: str) -> None:
+    path = tmp_path / "odd.jsonl"
+    write_tir_jsonl([record(0, module="{}"), record(1, module="{}")], path)
+    found: dict[str, Any] = evaluate_file(model, path, "tir-jsonl", device="t4")
+    assert found["unsupported"] == 2
+    assert found["overall"]["count"] == found["by_device"]["t4"]["count"] == 0
+    assert found["unsupported_by"] == {"t4/n0/batch=1": 1, "t4/n1/batch=1": 1}
+    assert sum(found["unsupported_reasons"].values()) == 2
+
+
+def test_a_network_keeps_its_name(tmp_path: Path) -> None:
+    path = tmp_path / "plus.jsonl"
+    write_tir_jsonl([replace(record(0), networks=("bert+head", "gpt"), calls=(1, 2))], path)
+    found: dict[str, Any] = evaluate_file("roofline", path, "tir-jsonl", device="t4")
+    assert sorted(found["by_op"]) == ["bert+head", "gpt"]
 
 
 def test_crossval_keeps_what_it_did_and_reports(
