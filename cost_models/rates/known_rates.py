@@ -38,7 +38,7 @@ from foreplan.cost_models.model_store import (
 )
 from foreplan.cost_models.rates.filter_gradients import filter_gradient_s
 from foreplan.cost_models.rates.narrow_norms import narrow_norm_s
-from foreplan.cost_models.rates.operator_rates import TERMS, family
+from foreplan.cost_models.rates.operator_rates import TERMS, arithmetic_s, family
 from foreplan.cost_models.rates.pixel_products import narrow_s
 from foreplan.cost_models.rates.pool_windows import window_s
 from foreplan.cost_models.rates.profiled_alike import profiled_alike
@@ -180,6 +180,7 @@ class KnownRates:
             for item in programs
         ])  # fmt: skip
         alone = [filter_gradient_s(item, device, launch) for item in programs]
+        asked_for = programs
         programs, shares = self._worded(programs, device)
         # How like each known device is (K, M), -1 where it was not timed with such a kernel.
         like = np.array([
@@ -195,7 +196,13 @@ class KnownRates:
                 total[mine] += np.log(each.law.seconds(asked, device, waits=waits))
                 count[mine] += 1
         mean = np.exp(total / np.where(count > 0, count, np.nan))
-        found = np.asarray(shares * mean + beside)
+        # A chip may compute the likeness's data type in a unit that has none of the program's own:
+        # bf16, that of fp16, in AMX.
+        other = [
+            a.variant.compute != b.variant.compute for a, b in zip(asked_for, programs, strict=True)
+        ]
+        least = np.where(other, arithmetic_s(asked_for, device), 0.0)
+        found = np.maximum(shares * mean + beside, least)
         return np.where([own is None for own in alone], found, np.array(alone, dtype=np.float64))
 
     def _worded(self, programs: Sequence[Program], device: Device) -> tuple[list[Program], Floats]:

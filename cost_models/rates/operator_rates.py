@@ -117,6 +117,16 @@ def rate_terms(programs: Sequence[Program], device: Device) -> Floats:
     ]).reshape(len(programs), len(TERMS))  # fmt: skip
 
 
+def arithmetic_s(programs: Sequence[Program], device: Device) -> Floats:
+    """Seconds (N,) of products at the published peak of their own data type, 0 where none is."""
+
+    def peak(item: Program) -> float | None:
+        dtype = item.variant.compute
+        return device.peak(dtype) if item.op in _ARITHMETIC and dtype in PEAK_DTYPES else None
+
+    return np.array([item.flops / rate if (rate := peak(item)) else 0.0 for item in programs])
+
+
 def roofline(terms: Floats, programs: Sequence[Program]) -> Floats:
     """Seconds beside the launch that no kernel beats (N,), from `rate_terms`."""
     products = np.array([program.op in _ARITHMETIC for program in programs])

@@ -79,6 +79,8 @@ def profiled_alike(item: Program, device: Device) -> tuple[Program, float] | Non
     if item.op in ("norm", "batch_norm", "norm_gradient"):
         share = _OF_CHANNELS if d.get("channels", 1) > 1 else 1.0
         return _as_wide(item, "norm", "layer_norm", share), 1.0
+    if item.op == "attention" and d["queries"] == 1 and dtype == "bf16":
+        return replace(item, variant=Variant.parse(f"{plain}/torch.sdpa")), 1.0  # a decoder's
     if item.op.removesuffix("_gradient") in ("attention", "full_attention"):
         kernel = "sdpa" if item.op.startswith("full") else "sdpa_causal"
         sizes = {name: d[name] for name in ("batch", "queries", "keys", "heads", "head_dim")}

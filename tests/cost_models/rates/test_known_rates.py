@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -261,6 +262,32 @@ def test_the_shipped_ones_price_processors_of_the_zoo() -> None:
     assert 0 < found.low_s < found.mean_s < found.high_s
     bare = processor("a").model_copy(update={"memory_bandwidth": None})
     assert predictor.supported(asked, bare) == [None, None]
+
+
+def test_fp16_takes_the_time_of_bf16_but_does_not_beat_its_own_peak() -> None:
+    rates = KnownRates.load()
+    bf16, fp16 = (
+        program("linear", Variant(dtype, dtype, "torch.linear"), rows=4096, n=4096, k=4096)
+        for dtype in ("bf16", "fp16")
+    )
+    xeon, epyc = device_zoo.device("xeon_8480+"), device_zoo.device("epyc_9654")
+    # AMX of Sapphire Rapids multiplies bf16 alone; fp16 runs in its vectors.
+    quick, slow = rates.seconds([bf16, fp16], xeon)
+    assert slow >= fp16.flops / (xeon.peak("fp16") or 0) > 3 * quick
+    assert epyc.peak("fp16") is None
+    assert np.ptp(rates.seconds([bf16, fp16], epyc)) == 0
+
+
+@pytest.mark.parametrize("name", ["epyc_9654", "xeon_8480+"])
+@pytest.mark.parametrize("dtype", ["bf16", "fp16"])
+def test_attention_of_one_query_is_known_by_a_decoders(name: str, dtype: str) -> None:
+    variant = Variant(dtype, dtype, "torch.scaled_dot_product_attention")
+    asked = program(
+        "attention", variant, batch=2, queries=1, keys=512, heads=32, kv_heads=8, head_dim=128
+    )
+    timed = replace(asked, variant=Variant("bf16", "bf16", "torch.sdpa"))
+    seconds = KnownRates.load().seconds([asked, timed], device_zoo.device(name))
+    assert seconds[0] == seconds[1] > 0
 
 
 def test_a_fit_can_leave_its_own_chip_out(tmp_path: Path) -> None:
