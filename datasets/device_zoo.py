@@ -109,7 +109,9 @@ def canonical(name: str, where: str = "device") -> str:
     if not within and len(key) >= _TELLING:  # Quadro, Tesla, 4090
         within = sorted({zoo.by_key[known] for known in zoo.by_key if key in known})
     guess = nearest(key, zoo.by_key)
-    if within:
+    if len(within) == 1:  # perhaps another device, of which it is the beginning: H20, H200
+        fix = f"did you mean {within[0]!r}?"
+    elif within:
         fix = "say which: " + ", ".join(within[:6])
     elif guess is not None:
         fix = f"did you mean {zoo.by_key[guess]!r}?"

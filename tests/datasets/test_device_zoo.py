@@ -93,6 +93,7 @@ def test_volta_and_turing_have_no_bf16(name: str) -> None:
     [
         ("NVIDIA H100 80GB HBM3", "h100_sxm"),
         ("h100-sxm", "h100_sxm"),
+        ("gb200_sxm", "gb200"),
         ("H100_SXM", "h100_sxm"),
         ("a100-80g", "a100_sxm_80gb"),
         ("A100_SXM", "a100_sxm_80gb"),
@@ -117,6 +118,11 @@ def test_unknown_and_ambiguous_names() -> None:
         device_zoo.device("V100")
     with pytest.raises(SpecError, match="foreplan devices"):
         device_zoo.device("")
+
+
+def test_a_device_that_another_begins_like_is_not_said_to_be_it() -> None:
+    with pytest.raises(SpecError, match=r"did you mean 'h200'\?"):
+        device_zoo.canonical("NVIDIA H20")
 
 
 def _public(name: str) -> dict[str, Any]:
