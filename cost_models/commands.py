@@ -10,6 +10,7 @@ from typing import Any
 from foreplan.cost_models.programs.program_commands import (
     evaluate_program_files,
     holds_programs,
+    program_stats,
     train_programs,
     tune_programs,
 )
@@ -200,7 +201,9 @@ def import_operators(
 
 
 def operator_stats(data: Path, format_name: str) -> dict[str, object]:
-    """Rows by device and operator of a file of measurements."""
+    """Rows by device and operator of a file of measurements; of programs, by network."""
+    if holds_programs(data, format_name):
+        return program_stats(data, format_name)
     return _stats(read_operators(data, format_name))
 
 

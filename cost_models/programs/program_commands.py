@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,11 +11,13 @@ import numpy as np
 
 from foreplan.cost_models.evaluation import summary
 from foreplan.cost_models.model_store import model_folder, read_card
-from foreplan.cost_models.programs.program_data import ProgramData, read_programs
+from foreplan.cost_models.programs.program_data import read_programs
 from foreplan.cost_models.programs.program_evaluation import ProgramModel, evaluate_programs
 from foreplan.cost_models.programs.program_folds import families_of
 from foreplan.cost_models.programs.program_table import ProgramTable
 from foreplan.datasets.device import Device
+from foreplan.datasets.tir.records import read_records
+from foreplan.datasets.tir.tir_jsonl import read_tir_jsonl
 from foreplan.errors import SpecError
 
 if TYPE_CHECKING:
@@ -24,6 +27,8 @@ if TYPE_CHECKING:
 TRAINING_SPREAD = 0.5
 #: Folds of tasks that say how good a fine-tuned predictor is.
 TUNING_FOLDS = 5
+#: The device of programs whose file has no word for it.
+_NOT_SAID = "not said"
 
 
 def holds_programs(data: Path, format_name: str) -> bool:
@@ -249,18 +254,49 @@ def without(table: ProgramTable, hold_out: Sequence[str]) -> ProgramTable:
     return table.take(keep)
 
 
-def describe(data: ProgramData) -> dict[str, object]:
-    """Counts of programs by device and family, for people."""
-    table = data.table
+def program_stats(data: Path, format_name: str) -> dict[str, object]:
+    """Programs by device and network of a file or folder; none is encoded.
+
+    Args:
+        data: a shard, a folder of shards (``foreplan``) or a tir-jsonl file.
+        format_name: ``foreplan`` or ``tir-jsonl``, which does not say the device.
+
+    Returns:
+        ``rows`` that ran, their ``tasks``, ``by_device_op`` (device, then network; a program counts
+        for each that calls it), ``chips`` and how often programs ``failed``, by how.
+
+    Raises:
+        MissingDataError: no such file or folder.
+        SpecError: a file that cannot be read.
+    """
+    chips, tasks = {}, set()
+    counts: dict[str, Counter[str]] = {}
+    failed: Counter[str] = Counter()
+    rows = 0
+    if format_name == "tir-jsonl":
+        for line in read_tir_jsonl(data):
+            if line.rows:
+                tasks.add(line.key)
+                chips[_NOT_SAID] = _NOT_SAID
+                rows += len(line.rows)
+                called = counts.setdefault(_NOT_SAID, Counter())
+                called.update({network: len(line.rows) for network, _ in line.nets})
+    else:
+        for record in read_records(data):
+            if not record.median_s > 0:
+                failed[record.status] += 1
+                continue
+            device = f"{record.chip}/{record.device}"
+            chips[device] = record.chip
+            tasks.add(record.task_key)
+            rows += 1
+            counts.setdefault(device, Counter()).update(record.networks)
     return {
-        "programs": len(table),
-        "tasks": len(set(table.task.tolist())),
-        "devices": {
-            item.name: int((table.device == number).sum())
-            for number, item in enumerate(table.devices)
-        },
-        "families": {name: int(rows.sum()) for name, rows in families_of(table).items()},
-        "unsupported": len(data.unsupported),
+        "rows": rows,
+        "tasks": len(tasks),
+        "by_device_op": {name: dict(sorted(counts[name].items())) for name in sorted(counts)},
+        "chips": chips,
+        "failed": dict(failed),
     }
 
 

@@ -54,7 +54,7 @@ def read_operators(
         raise SpecError(
             "--format", got=format_name, expected="one of " + ", ".join(FORMATS),
             fix=f"did you mean {guess}?" if guess
-            else "tir-jsonl is of programs: evaluate and train take it",
+            else "tir-jsonl is of programs: evaluate, train and dataset stats take it",
         )  # fmt: skip
     columns = read_columns(path, device=device, header=format_name != "helix")
     table = FORMATS[format_name](columns)

@@ -47,8 +47,9 @@ def stats_table(result: Mapping[str, Any]) -> RenderableType:
         for device, by_op in result["by_device_op"].items()
         for op, count in by_op.items()
     ]
+    failed = sum(result.get("failed", {}).values())  # of programs
     return Grid(
-        f"{result['rows']} rows",
+        f"{result['rows']} rows" + (f", {failed} failed" if failed else ""),
         [
             Column("device", [device for device, _, _, _ in rows]),
             Column("chip", [chip for _, chip, _, _ in rows]),

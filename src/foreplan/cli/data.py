@@ -91,7 +91,7 @@ def dataset_import(
 
 @dataset_app.command("stats")
 def dataset_stats(
-    data: Annotated[Path, typer.Argument(metavar="FILE")],
+    data: Annotated[Path, typer.Argument(metavar="FILE", help="Or a folder of programs.")],
     format_name: Annotated[str, typer.Option("--format", help="As evaluate.")] = "foreplan",
     as_json: Json = False,
 ) -> None:

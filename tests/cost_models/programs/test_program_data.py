@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from foreplan.cost_models.commands import evaluate_file, train_files
+from foreplan.cost_models.commands import evaluate_file, operator_stats, train_files
 from foreplan.cost_models.programs.compact_ast import FEATURE_NAMES, CompactAst, CompactAstEncoder
 from foreplan.cost_models.programs.program_commands import load_program_model, train_programs
 from foreplan.cost_models.programs.program_crossval import main as crossval
@@ -220,6 +220,21 @@ def test_a_file_of_programs_that_cannot_be_encoded_is_counted(tmp_path: Path, mo
     assert found["overall"]["count"] == found["by_device"]["t4"]["count"] == 0
     assert found["unsupported_by"] == {"t4/n0/batch=1": 1, "t4/n1/batch=1": 1}
     assert sum(found["unsupported_reasons"].values()) == 2
+
+
+def test_stats_of_programs_are_of_what_ran(tmp_path: Path) -> None:
+    rows = [*map(record, range(8)), record(8, status="timeout", median_s=math.nan)]
+    write_records(rows, tmp_path / "a.parquet")
+    found: dict[str, Any] = operator_stats(tmp_path, "foreplan")
+    (device,) = found["by_device_op"]
+    assert sum(found["by_device_op"][device].values()) == found["rows"] == 8
+    assert found["chips"][device] in device
+    assert found["failed"] == {"timeout": 1}
+    path = tmp_path / "x.jsonl.gz"
+    write_tir_jsonl([record(number) for number in range(8)], path)
+    lines: dict[str, Any] = operator_stats(path, "tir-jsonl")
+    assert lines["rows"] == 8
+    assert sum(lines["by_device_op"]["not said"].values()) == 8
 
 
 def test_a_network_keeps_its_name(tmp_path: Path) -> None:
