@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from foreplan.cost_models.costs import CostBook
 from foreplan.cost_models.pipeline import (
-    PipelineWorks,
     bubble_rate,
     given_costs,
     pipeline_cost_s,
@@ -14,6 +14,7 @@ from foreplan.cost_models.pipeline import (
 )
 from foreplan.cost_models.simulator import simulate
 from foreplan.cost_models.timeline import Timeline
+from foreplan.errors import SpecError
 
 
 @dataclass(frozen=True)
@@ -51,15 +52,14 @@ def simulate_pipeline(
     """Simulate equal stages; times in seconds, with chunks per chunk.
 
     Raises:
-        SpecError: as `pipeline_order` and `given_costs`.
+        SpecError: as `pipeline_order` and `given_costs`; times whose sum is no number.
     """
     costs = given_costs(forward_s, backward_input_s, backward_weight_s, transfer_s)
-    built = pipeline_schedule(
-        schedule, stages=stages, microbatches=microbatches, chunks=chunks,
-        works=PipelineWorks.uniform(stages, chunks),
-    )  # fmt: skip
+    built = pipeline_schedule(schedule, stages=stages, microbatches=microbatches, chunks=chunks)
     timeline = simulate(built, CostBook((), given=costs))
     ideal = microbatches * chunks * (forward_s + backward_input_s + backward_weight_s)
+    if not math.isfinite(ideal + timeline.makespan_s):
+        raise SpecError("pipeline times", got=math.inf, expected="a step that ends")
     peaks = [peak.get("activations", 0) / chunks for peak in timeline.peak_memory()]
     return PipelineResult(
         bubble_rate(timeline, ideal), pipeline_cost_s(timeline), timeline.makespan_s,

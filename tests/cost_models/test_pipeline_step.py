@@ -38,3 +38,13 @@ def test_bad_times_and_sizes() -> None:
         simulate_pipeline("interleaved-1f1b", stages=4, microbatches=6, chunks=2, **times)
     with pytest.raises(SpecError, match="pipeline transfer time: got -1"):
         simulate_pipeline("1f1b", stages=4, microbatches=6, transfer_s=-1.0, **times)
+
+
+def test_sizes_and_times_beyond_all_bounds() -> None:
+    """Refused before anything is built for each stage, and before a time becomes infinite."""
+    times = {"forward_s": 1.0, "backward_input_s": 1.0, "backward_weight_s": 1.0}
+    with pytest.raises(SpecError, match="stages x microbatches x chunks: got 8000000000000000"):
+        simulate_pipeline("1f1b", stages=10**15, microbatches=8, **times)
+    long = dict.fromkeys(times, 1e305)
+    with pytest.raises(SpecError, match="pipeline times: got inf"):
+        simulate_pipeline("1f1b", stages=2, microbatches=2000, **long)
