@@ -36,11 +36,14 @@ class Times(StrictModel):
         """The times of a timeline, ``None`` beyond `MOST_ACTIONS`."""
         if len(timeline.schedule) > MOST_ACTIONS:
             return None
-        begin = timeline.start_s - timeline.start_s.min(initial=np.inf)
-        length = timeline.end_s - timeline.start_s
+        first_s = timeline.start_s.min(initial=np.inf)
+        # Ends are rounded like starts: a rounded length may reach into the action behind it.
+        start_us, end_us = (
+            np.rint((moments - first_s) * 1e6) for moments in (timeline.start_s, timeline.end_s)
+        )
         return cls(
-            start_us=tuple(int(t) for t in np.rint(begin * 1e6)),
-            duration_us=tuple(int(t) for t in np.rint(length * 1e6)),
+            start_us=tuple(int(t) for t in start_us),
+            duration_us=tuple(int(t) for t in end_us - start_us),
         )
 
     def timeline(self, schedule: Schedule, kind: Literal["simulated", "measured"]) -> Timeline:
@@ -53,6 +56,7 @@ class Times(StrictModel):
             raise SpecError(
                 "times", got=len(self.start_us), expected=f"one for each of {len(schedule)} actions"
             )
-        start = np.asarray(self.start_us, dtype=np.float64) * 1e-6
-        end = start + np.asarray(self.duration_us, dtype=np.float64) * 1e-6
+        start_us = np.asarray(self.start_us, dtype=np.float64)
+        end_us = start_us + np.asarray(self.duration_us, dtype=np.float64)
+        start, end = start_us * 1e-6, end_us * 1e-6
         return Timeline(schedule, start, end, np.full(len(schedule), -1), kind=kind)

@@ -16,6 +16,7 @@ from foreplan.cost_models.schedule import ScheduleBuilder
 from foreplan.cost_models.simulator import simulate
 from foreplan.planner.report.gantt import busy_seconds, gantt_document
 from foreplan.planner.report.trace import render_trace
+from foreplan.planner.times import Times
 
 
 def columns(lane):
@@ -127,6 +128,22 @@ def test_trace_of_awkward_times_nests(timeline):
         ends.append(clock)
     awkward = replace(timeline, start_s=np.asarray(start), end_s=np.asarray(ends))
     check_nesting(render_trace(awkward))
+
+
+def test_a_queue_stays_on_one_track_when_times_are_kept():
+    """A plan keeps whole microseconds; neighbours of a queue must not overlap by one."""
+    builder = ScheduleBuilder(("x",))
+    works = [Segment(f"unit {i}") for i in range(200)]
+    for work in works:
+        builder.add("F", 0, work)
+    seconds = {work: 498.449e-6 + i * 0.31e-6 for i, work in enumerate(works)}
+    timeline = simulate(builder.build(), CostBook((), given=seconds))
+    kept = Times.of(timeline)
+    assert kept is not None
+    again = kept.timeline(timeline.schedule, "simulated")
+    assert len(tracks(render_trace(again))) == 1
+    assert np.array_equal(again.end_s[:-1], again.start_s[1:])
+    assert np.abs(again.end_s - timeline.end_s).max() <= 0.51e-6
 
 
 def test_trace_leaves_out_what_is_missing(timeline):
