@@ -103,7 +103,7 @@ class Candidate:
             check_present(rank.name, rank.label)
         assign_cores([rank.name for rank in here])
         self._check_memory(host)
-        rank_programs(self.schedule, ordered=backend == "nccl")
+        self.check_order(backend)
         gpus = [(rank.host, rank.name.index) for rank in self.ranks if rank.name.kind == "cuda"]
         twice = next((gpu for gpu in gpus if gpus.count(gpu) > 1), None)
         if twice is not None:
@@ -111,6 +111,17 @@ class Candidate:
                 f"candidate {self.name}", got=f"two ranks on cuda:{twice[1]} of {twice[0]}",
                 expected="one rank a GPU: slices of one GPU slow each other down",
             )  # fmt: skip
+
+    def check_order(self, backend: str) -> None:
+        """Check that every rank comes to its end, wherever it runs.
+
+        Args:
+            backend: ``gloo`` or ``nccl``.
+
+        Raises:
+            SpecError: a schedule that deadlocks or lacks a transfer.
+        """
+        rank_programs(self.schedule, ordered=backend == "nccl")
 
     def _check_memory(self, host: str | None) -> None:
         """Refuse before anything is loaded: the plan's sizes are whatever its author wrote."""

@@ -128,6 +128,7 @@ def verify(
     if started_by_torchrun is not None:
         here = leader
     if dry_run:
+        candidates[0].check_order(plan.verify.backend)  # devices may well be elsewhere
         return VerificationRun(None, processes=process_sketches(candidates, here))
     endpoint = None if rdzv_endpoint is None else parse_endpoint(rdzv_endpoint)
     if endpoint is not None and here != leader:

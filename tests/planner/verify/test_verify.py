@@ -230,6 +230,8 @@ def test_a_chosen_plan_that_fails_is_one_clear_error(
 def test_what_cannot_run_is_refused_before_anything_starts(make_plan: MakePlan) -> None:
     with pytest.raises(SpecError, match="deadlock"):
         verify(make_plan({"deadlock": True}))
+    with pytest.raises(SpecError, match="deadlock"):
+        verify(make_plan({"deadlock": True}), dry_run=True)
     with pytest.raises(SpecError, match="did you mean 'slow'"):
         verify(make_plan(alternatives={"slow": {"slow": 2.0}}), only=["slwo"])
     with pytest.raises(SpecError, match="rounds"):
