@@ -39,6 +39,11 @@ class VisionEncoder(StrictModel):
     tokens: _Size | None = None
 
 
+def encoder_names() -> tuple[str, ...]:
+    """Names of the encoder zoo."""
+    return tuple(_entries())
+
+
 def load_encoder(name_or_path: str | Path) -> VisionEncoder:
     """The encoder in a Hugging Face folder, or the zoo's of that name.
 

@@ -1,10 +1,11 @@
-"""`completed`: a workload whose sizes come from a multimodal model's Hugging Face folder."""
+"""`completed`: a workload whose sizes come from Hugging Face folders."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
+from foreplan.datasets.models.encoders import encoder_names, load_encoder
 from foreplan.datasets.models.multimodal import load_multimodal
 from foreplan.errors import SpecError
 
@@ -13,6 +14,31 @@ VISION = "vision"
 
 
 def completed(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Fields of a workload with sizes in place of folders, so that a plan can be taken elsewhere.
+
+    Raises:
+        SpecError: no such folder, or no number of positions where images have any size.
+    """
+    made = _with_multimodal(fields)
+    stated = made.get("encoders")
+    if isinstance(stated, list | tuple):
+        made["encoders"] = [_read(e) if isinstance(e, Mapping) else e for e in stated]
+    return made
+
+
+def _read(encoder: Mapping[str, Any]) -> dict[str, Any]:
+    """Fields of an encoder with ``dims`` in place of a folder; names of the zoo stay."""
+    made, model = dict(encoder), encoder.get("model")
+    if not isinstance(model, str) or model in encoder_names() or made.get("dims") is not None:
+        return made
+    found = load_encoder(made.pop("model"))
+    made["dims"] = found.model_dump(include={"layers", "hidden", "heads", "head_dim", "ffn"})
+    if made.get("patch_features") is None:
+        made["patch_features"] = found.patch_features
+    return made
+
+
+def _with_multimodal(fields: Mapping[str, Any]) -> dict[str, Any]:
     """Fields of a workload with backbone and encoder filled in from ``multimodal``.
 
     What the workload states itself counts: its backbone, other encoders, and every field of an
@@ -20,9 +46,6 @@ def completed(fields: Mapping[str, Any]) -> dict[str, Any]:
 
     Args:
         fields: of a `BubblesWorkload`, as a user writes them.
-
-    Raises:
-        SpecError: no such folder, or no number of positions where images have any size.
     """
     made, folder = dict(fields), fields.get("multimodal")
     if folder is None:

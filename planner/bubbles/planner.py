@@ -226,7 +226,7 @@ class BubblesPlanner(Planner[BubblesWorkload, BubblesDecision]):
         return ledgers(problem, TrainingStep.of(problem, decision), decision)
 
     def completed(self, fields: Mapping[str, Any]) -> dict[str, Any]:
-        """Sizes from modules, and from the folder that ``multimodal`` names."""
+        """Sizes from modules, and from the folders of encoders and of ``multimodal``."""
         return completed(with_sizes(fields))
 
     def given(self, workload: BubblesWorkload) -> Mapping[Work, float]:

@@ -69,7 +69,8 @@ class Encoder(StrictModel):
 
     Attributes:
         name: what a reader calls it.
-        model: name in the encoder zoo, or a Hugging Face folder with a vision configuration.
+        model: name in the encoder zoo, or a Hugging Face folder with a vision configuration, which
+            is read when the plan is made; a plan holds the sizes found.
         dims: its sizes, instead of ``model``.
         tokens: positions that the encoder attends over, for each sample.
         images: sequences of ``tokens`` positions for each sample, encoded apart.

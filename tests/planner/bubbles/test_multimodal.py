@@ -91,3 +91,29 @@ def test_a_backbone_without_words_is_told_that_they_were_left_out() -> None:
     cluster, _ = load_cluster("8xa100-80g")
     with pytest.raises(SpecError, match=r"backbone\.vocab: got 0, .* give it: left out, it is 0"):
         backbone_tower(Problem(None, cluster, workload, CostBook(())))
+
+
+def test_a_plan_holds_the_sizes_of_an_encoders_folder(tmp_path: Path) -> None:
+    """So that it can be verified and reported from another folder, or on another host."""
+    folder = tmp_path / "vit"
+    folder.mkdir()
+    sizes = {
+        "hidden_size": 96, "num_hidden_layers": 3, "num_attention_heads": 4, "patch_size": 8,
+        "intermediate_size": 256, "image_size": 32,
+    }  # fmt: skip
+    (folder / "config.json").write_text(json.dumps(sizes))
+    fields = {
+        "encoders": [{"name": "eye", "model": str(folder), "tokens": 16},
+                     {"name": "zoo", "model": "vit-3b", "tokens": 16}],
+        "backbone": {"layers": 2, "hidden": 64, "heads": 2, "vocab": 100},
+        "sequence_length": 64, "microbatches": 2,
+    }  # fmt: skip
+    workload = load_workload("bubbles", fields)
+    assert isinstance(workload, BubblesWorkload)
+    eye, zoo = workload.encoders
+    assert (eye.model, zoo.model) == (None, "vit-3b")
+    assert eye.dims is not None
+    assert (eye.dims.layers, eye.dims.hidden, eye.dims.ffn) == (3, 96, 256)
+    assert eye.patch_features == 3 * 8 * 8
+    with pytest.raises(SpecError, match="encoder model: got '/nowhere'"):
+        load_workload("bubbles", fields | {"encoders": [{"name": "eye", "model": "/nowhere"}]})
