@@ -91,26 +91,10 @@ class Cluster(StrictModel):
         first, second = self._rank(a), self._rank(b)
         if first.index == second.index:
             raise SpecError("link", got=first.label, expected="two different ranks")
-        same_host = first.host == second.host
-        best: tuple[int, int] | None = None
-        for position, tier in enumerate(self.tiers):
-            members = self._members[position]
-            if (
-                (tier.scope == "host") == same_host
-                and (backend is None or tier.backend in (None, backend))
-                and first.index in members
-                and second.index in members
-            ):
-                # A tier of scope "host" is as wide as its part on this host.
-                width = self._widths[position][first.host] if same_host else len(members)
-                best = (width, position) if best is None else min(best, (width, position))
-        if best is None:
-            raise MissingDataError(
-                f"no tier of the cluster joins {first.label} and {second.label}"
-                + ("" if backend is None else f" with {backend}"),
-                fix=_measuring(first, second),
-            )
-        return self.tiers[best[1]]
+        asked = first.index, second.index, backend
+        if asked not in self._found:
+            self._found[asked] = self._narrowest(first, second, backend)
+        return self._found[asked]
 
     def taken_beside(self, kind: str, group: Sequence[int]) -> float:
         """Return what computation loses to a collective beside it, over the collective's own time.
@@ -241,7 +225,7 @@ class Cluster(StrictModel):
     def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
         """A copy with other fields; what was derived from the old ones is derived anew."""
         made = super().model_copy(update=update, deep=deep)
-        for name in ("_ranks", "_members", "_networks"):
+        for name in ("_found", "_ranks", "_members", "_networks", "_widths"):
             made.__dict__.pop(name, None)
         return made
 
@@ -295,6 +279,34 @@ class Cluster(StrictModel):
         if not 0 <= index < len(self._ranks):
             raise SpecError("rank", got=index, expected=f"a rank from 0 to {len(self._ranks) - 1}")
         return self._ranks[index]
+
+    @functools.cached_property
+    def _found(self) -> dict[tuple[int, int, Backend | None], Tier]:
+        """What `link` has found: planners ask for the same few pairs thousands of times."""
+        return {}
+
+    def _narrowest(self, first: Rank, second: Rank, backend: Backend | None) -> Tier:
+        """See `link`."""
+        same_host = first.host == second.host
+        best: tuple[int, int] | None = None
+        for position, tier in enumerate(self.tiers):
+            members = self._members[position]
+            if (
+                (tier.scope == "host") == same_host
+                and (backend is None or tier.backend in (None, backend))
+                and first.index in members
+                and second.index in members
+            ):
+                # A tier of scope "host" is as wide as its part on this host.
+                width = self._widths[position][first.host] if same_host else len(members)
+                best = (width, position) if best is None else min(best, (width, position))
+        if best is None:
+            raise MissingDataError(
+                f"no tier of the cluster joins {first.label} and {second.label}"
+                + ("" if backend is None else f" with {backend}"),
+                fix=_measuring(first, second),
+            )
+        return self.tiers[best[1]]
 
     @functools.cached_property
     def _ranks(self) -> tuple[Rank, ...]:

@@ -66,6 +66,19 @@ def test_link_is_the_narrowest() -> None:
         cluster(devices=[{"name": "t4", "count": 2}]).link(0, 1)
 
 
+def test_links_of_a_copy_are_its_own() -> None:
+    both = two_hosts()
+    assert both.link(0, 1).group == ("a/h200",)
+    _, *others = both.tiers
+    copied = both.model_copy(update={"tiers": (*others, *others[-2:], others[0])})
+    assert copied.link(0, 1) is copied.tiers[1]
+    nothing = both.model_copy(update={"tiers": both.tiers[:1]})
+    with pytest.raises(MissingDataError):
+        nothing.link(0, 1)
+    narrower = both.model_copy(update={"devices": both.devices[:1], "tiers": others})
+    assert narrower.link(0, 1) is others[0]
+
+
 def test_a_group_may_use_any_name_of_a_device() -> None:
     made = cluster(
         devices=[{"name": "a100-80g", "count": 2, "host": "x"}, {"name": "t4", "host": "x"}],
