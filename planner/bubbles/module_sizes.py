@@ -55,15 +55,17 @@ def with_sizes(fields: Mapping[str, Any]) -> dict[str, Any]:
 
     Raises:
         SpecError: a module that is no stack of equal transformer blocks, or a projector that does
-            not go from its encoder's width in one or two matrices.
+            not go from its encoder's width in one or two matrices, to the backbone's where the
+            workload says that.
     """
     made = dict(fields)
     if is_module(made.get("backbone")):
         made["backbone"] = backbone_sizes(made["backbone"], "backbone")
-    stated = made.get("encoders")
+    stated, backbone = made.get("encoders"), made.get("backbone")
+    target = backbone.get("hidden") if isinstance(backbone, Mapping) else None
     if isinstance(stated, list | tuple):
         made["encoders"] = [
-            _encoder(dict(e), f"encoders[{k}]") if isinstance(e, Mapping) else e
+            _encoder(dict(e), f"encoders[{k}]", target) if isinstance(e, Mapping) else e
             for k, e in enumerate(stated)
         ]
     return made
@@ -83,8 +85,8 @@ def backbone_sizes(module: nn.Module, where: str) -> dict[str, Any]:
     return sizes | {"vocab": max(rows)}
 
 
-def _encoder(fields: dict[str, Any], where: str) -> dict[str, Any]:
-    """Fields of an `Encoder` without modules."""
+def _encoder(fields: dict[str, Any], where: str, target: object) -> dict[str, Any]:
+    """Fields of an `Encoder` without modules; ``target`` is the backbone's width, where known."""
     module, projector = fields.pop("module", None), fields.get("projector")
     width = None
     if module is not None:
@@ -103,12 +105,12 @@ def _encoder(fields: dict[str, Any], where: str) -> dict[str, Any]:
         if width is None:
             raise SpecError(f"{where}.projector", got="a module beside no sizes of its encoder",
                             expected="module or dims of the encoder")  # fmt: skip
-        fields |= _projector(projector, width, fields, f"{where}.projector")
+        fields |= _projector(projector, width, target, fields, f"{where}.projector")
     return fields
 
 
 def _projector(
-    module: nn.Module, width: int, fields: Mapping[str, Any], where: str
+    module: nn.Module, width: int, target: object, fields: Mapping[str, Any], where: str
 ) -> dict[str, Any]:
     """Kind and pooling of a projector from ``width`` times the positions that it takes together."""
     from torch import nn
@@ -121,6 +123,10 @@ def _projector(
         raise SpecError(
             where, got=shown, expected=f"one or two nn.Linear from a multiple of {width} features"
         )  # fmt: skip
+    if isinstance(target, int) and shapes[-1][1] != target:
+        raise SpecError(
+            where, got=f"{shapes[-1][1]} features", expected=f"the {target} of the backbone"
+        )
     taken, between = shapes[0]
     found: dict[str, Any] = {"projector": "linear"}
     if len(shapes) == 2:

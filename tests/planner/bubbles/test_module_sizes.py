@@ -170,6 +170,11 @@ def test_modules_in_wrong_places_are_refused():
     asked = {"name": "eye", "module": vision(), "tokens": 4, "projector": wrong}
     with pytest.raises(SpecError, match=r"50 -> 64.*multiple of 48"):
         with_sizes({"encoders": [asked]})
+    with META:
+        narrow = nn.Linear(48, 60)
+    asked = {"backbone": {"hidden": 64}, "encoders": [asked | {"projector": narrow}]}
+    with pytest.raises(SpecError, match=r"projector: got '60 features', expected the 64 of"):
+        with_sizes(asked)
     assert is_module(wrong)
     assert not is_module({"hidden": 4})
 
