@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -96,22 +96,48 @@ def balanced_stages(step: TrainingStep, costs: CostBook) -> tuple[BackboneStage,
         MissingDataError: a pass without a price.
     """
     even = backbone_stages(step.backbone.layers, step.plan)
-    device = step.devices[0]
 
-    def seconds(start: int, end: int) -> float:
-        return sum(costs.cost(step.passes(start, end, op), device).mean_s for op in ("F", "B"))
+    def longest(stages: Sequence[BackboneStage]) -> float:
+        return max(
+            sum(
+                costs.cost(step.passes(s.start, s.end, op), step.devices[s.rank]).mean_s
+                for op in ("F", "B")
+            )
+            for s in stages
+        )
 
-    layers = layer_seconds(step, costs, device)
-    longest_even = max(seconds(s.start, s.end) for s in even)
-    if longest_even <= max([*layers, sum(layers) / len(even)]) * (1 + _WORTH):
+    layers = seconds_by_stage(layer_seconds, step, costs, len(even))
+    longest_even = longest(even)
+    shortest = layers.min(axis=0)  # of each layer, on the device that is fastest at it
+    if longest_even <= max(shortest.max(), shortest.sum() / len(even)) * (1 + _WORTH):
         return even
     cuts = min_max_cuts(layers, len(even))
     stages = tuple(
         BackboneStage(rank=s % step.plan.pp, start=a, end=b)
         for s, (a, b) in enumerate(itertools.pairwise(cuts))
     )
-    longest = max(seconds(s.start, s.end) for s in stages)
-    return stages if longest < longest_even * (1 - _WORTH) else even
+    return stages if longest(stages) < longest_even * (1 - _WORTH) else even
+
+
+def seconds_by_stage(
+    seconds: Callable[[TrainingStep, CostBook, str], list[float]],
+    step: TrainingStep,
+    costs: CostBook,
+    stages: int,
+) -> FloatArray:
+    """Seconds of each layer, ``[stages, layers]``, on the device that each virtual stage is on.
+
+    Args:
+        seconds: of each layer on a device.
+        step: works under the layout.
+        costs: prices of layers.
+        stages: virtual stages, dealt to the ranks in turn.
+
+    Raises:
+        MissingDataError: a pass without a price.
+    """
+    rows = [seconds(step, costs, device) for device in step.devices]
+    return np.array([rows[stage % len(rows)] for stage in range(stages)])
 
 
 def layer_seconds(step: TrainingStep, costs: CostBook, device: str) -> list[float]:

@@ -21,6 +21,7 @@ from foreplan.planner.bubbles.backbone import (
     forwards_first,
     layer_seconds,
     schedule_name,
+    seconds_by_stage,
 )
 from foreplan.planner.bubbles.cuts import min_max_cuts
 from foreplan.planner.bubbles.decision import BackboneStage, BubblesDecision, EncoderPlan
@@ -120,7 +121,7 @@ def balanced(
     tower, plan = step.encoders[0], step.plan
     count = plan.pp * chunks
     if cuts is None:
-        cuts = min_max_cuts(chain_seconds(step, costs, step.devices[0]), count)
+        cuts = min_max_cuts(seconds_by_stage(chain_seconds, step, costs, count), count)
     spans = list(itertools.pairwise(cuts))
     split = tower.layers
     encoding = [c for c, (start, _) in enumerate(spans) if start < split]

@@ -23,13 +23,11 @@ import functools
 import itertools
 from collections.abc import Callable, Sequence
 
-import numpy as np
-
 from foreplan.cost_models.costs import CostBook
 from foreplan.errors import InfeasibleError
 from foreplan.planner.base import Problem
 from foreplan.planner.bubbles.actions import Step
-from foreplan.planner.bubbles.backbone import backbone_orders, layer_seconds
+from foreplan.planner.bubbles.backbone import backbone_orders, layer_seconds, seconds_by_stage
 from foreplan.planner.bubbles.baselines import chain_seconds
 from foreplan.planner.bubbles.cuts import min_max_cuts
 from foreplan.planner.bubbles.decision import BackboneStage
@@ -178,11 +176,9 @@ class MemoryCuts:
         need: Callable[[int, int, int], int],
     ) -> list[int]:
         """Cuts of a chain whose layers take so long on a device, each rank with its own prices."""
-        devices = self._step.devices
-        each = [seconds(self._step, self._problem.costs, device) for device in devices]
-        return min_max_cuts(
-            np.array(each), len(devices), lambda rank, a, b: need(rank, a, b) <= self._rooms[rank]
-        )
+        count = len(self._step.devices)
+        each = seconds_by_stage(seconds, self._step, self._problem.costs, count)
+        return min_max_cuts(each, count, lambda rank, a, b: need(rank, a, b) <= self._rooms[rank])
 
     def _states(self, start: int, end: int) -> int:
         return sum(

@@ -1,11 +1,18 @@
 """The backbone alone: published warm-ups, training times, and where a step's time goes."""
 
+import itertools
+
 import numpy as np
 import pytest
 from tests.planner.bubbles.problems import encoder, problem, workload
 
 from foreplan.errors import SpecError
-from foreplan.planner.bubbles.backbone import BUBBLES, BackboneTimeline, backbone_stages
+from foreplan.planner.bubbles.backbone import (
+    BUBBLES,
+    BackboneTimeline,
+    backbone_stages,
+    balanced_stages,
+)
 from foreplan.planner.bubbles.spec import BackbonePlan, GivenTimes, TransformerDims
 from foreplan.planner.bubbles.training_step import TrainingStep
 
@@ -88,6 +95,28 @@ def test_insides_of_passes_add_up_to_them():
         flat = np.concatenate((compute, link))
         assert (flat[:, 1] >= flat[:, 0]).all()
         assert flat.max() <= found.total_s
+
+
+@pytest.mark.parametrize("devices", ["3xt4@b,1xa100-80g@a", "1xa100-80g@a,3xt4@b"])
+def test_stages_suit_the_device_that_each_is_on(devices):
+    """Of every cut the one whose slowest stage is fastest, each stage priced where it runs."""
+    sizes = TransformerDims(layers=8, hidden=1024, heads=16, vocab=32000)
+    asked = workload(chunks=1).model_copy(update={"backbone": sizes, "sequence_length": 1024})
+    made = problem(asked, devices)
+    step = TrainingStep(made, asked.plan)
+
+    def slowest(cut):
+        return max(
+            sum(made.costs.cost(step.passes(a, b, op), device).mean_s for op in "FB")
+            for (a, b), device in zip(itertools.pairwise(cut), step.devices, strict=True)
+        )
+
+    stages = balanced_stages(step, made.costs)
+    chosen = [0, *(stage.end for stage in stages)]
+    best = min(slowest([0, *inner, 8]) for inner in itertools.combinations(range(1, 8), 3))
+    assert [stage.rank for stage in stages] == [0, 1, 2, 3]
+    assert slowest(chosen) == pytest.approx(best, rel=2e-3)
+    assert slowest(chosen) < 0.9 * slowest([0, 2, 4, 6, 8])
 
 
 def test_layers_that_do_not_divide_are_refused():
