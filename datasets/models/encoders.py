@@ -9,7 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from foreplan.datasets.models.zoo_entries import zoo_entries
 from foreplan.datasets.specs import StrictModel, load_document, nearest, validate
@@ -37,6 +37,12 @@ class VisionEncoder(StrictModel):
     ffn: _Size
     patch_features: _Size | None = None
     tokens: _Size | None = None
+
+    @model_validator(mode="after")
+    def _whole_heads(self) -> VisionEncoder:
+        if self.hidden % self.heads:
+            raise ValueError(f"heads that divide hidden = {self.hidden}, not {self.heads}")
+        return self
 
 
 def encoder_names() -> tuple[str, ...]:

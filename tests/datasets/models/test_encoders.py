@@ -31,3 +31,13 @@ def test_zoo_and_wrong_names(tmp_path):
     (tmp_path / "config.json").write_text(json.dumps({**SIGLIP, "patch_size": 0}))
     with pytest.raises(SpecError, match="patch_size"):
         load_encoder(tmp_path)
+
+
+@pytest.mark.parametrize("nested", [False, True])
+def test_heads_that_do_not_divide_are_refused(tmp_path, nested):
+    """Cut off, their features would be fewer than the width says."""
+    odd = {**SIGLIP, "num_attention_heads": 15}
+    config = {"model_type": "llava", "vision_config": odd} if nested else odd
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(SpecError, match="heads that divide hidden = 1152, not 15"):
+        load_encoder(tmp_path)
