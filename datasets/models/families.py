@@ -11,6 +11,9 @@ Family = Literal[
     "opt", "gpt2",
 ]  # fmt: skip
 
+#: Those whose layers, or some of them, are mixtures of experts.
+MIXTURES = frozenset({"mixtral", "qwen2_moe", "qwen3_moe", "olmoe", "deepseek"})
+
 _LLAMA = {"norm": "rms", "gated": True, "activation": "silu", "position": "rope"}
 
 #: What every model of a family has in common (transformers, ``models/<family>/modeling_*.py``).

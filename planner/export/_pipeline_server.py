@@ -24,6 +24,8 @@ from foreplan.planner.plan import Plan
 from foreplan.planner.serving.spec import ServingWorkload
 
 REPLICAS, FIRST_PORT = "replicas", 8000
+#: Field of a checkpoint's configuration that says how its weights are stored.
+_FIELD = "quantization_config"
 #: Where a script hands on the caller's arguments.
 _REST = '"$@"'
 
@@ -38,6 +40,11 @@ class PipelineServer(Exporter):
         degree_flag: flag that holds the number of GPUs of each stage.
     """
 
+    optional = tuple(
+        f"{stem}{number}{ending}"
+        for stem, ending in (("launch", ".sh"), ("quantization_config", ".json"))
+        for number in ("", "_[0-9]*")
+    )
     title: ClassVar[str]
     command: ClassVar[tuple[str, ...]]
     partition: ClassVar[str]
@@ -58,6 +65,8 @@ class PipelineServer(Exporter):
             for name, text in written.files.items():
                 if name == "launch.sh":
                     text = text.replace(_REST, f"--port {FIRST_PORT + number} {_REST}")
+                    named = _numbered(compressed_tensors.FILE, number)
+                    text = text.replace(compressed_tensors.FILE, named)
                 files[_numbered(name, number)] = text
             lines.update(dict.fromkeys(written.not_expressed))
         last = FIRST_PORT + len(parts) - 1
@@ -74,10 +83,12 @@ class PipelineServer(Exporter):
         ranks = plan.cluster.ranks()
         if "fp16" in without_bf16(ranks[r] for r in serving_decision(plan).ranks):
             flags["--dtype"] = "float16"  # both servers refuse a checkpoint's bf16 there
-        text = _shell.script(self.command, flags, environment, notes)
         family = "" if plan.model is None else plan.model.family
-        files = {"launch.sh": text, **compressed_tensors.write(handover, family)}
-        return Written(files, unexpressed(plan, handover))
+        quantised = compressed_tensors.write(handover, family)
+        if quantised:
+            notes.append(f"MODEL's config.json holds {compressed_tensors.FILE} as {_FIELD}")
+        text = _shell.script(self.command, flags, environment, notes)
+        return Written({"launch.sh": text, **quantised}, unexpressed(plan, handover))
 
     def expected(self, plan: Plan) -> object:
         """What `read` has to find: a `Handover`, or one for each replica."""

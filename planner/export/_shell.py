@@ -9,6 +9,8 @@ from foreplan.errors import SpecError
 
 #: The caller's model, a word that the shell expands.
 MODEL = "${MODEL:?folder of the model}"
+#: The script's own folder, another: scripts are started from anywhere.
+HERE = '$(dirname "$0")'
 
 
 def script(
@@ -19,8 +21,8 @@ def script(
 ) -> str:
     """A bash script that exports ``environment`` and runs ``command`` with ``flags``.
 
-    Arguments that the caller adds go to the command. The shell expands what begins as `MODEL`
-    does, and no other word.
+    Arguments that the caller adds go to the command. The shell expands what begins as `MODEL` or
+    `HERE` does, and no other word.
     """
     lines = ["#!/usr/bin/env bash", *(f"# {note}" for note in notes), "set -euo pipefail"]
     lines += [f"export {name}={shlex.quote(value)}" for name, value in environment.items()]
@@ -30,7 +32,7 @@ def script(
 
 
 def _quoted(word: str) -> str:
-    return f'"{word}"' if word.startswith("${MODEL:?") else shlex.quote(word)
+    return f'"{word}"' if word.startswith(("${MODEL:?", HERE)) else shlex.quote(word)
 
 
 def parse(text: str) -> tuple[dict[str, str], dict[str, str]]:

@@ -12,43 +12,56 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
+from foreplan.datasets.models.families import MIXTURES
 from foreplan.planner.export.handover import Handover, Scheme
 
 FILE = "quantization_config.json"
 #: Storage dtypes that vLLM and SGLang load through compressed-tensors.
 WEIGHTS = ("bf16", "int8", "fp8", "int4")
-#: Ends of the names of a layer's linears; Mixtral calls those of its experts w1, w2 and w3.
-_LINEARS = "proj"
-_ENDS: Mapping[str, str] = MappingProxyType({"mixtral": "(proj|w[123])"})
-_LAYERS = re.compile(r"re:\.\*layers\\\.\(([0-9|]+)\)\\\.\.\*(?:proj|\(proj\|w\[123\]\))\$")
+#: Where a layer's number stands in the names of its modules, and how names of its linears end.
+#: Mixtral calls those of its experts w1, w2 and w3.
+_LINEARS = ("layers", "proj")
+_NAMES: Mapping[str, tuple[str, str]] = MappingProxyType(
+    {
+        "mixtral": ("layers", "(proj|w[123])"),
+        "opt": ("layers", "(proj|fc[12])"),
+        "gpt2": ("h", "c_(attn|proj|fc)"),
+    }
+)
+_LAYERS = re.compile(r"re:\.\*(?:layers|h)\\\.\(([0-9|]+)\)\\\.\.\*[^.]+\$")
+#: Routers, and gates of shared experts: they keep their 16 bits.
+_GATES = r"re:.*gate$"
 
 
 def write(handover: Handover, family: str) -> dict[str, str]:
     """The file's text by its name; no file where nothing is quantised.
 
-    Routers and gates of shared experts keep their 16 bits: no pattern takes them.
+    The servers take a linear that is neither a group's nor ignored for a mistake, so that layers of
+    16 bits are named among the ignored, and so are the gates of mixtures.
 
     Args:
         handover: what to write.
         family: of the model.
     """
-    linears = _ENDS.get(family, _LINEARS)
+    stem, linears = _NAMES.get(family, _LINEARS)
     groups: dict[str, Any] = {}
     for scheme in sorted(set(handover.schemes) - {Scheme("bf16")}):
         numbers = "|".join(str(layer) for layer in handover.layers_of(scheme))
         groups[f"group_{len(groups)}"] = {
-            "targets": [rf"re:.*layers\.({numbers})\..*{linears}$"],
+            "targets": [rf"re:.*{stem}\.({numbers})\..*{linears}$"],
             "weights": _weights(scheme),
             "input_activations": _activations(scheme),
             "format": _format(scheme),
         }
     if not groups:
         return {}
+    plain = "|".join(str(layer) for layer in handover.layers_of(Scheme("bf16")))
+    ignored = ["lm_head", *([rf"re:.*{stem}\.({plain})\..*"] if plain else [])]
     document = {
         "quant_method": "compressed-tensors",
         "format": "mixed-precision" if len(groups) > 1 else groups["group_0"]["format"],
         "config_groups": groups,
-        "ignore": ["lm_head"],
+        "ignore": [*ignored, *([_GATES] if family in MIXTURES else [])],
     }
     return {FILE: json.dumps(document, indent=2) + "\n"}
 

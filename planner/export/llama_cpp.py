@@ -13,15 +13,23 @@ from types import MappingProxyType
 
 import numpy as np
 
+from foreplan.cost_models.roofline import without_bf16
 from foreplan.errors import SpecError
 from foreplan.planner.export import _shell
 from foreplan.planner.export._pipeline_flags import gpu_environment, read_gpus, unexpressed
 from foreplan.planner.export.exporter import Exporter, Written
-from foreplan.planner.export.handover import Handover, Scheme, serving_workload
+from foreplan.planner.export.handover import (
+    Handover,
+    Scheme,
+    serving_decision,
+    serving_workload,
+)
 from foreplan.planner.plan import Plan
 
 _TYPES_FILE = "tensor_types.txt"
 
+#: Families without a model in llama.cpp.
+_UNKNOWN = ("opt",)
 #: GGUF types by storage: Q8_0 is 8.5 bits a weight with its scales, Q4_K 4.5 and Q3_K 3.44.
 _TYPE: Mapping[str, str] = MappingProxyType({"int8": "q8_0", "int4": "q4_K", "int3": "q3_K"})
 #: A cache of 8 bits: groups of 32 share a scale, where the plan's heads have one each. Values are
@@ -34,12 +42,18 @@ class LlamaCppExporter(Exporter):
     """``launch.sh`` and, where layers are quantised, ``tensor_types.txt``."""
 
     target = "llama.cpp"
+    optional = (_TYPES_FILE,)
 
     def write(self, plan: Plan) -> Written:
         """See `Exporter.write`; one host only, weights only."""
         handover = Handover.of(plan)
         handover.refuse(("bf16", *_TYPE), "llama.cpp")
         handover.refuse_groups("llama.cpp")
+        if plan.model is not None and plan.model.family in _UNKNOWN:
+            raise SpecError(
+                "model.family", got=plan.model.family, expected="a family that llama.cpp has",
+                fix="export to vllm or sglang",
+            )  # fmt: skip
         rounded = [i for i, s in enumerate(handover.schemes) if s.activations is not None]
         if rounded:
             raise SpecError(
@@ -63,16 +77,22 @@ class LlamaCppExporter(Exporter):
             "--ctx-size": str(workload.batch * (workload.prompt_tokens + workload.new_tokens)),
             "--model": "${MODEL:?GGUF file of the model}",
         } | (_CACHE if handover.cache_bits == 8 else {})
-        text = _shell.script(("llama-server",), flags, environment, notes)
-        lines = [
-            rf"blk\.({'|'.join(map(str, handover.layers_of(scheme)))})\.(attn|ffn)_.*="
-            + _TYPE[scheme.weights]
-            for scheme in sorted(set(handover.schemes) - {Scheme("bf16")})
-        ]
-        files = {"launch.sh": text}
-        if lines:
+        files = {}
+        if set(handover.schemes) != {Scheme("bf16")}:
+            # Overrides count only beside a quantised type, which layers of 16 bits would get too.
+            types = {**_TYPE, "bf16": _plain(plan)}
+            lines = [
+                rf"blk\.({'|'.join(map(str, handover.layers_of(scheme)))})\.(attn|ffn)_.*="
+                + types[scheme.weights]
+                for scheme in sorted(set(handover.schemes))
+            ]
             files[_TYPES_FILE] = "".join(f"{line}\n" for line in lines)
-        return Written(files, unexpressed(plan, handover))
+            notes.append(
+                f"MODEL is by llama-quantize --tensor-type-file {_TYPES_FILE} --token-embedding-"
+                f"type {_plain(plan)} --output-tensor-type {_plain(plan)} IN.gguf MODEL.gguf Q4_K_M"
+            )
+        text = _shell.script(("llama-server",), flags, environment, notes)
+        return Written({"launch.sh": text, **files}, unexpressed(plan, handover))
 
     def read(self, files: Mapping[str, str]) -> Handover:
         """See `Exporter.read`."""
@@ -81,6 +101,7 @@ class LlamaCppExporter(Exporter):
         count = int(flags["--n-gpu-layers"]) - 1
         schemes = [Scheme("bf16")] * count
         by_type = {name: Scheme(storage) for storage, name in _TYPE.items()}
+        by_type |= {name: Scheme("bf16") for name in ("bf16", "f16")}
         for line in files.get(_TYPES_FILE, "").splitlines():
             if found := _LINE.fullmatch(line):
                 for number in found["layers"].split("|"):
@@ -90,6 +111,12 @@ class LlamaCppExporter(Exporter):
             layers_by_split(split, count), tuple(schemes), read_gpus(environment),
             cache_bits=cache_bits,
         )  # fmt: skip
+
+
+def _plain(plan: Plan) -> str:
+    """GGUF's type of 16 bits for the plan's GPUs."""
+    ranks = plan.cluster.ranks()
+    return "f16" if without_bf16(ranks[r] for r in serving_decision(plan).ranks) else "bf16"
 
 
 def layers_by_split(split: list[float], layers: int) -> tuple[int, ...]:

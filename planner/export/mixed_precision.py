@@ -31,6 +31,7 @@ class _TrainingExporter(Exporter):
     """One JSON file a rank."""
 
     tool: ClassVar[str]
+    optional = ("rank[0-9]*.json",)
 
     @abstractmethod
     def configuration(self, worker: WorkerDecision) -> dict[str, Any]:

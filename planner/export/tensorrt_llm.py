@@ -30,7 +30,12 @@ _PROJECTIONS = (
     "self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj",
     "mlp.gate_proj", "mlp.up_proj", "mlp.down_proj",
 )  # fmt: skip
-#: Families of mixtures with a model in ``tensorrt_llm/_torch/models``.
+#: Tokens of a pass unless its arguments say otherwise (``max_num_tokens``): a longer prompt is
+#: refused.
+_MOST_TOKENS = 8192
+#: Families without a model in ``tensorrt_llm/_torch/models``.
+_UNKNOWN = ("gpt2", "opt")
+#: Families of mixtures with one.
 _MIXTURES = ("mixtral", "qwen2_moe", "qwen3_moe")
 
 
@@ -38,10 +43,16 @@ class TensorRtLlmExporter(Exporter):
     """``launch.sh``, ``llm_args.yaml`` and, for quantised layers, ``hf_quant_config.json``."""
 
     target = "tensorrt-llm"
+    optional = (_QUANTISATION,)
 
     def write(self, plan: Plan) -> Written:
         """See `Exporter.write`."""
         handover = Handover.of(plan).with_plain_cache()
+        if plan.model is not None and plan.model.family in _UNKNOWN:
+            raise SpecError(
+                "model.family", got=plan.model.family, expected="a family that TensorRT-LLM has",
+                fix="export to vllm or sglang",
+            )  # fmt: skip
         _refuse_experts(plan, handover)
         known = {Scheme("bf16"), *_ALGORITHM}
         for layer, scheme in enumerate(handover.schemes):
@@ -60,10 +71,15 @@ class TensorRtLlmExporter(Exporter):
             "max_batch_size": workload.batch,
             "max_seq_len": workload.prompt_tokens + workload.new_tokens,
         }
-        flags = {"--extra_llm_api_options": _ARGUMENTS}
+        if workload.prompt_tokens > _MOST_TOKENS:
+            arguments["max_num_tokens"] = workload.prompt_tokens
+        quantised = _quantisation(handover)
+        if quantised:
+            notes.append(f"{_QUANTISATION} belongs into MODEL, which ModelOpt quantised by it")
+        flags = {"--extra_llm_api_options": f"{_shell.HERE}/{_ARGUMENTS}"}
         text = _shell.script(("trtllm-serve", _shell.MODEL), flags, environment, notes)
         files = {"launch.sh": text, _ARGUMENTS: yaml.safe_dump(arguments, sort_keys=False)}
-        return Written({**files, **_quantisation(handover)}, unexpressed(plan, handover))
+        return Written({**files, **quantised}, unexpressed(plan, handover))
 
     def expected(self, plan: Plan) -> object:
         """See `Exporter.expected`; of integers its engines alone have caches, not this backend."""

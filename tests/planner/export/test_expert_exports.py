@@ -59,6 +59,11 @@ def test_patterns_take_experts_and_leave_routers(
     pattern = re.compile(target.removeprefix("re:"))
     assert all(pattern.match(f"model.layers.5.{name}") for name in taken)
     assert not any(pattern.match(f"model.layers.5.{name}") for name in left)
+    # A linear that no group takes has to be ignored, or the server refuses the checkpoint.
+    ignored = [re.compile(word[3:]) for word in document["ignore"] if word.startswith("re:")]
+    for name in left[:1] if "norm" in left[1] else left:
+        assert any(word.match(f"model.layers.5.{name}") for word in ignored)
+    assert not any(word.match(f"model.layers.5.{name}") for word in ignored for name in taken)
 
 
 def test_tensorrt_llm_takes_experts_of_16_bits_alone(mixtral: Plan, tmp_path: Path) -> None:
