@@ -11,7 +11,7 @@ import fcntl
 import os
 import secrets
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from foreplan.errors import SpecError
@@ -45,6 +45,47 @@ def write_atomically(path: str | os.PathLike[str], content: str | bytes) -> None
         raise SpecError(
             str(path), got=error.strerror or str(error), expected="a path that can be written"
         ) from error
+
+
+def write_together(
+    folder: str | os.PathLike[str], files: Mapping[str, str | bytes], *, runnable: str = ".sh"
+) -> None:
+    """Write files that belong together: all of them, or none where one cannot be written.
+
+    Args:
+        folder: where; it must exist.
+        files: content by name, as of `write_atomically`.
+        runnable: files whose names end like this may be run.
+
+    Raises:
+        SpecError: a file cannot be written; the former files are then still whole.
+    """
+    staged: list[tuple[Path, Path]] = []
+    try:
+        for name, content in files.items():
+            target = Path(os.path.realpath(Path(folder) / name))
+            data = content.encode("utf-8") if isinstance(content, str) else content
+            try:
+                mode = _mode(target)
+                if mode is not None and not stat.S_ISREG(mode):
+                    raise FileExistsError(f"no regular file: {target}")
+                permissions = None if mode is None else stat.S_IMODE(mode)
+                aside = _aside(target, data, 0o755 if name.endswith(runnable) else permissions)
+                staged.append((aside, target))
+            except OSError as error:
+                raise SpecError(
+                    str(Path(folder) / name), got=error.strerror or str(error),
+                    expected="a path that can be written",
+                ) from error  # fmt: skip
+        while staged:
+            aside, target = staged[0]
+            os.replace(aside, target)
+            staged.pop(0)
+    finally:  # nothing is left to unlink where all took their names
+        for aside, _ in staged:
+            with contextlib.suppress(OSError):
+                aside.unlink()
+    _sync_folder(Path(folder))
 
 
 @contextlib.contextmanager
@@ -131,6 +172,18 @@ def _mode(target: Path) -> int | None:
 
 
 def _replace(target: Path, data: bytes, permissions: int | None) -> None:
+    aside = _aside(target, data, permissions)
+    try:
+        os.replace(aside, target)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            aside.unlink()
+        raise
+    _sync_folder(target.parent)
+
+
+def _aside(target: Path, data: bytes, permissions: int | None) -> Path:
+    """A new file beside ``target`` with the whole content on the disk."""
     aside = target.with_name(f".{target.name[:64]}.{secrets.token_hex(6)}.tmp")
     # 0o666 is narrowed by the umask as for any file; tempfile's 0o600 would lock colleagues out.
     descriptor = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
@@ -141,12 +194,11 @@ def _replace(target: Path, data: bytes, permissions: int | None) -> None:
             os.fsync(stream.fileno())
         if permissions is not None:
             aside.chmod(permissions)
-        os.replace(aside, target)
     except BaseException:  # Ctrl-C too must leave nothing behind
         with contextlib.suppress(OSError):
             aside.unlink()
         raise
-    _sync_folder(target.parent)
+    return aside
 
 
 def _sync_folder(folder: Path) -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import ClassVar
 
-from foreplan.datasets.storage import folder_for, write_atomically
+from foreplan.datasets.storage import folder_for, write_together
 from foreplan.errors import ForeplanError, SpecError
 from foreplan.planner.export.handover import Handover
 from foreplan.planner.installed import Installed
@@ -57,9 +57,12 @@ class Exporter(ABC):
 
     Attributes:
         target: its word on the command line.
+        optional: patterns of the files that it writes for some plans only. Those of an earlier
+            export are removed, so that a folder never holds two plans.
     """
 
     target: ClassVar[str]
+    optional: ClassVar[tuple[str, ...]] = ()
 
     @abstractmethod
     def write(self, plan: Plan) -> Written:
@@ -128,7 +131,7 @@ def export_plan(
     Args:
         plan: a plan or its file.
         target: one of `targets`.
-        folder: made where it does not exist; files of the same name are replaced.
+        folder: made where it does not exist; files of an earlier export are replaced.
 
     Raises:
         SpecError: no such target, a plan that it cannot express, a round trip that altered
@@ -143,8 +146,9 @@ def export_plan(
         )
     output = Path(folder)
     with folder_for(output):
-        for name, text in written.files.items():
-            write_atomically(output / name, text)
-            if name.endswith(".sh"):
-                (output / name).chmod(0o755)
+        write_together(output, written.files)
+        for pattern in found.optional:
+            for path in output.glob(pattern):
+                if path.name not in written.files and path.is_file():
+                    path.unlink()
     return written

@@ -1,0 +1,65 @@
+"""A folder of an export holds one plan, and all of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import foreplan
+from foreplan.datasets import storage
+from foreplan.errors import SpecError
+from foreplan.planner.export import export_plan
+from foreplan.planner.plan import Plan
+
+WORKLOAD = {
+    "batch": 4, "prompt_tokens": 64, "new_tokens": 8, "prefill_microbatch": 4,
+    "decode_microbatch": 4,
+}  # fmt: skip
+
+
+def made(*bits: int) -> Plan:
+    return foreplan.plan(
+        "serving", "llama-3.2-1b", "l4", WORKLOAD | {"bits": bits}, costs="roofline"
+    )
+
+
+@pytest.fixture(scope="module")
+def mixed() -> Plan:
+    return made(8)
+
+
+@pytest.fixture(scope="module")
+def plain() -> Plan:
+    return made(16)
+
+
+@pytest.mark.parametrize("target", ["vllm", "sglang", "tensorrt-llm", "llama.cpp"])
+def test_files_of_an_earlier_plan_do_not_stay(
+    mixed: Plan, plain: Plan, target: str, tmp_path: Path
+) -> None:
+    (tmp_path / "notes.txt").write_text("mine")
+    first = export_plan(mixed, target, tmp_path).files
+    second = export_plan(plain, target, tmp_path).files
+    assert len(second) < len(first)
+    assert {path.name for path in tmp_path.iterdir()} == {*second, "notes.txt"}
+
+
+def test_a_full_disk_leaves_no_half_of_an_export(
+    mixed: Plan, plain: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    export_plan(plain, "vllm", tmp_path)
+    before = (tmp_path / "launch.sh").read_text()
+    whole, count = storage._aside, []
+
+    def full(target: Path, data: bytes, permissions: int | None) -> Path:
+        count.append(target)
+        if len(count) == 2:
+            raise OSError(28, "No space left on device")
+        return whole(target, data, permissions)
+
+    monkeypatch.setattr(storage, "_aside", full)
+    with pytest.raises(SpecError, match="No space left"):
+        export_plan(mixed, "vllm", tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["launch.sh"]
+    assert (tmp_path / "launch.sh").read_text() == before
