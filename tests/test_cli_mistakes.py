@@ -243,3 +243,15 @@ def test_models_are_listed(monkeypatch, capsys):
             cli.main()
         assert not stop.value.code
         assert "llama-2-13b" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("words", [("models",), ("models", "--json"), ("report", "no.json")])
+def test_closed_output_is_no_traceback(words):
+    called = f"{sys.executable} -m foreplan {' '.join(words)}"
+    for closing in (">&-", ">&- 2>&-"):
+        ended = subprocess.run(
+            ["bash", "-c", f"exec {called} {closing}"], stderr=subprocess.PIPE, text=True,
+            timeout=120,
+        )  # fmt: skip
+        assert ended.returncode == (2 if "no.json" in words else 0)
+        assert "Traceback" not in ended.stderr

@@ -35,6 +35,9 @@ app.add_typer(dataset_app, name="dataset")
 
 def main() -> NoReturn:
     """Run the command line; expected errors become one line and an exit code."""
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:  # its caller closed it, as daemons do; nothing reads it
+            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115 - open as long as we run
     plain_words(sys.stdout, sys.stderr)
     try:
         code = app(standalone_mode=False)
