@@ -88,6 +88,25 @@ def write_together(
     _sync_folder(Path(folder))
 
 
+def refuse_overwriting(output: str | os.PathLike[str], *inputs: object) -> None:
+    """Refuse to write over what is read, before it is lost.
+
+    Args:
+        output: what will be written.
+        inputs: what is read; whatever is no path of a file is passed over.
+
+    Raises:
+        SpecError: they are the same file.
+    """
+    for source in inputs:
+        if isinstance(source, (str, os.PathLike)):
+            with contextlib.suppress(OSError, ValueError):  # one of them is no file
+                if os.path.samefile(output, source):
+                    raise SpecError(
+                        str(output), got="a file that is read here", expected="another to write"
+                    )
+
+
 @contextlib.contextmanager
 def exclusive(
     path: str | os.PathLike[str], *, wait: bool = False, file: bool = False

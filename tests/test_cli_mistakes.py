@@ -255,3 +255,26 @@ def test_closed_output_is_no_traceback(words):
         )  # fmt: skip
         assert ended.returncode == (2 if "no.json" in words else 0)
         assert "Traceback" not in ended.stderr
+
+
+def test_what_is_read_is_not_written_over(err):
+    """A slip of ``-o`` would lose what took minutes to make."""
+    work = {"batch": 2, "prompt_tokens": 8, "new_tokens": 2}
+    foreplan.plan("serving", "gpt2", "t4", work, costs="roofline").save(Path("plan.json"))
+    Path("plans").symlink_to(".")
+    Path("cluster.yaml").write_text("devices: [{name: t4}]\n")
+    Path("work.yaml").write_text("batch: 2\nprompt_tokens: 8\nnew_tokens: 2\n")
+    before = {path: path.read_bytes() for path in Path().iterdir() if path.is_file()}
+    asked = ("plan", "serving", "-m", "gpt2", "-c", "cluster.yaml", "-w", "work.yaml", "-o")
+    for words in (
+        ("report", "plan.json", "-o", "plans/plan.json"),
+        ("report", "plan.json", "-o", "page.html", "--trace", "plan.json"),
+        ("verify", "plan.json", "-o", "plan.json"),
+        ("verify", "plan.json", "--report", "plan.json"),
+        (*asked, "cluster.yaml"),
+        (*asked, "work.yaml"),
+    ):
+        code, told = err(*words)
+        assert code == 2, words
+        assert "got 'a file that is read here', expected another to write" in told, words
+    assert before == {path: path.read_bytes() for path in Path().iterdir() if path.is_file()}

@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 from foreplan.cost_models.timeline import Timeline
-from foreplan.datasets.storage import write_atomically
+from foreplan.datasets.storage import refuse_overwriting, write_atomically
 from foreplan.errors import SpecError
 from foreplan.planner.plan import Plan, decision_of, load_plan
 from foreplan.planner.registry import planner
@@ -35,8 +35,11 @@ def write_report(
         The files written.
 
     Raises:
-        SpecError: a file is wrong or cannot be written, or the verification is of another plan.
+        SpecError: a file is wrong, cannot be written or is one that is read, or the verification is
+            of another plan.
     """
+    for path in (output, *([] if trace is None else [trace])):
+        refuse_overwriting(path, plan, verification)
     loaded = plan if isinstance(plan, Plan) else load_plan(plan)
     run = verification
     if run is not None and not isinstance(run, Verification):

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from foreplan.cost_models.book import Profiles, cost_book, cost_choice_or_file
 from foreplan.cost_models.costs import CostBook
-from foreplan.datasets.storage import exclusive, write_atomically
+from foreplan.datasets.storage import exclusive, refuse_overwriting, write_atomically
 from foreplan.errors import SpecError, VerificationError
 from foreplan.planner.plan import Plan, load_plan
 from foreplan.planner.registry import planner
@@ -71,6 +71,9 @@ def verify_command(
         ForeplanError: as `foreplan.planner.verify.verify.verify`; another process verifies into the
             same output; the plan names files outside of its folder.
     """
+    for file in (output, trace, report):
+        if file is not None:
+            refuse_overwriting(file, path)
     plan = load_plan(path)
     # What would fail after the run is refused before it.
     if tolerance is not None and not 0 <= tolerance < math.inf:

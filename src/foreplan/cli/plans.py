@@ -176,10 +176,12 @@ def report(
 def _overview(
     plans: list[Path], runs: list[Path], output: Path, trace: Path | None, as_json: bool
 ) -> None:
+    from foreplan.datasets.storage import refuse_overwriting
     from foreplan.planner.report.overview import load_results, overview_table, write_overview
 
     if trace is not None:
         raise SpecError("--trace", got=str(trace), expected="one plan")
+    refuse_overwriting(output, *plans, *runs)
     results = load_results(plans, runs)
     write_overview(results, output)
     if as_json:
