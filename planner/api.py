@@ -60,9 +60,12 @@ def load_cluster(source: str | Path | Cluster, *, where: str = "cluster") -> tup
     if isinstance(source, Cluster):
         return source, Path()
     if not isinstance(source, (str, Path)):  # from a notebook, which no type checker has seen
+        pair = isinstance(source, tuple) and any(isinstance(part, Cluster) for part in source)
         raise SpecError(
-            where, got=source, expected="a file, an inline cluster such as '2xt4', or a Cluster"
-        )
+            where, got="the pair that load_cluster returns" if pair else source,
+            expected="a file, an inline cluster such as '2xt4', or a Cluster",
+            fix="give its first part" if pair else None,
+        )  # fmt: skip
     if isinstance(source, Path) or source.lower().endswith((".yaml", ".yml", ".json")):
         return Cluster.load(source), Path(source).parent
     return parse_devices(source, where), Path()
@@ -86,6 +89,10 @@ def load_workload(
         return validate(model, {}, f"{kind} workload")
     if isinstance(source, Mapping):
         return validate(model, chosen.completed(source), "workload")
+    if not isinstance(source, (str, Path)):  # from a notebook, likewise
+        raise SpecError(
+            "workload", got=source, expected="fields by name, FIELD=VALUE,... or a file"
+        )
     text = str(source)
     if not text.strip():  # the path of no file, and of the current folder
         raise SpecError("--workload", got="", expected="FIELD=VALUE,... or a file")

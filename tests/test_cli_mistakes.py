@@ -278,3 +278,11 @@ def test_what_is_read_is_not_written_over(err):
         assert code == 2, words
         assert "got 'a file that is read here', expected another to write" in told, words
     assert before == {path: path.read_bytes() for path in Path().iterdir() if path.is_file()}
+
+
+def test_what_is_no_cluster_or_workload_is_named():
+    work = {"batch": 2, "prompt_tokens": 8, "new_tokens": 2}
+    with pytest.raises(SpecError, match=r"the pair that load_cluster returns.*its first part"):
+        foreplan.plan("serving", "gpt2", foreplan.load_cluster("t4"), work)
+    with pytest.raises(SpecError, match=r"workload: got \[2, 8, 2\], expected fields by name"):
+        foreplan.plan("serving", "gpt2", "t4", [2, 8, 2])
