@@ -66,15 +66,27 @@ def step_s(problem: ChainProblem, score: ChainScore) -> float:
 
 def least_first_s(problem: ChainProblem, gap: float = 1e-3) -> float:
     """Proven: no assignment has its first tokens sooner; ``inf`` if there is none at all."""
-    return solve(_weighed(replace(problem, theta=0.0), 1.0, 0.0), gap=gap).lower_bound
+    return soonest_first_s(problem, gap)[0]
 
 
 def least_step_s(problem: ChainProblem, gap: float = 1e-3) -> float:
     """Proven: no assignment has shorter decode steps; ``inf`` if there is none at all."""
+    return soonest_step_s(problem, gap)[0]
+
+
+def soonest_first_s(problem: ChainProblem, gap: float = 1e-3) -> tuple[float, float]:
+    """`least_first_s`, and the soonest first tokens of an assignment that was found."""
+    found = solve(_weighed(replace(problem, theta=0.0), 1.0, 0.0), gap=gap)
+    return found.lower_bound, found.objective
+
+
+def soonest_step_s(problem: ChainProblem, gap: float = 1e-3) -> tuple[float, float]:
+    """`least_step_s`, and the shortest decode steps of an assignment that was found."""
     if problem.new_tokens == 1:
-        return 0.0
-    lower = solve(_weighed(replace(problem, theta=0.0), 0.0, 1.0), gap=gap).lower_bound
-    return lower / (problem.new_tokens - 1)
+        return 0.0, 0.0
+    found = solve(_weighed(replace(problem, theta=0.0), 0.0, 1.0), gap=gap)
+    turns = problem.new_tokens - 1
+    return found.lower_bound / turns, found.objective / turns
 
 
 def solve_within(

@@ -34,7 +34,7 @@ from foreplan.planner.serving.pricing import MicroBatches, Pricing
 from foreplan.planner.serving.quality import plan_quality
 from foreplan.planner.serving.rivals import serving_near, serving_rivals
 from foreplan.planner.serving.spec import ServingDecision, ServingWorkload
-from foreplan.planner.serving.time_limits import missed, time_limits
+from foreplan.planner.serving.time_limits import enough, missed, time_limits
 from foreplan.solvers.chain_limits import TimeLimits
 
 #: What a plan says whose processors share layers (docs/results/serving_cpu.md).
@@ -94,7 +94,8 @@ class ServingPlanner(Planner[ServingWorkload, ServingDecision]):
             if all(late):
                 raise InfeasibleError(
                     f"the best split by the solver's law has {'; '.join(late[0])} when simulated",
-                    fix="relax the limit a little, or give fewer requests a batch",
+                    fix=f"{enough(problem.workload, replays[0][2].metrics)}, or fewer requests a "
+                    "batch",
                 )
             worth = [
                 math.inf if lates else self.objective(problem, each, forecast.total_s)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 from foreplan.datasets.quantity import format_bound, format_seconds
 from foreplan.errors import InfeasibleError
 from foreplan.planner.serving.spec import ServingWorkload
-from foreplan.solvers.chain_limits import TimeLimits, least_first_s, least_step_s
+from foreplan.solvers.chain_limits import TimeLimits, least_first_s, soonest_first_s, soonest_step_s
 from foreplan.solvers.chain_problem import ChainProblem
 
 #: Relative slack of a simulated time: rounding.
@@ -25,15 +25,28 @@ def time_limits(workload: ServingWorkload) -> TimeLimits:
 
 def missed(workload: ServingWorkload, metrics: Mapping[str, float]) -> tuple[str, ...]:
     """Limits that simulated figures miss, each in words."""
-    found = []
+    return tuple(
+        f"{name.removesuffix('_s').replace('_', ' ')} {format_seconds(metrics[name])} above "
+        f"{format_seconds(limit)}"
+        for name, limit in _missed(workload, metrics)
+    )
+
+
+def enough(workload: ServingWorkload, metrics: Mapping[str, float]) -> str:
+    """The limits that simulated figures miss, as they would be met."""
+    return " and ".join(
+        f"max_{name} of {format_bound(metrics[name], 4, above=True)} or more"
+        for name, _ in _missed(workload, metrics)
+    )
+
+
+def _missed(workload: ServingWorkload, metrics: Mapping[str, float]) -> Iterator[tuple[str, float]]:
     for name, limit in (
         ("time_to_first_token_s", workload.max_time_to_first_token_s),
         ("time_per_output_token_s", workload.max_time_per_output_token_s),
     ):
         if limit is not None and metrics.get(name, 0.0) > limit * (1 + _SLACK):
-            words = name.removesuffix("_s").replace("_", " ")
-            found.append(f"{words} {format_seconds(metrics[name])} above {format_seconds(limit)}")
-    return tuple(found)
+            yield name, limit
 
 
 def too_short(
@@ -49,28 +62,36 @@ def too_short(
     if limits.none:
         return None
     several = list(problems)
-    for what, field, limit, least in (
-        ("first tokens", "max_time_to_first_token_s", limits.first_s, least_first_s),
-        ("tokens", "max_time_per_output_token_s", limits.step_s, least_step_s),
+    limited: list[str] = []
+    for what, field, limit, soonest in (
+        ("first tokens", "max_time_to_first_token_s", limits.first_s, soonest_first_s),
+        ("tokens", "max_time_per_output_token_s", limits.step_s, soonest_step_s),
     ):
         if limit == math.inf:
             continue
-        found = math.inf
+        limited.append(field)
+        least = reached = math.inf
         for problem in several:
-            found = min(found, least(problem))
-            if found <= limit:  # as many solves again would not make it a hindrance
+            bound, known = soonest(problem)
+            least, reached = min(least, bound), min(reached, known)
+            if reached <= limit:  # as many solves again would not make it a hindrance
                 break
-        if math.isfinite(found) and found > limit:
+        if math.isfinite(reached) and reached > limit:
+            # What is proven is a little less than what is known to be possible.
+            told = (
+                f"no split of these devices has its {what} sooner than {format_seconds(least)}"
+                if least > limit
+                else f"no split was found that has its {what} sooner than {format_seconds(reached)}"
+            )
             return InfeasibleError(
-                f"no split of these devices has its {what} sooner than {format_seconds(found)}; "
-                f"{field} is {format_seconds(limit)}",
-                fix=f"{field} of {format_bound(found, 4, above=True)} or more, fewer requests a "
+                f"{told}; {field} is {format_seconds(limit)}",
+                fix=f"{field} of {format_bound(reached, 4, above=True)} or more, fewer requests a "
                 "batch, or faster devices",
             )
     # Any answer will do, however far from the best.
     if all(math.isfinite(least_first_s(problem, gap=1.0)) for problem in several):
         return InfeasibleError(
             "no split was found that meets every time limit together with the others",
-            fix="relax max_time_to_first_token_s or max_time_per_output_token_s",
+            fix="relax " + " or ".join(limited),
         )
     return None

@@ -1,10 +1,12 @@
 """Limits on first tokens and on tokens: met when simulated, proven impossible, or refused."""
 
+import contextlib
 import dataclasses
 import re
 
 import pytest
 
+import foreplan
 from foreplan.errors import InfeasibleError, SpecError
 from foreplan.planner.predict import Forecast
 from foreplan.planner.serving import ServingPlanner
@@ -45,6 +47,27 @@ def test_the_least_that_is_named_will_do(make_problem, field):
     named = re.search(rf"{field} of (\S+) or more", str(refused.value))
     assert named is not None
     forecast(make_problem(*ROOMY, **{field: float(named[1])}))
+
+
+@pytest.mark.parametrize(
+    ("devices", "batch", "prompt", "costs"),
+    # The proven bound is below what can be had; the law is below what is simulated.
+    [("l4", 64, 512, "predicted"), ("l4,t4", 64, 512, "roofline"), ("l4,t4", 16, 128, "roofline")],
+)
+@pytest.mark.parametrize("field", ["max_time_to_first_token_s", "max_time_per_output_token_s"])
+def test_what_a_refusal_names_is_met_within_two_turns(devices, batch, prompt, costs, field):
+    workload = {"batch": batch, "prompt_tokens": prompt, "new_tokens": 16, "bits": (16, 8)}
+    limit = 1e-6
+    for _turn in range(2):
+        with pytest.raises(InfeasibleError) as refused:
+            foreplan.plan("serving", "gpt2", devices, workload | {field: limit}, costs=costs)
+        named = re.search(rf"{field} of (\S+) or more", str(refused.value))
+        assert named is not None, refused.value
+        limit = float(named[1])
+        with contextlib.suppress(InfeasibleError):
+            foreplan.plan("serving", "gpt2", devices, workload | {field: limit}, costs=costs)
+            return
+    foreplan.plan("serving", "gpt2", devices, workload | {field: limit}, costs=costs)
 
 
 def test_a_limit_that_the_fastest_plan_keeps_changes_nothing(make_problem):
