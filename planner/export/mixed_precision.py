@@ -12,6 +12,7 @@ from abc import abstractmethod
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
+from foreplan.cost_models.roofline import without_bf16
 from foreplan.datasets.kernels.training_recipe import recipe
 from foreplan.errors import SpecError
 from foreplan.planner.export.exporter import Exporter, Written
@@ -24,6 +25,8 @@ from foreplan.planner.precision.spec import PrecisionDecision, WorkerDecision
 
 #: Dtypes of a module's forward and backward products, by rank and module.
 Products = list[dict[str, tuple[str, str]]]
+#: Where a chip has no bf16, fp16 runs instead, whose small gradients vanish unless they are scaled.
+_SCALED = "loss scaling: a GPU without bf16 computes in float16, use torch.amp.GradScaler there"
 _DTYPES = {"bfloat16": "bf16", "float16": "fp16"}
 
 
@@ -47,6 +50,10 @@ class _TrainingExporter(Exporter):
         for worker in _decision(plan).workers:
             made = self.configuration(worker)
             notes += made.pop("assumptions", [])
+            if made["autocast"]["dtype"] == "bfloat16" and _as_fp16(plan, worker):
+                made["autocast"]["dtype"] = "float16"
+                if made["autocast"]["enabled"]:
+                    notes.append(_SCALED)
             document = {
                 "rank": worker.rank, "device": worker.device, "modules": _computing(worker), **made
             }  # fmt: skip
@@ -63,7 +70,13 @@ class _TrainingExporter(Exporter):
         found: Products = []
         for worker in _decision(plan).workers:
             recipes = {name: recipe(worker.operators[name]) for name in _computing(worker)}
-            found.append({name: (one.forward, one.backward) for name, one in recipes.items()})
+            low = {"bf16": "fp16"} if _as_fp16(plan, worker) else {}
+            found.append(
+                {
+                    name: (low.get(one.forward, one.forward), low.get(one.backward, one.backward))
+                    for name, one in recipes.items()
+                }
+            )
         return found
 
 
@@ -102,6 +115,11 @@ def _decision(plan: Plan) -> PrecisionDecision:
     return decision_of(plan, PrecisionDecision)
 
 
+def _as_fp16(plan: Plan, worker: WorkerDecision) -> bool:
+    """Whether the worker's GPU has no bf16, so that fp16 was priced in its place."""
+    return "fp16" in without_bf16([plan.cluster.ranks()[worker.rank]])
+
+
 def _kind(worker: WorkerDecision) -> str:
     """``cpu``, or ``cuda`` for GPUs by number and for those of the zoo."""
     return "cpu" if worker.device.rpartition("/")[2].startswith("cpu") else "cuda"
@@ -118,7 +136,8 @@ def _products(name: str, document: Mapping[str, Any]) -> tuple[str, str]:
     if float8 and name in float8["modules"]:
         return "fp8", "fp8"
     if int8 and name in int8["modules"]:
-        return "int8", "int8" if int8["config"]["grad_input"] else "bf16"
+        low = _DTYPES[document["autocast"]["dtype"]]
+        return "int8", "int8" if int8["config"]["grad_input"] else low
     if name in document["fp32_modules"] or not document["autocast"]["enabled"]:
         return "fp32", "fp32"
     dtype = _DTYPES[document["autocast"]["dtype"]]
