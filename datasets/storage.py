@@ -107,6 +107,26 @@ def refuse_overwriting(output: str | os.PathLike[str], *inputs: object) -> None:
                     )
 
 
+def refuse_unwritable(output: str | os.PathLike[str]) -> None:
+    """Refuse a file that `write_atomically` could not write, before the work rather than after it.
+
+    Raises:
+        SpecError: a folder of that name, no folder to write into, or no permission. A disk may be
+            full later all the same.
+    """
+    target = Path(os.path.realpath(output))
+    folder = target.parent
+    wrong = (
+        "Is a directory" if target.is_dir()
+        else "No such file or directory" if not folder.exists()
+        else "Not a directory" if not folder.is_dir()
+        else "Permission denied" if not (target.exists() or os.access(folder, os.W_OK | os.X_OK))
+        else None
+    )  # fmt: skip
+    if wrong is not None:
+        raise SpecError(str(output), got=wrong, expected="a path that can be written")
+
+
 @contextlib.contextmanager
 def exclusive(
     path: str | os.PathLike[str], *, wait: bool = False, file: bool = False

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from foreplan.datasets.storage import refuse_overwriting
+from foreplan.datasets.storage import refuse_overwriting, refuse_unwritable
 from foreplan.planner.api import plan
 from foreplan.planner.plan import Plan
 from foreplan.planner.steps import told_steps
@@ -46,6 +46,7 @@ def plan_files(
     Raises:
         ForeplanError: as `foreplan.planner.api.plan`.
     """
+    refuse_unwritable(output)
     refuse_overwriting(output, cluster if isinstance(cluster, Path) else None, workload)
     told: contextlib.AbstractContextManager[Callable[[str], None] | None] = (
         contextlib.nullcontext()

@@ -12,7 +12,12 @@ from typing import TYPE_CHECKING, Any
 
 from foreplan.cost_models.book import Profiles, cost_book, cost_choice_or_file
 from foreplan.cost_models.costs import CostBook
-from foreplan.datasets.storage import exclusive, refuse_overwriting, write_atomically
+from foreplan.datasets.storage import (
+    exclusive,
+    refuse_overwriting,
+    refuse_unwritable,
+    write_atomically,
+)
 from foreplan.errors import SpecError, VerificationError
 from foreplan.planner.plan import Plan, load_plan
 from foreplan.planner.registry import planner
@@ -79,8 +84,8 @@ def verify_command(
     if tolerance is not None and not 0 <= tolerance < math.inf:
         raise SpecError("--tolerance", got=tolerance, expected="a share of at least 0, as 0.1")
     for file in (trace, report):
-        if file is not None and (file.is_dir() or not file.parent.is_dir()):
-            raise SpecError(str(file), got="no file", expected="a path that can be written")
+        if file is not None:
+            refuse_unwritable(file)
     if not trust_paths:
         check_paths(plan, path.parent, profiles=thorough)
     # Hosts that meet may share a folder; and a path that cannot be written is found before the run.

@@ -4,8 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from foreplan.datasets.storage import write_atomically
+from foreplan.datasets.storage import refuse_unwritable, write_atomically
 from foreplan.errors import SpecError
+from foreplan.planner.plan_command import plan_files
 
 
 def test_writes_text_and_bytes_and_leaves_nothing_beside(tmp_path: Path) -> None:
@@ -38,6 +39,27 @@ def test_an_unwritable_path_is_one_line(tmp_path: Path) -> None:
         write_atomically(tmp_path / "no" / "x", "")
     with pytest.raises(SpecError, match="Is a directory"):
         write_atomically(tmp_path, "")
+
+
+def test_what_cannot_be_written_is_known_before_the_work(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("x")
+    refuse_unwritable(tmp_path / "file")
+    refuse_unwritable(tmp_path / "new")
+    refuse_unwritable("/dev/stdout")
+    assert not (tmp_path / "new").exists()
+    for path, why in ((tmp_path, "Is a directory"), (tmp_path / "no" / "plan.json", "No such file"),
+                      (tmp_path / "file" / "plan.json", "Not a directory")):  # fmt: skip
+        with pytest.raises(SpecError, match=why):
+            refuse_unwritable(path)
+
+
+def test_a_plan_is_refused_before_it_is_made_where_it_cannot_be_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("foreplan.planner.plan_command.plan", lambda *a, **k: pytest.fail("solved"))
+    with pytest.raises(SpecError, match="a path that can be written"):
+        plan_files("serving", "opt-1.3b", "2xt4", None, costs="roofline", seed=0,
+                   output=tmp_path / "none" / "plan.json")  # fmt: skip
 
 
 def test_keeps_permissions_and_follows_links(tmp_path: Path) -> None:
