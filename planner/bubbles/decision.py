@@ -8,9 +8,7 @@ from typing import Annotated, Literal
 from pydantic import Field, model_validator
 
 from foreplan.datasets.specs import StrictModel
-from foreplan.planner.bubbles.spec import BackbonePlan, Count, PipelineName, Recompute
-
-Index = Annotated[int, Field(ge=0, le=1 << 20)]
+from foreplan.planner.bubbles.spec import BackbonePlan, Count, Index, PipelineName, Recompute
 
 #: How encoder work is placed: units in any idle time; whole micro-batches in the idle time at the
 #: step's head and tail alone; all forwards before and all backwards after the backbone, which waits

@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
 from foreplan.cost_models.memory import show_bytes
@@ -25,6 +26,7 @@ from foreplan.planner.bubbles.backbone import (
     schedule_name,
 )
 from foreplan.planner.bubbles.decision import BackboneStage, BubblesDecision
+from foreplan.planner.bubbles.device_order import device_orders
 from foreplan.planner.bubbles.exchange_cost import exchange_cost_s
 from foreplan.planner.bubbles.filling import Filled, Filling, describe_unfit, fill
 from foreplan.planner.bubbles.layouts import CLOSER, Layout, layouts
@@ -37,6 +39,8 @@ from foreplan.planner.bubbles.training_step import TrainingStep
 
 #: Answers whose warm-up is searched, answers that are simulated.
 REFINED, REPLAYED = 2, 6
+#: Orders of unlike devices that a layout is filled on beside the cluster's own.
+PLACED = 2
 #: Digits to which steps are compared.
 _DIGITS = 6
 
@@ -72,7 +76,7 @@ class BubbleSearch:
         self.problem, self.by_memory = problem, by_memory
         self.findings = Findings()
         found, rejected = layouts(problem, by_memory=by_memory)
-        self.layouts = found[:CLOSER]
+        self.layouts = [placed for layout in found[:CLOSER] for placed in self._placed(layout)]
         self.findings.rejected |= rejected
         self.lower_s = min(layout.work_s for layout in found)
         if any(layout.plan.tp > 1 for layout in self.layouts):
@@ -86,6 +90,26 @@ class BubbleSearch:
                 f"the backbone alone is estimated at {layout.estimate_s:.4g} s, the best at "
                 f"{found[0].estimate_s:.4g} s"
             )
+
+    def _placed(self, layout: Layout) -> list[Layout]:
+        """A layout on the cluster's own order of devices and on those that suit the backbone best.
+
+        Like devices, or a placement that the workload states, have one order.
+        """
+        if layout.plan.placement is not None:
+            return [layout]
+        placed = [
+            replace(layout, plan=layout.plan.model_copy(update={"placement": order}))
+            for order in device_orders(self.problem.cluster, layout.plan)[1:]
+        ]
+        alone = {other: self._alone_s(other) for other in placed}
+        best = sorted((other for other in placed if alone[other] < math.inf), key=alone.__getitem__)
+        return [layout, *best[:PLACED]]
+
+    def _alone_s(self, layout: Layout) -> float:
+        """Seconds of the backbone alone."""
+        timeline = self._timeline(layout, None, self._by_time(layout))
+        return math.inf if timeline is None else timeline.total_s
 
     # ------------------------------------------------------------------------------- timelines
 

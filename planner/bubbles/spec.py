@@ -15,6 +15,7 @@ from pydantic import Field, field_validator, model_validator
 from foreplan.datasets.specs import StrictModel
 
 Count = Annotated[int, Field(gt=0, le=1 << 20)]
+Index = Annotated[int, Field(ge=0, le=1 << 20)]
 Seconds = Annotated[float, Field(ge=0, lt=1e6)]
 
 Recompute = Literal["none", "selective", "full"]
@@ -136,12 +137,26 @@ class BackbonePlan(StrictModel):
         pp: ranks of each pipeline.
         tp: tensor parallel devices of each rank.
         chunks: virtual stages of a rank.
+        placement: which block of ``dp * tp`` devices, in the cluster's order, each pipeline rank
+            takes; ``None`` for that order. On unlike devices other orders are tried where it is
+            left out.
     """
 
     dp: Count = 1
     pp: Count = 1
     tp: Count = 1
     chunks: Count = 1
+    placement: tuple[Index, ...] | None = None
+
+    @model_validator(mode="after")
+    def _each_block_once(self) -> BackbonePlan:
+        if self.placement is not None and sorted(self.placement) != list(range(self.pp)):
+            raise ValueError(f"a placement that names each of {self.pp} blocks once")
+        return self
+
+    def block(self, rank: int) -> int:
+        """The block of devices that a pipeline rank takes."""
+        return rank if self.placement is None else self.placement[rank]
 
     @property
     def devices(self) -> int:

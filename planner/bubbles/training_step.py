@@ -82,7 +82,7 @@ class TrainingStep:
 
     def cluster_rank(self, rank: int, replica: int = 0, lane: int = 0) -> int:
         """Cluster rank of a pipeline rank."""
-        return (rank * self.plan.dp + replica) * self.plan.tp + lane
+        return (self.plan.block(rank) * self.plan.dp + replica) * self.plan.tp + lane
 
     @property
     def devices(self) -> tuple[str, ...]:

@@ -20,6 +20,7 @@ from foreplan.planner.export.training_pipeline import (
     UNITS,
     TrainingPipeline,
     encoders_again,
+    placed,
     tables,
 )
 from foreplan.planner.plan import Plan
@@ -62,7 +63,7 @@ class MegatronExporter(Exporter):
         command = ("torchrun", f"--nproc-per-node={devices}", "pretrain_gpt.py", *switches)
         notes = ("from a Megatron-LM checkout; model, data and training arguments come behind",)
         order, units = tables(plan)
-        left = (*_NOT_EXPRESSED, *encoders_again(plan))
+        left = (*_NOT_EXPRESSED, *encoders_again(plan), *placed(plan))
         text = _shell.script(command, flags, {}, notes)
         return Written({"launch.sh": text, ORDER: order, UNITS: units}, left)
 

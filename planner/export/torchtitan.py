@@ -18,6 +18,7 @@ from foreplan.planner.export.training_pipeline import (
     UNITS,
     TrainingPipeline,
     encoders_again,
+    placed,
     tables,
 )
 from foreplan.planner.plan import Plan
@@ -50,7 +51,7 @@ class TorchtitanExporter(Exporter):
             "--activation_checkpoint.mode": _kept(made),
         }
         order, units = tables(plan)
-        left = (*_NOT_EXPRESSED, *encoders_again(plan))
+        left = (*_NOT_EXPRESSED, *encoders_again(plan), *placed(plan))
         text = _shell.script(("./run_train.sh",), flags, {}, ("from a torchtitan checkout",))
         return Written({"launch.sh": text, ORDER: order, UNITS: units}, left)
 

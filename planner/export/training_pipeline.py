@@ -94,6 +94,19 @@ def encoders_again(plan: Plan) -> tuple[str, ...]:
             f"{', '.join(names)} alone",)  # fmt: skip
 
 
+def placed(plan: Plan) -> tuple[str, ...]:
+    """A line on the device of each pipeline rank, where these are not in the cluster's order."""
+    decision = decision_of(plan)
+    assert isinstance(decision, BubblesDecision)
+    if decision.plan.placement is None:
+        return ()
+    labels, layout = [rank.label for rank in plan.cluster.ranks()], decision.plan
+    width = layout.dp * layout.tp
+    names = ", ".join(labels[layout.block(rank) * width] for rank in range(layout.pp))
+    return (f"devices: ranks of the pipeline take {names}, in this order, as hosts have to be "
+            "numbered",)  # fmt: skip
+
+
 def tables(plan: Plan) -> tuple[str, str]:
     """The backbone's order in PyTorch's form, and the table of encoder units.
 

@@ -74,7 +74,8 @@ def posed(draw, pp, memory=None):
         "microbatches": draw.choice((1, 2, 4, 6)), "microbatch": 1,
         "schedule": draw.choice(SCHEDULES), "sharded_optimizer": draw.random() < 0.5,
         "recompute": draw.choice(("none", "selective", "full")),
-        "plan": {"pp": pp, "dp": draw.choice((1, 2)), "tp": 1},
+        # One order of the devices: the cuts are what is tried here.
+        "plan": {"pp": pp, "dp": draw.choice((1, 2)), "tp": 1, "placement": [*range(pp)]},
     }  # fmt: skip
     dp = asked["plan"]["dp"]
     names = [draw.choice(DEVICES) for _ in range(pp)]
