@@ -308,7 +308,7 @@ def test_an_export_that_cannot_be_written_leaves_no_folder(
     def full(*_: Any) -> None:
         raise SpecError("x", got="full", expected="room")
 
-    monkeypatch.setattr("foreplan.planner.export.exporter.write_atomically", full)
+    monkeypatch.setattr("foreplan.planner.export.exporter.write_together", full)
     plan = Plan.model_validate_json(plan_text("serving"))
     with pytest.raises(SpecError):
         export_plan(plan, "torchrun", tmp_path / "a" / "b")
