@@ -260,6 +260,21 @@ def test_passes_of_a_processor_are_replayed_from_their_operators(size: str) -> N
     assert found["inference"]["sum"] > found["inference"]["measured"]
 
 
+@pytest.mark.parametrize(("size", "inference", "training"), [
+    ("small", 0.115, 0.11), ("medium", 0.1, 0.065),
+])  # fmt: skip
+def test_networks_of_a_processor_that_none_had_run_on_are_predicted(
+    size: str, inference: float, training: float
+) -> None:
+    """Floors a little above what end_to_end.md has of a virtual Xeon."""
+    stored = Path(__file__).parents[3] / f"datasets/measured/xeon_networks_{size}.json.gz"
+    document = load_document(stored)
+    found = score(document, Device.model_validate(document["figures"]))["mape"]["eager"]
+    assert found["inference"]["predicted_published"] < inference
+    assert found["training"]["predicted_published"] < training
+    assert found["training"]["unseen"] < 0.25 * found["training"]["roofline"]
+
+
 @pytest.mark.parametrize(("name", "networks"), [("", 8), ("_others", 11), ("_training", 4)])
 def test_networks_are_replayed_from_their_operators(name: str, networks: int) -> None:
     """Floors as well: of operators timed alone the aim, 4 %, of predictions a little above it."""
