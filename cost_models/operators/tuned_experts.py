@@ -39,7 +39,7 @@ from foreplan.cost_models.operators.operator_tuning import (
 )
 from foreplan.cost_models.tree_ensemble import TreeEnsemble
 from foreplan.datasets.device import Device
-from foreplan.datasets.sweeps.operator_table import OperatorTable, Texts
+from foreplan.datasets.sweeps.operator_table import OperatorTable, Texts, texts
 from foreplan.errors import SpecError
 
 Floats = NDArray[np.float64]
@@ -90,8 +90,9 @@ class TunedExperts(FittedExperts):
             SpecError: no row that the experts can predict.
         """
         found = []
-        for family, rows in by_family(table):
-            part = table.take(rows)
+        named = _by_their_name(table)
+        for family, rows in by_family(named):
+            part = named.take(rows)
             block = features(part, family)
             for mixture in experts.mixtures(family, part, block):
                 device = part.device_of(part.device[mixture.rows[0]])
@@ -129,6 +130,16 @@ class TunedExperts(FittedExperts):
         return np.where(learnt, found, before_s), np.where(
             learnt, tuning.quantile(table.kind), seen
         )
+
+
+def _by_their_name(table: OperatorTable) -> OperatorTable:
+    """A table in which no device of the zoo has two names, so that its rows teach together."""
+    known = {name: table.device_of(name) for name in set(table.device)}
+    own = {
+        name: name if device is None or name in table.devices else device.name
+        for name, device in known.items()
+    }
+    return replace(table, device=texts(own[name] for name in table.device))
 
 
 @dataclass(frozen=True, slots=True)

@@ -183,6 +183,17 @@ def test_tuned_experts_come_back_from_disk(fold: OperatorPredictor, tmp_path: Pa
         load_experts(tmp_path / "mine")
 
 
+def test_rows_of_a_device_under_two_names_teach_together(fold: OperatorPredictor) -> None:
+    shown = table((STRANGER,), rows=64, seed=6)
+    other = ["NVIDIA A100-PCIE-40GB", STRANGER]
+    mixed = replace(shown, device=texts(other[n % 2] for n in range(len(shown))))
+    (learnt,) = TunedExperts.fit(fold, mixed).tunings_.values()
+    assert learnt.judged["elementwise"].rows == 64
+    asked = table((STRANGER,), seed=5)
+    tuned = [TunedExperts.fit(fold, one).predict(asked) for one in (shown, mixed)]
+    assert np.array_equal(*tuned)
+
+
 def test_rows_inside_graphs_are_asked_for_by_their_library(fold: OperatorPredictor) -> None:
     shown = table((STRANGER,), rows=64, seed=6)
     inside = replace(shown, library=texts(["torch_graph-2.11-cuda"] * len(shown)))
