@@ -114,13 +114,15 @@ def refuse_unwritable(output: str | os.PathLike[str]) -> None:
         SpecError: a folder of that name, no folder to write into, or no permission. A disk may be
             full later all the same.
     """
+    if Path(output).exists() and not (Path(output).is_file() or Path(output).is_dir()):
+        return  # a pipe or a device
     target = Path(os.path.realpath(output))
     folder = target.parent
     wrong = (
         "Is a directory" if target.is_dir()
         else "No such file or directory" if not folder.exists()
         else "Not a directory" if not folder.is_dir()
-        else "Permission denied" if not (target.exists() or os.access(folder, os.W_OK | os.X_OK))
+        else "Permission denied" if not os.access(folder, os.W_OK | os.X_OK)
         else None
     )  # fmt: skip
     if wrong is not None:

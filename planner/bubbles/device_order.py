@@ -29,7 +29,7 @@ def device_orders(cluster: Cluster, plan: BackbonePlan) -> list[tuple[int, ...]]
         plan: the layout.
 
     Returns:
-        `BackbonePlan.placement` of each.
+        `BackbonePlan.device_order` of each.
     """
     width = plan.dp * plan.tp
     ranks = cluster.ranks()[: plan.pp * width]

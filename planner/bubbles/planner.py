@@ -111,7 +111,7 @@ class BubblesPlanner(Planner[BubblesWorkload, BubblesDecision]):
             decision = self._fallback(problem, search)
             total = search.replay(decision).total_s
             notes.append("filling is not possible: " + str(search.nothing_fits()))
-        if decision.plan.placement is not None:
+        if decision.plan.device_order is not None:
             step = TrainingStep.of(problem, decision)
             notes.append(f"ranks of the pipeline take {', '.join(step.devices)}, in this order")
         notes += [

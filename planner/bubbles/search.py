@@ -94,12 +94,12 @@ class BubbleSearch:
     def _placed(self, layout: Layout) -> list[Layout]:
         """A layout on the cluster's own order of devices and on those that suit the backbone best.
 
-        Like devices, or a placement that the workload states, have one order.
+        Like devices, or an order that the workload states, have one order.
         """
-        if layout.plan.placement is not None:
+        if layout.plan.device_order is not None:
             return [layout]
         placed = [
-            replace(layout, plan=layout.plan.model_copy(update={"placement": order}))
+            replace(layout, plan=layout.plan.model_copy(update={"device_order": order}))
             for order in device_orders(self.problem.cluster, layout.plan)[1:]
         ]
         alone = {other: self._alone_s(other) for other in placed}

@@ -137,7 +137,7 @@ class BackbonePlan(StrictModel):
         pp: ranks of each pipeline.
         tp: tensor parallel devices of each rank.
         chunks: virtual stages of a rank.
-        placement: which block of ``dp * tp`` devices, in the cluster's order, each pipeline rank
+        device_order: which block of ``dp * tp`` devices, in the cluster's order, each pipeline rank
             takes; ``None`` for that order. On unlike devices other orders are tried where it is
             left out.
     """
@@ -146,17 +146,17 @@ class BackbonePlan(StrictModel):
     pp: Count = 1
     tp: Count = 1
     chunks: Count = 1
-    placement: tuple[Index, ...] | None = None
+    device_order: tuple[Index, ...] | None = None
 
     @model_validator(mode="after")
     def _each_block_once(self) -> BackbonePlan:
-        if self.placement is not None and sorted(self.placement) != list(range(self.pp)):
-            raise ValueError(f"a placement that names each of {self.pp} blocks once")
+        if self.device_order is not None and sorted(self.device_order) != list(range(self.pp)):
+            raise ValueError(f"a device_order that names each of {self.pp} blocks once")
         return self
 
     def block(self, rank: int) -> int:
         """The block of devices that a pipeline rank takes."""
-        return rank if self.placement is None else self.placement[rank]
+        return rank if self.device_order is None else self.device_order[rank]
 
     @property
     def devices(self) -> int:

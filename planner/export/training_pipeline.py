@@ -98,7 +98,7 @@ def placed(plan: Plan) -> tuple[str, ...]:
     """A line on the device of each pipeline rank, where these are not in the cluster's order."""
     decision = decision_of(plan)
     assert isinstance(decision, BubblesDecision)
-    if decision.plan.placement is None:
+    if decision.plan.device_order is None:
         return ()
     labels, layout = [rank.label for rank in plan.cluster.ranks()], decision.plan
     width = layout.dp * layout.tp

@@ -47,7 +47,7 @@ def test_devices_of_a_block_stay_together():
     assert device_orders(cluster, BackbonePlan(pp=2, dp=3)) == [(0, 1), (1, 0)]
     step = TrainingStep(
         problem(asked(pp=3, tp=2), "2xt4,2xh200,2xt4"),
-        BackbonePlan(pp=3, tp=2, placement=(1, 0, 2)),
+        BackbonePlan(pp=3, tp=2, device_order=(1, 0, 2)),
     )
     assert [step.cluster_rank(rank) for rank in range(3)] == [2, 0, 4]
     assert step.lane_group(0) == (2, 3)
@@ -57,12 +57,12 @@ def test_a_plan_does_not_hang_on_the_order_in_which_devices_are_listed():
     found = [plan("bubbles", None, devices, asked(), costs="predicted") for devices in LISTED]
     totals = [one.predicted.total_s for one in found]
     assert totals == pytest.approx([totals[0]] * 3, rel=1e-3)
-    placed = {tuple(sorted(one.decision["plan"]["placement"] or range(4))) for one in found}
+    placed = {tuple(sorted(one.decision["plan"]["device_order"] or range(4))) for one in found}
     assert placed == {(0, 1, 2, 3)}
-    stated = asked().model_copy(update={"plan": BackbonePlan(pp=4, placement=(0, 1, 2, 3))})
+    stated = asked().model_copy(update={"plan": BackbonePlan(pp=4, device_order=(0, 1, 2, 3))})
     kept = plan("bubbles", None, LISTED[1], stated, costs="predicted")
     assert kept.predicted.total_s > 1.2 * totals[0], "an order that the workload states is kept"
-    assert kept.decision["plan"]["placement"] == [0, 1, 2, 3]
+    assert kept.decision["plan"]["device_order"] == [0, 1, 2, 3]
 
 
 def test_exports_say_which_device_a_rank_is(tmp_path):
@@ -77,10 +77,10 @@ def test_exports_say_which_device_a_rank_is(tmp_path):
     assert said
 
 
-@pytest.mark.parametrize("placement", [(0, 1, 1, 2), (0, 1, 2), (1, 2, 3, 4)])
-def test_a_placement_names_each_block_once(placement):
+@pytest.mark.parametrize("order", [(0, 1, 1, 2), (0, 1, 2), (1, 2, 3, 4)])
+def test_an_order_names_each_block_once(order):
     with pytest.raises(ValueError, match="each of 4 blocks once"):
-        BackbonePlan(pp=4, placement=placement)
+        BackbonePlan(pp=4, device_order=order)
 
 
 def test_the_plan_is_run_where_it_says():

@@ -75,7 +75,7 @@ def posed(draw, pp, memory=None):
         "schedule": draw.choice(SCHEDULES), "sharded_optimizer": draw.random() < 0.5,
         "recompute": draw.choice(("none", "selective", "full")),
         # One order of the devices: the cuts are what is tried here.
-        "plan": {"pp": pp, "dp": draw.choice((1, 2)), "tp": 1, "placement": [*range(pp)]},
+        "plan": {"pp": pp, "dp": draw.choice((1, 2)), "tp": 1, "device_order": [*range(pp)]},
     }  # fmt: skip
     dp = asked["plan"]["dp"]
     names = [draw.choice(DEVICES) for _ in range(pp)]

@@ -97,10 +97,10 @@ def test_a_rank_may_have_encoder_layers_alone_where_passes_are_split() -> None:
     assert [(a.mode, a.exact) for a in document.agreement] == [("fast", True)]
 
 
-def test_ranks_run_on_the_devices_that_their_placement_says() -> None:
+def test_ranks_run_on_the_devices_that_their_order_says() -> None:
     problem = replace(cases.problem(2, [cases.encoder()]), costs=CostBook([Everything()]))
     made = cases.decision(problem, "1f1b", ranks=2, encoder_ranks=[[[0], [1]]])
-    turned = made.model_copy(update={"plan": made.plan.model_copy(update={"placement": (1, 0)})})
+    turned = made.model_copy(update={"plan": made.plan.model_copy(update={"device_order": (1, 0)})})
     document = verify(plan_of(problem, turned, {"in order": made}), rounds=1).document
     assert document is not None
     assert document.passed
