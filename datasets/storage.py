@@ -34,11 +34,12 @@ def write_atomically(path: str | os.PathLike[str], content: str | bytes) -> None
     data = content.encode("utf-8") if isinstance(content, str) else content
     target = Path(os.path.realpath(path))
     try:
-        mode = _mode(target)
+        # As given: what ``/dev/stdout`` leads to has no path of its own where it is a pipe.
+        mode = _mode(Path(path))
         if mode is not None and stat.S_ISDIR(mode):
             raise IsADirectoryError(f"Is a directory: {target}")
         if mode is not None and not stat.S_ISREG(mode):
-            target.write_bytes(data)
+            Path(path).write_bytes(data)
             return
         _replace(target, data, None if mode is None else stat.S_IMODE(mode))
     except OSError as error:

@@ -1,5 +1,7 @@
 import os
 import stat
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -60,6 +62,15 @@ def test_a_plan_is_refused_before_it_is_made_where_it_cannot_be_written(
     with pytest.raises(SpecError, match="a path that can be written"):
         plan_files("serving", "opt-1.3b", "2xt4", None, costs="roofline", seed=0,
                    output=tmp_path / "none" / "plan.json")  # fmt: skip
+
+
+def test_standard_output_may_be_a_pipe() -> None:
+    code = (
+        "from foreplan.datasets.storage import refuse_unwritable, write_atomically as write\n"
+        "refuse_unwritable('/dev/stdout'); write('/dev/stdout', 'whole')"
+    )
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert run.stdout == "whole"
 
 
 def test_keeps_permissions_and_follows_links(tmp_path: Path) -> None:
