@@ -21,10 +21,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-import psutil
-
 from foreplan.datasets.device_name import DeviceName
 from foreplan.datasets.quantity import format_bytes
+from foreplan.datasets.timing.host_memory import free_bytes, total_bytes
 from foreplan.errors import ForeplanError
 from foreplan.planner.verify.placement import check_present
 from foreplan.planner.verify.verify import BUSY, cpu_model
@@ -120,19 +119,19 @@ def examine(*, timeout_s: float = 180.0) -> Diagnosis:
         timeout_s: how long trying kernels and compilers may take.
     """
     probed = _probe(timeout_s)
-    memory = psutil.virtual_memory()
+    free = free_bytes()
     machine: dict[str, Any] = {
         "cpu": cpu_model(),
         "cores": len(os.sched_getaffinity(0)),
         "cores_online": os.cpu_count() or 1,
-        "memory_bytes": memory.total,
-        "free_bytes": memory.available,
+        "memory_bytes": total_bytes(),
+        "free_bytes": free,
         "load": round(os.getloadavg()[0], 2),
         "governor": _governor(),
         "system": platform.platform(terse=True),
         "python": platform.python_version(),
     }
-    devices = (_processor(probed, memory.available), *_gpus(probed))
+    devices = (_processor(probed, free), *_gpus(probed))
     checks = (*_software(probed), *_hardware(machine, probed), *_limits(machine, probed))
     return Diagnosis(machine, devices, checks)
 

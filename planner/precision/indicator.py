@@ -25,9 +25,13 @@ from foreplan.datasets.kernels.training_variant import (
     TrainingVariant,
     variants_of,
 )
+from foreplan.datasets.timing.host_memory import within_free_memory
 from foreplan.planner.precision.graph import TrainingGraph
 from foreplan.planner.precision.spec import DEFAULT_PRECISIONS, Indicator, PrecisionWorkload
 from foreplan.planner.precision.task import TrainingTask
+
+#: The default one differentiates a step twice in FP32: 14-20 times a step's own activations.
+_LESS_MEMORY = "a smaller batch takes less, and indicator=weight_change or uniform next to nothing"
 
 
 def module_variants(
@@ -63,12 +67,26 @@ def omega_table(
 
     Raises:
         SpecError: statistics that are not finite.
+        InfeasibleError: the indicator needs more memory than this host has free.
     """
     chosen, variants = indicator or workload.indicator, module_variants(graph, workload.precisions)
     if chosen == "uniform":
         return uniform(variants)
     if chosen == "random":
         return random_order(variants, seed)
+    with within_free_memory(f"the indicator {chosen} of this network", _LESS_MEMORY):
+        return _of_the_network(chosen, task, graph, workload, seed, variants)
+
+
+def _of_the_network(
+    chosen: Indicator,
+    task: TrainingTask,
+    graph: TrainingGraph,
+    workload: PrecisionWorkload,
+    seed: int,
+    variants: dict[str, dict[str, TrainingVariant]],
+) -> Omega:
+    """The indicators that run the network, or read its weights."""
     module = task.module()
     if chosen == "weight_change":
         return weight_change(module, variants)

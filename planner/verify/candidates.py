@@ -17,6 +17,7 @@ from foreplan.cost_models.memory import show_bytes
 from foreplan.cost_models.schedule import Schedule
 from foreplan.datasets.cluster_entry import Rank
 from foreplan.datasets.specs import nearest, validate
+from foreplan.datasets.timing.host_memory import total_bytes
 from foreplan.errors import SpecError
 from foreplan.planner.base import Planner, Problem
 from foreplan.planner.plan import CHOSEN, Plan
@@ -125,14 +126,12 @@ class Candidate:
 
     def _check_memory(self, host: str | None) -> None:
         """Refuse before anything is loaded: the plan's sizes are whatever its author wrote."""
-        import psutil
-
         needed = sum(
             size
             for rank, size in zip(self.ranks, self.static_bytes, strict=True)
             if host in (None, rank.host) and rank.name.kind == "cpu"
         )
-        total = psutil.virtual_memory().total
+        total = total_bytes()
         if needed > total:
             raise SpecError(
                 f"candidate {self.name}", got=f"{show_bytes(needed)} on the processors of one host",

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from foreplan.datasets.timing.host_memory import free_bytes
 from foreplan.datasets.timing.measuring import Effort, Worker
 from foreplan.errors import MissingDataError
 from foreplan.planner.verify.placement import assign_cores, gpu_free_bytes
@@ -37,8 +38,6 @@ def keep_pace(wire: Wire, job: Job) -> None:
         MissingDataError: the device cannot be measured here, or none of the programs.
         WireClosed: the leader has hung up.
     """
-    import psutil
-
     device, cores = job.devices[job.place], assign_cores(job.devices)[job.place]
     calls = [(one.program, one.calls) for one in job.programs]
     effort = _EFFORT[device.kind]
@@ -50,7 +49,7 @@ def keep_pace(wire: Wire, job: Job) -> None:
 
         if all(found is None for found in seconds()):
             raise MissingDataError("none of the programs of the profile ran")
-        free = int(psutil.virtual_memory().available)
+        free = free_bytes()
         wire.send({"ready": 1, "free_bytes": free, "gpu_free_bytes": gpu_free_bytes()})
         while "time" in wire.receive():
             wire.send({"timed": seconds()})

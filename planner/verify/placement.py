@@ -25,6 +25,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from foreplan.datasets.device_name import DeviceName
+from foreplan.datasets.timing.host_memory import data_bytes, free_bytes
 from foreplan.datasets.timing.worker_environment import confine, thread_count
 from foreplan.errors import SpecError
 
@@ -248,11 +249,10 @@ def cap_memory(seat: Seat, capacity_bytes: int | None) -> None:
         capacity_bytes: the cap, ``None`` for none but what the machine has free: a plan may state
             any sizes, and the system would end other processes for them.
     """
-    import psutil
     import torch
 
     if seat.device.type == "cpu":
-        free = psutil.virtual_memory().available
+        free = free_bytes()
         cap = free if capacity_bytes is None else min(capacity_bytes, free)
         confine((), data_bytes() + cap + ALLOWANCE_BYTES)
         return
@@ -267,11 +267,3 @@ def lift_cap() -> None:
     """Take a CPU cap away again, so that a process that ran into it can say so."""
     hard = resource.getrlimit(resource.RLIMIT_DATA)[1]
     resource.setrlimit(resource.RLIMIT_DATA, (hard, hard))
-
-
-def data_bytes() -> int:
-    """Private writable memory of this process, as ``RLIMIT_DATA`` counts it."""
-    for line in Path("/proc/self/status").read_text(encoding="ascii", errors="replace").split("\n"):
-        if line.startswith("VmData:"):
-            return int(line.split()[1]) * 1024
-    return 0

@@ -20,6 +20,7 @@ from foreplan.cost_models.costs import CostBook
 from foreplan.cost_models.memory import show_bytes
 from foreplan.datasets.device_name import DeviceName
 from foreplan.datasets.specs import StrictModel, validate
+from foreplan.datasets.timing.host_memory import data_bytes
 from foreplan.errors import ForeplanError
 from foreplan.planner.base import Planner, Problem
 from foreplan.planner.pace import PaceProgram
@@ -31,7 +32,6 @@ from foreplan.planner.verify.placement import (
     Seat,
     assign_cores,
     cap_memory,
-    data_bytes,
     lift_cap,
     take_seat,
 )

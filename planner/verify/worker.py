@@ -28,6 +28,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from foreplan.datasets.specs import validate
+from foreplan.datasets.timing.host_memory import free_bytes
 from foreplan.errors import ForeplanError, VerificationError
 from foreplan.planner.plan import Plan
 from foreplan.planner.verify.local import TOKEN_VARIABLE, WORKER_MODULE, describe_exit
@@ -65,16 +66,14 @@ class Supervisor:
         self._import()
 
     def _import(self) -> None:
-        import psutil
         import torch.distributed  # noqa: F401  # before the fork, so that children share it
 
         from foreplan.planner.registry import planner
         from foreplan.planner.verify import session  # noqa: F401
 
         planner(self._plan.kind).preload()
-        free = int(psutil.virtual_memory().available)
         self._wire.send(
-            {"loaded": os.getpid(), "free_bytes": free, "gpu_free_bytes": gpu_free_bytes()}
+            {"loaded": os.getpid(), "free_bytes": free_bytes(), "gpu_free_bytes": gpu_free_bytes()}
         )
 
     def run(self) -> None:
