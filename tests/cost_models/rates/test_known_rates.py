@@ -309,6 +309,18 @@ def test_a_fit_can_leave_its_own_chip_out(tmp_path: Path) -> None:
     assert errors[False] < errors[True] < np.abs(plain / seconds - 1).mean()
 
 
+def test_a_chip_measured_when_all_was_fixed_is_known_and_its_intervals_hold() -> None:
+    """Floors a little off what onboarding.md has of the Zen 3, which is in no weights."""
+    device, programs, seconds = read_rows(MEASURED / "zen3_library" / "whole.json.xz")
+    shipped = KnownRates.load()
+    assert device.chip not in {each.device.chip for each in shipped.known}
+    found = shipped.forecast(programs, device)
+    ratios = shipped.seconds(programs, device) / seconds
+    assert np.abs(ratios - 1.0).mean() < 0.205
+    assert 0.95 < np.median(ratios) < 1.05
+    assert 0.85 < np.mean((found.low_s <= seconds) & (seconds <= found.high_s)) < 0.95
+
+
 def test_an_unseen_chip_is_priced_by_the_others_alone() -> None:
     device, programs, seconds = read_rows(MEASURED / "epyc25_library" / "whole.json.xz")
     asked = [i for i, item in enumerate(programs) if item.op == "linear"][::10]
