@@ -302,6 +302,8 @@ def test_dry_run_starts_nothing(run, plan):
     code, out, _ = run("verify", "plan.json", "--dry-run")
     assert code == 0
     assert "Nothing was started" in " ".join(out.split())
+    assert "Not on this host" in out
+    assert all("a device of this machine" in one["refused"] for one in said["candidates"])
     assert not Path("verification.json").exists()
 
 

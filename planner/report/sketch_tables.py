@@ -22,12 +22,17 @@ def sketch_tables(found: Mapping[str, Any]) -> Group:
         for label, p in zip(labels, processes, strict=True)
         if p["environment"]
     }
+    refused = [one for one in candidates if one["refused"] is not None]
+    # A plan for devices that are elsewhere is told as it would run there.
+    elsewhere = bool(refused) and refused[0] is candidates[0]
+    would = candidates if elsewhere else [one for one in candidates if one["refused"] is None]
     return Group(
         Text(
-            f"{len(candidates)} decision{'' if len(candidates) == 1 else 's'} would run "
+            ("Not on this host, which cannot run the plan: " if elsewhere else "")
+            + f"{len(would)} decision{'' if len(would) == 1 else 's'} would run "
             f"{found['rounds']} rounds in "
-            f"{len(processes)} processes: {seconds(found['expected_s'])} and "
-            f"{bytes_of(found['memory_bytes'])}, beside starting, loading and the comparison "
+            f"{sum(one['processes'] for one in would)} processes: {seconds(found['expected_s'])} "
+            f"and {bytes_of(found['memory_bytes'])}, beside starting, loading and the comparison "
             "with one process. Nothing was started.",
             style="bold",
         ),
@@ -38,6 +43,13 @@ def sketch_tables(found: Mapping[str, Any]) -> Group:
                 Column("processes", [str(one["processes"]) for one in candidates], True),
                 Column("memory", [bytes_of(one["memory_bytes"]) for one in candidates], True),
                 Column("expected", [seconds(one["expected_s"]) for one in candidates], True),
+            ],
+        ),
+        Grid(
+            "Cannot run from this host",
+            [
+                Column("decision", [plain(one["name"]) for one in refused]),
+                Column("why", [plain(one["refused"]) for one in refused]),
             ],
         ),
         Grid(

@@ -19,7 +19,7 @@ from foreplan.datasets.storage import (
     write_atomically,
 )
 from foreplan.errors import SpecError, VerificationError
-from foreplan.planner.plan import Plan, load_plan
+from foreplan.planner.plan import CHOSEN, Plan, load_plan
 from foreplan.planner.registry import planner
 from foreplan.planner.report.files import timelines, write_report
 from foreplan.planner.report.sketch_tables import sketch_tables
@@ -143,6 +143,7 @@ def sketch(run: VerificationRun, rounds: int) -> dict[str, Any]:
 
     Candidates stay loaded side by side, so that their memory adds up; each runs once to warm up
     and then ``rounds`` times. Starting, loading and the comparison with one process come on top.
+    Of a chosen decision that can run from this host, alternatives that cannot are not in the sums.
     """
     processes = [
         dataclasses.asdict(dataclasses.replace(p, environment=dict(p.environment)))
@@ -153,14 +154,20 @@ def sketch(run: VerificationRun, rounds: int) -> dict[str, Any]:
         seconds = None if process.predicted_s is None else process.predicted_s * (rounds + 1)
         one = candidates.setdefault(
             process.candidate,
-            {"name": process.candidate, "processes": 0, "memory_bytes": 0, "expected_s": seconds},
-        )
+            {
+                "name": process.candidate, "processes": 0, "memory_bytes": 0,
+                "expected_s": seconds, "refused": run.refused.get(process.candidate),
+            },
+        )  # fmt: skip
         one["processes"] += 1
         one["memory_bytes"] += process.memory_bytes
+    counted = [
+        one for one in candidates.values() if CHOSEN in run.refused or one["refused"] is None
+    ]
     return {
         "rounds": rounds,
-        "expected_s": sum(one["expected_s"] or 0.0 for one in candidates.values()),
-        "memory_bytes": sum(one["memory_bytes"] for one in candidates.values()),
+        "expected_s": sum(one["expected_s"] or 0.0 for one in counted),
+        "memory_bytes": sum(one["memory_bytes"] for one in counted),
         "candidates": list(candidates.values()),
         "processes": processes,
     }

@@ -53,6 +53,7 @@ class VerificationRun:
         timeline: measured timeline of the chosen plan's median round, ``None`` for a dry run.
         timelines: measured timelines of every round, by candidate; empty on a host that followed.
         processes: what a dry run would have started.
+        refused: of a dry run, the decisions that cannot run from this host, with the reason.
     """
 
     document: Verification | None
@@ -61,6 +62,7 @@ class VerificationRun:
         default_factory=lambda: MappingProxyType({})
     )
     processes: tuple[ProcessSketch, ...] = ()
+    refused: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
 
 
 def verify(
@@ -129,7 +131,13 @@ def verify(
         here = leader
     if dry_run:
         candidates[0].check_order(plan.verify.backend)  # devices may well be elsewhere
-        return VerificationRun(None, processes=process_sketches(candidates, here))
+        refusals = zip(
+            candidates, _refusals(candidates, plan.verify.backend, here, None), strict=True
+        )
+        return VerificationRun(
+            None, processes=process_sketches(candidates, here),
+            refused=MappingProxyType({c.name: str(why) for c, why in refusals if why is not None}),
+        )  # fmt: skip
     endpoint = None if rdzv_endpoint is None else parse_endpoint(rdzv_endpoint)
     if endpoint is not None and here != leader:
         return _follow(plan, candidates, here, endpoint, say)
@@ -232,6 +240,26 @@ def _able(
     """
     able: list[Candidate] = []
     failed: list[Measured] = []
+    for candidate, why in zip(
+        candidates, _refusals(candidates, backend, here, started), strict=True
+    ):
+        if why is None:
+            able.append(candidate)
+        elif candidate is candidates[0]:
+            raise why
+        else:
+            failed.append(Measured(candidate, failure=why))
+    return able, failed
+
+
+def _refusals(
+    candidates: Sequence[Candidate],
+    backend: Literal["gloo", "nccl"],
+    here: str,
+    started: Sequence[Rank] | None,
+) -> list[SpecError | None]:
+    """Why each candidate cannot be started, ``None`` for those that can."""
+    found: list[SpecError | None] = []
     several = len({rank.host for rank in candidates[0].ranks}) > 1
     for candidate in candidates:
         try:
@@ -246,12 +274,10 @@ def _able(
                     f"candidate {candidate.name}", got=lacking[0].label,
                     expected="only devices that the chosen plan uses or this host has",
                 )  # fmt: skip
-            able.append(candidate)
+            found.append(None)
         except SpecError as error:
-            if candidate is candidates[0]:
-                raise
-            failed.append(Measured(candidate, failure=error))
-    return able, failed
+            found.append(error)
+    return found
 
 
 def _union(candidates: Sequence[Candidate]) -> list[Rank]:

@@ -256,6 +256,15 @@ def test_a_dry_run_says_what_would_start(make_plan: MakePlan) -> None:
     assert first.environment["ONEDNN_MAX_CPU_ISA"] == "AVX2"
     assert [process.candidate for process in run.processes] == ["chosen"] * 2 + ["slow"] * 2
     assert len(first.cores) == 1
+    assert not run.refused
+
+
+def test_a_dry_run_says_what_cannot_run_here(make_plan: MakePlan) -> None:
+    devices = [{"name": "t4"}, {"name": "cpu:threads=1"}]
+    plan = make_plan(alternatives={"slow": {"slow": 2.0}}, devices=devices)
+    run = verify(plan, dry_run=True)
+    assert set(run.refused) == {"chosen", "slow"}
+    assert "expected a device of this machine" in run.refused["chosen"]
 
 
 def start(code: str, *, core: int | None = None, cwd: Path | None = None) -> subprocess.Popen[str]:
