@@ -215,6 +215,16 @@ class Plan(StrictModel):
     assumptions: tuple[str, ...] = ()
     provenance: Provenance
 
+    @field_validator("alternatives")
+    @classmethod
+    def _told_apart(cls, value: tuple[Alternative, ...]) -> tuple[Alternative, ...]:
+        # A verification knows its runs by these names.
+        names = [CHOSEN, *(alternative.name for alternative in value)]
+        twice = next((name for name in names if names.count(name) > 1), None)
+        if twice is not None:
+            raise ValueError(f"a name of its own for each: {twice!r} is taken")
+        return value
+
     @field_validator("bound")
     @classmethod
     def _below_the_plan(cls, value: ProvenBound, info: ValidationInfo) -> ProvenBound:

@@ -101,6 +101,16 @@ def test_a_hand_edited_decision_is_refused(plan: Plan, tmp_path: Path, field, va
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize("name", ["chosen", 0])
+def test_an_alternative_has_a_name_of_its_own(plan: Plan, tmp_path: Path, name: str | int) -> None:
+    document = json.loads(plan.to_json())
+    others = document["alternatives"]
+    others[1]["name"] = others[name]["name"] if isinstance(name, int) else name
+    (tmp_path / "edited.json").write_text(json.dumps(document))
+    with pytest.raises(SpecError, match=r"a name of its own for each: '.*' is taken"):
+        load_plan(tmp_path / "edited.json")
+
+
 @pytest.mark.parametrize(
     ("path", "value"),
     [
