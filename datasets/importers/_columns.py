@@ -215,7 +215,7 @@ def read_columns(
         if magic == b"PAR1":
             with open_parquet(where) as file:
                 table = plain(file.read(), where)
-        elif magic[:1] == b"{":
+        elif magic[:1] in (b"{", b"["):
             raise SpecError(
                 where, got="JSON", expected="a CSV or Parquet file",
                 fix="programs as JSON lines are of --format tir-jsonl",
@@ -226,6 +226,8 @@ def read_columns(
             if not header and not _has_header(where):
                 options.autogenerate_column_names = True
             table = pv.read_csv(where, read_options=options)
+            if table.num_columns == 1:
+                _refuse_separator(where, table.column_names[0])
             first_line = 1 if options.autogenerate_column_names else 2
             if options.autogenerate_column_names:
                 table = table.rename_columns([f"c{i}" for i in range(table.num_columns)])
@@ -253,6 +255,13 @@ def _refuse_bomb(where: str) -> None:
                 size += count
     if size > _MOST_BYTES:
         raise SpecError(where, got=f"more than {_MOST_BYTES} bytes of text", expected="fewer")
+
+
+def _refuse_separator(where: str, line: str) -> None:
+    """Refuse a table whose only column is its whole first line."""
+    for name, separator in (("semicolons", ";"), ("tabs", "\t")):
+        if separator in line:
+            raise SpecError(where, got=f"columns apart by {name}", expected="by commas")
 
 
 def _has_header(where: str) -> bool:

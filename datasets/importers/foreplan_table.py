@@ -61,13 +61,15 @@ def convert(columns: Columns) -> OperatorTable:
     """Read the table.
 
     A linear without ``b`` has a batch of 1; any other size that a row's kind needs has to be there,
-    because a size of 0 would be priced as no work at all.
+    because a size of 0 would be priced as no work at all. Rows that name no device ran on the
+    reader's own, if it was given one.
 
     Raises:
         SpecError: missing columns, an unknown kind, a size that is missing, below 0 or no whole
             number, a latency that is not positive.
     """
-    absent = [name for name in _COLUMNS if not columns.has(name)]
+    given = () if columns.device is None else ("device",)
+    absent = [name for name in _COLUMNS if not columns.has(name) and name not in given]
     if absent:
         raise SpecError(
             columns.where,
@@ -82,15 +84,15 @@ def convert(columns: Columns) -> OperatorTable:
                 f"{columns.where}: column kind", got=name, expected="one of " + ", ".join(KINDS)
             )
     dims = {name: columns.numbers(name, default=0.0) for name in DIMS}
-    if not columns.has("b"):
-        dims["b"] = np.where(kind == "linear", 1.0, 0.0)
+    left_out = np.isnan(columns.numbers("b", default=np.nan))
+    dims["b"] = np.where(left_out & (kind == "linear"), 1.0, dims["b"])
     _refuse_wrong(columns, kind, dims)
     return operator_table(
         op=columns.texts("op"),
         kind=kind,
         dtype=columns.texts("dtype"),
         library=columns.texts("library"),
-        device=columns.texts("device"),
+        device=columns.texts("device", default=columns.device),
         dims=dims,
         latency_s=columns.seconds("latency_s"),
         source_row=columns.numbers("source_row", default=0.0).astype(np.int64),
@@ -115,7 +117,7 @@ def _refuse_wrong(
                 number = "a number" if size in _RELATIVE else "a whole number"
                 raise SpecError(
                     f"{columns.place(row)}, column {size}",
-                    got=float(dims[size][row]),
+                    got=_stated(columns, size, row),
                     expected=f"{number} of at least {least}: a {name} has {', '.join(sizes)}",
                 )
     unknown = dims["function"] > len(MAP_FUNCTIONS)
@@ -127,3 +129,9 @@ def _refuse_wrong(
             expected=f"at most {len(MAP_FUNCTIONS)}: a function that sweeps time by name",
             fix="the table may come from a later version of foreplan; update it",
         )
+
+
+def _stated(columns: Columns, size: str, row: int) -> float | None:
+    """What a row says of a size; ``None`` where its cell is empty or there is no such column."""
+    value = float(columns.numbers(size, default=np.nan)[row])
+    return None if np.isnan(value) else value

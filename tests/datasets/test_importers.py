@@ -175,13 +175,28 @@ OWN = "op,kind,dtype,library,device,m,n,k,latency_s\nx,{kind},fp32,torch,t4,{m},
 def test_a_linear_needs_no_batch(tmp_path: Path) -> None:
     table = read_operators(_write(tmp_path / "own.csv", OWN.format(kind="linear", m=4)), "foreplan")
     assert {name: table.dims[name][0] for name in "bmnk"} == {"b": 1, "m": 4, "n": 8, "k": 16}
+    head, row = OWN.format(kind="linear", m=4).splitlines()
+    text = f"{head},b\n{row},\n{row.replace('linear', 'bmm')},3\n"
+    mixed = read_operators(_write(tmp_path / "mixed.csv", text), "foreplan")
+    assert mixed.dims["b"].tolist() == [1, 3]
+
+
+@pytest.mark.parametrize("column", [True, False])
+def test_own_rows_without_a_device_ran_on_the_given_one(tmp_path: Path, column: bool) -> None:
+    text = OWN.format(kind="linear", m=4)
+    text = text.replace(",t4,", ",,") if column else text.replace(",device", "").replace(",t4", "")
+    path = _write(tmp_path / "own.csv", text)
+    assert read_operators(path, "foreplan", device="l4").device[0] == "l4"
+    named = _write(tmp_path / "named.csv", OWN.format(kind="linear", m=4))
+    assert read_operators(named, "foreplan", device="l4").device[0] == "t4"
 
 
 @pytest.mark.parametrize(
     ("text", "told"),
     [
-        (OWN.format(kind="bmm", m=4), "line 2, column b: got 0.0.*a bmm has b, m, n, k"),
+        (OWN.format(kind="bmm", m=4), "line 2, column b: got nothing.*a bmm has b, m, n, k"),
         (OWN.format(kind="linear", m=0), "line 2, column m: got 0.0"),
+        (OWN.format(kind="linear", m=""), "line 2, column m: got nothing, expected a whole"),
         (OWN.format(kind="linear", m=-4), "line 2, column m: got -4.0"),
         (OWN.format(kind="linear", m=4.5), "line 2, column m: got 4.5, expected a whole number"),
         (
@@ -194,6 +209,9 @@ def test_a_linear_needs_no_batch(tmp_path: Path) -> None:
             "line 2, column function: got 99.0, expected at most .* later version",
         ),
         ("op,m,latency_ms\nx,1,1\n", "no column kind, dtype, library, device, latency_s"),
+        (OWN.format(kind="linear", m=4).replace(",", ";"), "apart by semicolons.*by commas"),
+        (OWN.format(kind="linear", m=4).replace(",", "\t"), "apart by tabs.*by commas"),
+        ('[{"op": "linear", "m": 4}]', "got 'JSON', expected a CSV or Parquet file"),
     ],
 )
 def test_own_rows_with_wrong_figures_are_refused(tmp_path: Path, text: str, told: str) -> None:
