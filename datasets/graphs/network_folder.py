@@ -193,9 +193,10 @@ def _build(folder: Path, dtype: Any) -> tuple[Any, Any]:
         known = isinstance(named, type) and issubclass(named, transformers.PreTrainedModel)
         build: Any = named._from_config if known else transformers.AutoModel.from_config
         with torch.device("meta"):
-            return build(config, dtype=dtype or config.dtype or torch.float32), config
+            module = build(config, dtype=dtype or config.dtype or torch.float32)
+        return module.to("meta"), config  # what is made by torch.FloatTensor lies on the CPU
     except Exception as error:  # transformers raises whatever its code runs into
-        lines = str(error).splitlines() or [""]
+        lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [""]
         raise SpecError(
             f"{folder / 'config.json'}", got=f"{type(error).__name__}: {lines[0]}",
             expected=f"a network that transformers {transformers.__version__} builds",

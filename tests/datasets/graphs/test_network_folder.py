@@ -154,6 +154,17 @@ def test_what_is_not_priced_is_refused_in_one_line(
     assert "\n" not in str(caught.value)
 
 
+def test_a_refusal_of_transformers_is_told_where_it_begins_with_an_empty_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise ImportError("\nTimmBackbone requires the timm library\nInstall it")
+
+    monkeypatch.setattr(transformers.BertForMaskedLM, "_from_config", refuse)
+    with pytest.raises(SpecError, match="ImportError: TimmBackbone requires the timm library'"):
+        network_or_model(_folder(tmp_path, BERT))
+
+
 def test_a_dtype_is_asked_for(tmp_path: Path, predictor: Predictor) -> None:
     """Half the bytes are half the weights, and 16 bits are not slower where both have peaks."""
     for name in ("gpt2", str(_folder(tmp_path, BERT))):
@@ -203,11 +214,13 @@ def test_images_have_the_size_that_the_folder_states(
 
 
 def test_relative_positions_bound_nothing(tmp_path: Path) -> None:
-    """XLNet says that it has -1 positions."""
+    """XLNet says that it has -1 positions, and makes parameters where no device is asked."""
     fields = {"model_type": "xlnet", "d_model": 64, "n_layer": 2, "n_head": 4, "d_inner": 128,
               "vocab_size": 100}  # fmt: skip
-    _, inputs = network_module(_network(tmp_path, fields), batch=2, tokens=200)
+    module, inputs = network_module(_network(tmp_path, fields), batch=2, tokens=200)
     assert inputs["input_ids"].shape == (2, 200)
+    assert {parameter.device.type for parameter in module.parameters()} == {"meta"}
+    assert capture(module, inputs, eager=True).flops > 0
 
 
 def test_positions_bound_the_tokens(tmp_path: Path) -> None:
