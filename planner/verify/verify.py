@@ -104,9 +104,10 @@ def verify(
         started_by_torchrun: address to listen at and who wants to know the port; for `torchrun`.
 
     Returns:
-        The document, with ``passed`` false where the error is beyond the tolerance or a result is
-        wrong. An alternative that cannot be run is in it with the reason. Interrupted after the
-        timed rounds (Ctrl-C), it has the times and says that results were not compared.
+        The run. Its ``document`` is the `Verification`, with ``passed`` false where the error is
+        beyond the tolerance or a result is wrong. An alternative that cannot be run is in it with
+        the reason. Interrupted after the timed rounds (Ctrl-C), it has the times and says that
+        results were not compared.
 
     Raises:
         SpecError: an unknown name or host, a device that is not here, a schedule that deadlocks, a

@@ -71,7 +71,7 @@ if TYPE_CHECKING:
     from foreplan.planner.report.files import write_report
     from foreplan.planner.serving.spec import ServingDecision, ServingWorkload, StageDecision
     from foreplan.planner.verify.verification import Verification, load_verification
-    from foreplan.planner.verify.verify import verify
+    from foreplan.planner.verify.verify import VerificationRun, verify
     from foreplan.solvers.solution import Solution, SolutionStatus
 
 __all__ = [
@@ -129,6 +129,7 @@ __all__ = [
     "Variant",
     "Verification",
     "VerificationError",
+    "VerificationRun",
     "Work",
     "WorkerDecision",
     "Written",
@@ -187,7 +188,7 @@ _NAMES_OF = {
     "planner.report.files": "write_report",
     "planner.serving.spec": "ServingDecision ServingWorkload StageDecision",
     "planner.verify.verification": "Verification load_verification",
-    "planner.verify.verify": "verify",
+    "planner.verify.verify": "VerificationRun verify",
     "solvers.solution": "Solution SolutionStatus",
 }
 _HOME = {name: module for module, names in _NAMES_OF.items() for name in names.split()}

@@ -7,7 +7,7 @@ import inspect
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args, get_type_hints
 
 import pytest
 import yaml
@@ -60,6 +60,36 @@ def test_docstrings_say_what_the_arguments_are(path: str) -> None:
         if len(names) > 1 and "Args:" in text:
             missing = [n for n in names if not re.search(rf"\b{n}\b", text)]
             assert not missing, f"{name} says nothing of {missing}"
+
+
+def ours_in(hint: Any) -> Iterator[type]:
+    """Classes of this package that an annotation speaks of."""
+    if inspect.isclass(hint) and hint.__module__.startswith("foreplan."):
+        yield hint
+    for part in get_args(hint):
+        yield from ours_in(part)
+
+
+DOCUMENTED = {value_of(path) for path in LISTED | PUBLIC if path != "foreplan.Work"}
+RECORDS = sorted(
+    (v for v in DOCUMENTED if inspect.isclass(v) and issubclass(v, foreplan.StrictModel)),
+    key=lambda record: record.__name__,
+)
+
+
+@pytest.mark.parametrize("record", RECORDS, ids=lambda record: record.__name__)
+def test_what_a_documented_record_holds_is_documented(record: type) -> None:
+    hints = get_type_hints(record)
+    held = {part for name, hint in hints.items() if name[0] != "_" for part in ours_in(hint)}
+    assert held <= DOCUMENTED, held - DOCUMENTED
+
+
+def test_what_a_run_gives_back_is_documented() -> None:
+    returned = ours_in(get_type_hints(foreplan.verify)["return"])
+    held = [
+        part for hint in get_type_hints(foreplan.VerificationRun).values() for part in ours_in(hint)
+    ]
+    assert {*returned, *held} <= DOCUMENTED
 
 
 def test_no_error_class_is_private() -> None:
