@@ -6,6 +6,7 @@ reads the docstrings, does not take them for packages; it reads a copy that has 
 
 from __future__ import annotations
 
+import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,6 +16,9 @@ from mkdocs.plugins import event_priority
 
 FOLDERS = ("cost_models", "datasets", "planner", "solvers")
 ROOT = Path(__file__).parents[1]
+DOCSTRING = re.compile(r'""".*?"""', re.DOTALL)
+#: Lines of one that describe several attributes or arguments together.
+SHARED = re.compile(r"^( +)(\w+)((?:, \w+)+)(: .*(?:\n\1 +.*)*)", re.MULTILINE)
 
 
 @event_priority(100)  # before mkdocstrings looks which of its paths exist
@@ -27,10 +31,26 @@ def on_config(config: Any) -> Any:
     for folder in FOLDERS:
         shutil.copytree(ROOT / folder, source / folder, ignore=only_code)
         (source / folder / "__init__.py").touch()
+    for module in source.rglob("*.py"):
+        module.write_text(one_name_an_entry(module.read_text()))
     (section,) = (entry["Results"] for entry in config.nav if "Results" in entry)
     pages = sorted((ROOT / "docs" / "results").glob("*.md"))
     section += [f"results/{page.name}" for page in pages if page.name != "README.md"]
     return config
+
+
+def one_name_an_entry(source: str) -> str:
+    """A module whose docstrings describe ``low_s, high_s: ...`` in two entries.
+
+    Griffe would take the second name for the first one's type.
+    """
+
+    def apart(found: re.Match[str]) -> str:
+        indent, first, others, text = found.groups()
+        entries = [f"{indent}{other}: see `{first}`." for other in others[2:].split(", ")]
+        return "\n".join([f"{indent}{first}{text}", *entries])
+
+    return DOCSTRING.sub(lambda text: SHARED.sub(apart, text[0]), source)
 
 
 def on_page_markdown(markdown: str, *, page: Any, **_: Any) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import inspect
 import re
 from collections.abc import Iterator
@@ -90,6 +91,40 @@ def test_what_a_run_gives_back_is_documented() -> None:
         part for hint in get_type_hints(foreplan.VerificationRun).values() for part in ours_in(hint)
     ]
     assert {*returned, *held} <= DOCUMENTED
+
+
+def test_names_that_share_a_description_are_entries_of_their_own() -> None:
+    griffe = pytest.importorskip("griffe")
+    pytest.importorskip("mkdocs")
+    spec = importlib.util.spec_from_file_location("hooks", DOCS / "hooks.py")
+    assert spec is not None
+    assert spec.loader is not None
+    hooks = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(hooks)
+    code = "map(\n    rows, lambda: 0\n)\n"
+    text = f"""{code}class A:
+    \"\"\"A.
+
+    Attributes:
+        a, b, c: three
+            of a kind.
+        d: one.
+    \"\"\"
+
+    a: int
+    b: str
+    c: int
+    d: float
+"""
+    shown = hooks.one_name_an_entry(text)
+    assert code in shown
+    read = griffe.visit("m", Path("m.py"), shown)["A"].docstring.parse("google")[1].value
+    assert [(a.name, str(a.annotation), a.description) for a in read] == [
+        ("a", "int", "three\nof a kind."),
+        ("b", "str", "see `a`."),
+        ("c", "int", "see `a`."),
+        ("d", "float", "one."),
+    ]
 
 
 def test_no_error_class_is_private() -> None:
