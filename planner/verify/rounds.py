@@ -19,6 +19,7 @@ from foreplan.cost_models.timeline import Timeline
 from foreplan.errors import SpecError
 from foreplan.planner.verify.answers import device_of, memory_of, record_of, result_of
 from foreplan.planner.verify.candidates import Candidate
+from foreplan.planner.verify.channels import ConnectionLost
 from foreplan.planner.verify.group import Group, RankFailed
 from foreplan.planner.verify.launch import Fleet
 from foreplan.planner.verify.measured import measured_timeline
@@ -65,6 +66,7 @@ class _Loaded:
     away: tuple[int, ...]  # ranks with another clock
     timeout_s: float
     begun_s: float  # when its processes were started
+    again: bool = False  # loaded a second time, and ready
 
 
 class Rounds:
@@ -201,11 +203,13 @@ class Rounds:
             for stage in (self._connect, self._await_ready):
                 for loaded in tuple(running):  # they load side by side
                     try:
-                        stage(loaded)
+                        if not loaded.again:
+                            stage(loaded)
                     except RankFailed as failure:
-                        self._set_aside(loaded.measured, failure)
+                        place = running.index(loaded)
+                        del running[place]
                         loaded.group.stop()
-                        running.remove(loaded)
+                        running[place:place] = self._once_more(loaded.measured, failure)
             before: dict[str, float] = {}
             for number in range(-1, self._rounds):
                 self._say("warm-up" if number < 0 else f"round {number + 1} of {self._rounds}")
@@ -228,6 +232,21 @@ class Rounds:
         finally:
             for loaded in running:
                 loaded.group.stop()
+
+    def _once_more(self, measured: Measured, failure: RankFailed) -> list[_Loaded]:
+        """Load a candidate anew whose ranks missed each other; nothing if that fails too.
+
+        Where a rank is at fault it would fail again. Where none is, each has only lost the others:
+        on a busy host a connection may come too late, and the rounds need not be lost for it.
+        """
+        if failure.error == ConnectionLost.__name__:
+            self._say(f"{measured.candidate.name} failed: {failure}; loading it once more")
+            try:
+                return [replace(self._load(measured, "fast"), again=True)]
+            except RankFailed as again:
+                failure = again
+        self._set_aside(measured, failure)
+        return []
 
     def _set_aside(self, measured: Measured, failure: RankFailed) -> None:
         """Keep the reason; without the chosen decision there is nothing to verify."""

@@ -237,17 +237,17 @@ class Session:
         if interface is not None:
             # gloo would guess an interface from the host's name, which often is not in any DNS.
             os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
-        if job.rank == 0:
-            store = TCPStore(
-                self._wire.here, 0, is_master=True, timeout=timeout, wait_for_workers=False
-            )
-            self._wire.send({"store": store.port})
-        else:
-            address = self._wire.receive(job.timeout_s)
-            store = TCPStore(
-                address["store"][0], int(address["store"][1]), is_master=False, timeout=timeout
-            )
         try:
+            if job.rank == 0:
+                store = TCPStore(
+                    self._wire.here, 0, is_master=True, timeout=timeout, wait_for_workers=False
+                )
+                self._wire.send({"store": store.port})
+            else:
+                address = self._wire.receive(job.timeout_s)
+                store = TCPStore(
+                    address["store"][0], int(address["store"][1]), is_master=False, timeout=timeout
+                )
             dist.init_process_group(
                 "gloo", store=store, rank=job.rank, world_size=job.ranks, timeout=timeout
             )

@@ -18,9 +18,12 @@ Backend = Literal["gloo", "nccl"]
 
 
 class Told:
-    """Hears what the leader does; a group fails when it is asked for ``fails``."""
+    """Hears what the leader does; a group fails when it is asked for what is in ``fails``.
 
-    def __init__(self, fails: str) -> None:
+    That is by key the errors of the first such questions; the next ones are answered.
+    """
+
+    def __init__(self, fails: dict[str, list[str]]) -> None:
         self.log: list[tuple[str, int]] = []
         self.free_bytes = {"host": 1 << 40}
         self._fails = fails
@@ -31,19 +34,21 @@ class Told:
 
         def gather(key: str, timeout_s: float) -> list[dict[str, int]]:
             self.log.append((key, number))
-            if key == self._fails:
-                raise RankFailed(0, "a", f"no {key}", "VerificationError")
+            if self._fails.get(key):
+                raise RankFailed(0, "a", f"no {key}", self._fails[key].pop(0))
             return []
 
         return SimpleNamespace(
             gather=gather,
+            offsets_ns=lambda away: {},
             say=lambda word: self.log.extend((key, number) for key in word),
             stop=lambda: self.log.append(("stop", number)),
         )
 
 
-def load(backend: Backend, fails: str) -> Told:
-    fleet = Told(fails)
+def load(backend: Backend, fails: str, missed: dict[str, list[str]] | None = None) -> Told:
+    """Load two candidates of which the first ends at ``fails``."""
+    fleet = Told({fails: ["VerificationError"], **(missed or {})})
     made = [
         SimpleNamespace(
             name=name, role=name, run=name, ranks=[], memory_bytes=[], capacities=[],
@@ -75,6 +80,21 @@ def test_over_nccl_candidates_prepare_side_by_side_and_connect_in_turn() -> None
 
 def test_ranks_that_do_not_connect_are_ended() -> None:
     assert load("nccl", "connected").log[-3:] == [("connected", 0), ("stop", 0), ("stop", 1)]
+
+
+@pytest.mark.parametrize("backend", ["gloo", "nccl"])
+def test_ranks_that_missed_each_other_are_loaded_once_more(backend: Backend) -> None:
+    key = "ready" if backend == "gloo" else "connected"
+    log = load(backend, "ran", {key: ["ConnectionLost"]}).log
+    assert [number for word, number in log if word == "start"] == [0, 1, 2]
+    assert ("stop", 0) in log
+    assert [number for word, number in log if word == "ready"][-2:] == [2, 1], "each once"
+
+
+def test_ranks_that_miss_each_other_again_are_given_up() -> None:
+    log = load("gloo", "ready", {"ready": ["ConnectionLost"] * 2}).log
+    assert [number for word, number in log if word == "start"] == [0, 1, 2]
+    assert [number for word, number in log if word == "stop"] == [0, 2, 1]
 
 
 def test_candidates_that_run_alike_are_run_once(monkeypatch: pytest.MonkeyPatch) -> None:
