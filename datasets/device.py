@@ -8,8 +8,10 @@ unit for bf16 that we know of" from "slow". Peaks are *dense*; vendors print fig
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Iterator, Mapping
-from typing import Annotated, Literal, NamedTuple, get_args
+from types import MappingProxyType
+from typing import Annotated, Literal, NamedTuple, Self, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -89,6 +91,15 @@ FEATURE_NAMES = tuple(f"peak_flops.{name}" for name in _FEATURE_PEAKS) + SCALAR_
 
 Positive = Annotated[int, Field(gt=0)]
 
+#: Less than any device that runs tensor programs has: a figure below it was written in another unit
+#: than its own (500 for 500 GB/s, 2500 for MHz). The unit that it takes, as people write it.
+_LEAST = MappingProxyType(
+    {
+        "peak_flops": (1e7, "TFLOP/s"), "memory_bandwidth": (1e7, "GB/s"), "clock_hz": (1e6, "GHz"),
+        "base_clock_hz": (1e6, "GHz"), "memory_bytes": (1e6, "GiB"),
+    }
+)  # fmt: skip
+
 
 class DeviceVector(NamedTuple):
     """A device as numbers for a learned model.
@@ -166,6 +177,24 @@ class Device(StrictModel):
         if self.clock_hz and self.base_clock_hz and self.base_clock_hz > self.clock_hz:
             raise ValueError("base_clock_hz at most clock_hz")
         return self
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Self:
+        """Read and check the YAML or JSON file that describes a device.
+
+        Raises:
+            SpecError: as `StrictModel.load`; a figure of another unit, far below any device's.
+        """
+        device = super().load(path)
+        for figure, value in device.figures():
+            least, unit = _LEAST.get(figure.partition(".")[0], (0.0, ""))
+            if value < least:
+                raise SpecError(
+                    f"{os.fspath(path)}: {figure}", got=value,
+                    expected=f"at least {least:.0e} in SI units",
+                    fix=f"a number may bring its unit: {value:g} {unit}",
+                )  # fmt: skip
+        return device
 
     def __hash__(self) -> int:
         return hash((self.name, self.chip, self.slice))

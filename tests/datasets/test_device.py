@@ -1,5 +1,6 @@
 import copy
 import pickle
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -47,6 +48,26 @@ def test_refuses(field: str, value: object, line: str) -> None:
     with pytest.raises(SpecError) as caught:
         validate(Device, CHIP | {field: value}, "d")
     assert line in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("figure", "told"),
+    [
+        ("memory_bandwidth: 500", "memory_bandwidth: got 500.0, .* its unit: 500 GB/s"),
+        ("peak_flops: {bf16/matrix: 120}", "peak_flops.bf16/matrix: got 120.0, .* 120 TFLOP/s"),
+        ("clock_hz: 2500", "clock_hz: got 2500.0, .* at least 1e.06 in SI units"),
+        ("memory_bytes: 16", "memory_bytes: got 16.0, .* its unit: 16 GiB"),
+        ("memory_bandwidth: 500 GB/s", None),
+    ],
+)
+def test_a_file_in_other_units_is_refused(tmp_path: Path, figure: str, told: str | None) -> None:
+    path = tmp_path / "my.yaml"
+    path.write_text("".join(f"{name}: {value}\n" for name, value in CHIP.items()) + figure)
+    if told is None:
+        assert Device.load(path).memory_bandwidth == 500e9
+        return
+    with pytest.raises(SpecError, match=told):
+        Device.load(path)
 
 
 def test_base_clock_below_boost() -> None:
