@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from typing import ClassVar
 
 from foreplan.cost_models.roofline import without_bf16
+from foreplan.errors import SpecError
 from foreplan.planner.export import _shell, compressed_tensors
 from foreplan.planner.export._pipeline_flags import gpu_environment, read_gpus, unexpressed
 from foreplan.planner.export.exporter import Exporter, Written
@@ -23,7 +24,7 @@ from foreplan.planner.export.handover import (
 from foreplan.planner.plan import Plan
 from foreplan.planner.serving.spec import ServingWorkload
 
-REPLICAS, FIRST_PORT = "replicas", 8000
+SERVING, REPLICAS, FIRST_PORT = "serving", "replicas", 8000
 #: Field of a checkpoint's configuration that says how its weights are stored.
 _FIELD = "quantization_config"
 #: Where a script hands on the caller's arguments.
@@ -54,7 +55,14 @@ class PipelineServer(Exporter):
         """See `Exporter.write`; 3 bits are refused (no kernel of these servers reads them).
 
         Of a plan of replicas, one server each with a port of its own, for a load balancer in front.
+
+        Raises:
+            SpecError: another kind of plan, or what the server cannot express.
         """
+        if plan.kind not in (SERVING, REPLICAS):
+            raise SpecError(
+                "plan.kind", got=plan.kind, expected=f"{SERVING} or {REPLICAS}, for this target"
+            )
         if plan.kind != REPLICAS:
             return self._one(plan)
         files: dict[str, str] = {}

@@ -34,7 +34,12 @@ class TorchrunExporter(Exporter):
         text = _shell.script(("torchrun", "--standalone"), flags, {})
         text = text.replace('  "$@"', f'  -m {WORKER_MODULE} plan.json "$@"')
         text = text.replace("set -euo pipefail", 'set -euo pipefail\ncd "$(dirname "$0")"')
-        return Written({"launch.sh": text, "plan.json": plan.to_json()})
+        zoo = sorted({str(rank.name) for rank in plan.cluster.ranks() if rank.name.kind == "zoo"})
+        where = (
+            f"which devices stand for {' and '.join(zoo)}: its ranks refuse names of the zoo, so "
+            "profile the real ones ('foreplan profile') and plan with their cluster.yaml",
+        )
+        return Written({"launch.sh": text, "plan.json": plan.to_json()}, where if zoo else ())
 
     def read(self, files: Mapping[str, str]) -> object:
         """See `Exporter.read`: the ranks to be started and the plan's document."""

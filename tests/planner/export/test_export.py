@@ -170,6 +170,25 @@ def test_a_stage_on_a_processor_or_a_slice_is_refused(
     assert not (tmp_path / "out").exists()
 
 
+def test_torchrun_says_that_its_ranks_cannot_be_devices_of_the_zoo(
+    plan: Plan, tmp_path: Path
+) -> None:
+    (said,) = export_plan(plan, "torchrun", tmp_path).not_expressed
+    assert said.startswith("which devices stand for a100_sxm_80gb")
+    here = json.loads(plan.to_json())
+    here["cluster"]["devices"] = [{"name": "cpu:threads=1", "count": 3, "memory_bytes": 1 << 40}]
+    for stage in here["decision"]["stages"]:
+        stage["device"] = f"localhost/cpu:threads=1#{stage['rank']}"
+    written = export_plan(Plan.model_validate_json(json.dumps(here)), "torchrun", tmp_path)
+    assert not written.not_expressed
+
+
+def test_servers_name_both_kinds_of_plan_that_they_take(plan: Plan, tmp_path: Path) -> None:
+    other = plan.model_copy(update={"kind": "bubbles"})
+    with pytest.raises(SpecError, match="expected serving or replicas"):
+        export_plan(other, "vllm", tmp_path)
+
+
 def test_an_unknown_target_is_named(plan: Plan, tmp_path: Path) -> None:
     with pytest.raises(SpecError, match=r"did you mean vllm"):
         export_plan(plan, "vlm", tmp_path)
