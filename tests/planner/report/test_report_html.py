@@ -197,7 +197,9 @@ def test_hostile_texts_stay_texts(evil, make_plan, make_verification, timeline, 
         decision={"stages": stages, evil: evil, "x": [evil], "y": {evil: 1}},
         predicted=document["predicted"] | {"ranks": ranks, "metrics": {evil: 1.0}},
         workload={evil: evil}, assumptions=[evil], rejected=[{"name": evil, "reason": evil}],
-        alternatives=[a | {"name": evil} for a in document["alternatives"]],
+        alternatives=[
+            a | {"name": evil + "." * k} for k, a in enumerate(document["alternatives"])
+        ],
         confidence={
             "probability_best": 0.5, "draws": 9, "runner_up": evil, "share": {evil: 0.25},
             "measure_next": [{"program": evil, "device": evil, "source": evil, "low": 0.5,
