@@ -377,6 +377,12 @@ COMPLETED = {
     "foreplan plan serving --costs r": ["roofline"],
     "foreplan plan serving -d l4,2xh2": ["l4,2xh200"],
     "foreplan devices h100_s": ["h100_sxm"],
+    "foreplan profile --for p": ["precision"],
+    "foreplan predict gpt2 --phase t": ["training"],
+    "foreplan train --start ": ["pretrained:ops", "pretrained:programs"],
+    "foreplan quality byte-llama --indicator f": ["fisher"],
+    "foreplan evaluate --format t": ["tir-jsonl"],
+    "foreplan dataset build --network res": ["resnet-18", "resnet-50"],
 }
 
 

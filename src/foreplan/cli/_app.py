@@ -45,7 +45,9 @@ cluster_app = typer.Typer(
     cls=Commands, help="Work with cluster descriptions.", no_args_is_help=True
 )
 simulate_app = typer.Typer(
-    cls=Commands, help="Simulate schedules with given times.", no_args_is_help=True
+    cls=Commands,
+    help="Simulate a pipeline's schedule, or traffic on a serving plan.",
+    no_args_is_help=True,
 )
 dataset_app = typer.Typer(
     cls=Commands, help="Measured operators and programs.", no_args_is_help=True

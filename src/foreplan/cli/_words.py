@@ -66,3 +66,53 @@ def targets() -> Sequence[str]:
 def schedules() -> Sequence[str]:
     """Pipeline schedules."""
     return ("gpipe", "1f1b", "interleaved-1f1b", "zb-h1", "zb-h2")
+
+
+def purposes() -> Sequence[str]:
+    """Choices of ``profile --for``."""
+    return ("serving", "precision", "bubbles")
+
+
+def phases() -> Sequence[str]:
+    """Choices of ``predict --phase``."""
+    from foreplan.cost_models.lowering.graph_step import PHASES
+
+    return PHASES
+
+
+def executions() -> Sequence[str]:
+    """Choices of ``predict --execution``."""
+    from foreplan.cost_models.execution import EXECUTIONS
+
+    return EXECUTIONS
+
+
+def dtypes() -> Sequence[str]:
+    """Choices of ``predict --dtype``."""
+    return ("fp32", "fp16", "bf16")
+
+
+def indicators() -> Sequence[str]:
+    """Choices of ``quality --indicator``."""
+    from foreplan.cost_models.quality.quality_table import INDICATORS
+
+    return INDICATORS
+
+
+def shipped() -> Sequence[str]:
+    """Trained models that come along; folders are completed by the shell itself."""
+    return ("pretrained:ops", "pretrained:programs")
+
+
+def formats() -> Iterable[str]:
+    """Forms of measured operators and programs."""
+    from foreplan.datasets.importers import FORMATS
+
+    return (*FORMATS, "tir-jsonl")
+
+
+def networks() -> Iterable[str]:
+    """Networks that tensor programs are taken from."""
+    from foreplan.datasets.tir.networks import zoo
+
+    return zoo()

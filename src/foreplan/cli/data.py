@@ -17,13 +17,17 @@ from foreplan.cli._app import (
     resumable,
     show,
 )
+from foreplan.cli._words import formats, networks, words
 
 
 @dataset_app.command("build")
 def dataset_build(
     output: OutputFolder,
     network: Annotated[
-        list[str] | None, typer.Option(help="Network of the workload zoo; all by default.")
+        list[str] | None,
+        typer.Option(
+            help="Network of the workload zoo; all by default.", autocompletion=words(networks)
+        ),
     ] = None,
     tasks: Annotated[Path | None, typer.Option(help="Tasks that an earlier run wrote.")] = None,
     device: Annotated[
@@ -75,7 +79,12 @@ def dataset_build(
 def dataset_import(
     data: Annotated[Path, typer.Argument(metavar="FILE")],
     output: Output,
-    format_name: Annotated[str, typer.Option("--format", help="neusight, aiconfigurator, helix.")],
+    format_name: Annotated[
+        str,
+        typer.Option(
+            "--format", help="neusight, aiconfigurator, helix.", autocompletion=words(formats)
+        ),
+    ],
     device: Annotated[str | None, typer.Option(help="What every row ran on.")] = None,
     as_json: Json = False,
 ) -> None:
@@ -92,7 +101,9 @@ def dataset_import(
 @dataset_app.command("stats")
 def dataset_stats(
     data: Annotated[Path, typer.Argument(metavar="FILE", help="Or a folder of programs.")],
-    format_name: Annotated[str, typer.Option("--format", help="As evaluate.")] = "foreplan",
+    format_name: Annotated[
+        str, typer.Option("--format", help="As evaluate.", autocompletion=words(formats))
+    ] = "foreplan",
     as_json: Json = False,
 ) -> None:
     """Count rows by device and operator, and name devices that the zoo lacks."""

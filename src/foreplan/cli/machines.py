@@ -19,7 +19,7 @@ from foreplan.cli._app import (
     show,
 )
 from foreplan.cli._words import devices as device_names
-from foreplan.cli._words import words
+from foreplan.cli._words import purposes, words
 from foreplan.errors import MissingDataError, SpecError
 
 
@@ -38,7 +38,12 @@ def profile(
         str | None, typer.Option("-w", "--workload", help="Workload of these shapes.")
     ] = None,
     purpose: Annotated[
-        str, typer.Option("--for", help="Plans to measure for: serving, precision or bubbles.")
+        str,
+        typer.Option(
+            "--for",
+            help="Plans to measure for: serving, precision or bubbles.",
+            autocompletion=words(purposes),
+        ),
     ] = "serving",
     memory: Annotated[
         list[str] | None, typer.Option(help="DEVICE=SIZE: cap to write into the cluster.")

@@ -19,7 +19,18 @@ from foreplan.cli._app import (
 )
 from foreplan.cli._words import costs as cost_choices
 from foreplan.cli._words import devices as device_names
-from foreplan.cli._words import listed, models, schedules, words
+from foreplan.cli._words import (
+    dtypes,
+    executions,
+    formats,
+    indicators,
+    listed,
+    models,
+    phases,
+    schedules,
+    shipped,
+    words,
+)
 
 
 @app.command()
@@ -30,7 +41,11 @@ def train(
     output: OutputFolder,
     format_name: Annotated[
         list[str] | None,
-        typer.Option("--format", help="Format of each --data, or one of all; see evaluate."),
+        typer.Option(
+            "--format",
+            help="Format of each --data, or one of all; see evaluate.",
+            autocompletion=words(formats),
+        ),
     ] = None,
     hold_out: Annotated[
         list[str] | None,
@@ -48,7 +63,8 @@ def train(
         str | None,
         typer.Option(
             help="Fine-tune this model (pretrained:ops, pretrained:programs or a folder) by the "
-            "rows of a device; without it a new one is trained."
+            "rows of a device; without it a new one is trained.",
+            autocompletion=words(shipped),
         ),
     ] = None,
     as_json: Json = False,
@@ -75,12 +91,20 @@ def evaluate_command(
     model: Annotated[
         str,
         typer.Option(
-            "-m", "--model", help="pretrained:ops or :programs, a trained folder, roofline."
+            "-m",
+            "--model",
+            help="pretrained:ops or :programs, a trained folder, roofline.",
+            autocompletion=words(lambda: (*shipped(), "roofline")),
         ),
     ],
     data: Annotated[Path, typer.Option(help="Measured operators or programs.")],
     format_name: Annotated[
-        str, typer.Option("--format", help="foreplan, neusight, aiconfigurator, helix, tir-jsonl.")
+        str,
+        typer.Option(
+            "--format",
+            help="foreplan, neusight, aiconfigurator, helix, tir-jsonl.",
+            autocompletion=words(formats),
+        ),
     ] = "foreplan",
     device: Annotated[
         str | None, typer.Option(help="What every row ran on, where the file does not say.")
@@ -124,18 +148,29 @@ def predict(
     batch: Annotated[int, typer.Option(help="Sequences.")] = 1,
     sequence_length: Annotated[int, typer.Option(help="New tokens of each sequence.")] = 128,
     dtype: Annotated[
-        str | None, typer.Option(help="fp32, fp16 or bf16; the checkpoint's if left out.")
+        str | None,
+        typer.Option(
+            help="fp32, fp16 or bf16; the checkpoint's if left out.", autocompletion=words(dtypes)
+        ),
     ] = None,
-    phase: Annotated[str, typer.Option(help="inference or training.")] = "inference",
+    phase: Annotated[
+        str, typer.Option(help="inference or training.", autocompletion=words(phases))
+    ] = "inference",
     execution: Annotated[
-        str, typer.Option(help="eager, or graph: replayed from a CUDA graph, on GPUs.")
+        str,
+        typer.Option(
+            help="eager, or graph: replayed from a CUDA graph, on GPUs.",
+            autocompletion=words(executions),
+        ),
     ] = "eager",
     rank_by: Annotated[str, typer.Option(help="Order of the devices: latency.")] = "latency",
     costs: Annotated[
         str,
         typer.Option(help="measured, predicted or roofline.", autocompletion=words(cost_choices)),
     ] = "predicted",
-    weights: Annotated[str, typer.Option(help="As evaluate --model.")] = "pretrained:ops",
+    weights: Annotated[
+        str, typer.Option(help="pretrained:ops, or a folder that train wrote from operators.")
+    ] = "pretrained:ops",
     profile: Annotated[
         Path | None, typer.Option(help="Profile of the device, for --costs measured.")
     ] = None,
@@ -181,14 +216,24 @@ def models_command(as_json: Json = False) -> None:
 
 @app.command()
 def quality(
-    model: Annotated[str, typer.Argument(metavar="MODEL", help="Hugging Face folder.")],
+    model: Annotated[
+        str,
+        typer.Argument(
+            metavar="MODEL",
+            help="Hugging Face folder, or byte-llama.",
+            autocompletion=words(models),
+        ),
+    ],
     text: Annotated[
         str, typer.Option(help="File to measure on, or stdlib: Python's own sources.")
     ] = "stdlib",
     output: Output = Path("quality.json"),
     indicator: Annotated[
         str,
-        typer.Option(help="measured_kl, fisher, output_error, variance_bound, hessian or weights."),
+        typer.Option(
+            help="measured_kl, fisher, output_error, variance_bound, hessian or weights.",
+            autocompletion=words(indicators),
+        ),
     ] = "measured_kl",
     bits: Annotated[
         list[int] | None, typer.Option(help="Below 16; may be given again. 8, 4, 3 if left out.")

@@ -112,7 +112,10 @@ def verify(
     plan: Annotated[Path, typer.Argument(metavar="PLAN.json")],
     output: Output = Path("verification.json"),
     tolerance: Annotated[
-        float | None, typer.Option(help="Largest relative error of the total that passes.")
+        float | None,
+        typer.Option(
+            help="Largest relative error of the total that passes; the plan's own if left out."
+        ),
     ] = None,
     rounds: Annotated[int, typer.Option(help="Timed runs of each decision, interleaved.")] = 5,
     thorough: Annotated[
