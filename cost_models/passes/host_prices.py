@@ -37,8 +37,6 @@ Floats = NDArray[np.float64]
 Mode = str
 MODES: tuple[Mode, ...] = ("inference", "forward", "backward")
 
-_Seconds = Mapping[Mode, float]
-
 #: Kind of a call whose own price is not known.
 _USUAL = "add"
 #: A call that only makes a view of its operand.
