@@ -238,12 +238,16 @@ def predict_latency(
         phase: ``inference``, or ``training``: forward, backward and a fused AdamW update, in
             training mode (dropout, batch norms of the batch's own statistics). A module that is
             in training mode keeps the modes of its parts; see `Replay.evaluated`.
-        costs: as `replay_book`.
-        profile: as `replay_book`.
-        predictor: as `replay_book`.
+        costs: ``measured`` needs a profile; ``predicted`` leaves it out, ``roofline`` the predictor
+            too.
+        profile: what was measured on the device.
+        predictor: from `Predictor.load`; ``None`` loads ``pretrained:ops`` when it is needed.
         execution: ``eager``, or ``graph``: replayed from a CUDA graph, on GPUs alone.
-        launch_s: as `replay`; ``None`` takes the host's times of the profile, if it has them.
-        gap_s: as `replay`; ``None`` takes the profile's ``switch_s``, if there is one.
+        launch_s: seconds that the host takes for one ATen call of an eager pass, for all of it or
+            by part (``forward``, ``loss``, ``backward``, ``optimizer``), or for all calls of each
+            operator (N,); ``None`` takes the profile's, if it has them, else a usual host's.
+        gap_s: seconds between the operators of a graph, or before each (N,); ``None`` takes the
+            profile's ``switch_s``, if there is one, else an H200's.
 
     Raises:
         SpecError: no such model or device, an argument that is none of those named above, a module

@@ -144,7 +144,7 @@ def plan(
     """Decide, replay the decision in the simulator, and describe it as a plan document.
 
     Args:
-        kind: a planner, ``serving`` for instance; see `foreplan.planner.registry.kinds`.
+        kind: a planner: ``serving``, ``replicas``, ``precision``, ``bubbles`` or an installed one.
         model: a Hugging Face folder, a zoo name, a described model, or ``None`` where the planner
             needs none.
         cluster: a cluster, its file, or the inline form.

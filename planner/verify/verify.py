@@ -95,12 +95,12 @@ def verify(
         host: which host of the cluster this one is; needed with ``rdzv_endpoint``.
         dry_run: say what would be started, and start nothing.
         progress: hears one line at a time about what is going on.
-        costs: prices for rivals, see `candidates_of`.
+        costs: prices of the rivals that ``thorough`` adds; from where the plan's come if left out.
         timeout_s: limit of one run of one candidate; from the prediction if left out.
         load_timeout_s: limit of loading a candidate, and of the reference.
         folder: where the plan's file lies, which is the working directory where no file was given;
             the text or table that it names has to lie there too.
-        trust_paths: read what the plan names anywhere; see `check_paths`.
+        trust_paths: read what the plan names anywhere, not only in ``folder``.
         started_by_torchrun: address to listen at and who wants to know the port; for `torchrun`.
 
     Returns:

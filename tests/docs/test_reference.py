@@ -85,6 +85,14 @@ def test_what_a_documented_record_holds_is_documented(record: type) -> None:
     assert held <= DOCUMENTED, held - DOCUMENTED
 
 
+@pytest.mark.parametrize("name", ["plan", "predict_latency", "rank_devices", "verify"])
+def test_arguments_are_explained_by_public_names(name: str) -> None:
+    """``as `replay_book` `` sends a reader of the page, or of an editor's hint, to the source."""
+    text = inspect.getdoc(getattr(foreplan, name)) or ""
+    sent = re.findall(r"\b(?:as|see) `(\w+)", text)
+    assert {f"foreplan.{word}" for word in sent} <= PUBLIC
+
+
 def test_what_a_run_gives_back_is_documented() -> None:
     returned = ours_in(get_type_hints(foreplan.verify)["return"])
     held = [
