@@ -141,6 +141,13 @@ def test_no_error_class_is_private() -> None:
     assert {f"foreplan.{name}" for name in errors} <= PUBLIC
 
 
+def test_glossary_is_in_alphabetical_order() -> None:
+    text = (DOCS / "glossary.md").read_text()
+    words = re.findall(r"^([A-Z][^\n]*)\n:   ", text, re.MULTILINE)
+    assert {"Roofline", "Prefill", "Zoo"} <= set(words)
+    assert words == sorted(words, key=str.lower)
+
+
 def test_every_page_has_its_place() -> None:
     class Loader(yaml.SafeLoader):
         """Takes tags of the builder's own as text."""
