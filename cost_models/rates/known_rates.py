@@ -38,7 +38,7 @@ from foreplan.cost_models.model_store import (
 )
 from foreplan.cost_models.rates.filter_gradients import filter_gradient_s
 from foreplan.cost_models.rates.narrow_norms import narrow_norm_s
-from foreplan.cost_models.rates.operator_rates import TERMS, arithmetic_s, family
+from foreplan.cost_models.rates.operator_rates import TERMS, arithmetic_s, family, streamed_s
 from foreplan.cost_models.rates.pixel_products import narrow_s
 from foreplan.cost_models.rates.pool_windows import window_s
 from foreplan.cost_models.rates.profiled_alike import profiled_alike
@@ -202,6 +202,8 @@ class KnownRates:
             a.variant.compute != b.variant.compute for a, b in zip(asked_for, programs, strict=True)
         ]
         least = np.where(other, arithmetic_s(asked_for, device), 0.0)
+        # Kernels were timed on operands that caches held, which those of large ones do not.
+        least = np.maximum(least, streamed_s(asked_for, device))
         found = np.maximum(shares * mean + beside, least)
         return np.where([own is None for own in alone], found, np.array(alone, dtype=np.float64))
 

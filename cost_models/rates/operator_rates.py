@@ -127,6 +127,18 @@ def arithmetic_s(programs: Sequence[Program], device: Device) -> Floats:
     return np.array([item.flops / rate if (rate := peak(item)) else 0.0 for item in programs])
 
 
+def streamed_s(programs: Sequence[Program], device: Device) -> Floats:
+    """Seconds (N,) of the bytes that no cache can hold, at the published bandwidth.
+
+    0 where no cache is known or the bandwidth was measured: a copy's is no bound of what reads
+    more than it writes (an update of AdamW went up to 2.2 times as fast on cores of EPYCs).
+    """
+    bandwidth, cache = device.memory_bandwidth, (device.l2_bytes or 0) + (device.l3_bytes or 0)
+    if not bandwidth or not cache or device.sources.get("memory_bandwidth") == "measured":
+        return np.zeros(len(programs))
+    return np.array([max(0.0, item.bytes - cache) / bandwidth for item in programs])
+
+
 def roofline(terms: Floats, programs: Sequence[Program]) -> Floats:
     """Seconds beside the launch that no kernel beats (N,), from `rate_terms`."""
     products = np.array([program.op in _ARITHMETIC for program in programs])

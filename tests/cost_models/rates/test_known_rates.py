@@ -278,6 +278,25 @@ def test_fp16_takes_the_time_of_bf16_but_does_not_beat_its_own_peak() -> None:
     assert np.ptp(rates.seconds([bf16, fp16], epyc)) == 0
 
 
+def test_nothing_moves_large_operands_faster_than_the_memory() -> None:
+    """Additions, sums and picked rows were timed in caches, several times as fast as memory."""
+    variant = Variant("fp32", "fp32", "torch.add")
+    asked = [
+        program("add", variant, rows=65536, cols=8192),
+        program("reduction", replace(variant, kernel="torch.sum"), rows=65536, cols=8192),
+        program("embedding", replace(variant, kernel="torch.embedding"), rows=65536, cols=4096),
+    ]
+    rates = KnownRates.load()
+    for name in ("epyc_9654", "xeon_8480+", "graviton3"):
+        device = device_zoo.device(name)
+        cache = (device.l2_bytes or 0) + (device.l3_bytes or 0)
+        moved = np.array([item.bytes for item in asked]) - cache
+        assert (rates.seconds(asked, device) >= moved / (device.memory_bandwidth or 0)).all()
+    # Of a copy's bandwidth, as profiles have it, nothing follows.
+    copied = device.model_copy(update={"sources": {"memory_bandwidth": "measured"}})
+    assert (rates.seconds(asked, copied) < moved / (device.memory_bandwidth or 0)).all()
+
+
 @pytest.mark.parametrize("name", ["epyc_9654", "xeon_8480+"])
 @pytest.mark.parametrize("dtype", ["bf16", "fp16"])
 def test_attention_of_one_query_is_known_by_a_decoders(name: str, dtype: str) -> None:

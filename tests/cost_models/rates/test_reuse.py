@@ -39,7 +39,7 @@ CORE_BYTES = 1 << 25
 CORE = Device(
     name="cpu:threads=1", chip="new", vendor="test", kind="cpu", isa=("avx2",),
     peak_flops={"fp32/vector": 1e11}, memory_bandwidth=2e10, launch_overhead_s=1.2e-6,
-    l3_bytes=CORE_BYTES,
+    l3_bytes=CORE_BYTES, sources={"memory_bandwidth": "measured"},
 )  # fmt: skip
 
 
