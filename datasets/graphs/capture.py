@@ -178,7 +178,9 @@ def _capture_module(
             "capture.inputs", got="a tensor",
             expected="the module's arguments: a tuple, as in (x,), or a mapping by name",
         )  # fmt: skip
-    device = next((p.device for p in module.parameters()), None)
+    # What torch.Tensor(...) makes lies on the CPU in a module that is built on the meta device.
+    places = dict.fromkeys(p.device for p in module.parameters())
+    device = next((place for place in places if place.type == "meta"), next(iter(places), None))
 
     def place(value: Any) -> Any:
         if device is None or not isinstance(value, torch.Tensor):

@@ -436,6 +436,24 @@ def test_inputs_without_data_are_taken_by_modules_with_and_without_parameters(
     assert node.outputs == ((4, 8),)
 
 
+def test_a_parameter_made_on_the_cpu_does_not_hide_the_meta_device() -> None:
+    """wav2vec 2.0's first parameter, which stands for masked pieces, is made so."""
+
+    class Masked(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.mask = nn.Parameter(torch.Tensor(8).uniform_())
+            self.linear = nn.Linear(8, 8)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.linear(x)
+
+    with torch.device("meta"):
+        module = Masked()
+    assert not module.mask.is_meta
+    assert capture(module, (torch.zeros(4, 8),)).flops > 0
+
+
 def test_a_model_that_asks_for_its_attention_by_name_keeps_the_name() -> None:
     config = transformers.FalconConfig(
         vocab_size=64, hidden_size=32, num_hidden_layers=1, num_attention_heads=4
