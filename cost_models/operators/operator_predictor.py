@@ -98,9 +98,13 @@ class OperatorPredictor(RegressorMixin, BaseEstimator, FittedExperts):  # type: 
             y: seconds (N,), if not ``table.latency_s``.
 
         Raises:
-            SpecError: no row to learn from.
+            SpecError: no row to learn from, or not a label for each row.
         """
-        latency = table.latency_s if y is None else y
+        latency = table.latency_s if y is None else np.asarray(y, dtype=np.float64)
+        if latency.shape != (len(table),):
+            raise SpecError(
+                "training data", got=f"labels of shape {latency.shape}", expected=f"({len(table)},)"
+            )
         self.experts_, self.quantiles_ = [], {}
         for family, rows in by_family(table):
             part = table.take(rows)

@@ -219,6 +219,8 @@ def test_nothing_to_learn_from() -> None:
         OperatorPredictor().fit(nobody)
     with pytest.raises(SpecError, match="expected at least 30 of a family of known operators"):
         OperatorPredictor().fit(table.take(np.arange(5)))
+    with pytest.raises(SpecError, match=r"labels of shape \(3,\)., expected \(40,\)"):
+        OperatorPredictor().fit(table, np.ones(3))
 
 
 @pytest.mark.parametrize("name", ["programs", "processors"])
