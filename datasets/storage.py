@@ -108,6 +108,27 @@ def refuse_overwriting(output: str | os.PathLike[str], *inputs: object) -> None:
                     )
 
 
+def refuse_twice(*outputs: str | os.PathLike[str] | None) -> None:
+    """Refuse to write two documents into one file, where the first would be lost.
+
+    Args:
+        outputs: what will be written, ``None`` for a document that is not asked for.
+
+    Raises:
+        SpecError: two are the same file; a pipe or a device may take several.
+    """
+    seen: set[str] = set()
+    for output in outputs:
+        if output is None or (Path(output).exists() and not Path(output).is_file()):
+            continue
+        target = os.path.realpath(output)
+        if target in seen:
+            raise SpecError(
+                str(output), got="one file for two documents", expected="a file for each"
+            )
+        seen.add(target)
+
+
 def refuse_unwritable(output: str | os.PathLike[str]) -> None:
     """Refuse a file that `write_atomically` could not write, before the work rather than after it.
 

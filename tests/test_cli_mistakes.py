@@ -273,11 +273,29 @@ def test_what_is_read_is_not_written_over(err):
         ("verify", "plan.json", "--report", "plan.json"),
         (*asked, "cluster.yaml"),
         (*asked, "work.yaml"),
+        ("simulate", "traffic", "plan.json", "--traffic", "work.yaml", "--trace", "plan.json"),
+        ("simulate", "traffic", "plan.json", "--traffic", "work.yaml", "--trace", "work.yaml"),
     ):
         code, told = err(*words)
         assert code == 2, words
         assert "got 'a file that is read here', expected another to write" in told, words
     assert before == {path: path.read_bytes() for path in Path().iterdir() if path.is_file()}
+
+
+def test_two_documents_are_not_written_into_one_file(err):
+    work = {"batch": 2, "prompt_tokens": 8, "new_tokens": 2}
+    foreplan.plan("serving", "gpt2", "t4", work, costs="roofline").save(Path("plan.json"))
+    for words in (
+        ("report", "plan.json", "-o", "page", "--trace", "./page"),
+        ("verify", "plan.json", "-o", "page", "--trace", "page"),
+        ("verify", "plan.json", "--trace", "page", "--report", "page"),
+    ):
+        code, told = err(*words)
+        assert code == 2, words
+        assert "got 'one file for two documents', expected a file for each" in told, words
+        assert not Path("page").exists()
+    assert err("report", "plan.json", "-o", "page", "--trace", "none/trace")[0] == 2
+    assert not Path("page").exists()  # nor is one of two written
 
 
 def test_what_is_no_cluster_or_workload_is_named():

@@ -6,7 +6,12 @@ import os
 from pathlib import Path
 
 from foreplan.cost_models.timeline import Timeline
-from foreplan.datasets.storage import refuse_overwriting, write_atomically
+from foreplan.datasets.storage import (
+    refuse_overwriting,
+    refuse_twice,
+    refuse_unwritable,
+    write_atomically,
+)
 from foreplan.errors import SpecError
 from foreplan.planner.plan import Plan, decision_of, load_plan
 from foreplan.planner.registry import planner
@@ -40,6 +45,8 @@ def write_report(
     """
     for path in (output, *([] if trace is None else [trace])):
         refuse_overwriting(path, plan, verification)
+        refuse_unwritable(path)
+    refuse_twice(output, trace)
     loaded = plan if isinstance(plan, Plan) else load_plan(plan)
     run = verification
     if run is not None and not isinstance(run, Verification):

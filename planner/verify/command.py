@@ -15,6 +15,7 @@ from foreplan.cost_models.costs import CostBook
 from foreplan.datasets.storage import (
     exclusive,
     refuse_overwriting,
+    refuse_twice,
     refuse_unwritable,
     write_atomically,
 )
@@ -79,6 +80,7 @@ def verify_command(
     for file in (output, trace, report):
         if file is not None:
             refuse_overwriting(file, path)
+    refuse_twice(output, trace, report)
     plan = load_plan(path)
     # What would fail after the run is refused before it.
     if tolerance is not None and not 0 <= tolerance < math.inf:

@@ -71,9 +71,16 @@ def simulate_traffic(
     as_json: Json = False,
 ) -> None:
     """Replay requests on a serving plan with continuous batching: waiting, rates, saturation."""
-    from foreplan.datasets.storage import write_atomically
+    from foreplan.datasets.storage import (
+        refuse_overwriting,
+        refuse_unwritable,
+        write_atomically,
+    )
     from foreplan.planner.traffic_command import simulate_traffic as run
 
+    if trace is not None:
+        refuse_overwriting(trace, plan, traffic)
+        refuse_unwritable(trace)
     found = run(plan, traffic, rate_per_s=rate, folder=profiles)
     if trace is not None:
         write_atomically(trace, found.trace)

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from rich.console import Console
 
 import foreplan
 from foreplan.datasets.specs import validate
@@ -171,7 +172,13 @@ def test_requests_that_launch_files_refuse_are_counted(tmp_path):
     )
     found = simulate_traffic(tmp_path / "plan.json", tmp_path / "t.csv")
     assert (found.batches, found.longest, found.too_long) == ((4,), 40, 1)
-    assert "1 of 3 requests are longer than the 40 tokens" in str(traffic_table(found).caption)
+    screen = Console(width=40)
+    with screen.capture() as told:
+        screen.print(traffic_table(found))
+    said = " ".join(told.get().split())
+    assert "1 of 3 requests are longer than the 40 tokens" in said
+    assert "saturates at" in said
+    assert "…" not in said  # no name is cut off
     assert found.document()["longer_than_planned"] == 1
 
 
