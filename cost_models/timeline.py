@@ -233,6 +233,13 @@ class Timeline:
         axes.legend(loc="lower right", bbox_to_anchor=(1, 1), ncols=4, fontsize="small")
         return axes
 
+    def __repr__(self) -> str:
+        """One line, as a notebook's last line or ``print`` shows it."""
+        return (
+            f"<Timeline: {self.kind}, {format_seconds(self.makespan_s)}, {len(self.schedule)} "
+            f"actions on {self.schedule.ranks} rank{'s' * (self.schedule.ranks != 1)}>"
+        )
+
     def _repr_html_(self) -> str:
         rows = "".join(
             f"<tr><td>{r}</td><td>{device}</td><td>{e.compute_s * 1e3:.4g}</td>"

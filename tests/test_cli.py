@@ -299,6 +299,11 @@ def test_dry_run_starts_nothing(run, plan):
     chosen = [p for p in said["processes"] if p["candidate"] == "chosen"]
     assert [p["memory_bytes"] for p in chosen] == held
     assert said["candidates"][0]["memory_bytes"] == sum(held)
+    for only in (names[1:2], ["chosen"]):  # each decision takes minutes to run
+        words = [word for name in only for word in ("--only", name)]
+        code, out, _ = run("verify", "plan.json", "--dry-run", "--json", *words)
+        found = [one["name"] for one in json.loads(out)["candidates"]]
+        assert found == list(dict.fromkeys(["chosen", *only]))
     code, out, _ = run("verify", "plan.json", "--dry-run")
     assert code == 0
     assert "Nothing was started" in " ".join(out.split())

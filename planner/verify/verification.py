@@ -248,6 +248,12 @@ class Verification(StrictModel):
         """
         write_atomically(path, self.to_json())
 
+    def __repr__(self) -> str:
+        """One line, as a notebook's last line or ``print`` shows it; `to_json` is the whole."""
+        return f"<Verification: {self.summary}>"
+
+    __str__ = __repr__
+
     def _repr_html_(self) -> str:
         rows = "".join(
             f"<tr><td>{html.escape(c.name)}</td><td>{_ms(c.predicted_s)}</td>"

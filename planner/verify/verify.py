@@ -7,6 +7,7 @@ run nothing but installed planners.
 
 from __future__ import annotations
 
+import math
 import os
 import platform
 import secrets
@@ -64,6 +65,14 @@ class VerificationRun:
     processes: tuple[ProcessSketch, ...] = ()
     refused: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
 
+    def __repr__(self) -> str:
+        """One line, as a notebook's last line or ``print`` shows it."""
+        found = f"a dry run of {len(self.processes)} processes"
+        return f"<VerificationRun: {found if self.document is None else self.document.summary}>"
+
+    def _repr_html_(self) -> str | None:
+        return None if self.document is None else self.document._repr_html_()
+
 
 def verify(
     plan: Plan | str | os.PathLike[str],
@@ -115,8 +124,12 @@ def verify(
         VerificationError: the chosen plan could not be run; names rank, device and reason.
     """
     say = progress or (lambda text: None)
-    if rounds < 1:
-        raise SpecError("rounds", got=rounds, expected="at least 1")
+    if not isinstance(rounds, int) or rounds < 1:
+        raise SpecError("rounds", got=rounds, expected="a whole number, at least 1")
+    if tolerance is not None and not 0 <= tolerance < math.inf:
+        raise SpecError("--tolerance", got=tolerance, expected="a share of at least 0, as 0.1")
+    if isinstance(only, str):
+        only = (only,)
     if not isinstance(plan, Plan):
         folder = Path(plan).parent if folder is None else folder
         plan = load_plan(plan)

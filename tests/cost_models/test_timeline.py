@@ -169,6 +169,7 @@ def test_views_for_people(two_stages: Timeline) -> None:
     ]  # fmt: skip
     assert frame.label.tolist() == ["0F0", "send", "E", "recv", "1F0"]
     assert frame.device.tolist() == ["a", "a", "b", "b", "b"]
+    assert repr(two_stages) == "<Timeline: simulated, 9 s, 5 actions on 3 ranks>"
     html = two_stages._repr_html_()
     assert html.count("<tr>") == 4
     assert "9000 ms" in html

@@ -268,7 +268,7 @@ def _verify(folder: Path) -> None:
     with patch.object(command, "verify", lambda plan, **_: VerificationRun(document)):
         command.verify_command(
             folder.parent / "plan.json", folder / "verification.json", tolerance=None, rounds=1,
-            thorough=False, trace=folder / "trace.json", report=folder / "report.html",
+            thorough=False, only=None, trace=folder / "trace.json", report=folder / "report.html",
             rdzv_endpoint=None, host=None, dry_run=False, trust_paths=False, as_json=False,
             console=Console(quiet=True), show=Console(quiet=True).print,
         )  # fmt: skip

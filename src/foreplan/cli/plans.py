@@ -121,6 +121,10 @@ def verify(
     thorough: Annotated[
         bool, typer.Option(help="Also run random plans predicted within 10 % of the best.")
     ] = False,
+    only: Annotated[
+        list[str] | None,
+        typer.Option(help="Run this alternative alone; repeatable, chosen for none."),
+    ] = None,
     trace: Annotated[
         Path | None, typer.Option(help="Chrome trace of predicted and measured.")
     ] = None,
@@ -140,8 +144,8 @@ def verify(
     from foreplan.planner.verify.command import verify_command
 
     code = verify_command(
-        plan, output, tolerance=tolerance, rounds=rounds, thorough=thorough, trace=trace,
-        report=report, rdzv_endpoint=rdzv_endpoint, host=host, dry_run=dry_run,
+        plan, output, tolerance=tolerance, rounds=rounds, thorough=thorough, only=only,
+        trace=trace, report=report, rdzv_endpoint=rdzv_endpoint, host=host, dry_run=dry_run,
         trust_paths=trust_paths, as_json=as_json, console=console(), show=show,
     )  # fmt: skip
     raise typer.Exit(code)

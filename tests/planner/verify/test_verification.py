@@ -26,6 +26,7 @@ from foreplan.planner.verify.verification import (
     Verification,
     load_verification,
 )
+from foreplan.planner.verify.verify import VerificationRun
 
 MACHINE = Machine(cpu="toy", cores=2, load_before=0.1, load_after=0.2)
 
@@ -156,6 +157,10 @@ def test_the_document_is_read_back_equal(document: Verification, tmp_path: Path)
     document.save(path)
     assert load_verification(path) == document
     assert "<td>swap</td>" in document._repr_html_()
+    run = VerificationRun(document)
+    assert str(document) == f"<Verification: {document.summary}>"
+    assert repr(run) == f"<VerificationRun: {document.summary}>"
+    assert run._repr_html_() == document._repr_html_()
 
 
 def test_a_wrong_document_is_one_line(document: Verification, tmp_path: Path) -> None:

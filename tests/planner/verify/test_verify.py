@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import queue
 import signal
@@ -234,8 +235,12 @@ def test_what_cannot_run_is_refused_before_anything_starts(make_plan: MakePlan) 
         verify(make_plan({"deadlock": True}), dry_run=True)
     with pytest.raises(SpecError, match="did you mean 'slow'"):
         verify(make_plan(alternatives={"slow": {"slow": 2.0}}), only=["slwo"])
-    with pytest.raises(SpecError, match="rounds"):
-        verify(make_plan(), rounds=0)
+    for rounds in (0, 1.5):
+        with pytest.raises(SpecError, match="rounds"):
+            verify(make_plan(), rounds=rounds)
+    for tolerance in (-1.0, math.nan, math.inf):
+        with pytest.raises(SpecError, match="--tolerance"):
+            verify(make_plan(), tolerance=tolerance)
     zoo = [{"name": "t4", "host": "a"}, {"name": "t4", "host": "b"}]
     with pytest.raises(SpecError, match="--rdzv-endpoint"):
         verify(make_plan(devices=zoo))
@@ -257,6 +262,9 @@ def test_a_dry_run_says_what_would_start(make_plan: MakePlan) -> None:
     assert [process.candidate for process in run.processes] == ["chosen"] * 2 + ["slow"] * 2
     assert len(first.cores) == 1
     assert not run.refused
+    assert repr(run) == "<VerificationRun: a dry run of 4 processes>"
+    one = verify(make_plan(alternatives={"slow": {}, "late": {}}), dry_run=True, only="slow")
+    assert {process.candidate for process in one.processes} == {"chosen", "slow"}
 
 
 def test_a_dry_run_says_what_cannot_run_here(make_plan: MakePlan) -> None:
