@@ -8,7 +8,8 @@ out=${1:-out/demo}
 rounds=${ROUNDS:-3}
 here=$out/profiles
 mkdir -p "$out"
-devices=("cpu:threads=1" "cpu:threads=1,isa=avx2")   # a core with everything, one held to AVX2
+# A core with everything, one held to AVX2. DEVICES names others: see docs/limits.md.
+read -ra devices <<< "${DEVICES:-cpu:threads=1 cpu:threads=1,isa=avx2}"
 model=demo-llama-random   # 222M parameters in 16 layers, random weights (real times, no meaning)
 serving=batch=8,prompt_tokens=64,new_tokens=16,min_average_bits=8
 cat > "$out/precision.yaml" <<'YAML'

@@ -332,3 +332,23 @@ def test_shipped_model_on_shared_data(name: str, format_name: str, most: float) 
     result = evaluate_file("pretrained:ops", Path(folder, f"{name}.parquet"), format_name)
     assert result["unsupported"] == 0
     assert result["overall"]["mape"] < most  # type: ignore[index]
+
+
+@pytest.mark.parametrize("sizes", [(8192, 50257, 768), (64, 50257, 768), (4096, 1024, 333)])
+def test_boards_of_a_swept_chip_lose_by_misaligned_products_as_it_does(
+    sizes: tuple[int, int, int],
+) -> None:
+    """GPT-2's vocabulary is odd; tables of H100s hold multiples of 8, the H200's sweep any size."""
+    rows, n, k = sizes
+    whole = (rows, -(-n // 8) * 8, -(-k // 8) * 8)
+    shipped, variant = Predictor.load(), Variant("bf16", "bf16", "torch.linear")
+    asked = [
+        program("linear", variant, rows=m, n=n, k=k) for m, n, k in (sizes, whole)
+    ]  # fmt: skip
+    lost = {}
+    for name in ("h200", "h100_sxm", "a100_sxm_80gb"):
+        odd, even = (each.mean_s for each in shipped.predict(asked, name))
+        lost[name] = odd / even
+    assert lost["h200"] > 3.0
+    assert lost["h100_sxm"] == pytest.approx(lost["h200"], rel=0.3)
+    assert lost["a100_sxm_80gb"] < 1.2, "another chip: nothing is known of it"
