@@ -165,6 +165,8 @@ class Fleet:
             for rank, (job, member) in enumerate(zip(jobs, members, strict=True)):
                 order = {"fork": group.number, "rank": rank, "job": job.model_dump(mode="json")}
                 try:
+                    if member not in self._members:  # lost between two groups
+                        raise WireClosed(self.local.dead().get(member, "it closed its connection"))
                     self._members[member].send(order)
                 except WireClosed as error:
                     raise RankFailed(

@@ -27,6 +27,7 @@ from foreplan.planner.plan import Plan
 from foreplan.planner.registry import planner
 from foreplan.planner.verify.candidates import candidates_of
 from foreplan.planner.verify.follow import follow
+from foreplan.planner.verify.group import RankFailed
 from foreplan.planner.verify.launch import Fleet
 from foreplan.planner.verify.local import rank_environment
 from foreplan.planner.verify.rounds import Rounds
@@ -184,6 +185,18 @@ def test_where_a_fork_would_not_be_safe_jobs_are_fresh_processes(
         )  # fmt: skip
         results = runner.once(candidate, "fast")
     assert [result is not None and result["sum"] for result in results] == [[3.0, 3.0]] * 2
+
+
+def test_a_worker_that_was_ended_between_two_groups_is_named(make_plan: MakePlan) -> None:
+    plan = make_plan()
+    toy_planner = planner("toy")
+    (candidate,) = candidates_of(plan, toy_planner, problem_of(plan, toy_planner))
+    with Fleet(plan, candidate.ranks, (0, 1), "word") as fleet:
+        fleet.local._processes[0].kill()
+        while not fleet.local.dead() or 0 in fleet._members:
+            fleet.pump(0.1)
+        with pytest.raises(RankFailed, match="its worker has gone: it was ended by SIGKILL"):
+            fleet.start(candidate.jobs("gloo", "fast", 60.0), (0, 1), 60.0)
 
 
 def test_a_wrong_result_is_not_passed(make_plan: MakePlan) -> None:
