@@ -97,8 +97,19 @@ def load_workload(
     if not text.strip():  # the path of no file, and of the current folder
         raise SpecError("--workload", got="", expected="FIELD=VALUE,... or a file")
     if "=" in text and not os.path.exists(text):  # a long text is no name of a file
-        return validate(model, chosen.completed(_inline(text)), "--workload")
+        try:
+            return validate(model, chosen.completed(_inline(text)), "--workload")
+        except SpecError as error:
+            if error.expected != "a list":
+                raise
+            raise SpecError(
+                error.where, got=error.got, expected=error.expected, fix=_LISTED
+            ) from error
     return validate(model, chosen.completed(load_document(text)), Path(text).name)
+
+
+#: How `_inline` reads a list.
+_LISTED = "items of a list go apart by +, as in bits=16+8"
 
 
 def _inline(text: str) -> dict[str, Any]:
@@ -109,7 +120,7 @@ def _inline(text: str) -> dict[str, Any]:
         if not equals or not key:
             raise SpecError(
                 "--workload", got=text, expected="FIELD=VALUE,... or a file",
-                fix="items of a list go apart by +, as in bits=16+8",
+                fix=_LISTED,
             )  # fmt: skip
         if key in fields:
             raise SpecError("--workload", got=f"{key} twice", expected="each field once")

@@ -210,8 +210,11 @@ def test_a_plan_that_other_costs_decided_says_whose_it_is(monkeypatch) -> None:
 
 @pytest.mark.parametrize(
     ("text", "said"),
-    [("batch=8,batch=4", "batch twice"), ("batch=8,bits=[16,8]", r"bits=16\+8")],
-)
+    [
+        ("batch=8,batch=4", "batch twice"), ("batch=8,bits=[16,8]", r"bits=16\+8"),
+        ("batch=8,prompt_tokens=8,new_tokens=2,bits=16/8", r"a list; .*bits=16\+8"),
+    ],
+)  # fmt: skip
 def test_a_workload_that_cannot_be_read_says_how_to_write_it(text: str, said: str) -> None:
     with pytest.raises(SpecError, match=said):
         load_workload("serving", text)
