@@ -34,7 +34,7 @@ test-serial: $(INSTALLED)
 	$(BIN)/python -m pytest -m serial tests
 
 test-notebooks: $(INSTALLED)
-	$(BIN)/python -m pytest -n $(JOBS) --nbmake --nbmake-timeout=300 notebooks
+	$(BIN)/python -m pytest -n $(JOBS) --nbmake --nbmake-timeout=900 notebooks
 
 check: $(INSTALLED) docs
 	$(BIN)/ruff check
