@@ -129,8 +129,8 @@ def mix(
             own[:, column] += part * expert.trees.predict(tiles.values)
     lost = _misaligned(pool, block, device, dtype)
     for column, (expert, _) in enumerate(weights):
-        if not expert.library.startswith(RECORDED):
-            own[:, column] += lost
+        if not (includes_launch(expert.library) or expert.library.startswith(RECORDED)):
+            own[:, column] += lost  # torch's own were timed at any size and know
         offsets[:, column] = [expert.offsets.get(kind, 0.0) for kind in table.kind]
     share = np.array([weight for _, weight in weights])
     stranger = all(expert.device.chip != device.chip for expert, _ in weights)
@@ -257,7 +257,7 @@ def _misaligned(pool: Sequence[Expert], block: Features, device: Device, dtype: 
 
     Published tables time sizes that are multiples of 8 or more; of GPT-2's vocabulary of 50257 they
     know nothing, and an H200 takes six times as long for it as for 50264. A sweep of the same chip,
-    whose sizes are drawn, says by how much, and their experts take its word.
+    whose sizes are drawn, says by how much, and experts of published graphs take its word.
     """
     sweeps = [
         e for e in pool
