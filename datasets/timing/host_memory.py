@@ -17,7 +17,7 @@ from foreplan.errors import InfeasibleError
 
 _CGROUPS = Path("/proc/self/cgroup")
 _MOUNT = Path("/sys/fs/cgroup")
-#: Left to everybody else: a host that is full to the last page ends processes, not allocations.
+#: Left to everybody else (assumed): a host that is full to the last page ends processes.
 _LEFT_BYTES = 256 << 20
 #: How torch, oneDNN and C++ say that an allocation failed, where it is no `MemoryError`.
 _REFUSED = re.compile(r"allocate memory|bad_alloc|not enough memory|out of memory", re.IGNORECASE)
