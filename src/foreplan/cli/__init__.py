@@ -2,7 +2,7 @@
 
 Tables go to stdout, progress to stderr; with ``--json`` one JSON document is on stdout and nothing
 else. Exit codes: 0 done, 1 internal error, 2 bad input, 3 infeasible, 4 missing data, 5
-verification outside tolerance, 130 interrupted (Ctrl-C, SIGTERM).
+verification outside tolerance, 130 interrupted.
 
 The commands stand by what they are about: `machines`, `plans`, `models`, `data` and `traffic`. What
 a command does is imported when it runs, so that ``--help`` and completion answer at once.
@@ -10,15 +10,10 @@ a command does is imported when it runs, so that ``--help`` and completion answe
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import json
 import os
-import signal
 import sys
-import threading
-from collections.abc import Iterator
-from types import FrameType
 from typing import Annotated, NoReturn
 
 import typer
@@ -44,11 +39,6 @@ def main() -> NoReturn:
         if getattr(sys, name) is None:  # its caller closed it, as daemons do; nothing reads it
             setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115 - open as long as we run
     plain_words(sys.stdout, sys.stderr)
-    with _ended_as_interrupted():
-        _run()
-
-
-def _run() -> NoReturn:
     try:
         code = app(standalone_mode=False)
         sys.stdout.flush()
@@ -79,28 +69,6 @@ def _run() -> NoReturn:
             "interrupted; the same command starts anew", Interrupted.exit_code, Interrupted.__name__
         )
     sys.exit(code if isinstance(code, int) else 0)
-
-
-@contextlib.contextmanager
-def _ended_as_interrupted() -> Iterator[None]:
-    """Let SIGTERM (``timeout``, ``docker stop``, a scheduler) end us as Ctrl-C does."""
-    before, main_process = signal.getsignal(signal.SIGTERM), os.getpid()
-
-    def stop(number: int, frame: FrameType | None) -> None:
-        if os.getpid() == main_process:
-            raise KeyboardInterrupt
-        # A forked child has nothing to clean up, and what ends it expects that it dies of this.
-        signal.signal(number, signal.SIG_DFL)
-        os.kill(os.getpid(), number)
-
-    own = before is signal.SIG_DFL and threading.current_thread() is threading.main_thread()
-    if own:  # neither ignored nor a caller's
-        signal.signal(signal.SIGTERM, stop)
-    try:
-        yield
-    finally:
-        if own:
-            signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 def _fail(message: str, code: int, kind: str) -> NoReturn:
