@@ -12,7 +12,7 @@ import json
 import math
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -46,24 +46,27 @@ def build(request: dict[str, Any]) -> dict[str, Any]:
 
     Args:
         request: ``module``, ``device`` (fields of `TargetDevice`), ``count``, ``start``, ``known``
-            (keys of programs not wanted again), ``only`` (number of the one sample to build, or
-            null for all), ``library`` (path to write), ``compiler`` (that links; null for the
-            machine's own).
+            (keys of programs not wanted again), ``recorded`` (samples to build; none to draw
+            them), ``only`` (number of the one sample to build, or null for all), ``library`` (path
+            to write), ``compiler`` (that links; null for the machine's own).
 
     Returns:
         ``programs``: for each sample its key, seed, module, trace and, if it did not build, an
         ``error``; ``arguments``: shape and dtype of each argument.
     """
-    from foreplan.datasets.tir.sample import Sampler
+    from foreplan.datasets.tir.sample import Sample, Sampler
     from foreplan.datasets.tir.target import TargetDevice
     from foreplan.datasets.tir.task import program_key
     from foreplan.datasets.tir.toolchain import load_tvm
 
     tvm = load_tvm()
     device = TargetDevice(**request["device"])
-    sampler = Sampler(request["module"], device)
+    target = tvm.target.Target(dict(device.options))
     known, programs, functions = set(request["known"]), [], {}
-    drawn = sampler.samples(request["count"], start=request["start"], known=known)
+    drawn: Iterable[Sample] = [Sample(**sample) for sample in request.get("recorded", ())]
+    if not drawn:
+        sampler = Sampler(request["module"], device)
+        drawn = sampler.samples(request["count"], start=request["start"], known=known)
     for number, sample in enumerate(drawn):
         if request["only"] not in (None, number):
             continue
@@ -79,7 +82,7 @@ def build(request: dict[str, Any]) -> dict[str, Any]:
             next(iter(functions.values()))
         )
         arguments = [[[int(n) for n in item.shape], str(item.dtype)] for item in info]
-        errors = _build(tvm, functions, sampler.target, request["library"], request.get("compiler"))
+        errors = _build(tvm, functions, target, request["library"], request.get("compiler"))
         for program in programs:
             if program["key"] in errors:
                 program["error"] = errors[program["key"]]

@@ -10,6 +10,7 @@ from typing import Any
 
 from foreplan.datasets.storage import exclusive, folder_for
 from foreplan.datasets.tir.measure import MeasureOptions, measure
+from foreplan.datasets.tir.recorded import recorded_programs
 from foreplan.datasets.tir.site import LocalSite, Site
 from foreplan.datasets.tir.target import TargetDevice, target_device
 from foreplan.datasets.tir.task import Task, merge
@@ -24,6 +25,7 @@ def build_dataset(
     *,
     networks: Sequence[str] = (),
     tasks: Path | None = None,
+    programs: Path | None = None,
     devices: Sequence[str] = ("cpu:threads=1",),
     options: MeasureOptions | None = None,
     chip: str | None = None,
@@ -40,6 +42,8 @@ def build_dataset(
         folder: where the dataset goes; an earlier run of the same call is continued.
         networks: names of the zoo; all of them by default. Ignored with ``tasks``.
         tasks: file of tasks, as ``folder/tasks.jsonl.xz`` of an earlier run.
+        programs: folder of measured programs, which are built and timed once more in place of
+            draws: again, or on a device that they were not timed on (`recorded_programs`).
         devices: one CPU, or GPUs of one kind that share the work.
         options: amounts and limits.
         chip: name of the silicon, where the system's own will not do; with ``ray`` only nodes that
@@ -61,12 +65,30 @@ def build_dataset(
             written or that another process writes.
     """
     options = options or MeasureOptions()
+    if programs is not None and (networks or tasks is not None or extract_only):
+        raise SpecError("--programs", got="tasks or networks with it", expected="one of them")
     # Devices come first: extraction takes minutes, and a wrong word needs none of them.
     site = None if extract_only else _site(devices, chip, options, ray, rpc, target)
     with (
         folder_for(folder), exclusive(folder / TASKS_FILE), site or contextlib.nullcontext()
     ):  # fmt: skip
+        if programs is not None and site is not None:
+            return _again(folder, programs, site, options, seed, progress)
         return _build(folder, networks, tasks, site, options, seed, progress)
+
+
+def _again(
+    folder: Path,
+    programs: Path,
+    site: Site,
+    options: MeasureOptions,
+    seed: int,
+    progress: Callable[[str], None],
+) -> dict[str, Any]:
+    found, recorded = recorded_programs(programs, site.devices[0])
+    random.Random(seed).shuffle(found)
+    timed = measure(found, site, folder, options, recorded=recorded, progress=progress)
+    return {"tasks": len(found), "refused": {}} | timed
 
 
 def _build(

@@ -23,6 +23,7 @@ from typing import Any
 from foreplan.datasets.storage import write_atomically
 from foreplan.datasets.timing.child_process import ChildEnded
 from foreplan.datasets.tir.records import ProgramRecord, merge_shards, read_records, write_records
+from foreplan.datasets.tir.sample import Sample
 from foreplan.datasets.tir.site import ProgramWorker, Site
 from foreplan.datasets.tir.target import TargetDevice
 from foreplan.datasets.tir.task import Task
@@ -70,6 +71,7 @@ class _Job:
     task: Task
     round: int
     only: int | None = None
+    recorded: tuple[Sample, ...] = ()
     library: str = ""
     reply: dict[str, Any] = field(default_factory=dict)
 
@@ -84,6 +86,7 @@ def measure(
     folder: Path,
     options: MeasureOptions,
     *,
+    recorded: Mapping[str, Sequence[Sample]] | None = None,
     progress: Callable[[str], None] = lambda _: None,
 ) -> dict[str, Any]:
     """Build and time programs of tasks; keep them in ``folder``.
@@ -93,6 +96,8 @@ def measure(
         site: where to build and time, entered already: `LocalSite`, `RaySite` or `RpcSite`.
         folder: shards go to ``folder/shards``, merged files to ``folder``.
         options: amounts and limits.
+        recorded: by keys of tasks, programs to build in place of draws (`recorded_programs`), each
+            once whatever the rounds.
         progress: called with a line for people, now and then.
 
     Returns:
@@ -102,7 +107,7 @@ def measure(
         MissingDataError: no TVM, or a machine of the site was lost; run again, it goes on.
         SpecError: TVM of another version, or a folder that cannot be written.
     """
-    run = _Run(tasks, site, folder, options, require_tvm())
+    run = _Run(tasks, site, folder, options, recorded, require_tvm())
     run.work(progress)
     return merge_shards(folder / "shards", folder)
 
@@ -114,6 +119,7 @@ class _Run:
         site: Site,
         folder: Path,
         options: MeasureOptions,
+        recorded: Mapping[str, Sequence[Sample]] | None,
         toolchain: Toolchain,
     ) -> None:
         self._site, self._options, self._toolchain = site, options, toolchain
@@ -134,9 +140,11 @@ class _Run:
         limit = math.inf if options.minutes is None else 60.0 * options.minutes
         self._deadline = time.monotonic() + limit
         self._error: BaseException | None = None
-        self._jobs = self._plan(tasks)
+        self._jobs = self._plan(tasks, recorded)
 
-    def _plan(self, tasks: Sequence[Task]) -> Iterator[_Job]:
+    def _plan(
+        self, tasks: Sequence[Task], recorded: Mapping[str, Sequence[Sample]] | None
+    ) -> Iterator[_Job]:
         done: set[str] = set()
         if self._journal.exists():
             text = self._journal.read_text(encoding="utf-8", errors="replace")
@@ -147,8 +155,16 @@ class _Run:
         if any(self._shards.glob("*.parquet")):
             for record in read_records(self._shards):
                 self._known.setdefault(record.task_key, set()).add(record.program_key)
-        rounds = range(self._options.rounds)
-        jobs = [_Job(task, number) for number in rounds for task in tasks]
+        if recorded is None:
+            rounds = range(self._options.rounds)
+            jobs = [_Job(task, number) for number in rounds for task in tasks]
+        else:
+            size = self._options.samples
+            jobs = [
+                _Job(task, start // size, recorded=tuple(recorded[task.key][start : start + size]))
+                for task in tasks
+                for start in range(0, len(recorded[task.key]), size)
+            ]
         return iter([job for job in jobs if job.name not in done])
 
     def work(self, progress: Callable[[str], None]) -> None:
@@ -220,10 +236,13 @@ class _Run:
                 job.library = str(scratch / f"{number}-{count}.so")
                 count += 1
                 self._build(worker, job, known)
-                alone = 0 if job.reply.get("status") != "timeout" else self._options.samples
+                most = len(job.recorded) or self._options.samples
+                alone = 0 if job.reply.get("status") != "timeout" else most
                 self._put(job)
                 for only in range(alone):
-                    single = _Job(job.task, job.round, only, f"{job.library[:-3]}-{only}.so")
+                    single = _Job(
+                        job.task, job.round, only, job.recorded, f"{job.library[:-3]}-{only}.so"
+                    )
                     self._build(worker, single, known)
                     self._put(single)
 
@@ -236,6 +255,7 @@ class _Run:
             "only": job.only,
             "start": 10_000 * job.round,
             "known": known,
+            "recorded": [asdict(sample) for sample in job.recorded],
             "library": job.library,
             "compiler": self._options.compiler,
         }

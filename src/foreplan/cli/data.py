@@ -30,6 +30,9 @@ def dataset_build(
         ),
     ] = None,
     tasks: Annotated[Path | None, typer.Option(help="Tasks that an earlier run wrote.")] = None,
+    programs: Annotated[
+        Path | None, typer.Option(help="Folder of measured programs, to be timed on this device.")
+    ] = None,
     device: Annotated[
         list[str] | None, typer.Option("-d", "--device", help="cpu:threads=1,isa=... or cuda:0")
     ] = None,
@@ -61,7 +64,8 @@ def dataset_build(
 
     with resumable(output):
         result = build_dataset(
-            output, networks=network or [], tasks=tasks, devices=device or ["cpu:threads=1"],
+            output, networks=network or [], tasks=tasks, programs=programs,
+            devices=device or ["cpu:threads=1"],
             options=MeasureOptions(
                 samples=samples, rounds=rounds, builders=builders, minutes=minutes, slow_s=slow_s,
                 compiler=compiler,
