@@ -69,6 +69,9 @@ class Operands:
         import torch
 
         if (dtype, normal) not in self._buffers:
+            if self._short_of_memory():
+                self._buffers.clear()
+                torch.cuda.empty_cache()
             name, width = ("float32", 4) if dtype == "fp32" else (dtype, 2)
             kind = getattr(torch, name)
             made = torch.empty(self._bytes // width, dtype=kind, device=self.device)
@@ -76,6 +79,17 @@ class Operands:
             self._buffers[dtype, normal] = made
         start = -(-offset // 256) * 256  # allocators align tensors, and kernels count on it
         return self._buffers[dtype, normal][start : start + int(np.prod(shape))].view(*shape)
+
+    def _short_of_memory(self) -> bool:
+        """Whether one more buffer leaves a case less than twice its room for what it writes.
+
+        Six buffers of 16 GB are more than an H100 has.
+        """
+        import torch
+
+        if not self.device.startswith("cuda"):
+            return False
+        return bool(torch.cuda.mem_get_info(self.device)[0] < 3 * self._bytes)
 
 
 def product_shape(
