@@ -102,10 +102,8 @@ def test_published_rows_answer_where_no_graph_was_recorded() -> None:
     )
     libraries = recorded_libraries(model, device_zoo.device("h200"))
     assert libraries["conv_weight_gradient", "bfloat16"] == "torch_graph-2.11-cuda"
-    # Of the same chip, with products of its own.
-    board = recorded_libraries(model, device_zoo.device("h100_sxm"))
-    assert ("linear", "bfloat16") not in board
-    assert ("conv", "bfloat16") in board
+    # Of the same chip, before the board's own products of another library.
+    assert recorded_libraries(model, device_zoo.device("h100_sxm")) == libraries
     assert recorded_libraries(model, device_zoo.device("a100_sxm_80gb")) == {}
     found = program_table([*ASKED.values()], device_zoo.device("a100_sxm_80gb"))
     kinds = dict(zip(ASKED, found.kind, strict=True))
@@ -233,16 +231,16 @@ def test_a_sweep_does_not_speak_over_a_published_table() -> None:
 
 
 def test_gradients_of_attention_are_asked_of_their_sweep_or_are_three_forward_passes() -> None:
-    h100 = device_zoo.device("h100_sxm")
+    a100 = device_zoo.device("a100_sxm_80gb")
     sizes = {"batch": 4, "queries": 512, "keys": 512, "heads": 32, "kv_heads": 8, "head_dim": 128}
     forward, back = (
         program(op, BF, **sizes) for op in ("full_attention", "full_attention_gradient")
     )
     kind = ("context_attention_gradient", "bfloat16/bfloat16")
-    found = program_table([back], h100, {kind: "torch_graph-2.11-cuda"})
+    found = program_table([back], a100, {kind: "torch_graph-2.11-cuda"})
     assert (found.kind[0], found.library[0]) == (kind[0], "torch_graph-2.11-cuda")
     assert found.dims["kv_heads"][0] == 8
-    one, three = Predictor.load().predict([forward, back], h100)
+    one, three = Predictor.load().predict([forward, back], a100)
     assert three.mean_s == pytest.approx(3 * one.mean_s)
     assert three.high_s == pytest.approx(3 * one.high_s)
 

@@ -304,6 +304,17 @@ def test_networks_are_replayed_from_their_operators(name: str, networks: int) ->
         assert errors["predicted_published"] < 0.065, phase
 
 
+def test_networks_of_a_board_whose_chip_alone_was_swept_are_predicted() -> None:
+    """Floors a little above what end_to_end.md has of an H100, of which no weights have a row."""
+    stored = Path(__file__).parents[3] / "datasets/measured/h100_networks.json.gz"
+    found = score(load_document(stored), device_zoo.device("h100_sxm"))
+    assert len(found["cases"]) == 64
+    for phase, floor in (("inference", 0.07), ("training", 0.048)):
+        errors = found["mape"]["graph"][phase]
+        assert errors["measured"] < 0.042, phase
+        assert errors["predicted_published"] < floor, phase
+
+
 def test_networks_that_were_named_before_they_were_measured_are_predicted() -> None:
     """A floor, not the result: PoolFormer's norms of groups were mended after it was seen."""
     stored = Path(__file__).parents[3] / "datasets/measured/h200_networks_untouched.json.gz"
