@@ -101,6 +101,9 @@ _LEAST = MappingProxyType(
 )  # fmt: skip
 
 
+_Reread = Annotated[tuple[Bytes, BytesPerSecond], Field(strict=False)]
+
+
 class DeviceVector(NamedTuple):
     """A device as numbers for a learned model.
 
@@ -144,6 +147,10 @@ class Device(StrictModel):
     """Whole chip: a GPU's L2, the sum of a CPU's private L2 caches."""
     l3_bytes: Bytes | None = None
     """Whole chip: a CPU's L3, AMD's Infinity Cache."""
+    reread_bandwidth: Annotated[tuple[_Reread, ...], Field(strict=False)] | None = None
+    """How fast a CPU's worker reads again what it went through last: (bytes, bytes per second),
+    ascending by bytes, the last from memory. What caches really hold for it: of 480 MiB that a
+    virtual machine names, two of its cores may have 64."""
     units: Positive | None = None
     """Streaming multiprocessors, compute units, Xe cores or CPU cores."""
     clock_hz: Hertz | None = None
@@ -168,7 +175,8 @@ class Device(StrictModel):
 
     @model_validator(mode="after")
     def _sources_name_figures(self) -> Device:
-        known = set(SCALAR_FIGURES) | {f"peak_flops.{peak}" for peak in PEAKS} | {"price_per_hour"}
+        known = set(SCALAR_FIGURES) | {f"peak_flops.{peak}" for peak in PEAKS}
+        known |= {"price_per_hour", "reread_bandwidth"}
         for figure in self.sources:
             if figure not in known:
                 raise ValueError(
@@ -176,6 +184,9 @@ class Device(StrictModel):
                 )
         if self.clock_hz and self.base_clock_hz and self.base_clock_hz > self.clock_hz:
             raise ValueError("base_clock_hz at most clock_hz")
+        sizes = [size for size, _ in self.reread_bandwidth or ()]
+        if self.reread_bandwidth is not None and (not sizes or sorted(set(sizes)) != sizes):
+            raise ValueError("reread_bandwidth ascending by bytes, at least one pair")
         return self
 
     @classmethod

@@ -7,15 +7,22 @@ Where the last-level cache holds that, they take `_NEAR` of their time; where it
 of it; in between it grows with the logarithm of the working set over the cache. Arithmetic and
 activations, which were just written, take what they take (`rate_law.waiting`).
 
-The three numbers are `fitted` (`reuse_fit`) to operators timed behind up to 4 caches of other data
-on one core of an EPYC (datasets/measured/epyc_reuse.json.xz); other processors are assumed to wait
-alike, each by its own rates and its own cache.
+A device that was profiled says how fast it reads again what it went through
+(`Device.reread_bandwidth`): a weight then takes the share that this is of memory's time. On a Xeon
+whose virtual machine names 480 MiB of cache the reads slow down behind 64, and are no more than 1.7
+times as fast before (`measured`; docs/results/end_to_end.md).
+
+Where it does not say, three numbers do, `fitted` (`reuse_fit`) to operators timed behind up to 4
+caches of other data on one core of an EPYC (datasets/measured/epyc_reuse.json.xz); other processors
+are assumed to wait alike, each by its own rates and its own cache.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+
+import numpy as np
 
 from foreplan.cost_models.lowering.graph_step import Step
 from foreplan.cost_models.lowering.recurrent_parts import is_recurrent
@@ -33,6 +40,9 @@ _HELD, _LOST = 0.34, 1.67
 #: kinds at four sizes behind 64 KiB to 64 MiB, of which a call of a few us takes 0.38-0.46 of its
 #: rate behind 1 MiB, 0.45-0.6 behind 4 and 0.7-1.5 behind 16; the same core).
 _WIDE = (0.42, 0.1, 0.45)
+#: Of memory's reads that those are faster which still come from a cache. Assumed: reads from memory
+#: of one core differ by a tenth.
+_FASTER = 1.25
 #: Tensors of each parameter that a step with an update goes through: weight, gradient, two moments.
 _UPDATED = 4
 
@@ -72,11 +82,33 @@ def waiting_share(device: Device, used_bytes: float, kind: str = "") -> float:
         used_bytes: between two uses of it.
         kind: as `code_kind`; ``wide`` are maps and norms, else products and what they read.
     """
-    cache = device.l3_bytes or device.l2_bytes
-    if device.kind != "cpu" or not cache:
+    if device.kind != "cpu":
+        return 1.0
+    if device.reread_bandwidth and kind != "wide":
+        return _reread_share(device, used_bytes)
+    cache = _cache(device)
+    if not cache:
         return 1.0
     law = _WIDE if kind == "wide" else (_NEAR, _HELD, _LOST)
     return share_of(used_bytes / cache, *law)
+
+
+def _reread_share(device: Device, used_bytes: float) -> float:
+    """Time of reading again behind so many bytes over that of reading from memory, up to 1."""
+    sizes, rates = np.log(np.array(device.reread_bandwidth, dtype=np.float64)).T
+    rates = np.maximum.accumulate(rates[::-1])[::-1]  # more bytes are never nearer
+    return float(np.exp(rates[-1] - np.interp(math.log(max(used_bytes, 1.0)), sizes, rates)))
+
+
+def _cache(device: Device) -> float | None:
+    """Bytes that the last-level cache holds for the device: as it was seen to, or as it is named.
+
+    A worker of more memory bandwidth than its cache has none to speak of: its least size counts.
+    """
+    seen = device.reread_bandwidth
+    if not seen:
+        return device.l3_bytes or device.l2_bytes
+    return max(size for size, rate in seen if rate >= _FASTER * seen[-1][1] or size == seen[0][0])
 
 
 def share_of(filled: float, near: float, held: float, lost: float) -> float:

@@ -51,6 +51,9 @@ _WITHIN = {
 _TURNS, _TIMES = 3, 4
 #: Bytes of a row of the matrix that is read to see how fast memory is.
 _COLUMNS = 16384
+#: Bytes that a processor reads again: from the least to twice the last-level cache, at most the
+#: most. Fewer are read so often that a timing goes through `_REREAD`.
+_LEAST_REREAD, _MOST_REREAD, _REREAD = 1 << 18, 1 << 30, 1 << 25
 
 
 def identity(name: DeviceName, word: str) -> dict[str, Any]:
@@ -73,6 +76,7 @@ def figures(word: str, time_calls: Timer) -> dict[str, float]:
 
     - ``memory_bandwidth``: of a copy far larger than the caches, bytes read and written;
     - ``read_bandwidth``: of a sum or of a product by eight columns, whichever reads faster;
+    - ``reread_bandwidth.<bytes>``, of a processor: of a sum over so many bytes, again and again;
     - ``host_to_device``, ``device_to_host``: of a copy from and to pinned memory;
     - ``peak_flops.<dtype>``: of a square product;
     - ``launch_overhead_s``: time of an operator on one element, back to back.
@@ -88,6 +92,8 @@ def _turn(word: str, time_calls: Timer) -> dict[str, float]:
     tiny = _tiny(word)
     launches = [_best(tiny, time_calls, 200)]
     found = _bandwidths(word, time_calls)
+    if word == "cpu":
+        found |= _rereads(time_calls)
     launches.append(_best(tiny, time_calls, 200))
     side = 1024 if word == "cpu" else 8192
     for dtype, multiply in _products(word, side).items():
@@ -110,6 +116,21 @@ def _bandwidths(word: str, time_calls: Timer) -> dict[str, float]:
         few = torch.ones(_COLUMNS // 2, 8, dtype=torch.bfloat16, device=word)
         reads = (lambda: rows @ few, lambda: source.view(torch.float32).sum())
         found["read_bandwidth"] = rows.nbytes / min(_best(call, time_calls, 1) for call in reads)
+    return found
+
+
+def _rereads(time_calls: Timer) -> dict[str, float]:
+    """Bytes a second by bytes, at whole and one and a half powers of two."""
+    most = min(_MOST_REREAD, max(2 * last_level_cache("cpu"), 1 << 26))
+    powers = [1 << k for k in range(_LEAST_REREAD.bit_length() - 1, most.bit_length())]
+    sizes = sorted({n for size in powers for n in (size, size * 3 // 2) if n <= most})
+    block = torch.ones(sizes[-1] // 4)
+    found = {}
+    for size in sizes:
+        part = block[: size // 4]
+        found[f"reread_bandwidth.{size}"] = size / _best(
+            part.sum, time_calls, max(1, _REREAD // size)
+        )
     return found
 
 

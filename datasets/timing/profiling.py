@@ -236,8 +236,11 @@ def _profile(
     unit = {"cuda": "matrix", "rocm": "matrix"}.get(identity["kind"], "vector")
     matrix = {"bf16": "amx_bf16", "int8": "amx_int8"}
     peaks: dict[str, float] = {}
+    reread = []
     for name, value in figures.items():
         head, _, dtype = name.partition(".")
+        if head == "reread_bandwidth":
+            reread.append([int(dtype), value])
         if head == "peak_flops":
             has_amx = matrix.get(dtype) in identity["isa"]
             plain_fp32 = dtype == "fp32" and unit == "matrix"  # tensor cores do no plain fp32
@@ -248,10 +251,13 @@ def _profile(
     described = {f: identity[f] for f in fields if identity.get(f) is not None}
     if identity["kind"] == "cpu":
         described["l3_bytes"] = identity["last_level_cache_bytes"]
+    if reread:
+        described["reread_bandwidth"] = sorted(reread)
     if worker.memory_bytes is not None:
         described["memory_bytes"] = min(worker.memory_bytes, described["memory_bytes"])
     measured = [f"peak_flops.{name}" for name in peaks]
     measured += ["memory_bandwidth", "launch_overhead_s"]
+    measured += ["reread_bandwidth"] if reread else []
     device = {
         "name": str(worker.device),
         **described,

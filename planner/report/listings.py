@@ -10,7 +10,7 @@ from rich.text import Text
 
 from foreplan.datasets.device import Device
 from foreplan.datasets.profile import Profile, Row
-from foreplan.datasets.quantity import format_bandwidth, format_rate
+from foreplan.datasets.quantity import format_bandwidth, format_bytes, format_rate
 from foreplan.planner.report._grid import Column, Facts, Grid, heading
 from foreplan.planner.report.text import (
     UNKNOWN,
@@ -61,6 +61,7 @@ def device_table(device: Device) -> RenderableType:
     ]
     if device.isa:
         facts.append(("isa", ", ".join(plain(isa) for isa in device.isa)))
+    facts += _rereads(device)
     shown = [_figure(name, value) for name, value in device.figures()]
     origin = [plain(device.sources.get(name, UNKNOWN)) for name, _ in device.figures()]
     return Group(
@@ -134,8 +135,20 @@ def profile_table(profile: Profile) -> RenderableType:
             note="spread: 10th to 90th percentile over the median",
         ),
         heading("Device"),
-        Facts(figures),
+        Facts([*figures, *_rereads(profile.device)]),
     )  # fmt: skip
+
+
+def _rereads(device: Device) -> list[tuple[str, str]]:
+    """How fast caches and memory were seen to be read: where that falls by a third."""
+    steps: list[tuple[int, float]] = []
+    for size, rate in reversed(device.reread_bandwidth or ()):
+        if not steps or rate > 1.5 * steps[-1][1]:
+            steps.append((size, rate))
+    if not steps:
+        return []
+    held = [f"{format_bandwidth(rate)} up to {format_bytes(size)}" for size, rate in steps[:0:-1]]
+    return [("reads again", ", ".join([*held, f"{format_bandwidth(steps[0][1])} beyond"]))]
 
 
 def _figure(name: str, value: float) -> tuple[str, str]:

@@ -65,6 +65,10 @@ def test_measure_write_read_and_do_nothing_twice(tmp_path: Path) -> None:
     assert profile.device.memory_bandwidth
     assert profile.device.launch_overhead_s
     assert profile.device.peak("fp32")
+    assert profile.device.reread_bandwidth
+    assert profile.device.reread_bandwidth[0][0] == 1 << 18
+    assert profile.device.reread_bandwidth[-1][0] >= 1 << 26
+    assert profile.device.sources["reread_bandwidth"] == "measured"
     assert len(profile.cores) == 1
     assert profile.software["torch"]
     for item in PROGRAMS:

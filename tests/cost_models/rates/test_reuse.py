@@ -43,7 +43,7 @@ CORE = Device(
 )  # fmt: skip
 
 
-def cached(l3_bytes: int | None, **more: int) -> Device:
+def cached(l3_bytes: int | None, **more: object) -> Device:
     return CORE.model_copy(update={"l3_bytes": l3_bytes, **more})
 
 
@@ -76,6 +76,45 @@ def test_only_processors_with_a_known_cache_have_near_operands() -> None:
     assert wide[0] < wide[1] < wide[2] == 1.0
     assert waiting_share(cached(None, l2_bytes=1 << 25), 0.0) == waiting_share(CORE, 0.0)
     assert waiting_share(device_zoo.device("h200"), 0.0) == 1.0
+
+
+#: Reads of 100 GB/s behind 1 MiB, 25 behind 4 to 32, and 10 from memory.
+SEEN = tuple(
+    (size << 20, rate * 1e9)
+    for size, rate in ((1, 100.0), (4, 25.0), (32, 25.0), (64, 9.0), (128, 10.0))
+)
+
+
+def test_operands_are_as_near_as_reads_were_seen_to_be() -> None:
+    seen = cached(1 << 30, reread_bandwidth=SEEN)
+    assert waiting_share(seen, 1 << 20) == pytest.approx(0.1)
+    assert waiting_share(seen, 0.0) == waiting_share(seen, 1.0) == pytest.approx(0.1)
+    assert waiting_share(seen, 16 << 20) == pytest.approx(0.4)
+    assert waiting_share(seen, 32 << 20) == pytest.approx(0.4)
+    assert 0.4 < waiting_share(seen, 40 << 20) < 1.0
+    # A gibibyte that the machine names holds nothing of it, noise makes none nearer than memory.
+    assert waiting_share(seen, 64 << 20) == waiting_share(seen, 1 << 40) == 1.0
+    named = cached(32 << 20)
+    for used in (1 << 20, 8 << 20, 64 << 20):
+        assert waiting_share(seen, used, "wide") == waiting_share(named, used, "wide")
+    # Where nothing was read faster than from memory, only the least was near.
+    flat = cached(1 << 30, reread_bandwidth=((1 << 18, 9e9), (1 << 27, 10e9)))
+    assert waiting_share(flat, 1 << 18) == 1.0
+    assert waiting_share(flat, 1 << 18, "wide") == 1.0
+
+
+@given(
+    rates=st.lists(st.floats(1e9, 1e12), min_size=1, max_size=12),
+    used=st.lists(st.floats(0, 1e12), min_size=2, max_size=9),
+    kind=st.sampled_from(("wide", "product")),
+)
+def test_the_longer_ago_the_longer_the_wait_by_any_reads(
+    rates: list[float], used: list[float], kind: str
+) -> None:
+    pairs = tuple((1 << (18 + k), rate) for k, rate in enumerate(rates))
+    shares = [waiting_share(cached(None, reread_bandwidth=pairs), x, kind) for x in sorted(used)]
+    assert all(a <= b + 1e-12 for a, b in itertools.pairwise(shares))
+    assert all(0.0 < share <= 1.0 + 1e-12 for share in shares)
 
 
 def test_a_near_price_is_never_above_the_cold_one() -> None:

@@ -198,6 +198,14 @@ def test_one_device_has_its_sources():
     assert "NVIDIA T4 datasheet" in text
 
 
+def test_a_device_says_how_fast_it_reads_again_where_that_changes():
+    reads = ((1 << 20, 1e11), (2 << 20, 9e10), (4 << 20, 3e10), (64 << 20, 2.6e10), (1 << 30, 1e10))
+    device = device_zoo.device("t4").model_copy(update={"reread_bandwidth": reads})
+    text = " ".join(shown(device_table(device), 100).split())
+    assert "reads again 90 GB/s up to 2 MiB, 26 GB/s up to 64 MiB, 10 GB/s beyond" in text
+    assert "reads again" not in shown(device_table(device_zoo.device("t4")), 100)
+
+
 def test_pipeline():
     document = {
         "bubble_rate": 0.2727, "iteration_s": 0.011, "makespan_s": 0.012,
