@@ -14,6 +14,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from foreplan.cost_models.programs.known_programs import KnownPrograms
 from foreplan.cost_models.programs.program_folds import validation_groups
 from foreplan.cost_models.programs.program_inputs import (
     ProgramInputs,
@@ -89,6 +90,7 @@ def fit_together(
             models, tables, labels, drafts, trees, last, strict=True
         ):
             m.shift_ = 0.0
+            m.known_, m.copies_ = KnownPrograms.of(t, y), {}
             m.trees_ = [] if final is None else [final.result()]
             _finish(m, t, y, draft, [future.result() for future in own])
     return list(models)

@@ -2,7 +2,8 @@
 
 A weighted sum of the program's parts (`program_scale`) is corrected twice, leaf by leaf by boosted
 trees (`program_trees`) and by a transformer over all leaves (`program_transformer`); the prediction
-is their weighted geometric mean, never below the roofline.
+is their weighted geometric mean, never below the roofline. A program that a device like this one
+has timed is copied, too (`known_programs`).
 
 Training rows are dealt to groups of whole families (`program_folds.validation_groups`). Each group
 is predicted by trees and a network that never saw it; on those predictions the weight of the two is
@@ -13,6 +14,7 @@ the groups are kept and averaged; trees and scale are fitted once more on all ro
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -25,6 +27,7 @@ from sklearn.base import (  # type: ignore[import-untyped, unused-ignore]
 
 from foreplan.cost_models.model_store import MISFITS, read_card, read_weights, write_model
 from foreplan.cost_models.programs.encoder._leaf_names import FEATURE_VERSION
+from foreplan.cost_models.programs.known_programs import Copy, KnownPrograms, digests
 from foreplan.cost_models.programs.program_estimate import PART_NAMES
 from foreplan.cost_models.programs.program_inputs import (
     ProgramInputs,
@@ -77,6 +80,8 @@ class ProgramPredictor(RegressorMixin, BaseEstimator):  # type: ignore[misc, unu
         shift_: added to the logarithm of the scale that trees correct; 0 before fine-tuning.
         networks_: the fitted `ProgramTransformer`s.
         weight_: of the networks in the mean of logarithms.
+        known_: the `KnownPrograms` of training.
+        copies_: how programs of a device that it was fine-tuned by are copied, by name.
         quantiles_: of abs(ln error) on rows kept out, for GPUs and CPUs, by range of predicted
             latency (2, ranges).
         card_: facts of the fit, as stored beside the weights.
@@ -168,6 +173,16 @@ class ProgramPredictor(RegressorMixin, BaseEstimator):  # type: ignore[misc, unu
         Raises:
             MissingDataError: a device without peak or bandwidth.
         """
+        logs = self.logs(table)
+        known = self.known_devices() if len(self.known_) else {}
+        for number, device in enumerate(table.devices):
+            rows = np.flatnonzero(table.device == number)
+            if len(rows):
+                logs[rows] = self._with_copies(logs[rows], table.take(rows), device, known)
+        return np.maximum(np.exp(logs), self.floor(program_inputs(table, self.scale_)))
+
+    def logs(self, table: ProgramTable) -> Floats:
+        """Logarithms of what trees and networks make of each program (N), without copies."""
         inputs = program_inputs(table, self.scale_)
         logs = np.zeros(len(table))
         if self.trees_ and self.weight_ < 1:
@@ -176,7 +191,25 @@ class ProgramPredictor(RegressorMixin, BaseEstimator):  # type: ignore[misc, unu
             logs += self.weight_ * np.mean(
                 [self._network_logs(network, table, inputs) for network in self.networks_], 0
             )
-        return np.maximum(np.exp(logs), self.floor(inputs))
+        return logs
+
+    def _with_copies(
+        self, logs: Floats, table: ProgramTable, device: Device, known: Mapping[str, Device]
+    ) -> Floats:
+        """Logarithms of predictions (N) of one device, beside copies of what another timed."""
+        rule, boards = self.copies_.get(device.name), []
+        if rule is None and device.kind != "cpu" and device.name not in self.known_.devices:
+            boards = [name for name in self.known_.devices if known[name].chip == device.chip]
+        if rule is None and not boards:
+            return logs
+        source = rule.source if rule else boards[0]
+        copied = np.log(self.known_.seconds(digests(table), source))
+        if rule:
+            found = rule.share * (copied + rule.factor) + (1 - rule.share) * logs
+        else:  # a board that timed nothing: as much slower as predictions say
+            there = replace(table, devices=(known[source],) * len(table.devices))
+            found = copied + logs - self.logs(there)
+        return np.where(np.isfinite(copied), found, logs)
 
     def leaf_seconds(self, inputs: ProgramInputs) -> Floats:
         """What the trees make of every leaf, seconds (M)."""
@@ -213,6 +246,7 @@ class ProgramPredictor(RegressorMixin, BaseEstimator):  # type: ignore[misc, unu
             SpecError: the folder cannot be written.
         """
         tensors: dict[str, Any] = {f"parts.{k}": v for k, v in self.scale_.arrays().items()}
+        tensors |= {f"known.{k}": v for k, v in self.known_.arrays().items()}
         tensors["quantiles"] = self.quantiles_
         for number, trees in enumerate(self.trees_):
             tensors |= {f"trees{number}.{k}": v for k, v in trees.arrays().items()}
@@ -229,6 +263,8 @@ class ProgramPredictor(RegressorMixin, BaseEstimator):  # type: ignore[misc, unu
             "weight": self.weight_,
             "shift": self.shift_,
             "scale_devices": list(self.scale_.devices),
+            "known": list(self.known_.devices),
+            "copies": {name: list(rule) for name, rule in self.copies_.items()},
             "ranges_s": [limit for limit in RANGES_S if np.isfinite(limit)],
             **self.card_,
             **facts,
@@ -274,7 +310,8 @@ class ProgramPredictor(RegressorMixin, BaseEstimator):  # type: ignore[misc, unu
             return {k[len(prefix) :]: v for k, v in tensors.items() if k.startswith(prefix)}
 
         known = ("schema", "kind", "features", "device_features", "parameters", "networks",
-                 "trees", "weight", "shift", "scale_devices", "ranges_s")  # fmt: skip
+                 "trees", "weight", "shift", "scale_devices", "known", "copies",
+                 "ranges_s")  # fmt: skip
         model.card_ = {k: v for k, v in card.items() if k not in known}
         names = card["scale_devices"]
         model.scale_ = _scale(part("parts."), names, model.known_devices() if names else {})
@@ -285,6 +322,8 @@ class ProgramPredictor(RegressorMixin, BaseEstimator):  # type: ignore[misc, unu
             ProgramTransformer.from_arrays(model.settings(number), part(f"network{number}."))
             for number in range(card["networks"])
         ]
+        model.known_ = KnownPrograms.from_arrays(part("known."), card.get("known", ()))
+        model.copies_ = {name: Copy(*rule) for name, rule in card.get("copies", {}).items()}
         model.weight_, model.shift_ = float(card["weight"]), float(card["shift"])
         if not (0 <= model.weight_ <= 1 and abs(model.shift_) < 100):
             raise ValueError(f"weight {model.weight_}, shift {model.shift_}")

@@ -78,6 +78,7 @@ def tune(
     if model.trees_:
         for number in np.unique(table.device).tolist():
             _liken(model, table.take(table.device == number), table.devices[number])
+    _copy(model, table)
     inputs = program_inputs(table, model.scale_)
     if model.trees_:
         leaf_s = model.leaf_seconds(inputs)
@@ -94,6 +95,21 @@ def tune(
     for network in model.networks_:
         own = ProgramScale(network.scales["parts"].astype(np.float64))
         network.train(table, program_inputs(table, own), seconds, epochs, learning_rate)
+
+
+def _copy(model: ProgramPredictor, table: ProgramTable) -> None:
+    """Decide whether programs that other devices of the kind have timed are copied from them."""
+    described = model.known_devices()
+    for number in np.unique(table.device).tolist():
+        device, rows = table.devices[number], table.take(table.device == number)
+        others = [
+            name for name in model.known_.devices
+            if name != device.name and described[name].kind == device.kind
+        ]  # fmt: skip
+        model.copies_.pop(device.name, None)
+        rule = model.known_.copy_for(rows, np.exp(model.logs(rows)), others)
+        if rule is not None:
+            model.copies_[device.name] = rule
 
 
 def _liken(model: ProgramPredictor, table: ProgramTable, device: Device) -> None:
