@@ -375,3 +375,16 @@ def test_without_a_device_or_a_journal_it_is_refused_and_nothing_is_left(tmp_pat
     with pytest.raises(SpecError, match="no such file"):
         main([*output, "--seconds", "0"])
     assert not list(tmp_path.iterdir())
+
+
+def test_buffers_make_room_for_each_other_on_a_small_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    free = [47]
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (free[0], 80))
+    assert Operands("cuda:0", most_bytes=16)._short_of_memory()
+    free[0] = 48
+    assert not Operands("cuda:0", most_bytes=16)._short_of_memory()
+    # The buffers of one device do not matter to another, and a processor's are small.
+    view = Operands("cpu", most_bytes=1 << 20)
+    for dtype in ("fp32", "bfloat16", "float16"):
+        assert view(dtype, 0, 8).shape == view(dtype, 0, 8, normal=True).shape
+    assert len(view._buffers) == 6
