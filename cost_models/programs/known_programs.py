@@ -157,7 +157,7 @@ class KnownPrograms:
 
 
 def digests(table: ProgramTable) -> NDArray[np.uint64]:
-    """A number for each program's leaves (N); in halves, so that the last bits do not count."""
+    """A number for each program's leaves (N), in half precision: last bits do not count."""
     halves = np.ascontiguousarray(np.clip(table.leaves, -6e4, 6e4).astype(np.float16))
     raw, width = halves.tobytes(), halves.shape[1] * 2
     ends = (table.offsets * width).tolist()

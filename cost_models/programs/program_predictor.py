@@ -173,17 +173,19 @@ class ProgramPredictor(RegressorMixin, BaseEstimator):  # type: ignore[misc, unu
         Raises:
             MissingDataError: a device without peak or bandwidth.
         """
-        logs = self.logs(table)
-        known = self.known_devices() if len(self.known_) else {}
+        inputs = program_inputs(table, self.scale_)
+        logs = self._logs(table, inputs)
         for number, device in enumerate(table.devices):
-            rows = np.flatnonzero(table.device == number)
-            if len(rows):
-                logs[rows] = self._with_copies(logs[rows], table.take(rows), device, known)
-        return np.maximum(np.exp(logs), self.floor(program_inputs(table, self.scale_)))
+            source, rows = self._source(device), np.flatnonzero(table.device == number)
+            if source is not None and len(rows):
+                logs[rows] = self._with_copies(logs[rows], table.take(rows), device, source)
+        return np.maximum(np.exp(logs), self.floor(inputs))
 
     def logs(self, table: ProgramTable) -> Floats:
         """Logarithms of what trees and networks make of each program (N), without copies."""
-        inputs = program_inputs(table, self.scale_)
+        return self._logs(table, program_inputs(table, self.scale_))
+
+    def _logs(self, table: ProgramTable, inputs: ProgramInputs) -> Floats:
         logs = np.zeros(len(table))
         if self.trees_ and self.weight_ < 1:
             logs += (1 - self.weight_) * np.log(program_seconds(inputs, self.leaf_seconds(inputs)))
@@ -193,21 +195,25 @@ class ProgramPredictor(RegressorMixin, BaseEstimator):  # type: ignore[misc, unu
             )
         return logs
 
+    def _source(self, device: Device) -> Device | None:
+        """The device whose times are copied for one: as fine-tuning found, or of the same chip."""
+        rule, timed = self.copies_.get(device.name), self.known_.devices
+        if rule is None and (device.kind == "cpu" or device.name in timed or not timed):
+            return None
+        known = self.known_devices()
+        if rule is not None:
+            return known[rule.source]
+        return next((known[name] for name in timed if known[name].chip == device.chip), None)
+
     def _with_copies(
-        self, logs: Floats, table: ProgramTable, device: Device, known: Mapping[str, Device]
+        self, logs: Floats, table: ProgramTable, device: Device, source: Device
     ) -> Floats:
         """Logarithms of predictions (N) of one device, beside copies of what another timed."""
-        rule, boards = self.copies_.get(device.name), []
-        if rule is None and device.kind != "cpu" and device.name not in self.known_.devices:
-            boards = [name for name in self.known_.devices if known[name].chip == device.chip]
-        if rule is None and not boards:
-            return logs
-        source = rule.source if rule else boards[0]
-        copied = np.log(self.known_.seconds(digests(table), source))
-        if rule:
+        copied = np.log(self.known_.seconds(digests(table), source.name))
+        if rule := self.copies_.get(device.name):
             found = rule.share * (copied + rule.factor) + (1 - rule.share) * logs
         else:  # a board that timed nothing: as much slower as predictions say
-            there = replace(table, devices=(known[source],) * len(table.devices))
+            there = replace(table, devices=(source,) * len(table.devices))
             found = copied + logs - self.logs(there)
         return np.where(np.isfinite(copied), found, logs)
 
