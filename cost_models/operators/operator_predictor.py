@@ -31,6 +31,9 @@ from sklearn.base import (  # type: ignore[import-untyped, unused-ignore]
     BaseEstimator,
     RegressorMixin,
 )
+from sklearn.utils.validation import (  # type: ignore[import-untyped, unused-ignore]
+    check_is_fitted,
+)
 
 from foreplan.cost_models.operators.conformal import conformal_quantile, unseen_quantiles
 from foreplan.cost_models.operators.device_gate import GateScales
@@ -123,6 +126,15 @@ class OperatorPredictor(RegressorMixin, BaseEstimator, FittedExperts):  # type: 
             )  # fmt: skip
         self.quantiles_ = unseen_quantiles(self, table, latency)
         return self
+
+    def predict_parts(self, table: OperatorTable) -> tuple[Floats, Floats]:
+        """As `FittedExperts.predict_parts`.
+
+        Raises:
+            sklearn.exceptions.NotFittedError: before `fit`.
+        """
+        check_is_fitted(self)
+        return super().predict_parts(table)
 
     def without(self, chips: Collection[str]) -> OperatorPredictor:
         """The model as trained without any row of these chips."""

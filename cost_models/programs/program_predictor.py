@@ -24,6 +24,9 @@ from sklearn.base import (  # type: ignore[import-untyped, unused-ignore]
     BaseEstimator,
     RegressorMixin,
 )
+from sklearn.utils.validation import (  # type: ignore[import-untyped, unused-ignore]
+    check_is_fitted,
+)
 
 from foreplan.cost_models.model_store import MISFITS, read_card, read_weights, write_model
 from foreplan.cost_models.programs.encoder._leaf_names import FEATURE_VERSION
@@ -172,7 +175,9 @@ class ProgramPredictor(RegressorMixin, BaseEstimator):  # type: ignore[misc, unu
 
         Raises:
             MissingDataError: a device without peak or bandwidth.
+            sklearn.exceptions.NotFittedError: before `fit`.
         """
+        check_is_fitted(self)
         inputs = program_inputs(table, self.scale_)
         logs = self._logs(table, inputs)
         for number, device in enumerate(table.devices):

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from sklearn.base import clone
+from sklearn.exceptions import NotFittedError
 from tests.cost_models.operator_rows import synthetic
 
 from foreplan.cost_models.commands import evaluate_file, operator_stats, train_operators
@@ -178,6 +179,11 @@ def test_estimator_contract(fitted: OperatorPredictor) -> None:
     assert model.fit(synthetic(rows=60)) is model
     same = OperatorPredictor(trees=7, seed=3).fit(synthetic(rows=60))
     assert np.array_equal(model.predict(synthetic()), same.predict(synthetic()))
+
+
+def test_an_estimator_that_was_not_fitted_says_so() -> None:
+    with pytest.raises(NotFittedError, match="OperatorPredictor"):
+        OperatorPredictor().predict(synthetic(("t4",), 1))
 
 
 def test_save_and_load(fitted: OperatorPredictor, tmp_path: Path) -> None:

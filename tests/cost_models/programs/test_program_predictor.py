@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from sklearn.exceptions import NotFittedError
 
 from foreplan.cost_models.programs._program_network import (
     ProgramNetwork,
@@ -164,6 +165,8 @@ def test_a_new_device_starts_as_the_known_one_that_suits_its_rows(
 def test_bad_labels_and_unknown_devices_are_refused(table: ProgramTable) -> None:
     with pytest.raises(SpecError):
         ProgramPredictor().fit(table, 0 * table.latency_s)
+    with pytest.raises(NotFittedError, match="ProgramPredictor"):
+        ProgramPredictor().predict(table)
     bare = table.devices[0].model_copy(update={"memory_bandwidth": None})
     first = table.take(np.flatnonzero(table.device == 0))
     object.__setattr__(first, "devices", (bare,))
