@@ -100,12 +100,7 @@ def evaluate_program_files(
         MissingDataError: the model or the data is not there.
     """
     predictor = load_program_model(model)
-    known: dict[str, Device] = dict(getattr(predictor, "known_devices", dict)())
-    if device is None:
-        # Records say their chip: the short name of a device, as ``cpu:threads=1,isa=avx2``, would
-        # make a program of any chip one of the first that the model was trained on.
-        known = {item.name: item for item in known.values()}
-    known |= _devices(device_files)
+    known = _known(predictor, device) | _devices(device_files)
     read = read_programs(data, format_name, device=device, known=known, count_all=True)
     names = None if device is None else [device] * len(read.table.devices)
     result = evaluate_programs(predictor, read.table, read.unsupported, names=names)
@@ -179,7 +174,7 @@ def tune_programs(
         MissingDataError: no such shipped model.
     """
     first = _predictor(start, torch_device)
-    known = dict(first.known_devices()) | _devices(device_files)
+    known = _known(first, device) | _devices(device_files)
     table = _kept(data, formats, device, known, hold_out)
     before = np.abs(first.predict(table) / table.latency_s - 1)
     tasks = np.unique(table.task)
@@ -211,6 +206,17 @@ def _predictor(name_or_path: str, torch_device: str) -> ProgramPredictor:
     if not isinstance(found, ProgramPredictor):
         raise SpecError("--start", got=name_or_path, expected="pretrained:programs or a folder")
     return found
+
+
+def _known(predictor: Any, device: str | None) -> dict[str, Device]:
+    """Devices that a predictor was trained on, by the names that data may use for them.
+
+    Records say their chip: the short name of a device, as ``cpu:threads=1,isa=avx2``, would make a
+    program of any chip one of the first that the model was trained on. A word of the caller's may
+    be one.
+    """
+    known: dict[str, Device] = dict(getattr(predictor, "known_devices", dict)())
+    return {item.name: item for item in known.values()} if device is None else known
 
 
 def _kept(

@@ -102,6 +102,8 @@ def _copy(model: ProgramPredictor, table: ProgramTable) -> None:
     described = model.known_devices()
     for number in np.unique(table.device).tolist():
         device, rows = table.devices[number], table.take(table.device == number)
+        if device.name in model.known_.devices:
+            continue  # it was trained on
         others = [
             name for name in model.known_.devices
             if name != device.name and described[name].kind == device.kind

@@ -211,6 +211,26 @@ def test_programs_fine_tune_a_model_by_command(folder: Path, tmp_path: Path) -> 
     assert not (tmp_path / "none").exists()
 
 
+def test_a_new_chip_is_no_known_one_with_the_same_instruction_set(tmp_path: Path) -> None:
+    word = {"device": "cpu:threads=1,isa=avx2", "target": json.dumps({"kind": "llvm"})}
+    chips = ("old", "older", "new")
+    for chip in chips:
+        (tmp_path / chip).mkdir()
+        rows = [record(number, chip=chip, **word) for number in range(64)]
+        write_records(rows, tmp_path / chip / "a.parquet")
+    small = {"rounds": 10, "groups": 0, "networks": 0}
+    train_programs(
+        [tmp_path / "old", tmp_path / "older"], ["foreplan"], tmp_path / "m", settings=small
+    )
+    start = str(tmp_path / "m")
+    train_files([tmp_path / "new"], ["foreplan"], tmp_path / "mine", start=start)
+    found: dict[str, Any] = evaluate_file(str(tmp_path / "mine"), tmp_path / "new", "foreplan")
+    card = json.loads((tmp_path / "mine" / "card.json").read_text())
+    named = [f"{chip}/{word['device']}" for chip in chips]
+    assert [device["name"] for device in card["devices"]] == named
+    assert list(found["by_device"]) == named[2:]
+
+
 @pytest.mark.parametrize("model", ["roofline", "pretrained:programs"])
 def test_a_file_of_programs_that_cannot_be_encoded_is_counted(tmp_path: Path, model: str) -> None:
     path = tmp_path / "odd.jsonl"
