@@ -6,6 +6,7 @@ is listed in ``not_expressed`` and handed to the user. Every export is read back
 
 from __future__ import annotations
 
+import json
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
@@ -37,6 +38,10 @@ _EXPORTERS = Installed(
     ),
     "an Exporter",
 )
+
+
+#: The plan itself, as a launcher of ours reads it.
+PLAN_FILE = "plan.json"
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +140,8 @@ def export_plan(
 
     Raises:
         SpecError: no such target, a plan that it cannot express, a round trip that altered
-            something, or a folder that cannot be written.
+            something, or a folder that cannot be written or holds another plan under the name of a
+            file of the export.
     """
     found = exporter(target)
     loaded = plan if isinstance(plan, Plan) else load_plan(plan)
@@ -146,9 +152,30 @@ def export_plan(
         )
     output = Path(folder)
     with folder_for(output):
+        _keep_other_plans(output, written.files)
         write_together(output, written.files)
         for pattern in found.optional:
             for path in output.glob(pattern):
                 if path.name not in written.files and path.is_file():
                     path.unlink()
     return written
+
+
+def _keep_other_plans(folder: Path, files: Mapping[str, str]) -> None:
+    """Refuse to write over a plan that no earlier export has put there.
+
+    Raises:
+        SpecError: there is one.
+    """
+    there = {name for name in files if (folder / name).exists()}
+    if PLAN_FILE not in there or there == set(files):
+        return
+    try:
+        other = json.loads((folder / PLAN_FILE).read_text(encoding="utf-8"))
+    except ValueError:
+        other = None
+    if other != json.loads(files[PLAN_FILE]):
+        raise SpecError(
+            str(folder / PLAN_FILE), got="another plan", expected="none, or an earlier export's",
+            fix="export into a folder of its own",
+        )  # fmt: skip

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 
 from foreplan.errors import SpecError
 from foreplan.planner.export import _shell
-from foreplan.planner.export.exporter import Exporter, Written
+from foreplan.planner.export.exporter import PLAN_FILE, Exporter, Written
 from foreplan.planner.plan import Plan
 from foreplan.planner.verify.local import WORKER_MODULE
 
@@ -32,19 +32,19 @@ class TorchrunExporter(Exporter):
             )  # fmt: skip
         flags = {"--nproc-per-node": str(plan.verify.ranks)}
         text = _shell.script(("torchrun", "--standalone"), flags, {})
-        text = text.replace('  "$@"', f'  -m {WORKER_MODULE} plan.json "$@"')
+        text = text.replace('  "$@"', f'  -m {WORKER_MODULE} {PLAN_FILE} "$@"')
         text = text.replace("set -euo pipefail", 'set -euo pipefail\ncd "$(dirname "$0")"')
         zoo = sorted({str(rank.name) for rank in plan.cluster.ranks() if rank.name.kind == "zoo"})
         where = (
             f"which devices stand for {' and '.join(zoo)}: its ranks refuse names of the zoo, so "
             "profile the real ones ('foreplan profile') and plan with their cluster.yaml",
         )
-        return Written({"launch.sh": text, "plan.json": plan.to_json()}, where if zoo else ())
+        return Written({"launch.sh": text, PLAN_FILE: plan.to_json()}, where if zoo else ())
 
     def read(self, files: Mapping[str, str]) -> object:
         """See `Exporter.read`: the ranks to be started and the plan's document."""
         _, flags = _shell.parse(files["launch.sh"])
-        return int(flags["--nproc-per-node"]), json.loads(files["plan.json"])
+        return int(flags["--nproc-per-node"]), json.loads(files[PLAN_FILE])
 
     def expected(self, plan: Plan) -> object:
         """See `Exporter.expected`."""

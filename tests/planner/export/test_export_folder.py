@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -43,6 +44,23 @@ def test_files_of_an_earlier_plan_do_not_stay(
     second = export_plan(plain, target, tmp_path).files
     assert len(second) < len(first)
     assert {path.name for path in tmp_path.iterdir()} == {*second, "notes.txt"}
+
+
+def test_another_plan_is_not_written_over(mixed: Plan, plain: Plan, tmp_path: Path) -> None:
+    file = tmp_path / "plan.json"
+    file.write_text(mixed.to_json())
+    with pytest.raises(SpecError, match=r"plan\.json: got 'another plan'.*folder of its own"):
+        export_plan(plain, "torchrun", tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["plan.json"]
+    assert file.read_text() == mixed.to_json()
+    file.write_text("no plan")
+    with pytest.raises(SpecError, match="another plan"):
+        export_plan(mixed, "torchrun", tmp_path)
+    # The same plan may lie there, whatever its spaces, and an earlier export is replaced.
+    file.write_text(json.dumps(json.loads(mixed.to_json()), indent=7))
+    export_plan(mixed, "torchrun", tmp_path)
+    export_plan(plain, "torchrun", tmp_path)
+    assert file.read_text() == plain.to_json()
 
 
 def test_a_full_disk_leaves_no_half_of_an_export(
