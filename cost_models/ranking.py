@@ -243,9 +243,10 @@ def rank(
     runs: Execution = "graph" if execution == "graph" else "eager"
     asked: Phase = "training" if phase == "training" else "inference"
     choice = cost_choice(costs)
+    # Before the capture, which takes seconds: the folder may be none.
+    predictor = predictor or _predictor(choice, weights)
     steps, cached = stored_steps(model, batch=batch, tokens=sequence_length, phase=asked)
     fits = _fits(model, asked, steps, targets, f"{batch} x {sequence_length} tokens")
-    predictor = predictor or _predictor(choice, weights)
     launches: LaunchSeconds = launch_s
     if runs == "eager" and launch_s is None:
         launches = profiled_launches(profile, steps, asked)

@@ -295,6 +295,17 @@ def test_a_batch_beyond_all_memory_is_refused(folder: Path) -> None:
         foreplan.rank_devices("gpt2", "h200,b200", batch=100_000_000_000, costs="roofline")
 
 
+def test_weights_that_are_none_are_refused_before_a_model_is_captured(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def captured(*_: object, **__: object) -> None:
+        raise AssertionError("captured first")
+
+    monkeypatch.setattr("foreplan.cost_models.ranking.stored_steps", captured)
+    with pytest.raises(SpecError, match="nowhere"):
+        predict_model("tiny-llama-random", ["h200"], weights=str(folder / "nowhere"))
+
+
 def test_python_ranks_as_the_command_does(folder: Path) -> None:
     asked: dict[str, Any] = {"sequence_length": 64, "costs": "roofline"}
     ranking = foreplan.rank_devices("tiny-llama-random", **asked)
