@@ -18,7 +18,7 @@ from torch import Tensor
 
 from foreplan.cost_models.passes.call_values import byte_count, described_tensors, operator_of
 from foreplan.datasets.graphs.operator_call import DEVICE, DTYPE, LAYOUT, MEMORY_FORMAT, TENSOR
-from foreplan.datasets.kernels.cold_operands import last_level_cache
+from foreplan.datasets.kernels.cold_operands import held_cache
 
 #: Copies of an operand at most, and bytes of a call's operands up to which it may have more sets of
 #: them than their age asks for (both assumed).
@@ -64,12 +64,12 @@ class CallOperands:
         device: ``cpu`` or ``cuda:N``.
 
     Attributes:
-        cache_bytes: of the device's last cache.
+        cache_bytes: of the device's last cache, as far as a core keeps them.
     """
 
     def __init__(self, device: str) -> None:
         self.device = device
-        self.cache_bytes = last_level_cache(device)
+        self.cache_bytes = held_cache(device)
         self._random = torch.Generator(device=device).manual_seed(0)
 
     def calls(

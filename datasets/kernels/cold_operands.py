@@ -29,6 +29,10 @@ _CACHES = 4
 #: though two at the least (products that take so long are bound by arithmetic).
 _MOST_SETS, _SETS_S = 512, 0.15
 _ASSUMED_CACHE_BYTES = 64 << 20  # where the machine does not say
+#: Bytes that a core keeps of a large cache, at most. Of 480 MiB that a virtual Xeon names its cores
+#: kept 64 (`measured`, docs/results/end_to_end.md); sets of four times 480 were memory that other
+#: processes needed.
+_MOST_HELD_BYTES = 128 << 20
 
 
 class InTurn:
@@ -99,7 +103,7 @@ def in_turn(
     results: deque[Any] = deque([run(*sets[0])])
     first = tuple(_tensors([sets, results[0]]))
     used = sum(t.numel() * t.element_size() for t in first)
-    cache = last_level_cache(str(first[0].device)) if first else 0
+    cache = held_cache(str(first[0].device)) if first else 0
     wanted = min(_MOST_SETS, -(-_CACHES * cache // max(used, 1)))
     # Results then go to memory that the process has, as a step's go to that of the step before.
     while len(sets) < wanted and (len(sets) < 2 or time.perf_counter() - started < _SETS_S):
@@ -117,6 +121,11 @@ def last_level_cache(device: str) -> int:
         text = path.read_text().strip()
         sizes.append(int(text[:-1]) * {"K": 1, "M": 1024}[text[-1]] if text[-1:] in "KM" else 0)
     return max(sizes) * 1024
+
+
+def held_cache(device: str) -> int:
+    """Bytes that operands have to be out of to be cold on a torch device: of its largest cache."""
+    return min(_MOST_HELD_BYTES, last_level_cache(device))
 
 
 #: Activations of 4 MiB, as a training step's: behind 1 MiB, what a core has for itself, casts of

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from foreplan.datasets.dtypes import cache_bytes
-from foreplan.datasets.kernels.cold_operands import last_level_cache
+from foreplan.datasets.kernels.cold_operands import held_cache
 from foreplan.datasets.kernels.quantised_cache import QuantisedCache
 from foreplan.datasets.kernels.registry import (
     LinearKernel,
@@ -87,7 +87,7 @@ class Inputs:
     def __init__(self, device: str, *, behind_one_another: bool = False) -> None:
         self.device = device
         self.kind = torch.device(device).type
-        self.cache_bytes = last_level_cache(device)
+        self.cache_bytes = held_cache(device)
         self._random = torch.Generator(device=device).manual_seed(0)
         self._weight_key: tuple[object, ...] = ()
         self._weights: list[Packed] = []

@@ -16,7 +16,7 @@ import torch
 
 from foreplan.datasets import device_zoo
 from foreplan.datasets.device_name import DeviceName
-from foreplan.datasets.kernels.cold_operands import last_level_cache
+from foreplan.datasets.kernels.cold_operands import held_cache, last_level_cache
 from foreplan.datasets.timing.worker_environment import thread_count
 
 Timer = Callable[[Callable[[], object], int], float]
@@ -104,7 +104,7 @@ def _turn(word: str, time_calls: Timer) -> dict[str, float]:
 
 
 def _bandwidths(word: str, time_calls: Timer) -> dict[str, float]:
-    size = max(8 * last_level_cache(word), 1 << 26)
+    size = max(8 * held_cache(word), 1 << 26)
     source = torch.ones(size, dtype=torch.uint8, device=word)
     target = torch.empty_like(source)
     found = {"memory_bandwidth": 2 * size / _best(lambda: target.copy_(source), time_calls, 1)}

@@ -194,6 +194,7 @@ def _figures_of(profile: Profile | None) -> dict[str, float]:
         return {}
     device = profile.device
     found = {f"peak_flops.{n.partition('/')[0]}": v for n, v in device.peak_flops.items()}
+    found |= {f"reread_bandwidth.{n}": rate for n, rate in device.reread_bandwidth or ()}
     for name in ("launch_overhead_s", "memory_bandwidth"):
         if (value := getattr(device, name)) is not None:
             found[name] = value

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from foreplan.datasets.kernels import cold_operands
-from foreplan.datasets.kernels.cold_operands import in_turn, last_level_cache
+from foreplan.datasets.kernels.cold_operands import held_cache, in_turn, last_level_cache
 from foreplan.datasets.kernels.training_programs import optimizer_program
 from foreplan.datasets.kernels.training_runnable import training_call
 from foreplan.datasets.program import Variant, program
@@ -149,3 +149,11 @@ def test_an_update_steps_on_as_many_tensors_as_it_says() -> None:
     assert [p.numel() for p in held] == [334, 333, 333]
     assert not torch.equal(held[0], before)
     call.displace()
+
+
+@pytest.mark.parametrize(("named", "held"), [(32 * MIB, 32 * MIB), (480 * MIB, 128 * MIB)])
+def test_a_core_keeps_no_more_than_its_part_of_a_large_cache(
+    named: int, held: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cold_operands, "last_level_cache", lambda device: named)
+    assert held_cache("cpu") == held
