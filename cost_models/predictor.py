@@ -170,8 +170,8 @@ def recorded_libraries(model: FittedExperts, device: Device) -> dict[tuple[str, 
     """Library whose operators were timed inside CUDA graphs on a device's chip, by kind and dtype.
 
     Those of another board of the chip too, before the device's own operators of another library: on
-    an H100 torch's products are priced within 12 % by an H200's sweep, and 10 to 20 % too long by
-    SGLang's tables of the very board (docs/results/end_to_end.md, 2026-11-27).
+    an H100 an H200's sweep prices torch's products 12 to 13 % off in the mean, SGLang's tables of
+    the very board make networks 10 to 20 % too long (docs/results/end_to_end.md, 2026-11-27).
     """
     timed = sorted(model.timed(), key=lambda t: (t.device.name == device.name, t.library))
     return {

@@ -1,8 +1,8 @@
 """`KnownPrograms`: how long programs took on devices of training, for devices like those.
 
-A program that one board has timed says more of its time on another board of the chip than its text
-does: of an H100's, copied from an H200, 6.7 % is wrong where 13.8 % of the predictions are
-(docs/results/programs.md). Programs are the same if their leaves are equal.
+What one board has timed says more of a program's time on another board of the chip than its text
+does: an H200's times are 6.7 % off an H100's, predictions 13.8 % (docs/results/programs.md).
+Programs are the same if their leaves are equal.
 """
 
 from __future__ import annotations

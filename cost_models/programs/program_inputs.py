@@ -5,7 +5,8 @@ Shape legend: N programs, M leaves, P parts, Q parts of a leaf, T terms, F entri
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,7 +20,7 @@ from foreplan.cost_models.programs.program_estimate import (
     WHOLE_NAMES,
     program_estimate,
 )
-from foreplan.cost_models.programs.program_scale import DeviceFigures, ProgramScale
+from foreplan.cost_models.programs.program_scale import DeviceFactors, DeviceFigures, ProgramScale
 from foreplan.cost_models.programs.program_table import ProgramTable
 from foreplan.datasets.device import FEATURE_NAMES as DEVICE_FEATURES
 from foreplan.datasets.device import Device
@@ -70,6 +71,36 @@ def fit_scale(table: ProgramTable, latency_s: Floats) -> ProgramScale:
         latency_s,
         _device_names(table),
         {device.name: device_figures(device) for device in table.devices},
+    )
+
+
+def stored_scale(
+    arrays: Mapping[str, NDArray[Any]], names: Sequence[str], devices: Mapping[str, Device]
+) -> ProgramScale:
+    """The scale that `ProgramScale.arrays` was of.
+
+    Args:
+        arrays: from it.
+        names: of the devices with factors, in their order.
+        devices: by name.
+
+    Raises:
+        ValueError: weights of other parts, or factors of devices that are not described.
+    """
+    weights, parts = arrays["weights"], len(PART_NAMES)
+    factors = arrays.get("factors", np.empty((0, parts)))
+    if weights.shape != (2, parts) or factors.shape != (len(names), parts):
+        raise ValueError(f"weights {weights.shape} and factors {factors.shape} of {parts} parts")
+    missing = [name for name in names if name not in devices]
+    if missing:
+        raise ValueError(f"factors of {', '.join(missing)}, which the card does not describe")
+    items = {name: devices[name] for name in names}
+    return ProgramScale(
+        weights,
+        {
+            name: DeviceFactors(device.kind == "cpu", device_figures(device), factor)
+            for (name, device), factor in zip(items.items(), factors, strict=True)
+        },
     )
 
 

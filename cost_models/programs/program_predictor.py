@@ -13,7 +13,7 @@ the groups are kept and averaged; trees and scale are fitted once more on all ro
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, Self
@@ -31,14 +31,13 @@ from sklearn.utils.validation import (  # type: ignore[import-untyped, unused-ig
 from foreplan.cost_models.model_store import MISFITS, read_card, read_weights, write_model
 from foreplan.cost_models.programs.encoder._leaf_names import FEATURE_VERSION
 from foreplan.cost_models.programs.known_programs import Copy, KnownPrograms, digests
-from foreplan.cost_models.programs.program_estimate import PART_NAMES
 from foreplan.cost_models.programs.program_inputs import (
     ProgramInputs,
-    device_figures,
     on_cpus,
     program_inputs,
+    stored_scale,
 )
-from foreplan.cost_models.programs.program_scale import DeviceFactors, ProgramScale
+from foreplan.cost_models.programs.program_scale import ProgramScale
 from foreplan.cost_models.programs.program_table import Floats, ProgramTable
 from foreplan.cost_models.programs.program_transformer import NetworkSettings, ProgramTransformer
 from foreplan.cost_models.programs.program_trees import ProgramTrees
@@ -325,7 +324,7 @@ class ProgramPredictor(RegressorMixin, BaseEstimator):  # type: ignore[misc, unu
                  "ranges_s")  # fmt: skip
         model.card_ = {k: v for k, v in card.items() if k not in known}
         names = card["scale_devices"]
-        model.scale_ = _scale(part("parts."), names, model.known_devices() if names else {})
+        model.scale_ = stored_scale(part("parts."), names, model.known_devices() if names else {})
         model.trees_ = [
             ProgramTrees.from_arrays(part(f"trees{number}.")) for number in range(card["trees"])
         ]
@@ -335,6 +334,9 @@ class ProgramPredictor(RegressorMixin, BaseEstimator):  # type: ignore[misc, unu
         ]
         model.known_ = KnownPrograms.from_arrays(part("known."), card.get("known", ()))
         model.copies_ = {name: Copy(*rule) for name, rule in card.get("copies", {}).items()}
+        sources = {rule.source for rule in model.copies_.values()} | set(model.known_.devices)
+        if sources and not sources <= set(model.known_devices()):
+            raise ValueError("known programs of devices that the card does not describe")
         model.weight_, model.shift_ = float(card["weight"]), float(card["shift"])
         if not (0 <= model.weight_ <= 1 and abs(model.shift_) < 100):
             raise ValueError(f"weight {model.weight_}, shift {model.shift_}")
@@ -390,28 +392,3 @@ class ProgramPredictor(RegressorMixin, BaseEstimator):  # type: ignore[misc, unu
 def program_seconds(inputs: ProgramInputs, leaf_s: Floats) -> Floats:
     """Sums over the leaves of each program (N)."""
     return np.asarray(np.add.reduceat(leaf_s, inputs.starts))
-
-
-def _scale(
-    arrays: Mapping[str, NDArray[Any]], names: Sequence[str], devices: Mapping[str, Device]
-) -> ProgramScale:
-    """The scale that `ProgramScale.arrays` was of.
-
-    Raises:
-        ValueError: weights of other parts, or factors of devices that are not described.
-    """
-    weights, parts = arrays["weights"], len(PART_NAMES)
-    factors = arrays.get("factors", np.empty((0, parts)))
-    if weights.shape != (2, parts) or factors.shape != (len(names), parts):
-        raise ValueError(f"weights {weights.shape} and factors {factors.shape} of {parts} parts")
-    missing = [name for name in names if name not in devices]
-    if missing:
-        raise ValueError(f"factors of {', '.join(missing)}, which the card does not describe")
-    items = {name: devices[name] for name in names}
-    return ProgramScale(
-        weights,
-        {
-            name: DeviceFactors(device.kind == "cpu", device_figures(device), factor)
-            for (name, device), factor in zip(items.items(), factors, strict=True)
-        },
-    )

@@ -26,7 +26,7 @@ from foreplan.datasets.tir.records import ProgramRecord, merge_shards, read_reco
 from foreplan.datasets.tir.sample import Sample
 from foreplan.datasets.tir.site import ProgramWorker, Site
 from foreplan.datasets.tir.target import TargetDevice
-from foreplan.datasets.tir.task import Task
+from foreplan.datasets.tir.task import Task, program_key
 from foreplan.datasets.tir.toolchain import Toolchain, require_tvm
 from foreplan.errors import SpecError
 
@@ -77,7 +77,10 @@ class _Job:
 
     @property
     def name(self) -> str:
-        return f"{self.task.key}/{self.round}" + ("" if self.only is None else f"/{self.only}")
+        which = str(self.round)
+        if self.recorded:  # cut anew when a run goes on
+            which = f"{program_key(self.recorded[0].module)}+{len(self.recorded)}"
+        return f"{self.task.key}/{which}" + ("" if self.only is None else f"/{self.only}")
 
 
 def measure(
@@ -152,19 +155,23 @@ class _Run:
             done = set(whole.split("\n"))
             if torn:
                 write_atomically(self._journal, whole + "\n" if whole else "")
+        here, device = set(), self._devices[0]  # programs timed on this very device
         if any(self._shards.glob("*.parquet")):
             for record in read_records(self._shards):
                 self._known.setdefault(record.task_key, set()).add(record.program_key)
+                if (record.chip, record.target) == (device.chip, device.target):
+                    here.add(record.program_key)
         if recorded is None:
             rounds = range(self._options.rounds)
             jobs = [_Job(task, number) for number in rounds for task in tasks]
         else:
-            size = self._options.samples
-            jobs = [
-                _Job(task, start // size, recorded=tuple(recorded[task.key][start : start + size]))
-                for task in tasks
-                for start in range(0, len(recorded[task.key]), size)
-            ]
+            size, jobs = self._options.samples, []
+            for task in tasks:
+                left = [one for one in recorded[task.key] if program_key(one.module) not in here]
+                jobs += [
+                    _Job(task, start // size, recorded=tuple(left[start : start + size]))
+                    for start in range(0, len(left), size)
+                ]
         return iter([job for job in jobs if job.name not in done])
 
     def work(self, progress: Callable[[str], None]) -> None:

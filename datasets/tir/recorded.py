@@ -35,19 +35,26 @@ def recorded_programs(
 
     Raises:
         MissingDataError: no such folder.
-        SpecError: not a folder of programs, or none of this kind of device.
+        SpecError: not a folder of programs, a damaged record, or none of this kind of device.
     """
     tasks: dict[str, Task] = {}
     found: dict[str, dict[str, Sample]] = {}
     others = set()
     for record in read_records(folder):
-        target: Mapping[str, object] = json.loads(record.target)
-        if (target["kind"], target.get("mcpu")) != (device.kind, device.options.get("mcpu")):
+        try:
+            target: Mapping[str, object] = json.loads(record.target)
+            built_for = target["kind"], target.get("mcpu")
+            calls = MappingProxyType(dict(zip(record.networks, record.calls, strict=True)))
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            raise SpecError(
+                f"{folder}: program {record.program_key or record.task_name}", got=record.target,
+                expected="TVM's target as JSON, and calls for each network",
+            ) from error  # fmt: skip
+        if built_for != (device.kind, device.options.get("mcpu")):
             others.add(record.device)
             continue
         if not record.program_key:
             continue
-        calls = MappingProxyType(dict(zip(record.networks, record.calls, strict=True)))
         key = record.task_key
         tasks[key] = Task(key, record.task_name, "", calls, frozenset(record.families))
         sample = Sample(record.seed, record.module, record.trace)

@@ -172,7 +172,7 @@ def _keep_other_plans(folder: Path, files: Mapping[str, str]) -> None:
         return
     try:
         other = json.loads((folder / PLAN_FILE).read_text(encoding="utf-8"))
-    except ValueError:
+    except (OSError, ValueError):
         other = None
     if other != json.loads(files[PLAN_FILE]):
         raise SpecError(

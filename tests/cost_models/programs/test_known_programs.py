@@ -123,6 +123,19 @@ def test_weights_of_before_there_were_known_programs_are_read(
 
 
 @pytest.mark.parametrize("wrong", [
+    {"known": ["nobody"]}, {"copies": {"new": ["nobody", 0.0, 1.0]}}, {"copies": {"new": ["h200"]}},
+])  # fmt: skip
+def test_a_card_that_names_devices_it_does_not_describe_is_refused(
+    wrong: dict[str, object], model: ProgramPredictor, tmp_path: Path
+) -> None:
+    model.save(tmp_path)
+    card = json.loads((tmp_path / "card.json").read_text())
+    (tmp_path / "card.json").write_text(json.dumps({**card, **wrong}))
+    with pytest.raises(SpecError, match="weights that fit the card"):
+        ProgramPredictor.load(tmp_path)
+
+
+@pytest.mark.parametrize("wrong", [
     {"device": np.array([0, 3], dtype=np.int16)},
     {"latency_s": np.array([1.0, np.nan], dtype=np.float32)},
     {"digest": np.array([1], dtype=np.uint64)},

@@ -60,6 +60,33 @@ def test_the_same_programs_are_timed_on_another_device_and_a_second_run_adds_not
         )  # fmt: skip
 
 
+def test_a_run_goes_on_with_other_chunks_and_beside_draws(measured: Path, tmp_path: Path) -> None:
+    records = sorted(read_records(measured), key=lambda record: record.seed)
+    shards = tmp_path / "shards"
+    shards.mkdir()
+    # One is timed already, another one on another chip; draws of the task were numbered 0.
+    there = [replace(records[0], chip="other"), replace(records[1], chip="third")]
+    write_records(there, shards / "shard-1.parquet")
+    (shards / "jobs.txt").write_text(f"{records[0].task_key}/0\n")
+    for samples in (1, 3):
+        build_dataset(
+            tmp_path, programs=measured, devices=[DEVICE],
+            options=replace(OPTIONS, samples=samples), chip="other",
+        )  # fmt: skip
+        timed = [record for record in read_records(tmp_path) if record.chip == "other"]
+        assert sorted(r.program_key for r in timed) == sorted(r.program_key for r in records)
+
+
+@pytest.mark.parametrize("wrong", [{"target": "llvm"}, {"target": "{}"}, {"calls": (1, 2)}])
+def test_a_damaged_record_is_named(
+    measured: Path, wrong: dict[str, object], tmp_path: Path
+) -> None:
+    (first, *_) = read_records(measured)
+    write_records([replace(first, **wrong)], tmp_path / "a.parquet")  # type: ignore[arg-type]
+    with pytest.raises(SpecError, match=f"program {first.program_key}: got"):
+        recorded_programs(tmp_path, target_device(DEVICE, chip="one"))
+
+
 def test_programs_for_another_instruction_set_are_left_out(measured: Path, tmp_path: Path) -> None:
     other = target_device("cpu:threads=1,isa=avx512", chip="one")
     with pytest.raises(SpecError, match=r"isa=avx2.*expected programs for .*isa=avx512"):
