@@ -41,11 +41,6 @@ class PipelineServer(Exporter):
         degree_flag: flag that holds the number of GPUs of each stage.
     """
 
-    optional = tuple(
-        f"{stem}{number}{ending}"
-        for stem, ending in (("launch", ".sh"), ("quantization_config", ".json"))
-        for number in ("", "_[0-9]*")
-    )
     title: ClassVar[str]
     command: ClassVar[tuple[str, ...]]
     partition: ClassVar[str]

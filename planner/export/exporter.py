@@ -17,6 +17,7 @@ from typing import ClassVar
 
 from foreplan.datasets.storage import folder_for, write_together
 from foreplan.errors import ForeplanError, SpecError
+from foreplan.planner.export.export_record import RECORD_FILE, ExportRecord
 from foreplan.planner.export.handover import Handover
 from foreplan.planner.installed import Installed
 from foreplan.planner.plan import Plan, load_plan
@@ -62,12 +63,9 @@ class Exporter(ABC):
 
     Attributes:
         target: its word on the command line.
-        optional: patterns of the files that it writes for some plans only. Those of an earlier
-            export are removed, so that a folder never holds two plans.
     """
 
     target: ClassVar[str]
-    optional: ClassVar[tuple[str, ...]] = ()
 
     @abstractmethod
     def write(self, plan: Plan) -> Written:
@@ -136,7 +134,8 @@ def export_plan(
     Args:
         plan: a plan or its file.
         target: one of `targets`.
-        folder: made where it does not exist; files of an earlier export are replaced.
+        folder: made where it does not exist; files of an earlier export, to whatever target, are
+            replaced or, unless they were edited, removed.
 
     Raises:
         SpecError: no such target, a plan that it cannot express, a round trip that altered
@@ -152,23 +151,23 @@ def export_plan(
         )
     output = Path(folder)
     with folder_for(output):
-        _keep_other_plans(output, written.files)
-        write_together(output, written.files)
-        for pattern in found.optional:
-            for path in output.glob(pattern):
-                if path.name not in written.files and path.is_file():
-                    path.unlink()
+        earlier = ExportRecord.read(output)
+        _keep_other_plans(output, written.files, earlier)
+        record = ExportRecord.of(written.files)
+        write_together(output, {**written.files, RECORD_FILE: record.text})
+        earlier.remove_others(output, written.files)
     return written
 
 
-def _keep_other_plans(folder: Path, files: Mapping[str, str]) -> None:
+def _keep_other_plans(folder: Path, files: Mapping[str, str], earlier: ExportRecord) -> None:
     """Refuse to write over a plan that no earlier export has put there.
 
     Raises:
         SpecError: there is one.
     """
-    there = {name for name in files if (folder / name).exists()}
-    if PLAN_FILE not in there or there == set(files):
+    if PLAN_FILE not in files or not (folder / PLAN_FILE).exists():
+        return
+    if earlier.holds(folder, PLAN_FILE):
         return
     try:
         other = json.loads((folder / PLAN_FILE).read_text(encoding="utf-8"))

@@ -42,7 +42,6 @@ class LlamaCppExporter(Exporter):
     """``launch.sh`` and, where layers are quantised, ``tensor_types.txt``."""
 
     target = "llama.cpp"
-    optional = (_TYPES_FILE,)
 
     def write(self, plan: Plan) -> Written:
         """See `Exporter.write`; one host only, weights only."""

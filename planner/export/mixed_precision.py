@@ -34,7 +34,6 @@ class _TrainingExporter(Exporter):
     """One JSON file a rank."""
 
     tool: ClassVar[str]
-    optional = ("rank[0-9]*.json",)
 
     @abstractmethod
     def configuration(self, worker: WorkerDecision) -> dict[str, Any]:

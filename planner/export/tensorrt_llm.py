@@ -43,7 +43,6 @@ class TensorRtLlmExporter(Exporter):
     """``launch.sh``, ``llm_args.yaml`` and, for quantised layers, ``hf_quant_config.json``."""
 
     target = "tensorrt-llm"
-    optional = (_QUANTISATION,)
 
     def write(self, plan: Plan) -> Written:
         """See `Exporter.write`."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -11,6 +13,7 @@ import foreplan
 from foreplan.datasets import storage
 from foreplan.errors import SpecError
 from foreplan.planner.export import export_plan
+from foreplan.planner.export.export_record import RECORD_FILE
 from foreplan.planner.plan import Plan
 
 WORKLOAD = {
@@ -43,7 +46,34 @@ def test_files_of_an_earlier_plan_do_not_stay(
     first = export_plan(mixed, target, tmp_path).files
     second = export_plan(plain, target, tmp_path).files
     assert len(second) < len(first)
-    assert {path.name for path in tmp_path.iterdir()} == {*second, "notes.txt"}
+    assert {path.name for path in tmp_path.iterdir()} == {*second, RECORD_FILE, "notes.txt"}
+
+
+def test_files_of_an_earlier_target_do_not_stay(mixed: Plan, tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("mine")
+    for target in ("torchrun", "vllm", "tensorrt-llm", "llama.cpp", "sglang", "torchrun"):
+        files = export_plan(mixed, target, tmp_path).files
+        assert {path.name for path in tmp_path.iterdir()} == {*files, RECORD_FILE, "notes.txt"}
+        check = ["sha256sum", "--check", "--strict", "--quiet", RECORD_FILE]
+        subprocess.run(check, cwd=tmp_path, check=True)
+
+
+def test_what_was_edited_or_never_written_stays(mixed: Plan, plain: Plan, tmp_path: Path) -> None:
+    export_plan(mixed, "tensorrt-llm", tmp_path)
+    (tmp_path / "llm_args.yaml").write_text("mine: 1")
+    beside = tmp_path.parent / f"{tmp_path.name}.txt"
+    beside.write_text("")
+    nothing = hashlib.sha256(b"").hexdigest()
+    with (tmp_path / RECORD_FILE).open("a") as record:
+        record.write(f"{nothing}  ../{beside.name}\n{nothing}  gone\nno line of a record\n")
+    export_plan(plain, "torchrun", tmp_path)
+    assert beside.exists()
+    left = {path.name for path in tmp_path.iterdir()}
+    assert left == {"launch.sh", "plan.json", "llm_args.yaml", RECORD_FILE}
+    # Edited, it is a plan of its own.
+    (tmp_path / "plan.json").write_text(mixed.to_json())
+    with pytest.raises(SpecError, match="another plan"):
+        export_plan(plain, "torchrun", tmp_path)
 
 
 def test_another_plan_is_not_written_over(mixed: Plan, plain: Plan, tmp_path: Path) -> None:
@@ -79,5 +109,5 @@ def test_a_full_disk_leaves_no_half_of_an_export(
     monkeypatch.setattr(storage, "_aside", full)
     with pytest.raises(SpecError, match="No space left"):
         export_plan(mixed, "vllm", tmp_path)
-    assert [path.name for path in tmp_path.iterdir()] == ["launch.sh"]
+    assert {path.name for path in tmp_path.iterdir()} == {"launch.sh", RECORD_FILE}
     assert (tmp_path / "launch.sh").read_text() == before
