@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from foreplan.datasets import latency_range
 from foreplan.datasets.parquet import open_parquet, plain
 from foreplan.datasets.sweeps.operator_table import Texts, texts
 from foreplan.errors import SpecError
@@ -138,23 +139,24 @@ class Columns:
         """A column of milliseconds, in seconds.
 
         Raises:
-            SpecError: a latency that is no positive number.
+            SpecError: a latency that none can be; see `latency_range`.
         """
-        return self._latencies(names, "ms") / 1e3
+        return self._latencies(names, 1e3, "ms")
 
     def seconds(self, *names: str) -> NDArray[np.float64]:
         """A column of seconds.
 
         Raises:
-            SpecError: a latency that is no positive number.
+            SpecError: a latency that none can be; see `latency_range`.
         """
-        return self._latencies(names, "s")
+        return self._latencies(names, 1.0, "s")
 
-    def _latencies(self, names: tuple[str, ...], unit: str) -> NDArray[np.float64]:
+    def _latencies(self, names: tuple[str, ...], per_s: float, unit: str) -> NDArray[np.float64]:
         values = self.numbers(*names)
-        bad = ~((values > 0) & np.isfinite(values))
-        self._refuse(bad, values, names, f"a latency above 0 {unit}")
-        return values
+        seconds: NDArray[np.float64] = values / per_s
+        bad = ~((seconds >= latency_range.LEAST_S) & (seconds <= latency_range.MOST_S))
+        self._refuse(bad, values, names, latency_range.expected(per_s, unit))
+        return seconds
 
     def _refuse(
         self, bad: NDArray[np.bool_], values: NDArray[np.float64], names: Sequence[str],

@@ -21,15 +21,14 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, TextIO
 
+from foreplan.datasets import latency_range
 from foreplan.datasets.storage import write_atomically
-from foreplan.datasets.tir.records import ProgramRecord
+from foreplan.datasets.tir.records import LONGEST_S, ProgramRecord
 from foreplan.datasets.tir.task import Task, decode_module, encode_module
 from foreplan.errors import MissingDataError, SpecError
 
 #: Characters of a line; a program takes a few thousand.
 _MAX_LINE = 16 << 20
-#: No program is measured for longer.
-_LONGEST_S = 1e6
 
 
 @dataclass(frozen=True, slots=True)
@@ -264,9 +263,10 @@ def _row(row: Any, where: str) -> MeasuredProgram:
     times = []
     for name in ("median_s", "min_s", "max_s"):
         value = row.get(name)
-        if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
-            raise SpecError(f"{where}.{name}", got=value, expected="seconds above zero")
-        if not value < _LONGEST_S:
-            raise SpecError(f"{where}.{name}", got=value, expected=f"less than {_LONGEST_S:g} s")
+        expected = latency_range.expected(1.0, "s")
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise SpecError(f"{where}.{name}", got=value, expected=expected)
+        if not latency_range.LEAST_S <= value <= latency_range.MOST_S:
+            raise SpecError(f"{where}.{name}", got=value, expected=expected)
         times.append(float(value))
     return MeasuredProgram(_get(row, "mod", str, where), f"{where}.mod", *times)

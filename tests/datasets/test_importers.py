@@ -107,7 +107,12 @@ def test_helix_upstream_csv_takes_names_from_the_path(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "format_name", "told"),
     [
-        ("OPName,Latency,Device,B,M,N,K\nbmm,-1,Tesla T4,1,2,3,4\n", "neusight", "above 0 ms"),
+        ("OPName,Latency,Device,B,M,N,K\nbmm,-1,Tesla T4,1,2,3,4\n", "neusight", "of 1e-07 to"),
+        (
+            "OPName,Latency,Device,B,M,N,K\nbmm,1e-297,Tesla T4,1,2,3,4\n",
+            "neusight",
+            r"line 2, column Latency: got 1e-297, expected a latency of 1e-07 to 1e\+09 ms",
+        ),
         ("OPName,Latency,Device,B,M,N,K\nbmm,1,Tesla T4,1,2.5,3,4\n", "neusight", "whole number"),
         ("OPName,Latency,Device,B,M,N,K\nbmm,1,Tesla T4,1,x,3,4\n", "neusight", "numbers"),
         ("OPName,Latency,B,M,N,K\nbmm,1,1,2,3,4\n", "neusight", "a column device or gpu"),
@@ -201,7 +206,7 @@ def test_own_rows_without_a_device_ran_on_the_given_one(tmp_path: Path, column: 
         (OWN.format(kind="linear", m=4.5), "line 2, column m: got 4.5, expected a whole number"),
         (
             OWN.format(kind="linear", m=4).replace("0.001", "-0.001"),
-            r"line 2, column latency_s: got -0.001, expected a latency above 0 s",
+            r"line 2, column latency_s: got -0.001, expected a latency of 1e-10 to 1e\+06 s",
         ),
         (
             "op,kind,dtype,library,device,rows,cols,inputs,function,latency_s\n"

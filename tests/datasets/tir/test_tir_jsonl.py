@@ -65,6 +65,7 @@ def test_reads_what_others_wrote(tmp_path: Path, suffix: str, name: str) -> None
         ({"nets": [["a"]]}, r":1\.nets"),
         ({"rows": {}}, r":1\.rows"),
         ({"rows": [ROW, {**ROW, "median_s": -1}]}, r"rows\[1\]\.median_s"),
+        ({"rows": [{**ROW, "min_s": 1e-300}]}, r"rows\[0\]\.min_s.*of 1e-10 to"),
         ({"rows": [{**ROW, "max_s": "fast"}]}, r"rows\[0\]\.max_s"),
         ({"rows": [{**ROW, "mod": None}]}, r"rows\[0\]\.mod"),
     ],
