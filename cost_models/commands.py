@@ -48,9 +48,8 @@ def evaluate_file(
     from foreplan.cost_models.evaluation import evaluate
     from foreplan.cost_models.model_store import load_operator_model
 
-    predictor = load_operator_model(model)
     table = read_operators(data, format_name, device=device, devices=_devices(device_files))
-    return {"model": model, "format": format_name, **evaluate(predictor, table)}
+    return {"model": model, "format": format_name, **evaluate(load_operator_model(model), table)}
 
 
 def train_files(

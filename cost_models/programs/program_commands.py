@@ -32,20 +32,19 @@ _NOT_SAID = "not said"
 
 
 def holds_programs(data: Path, format_name: str) -> bool:
-    """Whether data is of scheduled programs: tir-jsonl, or Parquet of their schema."""
+    """Whether data is of scheduled programs: tir-jsonl, a folder, or Parquet of their schema."""
     if format_name == "tir-jsonl":
         return True
     if format_name != "foreplan":
         return False
-    first = next(iter(sorted(data.glob("*.parquet"))), None) if data.is_dir() else data
-    if first is None or not first.is_file():
-        return data.is_dir()
+    if data.is_dir():  # tables of operators are files
+        return True
     import pyarrow.parquet as pq  # type: ignore[import-untyped,unused-ignore]
 
     from foreplan.datasets.tir.records import SCHEMA
 
     try:
-        found = pq.read_schema(first).metadata or {}
+        found = pq.read_schema(data).metadata or {}
     except (OSError, ValueError):
         return False
     return bool(found.get(b"schema", b"").decode() == SCHEMA)

@@ -24,6 +24,8 @@ _TURBO_HZ = 5.0e9
 #: Most that one core draws from memory, and what it sees of caches; assumed where not known.
 _BANDWIDTH, _L2_BYTES, _L3_BYTES = 40e9, 1 << 20, 32 << 20
 
+_OTHERS = "`foreplan devices` lists them; --device-file gives figures of others"
+
 
 def record_device(name: str, chip: str, clock_hz: float = math.nan) -> Device:
     """The device of a record.
@@ -37,7 +39,12 @@ def record_device(name: str, chip: str, clock_hz: float = math.nan) -> Device:
         SpecError: a GPU that the zoo lacks.
     """
     if not name.startswith("cpu"):
-        return device_zoo.device(chip or name, "device of the programs")
+        if not device_zoo.is_known(chip or name):
+            raise SpecError(
+                "device of the programs", got=chip or name, expected="a device of the zoo",
+                fix=f"{_OTHERS}, under this name",
+            )  # fmt: skip
+        return device_zoo.device(chip or name)
     known = device_zoo.device(chip) if device_zoo.is_known(chip) else None
     return _core(DeviceName.parse(name), chip, clock_hz, known)
 
@@ -61,7 +68,7 @@ def named_device(name: str, known: Mapping[str, Device]) -> Device:
         return _core(parsed, "unknown CPU", math.nan, None)
     raise SpecError(
         "--device", got=name, expected="the GPU's name in the zoo, as 'h200'",
-        fix="`foreplan devices` lists them; --device-file gives figures of others",
+        fix=_OTHERS,
     )  # fmt: skip
 
 

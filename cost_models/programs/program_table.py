@@ -134,7 +134,9 @@ class ProgramTable:
         """All programs of several tables; equal devices become one."""
         devices = tuple(dict.fromkeys(device for table in tables for device in table.devices))
         numbers = [
-            np.array([devices.index(device) for device in table.devices])[table.device]
+            np.array([devices.index(device) for device in table.devices], dtype=np.int64)[
+                table.device
+            ]
             for table in tables
         ]
         counts = np.concatenate([table.counts for table in tables])

@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
+from foreplan.datasets import latency_range
 from foreplan.datasets.parquet import open_parquet, plain
 from foreplan.datasets.storage import write_atomically
 from foreplan.errors import MissingDataError, SpecError
@@ -128,7 +129,8 @@ def read_records(paths: Path | Iterable[Path]) -> Iterator[ProgramRecord]:
 
     Raises:
         MissingDataError: a folder without shards, or no such file.
-        SpecError: a file that is no Parquet or of another schema.
+        SpecError: a file that is no Parquet or of another schema, or a value that is missing or of
+            another kind.
     """
     for path in _shards([paths] if isinstance(paths, Path) else list(paths)):
         try:
@@ -137,7 +139,7 @@ def read_records(paths: Path | Iterable[Path]) -> Iterator[ProgramRecord]:
                 if found != SCHEMA:
                     raise SpecError(f"{path}: schema", got=found, expected=SCHEMA)
                 for batch in file.iter_batches(256):
-                    for row in plain(batch, str(path)).to_pylist():
+                    for row in _checked(plain(batch, str(path)), str(path)).to_pylist():
                         for name in ("networks", "calls", "families"):
                             row[name] = tuple(row[name])
                         yield ProgramRecord(**row)
@@ -145,6 +147,41 @@ def read_records(paths: Path | Iterable[Path]) -> Iterator[ProgramRecord]:
             raise SpecError(str(path), got=str(error)[:80], expected="a Parquet file") from error
         except ValueError as error:
             raise SpecError(str(path), got=str(error)[:80], expected="a Parquet file") from error
+
+
+def _checked(batch: Any, where: str) -> Any:
+    """A batch with the columns of `ProgramRecord`, no cell of which is empty.
+
+    Raises:
+        SpecError: other columns, a cell that is empty or of another kind, or a time that is none.
+    """
+    import pyarrow as pa  # type: ignore[import-untyped,unused-ignore]
+
+    schema, found = _schema(), batch.schema.names
+    if sorted(found) != sorted(schema.names):
+        odd = sorted(set(found) ^ set(schema.names)) or found
+        raise SpecError(f"{where}: columns", got=odd, expected=f"those of {SCHEMA}, each once")
+    columns = []
+    for field in schema:
+        place = f"{where}: column {field.name}"
+        column = batch.column(field.name)
+        try:
+            column = column.cast(field.type)
+        except pa.ArrowException as error:
+            raise SpecError(place, got=str(column.type), expected=str(field.type)) from error
+        if column.null_count or (pa.types.is_list(field.type) and column.flatten().null_count):
+            raise SpecError(place, got=None, expected="a value in every row")
+        columns.append(column)
+    batch = type(batch).from_arrays(columns, schema=schema)
+    seconds = batch.column("median_s").to_numpy()
+    # NaN: it never ran.
+    wrong = (seconds < latency_range.LEAST_S) | (seconds > latency_range.MOST_S)
+    if wrong.any():
+        raise SpecError(
+            f"{where}: column median_s", got=float(seconds[wrong][0]),
+            expected=f"{latency_range.expected(1.0, 's')}, or NaN of what never ran",
+        )  # fmt: skip
+    return batch
 
 
 def _shards(paths: Sequence[Path]) -> Iterator[Path]:

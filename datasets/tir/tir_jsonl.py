@@ -23,7 +23,7 @@ from typing import Any, TextIO
 
 from foreplan.datasets import latency_range
 from foreplan.datasets.storage import write_atomically
-from foreplan.datasets.tir.records import LONGEST_S, ProgramRecord
+from foreplan.datasets.tir.records import ProgramRecord
 from foreplan.datasets.tir.task import Task, decode_module, encode_module
 from foreplan.errors import MissingDataError, SpecError
 

@@ -48,8 +48,11 @@ def stats_table(result: Mapping[str, Any]) -> RenderableType:
         for op, count in by_op.items()
     ]
     failed = sum(result.get("failed", {}).values())  # of programs
+    title = f"{result['rows']} rows" + (f", {failed} failed" if failed else "")
+    if not rows:
+        return heading(title)
     return Grid(
-        f"{result['rows']} rows" + (f", {failed} failed" if failed else ""),
+        title,
         [
             Column("device", [device for device, _, _, _ in rows]),
             Column("chip", [chip for _, chip, _, _ in rows]),

@@ -242,6 +242,17 @@ def test_a_file_of_programs_that_cannot_be_encoded_is_counted(tmp_path: Path, mo
     assert sum(found["unsupported_reasons"].values()) == 2
 
 
+def test_a_folder_is_of_programs_also_where_none_can_be_read(tmp_path: Path) -> None:
+    write_records([record(0, module="{}")], tmp_path / "a.parquet")
+    found: dict[str, Any] = evaluate_file("roofline", tmp_path, "foreplan")
+    assert (found["unsupported"], found["overall"]["count"]) == (1, 0)
+    (tmp_path / "a.parquet").write_bytes(b"PAR1")
+    for attempt in (lambda: evaluate_file("roofline", tmp_path, "foreplan"),
+                    lambda: operator_stats(tmp_path, "foreplan")):  # fmt: skip
+        with pytest.raises(SpecError, match=r"a\.parquet: got .*, expected a Parquet file"):
+            attempt()
+
+
 def test_stats_of_programs_are_of_what_ran(tmp_path: Path) -> None:
     rows = [*map(record, range(8)), record(8, status="timeout", median_s=math.nan)]
     write_records(rows, tmp_path / "a.parquet")

@@ -341,6 +341,8 @@ def test_errors_and_counts(width):
     assert "8.1 %" in text
     counts = {"rows": 9, "chips": {"t4": "tu104"}, "by_device_op": {"t4": {"conv": 9}}}
     assert "tu104" in shown(stats_table(counts), width)
+    nothing = {"rows": 0, "chips": {}, "by_device_op": {}, "failed": {"timeout": 3}}
+    assert "0 rows, 3 failed" in shown(stats_table(nothing), width)
 
 
 @pytest.mark.parametrize("width", [40, 60, 72, 80, 100, 120])
