@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, overload
 
 from pydantic import Field, ValidationInfo, field_validator
 
+from foreplan.cost_models.costs import CostBook
 from foreplan.cost_models.memory import show_bytes
 from foreplan.datasets.cluster import Cluster
 from foreplan.datasets.models.model import Model
@@ -22,6 +23,7 @@ from foreplan.datasets.quantity import format_seconds
 from foreplan.datasets.specs import StrictModel, validate
 from foreplan.datasets.storage import write_atomically
 from foreplan.errors import SpecError
+from foreplan.planner.base import Problem
 from foreplan.planner.document import document_json, read_document
 from foreplan.planner.pace import RankPace
 from foreplan.planner.prediction import ROUNDING, Prediction, Share
@@ -316,7 +318,8 @@ def load_plan(path: str | os.PathLike[str]) -> Plan:
     Raises:
         SpecError: no such file, a truncated or hand-edited document, another schema version, a kind
             that is not installed, a decision that its planner does not accept, or whose devices,
-            layers or kernels are not those of the plan's cluster and model.
+            layers or kernels are not those of the plan's cluster and model, or whose run takes
+            another number of processes than the plan says.
     """
     from foreplan.planner.registry import planner
 
@@ -333,6 +336,13 @@ def load_plan(path: str | os.PathLike[str]) -> Plan:
             at = f"{where}: alternatives[{i}].decision"
             validate(chosen.decision_type, alternative.decision, at)
         chosen.check(plan.model, plan.cluster, workload, decision)
+        problem = Problem(plan.model, plan.cluster, workload, CostBook(()), plan.provenance.seed)
+        processes = chosen.processes(problem, decision)
+        if plan.verify.ranks != processes:
+            raise SpecError(
+                f"{where}: verify.ranks", got=plan.verify.ranks,
+                expected=f"{processes}, the processes of a run of the decision",
+            )  # fmt: skip
     except SpecError as error:
         raise _of_another_version(error, document) from error
     return plan

@@ -222,6 +222,10 @@ class BubblesPlanner(Planner[BubblesWorkload, BubblesDecision]):
         every = problem.cluster.ranks()
         return widen(schedule, [every[member].label for member in members], lanes), members
 
+    def processes(self, problem: Problem[BubblesWorkload], decision: BubblesDecision) -> int:
+        """One a lane of a pipeline rank; the schedule of a real run is not made for that."""
+        return decision.plan.pp * decision.plan.tp
+
     def memory(
         self, problem: Problem[BubblesWorkload], decision: BubblesDecision
     ) -> tuple[MemoryLedger, ...]:

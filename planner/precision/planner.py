@@ -133,6 +133,10 @@ class PrecisionPlanner(Planner[PrecisionWorkload, PrecisionDecision]):
 
     # ------------------------------------------------------------------------------- schedule
 
+    def processes(self, problem: Problem[PrecisionWorkload], decision: PrecisionDecision) -> int:
+        """One a worker; the network is not traced for that."""
+        return len(decision.workers)
+
     def schedule(
         self, problem: Problem[PrecisionWorkload], decision: PrecisionDecision
     ) -> Schedule:

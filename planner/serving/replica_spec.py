@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, model_validator
 
 from foreplan.datasets.specs import StrictModel
-from foreplan.planner.serving.spec import Count, ServingDecision, ServingWorkload
+from foreplan.planner.serving.spec import Count, ServingDecision, ServingWorkload, check_mean_bits
 
 Objective = Literal["throughput", "price", "tokens_per_price", "concurrency"]
 
@@ -114,6 +114,7 @@ class ReplicasDecision(StrictModel):
             raise ValueError("a device of its own for every stage of every replica")
         if len({replica.layers for replica in self.replicas}) > 1:
             raise ValueError("the same number of layers in every replica")
+        check_mean_bits(self.average_bits, [r.average_bits for r in self.replicas], "replicas")
         return self
 
     @classmethod

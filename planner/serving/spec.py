@@ -7,7 +7,8 @@ gets its own number of bits (LLM-PQ's setting).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -186,6 +187,7 @@ class ServingDecision(SparseModel):
             raise ValueError("stages that follow each other from layer 0")
         if len(set(self.ranks)) < len(self.ranks):
             raise ValueError("a device of its own for every stage")
+        check_mean_bits(self.average_bits, self.bits, "layers")
         return self
 
     @property
@@ -215,3 +217,14 @@ class ServingDecision(SparseModel):
     def bits(self) -> tuple[int, ...]:
         """Bits of every layer."""
         return tuple(b for stage in self.stages for b in stage.bits)
+
+
+def check_mean_bits(stated: float, bits: Sequence[float], over: str) -> None:
+    """Refuse a mean that does not follow from the bits, as after an edit of either.
+
+    Raises:
+        ValueError: it differs by more than the six digits that are named.
+    """
+    mean = sum(bits) / len(bits)
+    if not math.isclose(stated, mean, rel_tol=1e-5):
+        raise ValueError(f"average_bits of {mean:.6g}, the mean over {over}")

@@ -101,6 +101,24 @@ def test_a_hand_edited_decision_is_refused(plan: Plan, tmp_path: Path, field, va
     assert "\n" not in str(caught.value)
 
 
+def test_edited_bits_need_their_mean(plan: Plan, tmp_path: Path) -> None:
+    document = json.loads(plan.to_json())
+    decision = document["decision"]
+    stage, path = decision["stages"][0], tmp_path / "edited.json"
+    bits = [8, *stage["bits"][1:]]
+    kernels = {
+        f"{phase}/linear/8": "int8/bf16/torch.dequant_linear" for phase in ("prefill", "decode")
+    }
+    stage.update(bits=bits, kernels=stage["kernels"] | kernels)
+    path.write_text(json.dumps(document))
+    with pytest.raises(SpecError) as caught:
+        load_plan(path)
+    said = re.search(r"average_bits of ([0-9.]+), the mean over layers", str(caught.value))
+    decision["average_bits"] = float(said[1])
+    path.write_text(json.dumps(document))
+    assert load_plan(path).decision["average_bits"] == pytest.approx(sum(bits) / len(bits))
+
+
 @pytest.mark.parametrize("name", ["chosen", 0])
 def test_an_alternative_has_a_name_of_its_own(plan: Plan, tmp_path: Path, name: str | int) -> None:
     document = json.loads(plan.to_json())
@@ -119,6 +137,8 @@ def test_an_alternative_has_a_name_of_its_own(plan: Plan, tmp_path: Path, name: 
         ("alternatives.0.predicted.low_s", 1e30), ("confidence.probability_best", 1.5),
         ("confidence.probability_best", -0.5), ("confidence.draws", -1), ("bound.gap", -1.0),
         ("bound.lower_s", 1e30), ("provenance.source_share.roofline", 2.0),
+        ("verify.ranks", 7), ("decision.average_bits", 3.0),
+        ("alternatives.0.decision.average_bits", 3.0),
     ],
 )  # fmt: skip
 def test_figures_that_contradict_each_other_are_refused(

@@ -111,6 +111,8 @@ def _check_decision(
     blind = dataclasses.replace(problem, costs=CostBook(()))
     same = _steps(planner.schedule(blind, decision)) == _steps(schedule)
     require(same, f"{name}.schedule", "has the same steps in a process without costs", decision)
+    seats, count = planner.real(problem, decision)[1], planner.processes(blind, decision)
+    require(count == len(seats), f"{name}.processes", "counts the processes of a run", count)
     forecast = Forecast(planner, problem, decision)  # prices, simulates, accounts
     total = forecast.total_s
     require(math.isfinite(total) and total > 0, who, "takes a positive, finite time", total)

@@ -52,7 +52,8 @@ def with_layers(plan: Plan, sizes: list[int], bits: list[int], **storage: str) -
             }
         )  # fmt: skip
         start += size
-    decision = plan.decision | {"stages": stages}
+    mean = sum(bits[:start]) / start
+    decision = plan.decision | {"stages": stages, "average_bits": mean}
     return Plan.model_validate_json(plan.model_copy(update={"decision": decision}).to_json())
 
 
