@@ -18,6 +18,7 @@ from foreplan.cost_models.programs.program_table import ProgramTable
 from foreplan.datasets.device import Device
 from foreplan.datasets.tir.records import read_records
 from foreplan.datasets.tir.tir_jsonl import read_tir_jsonl
+from foreplan.datasets.torch_device import usable
 from foreplan.errors import SpecError
 
 if TYPE_CHECKING:
@@ -118,6 +119,9 @@ def train_programs(
 ) -> dict[str, object]:
     """Fit the predictor of scheduled programs and write it; returns its card.
 
+    Its ``left_out`` counts programs that were not fitted to: ``noisy`` (`TRAINING_SPREAD`) and
+    ``unsupported`` ones.
+
     Args:
         data: folders or files of measured programs.
         formats: one for all, or one each.
@@ -132,12 +136,15 @@ def train_programs(
     """
     from foreplan.cost_models.programs.program_predictor import ProgramPredictor
 
-    kept = _kept(data, formats, device, _devices(device_files), hold_out)
-    model = ProgramPredictor(**dict(settings or {})).fit(kept)
+    given = dict(settings or {})
+    usable(given.get("torch_device", "cpu"), "--torch-device")
+    kept, left_out = _kept(data, formats, device, _devices(device_files), hold_out)
+    model = ProgramPredictor(**given).fit(kept)
     return model.save(
         output,
         sources=[str(path.name) for path in data],
         held_out=list(hold_out),
+        left_out=left_out,
         fit=summary(np.abs(model.predict(kept) / kept.latency_s - 1)),
     )
 
@@ -156,7 +163,7 @@ def tune_programs(
     """Fine-tune a predictor of scheduled programs to a device and write it; returns its card.
 
     Its ``tuning`` says the mean relative error before, and of tasks that a fit on the others did
-    not see (five folds of tasks; ``None`` for fewer tasks).
+    not see (five folds of tasks; ``None`` for fewer tasks). ``left_out`` is as of `train_programs`.
 
     Args:
         start: ``pretrained:programs`` or a trained folder.
@@ -172,9 +179,9 @@ def tune_programs(
         SpecError: as `train_programs`, or a model of something else.
         MissingDataError: no such shipped model.
     """
-    first = _predictor(start, torch_device)
+    first = _predictor(start, usable(torch_device, "--torch-device"))
     known = _known(first, device) | _devices(device_files)
-    table = _kept(data, formats, device, known, hold_out)
+    table, left_out = _kept(data, formats, device, known, hold_out)
     before = np.abs(first.predict(table) / table.latency_s - 1)
     tasks = np.unique(table.task)
     unseen = np.full(len(table), np.nan)
@@ -191,6 +198,7 @@ def tune_programs(
         output,
         sources=[*card.get("sources", ()), *(str(path.name) for path in data)],
         held_out=list(hold_out),
+        left_out=left_out,
         tuning={
             "programs": len(table), "tasks": len(tasks), "mape_before": float(before.mean()),
             "mape_unseen": float(unseen.mean()) if np.isfinite(unseen).all() else None,
@@ -221,19 +229,18 @@ def _known(predictor: Any, device: str | None) -> dict[str, Device]:
 def _kept(
     data: Sequence[Path], formats: Sequence[str], device: str | None, known: Mapping[str, Device],
     hold_out: Sequence[str],
-) -> ProgramTable:  # fmt: skip
-    """Programs of files to fit on; those with noisy labels are left out."""
-    tables = []
+) -> tuple[ProgramTable, dict[str, int]]:  # fmt: skip
+    """Programs of files to fit on, and how many are left out: ``noisy`` or ``unsupported``."""
+    tables, left_out = [], {"noisy": 0, "unsupported": 0}
     for name in sorted(set(formats)):
         chosen = [
             path for path, own in zip(data, _each(formats, len(data)), strict=True) if own == name
         ]
-        tables.append(
-            read_programs(
-                chosen, name, device=device, known=known, max_spread=TRAINING_SPREAD
-            ).table
-        )
-    return without(ProgramTable.join(tables), hold_out)
+        read = read_programs(chosen, name, device=device, known=known, max_spread=TRAINING_SPREAD)
+        tables.append(read.table)
+        left_out["noisy"] += read.noisy
+        left_out["unsupported"] += len(read.unsupported)
+    return without(ProgramTable.join(tables), hold_out), left_out
 
 
 def without(table: ProgramTable, hold_out: Sequence[str]) -> ProgramTable:

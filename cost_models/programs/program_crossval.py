@@ -35,6 +35,7 @@ from foreplan.cost_models.programs.program_predictor import ProgramPredictor
 from foreplan.cost_models.programs.program_store import read_table
 from foreplan.cost_models.programs.program_table import ProgramTable
 from foreplan.datasets.storage import folder_for, write_atomically
+from foreplan.datasets.torch_device import usable
 from foreplan.errors import ForeplanError, SpecError
 
 #: Settings of the predictor by name: itself, its halves, and networks without one thing each.
@@ -301,15 +302,7 @@ def _check(options: argparse.Namespace) -> None:
         raise SpecError("--minutes", got=options.minutes, expected="more than 0")
     for name in options.models:
         make_model(name, seed=0, device=options.device, epochs=None, threads=1)
-    import torch
-
-    try:
-        torch.empty(0, device=options.device)
-    except (AssertionError, RuntimeError) as error:
-        reason = str(error).partition("\n")[0]
-        raise SpecError(
-            "--device", got=options.device, expected=f"cpu or cuda ({reason})"
-        ) from None
+    usable(options.device, "--device")
 
 
 def _work(options: argparse.Namespace) -> None:

@@ -54,10 +54,12 @@ class ProgramData(NamedTuple):
     Attributes:
         table: programs that ran and can be encoded.
         unsupported: programs that ran and cannot.
+        noisy: number of those that were left out for their spread.
     """
 
     table: ProgramTable
     unsupported: tuple[Unsupported, ...]
+    noisy: int = 0
 
 
 @dataclass
@@ -126,7 +128,8 @@ def read_programs(
         count_all: give an empty table where programs ran and none can be encoded.
 
     Raises:
-        MissingDataError: no such file or folder, or no program that ran (and can be encoded).
+        MissingDataError: no such file or folder, no program that ran (and can be encoded), or all
+            of them spread more.
         SpecError: a file that cannot be read, an unknown device or format.
     """
     if format_name not in FORMATS:
@@ -145,13 +148,24 @@ def read_programs(
         tables = [ProgramTable.empty(*([] if named is None else [named]))]
     if not tables:
         raise MissingDataError(
-            f"no measured program that can be encoded in {', '.join(str(p) for p in paths)}",
+            f"no measured program that can be encoded in {_listed(paths)}",
             fix="foreplan dataset build",
         )
     table = ProgramTable.join(tables)
+    noisy = np.zeros(len(table), dtype=np.bool_)
     if max_spread is not None:
-        table = table.take(~(table.spread > max_spread))
-    return ProgramData(table, tuple(reader.unsupported))
+        noisy = table.spread > max_spread
+    if noisy.any() and noisy.all():
+        raise MissingDataError(
+            f"repetitions of each program in {_listed(paths)} spread by more than {max_spread:g} of"
+            " their median: others used the machine",
+            fix="measure them again on a quiet one, with foreplan dataset build --programs",
+        )
+    return ProgramData(table.take(~noisy), tuple(reader.unsupported), int(noisy.sum()))
+
+
+def _listed(paths: Sequence[Path]) -> str:
+    return ", ".join(str(path) for path in paths)
 
 
 def _tir_jsonl(

@@ -21,6 +21,7 @@ from foreplan.cost_models.quality.perplexity_curve import PerplexityCurve
 from foreplan.datasets.models.model import Model
 from foreplan.datasets.specs import StrictModel, load_document, nearest, validate
 from foreplan.datasets.storage import write_atomically
+from foreplan.datasets.torch_device import usable
 from foreplan.errors import SpecError
 
 if TYPE_CHECKING:
@@ -191,7 +192,7 @@ def measure_quality(
             f"text {text}", got=f"{len(tokens)} tokens to calibrate on",
             expected=f"more than {length}", fix="give a longer text, or a smaller --length",
         )  # fmt: skip
-    decoder = QuantisedDecoder(model, _usable(device))
+    decoder = QuantisedDecoder(model, usable(device, "device"))
     ids = byte_text.windows(tokens, windows, length + 1, (seed,))
     seen = ids[:, :-1]
     say(f"{chosen} on {seen.size} tokens")
@@ -234,19 +235,6 @@ def _cache(decoder: QuantisedDecoder, ids: npt.NDArray[np.int64], say: Say) -> f
     except SpecError as error:
         say(f"caches of 8 bits not measured: {error}")
         return None
-
-
-def _usable(device: str) -> str:
-    import torch
-
-    try:
-        torch.empty(0, device=device)
-    except (RuntimeError, AssertionError, NotImplementedError) as error:
-        gpus = [f"cuda:{k}" for k in range(torch.cuda.device_count())]
-        raise SpecError(
-            "device", got=device, expected=f"a device of this machine: {', '.join(['cpu', *gpus])}"
-        ) from error
-    return device
 
 
 def weights_digest(model: Model) -> str:

@@ -62,6 +62,17 @@ def stats_table(result: Mapping[str, Any]) -> RenderableType:
     )
 
 
+def left_out(card: Mapping[str, Any]) -> str:
+    """What ``train`` did not fit to, in words, from its card; empty where it took all."""
+    counts = card.get("left_out", {})
+    reasons = {
+        "noisy": "whose repetitions spread too far (others used the machine)",
+        "unsupported": "that cannot be read",
+    }
+    told = [f"{counts[name]:,} programs {why}" for name, why in reasons.items() if counts.get(name)]
+    return f"left out: {', and '.join(told)}" if told else ""
+
+
 def tuning_table(card: Mapping[str, Any]) -> RenderableType:
     """Errors before and after fine-tuning, from the card that ``train --start`` wrote."""
     if "tuning" in card:

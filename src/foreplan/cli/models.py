@@ -79,10 +79,12 @@ def train(
     if as_json:
         print_json(card)
         return
-    if start is not None:
-        from foreplan.planner.report.operator_tables import tuning_table
+    from foreplan.planner.report.operator_tables import left_out, tuning_table
 
+    if start is not None:
         show(tuning_table(card))
+    if left_out(card):
+        console().print(left_out(card))
     console().print(f"wrote {output}")
 
 

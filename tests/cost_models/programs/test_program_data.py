@@ -68,7 +68,7 @@ def test_folders_are_read_with_what_failed_left_out(tmp_path: Path) -> None:
                                                              program_key="other"),
     ]  # fmt: skip
     write_records(rows, tmp_path / "a.parquet")
-    table, unsupported = read_programs([tmp_path])
+    table, unsupported, _ = read_programs([tmp_path])
     assert len(table) == 3  # program 0 once: the quieter of its repetitions
     assert sorted(table.spread.tolist()) == [0.02, 0.02, 1.5]
     assert [item.network for item in unsupported] == ["n3/batch=1"]
@@ -205,10 +205,29 @@ def test_programs_fine_tune_a_model_by_command(folder: Path, tmp_path: Path) -> 
     before, after = (found["overall"]["mape"] for found in errors)
     assert card["tuning"]["mape_before"] == pytest.approx(before)
     assert after < 0.5 * before
+    assert card["left_out"] == {"noisy": 0, "unsupported": 0}
     for name in ("roofline", "pretrained:ops"):
         with pytest.raises(SpecError, match="--start"):
             train_files([slow], ["foreplan"], tmp_path / "none", start=name)
     assert not (tmp_path / "none").exists()
+
+
+def test_what_is_not_trained_on_is_counted(folder: Path, tmp_path: Path) -> None:
+    def trained_on(path: Path, **rest: Any) -> dict[str, Any]:
+        settings = {"rounds": 10, "groups": 0, "networks": 0}
+        return train_programs([path], ["foreplan"], tmp_path / "m", settings=settings | rest)
+
+    noisy = [record(n, spread=0.6) for n in range(3)]
+    odd = [record(n, module="{}") for n in range(3, 5)]
+    some, all_noisy = tmp_path / "some", tmp_path / "all"
+    for place, rows in ((some, [*noisy, *odd, *map(record, range(5, 20))]), (all_noisy, noisy)):
+        place.mkdir()
+        write_records(rows, place / "a.parquet")
+    assert trained_on(some)["left_out"] == {"noisy": 3, "unsupported": 2}
+    with pytest.raises(MissingDataError, match=r"each program in .*all spread by more than 0\.5"):
+        trained_on(all_noisy)
+    with pytest.raises(SpecError, match=r"--torch-device: got 'banana', expected a device of"):
+        trained_on(folder, torch_device="banana")
 
 
 def test_a_new_chip_is_no_known_one_with_the_same_instruction_set(tmp_path: Path) -> None:

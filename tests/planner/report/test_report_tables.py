@@ -16,7 +16,7 @@ from foreplan.planner.registry import planner
 from foreplan.planner.report._grid import Column, Grid
 from foreplan.planner.report.decision import DecisionView
 from foreplan.planner.report.field_tables import fields_table, workload_fields
-from foreplan.planner.report.operator_tables import error_table, stats_table
+from foreplan.planner.report.operator_tables import error_table, left_out, stats_table
 from foreplan.planner.report.predict_tables import predict_tables
 from foreplan.planner.report.tables import (
     device_table,
@@ -343,6 +343,13 @@ def test_errors_and_counts(width):
     assert "tu104" in shown(stats_table(counts), width)
     nothing = {"rows": 0, "chips": {}, "by_device_op": {}, "failed": {"timeout": 3}}
     assert "0 rows, 3 failed" in shown(stats_table(nothing), width)
+
+
+def test_what_was_not_trained_on_is_said():
+    assert left_out({"left_out": {"noisy": 0, "unsupported": 0}}) == left_out({}) == ""
+    said = left_out({"left_out": {"noisy": 1234, "unsupported": 2}})
+    assert said.startswith("left out: 1,234 programs whose repetitions spread too far")
+    assert said.endswith("and 2 programs that cannot be read")
 
 
 @pytest.mark.parametrize("width", [40, 60, 72, 80, 100, 120])
