@@ -30,6 +30,7 @@ class Measuring(LinkMeasuring):
     """A process that measures; all call the same methods at the same time."""
 
     def measure(self, names: list[str]) -> None:
+        import torch
         import torch.distributed as dist
 
         tasks: dict[str, tuple[str, str]] = {}
@@ -44,6 +45,7 @@ class Measuring(LinkMeasuring):
         self.say(f"{len(tasks)} towers measured")
         towers = {k: v for part in parts for k, v in part.items()}
         found = {
+            "board": "h200" if self.processor else torch.cuda.get_device_name(),
             "towers": towers,
             **self._piece_hosts(names, towers),
             **self._memory_rates(),

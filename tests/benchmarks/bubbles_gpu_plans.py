@@ -115,7 +115,7 @@ class MeasuredPrices:
         self._programs: dict[Work, float] = {}
         #: Seconds of the host, likewise; none on processors.
         self.issued: dict[Work, float] = {}
-        self._roof = RooflineSource({"any": device_zoo.device("h200")})
+        self._roof = RooflineSource({"any": device_zoo.device(found["board"])})
 
     def estimate(self, work: Work, device: str) -> Estimate | None:
         if isinstance(work, Copy):
@@ -189,7 +189,7 @@ def tower_key(step: TrainingStep, name: str) -> str:
 def cluster_of(found: dict[str, Any] | None, processor: bool) -> Cluster:
     devices = (
         [{"name": "cpu:threads=1", "count": RANKS, "memory_bytes": 4 << 30}] if processor
-        else [{"name": f"cuda:{i}", "memory_bytes": 138 << 30} for i in range(RANKS)]
+        else [{"name": f"cuda:{i}", "memory_bytes": 76 << 30} for i in range(RANKS)]
     )  # fmt: skip
     document: dict[str, Any] = {"devices": devices}
     if found is not None:
@@ -223,9 +223,9 @@ def measured_problem(name: str, found: dict[str, Any], processor: bool) -> Probl
 # ------------------------------------------------------------------------------------------- plans
 
 
-def unmeasured(cluster: Cluster, workload: BubblesWorkload, choice: str) -> CostBook:
-    """Prices by the published figures of an H200 alone, as a profile without rows has them."""
-    figures = {rank.label: device_zoo.device("h200") for rank in cluster.ranks()}
+def unmeasured(cluster: Cluster, workload: BubblesWorkload, choice: str, board: str) -> CostBook:
+    """Prices by the published figures of a GPU alone, as a profile without rows has them."""
+    figures = {rank.label: device_zoo.device(board) for rank in cluster.ranks()}
     roofline = RooflineSource(figures)
     sources: list[CostSource] = [LinkSource(cluster)]
     if choice == "predicted":
@@ -237,8 +237,9 @@ def unmeasured(cluster: Cluster, workload: BubblesWorkload, choice: str) -> Cost
 def plan_shape(name: str, folder: Path, processor: bool) -> None:
     """Decide one shape from predicted and roofline prices, and from what the ranks have measured.
 
-    All for the step that runs (`measured_problem`'s cluster), with measured links, as ``foreplan
-    plan --beside predicted`` does from a profile of the host.
+    What hosts take counts where steps run operator by operator alone (``eager_predicted_s``). All is
+    for the step that runs (`measured_problem`'s cluster), with measured links, as ``foreplan plan
+    --beside predicted`` does from a profile of the host.
     """
     prices = folder / "prices.json"
     while not prices.exists():
@@ -249,16 +250,17 @@ def plan_shape(name: str, folder: Path, processor: bool) -> None:
     made: dict[str, BubblesDecision] = {}
     ahead: dict[str, float] = {}
     for choice in ("predicted", "roofline"):
-        problem = Problem(None, cluster, workload, unmeasured(cluster, workload, choice))
+        problem = Problem(
+            None, cluster, workload, unmeasured(cluster, workload, choice, found["board"])
+        )
         made[choice] = PLANNER.decide(problem).decision
         ahead[choice] = Forecast(PLANNER, problem, made[choice]).total_s
     ready = time.monotonic() - started
     started = time.monotonic()
-    problem = measured_problem(name, found, processor)
-    alone = measured_problem(name, without_hosts(found), processor)
+    hosted = measured_problem(name, found, processor)
+    problem = measured_problem(name, without_hosts(found), processor)
     choice_of = PLANNER.decide(problem)
     plans: dict[str, BubblesDecision | str] = {"measured": choice_of.decision, **made}
-    plans["devices alone"] = PLANNER.decide(alone).decision
     plans |= PLANNER.baselines(problem)
     document: dict[str, Any] = {"ahead_s": ready, "decide_s": time.monotonic() - started}
     document["own_prediction_s"] = ahead
@@ -272,8 +274,8 @@ def plan_shape(name: str, folder: Path, processor: bool) -> None:
         document["decisions"][label] = {
             "decision": decision.model_dump(mode="json"),
             "predicted_s": forecast.total_s,
-            "devices_alone_s": simulated(alone, decision).makespan_s,
-            "host_s": host_s(problem, decision, found),
+            "eager_predicted_s": simulated(hosted, decision).makespan_s,
+            "host_s": host_s(hosted, decision, found),
             "metrics": dict(forecast.metrics),
             "bubbles": bubbles_of(forecast.timeline),
             "actions": actions_of(forecast.timeline),

@@ -11,20 +11,19 @@ from typing import Any
 
 #: What fills nothing inside the backbone's step, as the planner calls it.
 _UNFILLED = ("three phases", "balanced chain", "encoders on the first stage")
-_SOURCES = ("measured", "devices alone", "predicted", "roofline")
+_SOURCES = ("measured", "predicted", "roofline")
 
 
 def tables(everything: Mapping[str, Any]) -> str:
     """Every decision of every shape, then one line a shape: gain, regret by source of costs."""
     rows = [
-        "| shape | decision | predicted | measured | error | by devices alone | bubble time filled "
-        "| agreement |",
+        "| shape | decision | predicted | measured | error | operator by operator, and its error "
+        "| bubble time filled | agreement |",
         "|---|---|---|---|---|---|---|---|",
     ]
     lines = [
-        "| shape | gain predicted | measured | regret measured costs | devices alone | predicted "
-        "| roofline |",
-        "|---|---|---|---|---|---|---|",
+        "| shape | gain predicted | measured | regret measured costs | predicted | roofline |",
+        "|---|---|---|---|---|---|",
     ]
     for shape, found in everything.items():
         if "failed" in found:
@@ -55,10 +54,14 @@ def _row(shape: str, label: str, row: Mapping[str, Any]) -> str:
     same = f" (= {row['as']})" if "as" in row else ""
     agreed = row.get("agreement") or {}
     word = "" if not agreed else "exact" if agreed["exact"] else f"passed: {agreed['passed']}"
-    alone = f"{100 * (row['predicted']['devices_alone_s'] / measured - 1):+.1f} %"
+    eager = ""
+    if "eager" in row:
+        took = row["eager"]["measured_s"]
+        off = 100 * (row["predicted"]["eager_predicted_s"] / took - 1)
+        eager = f"{1e3 * took:.1f} ms, {off:+.1f} %"
     return (
         f"| {shape} | {label}{same} | {1e3 * predicted:.1f} ms | {1e3 * measured:.1f} ms "
-        f"| {100 * (predicted / measured - 1):+.1f} % | {alone} "
+        f"| {100 * (predicted / measured - 1):+.1f} % | {eager} "
         f"| {100 * row['bubbles']['filled_share']:.0f} % | {word} |"
     )
 

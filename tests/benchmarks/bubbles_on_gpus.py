@@ -6,9 +6,10 @@ says nothing about times. Per shape it
 
 - measures halves of layers, the towers' ends, the optimizer and the links, each as in a step, with
   receives waiting beside them, because those hold multiprocessors;
-- decides from these prices, with what hosts take and without, from the shipped predictor's and from
-  the roofline of the published figures of the chip, and takes the baselines of the first;
-- runs every decision for a few steps, and compares losses and gradients with one process's.
+- decides from these prices, from the shipped predictor's and from the roofline of the published
+  figures of the chip, and takes the baselines of the first;
+- runs every decision for a few steps, and compares losses and gradients with one process's;
+- runs some of them operator by operator too (`EAGER`), where what hosts take counts.
 
 ``FOLDER/results.json`` has everything, written after every decision, and ``FOLDER/table.md`` its
 tables, printed at the end whatever happened. First the tests of steps and messages between GPUs
@@ -66,6 +67,10 @@ MOMENT_S = 5.0
 #: Shapes whose plan runs again with so many thread blocks for collectives at most: one that waits
 #: for other ranks keeps its multiprocessors from the passes beside it.
 FEW_BLOCKS: dict[str, tuple[int, ...]] = {"small encoder": (4, 8), "12 micro-batches": (4, 8)}
+
+
+#: Decisions that also run operator by operator, where every kernel costs its host a launch.
+EAGER = ("measured", "coarse filling")
 
 
 class Ranks(ReceiveMeasuring):
@@ -141,6 +146,17 @@ class Ranks(ReceiveMeasuring):
                     }
                     self.say(f"{label}, {self.blocks} blocks: {1e3 * other['measured_s']:.1f} ms")
                 self.blocks = None
+            if label in EAGER and not self.processor and not self.late():
+                other = self._steps(
+                    problem, decision, False, keeps=self.peers is not None, recorded=False
+                )
+                row["eager"] = {k: other[k] for k in ("measured_s", "rounds_s", "actions")}
+                self.say(
+                    f"{name} | {label}, operator by operator: predicted "
+                    f"{1e3 * plan['eager_predicted_s']:.1f} ms, "
+                    f"measured {1e3 * other['measured_s']:.1f} "
+                    f"{[round(1e3 * t, 1) for t in other['rounds_s']]}"
+                )
             predicted = {k: v for k, v in plan.items() if k != "decision"}
             row |= {"predicted_s": plan["predicted_s"], "predicted": predicted}
             results[label] = results.get(label, {}) | row
@@ -157,7 +173,7 @@ class Ranks(ReceiveMeasuring):
 
     def _steps(
         self, problem: Problem[BubblesWorkload], decision: BubblesDecision, compared: bool, *,
-        keeps: bool,
+        keeps: bool, recorded: bool = True,
     ) -> dict[str, Any]:  # fmt: skip
         import torch.distributed as dist
 
@@ -184,7 +200,7 @@ class Ranks(ReceiveMeasuring):
                 timeout_s=60.0,
             )  # fmt: skip
         with during("loading"):
-            kernels = rank_kernels(problem, decision, self.rank, mode="fast")
+            kernels = rank_kernels(problem, decision, self.rank, mode="fast", recorded=recorded)
             kernels.keeps_buffers = keeps
             self._patience.rehearse(kernels)
             runtime = Runtime(programs[self.rank], kernels, channels, clock)
@@ -305,6 +321,7 @@ def main() -> int:
     common += ["--extras"] if options.extras else []
     environment = os.environ | {
         "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "NCCL_NVLS_ENABLE": "0",
+        "NCCL_GRAPH_REGISTER": "0",
         "CUDA_DEVICE_MAX_CONNECTIONS": "32", **({} if peers else {"NO_PEERS": "1"}),
     }  # fmt: skip
     plans = [subprocess.Popen([*common, "--plan", name], env=environment) for name in options.only]

@@ -15,13 +15,14 @@ from foreplan.planner.base import Problem
 from foreplan.planner.bubbles.actions import parse_order
 from foreplan.planner.bubbles.decision import BubblesDecision
 from foreplan.planner.bubbles.execution.kernels import BubbleKernels
-from foreplan.planner.bubbles.execution.lanes import Lanes
+from foreplan.planner.bubbles.execution.recorded import RecordableLanes
 from foreplan.planner.bubbles.execution.reference import single_process_step
 from foreplan.planner.bubbles.execution.report import compare_steps
 from foreplan.planner.bubbles.execution.step_sizes import StepSizes
 from foreplan.planner.bubbles.schedule import StepSchedule
 from foreplan.planner.bubbles.spec import BubblesWorkload
 from foreplan.planner.bubbles.training_step import TrainingStep
+from foreplan.planner.verify.pass_graphs import PassGraphs
 
 MODES = ("reference", "fast")
 
@@ -30,7 +31,7 @@ __all__ = ["MODES", "compare_steps", "rank_kernels", "reference_step"]
 
 def rank_kernels(
     problem: Problem[BubblesWorkload], decision: BubblesDecision, rank: int, *, mode: str,
-    rehearsed: bool = True,
+    rehearsed: bool = True, recorded: bool = True,
 ) -> BubbleKernels:  # fmt: skip
     """One rank of a run, in its own process.
 
@@ -41,6 +42,7 @@ def rank_kernels(
             process of the run has to call this, because all of them open the lanes' groups.
         mode: one of `MODES`.
         rehearsed: compute the rank's list once, see `BubbleKernels.rehearse`.
+        recorded: then record it (`BubbleKernels.record`), on a GPU in ``fast`` mode.
 
     Raises:
         SpecError: an unknown mode; data parallel replicas; encoders on fewer lanes than the
@@ -66,12 +68,17 @@ def rank_kernels(
             )  # fmt: skip
     device, dtype = _arithmetic(problem, mode)
     backend = "gloo" if device.type == "cpu" else "nccl"
+    beside = _sums_beside(decision)
     kernels = BubbleKernels(
         StepSizes.of(problem, decision), decision, rank // plan.tp, device=device, dtype=dtype,
-        lanes=Lanes.connect(plan.pp, plan.tp, rank, backend, beside=_sums_beside(decision)),
+        lanes=RecordableLanes.connect(plan.pp, plan.tp, rank, backend, beside=beside),
         buckets=StepSchedule(TrainingStep.of(problem, decision), decision).buckets,
     )  # fmt: skip
-    if rehearsed:
+    if rehearsed and recorded and mode == "fast" and device.type == "cuda":
+        graphs = PassGraphs(device)
+        graphs.warm_up(kernels.rehearse)
+        kernels.record(graphs)
+    elif rehearsed:
         kernels.rehearse()
     return kernels
 

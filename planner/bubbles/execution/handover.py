@@ -6,6 +6,8 @@ Everything has the key ``(stage, micro-batch, step)`` of the receive that would 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
 from torch import Tensor
 
@@ -60,6 +62,15 @@ class Handover:
     def leaving(self, key: Key) -> Tensor:
         """What a send carries."""
         return self._leaving[key]
+
+    @property
+    def on_the_way(self) -> dict[Key, Tensor]:
+        """All that sends carry or have carried, unless it was dropped."""
+        return dict(self._leaving)
+
+    def leave(self, tensors: Mapping[Key, Tensor]) -> None:
+        """Leave something for other ranks, as several `give`."""
+        self._leaving.update(tensors)
 
     def sent(self, key: Key) -> None:
         """Drop what has been sent."""

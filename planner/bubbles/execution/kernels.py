@@ -14,7 +14,8 @@ run does; only ``full`` makes a difference.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -37,10 +38,15 @@ from foreplan.planner.bubbles.execution.batches import Batches
 from foreplan.planner.bubbles.execution.cut import Cut
 from foreplan.planner.bubbles.execution.encoder_stage import EncoderStage
 from foreplan.planner.bubbles.execution.flat_parameters import optimize
-from foreplan.planner.bubbles.execution.handover import Handover
-from foreplan.planner.bubbles.execution.lanes import Lanes
+from foreplan.planner.bubbles.execution.handover import Handover, Key
 from foreplan.planner.bubbles.execution.pieces import Pieces
 from foreplan.planner.bubbles.execution.rank_parts import Buckets, RankParts
+from foreplan.planner.bubbles.execution.recorded import (
+    Graphs,
+    Left,
+    RecordableLanes,
+    RecordedActions,
+)
 from foreplan.planner.bubbles.execution.report import gradient_report, loss_report
 from foreplan.planner.bubbles.execution.step_sizes import StepSizes
 
@@ -76,7 +82,7 @@ class BubbleKernels:
         *,
         device: torch.device | None = None,
         dtype: torch.dtype = torch.float32,
-        lanes: Lanes | None = None,
+        lanes: RecordableLanes | None = None,
         buckets: Buckets | None = None,
     ) -> None:
         if not 0 <= rank < len(decision.orders):
@@ -86,10 +92,11 @@ class BubbleKernels:
         if self._device.type == "cpu":
             keep_freed_memory()
         self._dtype = dtype
+        self._lanes = lanes or RecordableLanes()
         self._words = parse_order(decision.orders[rank])
         built = RankParts(
             step, decision, rank, self._words, Batches(step, self._device, dtype), self._device,
-            dtype, lanes or Lanes(), buckets,
+            dtype, self._lanes, buckets,
         )  # fmt: skip
         self._batches = built.batches
         self._flat, self._stages, self._encoders = built.flat, built.stages, built.encoders
@@ -101,6 +108,7 @@ class BubbleKernels:
         }  # fmt: skip
         self._handover = Handover(step, decision, rank, self._device, dtype)
         self._losses: dict[int, Tensor] = {}
+        self._recorded: RecordedActions | None = None
 
     # ---------------------------------------------------------------------------- the Kernels' side
 
@@ -111,6 +119,8 @@ class BubbleKernels:
         self._forget()
 
     def _forget(self) -> None:
+        if self._recorded is not None:
+            self._recorded.forget()
         for cut in self._cuts:
             cut.forget()
         self._handover.forget()
@@ -123,7 +133,7 @@ class BubbleKernels:
         self._forget()
 
     def adopt(self, decision: BubblesDecision) -> None:
-        """Carry out another order of the same parts from the next step on.
+        """Carry out another order of the same parts from the next step on, none of it recorded.
 
         Args:
             decision: with the same layout, stages, units and ranks.
@@ -148,7 +158,7 @@ class BubbleKernels:
         built = {number for number, cut in self._stages.items() if isinstance(cut, Pieces)}
         if not split <= built or (apart and not all(e.apart for e in self._encoders.values())):
             raise SpecError("decision", got="passes in pieces", expected="whole ones, as before")
-        self._decision, self._words = decision, words
+        self._decision, self._words, self._recorded = decision, words, None
         self._handover.adopt(decision)
 
     def losses(self) -> dict[int, float]:
@@ -162,6 +172,44 @@ class BubbleKernels:
         loading a kernel waits for the device, where a receive may already be waiting for a message
         that needs this kernel first.
         """
+        for action in self._passes():
+            self.run(action)
+        self.run(Action("optimizer", self._rank, _FREE))
+        self.reset()
+
+    def record(self, graphs: Graphs) -> None:
+        """Record all passes and units, so that `run` replays them; after `rehearse`.
+
+        Gradients and weights stay where they are from step to step, so that the optimizer and the
+        collectives of parameters, which are one call each, need not be recorded.
+
+        Args:
+            graphs: of this device.
+
+        Raises:
+            RuntimeError: something cannot be recorded.
+        """
+        recorded = RecordedActions(graphs, self._lanes)
+        for action in self._passes():
+            sent, losses = self._handover.on_the_way, dict(self._losses)
+            self._await_sum(action)
+            recorded.record(
+                action, partial(self._ops[action.op], action),
+                partial(self._left_since, sent, losses),
+            )  # fmt: skip
+        self.reset()
+        self._recorded = recorded
+
+    def _left_since(self, sent: Mapping[Key, Tensor], losses: Mapping[int, Tensor]) -> Left:
+        """What has been left since these were."""
+        found = self._handover.on_the_way
+        return Left(
+            {key: found[key] for key in found.keys() - sent.keys()},
+            {i: self._losses[i] for i in self._losses.keys() - losses.keys()},
+        )
+
+    def _passes(self) -> Iterator[Action]:
+        """The rank's passes, pieces and units, in order."""
         for word in self._words:
             op, stage, step = word.op, word.stage, word.piece
             if word.op in "fb" or self._is_sum(word):
@@ -171,9 +219,7 @@ class BubbleKernels:
                 op = ENCODE if word.op == "F" else ENCODE_BACKWARD
                 stage = self._decision.stage_number(word.encoder, plan.stage_of(word.unit))
                 step = word.unit
-            self.run(Action(op, self._rank, _FREE, stage, word.microbatch, step))
-        self.run(Action("optimizer", self._rank, _FREE))
-        self.reset()
+            yield Action(op, self._rank, _FREE, stage, word.microbatch, step)
 
     def _is_sum(self, word: Step) -> bool:
         """Whether a word stands for the collective behind the last piece."""
@@ -182,7 +228,12 @@ class BubbleKernels:
 
     def run(self, action: Action) -> None:
         """Compute one action."""
-        self._ops[action.op](action)
+        left = None if self._recorded is None else self._recorded.replay(action)
+        if left is None:
+            self._ops[action.op](action)
+            return
+        self._handover.leave(left.handed)
+        self._losses.update(left.losses)
 
     def payload(self, action: Action) -> Tensor:
         """What a send carries, or a bucket's gradients or weights for a collective."""

@@ -17,8 +17,9 @@ from typing import Any
 import bubble_cases
 import torch
 import torch.distributed as dist
+from logged_graphs import LoggedGraphs, LoggedLanes
 
-from foreplan.planner.bubbles.execution.entry import rank_kernels
+from foreplan.planner.bubbles.execution import entry
 from foreplan.planner.bubbles.execution.step_sizes import StepSizes
 from foreplan.planner.verify.channels import connect
 from foreplan.planner.verify.clock import Clock, CudaClock, HostClock
@@ -49,7 +50,11 @@ def run_case(case: dict[str, Any], rank: int) -> dict[str, Any]:
         programs, rank, backend="nccl" if gpu else "gloo", clock=clock, device=device,
         timeout_s=TIMEOUT_S,
     )  # fmt: skip
-    kernels = rank_kernels(problem, decision, rank, mode=case.get("mode", "reference"))
+    if case.get("recorded"):
+        entry.RecordableLanes = LoggedLanes  # type: ignore[misc]
+    kernels = entry.rank_kernels(problem, decision, rank, mode=case.get("mode", "reference"))
+    if case.get("recorded"):
+        kernels.record(LoggedGraphs())
     runtime = Runtime(programs[rank], kernels, channels, clock)
     results = []
     for _ in range(2):  # the second step starts from what the first one left behind

@@ -23,7 +23,10 @@ REDUCED = DEEP | {"sharded_optimizer": False}
 
 @dataclass
 class Case:
-    """A decision to be run, by torch's own pipeline where ``stock`` names its schedule."""
+    """A decision to be run, by torch's own pipeline where ``stock`` names its schedule.
+
+    Where it is ``recorded``, passes are replayed as on a GPU, from logs of operators.
+    """
 
     schedule: str
     ranks: int
@@ -32,6 +35,7 @@ class Case:
     fields: dict[str, Any] = field(default_factory=lambda: DEEP)
     options: dict[str, Any] = field(default_factory=dict)
     stock: str = ""
+    recorded: bool = False
 
     @property
     def processes(self) -> int:
@@ -53,6 +57,7 @@ class Case:
 
     def document(self) -> dict[str, Any]:
         found = {"problem": self.arguments, "decision": self.decision.model_dump(mode="json")}
+        found |= {"recorded": True} if self.recorded else {}
         return found | ({"stock": self.stock} if self.stock else {})
 
     def agreement(self, parts: list[dict[str, Any]]) -> Agreement:
@@ -75,6 +80,13 @@ CASES = {
     "unfilled on two": Case("1f1b", 2, [[[0]]]),
     "all-reduced on two": Case("1f1b", 2, [[[0], [1]]], fields=REDUCED),
     "two lanes": Case("1f1b", 1, [[[0]]], fields=REDUCED, options={"tp": 2}),
+    "recorded on two": Case(
+        "interleaved-1f1b", 2, [[[0], [1]], [[1]]], [VIT, AUDIO], options={"chunks": 2},
+        recorded=True,
+    ),
+    "recorded lanes in pieces": Case(
+        "1f1b", 1, [[[0]]], fields=REDUCED, options={"tp": 2, "pieces": 1}, recorded=True
+    ),
     "torch's 1f1b": Case("1f1b", 2, [[[0]]], stock="1f1b"),
     "torch's gpipe": Case("gpipe", 2, [[[0]]], stock="gpipe"),
     "1f1b on four": Case("1f1b", 4, [[[0], [1], [2], [3]]]),
@@ -88,9 +100,13 @@ CASES = {
     "two ranks of two lanes in pieces": Case(
         "1f1b", 2, [[[0], [1]]], fields=REDUCED, options={"tp": 2, "pieces": 1}
     ),
+    "recorded ranks of lanes in pieces": Case(
+        "1f1b", 2, [[[0], [1]]], fields=REDUCED, options={"tp": 2, "pieces": 2}, recorded=True
+    ),
 }  # fmt: skip
 #: Sums whose order is gloo's (four replicas), the lanes' or torch's: close, not equal.
 CLOSE = {
+    "recorded lanes in pieces", "recorded ranks of lanes in pieces",
     "1f1b on four", "two lanes", "two ranks of two lanes", "two ranks of two lanes in pieces",
     "torch's 1f1b", "torch's gpipe",
 }  # fmt: skip
