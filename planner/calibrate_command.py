@@ -205,10 +205,11 @@ def _rows(text: str, path: Path) -> Iterable[tuple[str, MeasuredRow]]:
     else:
         try:
             reader = csv.DictReader(io.StringIO(text), strict=True)
-            records = [_numbers(record) for record in reader]
+            numbered = [(reader.line_num, _numbers(record)) for record in reader]
         except csv.Error as error:
             raise SpecError(path.name, got=error, expected="CSV with a head line") from None
-        places = [f"{path.name}: line {k + 2}" for k in range(len(records))]
+        records = [record for _, record in numbered]
+        places = [f"{path.name}: line {line}" for line, _ in numbered]
     if not records:
         raise SpecError(path.name, got="no rows", expected="device,phase,batch,tokens,latency_ms")
     found = []

@@ -80,6 +80,7 @@ GOOD = '"cpu:threads=1,isa=avx2",prefill,1,16,16,10'
         ([GOOD.replace("prefill", "prefil")], "line 2: phase"),
         ([GOOD.replace(",10", ",ten")], "line 2: latency_ms"),
         ([GOOD.replace(",10", ",-1")], "line 2: latency_ms"),
+        ([GOOD, "", "", GOOD.replace(",10", ",-1")], "line 5: latency_ms"),
         ([GOOD.replace(",10", ",")], "one of latency_s and latency_ms"),
         ([GOOD.replace(",10", ",1e8")], "check the unit"),
         ([GOOD + ",7"], "more cells than names"),
