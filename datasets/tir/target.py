@@ -24,6 +24,11 @@ _MCPU = {
 _CPU = re.compile(r"cpu(?::(?P<options>.*))?")
 _CUDA = re.compile(r"cuda(?::(?P<index>\d+))?")
 
+#: Names that chips of several kinds go by.
+_HIDDEN = re.compile(r"AMD EPYC|Intel\(R\) Xeon\(R\) (Processor|CPU)( @ .*)?|.*unknown.*|")
+#: The chip that ``datasets/measured/xeon_programs`` and its like call by such a name alone.
+_RECORDED_AS_HIDDEN = "Intel(R) Xeon(R) Processor family 6 model 207"
+
 #: Per-block limits of every CUDA target: what sampled kernels may use without opting in to more.
 _CUDA_LIMITS = {
     "max_threads_per_block": 1024,
@@ -100,16 +105,16 @@ def _native_mcpu() -> str:
     return str(load_tvm().get_global_func("target.llvm_get_system_cpu")())
 
 
-def _cpu_name() -> str:
+def _cpu_name(information: Path = Path("/proc/cpuinfo")) -> str:
+    """The chip's name, with family and model where a virtual machine hides what it is."""
     try:
-        text = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
+        text = information.read_text(encoding="utf-8", errors="replace")
     except OSError:
         return platform.processor() or platform.machine()
     fields = dict(re.findall(r"^([^\t:]+?)\s*:\s*(.*)$", text, re.MULTILINE))
     name = str(fields.get("model name", platform.machine()))
-    if re.fullmatch(r"AMD EPYC|.*unknown.*|", name):  # a virtual machine that hides the model
-        name += f" family {fields.get('cpu family')} model {fields.get('model')}"
-    return name
+    told = f"{name} family {fields.get('cpu family')} model {fields.get('model')}"
+    return told if _HIDDEN.fullmatch(name) and told != _RECORDED_AS_HIDDEN else name
 
 
 def _ask_gpu(index: int) -> tuple[str, str]:
