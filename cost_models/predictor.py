@@ -4,7 +4,8 @@ Of a GPU, times are of the device alone: the launch by the host is a `HostLaunch
 chip whose torch operators were timed inside CUDA graphs (library ``torch_graph``) these answer for
 what they saw. Elsewhere weights measured around CUDA graphs (TensorRT-LLM, SGLang) answer for
 reduced precision and attention, and torch's FP32 operators, less their launch, for the rest.
-Processors are priced by the rates of others (`known_rates`), whose times hold the host's.
+What no published table has (gathers, sums, pools, convolutions of groups or of 16 bits) is carried
+from a chip with such a sweep. Processors are priced by the rates of others (`known_rates`), whose times hold the host's.
 """
 
 from __future__ import annotations
@@ -142,10 +143,9 @@ class Predictor:
             device: on which.
             waits: on processors, what the caches hold of the pass; see `reuse.pass_waits`.
 
-        Outside are on GPUs cache writes and arg-max, FP32 attention, three-bit weights, and, but on
-        a chip with operators timed inside CUDA graphs, gathers, reductions and grouped
-        convolutions; on processors kernels that no known one was timed with, and all of processors
-        without a known bandwidth or fp32 peak.
+        Outside are on GPUs cache writes and arg-max, FP32 attention and three-bit weights; on
+        processors kernels that no known one was timed with, and all of processors without a known
+        bandwidth or fp32 peak.
         """
         target = device_zoo.device(device) if isinstance(device, str) else device
         if not programs:
@@ -156,7 +156,10 @@ class Predictor:
             except MissingDataError:  # a figure of the device
                 return [None] * len(programs)
         else:
-            table = program_table(programs, target, recorded_libraries(self.model, target))
+            table = program_table(
+                programs, target, recorded_libraries(self.model, target),
+                recorded_libraries(self.model),
+            )  # fmt: skip
             mean, low, high = (
                 found * _times(programs, table) for found in self.model.predict_interval(table)
             )
@@ -166,41 +169,54 @@ class Predictor:
         ]
 
 
-def recorded_libraries(model: FittedExperts, device: Device) -> dict[tuple[str, str], str]:
-    """Library whose operators were timed inside CUDA graphs on a device's chip, by kind and dtype.
+#: A library by kind of operator and data type.
+_Libraries = Mapping[tuple[str, str], str]
 
+
+def recorded_libraries(
+    model: FittedExperts, device: Device | None = None
+) -> dict[tuple[str, str], str]:
+    """Library whose operators were timed inside CUDA graphs, by kind and dtype.
+
+    On the chip of a device, or on any.
     Those of another board of the chip too, before the device's own operators of another library: on
     an H100 an H200's sweep prices torch's products 12 to 13 % off in the mean, SGLang's tables of
     the very board make networks 10 to 20 % too long (docs/results/end_to_end.md, 2026-11-27).
     """
-    timed = sorted(model.timed(), key=lambda t: (t.device.name == device.name, t.library))
+    name, chip = (None, None) if device is None else (device.name, device.chip)
+    timed = sorted(model.timed(), key=lambda t: (t.device.name == name, t.library))
     return {
         (kind, t.dtype): t.library
         for t in timed
-        if t.library.startswith(RECORDED) and t.device.chip == device.chip
+        if t.library.startswith(RECORDED) and chip in (None, t.device.chip)
         for kind in t.kinds
     }
 
 
 def program_table(
-    programs: Sequence[Program], device: Device,
-    recorded: Mapping[tuple[str, str], str] = MappingProxyType({}),
+    programs: Sequence[Program], device: Device, recorded: _Libraries = MappingProxyType({}),
+    elsewhere: _Libraries = MappingProxyType({}),
 ) -> OperatorTable:  # fmt: skip
     """Programs as rows of an operator table; what the tables have no like of is `UNKNOWN`.
 
     Args:
         programs: what is asked for (N,).
         device: on which.
-        recorded: from `recorded_libraries`.
+        recorded: of the device's chip, from `recorded_libraries`.
+        elsewhere: of any chip, for what no published table has.
     """
     asked = [_row(program) for program in programs]
-    libraries = [
-        None if _few_drawn(kind, dims) else recorded.get((kind, dtype))
-        for kind, dtype, dims in asked
-    ]
-    rows = [
-        row if library else _published(row) for row, library in zip(asked, libraries, strict=True)
-    ]
+    libraries: list[str | None] = []
+    rows: list[_Row] = []
+    for row in asked:
+        kind, dtype, dims = row
+        library = None if _few_drawn(kind, dims) else recorded.get((kind, dtype))
+        published = row if library else _published(row)
+        # Published convolutions are of FP32: of 16 bits libraries run others.
+        if published is _NOTHING or (kind in FAMILIES["conv"] and dtype != "fp32"):
+            library = library or elsewhere.get((kind, dtype))
+        libraries.append(library)
+        rows.append(row if library else published)
     names = sorted({name for _, _, dims in rows for name in dims})
     count = len(rows)
     return operator_table(

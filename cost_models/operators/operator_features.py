@@ -75,7 +75,7 @@ FAMILIES: Mapping[str, tuple[str, ...]] = MappingProxyType(
 _CONV_POWER = 0.5
 
 #: Multiprocessors of a large GPU whose number is not published, and its clock. Assumed.
-_USUAL_UNITS, _USUAL_CLOCK_HZ = 140.0, 1.8e9
+USUAL_UNITS, USUAL_CLOCK_HZ = 140.0, 1.8e9
 
 #: Channels of a group from which on a convolution is a product of matrix units. Assumed.
 _MATRIX_CHANNELS = 8
@@ -121,7 +121,7 @@ def features(table: OperatorTable, family: str, tile: NDArray[np.int64] | None =
             where it is not known (N,); ``None`` if it is known nowhere.
     """
     work = operator_work(table)
-    work = replace(work, units=np.nan_to_num(work.units, nan=_USUAL_UNITS))
+    work = replace(work, units=np.nan_to_num(work.units, nan=USUAL_UNITS))
     offer = _offers(table)
     with np.errstate(divide="ignore", invalid="ignore"):
         columns, structural = (
@@ -270,7 +270,7 @@ def _later(table: OperatorTable, family: str) -> dict[str, Floats]:
 
 def _fixed(offer: Mapping[str, Floats]) -> Floats:
     """Seconds of a kernel that does next to nothing (N,)."""
-    return _FIXED_CYCLES / np.nan_to_num(offer["clock"], nan=_USUAL_CLOCK_HZ)
+    return _FIXED_CYCLES / np.nan_to_num(offer["clock"], nan=USUAL_CLOCK_HZ)
 
 
 _Block = tuple[dict[str, Floats], Floats]
@@ -350,7 +350,7 @@ def _wide(table: OperatorTable, work: OperatorWork, offer: Mapping[str, Floats])
         "log_row_threads": np.log(d["cols"] / offer["threads"]),
         "log_two_passes_to_l2": np.log(work.bytes / 2 / offer["l2"]),
     }  # fmt: skip
-    clock = np.nan_to_num(offer["clock"], nan=_USUAL_CLOCK_HZ)
+    clock = np.nan_to_num(offer["clock"], nan=USUAL_CLOCK_HZ)
     memory = memory_time(table, work, offer)
     beside = row_block_s(table, work, clock) + update_s(table, memory, clock)
     missing = _from_memory(table, work, offer)
