@@ -28,6 +28,10 @@ _PARTS = ("text_config", "vision_config", "audio_config")
 #: What only networks with state spaces have: transformers scans token by token, kernels do not.
 _SCANNED = ("state_size", "mamba_d_state", "ssm_state_size", "lru_width")
 
+#: Mixtures whose experts transformers 5 runs in a loop that values decide, and not as grouped
+#: products: no trace says how many tokens an expert gets.
+_LOOPED = ("dbrx", "longcat_flash", "nllb_moe", "switch_transformers")
+
 
 class NetworkFolder(StrictModel):
     """A network of transformers, known by its class.
@@ -62,7 +66,7 @@ def network_or_model(
     Raises:
         SpecError: as `load_model`; another dtype; what transformers does not build; a multimodal
             network, whose parts are priced one by one; state spaces, whose fused kernels nothing
-            here prices.
+            here prices; experts that are run in a loop.
     """
     if dtype is not None and dtype not in _DTYPES.values():
         raise SpecError(
@@ -167,6 +171,12 @@ def _check(fields: dict[str, Any], where: str) -> None:
         raise SpecError(
             f"{where}: quantization_config", got="one", expected="unquantised weights",
             fix="leave it out to price the network in its own dtype",
+        )  # fmt: skip
+    if fields.get("model_type") in _LOOPED:
+        raise SpecError(
+            f"{where}: model_type", got=fields["model_type"],
+            expected="experts that transformers can compute as grouped products",
+            fix="price a dense network of the same layers, each as wide as a token's experts together",
         )  # fmt: skip
     for field in _SCANNED:
         if fields.get(field) is not None:

@@ -144,6 +144,8 @@ def test_a_described_family_stays_described_and_a_folder_is_enough(
         (BERT | {"hidden_size": -64}, "bert/config.json"),
         (BERT | {"hidden_size": "many"}, "bert/config.json"),
         (BERT | {"quantization_config": {"bits": 4}}, "unquantised"),
+        ({"model_type": "switch_transformers", "num_experts": 4}, "as grouped products; price a"),
+        ({"model_type": "nllb_moe"}, "as grouped products"),
     ],
 )
 def test_what_is_not_priced_is_refused_in_one_line(
