@@ -176,7 +176,7 @@ def _check(fields: dict[str, Any], where: str) -> None:
         raise SpecError(
             f"{where}: model_type", got=fields["model_type"],
             expected="experts that transformers can compute as grouped products",
-            fix="price a dense network of the same layers, each as wide as a token's experts together",
+            fix="price a dense network of the same layers, each as wide as a token's experts",
         )  # fmt: skip
     for field in _SCANNED:
         if fields.get(field) is not None:
