@@ -81,19 +81,35 @@ def figures(word: str, time_calls: Timer) -> dict[str, float]:
     - ``peak_flops.<dtype>``: of a square product;
     - ``launch_overhead_s``: time of an operator on one element, back to back.
     """
-    turns = [_turn(word, time_calls) for _ in range(_TURNS)]
+    blocks = _blocks(word)
+    turns = [_turn(word, time_calls, *blocks) for _ in range(_TURNS)]
     return {
         name: statistics.median(turn[name] for turn in turns if name in turn) for name in turns[0]
     }
 
 
-def _turn(word: str, time_calls: Timer) -> dict[str, float]:
+def _blocks(word: str) -> tuple[torch.Tensor, torch.Tensor]:
+    """What all turns copy from and to: a system takes longer to give a gigabyte than to copy it.
+
+    Far larger than the caches; of a processor, the first has room for all rereads too.
+    """
+    size = max(8 * held_cache(word), 1 << 26)
+    most = max(size, _reread_sizes()[-1]) if word == "cpu" else size
+    return (
+        torch.ones(most, dtype=torch.uint8, device=word),
+        torch.empty(size, dtype=torch.uint8, device=word),
+    )
+
+
+def _turn(
+    word: str, time_calls: Timer, source: torch.Tensor, target: torch.Tensor
+) -> dict[str, float]:
     """Each figure once; the launch, which is soon timed, between all others too."""
     tiny = _tiny(word)
     launches = [_best(tiny, time_calls, 200)]
-    found = _bandwidths(word, time_calls)
+    found = _bandwidths(word, time_calls, source[: target.nbytes], target)
     if word == "cpu":
-        found |= _rereads(time_calls)
+        found |= _rereads(time_calls, source.view(torch.float32))
     launches.append(_best(tiny, time_calls, 200))
     side = 1024 if word == "cpu" else 8192
     for dtype, multiply in _products(word, side).items():
@@ -103,10 +119,10 @@ def _turn(word: str, time_calls: Timer) -> dict[str, float]:
     return {"launch_overhead_s": statistics.median(launches)} | found
 
 
-def _bandwidths(word: str, time_calls: Timer) -> dict[str, float]:
-    size = max(8 * held_cache(word), 1 << 26)
-    source = torch.ones(size, dtype=torch.uint8, device=word)
-    target = torch.empty_like(source)
+def _bandwidths(
+    word: str, time_calls: Timer, source: torch.Tensor, target: torch.Tensor
+) -> dict[str, float]:
+    size = source.nbytes
     found = {"memory_bandwidth": 2 * size / _best(lambda: target.copy_(source), time_calls, 1)}
     if word != "cpu":
         host = torch.empty(size, dtype=torch.uint8, pin_memory=True)
@@ -119,14 +135,17 @@ def _bandwidths(word: str, time_calls: Timer) -> dict[str, float]:
     return found
 
 
-def _rereads(time_calls: Timer) -> dict[str, float]:
-    """Bytes a second by bytes, at whole and one and a half powers of two."""
+def _reread_sizes() -> list[int]:
+    """Whole and one and a half powers of two."""
     most = min(_MOST_REREAD, max(2 * last_level_cache("cpu"), 1 << 26))
     powers = [1 << k for k in range(_LEAST_REREAD.bit_length() - 1, most.bit_length())]
-    sizes = sorted({n for size in powers for n in (size, size * 3 // 2) if n <= most})
-    block = torch.ones(sizes[-1] // 4)
+    return sorted({n for size in powers for n in (size, size * 3 // 2) if n <= most})
+
+
+def _rereads(time_calls: Timer, block: torch.Tensor) -> dict[str, float]:
+    """Bytes a second by bytes that are read again."""
     found = {}
-    for size in sizes:
+    for size in _reread_sizes():
         part = block[: size // 4]
         found[f"reread_bandwidth.{size}"] = size / _best(
             part.sum, time_calls, max(1, _REREAD // size)
