@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import math
 from typing import Any
@@ -14,18 +15,23 @@ from foreplan.cost_models.passes.call_steps import call_steps
 from foreplan.cost_models.passes.end_to_end_lowering import described, lowered_again
 from foreplan.cost_models.passes.end_to_end_networks import build, example
 from foreplan.datasets.graphs.capture import capture
+from foreplan.datasets.graphs.operator_graph import OperatorGraph
 from foreplan.errors import SpecError
 
 SHAPES = {"resnet": (1, 32), "bert": (2, 4), "t5": (2, 4), "swin": (2, 32)}
 
 
-def document(name: str, *, training_mode: bool = False) -> dict[str, Any]:
+@functools.cache
+def graph_of(name: str, training: bool) -> OperatorGraph:
     module = build(name, "tiny").eval()
     inputs = example(name, "tiny", SHAPES[name], "cpu", torch.float32)
+    return capture(module, inputs, eager=True, training=training)
+
+
+def document(name: str, *, training_mode: bool = False) -> dict[str, Any]:
     cases = []
     for phase in ("inference", "training"):
-        trains = training_mode and phase == "training"
-        graph = capture(module, inputs, eager=True, training=trains)
+        graph = graph_of(name, training_mode and phase == "training")
         single = call_steps(graph.calls, phase)
         cases.append({
             "network": name, "shape": list(SHAPES[name]), "phase": phase, "graph": {"real_s": 1.0},
