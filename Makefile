@@ -28,7 +28,7 @@ test: $(INSTALLED)
 	$(MAKE) test-notebooks
 
 test-parallel: $(INSTALLED)
-	$(BIN)/python -m pytest -n $(JOBS) -m 'not serial' tests
+	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal -m 'not serial' tests
 
 test-serial: $(INSTALLED)
 	$(BIN)/python -m pytest -m serial tests
