@@ -14,11 +14,16 @@ if TYPE_CHECKING:
 
 
 def causal_lm(model: Model) -> torch.nn.Module:
-    """The module in fp32: the folder's weights where it has them, else torch's random ones."""
+    """The module in fp32: the folder's weights where it has them, else torch's random ones.
+
+    Without weights where it is built on the meta device.
+    """
     import torch
     import transformers
 
-    if model.weights == "trained":
+    # transformers refuses to load weights there.
+    empty = torch.get_default_device().type == "meta"
+    if model.weights == "trained" and not empty:
         load: Any = transformers.AutoModelForCausalLM.from_pretrained
         with _no_bar():
             loaded: torch.nn.Module = load(

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from foreplan.datasets.models.byte_text import standard_library_text, windows
 from foreplan.datasets.models.model import Model
-from foreplan.errors import SpecError
+from foreplan.datasets.timing.host_memory import free_bytes
+from foreplan.errors import InfeasibleError, SpecError
 from foreplan.planner.precision.spec import PrecisionWorkload
 
 if TYPE_CHECKING:
@@ -39,8 +40,15 @@ class DecoderTask:
         self._batch, self._length = workload.batch, length
 
     def module(self) -> torch.nn.Module:
-        """The causal language model, fp32; returns logits alone."""
+        """The causal language model, fp32; returns logits alone.
+
+        Raises:
+            InfeasibleError: its weights are more than this host has free.
+        """
         import torch
+
+        if torch.get_default_device().type == "cpu":
+            self._refuse_larger(free_bytes())
 
         from foreplan.datasets.graphs.causal_lm import causal_lm
 
@@ -57,6 +65,16 @@ class DecoderTask:
 
         with _seeded(self._seed):
             return Logits(causal_lm(self._model))
+
+    def _refuse_larger(self, free: int) -> None:
+        """Refuse before the system ends this process, or others, for the memory of the weights."""
+        needed = 4 * self._model.parameters
+        if needed > free:
+            raise InfeasibleError(
+                f"{self.name} is captured with its weights in fp32, {needed / 2**30:.3g} GiB, of"
+                f" which this host has {free / 2**30:.3g} GiB free",
+                fix="plan on a larger host, or for a smaller model",
+            )
 
     def batch(self, step: int, rank: int) -> tuple[tuple[Tensor, ...], Tensor]:
         """Windows of text and the bytes that follow them."""

@@ -12,9 +12,14 @@ from torch.nn import functional as F
 
 from foreplan.cost_models.costs import CostBook, Estimate
 from foreplan.datasets.graphs.capture import capture
+from foreplan.datasets.graphs.causal_lm import causal_lm
+from foreplan.datasets.models.model import load_model
 from foreplan.errors import InfeasibleError, MissingDataError, SpecError
+from foreplan.planner.precision import decoder_task
+from foreplan.planner.precision.decoder_task import DecoderTask
 from foreplan.planner.precision.graph import TrainingGraph
 from foreplan.planner.precision.pricing import StepTables
+from foreplan.planner.precision.spec import PrecisionWorkload
 
 FP32, BF16 = "fp32/fp32/torch.linear", "fp32/bf16/torch.linear"
 INT8 = "fp32/int8/torch.int_mm+bf16"
@@ -230,3 +235,21 @@ def test_untraceable_module():
 
     with pytest.raises(SpecError, match=r"torch\.export can trace"):
         tables(Branching(), torch.zeros(4, 8))
+
+
+def test_weights_that_the_host_cannot_hold_are_refused_before_they_are_made(monkeypatch):
+    described = load_model("tiny-llama-random")
+    task = DecoderTask(described, PrecisionWorkload(batch=1, sequence_length=8), seed=0)
+    monkeypatch.setattr(decoder_task, "free_bytes", lambda: 4 * described.parameters - 1)
+    with pytest.raises(InfeasibleError, match=r"tiny-llama-random is captured with its weights"):
+        TrainingGraph.of(task, 1)
+    with torch.device("meta"):  # shapes alone take none
+        assert all(p.is_meta for p in task.module().parameters())
+
+
+def test_a_trained_decoder_is_built_without_weights_on_the_meta_device(tmp_path):
+    causal_lm(load_model("tiny-llama-random")).save_pretrained(tmp_path)
+    trained = load_model(tmp_path)
+    assert trained.weights == "trained"
+    with torch.device("meta"):
+        assert all(p.is_meta for p in causal_lm(trained).parameters())
