@@ -113,6 +113,15 @@ def test_published_rows_answer_where_no_graph_was_recorded() -> None:
     assert not found.dims["channels_last"].any()
 
 
+def test_a_product_alone_is_asked_for_as_a_layers() -> None:
+    """Libraries split a long sum of one product, not those of a batch."""
+    products = [program("matmul", BF, batch=b, m=1, n=128, k=65536) for b in (1, 2)]
+    table = program_table(products, device_zoo.device("h200"))
+    assert list(table.kind) == ["linear", "bmm"]
+    one, two = (found.mean_s for found in Predictor.load().predict(products, "h200"))
+    assert one < two / 4
+
+
 def test_launches_are_of_eager_calls_alone() -> None:
     names = ("torch-2.11-cuda", "torch_graph-2.11-cuda", "trtllm", "sglang")
     assert [includes_launch(name) for name in names] == [True, False, False, False]
