@@ -1,15 +1,14 @@
 """measure: tasks become measured programs: a pool of processes builds, one process a device times.
 
 A program that faults or hangs takes its process with it and is recorded as such; the process is
-replaced. What is finished is kept: a run that was killed goes on where it was, because jobs are
-numbered, draws are numbered, and a finished job is noted after its records are on the disk.
+replaced. What is finished is kept (`ShardJournal`): a run that was killed goes on where it was,
+because jobs are numbered and draws are numbered.
 """
 
 from __future__ import annotations
 
 import contextlib
 import math
-import os
 import queue
 import statistics
 import tempfile
@@ -20,20 +19,15 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from foreplan.datasets.storage import write_atomically
 from foreplan.datasets.timing.child_process import ChildEnded
-from foreplan.datasets.tir.records import ProgramRecord, merge_shards, read_records, write_records
+from foreplan.datasets.tir.records import ProgramRecord, merge_shards
 from foreplan.datasets.tir.sample import Sample
+from foreplan.datasets.tir.shard_journal import ShardJournal
 from foreplan.datasets.tir.site import ProgramWorker, Site
 from foreplan.datasets.tir.target import TargetDevice
 from foreplan.datasets.tir.task import Task, program_key
 from foreplan.datasets.tir.toolchain import Toolchain, require_tvm
-from foreplan.errors import SpecError
 
-#: Records kept in memory at most, and for how long: what a crash of this process can cost. A shard
-#: for each record would be slow to merge. Convention.
-_SHARD_ROWS = 400
-_SHARD_S = 60.0
 #: How often the caller is told how far it is. Convention.
 _TELL_EVERY_S = 5.0
 
@@ -110,9 +104,10 @@ def measure(
         MissingDataError: no TVM, or a machine of the site was lost; run again, it goes on.
         SpecError: TVM of another version, or a folder that cannot be written.
     """
-    run = _Run(tasks, site, folder, options, recorded, require_tvm())
-    run.work(progress)
-    return merge_shards(folder / "shards", folder)
+    toolchain = require_tvm()
+    journal = ShardJournal(folder, site.devices[0])
+    _Run(tasks, site, journal, options, recorded, toolchain).work(progress)
+    return merge_shards(journal.shards, folder)
 
 
 class _Run:
@@ -120,25 +115,15 @@ class _Run:
         self,
         tasks: Sequence[Task],
         site: Site,
-        folder: Path,
+        journal: ShardJournal,
         options: MeasureOptions,
         recorded: Mapping[str, Sequence[Sample]] | None,
         toolchain: Toolchain,
     ) -> None:
         self._site, self._options, self._toolchain = site, options, toolchain
         self._devices = tuple(site.devices)
-        self._shards = folder / "shards"
-        try:
-            self._shards.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise SpecError(str(folder), got=error.strerror, expected="a folder to make") from error
-        self._journal = self._shards / "jobs.txt"
-        self._lock = threading.Lock()
-        self._known: dict[str, set[str]] = {}
-        self._records: list[ProgramRecord] = []
-        self._finished: list[str] = []
-        self._flushed_at = time.monotonic()
-        self._counts: dict[str, int] = {}
+        self._journal = journal
+        self._lock = threading.Lock()  # of the jobs that are left
         self._built: queue.Queue[_Job | None] = queue.Queue(maxsize=4 * len(self._devices))
         limit = math.inf if options.minutes is None else 60.0 * options.minutes
         self._deadline = time.monotonic() + limit
@@ -148,31 +133,19 @@ class _Run:
     def _plan(
         self, tasks: Sequence[Task], recorded: Mapping[str, Sequence[Sample]] | None
     ) -> Iterator[_Job]:
-        done: set[str] = set()
-        if self._journal.exists():
-            text = self._journal.read_text(encoding="utf-8", errors="replace")
-            whole, _, torn = text.rpartition("\n")  # a process can die while it writes a line
-            done = set(whole.split("\n"))
-            if torn:
-                write_atomically(self._journal, whole + "\n" if whole else "")
-        here, device = set(), self._devices[0]  # programs timed on this very device
-        if any(self._shards.glob("*.parquet")):
-            for record in read_records(self._shards):
-                self._known.setdefault(record.task_key, set()).add(record.program_key)
-                if (record.chip, record.target) == (device.chip, device.target):
-                    here.add(record.program_key)
+        timed = self._journal.timed
         if recorded is None:
             rounds = range(self._options.rounds)
             jobs = [_Job(task, number) for number in rounds for task in tasks]
         else:
             size, jobs = self._options.samples, []
             for task in tasks:
-                left = [one for one in recorded[task.key] if program_key(one.module) not in here]
+                left = [one for one in recorded[task.key] if program_key(one.module) not in timed]
                 jobs += [
                     _Job(task, start // size, recorded=tuple(left[start : start + size]))
                     for start in range(0, len(left), size)
                 ]
-        return iter([job for job in jobs if job.name not in done])
+        return iter([job for job in jobs if job.name not in self._journal.done])
 
     def work(self, progress: Callable[[str], None]) -> None:
         """Run every job, until they end or time does."""
@@ -201,7 +174,7 @@ class _Run:
                 self._error, self._deadline = self._error or stopped, 0.0
                 for thread in (*builders, *timers):
                     thread.join()
-        self._flush()
+        self._journal.flush()
         if self._error is not None:
             raise self._error
 
@@ -237,9 +210,9 @@ class _Run:
             while time.monotonic() < self._deadline:
                 with self._lock:
                     job = next(self._jobs, None)
-                    known = sorted(self._known.get(job.task.key, ())) if job else []
                 if job is None:
                     return
+                known = self._journal.known(job.task.key)
                 job.library = str(scratch / f"{number}-{count}.so")
                 count += 1
                 self._build(worker, job, known)
@@ -284,12 +257,12 @@ class _Run:
                     late = time.monotonic() > self._deadline + 45.0
                     if late:
                         break
-                    self._keep(self._timed(worker, device, job, program))
+                    self._journal.keep(self._timed(worker, device, job, program))
                 if not programs:
-                    self._keep(self._failed(device, job))
+                    self._journal.keep(self._failed(device, job))
                 Path(job.library).unlink(missing_ok=True)
                 if not late:
-                    self._finish(job)
+                    self._journal.finish(job.name)
 
     def _timed(
         self, worker: ProgramWorker, device: TargetDevice, job: _Job, program: Mapping[str, Any]
@@ -364,39 +337,5 @@ class _Run:
             measured_at=time.time(),
         )
 
-    def _keep(self, record: ProgramRecord) -> None:
-        with self._lock:
-            self._records.append(record)
-            self._counts[record.status] = self._counts.get(record.status, 0) + 1
-            if record.program_key:
-                self._known.setdefault(record.task_key, set()).add(record.program_key)
-
-    def _finish(self, job: _Job) -> None:
-        with self._lock:
-            self._finished.append(job.name)
-            old = time.monotonic() - self._flushed_at > _SHARD_S
-            full = len(self._records) >= _SHARD_ROWS
-        if old or full:
-            self._flush()
-
-    def _flush(self) -> None:
-        with self._lock:
-            records, self._records = self._records, []
-            finished, self._finished = self._finished, []
-            self._flushed_at = time.monotonic()
-        if records:
-            write_records(records, self._shards / f"shard-{time.time_ns()}.parquet")
-        if finished:
-            try:
-                with self._journal.open("a", encoding="utf-8") as stream:
-                    stream.write("".join(f"{name}\n" for name in finished))
-                    stream.flush()
-                    os.fsync(stream.fileno())
-            except OSError as error:
-                raise SpecError(
-                    str(self._journal), got=error.strerror, expected="a disk with room"
-                ) from error
-
     def _line(self) -> str:
-        with self._lock:
-            return " ".join(f"{status}={count}" for status, count in sorted(self._counts.items()))
+        return " ".join(f"{status}={count}" for status, count in self._journal.counts().items())

@@ -159,7 +159,7 @@ class _Builder:
 
 
 def _dataset(folder: Path) -> None:
-    from foreplan.datasets.tir import build_dataset, measure, site
+    from foreplan.datasets.tir import build_dataset, measure, shard_journal, site
     from foreplan.datasets.tir.target import TargetDevice
     from foreplan.datasets.tir.toolchain import Toolchain
 
@@ -167,7 +167,7 @@ def _dataset(folder: Path) -> None:
     with (
         patch.object(site, "WorkerProcess", _Builder),
         patch.object(measure, "require_tvm", lambda: Toolchain("1", "1")),
-        patch.object(measure, "_SHARD_ROWS", 2),
+        patch.object(shard_journal, "_SHARD_ROWS", 2),
         patch.object(build_dataset, "_targets", lambda devices, chip: [device]),
     ):
         build_dataset.build_dataset(
