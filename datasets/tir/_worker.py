@@ -143,9 +143,9 @@ class _Timer:
             where one call took longer than ``slow_s`` and was not repeated; ``clock_hz`` and
             ``load`` of the machine, or null.
         """
-        from foreplan.datasets.tir.toolchain import load_tvm
+        from foreplan.datasets.tir.toolchain import load_runtime
 
-        tvm = load_tvm()
+        tvm = load_runtime()
         kind = request["kind"]
         if request.get("board") is not None and self._session is None:
             self._session = _board(request["board"])[1]
@@ -189,11 +189,11 @@ class _Timer:
 
 def _board(board: list[Any]) -> tuple[Any, Any]:
     """A tracker, and a session with a board of it; the session ends with this process."""
+    from foreplan.datasets.tir.toolchain import load_runtime
+
+    load_runtime()
     from tvm import rpc  # type: ignore[import-untyped,unused-ignore]
 
-    from foreplan.datasets.tir.toolchain import load_tvm
-
-    load_tvm()
     host, port, key = board
     tracker = rpc.connect_tracker(host, port)
     return tracker, tracker.request(key, session_timeout=0)

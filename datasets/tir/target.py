@@ -100,9 +100,9 @@ def target_device(name: str, *, chip: str | None = None, arch: str | None = None
 
 
 def _native_mcpu() -> str:
-    from foreplan.datasets.tir.toolchain import load_tvm
+    from foreplan.datasets.tir.toolchain import load_runtime
 
-    return str(load_tvm().get_global_func("target.llvm_get_system_cpu")())
+    return str(load_runtime().get_global_func("target.llvm_get_system_cpu")())
 
 
 def _cpu_name(information: Path = Path("/proc/cpuinfo")) -> str:
@@ -118,9 +118,9 @@ def _cpu_name(information: Path = Path("/proc/cpuinfo")) -> str:
 
 
 def _ask_gpu(index: int) -> tuple[str, str]:
-    from foreplan.datasets.tir.toolchain import load_tvm
+    from foreplan.datasets.tir.toolchain import load_runtime
 
-    gpu = load_tvm().cuda(index)
+    gpu = load_runtime().cuda(index)
     if not gpu.exist:
         raise MissingDataError(
             f"no GPU cuda:{index} that TVM can use on this machine",
