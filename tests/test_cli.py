@@ -313,7 +313,8 @@ def test_dry_run_starts_nothing(run, plan):
 
 
 @pytest.mark.xdist_group("serial")
-def test_interrupting_a_profile_leaves_no_process_and_a_journal(tmp_path):
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_interrupting_a_profile_leaves_no_process_and_a_journal(tmp_path, number):
     words = [sys.executable, "-m", "foreplan.cli", "profile", "cpu:threads=1", "-o", str(tmp_path)]
     process = subprocess.Popen(
         words, stderr=subprocess.PIPE, text=True, start_new_session=True,
@@ -324,9 +325,10 @@ def test_interrupting_a_profile_leaves_no_process_and_a_journal(tmp_path):
     journal = tmp_path / "cpu-threads-1.json.journal"
     while time.monotonic() < deadline and not (journal.exists() and journal.stat().st_size > 2000):
         time.sleep(0.1)
-    os.kill(process.pid, signal.SIGINT)
+    os.kill(process.pid, number)
     _, err = process.communicate(timeout=30)
     assert process.returncode == 130
+    assert not [path.name for path in tmp_path.iterdir() if path.name.endswith(".lock")]
     assert "error: interrupted; what was measured is kept in" in err.strip().splitlines()[-1]
     assert journal.exists()
     assert not (tmp_path / "cpu-threads-1.json").exists()

@@ -2,7 +2,7 @@
 
 Tables go to stdout, progress to stderr; with ``--json`` one JSON document is on stdout and nothing
 else. Exit codes: 0 done, 1 internal error, 2 bad input, 3 infeasible, 4 missing data, 5
-verification outside tolerance, 130 interrupted.
+verification outside tolerance, 130 interrupted (Ctrl-C or SIGTERM).
 
 The commands stand by what they are about: `machines`, `plans`, `models`, `data` and `traffic`. What
 a command does is imported when it runs, so that ``--help`` and completion answer at once.
@@ -13,6 +13,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import signal
 import sys
 from typing import Annotated, NoReturn
 
@@ -39,6 +40,8 @@ def main() -> NoReturn:
         if getattr(sys, name) is None:  # its caller closed it, as daemons do; nothing reads it
             setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115 - open as long as we run
     plain_words(sys.stdout, sys.stderr)
+    # Locks and worker processes go as they do after Ctrl-C; a second one ends at once.
+    before = signal.signal(signal.SIGTERM, _interrupt)
     try:
         code = app(standalone_mode=False)
         sys.stdout.flush()
@@ -64,11 +67,18 @@ def main() -> NoReturn:
             print(text(), file=sys.stderr)  # the whole help, which is no message of an error
             sys.exit(code)
         _fail(text(), code, type(error).__name__)
+    finally:
+        signal.signal(signal.SIGTERM, before)
     if code == Interrupted.exit_code:  # typer's own word for Ctrl-C
         _fail(
             "interrupted; the same command starts anew", Interrupted.exit_code, Interrupted.__name__
         )
     sys.exit(code if isinstance(code, int) else 0)
+
+
+def _interrupt(number: int, frame: object) -> NoReturn:
+    signal.signal(number, signal.SIG_DFL)
+    raise KeyboardInterrupt
 
 
 def _fail(message: str, code: int, kind: str) -> NoReturn:
