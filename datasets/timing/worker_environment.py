@@ -31,6 +31,9 @@ _THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
 #: Hardware queues of a GPU (the driver's own number is 8, at most 32): streams beyond it share one,
 #: and what is queued behind a receive that still waits for its message would wait with it.
 _CONNECTIONS = "32"
+#: Of NCCL inside recorded graphs: none beside others of its communicator, which would give graphs
+#: branches, and no registering of the memory that each graph happens to use.
+_GRAPHS = {"NCCL_GRAPH_MIXING_SUPPORT": "0", "NCCL_GRAPH_REGISTER": "0"}
 #: Old spelling of oneDNN's variable, which would win over ours.
 _STALE = ("DNNL_MAX_CPU_ISA",)
 
@@ -57,7 +60,7 @@ def worker_environment(
     if device.kind == "cpu":
         found.update(dict.fromkeys(_THREAD_VARIABLES, str(thread_count(device))))
     if device.kind == "cuda":
-        found.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", _CONNECTIONS)
+        found = {"CUDA_DEVICE_MAX_CONNECTIONS": _CONNECTIONS, **_GRAPHS, **found}
     return found
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -47,7 +48,6 @@ class Measuring(LinkMeasuring):
         found = {
             "board": "h200" if self.processor else torch.cuda.get_device_name(),
             "towers": towers,
-            **self._piece_hosts(names, towers),
             **self._memory_rates(),
             "tier": self.tier(),
         }
@@ -148,45 +148,37 @@ class Measuring(LinkMeasuring):
     def _time_tower(self, runs: Any, *, rests: bool = True) -> dict[str, dict[str, float]]:
         """Forward and backward seconds by half (0 attention, 1 MLP), ``entry`` and ``exit``.
 
-        The GPU is kept busy until the host has queued a whole round, so that ``F`` and ``B`` are
-        the device's own; ``host F`` and ``host B`` are what the host takes to queue them. It sleeps
-        meanwhile, or multiplies matrices if it never ``rests``.
+        On a GPU each is a graph, as in a step, and a round is queued while the GPU is busy with
+        something else, so that it waits for nothing: it sleeps meanwhile, or multiplies matrices if
+        it never ``rests``.
         """
         import torch
 
-        cuts, inputs, frozen, _ = runs
-        order = ["entry", *(f"half {k}" for k in range(4)), "exit"]
+        calls = list(self._tower_calls(runs))
+        if not self.processor:
+            from foreplan.planner.verify.pass_graphs import PassGraphs
+
+            graphs = PassGraphs(self.device)
+            graphs.warm_up(lambda: [work() for *_, work in calls])  # type: ignore[arg-type]
+            with torch.autograd.set_multithreading_enabled(False):
+                calls = [(key, op, graphs.record(work)) for key, op, work in calls]
         seconds: dict[tuple[str, str], list[float]] = {}
         ahead = None if self.processor else self._ahead(rests=rests)
         for turn in range(-2 if rests else -WARM_ROUNDS, ROUNDS):
             stamps: list[tuple[str, str, Any, Any]] = []
-
-            def run(key: str, op: str, work: Callable[[], Any], stamps: Any = stamps) -> Any:
-                before = time.perf_counter()
+            if ahead is not None:
+                ahead()
+            for key, op, work in calls:
                 if self.processor:
-                    made = work()
+                    before = time.perf_counter()
+                    work()
+                    stamps.append((key, op, before, time.perf_counter()))
                 else:
                     begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
                     begin.record()
-                    made = work()
+                    work()
                     end.record()
                     stamps.append((key, op, begin, end))
-                after = time.perf_counter()
-                stamps.append((key, op if self.processor else f"host {op}", before, after))
-                return made
-
-            if ahead is not None:
-                ahead()
-            gradients: dict[str, Any] = {}
-            for i in (0, 1):
-                for key in order:
-                    made = run(key, "F", lambda key=key, i=i: cuts[key].forward(i, inputs[key]))
-                    # As unlike as those of a step: a GPU multiplies equal numbers at less power.
-                    gradients[key] = None if made.dim() == 0 else 1e-3 * torch.randn_like(made)
-            for i in (0, 1) if not frozen else ():
-                for key in reversed(order):
-                    above = gradients[key]
-                    run(key, "B", lambda key=key, i=i, g=above: cuts[key].backward(i, g))
             self.drain()
             for key, op, a, b in stamps:
                 took = b - a if isinstance(a, float) else a.elapsed_time(b) * 1e-3
@@ -198,64 +190,29 @@ class Measuring(LinkMeasuring):
             found.setdefault(name, {"F": 0.0, "B": 0.0})[op] = float(np.median(values))
         return found
 
-    def _piece_hosts(self, names: list[str], towers: dict[str, Any]) -> dict[str, Any]:
-        """What a half takes the host longer as a piece with a sum of its own, by direction.
-
-        As a piece it is two graphs instead of one, and the sum is started and waited for. Means
-        over the first encoder's inner halves, of the slowest process; nothing without lanes.
-        """
+    def _tower_calls(self, runs: Any) -> Iterator[tuple[str, str, Callable[[], None]]]:
+        """Passes of two micro-batches in turn, each with the part that it is of."""
         import torch
-        import torch.distributed as dist
 
-        from foreplan.planner.bubbles.execution.flat_parameters import FlatParameters
-        from foreplan.planner.bubbles.execution.lanes import Lanes
-        from foreplan.planner.bubbles.execution.parts import EncoderPart
-        from foreplan.planner.bubbles.execution.pieces import Pieces
-        from foreplan.planner.bubbles.execution.step_sizes import StepSizes
-        from foreplan.planner.bubbles.towers import backbone_tower, encoder_towers
+        cuts, inputs, frozen, _ = runs
+        order = ["entry", *(f"half {k}" for k in range(4)), "exit"]
+        above: dict[tuple[str, int], Any] = {}
 
-        cluster = cluster_of(None, self.processor)
-        asked = {name: workload_of(name, self.processor) for name in names}
-        name = next((n for n, w in asked.items() if w.plan and w.plan.tp == 2), None)
-        if name is None or asked[name].encoders[0].frozen:
-            return {}
-        problem = Problem(None, cluster, asked[name], CostBook(()))
-        assert asked[name].microbatches is not None
-        sizes = StepSizes(
-            asked[name], backbone_tower(problem), encoder_towers(problem), asked[name].microbatches
-        )
-        lanes = Lanes.connect(RANKS // 2, 2, self.rank, self.backend)
-        part = EncoderPart(sizes, 0, 2, 6, lanes)
-        flat = FlatParameters([part], 0, self.device, self.dtype, frozen=False, lanes=lanes)
-        pieces = Pieces(part.pieces, lambda xs, _: xs[0], lambda x, _: x, [True], lanes)
-        rows = sizes.sequences(0), asked[name].encoders[0].tokens, sizes.encoders[0].hidden
-        x = torch.randn(rows).to(self.device, self.dtype)
-        ahead = None if self.processor else self._ahead(rests=True)
-        took: dict[str, list[float]] = {"F": [], "B": []}
-        for turn in range(-2, ROUNDS):
-            dist.barrier()
-            if ahead is not None:
-                ahead()
-            for op in "FB":
-                started = time.perf_counter()
-                for piece in range(len(pieces)):
-                    if op == "F":
-                        pieces.forward_piece(0, piece, [x])
-                    else:
-                        pieces.backward_piece(0, piece, x)
-                if turn >= 0:
-                    took[op].append((time.perf_counter() - started) / len(pieces))
-            self.drain()
-        del flat
-        key = next(key for key, tower in self._towers(name) if tower == "0")
-        mine = {
-            op: float(np.median(values))
-            - sum(towers[key][half].get(f"host {op}", 0.0) for half in "01") / 2
-            for op, values in took.items()
-        }
-        told: list[Any] = [None] * RANKS
-        dist.all_gather_object(told, mine)
-        return {"host_piece_s": {op: max(0.0, *(one[op] for one in told)) for op in "FB"}}
+        def forward(key: str, i: int) -> None:
+            made = cuts[key].forward(i, inputs[key])
+            if (key, i) not in above:
+                # As unlike as those of a step: a GPU multiplies equal numbers at less power.
+                above[key, i] = None if made.dim() == 0 else 1e-3 * torch.randn_like(made)
+
+        def backward(key: str, i: int) -> None:
+            cuts[key].backward(i, above[key, i])
+
+        for i in (0, 1):
+            for key in order:
+                yield key, "F", partial(forward, key, i)
+        for i in (0, 1) if not frozen else ():
+            for key in reversed(order):
+                yield key, "B", partial(backward, key, i)
 
     def _ahead(self, *, rests: bool) -> Callable[[], None]:
         """What keeps a GPU busy while the host gets ahead."""

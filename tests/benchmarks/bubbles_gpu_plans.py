@@ -24,9 +24,7 @@ from foreplan.datasets.program import Program
 from foreplan.datasets.specs import validate
 from foreplan.planner.base import Problem
 from foreplan.planner.bubbles import BubblesPlanner
-from foreplan.planner.bubbles.actions import parse_order
 from foreplan.planner.bubbles.decision import BubblesDecision
-from foreplan.planner.bubbles.replays import simulated
 from foreplan.planner.bubbles.robustness import inside_share
 from foreplan.planner.bubbles.spec import BubblesWorkload
 from foreplan.planner.bubbles.training_step import TrainingStep
@@ -83,7 +81,7 @@ SHAPES: dict[str, dict[str, Any]] = {
     "narrowest": _shape(4, 12, 768, backbone=1024),
 }
 #: Shapes whose chosen decision is compared with one process.
-COMPARED = ("8 micro-batches", "TP 2, 4 of 2")
+COMPARED = ("8 micro-batches", "TP 2, 4 of 2", "TP 2, 4 micro-batches")
 
 
 def _small(shape: dict[str, Any]) -> dict[str, Any]:
@@ -113,8 +111,6 @@ class MeasuredPrices:
     def __init__(self, found: dict[str, Any]) -> None:
         self._found = found
         self._programs: dict[Work, float] = {}
-        #: Seconds of the host, likewise; none on processors.
-        self.issued: dict[Work, float] = {}
         self._roof = RooflineSource({"any": device_zoo.device(found["board"])})
 
     def estimate(self, work: Work, device: str) -> Estimate | None:
@@ -144,24 +140,9 @@ class MeasuredPrices:
             )
             for group, parts_of in groups.items():
                 for op in "FB":
-                    host = timed[group].get(f"host {op}", 0.0)
-                    self._share(parts_of(op), timed[group][op], host, used)
-        self._pieces(step)
+                    self._share(parts_of(op), timed[group][op], used)
 
-    def _pieces(self, step: TrainingStep) -> None:
-        """What halves take the host whose sums are actions of their own."""
-        extra = self._found.get("host_piece_s")
-        if step.plan.tp == 1 or not self.issued or extra is None:
-            return
-        book, layers = CostBook((), issued=self.issued), step.backbone.layers
-        for op in "FB":
-            works = [step.piece(0, layers, op, piece) for piece in range(2 * layers)]
-            for e, tower in enumerate(step.encoders):
-                for half in range(2 * tower.layers):
-                    works.append(step.unit(e, step.plan.tp, half, half + 1, op, bare=True))
-            self.issued |= {work: book.issue_s(work) + extra[op] for work in works}
-
-    def _share(self, parts: Any, seconds: float, host: float, used: Counter[Work]) -> None:
+    def _share(self, parts: Any, seconds: float, used: Counter[Work]) -> None:
         """Price the longest program that nothing else of the tower runs with what is left."""
 
         def price(work: Work, count: int) -> float:
@@ -175,8 +156,6 @@ class MeasuredPrices:
         longest, count = max(own, key=lambda part: price(*part))
         others = sum(price(w, n) for w, n in parts if w != longest)
         self._programs[longest] = max(seconds - others, 0.02 * seconds) / count
-        if host > 0.0:
-            self.issued[longest] = host / count
 
 
 def tower_key(step: TrainingStep, name: str) -> str:
@@ -197,18 +176,6 @@ def cluster_of(found: dict[str, Any] | None, processor: bool) -> Cluster:
     return validate(Cluster, document, "cluster")
 
 
-def without_hosts(found: dict[str, Any]) -> dict[str, Any]:
-    """Measured prices of the devices alone."""
-    towers = {
-        tower: {
-            part: {op: s for op, s in times.items() if not op.startswith("host")}
-            for part, times in parts.items()
-        }
-        for tower, parts in found["towers"].items()
-    }
-    return found | {"towers": towers}
-
-
 def measured_problem(name: str, found: dict[str, Any], processor: bool) -> Problem[BubblesWorkload]:
     workload, cluster = workload_of(name, processor), cluster_of(found, processor)
     prices = MeasuredPrices(found)
@@ -216,7 +183,7 @@ def measured_problem(name: str, found: dict[str, Any], processor: bool) -> Probl
     unpriced = Problem(None, cluster, workload, CostBook(()))
     prices.fit(TrainingStep(unpriced, workload.plan))
     given = PLANNER.given(workload)
-    costs = CostBook([prices, LinkSource(cluster)], given=given, issued=prices.issued)
+    costs = CostBook([prices, LinkSource(cluster)], given=given)
     return Problem(None, cluster, workload, costs)
 
 
@@ -237,9 +204,8 @@ def unmeasured(cluster: Cluster, workload: BubblesWorkload, choice: str, board: 
 def plan_shape(name: str, folder: Path, processor: bool) -> None:
     """Decide one shape from predicted and roofline prices, and from what the ranks have measured.
 
-    What hosts take counts where steps run operator by operator alone (``eager_predicted_s``). All is
-    for the step that runs (`measured_problem`'s cluster), with measured links, as ``foreplan plan
-    --beside predicted`` does from a profile of the host.
+    All is for the step that runs (`measured_problem`'s cluster), with measured links, as ``foreplan
+    plan --beside predicted`` does from a profile of the host.
     """
     prices = folder / "prices.json"
     while not prices.exists():
@@ -257,8 +223,7 @@ def plan_shape(name: str, folder: Path, processor: bool) -> None:
         ahead[choice] = Forecast(PLANNER, problem, made[choice]).total_s
     ready = time.monotonic() - started
     started = time.monotonic()
-    hosted = measured_problem(name, found, processor)
-    problem = measured_problem(name, without_hosts(found), processor)
+    problem = measured_problem(name, found, processor)
     choice_of = PLANNER.decide(problem)
     plans: dict[str, BubblesDecision | str] = {"measured": choice_of.decision, **made}
     plans |= PLANNER.baselines(problem)
@@ -274,48 +239,11 @@ def plan_shape(name: str, folder: Path, processor: bool) -> None:
         document["decisions"][label] = {
             "decision": decision.model_dump(mode="json"),
             "predicted_s": forecast.total_s,
-            "eager_predicted_s": simulated(hosted, decision).makespan_s,
-            "host_s": host_s(hosted, decision, found),
             "metrics": dict(forecast.metrics),
             "bubbles": bubbles_of(forecast.timeline),
             "actions": actions_of(forecast.timeline),
         }
     write(folder / f"plans.{slug(name)}.json", document)
-
-
-def host_s(
-    problem: Problem[BubblesWorkload], decision: BubblesDecision, found: dict[str, Any]
-) -> float:
-    """What the host of the busiest rank takes to queue a step's passes and units; 0 unmeasured.
-
-    A step cannot be shorter, whatever the GPU takes.
-    """
-    step = TrainingStep.of(problem, decision)
-    names = ("backbone", *map(str, range(len(step.encoders))))
-    timed = [found["towers"][tower_key(step, name)] for name in names]
-    layers = [step.backbone.layers, *(tower.layers for tower in step.encoders)]
-
-    def seconds(tower: int, begin: int, end: int, op: str) -> float:
-        """Of halves ``[begin, end)``, with what stands before the first and behind the last."""
-        times = {key: value.get(f"host {op}", 0.0) for key, value in timed[tower].items()}
-        total = sum(times[str(half % 2)] for half in range(begin, end))
-        total += times["entry"] if begin == 0 else 0.0
-        return total + (times["exit"] if end == 2 * layers[tower] else 0.0)
-
-    ranks = []
-    for order in decision.orders:
-        total = 0.0
-        for word in parse_order(order):
-            if word.op not in "FB":
-                continue
-            if word.encoder >= 0:
-                units = decision.encoders[word.encoder].units
-                total += seconds(1 + word.encoder, units[word.unit], units[word.unit + 1], word.op)
-            elif word.piece <= 0:  # all pieces of a pass at its first
-                stage = decision.stages[word.stage]
-                total += seconds(0, 2 * stage.start, 2 * stage.end, word.op)
-        ranks.append(total)
-    return max(ranks)
 
 
 def bubbles_of(timeline: Timeline) -> dict[str, float]:

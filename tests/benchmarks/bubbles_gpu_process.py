@@ -13,6 +13,9 @@ from typing import Any
 import numpy as np
 from bubbles_gpu_plans import MESSAGES, RANKS
 
+#: Cycles for which a GPU sleeps while the host queues what is timed: 2 ms.
+QUEUING_CYCLES = 4_000_000
+
 
 class Process:
     """One of the processes that measure and run; all call the same methods at the same time."""
@@ -130,7 +133,7 @@ class Process:
             torch.cuda.current_stream().synchronize()
 
     def timed(self, work: Callable[[], Any], times: int = 5) -> float:
-        """Median seconds of a call, queued work included."""
+        """Median seconds of a call; a GPU begins when all of it has been queued."""
         import torch
 
         found = []
@@ -141,6 +144,7 @@ class Process:
                 found.append(time.perf_counter() - started)
             else:
                 a, b = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+                torch.cuda._sleep(QUEUING_CYCLES)
                 a.record()
                 work()
                 b.record()

@@ -9,7 +9,7 @@ says nothing about times. Per shape it
 - decides from these prices, from the shipped predictor's and from the roofline of the published
   figures of the chip, and takes the baselines of the first;
 - runs every decision for a few steps, and compares losses and gradients with one process's;
-- runs some of them operator by operator too (`EAGER`), where what hosts take counts.
+- with ``--eager`` runs some of them operator by operator too (`EAGER`), where hosts may decide.
 
 ``FOLDER/results.json`` has everything, written after every decision, and ``FOLDER/table.md`` its
 tables, printed at the end whatever happened. First the tests of steps and messages between GPUs
@@ -78,9 +78,10 @@ class Ranks(ReceiveMeasuring):
 
     def __init__(
         self, rank: int, folder: Path, processor: bool, deadline: float, everything: dict[str, Any],
-        extras: bool,
+        extras: bool, eager: bool,
     ) -> None:  # fmt: skip
         super().__init__(rank, folder, processor)
+        self._eager = eager
         self._deadline, self._everything, self._extras = deadline, everything, extras
         self._patience = Patience(rank, folder)
 
@@ -146,15 +147,13 @@ class Ranks(ReceiveMeasuring):
                     }
                     self.say(f"{label}, {self.blocks} blocks: {1e3 * other['measured_s']:.1f} ms")
                 self.blocks = None
-            if label in EAGER and not self.processor and not self.late():
+            if self._eager and label in EAGER and not self.late():
                 other = self._steps(
                     problem, decision, False, keeps=self.peers is not None, recorded=False
                 )
                 row["eager"] = {k: other[k] for k in ("measured_s", "rounds_s", "actions")}
                 self.say(
-                    f"{name} | {label}, operator by operator: predicted "
-                    f"{1e3 * plan['eager_predicted_s']:.1f} ms, "
-                    f"measured {1e3 * other['measured_s']:.1f} "
+                    f"{name} | {label}, operator by operator: {1e3 * other['measured_s']:.1f} "
                     f"{[round(1e3 * t, 1) for t in other['rounds_s']]}"
                 )
             predicted = {k: v for k, v in plan.items() if k != "decision"}
@@ -163,8 +162,7 @@ class Ranks(ReceiveMeasuring):
             if self.rank == 0:
                 self.keep()
                 self.say(
-                    f"{name} | {label}: predicted {1e3 * plan['predicted_s']:.1f} ms, host at "
-                    f"least {1e3 * plan['host_s']:.1f}, measured "
+                    f"{name} | {label}: predicted {1e3 * plan['predicted_s']:.1f} ms, measured "
                     f"{1e3 * row['measured_s']:.1f} {[round(1e3 * t, 1) for t in row['rounds_s']]}"
                     f", inside {row['bubbles']['inside_share']:.2f}"
                     f", filled {row['bubbles']['filled_share']:.2f}"
@@ -245,14 +243,15 @@ class Ranks(ReceiveMeasuring):
 
 
 def be_rank(
-    rank: int, folder: Path, names: list[str], processor: bool, deadline: float, extras: bool
-) -> None:
+    rank: int, folder: Path, names: list[str], processor: bool, deadline: float, extras: bool,
+    eager: bool,
+) -> None:  # fmt: skip
     import torch.distributed as dist
 
     # What an attempt that broke off has left is kept; all ranks find the same.
     left, measured = folder / "results.json", (folder / "prices.json").exists()
     everything: dict[str, Any] = json.loads(left.read_text()) if left.exists() else {}
-    ranks = Ranks(rank, folder, processor, deadline, everything, extras)
+    ranks = Ranks(rank, folder, processor, deadline, everything, extras, eager)
     if not measured:
         ranks.say("measuring")
         ranks.measure(names)
@@ -290,6 +289,7 @@ def main() -> int:
     parser.add_argument("--only", nargs="*", default=list(SHAPES), choices=list(SHAPES))
     parser.add_argument("--no-checks", action="store_true")
     parser.add_argument("--extras", action="store_true")
+    parser.add_argument("--eager", action="store_true")
     parser.add_argument("--processor", action="store_true")
     parser.add_argument("--seconds", type=float, default=600.0)
     parser.add_argument("--deadline", type=float)
@@ -307,8 +307,9 @@ def main() -> int:
         return 0
     if options.rank is not None:
         be_rank(
-            options.rank, folder, options.only, options.processor, options.deadline, options.extras
-        )
+            options.rank, folder, options.only, options.processor, options.deadline,
+            options.extras, options.eager,
+        )  # fmt: skip
         sys.stdout.flush()
         os._exit(0)  # a backend's threads must not outlive the interpreter
     folder.mkdir(parents=True, exist_ok=True)
@@ -319,9 +320,10 @@ def main() -> int:
     common = [sys.executable, __file__, str(folder), "--only", *options.only]
     common += ["--processor"] if options.processor else []
     common += ["--extras"] if options.extras else []
+    common += ["--eager"] if options.eager else []
     environment = os.environ | {
         "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "NCCL_NVLS_ENABLE": "0",
-        "NCCL_GRAPH_REGISTER": "0",
+        "NCCL_GRAPH_REGISTER": "0", "NCCL_GRAPH_MIXING_SUPPORT": "0",
         "CUDA_DEVICE_MAX_CONNECTIONS": "32", **({} if peers else {"NO_PEERS": "1"}),
     }  # fmt: skip
     plans = [subprocess.Popen([*common, "--plan", name], env=environment) for name in options.only]

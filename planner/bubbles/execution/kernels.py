@@ -193,10 +193,11 @@ class BubbleKernels:
         for action in self._passes():
             sent, losses = self._handover.on_the_way, dict(self._losses)
             self._await_sum(action)
-            recorded.record(
-                action, partial(self._ops[action.op], action),
-                partial(self._left_since, sent, losses),
-            )  # fmt: skip
+            with torch.autograd.set_multithreading_enabled(False):  # recording is a thread's own
+                recorded.record(
+                    action, partial(self._ops[action.op], action),
+                    partial(self._left_since, sent, losses),
+                )  # fmt: skip
         self.reset()
         self._recorded = recorded
 

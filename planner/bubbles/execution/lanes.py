@@ -103,8 +103,9 @@ class Lanes:
         def opened() -> Any:
             return [dist.new_group(ranks, backend=backend) for ranks in members][place]
 
-        if backend != "gloo":
-            return cls(size, rank % size, opened())
+        if backend != "gloo":  # a communicator in recorded graphs may not be used beside them
+            group = opened()
+            return cls(size, rank % size, group, beside=opened() if beside else None)
         with nicer_reader():
             group = opened()
         apart = opened() if beside else None
@@ -121,11 +122,13 @@ class Lanes:
         return x if self.size == 1 else _Leave.apply(x, self)  # type: ignore[no-untyped-call]
 
     def sum(self, x: Tensor) -> None:
-        """Sum over lanes, in place, and wait for it on the spot."""
+        """Sum over lanes, in place, and wait for it on the spot; NCCL's on the current stream."""
         if self._host is not None:
             self._host.all_reduce(x)
-        elif self.size > 1:
+        elif self.size > 1 and dist.get_backend(self._group) == "gloo":
             self.wait(dist.all_reduce(x, group=self._group, async_op=True))
+        elif self.size > 1:
+            dist.all_reduce(x, group=self._group)
 
     def start_sum(self, x: Tensor) -> Any:
         """Start to sum over lanes, in place, beside what is computed next.

@@ -7,6 +7,8 @@ graphs share one pool of memory, in which a backward pass finds what the forward
 
 A sum of lanes that something is computed beside cannot lie in a graph: the next piece waits for it,
 which is another graph. `RecordableLanes` leave it out, and it is started and waited for between.
+Sums on the spot are recorded on the stream that computes, so that a graph is one chain of kernels:
+a branch of its own would go to some queue of the GPU, behind a receive that waits there perhaps.
 """
 
 from __future__ import annotations

@@ -223,9 +223,12 @@ def test_environment_sets_the_instruction_set_and_forgets_others() -> None:
     with pytest.raises(SpecError, match="t4"):
         worker_environment(DeviceName.parse("t4"))
     gpu = worker_environment(DeviceName.parse("cuda:0"), base={})
-    assert gpu == {"CUDA_DEVICE_MAX_CONNECTIONS": "32"}
+    assert gpu == {
+        "CUDA_DEVICE_MAX_CONNECTIONS": "32", "NCCL_GRAPH_MIXING_SUPPORT": "0",
+        "NCCL_GRAPH_REGISTER": "0",
+    }  # fmt: skip
     asked = {"CUDA_DEVICE_MAX_CONNECTIONS": "1"}
-    assert worker_environment(DeviceName.parse("cuda:0"), base=asked) == asked
+    assert worker_environment(DeviceName.parse("cuda:0"), base=asked) == gpu | asked
     with pytest.raises(SpecError, match="threads"):
         default_cores(DeviceName.parse("cpu:threads=9999"))
 
