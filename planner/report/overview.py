@@ -7,6 +7,7 @@ too; where both sources decided the same, both have the same regret.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -41,22 +42,26 @@ class Result:
         plan, run: the documents.
         regrets: measured regret of the decision from each source of costs; ``None`` where the
             decision did not run or misses a limit, no entry where it was not asked for.
+        name: for readers; the kind, unless several plans of one kind are shown.
     """
 
     plan: Plan
     run: Verification
     regrets: dict[str, float | None]
+    name: str
 
     @classmethod
-    def of(cls, plan: Plan, run: Verification) -> Result:
-        """Compare a plan's candidates.
+    def of(
+        cls, plan: Plan, run: Verification, *, name: str | None = None, where: str = "verification"
+    ) -> Result:
+        """Compare a plan's candidates; ``where`` is the run's file, for errors.
 
         Raises:
             SpecError: the run is of another plan.
         """
         if run.plan_digest != plan.digest:
             raise SpecError(
-                "verification", got=run.plan_digest[:12],
+                where, got=run.plan_digest[:12],
                 expected=f"a run of this plan ({plan.digest[:12]})", fix="verify the plan again",
             )  # fmt: skip
         # Plans of early versions do not say what decided; these costs' decision is theirs.
@@ -67,13 +72,14 @@ class Result:
                 source: run.regret if decided[source] == CHOSEN else _regret(run, decided[source])
                 for source in _SOURCES if source in decided
             },
+            name or words(plan.kind),
         )  # fmt: skip
 
     def document(self) -> dict[str, Any]:
         """The row as JSON; seconds and fractions."""
         chosen = self.run.chosen
         return {
-            "kind": self.plan.kind, "costs": self.plan.provenance.costs,
+            "kind": self.plan.kind, "name": self.name, "costs": self.plan.provenance.costs,
             "predicted_s": chosen.predicted_s, "measured_s": chosen.measured_s,
             "error": chosen.error, "regret": self.run.regret, "regret_by_costs": self.regrets,
             "passed": self.run.passed,
@@ -87,18 +93,37 @@ def load_results(plans: Sequence[Path], runs: Sequence[Path]) -> list[Result]:
         SpecError: as many runs as plans are needed; a document that is wrong.
     """
     if len(plans) != len(runs):
-        raise SpecError("--verification", got=f"{len(runs)} for {len(plans)} plans",
-                        expected="one for each plan, in the same order")  # fmt: skip
+        raise SpecError(
+            "--verification", got=f"{len(runs)} for {len(plans)} plans",
+            expected="one for each plan, in the same order",
+            fix="'foreplan compare' takes two plans that did not run",
+        )  # fmt: skip
+    loaded = [load_plan(path) for path in plans]
+    names = _names([plan.kind for plan in loaded], plans)
     return [
-        Result.of(load_plan(plan), load_verification(run))
-        for plan, run in zip(plans, runs, strict=True)
+        Result.of(plan, load_verification(run), name=name, where=str(run))
+        for plan, name, run in zip(loaded, names, runs, strict=True)
+    ]
+
+
+def _names(kinds: Sequence[str], files: Sequence[Path]) -> list[str]:
+    """The kind of each plan, with as much of its path's end as tells those of one kind apart."""
+    count = Counter(kinds)
+    parts = [file.with_suffix("").parts for file in files]
+    longest = max(map(len, parts), default=1)
+    length = next(
+        (n for n in range(1, longest) if len({of[-n:] for of in parts}) == len(parts)), longest
+    )
+    return [
+        f"{words(kind)} {'/'.join(of[-length:])}" if count[kind] > 1 else words(kind)
+        for kind, of in zip(kinds, parts, strict=True)
     ]
 
 
 def overview_table(results: Sequence[Result]) -> RenderableType:
     """A line a plan: predicted, measured, error, and the regret of each source of costs."""
     columns = [
-        Column("plan", [words(result.plan.kind) for result in results]),
+        Column("plan", [plain(result.name, 200) for result in results]),
         Column("predicted", [seconds(r.run.chosen.predicted_s) for r in results], True),
         Column("measured", [seconds(r.run.chosen.measured_s) for r in results], True),
         Column("error", [percent(r.run.chosen.error) for r in results], True),
@@ -131,7 +156,7 @@ def render_overview(results: Sequence[Result]) -> str:
     regrets = _regret_cells(results)
     rows = [
         [
-            words(result.plan.kind),
+            plain(result.name, 200),
             seconds(result.run.chosen.predicted_s),
             seconds(result.run.chosen.measured_s),
             percent(result.run.chosen.error),
@@ -151,7 +176,7 @@ def render_overview(results: Sequence[Result]) -> str:
         known = Summary.of(result.plan).labels
         for label in (*known, *run_labels(result.run, known)):
             labels.setdefault(label.sentence, label)
-    kinds = ", ".join(words(result.plan.kind) for result in results)
+    kinds = ", ".join(dict.fromkeys(words(result.plan.kind) for result in results))
     source = "/".join(dict.fromkeys(result.plan.provenance.costs for result in results))
     return fill_page(
         page_title=f"Plans: {kinds}",
@@ -162,7 +187,7 @@ def render_overview(results: Sequence[Result]) -> str:
         labels=list(labels.values()),
         body=join([together, *(_plan_part(result) for result in results)]),
         footer=f"foreplan {foreplan.__version__} · "
-        + " · ".join(f"{words(r.plan.kind)} {r.plan.digest[:16]}" for r in results),
+        + " · ".join(f"{plain(r.name, 200)} {r.plan.digest[:16]}" for r in results),
     )
 
 
@@ -178,8 +203,10 @@ def _plan_part(result: Result) -> Html:
         ]
         for row in contenders(result.plan, result.run)
     ]
+    apart = result.name.removeprefix(words(result.plan.kind)).strip()
+    title = f"{_upper(words(result.plan.kind))} plan: {summary.title}"
     return section(
-        f"{_upper(words(result.plan.kind))} plan: {summary.title}",
+        f"{title} ({plain(apart, 200)})" if apart else title,
         element("p", summary.headline),
         verdict(result.run),
         table(

@@ -115,6 +115,26 @@ def test_the_page_is_whole_and_safe(result: Result) -> None:
     assert page == render_overview([Result.of(plan, run), result])
 
 
+def test_plans_of_one_kind_are_told_apart_by_their_files(result: Result, tmp_path: Path) -> None:
+    files: dict[str, list[Path]] = {"plan": [], "run": []}
+    for folder in ("small", "large"):
+        (tmp_path / folder).mkdir()
+        for name, document in (("plan", result.plan.to_json()), ("run", result.run.to_json())):
+            files[name].append(tmp_path / folder / f"{name}.json")
+            files[name][-1].write_text(document)
+    found = load_results(files["plan"], files["run"])
+    assert [one.name for one in found] == ["serving small/plan", "serving large/plan"]
+    page = render_overview(found)
+    assert "<h1>Serving</h1>" in page
+    assert page.count("(large/plan)") == 1
+    (alone,) = load_results(files["plan"][:1], files["run"][:1])
+    assert (alone.name, alone.document()["name"]) == ("serving", "serving")
+    other = result.run.model_copy(update={"plan_digest": "0" * 64})
+    files["run"][1].write_text(other.to_json())
+    with pytest.raises(SpecError, match=r"large/run\.json: got .* expected a run of this plan"):
+        load_results(files["plan"], files["run"])
+
+
 def test_runs_belong_to_their_plans(result: Result, tmp_path: Path) -> None:
     with pytest.raises(SpecError, match="one for each plan"):
         load_results([tmp_path / "a.json", tmp_path / "b.json"], [])
