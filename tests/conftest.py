@@ -29,6 +29,14 @@ SERIAL = (
 )
 
 
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Import no other files for what runs alone: all of them take longer than to find these."""
+    if config.option.markexpr != "serial" or collection_path.suffix != ".py":
+        return None
+    name = collection_path.relative_to(Path(__file__).parent).as_posix()
+    return (name not in SERIAL and "mark.serial" not in collection_path.read_text()) or None
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark what has to run alone; ``make test`` runs it after the rest, in one process."""
     here = Path(__file__).parent
