@@ -49,7 +49,7 @@ def decision_section(summary: Summary) -> Html:
     rows = []
     for k, stage in enumerate(stages):
         given = dict(stage.fields)
-        name = summary.devices[k] if len(summary.devices) == len(stages) else stage.device
+        name = summary.device_of(k) or UNKNOWN
         cells = [given.get(column, UNKNOWN) for column in columns]
         rows.append([f"{k}", breakable(name), stage.layers or UNKNOWN, *cells])
     head = ["Stage", "Device", "Layers", *(column.capitalize() for column in columns)]

@@ -32,6 +32,7 @@ class StageView:
 
     Attributes:
         device: label of its device, or "".
+        rank: of the schedule, where no device is named that says it; else ``None``.
         layers: ``0–11`` or "".
         first: its first layer, or 0.
         fields: what else it holds, in the document's order: (name, value).
@@ -40,6 +41,7 @@ class StageView:
     """
 
     device: str
+    rank: int | None
     layers: str
     first: int
     fields: tuple[tuple[str, str], ...]
@@ -197,7 +199,8 @@ def _field(name: str, value: Any) -> tuple[str, str]:
 def _stage(stage: Mapping[str, Any]) -> StageView:
     rest = dict(stage)
     device = plain(rest.pop("device", ""))
-    rest.pop("rank", None)  # the device's label says it
+    number = rest.pop("rank", None)
+    rank = number if isinstance(number, int) and not device else None
     layers, first, count = "", 0, -1
     start, end = rest.get("start"), rest.get("end")
     if isinstance(start, int) and isinstance(end, int) and end >= start:
@@ -217,4 +220,4 @@ def _stage(stage: Mapping[str, Any]) -> StageView:
         else:
             label, text = figure(name, value)
             fields.append((label, plain(text, _CELL)))
-    return StageView(device, layers, first, tuple(fields), tuple(by_layer), tuple(details))
+    return StageView(device, rank, layers, first, tuple(fields), tuple(by_layer), tuple(details))

@@ -16,7 +16,7 @@ from foreplan.datasets.cluster_entry import Rank
 from foreplan.errors import MissingDataError
 from foreplan.planner.plan import Plan, decision_of
 from foreplan.planner.registry import kinds, planner
-from foreplan.planner.report.decision import DecisionView
+from foreplan.planner.report.decision import DecisionView, StageView
 from foreplan.planner.report.text import bytes_of, figure, percent, plain, seconds, words
 from foreplan.planner.verify.session import problem_of
 
@@ -84,6 +84,24 @@ class Summary:
     devices: tuple[str, ...]
     unused: str
     decision: DecisionView
+
+    def device_of(self, stage: int) -> str:
+        """Short name of the device of a stage, by its number; "" where the plan does not say it."""
+        stages = self.decision.stages
+        rank = stages[stage].rank
+        if rank is None and len(self.devices) == len(stages):
+            rank = stage
+        if rank is None or rank >= len(self.devices):
+            return stages[stage].device
+        return self.devices[rank]
+
+    def by_rank(self) -> tuple[StageView, ...]:
+        """The stage of each rank, where every rank holds one; else nothing."""
+        stages = self.decision.stages
+        holders = [k if stage.rank is None else stage.rank for k, stage in enumerate(stages)]
+        if sorted(holders) != list(range(len(self.devices))):
+            return ()
+        return tuple(stages[holders.index(rank)] for rank in range(len(holders)))
 
     @classmethod
     def of(cls, plan: Plan) -> Summary:

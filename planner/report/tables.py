@@ -110,13 +110,13 @@ def _labels(labels: tuple[Label, ...]) -> list[RenderableType]:
 
 def _ranks(plan: Plan, summary: Summary) -> Grid:
     """A row a rank: device, what it holds, busy, memory."""
-    ranks, stages = plan.predicted.ranks, summary.decision.stages
+    ranks, stages = plan.predicted.ranks, summary.by_rank()
     total = plan.predicted.total_s or 1.0
     columns = [
         Column("#", [str(k) for k in range(len(ranks))], numeric=True),
         Column("device", list(summary.devices)),
     ]
-    if len(stages) == len(ranks):
+    if stages:
         columns.append(Column("layers", [stage.layers or UNKNOWN for stage in stages]))
         for place, name in enumerate(dict.fromkeys(n for stage in stages for n, _ in stage.fields)):
             cells = [dict(stage.fields).get(name, UNKNOWN) for stage in stages]
@@ -136,7 +136,7 @@ def _ranks(plan: Plan, summary: Summary) -> Grid:
         Column("free", room, True, 100),
     ]
     note = f"not used: {summary.unused}" if summary.unused else ""
-    return Grid("Stages" if len(stages) == len(ranks) else "Ranks", columns, note)
+    return Grid("Stages" if stages else "Ranks", columns, note)
 
 
 def _choices(summary: Summary) -> list[Grid]:
