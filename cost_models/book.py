@@ -224,7 +224,7 @@ def cost_book(
         given: prices that override every source.
 
     Raises:
-        SpecError: a table or weights that cannot be read.
+        SpecError: a table or weights that cannot be read, or a table of none of the devices.
     """
     predictor = None
     if choice.startswith(OWN_WEIGHTS):
@@ -239,8 +239,14 @@ def cost_book(
         from foreplan.cost_models.sources.layer_table import LayerTableSource
         from foreplan.datasets.importers import read_operators
 
-        table = read_operators(choice.removeprefix(LAYER_TABLE), "helix")
-        sources.append(_ByZooName(LayerTableSource(table), zoo))
+        path = choice.removeprefix(LAYER_TABLE)
+        layers = LayerTableSource(read_operators(path, "helix"))
+        if not set(layers.devices) & {device_zoo.canonical(name) for name in zoo.values()}:
+            raise SpecError(
+                f"{path}: devices", got=list(layers.devices),
+                expected="one of the cluster's: " + ", ".join(sorted(set(zoo.values()))),
+            )  # fmt: skip
+        sources.append(_ByZooName(layers, zoo))
     timed: list[CostSource] = []
     if choice == "measured":
         timed += [MeasuredSource(profiles.by_label), InterpolatedSource(profiles.by_label)]
@@ -250,22 +256,26 @@ def cost_book(
     plain = all(factor.says_nothing for factor in in_step.values())
     sources += timed if plain else [InStepSource(timed, in_step)]
     sources.append(LinkSource(cluster))
-    if choice != "roofline" and zoo:
-        # Loads predictors, which a plan from profiles does without.
-        from foreplan.cost_models.sources.predicted import PredictedSource
-
-        sources.append(_ByZooName(PredictedSource(predictor), zoo))
     figures = _figures(cluster, profiles)
     reads = {k: p.read_bandwidth for k, p in profiles.by_label.items() if p.read_bandwidth}
     switch_s = {k: p.switch_s for k, p in profiles.by_label.items() if p.switch_s}
     roofline = RooflineSource(figures, read_bandwidth=reads, switch_s=switch_s)
     gpus = {k: p.device for k, p in profiles.by_label.items() if p.device.kind != "cpu"}
-    if choice == "predicted" and gpus:
+    if (choice != "roofline" and zoo) or (choice == "predicted" and gpus):
+        # Loads predictors, which a plan from profiles does without.
         from foreplan.cost_models.sources.predicted import PredictedSource
         from foreplan.cost_models.sources.training_costs import TrainingSource
 
-        forward = PredictedSource(predictor, devices=gpus, read_bandwidth=reads, switch_s=switch_s)
-        sources += [forward, TrainingSource(forward, roofline)]
+        if zoo:
+            asked = PredictedSource(predictor)
+            boards = {label: name for label, name in zoo.items() if figures[label].kind != "cpu"}
+            training = TrainingSource(_ByZooName(asked, boards), roofline)
+            sources += [_ByZooName(asked, zoo), training]
+        if choice == "predicted" and gpus:
+            forward = PredictedSource(
+                predictor, devices=gpus, read_bandwidth=reads, switch_s=switch_s
+            )
+            sources += [forward, TrainingSource(forward, roofline)]
     sources.append(roofline)
     corrections = {k: c for k, c in profiles.calibrations.items() if c.costs == choice}
     if corrections:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import foreplan
-from foreplan.cost_models.book import Profiles, cost_book, cost_choice_or_file
+from foreplan.cost_models.book import LAYER_TABLE, Profiles, cost_book, cost_choice_or_file
 from foreplan.cost_models.costs import CostBook
 from foreplan.cost_models.roofline import without_bf16
 from foreplan.datasets.cluster import Cluster
@@ -140,6 +140,20 @@ def _scalar(word: str) -> Any:
     return word
 
 
+def _costs_of(chosen: Planner[Any, Any], word: str, where: str) -> str:
+    """A source of costs that can price plans of this kind.
+
+    Raises:
+        SpecError: no such source, or a table of layers for a plan of smaller parts.
+    """
+    if cost_choice_or_file(word, where).startswith(LAYER_TABLE) and not chosen.whole_layers:
+        raise SpecError(
+            where, got=word, expected=f"prices of single operators, of which {chosen.kind} plans "
+            "are made: measured, predicted or roofline",
+        )  # fmt: skip
+    return word
+
+
 def plan(
     kind: str,
     model: str | Path | Model | None,
@@ -181,8 +195,8 @@ def plan(
     if not isinstance(seed, int) or seed < 0:  # from a notebook, unseen by a type checker
         raise SpecError("seed", got=seed, expected="a whole number of at least 0")
     chosen = find_planner(kind)
-    costs = cost_choice_or_file(costs)
-    beside = [cost_choice_or_file(word, "--beside") for word in beside]
+    costs = _costs_of(chosen, costs, "--costs")
+    beside = [_costs_of(chosen, word, "--beside") for word in beside]
     described = None
     if model is not None:
         described = model if isinstance(model, Model) else load_model(model)

@@ -168,6 +168,8 @@ class Planner(ABC, Generic[W, D]):
         needs_model: whether ``--model`` is required.
         modes: ways of computing in which a run is compared with `reference`.
         told: fields of a decision that tell how it came about and change nothing of a run.
+        whole_layers: whether a plan's times are sums over decoder layers, so that a table of these
+            (``--costs helix:FILE``) can price it.
         issues: whether real runs issue operators one by one, so that a GPU may wait for its host;
             not where they replay recorded graphs.
     """
@@ -178,6 +180,7 @@ class Planner(ABC, Generic[W, D]):
     needs_model: ClassVar[bool] = True
     modes: ClassVar[tuple[str, ...]] = ("reference", "fast")
     told: ClassVar[frozenset[str]] = frozenset()
+    whole_layers: ClassVar[bool] = False
     issues: ClassVar[bool] = False
 
     @abstractmethod

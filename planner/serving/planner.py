@@ -50,6 +50,7 @@ class ServingPlanner(Planner[ServingWorkload, ServingDecision]):
     """Plans the service of one decoder-only language model on a cluster of unlike devices."""
 
     kind: ClassVar[str] = "serving"
+    whole_layers: ClassVar[bool] = True
     workload_type = ServingWorkload
     decision_type = ServingDecision
     # Greedy tokens of unlike instruction sets part after one near tie, so that planned kernels are

@@ -55,6 +55,7 @@ class ReplicasPlanner(Planner[ReplicasWorkload, ReplicasDecision]):
     """Plans the service of one decoder-only language model by replicas on unlike devices."""
 
     kind: ClassVar[str] = "replicas"
+    whole_layers: ClassVar[bool] = True
     workload_type = ReplicasWorkload
     decision_type = ReplicasDecision
     modes: ClassVar[tuple[str, ...]] = ServingPlanner.modes

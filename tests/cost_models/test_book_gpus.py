@@ -75,6 +75,16 @@ def test_a_profiled_gpu_s_training_passes_are_predicted_not_the_roofline_s() -> 
     assert found["roofline"].source == found["measured"].source == "roofline"
 
 
+def test_a_zoo_gpu_s_training_passes_are_predicted_without_a_profile() -> None:
+    cluster = validate(Cluster, {"devices": [{"name": "t4"}]}, "cluster")
+    (rank,) = cluster.ranks()
+    for variant in ("fp32/fp32/torch.linear", "fp32/bf16/torch.linear"):
+        work = linear_program("backward", 4096, 4096, 4096, variant)
+        for choice in COST_CHOICES:
+            found = cost_book(cluster, Profiles({}), choice).cost(work, rank.label)
+            assert found.source == ("roofline" if choice == "roofline" else "predicted")
+
+
 def test_products_see_how_fast_a_slice_reads() -> None:
     slice_ = device_zoo.device("h200").model_copy(
         update={"name": "cuda:0/sms=32", "units": 32, "memory_bandwidth": 2.3e12}

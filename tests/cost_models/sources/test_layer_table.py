@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+import foreplan
 from foreplan.cost_models.book import Profiles, cost_book, cost_choice_or_file
 from foreplan.cost_models.costs import CostBook, Estimate
 from foreplan.cost_models.predictor import Predictor
@@ -104,6 +105,19 @@ def test_costs_from_a_table_by_name(tmp_path):
         cost_choice_or_file("helix:")
     with pytest.raises(SpecError, match="readable"):
         cost_book(cluster, Profiles(), "helix:none.csv")
+
+
+def test_a_table_that_prices_nothing_of_a_plan_is_refused(tmp_path):
+    path = write(tmp_path / "t.csv", ROWS)
+    with pytest.raises(
+        SpecError, match=r"t\.csv: devices: got \['t4'.*one of the cluster"
+    ):
+        cost_book(parse_devices("2xh200", "test"), Profiles(), f"helix:{path}")
+    workload = {"network": "byte_lm", "batch": 2}
+    for given in ({"costs": f"helix:{path}"}, {"beside": [f"helix:{path}"]}):
+        where = "--costs" if "costs" in given else "--beside"
+        with pytest.raises(SpecError, match=rf"{where}: got .*of which precision plans are made"):
+            foreplan.plan("precision", None, "2xt4", workload, **given)
 
 
 class Constant:
