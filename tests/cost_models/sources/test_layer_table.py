@@ -109,9 +109,7 @@ def test_costs_from_a_table_by_name(tmp_path):
 
 def test_a_table_that_prices_nothing_of_a_plan_is_refused(tmp_path):
     path = write(tmp_path / "t.csv", ROWS)
-    with pytest.raises(
-        SpecError, match=r"t\.csv: devices: got \['t4'.*one of the cluster"
-    ):
+    with pytest.raises(SpecError, match=r"t\.csv: devices: got \['t4'.*one of the cluster"):
         cost_book(parse_devices("2xh200", "test"), Profiles(), f"helix:{path}")
     workload = {"network": "byte_lm", "batch": 2}
     for given in ({"costs": f"helix:{path}"}, {"beside": [f"helix:{path}"]}):
