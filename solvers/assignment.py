@@ -27,7 +27,6 @@ from typing import Any
 import numpy as np
 
 from foreplan.errors import SpecError
-from foreplan.solvers._silent import silent_stdout
 from foreplan.solvers.chain_problem import FloatArray, IntArray
 from foreplan.solvers.solution import Solution, SolutionStatus
 
@@ -290,12 +289,11 @@ class _Programme:
             np.where(p.groups[columns] > 0, p.counts // np.maximum(p.groups[columns], 1), 1 << 30),
             axis=1,
         )
-        with silent_stdout():
-            found = milp(
-                target, constraints=rows, bounds=Bounds(0, most), integrality=np.full(
-                    len(columns), int(whole)
-                ), options={"node_limit": max_nodes, "mip_rel_gap": 0.0, "presolve": False},
-            )  # fmt: skip
+        found = milp(
+            target, constraints=rows, bounds=Bounds(0, most), integrality=np.full(
+                len(columns), int(whole)
+            ), options={"node_limit": max_nodes, "mip_rel_gap": 0.0, "presolve": False},
+        )  # fmt: skip
         if found.x is None:
             return None
         copies = np.zeros(len(p.groups))

@@ -27,6 +27,7 @@ from foreplan.planner.serving.replica_spec import (
 )
 from foreplan.planner.serving.replica_worth import ReplicaWorth
 from foreplan.planner.serving.time_limits import too_short
+from foreplan.planner.silent import silent_stdout
 from foreplan.solvers.assignment import (
     Assignment,
     AssignmentProblem,
@@ -34,6 +35,7 @@ from foreplan.solvers.assignment import (
     groupings,
     solve,
 )
+from foreplan.solvers.solution import Solution
 
 #: Relative gap at which the split counts as optimal, and most groups that are solved for it.
 GAP, EVALUATIONS = 1e-3, 400
@@ -125,7 +127,7 @@ class ReplicaSplit:
             counts=self.worth.counts, groups=self.groups, optimistic=optimistic,
             cost=np.where(np.isfinite(self.cost), self.cost, 0.0), floor=floor if price else None,
         )  # fmt: skip
-        found = solve(made, self._ask, tighten=self._tighter, gap=GAP, max_evaluations=EVALUATIONS)
+        found = self._solved(made)
         if found.value is None:
             raise self._infeasible(made)
         if price:
@@ -175,9 +177,7 @@ class ReplicaSplit:
             free = AssignmentProblem(
                 counts=made.counts, groups=made.groups, optimistic=made.optimistic
             )
-            found = solve(
-                free, self._ask, tighten=self._tighter, gap=GAP, max_evaluations=EVALUATIONS
-            )
+            found = self._solved(free)
             if found.value is not None:
                 return self._too_few(-found.objective, -found.lower_bound)
         if self._late is not None:
@@ -195,6 +195,12 @@ class ReplicaSplit:
         return too_short(self.workload, self.worth.problems)
 
     # --------------------------------------------------------------------------- decisions
+
+    def _solved(self, made: AssignmentProblem) -> Solution[Assignment]:
+        with silent_stdout():  # scipy's HiGHS prints
+            return solve(
+                made, self._ask, tighten=self._tighter, gap=GAP, max_evaluations=EVALUATIONS
+            )
 
     def decision(self, assignment: Assignment) -> ReplicasDecision:
         """The assignment dealt to concrete ranks, with rounds that keep replicas busy alike."""

@@ -16,8 +16,8 @@ def silent_stdout() -> Iterator[None]:
     """Send what the block writes to the process's standard output to nowhere.
 
     The HiGHS inside scipy 1.17 prints a line of its own debugging
-    (``transformNewIntegerFeasibleSolution``), also where JSON has to stand alone. What other
-    threads print meanwhile is lost, too, so that a block should be a call of such a library alone.
+    (``transformNewIntegerFeasibleSolution``), also where JSON has to stand alone. What others
+    print meanwhile is lost, too: a block prints nothing of its own.
     """
     if sys.stdout is not None:
         sys.stdout.flush()

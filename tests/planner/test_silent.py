@@ -5,7 +5,7 @@ import os
 
 import pytest
 
-from foreplan.solvers._silent import silent_stdout
+from foreplan.planner.silent import silent_stdout
 
 
 def test_what_a_library_prints_is_not_heard_and_what_we_print_is(capfd):
