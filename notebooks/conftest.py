@@ -11,11 +11,16 @@ import itertools
 import os
 import socket
 
+import pytest
 from jupyter_client.connect import LocalPortCache
 
 #: Below the range that systems hand out ports from; other workers have other process ids.
 FIRST_PORT, PORTS, PER_WORKER = 10000, 20000, 100
 _turns = itertools.count()
+
+#: The first two go to one worker, and the other one soon has the rest: behind the tour, which takes
+#: as long as all others together, comes one that is quick.
+FIRST = ("1_tour.ipynb", "5_bubbles.ipynb")
 
 
 def _port(_: LocalPortCache, ip: str) -> int:
@@ -28,6 +33,10 @@ def _port(_: LocalPortCache, ip: str) -> int:
     raise OSError(
         f"no free port in {PER_WORKER} from {FIRST_PORT + PER_WORKER * os.getpid() % PORTS}"
     )
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items.sort(key=lambda item: FIRST.index(name) if (name := item.path.name) in FIRST else 9)
 
 
 def pytest_runtest_setup() -> None:
