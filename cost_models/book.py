@@ -65,6 +65,8 @@ def cost_choice_or_file(text: str, where: str = "--costs") -> str:
     Raises:
         SpecError: neither one of `COST_CHOICES` nor one of `FILE_CHOICES` and a path.
     """
+    if not isinstance(text, str):  # from a notebook, unseen by a type checker
+        return cost_choice(text, where)
     for choice, rest in FILE_CHOICES.items():
         if text == choice:
             raise SpecError(where, got=text, expected=choice + rest)

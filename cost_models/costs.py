@@ -198,7 +198,6 @@ class CostBook:
     Args:
         sources: asked in order; the first answer counts.
         given: prices that override every source (source ``given``), by work.
-        issued: seconds that a GPU's host takes to issue a work, by work; see ``host_queue.py``.
 
     Prices are kept, so that a plan search pays for each distinct work once.
     """
@@ -208,11 +207,9 @@ class CostBook:
         sources: Sequence[CostSource],
         *,
         given: Mapping[Work, float] | None = None,
-        issued: Mapping[Work, float] | None = None,
     ) -> None:
         self.sources = tuple(sources)
         self.given = dict(given or {})
-        self.issued = dict(issued or {})
         self._known: dict[tuple[Work, str], Estimate] = {}
 
     def cost(self, work: Work, device: str) -> Estimate:
@@ -240,19 +237,6 @@ class CostBook:
         if len(new) > 1:
             for item, estimate in first_answers(self.sources, new, device).items():
                 self._known[item, device] = estimate
-
-    def issue_s(self, work: Work) -> float:
-        """Seconds that the host takes to issue ``work``; of a segment what its parts take together.
-
-        0 where nothing is known, as on a CPU, where the host is the device.
-        """
-        if not self.issued:  # hashing long segments takes longer than all else here
-            return 0.0
-        if work in self.issued:
-            return self.issued[work]
-        if isinstance(work, Segment):
-            return sum(count * self.issue_s(part) for part, count in work.parts)
-        return 0.0
 
     def can_price(self, work: Work, device: str) -> bool:
         """Whether `cost` would answer."""

@@ -15,7 +15,6 @@ from typing import Any
 
 import foreplan
 from foreplan.cost_models.book import LAYER_TABLE, Profiles, cost_book, cost_choice_or_file
-from foreplan.cost_models.costs import CostBook
 from foreplan.cost_models.roofline import without_bf16
 from foreplan.datasets.cluster import Cluster
 from foreplan.datasets.inline_cluster import parse_devices
@@ -213,8 +212,6 @@ def plan(
         costs=cost_book(where, profiles, costs, given=chosen.given(asked)),
         seed=seed,
     )
-    if costs == "measured":
-        problem = _with_hosts(chosen, problem, profiles)
     say = progress or (lambda text: None)
     say(f"deciding: {kind} on {len(where.ranks())} devices")
     choice: Choice[Any] = chosen.decide(problem)
@@ -313,21 +310,6 @@ def plan(
             source_share=forecast.source_share(), profiles=profiles.digests(), decided=decided,
         ),
     )  # fmt: skip
-
-
-def _with_hosts(
-    chosen: Planner[Any, Any], problem: Problem[Any], profiles: Profiles
-) -> Problem[Any]:
-    """The problem with what issuing its works takes, as the first profile that says so has it."""
-    known = (profile.host for profile in profiles.by_label.values())
-    host = next((host for host in known if host is not None), None)
-    if host is None:
-        return problem
-    from foreplan.cost_models.passes.host_prices import HostPrices
-
-    issued = chosen.issued(problem, HostPrices.load(host.model_dump()))
-    book = CostBook(problem.costs.sources, given=problem.costs.given, issued=issued)
-    return dataclasses.replace(problem, costs=book)
 
 
 def _checked(chosen: Planner[Any, Any], problem: Problem[Any], decision: Any) -> Forecast:

@@ -29,7 +29,6 @@ from foreplan.datasets.tier import ContentionKind
 if TYPE_CHECKING:
     import torch
 
-    from foreplan.cost_models.passes.host_prices import HostPrices
 
 W = TypeVar("W", bound=StrictModel)
 D = TypeVar("D", bound=StrictModel)
@@ -236,14 +235,6 @@ class Planner(ABC, Generic[W, D]):
 
     def given(self, workload: W) -> Mapping[Work, float]:
         """Seconds of works whose price the workload itself states; they override the cost book."""
-        return {}
-
-    def issued(self, problem: Problem[W], prices: HostPrices) -> Mapping[Work, float]:
-        """Seconds that the host takes to issue each work of a problem, where it counts.
-
-        Nothing where runs replay recorded graphs. Called where a GPU's profile has its host's
-        prices and plans are made from measured costs.
-        """
         return {}
 
     def compared(self, problem: Problem[W]) -> tuple[str, ...]:

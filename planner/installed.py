@@ -45,6 +45,8 @@ class Installed:
         Raises:
             SpecError: no such word, or its package does not provide what it registers.
         """
+        if not isinstance(word, str):  # from a notebook, unseen by a type checker
+            raise SpecError(where, got=word, expected=f"one of {', '.join(self.names(more))}")
         if word in self.ours:
             module, _, name = self.ours[word].partition(":")
             return getattr(importlib.import_module(module), name)

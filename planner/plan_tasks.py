@@ -127,7 +127,7 @@ def _contenders(planner: Planner[Any, Any], problem: Problem[Any]) -> list[Forec
     decisions += [d for d in planner.baselines(problem).values() if not isinstance(d, str)]
     sources = [_Low(s) if isinstance(s, FittedSource) else s for s in problem.costs.sources]
     book = problem.costs
-    cheap = CostBook(sources, given=book.given, issued=book.issued)
+    cheap = CostBook(sources, given=book.given)
     low = dataclasses.replace(problem, costs=cheap)
     try:
         bold = planner.decide(low)

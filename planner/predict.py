@@ -18,9 +18,9 @@ from typing import Any
 import numpy as np
 
 from foreplan.cost_models.costs import Collective, CostBook, Estimate, Segment, Work
-from foreplan.cost_models.host_queue import simulator
 from foreplan.cost_models.memory import MemoryLedger
 from foreplan.cost_models.schedule import FloatArray, Schedule
+from foreplan.cost_models.simulator import Simulator
 from foreplan.cost_models.timeline import Timeline
 from foreplan.datasets.cluster import Cluster
 from foreplan.datasets.program import Program
@@ -119,8 +119,8 @@ class Forecast:
         self.schedule: Schedule = planner.schedule(problem, decision)
         ranks = planner.ranks(problem, decision)
         self._price(problem.costs, _Places(problem.cluster))
-        self._simulator = simulator(
-            self.schedule, problem.costs,
+        self._simulator = Simulator(
+            self.schedule,
             contention=contention(
                 problem.cluster, ranks, planner.occupied(problem, decision),
                 planner.contends(problem),

@@ -25,11 +25,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from foreplan.cost_models.costs import Work
 from foreplan.cost_models.lowering.graph_step import PARTS, Part, Phase, Step
 from foreplan.cost_models.lowering.host_call import HostCall
 from foreplan.datasets.profile import Profile
-from foreplan.datasets.program import Program
 
 Floats = NDArray[np.float64]
 
@@ -41,14 +39,6 @@ MODES: tuple[Mode, ...] = ("inference", "forward", "backward")
 _USUAL = "add"
 #: A call that only makes a view of its operand.
 VIEW = "view"
-#: Endings of a training step's programs, and kinds of operators whose kernel does not say it.
-_PASSES = {"_forward": "forward", "_backward": "backward", "_weight_gradient": "backward"}
-_KINDS = {
-    "linear": "linear", "matmul": "matmul", "attention": "scaled_dot_product_attention",
-    "full_attention": "scaled_dot_product_attention", "conv": "conv n", "conv2d": "conv n",
-    "embedding": "embedding", "embedding_bag": "embedding", "softmax": "softmax", "cast": "to",
-    "cross_entropy": "cross_entropy",
-}  # fmt: skip
 
 
 class Issue(NamedTuple):
@@ -125,25 +115,6 @@ class HostPrices:
         calls = {part: sum(step.calls for step in steps if step.part == part) for part in PARTS}
         rate = {part: seconds.get(part, 0.0) / max(1, calls[part]) for part in PARTS}
         return [step.calls * rate[step.part] for step in steps]
-
-    def issued(self, works: Iterable[Work]) -> dict[Work, float]:
-        """Seconds of the host by work, as `CostBook` takes them for the simulator's host queue.
-
-        Only of programs, which are issued one by one: what a CUDA graph replays takes no such time.
-        """
-        return {w: self.program_s(w) for w in works if isinstance(w, Program)}
-
-    def program_s(self, program: Program) -> float:
-        """Seconds of the host for one call of a program, one of a training step by its pass."""
-        if program.op == "optimizer_step":
-            return self.update_s[0] + self.update_s[1] * program.dims["tensors"]
-        op, mode = program.op, "inference"
-        for ending, found in _PASSES.items():
-            if op.endswith(ending):
-                op, mode = op.removesuffix(ending), found
-        name = program.variant.kernel.rpartition(".")[2]
-        kind = _KINDS.get(op) or (name if name in self.call_s else _USUAL)
-        return self.factor[mode] * self._price(kind, mode)
 
     def _price(self, kind: str, mode: Mode) -> float:
         prices = self.call_s.get(kind, {})

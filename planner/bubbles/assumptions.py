@@ -36,8 +36,6 @@ def assumptions(problem: Problem[BubblesWorkload]) -> tuple[str, ...]:
         notes.append("times of layers are the workload's own")
     if any(value is not None for value in w.times.model_dump().values()):
         notes.append("times of collectives, transfers or the optimizer are the workload's own")
-    if problem.costs.issued:
-        notes.append("hosts issue what devices run, in order, and wait for nothing")
     if schedule_name(w.schedule, w.plan.chunks if w.plan else 2) != w.schedule:
         notes.append("with one chunk a rank interleaved 1F1B is 1F1B")
     return tuple(notes)

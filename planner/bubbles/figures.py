@@ -25,7 +25,7 @@ def step_figures(
     w, total = problem.workload, timeline.makespan_s
     samples = decision.microbatches * w.microbatch * decision.plan.dp
     idle = 1.0 - float(np.mean(timeline.busy_s())) / total
-    jitter = jittered_s(timeline, problem.costs, JITTER, draws=DRAWS, seed=problem.seed)
+    jitter = jittered_s(timeline, JITTER, draws=DRAWS, seed=problem.seed)
     figures = {
         "samples_per_s": samples / total,
         "tokens_per_s": samples * w.sequence_length / total,

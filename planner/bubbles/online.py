@@ -48,7 +48,7 @@ class ScaledBook(CostBook):
     """
 
     def __init__(self, book: CostBook, factors: Mapping[Kind, float]) -> None:
-        super().__init__(book.sources, given=book.given, issued=book.issued)
+        super().__init__(book.sources, given=book.given)
         self._book, self._factors = book, dict(factors)
 
     def cost(self, work: Work, device: str) -> Estimate:

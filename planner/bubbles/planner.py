@@ -36,7 +36,6 @@ from foreplan.planner.bubbles.multimodal import completed
 from foreplan.planner.bubbles.replays import Replay, simulated
 from foreplan.planner.bubbles.schedule import StepSchedule
 from foreplan.planner.bubbles.search import BubbleSearch
-from foreplan.planner.bubbles.shapes import bubbles_programs
 from foreplan.planner.bubbles.spec import BubblesWorkload
 from foreplan.planner.bubbles.training_step import TrainingStep
 from foreplan.planner.bubbles.widen import widen
@@ -44,7 +43,7 @@ from foreplan.planner.bubbles.works import given_prices
 from foreplan.planner.contention import contended
 
 if TYPE_CHECKING:
-    from foreplan.cost_models.passes.host_prices import HostPrices
+    pass
 
 #: Reasons against other candidates that a plan repeats.
 _REASONS = 8
@@ -60,7 +59,6 @@ class BubblesPlanner(Planner[BubblesWorkload, BubblesDecision]):
     decision_type = BubblesDecision
     needs_model: ClassVar[bool] = False
     told: ClassVar[frozenset[str]] = frozenset({"fill", "head_s", "tail_s", "limits_met"})
-    issues: ClassVar[bool] = True
 
     # ------------------------------------------------------------------------------- decide
 
@@ -102,11 +100,6 @@ class BubblesPlanner(Planner[BubblesWorkload, BubblesDecision]):
             if (why := _pays_not(found)) is not None:
                 decision, kept = self._as_fast(search, best)
                 notes.insert(0, f"filling does not pay: {why}; {kept}")
-            elif problem.costs.issued:
-                name, other = _fastest_baseline(search)
-                if other is not None and other.total_s < total:
-                    decision, total = other.decision, other.total_s
-                    notes.insert(0, f"filling does not pay: with its host's time {name} is faster")
         else:
             decision = self._fallback(problem, search)
             total = search.replay(decision).total_s
@@ -239,13 +232,6 @@ class BubblesPlanner(Planner[BubblesWorkload, BubblesDecision]):
     def given(self, workload: BubblesWorkload) -> Mapping[Work, float]:
         """Times that the workload states."""
         return given_prices(workload)
-
-    def issued(self, problem: Problem[BubblesWorkload], prices: HostPrices) -> Mapping[Work, float]:
-        """Of every program of the passes, which a real run issues one by one."""
-        ranks = problem.cluster.ranks()
-        return prices.issued(
-            bubbles_programs(problem.model, problem.workload, ranks[0].name, devices=len(ranks))
-        )
 
     def metrics(
         self, problem: Problem[BubblesWorkload], decision: BubblesDecision, timeline: Timeline

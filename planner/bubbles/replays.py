@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from foreplan.cost_models.host_queue import simulator
-from foreplan.cost_models.simulator import durations
+from foreplan.cost_models.simulator import Simulator, durations
 from foreplan.cost_models.timeline import Timeline
 from foreplan.errors import InfeasibleError
 from foreplan.planner.base import Problem
@@ -45,7 +44,7 @@ def simulated(problem: Problem[BubblesWorkload], decision: BubblesDecision) -> T
     """
     step = TrainingStep.of(problem, decision)
     schedule = StepSchedule(step, decision).build()
-    made = simulator(schedule, problem.costs, contention=step.contention)
+    made = Simulator(schedule, contention=step.contention)
     return made.run(durations(schedule, problem.costs))
 
 

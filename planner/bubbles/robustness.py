@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from foreplan.cost_models.costs import CostBook
-from foreplan.cost_models.host_queue import simulator
 from foreplan.cost_models.schedule import FloatArray
+from foreplan.cost_models.simulator import Simulator
 from foreplan.cost_models.timeline import Timeline
 from foreplan.errors import SpecError
 from foreplan.planner.bubbles.actions import ENCODE, ENCODE_BACKWARD
@@ -18,14 +18,11 @@ from foreplan.planner.bubbles.training_step import TrainingStep
 _NOTHING = 1e-9
 
 
-def jittered_s(
-    timeline: Timeline, costs: CostBook, share: float, *, draws: int, seed: int
-) -> FloatArray:
+def jittered_s(timeline: Timeline, share: float, *, draws: int, seed: int) -> FloatArray:
     """Steps whose every duration is off by up to a share, in the planned order.
 
     Args:
         timeline: of the plan.
-        costs: know what hosts take to issue the actions, which stays as it is.
         share: largest deviation; each action's is uniform in ``+- share`` and independent.
         draws: how many steps.
         seed: of the deviations.
@@ -39,7 +36,7 @@ def jittered_s(
     if not 0.0 <= share < 1.0:
         raise SpecError("jitter", got=share, expected="a share of 0..1")
     rng = np.random.default_rng(seed)
-    steps = simulator(timeline.schedule, costs)
+    steps = Simulator(timeline.schedule)
     length = timeline.end_s - timeline.start_s
     meeting = timeline.schedule.rendezvous
     found = np.empty(draws)

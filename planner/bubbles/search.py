@@ -306,20 +306,18 @@ class BubbleSearch:
 
         Args:
             answers: by estimate; at most two of them for one layout and cut, number of encoder
-                stages and size of units are simulated, one where hosts count, which estimates do
-                not know.
+                stages and size of units are simulated.
             count: how many to simulate.
         """
         kept: list[Replay] = []
         seen: Counter[tuple[object, ...]] = Counter()
-        hosts = bool(self.problem.costs.issued)
         for answer in answers:
             if len(kept) == count:
                 break
             f = answer.filling
             kind = answer.decision.plan, answer.decision.stages, f.stages, f.unit_layers
             known = any(replay.decision.orders == answer.decision.orders for replay in kept)
-            if known or seen[kind] == (1 if hosts else 2):
+            if known or seen[kind] == 2:
                 continue
             seen[kind] += 1
             replay = self.replay(answer.decision, answer)

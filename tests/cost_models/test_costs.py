@@ -79,7 +79,6 @@ def test_waiting_for_the_slowest_costs_a_share_of_the_work() -> None:
     work = Segment("half", ((LINEAR, 4),))
     assert book.cost(Lag(work, 0.25), "t4") == book.cost(LINEAR, "t4")
     assert book.cost(Lag(work, 0.0), "t4").mean_s == 0.0
-    assert book.issue_s(Lag(work, 0.25)) == 0.0
 
 
 def test_free_work_needs_no_source() -> None:

@@ -43,11 +43,11 @@ def test_a_small_step_on_gpus_may_wait_for_its_host(costs: str) -> None:
 @pytest.mark.parametrize(
     ("kind", "devices", "total_s", "profiled", "said"),
     [
-        ("bubbles", "2xh200@a", 1e-6, False, True), ("precision", "2xh200@a", 1e-6, False, True),
+        ("precision", "2xh200@a", 1e-6, False, True),
         # Long steps, hosts that a profile knows, graphs, which the host launches at once, and
         # processors, which are their own hosts.
-        ("bubbles", "2xh200@a", 1.0, False, False), ("bubbles", "2xh200@a", 1e-6, True, False),
-        ("serving", "2xh200@a", 1e-6, False, False),
+        ("precision", "2xh200@a", 1.0, False, False), ("precision", "2xh200@a", 1e-6, True, False),
+        ("serving", "2xh200@a", 1e-6, False, False), ("bubbles", "2xh200@a", 1e-6, False, False),
         ("precision", "2xepyc_9654@a", 1e-6, False, False),
     ],
 )  # fmt: skip

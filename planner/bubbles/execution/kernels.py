@@ -109,6 +109,7 @@ class BubbleKernels:
         self._handover = Handover(step, decision, rank, self._device, dtype)
         self._losses: dict[int, Tensor] = {}
         self._recorded: RecordedActions | None = None
+        self._graphs: Graphs | None = None
 
     # ---------------------------------------------------------------------------- the Kernels' side
 
@@ -133,7 +134,9 @@ class BubbleKernels:
         self._forget()
 
     def adopt(self, decision: BubblesDecision) -> None:
-        """Carry out another order of the same parts from the next step on, none of it recorded.
+        """Carry out another order of the same parts from the next step on.
+
+        It is recorded if the former was; gradients are zero afterwards.
 
         Args:
             decision: with the same layout, stages, units and ranks.
@@ -158,8 +161,10 @@ class BubbleKernels:
         built = {number for number, cut in self._stages.items() if isinstance(cut, Pieces)}
         if not split <= built or (apart and not all(e.apart for e in self._encoders.values())):
             raise SpecError("decision", got="passes in pieces", expected="whole ones, as before")
-        self._decision, self._words, self._recorded = decision, words, None
+        self._decision, self._words = decision, words
         self._handover.adopt(decision)
+        if self._graphs is not None:
+            self.record(self._graphs)
 
     def losses(self) -> dict[int, float]:
         """Each micro-batch's share of the step's loss, where this rank has it."""
@@ -184,11 +189,13 @@ class BubbleKernels:
         collectives of parameters, which are one call each, need not be recorded.
 
         Args:
-            graphs: of this device.
+            graphs: of this device, where the kernels were rehearsed; `adopt` uses them again.
 
         Raises:
             RuntimeError: something cannot be recorded.
         """
+        self._forget()
+        self._recorded = None  # what it holds is free for what is recorded now
         recorded = RecordedActions(graphs, self._lanes)
         for action in self._passes():
             sent, losses = self._handover.on_the_way, dict(self._losses)
@@ -198,8 +205,8 @@ class BubbleKernels:
                     action, partial(self._ops[action.op], action),
                     partial(self._left_since, sent, losses),
                 )  # fmt: skip
-        self.reset()
-        self._recorded = recorded
+        self.advance()
+        self._graphs, self._recorded = graphs, recorded
 
     def _left_since(self, sent: Mapping[Key, Tensor], losses: Mapping[int, Tensor]) -> Left:
         """What has been left since these were."""

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from foreplan.cost_models.costs import HostLaunch
 from foreplan.cost_models.lowering.graph_step import PHASES, Phase
 from foreplan.cost_models.lowering.step_store import stored_steps
 from foreplan.cost_models.passes import host_measuring
@@ -18,7 +17,7 @@ from foreplan.datasets import device_zoo
 from foreplan.datasets.device_name import DeviceName
 from foreplan.datasets.models.model import load_model
 from foreplan.datasets.profile import HostTimes, Profile
-from foreplan.datasets.program import Variant, program
+from foreplan.datasets.program import Variant
 from foreplan.errors import MissingDataError, SpecError
 
 CALL_S = {
@@ -99,24 +98,6 @@ def test_a_profile_keeps_its_host(profile: Path) -> None:
     profile.write_text(text)
     with pytest.raises(SpecError, match="backward"):
         Profile.load(profile)
-
-
-def test_programs_of_a_step_are_issued_by_their_pass() -> None:
-    prices = HostPrices.load(TIMES)
-    sizes = {"rows": 4, "n": 8, "k": 8}
-    works = [
-        program("linear", BF16, **sizes),
-        program("linear_forward", BF16, **sizes),
-        program("linear_backward", BF16, **sizes),
-        program("norm_forward", Variant("bf16", "bf16", "torch.layer_norm"), rows=4, cols=8),
-        program("rope", Variant("bf16", "bf16", "torch.rope"), rows=4, heads=2, head_dim=4),
-        program("optimizer_step", Variant("fp32", "fp32", "torch.adamw"), parameters=64, tensors=3),
-    ]
-    issued = prices.issued([*works, HostLaunch(3)])
-    assert [issued[work] for work in works] == pytest.approx(
-        [12e-6, 11.25e-6, 20e-6, 10e-6, 7.5e-6, 1.03e-4]
-    )
-    assert len(issued) == len(works)
 
 
 def test_a_host_that_cannot_be_measured_is_said(monkeypatch: pytest.MonkeyPatch) -> None:

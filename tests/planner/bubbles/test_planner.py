@@ -78,17 +78,14 @@ def test_jitter_moves_a_step_by_about_as_much():
     planner, where = BubblesPlanner(), problem(asked())
     search = BubbleSearch(where)
     best = search.best(search.candidates(), 1)[0]
-    still = jittered_s(best.timeline, where.costs, 0.0, draws=1, seed=0)
+    still = jittered_s(best.timeline, 0.0, draws=1, seed=0)
     assert still[0] == pytest.approx(best.total_s)
-    spread = {
-        share: jittered_s(best.timeline, where.costs, share, draws=10, seed=0)
-        for share in (0.02, 0.1)
-    }
+    spread = {share: jittered_s(best.timeline, share, draws=10, seed=0) for share in (0.02, 0.1)}
     for share, totals in spread.items():
         assert (np.abs(totals / best.total_s - 1) <= share + 1e-9).all()
     assert spread[0.1].mean() > spread[0.02].mean() > best.total_s * 0.995
     with pytest.raises(SpecError, match="jitter"):
-        jittered_s(best.timeline, where.costs, 1.5, draws=1, seed=0)
+        jittered_s(best.timeline, 1.5, draws=1, seed=0)
     assert planner.metrics(where, best.decision, best.timeline)["jitter_5_percent_p95_s"] > 0
 
 

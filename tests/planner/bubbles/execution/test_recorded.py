@@ -67,16 +67,40 @@ def test_a_replay_reads_the_weights_of_its_step() -> None:
     assert losses[0][0] > losses[0][1] > losses[0][2]
 
 
-def test_another_order_is_carried_out_operator_by_operator() -> None:
-    problem, _, kernels = made("1f1b")
-    other = cases.decision(problem, "1f1b", ranks=2, encoder_ranks=[[[0], [1]]], fill="three-phase")
-    for one in kernels:
-        one.adopt(other)
-    process = OneProcess(cases.schedule_of(problem, other), kernels)
-    process.step()
-    reference = reference_step(problem, other, mode="reference")
-    agreed = compare_steps(process.result(), reference)
-    assert agreed.passed, agreed.details
+class Counting(LoggedGraphs):
+    """Says how many passes were recorded."""
+
+    count = 0
+
+    def record(self, body: Any) -> Any:
+        self.count += 1
+        return super().record(body)
+
+
+def test_another_order_is_recorded_anew_and_goes_on_from_the_weights() -> None:
+    problem = cases.problem(1, [VIT])
+    orders = [
+        cases.decision(problem, "gpipe", ranks=1, encoder_ranks=[[[0]]], fill=fill)
+        for fill in ("fine", "three-phase")
+    ]
+    losses: list[list[float]] = []
+    for graphs in (None, Counting()):
+        (kernels,) = cases.kernels_of(problem, orders[0])
+        if graphs is not None:
+            kernels.record(graphs)
+        losses.append([])
+        for order in (orders[0], orders[1], orders[1]):
+            if order != orders[0]:
+                kernels.adopt(order)
+            actions = [a for a in cases.schedule_of(problem, order) if a.op not in COLLECTIVES]
+            kernels.advance()
+            for action in actions:
+                kernels.run(action)
+            losses[-1].append(sum(kernels.losses().values()))
+        if graphs is not None:  # all but the optimizer, three times
+            assert graphs.count == 3 * (len(actions) - 1)
+    assert losses[0] == losses[1]
+    assert losses[0][0] > losses[0][1] > losses[0][2]
 
 
 def test_what_cannot_be_recorded_raises_and_leaves_a_rank_as_it_was() -> None:
