@@ -244,3 +244,12 @@ def test_a_workload_that_cannot_be_read_says_how_to_write_it(text: str, said: st
 def test_one_number_of_bits_needs_no_list(text, bits):
     workload = load_workload("serving", f"batch=8,prompt_tokens=16,new_tokens=4,bits={text}")
     assert workload.bits == bits
+
+
+@pytest.mark.parametrize("wrong", [None, 3, ["serving"]])
+def test_words_of_a_notebook_that_are_no_texts_are_refused(wrong):
+    workload = {"batch": 1, "prompt_tokens": 8, "new_tokens": 2}
+    with pytest.raises(SpecError, match=r"kind: got .*, expected one of serving"):
+        foreplan.plan(wrong, "gpt2", "t4", workload)
+    with pytest.raises(SpecError, match=r"--costs: got .*, expected one of measured"):
+        foreplan.plan("serving", "gpt2", "t4", workload, costs=wrong)
