@@ -195,6 +195,8 @@ def plan(
         raise SpecError("seed", got=seed, expected="a whole number of at least 0")
     chosen = find_planner(kind)
     costs = _costs_of(chosen, costs, "--costs")
+    if isinstance(beside, str):
+        raise SpecError("beside", got=beside, expected=f"a list, as in [{beside!r}]")
     beside = [_costs_of(chosen, word, "--beside") for word in beside]
     described = None
     if model is not None:

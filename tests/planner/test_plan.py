@@ -253,3 +253,5 @@ def test_words_of_a_notebook_that_are_no_texts_are_refused(wrong):
         foreplan.plan(wrong, "gpt2", "t4", workload)
     with pytest.raises(SpecError, match=r"--costs: got .*, expected one of measured"):
         foreplan.plan("serving", "gpt2", "t4", workload, costs=wrong)
+    with pytest.raises(SpecError, match=r"beside: got 'roofline', expected a list, as in"):
+        foreplan.plan("serving", "gpt2", "t4", workload, beside="roofline")
