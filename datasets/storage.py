@@ -33,7 +33,7 @@ def write_atomically(path: str | os.PathLike[str], content: str | bytes) -> None
     """
     data = content.encode("utf-8") if isinstance(content, str) else content
     target = Path(os.path.realpath(path))
-    try:
+    with _writable(Path(path)):
         # As given: what ``/dev/stdout`` leads to has no path of its own where it is a pipe.
         mode = _mode(Path(path))
         if mode is not None and stat.S_ISDIR(mode):
@@ -42,10 +42,6 @@ def write_atomically(path: str | os.PathLike[str], content: str | bytes) -> None
             Path(path).write_bytes(data)
             return
         _replace(target, data, None if mode is None else stat.S_IMODE(mode))
-    except OSError as error:
-        raise SpecError(
-            str(path), got=error.strerror or str(error), expected="a path that can be written"
-        ) from error
 
 
 def write_together(
@@ -59,34 +55,42 @@ def write_together(
         runnable: files whose names end like this may be run.
 
     Raises:
-        SpecError: a file cannot be written; the former files are then still whole.
+        SpecError: a file cannot be written; the former files are then still whole. (Where a disk
+            fails while files take their names, those that have taken them stay.)
     """
     staged: list[tuple[Path, Path]] = []
     try:
         for name, content in files.items():
             target = Path(os.path.realpath(Path(folder) / name))
             data = content.encode("utf-8") if isinstance(content, str) else content
-            try:
+            with _writable(Path(folder) / name):
                 mode = _mode(target)
                 if mode is not None and not stat.S_ISREG(mode):
                     raise FileExistsError(f"no regular file: {target}")
                 permissions = None if mode is None else stat.S_IMODE(mode)
                 aside = _aside(target, data, 0o755 if name.endswith(runnable) else permissions)
                 staged.append((aside, target))
-            except OSError as error:
-                raise SpecError(
-                    str(Path(folder) / name), got=error.strerror or str(error),
-                    expected="a path that can be written",
-                ) from error  # fmt: skip
         while staged:
             aside, target = staged[0]
-            os.replace(aside, target)
+            with _writable(target):
+                os.replace(aside, target)
             staged.pop(0)
     finally:  # nothing is left to unlink where all took their names
         for aside, _ in staged:
             with contextlib.suppress(OSError):
                 aside.unlink()
     _sync_folder(Path(folder))
+
+
+@contextlib.contextmanager
+def _writable(path: Path) -> Iterator[None]:
+    """Say in a line which file could not be written."""
+    try:
+        yield
+    except OSError as error:
+        raise SpecError(
+            str(path), got=error.strerror or str(error), expected="a path that can be written"
+        ) from error
 
 
 def refuse_overwriting(output: str | os.PathLike[str], *inputs: object) -> None:
