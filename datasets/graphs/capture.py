@@ -155,6 +155,8 @@ def _capture_module(
 ) -> OperatorGraph:
     import torch
 
+    from foreplan.datasets.graphs._attention_layouts import AttentionLayouts
+
     class Wrapped(torch.nn.Module):
         """Takes positional arguments only and returns plain tensors."""
 
@@ -202,12 +204,13 @@ def _capture_module(
     def traced() -> torch.export.ExportedProgram:
         # With gradients on, a trace tells what a module computes without them.
         gradients = torch.set_grad_enabled(training)
-        with where, recurrent_shapes(), convolution_layouts(), gradients:
+        with where, recurrent_shapes(), convolution_layouts(), AttentionLayouts(), gradients:
             return torch.export.export(wrapper, values, strict=False)
 
     with Modes(module, training=training) as modes, torch.no_grad(), attention, fused, _quiet():
         try:
             program = modes.tried(traced, lambda: where.path)
+            AttentionLayouts.settle(program)
             inline_regions(program, name)
             expand_composites(program)
             if observe:
