@@ -249,12 +249,17 @@ def test_networks_of_the_stored_run_are_predicted() -> None:
     assert {name for name, *_ in found["not_recorded"]} == {"bloom"}
 
 
+def measured_networks(name: str) -> tuple[dict[str, Any], Device]:
+    """A shipped document and the processor that it is of."""
+    stored = Path(__file__).parents[3] / f"datasets/measured/{name}.json.gz"
+    document = load_document(stored)
+    return document, Device.model_validate(document["figures"])
+
+
 @pytest.mark.parametrize("size", ["small", "medium"])
 def test_passes_of_a_processor_are_replayed_from_their_operators(size: str) -> None:
     """Floors a little above what end_to_end.md has; before code had an age 12 and 8 %."""
-    stored = Path(__file__).parents[3] / f"datasets/measured/epyc_networks_{size}.json.gz"
-    document = load_document(stored)
-    found = score(document, Device.model_validate(document["figures"]))["mape"]["eager"]
+    found = score(*measured_networks(f"epyc_networks_{size}"))["mape"]["eager"]
     assert found["inference"]["measured"] < 0.065
     assert found["training"]["measured"] < 0.065
     assert found["inference"]["sum"] > found["inference"]["measured"]
@@ -267,9 +272,7 @@ def test_networks_of_a_processor_that_none_had_run_on_are_predicted(
     size: str, inference: float, training: float
 ) -> None:
     """Floors a little above what end_to_end.md has of a virtual Xeon."""
-    stored = Path(__file__).parents[3] / f"datasets/measured/xeon_networks_{size}.json.gz"
-    document = load_document(stored)
-    found = score(document, Device.model_validate(document["figures"]))["mape"]["eager"]
+    found = score(*measured_networks(f"xeon_networks_{size}"))["mape"]["eager"]
     assert found["inference"]["predicted_published"] < inference
     assert found["training"]["predicted_published"] < training
     assert found["training"]["unseen"] < 0.25 * found["training"]["roofline"]
@@ -282,9 +285,7 @@ def test_networks_of_a_chip_that_is_in_no_weights_are_predicted(
     size: str, inference: float, training: float
 ) -> None:
     """Floors a little above what end_to_end.md has of a noisy Zen 3."""
-    stored = Path(__file__).parents[3] / f"datasets/measured/zen3_networks_{size}.json.gz"
-    document = load_document(stored)
-    found = score(document, Device.model_validate(document["figures"]))["mape"]["eager"]
+    found = score(*measured_networks(f"zen3_networks_{size}"))["mape"]["eager"]
     for phase, floor in (("inference", inference), ("training", training)):
         assert found[phase]["predicted_published"] < floor
         assert found[phase]["predicted_published"] == found[phase]["unseen"]
@@ -298,9 +299,7 @@ def test_weights_are_as_near_as_the_processor_was_seen_to_read_them(
     size: str, inference: float, training: float
 ) -> None:
     """Floors a little above what end_to_end.md has of a Xeon that is in no weights."""
-    stored = Path(__file__).parents[3] / f"datasets/measured/xeon167_networks_{size}.json.gz"
-    document = load_document(stored)
-    device = Device.model_validate(document["figures"])
+    document, device = measured_networks(f"xeon167_networks_{size}")
     by_reads = score(document, device)["mape"]["eager"]
     named = device.model_copy(update={"reread_bandwidth": None})
     by_size = score(document, named)["mape"]["eager"]
