@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from foreplan._compiled import told
 from foreplan.cost_models.programs.encoder import _leaf_vector, _tir_walk, _tir_words
 from foreplan.cost_models.programs.encoder._leaf_names import (
     FEATURE_NAMES,
@@ -81,6 +82,7 @@ class CompactAstEncoder:
         self._touches = np.zeros((most, 256), dtype=np.int8)
         self._out = np.zeros((most, len(FEATURE_NAMES)))
         self._totals = np.zeros(len(TOTAL_NAMES) + 2)  # and two cells of the encoder's own
+        self._compiled = False
         self._grow(1 << 16)
 
     def _grow(self, size: int) -> None:
@@ -107,10 +109,7 @@ class CompactAstEncoder:
         if len(raw) > self._size:
             self._grow(2 * len(raw))
         data = np.frombuffer(raw + bytes(8), dtype=np.uint8)  # zeros: no check at every byte
-        count = self._run(data)
-        if count > 0 and self._totals[-1] != STAMP:  # machine code of other sources
-            _leaf_vector.encode.recompile()
-            count = self._run(data)
+        count = self._run(data) if self._compiled else self._run_first(data)
         if count < 0:
             raise SpecError(where, got=_shown(raw), expected=_REASONS[count])
         return CompactAst(
@@ -119,6 +118,16 @@ class CompactAstEncoder:
             depth=self._leaves[:count, _tir_walk.DEPTH].copy(),
             totals=self._totals[: len(TOTAL_NAMES)].copy(),
         )
+
+    def _run_first(self, data: NDArray[np.uint8]) -> int:
+        """As `_run`, where that has to be compiled first, perhaps again."""
+        with told("how programs are read"):
+            count = self._run(data)
+            if count > 0 and self._totals[-1] != STAMP:  # machine code of other sources
+                _leaf_vector.encode.recompile()
+                count = self._run(data)
+        self._compiled = count > 0
+        return count
 
     def _run(self, data: NDArray[np.uint8]) -> int:
         return int(
