@@ -210,8 +210,8 @@ def _capture_module(
     with Modes(module, training=training) as modes, torch.no_grad(), attention, fused, _quiet():
         try:
             program = modes.tried(traced, lambda: where.path)
-            AttentionLayouts.settle(program)
             inline_regions(program, name)
+            AttentionLayouts.settle(program)
             expand_composites(program)
             if observe:
                 _observe(program, values)

@@ -53,3 +53,28 @@ def test_heads_that_lie_apart_stay_apart() -> None:
         ((_, strides, _),) = [a["$tensor"] for a in json.loads(call.arguments)[0][:1]]
         found.append(strides)
     assert found == [[512, 16, 128, 1], [512, 64, 16, 1]]
+
+
+@pytest.mark.parametrize("training", [False, True], ids=["inference", "training"])
+def test_attention_inside_a_region_and_by_keywords(training: bool) -> None:
+    class Attention(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = torch.nn.Linear(64, 64)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            with torch.no_grad():
+                q = self.linear(x).unflatten(-1, (4, 16)).transpose(1, 2)
+                read = torch.nn.functional.scaled_dot_product_attention(query=q, key=q, value=q)
+                return read.transpose(1, 2).contiguous().flatten(2)
+
+    found = []
+    for place in ("cpu", "meta"):
+        with torch.device(place):
+            module, x = Attention(), torch.zeros(2, 8, 64)
+        calls = capture(module, (x,), training=training).calls
+        found.append([(call.target, call.result) for call in calls if call.operator])
+    assert found[0] == found[1]
+    assert [target for target, _ in found[1]] == [
+        "aten.linear.default", "aten.scaled_dot_product_attention.default",
+    ]  # fmt: skip

@@ -38,10 +38,16 @@ def problem_of(ranks: int, **fields: Any) -> Any:
 
 @needs_one
 @pytest.mark.parametrize("mode", ["reference", "fast"])
-@pytest.mark.parametrize("schedule", ["1f1b", "zb-h1"])
-def test_one_gpu_computes_what_one_process_does(schedule: str, mode: str) -> None:
-    problem = problem_of(2)
-    decision = cases.decision(problem, schedule, ranks=2, encoder_ranks=[[[0], [1]]])
+@pytest.mark.parametrize(
+    ("schedule", "chunks", "recompute"),
+    [("1f1b", 1, "selective"), ("1f1b", 1, "full"), ("interleaved-1f1b", 2, "selective"),
+     ("zb-h1", 1, "selective")],
+)  # fmt: skip
+def test_one_gpu_computes_what_one_process_does(
+    schedule: str, chunks: int, recompute: str, mode: str
+) -> None:
+    problem = problem_of(2, recompute=recompute)
+    decision = cases.decision(problem, schedule, ranks=2, chunks=chunks, encoder_ranks=[[[0], [1]]])
     process = OneProcess(
         cases.schedule_of(problem, decision), cases.kernels_of(problem, decision, mode)
     )
