@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import math
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -17,12 +18,13 @@ from foreplan.cost_models.costs import CostBook
 from foreplan.planner.base import Problem
 from foreplan.planner.bubbles.training_step import TrainingStep
 
-#: What keeps a GPU busy while the host queues a round, each some 60 ms on an H200: cycles of sleep,
-#: or products of so many rows. The longest round, host and device together, took 18 ms when nothing
-#: kept it busy. Behind sleeps the clock is 1980 MHz and behind products 1700, and passes take 11 to
-#: 18 % longer; in steps it is 1790 to 1950, the lower the longer a rank is at work. Prices are half
-#: way, which four shapes that had run were within 3 % of.
-AHEAD_CYCLES, AHEAD_PRODUCTS, AHEAD_ROWS = 120_000_000, 300, 4096
+#: What keeps a GPU busy while the host queues a round, some 60 ms on an H200: cycles of sleep, or
+#: so many seconds of a tower's own rounds. The longest round, host and device together, took 18 ms
+#: when nothing kept it busy. Behind sleeps the clock is 1980 MHz and behind large products 1700,
+#: and passes take 11 to 18 % longer; in steps it is 1790 to 1950, the lower the longer a rank is at
+#: work and the larger its layers. Prices are half way between those of a GPU that rests and of one
+#: that does nothing else than such rounds.
+AHEAD_CYCLES, AHEAD_S, MOST_AHEAD = 120_000_000, 0.06, 400
 #: Rounds before those that count: half a second until the clock has settled.
 WARM_ROUNDS, ROUNDS = 6, 6
 
@@ -149,7 +151,7 @@ class Measuring(LinkMeasuring):
         """Forward and backward seconds by half (0 attention, 1 MLP), ``entry`` and ``exit``.
 
         On a GPU each is a graph, as in a step, and a round is queued while the GPU is busy with
-        something else, so that it waits for nothing: it sleeps meanwhile, or multiplies matrices if
+        something else, so that it waits for nothing: it sleeps meanwhile, or runs such rounds if
         it never ``rests``.
         """
         import torch
@@ -163,7 +165,7 @@ class Measuring(LinkMeasuring):
             with torch.autograd.set_multithreading_enabled(False):
                 calls = [(key, op, graphs.record(work)) for key, op, work in calls]
         seconds: dict[tuple[str, str], list[float]] = {}
-        ahead = None if self.processor else self._ahead(rests=rests)
+        ahead = None if self.processor else self._ahead([w for *_, w in calls], rests=rests)
         for turn in range(-2 if rests else -WARM_ROUNDS, ROUNDS):
             stamps: list[tuple[str, str, Any, Any]] = []
             if ahead is not None:
@@ -214,20 +216,24 @@ class Measuring(LinkMeasuring):
             for key in reversed(order):
                 yield key, "B", partial(backward, key, i)
 
-    def _ahead(self, *, rests: bool) -> Callable[[], None]:
+    def _ahead(self, calls: list[Callable[[], Any]], *, rests: bool) -> Callable[[], None]:
         """What keeps a GPU busy while the host gets ahead."""
         import torch
 
         if rests:
             return lambda: torch.cuda._sleep(AHEAD_CYCLES)
-        a = torch.randn(AHEAD_ROWS, AHEAD_ROWS, device=self.device).to(self.dtype)
-        made = torch.empty_like(a)
 
-        def multiply() -> None:
-            for _ in range(AHEAD_PRODUCTS):
-                torch.mm(a, a, out=made)
+        def one_round() -> None:
+            for call in calls:
+                call()
 
-        return multiply
+        times = min(MOST_AHEAD, math.ceil(AHEAD_S / self.timed(one_round, 3)))
+
+        def rounds() -> None:
+            for _ in range(times):
+                one_round()
+
+        return rounds
 
     def _memory_rates(self) -> dict[str, float]:
         import torch
