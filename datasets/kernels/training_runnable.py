@@ -188,7 +188,9 @@ def _embedding_bag(d: Any, v: Variant, draw: Any) -> Any:
 
 
 def _norm(d: Any, v: Variant, draw: Any) -> Any:
-    x, w, b = draw(d["rows"], d["cols"], dtype=v.compute), draw(d["cols"]), draw(d["cols"])
+    x = draw(d["rows"], d["cols"], dtype=v.compute)
+    # Beside an input of 16 bits a GPU takes parameters of its dtype alone.
+    w, b = (draw(d["cols"], dtype=v.storage if x.is_cuda else "fp32") for _ in range(2))
     if v.kernel == "torch.layer_norm":
         return (lambda x, w, b: F.layer_norm(x, (d["cols"],), w, b)), (x,), (w, b)
     if v.kernel == "torch.batch_norm":  # cols are channels, rows everything else
