@@ -58,12 +58,20 @@ class PassTogether(StrictModel):
     price_s: dict[str, Annotated[float, Field(gt=0)]]
     contention: Contention
 
-    def priced_by(self, profiles: Mapping[DeviceName, Profile]) -> bool:
-        """Whether the profiles are those that the times were put over, program by program."""
-        calls = {
+    def calls(self) -> dict[Program, int]:
+        """The programs, as `together` takes them."""
+        return {
             program(one.op, Variant.parse(one.variant), **one.dims): one.calls
             for one in self.programs
         }
+
+    def lacks(self, calls: Mapping[Program, int]) -> bool:
+        """Whether a program of a pass is not among those that were timed."""
+        return not calls.keys() <= self.calls().keys()
+
+    def priced_by(self, profiles: Mapping[DeviceName, Profile]) -> bool:
+        """Whether the profiles are those that the times were put over, program by program."""
+        calls = self.calls()
         now = _price_s(profiles, calls)
         return (
             bool(self.contention.programs)
@@ -161,15 +169,20 @@ def _passes(
     console: Console,
 ) -> PassTogether | None:
     """What ranks at work together take for a pass; what is known where it cannot be measured."""
-    if known is not None and known.priced_by(profiles):
+    recorded = devices[0].kind == "cuda"
+    if known is not None and known.priced_by(profiles) and not (recorded and known.lacks(calls)):
         return known
+    if recorded and known is not None:  # workloads that share the folder keep their programs
+        calls = {**known.calls(), **calls}
     price_s = _price_s(profiles, calls)
     if price_s is None:
         return known
     with console.status("measuring passes of ranks at work together"):
         took = measure_together(
-            devices, calls, price_s, cores=assign_cores(devices), counts=(1, *_counts(len(devices)))
-        )
+            devices, calls, price_s, cores=assign_cores(devices),
+            # GPUs share neither caches nor memory.
+            counts=(1,) if recorded else (1, *_counts(len(devices))),
+        )  # fmt: skip
     contention = Contention(
         kind="training", factors=took.factors, host=host,
         programs=tuple(
@@ -179,7 +192,8 @@ def _passes(
             )
             for device, programs in took.programs.items() for item, factor in programs.items()
         ),
-        source=f"measured: {sum(calls.values())} programs of a pass, behind one another",
+        source=f"measured: {sum(calls.values())} programs of a pass, "
+        + ("as one CUDA graph" if recorded else "behind one another"),
     )  # fmt: skip
     return PassTogether(
         programs=tuple(

@@ -47,12 +47,15 @@ def pace_of_ranks(
         profiles: by rank label.
 
     Returns:
-        One entry a process whose device has a profile with programs that the plan rests on.
+        One entry a process whose device has a profile with programs that the plan rests on. Of a
+        GPU whose prices are those of recorded passes there is none: programs that are issued one by
+        one would tell the pace of its host.
     """
     if not profiles:
         return ()
     members = planner.real(problem, decision)[1]
-    labels = [rank.label for rank in problem.cluster.ranks()]
+    every = problem.cluster.ranks()
+    labels = [rank.label for rank in every]
     devices = forecast.schedule.devices
     neighbours = contention(
         problem.cluster, planner.ranks(problem, decision), planner.occupied(problem, decision),
@@ -65,7 +68,9 @@ def pace_of_ranks(
         # Several processes may stand for one rank of the schedule; they do the same.
         rank = k * len(devices) // len(members)
         profile = profiles.get(labels[member])
-        if profile is None:
+        if profile is None or (
+            every[member].kernel_kind == "cuda" and not alone[devices[rank]].says_nothing
+        ):
             continue
         priced = {p: s for (p, device), s in seconds.items() if device == devices[rank]}
         calls = {p: n for (p, device), n in counted.items() if device == devices[rank]}

@@ -10,13 +10,12 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from foreplan.cost_models.passes.host_measuring import measure_host
 from foreplan.cost_models.sources.device_fit import DeviceFit, fit_path
 from foreplan.datasets.cluster import Cluster
 from foreplan.datasets.device_name import DeviceName
@@ -29,13 +28,13 @@ from foreplan.datasets.specs import dump_document, validate
 from foreplan.datasets.storage import exclusive, folder_for, write_atomically
 from foreplan.datasets.timing.measuring import Worker
 from foreplan.datasets.timing.profile_grid import ProfileGrid
-from foreplan.datasets.timing.profiling import Progress, measure_profile
-from foreplan.errors import MissingDataError, SpecError
+from foreplan.errors import SpecError
 from foreplan.planner.api import load_workload
 from foreplan.planner.bubbles.shapes import bubbles_pass, bubbles_programs
 from foreplan.planner.fit_command import FittedDevice, fit_line
 from foreplan.planner.fit_to_plan import Job, fit_to_plan
 from foreplan.planner.host_together import together
+from foreplan.planner.profile_devices import profile_device, profile_devices
 from foreplan.planner.serving.shapes import serving_programs
 
 if TYPE_CHECKING:
@@ -100,17 +99,16 @@ def profile_host(
         # A fit comes back to a device many times, and a process takes seconds to start. On a GPU
         # it would keep memory that the next device needs.
         kept = functools.cache(lambda device: stack.enter_context(Worker(device)))
-        measures = {
-            device: partial(
-                _profile, device, path=path, quick=quick, console=console,
-                worker=kept if tasks is not None and device.kind == "cpu" else None,
-            )
-            for device, path in paths.items()
-        }  # fmt: skip
         if tasks is None:
-            for device, measure in measures.items():
-                measure(programs[device])
+            profile_devices(programs, paths, quick=quick, console=console)
         else:
+            measures = {
+                device: partial(
+                    profile_device, device, path=path, quick=quick, console=console,
+                    worker=kept if device.kind == "cpu" else None,
+                )
+                for device, path in paths.items()
+            }  # fmt: skip
             here = {d: FittedDevice(programs[d], paths[d], measures[d], unseen) for d in paths}
             job = _job(models, workload, purpose)
             if job is None:
@@ -232,7 +230,7 @@ def _pass(
     devices: Sequence[DeviceName], workload: str | None, models: Sequence[str], purpose: str
 ) -> Mapping[Program, int]:
     """Programs that ranks at work together are timed by, with their calls; none but of passes."""
-    if purpose != "bubbles" or workload is None or devices[0].kind != "cpu":
+    if purpose != "bubbles" or workload is None:
         return {}
     asked: Any = load_workload(purpose, workload)
     model = load_model(models[0]) if models else None
@@ -260,45 +258,6 @@ def _caps(memory: Sequence[str], devices: Sequence[DeviceName]) -> dict[DeviceNa
                 )  # fmt: skip
             caps[device] = int(parse_quantity(size, Dimension.BYTES, "--memory"))
     return caps
-
-
-def _profile(
-    device: DeviceName, programs: Sequence[Program], *, path: Path, quick: bool, console: Console,
-    worker: Callable[[DeviceName], Worker] | None = None,
-) -> Profile:  # fmt: skip
-    """Measure one device under a progress bar, by ``worker``'s process or one of its own."""
-    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
-    from rich.progress import Progress as Bar
-
-    columns = (
-        TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
-    )  # fmt: skip
-    with Bar(*columns, console=console, transient=True) as bar:
-        task = bar.add_task(str(device), total=None)
-
-        def show(progress: Progress) -> None:
-            bar.update(task, completed=progress.done, total=progress.total)
-            if progress.message:
-                console.print(progress.message)
-
-        rounds = 1 if quick else 2
-        profile = measure_profile(
-            device, programs, path, rounds=rounds, on_progress=show,
-            worker=None if worker is None else worker(device),
-        )  # fmt: skip
-    failed = sum(row.status == "failed" for row in profile.rows)
-    if profile.rows:
-        console.print(
-            f"{device}: {len(profile.rows)} programs" + (f", {failed} failed" if failed else "")
-        )
-    if device.kind == "cuda" and profile.host is None:
-        try:
-            with console.status(f"{device}: what calls take its host"):
-                profile = profile.model_copy(update={"host": measure_host(device)})
-            profile.save(path)
-        except MissingDataError as error:  # a launch is then priced by the device's figure
-            console.print(str(error))
-    return profile
 
 
 def _cluster(

@@ -35,9 +35,9 @@ class InStepFactor:
         """Of a program, or of the nearest of its kernel path, or else of the pass.
 
         Args:
-            item: a training step's; 1 for any other.
+            item: a training step's pass runs; 1 for any other.
         """
-        if not is_training(item):
+        if not is_training(item) or item.op == "optimizer_step":  # which is behind all passes
             return 1.0
         if item not in self._found:
             near = nearest(item, self._programs)

@@ -5,6 +5,9 @@ by the pass before, as far as what ran since has not taken their place; how far 
 pass uses in all, and on what other ranks use of a cache that they share. So all programs of a pass
 are called in turn, again and again, on as many operands as the pass has. Before each call what the
 operator before it has just written in a step is written again.
+
+A GPU times each by itself, as a profile does, or all as parts of a pass that is one CUDA graph
+(`foreplan.datasets.timing.recorded_pass`).
 """
 
 from __future__ import annotations
@@ -21,6 +24,7 @@ import torch
 from foreplan.datasets.kernels.cold_operands import InTurn
 from foreplan.datasets.kernels.runnable import Inputs, Runnable
 from foreplan.datasets.program import Variant, program
+from foreplan.datasets.timing.graph_timer import Call
 from foreplan.datasets.timing.measurement import Measurement, thin
 
 #: Passes before the ones that count.
@@ -31,6 +35,7 @@ class TimingDevice(Protocol):
     """What times calls in a measuring process (`foreplan.datasets.timing._measuring_worker`)."""
 
     word: str
+    stream: Any
     preempted: int
     wall_s: float
 
@@ -56,6 +61,9 @@ class PassTimer:
 
     def answer(self, request: Mapping[str, Any]) -> dict[str, Any]:
         """One measurement a program under ``pass``; a program that fails has an ``error``."""
+        if request["recorded"] and self._device.word != "cpu":
+            members = self._recorded(request["pass"])
+            return {"pass": [member.told() for member in members], "fatal": False}
         key = str(request["pass"])
         members = self._kept.get(key) or [_Member(one, self._inputs) for one in request["pass"]]
         if request["keep"]:
@@ -68,6 +76,21 @@ class PassTimer:
             self._in_turn([member for member in members if member.error is None], effort)
         fatal = self._device.word != "cpu" and any(member.error for member in members)
         return {"pass": [member.told() for member in members], "fatal": fatal}
+
+    def _recorded(self, asked: Sequence[Mapping[str, Any]]) -> list[_Member]:
+        from foreplan.datasets.timing.recorded_pass import recorded_seconds
+
+        stream: Any = self._device.stream
+        if stream is None:
+            made: Any = torch.cuda.Stream  # untyped
+            stream = made()
+        with torch.cuda.stream(stream):  # which gradients are recorded on too
+            members = [_Member(one, self._inputs) for one in asked]
+        with torch.inference_mode(False), torch.enable_grad():
+            calls = [(member.turns, member.calls) for member in members]
+            for member, seconds in zip(members, recorded_seconds(calls, stream), strict=True):
+                member.take(seconds)
+        return members
 
     def _in_turn(self, members: Sequence[_Member], effort: Mapping[str, Any]) -> None:
         most = max((member.calls for member in members), default=0)
@@ -141,6 +164,23 @@ class _Member:
                 self._failed(error)
         self._wall_s += device.wall_s
         self._preempted += device.preempted
+
+    @property
+    def turns(self) -> list[Call]:
+        """The call on each set of its operands; nothing of a program that fails."""
+        if self._runnable is None:
+            return []
+        call = self._runnable.call
+        return [call] * (len(call.sets) if isinstance(call, InTurn) else self._runnable.turns or 1)
+
+    def take(self, seconds: float | None) -> None:
+        """Keep a time of a call that was measured elsewhere; ``None`` if it cannot be recorded."""
+        if self.error is not None:
+            return
+        if seconds is None:
+            self.error = "RuntimeError: it cannot be recorded as a CUDA graph"
+        else:
+            self._found = {"times_s": (seconds,), "mean_s": seconds, "samples": 1, "calls": 1}
 
     def time_alone(self, device: TimingDevice, effort: Mapping[str, Any]) -> None:
         """Time the program as a profile does."""

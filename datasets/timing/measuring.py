@@ -126,18 +126,20 @@ class Worker:
         return self.receive_pass(len(calls), effort)
 
     def send_pass(
-        self, calls: Sequence[tuple[Program, int]], effort: Effort, *, keep: bool = False
-    ) -> None:
+        self, calls: Sequence[tuple[Program, int]], effort: Effort, *, keep: bool = False,
+        recorded: bool = False,
+    ) -> None:  # fmt: skip
         """Begin to time programs as a pass runs them; `receive_pass` must follow.
 
         All are called in turn, again and again, each on operands that the pass before has left
-        where it left them: of a training step's programs as many sets as there are calls. (A GPU
-        keeps next to nothing from pass to pass; there each is timed by itself.)
+        where it left them: of a training step's programs as many sets as there are calls. A GPU
+        keeps next to nothing from pass to pass; there each is timed by itself.
 
         Args:
             calls: programs, each with its number of calls in a pass.
             effort: how long; samples are counted in passes.
             keep: hold the inputs until the process ends.
+            recorded: on a GPU, as a pass that is one CUDA graph.
         """
         self._send(
             {
@@ -147,6 +149,7 @@ class Worker:
                 ],
                 "effort": asdict(effort),
                 "keep": keep,
+                "recorded": recorded,
             }
         )
 

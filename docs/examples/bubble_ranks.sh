@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Bubble plans on 4 or 8 ranks of one host, one core each: measure, plan, run every decision, for six
-# or seven shapes of a training step.
+# Bubble plans on 4 or 8 ranks of one host, one core or GPU each: measure, plan, run every decision,
+# for six or seven shapes of a training step.
 # Usage: taskset -c 40-43 bubble_ranks.sh 4 [FOLDER]      4 pipeline ranks (2: for a try-out)
 #        taskset -c 44-51 bubble_ranks.sh 8 [FOLDER]      4 pipeline ranks of two lanes; once 8 ranks
 # A rank takes as many of the cores that the command may use as its device has threads, in order: so
@@ -11,7 +11,8 @@
 # Random weights and data.
 # Variables: ROUNDS (3); SHAPES (names; all); WIDTH (512) and POSITIONS (128) of the backbone, 64 for
 # a try-out; FIT (12): programs that predicted costs are fitted to, 0 for plans without them; LIMIT:
-# seconds after which no shape is begun.
+# seconds after which no shape is begun. DEVICE=cuda: GPUs, for which WIDTH=2048 POSITIONS=2048
+# HEADS=16 is small; nothing is fitted there unless FIT says so.
 set -uo pipefail
 ranks=${1:?usage: bubble_ranks.sh 2|4|8 [FOLDER]}
 out=${2:-out/ranks$ranks}
@@ -20,9 +21,17 @@ case $ranks in 2 | 4 | 8) ;; *)
   exit 2
   ;;
 esac
-width=${WIDTH:-512} positions=${POSITIONS:-128} failed=0 names=()
+width=${WIDTH:-512} positions=${POSITIONS:-128} heads=${HEADS:-8} failed=0 names=()
 devices=()
-for _ in $(seq "$ranks"); do devices+=("cpu:threads=1"); done
+case ${DEVICE:=cpu} in
+  cpu) for _ in $(seq "$ranks"); do devices+=("cpu:threads=1"); done ;;
+  cuda) for k in $(seq 0 $((ranks - 1))); do devices+=("cuda:$k"); done ;;
+  *)
+    echo "bubble_ranks.sh: DEVICE is $DEVICE, neither cpu nor cuda" >&2
+    exit 2
+    ;;
+esac
+if [ "$DEVICE" = cpu ]; then fit=${FIT:-12}; else fit=${FIT:-0}; fi
 
 # NAME MICRO-BATCHES ENCODER_LAYERS ENCODER_WIDTH STAGES CHUNKS FROZEN
 shapes=("base 8 4 $width 4 1 false" "few 4 4 $width 4 1 false" "large 6 8 $width 4 1 false"
@@ -37,10 +46,10 @@ for shape in "${shapes[@]}"; do
   mkdir -p "$here"
   names+=("$name")
   cat > "$here/workload.yaml" << YAML
-backbone: {layers: 8, hidden: $width, heads: 8, vocab: 2048}
+backbone: {layers: 8, hidden: $width, heads: $heads, vocab: 2048}
 encoders:
   - name: vit
-    dims: {layers: $layers, hidden: $encoder, heads: 8}
+    dims: {layers: $layers, hidden: $encoder, heads: $heads}
     tokens: $((positions / 2))
     patch_features: 192
     frozen: $frozen
@@ -53,14 +62,14 @@ YAML
   echo "== $name is measured, $SECONDS s"
   profile=("${devices[@]}" --for bubbles --workload "$here/workload.yaml" -o "$out/profiles")
   # Without a fit, predicted costs of processors are the roofline's.
-  if [ "${FIT:-12}" != 0 ] && ! compgen -G "$out/profiles/*.fit.json" > /dev/null; then
-    foreplan profile "${profile[@]}" --fit --tasks "${FIT:-12}" --quick || failed=$?
+  if [ "$fit" != 0 ] && ! compgen -G "$out/profiles/*.fit.json" > /dev/null; then
+    foreplan profile "${profile[@]}" --fit --tasks "$fit" --quick || failed=$?
   fi
   foreplan profile "${profile[@]}" || failed=$?
 done
 
 beside=(--beside roofline)
-if [ "${FIT:-12}" != 0 ]; then beside+=(--beside predicted); fi
+if [ "$fit" != 0 ] || [ "$DEVICE" = cuda ]; then beside+=(--beside predicted); fi
 echo "== all are planned, $SECONDS s"
 for name in "${names[@]}"; do
   foreplan plan bubbles --cluster "$out/profiles/cluster.yaml" --workload "$out/$name/workload.yaml" \

@@ -65,7 +65,9 @@ def bubbles_pass(
     """What a rank computes for one micro-batch: programs with their calls.
 
     Of a stage without ends, forward and backward, and of as many layers of each encoder as a rank
-    has of them; under the workload's layout, or one stage a device where it states none.
+    has of them; under the workload's layout, or one stage a device where it states none. On a GPU,
+    where a step replays graphs and the profile's calls are issued, what else the step may be made
+    of comes along, once each.
 
     Args:
         model: the backbone, or ``None`` where the workload states its sizes.
@@ -87,6 +89,10 @@ def bubbles_pass(
         halves = 2 * max(1, tower.layers // stages)
         for op in ("F",) if step.encoder(e).frozen else ("F", "B"):
             _count(step.unit(e, step.plan.tp, 0, halves, op, bare=False), 1, found)
+    if device.kind == "cuda":
+        for item in bubbles_programs(model, workload, device, devices=devices):
+            if item.op != "optimizer_step":
+                found.setdefault(item, 1)
     return found
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -74,10 +75,11 @@ def measuring(monkeypatch: pytest.MonkeyPatch) -> Measuring:
 
 
 def found(
-    folder: Path, profiles: dict[DeviceName, Profile], calls: dict[Program, int]
-) -> dict[str, dict[int, float]]:
+    folder: Path, profiles: dict[DeviceName, Profile], calls: dict[Program, int],
+    devices: Sequence[DeviceName] = (CPU, CPU),
+) -> dict[str, dict[int, float]]:  # fmt: skip
     tiers, contention = together(
-        [CPU, CPU], profiles, calls, folder, "here", Console(quiet=True)
+        devices, profiles, calls, folder, "here", Console(quiet=True)
     )  # fmt: skip
     assert len(tiers) == 1
     return {item.kind: dict(item.factors) for item in contention}
@@ -116,6 +118,18 @@ def test_each_programs_part_is_kept_too(measuring: Measuring, tmp_path: Path) ->
     path.write_text(json.dumps(known))
     found(tmp_path, profile(1e-3, 3e-3), CALLS)
     assert len(measuring.passes) == 2
+
+
+def test_gpus_are_timed_alone_and_know_every_program_of_the_folder(
+    measuring: Measuring, tmp_path: Path
+) -> None:
+    """What is issued and what is recorded differ by more than the nearest program could say."""
+    gpus = [DeviceName.parse(f"cuda:{k}") for k in range(2)]
+    profiles = dict.fromkeys(gpus, profile(1e-3, 3e-3)[CPU])
+    for calls in ({FORWARD: 2}, {FORWARD: 2}, {BACKWARD: 1}, {FORWARD: 9}):
+        found(tmp_path, profiles, calls, gpus)
+    assert [calls for calls, *_ in measuring.passes] == [{FORWARD: 2}, {FORWARD: 2, BACKWARD: 1}]
+    assert {counts for *_, counts in measuring.passes} == {(1,)}
 
 
 def test_passes_wait_until_all_their_programs_are_priced(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -49,30 +49,33 @@ def choose(
     seconds: dict[tuple[Program, int], float], known: Profile, *, lanes: int = 1,
     contention: float | None = None, ranks: int = 2, training: Mapping[int, float] | None = None,
     calls: Mapping[Program, int] | None = None, contends: str | None = None,
+    labels: Sequence[str] = LABELS,
 ) -> tuple[RankPace, ...]:  # fmt: skip
     """The choice for a schedule of ``ranks`` ranks, each a process or ``lanes`` of them."""
     document: dict[str, Any] = {"devices": [{"name": "cpu:threads=1", "count": 2}]}
+    if labels != LABELS:
+        document["devices"] = [{"name": f"cuda:{k}"} for k in range(2)]
     if contention is not None:
         document["contention"] = [{"kind": "memory", "factors": {2: contention}}]
     if training is not None:
         document["contention"] = [{"kind": "training", "factors": dict(training)}]
     cluster = validate(Cluster, document, "cluster")
-    assert tuple(rank.label for rank in cluster.ranks()) == LABELS
+    assert tuple(rank.label for rank in cluster.ranks()) == labels
     everyone = tuple(range(ranks * lanes))
     planner: Any = SimpleNamespace(
         real=lambda *_: (None, everyone), occupied=lambda *_: everyone,
         ranks=lambda *_: tuple(range(0, ranks * lanes, lanes)),
         contends=lambda problem: contends or contended(problem.cluster),
     )  # fmt: skip
-    devices = [LABELS[rank * lanes] for rank in range(ranks)]
+    devices = [labels[rank * lanes] for rank in range(ranks)]
     forecast: Any = SimpleNamespace(
         schedule=SimpleNamespace(devices=devices),
-        program_seconds=lambda _: {(p, LABELS[k]): s for (p, k), s in seconds.items()},
-        program_calls=lambda: {(p, label): n for p, n in (calls or {}).items() for label in LABELS},
+        program_seconds=lambda _: {(p, labels[k]): s for (p, k), s in seconds.items()},
+        program_calls=lambda: {(p, label): n for p, n in (calls or {}).items() for label in labels},
     )
-    costs = CostBook([MeasuredSource(dict.fromkeys(LABELS, known))])
+    costs = CostBook([MeasuredSource(dict.fromkeys(labels, known))])
     problem: Any = SimpleNamespace(cluster=cluster, costs=costs)
-    return pace_of_ranks(planner, problem, None, forecast, dict.fromkeys(LABELS, known))
+    return pace_of_ranks(planner, problem, None, forecast, dict.fromkeys(labels, known))
 
 
 def test_each_rank_has_what_most_of_it_is_priced_by() -> None:
@@ -139,6 +142,16 @@ def test_what_corrects_prices_is_expected_whatever_ranks_contend_in() -> None:
     (found, *_) = choose(seconds, known, training={1: 0.9, 2: 1.2}, contends="memory")
     expected = {p.program: p.expected_s for p in found.programs}
     assert expected == {item: pytest.approx(4e-4 * 0.9), linear(4): pytest.approx(1e-3)}
+
+
+def test_gpus_whose_passes_were_recorded_have_no_pace() -> None:
+    """Programs that are issued one by one would tell that of their hosts."""
+    labels = ("localhost/cuda:0", "localhost/cuda:1")
+    item = program("linear_forward", BF16, rows=8, n=512, k=256)
+    priced, known = {(item, 0): 1.0, (item, 1): 1.0}, profile(row(item, 0.5))
+    assert len(choose(priced, known, labels=labels)) == 2
+    assert choose(priced, known, labels=labels, training={1: 0.4}) == ()
+    assert len(choose(priced, known, training={1: 0.4})) == 2
 
 
 def test_an_optimizer_is_no_part_of_a_pass() -> None:

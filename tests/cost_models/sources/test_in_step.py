@@ -11,6 +11,7 @@ from foreplan.cost_models.costs import CostBook, Estimate, Work
 from foreplan.cost_models.sources.in_step import InStepFactor, InStepSource, in_step_factors
 from foreplan.datasets.cluster import Cluster
 from foreplan.datasets.device import Device
+from foreplan.datasets.kernels.training_programs import optimizer_program
 from foreplan.datasets.profile import Profile, Row
 from foreplan.datasets.program import Program, Variant, program
 from foreplan.datasets.specs import validate
@@ -85,6 +86,8 @@ def test_programs_go_by_their_own_part_in_a_pass_or_by_the_nearest() -> None:
     found, before = (cost_book(of, Profiles({one: profile}), "measured") for of in (cluster, plain))
     factors = [found.cost(item, one).mean_s / before.cost(item, one).mean_s for item in items]
     assert factors == pytest.approx([0.5, 0.5, 0.75, 0.9, 1.0])
+    optimizer = optimizer_program("adamw", 4096)
+    assert in_step_factors(cluster)[one](optimizer) == 1.0, "which is behind all passes"
     assert in_step_factors(cluster)[other](FORWARD) == 0.9, (
         "of its host, where no program was timed"
     )

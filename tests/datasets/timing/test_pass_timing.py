@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ import torch
 
 from foreplan.datasets.kernels.cold_operands import InTurn
 from foreplan.datasets.kernels.runnable import Inputs
-from foreplan.datasets.timing import _pass_timing
+from foreplan.datasets.timing import _pass_timing, recorded_pass
 from foreplan.datasets.timing._pass_timing import PassTimer
 
 EFFORT = {"min_s": 0.0, "min_samples": 2, "max_s": 60.0, "max_samples": 100}
@@ -21,6 +22,7 @@ class Clock:
 
     def __init__(self, word: str = "cpu") -> None:
         self.word, self.preempted, self.wall_s = word, 0, 0.0
+        self.stream = None
         self.ran: list[Any] = []
 
     def time_calls(self, call: Callable[[], object], count: int) -> float:
@@ -43,10 +45,13 @@ GELU = asked("activation_forward", 3, rows=4, cols=8)
 BACK = asked("activation_backward", 1, rows=4, cols=8)
 
 
-def answer(clock: Clock, *programs: dict[str, Any], keep: bool = False) -> list[dict[str, Any]]:
+def answer(
+    clock: Clock, *programs: dict[str, Any], keep: bool = False, recorded: bool = False
+) -> list[dict[str, Any]]:
     timer = PassTimer(clock, Inputs("cpu"))
+    request = {"pass": programs, "effort": EFFORT, "keep": keep, "recorded": recorded}
     with torch.inference_mode():
-        found = timer.answer({"pass": programs, "effort": EFFORT, "keep": keep})
+        found = timer.answer(request)
     return list(found["pass"])
 
 
@@ -88,7 +93,7 @@ def test_a_program_that_fails_says_why_and_the_others_run() -> None:
 def test_inputs_are_kept_if_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock()
     timer = PassTimer(clock, Inputs("cpu"))
-    request = {"pass": [BACK], "effort": EFFORT, "keep": True}
+    request = {"pass": [BACK], "effort": EFFORT, "keep": True, "recorded": False}
     with torch.inference_mode():
         timer.answer(request)
         again = timer.answer(request)
@@ -100,3 +105,23 @@ def test_a_gpu_times_each_as_a_profile_does() -> None:
     clock = Clock("cuda:0")
     (told,) = answer(clock, GELU)
     assert told == {"times_s": [1.0], "mean_s": 1.0, "samples": 1, "calls": 1}
+
+
+def test_a_gpu_times_programs_as_parts_of_a_recorded_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked_of: list[Any] = []
+
+    def recorded(calls: Any, stream: Any) -> list[float | None]:
+        asked_of.extend(calls)
+        assert stream == "stream"
+        return [2.0, None, None]
+
+    monkeypatch.setattr(recorded_pass, "recorded_seconds", recorded)
+    monkeypatch.setattr(torch.cuda, "Stream", lambda: "stream")
+    monkeypatch.setattr(torch.cuda, "stream", lambda _: nullcontext())
+    strange = asked("activation_forward", 1, rows=4, cols=8) | {"variant": "fp32/fp32/torch.no"}
+    first, unknown, unrecorded = answer(Clock("cuda:0"), GELU, strange, BACK, recorded=True)
+    assert first == {"times_s": (2.0,), "mean_s": 2.0, "samples": 1, "calls": 1}
+    assert "torch.no" in unknown["error"]
+    assert unrecorded["error"] == "RuntimeError: it cannot be recorded as a CUDA graph"
+    (turns, calls), (none, _), _ = asked_of
+    assert (len(turns), calls, none) == (len(turns[0].sets), 3, [])

@@ -1,0 +1,115 @@
+"""Devices that are measured at the same time; what is measured is given."""
+
+from __future__ import annotations
+
+import io
+import os
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from foreplan.datasets.device import Device
+from foreplan.datasets.device_name import DeviceName
+from foreplan.datasets.profile import HostTimes, Profile, Row
+from foreplan.datasets.timing.profiling import Progress
+from foreplan.errors import MissingDataError
+from foreplan.planner import profile_devices as module
+from foreplan.planner.profile_devices import profile_devices
+
+HOST = HostTimes(call_s={}, update_s=(1e-6, 1e-6), factor={}, line_s={})
+
+
+class Host:
+    """Stands in for what measures; ``meet`` of them have to be at work together."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, meet: int = 1, cores: int = 16) -> None:
+        self.at_work: list[set[str]] = []
+        self.hosts: list[str] = []
+        self.fails: dict[str, Exception] = {}
+        self._now: set[str] = set()
+        self._lock, self._met = threading.Lock(), threading.Barrier(meet, timeout=20.0)
+        monkeypatch.setattr(module, "measure_profile", self._measure)
+        monkeypatch.setattr(module, "measure_host", self._measure_host)
+        monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(cores)))
+
+    def _measure(self, device: DeviceName, programs: Any, path: Path, **how: Any) -> Profile:
+        with self._lock:
+            self._now.add(str(device))
+            self.at_work.append(set(self._now))
+        self._met.wait()
+        with self._lock:
+            self._now.discard(str(device))
+        if str(device) in self.fails:
+            raise self.fails[str(device)]
+        for done in range(50):
+            how["on_progress"](Progress(done, 50))
+        row = Row(op="norm", dims={"rows": 2, "cols": 2}, variant="bf16/bf16/torch.rms_norm",
+                  status="failed", error="RuntimeError: no")  # fmt: skip
+        chip = Device(name=str(device), chip="gh100", vendor="v", kind="cuda")
+        made = Profile(device=chip, software={"torch": "2.13"}, rows=(row,))
+        made.save(path)
+        return made
+
+    def _measure_host(self, device: DeviceName) -> HostTimes:
+        self.hosts.append(str(device))
+        return HOST
+
+
+def profiled(names: Sequence[str], folder: Path) -> str:
+    devices = [DeviceName.parse(name) for name in names]
+    told = io.StringIO()
+    profile_devices(
+        dict.fromkeys(devices, ()),
+        {device: folder / f"{k}.json" for k, device in enumerate(devices)},
+        quick=True, console=Console(file=told, width=200),
+    )  # fmt: skip
+    return told.getvalue()
+
+
+def test_whole_gpus_are_measured_together(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    host = Host(monkeypatch, meet=3)
+    told = profiled(["cuda:0", "cuda:1", "cuda:2"], tmp_path)
+    assert {"cuda:0", "cuda:1", "cuda:2"} in host.at_work
+    assert "cuda:1: 1 programs, 1 failed, the first, norm" in told
+    assert "by RuntimeError: no" in told
+
+
+def test_gpus_of_one_kind_have_the_same_host(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    host = Host(monkeypatch, meet=2)
+    profiled(["cuda:0", "cuda:1"], tmp_path)
+    assert host.hosts == ["cuda:0"]
+    assert [Profile.load(tmp_path / f"{k}.json").host for k in range(2)] == [HOST, HOST]
+
+
+@pytest.mark.parametrize(
+    ("names", "cores"),
+    [
+        (["cpu:threads=1", "cpu:threads=1,isa=avx2"], 16),
+        (["cuda:0/sms=32", "cuda:1"], 16),
+        (["cuda:0", "cuda:1"], 3),
+    ],
+)
+def test_what_shares_something_is_measured_alone(
+    names: list[str], cores: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    host = Host(monkeypatch, cores=cores)
+    profiled(names, tmp_path)
+    assert host.at_work == [{name} for name in names]
+
+
+@pytest.mark.parametrize("error", [MissingDataError("no such GPU"), KeyboardInterrupt()])
+def test_one_that_fails_ends_the_others_behind_their_current_program(
+    error: Exception, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    host = Host(monkeypatch, meet=2)
+    host.fails = {"cuda:0": error}
+    with pytest.raises(type(error)):
+        profiled(["cuda:0", "cuda:1"], tmp_path)
+    assert not (tmp_path / "0.json").exists()
+    assert host.hosts == []
