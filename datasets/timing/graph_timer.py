@@ -8,9 +8,10 @@ that the graph's own launch does not.
 from __future__ import annotations
 
 import contextlib
+import gc
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -30,6 +31,18 @@ _MOST_TIMES, _FEWEST_TIMES = 15, 5
 _LAUNCH_CYCLES = 400_000
 
 
+@contextlib.contextmanager
+def uncollected() -> Iterator[None]:
+    """Keep Python from collecting garbage: a graph in it that ends voids what is being recorded."""
+    collecting = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collecting:
+            gc.enable()
+
+
 def record(calls: Sequence[Call], stream: Any = None) -> torch.cuda.CUDAGraph:
     """Record calls that run one after another as one graph.
 
@@ -44,12 +57,13 @@ def record(calls: Sequence[Call], stream: Any = None) -> torch.cuda.CUDAGraph:
     stream = made() if stream is None else stream
     torch.cuda.synchronize()
     torch.cuda.empty_cache()  # memory of graphs before
-    with torch.cuda.stream(stream):
+    with torch.cuda.stream(stream), uncollected():
         for call in calls[:_WARM]:
             call()
         torch.cuda.synchronize()
         graph = torch.cuda.CUDAGraph()
-        graph.capture_begin()
+        # Threads of NCCL ask for events meanwhile, which only this mode lets them do.
+        graph.capture_begin(capture_error_mode="thread_local")
         try:
             for call in calls:
                 call()

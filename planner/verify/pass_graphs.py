@@ -19,6 +19,8 @@ from typing import Any
 
 import torch
 
+from foreplan.datasets.timing.graph_timer import uncollected
+
 Body = Callable[[], None]
 
 
@@ -58,7 +60,7 @@ class PassGraphs:
             RuntimeError: the call waits for the GPU or does what cannot be recorded.
         """
         self._parts = []
-        with torch.cuda.stream(self._stream):
+        with torch.cuda.stream(self._stream), uncollected():
             self._begin()
             try:
                 body()
