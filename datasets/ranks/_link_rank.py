@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import datetime
+import itertools
 import json
 import os
 import signal
@@ -11,6 +12,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any, TextIO
 
 from foreplan.datasets.device_name import DeviceName
@@ -37,7 +39,7 @@ _TRIPS = 4
 #: once (more than caches hold, as the parameters of a step), rows of square products, how much
 #: longer than the collectives these take alone, and how often.
 _BESIDE_KINDS = ("all_reduce", "all_gather", "reduce_scatter")
-_BESIDE_BYTES, _BESIDE_COUNT = 8 << 20, 8
+_BESIDE_BYTES, _GPU_BESIDE_BYTES, _BESIDE_COUNT = 8 << 20, 64 << 20, 8
 _BESIDE_ROWS, _BESIDE_TIMES, _BESIDE_TURNS = 512, 3.0, 5
 
 
@@ -57,6 +59,7 @@ class _Rank:
         else:
             torch.cuda.set_device(name.index or 0)
         self.members, self.place, self.idle = self.world, self.rank, False
+        self.half_layer: Any = None  # of a GPU, once it is needed
         self.group: Any = None  # of collectives beside computation
         self.meeting: Any = None  # of those that are waited for on the spot
         self.host: HostGroup | None = None  # the same, where the group shares memory
@@ -107,8 +110,10 @@ class _Rank:
                         if any(word in unsupported[kind].lower() for word in _LOST):
                             raise
                         break
-                    if self.word == "cpu" and kind in _MEETINGS:
+                    if kind in _MEETINGS and self.word == "cpu":
                         took_s, _ = self._between(call)
+                    elif kind in _MEETINGS:
+                        took_s = self._queued(call)
                     else:  # messages go there and back
                         took_s = self._time(call, ready) / (2 * _TRIPS if kind == "p2p" else 1)
                     samples.append((kind, ranks, size, took_s))
@@ -119,8 +124,9 @@ class _Rank:
                 waited += found
                 lags += apart
             self.say(f"collectives beside computation among {members} ranks")
+            size = _BESIDE_BYTES if self.word == "cpu" else _GPU_BESIDE_BYTES
             beside += [
-                (kind, members, _BESIDE_BYTES, self._lost_s(kind))
+                (kind, members, size, self._lost_s(kind, size))
                 for kind in _BESIDE_KINDS
                 if kind in self.settings["kinds"] and kind not in unsupported
             ]
@@ -163,14 +169,23 @@ class _Rank:
             ranks, limit_s = range(first, first + members), float(self.settings["timeout_s"])
             self.host = HostGroup.open(ranks, self.meeting, min(limit_s, _PATIENCE_S))
 
-    def _lost_s(self, kind: str) -> float:
+    def _lost_s(self, kind: str, size: int) -> float:
         """Seconds that computation loses to one collective of several that run beside it.
 
         On a CPU they are those that the rank's core is busy for longer, whoever else uses it:
-        gloo's threads and what they push out of the caches.
+        gloo's threads and what they push out of the caches; on a GPU see `gpu_collectives`.
         """
         torch, dist = self.torch, self.dist
-        tensors = [torch.zeros(_BESIDE_BYTES // 4, device=self.word) for _ in range(_BESIDE_COUNT)]
+        tensors = [torch.zeros(size // 4, device=self.word) for _ in range(_BESIDE_COUNT)]
+        if self.word != "cpu":
+            turn = itertools.cycle(tensors)
+            self.half_layer = self.half_layer or self._half_layer()
+            return float(
+                self.half_layer.lost_seconds(
+                    lambda: self._start(kind, next(turn), self.group),
+                    0 if self.idle else _BESIDE_COUNT,
+                )
+            )
         a = torch.randn(_BESIDE_ROWS, _BESIDE_ROWS, device=self.word)
 
         def run(products: int, *, beside: bool) -> float:
@@ -197,6 +212,16 @@ class _Rank:
             run(products, beside=True) - run(products, beside=False) for _ in range(_BESIDE_TURNS)
         ]
         return statistics.median(lost) / _BESIDE_COUNT
+
+    def _half_layer(self) -> Any:
+        from foreplan.datasets.ranks.gpu_collectives import BesideCollectives
+
+        return BesideCollectives(self.word, self.dist.barrier, self._agreed)
+
+    def _queued(self, call: Callable[[int], None]) -> float:
+        from foreplan.datasets.ranks.gpu_collectives import queued_seconds
+
+        return queued_seconds(partial(call, 0))
 
     def _start(self, kind: str, whole: Any, group: Any) -> Any:
         """Start a collective in place, as a run does."""

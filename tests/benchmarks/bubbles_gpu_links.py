@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import numpy as np
 from bubbles_gpu_plans import MESSAGES, RANKS
-from bubbles_gpu_process import QUEUING_CYCLES, Process
+from bubbles_gpu_process import Process
 
-#: Collectives that are timed in turn.
-IN_TURN = 4
+from foreplan.datasets.ranks.gpu_collectives import BesideCollectives, queued_seconds
+
+#: Collectives at once, to see what they take from computation.
+BESIDE = 8
 
 
 class LinkMeasuring(Process):
@@ -19,7 +22,6 @@ class LinkMeasuring(Process):
 
     def tier(self) -> dict[str, Any]:
         """Links as fits: messages with computation beside them, collectives alone."""
-        import torch
         import torch.distributed as dist
 
         fits = [self._messages()]
@@ -30,27 +32,21 @@ class LinkMeasuring(Process):
                 for a in range(0, RANKS, ranks)
             ]
             mine[ranks] = groups[self.rank // ranks]
-        sizes = (1 << 14, 1 << 16) if self.processor else (1 << 22, 1 << 25, 1 << 28)
+        sizes = (1 << 14, 1 << 16) if self.processor else (1 << 22, 1 << 28, 1 << 25)
         kinds = [(k, r) for r in mine for k in ("all_reduce", "all_gather", "reduce_scatter")]
+        beside = None if self.processor else BesideCollectives(self.device, dist.barrier, _agreed)
         for kind, ranks in kinds:
-            seconds, group = [], mine[ranks]
+            seconds, share = [], 0.0
             for size in sizes:
-                whole = torch.zeros(size // 4, device=self.device)
-                own = whole.chunk(ranks)[self.rank % ranks]
-                if self.processor:
-                    own = own.clone()
-                run = {
-                    "all_reduce": lambda w=whole, g=group: dist.all_reduce(w, group=g),
-                    "all_gather": lambda w=whole, o=own, g=group: dist.all_gather_into_tensor(
-                        w, o, group=g
-                    ),
-                    "reduce_scatter": lambda w=whole, o=own, g=group: dist.reduce_scatter_tensor(
-                        o, w, group=g
-                    ),
-                }[kind]
+                run = self._collective(kind, ranks, size, mine[ranks])
                 dist.barrier()
-                seconds.append(self._sum_s(run))
-            fits.append(_fit(kind, ranks, sizes, seconds))
+                seconds.append(self.timed(run) if self.processor else queued_seconds(run))
+            if beside is not None:  # of the last size
+                lost_s = beside.lost_seconds(partial(run, async_op=True), BESIDE)
+                told: list[Any] = [min(1.0, lost_s / seconds[-1])]
+                dist.broadcast_object_list(told)
+                share = told[0]
+            fits.append(_fit(kind, ranks, sizes, seconds) | {"compute_share": share})
         merged: list[Any] = [None] * RANKS
         dist.all_gather_object(merged, fits)
         message = merged[0][0]
@@ -59,60 +55,22 @@ class LinkMeasuring(Process):
             "bandwidth_bytes_per_s": 1.0 / max(message["beta_s_per_byte"], 1e-15),
             "collectives": merged[0], "backend": self.backend,
             "source": "measured in this run, messages beside computation",
-            "compute_share": self._compute_share(mine[2]),
         }  # fmt: skip
 
-    def _sum_s(self, run: Callable[[], Any], times: int = 5) -> float:
-        """Seconds of a collective that its host has queued before it begins, as a graph's.
-
-        Median over rounds; the first of a round makes the ranks meet.
-        """
-        import torch
-
-        if self.processor:
-            return self.timed(run, times)
-        found = []
-        for _ in range(times):
-            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-            torch.cuda._sleep(QUEUING_CYCLES)
-            run()
-            begin.record()
-            for _ in range(IN_TURN):
-                run()
-            end.record()
-            end.synchronize()
-            found.append(begin.elapsed_time(end) * 1e-3 / IN_TURN)
-        return float(np.median(found))
-
-    def _compute_share(self, group: Any) -> float:
-        """What products lose to a sum beside them, as a share of its time; as in a profile."""
+    def _collective(self, kind: str, ranks: int, size: int, group: Any) -> Callable[..., Any]:
+        """What carries one out, or starts it with ``async_op``, on tensors of its own."""
         import torch
         import torch.distributed as dist
 
-        whole = torch.zeros((1 << 16) if self.processor else (1 << 26), device=self.device)
-        size = 256 if self.processor else 4096
-        a = torch.randn(size, size, device=self.device).to(self.dtype)
-        alone = self.timed(lambda: dist.all_reduce(whole, group=group))
-        count = max(1, round(3.0 * alone / self.timed(lambda: torch.mm(a, a))))
-        counts: list[Any] = [count]
-        dist.broadcast_object_list(counts)
-
-        def products(*, beside: bool) -> None:
-            work = dist.all_reduce(whole, group=group, async_op=True) if beside else None
-            for _ in range(counts[0]):
-                torch.mm(a, a)
-            if work is not None:
-                work.wait()
-
-        lost = []
-        for _ in range(5):
-            dist.barrier()
-            without = self.timed(lambda: products(beside=False), 1)
-            dist.barrier()
-            lost.append(self.timed(lambda: products(beside=True), 1) - without)
-        told: list[Any] = [min(1.0, max(0.0, float(np.median(lost)) / alone))]
-        dist.broadcast_object_list(told)
-        return float(told[0])
+        whole = torch.zeros(size // 4, device=self.device)
+        own = whole.chunk(ranks)[self.rank % ranks]
+        if self.processor:
+            own = own.clone()
+        if kind == "all_reduce":
+            return partial(dist.all_reduce, whole, group=group)
+        if kind == "all_gather":
+            return partial(dist.all_gather_into_tensor, whole, own, group=group)
+        return partial(dist.reduce_scatter_tensor, own, whole, group=group)
 
     def _messages(self) -> dict[str, Any]:
         """Messages to and fro between neighbours while both multiply matrices."""
@@ -168,6 +126,15 @@ class LinkMeasuring(Process):
                     found.append(took / 2)
             seconds.append(float(np.median(found)))
         return _fit("p2p", 2, sizes, seconds)
+
+
+def _agreed(count: float) -> int:
+    """The first rank's number."""
+    import torch.distributed as dist
+
+    told: list[Any] = [round(count)]
+    dist.broadcast_object_list(told)
+    return int(told[0])
 
 
 def _fit(kind: str, ranks: int, sizes: Any, seconds: Any) -> dict[str, Any]:
