@@ -162,10 +162,10 @@ class Pieces:
             torch.autograd.backward(join.outputs, None if gradient is None else [gradient])
         else:
             join = self._turned(microbatch)
-        stream, summed = (leaf.grad for leaf in join.leaves)
+        (stream,) = (leaf.grad for leaf in join.leaves)
         assert stream is not None
         inside = self._insides[microbatch].pop()
-        torch.autograd.backward([inside.share], [summed])
+        torch.autograd.backward([inside.share], [stream])
         found = inside.leaf.grad
         assert found is not None
         found = found.contiguous()
@@ -200,11 +200,15 @@ class Pieces:
             kept.clear()
 
     def _joined(self, microbatch: int, half: Half) -> tuple[tuple[Tensor, ...], Tensor]:
-        """Leaves of a join and the residual stream behind ``half``."""
+        """The leaf of a join and the residual stream behind ``half``.
+
+        What was summed and the stream before it have the same gradient, so that one of them is
+        enough: autograd would copy it for the other.
+        """
         self.wait(microbatch)
         before, summed, _ = self._open.pop(microbatch)
-        leaves = tuple(x.requires_grad_(not self._frozen) for x in (before, summed))
-        return leaves, leaves[0] + half.out.finish(leaves[1])
+        leaf = summed.requires_grad_(not self._frozen)
+        return (leaf,), before + half.out.finish(leaf)
 
     def _turned(self, microbatch: int) -> _Join:
         """Turn the join back whose input gradient has been summed."""
