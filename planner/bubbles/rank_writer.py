@@ -30,6 +30,7 @@ class RankWriter:
     ) -> None:  # fmt: skip
         self._of, self._rows, self._builder, self._rank = graph, rows, builder, rank
         self._step, self._decision, self._meetings = graph.step, graph.decision, meetings
+        self._beside_sums = rows.beside_sums(rank)
         self._started: set[Task] = set()
         # What the first use of a unit (-1: of the backbone) waits for.
         self._gathered: dict[tuple[int, int], int] = {}
@@ -64,6 +65,9 @@ class RankWriter:
         needs = self._opening(task) if task not in self._started else [self._chain[task]]
         self._started.add(task)
         work, op = self._work(row)
+        for sums, others in self._beside_sums.get(row, ()):
+            every = [self._work(other)[0] for other in others]
+            work = self._step.slowed(self._rank, work, self._work(sums)[0], every)
         link = row.kind == "tensor"
         if row.kind == "unit" and (task.encoder, row.place) in self._gathered:
             needs = [*needs, self._gathered.pop((task.encoder, row.place))]

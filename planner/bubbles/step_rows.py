@@ -79,6 +79,30 @@ class StepRows:
         yield from self._reductions(rank)
         yield Row("optimizer", Task("", -1, rank))
 
+    def beside_sums(self, rank: int) -> dict[Row, list[tuple[Row, list[Row]]]]:
+        """What is computed while lanes sum up.
+
+        A sum begins as soon as the piece or unit before it is done, wherever its row stands.
+
+        Returns:
+            By the first row that is computed beside sums: each one's row, with all such rows.
+        """
+        found: dict[Row, list[tuple[Row, list[Row]]]] = defaultdict(list)
+        since: dict[Task, list[Row]] = {}  # computed since the last row of a task
+        for row in self.ranks[rank]:
+            if row.kind not in ("pass", "piece", "unit", "tensor"):
+                continue
+            others = since.pop(row.task, [])
+            if row.kind == "tensor":
+                if others:
+                    found[others[0]].append((row, others))
+                continue
+            for computed in since.values():
+                computed.append(row)
+            if row.task in self._graph.split:
+                since[row.task] = []
+        return found
+
     def _taken(self, rank: int) -> dict[int, list[Row]]:
         """What collectives take from computation, by the place of the order that they come behind.
 

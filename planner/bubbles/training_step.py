@@ -9,9 +9,11 @@ replica 0.
 from __future__ import annotations
 
 import functools
+import math
+from collections.abc import Sequence
 from dataclasses import replace
 
-from foreplan.cost_models.costs import Collective, Lag, Work
+from foreplan.cost_models.costs import Collective, Lag, Segment, Work
 from foreplan.cost_models.simulator import Contention
 from foreplan.errors import MissingDataError, SpecError
 from foreplan.planner.base import Problem
@@ -28,9 +30,9 @@ from foreplan.planner.contention import compute_share, contended, contention, me
 
 #: Share of a sum's time on the spot that computation beside it may lose before nothing is put there
 #: (chosen: gloo takes 0.63-0.86 of its own on a rank's one core, where units inside passes made a
-#: step 6 % longer than three phases, and most of that is saved by waiting on the spot; NCCL 0.46 on
-#: an H200, where it was 10 % shorter; docs/results/bubbles.md).
-_MOST_TAKEN = 0.55
+#: step 6 % longer than three phases, and most of that is saved by waiting on the spot; NCCL 0.54 on
+#: an H100, where it was 10 % shorter on H200s; docs/results/bubbles.md).
+_MOST_TAKEN = 0.6
 
 
 class TrainingStep:
@@ -121,16 +123,41 @@ class TrainingStep:
         return memory_share(self._costs, self.devices[rank], work)
 
     @functools.cache  # noqa: B019
-    def beside(self, work: Work) -> Work | None:
+    def beside(self, work: Work, part: float = 1.0) -> Work | None:
         """What a collective takes from its ranks' computation while it runs beside it.
 
         As that collective with more or less to carry, as measured (`Tier.taken_beside`); ``None``
         if nothing, also where the workload states the collective's time.
+
+        Args:
+            work: the collective.
+            part: of its time, in which something is computed.
         """
         if not isinstance(work, Collective) or len(work.group) < 2:
             return None
-        share = self._cluster.taken_beside(work.kind, work.group)
+        share = part * self._cluster.taken_beside(work.kind, work.group)
         return replace(work, bytes=max(1, round(share * work.bytes))) if share else None
+
+    def slowed(self, rank: int, work: Work, sums: Work, computed: Sequence[Work]) -> Work:
+        """A pass, piece or unit with what the lanes' sums beside it take from it.
+
+        Args:
+            rank: of the schedule.
+            work: the first that is computed beside them.
+            sums: of the lanes.
+            computed: all that is.
+        """
+        if not isinstance(work, Segment) or not isinstance(sums, Segment):
+            return work
+        device, share = self.devices[rank], 1.0
+        if all(self._costs.can_price(each, device) for each in (sums, *computed)):
+            whole, within = (
+                math.fsum(self._costs.cost(each, device).mean_s for each in several)
+                for several in ((sums,), computed)
+            )
+            share = min(1.0, within / whole) if whole > 0.0 else 0.0
+        taken = [(self.beside(part, share), count) for part, count in sums.parts]
+        return segment(work.name, work.parts, tuple((t, n) for t, n in taken if t is not None))
 
     @functools.cached_property
     def overlapping(self) -> bool:

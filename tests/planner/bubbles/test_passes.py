@@ -324,6 +324,53 @@ def test_units_stay_out_of_passes_whose_sums_leave_nothing():
         assert any(re.search(r"e0\.\S+f", orders) for orders in found) is (share < 0.5)
 
 
+def test_what_is_computed_beside_sums_takes_longer_by_their_share_of_it():
+    def book(share):
+        step, costs = lanes(share, alpha_s=0.0)
+        costs = CostBook([*costs.sources, EveryProgram()])
+        return TrainingStep(Problem(None, step._cluster, step.workload, costs), step.plan), costs
+
+    for share in (0.0, 0.4):
+        step, costs = book(share)
+        sums, unit = step.collective(0, 2, "F", 1), step.unit(0, 2, 0, 1, "F", bare=True)
+        (whole_s, unit_s) = (costs.cost(work, "cpu:threads=1").mean_s for work in (sums, unit))
+        for count in (1, 2, 1000):
+            found = step.slowed(0, unit, sums, [unit] * count)
+            took = costs.cost(found, "cpu:threads=1").mean_s
+            lost_s = share * min(whole_s, count * unit_s)
+            assert took - unit_s == pytest.approx(lost_s, abs=1e-6), "but for a byte"
+            assert found.name == unit.name
+        assert step.slowed(0, unit, step.collective(0, 2, "F", 0), [unit]) == unit, "no sums"
+
+
+def test_units_between_a_sum_and_what_waits_for_it_lose_time_to_it():
+    def planned(share):
+        step, costs = lanes(share, alpha_s=0.0)
+        halves = {"plan": BackbonePlan(pp=2, tp=2), "unit_layers": (0.5,)}
+        costs = CostBook([*costs.sources, EveryProgram()])
+        workload = step.workload.model_copy(update=halves)
+        return Problem(None, step._cluster, workload, costs)
+
+    where = planned(0.2)
+    decision = next(
+        f.decision for f in BubbleSearch(where).candidates()
+        if re.search(r"e0\.\S+f", " ".join(f.decision.orders))
+    )  # fmt: skip
+    computed, sums, totals = [], [], []
+    for share in (0.0, 0.2, 0.4):
+        timeline = BubbleSearch(planned(share)).replay(decision).timeline
+        schedule, length = timeline.schedule, timeline.end_s - timeline.start_s
+        is_sum = schedule.op == schedule.ops.index("tensor")
+        computed.append(length[timeline.is_compute].sum())
+        sums.append(length[is_sum].sum())
+        totals.append(timeline.makespan_s)
+    assert sums == pytest.approx([sums[0]] * 3), "sums themselves take what they took"
+    lost = np.diff(computed)
+    assert 0.0 < lost[0] <= 0.2 * sums[0]
+    assert lost[1] == pytest.approx(lost[0], rel=0.01)
+    assert totals == sorted(totals)
+
+
 def test_passes_timed_together_price_every_pass_alone_and_beside_others():
     """All that is computed takes 0.8 of its price alone, and 1.5 times as long beside another."""
     workload = asked()
