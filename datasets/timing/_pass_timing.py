@@ -7,7 +7,7 @@ are called in turn, again and again, on as many operands as the pass has. Before
 operator before it has just written in a step is written again.
 
 A GPU times each by itself, as a profile does, or all as parts of a pass that is one CUDA graph
-(`foreplan.datasets.timing.recorded_pass`).
+(`foreplan.datasets.timing.recorded_programs`).
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class PassTimer:
         return {"pass": [member.told() for member in members], "fatal": fatal}
 
     def _recorded(self, asked: Sequence[Mapping[str, Any]]) -> list[_Member]:
-        from foreplan.datasets.timing.recorded_pass import recorded_seconds
+        from foreplan.datasets.timing.recorded_programs import recorded_seconds
 
         stream: Any = self._device.stream
         if stream is None:

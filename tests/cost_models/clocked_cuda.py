@@ -59,7 +59,7 @@ class Graph:
         self.seconds: list[float] = []
         self.keep = keep_graph
 
-    def capture_begin(self) -> None:
+    def capture_begin(self, **_: object) -> None:
         self.device.recording = self.seconds
 
     def capture_end(self) -> None:

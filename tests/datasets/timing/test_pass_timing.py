@@ -11,7 +11,7 @@ import torch
 
 from foreplan.datasets.kernels.cold_operands import InTurn
 from foreplan.datasets.kernels.runnable import Inputs
-from foreplan.datasets.timing import _pass_timing, recorded_pass
+from foreplan.datasets.timing import _pass_timing, recorded_programs
 from foreplan.datasets.timing._pass_timing import PassTimer
 
 EFFORT = {"min_s": 0.0, "min_samples": 2, "max_s": 60.0, "max_samples": 100}
@@ -115,7 +115,7 @@ def test_a_gpu_times_programs_as_parts_of_a_recorded_pass(monkeypatch: pytest.Mo
         assert stream == "stream"
         return [2.0, None, None]
 
-    monkeypatch.setattr(recorded_pass, "recorded_seconds", recorded)
+    monkeypatch.setattr(recorded_programs, "recorded_seconds", recorded)
     monkeypatch.setattr(torch.cuda, "Stream", lambda: "stream")
     monkeypatch.setattr(torch.cuda, "stream", lambda _: nullcontext())
     strange = asked("activation_forward", 1, rows=4, cols=8) | {"variant": "fp32/fp32/torch.no"}

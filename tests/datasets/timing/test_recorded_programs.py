@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from foreplan.datasets.timing import recorded_pass
+from foreplan.datasets.timing import recorded_programs
 from foreplan.datasets.timing.graph_timer import uncollected
-from foreplan.datasets.timing.recorded_pass import recorded_seconds
+from foreplan.datasets.timing.recorded_programs import recorded_seconds
 
 
 def _long() -> None:
@@ -33,8 +33,8 @@ class Gpu:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.passes: list[list[Any]] = []
-        monkeypatch.setattr(recorded_pass, "call_seconds", self._alone)
-        monkeypatch.setattr(recorded_pass, "graph_seconds", self._whole)
+        monkeypatch.setattr(recorded_programs, "call_seconds", self._alone)
+        monkeypatch.setattr(recorded_programs, "graph_seconds", self._whole)
         monkeypatch.setattr("torch.cuda.synchronize", lambda: None)
 
     def _alone(self, turns: Sequence[Any], *, rested: bool, **_: Any) -> float:
