@@ -114,6 +114,8 @@ def together(
     way = "measured"
     if devices[0].kind == "cpu":
         way += " between computations and through shared memory, with waits"
+    elif devices[0].kind == "cuda":
+        way += " as queued before they begin"
     key = {
         "devices": [str(device) for device in devices],
         "host": host,
