@@ -20,6 +20,7 @@ from foreplan.datasets.profile import Profile
 from foreplan.datasets.program import Program, Variant, program
 from foreplan.datasets.ranks.contention import measure_contention
 from foreplan.datasets.ranks.links import measure_links
+from foreplan.datasets.ranks.recorded_passes import measure_recorded
 from foreplan.datasets.ranks.together import measure_together
 from foreplan.datasets.specs import StrictModel, load_document, validate
 from foreplan.datasets.storage import write_atomically
@@ -103,29 +104,33 @@ def together(
         console: shows progress.
 
     Returns:
-        What is known now; nothing of a single device, nor of devices that cannot run together.
+        What is known now. Of a single device, and of devices that cannot run together, there are
+        no links; a GPU's passes are its own.
     """
-    if len(devices) < 2 or len({device.kind for device in devices}) > 1:
+    kinds, linked = {device.kind for device in devices}, len(devices) > 1
+    if len(kinds) > 1:
         return [], []
-    if len({device.index for device in devices}) < len(devices) and devices[0].kind == "cuda":
+    if "cuda" in kinds and len({device.index for device in devices}) < len(devices):
         console.print("links not measured: slices of one GPU cannot run at the same time")
+        linked = False
+    if not linked and "cuda" not in kinds:
         return [], []
     path = output / "links.json"
     way = "measured"
-    if devices[0].kind == "cpu":
-        way += " between computations and through shared memory, with waits"
-    elif devices[0].kind == "cuda":
+    if "cuda" in kinds:
         way += " as queued before they begin"
+    elif "cpu" in kinds:
+        way += " between computations and through shared memory, with waits"
     key = {
         "devices": [str(device) for device in devices],
         "host": host,
         "software": dict(profiles[devices[0]].software),
         "links": way,
     }
-    known: dict[str, Any] = {}
+    known: dict[str, Any] = {"of": key, "tiers": None if linked else []}
     if path.exists():
         document = load_document(path)
-        known = document if document.get("of") == key else {}
+        known = document if document.get("of") == key else known
     if not isinstance(known.get("tiers"), list):
         with console.status("measuring links"):
             tier = measure_links(devices).tier((host,), "host", f"{way}, among ranks of the host")
@@ -140,7 +145,7 @@ def together(
             known["passes"] = found.model_dump(mode="json", exclude_defaults=True)
             write_atomically(path, _as_json(known))
         passes = found
-    elif not isinstance(known.get("contention"), list):
+    elif linked and not isinstance(known.get("contention"), list):
         known["contention"] = _stand_ins(devices, host, console)
         write_atomically(path, _as_json(known))
     contention = [
@@ -179,12 +184,15 @@ def _passes(
     price_s = _price_s(profiles, calls)
     if price_s is None:
         return known
-    with console.status("measuring passes of ranks at work together"):
-        took = measure_together(
-            devices, calls, price_s, cores=assign_cores(devices),
-            # GPUs share neither caches nor memory.
-            counts=(1,) if recorded else (1, *_counts(len(devices))),
-        )  # fmt: skip
+    cores = assign_cores(devices)
+    if recorded:
+        with console.status("measuring recorded passes"):
+            took = measure_recorded(devices, calls, price_s, cores=cores)
+    else:
+        with console.status("measuring passes of ranks at work together"):
+            took = measure_together(
+                devices, calls, price_s, cores=cores, counts=(1, *_counts(len(devices)))
+            )
     contention = Contention(
         kind="training", factors=took.factors, host=host,
         programs=tuple(

@@ -24,8 +24,6 @@ from foreplan.errors import MissingDataError
 _GROUPS = 8
 #: Nothing counts, but inputs are made.
 _MADE = Effort(min_s=0.0, min_samples=1, max_s=0.0, timeout_s=120.0)
-#: A GPU's programs are all recorded, one after the other, before it answers.
-_RECORDING_S = 600.0
 
 
 class PassTimes(NamedTuple):
@@ -55,8 +53,7 @@ def measure_together(
 
     All numbers are measured in turn, ``repeats`` times, and medians are kept, so that a drift of
     the machine's speed falls on all of them. Of each number all ranks take part, in groups of
-    neighbours one after the other (8 at most), and count alike. A GPU times the pass as one CUDA
-    graph, as a step replays it, and once: what it takes is a median already.
+    neighbours one after the other (8 at most), and count alike.
 
     Args:
         devices: what each rank is.
@@ -68,13 +65,9 @@ def measure_together(
         measure_s: how long each group of ranks is timed, in seconds.
 
     Raises:
-        MissingDataError: a program did not run on a processor.
+        MissingDataError: a program did not run.
     """
-    recorded = any(device.kind == "cuda" for device in devices)
-    effort = Effort(
-        min_s=measure_s, min_samples=2, max_s=4 * measure_s, max_samples=1 << 30,
-        timeout_s=_RECORDING_S if recorded else 60.0,
-    )  # fmt: skip
+    effort = Effort(min_s=measure_s, min_samples=2, max_s=4 * measure_s, max_samples=1 << 30)
     found: dict[int, list[float]] = {count: [] for count in counts}
     pass_s = {
         device: sum(prices[item] * count for item, count in calls.items())
@@ -88,23 +81,19 @@ def measure_together(
             stack.enter_context(Worker(device, cores=place))
             for device, place in zip(devices, cores, strict=True)
         ]
-        if not recorded:
-            _passes(workers, calls, _MADE)
-        for _ in range(1 if recorded else repeats):
+        _passes(workers, calls, _MADE)
+        for _ in range(repeats):
             for count, each in found.items():
                 groups = [workers[k : k + count] for k in range(0, len(workers), count)]
                 ratios: list[float] = []
                 for group in [group for group in groups if len(group) == count][:_GROUPS]:
                     for worker, took in zip(group, _passes(group, calls, effort), strict=True):
                         device = worker.device
-                        prices = price_s[device]
-                        whole = sum(
-                            took.get(item, prices[item]) * often for item, often in calls.items()
-                        )
+                        whole = sum(took[item] * often for item, often in calls.items())
                         ratios.append(whole / pass_s[device])
                         if count == 1:
                             for item, seconds in took.items():
-                                alone[device][item].append(seconds / prices[item])
+                                alone[device][item].append(seconds / price_s[device][item])
                 each.append(fmean(ratios))
     return PassTimes(
         {count: median(each) for count, each in found.items()},
@@ -118,23 +107,14 @@ def measure_together(
 def _passes(
     workers: Sequence[Worker], calls: Mapping[Program, int], effort: Effort
 ) -> list[dict[Program, float]]:
-    """Seconds of a call of each program of a pass, on each of several ranks at once.
-
-    A program that a GPU cannot record keeps its price.
-    """
+    """Seconds of a call of each program of a pass, on each of several ranks at once."""
     for worker in workers:
-        recorded = worker.device.kind == "cuda"
-        worker.send_pass(tuple(calls.items()), effort, keep=not recorded, recorded=recorded)
+        worker.send_pass(tuple(calls.items()), effort, keep=True)
     answers = [worker.receive_pass(len(calls), effort) for worker in workers]
     found = []
     for worker, answer in zip(workers, answers, strict=True):
         failed = next((one.error for one in answer if one.error is not None), None)
-        if failed is not None and worker.device.kind != "cuda":
+        if failed is not None:
             raise MissingDataError(f"ranks at work together on {worker.device}: {failed}")
-        found.append(
-            {
-                item: fmean(took.times_s)
-                for item, took in zip(calls, answer, strict=True) if took.error is None
-            }
-        )  # fmt: skip
+        found.append({item: fmean(took.times_s) for item, took in zip(calls, answer, strict=True)})
     return found

@@ -49,6 +49,8 @@ class Measuring:
         monkeypatch.setattr(host_together, "measure_links", self._links)
         monkeypatch.setattr(host_together, "measure_contention", self._stand_ins)
         monkeypatch.setattr(host_together, "measure_together", self._passes)
+        monkeypatch.setattr(host_together, "measure_recorded", self._record)
+        self.recorded: list[Any] = []
         monkeypatch.setattr(host_together, "assign_cores", lambda devices: ((0,), (1,)))
 
     def _links(self, devices: Any) -> Any:
@@ -67,6 +69,10 @@ class Measuring:
     def _passes(self, devices: Any, calls: Any, price_s: Any, **how: Any) -> PassTimes:
         self.passes.append((calls, price_s, how["counts"]))
         return PassTimes({1: 0.9, 2: 1.1}, {CPU: {FORWARD: 0.8, BACKWARD: 1.1}})
+
+    def _record(self, devices: Any, calls: Any, price_s: Any, **how: Any) -> PassTimes:
+        self.recorded.append(calls)
+        return PassTimes({1: 0.4}, {device: dict.fromkeys(calls, 0.4) for device in devices})
 
 
 @pytest.fixture
@@ -120,16 +126,30 @@ def test_each_programs_part_is_kept_too(measuring: Measuring, tmp_path: Path) ->
     assert len(measuring.passes) == 2
 
 
-def test_gpus_are_timed_alone_and_know_every_program_of_the_folder(
-    measuring: Measuring, tmp_path: Path
-) -> None:
+GPUS = [DeviceName.parse(f"cuda:{k}") for k in range(2)]
+
+
+def test_gpus_know_every_program_of_the_folder(measuring: Measuring, tmp_path: Path) -> None:
     """What is issued and what is recorded differ by more than the nearest program could say."""
-    gpus = [DeviceName.parse(f"cuda:{k}") for k in range(2)]
-    profiles = dict.fromkeys(gpus, profile(1e-3, 3e-3)[CPU])
+    profiles = dict.fromkeys(GPUS, profile(1e-3, 3e-3)[CPU])
     for calls in ({FORWARD: 2}, {FORWARD: 2}, {BACKWARD: 1}, {FORWARD: 9}):
-        found(tmp_path, profiles, calls, gpus)
-    assert [calls for calls, *_ in measuring.passes] == [{FORWARD: 2}, {FORWARD: 2, BACKWARD: 1}]
-    assert {counts for *_, counts in measuring.passes} == {(1,)}
+        assert found(tmp_path, profiles, calls, GPUS) == {"training": {1: 0.4}}
+    assert measuring.recorded == [{FORWARD: 2}, {FORWARD: 2, BACKWARD: 1}]
+    assert (measuring.links, measuring.passes) == (1, [])
+
+
+@pytest.mark.parametrize("names", [["cuda:0"], ["cuda:0", "cuda:0/sms=32"]])
+def test_a_gpus_passes_are_its_own(names: list[str], measuring: Measuring, tmp_path: Path) -> None:
+    """Plans of many such GPUs rest on the profile of one."""
+    devices = [DeviceName.parse(name) for name in names]
+    profiles = dict.fromkeys(devices, profile(1e-3, 3e-3)[CPU])
+    console = Console(quiet=True)
+    assert together(devices, profiles, {}, tmp_path, "here", console) == ([], [])
+    for calls in (CALLS, CALLS, {}):
+        tiers, (contention,) = together(devices, profiles, calls, tmp_path, "here", console)
+        assert tiers == []
+        assert contention.factors == {1: 0.4}
+    assert (measuring.links, measuring.stand_ins, len(measuring.recorded)) == (0, 0, 1)
 
 
 def test_passes_wait_until_all_their_programs_are_priced(

@@ -39,10 +39,9 @@ class FakeWorker:
         return
 
     def send_pass(
-        self, calls: Sequence[tuple[Program, int]], effort: Effort, *, keep: bool, recorded: bool
+        self, calls: Sequence[tuple[Program, int]], effort: Effort, *, keep: bool
     ) -> None:
-        assert recorded is (self.device.kind == "cuda")
-        assert keep is not recorded
+        assert keep
         assert list(calls) == [(LONG, 1), (SHORT, 3)]
         FakeWorker.at_work.add(self._core)
 
@@ -104,22 +103,6 @@ def test_one_rank_alone_is_put_over_the_price_of_each_program(
 def test_all_ranks_take_part_in_whole_groups_of_neighbours() -> None:
     measured([CPU] * 3)
     assert FakeWorker.groups == {(0,), (1,), (2,), (0, 1), (0, 1, 2)}
-
-
-def test_a_gpu_times_a_recorded_pass_once_and_keeps_the_price_of_what_cannot_be(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    gpu = DeviceName.parse("cuda:0")
-    found = measure_together(
-        [gpu], {LONG: 1, SHORT: 3}, {gpu: PRICES[CPU]}, cores=[(0,)], counts=(1,)
-    )
-    assert found.programs[gpu] == {LONG: 2.0, SHORT: 1.0}
-    assert found.factors == {1: 1.25}
-    monkeypatch.setattr(FakeWorker, "broken", 0)
-    found = measure_together(
-        [gpu], {LONG: 1, SHORT: 3}, {gpu: PRICES[CPU]}, cores=[(0,)], counts=(1,)
-    )
-    assert (found.programs[gpu], found.factors) == ({}, {1: 1.0})
 
 
 def test_a_rank_that_cannot_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
