@@ -10,11 +10,13 @@ What ranks at work together take from each other on top is the simulator's
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 
 from foreplan.cost_models.costs import CostSource, Estimate, Work, first_answers
 from foreplan.cost_models.sources.failed import regime
 from foreplan.datasets.cluster import Cluster
+from foreplan.datasets.cluster_entry import Rank
 from foreplan.datasets.kernels.training_programs import is_training
 from foreplan.datasets.program import Program
 
@@ -53,20 +55,36 @@ class InStepFactor:
 def in_step_factors(cluster: Cluster) -> dict[str, InStepFactor]:
     """Factors of a cluster's ranks, by their labels.
 
+    A rank that was not timed itself has those of one that shares its profile, which they correct.
+
     Args:
         cluster: knows what ranks took for a pass.
     """
+    ranks = cluster.ranks()
+    alike: dict[str, dict[tuple[str, str], Rank]] = defaultdict(dict)
+    for rank in ranks:
+        if rank.profile is not None:
+            alike[rank.profile].setdefault((rank.host, str(rank.name)), rank)
     made: dict[tuple[str, str], InStepFactor] = {}
-    for rank in cluster.ranks():
-        if (rank.host, str(rank.name)) in made:
-            continue
+    for rank in ranks:
+        if (rank.host, str(rank.name)) not in made:
+            others = alike[rank.profile].values() if rank.profile is not None else ()
+            made[rank.host, str(rank.name)] = _of_first(cluster, [rank, *others])
+    return {rank.label: made[rank.host, str(rank.name)] for rank in ranks}
+
+
+def _of_first(cluster: Cluster, ranks: Sequence[Rank]) -> InStepFactor:
+    """Of the first whose programs were timed, or else of the first whose host's passes were."""
+    whole: float | None = None
+    for rank in ranks:
         known = cluster.measured_contention(rank.host, "training", 1)
-        alone = 1.0 if known is None else known.factors[1]
-        own = [] if known is None else [p for p in known.programs if p.device == str(rank.name)]
-        made[rank.host, str(rank.name)] = InStepFactor(
-            alone, {each.program(): each.factor for each in own}
-        )
-    return {rank.label: made[rank.host, str(rank.name)] for rank in cluster.ranks()}
+        if known is None:
+            continue
+        own = {p.program(): p.factor for p in known.programs if p.device == str(rank.name)}
+        if own:
+            return InStepFactor(known.factors[1], own)
+        whole = known.factors[1] if whole is None else whole
+    return InStepFactor(1.0 if whole is None else whole, {})
 
 
 def nearest(item: Program, known: Collection[Program]) -> Program | None:

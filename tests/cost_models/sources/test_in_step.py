@@ -93,6 +93,27 @@ def test_programs_go_by_their_own_part_in_a_pass_or_by_the_nearest() -> None:
     )
 
 
+def test_ranks_that_share_a_profile_share_what_corrects_it() -> None:
+    """A GPU of many alike is profiled, on one host."""
+    own = {
+        "device": "cuda:0", "op": FORWARD.op, "dims": FORWARD.dims, "variant": str(FORWARD.variant),
+        "factor": 0.5,
+    }  # fmt: skip
+    passes = {"kind": "training", "host": "a", "factors": {1: 0.75}, "programs": [own]}
+    devices = [
+        {"name": "cuda:0", "host": "a", "profile": "one.json"},
+        {"name": "cuda:1", "host": "a", "profile": "one.json"},
+        {"name": "cuda:2", "host": "a", "profile": "other.json"},
+        {"name": "cuda:0", "host": "b", "profile": "one.json"},
+        {"name": "cuda:1", "host": "b", "profile": "other.json"},
+        {"name": "cuda:2", "host": "b"},
+    ]
+    cluster = validate(Cluster, {"devices": devices, "contention": [passes]}, "cluster")
+    found = in_step_factors(cluster)
+    factors = [found[rank.label](FORWARD) for rank in cluster.ranks()]
+    assert factors == [0.5, 0.5, 0.75, 0.5, 0.75, 1.0]
+
+
 @pytest.mark.parametrize(
     "broken", [{"op": "no_such"}, {"dims": {"rows": 8}}, {"variant": "fp32"}, {"factor": 0.0}]
 )
