@@ -216,6 +216,7 @@ def cost_book(
     choice: str,
     *,
     given: Mapping[Work, float] | None = None,
+    issued: bool = False,
 ) -> CostBook:
     """The cost book of a cluster; devices are asked for by rank label.
 
@@ -224,6 +225,7 @@ def cost_book(
         profiles: what was measured on them.
         choice: one of `COST_CHOICES`, or of `FILE_CHOICES` and a path.
         given: prices that override every source.
+        issued: operators are issued one by one, as `foreplan.planner.base.Planner.issues`.
 
     Raises:
         SpecError: a table or weights that cannot be read, or a table of none of the devices.
@@ -254,7 +256,7 @@ def cost_book(
         timed += [MeasuredSource(profiles.by_label), InterpolatedSource(profiles.by_label)]
     if choice != "roofline" and profiles.fits:
         timed.append(FittedSource(profiles.fits))
-    in_step = in_step_factors(cluster)
+    in_step = in_step_factors(cluster, issued=issued)
     plain = all(factor.says_nothing for factor in in_step.values())
     sources += timed if plain else [InStepSource(timed, in_step)]
     sources.append(LinkSource(cluster))

@@ -211,7 +211,7 @@ def plan(
         model=described,
         cluster=where,
         workload=asked,
-        costs=cost_book(where, profiles, costs, given=chosen.given(asked)),
+        costs=cost_book(where, profiles, costs, given=chosen.given(asked), issued=chosen.issues),
         seed=seed,
     )
     say = progress or (lambda text: None)
@@ -327,7 +327,7 @@ def _decide(
 ) -> Any:
     """The decision from other costs, or the reason why there is none."""
     given = chosen.given(problem.workload)
-    book = cost_book(problem.cluster, profiles, costs, given=given)
+    book = cost_book(problem.cluster, profiles, costs, given=given, issued=chosen.issues)
     try:
         return chosen.decide(dataclasses.replace(problem, costs=book)).decision
     except (InfeasibleError, MissingDataError, SpecError) as error:

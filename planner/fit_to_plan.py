@@ -122,7 +122,9 @@ def _plan_tasks(
     """See `plan_tasks`; the fits are read as they are in the folder."""
     profiles = Profiles.of(cluster, folder)
     completed = profiles.completed(cluster)
-    book = cost_book(completed, profiles, "predicted", given=planner.given(job.workload))
+    book = cost_book(
+        completed, profiles, "predicted", given=planner.given(job.workload), issued=planner.issues
+    )
     problem: Problem[Any] = Problem(job.model, completed, job.workload, book)
     return plan_tasks(planner, problem, profiles.fits, count)
 

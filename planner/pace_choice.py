@@ -61,7 +61,7 @@ def pace_of_ranks(
         problem.cluster, planner.ranks(problem, decision), planner.occupied(problem, decision),
         planner.contends(problem),
     )  # fmt: skip
-    alone = in_step_factors(problem.cluster)
+    alone = in_step_factors(problem.cluster, issued=planner.issues)
     seconds, counted = forecast.program_seconds(problem.costs), forecast.program_calls()
     found = []
     for k, member in enumerate(members):

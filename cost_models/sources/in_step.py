@@ -52,13 +52,15 @@ class InStepFactor:
         return self._whole == 1.0 and not self._programs
 
 
-def in_step_factors(cluster: Cluster) -> dict[str, InStepFactor]:
+def in_step_factors(cluster: Cluster, *, issued: bool = False) -> dict[str, InStepFactor]:
     """Factors of a cluster's ranks, by their labels.
 
     A rank that was not timed itself has those of one that shares its profile, which they correct.
 
     Args:
         cluster: knows what ranks took for a pass.
+        issued: operators are issued one by one. What GPUs took for recorded passes says nothing of
+            that.
     """
     ranks = cluster.ranks()
     alike: dict[str, dict[tuple[str, str], Rank]] = defaultdict(dict)
@@ -69,7 +71,8 @@ def in_step_factors(cluster: Cluster) -> dict[str, InStepFactor]:
     for rank in ranks:
         if (rank.host, str(rank.name)) not in made:
             others = alike[rank.profile].values() if rank.profile is not None else ()
-            made[rank.host, str(rank.name)] = _of_first(cluster, [rank, *others])
+            known = [] if issued and rank.kernel_kind == "cuda" else [rank, *others]
+            made[rank.host, str(rank.name)] = _of_first(cluster, known)
     return {rank.label: made[rank.host, str(rank.name)] for rank in ranks}
 
 

@@ -61,7 +61,7 @@ def planned(
     where = profiles.completed(where)
     asked = load_workload("precision", workload)
     assert isinstance(asked, PrecisionWorkload)  # what load_workload gives for this kind
-    return made, Problem(None, where, asked, cost_book(where, profiles, costs), seed)
+    return made, Problem(None, where, asked, cost_book(where, profiles, costs, issued=True), seed)
 
 
 def partial_plans(

@@ -226,7 +226,7 @@ def _rivals(
         costs = cost_book(
             plan.cluster, Profiles.of(plan.cluster, Path()),
             cost_choice_or_file(plan.provenance.costs),
-            given=planner.given(problem.workload),
+            given=planner.given(problem.workload), issued=planner.issues,
         )  # fmt: skip
     priced: Problem[Any] = Problem(
         problem.model, problem.cluster, problem.workload, costs, problem.seed

@@ -125,8 +125,9 @@ def _costs(plan: Plan, folder: Path) -> CostBook:
     given = chosen.given(problem_of(plan, chosen).workload)
     profiles = Profiles.of(plan.cluster, folder)
     return cost_book(
-        plan.cluster, profiles, cost_choice_or_file(plan.provenance.costs), given=given
-    )
+        plan.cluster, profiles, cost_choice_or_file(plan.provenance.costs), given=given,
+        issued=chosen.issues,
+    )  # fmt: skip
 
 
 def _show_sketch(

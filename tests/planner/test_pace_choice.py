@@ -63,7 +63,7 @@ def choose(
     assert tuple(rank.label for rank in cluster.ranks()) == labels
     everyone = tuple(range(ranks * lanes))
     planner: Any = SimpleNamespace(
-        real=lambda *_: (None, everyone), occupied=lambda *_: everyone,
+        issues=False, real=lambda *_: (None, everyone), occupied=lambda *_: everyone,
         ranks=lambda *_: tuple(range(0, ranks * lanes, lanes)),
         contends=lambda problem: contends or contended(problem.cluster),
     )  # fmt: skip

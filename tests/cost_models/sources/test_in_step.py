@@ -112,6 +112,8 @@ def test_ranks_that_share_a_profile_share_what_corrects_it() -> None:
     found = in_step_factors(cluster)
     factors = [found[rank.label](FORWARD) for rank in cluster.ranks()]
     assert factors == [0.5, 0.5, 0.75, 0.5, 0.75, 1.0]
+    issued = in_step_factors(cluster, issued=True)
+    assert {issued[rank.label](FORWARD) for rank in cluster.ranks()} == {1.0}
 
 
 @pytest.mark.parametrize(
