@@ -99,7 +99,7 @@ class StepRows:
                 continue
             for computed in since.values():
                 computed.append(row)
-            if row.task in self._graph.split:
+            if row.task in self._graph.split and self.index[rank, row] != self.last[row.task]:
                 since[row.task] = []
         return found
 
