@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.progress import Progress as Bar
 
-#: Cores that a GPU's process may keep busy, and what else runs beside it.
+#: Cores for a GPU's process, which issues all the time, and for what runs beside it (chosen).
 _CORES_PER_GPU = 2
 
 
@@ -62,10 +62,12 @@ def profile_devices(
             with ThreadPoolExecutor(len(group)) as pool:
                 waiting = [pool.submit(timed, device) for device in group]
                 try:
-                    profiles += [one.result() for one in waiting]
+                    for one in wait(waiting, return_when=FIRST_EXCEPTION).done:
+                        one.result()
                 except BaseException:
                     stop.set()  # leaving the pool waits for the others' current measurement
                     raise
+            profiles += [one.result() for one in waiting]
     # GPUs of one kind have the same host: half a minute each that need not be measured again.
     hosts = {_board(profile): profile.host for profile in profiles if profile.host is not None}
     for device, profile in zip(programs, profiles, strict=True):

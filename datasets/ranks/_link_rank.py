@@ -35,12 +35,10 @@ _PATIENCE_S = 120.0
 _LOST = ("timed out", "timeout", "connection", "closed", "reset", "gone", "did not come")
 #: Round trips between two ranks that are timed as one.
 _TRIPS = 4
-#: What runs beside computation to see what it takes from it: kinds, bytes of one and how many at
-#: once (more than caches hold, as the parameters of a step), rows of square products, how much
-#: longer than the collectives these take alone, and how often.
+#: What runs beside computation to see what it takes from it: kinds, bytes of one between processors
+#: and between GPUs, and how many at once (more than caches hold, as the parameters of a step).
 _BESIDE_KINDS = ("all_reduce", "all_gather", "reduce_scatter")
 _BESIDE_BYTES, _GPU_BESIDE_BYTES, _BESIDE_COUNT = 8 << 20, 64 << 20, 8
-_BESIDE_ROWS, _BESIDE_TIMES, _BESIDE_TURNS = 512, 3.0, 5
 
 
 class _Rank:
@@ -59,7 +57,7 @@ class _Rank:
         else:
             torch.cuda.set_device(name.index or 0)
         self.members, self.place, self.idle = self.world, self.rank, False
-        self.half_layer: Any = None  # of a GPU, once it is needed
+        self.beside: Any = None  # what a GPU computes beside collectives, once it is needed
         self.group: Any = None  # of collectives beside computation
         self.meeting: Any = None  # of those that are waited for on the spot
         self.host: HostGroup | None = None  # the same, where the group shares memory
@@ -170,53 +168,21 @@ class _Rank:
             self.host = HostGroup.open(ranks, self.meeting, min(limit_s, _PATIENCE_S))
 
     def _lost_s(self, kind: str, size: int) -> float:
-        """Seconds that computation loses to one collective of several that run beside it.
+        """Seconds that computation loses to one collective of several that run beside it."""
+        tensors = [self.torch.zeros(size // 4, device=self.word) for _ in range(_BESIDE_COUNT)]
+        turn, count = itertools.cycle(tensors), 0 if self.idle else _BESIDE_COUNT
 
-        On a CPU they are those that the rank's core is busy for longer, whoever else uses it:
-        gloo's threads and what they push out of the caches; on a GPU see `gpu_collectives`.
-        """
-        torch, dist = self.torch, self.dist
-        tensors = [torch.zeros(size // 4, device=self.word) for _ in range(_BESIDE_COUNT)]
-        if self.word != "cpu":
-            turn = itertools.cycle(tensors)
-            self.half_layer = self.half_layer or self._half_layer()
-            return float(
-                self.half_layer.lost_seconds(
-                    lambda: self._start(kind, next(turn), self.group),
-                    0 if self.idle else _BESIDE_COUNT,
-                )
-            )
-        a = torch.randn(_BESIDE_ROWS, _BESIDE_ROWS, device=self.word)
+        def start() -> Any:
+            return self._start(kind, next(turn), self.group)
 
-        def run(products: int, *, beside: bool) -> float:
-            dist.barrier()
-            clock = time.process_time if self.word == "cpu" else time.perf_counter
-            self._sync()
-            started = clock()
-            mine = tensors if beside and not self.idle else ()
-            works = [self._start(kind, tensor, self.group) for tensor in mine]
-            for _ in range(products):
-                torch.mm(a, a)
-            for work in works:
-                work.wait()
-            self._sync()
-            return clock() - started
+        if self.word == "cpu":
+            from foreplan.datasets.ranks.core_collectives import lost_on_core
 
-        link_s = min(run(0, beside=True) for _ in range(3))
-        once_s = min(run(1, beside=False) for _ in range(3))
-        products = max(1, round(_BESIDE_TIMES * link_s / max(once_s, 1e-6)))
-        shared = torch.tensor([products], device=self.word)
-        dist.broadcast(shared, 0)
-        products = int(shared.item())
-        lost = [
-            run(products, beside=True) - run(products, beside=False) for _ in range(_BESIDE_TURNS)
-        ]
-        return statistics.median(lost) / _BESIDE_COUNT
-
-    def _half_layer(self) -> Any:
+            return lost_on_core(start, count, self.dist.barrier, self._first)
         from foreplan.datasets.ranks.gpu_collectives import BesideCollectives
 
-        return BesideCollectives(self.word, self.dist.barrier, self._agreed)
+        self.beside = self.beside or BesideCollectives(self.word, self.dist.barrier, self._first)
+        return float(self.beside.lost_seconds(start, count))
 
     def _queued(self, call: Callable[[int], None]) -> float:
         from foreplan.datasets.ranks.gpu_collectives import queued_seconds
@@ -275,7 +241,11 @@ class _Rank:
 
     def _agreed(self, count: float) -> int:
         """Repetitions within the bounds; those of the first rank, so that all repeat as often."""
-        shared = self.torch.tensor([max(_LEAST, min(_MOST, int(count)))], device=self.word)
+        return self._first(max(_LEAST, min(_MOST, int(count))))
+
+    def _first(self, count: float) -> int:
+        """The first rank's number, at least 1."""
+        shared = self.torch.tensor([max(1, round(count))], device=self.word)
         self.dist.broadcast(shared, 0)
         return int(shared.item())
 

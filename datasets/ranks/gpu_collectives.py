@@ -18,11 +18,11 @@ from foreplan.datasets.timing.graph_timer import record
 
 #: Cycles for which a GPU waits while its host gets ahead: 2 ms.
 _QUEUING_CYCLES = 4_000_000
-#: Collectives that are timed in turn, and how often.
+#: Collectives that are timed in turn, and how often (chosen).
 _IN_TURN, _TIMES = 4, 5
 #: Positions and width of the half layer, as an encoder's.
 _ROWS, _WIDTH = 4096, 1024
-#: How much longer than the collectives computation takes alone, and how often it is timed.
+#: How much longer than the collectives computation takes alone, and how often it is timed (chosen).
 _LONGER, _TURNS = 3.0, 5
 
 
@@ -44,7 +44,7 @@ class BesideCollectives:
     Args:
         device: torch device.
         meet: makes all ranks meet.
-        agree: the first rank's number, from each rank's.
+        agree: the first rank's number, at least 1, from each rank's.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class BesideCollectives:
         with torch.cuda.stream(self._stream):
             link_s = _elapsed(_nothing, lambda: [work.wait() for work in _started(start, count)])
             half_s = _elapsed(self._half.replay, self._half.replay)
-            halves = self._agree(max(1.0, _LONGER * link_s / half_s))
+            halves = self._agree(_LONGER * link_s / half_s)
             lost = [
                 self._computing(halves, start, count) - self._computing(halves, start, 0)
                 for _ in range(_TURNS)

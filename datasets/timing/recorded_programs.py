@@ -17,7 +17,7 @@ import torch
 
 from foreplan.datasets.timing.graph_timer import Call, call_seconds, graph_seconds
 
-#: Seconds after which the fewest replays of a graph are enough: of a program, of the pass.
+#: Seconds after which the fewest replays of a graph are enough (chosen): of a program, of the pass.
 _PROGRAM_S, _PASS_S = 0.05, 1.0
 
 

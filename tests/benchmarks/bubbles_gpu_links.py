@@ -132,7 +132,7 @@ def _agreed(count: float) -> int:
     """The first rank's number."""
     import torch.distributed as dist
 
-    told: list[Any] = [round(count)]
+    told: list[Any] = [max(1, round(count))]
     dist.broadcast_object_list(told)
     return int(told[0])
 

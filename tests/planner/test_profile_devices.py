@@ -103,13 +103,14 @@ def test_what_shares_something_is_measured_alone(
     assert host.at_work == [{name} for name in names]
 
 
+@pytest.mark.parametrize("failing", ["cuda:0", "cuda:1"])
 @pytest.mark.parametrize("error", [MissingDataError("no such GPU"), KeyboardInterrupt()])
 def test_one_that_fails_ends_the_others_behind_their_current_program(
-    error: Exception, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    error: Exception, failing: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     host = Host(monkeypatch, meet=2)
-    host.fails = {"cuda:0": error}
+    host.fails = {failing: error}
     with pytest.raises(type(error)):
         profiled(["cuda:0", "cuda:1"], tmp_path)
-    assert not (tmp_path / "0.json").exists()
+    assert not (tmp_path / f"{failing[-1]}.json").exists()
     assert host.hosts == []
