@@ -28,7 +28,7 @@ from foreplan.datasets.tir.toolchain import load_tvm
 from foreplan.errors import ForeplanError, SpecError
 
 #: Largest module text of a task. Beyond it stand graphs whose index arithmetic took over.
-_MOST_TEXT = 150_000
+MOST_TEXT = 150_000
 #: Multiplications below which hardly any convolution is small enough to be drawn.
 _LEAST_PRODUCTS = 1e6
 #: Graphs without a task of the wanted names after which there is none: convention.
@@ -88,7 +88,7 @@ def synthetic_tasks(
             continue
         for task in tasks:
             wanted = not named or any(word in task.name for word in named)
-            if wanted and task.key not in known and len(task.module) <= _MOST_TEXT:
+            if wanted and task.key not in known and len(task.module) <= MOST_TEXT:
                 drawn[kind] += task.key not in found
                 found[task.key] = merge([found[task.key], task])[0] if task.key in found else task
         if not found and number >= _PATIENCE:
