@@ -31,8 +31,13 @@ GRAPH_GAP_S = 0.88e-6
 _WITH_GAP = frozenset({"measured", "interpolated"})
 
 
-def check_execution(execution: str, device: Device) -> None:
+def check_execution(execution: str, device: Device, where: str = "--execution") -> None:
     """Refuse a way of execution that is none, or that a device has not.
+
+    Args:
+        execution: the way.
+        device: what runs.
+        where: what the caller calls it, for the error.
 
     Raises:
         SpecError: it is.
@@ -40,12 +45,12 @@ def check_execution(execution: str, device: Device) -> None:
     if execution not in EXECUTIONS:
         guess = nearest(execution, EXECUTIONS)
         raise SpecError(
-            "--execution", got=execution, expected=f"one of {', '.join(EXECUTIONS)}",
+            where, got=execution, expected=f"one of {', '.join(EXECUTIONS)}",
             fix=f"did you mean {guess}?" if guess else None,
         )  # fmt: skip
     if execution == "graph" and device.kind == "cpu":
         raise SpecError(
-            "--execution", got=f"graph on {device.name}", expected="a GPU: CPUs have no CUDA graphs"
+            where, got=f"graph on {device.name}", expected="a GPU: CPUs have no CUDA graphs"
         )
 
 

@@ -11,6 +11,7 @@ from foreplan.cost_models.pass_arguments import check_launch, check_phase, named
 from foreplan.cost_models.ranking import rank
 from foreplan.cost_models.sources.device_fit import fit_beside, fit_path
 from foreplan.datasets.device import Device
+from foreplan.datasets.device_zoo import is_known
 from foreplan.datasets.graphs.network_folder import network_or_model
 from foreplan.datasets.profile import Profile
 from foreplan.errors import SpecError
@@ -93,6 +94,13 @@ def predict_model(
 
 def _targets(names: Sequence[str], files: Sequence[Path], profile: Profile | None) -> list[Device]:
     own = [Device.load(path) for path in files]
+    for path, device in zip(files, own, strict=True):
+        if is_known(device.name) or [other.name for other in own].count(device.name) > 1:
+            # One row would stand under a name that readers know by other figures.
+            raise SpecError(
+                f"{path}: name", got=device.name,
+                expected="a name of its own: the zoo, or another --device-file, has this one",
+            )  # fmt: skip
     known = {device.name: device for device in own}
     if profile is not None:
         known[profile.device.name] = profile.device

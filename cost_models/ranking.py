@@ -199,6 +199,7 @@ def rank_devices(
     check_launch(launch_s, execution, "rank_devices: launch_s")
     if not targets:
         raise SpecError("rank_devices: devices", got=None, expected="names of the zoo, or all")
+    check_execution(execution, _first_gpu(targets), "rank_devices: execution")
     return rank(
         network_or_model(model, dtype), targets,
         batch=whole_number(batch, "rank_devices: batch"),
@@ -239,7 +240,7 @@ def rank(
         fit: fitted beside the profile.
         launch_s: by kind of call if ``None`` and the profile holds its host's times.
     """
-    check_execution(execution, next((t for t in targets if t.kind != "cpu"), targets[0]))
+    check_execution(execution, _first_gpu(targets))
     runs: Execution = "graph" if execution == "graph" else "eager"
     asked: Phase = "training" if phase == "training" else "inference"
     choice = cost_choice(costs)
@@ -282,6 +283,11 @@ def rank(
         {result.device: fits[result.device] for result in found}, unpriced, bf16,
         "cache" if cached else "now",
     )  # fmt: skip
+
+
+def _first_gpu(targets: Sequence[Device]) -> Device:
+    """The first GPU, if there is one: graphs are refused where no target has any."""
+    return next((target for target in targets if target.kind != "cpu"), targets[0])
 
 
 def _predictor(choice: CostChoice, weights: str) -> Predictor | None:

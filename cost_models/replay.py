@@ -259,7 +259,7 @@ def predict_latency(
         raise SpecError(
             "predict_latency: device", got=target, expected="one name of the zoo, or its figures"
         )
-    check_execution(execution, target)
+    check_execution(execution, target, "predict_latency: execution")
     if phase not in PHASES:  # from a notebook, as all below: unseen by a type checker
         raise SpecError("predict_latency: phase", got=phase, expected=f"one of {', '.join(PHASES)}")
     if cost_choice(costs, "predict_latency: costs") == "measured" and profile is None:
@@ -289,6 +289,12 @@ def predict_latency(
     else:
         from foreplan.datasets.graphs.capture import capture
 
+        if hasattr(source, "_orig_mod"):  # as torch.compile wraps a module
+            raise SpecError(
+                "predict_latency: model", got="a compiled module",
+                expected="the module itself, as fused passes are not predicted",
+                fix="module._orig_mod is it; its eager pass is what is priced",
+            )  # fmt: skip
         graph = capture(source, inputs, eager=True, training=phase == "training")
         steps = lower(graph, phase)
     book = replay_book(target, costs, profile=profile, predictor=predictor, steps=steps)

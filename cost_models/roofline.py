@@ -121,7 +121,11 @@ def _peak(figures: Device, dtype: str) -> float | None:
 
 
 def bf16_as(figures: Device) -> str:
-    """The dtype that programs of bf16 are priced as: where a chip has none fp16, or else fp32."""
+    """The dtype whose arithmetic bf16 is priced as: where a chip has none fp16's, or else fp32's.
+
+    A chip with neither (compute capability 6.1) still keeps values as fp16, two bytes each: cuBLAS
+    multiplies them at fp32's rate (``cublasGemmEx``, from capability 5.0 on). So bytes stay.
+    """
     known = (name for name in ("bf16", "fp16", "fp32") if figures.peak(name) is not None)
     return next(known, "bf16")
 
@@ -134,6 +138,13 @@ def without_bf16(ranks: Iterable[Rank]) -> dict[str, list[str]]:
         if figures.kind != "cpu" and bf16_as(figures) != "bf16":
             found.setdefault(bf16_as(figures), []).append(figures.name)
     return found
+
+
+def instead_of_bf16(dtype: str) -> str:
+    """What a reader is told where `bf16_as` gives ``dtype``."""
+    if dtype == "fp16":
+        return "priced as fp16 there, and has to run so"
+    return "priced as fp16 multiplied at fp32's rate there, and has to run as fp16"
 
 
 def unpacking(item: Program, figures: Device) -> Estimate:

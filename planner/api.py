@@ -15,7 +15,7 @@ from typing import Any
 
 import foreplan
 from foreplan.cost_models.book import LAYER_TABLE, Profiles, cost_book, cost_choice_or_file
-from foreplan.cost_models.roofline import without_bf16
+from foreplan.cost_models.roofline import instead_of_bf16, without_bf16
 from foreplan.datasets.cluster import Cluster
 from foreplan.datasets.inline_cluster import parse_devices
 from foreplan.datasets.models.model import Model, load_model
@@ -227,8 +227,7 @@ def plan(
         *where.assumptions,
         *profiles.assumptions,
         *(
-            f"no bf16 on {', '.join(names)}: what is called bf16 is priced as {dtype} there, and "
-            "has to run so"
+            f"no bf16 on {', '.join(names)}: what is called bf16 is {instead_of_bf16(dtype)}"
             for dtype, names in without_bf16(where.ranks()).items()
         ),
         *choice.assumptions,

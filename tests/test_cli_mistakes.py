@@ -57,6 +57,18 @@ def test_a_mistake_is_one_line_with_its_mending(err, words, told):
     assert text.count("\n") == 1
 
 
+@pytest.mark.parametrize("words", [(), ("--json",)])
+def test_an_evaluation_of_no_row_is_no_success(err, words):
+    Path("theirs.csv").write_text(
+        "op,kind,dtype,library,device,m,n,k,latency_s\n"
+        "linear,linear,fp32,torch-2.1-cuda,t99,664,1607,874,0.0004\n"
+    )
+    code, text = err("evaluate", "-m", "roofline", "--data", "theirs.csv", *words)
+    assert code == 4
+    assert "no row could be predicted" in text
+    assert text.count("\n") == 1
+
+
 @pytest.mark.parametrize("encoding", ["ascii", "latin-1", "utf-8"])
 def test_tables_need_no_utf8(tmp_path, encoding):
     """Nor names that are no text: what cannot be shown is shown plainly, as the rest."""

@@ -86,7 +86,11 @@ def _read(name_or_path: str | Path | Model | NetworkFolder) -> Model | NetworkFo
     file = folder / "config.json"
     fields = load_document(file)
     family = fields.get("model_type")
-    if not isinstance(family, str) or family in ARCHITECTURES:
+    if not isinstance(family, str):
+        raise SpecError(
+            f"{file}: model_type", got=family, expected="an architecture of transformers, as 'bert'"
+        )
+    if family in ARCHITECTURES:
         return load_model(name_or_path)
     _check(fields, str(file))
     module, config = _build(folder, None)

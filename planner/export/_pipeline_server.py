@@ -84,7 +84,7 @@ class PipelineServer(Exporter):
         environment[self.partition] = ",".join(map(str, handover.layers))
         flags = self.flags(handover, serving_workload(plan))
         ranks = plan.cluster.ranks()
-        if "fp16" in without_bf16(ranks[r] for r in serving_decision(plan).ranks):
+        if without_bf16(ranks[r] for r in serving_decision(plan).ranks):
             flags["--dtype"] = "float16"  # both servers refuse a checkpoint's bf16 there
         family = "" if plan.model is None else plan.model.family
         quantised = compressed_tensors.write(handover, family)

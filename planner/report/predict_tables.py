@@ -8,6 +8,7 @@ from typing import Any
 from rich.console import Group, RenderableType
 from rich.text import Text
 
+from foreplan.cost_models.roofline import instead_of_bf16
 from foreplan.planner.report._grid import Column, Grid, bullets, heading, toned
 from foreplan.planner.report.text import percent, plain, seconds
 
@@ -56,9 +57,7 @@ def predict_tables(result: Mapping[str, Any]) -> Group:
         )
     for dtype in sorted(set(result["bf16_as"].values())):
         names = [plain(name) for name, stands in result["bf16_as"].items() if stands == dtype]
-        notes.append(
-            f"no bf16 on {', '.join(names)}: it is priced as {dtype} there, and has to run so"
-        )
+        notes.append(f"no bf16 on {', '.join(names)}: it is {instead_of_bf16(dtype)}")
     if any(row["fits"] is None for row in rows):
         notes.append("fits ?: a processor's memory is its host's, which no figure tells")
     parts += bullets(notes)

@@ -23,6 +23,7 @@ from foreplan.cost_models.lowering.graph_step import PARTS, PHASES, Phase, Step
 from foreplan.cost_models.lowering.step_store import stored_steps
 from foreplan.cost_models.predict_command import predict_model
 from foreplan.cost_models.replay import predict_latency, replay, replay_book, replay_steps
+from foreplan.cost_models.roofline import instead_of_bf16
 from foreplan.datasets import device_zoo
 from foreplan.datasets.graphs.capture import capture
 from foreplan.datasets.models.model import Model, load_model
@@ -191,6 +192,8 @@ def test_what_a_profile_measured_holds_the_gap() -> None:
 def test_a_cpu_has_no_graphs() -> None:
     with pytest.raises(SpecError, match="expected a GPU"):
         predict_latency(small("gpt2"), CPU, execution="graph")
+    with pytest.raises(SpecError, match="predict_latency: execution: got 'grap'"):
+        predict_latency(small("gpt2"), "t4", execution="grap")  # type: ignore[arg-type]
 
 
 def test_a_copy_of_the_input_comes_first() -> None:
@@ -335,6 +338,7 @@ def test_python_ranks_as_the_command_does(folder: Path) -> None:
         ({"costs": "measured"}, "predict_latency takes the profile"),
         ({"batch": 2.5}, "rank_devices: batch: got 2.5, expected a whole number"),
         ({"launch_s": -1.0}, r"rank_devices: launch_s: got -1\.0"),
+        ({"execution": "grap"}, "rank_devices: execution: got 'grap'"),
         ({"execution": "graph", "launch_s": 1e-6}, "rank_devices: launch_s"),
     ],
 )
@@ -351,6 +355,8 @@ def test_a_gpu_without_bf16_is_said(folder: Path) -> None:
     }
     assert found["bf16"]["bf16_as"] == {"t4": "fp16", "p4": "fp32"}
     assert found["fp16"]["bf16_as"] == {}
+    assert instead_of_bf16("fp16") == "priced as fp16 there, and has to run so"
+    assert "multiplied at fp32's rate" in instead_of_bf16("fp32")
 
 
 def test_a_notebook_asks_with_numbers_of_numpy_and_dtypes(folder: Path) -> None:
@@ -369,6 +375,25 @@ def test_a_notebook_asks_with_numbers_of_numpy_and_dtypes(folder: Path) -> None:
             foreplan.predict_latency("tiny-llama-random", "l4", batch=size)
     with pytest.raises(SpecError, match="a module has its own"):
         foreplan.predict_latency(nn.Linear(4, 4), "l4", inputs=(torch.ones(4),), dtype="bf16")
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch.jit, as the compiler loads
+def test_a_compiled_module_is_not_priced_as_an_eager_one() -> None:
+    with pytest.raises(SpecError, match=r"got 'a compiled module'.*_orig_mod is it"):
+        foreplan.predict_latency(torch.compile(nn.Linear(4, 4)), "l4", inputs=(torch.ones(4),))
+
+
+def test_figures_of_ones_own_stand_under_a_name_of_their_own(folder: Path) -> None:
+    files = []
+    for number, name in enumerate(("l4", "mine", "mine")):
+        device = device_zoo.device("t4").model_copy(update={"name": name})
+        files.append(folder / f"{number}.yaml")
+        files[-1].write_text(json.dumps(device.model_dump(mode="json", exclude_none=True)))
+    found = predict_model("tiny-llama-random", ["l4"], device_files=files[1:2])
+    assert {row["device"] for row in found["devices"]} == {"l4", "mine"}
+    for clash in (files[:1], files[1:]):
+        with pytest.raises(SpecError, match=r"yaml: name: got '(l4|mine)', expected a name of its"):
+            predict_model("tiny-llama-random", ["l4"], device_files=clash)
 
 
 def test_a_device_named_twice_is_one_row(folder: Path) -> None:

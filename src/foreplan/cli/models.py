@@ -31,6 +31,7 @@ from foreplan.cli._words import (
     shipped,
     words,
 )
+from foreplan.errors import MissingDataError
 
 
 @app.command()
@@ -122,10 +123,15 @@ def evaluate_command(
     result = evaluate_file(model, data, format_name, device=device, device_files=device_file or [])
     if as_json:
         print_json(result)
-        return
-    from foreplan.planner.report.operator_tables import error_table
+    else:
+        from foreplan.planner.report.operator_tables import error_table
 
-    show(error_table(result))
+        show(error_table(result))
+    overall = result["overall"]
+    if isinstance(overall, dict) and not overall["count"]:
+        raise MissingDataError(
+            f"{data}: no row could be predicted", fix="the lines above say what each lacks"
+        )
 
 
 @app.command()

@@ -134,6 +134,7 @@ def test_a_described_family_stays_described_and_a_folder_is_enough(
 @pytest.mark.parametrize(
     ("fields", "said"),
     [
+        ({"model_type": 7}, "7/config.json: model_type: got 7, expected an architecture of"),
         ({"model_type": "no_such"}, "no_such/config.json: got .*a network that transformers"),
         ({"model_type": "llava", "text_config": {}}, "text_config or vision_config into a folder"),
         ({"model_type": "mamba", "state_size": 16}, "without state spaces"),

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import foreplan
+from foreplan.datasets.inline_cluster import parse_devices
 from foreplan.errors import SpecError
 from foreplan.planner.export import export_plan, targets
 from foreplan.planner.export.exporter import exporter
@@ -118,9 +119,10 @@ def test_vllm_is_told_stages_and_bits(plan: Plan, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("target", ["vllm", "sglang"])
 def test_a_gpu_without_bf16_is_given_fp16(plan: Plan, target: str) -> None:
-    """A T4 has no bf16; an A100, on which the first plan stays, has."""
-    for sizes, told in (([16], False), ([10, 6], True)):
-        written = exporter(target).write(with_layers(plan, sizes, [16] * 16))
+    """A T4 has no bf16, a P4 no arithmetic of 16 bits at all; an A100, of the first plan, has."""
+    pascal = plan.model_copy(update={"cluster": parse_devices("a100-80g,p4")})
+    for made, sizes, told in ((plan, [16], False), (plan, [10, 6], True), (pascal, [10, 6], True)):
+        written = exporter(target).write(with_layers(made, sizes, [16] * 16))
         assert ("--dtype float16" in written.files["launch.sh"]) == told
 
 
