@@ -74,7 +74,6 @@ NETWORKS: Mapping[str, tuple[tuple[int, int], ...]] = MappingProxyType(
 def timm_tasks(
     networks: Collection[str] = (),
     *,
-    training: bool = False,
     known: Collection[str] = (),
     named: Collection[str] = (),
     progress: Callable[[str], None] = lambda _: None,
@@ -83,7 +82,6 @@ def timm_tasks(
 
     Args:
         networks: names in `NETWORKS`; all by default.
-        training: of the gradients' steps, one image each, in place of inference.
         known: task keys that are left out: those of the zoo's networks.
         named: only tasks with one of these in their names, as ``conv``. All by default.
         progress: called with a line for people, network by network.
@@ -97,12 +95,10 @@ def timm_tasks(
     load_tvm()  # before torch, see there
     found: list[Task] = []
     for name in networks or NETWORKS:
-        sizes = NETWORKS[name]
-        for batch, side in ((1, sizes[-1][1]),) if training else sizes:
+        for batch, side in NETWORKS[name]:
             label = f"{name}/batch={batch},height={side},width={side}"
-            label += "/training" if training else ""
             try:
-                tasks = _extract(name, batch, side, label, training)
+                tasks = _extract(name, batch, side, label)
             except SpecError as error:
                 progress(str(error))
                 continue
@@ -117,19 +113,14 @@ def timm_tasks(
     return found
 
 
-def _extract(name: str, batch: int, side: int, label: str, training: bool) -> list[Task]:
+def _extract(name: str, batch: int, side: int, label: str) -> list[Task]:
     import torch
 
-    module = _module(name, side)
-    inputs: tuple[object, ...] = (torch.zeros(batch, 3, side, side),)
-    if training:
-        from foreplan.datasets.tir.backward import gradient
-
-        module, inputs = gradient(module, inputs)
-    return extract_module(module, inputs, label, family=None)
+    inputs = (torch.zeros(batch, 3, side, side),)
+    return extract_module(_module(name), inputs, label, family=None)
 
 
-def _module(name: str, side: int) -> torch.nn.Module:
+def _module(name: str) -> torch.nn.Module:
     """A network without weights, its last features in place of its classes."""
     import torch
 
@@ -157,7 +148,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=str(__doc__).split("\n", maxsplit=1)[0])
     parser.add_argument("-o", "--output", type=Path, required=True)
     parser.add_argument("--networks", nargs="+", default=[], help="of timm; all by default")
-    parser.add_argument("--training", action="store_true", help="gradients in place of inference")
     parser.add_argument("--named", nargs="+", default=[], help="tasks so named, as conv matmul")
     parser.add_argument("--most", type=int, help="tasks, drawn at random where there are more")
     parser.add_argument("--without", type=Path, nargs="*", default=[], help="tasks or programs")
@@ -170,7 +160,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         # A path that cannot be written is found before the work.
         with exclusive(chosen.output, file=True):
             tasks = timm_tasks(
-                chosen.networks, training=chosen.training, known=known, named=chosen.named,
+                chosen.networks, known=known, named=chosen.named,
                 progress=lambda line: print(line, file=sys.stderr, flush=True),
             )  # fmt: skip
             if chosen.most is not None and len(tasks) > chosen.most:

@@ -72,14 +72,6 @@ def test_some_of_the_tasks_can_be_asked_for(every: Path, tmp_path: Path) -> None
     assert {task.key for task in left} == keys - {task.key}
 
 
-def test_a_training_step_has_backward_programs(every: Path) -> None:
-    step = timm_tasks(["vgg11_bn"], training=True)
-    assert {label for task in step for label in task.calls} == {
-        "vgg11_bn/batch=1,height=192,width=192/training"
-    }
-    assert {task.key for task in step} - {task.key for task in read_tasks(every)}
-
-
 def test_a_network_that_cannot_be_built_is_told_and_the_others_go_on() -> None:
     told: list[str] = []
     assert timm_tasks(["dla34", "vgg11_bn"], progress=told.append)
