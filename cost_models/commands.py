@@ -14,7 +14,7 @@ from foreplan.cost_models.programs.program_commands import (
     train_programs,
     tune_programs,
 )
-from foreplan.datasets.device import Device
+from foreplan.datasets.device_zoo import own_figures
 from foreplan.datasets.importers import read_operators
 from foreplan.datasets.sweeps.operator_table import OperatorTable, write_operators
 from foreplan.errors import SpecError
@@ -48,7 +48,7 @@ def evaluate_file(
     from foreplan.cost_models.evaluation import evaluate
     from foreplan.cost_models.model_store import load_operator_model
 
-    table = read_operators(data, format_name, device=device, devices=_devices(device_files))
+    table = read_operators(data, format_name, device=device, devices=own_figures(device_files))
     return {"model": model, "format": format_name, **evaluate(load_operator_model(model), table)}
 
 
@@ -135,7 +135,7 @@ def train_operators(
     if len(formats) not in (1, len(data)):
         raise SpecError("--format", got=list(formats), expected="one, or one for each --data")
     names = list(formats) * len(data) if len(formats) == 1 else list(formats)
-    known = _devices(device_files)
+    known = own_figures(device_files)
     table = OperatorTable.concat(
         read_operators(path, name, device=device, devices=known)
         for path, name in zip(data, names, strict=True)
@@ -219,8 +219,3 @@ def _stats(table: OperatorTable) -> dict[str, object]:
         "unknown_operators": sorted(set(table.op[table.kind == "unknown"])),
         "libraries": sorted(set(table.library)),
     }
-
-
-def _devices(files: Sequence[Path]) -> Mapping[str, Device]:
-    devices = [Device.load(path) for path in files]
-    return {device.name: device for device in devices}

@@ -11,7 +11,7 @@ from foreplan.cost_models.pass_arguments import check_launch, check_phase, named
 from foreplan.cost_models.ranking import rank
 from foreplan.cost_models.sources.device_fit import fit_beside, fit_path
 from foreplan.datasets.device import Device
-from foreplan.datasets.device_zoo import is_known
+from foreplan.datasets.device_zoo import own_figures
 from foreplan.datasets.graphs.network_folder import network_or_model
 from foreplan.datasets.profile import Profile
 from foreplan.errors import SpecError
@@ -93,18 +93,11 @@ def predict_model(
 
 
 def _targets(names: Sequence[str], files: Sequence[Path], profile: Profile | None) -> list[Device]:
-    own = [Device.load(path) for path in files]
-    for path, device in zip(files, own, strict=True):
-        if is_known(device.name) or [other.name for other in own].count(device.name) > 1:
-            # One row would stand under a name that readers know by other figures.
-            raise SpecError(
-                f"{path}: name", got=device.name,
-                expected="a name of its own: the zoo, or another --device-file, has this one",
-            )  # fmt: skip
-    known = {device.name: device for device in own}
+    own = own_figures(files)
+    known = dict(own)
     if profile is not None:
         known[profile.device.name] = profile.device
-    targets = named_devices([*names, *own], known, where="--devices")
+    targets = named_devices([*names, *own.values()], known, where="--devices")
     if not targets and profile is not None:
         targets = [profile.device]
     if not targets:

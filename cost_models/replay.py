@@ -289,12 +289,6 @@ def predict_latency(
     else:
         from foreplan.datasets.graphs.capture import capture
 
-        if hasattr(source, "_orig_mod"):  # as torch.compile wraps a module
-            raise SpecError(
-                "predict_latency: model", got="a compiled module",
-                expected="the module itself, as fused passes are not predicted",
-                fix="module._orig_mod is it; its eager pass is what is priced",
-            )  # fmt: skip
         graph = capture(source, inputs, eager=True, training=phase == "training")
         steps = lower(graph, phase)
     book = replay_book(target, costs, profile=profile, predictor=predictor, steps=steps)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, NamedTuple
 
@@ -123,6 +123,25 @@ def canonical(name: str, where: str = "device") -> str:
 def is_known(name: str) -> bool:
     """Say whether `canonical` would find the name."""
     return _key(name) in _zoo().by_key
+
+
+def own_figures(files: Iterable[Path]) -> dict[str, Device]:
+    """Read figures of devices that the zoo lacks, by name (``--device-file``).
+
+    Raises:
+        SpecError: a file that cannot be read, or a name that the zoo or another of the files has:
+            results would stand under a name that readers know by other figures.
+    """
+    found: dict[str, Device] = {}
+    for path in files:
+        device = Device.load(path)
+        if is_known(device.name) or device.name in found:
+            raise SpecError(
+                f"{path}: name", got=device.name,
+                expected="a name of its own: the zoo, or another --device-file, has this one",
+            )  # fmt: skip
+        found[device.name] = device
+    return found
 
 
 def _key(name: str) -> str:

@@ -16,6 +16,7 @@ from foreplan.cost_models.programs.program_evaluation import ProgramModel, evalu
 from foreplan.cost_models.programs.program_folds import families_of
 from foreplan.cost_models.programs.program_table import ProgramTable
 from foreplan.datasets.device import Device
+from foreplan.datasets.device_zoo import own_figures
 from foreplan.datasets.tir.records import read_records
 from foreplan.datasets.tir.tir_jsonl import read_tir_jsonl
 from foreplan.datasets.torch_device import usable
@@ -100,7 +101,7 @@ def evaluate_program_files(
         MissingDataError: the model or the data is not there.
     """
     predictor = load_program_model(model)
-    known = _known(predictor, device) | _devices(device_files)
+    known = _known(predictor, device) | own_figures(device_files)
     read = read_programs(data, format_name, device=device, known=known, count_all=True)
     names = None if device is None else [device] * len(read.table.devices)
     result = evaluate_programs(predictor, read.table, read.unsupported, names=names)
@@ -138,7 +139,7 @@ def train_programs(
 
     given = dict(settings or {})
     usable(given.get("torch_device", "cpu"), "--torch-device")
-    kept, left_out = _kept(data, formats, device, _devices(device_files), hold_out)
+    kept, left_out = _kept(data, formats, device, own_figures(device_files), hold_out)
     model = ProgramPredictor(**given).fit(kept)
     return model.save(
         output,
@@ -180,7 +181,7 @@ def tune_programs(
         MissingDataError: no such shipped model.
     """
     first = _predictor(start, usable(torch_device, "--torch-device"))
-    known = _known(first, device) | _devices(device_files)
+    known = _known(first, device) | own_figures(device_files)
     table, left_out = _kept(data, formats, device, known, hold_out)
     before = np.abs(first.predict(table) / table.latency_s - 1)
     tasks = np.unique(table.task)
@@ -316,8 +317,3 @@ def _each(formats: Sequence[str], count: int) -> list[str]:
     if len(formats) not in (1, count):
         raise SpecError("--format", got=list(formats), expected="one, or one for each --data")
     return list(formats) * count if len(formats) == 1 else list(formats)
-
-
-def _devices(files: Sequence[Path]) -> dict[str, Device]:
-    devices = [Device.load(path) for path in files]
-    return {device.name: device for device in devices}

@@ -67,8 +67,8 @@ def capture(
             Modes, and generators of random numbers, are put back afterwards.
 
     Raises:
-        SpecError: not a supported model; a module that cannot be traced, or with an operator that
-            nothing is known of.
+        SpecError: not a supported model; a module that cannot be traced, that ``torch.compile``
+            has compiled in part or whole, or with an operator that nothing is known of.
     """
     if isinstance(source, (str, Path)):
         source = load_model(source)
@@ -136,6 +136,14 @@ def _check_module(source: object) -> None:
     import torch
 
     if isinstance(source, torch.nn.Module):
+        for path, part in source.named_modules():
+            # torch.compile(module) wraps it; module.compile() keeps the compiled call beside it.
+            if hasattr(part, "_orig_mod") or getattr(part, "_compiled_call_impl", None):
+                raise SpecError(
+                    "capture", got=f"a compiled module{path and ', '}{path}",
+                    expected="modules as they are, as fused passes are not priced",
+                    fix="capture it before torch.compile, or give module._orig_mod",
+                )  # fmt: skip
         return
     made = isinstance(source, type) and issubclass(source, torch.nn.Module)
     raise SpecError(

@@ -379,8 +379,11 @@ def test_a_notebook_asks_with_numbers_of_numpy_and_dtypes(folder: Path) -> None:
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch.jit, as the compiler loads
 def test_a_compiled_module_is_not_priced_as_an_eager_one() -> None:
-    with pytest.raises(SpecError, match=r"got 'a compiled module'.*_orig_mod is it"):
-        foreplan.predict_latency(torch.compile(nn.Linear(4, 4)), "l4", inputs=(torch.ones(4),))
+    inside, in_place = nn.Sequential(torch.compile(nn.Linear(4, 4))), nn.Linear(4, 4)
+    in_place.compile()
+    for module, told in ((inside[0], "module'"), (inside, "module, 0'"), (in_place, "module'")):
+        with pytest.raises(SpecError, match=f"got 'a compiled {told}, expected modules as they"):
+            foreplan.predict_latency(module, "l4", inputs=(torch.ones(4),))
 
 
 def test_figures_of_ones_own_stand_under_a_name_of_their_own(folder: Path) -> None:

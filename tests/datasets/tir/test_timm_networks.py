@@ -48,7 +48,7 @@ def timm() -> Iterator[None]:
 @pytest.fixture(scope="module")
 def every(timm: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
     file = tmp_path_factory.mktemp("timm") / "tasks.jsonl.xz"
-    assert main(["-o", str(file), "--networks", "vgg11_bn"]) == 0
+    main(["-o", str(file), "--networks", "vgg11_bn"])
     return file
 
 
@@ -64,7 +64,7 @@ def test_some_of_the_tasks_can_be_asked_for(every: Path, tmp_path: Path) -> None
     keys = {task.key for task in read_tasks(every)}
     file = tmp_path / "tasks.jsonl.xz"
     words = ["--networks", "vgg11_bn", "--named", "conv", "--most", "1"]
-    assert main(["-o", str(file), *words]) == 0
+    main(["-o", str(file), *words])
     (task,) = read_tasks(file)
     assert "conv" in task.name
     assert task.key in keys
@@ -89,7 +89,9 @@ def test_without_timm_it_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_bad_input_ends_with_one_line(
     words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["-o", str(tmp_path / "t"), *words]) == 2
+    with pytest.raises(SystemExit) as ended:
+        main(["-o", str(tmp_path / "t"), *words])
+    assert ended.value.code == 2
     said = capsys.readouterr().err
     assert words[0] in said
     assert said.count("\n") == 1
