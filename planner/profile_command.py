@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
@@ -34,7 +35,7 @@ from foreplan.planner.bubbles.shapes import bubbles_pass, bubbles_programs
 from foreplan.planner.fit_command import FittedDevice, fit_line
 from foreplan.planner.fit_to_plan import Job, fit_to_plan
 from foreplan.planner.host_together import together
-from foreplan.planner.profile_devices import profile_device, profile_devices
+from foreplan.planner.profile_devices import profile_device, profile_devices, profile_hosts
 from foreplan.planner.serving.shapes import serving_programs
 
 if TYPE_CHECKING:
@@ -96,16 +97,17 @@ def profile_host(
 
     # Two at a time would not only write the same files: each would slow what the other measures.
     with ExitStack() as stack, folder_for(output), exclusive(output / "cluster.yaml"):
-        # A fit comes back to a device many times, and a process takes seconds to start. On a GPU
-        # it would keep memory that the next device needs.
+        # A fit comes back to a device many times, and a process takes seconds to start. With slices
+        # of one GPU it would keep memory that the next one needs.
         kept = functools.cache(lambda device: stack.enter_context(Worker(device)))
+        alone = Counter(device.index for device in devices)
         if tasks is None:
             profile_devices(programs, paths, quick=quick, console=console)
         else:
             measures = {
                 device: partial(
                     profile_device, device, path=path, quick=quick, console=console,
-                    worker=kept if device.kind == "cpu" else None,
+                    worker=kept if device.kind == "cpu" or alone[device.index] == 1 else None,
                 )
                 for device, path in paths.items()
             }  # fmt: skip
@@ -119,6 +121,8 @@ def profile_host(
                 fits = {device: found[path.name] for device, path in paths.items()}
             for fit in fits.values():
                 console.print(fit_line(fit))
+        if workload is None:  # plans do without it
+            profile_hosts(paths, console=console)
         cluster = joined()
         write_atomically(output / "cluster.yaml", cluster.to_yaml())
     console.print(f"wrote {output / 'cluster.yaml'}: {len(devices)} devices of {host}")

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from foreplan.cost_models.passes.host_measuring import measure_host
 from foreplan.datasets.device_name import DeviceName
-from foreplan.datasets.profile import HostTimes, Profile, Row
+from foreplan.datasets.profile import Profile, Row
 from foreplan.datasets.program import Program
 from foreplan.datasets.timing.measuring import Worker
 from foreplan.datasets.timing.profiling import Progress, measure_profile
@@ -57,7 +57,6 @@ def profile_devices(
                 device, programs[device], paths[device], quick, console, bar, stop=stop, worker=None
             )
 
-        profiles: list[Profile] = []
         for group in _at_once(programs):
             with ThreadPoolExecutor(len(group)) as pool:
                 waiting = [pool.submit(timed, device) for device in group]
@@ -67,13 +66,6 @@ def profile_devices(
                 except BaseException:
                     stop.set()  # leaving the pool waits for the others' current measurement
                     raise
-            profiles += [one.result() for one in waiting]
-    # GPUs of one kind have the same host: half a minute each that need not be measured again.
-    hosts = {_board(profile): profile.host for profile in profiles if profile.host is not None}
-    for device, profile in zip(programs, profiles, strict=True):
-        found = _with_host(device, profile, paths[device], console, hosts.get(_board(profile)))
-        if found.host is not None:
-            hosts[_board(profile)] = found.host
 
 
 def profile_device(
@@ -82,11 +74,38 @@ def profile_device(
 ) -> Profile:  # fmt: skip
     """Measure one device, by ``worker``'s process or one of its own; see `profile_devices`."""
     with _bar(console) as bar:
-        profile = _timed(
+        return _timed(
             device, programs, path, quick, console, bar,
             worker=None if worker is None else worker(device), stop=None,
         )  # fmt: skip
-    return _with_host(device, profile, path, console, None)
+
+
+def profile_hosts(paths: Mapping[DeviceName, Path], *, console: Console) -> None:
+    """Add what calls take the host of each GPU to its profile, which ``predict --profile`` reads.
+
+    GPUs of one kind have the same host, so that half a minute is spent once. Where it cannot be
+    measured, a line says so, and a launch is priced by the device's figure.
+
+    Args:
+        paths: of the devices' profiles.
+        console: shows progress.
+
+    Raises:
+        SpecError: a profile that cannot be read or written.
+    """
+    profiles = {d: Profile.load(path) for d, path in paths.items() if d.kind == "cuda"}
+    hosts = {_board(p): p.host for p in profiles.values() if p.host is not None}
+    for device, profile in profiles.items():
+        if profile.host is not None:
+            continue
+        if _board(profile) not in hosts:
+            try:
+                with console.status(f"{device}: what calls take its host"):
+                    hosts[_board(profile)] = measure_host(device)
+            except MissingDataError as error:
+                console.print(str(error))
+                continue
+        profile.model_copy(update={"host": hosts[_board(profile)]}).save(paths[device])
 
 
 @contextmanager
@@ -147,19 +166,3 @@ def _board(profile: Profile) -> tuple[str, ...]:
     """What two devices of a host have in common if calls take it the same time."""
     device = profile.device
     return device.kind, device.chip, *(f"{k} {v}" for k, v in sorted(profile.software.items()))
-
-
-def _with_host(
-    device: DeviceName, profile: Profile, path: Path, console: Console, host: HostTimes | None
-) -> Profile:
-    """The profile with what calls take a GPU's host: as is known, or measured alone."""
-    if device.kind == "cuda" and profile.host is None:
-        try:
-            if host is None:
-                with console.status(f"{device}: what calls take its host"):
-                    host = measure_host(device)
-            profile = profile.model_copy(update={"host": host})
-            profile.save(path)
-        except MissingDataError as error:  # a launch is then priced by the device's figure
-            console.print(str(error))
-    return profile

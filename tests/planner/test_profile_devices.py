@@ -18,7 +18,7 @@ from foreplan.datasets.profile import HostTimes, Profile, Row
 from foreplan.datasets.timing.profiling import Progress
 from foreplan.errors import MissingDataError
 from foreplan.planner import profile_devices as module
-from foreplan.planner.profile_devices import profile_devices
+from foreplan.planner.profile_devices import profile_devices, profile_hosts
 
 HOST = HostTimes(call_s={}, update_s=(1e-6, 1e-6), factor={}, line_s={})
 
@@ -55,18 +55,27 @@ class Host:
         return made
 
     def _measure_host(self, device: DeviceName) -> HostTimes:
+        if f"host of {device}" in self.fails:
+            raise self.fails[f"host of {device}"]
         self.hosts.append(str(device))
         return HOST
 
 
+def paths_of(names: Sequence[str], folder: Path) -> dict[DeviceName, Path]:
+    return {DeviceName.parse(name): folder / f"{k}.json" for k, name in enumerate(names)}
+
+
 def profiled(names: Sequence[str], folder: Path) -> str:
-    devices = [DeviceName.parse(name) for name in names]
-    told = io.StringIO()
+    paths, told = paths_of(names, folder), io.StringIO()
     profile_devices(
-        dict.fromkeys(devices, ()),
-        {device: folder / f"{k}.json" for k, device in enumerate(devices)},
-        quick=True, console=Console(file=told, width=200),
-    )  # fmt: skip
+        dict.fromkeys(paths, ()), paths, quick=True, console=Console(file=told, width=200)
+    )
+    return told.getvalue()
+
+
+def add_hosts(names: Sequence[str], folder: Path) -> str:
+    told = io.StringIO()
+    profile_hosts(paths_of(names, folder), console=Console(file=told, width=200))
     return told.getvalue()
 
 
@@ -81,10 +90,25 @@ def test_whole_gpus_are_measured_together(monkeypatch: pytest.MonkeyPatch, tmp_p
 def test_gpus_of_one_kind_have_the_same_host(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    host = Host(monkeypatch, meet=2)
-    profiled(["cuda:0", "cuda:1"], tmp_path)
-    assert host.hosts == ["cuda:0"]
-    assert [Profile.load(tmp_path / f"{k}.json").host for k in range(2)] == [HOST, HOST]
+    host = Host(monkeypatch)
+    names = ["cuda:0", "cuda:1", "cpu:threads=1"]
+    profiled(names, tmp_path)
+    assert host.hosts == []
+    for _ in range(2):
+        add_hosts(names, tmp_path)
+        assert host.hosts == ["cuda:0"]
+    found = [Profile.load(tmp_path / f"{k}.json").host for k in range(3)]
+    assert found == [HOST, HOST, None]
+
+
+def test_a_host_that_cannot_be_measured_is_told_and_left_out(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    host = Host(monkeypatch)
+    host.fails = {"host of cuda:0": MissingDataError("cuda:0: no prices of its host")}
+    profiled(["cuda:0"], tmp_path)
+    assert add_hosts(["cuda:0"], tmp_path) == "cuda:0: no prices of its host\n"
+    assert Profile.load(tmp_path / "0.json").host is None
 
 
 @pytest.mark.parametrize(
@@ -113,4 +137,3 @@ def test_one_that_fails_ends_the_others_behind_their_current_program(
     with pytest.raises(type(error)):
         profiled(["cuda:0", "cuda:1"], tmp_path)
     assert not (tmp_path / f"{failing[-1]}.json").exists()
-    assert host.hosts == []
