@@ -26,6 +26,7 @@ from foreplan.cost_models.sources.calibration import CalibratedSource, Calibrati
 from foreplan.cost_models.sources.device_fit import DeviceFit, FittedSource, fit_beside
 from foreplan.cost_models.sources.failed import FailedSource
 from foreplan.cost_models.sources.in_step import InStepSource, in_step_factors
+from foreplan.cost_models.sources.issuing import IssueSource
 from foreplan.cost_models.sources.link_costs import LinkSource
 from foreplan.cost_models.sources.tables import InterpolatedSource, MeasuredSource
 from foreplan.datasets import device_zoo
@@ -284,6 +285,8 @@ def cost_book(
     corrections = {k: c for k, c in profiles.calibrations.items() if c.costs == choice}
     if corrections:
         sources = [CalibratedSource(sources, corrections, figures)]
+    if issued:
+        sources.append(IssueSource(profiles.by_label))
     return CostBook(sources, given=given)
 
 

@@ -93,7 +93,25 @@ class Lag:
     share: float
 
 
-Work = Program | Collective | Copy | StorageAccess | HostLaunch | Segment | Lag
+@dataclass(frozen=True, slots=True)
+class HostWait:
+    """What a GPU waits for the host that issues works one by one, beyond what the works take it.
+
+    It stands behind the works that it is of, in the same segment, and costs nothing where the host
+    is done before the device or where nobody timed it.
+
+    Attributes:
+        part: of a training step: ``forward``, ``backward`` or ``optimizer``.
+        works: and how often each runs.
+        share: of what runs around the calls of the whole part.
+    """
+
+    part: str
+    works: tuple[tuple[Work, int], ...]
+    share: float = 1.0
+
+
+Work = Program | Collective | Copy | StorageAccess | HostLaunch | Segment | Lag | HostWait
 
 #: Where a price comes from, from the most to the least trustworthy.
 SOURCES = (
@@ -165,6 +183,15 @@ class BatchSource(CostSource, Protocol):
         ...
 
 
+@runtime_checkable
+class HostSource(CostSource, Protocol):
+    """A source that knows hosts of GPUs."""
+
+    def issuing(self, work: HostWait, device: str) -> Estimate | None:
+        """What the host takes to issue the works, in seconds, or ``None`` if it is not known."""
+        ...
+
+
 def first_answers(
     sources: Sequence[CostSource], programs: Sequence[Program], device: str
 ) -> dict[Program, Estimate]:
@@ -227,6 +254,14 @@ class CostBook:
             known = self._known[key] = self._price(work, device)
         return known
 
+    def issuing(self, work: HostWait, device: str) -> Estimate | None:
+        """What the host takes to issue the works that a device waits for; ``None`` if unknown."""
+        for source in self.sources:
+            found = source.issuing(work, device) if isinstance(source, HostSource) else None
+            if found is not None:
+                return found
+        return None
+
     def prepare(self, works: Iterable[Work], device: str) -> None:
         """Price programs at once that `cost` will be asked for; sources may be faster so."""
         new = [
@@ -257,6 +292,8 @@ class CostBook:
             return Estimate.total(parts)
         if isinstance(work, Lag):
             return self.cost(work.work, device).times(work.share)
+        if isinstance(work, HostWait):
+            return self._beyond(work, device)
         for source in self.sources:
             found = source.estimate(work, device)
             if found is not None:
@@ -268,3 +305,11 @@ class CostBook:
                 "name the hosts of devices (t4@a)"
             )
         raise MissingDataError(f"no cost for {work} on {device}", fix=fix)
+
+    def _beyond(self, work: HostWait, device: str) -> Estimate:
+        host = self.issuing(work, device)
+        if host is None:
+            return Estimate.exact(0.0)
+        taken = sum(self.cost(part, device).mean_s * count for part, count in work.works)
+        low, mean, high = (max(0.0, t - taken) for t in (host.low_s, host.mean_s, host.high_s))
+        return Estimate(mean, low, high, host.source)

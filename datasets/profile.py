@@ -53,6 +53,9 @@ class Row(StrictModel):
     on the core, others count all of it."""
     rounds: Annotated[int, Field(ge=1)] = 1
     """Times the program was visited, each after all others had their turn."""
+    issue_s: Positive | None = None
+    """Seconds that the host of a GPU takes to issue a call, which a step of few numbers waits for;
+    absent on a CPU, of long calls and in profiles of earlier versions."""
     cache_state: str = ""
     """What was cold and what warm."""
     load_average: float | None = None

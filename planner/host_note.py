@@ -24,8 +24,9 @@ def host_note(
     ranks = problem.cluster.ranks()
     if not planner.issues or any(rank.kernel_kind != "cuda" for rank in ranks):
         return ()
-    if any(rank.label in profiles.by_label for rank in ranks):
-        return ()
+    known = (profiles.by_label.get(rank.label) for rank in ranks)
+    if any(row.issue_s is not None for one in known if one is not None for row in one.rows):
+        return ()  # priced
     hosts_s = usual_host_s(forecast.schedule)
     mean_s, low_s, high_s = hosts_s[hosts_s[:, 0].argmax()]
     if high_s < forecast.total_s:

@@ -31,6 +31,9 @@ from foreplan.errors import ForeplanError, MissingDataError
 _SAMPLE_S = {"cpu": 1e-4, "cuda": 1e-3}
 #: Calls in one CUDA graph at most: recording one takes the host about 20 us.
 _MOST_RECORDED = 2048
+#: Calls whose issuing is timed, times over, and the longest call of which it is: of longer ones the
+#: host waits for the GPU, or is done long before.
+_ISSUED, _ISSUES, _LONGEST_ISSUED_S = 8, 5, 2e-3
 _WARM_CALLS = 3
 _WARM_S = 0.02  # a call as long as this needs no second one to be warm
 
@@ -122,6 +125,18 @@ class _Device:
 
         return busy_seconds(graph.replay, graph.replay) / count
 
+    def issue_s(self, call: Callable[[], object]) -> float:
+        """Seconds that the host takes to issue a call to a GPU that has nothing else to do."""
+        found = []
+        for _ in range(_ISSUES):
+            self.torch.cuda.synchronize()
+            started = time.perf_counter()
+            for _ in range(_ISSUED):
+                call()
+            found.append((time.perf_counter() - started) / _ISSUED)
+        self.torch.cuda.synchronize()
+        return sorted(found)[_ISSUES // 2]
+
     def clock_hz(self) -> float | None:
         """Clock right now, where the machine tells it."""
         with contextlib.suppress(Exception):  # NVML missing, a virtual machine without clocks
@@ -148,10 +163,11 @@ class _Device:
         """
         from foreplan.datasets.kernels.cold_operands import InTurn
 
-        if self.word == "cpu" and isinstance(call, InTurn):
-            # Training programs: recorded by autograd, and each call behind other operators.
+        if isinstance(call, InTurn):
+            # Training programs: recorded by autograd, on a CPU each call behind other operators.
+            behind = call.displace if self.word == "cpu" else None
             with self.torch.inference_mode(False), self.torch.enable_grad():
-                return self._measure(call, effort, turns, call.displace)
+                return self._measure(call, effort, turns, behind)
         return self._measure(call, effort, turns, before)
 
     def _measure(
@@ -193,6 +209,7 @@ class _Device:
                     break
         finally:
             gc.enable()
+        issued = self.word != "cpu" and first <= _LONGEST_ISSUED_S
         total_s = self.wall_s / count if self.word == "cpu" else sum(times)
         return {
             "times_s": thin(times),
@@ -200,6 +217,7 @@ class _Device:
             "samples": len(times),
             "calls": count,
             "preempted": self.preempted,
+            **({"issue_s": self.issue_s(call)} if issued else {}),
             **({} if graph is None else {"how": "; replayed from a CUDA graph"}),
         }
 

@@ -27,6 +27,8 @@ class Measurement:
         error: one line on why it failed, ``None`` if it did not.
         mean_s: mean time of a call in seconds; on a CPU on the wall, also of samples during which
             another process had the core. ``None`` of one that failed, or of an earlier version.
+        issue_s: of a GPU, seconds that the host takes to issue a call; ``None`` of a call that is
+            so long that the host is done with it anyhow.
     """
 
     times_s: tuple[float, ...]
@@ -38,6 +40,7 @@ class Measurement:
     clock_hz: float | None = None
     error: str | None = None
     mean_s: float | None = None
+    issue_s: float | None = None
 
     @classmethod
     def failed(cls, error: str) -> Measurement:

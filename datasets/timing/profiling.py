@@ -226,6 +226,7 @@ def _row(measured: Program, journal: ProfileJournal, rounds: int) -> Row:
         high_s=high,
         samples=sum(part.samples for part in good),
         preempted=sum(part.preempted for part in good),
+        issue_s=min((p.issue_s for p in good if p.issue_s), default=None),
         clock_hz=min((p.clock_hz for p in good if p.clock_hz), default=None),
     )
 

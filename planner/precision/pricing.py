@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from foreplan.cost_models.costs import CostBook, Estimate, HostLaunch, Work
+from foreplan.cost_models.costs import CostBook, Estimate, HostLaunch, HostWait, Work
 from foreplan.cost_models.schedule import FloatArray, IntArray
 from foreplan.datasets.graphs.operator_graph import OperatorNode
 from foreplan.datasets.kernels.training_programs import (
@@ -123,6 +123,17 @@ class StepTables:
         self._index = [
             {option.name: c for c, option in enumerate(options)} for options in self.options
         ]
+
+    def issue_s(self, part: str, works: Works, share: float) -> float | None:
+        """Seconds that a GPU's host takes to issue works of a part of the step; see `HostWait`.
+
+        ``None`` on a processor, which is its own host, and of a GPU whose host nobody timed.
+        """
+        if self.device_kind != "cuda":
+            return None
+        wait = HostWait(part, tuple((work, 1) for work in works), share)
+        found = self._costs.issuing(wait, self.device)
+        return None if found is None else found.mean_s
 
     @property
     def follows(self) -> tuple[bool, ...]:

@@ -8,12 +8,12 @@ knows rendezvous, queues and contention.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
-from foreplan.cost_models.costs import CostBook, HostLaunch, Segment, Work
+from foreplan.cost_models.costs import CostBook, HostLaunch, HostWait, Segment, Work
 from foreplan.cost_models.schedule import FloatArray, IntArray, Schedule
 from foreplan.cost_models.simulator import Contention, Simulator
 from foreplan.planner.contention import memory_share
@@ -48,16 +48,35 @@ class DeviceReplay:
         empty = np.zeros(0)
         self._cast = np.concatenate([empty, *(e.forward_s.ravel() for e in edges)])
         self._cast_back = np.concatenate([empty, *(e.backward_s.ravel() for e in edges)])
+        # How much of what runs around a backward pass's calls falls into each of its parts.
+        count = np.bincount(self._part, minlength=len(buckets.bytes))
+        self._shares = tuple(float(share) for share in count / max(1, len(self._part)))
+        self._issue = _Issue.of(tables)
 
     def seconds(self, choice: IntArray) -> tuple[float, FloatArray]:
         """Seconds of the forward pass and of each part of the backward pass."""
         at = self._start + choice
         cell = self._edge + choice[self._producer] * self._width + choice[self._consumer]
         forward = float(self._forward[at].sum() + self._cast[cell].sum())
-        parts = len(self.buckets.bytes)
-        backward: FloatArray = np.bincount(self._part, self._backward[at], parts).astype(float)
-        backward += np.bincount(self._part[self._consumer], self._cast_back[cell], parts)
+        backward = self._by_part(self._backward[at], self._cast_back[cell])
+        host = self._issue
+        if host is not None:
+            forward = max(forward, host.forward_s(at, cell)) if forward else forward
+            issued = self._by_part(host.backward[at], host.cast_back[cell])
+            issued += host.once_backward_s * np.array(self._shares)
+            backward = np.where(backward > 0, np.maximum(backward, issued), backward)
         return forward, backward
+
+    def _by_part(self, operators: FloatArray, casts: FloatArray) -> FloatArray:
+        """Sums over each part of the backward pass."""
+        parts = len(self.buckets.bytes)
+        found: FloatArray = np.bincount(self._part, operators, parts).astype(float)
+        return found + np.bincount(self._part[self._consumer], casts, parts)
+
+    @property
+    def host_known(self) -> bool:
+        """Whether it is a GPU whose profile says what its host takes to issue calls."""
+        return self._issue is not None
 
     def saved_bytes(self, choice: IntArray) -> IntArray:
         """Bytes of saved tensors that each part of the backward pass frees."""
@@ -75,7 +94,57 @@ class DeviceReplay:
             a, b = choice[edge.producer], choice[edge.consumer]
             _count(forward, edge.forward[a][b])
             _count(backward[self._part[edge.consumer]], edge.backward[a][b])
-        return _segment(FORWARD, forward), tuple(_segment(BACKWARD, part) for part in backward)
+        waits = self._issue is not None
+        return _segment(FORWARD, forward, 1.0 if waits else None), tuple(
+            _segment(BACKWARD, part, share if waits else None)
+            for part, share in zip(backward, self._shares, strict=True)
+        )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Issue:
+    """What a GPU's host takes to issue options and casts, flat as `DeviceReplay` has their prices.
+
+    Attributes:
+        forward: seconds by option; `cast` by cell of an edge, likewise for the backward pass.
+        once_s: around the calls of a forward pass.
+        once_backward_s: around those of a backward pass.
+    """
+
+    forward: FloatArray
+    backward: FloatArray
+    cast: FloatArray
+    cast_back: FloatArray
+    once_s: float
+    once_backward_s: float
+
+    @classmethod
+    def of(cls, tables: StepTables) -> _Issue | None:
+        """``None`` of a device whose host is not known, or does not run ahead of it."""
+        once = [tables.issue_s(part, (), 1.0) for part in (FORWARD, BACKWARD)]
+        if once[0] is None or once[1] is None:
+            return None
+
+        def seconds(part: str, several: Iterable[Works]) -> FloatArray:
+            return np.array([tables.issue_s(part, works, 0.0) for works in several], dtype=float)
+
+        options = [option for found in tables.options for option in found]
+        cells = [
+            (edge.forward[a][b], edge.backward[a][b])
+            for edge in tables.edges
+            for a in range(len(edge.forward)) for b in range(len(edge.forward[a]))
+        ]  # fmt: skip
+        return cls(
+            seconds(FORWARD, (o.forward for o in options)),
+            seconds(BACKWARD, (o.backward for o in options)),
+            seconds(FORWARD, (cell[0] for cell in cells)),
+            seconds(BACKWARD, (cell[1] for cell in cells)),
+            once[0], once[1],
+        )  # fmt: skip
+
+    def forward_s(self, at: IntArray, cell: IntArray) -> float:
+        """Of a whole forward pass."""
+        return self.once_s + float(self.forward[at].sum() + self.cast[cell].sum())
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +186,10 @@ class StepReplay:
         self.buckets = devices[0].buckets
         self._costs, self._contention = costs, contention
         self.labels = tuple(labels)
-        self.optimizer_s = np.array([costs.cost(optimizer, label).mean_s for label in labels])
+        updates = [self._update(device) for device in devices]
+        self.optimizer_s = np.array(
+            [costs.cost(w, label).mean_s for w, label in zip(updates, labels, strict=True)]
+        )
         self.all_reduce_s = np.zeros(len(self.buckets.bytes))
         self._beside: tuple[Work, ...] = ()
         self.beside_s = np.zeros((len(labels), len(self.buckets.bytes)))
@@ -152,7 +224,7 @@ class StepReplay:
             update = Segment(OPTIMIZER, ((self.optimizer, 1),))
             made.append(
                 WorkerStep(
-                    label, forward, backward, self.optimizer,
+                    label, forward, backward, self._update(device),
                     tuple(int(b) for b in device.saved_bytes(choice)),
                     (
                         memory_share(self._costs, label, forward),
@@ -162,6 +234,11 @@ class StepReplay:
                 )
             )  # fmt: skip
         return step_schedule(made, self.buckets, steps)
+
+    def _update(self, device: DeviceReplay) -> Work:
+        """The update, and what a GPU waits for its host in it."""
+        waits = 1.0 if device.host_known else None
+        return _segment(OPTIMIZER, {self.optimizer: 1}, waits) if waits else self.optimizer
 
     def run(self, choices: Sequence[IntArray]) -> Replayed:
         """Time and saved bytes of one step.
@@ -193,9 +270,18 @@ def _count(parts: Counter[Work], works: Works) -> None:
         parts[work] += 1
 
 
-def _segment(name: str, parts: Mapping[Work, int]) -> Work:
-    """A segment, or nothing that costs time: a segment without parts has no price."""
-    return Segment(name, tuple(parts.items())) if parts else HostLaunch(0)
+def _segment(name: str, counts: Mapping[Work, int], waits: float | None) -> Work:
+    """A segment, or nothing that costs time: a segment without parts has no price.
+
+    Args:
+        name: its part of the step.
+        counts: works, and how often each runs.
+        waits: share of what runs around the part's calls, where a GPU's host is known.
+    """
+    parts = tuple(counts.items())
+    if not parts:
+        return HostLaunch(0)
+    return Segment(name, parts if waits is None else (*parts, (HostWait(name, parts, waits), 1)))
 
 
 def _parts(work: Work) -> tuple[tuple[Work, int], ...]:

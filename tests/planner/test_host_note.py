@@ -60,6 +60,7 @@ def test_where_a_host_may_decide(
     forecast: Any = SimpleNamespace(schedule=builder.build(), total_s=total_s)
     problem: Any = SimpleNamespace(cluster=cluster)
     label = cluster.ranks()[0].label
-    profiles: Any = SimpleNamespace(by_label={label: None} if profiled else {})
+    known = SimpleNamespace(rows=(SimpleNamespace(issue_s=1e-5),))
+    profiles: Any = SimpleNamespace(by_label={label: known} if profiled else {})
     found = host_note(planner(kind), problem, forecast, profiles)
     assert len(found) == said

@@ -28,7 +28,11 @@ from foreplan.planner.precision.execution.buckets import GradientBuckets
 from foreplan.planner.precision.execution.live_peak import LivePeak
 from foreplan.planner.precision.execution.loss_scale import LossScale
 from foreplan.planner.precision.execution.modules import apply_variants, restart_rounding
-from foreplan.planner.precision.execution.optimizers import make_optimizer, state_bytes
+from foreplan.planner.precision.execution.optimizers import (
+    make_optimizer,
+    make_state,
+    state_bytes,
+)
 from foreplan.planner.precision.execution.saved_tensors import SavedTensors
 from foreplan.planner.precision.spec import (
     ALL_REDUCE,
@@ -107,13 +111,16 @@ class TrainingKernels:
         self._first: dict[str, list[float]] | None = None
 
     def reset(self) -> None:
-        """Back to the weights of the start."""
+        """Back to the weights of the start, with an optimizer whose state is there."""
         self._baton.drop()
         if self._step:
             fresh = self._task.module()
             with torch.no_grad():
                 self.module.load_state_dict(fresh.state_dict())
             self._optimizer = make_optimizer(self.module, *self._optimizer_words)
+        self._buckets.clear()
+        self._buckets.close()
+        make_state(self._optimizer)
         restart_rounding(self.module)
         self._scale.restart()
         self._step, self._losses = 0, []

@@ -14,7 +14,15 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 
-from foreplan.cost_models.costs import Collective, CostBook, CostSource, Estimate, Work
+from foreplan.cost_models.costs import (
+    Collective,
+    CostBook,
+    CostSource,
+    Estimate,
+    HostSource,
+    HostWait,
+    Work,
+)
 from foreplan.errors import SpecError
 from foreplan.planner.base import Problem
 from foreplan.planner.precision.indicator import omega_table
@@ -34,8 +42,13 @@ class _Slowed:
         found = self._source.estimate(work, device)
         if found is None or isinstance(work, Collective):
             return found
-        by = self._factors.get(device, 1.0)
-        return Estimate(found.mean_s * by, found.low_s * by, found.high_s * by, found.source)
+        return found.times(self._factors.get(device, 1.0))
+
+    def issuing(self, work: HostWait, device: str) -> Estimate | None:
+        """What the source says of a host, multiplied."""
+        source = self._source
+        found = source.issuing(work, device) if isinstance(source, HostSource) else None
+        return None if found is None else found.times(self._factors.get(device, 1.0))
 
 
 class PlannerReplan:
