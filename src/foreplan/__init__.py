@@ -22,6 +22,7 @@ if TYPE_CHECKING:
         CostSource,
         Estimate,
         HostLaunch,
+        HostWait,
         Lag,
         Segment,
         StorageAccess,
@@ -93,6 +94,7 @@ __all__ = [
     "FailedProgramError",
     "ForeplanError",
     "HostLaunch",
+    "HostWait",
     "InfeasibleError",
     "Kernels",
     "Lag",
@@ -154,7 +156,8 @@ __all__ = [
 
 _NAMES_OF = {
     "cost_models.costs": (
-        "Collective Copy CostBook CostSource Estimate HostLaunch Lag Segment StorageAccess Work"
+        "Collective Copy CostBook CostSource Estimate HostLaunch HostWait Lag Segment "
+        "StorageAccess Work"
     ),
     "cost_models.layout": "Layout",
     "cost_models.memory": "MemoryLedger",
