@@ -50,7 +50,10 @@ class RankPace(StrictModel):
     Attributes:
         device: label of the rank.
         programs: those that most of its predicted compute rests on, most first.
+        in_pass: a processor's are timed behind one another, as a pass that the profile knows;
+            else each by itself, as the profile timed it.
     """
 
     device: str
     programs: tuple[PaceProgram, ...]
+    in_pass: bool = True

@@ -80,7 +80,8 @@ def pace_of_ranks(
         )  # fmt: skip
         programs = _programs(priced, calls, profile, beside)
         if programs:
-            found.append(RankPace(device=labels[member], programs=programs))
+            in_pass = not alone[devices[rank]].says_nothing
+            found.append(RankPace(device=labels[member], programs=programs, in_pass=in_pass))
     return tuple(found)
 
 

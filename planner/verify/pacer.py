@@ -45,10 +45,11 @@ class Pacer:
         timeout_s: float,
         say: Callable[[str], None],
     ) -> None:
-        programs = {one.device: one.programs for one in pace}
+        known = {one.device: one for one in pace if one.programs}
         self._fleet, self._timeout_s, self._say = fleet, timeout_s, say
-        self._ranks = [rank for rank in ranks if programs.get(rank.label)]
-        self._programs = [programs[rank.label] for rank in self._ranks]
+        self._ranks = [rank for rank in ranks if rank.label in known]
+        self._pace = [known[rank.label] for rank in self._ranks]
+        self._programs = [one.programs for one in self._pace]
         self._everyone = tuple(ranks)
         self._group: Group | None = None
         self.notes: tuple[str, ...] = ()
@@ -107,14 +108,14 @@ class Pacer:
 
     def _jobs(self) -> list[Job]:
         jobs = []
-        for rank, programs in zip(self._ranks, self._programs, strict=True):
+        for rank, one in zip(self._ranks, self._pace, strict=True):
             # The devices of all ranks of the host, so that cores are those of the run.
             beside = [other for other in self._everyone if other.host == rank.host]
             jobs.append(
                 Job(
                     kind="pace", decision={}, mode="fast", devices=tuple(o.name for o in beside),
-                    place=beside.index(rank), label=f"{rank.label}, pace", programs=programs,
-                    timeout_s=self._timeout_s,
+                    place=beside.index(rank), label=f"{rank.label}, pace", programs=one.programs,
+                    in_pass=one.in_pass, timeout_s=self._timeout_s,
                 )
             )  # fmt: skip
         return jobs

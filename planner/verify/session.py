@@ -59,7 +59,7 @@ class Job(StrictModel):
         capacity_bytes: memory cap.
         backend: ``gloo`` or ``nccl``.
         timeout_s: after which a transfer counts as lost.
-        programs: what a ``pace`` is told by.
+        programs: what a ``pace`` is told by, and ``in_pass``, how (`RankPace`).
     """
 
     kind: Literal["rank", "reference", "pace"]
@@ -74,6 +74,7 @@ class Job(StrictModel):
     backend: Literal["gloo", "nccl"] = "gloo"
     timeout_s: float
     programs: tuple[PaceProgram, ...] = ()
+    in_pass: bool = True
 
 
 def problem_of(plan: Plan, planner: Planner[Any, Any]) -> Problem[Any]:

@@ -89,6 +89,7 @@ def test_each_rank_has_what_most_of_it_is_priced_by() -> None:
     assert [p.priced_s for p in first.programs] == [float(k) for k in most]
     assert [p.expected_s for p in first.programs] == pytest.approx([0.01 * k for k in most])
     assert [p.program for p in second.programs] == [items[0]]
+    assert not first.in_pass, "as each was profiled"
 
 
 def test_what_was_interpolated_is_told_by_the_nearest_row() -> None:
@@ -131,6 +132,7 @@ def test_passes_are_expected_to_take_what_ranks_took_together() -> None:
     expected = {p.program: (p.expected_s, p.calls) for p in found.programs}
     assert expected[item] == (pytest.approx(4e-4 * 1.2), 5)
     assert expected[linear(4)] == (pytest.approx(1e-3), 1), "not of a training step"
+    assert found.in_pass, "as the profile knows passes"
 
 
 def test_what_corrects_prices_is_expected_whatever_ranks_contend_in() -> None:

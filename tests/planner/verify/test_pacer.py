@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, ClassVar, cast
 
@@ -108,6 +109,13 @@ def test_a_rank_is_timed_on_its_core_in_every_turn() -> None:
     assert found.notes == ()
 
 
+@pytest.mark.parametrize("in_pass", [True, False])
+def test_the_process_times_as_the_plan_says(in_pass: bool) -> None:
+    fleet = Told([])
+    pacer(fleet, [one.model_copy(update={"in_pass": in_pass}) for one in PACE])
+    assert [job.in_pass for job in fleet.started] == [in_pass]
+
+
 def test_a_plan_without_programs_starts_nothing() -> None:
     fleet = Told([])
     found = pacer(fleet, [])
@@ -164,6 +172,13 @@ class FakeWorker:
             for item, _ in calls
         ]
 
+    def measure(self, item: Program, effort: Effort, *, keep: bool) -> Measurement:
+        """As long by itself, and twice as long in no pass."""
+        assert keep
+        assert effort.min_s < 0.8, "a turn's time is shared by its programs"
+        found = self.measure_pass([(item, 3)], effort, keep=keep)[0]
+        return found if found.mean_s is None else replace(found, mean_s=2 * found.mean_s)
+
 
 class FakeWire:
     """Says ``words`` and then hangs up."""
@@ -181,23 +196,26 @@ class FakeWire:
         return self._words.pop(0)
 
 
-def job(*programs: PaceProgram) -> Job:
+def job(*programs: PaceProgram, in_pass: bool = True) -> Job:
     names = tuple(rank.name for rank in RANKS)
     return Job(
         kind="pace", decision={}, mode="fast", devices=names, place=1, label="h/cpu, pace",
-        timeout_s=1.0, programs=programs,
+        timeout_s=1.0, programs=programs, in_pass=in_pass,
     )  # fmt: skip
 
 
 @pytest.mark.skipif("len(__import__('os').sched_getaffinity(0)) < 2", reason="two ranks, two cores")
-def test_a_slow_machine_is_told_by_what_failed_not(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("in_pass", "times"), [(True, 1), (False, 2)])
+def test_a_slow_machine_is_told_by_what_failed_not(
+    in_pass: bool, times: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(pace_process, "Worker", FakeWorker)
     monkeypatch.setattr(FakeWorker, "slow", 1.31)
     wire = FakeWire({"time": 1}, {"exit": 1})
-    keep_pace(cast(Wire, wire), job(LONG, SHORT))
+    keep_pace(cast(Wire, wire), job(LONG, SHORT, in_pass=in_pass))
     ready, answer = wire.heard
     assert ready["free_bytes"] > 0
-    assert pace_of([LONG, SHORT], seconds_of(answer, 2)) == pytest.approx(1.31)
+    assert pace_of([LONG, SHORT], seconds_of(answer, 2)) == pytest.approx(1.31 * times)
     device, cores = FakeWorker.made[-1]
     assert device == "cpu:threads=1,isa=avx2"
     assert len(cores) == 1
