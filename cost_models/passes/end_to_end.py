@@ -167,7 +167,8 @@ def _begun(
         return {**before, "cases": list(before["cases"]), "lost": list(before["lost"])}
     gpu, gaps, host, seen = device.startswith("cuda"), None, None, list[Calibration]()
     if "eager" in executions:
-        seen += calibrations(device, DTYPES[dtype], calibration, alone=not gpu, seconds=seconds / 2)
+        alone = None if gpu else size
+        seen += calibrations(device, DTYPES[dtype], calibration, alone=alone, seconds=seconds / 2)
         host = fitted_host(device, DTYPES[dtype], seen).document()
     if "graph" in executions:
         from foreplan.cost_models.passes.graph_gaps import measured_gaps

@@ -15,7 +15,7 @@ import numpy as np
 from foreplan.cost_models.lowering.graph_programs import lower
 from foreplan.cost_models.lowering.graph_step import PHASES, Phase
 from foreplan.cost_models.passes.call_times import first_line, no_collection, time_calls
-from foreplan.cost_models.passes.end_to_end_networks import build, example
+from foreplan.cost_models.passes.end_to_end_networks import build, example, shapes_of
 from foreplan.cost_models.passes.host_prices import (
     MODES,
     VIEW,
@@ -209,7 +209,8 @@ def measured_host(
     On a CPU the host is the device: an operator's own price holds its dispatch already, and what is
     left to the host are views and Python.
     """
-    seen = list(calibrations(device, dtype, networks, alone=not device.startswith("cuda")))
+    alone = None if device.startswith("cuda") else "small"
+    seen = list(calibrations(device, dtype, networks, alone=alone))
     if not lines:
         seen = [part._replace(issue=part.issue._replace(lines=0)) for part in seen]
     return fitted_host(device, dtype, seen)
@@ -240,45 +241,62 @@ def fitted_host(device: str, dtype: Any, seen: Sequence[Calibration]) -> HostPri
 
 
 def calibrations(
-    device: str, dtype: Any, networks: Iterable[str], *, alone: bool, seconds: float = 0.5
+    device: str, dtype: Any, networks: Iterable[str], *, alone: str | None, seconds: float = 0.5
 ) -> Iterator[Calibration]:
-    """Run small networks, each pass for so long, and if asked for each of their calls alone.
+    """Run networks, each pass for so long, and if asked for each of their calls alone.
 
-    Those whose calls are asked for are larger: calls of tiny ones hardly lose what others do.
+    Calls lose more of their time in a pass the less of it the caches hold. So networks whose calls
+    are asked for have the size of those that are checked. They run at two shapes, which tells a
+    line of Python from what calls lose: of passes of one length one number fits as well as the
+    other.
+
+    Args:
+        device: to run on.
+        dtype: of the networks.
+        networks: by name.
+        alone: size of networks whose calls are timed alone, too; ``None`` for tiny ones without.
+        seconds: of each pass.
     """
+    for name in networks:
+        size = alone or "tiny"
+        module = build(name, size).to(device=device, dtype=dtype).eval()
+        for shape in shapes_of(name, size)[: 2 if alone else 1]:
+            yield _calibration(name, module, size, shape, device, dtype, bool(alone), seconds)
+
+
+def _calibration(
+    name: str, module: torch.nn.Module, size: str, shape: tuple[int, int], device: str, dtype: Any,
+    alone: bool, seconds: float,
+) -> Calibration:  # fmt: skip
     from foreplan.cost_models.passes.call_steps import call_steps
     from foreplan.datasets.graphs.capture import capture
 
-    for name in networks:
-        size = "small" if alone else "tiny"
-        module = build(name, size).to(device=device, dtype=dtype).eval()
-        inputs = example(name, size, None, device, dtype)
-        graph = capture(module, inputs, eager=True)
-        infer, train = passes(module, inputs, "inference"), passes(module, inputs, "training")
-        issue = Issue.of(lower(graph), tensors=len(graph.parameters), lines=python_lines(infer[0]))
-        with no_collection():
-            (inference,) = np.median(_wall(infer, device, seconds), axis=0)
-            forward, backward, _ = np.median(_wall(train, device, seconds), axis=0)
-        whole = {"inference": inference, "forward": forward, "backward": backward}
-        found = {"device": dict.fromkeys(MODES, 0.0), "host": dict.fromkeys(MODES, 0.0)}
-        for phase in PHASES if alone else ():
-            steps = call_steps(graph.calls, phase, code=device == "cpu")
-            times = time_calls(steps, device, seconds / 50)
-            for step in steps:
-                if step.part == "optimizer":
-                    continue
-                mode = "inference" if phase == "inference" else (
-                    "backward" if step.part == "backward" else "forward")  # fmt: skip
-                alone_s = times[step.key, step.mode]
-                on_device, on_host = (alone_s and alone_s.queued) or (0.0, 0.0)
-                cpu = not device.startswith("cuda")
-                found["device"][mode] += 0.0 if step.view and not cpu else on_device
-                # On a CPU the host's part is known of views alone.
-                found["host"][mode] += on_host if step.view or not cpu else 0.0
-        yield Calibration(
-            name, issue, {mode: float(whole[mode]) for mode in MODES}, found["device"],
-            found["host"],
-        )  # fmt: skip
+    inputs = example(name, size, shape, device, dtype)
+    graph = capture(module, inputs, eager=True)
+    infer, train = passes(module, inputs, "inference"), passes(module, inputs, "training")
+    issue = Issue.of(lower(graph), tensors=len(graph.parameters), lines=python_lines(infer[0]))
+    with no_collection():
+        (inference,) = np.median(_wall(infer, device, seconds), axis=0)
+        forward, backward, _ = np.median(_wall(train, device, seconds), axis=0)
+    whole = {"inference": inference, "forward": forward, "backward": backward}
+    found = {"device": dict.fromkeys(MODES, 0.0), "host": dict.fromkeys(MODES, 0.0)}
+    for phase in PHASES if alone else ():
+        steps = call_steps(graph.calls, phase, code=device == "cpu")
+        times = time_calls(steps, device, seconds / 50)
+        for step in steps:
+            if step.part == "optimizer":
+                continue
+            mode = "inference" if phase == "inference" else (
+                "backward" if step.part == "backward" else "forward")  # fmt: skip
+            alone_s = times[step.key, step.mode]
+            on_device, on_host = (alone_s and alone_s.queued) or (0.0, 0.0)
+            cpu = not device.startswith("cuda")
+            found["device"][mode] += 0.0 if step.view and not cpu else on_device
+            # On a CPU the host's part is known of views alone.
+            found["host"][mode] += on_host if step.view or not cpu else 0.0
+    return Calibration(
+        name, issue, {mode: float(whole[mode]) for mode in MODES}, found["device"], found["host"]
+    )
 
 
 def _inference(module: torch.nn.Module, inputs: Mapping[str, Any]) -> Run:

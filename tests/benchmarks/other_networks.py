@@ -20,6 +20,7 @@ import json
 import math
 import statistics
 import time
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -132,11 +133,16 @@ def main() -> None:
             asked.file.write_text(json.dumps(rows))
     rows = [row for path in (asked.file, *asked.also) for row in json.loads(path.read_text())]
     for document in documents if asked.fit else ():
-        rows += [
-            {"network": name, "size": "small", "shape": shapes_of(name, "small")[0],
-             "seconds": [*(whole[mode] for mode in MODES), math.nan]}
-            for name, _, whole, *_ in document["calibration"]
-        ]  # fmt: skip
+        seen: Counter[str] = Counter()
+        names = [name for name, *_ in document["calibration"]]
+        # Documents of before calibration ran at their size have each network once, small.
+        size = document["size"] if len(set(names)) < len(names) else "small"
+        for name, _, whole, *_ in document["calibration"]:
+            rows.append({
+                "network": name, "size": size, "shape": shapes_of(name, size)[seen[name]],
+                "seconds": [*(whole[mode] for mode in MODES), math.nan],
+            })  # fmt: skip
+            seen[name] += 1
     table = [priced(row, device) for row in rows]
     errors: dict[tuple[str, str], list[float]] = {}
     for row, parts in zip(rows, table, strict=True):
