@@ -285,8 +285,10 @@ def cost_book(
     corrections = {k: c for k, c in profiles.calibrations.items() if c.costs == choice}
     if corrections:
         sources = [CalibratedSource(sources, corrections, figures)]
-    if issued:
-        sources.append(IssueSource(profiles.by_label))
+    if issued and choice != "roofline":
+        tasks = {label: fit.tried.values() for label, fit in profiles.fits.items()}
+        rows = {label: profile.rows for label, profile in profiles.by_label.items()}
+        sources.append(IssueSource(rows if choice == "measured" else tasks))
     return CostBook(sources, given=given)
 
 

@@ -255,7 +255,7 @@ def plan(
                 for other, name in decided.items()
             }
         eligible = {name: f for name, (d, f) in others.items() if getattr(d, "limits_met", True)}
-    assumptions += host_note(chosen, problem, forecast, profiles)
+    assumptions += host_note(chosen, problem, forecast)
     say("drawing prices to see how sure the choice is")
     rated = confidence(
         chosen,

@@ -4,29 +4,28 @@ from __future__ import annotations
 
 from typing import Any
 
-from foreplan.cost_models.book import Profiles
+from foreplan.cost_models.costs import HostWait
 from foreplan.cost_models.rates.usual_host import usual_host_s
 from foreplan.planner.base import Planner, Problem
 from foreplan.planner.predict import Forecast
 
 
 def host_note(
-    planner: Planner[Any, Any], problem: Problem[Any], forecast: Forecast, profiles: Profiles
+    planner: Planner[Any, Any], problem: Problem[Any], forecast: Forecast
 ) -> tuple[str, ...]:
-    """What the plan rests on; nothing where hosts are known, or done before the devices anyhow.
+    """What the plan rests on; nothing where hosts are priced, or done before the devices anyhow.
 
     Args:
         planner: whose real runs may issue operators one by one (`Planner.issues`).
         problem: what was decided.
         forecast: the decision's priced schedule.
-        profiles: of the cluster.
     """
     ranks = problem.cluster.ranks()
     if not planner.issues or any(rank.kernel_kind != "cuda" for rank in ranks):
         return ()
-    known = (profiles.by_label.get(rank.label) for rank in ranks)
-    if any(row.issue_s is not None for one in known if one is not None for row in one.rows):
-        return ()  # priced
+    nothing = HostWait("forward", ())
+    if any(problem.costs.issuing(nothing, rank.label) is not None for rank in ranks):
+        return ()
     hosts_s = usual_host_s(forecast.schedule)
     mean_s, low_s, high_s = hosts_s[hosts_s[:, 0].argmax()]
     if high_s < forecast.total_s:

@@ -1,4 +1,4 @@
-"""`IssueSource`: what the host of a profiled GPU takes to issue a part of a training step.
+"""`IssueSource`: what the host of a GPU that was timed takes to issue a part of a training step.
 
 A step of few numbers waits for Python, dispatch and autograd. The host takes, for each work of the
 part, what it took to issue one call while the device was profiled (`Row.issue_s`), and once for the
@@ -9,13 +9,13 @@ it (`HostWait`).
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from statistics import median
 
 from foreplan.cost_models.costs import Estimate, HostLaunch, HostWait, Work
 from foreplan.cost_models.rates.gpu_host import SECONDS
 from foreplan.cost_models.sources._device_words import find
-from foreplan.datasets.profile import Profile
+from foreplan.datasets.profile import Row
 from foreplan.datasets.program import Program
 
 #: Shares of the mean at the ends of the interval: what nineteen of twenty parts of networks took
@@ -24,28 +24,23 @@ _LOW, _HIGH = 0.8, 1.4
 
 
 class IssueSource:
-    """A `HostSource` of profiles; it prices no work itself.
+    """A `HostSource` of rows of profiles; it prices no work itself.
 
     Args:
-        profiles: by rank label or device name.
+        rows: what was timed, by rank label or device name.
     """
 
-    def __init__(self, profiles: Mapping[str, Profile]) -> None:
-        self._profiles = dict(profiles)
-        self._known: dict[int, _Issued] = {}
+    def __init__(self, rows: Mapping[str, Iterable[Row]]) -> None:
+        found = {device: _Issued(timed) for device, timed in rows.items()}
+        self._issued = {device: issued for device, issued in found.items() if issued.timed}
 
     def estimate(self, work: Work, device: str) -> None:
         """Nothing: what a host takes is the price of no work."""
 
     def issuing(self, work: HostWait, device: str) -> Estimate | None:
-        """Seconds of the host; ``None`` of a device whose profile does not say what calls take."""
-        profile = find(self._profiles, device)
-        if profile is None:
-            return None
-        if id(profile) not in self._known:
-            self._known[id(profile)] = _Issued(profile)
-        issued = self._known[id(profile)]
-        if not issued.timed:
+        """Seconds of the host; ``None`` of a device whose rows do not say what calls take."""
+        issued = find(self._issued, device)
+        if issued is None:
             return None
         seconds = work.share * SECONDS[work.part].once_s
         seconds += sum(issued.call_s(part) * count for part, count in work.works)
@@ -53,13 +48,12 @@ class IssueSource:
 
 
 class _Issued:
-    """Seconds to issue a call of each program of a profile, or of one like it."""
+    """Seconds to issue a call of each program that was timed, or of one like it."""
 
-    def __init__(self, profile: Profile) -> None:
-        self._launch_s = profile.device.launch_overhead_s or 0.0
+    def __init__(self, rows: Iterable[Row]) -> None:
         self._exact: dict[Program, float] = {}
         alike: dict[object, list[float]] = defaultdict(list)
-        for row in profile.rows:
+        for row in rows:
             if row.issue_s is not None:
                 self._exact[row.program()] = row.issue_s
                 for key in ((row.op, row.variant), row.op, None):
@@ -69,8 +63,8 @@ class _Issued:
 
     def call_s(self, work: Work) -> float:
         """Of a program; sizes hardly matter, what a variant calls does."""
-        if isinstance(work, HostLaunch):
-            return work.calls * self._launch_s
+        if isinstance(work, HostLaunch):  # of a call that nobody timed, as the quickest
+            return work.calls * min(self._exact.values())
         if not isinstance(work, Program):
             return 0.0
         keys = ((work.op, str(work.variant)), work.op, None)

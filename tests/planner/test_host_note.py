@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from foreplan.cost_models.costs import Estimate
 from foreplan.cost_models.schedule import ScheduleBuilder
 from foreplan.datasets.kernels.training_programs import linear_program
 from foreplan.planner.api import load_cluster, plan
@@ -58,9 +59,7 @@ def test_where_a_host_may_decide(
     builder = ScheduleBuilder([rank.label for rank in cluster.ranks()])
     builder.add("F", 1, linear_program("forward", 64, 32, 16, "fp32/fp32/torch.linear"))
     forecast: Any = SimpleNamespace(schedule=builder.build(), total_s=total_s)
-    problem: Any = SimpleNamespace(cluster=cluster)
-    label = cluster.ranks()[0].label
-    known = SimpleNamespace(rows=(SimpleNamespace(issue_s=1e-5),))
-    profiles: Any = SimpleNamespace(by_label={label: known} if profiled else {})
-    found = host_note(planner(kind), problem, forecast, profiles)
+    costs = SimpleNamespace(issuing=lambda *_: Estimate.exact(1.0) if profiled else None)
+    problem: Any = SimpleNamespace(cluster=cluster, costs=costs)
+    found = host_note(planner(kind), problem, forecast)
     assert len(found) == said

@@ -39,14 +39,14 @@ KNOWN = profile(row(SMALL, 22e-6, 20e-6), row(LARGE, 9e-3, None), row(UPDATE, 1e
 
 
 def book(known: Profile) -> CostBook:
-    return CostBook([MeasuredSource(known), IssueSource({"cuda:0": known})])
+    return CostBook([MeasuredSource(known), IssueSource({"cuda:0": known.rows})])
 
 
 def test_a_host_takes_its_calls_and_what_runs_around_them() -> None:
     wait = HostWait("forward", ((SMALL, 3), (HostLaunch(2), 1)), 0.5)
     found = book(KNOWN).issuing(wait, "cuda:0")
     assert found is not None
-    assert found.mean_s == pytest.approx(3 * 20e-6 + 2 * 7e-6 + 0.5 * SECONDS["forward"].once_s)
+    assert found.mean_s == pytest.approx(5 * 20e-6 + 0.5 * SECONDS["forward"].once_s)
     assert found.low_s < found.mean_s < found.high_s
     assert found.source == "predicted"
 
@@ -79,10 +79,18 @@ def test_nothing_waits_where_nobody_timed_the_host() -> None:
         assert costs.cost(wait, "cuda:0").mean_s == 0
 
 
-@pytest.mark.parametrize("issued", [True, False])
-def test_a_book_of_issued_steps_knows_the_hosts_of_profiles(issued: bool) -> None:
+@pytest.mark.parametrize(
+    ("issued", "choice", "known"),
+    [
+        (True, "measured", True), (False, "measured", False), (True, "predicted", False),
+        (True, "roofline", False),
+    ],
+)  # fmt: skip
+def test_a_book_of_issued_steps_knows_the_hosts_of_profiles(
+    issued: bool, choice: str, known: bool
+) -> None:
     cluster, _ = load_cluster("1xh200@a")
     label = cluster.ranks()[0].label
-    costs = cost_book(cluster, Profiles({label: KNOWN}), "measured", issued=issued)
+    costs = cost_book(cluster, Profiles({label: KNOWN}), choice, issued=issued)
     found = costs.issuing(HostWait("optimizer", ((UPDATE, 1),)), label)
-    assert (found is not None) == issued
+    assert (found is not None) == known
