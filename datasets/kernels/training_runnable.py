@@ -31,7 +31,7 @@ _EIGHT_BIT_KERNELS = {"int8": "torch.int_mm", "fp8": "torch.scaled_mm"}
 DTYPES = {"fp32": torch.float32, "tf32": torch.float32, "bf16": torch.bfloat16}
 _FORWARD, _BACKWARD, _WEIGHT_GRADIENT = "_forward", "_backward", "_weight_gradient"
 _RATE = 1e-6
-#: Positions of a plane that a batch norm is timed on, at most: 16 x 16 of an image.
+#: Positions of a plane that a batch norm is timed on, at most (chosen: 16 x 16 of an image).
 _PLANE = 256
 
 
@@ -197,7 +197,7 @@ def _norm(d: Any, v: Variant, draw: Any) -> Any:
         return (lambda x, w, b: F.layer_norm(x, (d["cols"],), w, b)), (x,), (w, b)
     if v.kernel == "torch.batch_norm":  # cols are channels, rows everything else
         # Planes lie whole, as a convolution leaves them. How large they are the program does not
-        # say; channels that lie side by side took 1.5 to 9 times as long (AMD EPYC, Zen 5).
+        # say; channels that lie side by side took 1.3 to 5.3 times as long (AMD EPYC, Zen 5).
         plane = max(n for n in range(1, min(_PLANE, d["rows"]) + 1) if d["rows"] % n == 0)
         shaped = x.view(d["rows"] // plane, d["cols"], plane)
         return (lambda x, w, b: F.batch_norm(x, None, None, w, b, True)), (shaped,), (w, b)

@@ -31,8 +31,8 @@ from foreplan.errors import ForeplanError, MissingDataError
 _SAMPLE_S = {"cpu": 1e-4, "cuda": 1e-3}
 #: Calls in one CUDA graph at most: recording one takes the host about 20 us.
 _MOST_RECORDED = 2048
-#: Calls whose issuing is timed, times over, and the longest call of which it is: of longer ones the
-#: host waits for the GPU, or is done long before.
+#: Calls whose issuing is timed, times over, and the longest call of which it is (chosen): of longer
+#: ones the host waits for the GPU, or is done long before.
 _ISSUED, _ISSUES, _LONGEST_ISSUED_S = 8, 5, 2e-3
 _WARM_CALLS = 3
 _WARM_S = 0.02  # a call as long as this needs no second one to be warm

@@ -3,7 +3,7 @@
 It has the rank's cores and times by the very process that profiles are measured by, and as it did:
 where a profile knows what a pass takes of a processor, programs run one behind the other, as in a
 step, which finds some of its operands in its caches; else each by itself. In a pass that no profile
-knows, small programs take up to four times as long as by themselves, and a machine that has not
+knows, small programs took up to four times as long as in the profile, and a machine that had not
 changed came out twice as slow. The mean counts and not the median, with what other processes took
 of the core: that is what a step meets.
 """
