@@ -52,8 +52,11 @@ class RankPace(StrictModel):
         programs: those that most of its predicted compute rests on, most first.
         in_pass: a processor's are timed behind one another, as a pass that the profile knows;
             else each by itself, as the profile timed it.
+        issued: the plan's calls are issued one by one, so that a call takes the longer of a GPU and
+            of its host.
     """
 
     device: str
     programs: tuple[PaceProgram, ...]
     in_pass: bool = True
+    issued: bool = False

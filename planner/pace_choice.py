@@ -48,8 +48,8 @@ def pace_of_ranks(
 
     Returns:
         One entry a process whose device has a profile with programs that the plan rests on. Of a
-        GPU whose prices are those of recorded passes there is none: programs that are issued one by
-        one would tell the pace of its host.
+        GPU whose prices are those of recorded passes there is none: its clock in a pass is not that
+        of programs which it runs one by one.
     """
     if not profiles:
         return ()
@@ -78,15 +78,23 @@ def pace_of_ranks(
             problem, devices[rank], rank, neighbours, planner.contends(problem),
             alone[devices[rank]],
         )  # fmt: skip
-        programs = _programs(priced, calls, profile, beside)
+        issued = planner.issues and every[member].kernel_kind == "cuda"
+        programs = _programs(priced, calls, profile, beside, issued=issued)
         if programs:
             in_pass = not alone[devices[rank]].says_nothing
-            found.append(RankPace(device=labels[member], programs=programs, in_pass=in_pass))
+            found.append(
+                RankPace(device=labels[member], programs=programs, in_pass=in_pass, issued=issued)
+            )
     return tuple(found)
 
 
 def _programs(
-    priced: Mapping[Program, float], calls: Mapping[Program, int], profile: Profile, beside: _Beside
+    priced: Mapping[Program, float],
+    calls: Mapping[Program, int],
+    profile: Profile,
+    beside: _Beside,
+    *,
+    issued: bool,
 ) -> tuple[PaceProgram, ...]:
     rows: dict[Program, Row] = {}
     weight: dict[Program, float] = {}
@@ -101,10 +109,15 @@ def _programs(
             weight[timed] = weight.get(timed, 0.0) + seconds
             count[timed] = max(count.get(timed, 1), calls.get(item, 1))
     most = sorted(weight, key=lambda item: -weight[item])[:MOST]
+
+    def expected_s(item: Program) -> float:
+        device_s = measured(rows[item]).mean_s * beside.factor(item)
+        return max(device_s, rows[item].issue_s or 0.0) if issued else device_s
+
     return tuple(
         PaceProgram(
             op=item.op, dims=item.dims, variant=str(item.variant), priced_s=weight[item],
-            expected_s=measured(rows[item]).mean_s * beside.factor(item), calls=count[item],
+            expected_s=expected_s(item), calls=count[item],
         )
         for item in most
     )  # fmt: skip

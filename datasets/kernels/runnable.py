@@ -61,7 +61,7 @@ class Runnable:
         call: runs the program once on the next set of inputs.
         cache_state: what was cold and what warm, for the record.
         turns: calls until the same inputs come back; ``None`` where calls have to be issued one by
-            one, as a training step does.
+            one, because the host decides what they run.
         before: runs before each call that is timed, if anything does.
     """
 
@@ -107,7 +107,8 @@ class Inputs:
         # Weights that fill the caches twice are enough at a time: here are others (`_product`).
         self._weight_key, self._weights = (), []
         if is_training(program):
-            return Runnable(training_call(program, self.device), "as in a training step", None)
+            call = training_call(program, self.device)
+            return Runnable(call, "as in a training step", len(call.sets))
         builder = getattr(self, f"_{program.op}", None)
         run = function(program.op, program.variant)
         built: Runnable = (builder or self._row_wise)(program, run)

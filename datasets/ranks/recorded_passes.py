@@ -1,7 +1,8 @@
 """`measure_recorded`: what a training step's programs take on GPUs, as parts of a recorded pass.
 
-A profile issues them one by one. A step replays its passes as CUDA graphs, where small programs do
-not wait for their launch (`foreplan.datasets.timing.recorded_programs`). GPUs share neither caches
+A profile replays each by itself, behind itself. A step replays whole passes, in which programs wait
+for the code and constants of others, at another clock
+(`foreplan.datasets.timing.recorded_programs`). GPUs share neither caches
 nor memory, so that none has to be timed beside others; they are timed at the same time to save it.
 """
 

@@ -46,7 +46,6 @@ class _Device:
 
         self.torch = torch
         self.name = device
-        self.stream: Any = None
         self.one_thread = device.kind == "cpu" and thread_count(device) == 1
         self.preempted = 0
         self.wall_s = 0.0
@@ -54,6 +53,7 @@ class _Device:
             self.word = "cpu"
             torch.set_num_threads(thread_count(device))
             torch.set_num_interop_threads(1)
+            self.stream: Any = None
             return
         self.word = f"cuda:{device.index}"
         seen = torch.cuda.device_count()
@@ -73,7 +73,12 @@ class _Device:
             context.set_context()
             # A plain torch stream can belong to the whole GPU; this one is the slice's own.
             self.stream = context.Stream()
-            torch.cuda.set_stream(self.stream)
+        else:
+            made: Any = torch.cuda.Stream  # untyped
+            self.stream = made()
+        # Gradients can only be recorded on the stream of their forward pass, and not on torch's
+        # first.
+        torch.cuda.set_stream(self.stream)
 
     # -------------------------------------------------------------------------------- timing
 
@@ -110,7 +115,9 @@ class _Device:
         from foreplan.datasets.timing.graph_timer import record
 
         try:
-            return record([call] * count, self.stream)
+            # A thread of autograd's own would record elsewhere.
+            with self.torch.autograd.set_multithreading_enabled(False):
+                return record([call] * count, self.stream)
         except RuntimeError:
             self.torch.cuda.synchronize()
             return None
@@ -157,8 +164,9 @@ class _Device:
         Args:
             call: runs the program once.
             effort: how long to time it.
-            turns: calls until the same inputs come back; on a GPU calls are then replayed from a
-                CUDA graph, without what the host needs to issue them. ``None`` issues each call.
+            turns: calls until the same inputs come back. On a GPU calls are replayed from a CUDA
+                graph, without what the host needs to issue them, which is timed apart. ``None``
+                issues each call.
             before: runs before each call that is timed; calls are timed one by one then.
         """
         from foreplan.datasets.kernels.cold_operands import InTurn

@@ -80,15 +80,11 @@ class PassTimer:
     def _recorded(self, asked: Sequence[Mapping[str, Any]]) -> list[_Member]:
         from foreplan.datasets.timing.recorded_programs import recorded_seconds
 
-        stream: Any = self._device.stream
-        if stream is None:
-            made: Any = torch.cuda.Stream  # untyped
-            stream = made()
-        with torch.cuda.stream(stream):  # which gradients are recorded on too
-            members = [_Member(one, self._inputs) for one in asked]
+        members = [_Member(one, self._inputs) for one in asked]
         with torch.inference_mode(False), torch.enable_grad():
             calls = [(member.turns, member.calls) for member in members]
-            for member, seconds in zip(members, recorded_seconds(calls, stream), strict=True):
+            found = recorded_seconds(calls, self._device.stream)
+            for member, seconds in zip(members, found, strict=True):
                 member.take(seconds)
         return members
 
@@ -131,7 +127,8 @@ class _Member:
             wanted = program(asked["op"], Variant.parse(asked["variant"]), **asked["dims"])
             made = inputs.runnable(wanted)
             if inputs.kind == "cpu" and isinstance(made.call, InTurn):
-                made = replace(made, call=made.call.limited(self.calls))
+                call = made.call.limited(self.calls)
+                made = replace(made, call=call, turns=len(call.sets))
             self._runnable = made
         except Exception as error:  # a kernel may fail in any way
             self._failed(error)
@@ -151,7 +148,7 @@ class _Member:
             return
         device.wall_s, device.preempted = 0.0, 0
         with contextlib.ExitStack() as modes:
-            if runnable.turns is None:  # of a training step: recorded by autograd
+            if isinstance(runnable.call, InTurn):  # of a training step: recorded by autograd
                 modes.enter_context(torch.inference_mode(False))
                 modes.enter_context(torch.enable_grad())
             try:
@@ -170,8 +167,7 @@ class _Member:
         """The call on each set of its operands; nothing of a program that fails."""
         if self._runnable is None:
             return []
-        call = self._runnable.call
-        return [call] * (len(call.sets) if isinstance(call, InTurn) else self._runnable.turns or 1)
+        return [self._runnable.call] * (self._runnable.turns or 1)
 
     def take(self, seconds: float | None) -> None:
         """Keep a time of a call that was measured elsewhere; ``None`` if it cannot be recorded."""
@@ -192,7 +188,8 @@ class _Member:
         except Exception as error:  # a kernel may fail in any way
             self._failed(error)
             return
-        self._found = {k: found[k] for k in ("times_s", "mean_s", "samples", "calls")}
+        told = ("times_s", "mean_s", "samples", "calls", "issue_s")
+        self._found = {k: found[k] for k in told if k in found}
 
     def told(self) -> dict[str, Any]:
         """The measurement, as its fields."""

@@ -1,8 +1,8 @@
 """`recorded_seconds`: programs of a pass that a GPU runs as one CUDA graph. Imports torch.
 
-A profile issues a training step's programs one by one, so that short ones take their launch, and
-each at the clock that it leaves the board by itself. A step that replays its passes pays neither:
-its kernels follow each other, and the clock is that of their mixture. In steps of an H200 it lay
+A profile replays each of a training step's programs behind itself, at the clock that it leaves the
+board by itself. In a step that replays its passes kernels of many kinds follow each other, and the
+clock is that of their mixture. In steps of an H200 it lay
 between those of a board that rests and of one that does nothing else (1,980 and 1,700 MHz; in steps
 1,790 to 1,950, docs/results/bubbles.md). So the whole pass counts, half way between the two, and
 programs share it by what each takes in a graph of its own.

@@ -6,11 +6,14 @@ For a device and a target ``T`` for the iteration, with ``x`` the options, ``c``
     minimise   sum omega[o, x_o]
     subject to Fwd(x) + Bwd(x, until bucket q is ready) + sum_(j >= q) C_j <= T - optimizer   each q
                Fwd(x) + Bwd(x)                                             <= T - optimizer
+               Host(x)                                                     <= T - optimizer
                (Bwd with what all-reduces beside it take, a constant of each row)
                masters + gradients + states + workspace + saved(x)        <= memory
 
-The rows are the exact unrolling of a FIFO queue of all-reduces: ``end_q = max(end_(q-1), ready_q) +
-C_q`` is at most T if and only if every ``ready_q + sum_(j >= q) C_j`` is (rows by `ChoiceProblem`).
+``Host`` is what a GPU's host takes to issue all calls, where it is known: each part of a step takes
+the longer of both, so that all parts take at least the host's sum. The first rows are the exact
+unrolling of a FIFO queue of all-reduces: ``end_q = max(end_(q-1), ready_q) + C_q`` is at most T if
+and only if every ``ready_q + sum_(j >= q) C_j`` is (rows by `ChoiceProblem`).
 ``ready_q`` is a maximum over ranks, so that a row for each device bounds it, and devices separate.
 Dependent operators follow their producers; operators of one module, or of one position in repeated
 blocks, share a group. ``saved`` is the linear form of `SavedBytes`, never above the exact count, so
@@ -29,7 +32,7 @@ from foreplan.solvers.choice_problem import ChoiceItem, ChoicePair, ChoiceProble
 
 #: Omega of a module's variants: by module, then by the variant's text.
 Omega = Mapping[str, Mapping[str, float]]
-MEMORY = "memory"
+MEMORY, HOST = "memory", "host"
 
 
 class Allocation:
@@ -58,30 +61,41 @@ class Allocation:
         terms = device.saved.linear_terms()
         parts = len(all_reduce_s)
         late = np.minimum(np.array(device.buckets.part), parts)  # rows >= late hold its backward
+        issue = device.issue
+        # Parts of the backward pass without work have no share of what runs around its calls, and
+        # which they are a plan decides: the row leaves it out, so that the bound holds.
+        self._around_s = 0.0 if issue is None else issue.once_s
         self._items = [
             self._weights(
                 [p.forward_s for p in options], [p.backward_s for p in options],
-                terms.items[i], int(late[i]), parts,
+                None if issue is None else issue.of_options[i], terms.items[i], int(late[i]), parts,
             )
             for i, options in enumerate(tables.options)
         ]  # fmt: skip
         self._pairs = [
             self._weights(
-                edge.forward_s, edge.backward_s, terms.edges[e], int(late[edge.consumer]), parts
+                edge.forward_s, edge.backward_s, None if issue is None else issue.of_edges[e],
+                terms.edges[e], int(late[edge.consumer]), parts,
             )
             for e, edge in enumerate(tables.edges)
-        ]
+        ]  # fmt: skip
 
     @staticmethod
     def _weights(
-        forward: object, backward: object, memory: FloatArray, late: int, parts: int
-    ) -> FloatArray:
-        """``[..., rows]``: buckets, the whole backward pass, memory."""
+        forward: object, backward: object, host: FloatArray | None, memory: FloatArray, late: int,
+        parts: int,
+    ) -> FloatArray:  # fmt: skip
+        """``[..., rows]``: buckets, the whole backward pass, the host where it is known, memory."""
         first, second = np.asarray(forward, dtype=float), np.asarray(backward, dtype=float)
-        rows = np.repeat(first[..., None], parts + 2, axis=-1)
-        rows[..., late : parts + 1] += second[..., None]
-        rows[..., -1] = memory
-        return rows
+        rows = np.repeat(first[..., None], parts + 1, axis=-1)
+        rows[..., late:] += second[..., None]
+        others = [memory] if host is None else [host, memory]
+        return np.concatenate([rows, *(np.asarray(o, dtype=float)[..., None] for o in others)], -1)
+
+    @staticmethod
+    def _longest(weights: FloatArray, parts: int) -> FloatArray:
+        """Seconds of both passes, or of the host where it takes longer."""
+        return weights[..., parts:-1].max(axis=-1)  # type: ignore[no-any-return]
 
     def _group_numbers(self, share_layers: bool) -> dict[int, int]:
         """Group of every adjustable operator that is not alone."""
@@ -108,17 +122,22 @@ class Allocation:
             target_s: seconds that an iteration may take; ``inf`` for none.
             optimizer_s: seconds of the update.
             saved_limit: bytes that saved tensors may take.
-            fastest: minimise the seconds of both passes instead of omega.
+            fastest: minimise the seconds of both passes instead of omega; of a GPU whose host is
+                known each option counts by the longer of both.
         """
         tables = self.device.tables
         parts = len(self.communication_s) - 1
-        limits = np.append(target_s - optimizer_s - self.communication_s, saved_limit)
+        open_s = target_s - optimizer_s
+        hosts = [] if self.device.issue is None else [HOST]
+        limits = np.concatenate(
+            (open_s - self.communication_s, [open_s - self._around_s for _ in hosts], [saved_limit])
+        )
         items, counted = [], set()
         for i, options in enumerate(tables.options):
             o = tables.graph.operators[i]
             values = np.zeros(len(options))
             if fastest:
-                values = self._items[i][:, parts]
+                values = self._longest(self._items[i], parts)
             elif o.adjustable and o.module not in counted:
                 counted.add(o.module)
                 values = np.array([self._omega[o.module][p.name] for p in options])
@@ -135,7 +154,9 @@ class Allocation:
         pairs = tuple(
             ChoicePair(
                 producer=edge.producer, consumer=edge.consumer, weights=self._pairs[e],
-                values=self._pairs[e][..., parts] if fastest else np.zeros(edge.forward_s.shape),
+                values=self._longest(self._pairs[e], parts)
+                if fastest
+                else np.zeros(edge.forward_s.shape),
             )
             for e, edge in enumerate(tables.edges)
             if self._pairs[e].any()
@@ -143,7 +164,7 @@ class Allocation:
         names = tuple(f"bucket {q}" for q in range(parts))
         return ChoiceProblem(
             items=tuple(items), limits=limits, pairs=pairs,
-            rows=(*names, "backward", MEMORY),
+            rows=(*names, "backward", *hosts, MEMORY),
         )  # fmt: skip
 
     def omega(self, choice: IntArray) -> float:

@@ -29,6 +29,9 @@ class DeviceReplay:
     Args:
         tables: options and casts of the device.
         buckets: where the backward pass is cut.
+
+    Attributes:
+        issue: what a GPU's host takes; ``None`` where it is not known, or does not run ahead.
     """
 
     def __init__(self, tables: StepTables, buckets: Buckets) -> None:
@@ -51,7 +54,7 @@ class DeviceReplay:
         # How much of what runs around a backward pass's calls falls into each of its parts.
         count = np.bincount(self._part, minlength=len(buckets.bytes))
         self._shares = tuple(float(share) for share in count / max(1, len(self._part)))
-        self._issue = _Issue.of(tables)
+        self.issue = Issue.of(tables)
 
     def seconds(self, choice: IntArray) -> tuple[float, FloatArray]:
         """Seconds of the forward pass and of each part of the backward pass."""
@@ -59,7 +62,7 @@ class DeviceReplay:
         cell = self._edge + choice[self._producer] * self._width + choice[self._consumer]
         forward = float(self._forward[at].sum() + self._cast[cell].sum())
         backward = self._by_part(self._backward[at], self._cast_back[cell])
-        host = self._issue
+        host = self.issue
         if host is not None:
             forward = max(forward, host.forward_s(at, cell)) if forward else forward
             issued = self._by_part(host.backward[at], host.cast_back[cell])
@@ -72,11 +75,6 @@ class DeviceReplay:
         parts = len(self.buckets.bytes)
         found: FloatArray = np.bincount(self._part, operators, parts).astype(float)
         return found + np.bincount(self._part[self._consumer], casts, parts)
-
-    @property
-    def host_known(self) -> bool:
-        """Whether it is a GPU whose profile says what its host takes to issue calls."""
-        return self._issue is not None
 
     def saved_bytes(self, choice: IntArray) -> IntArray:
         """Bytes of saved tensors that each part of the backward pass frees."""
@@ -94,7 +92,7 @@ class DeviceReplay:
             a, b = choice[edge.producer], choice[edge.consumer]
             _count(forward, edge.forward[a][b])
             _count(backward[self._part[edge.consumer]], edge.backward[a][b])
-        waits = self._issue is not None
+        waits = self.issue is not None
         return _segment(FORWARD, forward, 1.0 if waits else None), tuple(
             _segment(BACKWARD, part, share if waits else None)
             for part, share in zip(backward, self._shares, strict=True)
@@ -102,13 +100,15 @@ class DeviceReplay:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Issue:
+class Issue:
     """What a GPU's host takes to issue options and casts, flat as `DeviceReplay` has their prices.
 
     Attributes:
         forward: seconds by option; `cast` by cell of an edge, likewise for the backward pass.
         once_s: around the calls of a forward pass.
         once_backward_s: around those of a backward pass.
+        of_options: of both passes, one array an operator.
+        of_edges: ``[a, b]`` of both passes, one array an edge.
     """
 
     forward: FloatArray
@@ -117,9 +117,11 @@ class _Issue:
     cast_back: FloatArray
     once_s: float
     once_backward_s: float
+    of_options: tuple[FloatArray, ...]
+    of_edges: tuple[FloatArray, ...]
 
     @classmethod
-    def of(cls, tables: StepTables) -> _Issue | None:
+    def of(cls, tables: StepTables) -> Issue | None:
         """``None`` of a device whose host is not known, or does not run ahead of it."""
         once = [tables.issue_s(part, (), 1.0) for part in (FORWARD, BACKWARD)]
         if once[0] is None or once[1] is None:
@@ -134,12 +136,18 @@ class _Issue:
             for edge in tables.edges
             for a in range(len(edge.forward)) for b in range(len(edge.forward[a]))
         ]  # fmt: skip
+        forward = seconds(FORWARD, (o.forward for o in options))
+        backward = seconds(BACKWARD, (o.backward for o in options))
+        cast = seconds(FORWARD, (cell[0] for cell in cells))
+        cast_back = seconds(BACKWARD, (cell[1] for cell in cells))
+        ends = np.cumsum([len(found) for found in tables.options])[:-1]
+        shapes = [edge.forward_s.shape for edge in tables.edges]
+        cuts = np.cumsum([a * b for a, b in shapes])[:-1].astype(int)
+        both = np.split(cast + cast_back, cuts) if shapes else []
         return cls(
-            seconds(FORWARD, (o.forward for o in options)),
-            seconds(BACKWARD, (o.backward for o in options)),
-            seconds(FORWARD, (cell[0] for cell in cells)),
-            seconds(BACKWARD, (cell[1] for cell in cells)),
-            once[0], once[1],
+            forward, backward, cast, cast_back, once[0], once[1],
+            tuple(np.split(forward + backward, ends)),
+            tuple(flat.reshape(shape) for flat, shape in zip(both, shapes, strict=True)),
         )  # fmt: skip
 
     def forward_s(self, at: IntArray, cell: IntArray) -> float:
@@ -237,7 +245,7 @@ class StepReplay:
 
     def _update(self, device: DeviceReplay) -> Work:
         """The update, and what a GPU waits for its host in it."""
-        waits = 1.0 if device.host_known else None
+        waits = None if device.issue is None else 1.0
         return _segment(OPTIMIZER, {self.optimizer: 1}, waits) if waits else self.optimizer
 
     def run(self, choices: Sequence[IntArray]) -> Replayed:

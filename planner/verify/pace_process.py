@@ -53,7 +53,10 @@ def keep_pace(wire: Wire, job: Job) -> None:
                     effort, min_s=effort.min_s / len(calls), max_s=effort.max_s / len(calls)
                 )
                 return [worker.measure(item, one, keep=True).mean_s for item, _ in calls]
-            return [found.mean_s for found in worker.measure_pass(calls, effort, keep=True)]
+            found = worker.measure_pass(calls, effort, keep=True)
+            if job.issued:
+                return [m.mean_s and max(m.mean_s, m.issue_s or 0.0) for m in found]
+            return [m.mean_s for m in found]
 
         if all(found is None for found in seconds()):
             raise MissingDataError("none of the programs of the profile ran")

@@ -115,7 +115,7 @@ class Pacer:
                 Job(
                     kind="pace", decision={}, mode="fast", devices=tuple(o.name for o in beside),
                     place=beside.index(rank), label=f"{rank.label}, pace", programs=one.programs,
-                    in_pass=one.in_pass, timeout_s=self._timeout_s,
+                    in_pass=one.in_pass, issued=one.issued, timeout_s=self._timeout_s,
                 )
             )  # fmt: skip
         return jobs

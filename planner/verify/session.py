@@ -59,7 +59,7 @@ class Job(StrictModel):
         capacity_bytes: memory cap.
         backend: ``gloo`` or ``nccl``.
         timeout_s: after which a transfer counts as lost.
-        programs: what a ``pace`` is told by, and ``in_pass``, how (`RankPace`).
+        programs: what a ``pace`` is told by, and ``in_pass`` and ``issued``, how (`RankPace`).
     """
 
     kind: Literal["rank", "reference", "pace"]
@@ -75,6 +75,7 @@ class Job(StrictModel):
     timeout_s: float
     programs: tuple[PaceProgram, ...] = ()
     in_pass: bool = True
+    issued: bool = False
 
 
 def problem_of(plan: Plan, planner: Planner[Any, Any]) -> Problem[Any]:

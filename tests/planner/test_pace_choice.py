@@ -30,10 +30,10 @@ def linear(rows: int, variant: Variant = BF16) -> Program:
     return program("linear", variant, rows=rows, n=512, k=256)
 
 
-def row(item: Program, seconds: float) -> Row:
+def row(item: Program, seconds: float, issue_s: float | None = None) -> Row:
     return Row(
         op=item.op, dims=item.dims, variant=str(item.variant), status="ok", samples=9,
-        low_s=seconds, median_s=seconds, high_s=seconds,
+        low_s=seconds, median_s=seconds, high_s=seconds, issue_s=issue_s,
     )  # fmt: skip
 
 
@@ -49,7 +49,7 @@ def choose(
     seconds: dict[tuple[Program, int], float], known: Profile, *, lanes: int = 1,
     contention: float | None = None, ranks: int = 2, training: Mapping[int, float] | None = None,
     calls: Mapping[Program, int] | None = None, contends: str | None = None,
-    labels: Sequence[str] = LABELS,
+    labels: Sequence[str] = LABELS, issues: bool = False,
 ) -> tuple[RankPace, ...]:  # fmt: skip
     """The choice for a schedule of ``ranks`` ranks, each a process or ``lanes`` of them."""
     document: dict[str, Any] = {"devices": [{"name": "cpu:threads=1", "count": 2}]}
@@ -63,7 +63,7 @@ def choose(
     assert tuple(rank.label for rank in cluster.ranks()) == labels
     everyone = tuple(range(ranks * lanes))
     planner: Any = SimpleNamespace(
-        issues=False, real=lambda *_: (None, everyone), occupied=lambda *_: everyone,
+        issues=issues, real=lambda *_: (None, everyone), occupied=lambda *_: everyone,
         ranks=lambda *_: tuple(range(0, ranks * lanes, lanes)),
         contends=lambda problem: contends or contended(problem.cluster),
     )  # fmt: skip
@@ -146,8 +146,26 @@ def test_what_corrects_prices_is_expected_whatever_ranks_contend_in() -> None:
     assert expected == {item: pytest.approx(4e-4 * 0.9), linear(4): pytest.approx(1e-3)}
 
 
+@pytest.mark.parametrize("issues", [True, False])
+def test_calls_that_a_gpu_is_issued_are_expected_to_take_the_longer_of_it_and_its_host(
+    issues: bool,
+) -> None:
+    labels = ("localhost/cuda:0", "localhost/cuda:1")
+    known = profile(row(linear(4), 1e-5, 4e-5), row(linear(64), 9e-5, 4e-5), row(linear(8), 2e-5))
+    seconds = {(linear(rows), 0): 1.0 for rows in (4, 64, 8)}
+    (found,) = choose(seconds, known, labels=labels, issues=issues)
+    assert found.issued is issues
+    expected = {p.dims["rows"]: p.expected_s for p in found.programs}
+    assert expected == {4: 4e-5 if issues else 1e-5, 64: 9e-5, 8: 2e-5}
+
+
+def test_processors_are_their_own_hosts() -> None:
+    (found,) = choose({(linear(4), 0): 1.0}, profile(row(linear(4), 1e-5, 4e-5)), issues=True)
+    assert (found.issued, found.programs[0].expected_s) == (False, 1e-5)
+
+
 def test_gpus_whose_passes_were_recorded_have_no_pace() -> None:
-    """Programs that are issued one by one would tell that of their hosts."""
+    """Their clock in a pass is not that of programs by themselves."""
     labels = ("localhost/cuda:0", "localhost/cuda:1")
     item = program("linear_forward", BF16, rows=8, n=512, k=256)
     priced, known = {(item, 0): 1.0, (item, 1): 1.0}, profile(row(item, 0.5))

@@ -20,12 +20,26 @@ _HOST_S = 2e-4
 
 
 class Gpu(_Device):
-    """A GPU on which a call takes ``call_s`` seconds by its own clock."""
+    """A GPU on which a call takes ``call_s`` seconds by its own clock.
 
-    def __init__(self, call_s: float) -> None:
+    Args:
+        call_s: of a call that is issued, and of one of a graph.
+        recording: how many calls were recorded is added; ``None``: nothing can be.
+    """
+
+    def __init__(self, call_s: float, recording: list[int] | None = None) -> None:
         self.torch, self.word, self.stream = torch, "cuda:0", None
         self.one_thread, self.preempted, self.wall_s = False, 0, 0.0
-        self.call_s = call_s
+        self.call_s, self._recording = call_s, recording
+
+    def recorded(self, call: Callable[[], object], count: int) -> object:
+        if self._recording is None:
+            return None
+        self._recording.append(count)
+        return call
+
+    def time_replay(self, graph: object, count: int) -> float:
+        return self.call_s / 4
 
     def time_calls(self, call: Callable[[], object], count: int) -> float:
         for _ in range(count):
@@ -38,8 +52,10 @@ def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "synchronize", lambda *_: None)
 
 
-def measured(call_s: float, call: Callable[[], object]) -> dict[str, Any]:
-    return Gpu(call_s).measure(call, asdict(Effort(min_s=0.0, max_s=0.1)), None)
+def measured(
+    call_s: float, call: Callable[[], object], *, turns: int = 1, recording: list[int] | None = None
+) -> dict[str, Any]:
+    return Gpu(call_s, recording).measure(call, asdict(Effort(min_s=0.0, max_s=0.1)), turns)
 
 
 def test_a_short_call_says_what_its_host_takes() -> None:
@@ -54,7 +70,10 @@ def test_a_long_call_does_not() -> None:
 
 
 @pytest.mark.parametrize("outside", [True, False])
-def test_passes_of_training_are_recorded_for_their_gradients(outside: bool) -> None:
+@pytest.mark.parametrize("recording", [None, []])
+def test_passes_of_training_are_recorded_for_their_gradients(
+    outside: bool, recording: list[int] | None
+) -> None:
     seen: list[bool] = []
 
     def run(x: torch.Tensor) -> torch.Tensor:
@@ -63,5 +82,15 @@ def test_passes_of_training_are_recorded_for_their_gradients(outside: bool) -> N
 
     call = InTurn(run, [[torch.ones(1)]], deque([torch.ones(1)]), [])
     with torch.inference_mode(outside):
-        assert measured(1e-3, call)["issue_s"] > 0
+        assert measured(1e-3, call, recording=recording)["issue_s"] > 0
     assert all(seen)
+
+
+def test_a_call_is_replayed_on_all_of_its_operands_and_what_cannot_be_recorded_is_issued() -> None:
+    recording: list[int] = []
+    found = measured(1e-3, lambda: None, turns=37, recording=recording)
+    assert recording == [37]
+    assert (found["times_s"][0], found["how"]) == (2.5e-4, "; replayed from a CUDA graph")
+    issued = measured(1e-3, lambda: None, turns=37)
+    assert issued["times_s"][0] == 1e-3
+    assert "how" not in issued

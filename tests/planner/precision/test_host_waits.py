@@ -10,8 +10,10 @@ import pytest
 from foreplan.cost_models.costs import CostBook, Estimate, HostWait
 from foreplan.cost_models.simulator import simulate
 from foreplan.datasets.program import Program
+from foreplan.planner.precision.allocation import HOST
 from foreplan.planner.precision.planner import PrecisionPlanner
 from foreplan.planner.precision.situation import Situation
+from foreplan.solvers.choice_score import evaluate
 
 #: Seconds of the device for each FLOP, by dtype of the product.
 PER_FLOP = {"fp32": 8e-12, "bf16": 2e-12}
@@ -92,3 +94,38 @@ def test_a_plan_meets_the_target_with_what_it_waits(make_problem, situated, call
     situation = Situation(problem)
     taken = situation.replay.run(situation.choices(found)).iteration_s
     assert taken <= found.target_s * (1 + 1e-6)
+
+
+@pytest.mark.parametrize("call_s", [3e-4, 1e-3])
+def test_the_solvers_row_of_the_host_is_a_bound_of_what_a_step_takes(
+    situated, call_s: float
+) -> None:
+    situation = situated(call_s, 1e-3)
+    allocation = situation.allocations(_no_omega(situation))[0]
+    update_s = float(situation.replay.optimizer_s[0])
+    rng = np.random.default_rng(2)
+    tightest = 0.0
+    for _ in range(8):
+        choices = drawn(situation, rng)
+        taken_s = situation.replay.run(choices).iteration_s
+        problem = allocation.problem(taken_s, update_s, float("inf"))
+        assert problem.rows[-2] == HOST
+        found = evaluate(problem, tuple(int(c) for c in choices[0]))
+        assert found.feasible, "the very step that took so long"
+        tightest = max(tightest, found.usage[-2] / problem.limits[-2])
+    assert tightest > 0.9, "where the host decides, the row nearly does"
+
+
+def test_without_a_known_host_there_is_no_row_of_it(make_problem) -> None:
+    problem = make_problem("2xh100-80g", precisions=("fp32", "bf16"), indicator="uniform")
+    situation = Situation(problem)
+    (allocation,) = situation.allocations(_no_omega(situation))
+    assert HOST not in allocation.problem(1.0, 0.0, 1e9).rows
+
+
+def _no_omega(situation: Situation) -> dict[str, dict[str, float]]:
+    tables = situation.devices[0].tables
+    return {
+        tables.graph.operators[i].module: {p.name: 0.0 for p in tables.options[i]}
+        for i in tables.graph.adjustable
+    }

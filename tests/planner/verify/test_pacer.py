@@ -109,11 +109,11 @@ def test_a_rank_is_timed_on_its_core_in_every_turn() -> None:
     assert found.notes == ()
 
 
-@pytest.mark.parametrize("in_pass", [True, False])
-def test_the_process_times_as_the_plan_says(in_pass: bool) -> None:
+@pytest.mark.parametrize(("in_pass", "issued"), [(True, False), (False, False), (False, True)])
+def test_the_process_times_as_the_plan_says(in_pass: bool, issued: bool) -> None:
     fleet = Told([])
-    pacer(fleet, [one.model_copy(update={"in_pass": in_pass}) for one in PACE])
-    assert [job.in_pass for job in fleet.started] == [in_pass]
+    pacer(fleet, [one.model_copy(update={"in_pass": in_pass, "issued": issued}) for one in PACE])
+    assert [(job.in_pass, job.issued) for job in fleet.started] == [(in_pass, issued)]
 
 
 def test_a_plan_without_programs_starts_nothing() -> None:
@@ -166,7 +166,7 @@ class FakeWorker:
         assert keep
         assert {count for item, count in calls if item.dims["rows"] == 8} <= {3}
         return [
-            Measurement((0.2,), 1, mean_s=0.2 * FakeWorker.slow)
+            Measurement((0.2,), 1, mean_s=0.2 * FakeWorker.slow, issue_s=0.3)
             if item.dims["rows"] == 8
             else Measurement.failed("no such kernel")
             for item, _ in calls
@@ -196,11 +196,11 @@ class FakeWire:
         return self._words.pop(0)
 
 
-def job(*programs: PaceProgram, in_pass: bool = True) -> Job:
+def job(*programs: PaceProgram, in_pass: bool = True, issued: bool = False) -> Job:
     names = tuple(rank.name for rank in RANKS)
     return Job(
         kind="pace", decision={}, mode="fast", devices=names, place=1, label="h/cpu, pace",
-        timeout_s=1.0, programs=programs, in_pass=in_pass,
+        timeout_s=1.0, programs=programs, in_pass=in_pass, issued=issued,
     )  # fmt: skip
 
 
@@ -219,6 +219,18 @@ def test_a_slow_machine_is_told_by_what_failed_not(
     device, cores = FakeWorker.made[-1]
     assert device == "cpu:threads=1,isa=avx2"
     assert len(cores) == 1
+
+
+@pytest.mark.skipif("len(__import__('os').sched_getaffinity(0)) < 2", reason="two ranks, two cores")
+@pytest.mark.parametrize(("slow", "taken_s"), [(1.0, 0.3), (2.0, 0.4)])
+def test_issued_calls_take_the_longer_of_device_and_host(
+    slow: float, taken_s: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pace_process, "Worker", FakeWorker)
+    monkeypatch.setattr(FakeWorker, "slow", slow)
+    wire = FakeWire({"time": 1}, {"exit": 1})
+    keep_pace(cast(Wire, wire), job(LONG, SHORT, issued=True))
+    assert seconds_of(wire.heard[1], 2) == [pytest.approx(taken_s), None]
 
 
 @pytest.mark.skipif("len(__import__('os').sched_getaffinity(0)) < 2", reason="two ranks, two cores")
