@@ -351,6 +351,14 @@ _TRAINING = {
         lambda d: 4.0 * d["batch"] * d["heads"] * d["head_dim"] * d["queries"] * d["keys"],
         "batch*queries*heads*head_dim", "batch*keys*heads*head_dim",
     ),
+    # Of images or (a height of 1) of rows; ``taps`` elements a window.
+    "pool": _training(
+        ("batch", "channels", "height", "width", "out_height", "out_width", "taps"),
+        lambda d: (
+            1.0 * d["batch"] * d["channels"] * d["out_height"] * d["out_width"] * d["taps"]
+        ),
+        "batch*channels*height*width", "batch*channels*out_height*out_width",
+    ),
     "matmul": _training(
         ("batch", "rows", "n", "k"),
         lambda d: 2.0 * d["batch"] * d["rows"] * d["n"] * d["k"],

@@ -62,6 +62,11 @@ def contended(cluster: Cluster) -> ContentionKind:
     return "training" if any(c.kind == "training" for c in cluster.contention) else "memory"
 
 
+def pressure(costs: CostBook, device: str, work: Work, kind: ContentionKind) -> float:
+    """Share of a work's time in which it contends with other ranks of its host, 0..1."""
+    return (compute_share if kind == "training" else memory_share)(costs, device, work)
+
+
 def compute_share(costs: CostBook, device: str, work: Work) -> float:
     """Share of a work's time that its programs take, 0..1; the rest is what ranks send each other.
 

@@ -21,10 +21,11 @@ from foreplan.datasets.program import Program, Variant, program
 from foreplan.datasets.ranks.contention import measure_contention
 from foreplan.datasets.ranks.links import measure_links
 from foreplan.datasets.ranks.recorded_passes import measure_recorded
-from foreplan.datasets.ranks.together import measure_together
+from foreplan.datasets.ranks.together import PassTimes, measure_together
 from foreplan.datasets.specs import StrictModel, load_document, validate
 from foreplan.datasets.storage import write_atomically
 from foreplan.datasets.tier import Contention, ProgramInPass, Tier
+from foreplan.errors import MissingDataError
 from foreplan.planner.verify.placement import assign_cores
 
 if TYPE_CHECKING:
@@ -87,7 +88,7 @@ class PassTogether(StrictModel):
 def together(
     devices: Sequence[DeviceName],
     profiles: Mapping[DeviceName, Profile],
-    calls: Mapping[Program, int],
+    passes: Sequence[Mapping[Program, int]],
     output: Path,
     host: str,
     console: Console,
@@ -97,15 +98,15 @@ def together(
     Args:
         devices: one a rank.
         profiles: of the devices.
-        calls: programs of a training step's pass, with their calls, which ranks at work together
-            are timed by; without them programs that stand for decoding are.
+        passes: of a training step, programs with their calls, which ranks at work together are
+            timed by; without any, programs that stand for decoding are.
         output: folder of ``links.json``.
         host: its name in the cluster.
         console: shows progress.
 
     Returns:
         What is known now. Of a single device, and of devices that cannot run together, there are
-        no links; a GPU's passes are its own.
+        no links, and of passes what one rank takes for them.
     """
     kinds, linked = {device.kind for device in devices}, len(devices) > 1
     if len(kinds) > 1:
@@ -113,8 +114,6 @@ def together(
     if "cuda" in kinds and len({device.index for device in devices}) < len(devices):
         console.print("links not measured: slices of one GPU cannot run at the same time")
         linked = False
-    if not linked and "cuda" not in kinds:
-        return [], []
     path = output / "links.json"
     way = "measured"
     if "cuda" in kinds:
@@ -136,15 +135,15 @@ def together(
             tier = measure_links(devices).tier((host,), "host", f"{way}, among ranks of the host")
         known = {"of": key, "tiers": [tier.model_dump(mode="json", exclude_defaults=True)]}
         write_atomically(path, _as_json(known))
-    passes = None
+    timed = None
     if known.get("passes") is not None:
-        passes = validate(PassTogether, known["passes"], "links.json: passes")
-    if calls:
-        found = _passes(devices, profiles, calls, passes, host, console)
-        if found is not None and found is not passes:
+        timed = validate(PassTogether, known["passes"], "links.json: passes")
+    if passes:
+        found = _passes(devices, profiles, passes, timed, host, console)
+        if found is not None and found is not timed:
             known["passes"] = found.model_dump(mode="json", exclude_defaults=True)
             write_atomically(path, _as_json(known))
-        passes = found
+        timed = found
     elif linked and not isinstance(known.get("contention"), list):
         known["contention"] = _stand_ins(devices, host, console)
         write_atomically(path, _as_json(known))
@@ -153,7 +152,7 @@ def together(
     ]
     return (
         [validate(Tier, tier, "links.json: tiers") for tier in known["tiers"]],
-        contention if passes is None else [*contention, passes.contention],
+        contention if timed is None else [*contention, timed.contention],
     )
 
 
@@ -170,29 +169,44 @@ def _stand_ins(devices: Sequence[DeviceName], host: str, console: Console) -> li
 def _passes(
     devices: Sequence[DeviceName],
     profiles: Mapping[DeviceName, Profile],
-    calls: Mapping[Program, int],
+    asked: Sequence[Mapping[Program, int]],
     known: PassTogether | None,
     host: str,
     console: Console,
 ) -> PassTogether | None:
-    """What ranks at work together take for a pass; what is known where it cannot be measured."""
-    recorded = devices[0].kind == "cuda"
-    if known is not None and known.priced_by(profiles) and not (recorded and known.lacks(calls)):
+    """What ranks at work together take for passes; what is known where none can be measured."""
+    asked = [calls for calls in asked if _price_s(profiles, calls) is not None]
+    calls = _union(asked)
+    if not asked:
         return known
-    if recorded and known is not None:  # workloads that share the folder keep their programs
-        calls = {**known.calls(), **calls}
-    price_s = _price_s(profiles, calls)
+    recorded, cores = devices[0].kind == "cuda", assign_cores(devices)
+    stands = known is not None and known.priced_by(profiles)
+    if known is not None and stands and not known.lacks(calls):
+        return known
+    # Workloads that share the folder keep their programs: a GPU times them again.
+    keeps = known is not None and (stands or recorded)
+    every = _union([known.calls(), calls]) if known is not None and keeps else calls
+    price_s = _price_s(profiles, every)
     if price_s is None:
         return known
-    cores = assign_cores(devices)
     if recorded:
         with console.status("measuring recorded passes"):
-            took = measure_recorded(devices, calls, price_s, cores=cores)
+            took = measure_recorded(devices, every, price_s, cores=cores)
     else:
-        with console.status("measuring passes of ranks at work together"):
-            took = measure_together(
-                devices, calls, price_s, cores=cores, counts=(1, *_counts(len(devices)))
-            )
+        counts = (1, *_counts(len(devices))) if len(devices) > 1 else (1,)
+        several = []
+        for k, each in enumerate(asked, 1):
+            which = "" if len(asked) == 1 else f" ({k} of {len(asked)})"
+            with console.status(f"measuring passes of ranks at work together{which}"):
+                try:
+                    took = measure_together(devices, each, price_s, cores=cores, counts=counts)
+                except MissingDataError as error:  # prices then stay as they are
+                    console.print(f"pass not timed{which}: {error}")
+                else:
+                    several.append(took)
+        if not several:
+            return known
+        took = PassTimes.mean(several)
     contention = Contention(
         kind="training", factors=took.factors, host=host,
         programs=tuple(
@@ -205,14 +219,23 @@ def _passes(
         source=f"measured: {sum(calls.values())} programs of a pass, "
         + ("as one CUDA graph" if recorded else "behind one another"),
     )  # fmt: skip
+    if known is not None and keeps and not recorded:
+        mine = {(one.device, one.program()) for one in contention.programs}
+        kept = [o for o in known.contention.programs if (o.device, o.program()) not in mine]
+        contention = contention.model_copy(update={"programs": (*kept, *contention.programs)})
     return PassTogether(
         programs=tuple(
             PassProgram(op=p.op, dims=p.dims, variant=str(p.variant), calls=count)
-            for p, count in calls.items()
+            for p, count in every.items()
         ),
-        price_s={str(device): seconds for device, seconds in _pass_s(price_s, calls).items()},
+        price_s={str(device): seconds for device, seconds in _pass_s(price_s, every).items()},
         contention=contention,
     )
+
+
+def _union(passes: Sequence[Mapping[Program, int]]) -> dict[Program, int]:
+    """The programs of all passes, each with its calls in the last that has it."""
+    return {item: count for calls in passes for item, count in calls.items()}
 
 
 def _price_s(

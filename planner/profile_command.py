@@ -90,10 +90,13 @@ def profile_host(
     fits: dict[DeviceName, DeviceFit] = {}
     paths = {device: output / f"{_slug(device)}.json" for device in devices}
 
+    # A fit times too few programs of a step's passes; bubbles do without stand-ins for them.
+    timed = tasks is None or purpose == "bubbles"
+    passes = _passes(devices, workload, models, purpose) if timed else ()
+
     def joined() -> Cluster:
         profiles.update({device: Profile.load(path) for device, path in paths.items()})
-        return _cluster(devices, profiles, caps, _pass(devices, workload, models, purpose),
-                        output, host, console)  # fmt: skip
+        return _cluster(devices, profiles, caps, passes, output, host, console)
 
     # Two at a time would not only write the same files: each would slow what the other measures.
     with ExitStack() as stack, folder_for(output), exclusive(output / "cluster.yaml"):
@@ -230,15 +233,21 @@ def _programs(
     return ProfileGrid.exact(wanted).programs
 
 
-def _pass(
+def _passes(
     devices: Sequence[DeviceName], workload: str | None, models: Sequence[str], purpose: str
-) -> Mapping[Program, int]:
+) -> Sequence[Mapping[Program, int]]:
     """Programs that ranks at work together are timed by, with their calls; none but of passes."""
-    if purpose != "bubbles" or workload is None:
-        return {}
+    if purpose not in ("bubbles", "precision") or workload is None:
+        return ()
     asked: Any = load_workload(purpose, workload)
     model = load_model(models[0]) if models else None
-    return bubbles_pass(model, asked, devices[0], devices=len(devices))
+    if purpose == "bubbles":
+        return (bubbles_pass(model, asked, devices[0], devices=len(devices)),)
+    if devices[0].kind == "cuda":  # whose steps are not recorded, but issued
+        return ()
+    from foreplan.planner.precision.shapes import precision_passes
+
+    return precision_passes(model, asked, "cpu")
 
 
 def _job(models: Sequence[str], workload: str | None, purpose: str) -> Job | None:
@@ -268,13 +277,13 @@ def _cluster(
     devices: Sequence[DeviceName],
     profiles: dict[DeviceName, Profile],
     caps: Mapping[DeviceName, int],
-    calls: Mapping[Program, int],
+    passes: Sequence[Mapping[Program, int]],
     output: Path,
     host: str,
     console: Console,
 ) -> Cluster:
     """The devices with their profiles, and what they do to each other."""
-    tiers, contention = together(devices, profiles, calls, output, host, console)
+    tiers, contention = together(devices, profiles, passes, output, host, console)
     document = {
         "devices": [
             {

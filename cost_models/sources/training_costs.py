@@ -112,6 +112,10 @@ def forward_parts(work: Program) -> list[tuple[Program, float]]:
         if direction == BACKWARD:
             found.append(_moved(d["vocab"], d["cols"], dtype, dtype, "fp32", "fp32"))
         return found
+    if op == "pool":  # zeros are written and added to in the backward pass
+        images = d["batch"] * d["channels"]
+        read = _moved(images * d["height"], d["width"], *[dtype] * (1 + (direction == BACKWARD)))
+        return [read, _moved(images * d["out_height"], d["out_width"], dtype)]
     if op == "cross_entropy":
         whole = program(
             "softmax", Variant("fp32", "fp32", "torch.softmax"), rows=d["rows"], cols=d["cols"]

@@ -2,8 +2,8 @@
 
 A program is named by the operator, the pass (`FORWARD`, `BACKWARD` or `WEIGHT_GRADIENT`), its
 canonical shape and the dtypes it works in. Operators without a program of their own (copies,
-reductions, pools) are priced as an element-wise operator over as many elements: they are memory
-bound, and few.
+reductions, pools of volumes) are priced as an element-wise operator over as many elements: they are
+memory bound, and few.
 """
 
 from __future__ import annotations
@@ -23,6 +23,11 @@ COLD = "_cold"
 _ACTIVATIONS = {
     "gelu": "torch.gelu", "gelu_tanh": "torch.gelu_tanh", "silu": "torch.silu",
     "relu": "torch.relu",
+}  # fmt: skip
+#: Pools that are timed as such, and by which function.
+POOLS = {
+    f"{kind}_pool{n}d": f"torch.{kind}_pool{n}d"
+    for kind in ("max", "avg", "adaptive_avg", "adaptive_max") for n in (1, 2)
 }  # fmt: skip
 #: Columns that a flat tensor is measured with: any row length of a memory-bound map costs alike.
 _COLUMNS = 1024
@@ -52,6 +57,24 @@ def embedding_program(direction: str, rows: int, vocab: int, cols: int, variant:
     return program(f"embedding_{direction}", plain, rows=rows, vocab=vocab, cols=cols)
 
 
+def pool_program(direction: str, node: OperatorNode, dtype: str) -> Program | None:
+    """One pass of a pool over images or rows; ``None`` of one that is not timed as such."""
+    kernel = POOLS.get(node.target.rpartition(".")[2].removesuffix("_with_indices"))
+    source, out = node.inputs[0], node.outputs[0]
+    spatial = 1 if kernel is not None and kernel.endswith("1d") else 2
+    if kernel is None or not spatial < len(source) == len(out) <= spatial + 2:
+        return None
+    # A sample without a batch, and rows for images of one row.
+    (*outer, channels), image = source[:-spatial], source[-spatial:]
+    height, width = (1, *image)[-2:]
+    out_height, out_width = (1, *out[-spatial:])[-2:]
+    return program(
+        f"pool_{direction}", Variant(dtype, dtype, kernel), batch=math.prod(outer),
+        channels=channels, height=height, width=width, out_height=out_height, out_width=out_width,
+        taps=max(1, round(node.flops / max(1, math.prod(out)))),
+    )  # fmt: skip
+
+
 def dependent_program(direction: str, node: OperatorNode, dtype: str) -> Program:
     """One pass of an operator that works in the dtype it is fed."""
     out = node.outputs[0]
@@ -77,6 +100,9 @@ def dependent_program(direction: str, node: OperatorNode, dtype: str) -> Program
             f"embedding_bag_{direction}", Variant("fp32", "fp32", "torch.embedding_bag"),
             rows=rows, bags=max(1, math.prod(out[:-1])), vocab=vocab, cols=cols,
         )  # fmt: skip
+    pool = pool_program(direction, node, dtype) if node.op == "pool" else None
+    if pool is not None:
+        return pool
     rows, cols = _flat((*node.inputs[:1], out))
     name = node.target.rpartition(".")[2]
     op, kernel = "elementwise", "torch.mul" if name == "mul" else "torch.add"

@@ -12,6 +12,7 @@ was saved for the backward pass, gradient buffers; see `foreplan.datasets.kernel
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -21,7 +22,7 @@ from torch.nn import functional as F
 
 from foreplan.datasets.kernels.cold_operands import InTurn, in_turn
 from foreplan.datasets.kernels.quantise import FP8_LIMIT, INT8_LIMIT, Along, product, quantise
-from foreplan.datasets.kernels.training_programs import COLD
+from foreplan.datasets.kernels.training_programs import COLD, POOLS
 from foreplan.datasets.kernels.training_variant import EIGHT_BITS, training_variant
 from foreplan.datasets.program import Program, Variant
 from foreplan.errors import SpecError
@@ -152,6 +153,29 @@ def _conv2d(d: Any, v: Variant, draw: Any) -> Any:
     return run, (x,), (w,)
 
 
+def _pool(d: Any, v: Variant, draw: Any) -> Any:
+    """Windows are as square as ``taps`` and the image allow, and as far apart as the sizes say."""
+    spatial = 1 if v.kernel.endswith("1d") else 2
+    image, out = ((d["height"], d["width"]), (d["out_height"], d["out_width"]))
+    x = draw(d["batch"], d["channels"], *image[-spatial:], dtype=v.compute)
+    pool = getattr(F, v.kernel.removeprefix("torch."), None)
+    if v.kernel.removeprefix("torch.") not in POOLS or pool is None:
+        raise SpecError("kernel", got=v.kernel, expected=f"one of {', '.join(POOLS.values())}")
+    if "adaptive" in v.kernel:
+        return (lambda x: pool(x, out[-spatial:])), (x,), ()
+    high = max(
+        (n for n in range(1, math.isqrt(d["taps"]) + 1) if d["taps"] % n == 0), default=1
+    ) if spatial == 2 else 1  # fmt: skip
+    window = [min(size, n) for size, n in zip((high, d["taps"] // high), image, strict=True)]
+    stride = [max(1, round(n / m)) for n, m in zip(image, out, strict=True)]
+    padding = [
+        min(size // 2, max(0, -((n - size - (m - 1) * step) // 2)))
+        for size, n, m, step in zip(window, image, out, stride, strict=True)
+    ]
+    sizes = [tuple(each[-spatial:]) for each in (window, stride, padding)]
+    return (lambda x: pool(x, *sizes)), (x,), ()
+
+
 def _attention(d: Any, v: Variant, draw: Any) -> Any:
     """Heads lie as projections leave them, inside of a position; so does the result's gradient.
 
@@ -237,6 +261,7 @@ def _cross_entropy(d: Any, v: Variant, draw: Any) -> Any:
 
 _BUILDERS: dict[str, Callable[..., Any]] = {
     "conv2d": _conv2d,
+    "pool": _pool,
     "attention": _attention,
     "matmul": _matmul,
     "embedding": _embedding,

@@ -38,6 +38,24 @@ class PassTimes(NamedTuple):
     factors: dict[int, float]
     programs: dict[DeviceName, dict[Program, float]]
 
+    @classmethod
+    def mean(cls, several: Sequence[PassTimes]) -> PassTimes:
+        """Of several passes; a program counts in those that have it.
+
+        Args:
+            several: of the same devices and numbers of ranks.
+        """
+        factors = {n: fmean(one.factors[n] for one in several) for n in several[0].factors}
+        programs: dict[DeviceName, dict[Program, list[float]]] = {}
+        for one in several:
+            for device, found in one.programs.items():
+                for item, factor in found.items():
+                    programs.setdefault(device, {}).setdefault(item, []).append(factor)
+        return cls(
+            factors,
+            {d: {i: fmean(each) for i, each in found.items()} for d, found in programs.items()},
+        )
+
 
 def measure_together(
     devices: Sequence[DeviceName],

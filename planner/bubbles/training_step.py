@@ -26,7 +26,7 @@ from foreplan.planner.bubbles.spec import BackbonePlan, BubblesWorkload, Encoder
 from foreplan.planner.bubbles.towers import Tower, backbone_tower, encoder_towers
 from foreplan.planner.bubbles.work_parts import Parts, joined, segment, times
 from foreplan.planner.bubbles.works import StepWorks, TowerWorks
-from foreplan.planner.contention import compute_share, contended, contention, memory_share
+from foreplan.planner.contention import contended, contention, pressure
 
 #: Share of a sum's time on the spot that computation beside it may lose before nothing is put there
 #: (chosen: gloo takes 0.63-0.86 of its own on a rank's one core, where units inside passes made a
@@ -118,9 +118,7 @@ class TrainingStep:
         """
         if self.contention is None:
             return 0.0
-        if contended(self._cluster) == "training":
-            return compute_share(self._costs, self.devices[rank], work)
-        return memory_share(self._costs, self.devices[rank], work)
+        return pressure(self._costs, self.devices[rank], work, contended(self._cluster))
 
     @functools.cache  # noqa: B019
     def beside(self, work: Work, part: float = 1.0) -> Work | None:

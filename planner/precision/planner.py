@@ -17,8 +17,10 @@ from foreplan.cost_models.schedule import Schedule
 from foreplan.cost_models.timeline import Timeline
 from foreplan.datasets.cluster import Cluster
 from foreplan.datasets.models.model import Model
+from foreplan.datasets.tier import ContentionKind
 from foreplan.errors import SpecError
 from foreplan.planner.base import Agreement, Bound, Choice, Kernels, Planner, Problem, TimeLimit
+from foreplan.planner.contention import contended
 from foreplan.planner.precision.baselines import precision_baselines
 from foreplan.planner.precision.graph import TrainingGraph
 from foreplan.planner.precision.indicator import omega_table
@@ -132,6 +134,10 @@ class PrecisionPlanner(Planner[PrecisionWorkload, PrecisionDecision]):
         return TimeLimit(start, 1.0 + w.slack)
 
     # ------------------------------------------------------------------------------- schedule
+
+    def contends(self, problem: Problem[PrecisionWorkload]) -> ContentionKind:
+        """In passes, where ranks at work together were timed by those."""
+        return contended(problem.cluster)
 
     def processes(self, problem: Problem[PrecisionWorkload], decision: PrecisionDecision) -> int:
         """One a worker; the network is not traced for that."""

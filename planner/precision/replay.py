@@ -16,7 +16,8 @@ import numpy as np
 from foreplan.cost_models.costs import CostBook, HostLaunch, HostWait, Segment, Work
 from foreplan.cost_models.schedule import FloatArray, IntArray, Schedule
 from foreplan.cost_models.simulator import Contention, Simulator
-from foreplan.planner.contention import memory_share
+from foreplan.datasets.tier import ContentionKind
+from foreplan.planner.contention import pressure
 from foreplan.planner.precision.pricing import StepTables, Works
 from foreplan.planner.precision.saved import SavedBytes
 from foreplan.planner.precision.spec import ALL_REDUCE, BACKWARD, FORWARD, OPTIMIZER
@@ -177,6 +178,7 @@ class StepReplay:
         optimizer: work of the update.
         costs: prices of collectives and of the update.
         contention: measured slowdown between ranks of one host.
+        contends: in what they contend.
         taken: what the backward pass loses to an all-reduce beside it, over the all-reduce's own
             time (`Cluster.taken_beside`). The last one has the update behind it, which waits.
     """
@@ -188,11 +190,12 @@ class StepReplay:
         optimizer: Work,
         costs: CostBook,
         contention: Contention | None,
+        contends: ContentionKind = "memory",
         taken: float = 0.0,
     ) -> None:
         self.devices, self.optimizer = tuple(devices), optimizer
         self.buckets = devices[0].buckets
-        self._costs, self._contention = costs, contention
+        self._costs, self._contention, self._contends = costs, contention, contends
         self.labels = tuple(labels)
         updates = [self._update(device) for device in devices]
         self.optimizer_s = np.array(
@@ -235,9 +238,9 @@ class StepReplay:
                     label, forward, backward, self._update(device),
                     tuple(int(b) for b in device.saved_bytes(choice)),
                     (
-                        memory_share(self._costs, label, forward),
-                        memory_share(self._costs, label, whole),
-                        memory_share(self._costs, label, update),
+                        pressure(self._costs, label, forward, self._contends),
+                        pressure(self._costs, label, whole, self._contends),
+                        pressure(self._costs, label, update, self._contends),
                     ),
                 )
             )  # fmt: skip

@@ -17,7 +17,7 @@ from foreplan.cost_models.schedule import IntArray
 from foreplan.datasets.cluster_entry import Rank
 from foreplan.errors import InfeasibleError, SpecError
 from foreplan.planner.base import Problem
-from foreplan.planner.contention import contention
+from foreplan.planner.contention import contended, contention
 from foreplan.planner.precision.allocation import Allocation, Omega
 from foreplan.planner.precision.graph import TrainingGraph
 from foreplan.planner.precision.pricing import StepTables, Unpriced
@@ -80,12 +80,14 @@ class Situation:
         self.kind_of = [next(k for k, m in enumerate(self.kinds) if r in m)
                         for r in range(len(self.ranks))]  # fmt: skip
         self.devices = [DeviceReplay(tables[k], self.buckets) for k in range(len(self.kinds))]
+        contends = contended(problem.cluster)
         self.replay = StepReplay(
             [self.devices[k] for k in self.kind_of],
             [rank.label for rank in self.ranks],
             self.graph.update(w.optimizer),
             self.costs,
-            contention(problem.cluster, tuple(range(len(self.ranks)))),
+            contention(problem.cluster, tuple(range(len(self.ranks))), kind=contends),
+            contends,
             problem.cluster.taken_beside("all_reduce", range(len(self.ranks))),
         )
         self.capacity = tuple(rank.capacity for rank in self.ranks)

@@ -16,7 +16,7 @@ from foreplan.datasets.profile import Profile, Row
 from foreplan.datasets.program import Program, Variant, program
 from foreplan.datasets.ranks.together import PassTimes
 from foreplan.datasets.tier import Contention, Tier
-from foreplan.errors import SpecError
+from foreplan.errors import MissingDataError, SpecError
 from foreplan.planner import host_together
 from foreplan.planner.host_together import together
 
@@ -85,7 +85,7 @@ def found(
     devices: Sequence[DeviceName] = (CPU, CPU),
 ) -> dict[str, dict[int, float]]:  # fmt: skip
     tiers, contention = together(
-        devices, profiles, calls, folder, "here", Console(quiet=True)
+        devices, profiles, [calls] if calls else [], folder, "here", Console(quiet=True)
     )  # fmt: skip
     assert len(tiers) == 1
     return {item.kind: dict(item.factors) for item in contention}
@@ -110,7 +110,7 @@ def test_passes_are_timed_over_their_price_and_kept(measuring: Measuring, tmp_pa
 def test_each_programs_part_is_kept_too(measuring: Measuring, tmp_path: Path) -> None:
     for _ in "ab":
         _, (contention,) = together(
-            [CPU, CPU], profile(1e-3, 3e-3), CALLS, tmp_path, "here", Console(quiet=True)
+            [CPU, CPU], profile(1e-3, 3e-3), [CALLS], tmp_path, "here", Console(quiet=True)
         )
         assert {each.program(): each.factor for each in contention.programs} == {
             FORWARD: 0.8, BACKWARD: 1.1,
@@ -144,9 +144,9 @@ def test_a_gpus_passes_are_its_own(names: list[str], measuring: Measuring, tmp_p
     devices = [DeviceName.parse(name) for name in names]
     profiles = dict.fromkeys(devices, profile(1e-3, 3e-3)[CPU])
     console = Console(quiet=True)
-    assert together(devices, profiles, {}, tmp_path, "here", console) == ([], [])
-    for calls in (CALLS, CALLS, {}):
-        tiers, (contention,) = together(devices, profiles, calls, tmp_path, "here", console)
+    assert together(devices, profiles, [], tmp_path, "here", console) == ([], [])
+    for passes in ([CALLS], [CALLS], []):
+        tiers, (contention,) = together(devices, profiles, passes, tmp_path, "here", console)
         assert tiers == []
         assert contention.factors == {1: 0.4}
     assert (measuring.links, measuring.stand_ins, len(measuring.recorded)) == (0, 0, 1)
@@ -167,6 +167,58 @@ def test_other_plans_have_programs_that_stand_for_decoding(
     assert found(tmp_path, profiles, CALLS) == {"memory": {2: 1.5}, "training": {1: 0.9, 2: 1.1}}
     assert found(tmp_path, profiles, {}) == {"memory": {2: 1.5}, "training": {1: 0.9, 2: 1.1}}
     assert (measuring.links, measuring.stand_ins, len(measuring.passes)) == (1, 1, 1)
+
+
+def test_a_step_of_each_precision_is_a_pass_of_its_own(
+    measuring: Measuring, tmp_path: Path
+) -> None:
+    """What several have counts by the mean; what a device could not run is left out."""
+    profiles = profile(1e-3, 3e-3)
+    unpriced = program("linear_forward", FP32, rows=9, n=64, k=64)
+    passes = [CALLS, {unpriced: 1}, {FORWARD: 5}]
+    console = Console(quiet=True)
+    for _ in "ab":
+        _, (contention,) = together([CPU, CPU], profiles, passes, tmp_path, "here", console)
+        assert contention.factors == {1: 0.9, 2: 1.1}
+    assert [calls for calls, _, _ in measuring.passes] == [CALLS, {FORWARD: 5}]
+
+
+def test_a_pass_that_does_not_run_is_told_and_prices_stay(
+    measuring: Measuring, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(_: Any, calls: Any, price_s: Any, **how: Any) -> PassTimes:
+        if BACKWARD in calls:
+            raise MissingDataError("ranks at work together on cpu: no memory")
+        return PassTimes({1: 0.5, 2: 0.5}, {CPU: dict.fromkeys(calls, 0.5)})
+
+    monkeypatch.setattr(host_together, "measure_together", broken)
+    console = Console(record=True, width=100)
+    for passes, kinds in (([CALLS], []), ([CALLS, {FORWARD: 1}], ["training"])):
+        _, contention = together([CPU, CPU], profile(1e-3, 3e-3), passes, tmp_path, "here", console)
+        assert [one.kind for one in contention] == kinds
+    assert "pass not timed (1 of 2): ranks at work together on cpu: no memory" in (
+        console.export_text()
+    )
+
+
+def test_another_workloads_pass_keeps_what_was_timed(measuring: Measuring, tmp_path: Path) -> None:
+    profiles, console = profile(1e-3, 3e-3), Console(quiet=True)
+    for passes in ([{FORWARD: 2}], [{BACKWARD: 1}], [{FORWARD: 2}]):
+        _, (contention,) = together([CPU, CPU], profiles, passes, tmp_path, "here", console)
+    assert [calls for calls, _, _ in measuring.passes] == [{FORWARD: 2}, {BACKWARD: 1}]
+    assert len({one.program() for one in contention.programs}) == len(contention.programs) == 2
+
+
+def test_a_single_processor_has_passes_and_no_links(measuring: Measuring, tmp_path: Path) -> None:
+    console = Console(quiet=True)
+    for passes in ([CALLS], [CALLS]):
+        tiers, (contention,) = together(
+            [CPU], profile(1e-3, 3e-3), passes, tmp_path, "here", console
+        )
+        assert tiers == []
+        assert contention.programs
+    assert (measuring.links, [counts for _, _, counts in measuring.passes]) == (0, [(1,)])
+    assert together([CPU], profile(1e-3, 3e-3), [], tmp_path / "b", "here", console) == ([], [])
 
 
 @pytest.mark.parametrize("broken", [{"price_s": 7}, {"programs": [{}]}, {"contention": None}])

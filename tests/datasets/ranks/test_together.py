@@ -109,3 +109,12 @@ def test_a_rank_that_cannot_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(FakeWorker, "broken", 1)
     with pytest.raises(MissingDataError, match="no such kernel"):
         measured([CPU] * 3)
+
+
+def test_several_passes_count_by_their_mean() -> None:
+    first = PassTimes({1: 0.8, 2: 1.2}, {CPU: {LONG: 0.5, SHORT: 1.0}})
+    second = PassTimes({1: 1.0, 2: 1.6}, {CPU: {LONG: 0.7}})
+    found = PassTimes.mean([first, second])
+    assert found.factors == {1: pytest.approx(0.9), 2: pytest.approx(1.4)}
+    assert found.programs == {CPU: {LONG: pytest.approx(0.6), SHORT: pytest.approx(1.0)}}
+    assert PassTimes.mean([first]) == first

@@ -18,7 +18,7 @@ from foreplan.planner.precision import planner as planner_module
 from foreplan.planner.precision.graph import TrainingGraph
 from foreplan.planner.precision.indicator import omega_table
 from foreplan.planner.precision.search import PrecisionSearch
-from foreplan.planner.precision.shapes import precision_programs
+from foreplan.planner.precision.shapes import precision_passes, precision_programs
 from foreplan.planner.precision.situation import Situation
 from foreplan.planner.precision.spec import PrecisionWorkload
 from foreplan.planner.predict import Forecast
@@ -273,6 +273,28 @@ def test_programs_to_measure_are_those_that_plans_price():
             "bf16/int8/torch.quantise_rows", "fp32/bf16/torch.to_cold",
             "fp32/int8/torch.quantise_rows_cold"} == casts  # fmt: skip
     assert len(set(programs)) == len(programs)
+
+
+@pytest.mark.parametrize("network", ["byte_lm", "digits_cnn"])
+def test_passes_are_what_uniform_plans_run(make_problem, network):
+    """Priced one by one they take what the replay says of a device whose host is not known."""
+    fields = {**FIELDS, "network": network}
+    if network != "byte_lm":
+        fields["network_options"] = {}
+    problem = make_problem(precisions=("fp32", "bf16"), **fields)
+    situation = Situation(problem)
+    kind = situation.ranks[0].kernel_kind
+    passes = precision_passes(None, problem.workload, kind)
+    every = set(precision_programs(None, problem.workload, kind))
+    device, label = situation.devices[0], situation.ranks[0].label
+    for precision, calls in zip(problem.workload.precisions, passes, strict=True):
+        assert calls.keys() <= every
+        assert "optimizer_step" not in {program.op for program in calls}
+        taken = sum(problem.costs.cost(item, label).mean_s * n for item, n in calls.items())
+        forward, backward = device.seconds(situation.uniform(0, precision))
+        assert taken == pytest.approx(forward + sum(backward), rel=1e-2), "but for launches"
+        ways = [program.op.rpartition("_")[2] for program in calls if program.op != "cast"]
+        assert ways == sorted(ways, key=lambda way: way != "forward"), "forward, then backward"
 
 
 def test_random_plans_replay_reproducibly(make_problem):
