@@ -6,6 +6,10 @@ one of several, which run at speeds of their own. So programs of a pass are run 
 (`foreplan.datasets.timing.measuring.Worker.send_pass`), by one rank, two, ... all of them at once,
 and their times are put over what the profile says of them: of one rank program by program, as what
 the caches hold differs most by program; of several that of the whole pass.
+
+A host runs faster in one minute than in the next. So a few programs of the pass are timed again as
+the profile did, between the turns, and what they take longer than by it is no part of the factors:
+two profiles of one step, ten minutes apart, had factors of 1.005 and 0.94 without that.
 """
 
 from __future__ import annotations
@@ -22,6 +26,9 @@ from foreplan.errors import MissingDataError
 
 #: Groups of a size at most that are timed, one after the other: all cores of a small host.
 _GROUPS = 8
+#: Programs that tell the host's speed, those that most of a pass is priced by, and how long each is
+#: timed (chosen; their inputs are as large as four caches each).
+_TELLING, _ALONE = 6, Effort(min_s=0.02, min_samples=5, max_s=0.3, max_samples=200)
 #: Nothing counts, but inputs are made.
 _MADE = Effort(min_s=0.0, min_samples=1, max_s=0.0, timeout_s=120.0)
 
@@ -71,7 +78,8 @@ def measure_together(
 
     All numbers are measured in turn, ``repeats`` times, and medians are kept, so that a drift of
     the machine's speed falls on all of them. Of each number all ranks take part, in groups of
-    neighbours one after the other (8 at most), and count alike.
+    neighbours one after the other (8 at most), and count alike. Prices are taken at the speed that
+    the host has in that turn.
 
     Args:
         devices: what each rank is.
@@ -100,7 +108,9 @@ def measure_together(
             for device, place in zip(devices, cores, strict=True)
         ]
         _passes(workers, calls, _MADE)
+        first = {worker.device: worker for worker in reversed(workers)}
         for _ in range(repeats):
+            pace = {d: _pace(worker, calls, price_s[d]) for d, worker in first.items()}
             for count, each in found.items():
                 groups = [workers[k : k + count] for k in range(0, len(workers), count)]
                 ratios: list[float] = []
@@ -108,10 +118,12 @@ def measure_together(
                     for worker, took in zip(group, _passes(group, calls, effort), strict=True):
                         device = worker.device
                         whole = sum(took[item] * often for item, often in calls.items())
-                        ratios.append(whole / pass_s[device])
+                        ratios.append(whole / pass_s[device] / pace[device])
                         if count == 1:
                             for item, seconds in took.items():
-                                alone[device][item].append(seconds / price_s[device][item])
+                                alone[device][item].append(
+                                    seconds / price_s[device][item] / pace[device]
+                                )
                 each.append(fmean(ratios))
     return PassTimes(
         {count: median(each) for count, each in found.items()},
@@ -120,6 +132,19 @@ def measure_together(
             for device, programs in alone.items()
         },
     )
+
+
+def _pace(worker: Worker, calls: Mapping[Program, int], price_s: Mapping[Program, float]) -> float:
+    """Time of programs by themselves, as the profile times them, over their prices by it."""
+    most = sorted(calls, key=lambda item: -calls[item] * price_s[item])[:_TELLING]
+    taken = priced = 0.0
+    for item in most:
+        found = worker.measure(item, _ALONE, keep=True)
+        if found.error is not None:
+            raise MissingDataError(f"ranks at work together on {worker.device}: {found.error}")
+        taken += calls[item] * found.median_s
+        priced += calls[item] * price_s[item]
+    return taken / priced
 
 
 def _passes(

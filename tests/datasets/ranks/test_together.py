@@ -28,6 +28,7 @@ class FakeWorker:
     broken: ClassVar[int | None] = None
     groups: ClassVar[set[tuple[int, ...]]] = set()
     factor: ClassVar[float] = 1.0
+    pace: ClassVar[float] = 1.0
 
     def __init__(self, device: DeviceName, *, cores: Sequence[int]) -> None:
         self.device, self._core = device, cores[0]
@@ -37,6 +38,13 @@ class FakeWorker:
 
     def __exit__(self, *raised: object) -> None:
         return
+
+    def measure(self, item: Program, effort: Effort, *, keep: bool) -> Measurement:
+        """By itself it takes its price, times the host's pace."""
+        assert keep
+        if FakeWorker.broken == self._core:
+            return Measurement.failed("no such kernel")
+        return Measurement((PRICES[self.device][item] * FakeWorker.pace,), 1)
 
     def send_pass(
         self, calls: Sequence[tuple[Program, int]], effort: Effort, *, keep: bool
@@ -54,7 +62,8 @@ class FakeWorker:
             return [Measurement.failed("no such kernel")] * count
         slow = (4.0, 8.0) if self.device == SLOW else (1.0, 1.0)
         times = zip((2.0, 1.0), slow, strict=True)
-        return [Measurement((seconds * more * FakeWorker.factor,), 1) for seconds, more in times]
+        scale = FakeWorker.factor * FakeWorker.pace
+        return [Measurement((seconds * more * scale,), 1) for seconds, more in times]
 
 
 @pytest.fixture(autouse=True)
@@ -98,6 +107,18 @@ def test_one_rank_alone_is_put_over_the_price_of_each_program(
         measured([CPU, CPU], counts=(1,)).factors[1]
     )
     assert measured([CPU, CPU], counts=(2,)).programs == {CPU: {}}
+
+
+@pytest.mark.parametrize("pace", [0.8, 1.3])
+def test_a_host_that_has_changed_its_speed_is_no_part_of_it(
+    pace: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = measured([CPU, SLOW], counts=(1, 2))
+    monkeypatch.setattr(FakeWorker, "pace", pace)
+    after = measured([CPU, SLOW], counts=(1, 2))
+    assert after.factors == pytest.approx(before.factors)
+    for device, programs in before.programs.items():
+        assert after.programs[device] == pytest.approx(programs)
 
 
 def test_all_ranks_take_part_in_whole_groups_of_neighbours() -> None:
