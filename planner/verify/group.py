@@ -165,6 +165,15 @@ class Group:
         """End the processes and forget the group."""
         self._fleet.stop(self)
 
+    def rest(self, resting: bool) -> None:
+        """Stop the processes, which have nothing to do until the next run, or let them go on.
+
+        gloo's threads wake a hundred times a second for nothing, in each connection of a process.
+        Nine decisions of two ranks waited with 7,300 of these a second, and slowed the one that ran
+        on the same two cores by 6 to 12 %.
+        """
+        self._fleet.rest(self, resting)
+
     def _fail_on_trouble(self) -> None:
         """Raise for the rank that is at fault, not for one that only lost its connection to it."""
         blamed: tuple[int, RankFailed] | None = None

@@ -188,13 +188,21 @@ class Fleet:
     def stop(self, group: Group) -> None:
         """End the processes of a group."""
         self._groups.pop(group.number, None)
+        self._tell_workers(group, "kill")
+        for peer in group.peers:
+            if peer.wire is not None:
+                self._forget(peer.wire)
+
+    def rest(self, group: Group, resting: bool) -> None:
+        """Let the processes of a group stand still, or go on."""
+        self._tell_workers(group, "rest" if resting else "wake")
+
+    def _tell_workers(self, group: Group, what: str) -> None:
         for peer in group.peers:
             member = self._members.get(peer.member)
             if member is not None:
-                with contextlib.suppress(WireClosed):
-                    member.send({"kill": group.number})
-            if peer.wire is not None:
-                self._forget(peer.wire)
+                with contextlib.suppress(WireClosed):  # `gather` finds out why
+                    member.send({what: group.number})
 
     # -------------------------------------------------------------------------------- its messages
 

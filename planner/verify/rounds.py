@@ -2,9 +2,9 @@
 
 All candidates are loaded side by side where memory allows it, else in *waves*. A wave runs one
 warm-up round and then the timed rounds; a round runs every candidate once, and each round starts
-with another one, so that a drift of the machine falls on all of them alike. Between the rounds the
-machine itself is timed (`Pacer`). A candidate that fails is set aside with the reason; the others
-go on.
+with another one, so that a drift of the machine falls on all of them alike. Those that do not run
+stand still. Between the rounds the machine itself is timed (`Pacer`). A candidate that fails is set
+aside with the reason; the others go on.
 """
 
 from __future__ import annotations
@@ -210,6 +210,8 @@ class Rounds:
                         del running[place]
                         loaded.group.stop()
                         running[place:place] = self._once_more(loaded.measured, failure)
+            for loaded in running:
+                self._rest(loaded, True)
             before: dict[str, float] = {}
             for number in range(-1, self._rounds):
                 self._say("warm-up" if number < 0 else f"round {number + 1} of {self._rounds}")
@@ -311,11 +313,18 @@ class Rounds:
         loaded.measured.memory = [items for items, _ in found]
         loaded.measured.held = [held for _, held in found]
 
+    def _rest(self, loaded: _Loaded, resting: bool) -> None:
+        """Let a candidate stand still between its runs; over NCCL watchdogs would miss time."""
+        if self._backend == "gloo":
+            loaded.group.rest(resting)
+
     def _go(self, loaded: _Loaded, number: int, *, result: bool) -> tuple[Timeline, list[Message]]:
         group = loaded.group
+        self._rest(loaded, False)
         offsets = group.offsets_ns(loaded.away)
         group.say({"run": number, "result": result})
         answers = group.gather("ran", loaded.timeout_s + 5.0)
+        self._rest(loaded, True)
         schedule = loaded.measured.candidate.schedule
         records = []
         for rank, answer in enumerate(answers):

@@ -104,15 +104,19 @@ class Supervisor:
                 if "fork" in word:
                     self._fork(word)
                 elif "kill" in word:
-                    self._kill(int(word["kill"]))
+                    self._signal(int(word["kill"]), signal.SIGKILL)
+                elif "rest" in word:
+                    self._signal(int(word["rest"]), signal.SIGSTOP)
+                elif "wake" in word:
+                    self._signal(int(word["wake"]), signal.SIGCONT)
                 else:
                     return False
         return True
 
-    def _kill(self, job: int) -> None:
-        for pid, number in self._children.values():
-            if number == job:
-                os.kill(pid, signal.SIGKILL)
+    def _signal(self, job: int, number: signal.Signals) -> None:
+        for pid, of in self._children.values():
+            if of == job:
+                os.kill(pid, number)
 
     def _fork(self, word: Message) -> None:
         number = int(word["fork"])

@@ -43,6 +43,7 @@ class Told:
             offsets_ns=lambda away: {},
             say=lambda word: self.log.extend((key, number) for key in word),
             stop=lambda: self.log.append(("stop", number)),
+            rest=lambda resting: self.log.append(("rest" if resting else "wake", number)),
         )
 
 
@@ -76,6 +77,15 @@ def test_over_nccl_candidates_prepare_side_by_side_and_connect_in_turn() -> None
         ("prepared", 1), ("turn", 1), ("connected", 1),
         ("ready", 0),
     ]  # fmt: skip
+
+
+def test_candidates_stand_still_but_for_their_runs() -> None:
+    log = load("gloo", "ran").log
+    assert log[log.index(("rest", 0)) :] == [
+        ("rest", 0), ("rest", 1), ("wake", 0), ("run", 0), ("result", 0), ("ran", 0),
+        ("stop", 0), ("stop", 1),
+    ]  # fmt: skip
+    assert not {"rest", "wake"} & {word for word, _ in load("nccl", "ran").log}
 
 
 def test_ranks_that_do_not_connect_are_ended() -> None:

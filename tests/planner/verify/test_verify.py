@@ -187,6 +187,34 @@ def test_where_a_fork_would_not_be_safe_jobs_are_fresh_processes(
     assert [result is not None and result["sum"] for result in results] == [[3.0, 3.0]] * 2
 
 
+def test_processes_that_rest_stand_still_and_run_when_they_are_woken(make_plan: MakePlan) -> None:
+    plan = make_plan()
+    toy_planner = planner("toy")
+    (candidate,) = candidates_of(plan, toy_planner, problem_of(plan, toy_planner))
+    with Fleet(plan, candidate.ranks, (0, 1), "word") as fleet:
+        group = fleet.start(candidate.jobs("gloo", "fast", 60.0), (0, 1), 60.0)
+        group.gather("ready", 60.0)
+        children = [
+            child for process in fleet.local._processes.values()
+            for child in psutil.Process(process.pid).children()
+        ]  # fmt: skip
+        assert len(children) == 2
+        for resting in (True, False, True):
+            group.rest(resting)
+            deadline = time.monotonic() + 30.0
+            while resting != all(c.status() == psutil.STATUS_STOPPED for c in children):
+                assert time.monotonic() < deadline
+                fleet.pump(0.01)
+        group.say({"run": 0, "result": True})
+        with pytest.raises(RankFailed, match="no answer for 0 s"):
+            group.gather("ran", 0.3)
+        group.rest(False)
+        assert [answer["result"]["sum"] for answer in group.gather("ran", 60.0)] == [[3.0, 3.0]] * 2
+        group.rest(True)
+        group.stop()
+        assert psutil.wait_procs(children, timeout=30.0)[1] == [], "ended though they stood still"
+
+
 def test_a_worker_that_was_ended_between_two_groups_is_named(make_plan: MakePlan) -> None:
     plan = make_plan()
     toy_planner = planner("toy")
