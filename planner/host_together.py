@@ -179,7 +179,7 @@ def _passes(
     calls = _union(asked)
     if not asked:
         return known
-    recorded, cores = devices[0].kind == "cuda", assign_cores(devices)
+    recorded = devices[0].kind == "cuda"
     stands = known is not None and known.priced_by(profiles)
     if known is not None and stands and not known.lacks(calls):
         return known
@@ -191,38 +191,29 @@ def _passes(
         return known
     if recorded:
         with console.status("measuring recorded passes"):
-            took = measure_recorded(devices, every, price_s, cores=cores)
+            took = measure_recorded(devices, every, price_s, cores=assign_cores(devices))
     else:
-        counts = (1, *_counts(len(devices))) if len(devices) > 1 else (1,)
-        several = []
-        for k, each in enumerate(asked, 1):
-            which = "" if len(asked) == 1 else f" ({k} of {len(asked)})"
-            with console.status(f"measuring passes of ranks at work together{which}"):
-                try:
-                    took = measure_together(devices, each, price_s, cores=cores, counts=counts)
-                except MissingDataError as error:  # prices then stay as they are
-                    console.print(f"pass not timed{which}: {error}")
-                else:
-                    several.append(took)
+        several = _in_turn(devices, asked, price_s, console)
         if not several:
             return known
         took = PassTimes.mean(several)
+    programs = {
+        (str(device), item): factor
+        for device, found in took.programs.items() for item, factor in found.items()
+    }  # fmt: skip
+    if known is not None and keeps and not recorded:
+        programs = {(o.device, o.program()): o.factor for o in known.contention.programs} | programs
+    source = "as one CUDA graph" if recorded else "behind one another"
     contention = Contention(
         kind="training", factors=took.factors, host=host,
         programs=tuple(
             ProgramInPass(
-                device=str(device), op=item.op, dims=item.dims, variant=str(item.variant),
-                factor=factor,
+                device=device, op=item.op, dims=item.dims, variant=str(item.variant), factor=factor
             )
-            for device, programs in took.programs.items() for item, factor in programs.items()
+            for (device, item), factor in programs.items()
         ),
-        source=f"measured: {sum(calls.values())} programs of a pass, "
-        + ("as one CUDA graph" if recorded else "behind one another"),
+        source=f"measured: {sum(calls.values())} programs of a pass, {source}",
     )  # fmt: skip
-    if known is not None and keeps and not recorded:
-        mine = {(one.device, one.program()) for one in contention.programs}
-        kept = [o for o in known.contention.programs if (o.device, o.program()) not in mine]
-        contention = contention.model_copy(update={"programs": (*kept, *contention.programs)})
     return PassTogether(
         programs=tuple(
             PassProgram(op=p.op, dims=p.dims, variant=str(p.variant), calls=count)
@@ -231,6 +222,27 @@ def _passes(
         price_s={str(device): seconds for device, seconds in _pass_s(price_s, every).items()},
         contention=contention,
     )
+
+
+def _in_turn(
+    devices: Sequence[DeviceName],
+    passes: Sequence[Mapping[Program, int]],
+    price_s: Mapping[DeviceName, Mapping[Program, float]],
+    console: Console,
+) -> list[PassTimes]:
+    """Times of the passes of processors that run."""
+    cores, counts = assign_cores(devices), (1, *_counts(len(devices)))
+    found = []
+    for k, calls in enumerate(passes, 1):
+        which = "" if len(passes) == 1 else f" ({k} of {len(passes)})"
+        with console.status(f"measuring passes of ranks at work together{which}"):
+            try:
+                took = measure_together(devices, calls, price_s, cores=cores, counts=counts)
+            except MissingDataError as error:  # prices then stay as they are
+                console.print(f"pass not timed{which}: {error}")
+            else:
+                found.append(took)
+    return found
 
 
 def _union(passes: Sequence[Mapping[Program, int]]) -> dict[Program, int]:
