@@ -354,9 +354,7 @@ _TRAINING = {
     # Of images or (a height of 1) of rows; ``taps`` elements a window.
     "pool": _training(
         ("batch", "channels", "height", "width", "out_height", "out_width", "taps"),
-        lambda d: (
-            1.0 * d["batch"] * d["channels"] * d["out_height"] * d["out_width"] * d["taps"]
-        ),
+        lambda d: 1.0 * d["batch"] * d["channels"] * d["out_height"] * d["out_width"] * d["taps"],
         "batch*channels*height*width", "batch*channels*out_height*out_width",
     ),
     "matmul": _training(

@@ -90,7 +90,8 @@ def profile_host(
     fits: dict[DeviceName, DeviceFit] = {}
     paths = {device: output / f"{_slug(device)}.json" for device in devices}
 
-    # A fit times too few programs of a step's passes; bubbles do without stand-ins for them.
+    # A fit times too few programs of a step's passes. Precision plans then have what stands for
+    # them (`host_together`), which bubbles do without.
     timed = tasks is None or purpose == "bubbles"
     passes = _passes(devices, workload, models, purpose) if timed else ()
 

@@ -158,7 +158,11 @@ def _differentiable() -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _other_gradient() -> None:
-    """What enters autograd: behind other operators its code takes 0.1 ms, and 0.01 at once."""
+    """What enters autograd, whose code other operators have taken over.
+
+    A ReLU's backward pass of 64 x 128 took 80 us right behind them, 34 behind this (``measured`` on
+    an AMD EPYC, Zen 5).
+    """
     x, made, gradient = _differentiable()
     torch.autograd.grad(made, [x], gradient, retain_graph=True)
 

@@ -1,9 +1,9 @@
 """`measure_recorded`: what a training step's programs take on GPUs, as parts of a recorded pass.
 
 A profile replays each by itself, behind itself. A step replays whole passes, in which programs wait
-for the code and constants of others, at another clock
-(`foreplan.datasets.timing.recorded_programs`). GPUs share neither caches
-nor memory, so that none has to be timed beside others; they are timed at the same time to save it.
+for their code and constants, at another clock (`foreplan.datasets.timing.recorded_programs`). GPUs
+share neither caches nor memory, so that none has to be timed beside others; they are timed at the
+same time to save it.
 """
 
 from __future__ import annotations

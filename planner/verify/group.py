@@ -168,9 +168,8 @@ class Group:
     def rest(self, resting: bool) -> None:
         """Stop the processes, which have nothing to do until the next run, or let them go on.
 
-        gloo's threads wake a hundred times a second for nothing, in each connection of a process.
-        Nine decisions of two ranks waited with 7,300 of these a second, and slowed the one that ran
-        on the same two cores by 6 to 12 %.
+        gloo's threads wake a hundred times a second for nothing, several in each process, and take
+        time from the decision that runs on the same cores (docs/results/precision.md).
         """
         self._fleet.rest(self, resting)
 

@@ -23,7 +23,7 @@ class Gpu(_Device):
     """A GPU on which a call takes ``call_s`` seconds by its own clock.
 
     Args:
-        call_s: of a call that is issued, and of one of a graph.
+        call_s: of a call that is issued; one of a graph takes a quarter.
         recording: how many calls were recorded is added; ``None``: nothing can be.
     """
 
