@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from foreplan.cost_models.costs import Work
 from foreplan.planner.bubbles.filling import Filling
-from foreplan.planner.bubbles.placement import BUCKETS
 
 
 def exchange_cost_s(filling: Filling) -> float:
@@ -20,7 +19,7 @@ def exchange_cost_s(filling: Filling) -> float:
     timeline = filling.timeline
     step, costs = timeline.step, timeline.costs
     device, sharded = step.devices[0], step.workload.sharded_optimizer
-    gather = scatter = forward = backward = optimizer = taken = 0.0
+    gather = scatter = forward = backward = optimizer = taken = opening = closing = 0.0
 
     def seconds(work: Work) -> float:
         return costs.cost(work, device).mean_s
@@ -44,10 +43,12 @@ def exchange_cost_s(filling: Filling) -> float:
             continue
         gathered = step.steps.gather(own, group, encoder=True)
         reduced = step.steps.scatter(own, group, encoder=True)
+        count = step.bucket_count(own, group)
         gather, scatter = gather + seconds(gathered), scatter + seconds(reduced)
+        opening, closing = opening + seconds(gathered) / count, closing + seconds(reduced) / count
         taken += beside(gathered) + beside(reduced)
         halves = 2 * layers
         forward += seconds(step.unit(e, step.plan.tp, 0, halves, "F", bare=False))
         backward += seconds(step.unit(e, step.plan.tp, 0, halves, "B", bare=False))
-    exposed = max(gather / BUCKETS, gather - forward) + max(scatter / BUCKETS, scatter - backward)
+    exposed = max(opening, gather - forward) + max(closing, scatter - backward)
     return max(exposed, taken) + optimizer

@@ -15,7 +15,6 @@ from foreplan.cost_models.costs import Work
 from foreplan.errors import SpecError
 from foreplan.planner.bubbles.actions import Step, parse_order
 from foreplan.planner.bubbles.decision import BubblesDecision
-from foreplan.planner.bubbles.placement import BUCKETS
 from foreplan.planner.bubbles.training_step import TrainingStep
 
 
@@ -153,8 +152,11 @@ class TaskGraph:
 
     def buckets(self, encoder: int, stage: int) -> list[tuple[int, int]]:
         """First unit of each bucket of an encoder stage and one past its last."""
-        span = self.decision.encoders[encoder].stage_units(stage)
-        count = min(BUCKETS, len(span)) if self.step.workload.sharded_optimizer else 1
+        plan, tower = self.decision.encoders[encoder], self.step.encoders[encoder]
+        span = plan.stage_units(stage)
+        parameters = tower.range_parameters(*plan.stages[stage]) // self.step.plan.tp
+        count = self.step.bucket_count(parameters, self.replicas(encoder, stage))
+        count = min(count, len(span))
         cuts = [span.start + len(span) * b // count for b in range(count + 1)]
         return list(itertools.pairwise(cuts))
 

@@ -15,6 +15,7 @@ from dataclasses import replace
 
 from foreplan.cost_models.costs import Collective, Lag, Segment, Work
 from foreplan.cost_models.simulator import Contention
+from foreplan.cost_models.sources.link_costs import LinkSource
 from foreplan.errors import MissingDataError, SpecError
 from foreplan.planner.base import Problem
 from foreplan.planner.bubbles import recompute
@@ -22,6 +23,7 @@ from foreplan.planner.bubbles.arithmetic import Arithmetic
 from foreplan.planner.bubbles.decision import BubblesDecision, EncoderPlan
 from foreplan.planner.bubbles.memory import stage_activation_bytes, unit_activation_bytes
 from foreplan.planner.bubbles.pass_shape import PassShape
+from foreplan.planner.bubbles.placement import BUCKETS
 from foreplan.planner.bubbles.spec import BackbonePlan, BubblesWorkload, Encoder
 from foreplan.planner.bubbles.towers import Tower, backbone_tower, encoder_towers
 from foreplan.planner.bubbles.work_parts import Parts, joined, segment, times
@@ -33,6 +35,8 @@ from foreplan.planner.contention import contended, contention, pressure
 #: step 6 % longer than three phases, and most of that is saved by waiting on the spot; NCCL 0.54 on
 #: an H100, where it was 10 % shorter on H200s; docs/results/bubbles.md).
 _MOST_TAKEN = 0.6
+#: What a bucket's bytes take at least, over what an empty collective does (chosen).
+_WORTH = 4.0
 
 
 class TrainingStep:
@@ -100,6 +104,33 @@ class TrainingStep:
         """Cluster ranks that hold the same parameters as lane 0 of the given pipeline ranks."""
         replicas = range(self.plan.dp)
         return tuple(self.cluster_rank(r, d) for d in replicas for r in ranks)
+
+    @functools.cache  # noqa: B019
+    def bucket_count(self, parameters: int, group: tuple[int, ...]) -> int:
+        """Collectives in which an encoder stage's parameters, or its gradients, are exchanged.
+
+        At most `BUCKETS`, and so few that a bucket's bytes take `_WORTH` times as long as an empty
+        collective by the cluster's links; one where a stage's time is stated.
+
+        Args:
+            parameters: of the stage on one lane.
+            group: cluster ranks that hold them.
+        """
+        work = self.steps.gather(parameters, group, encoder=True)
+        if not self.workload.sharded_optimizer or not isinstance(work, Collective):
+            return 1
+        links = LinkSource(self._cluster)
+        try:
+            whole, empty = (
+                links.estimate(replace(work, bytes=size), self.devices[0])
+                for size in (work.bytes, 0)
+            )
+        except MissingDataError:
+            return BUCKETS
+        if whole is None or empty is None or not empty.mean_s:
+            return BUCKETS
+        worth = (whole.mean_s - empty.mean_s) / (_WORTH * empty.mean_s)
+        return max(1, min(BUCKETS, int(worth)))
 
     # ------------------------------------------------------------------------------- neighbours
 

@@ -25,7 +25,7 @@ from foreplan.errors import VerificationError
 from foreplan.planner.verify.clock import Clock, CudaClock, HostClock
 from foreplan.planner.verify.connections import Connections, pair_options
 from foreplan.planner.verify.exchange import exchange
-from foreplan.planner.verify.peer_memory import Offer, PeerMemory
+from foreplan.planner.verify.peer_memory import BY_COPY, Offer, PeerMemory
 from foreplan.planner.verify.rank_program import RankProgram, Step
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ class Channels(Protocol):
     """Posts transfers and waits for them, and stamps both.
 
     Attributes:
-        messages: what carries those between two ranks: a library, or ``copy engines``.
+        messages: what carries those between two ranks: a library, or `BY_COPY`.
     """
 
     messages: str
@@ -293,7 +293,7 @@ class _Nccl:
             except RuntimeError:
                 ready = False
         if all(_exchange(ready)):
-            self._peers, self.messages = peers, "copy engines"
+            self._peers, self.messages = peers, BY_COPY
         else:
             self._open("pair", self._pairs)
 
@@ -311,13 +311,18 @@ class _Nccl:
         self._cuda.synchronize()
 
     def post(self, place: int, step: Step, tensor: torch.Tensor) -> None:
-        """Queue a transfer behind what the compute stream holds by now."""
+        """Queue a transfer behind what the compute stream holds by now, if it depends on that."""
         key = "collective" if step.kind == "collective" else "pair", step.group
         stream = self._streams[key]
-        stream.wait_stream(self._cuda.current_stream())
+        by_copy = self._peers is not None and step.kind != "collective"
+        # A message by copy lies in its buffer whenever it comes.
+        if step.independent or (by_copy and step.kind == "recv"):
+            stream.wait_event(self._clock.begun)
+        else:
+            stream.wait_stream(self._cuda.current_stream())
         with self._cuda.stream(stream):
             self._clock.start(place)
-            if self._peers is not None and step.kind != "collective":
+            if self._peers is not None and by_copy:
                 if step.kind == "send":
                     self._peers.send(step.tag, tensor, stream)
                 else:

@@ -26,6 +26,10 @@ class Clock(Protocol):
         """Step ``place`` has ended now."""
         ...
 
+    def pass_by(self, place: int) -> None:
+        """Step ``place`` computes nothing: it starts and ends now."""
+        ...
+
     def stamps(self) -> tuple[list[int], list[int]]:
         """Start and end of every step in nanoseconds; waits for the GPU."""
         ...
@@ -56,6 +60,10 @@ class HostClock:
     def end(self, place: int) -> None:
         """Step ``place`` has ended now."""
         self._end[place] = time.monotonic_ns()
+
+    def pass_by(self, place: int) -> None:
+        """Step ``place`` starts and ends now."""
+        self._start[place] = self._end[place] = time.monotonic_ns()
 
     def end_at(self, place: int, when_ns: int) -> None:
         """Step ``place`` ended at ``when_ns``, as somebody else has seen."""
@@ -105,6 +113,17 @@ class CudaClock:
     def end(self, place: int) -> None:
         """Step ``place`` has ended when the current stream gets here."""
         self._end[place].record()
+
+    def pass_by(self, place: int) -> None:
+        """Step ``place`` starts and ends when the current stream gets here."""
+        # One event: each takes the host's and the GPU's time.
+        self._start[place] = self._end[place]
+        self._end[place].record()
+
+    @property
+    def begun(self) -> Any:
+        """The event at the beginning of the run."""
+        return self._anchor
 
     def event(self, place: int) -> Any:
         """The event at the end of a step, for other streams to wait for."""

@@ -24,21 +24,24 @@ import numpy.typing as npt
 
 from foreplan.cost_models.schedule import COMPUTE, SHARED_PREFIX, FloatArray, IntArray, Schedule
 from foreplan.cost_models.timeline import Timeline
-from foreplan.planner.verify.rank_program import COLLECTIVES, match_transfers
+from foreplan.planner.verify.partners import COLLECTIVES, match_transfers
 from foreplan.planner.verify.runtime import Record
 
 _TRANSFERS = ("send", "recv", *COLLECTIVES)
 
 
 def measured_timeline(
-    schedule: Schedule, records: Sequence[Record], offsets_ns: Sequence[int] | None = None
-) -> Timeline:
+    schedule: Schedule, records: Sequence[Record], offsets_ns: Sequence[int] | None = None,
+    *, sent_by_copy: bool = False,
+) -> Timeline:  # fmt: skip
     """Join what the ranks recorded.
 
     Args:
         schedule: what ran.
         records: one a rank, its actions in the schedule's order.
         offsets_ns: what to add to each rank's clock to get the leader's; zeros if left out.
+        sent_by_copy: a message has arrived when its send has ended (copy engines), however late
+            the receiver looked.
 
     Returns:
         Start and end of every action in seconds from the first start.
@@ -56,7 +59,7 @@ def measured_timeline(
     pairs = match_transfers(tuple(schedule))
     for receive, send in pairs.items():
         if loose[send]:
-            end[send] = max(start[send], end[receive])
+            end[send] = max(start[send], end[send] if sent_by_copy else end[receive])
     _meetings(schedule, start, end)
     _queues(schedule, start, end, loose)
     _meetings(schedule, start, end)  # a queue of one rank may have held up all members

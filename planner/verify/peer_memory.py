@@ -18,6 +18,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 if TYPE_CHECKING:
     import torch
 
+#: What a rank calls this way of its messages.
+BY_COPY = "copy engines"
+
 _LAZY_PEER_ACCESS = 1
 _AT_LEAST = 0
 

@@ -24,6 +24,7 @@ from foreplan.planner.verify.group import Group, RankFailed
 from foreplan.planner.verify.launch import Fleet
 from foreplan.planner.verify.measured import measured_timeline
 from foreplan.planner.verify.pacer import Pacer, between
+from foreplan.planner.verify.peer_memory import BY_COPY
 from foreplan.planner.verify.session import Job
 from foreplan.planner.verify.verification import Device
 from foreplan.planner.verify.wire import Message
@@ -332,4 +333,6 @@ class Rounds:
             records.append(group.checked(rank, partial(record_of, answer, steps)))
             group.checked(rank, partial(result_of, answer))
         shifts = [offsets.get(rank, 0) for rank in range(len(records))]
-        return measured_timeline(schedule, records, shifts), answers
+        copies = all(device.messages == BY_COPY for device in loaded.measured.devices)
+        timeline = measured_timeline(schedule, records, shifts, sent_by_copy=copies)
+        return timeline, answers

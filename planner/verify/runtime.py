@@ -18,7 +18,7 @@ from foreplan.planner.verify.channels import Channels, ConnectionLost
 from foreplan.planner.verify.clock import Clock, HostClock
 from foreplan.planner.verify.rank_program import RankProgram
 
-_RUN, _PAYLOAD, _BUFFER = range(3)
+_RUN, _PAYLOAD, _BUFFER, _NOTHING = range(4)
 #: Messages that a rank is said to wait for; the first ones hold up the rest.
 _SHOWN = 4
 
@@ -55,10 +55,14 @@ class Runtime:
         self._channels = channels
         self._clock = clock
         codes = {"run": _RUN, "send": _PAYLOAD, "recv": _BUFFER, "collective": _PAYLOAD}
+        nothing: frozenset[str] = getattr(kernels, "computes_nothing", frozenset())
         self._walk = [
-            (place, codes[step.kind], step, step.action, step.waits, step.blocking)
+            (
+                place, _NOTHING if step.action.op in nothing else codes[step.kind], step,
+                step.action, step.waits, step.blocking,
+            )
             for place, step in enumerate(program.steps)
-        ]
+        ]  # fmt: skip
         fixed = getattr(kernels, "keeps_buffers", False)
         channels.prepare(
             [step.tag for step in program.steps if step.kind == "send"],
@@ -79,7 +83,7 @@ class Runtime:
             VerificationError: a kernel failed; names the action.
             ConnectionLost: another rank has gone.
         """
-        start, end = self._clock.start, self._clock.end
+        start, end, pass_by = self._clock.start, self._clock.end, self._clock.pass_by
         post, wait = self._channels.post, self._channels.wait
         run, payload, buffer = self._kernels.run, self._kernels.payload, self._kernels.buffer
         collecting = gc.isenabled()
@@ -97,6 +101,8 @@ class Runtime:
                     start(place)
                     run(action)
                     end(place)
+                elif code == _NOTHING:
+                    pass_by(place)
                 else:
                     post(place, step, payload(action) if code == _PAYLOAD else buffer(action))
                     if blocking:

@@ -73,6 +73,7 @@ class BubbleKernels:
     """
 
     keeps_buffers: bool = True
+    computes_nothing: frozenset[str] = frozenset({"beside"})
 
     def __init__(
         self,
@@ -104,7 +105,7 @@ class BubbleKernels:
             "F": self._forward, "B": self._backward, "I": self._backward_inputs,
             "W": self._backward_weights, ENCODE: self._encode,
             ENCODE_BACKWARD: self._encode_backward, "tensor": self._await_sum,
-            "optimizer": self._optimize, "beside": lambda _: None,
+            "optimizer": self._optimize, **dict.fromkeys(self.computes_nothing, lambda _: None),
         }  # fmt: skip
         self._handover = Handover(step, decision, rank, self._device, dtype)
         self._losses: dict[int, Tensor] = {}

@@ -15,7 +15,7 @@ from foreplan.cost_models.schedule import Action, Schedule
 from foreplan.errors import SpecError
 from foreplan.planner.base import Kernels
 from foreplan.planner.verify.clock import Clock
-from foreplan.planner.verify.rank_program import COLLECTIVES, match_transfers
+from foreplan.planner.verify.partners import COLLECTIVES, match_transfers
 
 
 class OneProcess:

@@ -26,6 +26,7 @@ from foreplan.planner.verify.clock import Clock, CudaClock, HostClock
 from foreplan.planner.verify.connections import Connections
 from foreplan.planner.verify.exchange import exchange
 from foreplan.planner.verify.measured import measured_timeline
+from foreplan.planner.verify.peer_memory import BY_COPY
 from foreplan.planner.verify.rank_program import rank_programs
 from foreplan.planner.verify.runtime import Record, Runtime
 
@@ -84,7 +85,7 @@ class BubbleTrainer:
         record = self._runtime.execute(dist.barrier)
         told = exchange([record.start_ns, record.end_ns, list(self.kernels.losses().items())])
         records = [Record(tuple(start), tuple(end)) for start, end, _ in told]
-        timeline = measured_timeline(self._schedule, records)
+        timeline = measured_timeline(self._schedule, records, sent_by_copy=self._by_copy)
         known = {i: loss for _, _, some in told for i, loss in some}
         return StepReport(sum(known.values()), timeline, self._feed_back(timeline))
 
@@ -120,3 +121,4 @@ class BubbleTrainer:
             timeout_s=self._timeout_s, kept=self._connections,
         )  # fmt: skip
         self._runtime = Runtime(program, self.kernels, channels, clock)
+        self._by_copy = channels.messages == BY_COPY

@@ -105,7 +105,7 @@ def test_a_rank_that_recovers_gets_its_share_back() -> None:
 
 
 def test_what_an_exchange_takes_beside_computation_is_no_drift() -> None:
-    tier = {"group": ["all"], "scope": "host", "latency_s": 1e-4, "bandwidth_bytes_per_s": 1e9,
+    tier = {"group": ["all"], "scope": "host", "latency_s": 1e-7, "bandwidth_bytes_per_s": 1e9,
             "compute_share": 1.0, "source": "a test"}  # fmt: skip
     document = PROBLEM.cluster.model_dump(mode="json", exclude_none=True) | {"tiers": [tier]}
     cluster = validate(Cluster, document, "cluster")

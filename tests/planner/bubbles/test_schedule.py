@@ -322,7 +322,8 @@ def test_collectives_take_what_was_measured_from_the_computation_beside_them():
     made = problem(asked)
     found, spans, kinds = {}, {}, {}
     for share in (0.0, 0.5, 1.0):
-        tiers = [tier.model_copy(update={"compute_share": share}) for tier in made.cluster.tiers]
+        link = {"compute_share": share, "latency_s": 0.0}  # several buckets of few bytes
+        tiers = [tier.model_copy(update=link) for tier in made.cluster.tiers]
         cluster = made.cluster.model_copy(update={"tiers": tuple(tiers)})
         step = TrainingStep(dataclasses.replace(made, cluster=cluster), asked.plan)
         backbone = BackboneTimeline.of(step, made.costs, asked.schedule, asked.microbatches)

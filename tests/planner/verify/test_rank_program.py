@@ -84,6 +84,51 @@ def test_dependencies_may_be_listed_later() -> None:
     assert labels(rank_programs(builder.build())[0]) == ["F", "send"]
 
 
+def gathers(count: int) -> Schedule:
+    """Two ranks gather parameters and compute with each as soon as they are there."""
+    builder = ScheduleBuilder(["a", "b"])
+    for rank in (0, 1):
+        got = [
+            builder.add("all_gather", rank, FREE, step=k, resources=("dp",), rendezvous=k)
+            for k in range(count)
+        ]
+        for k, index in enumerate(got):
+            builder.add("encode", rank, FREE, stage=0, microbatch=0, step=k, dependencies=(index,))
+    return builder.build()
+
+
+def test_a_queue_takes_gathers_one_ahead_of_what_needs_them() -> None:
+    steps = [
+        [(step.action.op[0], step.action.step) for step in program.steps]
+        for program in rank_programs(gathers(4), ordered=True)
+    ]
+    assert steps[0] == steps[1] == [
+        ("a", 0), ("a", 1), ("e", 0), ("a", 2), ("e", 1), ("a", 3), ("e", 2), ("e", 3),
+    ]  # fmt: skip
+    first = rank_programs(gathers(4), ordered=True)[0]
+    assert all(step.independent == (step.kind == "collective") for step in first.steps)
+    for place, step in enumerate(first.steps):
+        if step.kind == "run":
+            assert [first.steps[k].action.step for k in step.waits] == [step.action.step]
+        assert all(k < place for k in step.waits)
+
+
+def test_without_a_queue_gathers_start_at_once() -> None:
+    first = rank_programs(gathers(3))[0]
+    assert [step.kind for step in first.steps] == ["collective"] * 3 + ["run"] * 3
+
+
+def test_a_reduction_depends_on_what_its_rank_computes() -> None:
+    builder = ScheduleBuilder(["a", "b"])
+    for rank in (0, 1):
+        done = builder.add("B", rank, FREE, stage=rank, microbatch=0)
+        builder.add(
+            "reduce_scatter", rank, FREE, dependencies=(done,), resources=("dp",), rendezvous=0
+        )
+    for program in rank_programs(builder.build(), ordered=True):
+        assert [step.independent for step in program.steps] == [False, False]
+
+
 def test_the_same_stage_may_receive_forward_and_backward() -> None:
     schedule = pipeline_schedule("interleaved-1f1b", stages=2, microbatches=2, chunks=2)
     for program in rank_programs(schedule, ordered=True):

@@ -22,8 +22,8 @@ FREE = HostLaunch(0)
 class Idle:
     """Kernels that do nothing, or fail at one action."""
 
-    def __init__(self, fail: str = "") -> None:
-        self.fail = fail
+    def __init__(self, fail: str = "", computes_nothing: frozenset[str] = frozenset()) -> None:
+        self.fail, self.computes_nothing = fail, computes_nothing
         self.log: list[str] = []
 
     def reset(self) -> None: ...
@@ -84,6 +84,14 @@ def test_waits_come_where_they_are_needed_and_at_the_end() -> None:
     ]  # fmt: skip
     assert len(record.start_ns) == 8
     assert all(e >= s > 0 for s, e in zip(record.start_ns, record.end_ns, strict=True))
+
+
+def test_what_stands_for_time_alone_is_not_run() -> None:
+    schedule = pipeline_schedule("1f1b", stages=1, microbatches=2)
+    made, _ = runtime(schedule, fail="0F1", computes_nothing=frozenset({"F"}))
+    record = made.execute()  # the kernel that would fail is not asked
+    times = zip(record.start_ns, record.end_ns, schedule, strict=True)
+    assert all(start == end for start, end, action in times if action.op == "F")
 
 
 def test_failures_name_the_action_and_tell_peers_from_culprits() -> None:
@@ -209,3 +217,16 @@ def test_a_queue_of_sends_is_drawn_as_a_queue() -> None:
     timeline = measured_timeline(schedule, records)
     assert_obeys(schedule, timeline.start_s, timeline.end_s)
     assert list(timeline.end_s[::2] * 1e9) == pytest.approx([300, 300, 500])
+
+
+def test_a_copy_has_arrived_when_it_was_sent() -> None:
+    """However late its receiver looked: its stream asked only before it needed the message."""
+    builder = ScheduleBuilder(["a", "b"])
+    sent = builder.add("send", 0, Segment("hop"), peer=1, resources=("link",))
+    builder.add("recv", 1, FREE, peer=0, dependencies=(sent,), resources=())
+    schedule = builder.build()
+    records = [Record((0,), (40,)), Record((700,), (800,))]
+    for by_copy, arrival_ns in ((False, 800), (True, 40)):
+        timeline = measured_timeline(schedule, records, sent_by_copy=by_copy)
+        assert_obeys(schedule, timeline.start_s, timeline.end_s)
+        assert timeline.end_s[0] * 1e9 == pytest.approx(arrival_ns)

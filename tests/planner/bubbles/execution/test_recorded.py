@@ -11,7 +11,7 @@ from logged_graphs import LoggedGraphs
 
 from foreplan.planner.bubbles.execution.entry import compare_steps, rank_kernels, reference_step
 from foreplan.planner.bubbles.execution.one_process import OneProcess
-from foreplan.planner.verify.rank_program import COLLECTIVES
+from foreplan.planner.verify.partners import COLLECTIVES
 
 VIT, AUDIO = cases.encoder(), cases.encoder("audio", frozen=True)
 #: Schedule, fields of the workload, encoders, ranks of their pipelines.
