@@ -14,12 +14,15 @@ from typing import Any
 
 #: Rows, output and input features of the products that are tried: multiples of every kernel's.
 ROWS, N, K = 32, 64, 128
+#: Cores that are looked at, at most: a third of a second each.
+_CORES = 16
 
 
 def main() -> None:
     """Print what is found, step by step."""
     for name, step in (
         ("realtime", _realtime),
+        ("speeds", _speeds),
         ("torch", _torch),
         ("cpu", lambda: _kernels("cpu", "cpu")),
         ("gpus", _gpus),
@@ -48,6 +51,15 @@ def _realtime() -> dict[str, Any]:
         return {"allowed": False, "reason": error.strerror}
     os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
     return {"allowed": True}
+
+
+def _speeds() -> dict[str, float]:
+    """How much longer than at its best a core takes."""
+    from foreplan.datasets.timing.core_speed import core_speeds
+
+    cores = sorted(os.sched_getaffinity(0))
+    found = core_speeds(cores[:: -(-len(cores) // _CORES)])
+    return {"alone": found.alone, "together": found.together}
 
 
 def _torch() -> dict[str, Any]:

@@ -1,8 +1,8 @@
 """What ``foreplan doctor`` finds: what this machine can do, what is missing, how to get it.
 
-Nothing is measured or written. What may crash (kernels of the installed torch, TVM) is tried in a
-process of its own. A check is ``ok``, a ``note`` (works, with this restriction) or ``missing``:
-then some of `TASKS` cannot be done here, and it says which.
+Nothing is written, and nothing measured but how steadily the cores run. What may crash (kernels of
+the installed torch, TVM) is tried in a process of its own. A check is ``ok``, a ``note`` (works,
+with this restriction) or ``missing``: then some of `TASKS` cannot be done here, and it says which.
 """
 
 from __future__ import annotations
@@ -33,6 +33,9 @@ State = Literal["ok", "note", "missing"]
 TASKS = ("plan", "profile", "verify", "dataset build")
 PROBE = "foreplan.planner._doctor_probe"
 _ISAS = ("sse41", "avx2", "avx512", "avx512_bf16")
+#: What a core may take over its best where steps can be predicted to some per cent (chosen; a quiet
+#: virtual machine had 1.02 to 1.11, a host that guests share 1.5).
+_STEADY = 1.15
 #: Processes of a verification each keep modules, a gloo context and a queue of their own.
 _RANK_BYTES, _SHARED_BYTES = 1 << 30, 64 << 20
 
@@ -152,7 +155,7 @@ def _probe(timeout_s: float) -> dict[str, Any]:
     for line in text.splitlines():
         if line.startswith("{"):
             found |= json.loads(line)
-    for name in ("realtime", "torch", "cpu", "gpus", "tvm"):
+    for name in ("realtime", "speeds", "torch", "cpu", "gpus", "tvm"):
         found.setdefault(name, {"error": f"was not found out: {ended}"})
     return found
 
@@ -293,6 +296,7 @@ def _limits(machine: Mapping[str, Any], probed: Mapping[str, Any]) -> list[Check
             "wait until other work is done: it makes measured times too long" if busy else "",
         )
     ]  # fmt: skip
+    checks.append(_steadiness(probed["speeds"]))
     governor = machine["governor"]
     slow = governor not in (None, "performance")
     checks.append(
@@ -329,6 +333,19 @@ def _limits(machine: Mapping[str, Any], probed: Mapping[str, Any]) -> list[Check
         )
     )  # fmt: skip
     return checks
+
+
+def _steadiness(speeds: Mapping[str, Any]) -> Check:
+    if "error" in speeds:
+        return Check("steadiness", "note", speeds["error"])
+    alone, together = speeds["alone"], speeds["together"]
+    steady = max(alone, together) <= _STEADY
+    return Check(
+        "steadiness", "ok" if steady else "note",
+        f"a core takes up to {alone:.2f} times its best, with all at work {together:.2f}",
+        "" if steady else "steps of processors are off by as much: leave a core's other thread "
+        "idle (taskset, lscpu -e), or take a host that nobody shares",
+    )  # fmt: skip
 
 
 def _governor() -> str | None:

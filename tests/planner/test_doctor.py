@@ -12,6 +12,7 @@ from foreplan.planner.report.doctor_tables import doctor_tables
 
 GOOD = {
     "realtime": {"allowed": True},
+    "speeds": {"alone": 1.02, "together": 1.04},
     "torch": {"version": "2.13.0", "cuda": "13.0", "gloo": True, "nccl": True,
               "instructions": "AVX2"},
     "cpu": {"bf16/bf16/torch.linear": "", "fp32/fp32/torch.linear": "",
@@ -52,6 +53,16 @@ def test_this_machine():
     assert cpu.failing == {}
     assert json.loads(json.dumps(found.document(), allow_nan=False))["ready"]["plan"] is True
     assert "gloo" in check(found, "communication").found
+
+
+def test_cores_that_others_share_are_told(found_with):
+    assert check(found_with(), "steadiness").state == "ok"
+    shared = check(found_with(speeds={"alone": 1.5, "together": 2.137}), "steadiness")
+    assert (shared.state, shared.stops) == ("note", ())
+    assert "1.50 times its best, with all at work 2.14" in shared.found
+    assert "taskset" in shared.fix
+    unknown = check(found_with(speeds={"error": "OSError: no such core"}), "steadiness")
+    assert (unknown.state, unknown.found) == ("note", "OSError: no such core")
 
 
 def test_devices_and_their_slices(found_with):
