@@ -9,14 +9,16 @@ the caches hold differs most by program; of several that of the whole pass.
 
 A host runs faster in one minute than in the next. So a few programs of the pass are timed again as
 the profile did, between the turns, and what they take longer than by it is no part of the factors:
-two profiles of one step, ten minutes apart, had factors of 1.005 and 0.94 without that.
+two profiles of one step, ten minutes apart, had factors of 1.005 and 0.94 without that. On a host
+that others share a core runs at half of its speed in one half second and at all of it in the next,
+so that these few programs say nothing: what lies within their scatter is not taken off.
 """
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Mapping, Sequence
-from statistics import fmean, median
+from statistics import fmean, median, stdev
 from typing import NamedTuple
 
 from foreplan.datasets.device_name import DeviceName
@@ -29,6 +31,8 @@ _GROUPS = 8
 #: Programs that tell the host's speed, those that most of a pass is priced by, and how long each is
 #: timed (chosen; their inputs are as large as four caches each).
 _TELLING, _ALONE = 6, Effort(min_s=0.02, min_samples=5, max_s=0.3, max_samples=200)
+#: Standard errors that a host's speed lies off the profile's at least, to be taken off.
+_TELLS = 2.0
 #: Nothing counts, but inputs are made.
 _MADE = Effort(min_s=0.0, min_samples=1, max_s=0.0, timeout_s=120.0)
 
@@ -79,7 +83,7 @@ def measure_together(
     All numbers are measured in turn, ``repeats`` times, and medians are kept, so that a drift of
     the machine's speed falls on all of them. Of each number all ranks take part, in groups of
     neighbours one after the other (8 at most), and count alike. Prices are taken at the speed that
-    the host has in that turn.
+    the host has in these turns, as far as it can be told.
 
     Args:
         devices: what each rank is.
@@ -94,7 +98,8 @@ def measure_together(
         MissingDataError: a program did not run.
     """
     effort = Effort(min_s=measure_s, min_samples=2, max_s=4 * measure_s, max_samples=1 << 30)
-    found: dict[int, list[float]] = {count: [] for count in counts}
+    # By number of ranks, turn by turn: device and pass over price of each rank.
+    found: dict[int, list[list[tuple[DeviceName, float]]]] = {count: [] for count in counts}
     pass_s = {
         device: sum(prices[item] * count for item, count in calls.items())
         for device, prices in price_s.items()
@@ -102,6 +107,7 @@ def measure_together(
     alone: dict[DeviceName, dict[Program, list[float]]] = {
         device: {item: [] for item in calls} for device in price_s
     }
+    paces: dict[DeviceName, list[float]] = {device: [] for device in price_s}
     with contextlib.ExitStack() as stack:
         workers = [
             stack.enter_context(Worker(device, cores=place))
@@ -110,28 +116,38 @@ def measure_together(
         _passes(workers, calls, _MADE)
         first = {worker.device: worker for worker in reversed(workers)}
         for _ in range(repeats):
-            pace = {d: _pace(worker, calls, price_s[d]) for d, worker in first.items()}
-            for count, each in found.items():
+            for device, worker in first.items():
+                paces[device].append(_pace(worker, calls, price_s[device]))
+            for count, turns in found.items():
                 groups = [workers[k : k + count] for k in range(0, len(workers), count)]
-                ratios: list[float] = []
+                ratios: list[tuple[DeviceName, float]] = []
                 for group in [group for group in groups if len(group) == count][:_GROUPS]:
                     for worker, took in zip(group, _passes(group, calls, effort), strict=True):
                         device = worker.device
                         whole = sum(took[item] * often for item, often in calls.items())
-                        ratios.append(whole / pass_s[device] / pace[device])
+                        ratios.append((device, whole / pass_s[device]))
                         if count == 1:
                             for item, seconds in took.items():
-                                alone[device][item].append(
-                                    seconds / price_s[device][item] / pace[device]
-                                )
-                each.append(fmean(ratios))
+                                alone[device][item].append(seconds / price_s[device][item])
+                turns.append(ratios)
+    pace = {device: _settled(each) for device, each in paces.items() if each}
     return PassTimes(
-        {count: median(each) for count, each in found.items()},
         {
-            device: {item: median(ratios) for item, ratios in programs.items() if ratios}
+            count: median(fmean(ratio / pace[device] for device, ratio in turn) for turn in turns)
+            for count, turns in found.items()
+        },
+        {
+            device: {item: median(each) / pace[device] for item, each in programs.items() if each}
             for device, programs in alone.items()
         },
     )
+
+
+def _settled(paces: Sequence[float]) -> float:
+    """Mean of several turns; 1 if that lies within their scatter."""
+    mean = fmean(paces)
+    error = stdev(paces) / len(paces) ** 0.5 if len(paces) > 1 else 0.0
+    return mean if abs(mean - 1.0) > _TELLS * error else 1.0
 
 
 def _pace(worker: Worker, calls: Mapping[Program, int], price_s: Mapping[Program, float]) -> float:

@@ -29,6 +29,8 @@ class FakeWorker:
     groups: ClassVar[set[tuple[int, ...]]] = set()
     factor: ClassVar[float] = 1.0
     pace: ClassVar[float] = 1.0
+    luck: ClassVar[tuple[float, ...]] = (1.0,)
+    asked: ClassVar[int] = -1
 
     def __init__(self, device: DeviceName, *, cores: Sequence[int]) -> None:
         self.device, self._core = device, cores[0]
@@ -44,7 +46,9 @@ class FakeWorker:
         assert keep
         if FakeWorker.broken == self._core:
             return Measurement.failed("no such kernel")
-        return Measurement((PRICES[self.device][item] * FakeWorker.pace,), 1)
+        FakeWorker.asked += 1
+        luck = FakeWorker.luck[FakeWorker.asked // len(PRICES[CPU]) % len(FakeWorker.luck)]
+        return Measurement((PRICES[self.device][item] * FakeWorker.pace * luck,), 1)
 
     def send_pass(
         self, calls: Sequence[tuple[Program, int]], effort: Effort, *, keep: bool
@@ -119,6 +123,17 @@ def test_a_host_that_has_changed_its_speed_is_no_part_of_it(
     assert after.factors == pytest.approx(before.factors)
     for device, programs in before.programs.items():
         assert after.programs[device] == pytest.approx(programs)
+
+
+def test_a_host_whose_speed_scatters_tells_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What one core takes now is luck: the mean of all ranks stands as it was measured."""
+    monkeypatch.setattr(FakeWorker, "pace", 1.3)
+    monkeypatch.setattr(FakeWorker, "asked", -1)
+    monkeypatch.setattr(FakeWorker, "luck", (0.6, 1.5, 0.8))
+    assert measured([CPU, CPU], counts=(1, 2)).factors == pytest.approx({1: 1.625, 2: 1.625})
+    monkeypatch.setattr(FakeWorker, "asked", -1)
+    monkeypatch.setattr(FakeWorker, "luck", (0.99, 1.01, 1.0))
+    assert measured([CPU, CPU], counts=(1, 2)).factors == pytest.approx({1: 1.25, 2: 1.25})
 
 
 def test_all_ranks_take_part_in_whole_groups_of_neighbours() -> None:
