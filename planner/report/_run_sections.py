@@ -75,9 +75,11 @@ def verdict(verification: Verification | None) -> Html:
                 f", {percent(chosen.error)} from the prediction, {within} the "
                 f"{percent(verification.tolerance)} allowed"
             )
-        differ = [a.mode for a in verification.agreement if not a.passed]
-        if differ:
+        wrong = [a for a in verification.agreement if not a.passed]
+        if differ := [a.mode for a in wrong if "failure" not in a.details]:
             text += f"; the result differs from one process ({', '.join(differ)} mode)"
+        if untold := [a.mode for a in wrong if "failure" in a.details]:
+            text += f"; the result was not compared with one process ({', '.join(untold)} mode)"
         text += "."
         if cause := error_cause(chosen, verification.tolerance):
             text += f" {cause[0].upper()}{cause[1:]}."
@@ -149,7 +151,7 @@ def _facts(verification: Verification) -> list[tuple[object, object]]:
     if chosen.rounds_s:
         facts.append(("totals", ", ".join(seconds(value) for value in chosen.rounds_s[:12])))
     for agreement in verification.agreement:
-        said = "exact" if agreement.exact else "agrees" if agreement.passed else "differs"
+        said = agreement.said.lower()
         tone = "good" if agreement.passed else "bad"
         text = ", ".join(f"{words(k)} {compact(v)}" for k, v in agreement.details.items())
         shown = element("span", said, class_=f"verdict {tone}")

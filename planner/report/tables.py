@@ -312,9 +312,8 @@ def _run(verification: Verification) -> list[tuple[str, str | Text]]:
     machine = verification.machine
     pairs: list[tuple[str, str | Text]] = []
     for agreement in verification.agreement:
-        said = "exact" if agreement.exact else "agrees" if agreement.passed else "DIFFERS"
         text = ", ".join(f"{words(k)} {compact(v)}" for k, v in agreement.details.items())
-        shown = toned(said, "good" if agreement.passed else "bad")
+        shown = toned(agreement.said, "good" if agreement.passed else "bad")
         pairs.append((f"result, {agreement.mode} mode", shown + Text(f" {text}".rstrip())))
     if verification.rank_correlation is not None:
         pairs.append(("rank correlation", f"{verification.rank_correlation:.2f} (Spearman)"))

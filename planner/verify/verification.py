@@ -155,13 +155,21 @@ class AgreementResult(StrictModel):
     Attributes:
         mode: ``reference``: both in the exact way; ``fast``: both as planned; others are the
             planner's own.
-        passed, exact, details: see `foreplan.planner.base.Agreement`.
+        passed, exact, details: see `foreplan.planner.base.Agreement`; a detail ``failure`` says why
+            nothing was compared.
     """
 
     mode: str
     passed: bool
     exact: bool
     details: dict[str, float | str] = Field(default_factory=dict)
+
+    @property
+    def said(self) -> str:
+        """In a word or two."""
+        if self.passed:
+            return "exact" if self.exact else "agrees"
+        return "NOT COMPARED" if "failure" in self.details else "DIFFERS"
 
 
 class Verification(StrictModel):
@@ -230,10 +238,7 @@ class Verification(StrictModel):
             parts.append(self.machine_share)
         if self.regret is not None:
             parts.append(f"regret {self.regret:.1%}")
-        parts += [
-            f"{a.mode} result {'exact' if a.exact else 'agrees' if a.passed else 'DIFFERS'}"
-            for a in self.agreement
-        ]
+        parts += [f"{a.mode} result {a.said}" for a in self.agreement]
         return ", ".join(parts)
 
     def to_json(self) -> str:

@@ -15,7 +15,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Literal
+from typing import Literal
 
 from foreplan.cost_models.costs import CostBook
 from foreplan.cost_models.timeline import Timeline
@@ -26,9 +26,9 @@ from foreplan.planner.base import Planner
 from foreplan.planner.plan import Plan, load_plan
 from foreplan.planner.registry import planner as find_planner
 from foreplan.planner.times import Times
+from foreplan.planner.verify.agreement import Say, agreement_of, quality_of
 from foreplan.planner.verify.candidates import Candidate, candidates_of
 from foreplan.planner.verify.follow import follow
-from foreplan.planner.verify.group import RankFailed
 from foreplan.planner.verify.launch import Fleet
 from foreplan.planner.verify.pacer import Pacer
 from foreplan.planner.verify.paths import check_paths
@@ -36,13 +36,11 @@ from foreplan.planner.verify.rounds import Measured, Rounds
 from foreplan.planner.verify.scores import median_round, verification_of
 from foreplan.planner.verify.session import problem_of
 from foreplan.planner.verify.sketch import ProcessSketch, process_sketches
-from foreplan.planner.verify.verification import AgreementResult, Machine, Verification
+from foreplan.planner.verify.verification import Machine, Verification
 from foreplan.planner.verify.wire import parse_endpoint
 
 #: Load average of the last minute beyond which a machine was not idle before the run.
 BUSY = 0.5
-
-Say = Callable[[str], None]
 
 
 @dataclass(frozen=True)
@@ -185,8 +183,8 @@ def verify(
         pacer.start()
         measured = runner.run(able, results=compared and "fast" in planner.compared(problem))
         pacer.stop()
-        agreement = _agreement(planner, problem, runner, measured[0], say)
-        quality, unjudged = _quality(planner, problem, runner, able, say)
+        agreement = agreement_of(planner, problem, runner, measured[0], say)
+        quality, unjudged = quality_of(planner, problem, runner, able, say)
         document = verification_of(
             plan, [*measured, *failed], agreement,
             machine=Machine(
@@ -312,74 +310,6 @@ def _follow(
 
 
 # ----------------------------------------------------------------------------------- what is said
-
-
-def _agreement(
-    planner: Planner[Any, Any], problem: Any, runner: Rounds, chosen: Measured, say: Say
-) -> list[AgreementResult]:
-    """Compare the results of distributed runs with those of one process."""
-    if type(planner).reference is Planner.reference:
-        return []
-    found: list[AgreementResult] = []
-    for mode in planner.compared(problem):
-        try:
-            say(f"{mode} result in one process")
-            expected = runner.reference(chosen.candidate, mode)
-            if expected is None:
-                continue
-            say(f"{mode} result on the plan's ranks")
-            parts = chosen.results if mode == "fast" else runner.once(chosen.candidate, mode)
-        except RankFailed as failure:
-            details: dict[str, float | str] = {"failure": str(failure)}
-            found.append(AgreementResult(mode=mode, passed=False, exact=False, details=details))
-            continue
-        except KeyboardInterrupt:  # what took long is measured, and would be lost
-            say("interrupted: times are kept, results are not compared")
-            details = {"failure": "interrupted before it was compared"}
-            return [*found, AgreementResult(mode=mode, passed=False, exact=False, details=details)]
-        result, conflict = _merged(parts)
-        if conflict is not None:
-            details = {"failure": f"ranks disagree about {conflict}"}
-            found.append(AgreementResult(mode=mode, passed=False, exact=False, details=details))
-            continue
-        agreed = planner.agree(result, expected, mode=mode)
-        found.append(
-            AgreementResult(
-                mode=mode, passed=agreed.passed, exact=agreed.exact, details=dict(agreed.details)
-            )
-        )
-    return found
-
-
-def _quality(
-    planner: Planner[Any, Any], problem: Any, runner: Rounds, candidates: Sequence[Candidate],
-    say: Say,
-) -> tuple[dict[str, dict[str, float]], list[str]]:  # fmt: skip
-    """How good each candidate's results are, by its name, and what could not be judged."""
-    found: dict[str, dict[str, float]] = {}
-    notes: list[str] = []
-    for candidate in candidates if planner.judges(problem) else ():
-        say(f"quality of {candidate.name}")
-        try:
-            figures = runner.reference(candidate, "quality") or {}
-        except RankFailed as failure:
-            notes.append(f"the quality of {candidate.name} was not measured: {failure}")
-            continue
-        except KeyboardInterrupt:
-            return found, [*notes, f"interrupted before the quality of {candidate.name} was known"]
-        found[candidate.name] = {name: float(value) for name, value in figures.items()}
-    return found, notes
-
-
-def _merged(parts: Sequence[dict[str, Any] | None]) -> tuple[dict[str, Any], str | None]:
-    """What all ranks say together, and the first thing of which two say different values."""
-    merged: dict[str, Any] = {}
-    for part in parts:
-        for key, value in (part or {}).items():
-            if key in merged and merged[key] != value:
-                return merged, key
-            merged[key] = value
-    return merged, None
 
 
 def _notes(plan: Plan, candidates: Sequence[Candidate], load: float) -> tuple[str, ...]:

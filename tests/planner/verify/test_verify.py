@@ -22,6 +22,7 @@ import pytest
 
 from foreplan.cost_models.costs import CostBook
 from foreplan.errors import SpecError, VerificationError
+from foreplan.planner.base import Planner
 from foreplan.planner.pace import PaceProgram, RankPace
 from foreplan.planner.plan import Plan
 from foreplan.planner.registry import planner
@@ -236,13 +237,14 @@ def test_a_wrong_result_is_not_passed(make_plan: MakePlan) -> None:
     assert not run.document.passed
 
 
+@pytest.mark.parametrize("where", [(Rounds, "reference"), (Planner, "agree")])
 def test_times_outlive_an_interruption(
-    make_plan: MakePlan, monkeypatch: pytest.MonkeyPatch
+    where: tuple[type, str], make_plan: MakePlan, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def interrupted(*_: object) -> None:
+    def interrupted(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(Rounds, "reference", interrupted)
+    monkeypatch.setattr(*where, interrupted)
     document = verify(make_plan(), rounds=1).document
     assert document is not None
     assert document.candidates[0].measured_s is not None
@@ -250,6 +252,7 @@ def test_times_outlive_an_interruption(
     assert [a.details["failure"] for a in document.agreement] == [
         "interrupted before it was compared"
     ]
+    assert "result NOT COMPARED" in document.summary
 
 
 @pytest.mark.parametrize(
