@@ -1,19 +1,21 @@
-"""`assumptions`: what a bubble plan takes for granted, as a plan lists it."""
+"""What a bubble plan takes for granted, as a plan lists it: of a problem, and of its layout."""
 
 from __future__ import annotations
 
 from foreplan.planner.base import Problem
 from foreplan.planner.bubbles.arithmetic import Arithmetic
 from foreplan.planner.bubbles.backbone import schedule_name
+from foreplan.planner.bubbles.blocks import kind_of
 from foreplan.planner.bubbles.spec import BubblesWorkload
+from foreplan.planner.bubbles.training_step import TrainingStep
 
 
 def assumptions(problem: Problem[BubblesWorkload]) -> tuple[str, ...]:
     """Sentences, those that hold of every plan first."""
     w = problem.workload
     notes = [
-        "data parallel replicas and tensor parallel lanes are alike: one rank of the schedule "
-        "stands for lane 0 of replica 0, collectives are priced for the whole group",
+        "data parallel replicas and tensor parallel lanes do alike work: one rank of the schedule "
+        "stands for all of them, collectives are priced for the whole group",
         "parameters of a rank's first virtual stage are gathered and its gradients reduced in the "
         "open, those of its other stages behind computation",
         "encoder work beside the backbone's communication slows neither down, apart from what the "
@@ -39,3 +41,21 @@ def assumptions(problem: Problem[BubblesWorkload]) -> tuple[str, ...]:
     if schedule_name(w.schedule, w.plan.chunks if w.plan else 2) != w.schedule:
         notes.append("with one chunk a rank interleaved 1F1B is 1F1B")
     return tuple(notes)
+
+
+def unlike_blocks(step: TrainingStep) -> tuple[str, ...]:
+    """A sentence where lanes and replicas of a rank are unlike devices: which one it is priced as.
+
+    Those of `assumptions` hold of every layout.
+    """
+    found: dict[str, None] = {}
+    for rank, standing in enumerate(step.stand_ins):
+        kinds = {kind_of(one): one.label for one in reversed(step.block(rank))}
+        if len(kinds) > 1:
+            found[f"{standing.label} of {', '.join(reversed(kinds.values()))}"] = None
+    if not found:
+        return ()
+    return (
+        "lanes and replicas of a rank that are unlike devices wait for the slowest of them, which "
+        f"the rank is priced as: {'; '.join(found)}",
+    )

@@ -12,13 +12,21 @@ from foreplan.planner.bubbles.filling import Filling
 def exchange_cost_s(filling: Filling) -> float:
     """Seconds of what is exchanged beyond or instead of one micro-batch's work, and the optimizer.
 
+    On the device that takes longest: every rank has a share of the encoders.
+    """
+    return max(_on_device_s(filling, device) for device in filling.timeline.step.unlike_devices)
+
+
+def _on_device_s(filling: Filling, device: str) -> float:
+    """Likewise on one device.
+
     Bucket by bucket parameters are gathered under the units before them and gradients reduced under
     those behind, so that the first bucket and what outlasts the units is exposed; where that takes
     longer, what exchanges take from computation beside them.
     """
     timeline = filling.timeline
     step, costs = timeline.step, timeline.costs
-    device, sharded = step.devices[0], step.workload.sharded_optimizer
+    sharded = step.workload.sharded_optimizer
     gather = scatter = forward = backward = optimizer = taken = opening = closing = 0.0
 
     def seconds(work: Work) -> float:

@@ -332,7 +332,7 @@ def _merged(
 def describe_unfit(filling: Filling) -> str | None:
     """Why nothing of the encoders can be placed inside the step, or ``None``.
 
-    Says so where every unit is longer than every idle interval of the device it runs on.
+    Says so where every unit is longer than every idle interval, on any of the devices.
     """
     if filling.fill != "fine" or filling.unit_layers is None:
         return None
@@ -346,9 +346,9 @@ def describe_unfit(filling: Filling) -> str | None:
         plan = encoder_plan(
             tower, step.plan, stages=filling.stages, unit_layers=filling.unit_layers, slots=()
         )
-        device = step.devices[0]
         work = step.unit(e, step.plan.tp, plan.units[0], plan.units[1], "F", bare=True)
-        shortest = min(shortest, filling.timeline.costs.cost(work, device).mean_s)
+        for device in step.unlike_devices:
+            shortest = min(shortest, filling.timeline.costs.cost(work, device).mean_s)
     if shortest <= longest:
         return None
     return (

@@ -4,6 +4,9 @@
 host. The estimate that ranks them is the usual one (``theory``; Narayanan et al. 2021):
 
     passes of a rank x (1 + (pp - 1) / (chunks x microbatches)) + exposed gather and reduction
+
+Of ranks of unlike speed, which get layers as suits them (`dealt_s`), that of the longest counts,
+and ``pp - 1`` is how often the passes of the others fill its own.
 """
 
 from __future__ import annotations
@@ -15,13 +18,13 @@ from dataclasses import dataclass
 
 from foreplan.cost_models.costs import CostBook, Work
 from foreplan.cost_models.memory import show_bytes
-from foreplan.errors import InfeasibleError, SpecError
+from foreplan.errors import InfeasibleError, MissingDataError, SpecError
 from foreplan.planner.base import Problem
 from foreplan.planner.bubbles.backbone import backbone_stages, schedule_name
 from foreplan.planner.bubbles.ledger import capacity_bytes
 from foreplan.planner.bubbles.memory import state_bytes
 from foreplan.planner.bubbles.memory_cuts import MemoryCuts
-from foreplan.planner.bubbles.shared_work import shared_work_s
+from foreplan.planner.bubbles.shared_work import dealt_s, shared_work_s
 from foreplan.planner.bubbles.spec import BackbonePlan, BubblesWorkload
 from foreplan.planner.bubbles.training_step import TrainingStep
 
@@ -138,11 +141,39 @@ def layouts(
     }
     if not kept:
         shown = "; ".join(f"{name}: needs {reason}" for name, reason in rejected.items())
+        alone = " in one pipeline" if w.global_batch is None and count > 1 else ""
         raise InfeasibleError(
-            f"no layout of {count} devices suits the backbone: {shown or 'none divides'}",
-            fix="use another number of devices, a smaller micro-batch or more recomputation",
+            f"no layout of {count} devices{alone} suits the backbone: {shown or 'none divides'}",
+            fix=_fix(problem, count),
         )
     return sorted(kept, key=lambda layout: layout.estimate_s), rejected
+
+
+def _fix(problem: Problem[BubblesWorkload], count: int) -> str:
+    """What to do where no layout suits; replicas first, where they were not searched and would."""
+    text = "use another number of devices, a smaller micro-batch or more recomputation"
+    w = problem.workload
+    if w.microbatches is None:
+        return text
+    for plan in _candidates(problem, count, [dp for dp in range(2, count + 1) if count % dp == 0]):
+        if not _suits(problem, plan, w.microbatches):
+            continue
+        sizes = {"dp": plan.dp, "pp": plan.pp, "tp": plan.tp, "chunks": plan.chunks}
+        stated = ", ".join(f"{name}: {size}" for name, size in sizes.items() if size > 1)
+        return (
+            "state global_batch instead of microbatches, so that data parallel replicas are "
+            f"searched, or a layout that has them, such as plan: {{{stated}}}; or {text}"
+        )
+    return text
+
+
+def _suits(problem: Problem[BubblesWorkload], plan: BackbonePlan, microbatches: int) -> bool:
+    step = TrainingStep(problem, plan)
+    try:
+        unsuited = _unsuitable(step, step.workload, microbatches)
+        return (unsuited or _too_large(problem, step, microbatches)) is None
+    except MissingDataError:  # a device whose memory is not known
+        return False
 
 
 def _candidates(
@@ -213,25 +244,28 @@ def _can_be_cut(problem: Problem[BubblesWorkload], step: TrainingStep, microbatc
 
 
 def _layout(problem: Problem[BubblesWorkload], step: TrainingStep, microbatches: int) -> Layout:
-    plan, costs, device = step.plan, problem.costs, step.devices[0]
-    count = microbatches * step.backbone.layers // plan.pp
+    plan, costs = step.plan, problem.costs
 
-    def seconds(work: Work) -> float:
+    def seconds(work: Work, device: str) -> float:
         return costs.cost(work, device).mean_s
 
     # A layer inside, without embedding and head; pieces leave out the collectives.
     one = (1, 2) if step.backbone.layers > 2 else (0, 1)
-    passes = count * sum(seconds(step.passes(*one, op)) for op in ("F", "B"))
+    layer = [step.passes(*one, op) for op in ("F", "B")]
+    speeds = [sum(seconds(work, device) for work in layer) for device in step.devices]
     name = schedule_name(step.workload.schedule, plan.chunks)
     chunks = plan.chunks if name == "interleaved-1f1b" else 1
-    estimate = passes * (1 + (plan.pp - 1) / (chunks * microbatches))
+    busy = dealt_s(speeds, microbatches * step.backbone.layers, microbatches * plan.chunks)
+    passes = max(busy)
+    others = sum(each / passes for each in busy) - 1 if passes else 0.0
+    estimate = passes * (1 + others / (chunks * microbatches))
     if plan.dp > 1:
         own = step.backbone.range_parameters(*one) // plan.tp
         own *= step.backbone.layers // (plan.pp * plan.chunks)
         # Each device of a long ring moves twice the share that each of two does.
         group = step.replica_group((0,))[:2]
-        estimate += 2 * seconds(step.steps.gather(own, group, encoder=False))
-        estimate += 2 * seconds(step.steps.scatter(own, group, encoder=False))
+        for work in (step.steps.gather, step.steps.scatter):
+            estimate += 2 * seconds(work(own, group, encoder=False), step.devices[0])
     return Layout(plan, microbatches, estimate, _work_s(step, costs, microbatches))
 
 
@@ -241,7 +275,7 @@ def _work_s(step: TrainingStep, costs: CostBook, microbatches: int) -> float:
     def seconds(works: Iterable[Work], device: str) -> float:
         return sum(costs.cost(work, device).mean_s for work in works)
 
-    devices = step.devices[: step.plan.pp]
+    devices = step.devices
     inside = step.backbone.layers > 2  # a layer that neither embedding nor head is part of
     layer = [work for op in ("F", "B") for work in step.halves(op)]
     rows = [[seconds(layer, device)] for device in devices]

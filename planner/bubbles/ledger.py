@@ -19,18 +19,21 @@ def capacity_bytes(problem: Problem[BubblesWorkload], step: TrainingStep, rank: 
     Raises:
         MissingDataError: a device whose memory is not known.
     """
-    ranks = problem.cluster.ranks()
-    sizes = []
-    for replica in range(step.plan.dp):
-        for lane in range(step.plan.tp):
-            found = ranks[step.cluster_rank(rank, replica, lane)]
-            if found.memory_bytes is None:
-                raise MissingDataError(
-                    f"memory of {found.label} is not known",
-                    fix="give memory_bytes in the cluster, or measure it with 'foreplan profile'",
-                )
-            sizes.append(found.memory_bytes)
-    return min(sizes)
+    return _smallest(problem, step, rank)[0]
+
+
+def _smallest(problem: Problem[BubblesWorkload], step: TrainingStep, rank: int) -> tuple[int, str]:
+    """Bytes and label of the smallest device behind a rank of the schedule."""
+    ranks, sizes = problem.cluster.ranks(), []
+    for member in step.block(rank):
+        found = ranks[member.index]
+        if found.memory_bytes is None:
+            raise MissingDataError(
+                f"memory of {found.label} is not known",
+                fix="give memory_bytes in the cluster, or measure it with 'foreplan profile'",
+            )
+        sizes.append((found.memory_bytes, found.label))
+    return min(sizes, key=lambda size: size[0])
 
 
 def static_items(step: TrainingStep, decision: BubblesDecision, rank: int) -> dict[str, int]:
@@ -124,11 +127,9 @@ def ledgers(
     problem: Problem[BubblesWorkload], step: TrainingStep, decision: BubblesDecision
 ) -> tuple[MemoryLedger, ...]:
     """A ledger a rank with its static items."""
-    return tuple(
-        MemoryLedger(
-            step.devices[rank],
-            capacity_bytes(problem, step, rank),
-            {name: size for name, size in static_items(step, decision, rank).items() if size},
-        )
-        for rank in range(step.plan.pp)
-    )
+    found = []
+    for rank in range(step.plan.pp):
+        room, device = _smallest(problem, step, rank)
+        items = {name: size for name, size in static_items(step, decision, rank).items() if size}
+        found.append(MemoryLedger(device, room, items))
+    return tuple(found)

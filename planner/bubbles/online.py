@@ -23,6 +23,7 @@ from foreplan.errors import SpecError
 from foreplan.planner.base import Problem
 from foreplan.planner.bubbles.backbone import BackboneTimeline, bare_decision
 from foreplan.planner.bubbles.baselines import three_phase
+from foreplan.planner.bubbles.blocks import kind_of
 from foreplan.planner.bubbles.decision import BubblesDecision
 from foreplan.planner.bubbles.filling import Filling, fill
 from foreplan.planner.bubbles.placement import encoder_plan
@@ -113,6 +114,12 @@ class OnlinePlanner:
         self._recent: deque[Mapping[Kind, float]] = deque(maxlen=patience)
         self.decision, self.factors = decision, dict[Kind, float]()
         self._step = TrainingStep.of(problem, decision)
+        # Lanes that wait for slower ones say nothing of the device that their rank is priced as.
+        self._waiting = {
+            one.label
+            for rank, standing in enumerate(self._step.stand_ins)
+            for one in self._step.block(rank) if kind_of(one) != kind_of(standing)
+        }  # fmt: skip
         self._unit_layers = self._unit_size()
 
     def observe(self, timeline: Timeline) -> Replanned | None:
@@ -149,7 +156,7 @@ class OnlinePlanner:
         busy: dict[str, float] = defaultdict(float)
         for i in np.flatnonzero(timeline.is_compute):
             work, rank = schedule.works[schedule.work[i]], int(schedule.rank[i])
-            if not isinstance(work, Segment):
+            if not isinstance(work, Segment) or schedule.devices[rank] in self._waiting:
                 continue
             device = self._step.devices[rank // lanes]
             kind = device, work.name

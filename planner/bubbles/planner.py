@@ -24,7 +24,7 @@ from foreplan.datasets.tier import ContentionKind
 from foreplan.errors import InfeasibleError, SpecError
 from foreplan.planner.base import Agreement, Bound, Choice, Kernels, Planner, Problem
 from foreplan.planner.bubbles import recompute
-from foreplan.planner.bubbles.assumptions import assumptions
+from foreplan.planner.bubbles.assumptions import assumptions, unlike_blocks
 from foreplan.planner.bubbles.baseline_search import searched_baselines
 from foreplan.planner.bubbles.bounds import describe
 from foreplan.planner.bubbles.decision import BubblesDecision
@@ -104,9 +104,11 @@ class BubblesPlanner(Planner[BubblesWorkload, BubblesDecision]):
             decision = self._fallback(problem, search)
             total = search.replay(decision).total_s
             notes.append("filling is not possible: " + str(search.nothing_fits()))
+        step = TrainingStep.of(problem, decision)
+        notes += unlike_blocks(step)
         if decision.plan.device_order is not None:
-            step = TrainingStep.of(problem, decision)
-            notes.append(f"ranks of the pipeline take {', '.join(step.devices)}, in this order")
+            first = ", ".join(step.block(rank)[0].label for rank in range(step.plan.pp))
+            notes.append(f"ranks of the pipeline take {first}, in this order")
         notes += [
             f"not taken: {name}: {reason}"
             for name, reason in list(search.findings.rejected.items())[:_REASONS]
@@ -208,12 +210,13 @@ class BubblesPlanner(Planner[BubblesWorkload, BubblesDecision]):
     ) -> tuple[Schedule, tuple[int, ...]]:
         """Every lane of a pipeline rank is a process; of replicas one is run."""
         schedule, ranks = self.schedule(problem, decision), self.ranks(problem, decision)
-        lanes = decision.plan.tp
-        if lanes == 1:
-            return schedule, ranks
+        lanes, every = decision.plan.tp, problem.cluster.ranks()
         members = tuple(rank + lane for rank in ranks for lane in range(lanes))
-        every = problem.cluster.ranks()
-        return widen(schedule, [every[member].label for member in members], lanes), members
+        # Each is its own device here, not the one that it is priced as.
+        labels = tuple(every[member].label for member in members)
+        if labels == schedule.devices:
+            return schedule, ranks
+        return widen(schedule, labels, lanes), members
 
     def processes(self, problem: Problem[BubblesWorkload], decision: BubblesDecision) -> int:
         """One a lane of a pipeline rank; the schedule of a real run is not made for that."""

@@ -1,7 +1,8 @@
-"""`shared_work_s`: a lower bound for work that ranks of unlike speed share."""
+"""Work that ranks of unlike speed share: `shared_work_s`, a lower bound, and `dealt_s`."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 
@@ -26,3 +27,28 @@ def shared_work_s(seconds: Sequence[Sequence[float]], counts: Sequence[float]) -
                    for row in seconds)  # fmt: skip
         best = max(best, total / rate if rate > 0 else 0.0)
     return best
+
+
+def dealt_s(seconds: Sequence[float], count: int, least: int) -> list[float]:
+    """Seconds of each rank where like pieces are dealt so that the longest rank is shortest.
+
+    Pieces are cut as finely as it takes, apart from those that a rank has at least. Where all ranks
+    are alike each has its even share.
+
+    Args:
+        seconds: of one piece on each rank.
+        count: pieces.
+        least: pieces of a rank at least; ``count`` is enough for that.
+    """
+    if len(set(seconds)) == 1 or min(seconds) <= 0.0:
+        return [count / len(seconds) * each for each in seconds]
+    fast, longest = list(range(len(seconds))), 0.0
+    while fast:
+        left = count - least * (len(seconds) - len(fast))
+        longest = left / math.fsum(1.0 / seconds[rank] for rank in fast)
+        # Who takes longer than that for the least gets no more; the others share the rest anew.
+        slow = [rank for rank in fast if longest < least * seconds[rank]]
+        if not slow:
+            break
+        fast = [rank for rank in fast if rank not in slow]
+    return [longest if r in fast else least * each for r, each in enumerate(seconds)]

@@ -199,9 +199,12 @@ class BubblesWorkload(StrictModel):
             them itself counts. A plan holds the sizes found.
         sequence_length: positions of the backbone's sequence, features included.
         microbatch: samples of a micro-batch.
-        microbatches: micro-batches of each backbone pipeline in a step.
-        global_batch: samples of a step over all pipelines, instead of ``microbatches``.
-        plan: the backbone's layout, ``dp * pp * tp`` devices; searched if left out.
+        microbatches: micro-batches of each backbone pipeline in a step; as other numbers of
+            pipelines would be other batches, the search takes one, ``dp: 1``.
+        global_batch: samples of a step over all pipelines, instead of ``microbatches``; data
+            parallelism is searched only with this.
+        plan: the backbone's layout, ``dp * pp * tp`` devices; searched if left out, ``dp`` only
+            with ``global_batch``.
         schedule: the backbone's pipeline schedule; ``interleaved-1f1b`` needs chunks above 1, and
             1F1B stands in for it where there is one chunk.
         recompute: of the backbone's activations: ``selective`` leaves out the attention's inside,

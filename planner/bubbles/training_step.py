@@ -2,8 +2,8 @@
 
 The one place that knows how a layout's groups lie on the cluster: pipeline rank ``r``, replica
 ``d``, lane ``t`` of the tensor parallel group is cluster rank ``(r dp + d) tp + t``, so that tensor
-parallel groups are neighbours (Megatron's order). A rank of the schedule stands for lane 0 of
-replica 0.
+parallel groups are neighbours (Megatron's order). A rank of the schedule stands for all of its
+lanes and replicas: links are those of lane 0 of replica 0, the device is the slowest (`blocks`).
 """
 
 from __future__ import annotations
@@ -16,10 +16,12 @@ from dataclasses import replace
 from foreplan.cost_models.costs import Collective, Lag, Segment, Work
 from foreplan.cost_models.simulator import Contention
 from foreplan.cost_models.sources.link_costs import LinkSource
+from foreplan.datasets.cluster_entry import Rank
 from foreplan.errors import MissingDataError, SpecError
 from foreplan.planner.base import Problem
 from foreplan.planner.bubbles import recompute
 from foreplan.planner.bubbles.arithmetic import Arithmetic
+from foreplan.planner.bubbles.blocks import DeviceKind, kind_of, slowest
 from foreplan.planner.bubbles.decision import BubblesDecision, EncoderPlan
 from foreplan.planner.bubbles.memory import stage_activation_bytes, unit_activation_bytes
 from foreplan.planner.bubbles.pass_shape import PassShape
@@ -68,7 +70,7 @@ class TrainingStep:
         self.encoders: tuple[Tower, ...] = encoder_towers(problem)
         self.arithmetic = Arithmetic.of(problem.cluster)
         self.steps = StepWorks(self.workload, self.arithmetic)
-        self._labels = tuple(rank.label for rank in problem.cluster.ranks())
+        self._ranks = problem.cluster.ranks()
         self._cluster, self._costs = problem.cluster, problem.costs
         w = self.workload
         shape = PassShape(
@@ -90,10 +92,30 @@ class TrainingStep:
         """Cluster rank of a pipeline rank."""
         return (self.plan.block(rank) * self.plan.dp + replica) * self.plan.tp + lane
 
-    @property
+    def block(self, rank: int) -> tuple[Rank, ...]:
+        """Devices of a pipeline rank: the lanes of every replica."""
+        first = self.cluster_rank(rank)
+        # One device stands for all where programs are listed that are to be measured.
+        return self._ranks[first : first + self.plan.dp * self.plan.tp]
+
+    @functools.cached_property
+    def stand_ins(self) -> tuple[Rank, ...]:
+        """The slowest device of each rank of the schedule, which stands for the others."""
+        layer = [work for op in ("F", "B") for work in self.halves(op)]
+        return tuple(slowest(self.block(r), layer, self._costs) for r in range(self.plan.pp))
+
+    @functools.cached_property
     def devices(self) -> tuple[str, ...]:
-        """Device label of each rank of the schedule."""
-        return tuple(self._labels[self.cluster_rank(r)] for r in range(self.plan.pp))
+        """Label of the device that each rank of the schedule is priced on."""
+        return tuple(rank.label for rank in self.stand_ins)
+
+    @functools.cached_property
+    def unlike_devices(self) -> tuple[str, ...]:
+        """The first of `devices` of each kind."""
+        found: dict[DeviceKind, str] = {}
+        for rank in self.stand_ins:
+            found.setdefault(kind_of(rank), rank.label)
+        return tuple(found.values())
 
     def lane_group(self, rank: int) -> tuple[int, ...]:
         """Cluster ranks of a tensor parallel group."""
@@ -197,7 +219,7 @@ class TrainingStep:
         """
         group = self.lane_group(0)
         # One device stands for all where programs are listed that are to be measured.
-        if self.plan.tp == 1 or group[-1] >= len(self._labels):
+        if self.plan.tp == 1 or group[-1] >= len(self._ranks):
             return True
         try:
             taken = self._cluster.taken_beside("all_reduce", group)
@@ -250,7 +272,7 @@ class TrainingStep:
     def _met(self, computed: Parts, sums: Parts) -> Parts:
         """Lanes' collectives on the spot, and the wait for the slowest lane in front of them."""
         work = next((work for work, _ in sums), None)
-        if not isinstance(work, Collective) or work.group[-1] >= len(self._labels):
+        if not isinstance(work, Collective) or work.group[-1] >= len(self._ranks):
             return sums  # given by the workload, or one device stands for all
         share = self._cluster.lag(work.kind, work.group)
         return joined(sums, ((Lag(segment("lag", computed), share), 1),)) if share else sums
