@@ -177,7 +177,8 @@ def plan(
             profiles out, ``predicted:FOLDER`` asks weights of your own, ``roofline`` uses published
             figures alone, ``helix:FILE`` a table of whole layers.
         beside: decide from these costs too and keep the decisions among the alternatives, priced
-            by ``costs``; a verification then says what each source of costs is worth.
+            and held to every limit by ``costs``; a verification then says what each source of costs
+            is worth.
         relax: decide again with each binding limit relaxed by 10 %, one at a time, and say what it
             would bring (``what_if`` of the plan); takes as long again for each.
         seed: of every random choice.
@@ -191,7 +192,8 @@ def plan(
         InfeasibleError: nothing fits.
         MissingDataError: a cost is not known.
     """
-    if not isinstance(seed, int) or seed < 0:  # from a notebook, unseen by a type checker
+    # From a notebook, unseen by a type checker; ``True`` is an int to Python alone.
+    if not isinstance(seed, int) or isinstance(seed, bool) or seed < 0:
         raise SpecError("seed", got=seed, expected="a whole number of at least 0")
     chosen = find_planner(kind)
     costs = _costs_of(chosen, costs, "--costs")
@@ -218,9 +220,8 @@ def plan(
     say(f"deciding: {kind} on {len(where.ranks())} devices")
     choice: Choice[Any] = chosen.decide(problem)
     forecast = _checked(chosen, problem, choice.decision)
-    rivals, called = _named(
-        {other: _decide(chosen, problem, profiles, other) for other in beside if other != costs}
-    )
+    theirs = {word: _decide(chosen, problem, profiles, word) for word in beside if word != costs}
+    rivals, called = _named(_judged(chosen, problem, theirs))
     say("comparing with other plans")
     others, rejected = _others(chosen, problem, choice.decision, rivals)
     assumptions = [
@@ -233,7 +234,7 @@ def plan(
         *choice.assumptions,
     ]
     decision, bound = choice.decision, choice.bound
-    eligible = {name: f for name, (d, f) in others.items() if getattr(d, "limits_met", True)}
+    eligible = _eligible(others)
     worth = {n: chosen.objective(problem, others[n][0], f.total_s) for n, f in eligible.items()}
     best = min(worth, key=lambda name: worth[name], default=None)
     mine = chosen.objective(problem, decision, forecast.total_s)
@@ -254,7 +255,8 @@ def plan(
                 other: CHOSEN if other in taken else SOLVER if name == CHOSEN else name
                 for other, name in decided.items()
             }
-        eligible = {name: f for name, (d, f) in others.items() if getattr(d, "limits_met", True)}
+        eligible = _eligible(others)
+        bound = bound.of_another(forecast.total_s, timed=mine == swapped[1].total_s)
     assumptions += host_note(chosen, problem, forecast)
     say("drawing prices to see how sure the choice is")
     rated = confidence(
@@ -333,6 +335,26 @@ def _decide(
         return str(error)
 
 
+def _judged(
+    chosen: Planner[Any, Any], problem: Problem[Any], decided: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Decisions held to the problem's limits by its own prices; reasons stay what they are."""
+    held = dict(decided)
+    for name, decision in decided.items():
+        if isinstance(decision, str):
+            continue
+        try:
+            held[name] = chosen.judged(problem, decision)
+        except (MissingDataError, SpecError) as error:  # a kernel that has no price here
+            held[name] = str(error)
+    return held
+
+
+def _eligible(others: Mapping[str, tuple[Any, Forecast]]) -> dict[str, Forecast]:
+    """What may become the plan, and counts where it did not: whatever meets every limit."""
+    return {name: f for name, (d, f) in others.items() if getattr(d, "limits_met", True)}
+
+
 def _named(decided: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
     """Decisions, or reasons why there is none, by name, and names by source; equal ones are one."""
     alike: list[tuple[list[str], Any]] = []
@@ -358,7 +380,8 @@ def _others(
     """Baselines and rivals that fit, with their forecasts; for those that do not, the reason."""
     kept: dict[str, tuple[Any, Forecast]] = {}
     rejected: dict[str, str] = {}
-    for name, other in {**chosen.baselines(problem), **rivals}.items():
+    usual = _judged(chosen, problem, chosen.baselines(problem))
+    for name, other in {**usual, **rivals}.items():
         if isinstance(other, str):
             rejected[name] = other
             continue

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, TypeVar
 
 from foreplan.cost_models.costs import CostBook, Work
@@ -71,6 +71,21 @@ class Bound:
     gap: float | None
     solver: str
     evaluations: int = 0
+
+    def of_another(self, total_s: float, *, timed: bool) -> Bound:
+        """What is proven about a decision that was taken instead of the solver's.
+
+        Args:
+            total_s: its simulated seconds.
+            timed: whether the planner seeks seconds, as `lower_s` has them; the gap of anything
+                else is not known for it.
+        """
+        gap = None
+        # A bound above what was simulated is the law's alone: it proves nothing here.
+        if timed and self.lower_s is not None and self.lower_s <= total_s and total_s > 0:
+            gap = 1.0 - self.lower_s / total_s
+        status = "feasible" if self.status == "optimal" else self.status
+        return replace(self, gap=gap, status=status)
 
 
 @dataclass(frozen=True)
@@ -295,6 +310,17 @@ class Planner(ABC, Generic[W, D]):
         Called after `decide` and `baselines` of the same problem.
         """
         return None
+
+    def judged(self, problem: Problem[W], decision: D) -> D:
+        """A decision with its ``limits_met`` as this problem's own prices have it.
+
+        Called for what was decided at other prices, and for baselines: before any of them may
+        become the plan. A limit that was missed before stays missed.
+
+        Raises:
+            MissingDataError: a work has no price here.
+        """
+        return decision
 
     def rivals(self, problem: Problem[W], decision: D, count: int) -> dict[str, D]:
         """Further decisions predicted within 10 % of the best, for a thorough verification."""

@@ -9,7 +9,7 @@ from typing import Any
 from foreplan.datasets.cluster import Cluster
 from foreplan.datasets.cluster_merge import merge
 from foreplan.datasets.specs import load_document, validate
-from foreplan.datasets.storage import write_atomically
+from foreplan.datasets.storage import refuse_overwriting, write_atomically
 from foreplan.datasets.tier import Tier
 from foreplan.errors import SpecError
 
@@ -22,8 +22,10 @@ def merge_files(files: Sequence[Path], output: Path) -> Cluster:
         output: where the merged cluster goes; profile paths become relative to its folder.
 
     Raises:
-        SpecError: fewer than two files, a file that is wrong, clusters that contradict each other.
+        SpecError: fewer than two files, a file that is wrong or the output, clusters that
+            contradict each other.
     """
+    refuse_overwriting(output, *files)
     clusters: list[Cluster] = []
     links: list[Any] = []
     for file in files:

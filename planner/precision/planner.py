@@ -26,7 +26,7 @@ from foreplan.planner.precision.graph import TrainingGraph
 from foreplan.planner.precision.indicator import omega_table
 from foreplan.planner.precision.near import precision_near
 from foreplan.planner.precision.search import GAP, PrecisionSearch
-from foreplan.planner.precision.situation import Situation
+from foreplan.planner.precision.situation import Situation, refuse_too_large
 from foreplan.planner.precision.spec import PrecisionDecision, PrecisionWorkload
 from foreplan.planner.precision.task import training_task
 
@@ -80,6 +80,7 @@ class PrecisionPlanner(Planner[PrecisionWorkload, PrecisionDecision]):
             MissingDataError: an operator has no price, or a device no known memory.
             SpecError: a network that cannot be traced, or whose calibration is not finite.
         """
+        refuse_too_large(problem)
         search = self._search(problem)
         found = search.run()
         decision = search.situation.decision(found.choices, search.omega, search.target_s)
@@ -132,6 +133,19 @@ class PrecisionPlanner(Planner[PrecisionWorkload, PrecisionDecision]):
             return TimeLimit(w.target_s * w.steps, 1.0 + w.slack)
         start = search.situation.decision(search.start, search.omega, search.target_s)
         return TimeLimit(start, 1.0 + w.slack)
+
+    def judged(
+        self, problem: Problem[PrecisionWorkload], decision: PrecisionDecision
+    ) -> PrecisionDecision:
+        """Held to this problem's target, which is another one where it comes from other prices.
+
+        Raises:
+            MissingDataError: a variant has no price here.
+        """
+        search = self._search(problem)
+        s = search.situation
+        met = decision.limits_met and search.meets(s.replay.run(s.choices(decision)))
+        return decision.model_copy(update={"target_s": search.target_s, "limits_met": met})
 
     # ------------------------------------------------------------------------------- schedule
 

@@ -60,6 +60,9 @@ class Situation:
         self.problem, self.workload = problem, problem.workload
         # A process that only carries a decision out knows no prices.
         self.costs = problem.costs if problem.costs.sources else CostBook([Unpriced()])
+        self.ranks = problem.cluster.ranks()
+        self._check_precisions()
+        self._check_full()
         self.task: TrainingTask
         self.graph: TrainingGraph
         if captured is None:
@@ -73,8 +76,6 @@ class Situation:
             bucket_bytes=w.bucket_bytes,
         )  # fmt: skip
         self.buckets = Buckets.of(self.graph, names)
-        self.ranks = problem.cluster.ranks()
-        self._check_precisions()
         self.kinds = self._kinds(apart=apart)
         tables = {k: self._tables(self.ranks[members[0]]) for k, members in enumerate(self.kinds)}
         self.kind_of = [next(k for k, m in enumerate(self.kinds) if r in m)
@@ -110,18 +111,24 @@ class Situation:
 
     def _kinds(self, *, apart: bool) -> list[list[int]]:
         """Ranks that the same decision fits, by what the cluster says of them."""
-        unknown = set(self.workload.full_precision)
         found: dict[object, list[int]] = {}
         for index, rank in enumerate(self.ranks):
             key = (rank.host, rank.name, rank.profile, rank.memory_bytes, self._stays_full(rank))
             found.setdefault(index if apart else key, []).append(index)
-            unknown -= {rank.label, str(rank.name)}
-        if unknown:
+        return list(found.values())
+
+    def _check_full(self) -> None:
+        """Refuse to keep a device at fp32 that the cluster does not have.
+
+        Raises:
+            SpecError: names it.
+        """
+        here = {word for rank in self.ranks for word in (rank.label, str(rank.name))}
+        if unknown := set(self.workload.full_precision) - here:
             raise SpecError(
                 "workload.full_precision", got=sorted(unknown)[0],
                 expected=f"devices of the cluster: {', '.join(r.label for r in self.ranks)}",
             )  # fmt: skip
-        return list(found.values())
 
     def _stays_full(self, rank: Rank) -> bool:
         return bool({rank.label, str(rank.name)} & set(self.workload.full_precision))
@@ -136,9 +143,7 @@ class Situation:
         """What a rank holds for the whole run, by item."""
         parameters = sum(self.graph.parameters.values())
         return {
-            "weights": FLOAT_BYTES * parameters,
-            "gradients": GRADIENT_BYTES * parameters,
-            "optimizer": FLOAT_BYTES * STATES_OF[self.workload.optimizer] * parameters,
+            **state_bytes(parameters, self.workload.optimizer),
             "workspace": self.devices[kind].saved.workspace_bytes(),
         }
 
@@ -261,6 +266,36 @@ class Situation:
             f"{show_bytes(need)} on {self.ranks[self.kinds[kind][0]].label}, most of it {largest} "
             f"({show_bytes(items[largest])}); there is {show_bytes(need - least_bytes + limit)}",
             fix=f"add {show_bytes(least_bytes - limit)}, or lower the batch",
+        )
+
+
+def state_bytes(parameters: int, optimizer: str) -> dict[str, int]:
+    """What every rank holds of a network's parameters, by item."""
+    return {
+        "weights": FLOAT_BYTES * parameters,
+        "gradients": GRADIENT_BYTES * parameters,
+        "optimizer": FLOAT_BYTES * STATES_OF[optimizer] * parameters,
+    }
+
+
+def refuse_too_large(problem: Problem[PrecisionWorkload]) -> None:
+    """Refuse a decoder whose states no step can be beside, before minutes go into its capture.
+
+    Raises:
+        InfeasibleError: they alone are more than a device holds.
+        MissingDataError: a device without known memory.
+    """
+    model, w = problem.model, problem.workload
+    if model is None or w.network != "model":  # other networks are known once they are captured
+        return
+    tight = min(problem.cluster.ranks(), key=lambda rank: rank.capacity)
+    room = int(tight.capacity * (1.0 - w.memory_headroom))
+    need = sum(state_bytes(model.parameters, w.optimizer).values())
+    if need > room:
+        raise InfeasibleError(
+            f"{model.name} needs at least {show_bytes(need)} on {tight.label} for weights, "
+            f"gradients and the states of {w.optimizer} alone; there is {show_bytes(room)}",
+            fix="leave out devices that small, or train a smaller model",
         )
 
 

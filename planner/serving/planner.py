@@ -119,6 +119,8 @@ class ServingPlanner(Planner[ServingWorkload, ServingDecision]):
             if k != chosen
         }
         close |= serving_near(chains, decision, seed=problem.seed)
+        # What is late cannot be the best in a draw; the law that found them knows no time limit.
+        close = {name: d for name, d in close.items() if self.judged(problem, d).limits_met}
         notes = self.assumptions(problem)
         notes += tuple(f"{chains.name(k)} is left out: {why}" for k, why in chains.unable().items())
         ranks = problem.cluster.ranks()
@@ -205,6 +207,15 @@ class ServingPlanner(Planner[ServingWorkload, ServingDecision]):
     ) -> float:
         """Simulated seconds, and the seconds that the workload says quality loss is worth."""
         return total_s + problem.workload.theta_s * decision.omega
+
+    def judged(
+        self, problem: Problem[ServingWorkload], decision: ServingDecision
+    ) -> ServingDecision:
+        """Late where it is so when simulated; quality and memory know no prices."""
+        if time_limits(problem.workload).none or not decision.limits_met:
+            return decision
+        late = missed(problem.workload, Forecast(self, problem, decision).metrics)
+        return decision.model_copy(update={"limits_met": not late})
 
     def schedule(self, problem: Problem[ServingWorkload], decision: ServingDecision) -> Schedule:
         """Prefill, then decode, stage by stage; see `ServingSchedule`.

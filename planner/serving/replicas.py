@@ -38,7 +38,7 @@ from foreplan.planner.serving.replica_split import (
     problem_of_replica,
     requests_of,
 )
-from foreplan.planner.serving.time_limits import missed
+from foreplan.planner.serving.time_limits import missed, time_limits
 
 #: Actions of all replicas beyond which one replica of each shape stands for its like.
 MOST_DRAWN = 120_000
@@ -82,13 +82,7 @@ class ReplicasPlanner(Planner[ReplicasWorkload, ReplicasDecision]):
         split = self._split(problem)
         found = split.solve()
         decision = split.decision(found.assignment)
-        figures = self._figures(problem, decision)
-        late = missed(problem.workload, figures)
-        floor = problem.workload.min_throughput_tokens_per_s or 0.0
-        rate = figures["throughput_tokens_per_s"]
-        if rate < floor:
-            late = (*late, f"{rate:.4g} tokens/s below {floor:.4g}")
-        if late:
+        if late := self._missed(problem, decision):
             raise InfeasibleError(
                 f"the best replicas by the solver's law have {'; '.join(late)} when simulated",
                 fix="relax the limit or the wanted rate a little",
@@ -114,6 +108,14 @@ class ReplicasPlanner(Planner[ReplicasWorkload, ReplicasDecision]):
 
     def _figures(self, problem: _Problem, decision: ReplicasDecision) -> dict[str, float]:
         return Forecast(self, problem, decision).metrics
+
+    def _missed(self, problem: _Problem, decision: ReplicasDecision) -> tuple[str, ...]:
+        """Limits, the wanted rate among them, that a decision misses when simulated, in words."""
+        figures = self._figures(problem, decision)
+        late = missed(problem.workload, figures)
+        floor = problem.workload.min_throughput_tokens_per_s or 0.0
+        rate = figures["throughput_tokens_per_s"]
+        return (*late, f"{rate:.4g} tokens/s below {floor:.4g}") if rate < floor else late
 
     def _notes(
         self, problem: _Problem, found: FoundSplit, decision: ReplicasDecision
@@ -168,6 +170,14 @@ class ReplicasPlanner(Planner[ReplicasWorkload, ReplicasDecision]):
         if wanted == "tokens_per_price":
             return total_s * _price_per_hour(problem, decision) / 3600
         return total_s
+
+    def judged(self, problem: _Problem, decision: ReplicasDecision) -> ReplicasDecision:
+        """Late, or below the wanted rate, where it is so when simulated."""
+        w = problem.workload
+        free = time_limits(w).none and w.min_throughput_tokens_per_s is None
+        if free or not decision.limits_met:
+            return decision
+        return decision.model_copy(update={"limits_met": not self._missed(problem, decision)})
 
     # ------------------------------------------------------------------------------- decisions
 

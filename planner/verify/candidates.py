@@ -233,7 +233,8 @@ def _rivals(
     )
     known = [validate(planner.decision_type, other.decision, other.name) for other in others]
     found: list[Candidate] = []
-    for name, decision in planner.rivals(priced, known[0], RIVALS).items():
+    for name, rival in planner.rivals(priced, known[0], RIVALS).items():
+        decision = planner.judged(priced, rival)
         if decision not in known:
             document = decision.model_dump(mode="json")
             predicted = Forecast(planner, priced, decision).prediction()

@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import foreplan
-from foreplan.errors import InfeasibleError, SpecError
+from foreplan.errors import InfeasibleError, MissingDataError, SpecError
 from foreplan.planner.api import load_workload
 from foreplan.planner.plan import Plan, load_plan
 from foreplan.planner.serving import ServingPlanner
@@ -68,7 +68,7 @@ def test_a_plan_is_one_line_in_a_prompt(plan: Plan) -> None:
                         repr(plan))  # fmt: skip
 
 
-@pytest.mark.parametrize("seed", ["1", -1, None])
+@pytest.mark.parametrize("seed", ["1", -1, None, True, 1.0])
 def test_a_seed_is_a_whole_number(seed: object) -> None:
     with pytest.raises(SpecError, match=r"seed: got .*, expected a whole number of at least 0"):
         foreplan.plan("serving", "tiny-llama-random", "t4", {}, seed=seed)
@@ -226,6 +226,46 @@ def test_a_plan_that_other_costs_decided_says_whose_it_is(monkeypatch) -> None:
     assert swapped.provenance.decided == {
         "predicted": "solver", "measured": "solver", "roofline": "chosen",
     }  # fmt: skip
+    # The gap is of what was taken, and the optimum was the other one.
+    assert swapped.bound.gap == pytest.approx(1 - swapped.bound.lower_s / swapped.predicted.total_s)
+    assert swapped.bound.gap > made.bound.gap
+    assert (made.bound.status, swapped.bound.status) == ("optimal", "feasible")
+
+
+def test_what_other_costs_decided_is_held_to_the_limits_by_the_plans_own() -> None:
+    """In time for the predictor, late and quicker in all for the roofline."""
+    asked = (
+        "serving", "llama-3.2-1b", "1xv100-32g,1xt4",
+        {"batch": 16, "prompt_tokens": 256, "new_tokens": 64, "min_average_bits": 8,
+         "prefill_microbatch": 4, "decode_microbatch": 16, "max_time_to_first_token_s": 0.1488},
+    )  # fmt: skip
+    alone = foreplan.plan(*asked, costs="roofline")
+    made = foreplan.plan(*asked, costs="roofline", beside=("predicted",))
+    assert made.decision == alone.decision
+    assert made.predicted.metrics["time_to_first_token_s"] <= 0.1488
+    (rival,) = (a for a in made.alternatives if a.name == "decided from predicted costs")
+    assert rival.predicted.metrics["time_to_first_token_s"] > 0.1488
+    assert rival.predicted.total_s < made.predicted.total_s
+    assert not rival.limits_met
+    assert rival.decision["limits_met"] is False
+    assert rival.name not in made.confidence.share
+
+
+def test_what_has_no_price_here_is_rejected_with_the_reason(monkeypatch) -> None:
+    usual = ServingPlanner.judged
+
+    def judged(self, problem, decision):
+        if decision.model_dump(mode="json") == theirs:
+            raise MissingDataError("no price")
+        return usual(self, problem, decision)
+
+    asked = ("serving", "tiny-llama-random", "t4,a100-80g",
+             {"batch": 8, "prompt_tokens": 16, "new_tokens": 4})  # fmt: skip
+    theirs = foreplan.plan(*asked, costs="roofline").decision
+    monkeypatch.setattr(ServingPlanner, "judged", judged)
+    made = foreplan.plan(*asked, costs="predicted", beside=("roofline",))
+    told = {r.name: r.reason for r in made.rejected}
+    assert told["decided from roofline costs"] == "no price"
 
 
 @pytest.mark.parametrize(

@@ -51,6 +51,8 @@ def check_planner(planner: Planner[Any, Any], problem: Problem[Any]) -> Choice[A
     require(again == choice.decision, f"{name}.decide", "decides the same twice", again)
     _check_bound(choice.bound, f"{name}.decide")
     _check_decision(planner, problem, choice.decision, f"{name}.decide", must_fit=True)
+    judged = planner.judged(problem, choice.decision)
+    require(judged == choice.decision, f"{name}.judged", "leaves its own decision alone", judged)
     for baseline, decision in planner.baselines(problem).items():
         who = f"{name}.baselines[{baseline!r}]"
         if isinstance(decision, str):

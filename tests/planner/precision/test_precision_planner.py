@@ -105,6 +105,39 @@ def test_no_feasible_baseline_has_less_omega(planner, decided):
     assert seen
 
 
+def test_a_decision_from_other_prices_is_held_to_this_problems_target(planner, make_problem):
+    loose, tight = make_problem("1xt4", slack=1.0), make_problem("1xt4")
+    theirs, ours = planner.decide(loose).decision, planner.decide(tight).decision
+    assert theirs.omega < ours.omega
+    judged = planner.judged(tight, theirs)
+    assert judged.target_s == ours.target_s < theirs.target_s
+    assert not judged.limits_met
+    assert planner.judged(loose, ours) == ours.model_copy(update={"target_s": theirs.target_s})
+    assert planner.judged(tight, ours) == ours
+
+
+def test_rivals_are_late_by_the_plans_own_target():
+    """The roofline's operators take less, and keep more precision, than the predictor's allow."""
+    asked = {"kind": "precision", "model": "tiny-llama-random", "cluster": "2xl4,1xt4",
+             "workload": {"batch": 4, "sequence_length": 64}, "costs": "predicted"}  # fmt: skip
+    made = plan(**asked, beside=("roofline",))
+    assert made.predicted.metrics["iteration_s"] <= made.decision["target_s"] * (1 + 1e-9)
+    (rival,) = (a for a in made.alternatives if a.name == "decided from roofline costs")
+    assert rival.decision["target_s"] == made.decision["target_s"]
+    assert rival.predicted.metrics["target_s"] == made.decision["target_s"]
+    assert rival.decision["omega"] < made.decision["omega"]
+    assert not rival.limits_met
+
+
+def test_a_decoder_larger_than_a_device_is_refused_before_its_capture(monkeypatch):
+    monkeypatch.setattr(TrainingGraph, "of", lambda *a: pytest.fail("captured"))
+    asked = {"kind": "precision", "model": "llama-3.2-1b", "costs": "roofline"}
+    with pytest.raises(InfeasibleError, match=r"needs at least 18\.42 GiB on localhost/t4 for"):
+        plan(**asked, cluster="h100,t4", workload={"batch": 1, "optimizer": "adamw"})
+    with pytest.raises(SpecError, match=r"full_precision: got 'a100', expected devices of"):
+        plan(**asked, cluster="t4", workload={"batch": 1, "full_precision": ["a100"]})
+
+
 def test_more_time_never_costs_precision(planner, make_problem):
     omegas = [planner.decide(make_problem("1xt4", slack=s)).decision.omega
               for s in (0.0, 0.1, 0.3, 3.0)]  # fmt: skip

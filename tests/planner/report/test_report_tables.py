@@ -291,7 +291,8 @@ PREDICTED = {
     "unpriced": {"xavier": "no figures on xavier", "thor": "no figures on thor"},
     "devices": [{
         "device": "a100_sxm_80gb", "latency_s": 0.0101, "low_s": 0.005, "high_s": 0.02,
-        "limit": "device", "fits": True, "device_s": 0.01, "by_source_s": {"roofline": 0.001},
+        "limit": "device", "fits": True, "device_kind": "cuda", "device_s": 0.01,
+        "by_source_s": {"roofline": 0.001},
         "by_kind_s": {"linear": 0.008, "norm": 0.002},
         "unsupported": [{"operator": "create: aten.arange", "count": 2}], "evaluated": [],
     }],
@@ -319,11 +320,22 @@ def test_what_training_mode_did_not_reach_is_named():
 
 
 def test_a_rank_of_figures_alone_says_so():
-    device = {**PREDICTED["devices"][0], "by_source_s": {"roofline": 0.01}, "fits": None}
+    device = {**PREDICTED["devices"][0], "by_source_s": {"roofline": 0.01}}
     text = shown(predict_tables({**PREDICTED, "devices": [device]}), 80)
     assert "100 %" in text
     assert "published figures alone" in text
-    assert "no figure tells" in text
+
+
+def test_why_nobody_knows_whether_a_device_holds_the_pass():
+    bare = {**PREDICTED["devices"][0], "device": "mine", "fits": None}
+    host = {**bare, "device": "epyc_9755", "device_kind": "cpu"}
+    one, other, both, none = (
+        " ".join(shown(predict_tables({**PREDICTED, "devices": rows}), 80).split())
+        for rows in ([bare], [host], [bare, host], PREDICTED["devices"])
+    )
+    file, processor = "fits ?: figures of mine state no memory", "which no figure tells"
+    assert [file in text for text in (one, other, both, none)] == [True, False, True, False]
+    assert [processor in text for text in (one, other, both, none)] == [False, True, True, False]
 
 
 @pytest.mark.parametrize("width", WIDTHS[1:])

@@ -122,6 +122,20 @@ def test_ceilings_are_never_below_what_a_group_gives(seed):
         assert sharp <= rough[g] * (1 + 1e-9)
 
 
+def test_replicas_are_judged_by_what_is_simulated(make_replicas):
+    problem = make_replicas(24, 24)
+    decision = PLANNER.decide(problem).decision
+    assert PLANNER.judged(problem, decision) is decision
+    figures = Forecast(PLANNER, problem, decision).metrics
+    for name, low, high in (
+        ("min_throughput_tokens_per_s", 0.99, 1.01), ("max_time_to_first_token_s", 1.01, 0.99),
+        ("max_time_per_output_token_s", 1.01, 0.99),
+    ):  # fmt: skip
+        for share, met in ((low, True), (high, False)):
+            limit = {name: share * figures[name.partition("_")[2]]}
+            assert PLANNER.judged(make_replicas(24, 24, **limit), decision).limits_met == met
+
+
 @given(
     st.lists(st.tuples(st.floats(0.01, 10), st.integers(0, 5)), min_size=1, max_size=8),
     st.integers(1, 12),

@@ -96,3 +96,29 @@ def test_concurrent_requests_are_the_least_of_the_stages_and_fit(make_problem):
     )
     for ledger in PLANNER.memory(dataclasses.replace(problem, workload=w), decision):
         assert ledger.free_bytes >= 0
+
+
+@pytest.mark.parametrize("field", ["time_to_first_token_s", "time_per_output_token_s"])
+def test_a_decision_is_judged_by_what_is_simulated(make_problem, field):
+    problem = make_problem(*ROOMY)
+    decision = PLANNER.decide(problem).decision
+    assert PLANNER.judged(problem, decision) is decision
+    reached = forecast(problem).metrics[field]
+    fields = problem.workload.model_dump(exclude_unset=True)
+    for share, met in ((1.0, True), (0.99, False)):
+        limited = dataclasses.replace(
+            problem, workload=type(problem.workload)(**fields | {f"max_{field}": share * reached})
+        )
+        assert PLANNER.judged(limited, decision).limits_met == met
+        # What was missed before, as quality was, stays missed.
+        missing = decision.model_copy(update={"limits_met": False})
+        assert not PLANNER.judged(limited, missing).limits_met
+
+
+def test_close_decisions_are_in_time(make_problem):
+    free = forecast(make_problem(*ROOMY)).metrics["time_to_first_token_s"]
+    problem = make_problem(*ROOMY, max_time_to_first_token_s=1.001 * free)
+    near = PLANNER.decide(problem).near
+    found = {name: Forecast(PLANNER, problem, d).metrics for name, d in near.items()}
+    assert len(found) < len(PLANNER.decide(make_problem(*ROOMY)).near)
+    assert all(m["time_to_first_token_s"] <= 1.001 * free * (1 + 1e-9) for m in found.values())
