@@ -7,7 +7,8 @@ linear of as many rows; a norm by a decoder's, and a map over elements by an add
 as many values: in bf16 processors convert each to fp32 and back, so that they take no less than in
 fp32. Judged by what the calls do; that norms and maps go by a decoder's operators and not by a
 training step's, and by values and not by bytes, was chosen on 32 passes of eight networks
-(end_to_end.md). What is beside a likeness: `pixel_products`, `pool_windows`,
+(end_to_end.md). Products in fp16 take several times as long as in fp32 where a processor has no
+arithmetic for it (`_HALF`). What is beside a likeness: `pixel_products`, `pool_windows`,
 `slow_functions`, `narrow_norms`; and in its place: `filter_gradients`.
 """
 
@@ -48,6 +49,15 @@ _UPDATE = 0.8
 #: What a value takes of a decoder's (measured): in fp32, where none is converted and back, and of
 #: norms of channels, whose mean and variance are known or a call of their own.
 _UNCONVERTED, _OF_CHANNELS = 0.6, 0.5
+#: What products in fp16 take of fp32's on a processor that converts each value by itself: of rows
+#: up to ``4 - 3 * 16 / (rows + 16)``, of pairs of matrices, images and filters of a channel each,
+#: attention. Measured on one core of an EPYC (Zen 5), torch 2.13: 1.0-4.0 within 0.4 of that, 12-16
+#: (40 for the largest), 15-47, 9, 2.4-3.3. Convolutions by channel count as any. Attention of one
+#: query takes 1.55 times bf16's, which is itself several times fp32's.
+_HALF = MappingProxyType({"linear": 4.0, "matmul": 15.0, "conv": 30.0, "attention": 3.0})
+_HALF_ROWS, _HALF_DECODING = 16, 1.55
+#: Instructions by which a processor computes in fp16 (Arm's: all that the zoo knows).
+_HALF_ISAS = frozenset({"avx512_fp16", "amx_fp16", "neon"})
 #: Operators that read and write each element about once.
 _MAPS = frozenset(
     ["elementwise", "fill", "roll", "reduction", "pool", "pool_gradient", "softmax", "embedding",
@@ -62,13 +72,40 @@ def profiled_alike(item: Program, device: Device) -> tuple[Program, float] | Non
         item: what is asked for.
         device: on which; a processor.
     """
-    item, often = timed_alike(item), 1.0
+    item = timed_alike(item)
+    if item.variant.storage != item.variant.compute:
+        return None
+    dtype = "bf16" if item.variant.compute in ("bf16", "fp16") else "fp32"
+    half = _half(item, device)
+    if half and not _is_decoding(item):
+        dtype = "fp32"
+    found = _alike(item, device, dtype)
+    return found if found is None or not half else (found[0], half * found[1])
+
+
+def _is_decoding(item: Program) -> bool:
+    return item.op == "attention" and item.dims["queries"] == 1
+
+
+def _half(item: Program, device: Device) -> float:
+    """What a product in fp16 takes of one in fp32; 0 of other work, and where fp16 is quick."""
+    op = item.op.removesuffix("_gradient").removeprefix("full_")
+    times = _HALF.get(op, 0.0)
+    if item.variant.compute != "fp16" or _HALF_ISAS & set(device.isa) or not times:
+        return 0.0
+    if _is_decoding(item):
+        return _HALF_DECODING
+    if op == "linear":
+        return times - (times - 1.0) * _HALF_ROWS / (item.dims["rows"] + _HALF_ROWS)
+    return times
+
+
+def _alike(item: Program, device: Device, dtype: str) -> tuple[Program, float] | None:
+    """The likeness in fp32 or 16 bits."""
+    often = 1.0
     if is_pixel_product(item, device):
         item, often = pixel_product(item)
     d, v = item.dims, item.variant
-    if v.storage != v.compute:
-        return None
-    dtype = "bf16" if v.compute in ("bf16", "fp16") else "fp32"
     plain = f"{dtype}/{dtype}"
     if item.op == "linear" and v.kernel in _PRODUCTS:
         return program("linear", Variant.parse(f"{plain}/torch.linear"), **d), often
@@ -79,10 +116,12 @@ def profiled_alike(item: Program, device: Device) -> tuple[Program, float] | Non
     if item.op in ("norm", "batch_norm", "norm_gradient"):
         share = _OF_CHANNELS if d.get("channels", 1) > 1 else 1.0
         return _as_wide(item, "norm", "layer_norm", share), 1.0
-    if item.op == "attention" and d["queries"] == 1 and dtype == "bf16":
+    if _is_decoding(item) and dtype == "bf16":
         return replace(item, variant=Variant.parse(f"{plain}/torch.sdpa")), 1.0  # a decoder's
     if item.op.removesuffix("_gradient") in ("attention", "full_attention"):
-        kernel = "sdpa" if item.op.startswith("full") else "sdpa_causal"
+        # In 16 bits torch goes through all keys either way, and profiles time causal ones.
+        full = item.op.startswith("full") and dtype == "fp32"
+        kernel = "sdpa" if full else "sdpa_causal"
         sizes = {name: d[name] for name in ("batch", "queries", "keys", "heads", "head_dim")}
         op = "attention_backward" if item.op.endswith("_gradient") else "attention_forward"
         return program(op, Variant.parse(f"{plain}/torch.{kernel}"), **sizes), 1.0
@@ -127,6 +166,7 @@ def _as_wide(item: Program, op: str, stock: str, share: float = 1.0) -> Program:
     """The decoder's operator with rows as wide, and as many of them as move a share of values."""
     variant, cols = Variant("bf16", "bf16", f"torch.{stock}"), item.dims["cols"]
     row = program(op, variant, rows=1, cols=cols)
-    fp32 = item.variant.compute == "fp32"
-    values = share * (_UNCONVERTED * item.bytes / 4 if fp32 else item.bytes / 2)
+    # Rows of a table are copied as they are, whatever their dtype.
+    as_stored = item.variant.compute == "fp32" or item.op == "embedding"
+    values = share * (_UNCONVERTED * item.bytes / 4 if as_stored else item.bytes / 2)
     return program(op, variant, rows=max(1, round(values / (row.bytes / 2))), cols=cols)

@@ -1,4 +1,4 @@
-"""What a processor takes for functions of elements, beside moving their tensors.
+"""What a processor takes for functions of elements and rows, beside moving their tensors.
 
 Profiles time an addition and a GELU. torch computes other functions by polynomials of their own,
 some in no vector at all; how quickly a core does that nobody publishes, and how quickly it issues a
@@ -17,24 +17,51 @@ from foreplan.datasets.program import Program
 #: core of an EPYC (Zen 5, 1.0 us a call) for 8 drawn sizes up to 425,952 elements: 2.0 ns an
 #: element of a hyperbolic tangent, 0.9-1.0 of sine, cosine and error function, 0.5 of an
 #: exponential, 0.1 of a sigmoid or SiLU, whose gradient takes 0.2
-#: (``tests/benchmarks/likeness_figures.py``). Whole powers take what an addition takes.
+#: (``tests/benchmarks/likeness_figures.py``). The second part likewise, for three sizes
+#: (``tests/benchmarks/function_figures.py``): torch computes them by scalars, or row by row. Masks
+#: are taken to lie in runs, as causal ones and padding do (drawn ones take 6 to 10 times as long).
+#: Whole powers take what an addition takes; others, which are not told apart, 1.5 ns.
 _IN_A_CALL = MappingProxyType(
     {"tanh": 500, "sin": 1000, "cos": 1000, "erf": 1100, "exp": 2000, "sigmoid": 6000,
      "silu": 6000, "silu_backward": 5000, "softmax": 2200}
+    | {"elu": 1350, "selu": 1350, "celu": 1350, "mish": 350, "softplus": 1050,
+       "log_sigmoid": 1050, "gelu_tanh": 1100, "atan": 510, "tan": 900, "sinh": 1350,
+       "cosh": 1400, "asinh": 60, "erfc": 780, "expm1": 1650, "sqrt": 3600, "rsqrt": 6000,
+       "log": 1450, "log2": 1400, "log10": 1300, "log1p": 2500, "acos": 870, "asin": 880,
+       "atanh": 1400, "erfinv": 720, "lgamma": 260, "digamma": 125, "logit": 1350,
+       "atan2": 1250, "remainder": 1100, "fmod": 1400, "hypot": 1800, "logaddexp": 1000,
+       "isnan": 2500, "glu": 4500, "tril": 7000, "triu": 7000, "where": 3100,
+       "masked_fill": 1900, "rand_like": 550, "randn_like": 440, "bernoulli": 105,
+       "im2col": 1200, "grid_sampler_2d": 950, "log_softmax": 3500, "_log_softmax": 3500}
+    | {"std": 230, "var": 230, "std_mean": 230, "var_mean": 230, "median": 100,
+       "logsumexp": 1250, "cumsum": 1550, "cumprod": 1650, "logcumsumexp": 44, "topk": 1200}
+    | dict.fromkeys(("eq", "ne", "gt", "ge", "lt", "le"), 5000)
 )  # fmt: skip
+#: Likewise where each row is gone through by itself; over all elements at once they are quick.
+_OF_ROWS = MappingProxyType({"max": 1750, "min": 1750})
+#: Results in the time of a call, which take theirs beside the values that they are chosen from: 90
+#: ns each (6 of 64, 50 of 32,000 and 8 of 512 values, within a tenth).
+_RESULTS_IN_A_CALL = MappingProxyType({"topk": 11})
 
 
 def function_s(program: Program, device: Device, launch_s: float) -> float:
-    """Seconds that go into the function of a map; 0 of any other work and of other devices.
+    """Seconds that go into the function of a map or a reduction; 0 of other work and devices.
 
     Args:
         program: what is asked for.
         device: its cores share the elements out.
         launch_s: seconds of one call on it.
     """
-    name = plain_kernel(program.variant.kernel).removeprefix("torch.").removesuffix("_")
-    elements = _IN_A_CALL.get(name)
-    if device.kind != "cpu" or program.op not in ("elementwise", "softmax") or elements is None:
+    if device.kind != "cpu" or program.op not in ("elementwise", "softmax", "reduction"):
         return 0.0
-    count = program.dims["rows"] * program.dims["cols"]
-    return launch_s * count / elements / (device.units or 1)
+    name = plain_kernel(program.variant.kernel).removeprefix("torch.").removesuffix("_")
+    rows, cols = program.dims["rows"], program.dims["cols"]
+    elements = _IN_A_CALL.get(name)
+    if elements is None and rows > 1:
+        elements = _OF_ROWS.get(name)
+    if elements is None:
+        return 0.0
+    calls = rows * cols / elements
+    if name in _RESULTS_IN_A_CALL:
+        calls += rows / _RESULTS_IN_A_CALL[name]
+    return launch_s * calls / (device.units or 1)

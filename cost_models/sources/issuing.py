@@ -38,13 +38,22 @@ class IssueSource:
         """Nothing: what a host takes is the price of no work."""
 
     def issuing(self, work: HostWait, device: str) -> Estimate | None:
-        """Seconds of the host; ``None`` of a device whose rows do not say what calls take."""
+        """Seconds of the host; ``None`` of a device whose rows do not say what calls take.
+
+        They are interpolated, or extrapolated where a call was not timed itself; predicted, if
+        most is what runs around the calls, which other hosts have told.
+        """
         issued = find(self._issued, device)
         if issued is None:
             return None
-        seconds = work.share * SECONDS[work.part].once_s
-        seconds += sum(issued.call_s(part) * count for part, count in work.works)
-        return Estimate(seconds, _LOW * seconds, _HIGH * seconds, "predicted")
+        around_s = work.share * SECONDS[work.part].once_s
+        calls_s = sum(issued.call_s(part) * count for part, count in work.works)
+        seconds = around_s + calls_s
+        source = "predicted"
+        if around_s < calls_s:
+            exact = all(issued.was_timed(part) for part, _ in work.works)
+            source = "interpolated" if exact else "extrapolated"
+        return Estimate(seconds, _LOW * seconds, _HIGH * seconds, source)
 
 
 class _Issued:
@@ -60,6 +69,10 @@ class _Issued:
                     alike[key].append(row.issue_s)
         self._alike = {key: median(found) for key, found in alike.items()}
         self.timed = bool(self._exact)
+
+    def was_timed(self, work: Work) -> bool:
+        """Whether a program's own call was timed; what is none takes no call of torch's."""
+        return not isinstance(work, Program) or work in self._exact
 
     def call_s(self, work: Work) -> float:
         """Of a program; sizes hardly matter, what a variant calls does."""

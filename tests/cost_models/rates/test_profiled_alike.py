@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -100,3 +102,18 @@ def test_a_convolution_is_the_same_convolution(
 )
 def test_other_work_has_no_likeness(item: Program) -> None:
     assert profiled_alike(item, CORES) is None
+
+
+def test_products_in_fp16_are_converted_value_by_value_where_there_is_no_arithmetic() -> None:
+    half = Variant("fp16", "fp16", "torch.linear")
+    few, many = (program("linear", half, rows=rows, n=64, k=64) for rows in (8, 4096))
+    found, more = profiled_alike(few, CORES), profiled_alike(many, CORES)
+    assert found is not None
+    assert more is not None
+    assert found[0].variant == Variant("fp32", "fp32", "torch.linear")
+    assert (found[1], more[1]) == (pytest.approx(2.0), pytest.approx(4.0, rel=0.01))
+    vectors = CORES.model_copy(update={"isa": ("avx512", "avx512_fp16")})
+    quick = profiled_alike(many, vectors)
+    assert quick == (replace(many, variant=Variant("bf16", "bf16", "torch.linear")), 1.0)
+    norm = program("norm", Variant("fp16", "fp16", "torch.layer_norm"), rows=64, cols=64)
+    assert profiled_alike(norm, CORES) == profiled_alike(norm, vectors)

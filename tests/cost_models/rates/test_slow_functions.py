@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import nn
@@ -35,6 +37,41 @@ def test_a_function_costs_its_elements_beside_its_bytes() -> None:
     assert function_s(softmax, CORE, 1e-6) == pytest.approx(1e-6)
     tanh, relu = KnownRates.load().seconds([mapped("tanh"), mapped("relu")], CORE)
     assert tanh == pytest.approx(relu + 100e-6)
+
+
+def reduced(kernel: str, rows: int, cols: int) -> Program:
+    return program("reduction", Variant("fp32", "fp32", f"torch.{kernel}"), rows=rows, cols=cols)
+
+
+def test_reductions_that_torch_makes_one_by_one_cost_their_values() -> None:
+    assert function_s(reduced("std", 46, 500), CORE, 1e-6) == pytest.approx(100e-6)
+    for quick in ("sum", "mean", "amax"):
+        assert function_s(reduced(quick, 46, 500), CORE, 1e-6) == 0.0
+    # The largest of each row; over all at once it is vectorized.
+    assert function_s(reduced("max", 35, 500), CORE, 1e-6) == pytest.approx(10e-6)
+    assert function_s(reduced("max", 1, 17500), CORE, 1e-6) == 0.0
+    # 6 of each of 4096 rows of 64: 24,576 results of 11 values each.
+    topk = function_s(reduced("topk", 24576, 11), CORE, 1e-6)
+    assert topk == pytest.approx(1e-6 * (24576 * 11 / 1200 + 24576 / 11))
+
+
+@pytest.mark.parametrize(("call", "kernels"), [
+    (lambda x: x.std(-1), ["std"]), (lambda x: x.topk(3)[0], ["topk"]),
+    (lambda x: x.masked_fill(x > 0, 0.0), ["gt", "masked_fill"]),
+    (nn.functional.mish, ["mish"]), (lambda x: x.cumsum(-1), ["cumsum"]),
+    (lambda x: nn.functional.log_softmax(x, -1), ["log_softmax"]),
+    (lambda x: nn.functional.gelu(x, approximate="tanh"), ["gelu_tanh"]),
+])  # fmt: skip
+def test_a_network_asks_by_the_names_that_are_known(call: Any, kernels: list[str]) -> None:
+    class Called(nn.Module):
+        def forward(self, x: torch.Tensor) -> Any:
+            return call(x)
+
+    works = [step.work for step in lower(capture(Called(), [torch.zeros(64, 512)], eager=True))]
+    assert [w.variant.kernel for w in works if isinstance(w, Program)] == [
+        f"torch.{name}" for name in kernels
+    ]
+    assert all(isinstance(w, Program) and function_s(w, CORE, 1e-6) > 0 for w in works)
 
 
 def test_cores_share_elements_and_gpus_have_none() -> None:

@@ -48,7 +48,14 @@ def test_a_host_takes_its_calls_and_what_runs_around_them() -> None:
     assert found is not None
     assert found.mean_s == pytest.approx(5 * 20e-6 + 0.5 * SECONDS["forward"].once_s)
     assert found.low_s < found.mean_s < found.high_s
+    # 100 us of calls that were timed, and more around them, which other hosts have told.
     assert found.source == "predicted"
+    many = book(KNOWN).issuing(HostWait("forward", ((SMALL, 300),), 0.5), "cuda:0")
+    assert many is not None
+    assert many.source == "interpolated"
+    like = book(KNOWN).issuing(HostWait("forward", ((LARGE, 300),), 0.5), "cuda:0")
+    assert like is not None
+    assert like.source == "extrapolated"
 
 
 @pytest.mark.parametrize(("item", "issue_s"), [(LARGE, 20e-6), (OTHER, 20e-6)])
