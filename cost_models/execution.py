@@ -11,16 +11,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal
 
+import numpy as np
+
 from foreplan.cost_models.costs import Estimate
+from foreplan.cost_models.given_seconds import GapSeconds
 from foreplan.datasets.device import Device
 from foreplan.datasets.specs import nearest
 from foreplan.errors import SpecError
 
 Execution = Literal["eager", "graph"]
 EXECUTIONS: tuple[Execution, ...] = ("eager", "graph")
-
-#: Seconds before each operator of a graph, of all or of each step.
-GapSeconds = float | Sequence[float] | None
 
 #: What an operator takes longer behind another one in a CUDA graph than behind itself, where no
 #: profile says it (``Profile.switch_s``). Measured on one H200 between programs of decoding
@@ -62,7 +62,7 @@ def gaps(prices: Sequence[Estimate], gap_s: GapSeconds) -> Sequence[float]:
         gap_s: before each whose price does not hold it; (N,) seconds count as they are; ``None``
             takes `GRAPH_GAP_S`.
     """
-    if isinstance(gap_s, Sequence):
-        return gap_s
-    gap = GRAPH_GAP_S if gap_s is None else gap_s
-    return [0.0 if price.source in _WITH_GAP else gap for price in prices]
+    given = np.asarray(GRAPH_GAP_S if gap_s is None else gap_s, dtype=np.float64)
+    if given.ndim:
+        return [float(gap) for gap in given]
+    return [0.0 if price.source in _WITH_GAP else float(given) for price in prices]

@@ -1,17 +1,25 @@
-"""What a user asks of a pass, checked: devices by words, the phase, the host's time of a call."""
+"""What a user asks of a pass, checked: devices by words, the phase, files, the host's time."""
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
 
+from foreplan.cost_models.book import CostChoice
+from foreplan.cost_models.given_seconds import check_eager, checked_seconds
 from foreplan.cost_models.lowering.graph_step import PHASES
+from foreplan.cost_models.sources.device_fit import DeviceFit, fit_beside
 from foreplan.datasets import device_zoo
 from foreplan.datasets.device import Device
 from foreplan.datasets.inline_cluster import parse_devices
+from foreplan.datasets.profile import Profile
 from foreplan.datasets.specs import nearest
 from foreplan.errors import SpecError
+
+if TYPE_CHECKING:
+    from foreplan.cost_models.predictor import Predictor
 
 
 def named_devices(
@@ -70,12 +78,59 @@ def check_launch(launch_s: float | None, execution: str, where: str, *, unit_s: 
     """
     if launch_s is None:
         return
-    if not 0 <= launch_s < math.inf:
+    # To the digits that the command line had; in seconds as it is, which may be no number.
+    given = launch_s if unit_s == 1 else float(f"{launch_s / unit_s:.12g}")
+    if not isinstance(checked_seconds(given, where), float):
+        raise SpecError(where, got=given, expected="one number of at least 0")
+    check_eager(given, execution, where)
+
+
+def loaded_predictor(
+    given: Predictor | str | Path | None, costs: CostChoice, where: str
+) -> Predictor | None:
+    """The predictor that prices ask, of what a user names it by.
+
+    Args:
+        given: what `Predictor.load` returned or takes; ``None`` leaves it to the cost book.
+        costs: ``roofline`` asks none.
+        where: what to call it in an error.
+
+    Raises:
+        SpecError: something else, or no such folder.
+        MissingDataError: no such shipped model.
+    """
+    if given is None or costs == "roofline":
+        return None
+    from foreplan.cost_models.predictor import Predictor as Loaded
+
+    if isinstance(given, (str, Path)):
+        return Loaded.load(str(given))
+    if isinstance(given, Loaded):
+        return given
+    raise SpecError(
+        where, got=type(given).__name__,
+        expected="what Predictor.load returns, or its argument: pretrained:ops or a folder",
+    )  # fmt: skip
+
+
+def loaded_profile(
+    given: Profile | str | Path | None, costs: CostChoice, where: str
+) -> tuple[Profile | None, DeviceFit | None]:
+    """The profile, and of a file the fit beside it, as the command line takes them.
+
+    Args:
+        given: a profile, or its file.
+        costs: ``roofline`` leaves the fit out.
+        where: what to call it in an error.
+
+    Raises:
+        SpecError: something else, or a file that is none.
+    """
+    if given is None or isinstance(given, Profile):
+        return given, None
+    if not isinstance(given, (str, Path)):
         raise SpecError(
-            where, got=float(f"{launch_s / unit_s:.12g}"), expected="a number of at least 0"
+            where, got=type(given).__name__, expected="what Profile.load returns, or its file"
         )
-    if execution == "graph":
-        raise SpecError(
-            where, got=launch_s / unit_s,
-            expected="eager execution: the host issues no operator of a graph",
-        )  # fmt: skip
+    found = Profile.load(given)
+    return found, None if costs == "roofline" else fit_beside(given, found)

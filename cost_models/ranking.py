@@ -9,16 +9,22 @@ from typing import TYPE_CHECKING, Any
 
 from foreplan.cost_models.book import CostChoice, cost_choice
 from foreplan.cost_models.execution import Execution, check_execution
+from foreplan.cost_models.given_seconds import LaunchSeconds
 from foreplan.cost_models.lowering.graph_step import Phase, Step
 from foreplan.cost_models.lowering.step_store import stored_steps
 from foreplan.cost_models.memory import show_bytes
-from foreplan.cost_models.pass_arguments import check_launch, check_phase, named_devices
+from foreplan.cost_models.pass_arguments import (
+    check_launch,
+    check_phase,
+    loaded_predictor,
+    named_devices,
+)
 from foreplan.cost_models.passes.host_prices import profiled_launches
-from foreplan.cost_models.replay import LaunchSeconds, replay_book, replay_steps
+from foreplan.cost_models.replay import replay_book, replay_steps
 from foreplan.cost_models.replayed_pass import Replay
 from foreplan.cost_models.roofline import bf16_as
 from foreplan.cost_models.sources.device_fit import DeviceFit
-from foreplan.datasets.device import Device
+from foreplan.datasets.device import Device, DeviceKind
 from foreplan.datasets.dtypes import DTYPE_BYTES, weight_bytes
 from foreplan.datasets.graphs.network_folder import NetworkFolder, network_or_model
 from foreplan.datasets.models.model import Model
@@ -53,6 +59,7 @@ class Ranking:
         fits: by device, whether weights, when training also gradients and moments, and what the
             largest linear reads and writes lie in its memory; no other activations are counted.
             ``None`` where the memory is not known.
+        kinds: of the same devices.
         unpriced: devices without a price, and why.
         bf16_as: what bf16 is priced as on GPUs without it, by device, where the pass is in bf16.
         captured: whether the operators were found on disk (``cache``) or captured ``now``.
@@ -66,6 +73,7 @@ class Ranking:
     costs: str
     replays: tuple[Replay, ...]
     fits: Mapping[str, bool | None]
+    kinds: Mapping[str, DeviceKind]
     unpriced: Mapping[str, str]
     bf16_as: Mapping[str, str]
     captured: str
@@ -109,7 +117,12 @@ class Ranking:
             "weight_bytes": _state_bytes(self.model, "inference"),
             "captured": self.captured,
             "devices": [
-                {**found.document(), "fits": self.fits[found.device]} for found in self.replays
+                {
+                    **found.document(),
+                    "fits": self.fits[found.device],
+                    "device_kind": self.kinds[found.device],
+                }
+                for found in self.replays
             ],
             "unpriced": dict(self.unpriced),
             "bf16_as": dict(self.bf16_as),
@@ -160,7 +173,7 @@ def rank_devices(
     phase: str = "inference",
     execution: str = "eager",
     costs: str = "predicted",
-    predictor: Predictor | None = None,
+    predictor: Predictor | str | Path | None = None,
     launch_s: float | None = None,
 ) -> Ranking:
     """Predict a model's latency on devices that need not be here, fastest first.
@@ -177,7 +190,7 @@ def rank_devices(
         execution: ``eager``, or ``graph``: replayed from a CUDA graph, on GPUs alone.
         costs: ``predicted`` or ``roofline``. For ``measured``, of one device, see
             `predict_latency`.
-        predictor: the shipped one if ``None``.
+        predictor: from `Predictor.load`, or what that takes; the shipped one if ``None``.
         launch_s: host time of one ATen call, at least 0; a usual host's if ``None``.
 
     Raises:
@@ -190,7 +203,8 @@ def rank_devices(
     elif isinstance(devices, StrictModel) or not isinstance(devices, Iterable):  # from a notebook
         raise SpecError("rank_devices: devices", got=devices, expected="names of the zoo, or all")
     targets = named_devices(devices, where="rank_devices: devices")
-    if cost_choice(costs, "rank_devices: costs") == "measured":
+    choice = cost_choice(costs, "rank_devices: costs")
+    if choice == "measured":
         raise SpecError(
             "rank_devices: costs", got=costs, expected="predicted or roofline",
             fix="predict_latency takes the profile of one device",
@@ -205,7 +219,8 @@ def rank_devices(
         batch=whole_number(batch, "rank_devices: batch"),
         sequence_length=whole_number(sequence_length, "rank_devices: sequence_length"),
         phase=phase, execution=execution, costs=costs,
-        predictor=predictor, launch_s=launch_s,
+        predictor=loaded_predictor(predictor, choice, "rank_devices: predictor"),
+        launch_s=launch_s,
     )  # fmt: skip
 
 
@@ -280,8 +295,9 @@ def rank(
     }  # fmt: skip
     return Ranking(
         model, batch, sequence_length, asked, runs, costs, tuple(found),
-        {result.device: fits[result.device] for result in found}, unpriced, bf16,
-        "cache" if cached else "now",
+        {result.device: fits[result.device] for result in found},
+        {target.name: target.kind for target in targets if target.name not in unpriced},
+        unpriced, bf16, "cache" if cached else "now",
     )  # fmt: skip
 
 

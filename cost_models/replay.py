@@ -24,9 +24,17 @@ from numpy.typing import NDArray
 
 from foreplan.cost_models.book import CostChoice, cost_choice
 from foreplan.cost_models.costs import Copy, CostBook, CostSource, Estimate, HostLaunch, Work
-from foreplan.cost_models.execution import Execution, GapSeconds, check_execution, gaps
+from foreplan.cost_models.execution import Execution, check_execution, gaps
+from foreplan.cost_models.given_seconds import (
+    GapSeconds,
+    LaunchSeconds,
+    check_steps,
+    checked_launch,
+    checked_seconds,
+)
 from foreplan.cost_models.lowering.graph_programs import lower, model_steps, programs
-from foreplan.cost_models.lowering.graph_step import PARTS, PHASES, Part, Phase, Step
+from foreplan.cost_models.lowering.graph_step import Phase, Step
+from foreplan.cost_models.pass_arguments import check_phase, loaded_predictor, loaded_profile
 from foreplan.cost_models.passes.host_prices import profiled_launches
 from foreplan.cost_models.rates.gpu_host import gpu_host_s
 from foreplan.cost_models.rates.processor_host import processor_host_s
@@ -53,9 +61,6 @@ if TYPE_CHECKING:
     from foreplan.cost_models.predictor import Predictor
 
 COPY = "copy"
-
-#: Time of the host: of an ATen call, of one by part of the pass, or before each step.
-LaunchSeconds = float | Mapping[Part, float] | Sequence[float] | None
 
 #: Clock cycles of a kernel that does next to nothing; see `operator_features`.
 _SHORTEST_CYCLES, _USUAL_CLOCK_HZ = 5400.0, 1.8e9
@@ -210,13 +215,13 @@ def predict_latency(
     device: str | Device,
     *,
     inputs: Sequence[Any] | Mapping[str, Any] | None = None,
-    batch: int = 1,
-    sequence_length: int = 128,
+    batch: int | None = None,
+    sequence_length: int | None = None,
     dtype: str | None = None,
     phase: Phase = "inference",
     costs: CostChoice = "predicted",
-    profile: Profile | None = None,
-    predictor: Predictor | None = None,
+    profile: Profile | str | Path | None = None,
+    predictor: Predictor | str | Path | None = None,
     execution: Execution = "eager",
     launch_s: LaunchSeconds = None,
     gap_s: GapSeconds = None,
@@ -231,8 +236,8 @@ def predict_latency(
         device: zoo name, or figures.
         inputs: example inputs of a module; a described model takes ``batch`` and
             ``sequence_length`` instead.
-        batch: sequences.
-        sequence_length: tokens of each; all are new (prefill).
+        batch: sequences of a described model, 1 if ``None``.
+        sequence_length: tokens of each, 128 if ``None``; all are new (prefill).
         dtype: of weights and activations of a described model, ``fp32``, ``fp16`` or ``bf16``; its
             own if ``None``.
         phase: ``inference``, or ``training``: forward, backward and a fused AdamW update, in
@@ -240,12 +245,15 @@ def predict_latency(
             in training mode keeps the modes of its parts; see `Replay.evaluated`.
         costs: ``measured`` needs a profile; ``predicted`` leaves it out, ``roofline`` the predictor
             too.
-        profile: what was measured on the device.
-        predictor: from `Predictor.load`; ``None`` loads ``pretrained:ops`` when it is needed.
+        profile: what was measured on the device, or its file, with which a fit beside it counts,
+            as for ``foreplan predict --profile``.
+        predictor: from `Predictor.load`, or what that takes; ``None`` loads ``pretrained:ops``
+            when it is needed.
         execution: ``eager``, or ``graph``: replayed from a CUDA graph, on GPUs alone.
         launch_s: seconds that the host takes for one ATen call of an eager pass, for all of it or
             by part (``forward``, ``loss``, ``backward``, ``optimizer``), or for all calls of each
-            operator (N,); ``None`` takes the profile's, if it has them, else a usual host's.
+            operator (N,), a list, an array or a tensor; ``None`` takes the profile's, if it has
+            them, else a usual host's.
         gap_s: seconds between the operators of a graph, or before each (N,); ``None`` takes the
             profile's ``switch_s``, if there is one, else an H200's.
 
@@ -260,12 +268,37 @@ def predict_latency(
             "predict_latency: device", got=target, expected="one name of the zoo, or its figures"
         )
     check_execution(execution, target, "predict_latency: execution")
-    if phase not in PHASES:  # from a notebook, as all below: unseen by a type checker
-        raise SpecError("predict_latency: phase", got=phase, expected=f"one of {', '.join(PHASES)}")
+    # From a notebook, as all below: unseen by a type checker.
+    check_phase(phase, "predict_latency: phase")
     if cost_choice(costs, "predict_latency: costs") == "measured" and profile is None:
         raise SpecError(
             "predict_latency: costs", got=costs, expected="a profile to take measurements from"
         )
+    launches = checked_launch(launch_s, execution, "predict_latency: launch_s")
+    between = None if gap_s is None else checked_seconds(gap_s, "predict_latency: gap_s")
+    measured, fit = loaded_profile(profile, costs, "predict_latency: profile")
+    loaded = loaded_predictor(predictor, costs, "predict_latency: predictor")
+    steps = _asked_steps(model, inputs, batch, sequence_length, dtype, phase)
+    check_steps(launches, steps, "predict_latency: launch_s")
+    check_steps(between, steps, "predict_latency: gap_s")
+    book = replay_book(target, costs, profile=measured, predictor=loaded, fit=fit, steps=steps)
+    if between is None and measured is not None:
+        between = measured.switch_s
+    host: LaunchSeconds = launches
+    if launches is None and execution == "eager":
+        host = profiled_launches(measured, steps, phase)
+    return replay_steps(steps, book, target, execution=execution, launch_s=host, gap_s=between)
+
+
+def _asked_steps(
+    model: str | Path | Model | NetworkFolder | torch.nn.Module,
+    inputs: Sequence[Any] | Mapping[str, Any] | None,
+    batch: int | None,
+    sequence_length: int | None,
+    dtype: str | None,
+    phase: Phase,
+) -> list[Step]:
+    """Steps of the pass that `predict_latency` is asked for."""
     source: Model | NetworkFolder | torch.nn.Module
     if isinstance(model, (str, Path, Model, NetworkFolder)):
         source = network_or_model(model, dtype)
@@ -282,21 +315,22 @@ def predict_latency(
                 "predict_latency: inputs", got=type(inputs).__name__,
                 expected="batch and sequence_length, as the model is described",
             )  # fmt: skip
-        steps = model_steps(
-            source, batch=whole_number(batch, "predict_latency: batch"),
-            tokens=whole_number(sequence_length, "predict_latency: sequence_length"), phase=phase,
+        tokens = 128 if sequence_length is None else sequence_length
+        return model_steps(
+            source, batch=whole_number(1 if batch is None else batch, "predict_latency: batch"),
+            tokens=whole_number(tokens, "predict_latency: sequence_length"), phase=phase,
         )  # fmt: skip
-    else:
-        from foreplan.datasets.graphs.capture import capture
+    for name, given in (("batch", batch), ("sequence_length", sequence_length)):
+        if given is not None:
+            raise SpecError(
+                f"predict_latency: {name}", got=given,
+                expected="none, as a module's inputs have their own shapes",
+                fix="give inputs of that size",
+            )  # fmt: skip
+    from foreplan.datasets.graphs.capture import capture
 
-        graph = capture(source, inputs, eager=True, training=phase == "training")
-        steps = lower(graph, phase)
-    book = replay_book(target, costs, profile=profile, predictor=predictor, steps=steps)
-    if gap_s is None and profile is not None:
-        gap_s = profile.switch_s
-    if launch_s is None and execution == "eager":
-        launch_s = profiled_launches(profile, steps, phase)
-    return replay_steps(steps, book, target, execution=execution, launch_s=launch_s, gap_s=gap_s)
+    graph = capture(source, inputs, eager=True, training=phase == "training")
+    return lower(graph, phase)
 
 
 def replay_steps(
@@ -321,10 +355,12 @@ def _launches(
         return gpu_host_s(steps)
     if launch_s is None:
         launch_s = processor_host_s(steps, prices, device)
-    elif not isinstance(launch_s, Sequence):
-        rate = launch_s if isinstance(launch_s, Mapping) else dict.fromkeys(PARTS, launch_s)
-        launch_s = [step.calls * rate[step.part] for step in steps]
-    return np.array(launch_s).reshape(-1, 1)
+    if isinstance(launch_s, Mapping):
+        launch_s = [step.calls * launch_s[step.part] for step in steps]
+    seconds = np.asarray(launch_s, dtype=np.float64)
+    if not seconds.ndim:
+        seconds = seconds * np.array([step.calls for step in steps])
+    return seconds.reshape(-1, 1)
 
 
 class _Launches:

@@ -12,6 +12,8 @@ import functools
 import inspect
 import io
 import logging
+import re
+import reprlib
 import sys
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,6 +21,7 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from foreplan.datasets.graphs._checkpoints import checkpointed_layers
 from foreplan.datasets.graphs._composites import expand_composites
 from foreplan.datasets.graphs._convolution_layouts import convolution_layouts
 from foreplan.datasets.graphs._fused_layers import fused_layers
@@ -51,8 +54,9 @@ def capture(
     Args:
         source: a described model, a folder or zoo name for `load_model`, or any module, which may
             lie on the meta device.
-        inputs: example inputs of a module, positional or by name; tensors are moved to the
-            module's device. A described model takes ``batch`` and ``tokens`` instead.
+        inputs: example inputs of a module, positional or by name; tensors, those in tuples, lists
+            and mappings too, are moved to the module's device. A described model takes ``batch``
+            and ``tokens`` instead.
         batch: sequences, for a described model.
         tokens: tokens of each.
         name: of the graph; the model's or the class's if ``None``.
@@ -162,20 +166,21 @@ def _capture_module(
     training: bool = False,
 ) -> OperatorGraph:
     import torch
+    from torch.utils import _pytree as pytree
 
     from foreplan.datasets.graphs._attention_layouts import AttentionLayouts
 
     class Wrapped(torch.nn.Module):
         """Takes positional arguments only and returns plain tensors."""
 
-        def __init__(self, names: tuple[str, ...], fixed: dict[str, Any]) -> None:
+        def __init__(self, names: tuple[str, ...] | None, fixed: dict[str, Any]) -> None:
             super().__init__()
             self.wrapped = module
             self.names = names
             self.fixed = fixed
 
         def forward(self, *values: Any) -> Any:
-            if not self.names:
+            if self.names is None:
                 result = self.wrapped(*values)
             else:
                 given = dict(zip(self.names, values, strict=True))
@@ -192,18 +197,24 @@ def _capture_module(
     places = dict.fromkeys(p.device for p in module.parameters())
     device = next((place for place in places if place.type == "meta"), next(iter(places), None))
 
-    def place(value: Any) -> Any:
-        if device is None or not isinstance(value, torch.Tensor):
-            return value
+    def place(tensor: torch.Tensor) -> torch.Tensor:
+        if device is None:
+            return tensor
         # Only the shape of a tensor without data is known, and asked for.
-        return torch.zeros_like(value, device=device) if value.is_meta else value.to(device)
+        return torch.zeros_like(tensor, device=device) if tensor.is_meta else tensor.to(device)
+
+    def placed(value: Any) -> Any:
+        return pytree.tree_map_only(torch.Tensor, place, value)
+
+    def holds_tensors(value: Any) -> bool:
+        return any(isinstance(leaf, torch.Tensor) for leaf in pytree.tree_leaves(value))
 
     if isinstance(inputs, Mapping):
-        tensors = {key: place(v) for key, v in inputs.items() if isinstance(v, torch.Tensor)}
+        tensors = {key: placed(v) for key, v in inputs.items() if holds_tensors(v)}
         fixed = {key: v for key, v in inputs.items() if key not in tensors}
         wrapper, values = Wrapped(tuple(tensors), fixed), tuple(tensors.values())
     else:
-        wrapper, values = Wrapped((), {}), tuple(place(value) for value in inputs)
+        wrapper, values = Wrapped(None, {}), tuple(placed(value) for value in inputs)
     given_mask = isinstance(inputs, Mapping) and "attention_mask" in inputs
     attention = attention_of_eager(module) if eager and not given_mask else nullcontext()
     where = _Inside(module)
@@ -212,7 +223,9 @@ def _capture_module(
     def traced() -> torch.export.ExportedProgram:
         # With gradients on, a trace tells what a module computes without them.
         gradients = torch.set_grad_enabled(training)
-        with where, recurrent_shapes(), convolution_layouts(), AttentionLayouts(), gradients:
+        checkpoints = checkpointed_layers(training=training)
+        layouts = convolution_layouts(), AttentionLayouts()
+        with where, recurrent_shapes(), layouts[0], layouts[1], gradients, checkpoints:
             return torch.export.export(wrapper, values, strict=False)
 
     with Modes(module, training=training) as modes, torch.no_grad(), attention, fused, _quiet():
@@ -238,13 +251,21 @@ def _untraced(
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     if isinstance(error, UserWarning):
         return under_autocast(name, f"torch.autocast: {lines[0]}")
+    where = f"module {name}" + (f": {path}" if path else "")
+    if found := re.search(
+        r"[Ss]torage size calculation overflowed with sizes=(\[.*?\])", str(error)
+    ):
+        return SpecError(
+            where, got=f"a tensor of the sizes {found[1]}", expected="fewer than 2^63 bytes",
+            fix="ask for a smaller batch, or give smaller inputs",
+        )  # fmt: skip
     fix = f"its forward takes {_taken(module)}, the inputs are {_shown(inputs)}"
     if "data-dependent" in str(error):
         fix = "control flow that depends on values of tensors cannot be captured"
     elif type(error).__name__ in _OF_VALUES:
         fix = "sizes and checks that depend on values of tensors cannot be captured"
     return SpecError(
-        f"module {name}" + (f": {path}" if path else ""),
+        where,
         got=f"{type(error).__name__}: {lines[0] if lines else ''}",
         expected="a module that torch.export can trace with these inputs",
         fix=fix,
@@ -329,20 +350,33 @@ def _taken(module: torch.nn.Module) -> str:
 
 def _shown(inputs: Sequence[Any] | Mapping[str, Any]) -> str:
     """Shapes and dtypes of inputs."""
-
-    def one(value: Any) -> str:
-        if not hasattr(value, "shape"):
-            return repr(value)
-        return f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)}"
-
+    one = _Brief().repr
     if isinstance(inputs, Mapping):
-        return "(" + ", ".join(f"{key}={one(value)}" for key, value in inputs.items()) + ")"
+        return f"({', '.join(f'{key}={one(value)}' for key, value in inputs.items())})"
     return f"({', '.join(map(one, inputs))})"
+
+
+class _Brief(reprlib.Repr):
+    """Writes tensors as their dtype and shape, in tuples, lists and mappings too, the rest cut."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.maxother = 60
+
+    def repr1(self, x: Any, level: int) -> str:
+        if hasattr(x, "shape") and hasattr(x, "dtype"):
+            return f"{str(x.dtype).removeprefix('torch.')}{list(x.shape)}"
+        if isinstance(x, Mapping):  # of any class, as below: `reprlib` goes by the name alone
+            return self.repr_dict(dict(x), level)
+        if isinstance(x, tuple):
+            return self.repr_tuple(x, level)
+        return self.repr_list(x, level) if isinstance(x, list) else super().repr1(x, level)
 
 
 def _observe(program: torch.export.ExportedProgram, inputs: Sequence[Any]) -> None:
     """Run an exported program on real tensors, and give its nodes the strides that come out."""
     import torch
+    from torch.utils import _pytree as pytree
 
     class Observer(torch.fx.Interpreter):
         def run_node(self, n: torch.fx.Node) -> Any:
@@ -361,7 +395,8 @@ def _observe(program: torch.export.ExportedProgram, inputs: Sequence[Any]) -> No
 
     # A pass in training mode writes statistics into buffers.
     state = {name: tensor.clone() for name, tensor in program.named_buffers()}
-    given, held = iter(inputs), {**program.constants, **program.state_dict, **state}
+    given = iter(pytree.tree_leaves(inputs))
+    held = {**program.constants, **program.state_dict, **state}
     flat = [
         next(given) if spec.target is None else held[spec.target]
         for spec in program.graph_signature.input_specs

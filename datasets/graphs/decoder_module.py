@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -28,7 +29,8 @@ def decoder_module(model: Model, batch: int, tokens: int) -> tuple[torch.nn.Modu
         tokens: tokens of each.
 
     Raises:
-        SpecError: an architecture that transformers lacks, or more tokens than positions.
+        SpecError: an architecture that transformers lacks, more tokens than positions, or more of
+            them than `blank` makes.
     """
     import torch
     import transformers
@@ -55,9 +57,28 @@ def decoder_module(model: Model, batch: int, tokens: int) -> tuple[torch.nn.Modu
     with torch.device("meta"):
         build: Any = transformers.AutoModelForCausalLM.from_config
         module: torch.nn.Module = build(config, dtype=dtype)
-        ids = torch.zeros(batch, tokens, dtype=torch.int64)
+    ids = blank(batch, tokens, dtype=torch.int64)
     # Without a cache every key and value of the pass is computed in the pass.
     return module, {"input_ids": ids, "use_cache": False}
+
+
+def blank(*sizes: int, dtype: torch.dtype) -> torch.Tensor:
+    """An input of a described network, without data.
+
+    Args:
+        sizes: its shape.
+        dtype: its data type.
+
+    Raises:
+        SpecError: more bytes than torch counts.
+    """
+    import torch
+
+    if math.prod(sizes) * dtype.itemsize >= 1 << 63:
+        raise SpecError(
+            "batch", got=f"an input of the sizes {list(sizes)}", expected="fewer than 2^63 bytes"
+        )
+    return torch.zeros(sizes, dtype=dtype, device="meta")
 
 
 def config_fields(model: Model) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import PositiveInt
 
-from foreplan.datasets.graphs.decoder_module import LOCAL_DATA
+from foreplan.datasets.graphs.decoder_module import LOCAL_DATA, blank
 from foreplan.datasets.models.families import ARCHITECTURES
 from foreplan.datasets.models.model import MOST_LAYERS, Model, load_model
 from foreplan.datasets.specs import StrictModel, load_document
@@ -115,7 +115,8 @@ def network_module(
             beside the sound that its encoder takes. Images have the network's own size.
 
     Raises:
-        SpecError: more tokens than positions, or inputs that nothing is known of.
+        SpecError: more tokens than positions, inputs that nothing is known of, or larger ones than
+            `blank` makes.
     """
     import torch
 
@@ -127,16 +128,16 @@ def network_module(
     if tokens > most and not network.images:
         raise SpecError("sequence length", got=tokens, expected=f"at most {most} positions")
     main = module.main_input_name
-    ids = torch.zeros(batch, tokens, dtype=torch.int64)
+    ids = blank(batch, tokens, dtype=torch.int64)
     inputs: dict[str, Any]
     if main == "input_ids":
         inputs = {main: ids}
     elif main == "pixel_values":
         channels = getattr(config, "num_channels", 3)
-        inputs = {main: torch.zeros(batch, channels, *_sides(network, config), dtype=dtype)}
+        inputs = {main: blank(batch, channels, *_sides(network, config), dtype=dtype)}
     elif main == "input_features" and hasattr(config, "max_source_positions"):
         frames = 2 * config.max_source_positions  # which the first convolutions halve
-        inputs = {main: torch.zeros(batch, config.num_mel_bins, frames, dtype=dtype)}
+        inputs = {main: blank(batch, config.num_mel_bins, frames, dtype=dtype)}
     else:
         raise SpecError(
             f"model {network.name}", got=f"the input {main}",

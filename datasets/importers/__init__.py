@@ -42,12 +42,13 @@ def read_operators(
     Args:
         path: CSV (optionally ``.gz``) or Parquet.
         format_name: one of `FORMATS`.
-        device: what every row ran on, for files that do not say (Helix's upstream CSV).
+        device: what rows ran on that do not say, and every row of Helix's upstream CSV.
         devices: figures of devices that the zoo lacks, by the name the file uses.
 
     Raises:
         SpecError: no such format; the file cannot be read, lacks a column, or has no row; a size
-            or a latency that is not a positive number.
+            or a latency that is not a positive number; a row that says no device, without
+            ``device``.
     """
     if format_name not in FORMATS:
         guess = nearest(format_name, FORMATS)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gzip
 import os
 import zlib
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from foreplan.datasets import latency_range
 from foreplan.datasets.parquet import open_parquet, plain
+from foreplan.datasets.specs import nearest
 from foreplan.datasets.sweeps.operator_table import Texts, texts
 from foreplan.errors import SpecError
 
@@ -81,6 +82,34 @@ class Columns:
                 f"{self.where}: column {found}", got=str(error), expected="texts in UTF-8"
             ) from error
         return texts((default or "") if value is None else str(value).strip() for value in values)
+
+    def devices(self, *names: str) -> Texts:
+        """As `texts`; rows that name no device ran on the reader's own, if it was given one.
+
+        Raises:
+            SpecError: a row without a device, and none given.
+        """
+        found = self.texts(*names, default=self.device)
+        if self.device:  # a CSV's empty cell beside texts is one, too, and no missing value
+            return texts(name or self.device for name in found)
+        self._refuse_texts(
+            found == "", found, names, "the device that it was measured on",
+            "name it there; evaluate and train take --device for rows that do not",
+        )  # fmt: skip
+        return found
+
+    def words(self, name: str, known: Collection[str]) -> Texts:
+        """As `texts`, of words that are all known.
+
+        Raises:
+            SpecError: another word; the error names the first such row.
+        """
+        found = self.texts(name)
+        bad = ~np.isin(found, list(known))
+        guess = nearest(found[np.argmax(bad)], known) if bad.any() else None
+        fix = f"did you mean {guess}?" if guess else None
+        self._refuse_texts(bad, found, (name,), f"one of {', '.join(known)}", fix)
+        return found
 
     def numbers(self, *names: str, default: float | None = None) -> NDArray[np.float64]:
         """The column of the first known name as numbers; an empty cell is ``default`` or NaN.
@@ -163,17 +192,28 @@ class Columns:
         expected: str,
     ) -> None:  # fmt: skip
         if bad.any():
-            row = int(np.argmax(bad))
-            value = float(values[row])
-            # As the file spells it, which may be another name than ours for the same.
-            found = self.find(*names)
-            name = names[0] if found is None else self._names[found].strip()
-            more = f" ({int(bad.sum())} such rows)" if bad.sum() > 1 else ""
-            raise SpecError(
-                f"{self.place(row)}, column {name}",
-                got=None if np.isnan(value) else value,
-                expected=expected + more,
-            )
+            value = float(values[int(np.argmax(bad))])
+            raise self._refusal(bad, None if np.isnan(value) else value, names, expected)
+
+    def _refuse_texts(
+        self, bad: NDArray[np.bool_], values: Texts, names: Sequence[str], expected: str,
+        fix: str | None,
+    ) -> None:  # fmt: skip
+        if bad.any():
+            value = values[int(np.argmax(bad))] or None
+            raise self._refusal(bad, value, names, expected, fix)
+
+    def _refusal(
+        self, bad: NDArray[np.bool_], got: object, names: Sequence[str], expected: str,
+        fix: str | None = None,
+    ) -> SpecError:  # fmt: skip
+        """What is said of the first bad row."""
+        # As the file spells it, which may be another name than ours for the same.
+        found = self.find(*names)
+        name = names[0] if found is None else self._names[found].strip()
+        more = f" ({int(bad.sum())} such rows)" if bad.sum() > 1 else ""
+        place = self.place(int(np.argmax(bad)))
+        return SpecError(f"{place}, column {name}", got=got, expected=expected + more, fix=fix)
 
     def _column(self, name: str) -> Any:
         index = self._index[name]

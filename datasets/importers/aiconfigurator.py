@@ -32,7 +32,8 @@ def convert(columns: Columns) -> OperatorTable:
     """Turn aiconfigurator's columns into a table.
 
     Raises:
-        SpecError: none of its tables, a missing column, a size or latency that is not positive.
+        SpecError: none of its tables, a missing column, a row without a device, a size or latency
+            that is not positive.
     """
     named = columns.has("op_name")
     if columns.has("m", "n", "k"):
@@ -52,7 +53,7 @@ def convert(columns: Columns) -> OperatorTable:
 
 
 def _device(columns: Columns) -> Texts:
-    return columns.texts("system", "device", default=columns.device)
+    return columns.devices("system", "device")
 
 
 def _library(columns: Columns) -> Texts:

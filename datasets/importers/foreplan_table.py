@@ -65,8 +65,8 @@ def convert(columns: Columns) -> OperatorTable:
     reader's own, if it was given one.
 
     Raises:
-        SpecError: missing columns, an unknown kind, a size that is missing, below 0 or no whole
-            number, a latency that is not positive.
+        SpecError: missing columns, an unknown kind, a row without a device where none is given, a
+            size that is missing, below 0 or no whole number, a latency that is not positive.
     """
     given = () if columns.device is None else ("device",)
     absent = [name for name in _COLUMNS if not columns.has(name) and name not in given]
@@ -92,7 +92,7 @@ def convert(columns: Columns) -> OperatorTable:
         kind=kind,
         dtype=columns.texts("dtype"),
         library=columns.texts("library"),
-        device=columns.texts("device", default=columns.device),
+        device=columns.devices("device"),
         dims=dims,
         latency_s=columns.seconds("latency_s"),
         source_row=columns.numbers("source_row", default=0.0).astype(np.int64),

@@ -35,6 +35,9 @@ _SHAPES = {"llama1_30b": _Shape(6656, 17920, 52), "llama2_70b": _Shape(8192, 286
 #: some 50 requests feel it (docs/results/serving_simulated.md).
 _DECODE_CONTEXT = 512.0
 
+#: What a layer computes: a token of each request, or prompts.
+_PHASES = ("decode", "prompt")
+
 #: Helix says ``a100`` and ``v100``; its paper says which.
 _DEVICES = {"a100": "a100_sxm_40gb", "v100": "v100_sxm_16gb"}
 
@@ -43,7 +46,8 @@ def convert(columns: Columns) -> OperatorTable:
     """Turn Helix's columns into a table.
 
     Raises:
-        SpecError: neither form, or a path that does not say model, device and phase.
+        SpecError: neither form, a path that does not say model, device and phase, another phase,
+            or a row without a device.
     """
     if columns.has("c0", "c1"):
         model, device, phase = _from_path(columns)
@@ -53,7 +57,9 @@ def convert(columns: Columns) -> OperatorTable:
             raise SpecError(columns.where, got="no positive time", expected="tokens,ms rows")
         names = [np.full(len(tokens), value, dtype=object) for value in (model, device, phase)]
     else:
-        names = [columns.texts(name) for name in ("model", "device", "phase")]
+        names = [
+            columns.texts("model"), columns.devices("device"), columns.words("phase", _PHASES),
+        ]  # fmt: skip
         tokens, latency = columns.sizes("tokens"), columns.milliseconds("layer_ms")
         keep = np.ones(len(tokens), dtype=bool)
     model_column, device_column, phase_column = (column[keep] for column in names)
@@ -93,7 +99,7 @@ def _figures(device: str) -> Device | None:
 
 def _from_path(columns: Columns) -> tuple[str, str, str]:
     parts = PurePath(columns.where).parts
-    found = re.fullmatch(r"(decode|prompt)_bs2time.*", parts[-1])
+    found = re.fullmatch(rf"({'|'.join(_PHASES)})_bs2time.*", parts[-1])
     if found is None or len(parts) < 3:
         raise SpecError(
             columns.where,

@@ -34,10 +34,11 @@ def convert(columns: Columns) -> OperatorTable:
     """Turn NeuSight's columns into a table.
 
     Raises:
-        SpecError: a missing column, or a size or latency that is not positive.
+        SpecError: a missing column, a row without a device, or a size or latency that is not
+            positive.
     """
     op = columns.texts("op", "opname", "op_name")
-    device = columns.texts("device", "gpu", default=columns.device)
+    device = columns.devices("device", "gpu")
     plain = {name: _plain(name) for name in set(op)}
     kind_of = {name: _kind(word) for name, word in plain.items()}
     kind = texts(kind_of[name] for name in op)

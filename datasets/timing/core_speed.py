@@ -2,8 +2,8 @@
 
 A core whose sibling thread belongs to another guest of the host runs at half of its speed while
 that one works, and no counter says so. On hosts that share their cores a step's time is then a
-matter of luck: sixteen cores of one took 1.0 to 2.3 times their best for the same loop, another
-share of them every half second, with no time reported as stolen.
+matter of luck: on a virtual Xeon slow windows took 1.9 times quick ones with one core at work, and
+2.0 to 2.6 with all (docs/results/bubbles.md), with no time reported as stolen.
 """
 
 from __future__ import annotations

@@ -58,8 +58,14 @@ def predict_tables(result: Mapping[str, Any]) -> Group:
     for dtype in sorted(set(result["bf16_as"].values())):
         names = [plain(name) for name, stands in result["bf16_as"].items() if stands == dtype]
         notes.append(f"no bf16 on {', '.join(names)}: it is {instead_of_bf16(dtype)}")
-    if any(row["fits"] is None for row in rows):
+    unknown = [row for row in rows if row["fits"] is None]
+    if any(row["device_kind"] == "cpu" for row in unknown):
         notes.append("fits ?: a processor's memory is its host's, which no figure tells")
+    if silent := [plain(row["device"]) for row in unknown if row["device_kind"] != "cpu"]:
+        notes.append(
+            f"fits ?: figures of {', '.join(silent)} state no memory; a device file has "
+            "memory_bytes for it"
+        )
     parts += bullets(notes)
     if len(rows) == 1:
         only = rows[0]

@@ -296,6 +296,17 @@ def test_weights_that_do_not_fit_are_marked(folder: Path) -> None:
 def test_a_batch_beyond_all_memory_is_refused(folder: Path) -> None:
     with pytest.raises(InfeasibleError, match="100000000000 x 128 tokens, needs at least"):
         foreplan.rank_devices("gpt2", "h200,b200", batch=100_000_000_000, costs="roofline")
+    for batch in (10**13, 10**18, 10**24):  # more than torch counts: in the pass, or its input
+        with pytest.raises(SpecError, match=r"sizes \[.*\]', expected fewer than 2\^63 bytes") as e:
+            predict_model("gpt2", ["h200"], batch=batch, costs="roofline")
+        assert len(str(e.value)) < 250
+
+
+def test_of_devices_whose_memory_is_not_known_the_kind_is(folder: Path) -> None:
+    bare = device_zoo.device("t4").model_copy(update={"name": "bare", "memory_bytes": None})
+    found = foreplan.rank_devices("tiny-llama-random", [bare, "t4,epyc_9755"]).document()
+    kinds = {row["device"]: (row["device_kind"], row["fits"]) for row in found["devices"]}
+    assert kinds == {"bare": ("cuda", None), "t4": ("cuda", True), "epyc_9755": ("cpu", None)}
 
 
 def test_weights_that_are_none_are_refused_before_a_model_is_captured(
@@ -370,7 +381,7 @@ def test_a_notebook_asks_with_numbers_of_numpy_and_dtypes(folder: Path) -> None:
     assert ranking.fastest.latency_s == half.latency_s != plain.latency_s
     assert len(repr(ranking)) < 120
     assert repr(ranking).startswith("<Ranking: tiny-llama-random, 2 x 16 tokens, inference: l4 ")
-    for size in (True, 2.0, "2", None):
+    for size in (True, 2.0, "2"):
         with pytest.raises(SpecError, match=r"predict_latency: batch: got .*a whole number"):
             foreplan.predict_latency("tiny-llama-random", "l4", batch=size)
     with pytest.raises(SpecError, match="a module has its own"):

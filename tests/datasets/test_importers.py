@@ -27,6 +27,7 @@ TRTLLM,generation_attention,2,1,32,0,128,bfloat16,bfloat16,1023,0.1,NVIDIA L40S
 NCCL = """framework,version,device,op_name,kernel_source,nccl_dtype,num_gpus,message_size,latency
 TRTLLM,2.27,NVIDIA A100-SXM4-80GB,all_reduce,NCCL,half,8,1024,0.02
 """
+OWN = "op,kind,dtype,library,device,m,n,k,latency_s\nx,{kind},fp32,torch,t4,{m},8,16,0.001\n"
 
 
 def _write(path: Path, text: str) -> Path:
@@ -128,6 +129,44 @@ def test_bad_files_are_one_line(tmp_path: Path, text: str, format_name: str, tol
     assert "\n" not in str(caught.value)
 
 
+HELIX = "model,device,phase,tokens,layer_ms\nllama1_30b,{device},{phase},2,0.9\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "format_name"),
+    [
+        (HELIX.format(device="", phase="decode"), "helix"),
+        (NCCL.replace("NVIDIA A100-SXM4-80GB", ""), "aiconfigurator"),
+        (ATTENTION.replace("NVIDIA L40S", " "), "aiconfigurator"),
+        (GEMM.replace("device", "system").replace("Made-up GPU", ""), "aiconfigurator"),
+        (UPSTREAM_BMM.replace("Tesla T4", ""), "neusight"),
+        (OWN.format(kind="linear", m=4).replace(",t4,", ",,"), "foreplan"),
+    ],
+)
+def test_a_row_without_a_device_is_refused_where_none_is_given(
+    tmp_path: Path, text: str, format_name: str
+) -> None:
+    path = _write(tmp_path / "bare.csv", text)
+    told = r"line [23], column (?i:device|system): got nothing, expected the device .*--device"
+    with pytest.raises(SpecError, match=told):
+        read_operators(path, format_name)
+    assert read_operators(path, format_name, device="l4").device[-1] == "l4"
+
+
+@pytest.mark.parametrize(
+    ("phase", "told"),
+    [
+        ("foo", "line 2, column phase: got 'foo', expected one of decode, prompt"),
+        ("decod", "got 'decod', expected one of decode, prompt; did you mean decode?"),
+        ("", "column phase: got nothing, expected one of"),
+    ],
+)
+def test_another_phase_of_helix_is_refused(tmp_path: Path, phase: str, told: str) -> None:
+    path = _write(tmp_path / "phase.csv", HELIX.format(device="a100", phase=phase))
+    with pytest.raises(SpecError, match=told):
+        read_operators(path, "helix")
+
+
 def test_broken_parquet_and_missing_file(tmp_path: Path) -> None:
     broken = tmp_path / "x.parquet"
     broken.write_bytes(b"PAR1 and no more")
@@ -172,9 +211,6 @@ def test_shared_data(name: str, format_name: str, rows: int) -> None:
     assert len(table) == rows
     assert "unknown" not in set(table.kind)
     assert all(table.device_of(device) is not None for device in set(table.device))
-
-
-OWN = "op,kind,dtype,library,device,m,n,k,latency_s\nx,{kind},fp32,torch,t4,{m},8,16,0.001\n"
 
 
 def test_a_linear_needs_no_batch(tmp_path: Path) -> None:

@@ -69,6 +69,8 @@ def test_python_takes_the_host_of_a_profile_as_the_command_does(
         by_command = predict_model("tiny-llama-random", ["h200"], profile=profile, phase=phase)
         found = predict_latency("tiny-llama-random", "h200", profile=known, phase=phase)
         assert found.host_s == pytest.approx(by_command["devices"][0]["host_s"])
+        of_file = predict_latency("tiny-llama-random", "h200", profile=str(profile), phase=phase)
+        assert of_file.latency_s == found.latency_s
         usual = predict_latency("tiny-llama-random", "h200", phase=phase)
         assert found.host_s != pytest.approx(usual.host_s, rel=0.01)
 

@@ -273,6 +273,7 @@ def test_predictions_of_a_profiled_device_take_the_fit_beside_its_profile(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from foreplan.cost_models.predict_command import predict_model
+    from foreplan.cost_models.replay import predict_latency
 
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     profile = Profile.model_validate(
@@ -288,7 +289,9 @@ def test_predictions_of_a_profiled_device_take_the_fit_beside_its_profile(
         found = predict_model("tiny-llama-random", [], costs=costs, profile=path)
         there = fit_path(path).exists() and costs != "roofline"
         assert found["fit"] == ("here.fit.json" if there else None)
-        return float(found["devices"][0]["latency_s"])
+        in_python = predict_latency("tiny-llama-random", DEVICE, costs=costs, profile=path)  # type: ignore[arg-type]
+        assert in_python.latency_s == found["devices"][0]["latency_s"]
+        return in_python.latency_s
 
     before, roofline = latency_s(), latency_s("roofline")
     fit().save(fit_path(path))

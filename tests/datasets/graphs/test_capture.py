@@ -436,6 +436,63 @@ def test_inputs_without_data_are_taken_by_modules_with_and_without_parameters(
     assert node.outputs == ((4, 8),)
 
 
+class _Nested(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(8, 8)
+
+    def forward(self, given: Any, scale: float = 1.0) -> Tensor:
+        tensors = list(given.values()) if isinstance(given, dict) else given
+        return sum(self.linear(x) for x in tensors if x is not None) * scale
+
+
+@pytest.mark.parametrize("observe", [False, True])
+@pytest.mark.parametrize("where", ["cpu", "meta"])
+@pytest.mark.parametrize("kind", [dict, tuple, list])
+def test_tensors_inside_an_argument_are_inputs_by_position_and_by_name(
+    kind: type, where: str, observe: bool
+) -> None:
+    x = torch.zeros(4, 8)
+    given = {"x": x, "none": None, "y": x} if kind is dict else kind([x, None, x])
+    module = _Nested().to(where)
+    graphs = [
+        capture(module, inputs, observe=observe)
+        for inputs in ((given, 2.0), {"given": given, "scale": 2.0})
+    ]
+    for graph in graphs:
+        inputs = [node.outputs for node in graph.operators() if node.op == "input"]
+        assert inputs == [((4, 8),), ((4, 8),)]
+        assert graph.flops == graphs[0].flops > 2 * 2 * 4 * 8 * 8
+
+
+def test_arguments_by_name_need_no_tensor() -> None:
+    class Made(nn.Module):
+        def forward(self, size: int) -> Tensor:
+            return torch.ones(size, 2) + 1
+
+    graph = capture(Made(), {"size": 3})
+    assert list(graph.operators())[-1].outputs == ((3, 2),)
+
+
+def test_tensors_beyond_what_torch_counts_are_told_in_a_line() -> None:
+    told = r"0: got 'a tensor of the sizes \[1125899906842624, 4096\]', expected fewer than 2"
+    with torch.device("meta"):
+        module, x = nn.Sequential(nn.Linear(8, 4096)), torch.empty(2**50, 8)
+    with pytest.raises(SpecError, match=told):
+        capture(module, (x,))
+
+
+def test_nested_inputs_are_told_by_their_shapes() -> None:
+    inputs = {
+        "pair": (torch.zeros(4, 3), {"x": torch.zeros(2)}), "ids": list(range(999)),
+        "text": "a" * 999,
+    }  # fmt: skip
+    shown = r"\(pair=\(float32\[4, 3\], {'x': float32\[2\]}\), ids=\[0, 1, .*\.\.\.\], text='a"
+    with pytest.raises(SpecError, match=shown) as raised:
+        capture(_Nested(), inputs)
+    assert len(str(raised.value)) < 400
+
+
 def test_a_parameter_made_on_the_cpu_does_not_hide_the_meta_device() -> None:
     """wav2vec 2.0's first parameter, which stands for masked pieces, is made so."""
 

@@ -90,9 +90,10 @@ def test_parameters_and_passes_are_those_of_the_module(tmp_path: Path, family: s
     assert network.parameters == sum(p.numel() for p in real.parameters())
     module, inputs = network_module(network, batch=2, tokens=24)
     graph = capture(module, inputs, eager=True)
+    given = {k: torch.zeros_like(v, device="cpu") for k, v in inputs.items()
+             if isinstance(v, torch.Tensor)}  # fmt: skip
     with torch.no_grad():  # transformers itself takes these inputs
-        real.eval()(**{k: v.float() if v.is_floating_point() else v
-                       for k, v in inputs.items() if isinstance(v, torch.Tensor)})  # fmt: skip
+        real.eval()(**{k: v.float() if v.is_floating_point() else v for k, v in given.items()})
     assert graph.flops > 0
     assert not list(graph.operators("unknown"))
 
@@ -229,3 +230,5 @@ def test_relative_positions_bound_nothing(tmp_path: Path) -> None:
 def test_positions_bound_the_tokens(tmp_path: Path) -> None:
     with pytest.raises(SpecError, match="at most 64 positions"):
         network_module(_network(tmp_path, BERT), batch=1, tokens=65)
+    with pytest.raises(SpecError, match=r"batch: got 'an input of the sizes \[10+, 64\]'"):
+        network_module(_network(tmp_path, BERT), batch=10**17, tokens=64)
