@@ -363,7 +363,8 @@ def test_doctor_fails_where_something_is_missing(run, monkeypatch):
     from foreplan.planner import doctor
 
     probed = {
-        "realtime": {"allowed": True}, "speeds": {"alone": 1.0, "together": 1.0}, "gpus": [], "cpu": {"bf16/bf16/torch.linear": ""},
+        "realtime": {"allowed": True}, "speeds": {"alone": 1.0, "together": 1.0}, "gpus": [],
+        "cpu": {"bf16/bf16/torch.linear": ""},
         "torch": {"version": "2", "cuda": None, "gloo": True, "nccl": False},
         "tvm": {"tvm": "0.27", "ffi": "0.1", "targets": ["llvm"]},
     }  # fmt: skip
