@@ -26,6 +26,7 @@ from foreplan.datasets.specs import StrictModel, load_document, validate
 from foreplan.datasets.storage import write_atomically
 from foreplan.datasets.tier import Contention, ProgramInPass, Tier
 from foreplan.errors import MissingDataError
+from foreplan.planner.steps import told_step
 from foreplan.planner.verify.placement import assign_cores
 
 if TYPE_CHECKING:
@@ -131,7 +132,7 @@ def together(
         document = load_document(path)
         known = document if document.get("of") == key else known
     if not isinstance(known.get("tiers"), list):
-        with console.status("measuring links"):
+        with told_step(console, "measuring links"):
             tier = measure_links(devices).tier((host,), "host", f"{way}, among ranks of the host")
         known = {"of": key, "tiers": [tier.model_dump(mode="json", exclude_defaults=True)]}
         write_atomically(path, _as_json(known))
@@ -160,7 +161,7 @@ def _stand_ins(devices: Sequence[DeviceName], host: str, console: Console) -> li
     """What programs that stand for decoding take from each other."""
     if devices[0].kind != "cpu":
         return []
-    with console.status("measuring contention"):
+    with told_step(console, "measuring contention"):
         counts = _counts(min(len(devices), len(os.sched_getaffinity(0))))
         found = measure_contention(devices[-1], ranks=counts, host=host)
     return [c.model_dump(mode="json", exclude_defaults=True) for c in found]
@@ -190,7 +191,7 @@ def _passes(
     if price_s is None:
         return known
     if recorded:
-        with console.status("measuring recorded passes"):
+        with told_step(console, "measuring recorded passes"):
             took = measure_recorded(devices, every, price_s, cores=assign_cores(devices))
     else:
         several = _in_turn(devices, asked, price_s, console)
@@ -235,7 +236,7 @@ def _in_turn(
     found = []
     for k, calls in enumerate(passes, 1):
         which = "" if len(passes) == 1 else f" ({k} of {len(passes)})"
-        with console.status(f"measuring passes of ranks at work together{which}"):
+        with told_step(console, f"measuring passes of ranks at work together{which}"):
             try:
                 took = measure_together(devices, calls, price_s, cores=cores, counts=counts)
             except MissingDataError as error:  # prices then stay as they are

@@ -37,6 +37,7 @@ from foreplan.planner.fit_to_plan import Job, fit_to_plan
 from foreplan.planner.host_together import together
 from foreplan.planner.profile_devices import profile_device, profile_devices, profile_hosts
 from foreplan.planner.serving.shapes import serving_programs
+from foreplan.planner.steps import told_step
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -169,7 +170,7 @@ def profile_link(
         raise SpecError("profile", got="both" if serve else "neither", expected="--serve or --link")
     path = output / f"link-{host}-{peer}.yaml"
     with folder_for(output):
-        with console.status(f"measuring the link between {host} and {peer}"):
+        with told_step(console, f"measuring the link between {host} and {peer}"):
             found: Links = serve_link(serve) if serve is not None else connect_link(str(link))
         tier = found.tier((host, peer), "network", f"measured between {host} and {peer}")
         text = dump_document({"tiers": [tier.model_dump(mode="json", exclude_defaults=True)]})

@@ -17,6 +17,7 @@ from foreplan.datasets.program import Program
 from foreplan.datasets.timing.measuring import Worker
 from foreplan.datasets.timing.profiling import Progress, measure_profile
 from foreplan.errors import MissingDataError
+from foreplan.planner.steps import told_step
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -100,7 +101,7 @@ def profile_hosts(paths: Mapping[DeviceName, Path], *, console: Console) -> None
             continue
         if _board(profile) not in hosts:
             try:
-                with console.status(f"{device}: what calls take its host"):
+                with told_step(console, f"{device}: what calls take its host"):
                     hosts[_board(profile)] = measure_host(device)
             except MissingDataError as error:
                 console.print(str(error))

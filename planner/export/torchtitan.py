@@ -38,6 +38,7 @@ class TorchtitanExporter(Exporter):
             raise SpecError(
                 "decision.stages", got=f"{', '.join(map(str, made.layers))} layers",
                 expected="as many in every stage, for torchtitan",
+                fix="plan for like devices with a pp and chunks that divide the layers",
             )  # fmt: skip
         flags = {
             f"{_GROUP}pipeline_parallel_degree": str(made.pp),

@@ -31,8 +31,10 @@ def backbone_csv(decision: BubblesDecision) -> str:
         steps = [step for step in parse_order(order) if step.encoder < 0]
         if any(step.piece >= 0 for step in steps):
             raise SpecError(
-                f"orders[{rank}]", got="passes in pieces", expected="whole passes for PyTorch"
-            )
+                f"orders[{rank}]", got="passes in pieces",
+                expected="whole passes, which files of orders have words for",
+                fix="plan without lanes (plan: {tp: 1, pp: ...}), where passes stay whole",
+            )  # fmt: skip
         rows.append([step.word for step in steps])
     return _write(rows)
 

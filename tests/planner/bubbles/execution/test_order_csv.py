@@ -59,7 +59,7 @@ def test_a_unit_says_behind_how_many_passes_it_stands() -> None:
 def test_what_has_no_words_or_no_place_is_refused() -> None:
     made = decision("1f1b")
     pieces = made.model_copy(update={"orders": ("0F0:0 0F0:1", "1F0")})
-    with pytest.raises(SpecError, match=r"orders\[0\]: got 'passes in pieces'"):
+    with pytest.raises(SpecError, match=r"orders\[0\]: got 'passes in pieces'.*tp: 1"):
         backbone_csv(pieces)
     linked = made.model_copy(update={"orders": ("e0.0f0 e0.0F0", "1F0")})
     with pytest.raises(SpecError, match=r"orders\[0\]: got 'e0.0f0'"):
