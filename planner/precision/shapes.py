@@ -48,7 +48,8 @@ def precision_passes(
 ) -> tuple[dict[Program, int], ...]:
     """Passes by which ranks at work together are timed: one for each precision of the workload.
 
-    Of every operator at that precision, or in fp32 where it has none, forward and then backward.
+    Of every operator at that precision, or in fp32 where it has none, forward and then backward,
+    and the update, which goes through all weights: the next forward pass finds no other in a cache.
 
     Args:
         model: as `precision_programs`.
@@ -62,7 +63,8 @@ def precision_passes(
         SpecError: a network that cannot be traced.
     """
     tables = _tables(model, workload, device_kind)
-    return tuple(_pass(tables, precision) for precision in workload.precisions)
+    update = tables.graph.update(workload.optimizer)
+    return tuple(_pass(tables, precision, update) for precision in workload.precisions)
 
 
 def _tables(model: Model | None, workload: PrecisionWorkload, device_kind: str) -> StepTables:
@@ -70,7 +72,7 @@ def _tables(model: Model | None, workload: PrecisionWorkload, device_kind: str) 
     return StepTables(graph, CostBook([Unpriced()]), "device", device_kind, workload.precisions)
 
 
-def _pass(tables: StepTables, precision: Precision) -> dict[Program, int]:
+def _pass(tables: StepTables, precision: Precision, update: Work) -> dict[Program, int]:
     chosen = {}
     for i in tables.graph.adjustable:
         names = [option.name for option in tables.options[i]]
@@ -87,4 +89,5 @@ def _pass(tables: StepTables, precision: Precision) -> dict[Program, int]:
         works += [*chain.from_iterable(cast for cast, _ in casts[i]), *option.forward]
     for i, option in reversed(list(enumerate(options))):
         works += [*option.backward, *chain.from_iterable(cast for _, cast in casts[i])]
+    works.append(update)
     return dict(Counter(work for work in works if isinstance(work, Program)))
