@@ -33,8 +33,8 @@ State = Literal["ok", "note", "missing"]
 TASKS = ("plan", "profile", "verify", "dataset build")
 PROBE = "foreplan.planner._doctor_probe"
 _ISAS = ("sse41", "avx2", "avx512", "avx512_bf16")
-#: What a core may take over its best where steps can be predicted to some per cent (chosen; a quiet
-#: virtual machine had 1.02 to 1.11, a host that guests share 1.5).
+#: What a core may take over its best where steps can be predicted to some per cent (chosen: two
+#: cores of a virtual machine beside other work had 1.02 to 1.11, a host that guests share 1.9).
 _STEADY = 1.15
 #: Processes of a verification each keep modules, a gloo context and a queue of their own.
 _RANK_BYTES, _SHARED_BYTES = 1 << 30, 64 << 20
