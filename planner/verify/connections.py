@@ -14,6 +14,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from foreplan.datasets.ranks.host_group import HostGroup
+from foreplan.errors import VerificationError
 
 if TYPE_CHECKING:
     import torch
@@ -31,6 +32,10 @@ _APART = -1
 #: took 24-32 % longer on two H200, with 2 at most 8 %, and 16 MiB took 0.6 ms instead of 0.1
 #: (measured).
 _PAIR_CTAS = 2
+
+
+class ConnectionLost(VerificationError):
+    """Another rank has gone or does not answer; its own process knows why."""
 
 
 class Connections:

@@ -19,7 +19,7 @@ from foreplan.cost_models.timeline import Timeline
 from foreplan.errors import SpecError
 from foreplan.planner.verify.answers import device_of, memory_of, record_of, result_of
 from foreplan.planner.verify.candidates import Candidate
-from foreplan.planner.verify.channels import ConnectionLost
+from foreplan.planner.verify.connections import ConnectionLost
 from foreplan.planner.verify.group import Group, RankFailed
 from foreplan.planner.verify.launch import Fleet
 from foreplan.planner.verify.measured import measured_timeline

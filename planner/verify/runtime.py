@@ -14,8 +14,9 @@ from dataclasses import dataclass
 
 from foreplan.errors import VerificationError
 from foreplan.planner.base import Kernels
-from foreplan.planner.verify.channels import Channels, ConnectionLost
+from foreplan.planner.verify.channels import Channels
 from foreplan.planner.verify.clock import Clock, HostClock
+from foreplan.planner.verify.connections import ConnectionLost
 from foreplan.planner.verify.rank_program import RankProgram
 
 _RUN, _PAYLOAD, _BUFFER, _NOTHING = range(4)

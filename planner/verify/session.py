@@ -25,8 +25,9 @@ from foreplan.errors import ForeplanError
 from foreplan.planner.base import Planner, Problem
 from foreplan.planner.pace import PaceProgram
 from foreplan.planner.plan import Plan
-from foreplan.planner.verify.channels import ConnectionLost, connect
+from foreplan.planner.verify.channels import connect
 from foreplan.planner.verify.clock import Clock, CudaClock, HostClock
+from foreplan.planner.verify.connections import ConnectionLost
 from foreplan.planner.verify.pace_process import keep_pace
 from foreplan.planner.verify.placement import (
     Seat,

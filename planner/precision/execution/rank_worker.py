@@ -20,7 +20,7 @@ from foreplan.planner.precision.execution.experiment import RankOrder, RankRun, 
 def main() -> int:
     """Be one rank; the process's exit code."""
     order = validate(RankOrder, json.loads(sys.stdin.readline()), "order")
-    from foreplan.planner.verify.channels import ConnectionLost
+    from foreplan.planner.verify.connections import ConnectionLost
     from foreplan.planner.verify.runtime import describe
 
     answer, code = sys.stdout, 0

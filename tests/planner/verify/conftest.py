@@ -2,11 +2,13 @@ from __future__ import annotations
 
 import os
 import shutil
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Literal
 
 import pytest
+import torch
 
 from foreplan.cost_models.costs import CostBook
 from foreplan.datasets.cluster import Cluster
@@ -23,8 +25,10 @@ from foreplan.planner.plan import (
 from foreplan.planner.predict import Forecast
 from foreplan.planner.registry import planner
 from foreplan.planner.times import Times
+from foreplan.planner.verify import peer_words
 
 HERE = Path(__file__).parent
+sys.path.insert(0, str(HERE))  # tests import `memory_driver`
 TWO = [{"name": "cpu:threads=1,isa=avx2"}, {"name": "cpu:threads=1"}]
 
 
@@ -42,9 +46,18 @@ def toy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     paths = [str(home), source, *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, paths)))
     yield home
-    import sys
-
     sys.modules.pop("fake_planner", None)
+
+
+@pytest.fixture
+def driver(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The CUDA driver, as far as `PeerWords` calls it."""
+    from memory_driver import Driver
+
+    made = Driver()
+    monkeypatch.setattr(peer_words.ctypes, "CDLL", lambda name: made)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
+    return made
 
 
 @pytest.fixture

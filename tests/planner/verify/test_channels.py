@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from foreplan.cost_models.costs import HostLaunch
 from foreplan.cost_models.schedule import Schedule, ScheduleBuilder
 from foreplan.errors import VerificationError
-from foreplan.planner.verify import channels
+from foreplan.planner.verify import channels, nccl_channels
 from foreplan.planner.verify.clock import CudaClock
 from foreplan.planner.verify.connections import Connections
 from foreplan.planner.verify.rank_program import rank_programs
@@ -90,8 +90,8 @@ def gpus() -> Iterator[tuple[Cuda, Nccl]]:
         patch.setattr(dist, "new_group", nccl.new_group)
         patch.setattr(dist, "all_reduce", nccl.all_reduce)
         # No GPU reaches another one's memory, so that messages are NCCL's, too.
-        patch.setattr(channels, "exchange", lambda mine: [mine])
-        patch.setattr(channels, "pair_options", lambda timeout: None)
+        patch.setattr(nccl_channels, "exchange", lambda mine: [mine])
+        patch.setattr(nccl_channels, "pair_options", lambda timeout: None)
         yield cuda, nccl
 
 

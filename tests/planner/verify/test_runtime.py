@@ -10,8 +10,8 @@ from foreplan.cost_models.pipeline import pipeline_schedule
 from foreplan.cost_models.schedule import Schedule, ScheduleBuilder
 from foreplan.cost_models.simulator import simulate
 from foreplan.errors import VerificationError
-from foreplan.planner.verify.channels import ConnectionLost
 from foreplan.planner.verify.clock import HostClock
+from foreplan.planner.verify.connections import ConnectionLost
 from foreplan.planner.verify.measured import measured_timeline
 from foreplan.planner.verify.rank_program import rank_programs
 from foreplan.planner.verify.runtime import Record, Runtime

@@ -33,7 +33,7 @@ class _Entry(NamedTuple):
 
 
 class _Rank:
-    """Fills the queues of one rank as its process would, see ``channels._Nccl`` and `Pieces`."""
+    """Fills the queues of one rank as its process would, see `NcclChannels` and `Pieces`."""
 
     def __init__(self, program: RankProgram, lanes: int, shared: Shared) -> None:
         self.queues: dict[Hashable, deque[_Entry]] = defaultdict(deque)
