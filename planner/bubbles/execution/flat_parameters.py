@@ -113,6 +113,9 @@ class FlatParameters:
         if made.dtype == gradient.dtype:
             made.grad = gradient  # autograd adds to it in place
             return
+        if isinstance(module, Linear) and key == "weight":
+            module.total = gradient
+            return
 
         def add(parameter: Tensor) -> None:
             if parameter.grad is not None:

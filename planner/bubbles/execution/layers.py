@@ -63,38 +63,54 @@ class WeightGradients:
         self._waiting.clear()
 
 
-class _Deferring(torch.autograd.Function):
-    """A linear whose weight gradient can be put off."""
+class _Product(torch.autograd.Function):
+    """A linear whose weight gradient can be put off, or is added to a sum of another dtype."""
 
     @staticmethod
-    def forward(x: Tensor, weight: Tensor, later: WeightGradients) -> Tensor:
-        return F.linear(x, weight)
+    def forward(
+        x: Tensor, weight: Tensor, bias: Tensor | None, total: Tensor | None,
+        later: WeightGradients | None,
+    ) -> Tensor:  # fmt: skip
+        return F.linear(x, weight, bias)
 
     @staticmethod
     def setup_context(ctx, inputs, output) -> None:  # type: ignore[no-untyped-def]
-        x, ctx.weight, ctx.later = inputs
+        x, ctx.weight, ctx.bias, ctx.total, ctx.later = inputs
         # The weight itself is kept, not saved, because its gradient is added to it later.
         ctx.save_for_backward(x)
 
     @staticmethod
     def backward(ctx, gradient: Tensor):  # type: ignore[no-untyped-def]
         (x,) = ctx.saved_tensors
-        weight = ctx.weight
-
-        def compute() -> Tensor:
-            product: Tensor = gradient.flatten(0, -2).t() @ x.flatten(0, -2)
-            return product
+        weight, total, rows = ctx.weight, ctx.total, gradient.flatten(0, -2)
 
         def add() -> None:
-            _accumulate(weight, compute())
+            _add_gradient(weight, total, rows.t(), x.flatten(0, -2))
 
         dx = gradient @ weight if ctx.needs_input_grad[0] else None
-        return dx, None if ctx.later.add(add) else compute(), None
+        db = None if ctx.bias is None else rows.sum(0)
+        dw = None
+        if ctx.later is None or not ctx.later.add(add):
+            if total is None:
+                dw = rows.t() @ x.flatten(0, -2)
+            else:
+                add()
+        return dx, dw, db, None, None
 
 
-def _accumulate(parameter: Tensor, gradient: Tensor) -> None:
-    """Add to a parameter's gradient as autograd would, hooks included."""
-    torch.autograd.backward([parameter], [gradient])
+def _add_gradient(weight: Tensor, total: Tensor | None, left: Tensor, right: Tensor) -> None:
+    """Add ``left @ right`` to ``total``, or as autograd would, hooks included.
+
+    A GPU multiplies to fp32 what is to be added in fp32: sums of unlike dtypes take 1.4-1.5 times
+    as long as those of fp32 alone, 0.14 ms of the 0.39 that half a layer of width 2048 took for its
+    backward pass (measured, H200).
+    """
+    if total is None:
+        torch.autograd.backward([weight], [left @ right])
+    elif left.is_cuda:
+        total.add_(torch.mm(left, right, out_dtype=total.dtype))
+    else:
+        total.add_(left @ right)
 
 
 class Linear(nn.Module):
@@ -106,6 +122,10 @@ class Linear(nn.Module):
         lanes: that share it.
         shard: this lane's part of its outputs (dimension 0) or inputs (dimension 1: what the lanes
             compute is summed).
+
+    Attributes:
+        later: where the weight's gradients are put off to, if they are.
+        total: what they are added to where that has another dtype than the weight.
     """
 
     def __init__(
@@ -120,19 +140,22 @@ class Linear(nn.Module):
         self.weight = nn.Parameter(torch.empty(outputs, inputs, device=META))
         self.bias = nn.Parameter(torch.empty(outputs, device=META)) if bias else None
         self.later: WeightGradients | None = None
+        self.total: Tensor | None = None
 
     def forward(self, x: Tensor) -> Tensor:
         """Apply it."""
-        if self.later is None and self._lanes is None:
-            return F.linear(x, self.weight, self.bias)
-        out = self.partial(x)
-        return self.finish(out if self._lanes is None else self._lanes.leave(out))
+        if self._lanes is None:
+            return self._product(x, self.bias)
+        return self.finish(self._lanes.leave(self.partial(x)))
 
     def partial(self, x: Tensor) -> Tensor:
         """This lane's share of the sum that `finish` takes."""
-        if self.later is None:
-            return F.linear(x, self.weight)
-        return _Deferring.apply(x, self.weight, self.later)  # type: ignore[no-untyped-call,no-any-return]
+        return self._product(x, None)
+
+    def _product(self, x: Tensor, bias: Tensor | None) -> Tensor:
+        if self.later is None and self.total is None:
+            return F.linear(x, self.weight, bias)
+        return _Product.apply(x, self.weight, bias, self.total, self.later)  # type: ignore[no-untyped-call,no-any-return]
 
     def finish(self, summed: Tensor) -> Tensor:
         """The output from the sum over lanes."""
