@@ -94,7 +94,7 @@ def _passes(builder: Callable[..., Any], program: Program, suffix: str, draw: An
             lambda *cold: module(*given, *cold), lambda: [_leaf(p, True) for p in parameters], given
         )
     passed = inputs if suffix == _BACKWARD else ()
-    return _backward(run, inputs, parameters, passed)
+    return _backward(run, inputs, parameters, passed, draw)
 
 
 def _backward(
@@ -102,10 +102,12 @@ def _backward(
     inputs: Sequence[Tensor],
     parameters: Sequence[Tensor],
     passed: Sequence[Tensor],
+    draw: Any,
 ) -> InTurn:
     """What autograd does for ``run``: gradients of ``passed`` inputs handed on, others added up.
 
-    Every set is a graph of its own, with its own saved tensors and gradient buffers.
+    Every set is a graph of its own, with its own saved tensors and gradient buffers. The result's
+    gradient is drawn: a GPU multiplies equal numbers at less power, and so at a higher clock.
     """
     handed = [x.is_floating_point() and any(x is p for p in passed) for x in inputs]
     written: list[Tensor] = []  # the result's gradient
@@ -115,7 +117,7 @@ def _backward(
         held = [_leaf(p, True) for p in parameters]
         out = run(*given, *held)
         if not written:
-            written.append(torch.ones_like(out))
+            written.append(draw(*out.shape).to(out.dtype) if out.dim() else torch.ones_like(out))
         sums = [torch.zeros_like(p, dtype=torch.float32) for p in held]
         return [out, [x for x, wanted in zip(given, handed, strict=True) if wanted], held, sums]
 
@@ -306,7 +308,7 @@ def _linear(program: Program, suffix: str, draw: Any) -> InTurn:
     inputs = (draw(d["rows"], d["k"], dtype=training_variant(how.text).returned),)
     return _backward(
         lambda x, w, b: linear(x, w, b, how), inputs, (draw(d["n"], d["k"]), b),
-        inputs if suffix == _BACKWARD else (),
+        inputs if suffix == _BACKWARD else (), draw,
     )  # fmt: skip
 
 

@@ -57,6 +57,7 @@ def test_weights_gradients_add_up(dtype: torch.dtype, deferred: bool, bias: bool
             later.finish(number)
         found = linear.total if linear.total is not None else linear.weight.grad
     assert found is not None
+    assert not found.requires_grad
     weight, inputs = gradients(linear, dtype)
     rtol, atol = (0.02, 0.1) if dtype is torch.bfloat16 else (1e-5, 1e-5)
     torch.testing.assert_close(found, weight, rtol=rtol, atol=atol)
