@@ -18,6 +18,9 @@ from foreplan.planner.bubbles.execution.entry import compare_steps, reference_st
 from foreplan.planner.bubbles.execution.one_process import OneProcess
 from foreplan.planner.bubbles.execution.profile import layer_times, profile_step
 
+#: Torch's threads of gradients have no context before their first kernel; it then says so.
+pytestmark = pytest.mark.filterwarnings("ignore:Attempting to run cuBLAS")
+
 GPUS = torch.cuda.device_count() if torch.cuda.is_available() else 0
 needs_one = pytest.mark.skipif(GPUS < 1, reason="needs a GPU")
 needs_two = pytest.mark.skipif(GPUS < 2, reason="needs two GPUs, one a rank")
