@@ -377,7 +377,7 @@ def _others(
     decision: Any,
     rivals: Mapping[str, Any],
 ) -> tuple[dict[str, tuple[Any, Forecast]], dict[str, str]]:
-    """Baselines and rivals that fit, with their forecasts; for those that do not, the reason."""
+    """Baselines and rivals that fit and have prices, with their forecasts; of others the reason."""
     kept: dict[str, tuple[Any, Forecast]] = {}
     rejected: dict[str, str] = {}
     usual = _judged(chosen, problem, chosen.baselines(problem))
@@ -390,7 +390,7 @@ def _others(
             continue
         try:
             kept[name] = (other, _checked(chosen, problem, other))
-        except InfeasibleError as error:
+        except (InfeasibleError, MissingDataError) as error:
             rejected[name] = str(error)
     return kept, rejected
 

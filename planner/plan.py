@@ -191,7 +191,7 @@ class Plan(StrictModel):
         predicted: what the simulator says about it.
         times: the simulated timeline, ``None`` for very long schedules.
         alternatives: decisions it was preferred to.
-        rejected: baselines that do not fit, with the reason.
+        rejected: baselines and rivals that do not fit or cannot be priced, with the reason.
         confidence: how sure the choice is.
         what_if: what relaxing each binding limit would bring; ``None`` where it was not asked for.
         bound: what is proven.

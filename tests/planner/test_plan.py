@@ -251,18 +251,20 @@ def test_what_other_costs_decided_is_held_to_the_limits_by_the_plans_own() -> No
     assert rival.name not in made.confidence.share
 
 
-def test_what_has_no_price_here_is_rejected_with_the_reason(monkeypatch) -> None:
-    usual = ServingPlanner.judged
+@pytest.mark.parametrize("asked_first", ["judged", "schedule"])
+def test_what_has_no_price_here_is_rejected_with_the_reason(monkeypatch, asked_first) -> None:
+    """Whether a missing price is met when limits are judged or when the step is simulated."""
+    usual = getattr(ServingPlanner, asked_first)
 
-    def judged(self, problem, decision):
+    def unpriced(self, problem, decision, **options):
         if decision.model_dump(mode="json") == theirs:
             raise MissingDataError("no price")
-        return usual(self, problem, decision)
+        return usual(self, problem, decision, **options)
 
     asked = ("serving", "tiny-llama-random", "t4,a100-80g",
              {"batch": 8, "prompt_tokens": 16, "new_tokens": 4})  # fmt: skip
     theirs = foreplan.plan(*asked, costs="roofline").decision
-    monkeypatch.setattr(ServingPlanner, "judged", judged)
+    monkeypatch.setattr(ServingPlanner, asked_first, unpriced)
     made = foreplan.plan(*asked, costs="predicted", beside=("roofline",))
     told = {r.name: r.reason for r in made.rejected}
     assert told["decided from roofline costs"] == "no price"
