@@ -251,20 +251,31 @@ def test_what_other_costs_decided_is_held_to_the_limits_by_the_plans_own() -> No
     assert rival.name not in made.confidence.share
 
 
-@pytest.mark.parametrize("asked_first", ["judged", "schedule"])
-def test_what_has_no_price_here_is_rejected_with_the_reason(monkeypatch, asked_first) -> None:
-    """Whether a missing price is met when limits are judged or when the step is simulated."""
-    usual = getattr(ServingPlanner, asked_first)
+@pytest.mark.parametrize("missing", ["judged", "schedule"])
+def test_what_has_no_price_here_is_rejected_with_the_reason(monkeypatch, missing) -> None:
+    """Whether that shows when limits are judged, or when the decision is simulated."""
+    judged, schedule = ServingPlanner.judged, ServingPlanner.schedule
+    here = []
 
-    def unpriced(self, problem, decision, **options):
-        if decision.model_dump(mode="json") == theirs:
+    def unpriced(step, decision):
+        if step == missing and decision.model_dump(mode="json") == theirs:
             raise MissingDataError("no price")
-        return usual(self, problem, decision, **options)
+
+    def judging(self, problem, decision):
+        here.append(problem)  # with this plan's own prices
+        unpriced("judged", decision)
+        return judged(self, problem, decision)
+
+    def laying_out(self, problem, decision):
+        if any(problem is mine for mine in here):
+            unpriced("schedule", decision)
+        return schedule(self, problem, decision)
 
     asked = ("serving", "tiny-llama-random", "t4,a100-80g",
              {"batch": 8, "prompt_tokens": 16, "new_tokens": 4})  # fmt: skip
     theirs = foreplan.plan(*asked, costs="roofline").decision
-    monkeypatch.setattr(ServingPlanner, asked_first, unpriced)
+    monkeypatch.setattr(ServingPlanner, "judged", judging)
+    monkeypatch.setattr(ServingPlanner, "schedule", laying_out)
     made = foreplan.plan(*asked, costs="predicted", beside=("roofline",))
     told = {r.name: r.reason for r in made.rejected}
     assert told["decided from roofline costs"] == "no price"
