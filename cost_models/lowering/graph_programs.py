@@ -46,6 +46,7 @@ from foreplan.cost_models.lowering.graph_whole import host_calls, whole_program
 from foreplan.cost_models.lowering.hidden_copies import backward_copies, hidden_copies
 from foreplan.cost_models.lowering.host_call import HostCall, host_kind
 from foreplan.cost_models.lowering.kernel_words import kernel_words
+from foreplan.cost_models.lowering.recomputed import recomputed_steps
 from foreplan.datasets.dtypes import DTYPE_BYTES
 from foreplan.datasets.graphs.network_folder import NetworkFolder, network_module
 from foreplan.datasets.graphs.operator_call import OperatorCall, described_tensors, dtype_name
@@ -325,12 +326,14 @@ def _backward(
 ) -> list[Step]:  # fmt: skip
     """Gradients of a pass, from its end on, views ``behind`` the last operator first."""
     steps = _of_views(behind)
-    for visit, step in reversed(list(zip(passed, forward, strict=True))):
+    again = recomputed_steps(passed, forward, read, copies)
+    for index, (visit, step) in reversed(list(enumerate(zip(passed, forward, strict=True)))):
         node = visit.node
+        steps += again.get(index, [])
         if has_backward(node, read):
             # A tensor that is read several times gets the sum of its gradients.
-            again = sum_step(node.target, node.outputs[0], _dtype(node.dtype))
-            steps += [again] * max(0, visit.readers - 1)
+            summed = sum_step(node.target, node.outputs[0], _dtype(node.dtype))
+            steps += [summed] * max(0, visit.readers - 1)
             steps += backward_copies(copies.get(node.name, []))
             steps += gradient_steps(node, step, read[node.name])
         steps += _of_views(visit.views)

@@ -1,53 +1,88 @@
 """`checkpointed_layers`: how layers behind ``torch.utils.checkpoint`` are traced.
 
 Activation checkpointing runs its layers' forward passes a second time in the backward pass. A trace
-shows them once, and a training step was priced as without: a third too short where all layers are.
-So a trace of a step refuses them. Forward passes alone run each layer once.
+shows them once; that of a training step notes which they are (`recomputed`). Forward passes alone
+run each layer once.
 """
 
 from __future__ import annotations
 
 import contextlib
+import inspect
+import itertools
 from collections.abc import Callable, Iterator
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
+from foreplan.datasets.graphs.operator_graph import Checkpoint
 from foreplan.errors import SpecError
+
+if TYPE_CHECKING:
+    import torch
+
+#: Key of what torch keeps of a node's surroundings.
+_KEY = "foreplan_recomputed"
 
 
 @contextlib.contextmanager
 def checkpointed_layers(*, training: bool) -> Iterator[None]:
-    """Trace layers behind a checkpoint as if there was none, or refuse them.
+    """Trace layers behind a checkpoint as if there was none; note those of a step.
 
     Args:
         training: a step is traced.
 
     Raises:
-        SpecError: in the traced code of a step, at the first layer that would be computed again.
+        SpecError: in the traced code of a step, at layers that say themselves what they keep.
     """
     import torch.utils.checkpoint as checkpoints
+    from torch.fx.traceback import annotate, preserve_node_meta
+
+    around: list[Checkpoint] = []
+    numbers = itertools.count()
+
+    @contextlib.contextmanager
+    def noted(early: bool) -> Iterator[None]:
+        around.append(Checkpoint(next(numbers), early))
+        try:
+            with annotate({_KEY: tuple(around)}):
+                yield
+        finally:
+            around.pop()
+
+    usual = checkpoints._checkpoint_without_reentrant_generator
+    order = inspect.signature(usual)
+
+    def pieced(*given: Any, **named: Any) -> Iterator[None]:
+        told = order.bind(*given, **named).arguments
+        if told.get("context_fn", checkpoints.noop_context_fn) is not checkpoints.noop_context_fn:
+            raise SpecError(
+                "capture", got="activation checkpointing with a context_fn",
+                expected="a training step whose checkpoints keep their inputs alone",
+                fix="leave context_fn out for the prediction, or checkpoint fewer layers",
+            )  # fmt: skip
+        early = checkpoints._enable_checkpoint_early_stop
+        with noted(bool(told.get("early_stop", True) if early is None else early)):
+            yield
+
+    def whole(function: Callable[..., Any], _preserve: bool, *inputs: Any) -> Any:
+        with noted(False) if training else contextlib.nullcontext():
+            return function(*inputs)
 
     # What ``checkpoint`` calls: its own name lies in the modules that imported it.
-    reentrant: tuple[Any, str] = (checkpoints.CheckpointFunction, "apply")
-    calls: dict[tuple[Any, str], Callable[..., Any]] = {reentrant: _once}
+    calls: dict[tuple[Any, str], Callable[..., Any]] = {
+        (checkpoints.CheckpointFunction, "apply"): whole
+    }
     if training:
-        calls = dict.fromkeys(
-            (reentrant, (checkpoints, "_checkpoint_without_reentrant_generator")), _refuse
-        )
+        calls[checkpoints, usual.__name__] = pieced
     with contextlib.ExitStack() as stack:
+        if training:
+            stack.enter_context(preserve_node_meta())
         for (owner, name), call in calls.items():
             stack.callback(setattr, owner, name, getattr(owner, name))
             setattr(owner, name, call)
         yield
 
 
-def _once(function: Callable[..., Any], _preserve: bool, *inputs: Any) -> Any:
-    return function(*inputs)
-
-
-def _refuse(*_: Any, **__: Any) -> NoReturn:
-    raise SpecError(
-        "capture", got="activation checkpointing",
-        expected="a training step whose layers are computed once, as what is recomputed is not "
-        "priced",
-        fix="turn it off for the prediction; such layers take their forward pass longer",
-    )  # fmt: skip
+def recomputed(node: torch.fx.Node) -> tuple[Checkpoint, ...]:
+    """The checkpoints around a call of a trace, outermost first."""
+    found: tuple[Checkpoint, ...] = node.meta.get("custom", {}).get(_KEY, ())
+    return found

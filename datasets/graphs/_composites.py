@@ -112,7 +112,9 @@ def _expand(module: torch.fx.GraphModule, node: torch.fx.Node) -> list[torch.fx.
                 made[part] = module.graph.get_attr(name)
             elif part.op == "call_function":
                 made[part] = module.graph.node_copy(part, made.__getitem__)
-                made[part].meta["nn_module_stack"] = node.meta.get("nn_module_stack", {})
+                made[part].meta |= {
+                    key: node.meta[key] for key in ("nn_module_stack", "custom") if key in node.meta
+                }
                 if fused or WITHIN in node.meta:
                     made[part].meta[WITHIN] = node.meta.get(WITHIN, node.name)
     parts = [made[part] for part in traced.graph.nodes if part.op == "call_function"]

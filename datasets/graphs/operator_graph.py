@@ -12,12 +12,25 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
+from typing import NamedTuple
 
 import networkx as nx
 
 from foreplan.datasets.graphs.operator_call import OperatorCall
 
 Shape = tuple[int, ...]
+
+
+class Checkpoint(NamedTuple):
+    """Operators that a backward pass computes again, see ``torch.utils.checkpoint``.
+
+    Attributes:
+        number: of its call in the trace.
+        early: what is computed again ends with the last tensor that the backward pass needs.
+    """
+
+    number: int
+    early: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +58,7 @@ class OperatorNode:
         calls: ATen calls the host makes for it, views of its operands included; of the first of
             several that torch makes in one call that call, too, and of none of them views inside.
         within: that call, where torch makes several operators in one; ``""`` else.
+        checkpoints: those around it in a training step, outermost first.
     """
 
     name: str
@@ -62,6 +76,7 @@ class OperatorNode:
     instance: str = ""
     calls: int = 1
     within: str = ""
+    checkpoints: tuple[Checkpoint, ...] = ()
 
     @property
     def signature(self) -> tuple[object, ...]:
