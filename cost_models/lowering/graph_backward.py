@@ -300,15 +300,20 @@ def _of_experts(back: Step, work: Program, read: Sequence[Operand]) -> list[Step
 
 
 def _convolution(back: Step, work: Program, read: Sequence[Operand]) -> list[Step]:
+    d, kernel = work.dims, work.variant.kernel.removesuffix(INPUT_GRADIENT)
+    # A transposed one is the input's gradient of another, and its input's gradient that one.
+    transposed = kernel != work.variant.kernel
+    work = replace(work, variant=replace(work.variant, kernel=kernel))
     steps = [
         replace(back, work=replace(work, variant=_gradient(work, of)))
-        for of, operand in zip((INPUT_GRADIENT, WEIGHT_GRADIENT), read, strict=False)
+        for of, operand in zip(("" if transposed else INPUT_GRADIENT, WEIGHT_GRADIENT), read,
+                               strict=False)
         if operand.gradient
-    ]
+    ]  # fmt: skip
     if any(operand.gradient for operand in read[2:]):  # the bias
-        d = work.dims
-        kernel = BACKWARD if CHANNELS_LAST in work.variant.kernel else CHANNEL_SUM
-        steps.append(_total(back, d["cout"], d["batch"] * d["outputs"], kernel))
+        name = BACKWARD if CHANNELS_LAST in kernel else CHANNEL_SUM
+        written = (d["cin"], d["inputs"]) if transposed else (d["cout"], d["outputs"])
+        steps.append(_total(back, written[0], d["batch"] * written[1], name))
     return steps
 
 

@@ -52,7 +52,7 @@ from foreplan.datasets.graphs.network_folder import NetworkFolder, network_modul
 from foreplan.datasets.graphs.operator_call import OperatorCall, described_tensors, dtype_name
 from foreplan.datasets.graphs.operator_graph import OperatorGraph, OperatorNode
 from foreplan.datasets.models.model import Model
-from foreplan.datasets.program import CHANNELS_LAST, Program, Variant, program
+from foreplan.datasets.program import CHANNELS_LAST, INPUT_GRADIENT, Program, Variant, program
 from foreplan.datasets.sweeps.update_packing import packed_update
 from foreplan.errors import SpecError
 
@@ -284,10 +284,15 @@ def _product(node: OperatorNode, variant: Variant) -> Program:
 
 def _convolution(node: OperatorNode, variant: Variant) -> Program:
     source, weight, out = node.inputs[0], node.inputs[1], node.outputs[0]
-    transposed = "transpose" in node.target
-    if len(node.inputs) > 2:
+    groups = max(1, source[1] // weight[1])
+    if "transpose" in node.target:
+        # What the gradient by the input of the convolution from ``out`` to ``source`` computes.
+        groups = max(1, out[1] // weight[1])
+        source, out = out, source
+        kernel = variant.kernel.replace("conv_transpose", "conv") + INPUT_GRADIENT
+        variant = replace(variant, kernel=kernel)
+    elif len(node.inputs) > 2:
         variant = replace(variant, kernel=variant.kernel + BIAS)
-    groups = max(1, source[1] // weight[0 if transposed else 1]) if not transposed else 1
     return program(
         "conv", variant, batch=source[0], groups=groups, cin=source[1], cout=out[1],
         taps=math.prod(weight[2:]), inputs=math.prod(source[2:]), outputs=math.prod(out[2:]),
