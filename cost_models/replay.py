@@ -45,6 +45,7 @@ from foreplan.cost_models.schedule import COMPUTE, HOST, Schedule, ScheduleBuild
 from foreplan.cost_models.simulator import Simulator
 from foreplan.cost_models.sources.composed import ComposedSource
 from foreplan.cost_models.sources.device_fit import DeviceFit, FittedSource
+from foreplan.cost_models.sources.narrowest import NarrowestSource
 from foreplan.cost_models.sources.predicted import PredictedSource
 from foreplan.cost_models.sources.tables import InterpolatedSource, MeasuredSource
 from foreplan.datasets import device_zoo
@@ -197,11 +198,14 @@ def replay_book(
     passes = steps and device.kind == "cpu"
     waits = {device.name: pass_waits(steps, device)} if passes else {}
     sources: list[CostSource] = []
+    near: list[CostSource] = []
     if costs == "measured" and profile is not None:
         by_name = {device.name: profile}
-        sources += [MeasuredSource(by_name), InterpolatedSource(by_name)]
+        sources.append(MeasuredSource(by_name))
+        near.append(InterpolatedSource(by_name))
     if costs != "roofline" and fit is not None:
-        sources.append(FittedSource({device.name: fit}))
+        near.append(FittedSource({device.name: fit}))
+    sources.append(NarrowestSource(near))
     if costs != "roofline":
         sources.append(PredictedSource(predictor, devices={device.name: device}, waits=waits))
     sources += [_Launches(device), RooflineSource({device.name: _without_launch(device)})]

@@ -26,7 +26,8 @@ from foreplan.solvers.chain_score import (
 )
 
 MAX_ORDERS = 2_000
-"""Distinct device orders beyond which only orders with same-type devices adjacent are tried."""
+"""Distinct device orders beyond which only orders with same-type devices adjacent are tried, and of
+those, where they are more, so many: by speed, by memory, their reverses and drawn ones."""
 
 Order = tuple[int, ...]
 """Type of each device along the chain."""
@@ -139,7 +140,7 @@ def _orders(problem: ChainProblem) -> Iterator[Order]:
         return
     distinct = math.factorial(n) // math.prod(math.factorial(c) for c in counts)
     if distinct > MAX_ORDERS:
-        for types in itertools.permutations(range(problem.n_types)):
+        for types in _type_orders(problem):
             yield tuple(k for k in types for _ in range(counts[k]))
         return
 
@@ -152,6 +153,23 @@ def _orders(problem: ChainProblem) -> Iterator[Order]:
         above = next(j for j in range(n - 1, rise, -1) if order[j] > order[rise])
         order[rise], order[above] = order[above], order[rise]
         order[rise + 1 :] = reversed(order[rise + 1 :])
+
+
+def _type_orders(problem: ChainProblem) -> Iterator[Order]:
+    """Orders of the types, at most `MAX_ORDERS`."""
+    types = tuple(range(problem.n_types))
+    if math.factorial(len(types)) <= MAX_ORDERS:
+        yield from itertools.permutations(types)
+        return
+    seconds = np.where(problem.available, problem.decode_s, 0.0).sum(axis=(1, 2))
+    known: dict[Order, None] = {}
+    for key in (np.arange(len(types)), seconds, problem.capacity_bytes):
+        order = tuple(np.argsort(key, kind="stable").tolist())
+        known |= {order: None, order[::-1]: None}
+    random = np.random.default_rng(0)
+    while len(known) < MAX_ORDERS:
+        known[tuple(random.permutation(len(types)).tolist())] = None
+    yield from known
 
 
 def _best_split(

@@ -91,6 +91,8 @@ def gradient_steps(node: OperatorNode, step: Step, read: Sequence[Operand]) -> l
     shape = node.outputs[0] if node.outputs else ()
     if work.op in ("linear", "matmul"):
         return _product(node, back, work, read)
+    if node.op in ("linear", "matmul"):  # of two vectors: each by the other's
+        return [wide_step(back, operand.shape or (1,), 1) for operand in read if operand.gradient]
     if work.op == "conv":
         return _convolution(back, work, read)
     if work.op in ("attention", "full_attention"):

@@ -56,6 +56,8 @@ from foreplan.datasets.program import CHANNELS_LAST, INPUT_GRADIENT, Program, Va
 from foreplan.datasets.sweeps.update_packing import packed_update
 from foreplan.errors import SpecError
 
+#: Kernel of a product of two vectors.
+DOT = "torch.sum"
 #: What the name of a kernel says: a convolution adds a bias.
 BIAS = "_bias"
 #: Maps that broadcast an operand.
@@ -276,6 +278,9 @@ def _product(node: OperatorNode, variant: Variant) -> Program:
     k = max(1, round(node.flops / 2 / max(1, math.prod(out))))
     if node.dtype in _PARTS:  # a complex product as a real one of [re -im; im re]
         n, k = 2 * n, 2 * k
+    if math.prod(out) == 1 and node.dtype not in _PARTS:
+        # No kernel for matrices: a sum over both, split as sums are.
+        return program("reduction", replace(variant, kernel=DOT), rows=1, cols=2 * k)
     if node.op == "linear":
         return program("linear", variant, rows=max(1, math.prod(out) // out[-1]), n=n, k=k)
     m = out[-2] if len(out) > 1 else 1

@@ -124,6 +124,10 @@ class ReplicasPlanner(Planner[ReplicasWorkload, ReplicasDecision]):
         stages = [stage for replica in decision.replicas for stage in replica.stages]
         yield from kernel_notes(stages, problem.cluster.ranks())
         yield found.proof
+        yield (
+            "throughput is of replicas that are always at work; the total is of a run of "
+            f"{requests_of(problem)} requests, which some replicas end before others"
+        )
         idle = sum(copies for _, copies in found.assignment.copies) - len(decision.replicas)
         if idle:
             yield (
@@ -247,7 +251,11 @@ class ReplicasPlanner(Planner[ReplicasWorkload, ReplicasDecision]):
     def metrics(
         self, problem: _Problem, decision: ReplicasDecision, timeline: Timeline
     ) -> dict[str, float]:
-        """Rate of all replicas, the slowest replica's times, requests held, price."""
+        """Rate of all replicas at work and that of the run, the slowest's times, the price.
+
+        A run ends with replicas that have nothing left to do: its tokens over its total are fewer
+        than replicas that are always at work give (``throughput_tokens_per_s``).
+        """
         workload, schedule = problem.workload, timeline.schedule
         rates: dict[tuple[Any, ...], float] = {}
         first_s, token_s, first_rank = [], [], 0
@@ -263,8 +271,11 @@ class ReplicasPlanner(Planner[ReplicasWorkload, ReplicasDecision]):
             if workload.new_tokens > 1:
                 token_s.append((span - first_s[-1]) / (workload.new_tokens - 1))
         shapes = [replica.shape for replica in decision.replicas]
+        requests = sum(replica.batch * replica.rounds for replica in decision.replicas)
         figures = {
             "throughput_tokens_per_s": sum(rates[shape] for shape in shapes),
+            "requests": float(requests),
+            "run_tokens_per_s": requests * workload.new_tokens / timeline.makespan_s,
             "replicas": float(len(shapes)),
             "time_to_first_token_s": max(first_s),
             "average_bits": decision.average_bits,

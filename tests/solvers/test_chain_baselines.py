@@ -122,3 +122,20 @@ def test_bad_arguments() -> None:
         for variants, order in (([], None), ([2], None), ([0], [0, 0]), ([0], [2]), ([0], [])):
             with pytest.raises(SpecError):
                 split(problem, variants, order)
+
+
+@pytest.mark.parametrize("most", [2, 7, 30])
+def test_of_many_kinds_of_device_some_orders_are_compared(
+    monkeypatch: pytest.MonkeyPatch, most: int
+) -> None:
+    """Else nine kinds are 362,880 orders, which take minutes beside a plan of seconds."""
+    problem = plain(8, [1, 2, 1, 1, 1], [100.0, 90.0, 80.0, 70.0, 60.0])
+    every = even_split(problem, [0])
+    monkeypatch.setattr(chain_baselines, "MAX_ORDERS", most)
+    orders = list(chain_baselines._orders(problem))
+    assert len(orders) == len(set(orders)) <= max(most, 6)
+    assert all(sorted(order) == [0, 1, 1, 2, 3, 4] for order in orders)
+    some = even_split(problem, [0])
+    assert every is not None
+    assert some is not None
+    assert evaluate(problem, some).objective >= evaluate(problem, every).objective * (1 - 1e-12)

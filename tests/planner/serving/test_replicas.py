@@ -126,7 +126,11 @@ def test_replicas_are_judged_by_what_is_simulated(make_replicas):
     problem = make_replicas(24, 24)
     decision = PLANNER.decide(problem).decision
     assert PLANNER.judged(problem, decision) is decision
-    figures = Forecast(PLANNER, problem, decision).metrics
+    forecast = Forecast(PLANNER, problem, decision)
+    figures = forecast.metrics
+    made = figures["requests"] * problem.workload.new_tokens
+    assert figures["run_tokens_per_s"] * forecast.timeline.makespan_s == pytest.approx(made)
+    assert figures["run_tokens_per_s"] <= figures["throughput_tokens_per_s"] * (1 + 1e-9)
     for name, low, high in (
         ("min_throughput_tokens_per_s", 0.99, 1.01), ("max_time_to_first_token_s", 1.01, 0.99),
         ("max_time_per_output_token_s", 1.01, 0.99),
