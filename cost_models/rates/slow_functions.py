@@ -11,7 +11,7 @@ from types import MappingProxyType
 
 from foreplan.cost_models.lowering.copy_layout import plain_kernel
 from foreplan.datasets.device import Device
-from foreplan.datasets.program import Program
+from foreplan.datasets.program import CHANNELS_LAST, TRANSPOSED, Program
 
 #: Elements in the time of a call, by kernel, beside an addition's bytes. Measured in fp32 on one
 #: core of an EPYC (Zen 5, 1.0 us a call) for 8 drawn sizes up to 425,952 elements: 2.0 ns an
@@ -34,11 +34,20 @@ _IN_A_CALL = MappingProxyType(
        "masked_fill": 1900, "rand_like": 550, "randn_like": 440, "bernoulli": 105,
        "im2col": 1200, "grid_sampler_2d": 950, "log_softmax": 3500, "_log_softmax": 3500}
     | {"std": 230, "var": 230, "std_mean": 230, "var_mean": 230, "median": 100,
-       "logsumexp": 1250, "cumsum": 1550, "cumprod": 1650, "logcumsumexp": 44, "topk": 1200}
+       "logsumexp": 1250, "cumsum": 1550, "cumprod": 1650, "logcumsumexp": 44, "topk": 1200,
+       "kthvalue": 125, "histc": 290, "pixel_shuffle": 830, "upsample_nearest2d": 4000}
     | dict.fromkeys(("eq", "ne", "gt", "ge", "lt", "le"), 5000)
 )  # fmt: skip
 #: Likewise where each row is gone through by itself; over all elements at once they are quick.
 _OF_ROWS = MappingProxyType({"max": 1750, "min": 1750})
+#: Likewise where neighbours of a copy are none in what is copied.
+_TURNED = 2900
+_COPIES = frozenset({"contiguous", "clone", "reshape"})
+#: Likewise of what rows are written by an index, beside its bytes.
+_WRITTEN = MappingProxyType({
+    "index_add": 5900, "scatter_add": 5900, "scatter_reduce": 5000, "index_put": 2700,
+    "scatter": 830,
+})  # fmt: skip
 #: Results in the time of a call, which take theirs beside the values that they are chosen from: 90
 #: ns each (6 of 64, 50 of 32,000 and 8 of 512 values, within a tenth).
 _RESULTS_IN_A_CALL = MappingProxyType({"topk": 11})
@@ -56,12 +65,16 @@ def function_s(program: Program, device: Device, launch_s: float) -> float:
         return 0.0
     name = plain_kernel(program.variant.kernel).removeprefix("torch.").removesuffix("_")
     rows, cols = program.dims["rows"], program.dims["cols"]
-    elements = _IN_A_CALL.get(name)
+    count, elements = rows * cols, _IN_A_CALL.get(name)
     if elements is None and rows > 1:
         elements = _OF_ROWS.get(name)
+    if name in _COPIES and any(w in program.variant.kernel for w in (TRANSPOSED, CHANNELS_LAST)):
+        elements = _TURNED
+    if name in _WRITTEN:  # one operand is as large as the result, the others are written to it
+        count, elements = count * max(1, program.dims["inputs"] - 1), _WRITTEN[name]
     if elements is None:
         return 0.0
-    calls = rows * cols / elements
+    calls = count / elements
     if name in _RESULTS_IN_A_CALL:
         calls += rows / _RESULTS_IN_A_CALL[name]
     return launch_s * calls / (device.units or 1)

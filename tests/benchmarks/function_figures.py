@@ -81,7 +81,40 @@ def cases(rows: int, cols: int) -> Iterator[Case]:
     yield Case("where", count, partial(torch.where, causal, x, y), two)
     yield Case("masked_fill", count, partial(torch.masked_fill, x, causal, 0.0), one)
     yield Case("glu", count // 2, partial(_F.glu, x), partial(torch.abs, x[:, : cols // 2]))
+    yield Case("kthvalue", count, partial(torch.kthvalue, x, 5, -1), summed)
+    yield Case("histc", count, partial(torch.histc, x, 100), summed)
+    yield Case("transposed copy", count, lambda: x.t().contiguous(), partial(torch.clone, x))
+    yield from _of_indices(rows, cols)
     yield from _of_images(rows)
+    yield from _of_windows(rows)
+
+
+def _of_indices(rows: int, cols: int) -> Iterator[Case]:
+    """Rows that are written to a third as many."""
+    source, target = torch.randn(rows, cols), torch.zeros(rows // 3, cols)
+    index = torch.randint(0, rows // 3, (rows,))
+    wide, plain = index[:, None].expand(rows, cols), partial(torch.clone, source)
+    for name, call in {
+        "index_add": partial(target.index_add, 0, index, source),
+        "scatter_add": partial(target.scatter_add, 0, wide, source),
+        "scatter_reduce": partial(target.scatter_reduce, 0, wide, source, "amax"),
+        "index_put": partial(target.index_put, (index,), source, accumulate=True),
+        "scatter": partial(target.scatter, 0, wide, source),
+    }.items():
+        yield Case(name, source.numel(), call, plain)
+
+
+def _of_windows(channels: int) -> Iterator[Case]:
+    """Pools along lines and of volumes, by result, for two sizes of windows."""
+    line, volume = torch.randn(4, channels, 720), torch.randn(1, channels, 8, 12, 12)
+    for dimensions, x in ((1, line), (3, volume)):
+        for kind in ("max", "avg"):
+            pool = getattr(_F, f"{kind}_pool{dimensions}d")
+            for window in (2, 4):
+                call = partial(pool, x, window)
+                made = call()
+                name = f"{kind}_pool{dimensions}d by result of {window}"
+                yield Case(name, made.numel(), call, partial(torch.abs, made))
 
 
 def _of_images(channels: int) -> Iterator[Case]:
@@ -89,6 +122,13 @@ def _of_images(channels: int) -> Iterator[Case]:
     columns: Tensor = _F.unfold(x, 3)
     yield Case("im2col", columns.numel(), partial(_F.unfold, x, 3), partial(torch.abs, columns))
     larger = torch.randn(1, channels, 48, 48)
+    shuffled = torch.randn(1, 4 * channels, 24, 24)
+    shuffle = partial(_F.pixel_shuffle, shuffled, 2)
+    yield Case("pixel_shuffle", shuffled.numel(), shuffle, partial(torch.clone, shuffled))
+    last = x.contiguous(memory_format=torch.channels_last)
+    yield Case(
+        "copy of channels last", x.numel(), lambda: last.contiguous(), partial(torch.clone, x)
+    )
     nearest = partial(_F.interpolate, x, scale_factor=2.0)
     yield Case("upsample_nearest2d", larger.numel(), nearest, partial(torch.abs, larger))
     grid = torch.rand(1, 24, 24, 2) * 2.0 - 1.0
@@ -132,7 +172,7 @@ def main() -> None:
     for name, each in found.items():
         middle = statistics.median(each)
         shown = " ".join(f"{ns:6.2f}" for ns in each)
-        print(f"{name:20} {middle:6.2f} ns ({shown}), {1e3 / middle:8.0f} in 1 us")
+        print(f"{name:26} {middle:6.2f} ns ({shown}), {1e3 / middle:8.0f} in 1 us")
     for took, values, results in rows:
         print(f"topk of {values} to {results}: {took / values:.2f} ns a value, "
               f"{took / results:.0f} a result")  # fmt: skip

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from foreplan.cost_models.lowering.graph_step import Step
-from foreplan.datasets.program import INPUT_GRADIENT, Program
+from foreplan.datasets.program import INPUT_GRADIENT, WEIGHT_GRADIENT, Program
 
 #: Kind, and the elements that it works on.
 Kernel = tuple[Any, ...]
@@ -102,10 +102,12 @@ def priced(steps: list[Step], *, loss: bool = False) -> Counter[Kernel]:
         if work.op in ("linear", "matmul"):
             found["product", int(work.flops)] += 1
         elif work.op == "conv":
-            image = work.variant.kernel.endswith(INPUT_GRADIENT)
-            pixels = d["batch"] * d["cin"] * d["inputs"]
-            weight = d["cout"] * d["cin"] // d["groups"] * d["taps"]
-            found["conv", pixels if image else weight] += 1
+            size = d["batch"] * d["cout"] * d["outputs"]  # of a transposed one's input
+            if work.variant.kernel.endswith(INPUT_GRADIENT):
+                size = d["batch"] * d["cin"] * d["inputs"]
+            elif work.variant.kernel.endswith(WEIGHT_GRADIENT):
+                size = d["cout"] * d["cin"] // d["groups"] * d["taps"]
+            found["conv", size] += 1
         elif work.op == "norm_gradient":
             found["norm", d["rows"] * d["cols"], d["results"]] += 1
         elif work.op.endswith("attention_gradient"):

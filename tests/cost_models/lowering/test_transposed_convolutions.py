@@ -39,8 +39,6 @@ def test_of_the_convolution_the_other_way(groups: int) -> None:
 def test_a_bias_is_summed_over_what_is_written() -> None:
     module = nn.Sequential(nn.Conv2d(3, 8, 1), nn.ConvTranspose2d(8, 16, 4, 2, 1))
     graph = capture(module, [torch.zeros(3, 3, 5, 7)], eager=True, training=True)
-    sums = [
-        dict(step.work.dims) for step in lower(graph, "training")
-        if isinstance(step.work, Program) and step.work.variant.kernel == "torch.backward_by_channel"
-    ]  # fmt: skip
+    works = [step.work for step in lower(graph, "training") if isinstance(step.work, Program)]
+    sums = [dict(w.dims) for w in works if w.variant.kernel == "torch.backward_by_channel"]
     assert {"rows": 16, "cols": 3 * 10 * 14} in sums

@@ -43,6 +43,15 @@ def test_a_maximum_costs_its_windows_and_not_only_its_bytes() -> None:
     assert prices[0].mean_s == pytest.approx(prices[1].mean_s + 16384 * 9 * 3e-9)
 
 
+@pytest.mark.parametrize(("kernel", "calls"), [
+    ("max_pool1d", 9 / 4000), ("avg_pool1d", 1 / 210), ("max_pool3d", 1 / 83 + 9 / 670),
+    ("avg_pool3d", 1 / 285 + 9 / 2850),
+])  # fmt: skip
+def test_lines_and_volumes_cost_their_results_too(kernel: str, calls: float) -> None:
+    item = pool(9, Variant("fp32", "fp32", f"torch.{kernel}"))
+    assert window_s(item, CORE, 1e-6) == pytest.approx(1e-6 * 16384 * calls)
+
+
 def test_cores_share_windows_and_gpus_have_none() -> None:
     many = CORE.model_copy(update={"units": 16})
     assert window_s(pool(9), many, 1.2e-6) == pytest.approx(window_s(pool(9), CORE, 1.2e-6) / 16)

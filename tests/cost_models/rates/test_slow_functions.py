@@ -61,6 +61,11 @@ def test_reductions_that_torch_makes_one_by_one_cost_their_values() -> None:
     (nn.functional.mish, ["mish"]), (lambda x: x.cumsum(-1), ["cumsum"]),
     (lambda x: nn.functional.log_softmax(x, -1), ["log_softmax"]),
     (lambda x: nn.functional.gelu(x, approximate="tanh"), ["gelu_tanh"]),
+    (lambda x: x.t().contiguous(), ["contiguous_transposed"]),
+    (lambda x: x.view(8, 8, 16, 32).permute(0, 2, 3, 1).contiguous(), ["contiguous_channels_last"]),
+    (lambda x: nn.functional.pixel_shuffle(x.view(1, 32, 32, 32), 2), ["pixel_shuffle"]),
+    (lambda x: x.kthvalue(3, -1)[0], ["kthvalue"]), (lambda x: x.histc(10), ["histc"]),
+    (lambda x: nn.functional.interpolate(x[None, None], scale_factor=2.0), ["upsample_nearest2d"]),
 ])  # fmt: skip
 def test_a_network_asks_by_the_names_that_are_known(call: Any, kernels: list[str]) -> None:
     class Called(nn.Module):
@@ -72,6 +77,17 @@ def test_a_network_asks_by_the_names_that_are_known(call: Any, kernels: list[str
         f"torch.{name}" for name in kernels
     ]
     assert all(isinstance(w, Program) and function_s(w, CORE, 1e-6) > 0 for w in works)
+
+
+@pytest.mark.parametrize(("name", "elements"), [
+    ("index_add", 5900), ("scatter_add", 5900), ("scatter_reduce", 5000), ("index_put", 2700),
+    ("scatter", 830),
+])  # fmt: skip
+def test_what_is_written_by_an_index_costs_what_is_written(name: str, elements: float) -> None:
+    """Ten rows to each of the result's, one of whose operands is as large as it."""
+    found = function_s(mapped(name, 11), CORE, 1e-6)
+    size = mapped(name).dims
+    assert found == pytest.approx(1e-6 * 10 * size["rows"] * size["cols"] / elements)
 
 
 def test_cores_share_elements_and_gpus_have_none() -> None:
