@@ -28,7 +28,7 @@ _WIDEST = 3
 #: of an EPYC (Zen 5, AVX-512, 1.0 us a call): of plain images a gradient, each channel of an image,
 #: and elements of all windows in a call; where channels lie last a gradient, elements of blocks and
 #: of windows in a call, and each page. Of 56 others the mean factor is 1.26.
-_PLAIN, _CHANNEL, _WINDOWS = 48, 0.27, 1350
+PLAIN, CHANNEL, WINDOWS = 48, 0.27, 1350
 _LAST, _BLOCKS, _WINDOWS_LAST = 16, 4400, 3700
 _PAGE, _PAGE_BYTES = 1.8, 4096
 #: Bytes that glibc always has from the system (``DEFAULT_MMAP_THRESHOLD_MAX``, 64 bits).
@@ -53,8 +53,8 @@ def filter_gradient_s(item: Program, device: Device, launch_s: float) -> float |
         return None
     windows = d["batch"] * d["cout"] * d["outputs"] * d["taps"]
     if CHANNELS_LAST not in item.variant.kernel:
-        calls = _CHANNEL * d["batch"] * d["cout"] + windows / _WINDOWS
-        return launch_s * (_PLAIN + calls / units)
+        calls = CHANNEL * d["batch"] * d["cout"] + windows / WINDOWS
+        return launch_s * (PLAIN + calls / units)
     lanes = 16 if "avx512" in device.isa else 8
     blocks = d["cout"] * d["taps"] * lanes**2
     calls = blocks / _BLOCKS + windows / _WINDOWS_LAST

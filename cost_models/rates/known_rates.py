@@ -45,6 +45,7 @@ from foreplan.cost_models.rates.profiled_alike import profiled_alike
 from foreplan.cost_models.rates.rate_law import COLD, RateLaw, Waits
 from foreplan.cost_models.rates.rate_model import RateForecast, RateModel, Shipped
 from foreplan.cost_models.rates.slow_functions import function_s
+from foreplan.cost_models.rates.wide_windows import wide_window_s
 from foreplan.cost_models.roofline import launch_s
 from foreplan.datasets.device import Device
 from foreplan.datasets.program import Program, Variant, program
@@ -60,6 +61,8 @@ _WIDEST = "avx512"
 _FOLDS = 5
 #: What was measured on a device: its programs (N,) and their seconds (N,).
 Measured = tuple[Device, Sequence[Program], Floats]
+#: Seconds in place of those of a likeness.
+_ALONE = (filter_gradient_s, wide_window_s)
 #: Seconds beside those of a likeness.
 _BESIDE = (window_s, function_s, narrow_s, narrow_norm_s)
 #: Of a normal distribution, half of its 90 % interval in standard deviations.
@@ -179,7 +182,10 @@ class KnownRates:
             sum(of(item, device, launch) for of in _BESIDE)
             for item in programs
         ])  # fmt: skip
-        alone = [filter_gradient_s(item, device, launch) for item in programs]
+        alone = [
+            next((s for of in _ALONE if (s := of(item, device, launch)) is not None), None)
+            for item in programs
+        ]
         asked_for = programs
         programs, shares = self._worded(programs, device)
         # How like each known device is (K, M), -1 where it was not timed with such a kernel.
