@@ -198,9 +198,14 @@ def _forward(
         Step(node.op, node.target, "forward", work, host_calls(work, node.calls),
              HostCall(host_kind(node), node.calls - 1, wanted,
                       added.get(node.name, 0) if wanted else 0),
-             graph.evaluated_around(node.module))
+             graph.evaluated_around(node.module), _in_place(called.get(node.name)))
         for node, work, wanted in zip(nodes, works, reached, strict=True)
     ]  # fmt: skip
+
+
+def _in_place(call: OperatorCall | None) -> bool:
+    """Whether a call writes into an operand, as its name says (``aten.relu_.default``)."""
+    return call is not None and call.target.split(".")[1].endswith("_")
 
 
 def _with_copies(

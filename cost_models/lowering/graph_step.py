@@ -27,6 +27,7 @@ class Step:
         host: of a forward step, the call as the host issues it, gradients included.
         evaluated: of a training step, path of the part around it that was captured in evaluation
             mode, because it could not be in training mode; see `OperatorGraph.evaluated`.
+        in_place: of a forward step, its result is an operand's memory.
     """
 
     kind: str
@@ -36,3 +37,4 @@ class Step:
     calls: int = 1
     host: HostCall | None = None
     evaluated: str | None = None
+    in_place: bool = False

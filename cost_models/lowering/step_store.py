@@ -25,7 +25,7 @@ from foreplan.datasets.program import Program, Variant
 from foreplan.datasets.storage import write_atomically
 from foreplan.errors import ForeplanError, SpecError
 
-SCHEMA = "foreplan.steps/9"
+SCHEMA = "foreplan.steps/10"
 
 
 def cache_folder() -> Path:
@@ -106,7 +106,7 @@ def _document(steps: list[Step]) -> dict[str, object]:
     works: dict[Program, int] = {}
     rows = [
         [s.kind, s.target, s.part, works.setdefault(s.work, len(works)), s.calls, s.host,
-         s.evaluated]
+         s.evaluated, s.in_place]
         for s in steps
         if isinstance(s.work, Program)
     ]  # fmt: skip
@@ -120,12 +120,13 @@ def _document(steps: list[Step]) -> dict[str, object]:
 def _read(document: dict[str, list[list[object]]]) -> list[Step]:
     works = [_unpack(*entry) for entry in document["works"]]  # type: ignore[arg-type]
     steps = [
-        Step(kind, target, part, works[index], calls, host and HostCall(*host), evaluated)  # type: ignore[arg-type, call-overload, misc]
-        for kind, target, part, index, calls, host, evaluated in document["steps"]
+        Step(kind, target, part, works[index], calls, host and HostCall(*host), evaluated, placed)  # type: ignore[arg-type, call-overload, misc]
+        for kind, target, part, index, calls, host, evaluated, placed in document["steps"]
     ]
     if not all(
         type(s.calls) is int and isinstance(s.kind, str) and isinstance(s.target, str)
         and isinstance(s.evaluated, str | None) and s.part in PARTS and _is_host(s.host)
+        and type(s.in_place) is bool
         for s in steps
     ):  # fmt: skip
         raise ValueError("a step that is none")
