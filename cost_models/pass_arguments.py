@@ -43,8 +43,7 @@ def named_devices(
         if not isinstance(item, str):  # from a notebook
             raise SpecError(where, got=item, expected="names of the zoo, or figures of devices")
         names = [n for word in item.split(",") if word for n in _each(word, where)]
-        if names == ["all"]:
-            names = list(device_zoo.names())
+        names = [n for name in names for n in (device_zoo.names() if name == "all" else [name])]
         found += [(known or {}).get(n) or device_zoo.device(n, where) for n in names]
     return list({device.name: device for device in found}.values())
 

@@ -20,9 +20,9 @@ ASSUMED_NETWORK = 25e9
 def assumed_tiers(ranks: Sequence[Rank]) -> tuple[tuple[Tier, ...], list[str]]:
     """Assume links for a cluster of which no link was said.
 
-    Between equal devices of a host that have one, the zoo's peer link (NVLink); else the slowest
-    host link (PCIe) of the host's devices; between hosts `ASSUMED_NETWORK`. A host with a device
-    whose link is not published gets no tier for all its ranks.
+    Between equal devices of a host that have one, the zoo's peer link (NVLink); else the slower
+    host link (PCIe) of the two; between hosts `ASSUMED_NETWORK`. A host with a device whose link is
+    not published gets no tier for all its ranks.
 
     Returns:
         The tiers, and a sentence for each.
@@ -36,22 +36,29 @@ def assumed_tiers(ranks: Sequence[Rank]) -> tuple[tuple[Tier, ...], list[str]]:
         published = [(device_zoo.device(n.zoo), k) for n, k in names.items() if n.zoo is not None]
         by_name = {device.name: device for device, _ in published}
         count = {device.name: k for device, k in published}
-        joined = False
-        for name, device in by_name.items():
-            if device.peer_link_bandwidth is not None and count[name] > 1:
+        peers = {n for n, d in by_name.items() if d.peer_link_bandwidth and count[n] > 1}
+        for name in by_name:
+            if name in peers:
+                device = by_name[name]
                 source = f"assumed: peer link of {name}, {device.sources['peer_link_bandwidth']}"
-                tiers.append(_tier(f"{host}/{name}", "host", device.peer_link_bandwidth, source))
-                joined = len(names) == 1
+                tiers.append(_tier([f"{host}/{name}"], device.peer_link_bandwidth, source))
         links = {n: d.host_link_bandwidth for n, d in by_name.items() if d.host_link_bandwidth}
-        if len(here) > 1 and not joined and len(links) == len(names):
-            slowest = by_name[min(links, key=links.__getitem__)]
+        if len(links) < len(names):
+            continue
+        # Of two tiers the narrower one counts: devices at least so fast, the fastest first.
+        for speed in sorted(set(links.values()), reverse=True):
+            among = [name for name in links if links[name] >= speed]
+            if sum(count[name] for name in among) < 2 or (len(among) == 1 and among[0] in peers):
+                continue
+            slowest = by_name[next(name for name in among if links[name] == speed)]
             source = (
                 f"assumed: host link of {slowest.name}, {slowest.sources['host_link_bandwidth']}"
             )
-            tiers.append(_tier(host, "host", links[slowest.name], source))
+            every = len(among) == len(names)
+            tiers.append(_tier([host] if every else [f"{host}/{n}" for n in among], speed, source))
     if len(hosts) > 1:
         source = "assumed: network of the A100 systems in aiconfigurator's table"
-        tiers.append(_tier(EVERYONE, "network", ASSUMED_NETWORK, source))
+        tiers.append(_tier([EVERYONE], ASSUMED_NETWORK, source, scope="network"))
     assumptions = [
         f"link {tier.label}: {format_bandwidth(tier.bandwidth_bytes_per_s)} and "
         f"{format_seconds(tier.latency_s)} a message ({tier.source.removeprefix('assumed: ')})"
@@ -60,9 +67,13 @@ def assumed_tiers(ranks: Sequence[Rank]) -> tuple[tuple[Tier, ...], list[str]]:
     return tuple(tiers), assumptions
 
 
-def _tier(word: str, scope: Literal["host", "network"], bandwidth: float, source: str) -> Tier:
+def _tier(
+    words: Sequence[str], bandwidth: float | None, source: str,
+    *, scope: Literal["host", "network"] = "host",
+) -> Tier:  # fmt: skip
+    assert bandwidth is not None
     return Tier(
-        group=(word,),
+        group=tuple(words),
         scope=scope,
         latency_s=ASSUMED_LATENCY_S,
         bandwidth_bytes_per_s=bandwidth,

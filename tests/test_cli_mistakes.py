@@ -44,6 +44,7 @@ def err(monkeypatch, capsys, tmp_path):
         (("predict", "gpt2"), "--devices: got nothing"),
         (("predict", "gpt2", "-d", "t4", "--phase", "train"), "did you mean training?"),
         (("devices", "6000"), "say which: rtx_a6000, rtx_pro_6000"),
+        (("devices", ""), "device: got '', expected a device of the zoo"),
         ((*EVALUATE, "--format", "neusigt"), "did you mean neusight?"),
         ((*EVALUATE,), "mine.csv: got 'JSON', expected a CSV or Parquet file"),
         (("profile", "-w", "batch=1"), "--workload: got 'batch=1', expected --model with it"),

@@ -13,6 +13,8 @@ from foreplan.datasets.program import CHANNELS_LAST, TRANSPOSED
 #: Elements are copied as they lie; parts that are put together lie apart themselves.
 DENSE: Final = "_dense"
 APART: Final = "_apart"
+#: Elements of one part are no neighbours in what is put together: they take turns.
+ZIPPED: Final = "_zipped"
 
 #: Operands of a map lie in different orders; neighbours of one are none of another.
 REORDERED: Final = "_reordered"
@@ -21,7 +23,7 @@ ACROSS: Final = "_across"
 CONVERTED, MIXED = "_converted", "_mixed"
 #: Every word here, to be taken off the name of a kernel, the last one first.
 COPY_WORDS: Final = (
-    CONVERTED, MIXED, DENSE, APART, REORDERED, ACROSS, TRANSPOSED, CHANNELS_LAST,
+    CONVERTED, MIXED, DENSE, APART, ZIPPED, REORDERED, ACROSS, TRANSPOSED, CHANNELS_LAST,
 )  # fmt: skip
 
 _COPIES = frozenset({"contiguous", "clone", "reshape"})
@@ -40,6 +42,8 @@ def copy_words(name: str, arguments: str) -> str:
     """
     tensors = described_tensors(arguments)
     if name in _JOINS:
+        if _takes_turns(name, tensors[0][0], arguments):
+            return ZIPPED
         return APART * any(not lies_in_rows(shape, strides) for shape, strides, _ in tensors)
     if name not in _COPIES:
         return ""
@@ -50,6 +54,14 @@ def copy_words(name: str, arguments: str) -> str:
     if not lies_in_rows(shape, strides):
         return ""
     return CHANNELS_LAST if "channels_last" in str(json.loads(arguments)[1]) else DENSE
+
+
+def _takes_turns(name: str, shape: Sequence[int], arguments: str) -> bool:
+    """Whether parts are joined along a last dimension in which each has one element."""
+    given, named = json.loads(arguments)
+    dim = named.get("dim", given[1] if len(given) > 1 else 0)
+    last = len(shape) if name == "stack" else len(shape) - 1
+    return dim in (-1, last) and (name == "stack" or shape[-1] == 1)
 
 
 def map_words(shape: Sequence[int], arguments: str) -> str:

@@ -13,6 +13,7 @@ from foreplan.cost_models.lowering.copy_layout import (
     DENSE,
     MIXED,
     REORDERED,
+    ZIPPED,
 )
 from foreplan.cost_models.lowering.gradient_maps import PADS
 from foreplan.cost_models.lowering.graph_backward import BY_BLOCK, BY_COLUMN, BY_ROW
@@ -31,6 +32,7 @@ _ALIKE = MappingProxyType(
         "backward": "mul", "sin": "cos", "rsub": "sub", "stack": "cat",
         **{f"dropout{part}": f"native_dropout{part}" for part in ("", "_backward")},
         **{f"{name}{APART}": "cat_heads" for name in ("cat", "stack")},
+        **{f"{name}{ZIPPED}": "cat" for name in ("cat", "stack")},
         **dict.fromkeys((*_COPIES, "repeat", "copy"), "permuted"),
         **{f"{name}{TRANSPOSED}": "transposed" for name in _COPIES},
         **{f"{name}{CHANNELS_LAST}": "channels_last" for name in _COPIES},

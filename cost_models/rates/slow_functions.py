@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from types import MappingProxyType
 
-from foreplan.cost_models.lowering.copy_layout import plain_kernel
+from foreplan.cost_models.lowering.copy_layout import ZIPPED, plain_kernel
 from foreplan.datasets.device import Device
 from foreplan.datasets.program import CHANNELS_LAST, TRANSPOSED, Program
 
@@ -43,6 +43,8 @@ _OF_ROWS = MappingProxyType({"max": 1750, "min": 1750})
 #: Likewise where neighbours of a copy are none in what is copied.
 _TURNED = 2900
 _COPIES = frozenset({"contiguous", "clone", "reshape"})
+#: Likewise where parts take turns, element by element.
+_ZIPPED = 800
 #: Likewise of what rows are written by an index, beside its bytes.
 _WRITTEN = MappingProxyType({
     "index_add": 5900, "scatter_add": 5900, "scatter_reduce": 5000, "index_put": 2700,
@@ -70,6 +72,8 @@ def function_s(program: Program, device: Device, launch_s: float) -> float:
         elements = _OF_ROWS.get(name)
     if name in _COPIES and any(w in program.variant.kernel for w in (TRANSPOSED, CHANNELS_LAST)):
         elements = _TURNED
+    if ZIPPED in program.variant.kernel:
+        elements = _ZIPPED
     if name in _WRITTEN:  # one operand is as large as the result, the others are written to it
         count, elements = count * max(1, program.dims["inputs"] - 1), _WRITTEN[name]
     if elements is None:

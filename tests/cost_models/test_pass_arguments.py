@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 import foreplan
+from foreplan.cost_models.pass_arguments import named_devices
 from foreplan.errors import ForeplanError, SpecError
 
 INPUTS = (torch.zeros(4, 8),)
@@ -55,3 +56,11 @@ def test_a_module_takes_its_shapes_from_its_inputs_alone(name: str) -> None:
 def test_a_ranking_takes_one_number_of_the_host(given: Any) -> None:
     with pytest.raises(SpecError, match=r"rank_devices: launch_s: got .* expected .*number"):
         foreplan.rank_devices("tiny-llama-random", "t4", launch_s=given)
+
+
+def test_all_devices_may_stand_beside_named_ones() -> None:
+    every = [device.name for device in named_devices(["all"], where="devices")]
+    assert [device.name for device in named_devices(["all,l4"], where="devices")] == every
+    found = named_devices(["l4", "all"], where="devices")
+    assert found[0].name == "l4"
+    assert sorted(device.name for device in found) == sorted(every)

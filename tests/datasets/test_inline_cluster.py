@@ -26,6 +26,27 @@ def test_inline_form() -> None:
     assert parse_devices("2xt4,t4").link(0, 2).bandwidth_bytes_per_s == t4.host_link_bandwidth
 
 
+def test_a_pair_has_the_slower_link_of_the_two_whatever_else_there_is() -> None:
+    """One old board took every pair's link down to its own."""
+    names = ("rtx_4090", "mi210", "rtx_3090", "p100_pcie_16gb")
+    links = {name: device_zoo.device(name).host_link_bandwidth for name in names}
+    assert links["p100_pcie_16gb"] < links["rtx_4090"] == links["mi210"]
+    made = parse_devices("2xrtx_4090,2xmi210,2xrtx_3090,p100_pcie_16gb")
+    ranks = list(made.ranks())
+    for a in ranks:
+        for b in ranks:
+            if a.index < b.index:
+                found = made.link(a.index, b.index)
+                first, second = (device_zoo.device(r.name.zoo) for r in (a, b))
+                slower = min(first.host_link_bandwidth, second.host_link_bandwidth)
+                peer = first.peer_link_bandwidth if first.name == second.name else None
+                assert found.bandwidth_bytes_per_s == (peer or slower)
+    without = parse_devices("2xrtx_4090,2xmi210,2xrtx_3090")
+    for a, b in ((0, 1), (0, 2), (2, 3), (0, 4)):
+        here, there = made.link(a, b), without.link(a, b)
+        assert here.bandwidth_bytes_per_s == there.bandwidth_bytes_per_s
+
+
 def test_inline_form_with_hosts_options_and_own_devices() -> None:
     made = parse_devices("2xcpu:threads=1,isa=avx2@a, cuda:0@b")
     assert [rank.label for rank in made.ranks()] == [

@@ -153,10 +153,10 @@ def devices(
     """List the device zoo: published figures, and where each comes from."""
     from foreplan.datasets import device_zoo
 
-    chosen = [device_zoo.device(n) for n in ([name] if name else device_zoo.names())]
+    chosen = [device_zoo.device(n) for n in (device_zoo.names() if name is None else [name])]
     if as_json:
         print_json([d.model_dump(mode="json", exclude_none=True) for d in chosen])
         return
     from foreplan.planner.report.tables import device_table, devices_table
 
-    show(device_table(chosen[0]) if name else devices_table(chosen))
+    show(devices_table(chosen) if name is None else device_table(chosen[0]))

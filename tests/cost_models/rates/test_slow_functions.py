@@ -62,6 +62,8 @@ def test_reductions_that_torch_makes_one_by_one_cost_their_values() -> None:
     (lambda x: nn.functional.log_softmax(x, -1), ["log_softmax"]),
     (lambda x: nn.functional.gelu(x, approximate="tanh"), ["gelu_tanh"]),
     (lambda x: x.t().contiguous(), ["contiguous_transposed"]),
+    (lambda x: torch.stack([x, x], -1), ["stack_zipped"]),
+    (lambda x: torch.cat([x[..., None]] * 2, 2), ["cat_zipped"]),
     (lambda x: x.view(8, 8, 16, 32).permute(0, 2, 3, 1).contiguous(), ["contiguous_channels_last"]),
     (lambda x: nn.functional.pixel_shuffle(x.view(1, 32, 32, 32), 2), ["pixel_shuffle"]),
     (lambda x: x.kthvalue(3, -1)[0], ["kthvalue"]), (lambda x: x.histc(10), ["histc"]),
