@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import gzip
 import os
 import zlib
@@ -261,6 +262,11 @@ def read_columns(
             raise SpecError(
                 where, got="JSON", expected="a CSV or Parquet file",
                 fix="programs as JSON lines are of --format tir-jsonl",
+            )  # fmt: skip
+        elif magic[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE):
+            raise SpecError(
+                where, got="text in UTF-16", expected="a CSV file in UTF-8",
+                fix="save it again as CSV in UTF-8",
             )  # fmt: skip
         else:
             _refuse_bomb(where)

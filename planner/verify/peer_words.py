@@ -1,4 +1,4 @@
-"""`PeerWords`: the driver's calls by which streams of unlike GPUs wait for each other by words.
+"""`PeerWords`: the driver's calls by which streams of two GPUs wait for each other.
 
 A word is four bytes in a GPU's memory that another process of the host opens: its stream writes
 there behind what it holds, and a stream of the owner waits for that. torch has none of these calls:

@@ -274,6 +274,15 @@ def test_a_cell_that_is_no_utf8_is_refused(tmp_path: Path) -> None:
         read_operators(path, "neusight")
 
 
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-16-be"])
+def test_a_table_in_utf_16_says_so(tmp_path: Path, encoding: str) -> None:
+    path = tmp_path / "wide.csv"
+    text = UPSTREAM_BMM if encoding == "utf-16" else f"\ufeff{UPSTREAM_BMM}"
+    path.write_bytes(text.encode(encoding))
+    with pytest.raises(SpecError, match=r"got 'text in UTF-16', .*save it again as CSV in UTF-8"):
+        read_operators(path, "neusight")
+
+
 @pytest.mark.parametrize("twice", ["Latency", "latency"])
 def test_two_columns_of_one_name_are_refused_where_they_are_read(
     tmp_path: Path, twice: str
