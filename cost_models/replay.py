@@ -37,7 +37,7 @@ from foreplan.cost_models.lowering.graph_step import Phase, Step
 from foreplan.cost_models.pass_arguments import check_phase, loaded_predictor, loaded_profile
 from foreplan.cost_models.passes.host_prices import profiled_launches
 from foreplan.cost_models.rates.gpu_host import gpu_host_s
-from foreplan.cost_models.rates.new_pages import new_pages_s
+from foreplan.cost_models.rates.new_pages import with_new_pages
 from foreplan.cost_models.rates.processor_host import processor_host_s
 from foreplan.cost_models.rates.reuse import pass_waits
 from foreplan.cost_models.replayed_pass import Replay
@@ -113,7 +113,7 @@ def replay(
     )
     if apart:
         durations[launches] = _launches(steps, prices, device, launch_s)
-        prices = _with_new_pages(steps, prices, device)
+        prices = with_new_pages(steps, prices, device)
     if not own_host:
         own = [(p.mean_s, p.low_s, p.high_s) for p in prices]
         durations[~launches] = np.array(own).reshape(-1, 3)
@@ -210,7 +210,8 @@ def replay_book(
         near.append(InterpolatedSource(by_name))
     if costs != "roofline" and fit is not None:
         near.append(FittedSource({device.name: fit}))
-    sources.append(NarrowestSource(near))
+    if near:
+        sources.append(NarrowestSource(near))
     if costs != "roofline":
         sources.append(PredictedSource(predictor, devices={device.name: device}, waits=waits))
     sources += [_Launches(device), RooflineSource({device.name: _without_launch(device)})]
@@ -354,19 +355,6 @@ def replay_steps(
     """`replay`, with all programs predicted at once first, a hundred times cheaper."""
     book.prepare(programs(steps), device.name)
     return replay(steps, book, device, execution=execution, launch_s=launch_s, gap_s=gap_s)
-
-
-def _with_new_pages(
-    steps: Sequence[Step], prices: Sequence[Estimate], device: Device
-) -> list[Estimate]:
-    """Prices with what a processor's system takes to map large results, half to twice as long."""
-    pages = [new_pages_s(step, device) for step in steps]
-    return [
-        price if not s else Estimate(
-            price.mean_s + s, price.low_s + s / 2, price.high_s + 2 * s, price.source
-        )
-        for price, s in zip(prices, pages, strict=True)
-    ]  # fmt: skip
 
 
 def _launches(

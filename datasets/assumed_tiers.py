@@ -36,12 +36,13 @@ def assumed_tiers(ranks: Sequence[Rank]) -> tuple[tuple[Tier, ...], list[str]]:
         published = [(device_zoo.device(n.zoo), k) for n, k in names.items() if n.zoo is not None]
         by_name = {device.name: device for device, _ in published}
         count = {device.name: k for device, k in published}
-        peers = {n for n, d in by_name.items() if d.peer_link_bandwidth and count[n] > 1}
-        for name in by_name:
-            if name in peers:
-                device = by_name[name]
-                source = f"assumed: peer link of {name}, {device.sources['peer_link_bandwidth']}"
-                tiers.append(_tier([f"{host}/{name}"], device.peer_link_bandwidth, source))
+        peers = {
+            name: device.peer_link_bandwidth for name, device in by_name.items()
+            if device.peer_link_bandwidth and count[name] > 1
+        }  # fmt: skip
+        for name, speed in peers.items():
+            told = by_name[name].sources["peer_link_bandwidth"]
+            tiers.append(_tier([f"{host}/{name}"], speed, f"assumed: peer link of {name}, {told}"))
         links = {n: d.host_link_bandwidth for n, d in by_name.items() if d.host_link_bandwidth}
         if len(links) < len(names):
             continue
@@ -68,10 +69,9 @@ def assumed_tiers(ranks: Sequence[Rank]) -> tuple[tuple[Tier, ...], list[str]]:
 
 
 def _tier(
-    words: Sequence[str], bandwidth: float | None, source: str,
+    words: Sequence[str], bandwidth: float, source: str,
     *, scope: Literal["host", "network"] = "host",
 ) -> Tier:  # fmt: skip
-    assert bandwidth is not None
     return Tier(
         group=tuple(words),
         scope=scope,

@@ -42,7 +42,7 @@ def copy_words(name: str, arguments: str) -> str:
     """
     tensors = described_tensors(arguments)
     if name in _JOINS:
-        if _takes_turns(name, tensors[0][0], arguments):
+        if _takes_turns(name, [shape for shape, _, _ in tensors], arguments):
             return ZIPPED
         return APART * any(not lies_in_rows(shape, strides) for shape, strides, _ in tensors)
     if name not in _COPIES:
@@ -56,12 +56,13 @@ def copy_words(name: str, arguments: str) -> str:
     return CHANNELS_LAST if "channels_last" in str(json.loads(arguments)[1]) else DENSE
 
 
-def _takes_turns(name: str, shape: Sequence[int], arguments: str) -> bool:
+def _takes_turns(name: str, parts: Sequence[Sequence[int]], arguments: str) -> bool:
     """Whether parts are joined along a last dimension in which each has one element."""
     given, named = json.loads(arguments)
     dim = named.get("dim", given[1] if len(given) > 1 else 0)
-    last = len(shape) if name == "stack" else len(shape) - 1
-    return dim in (-1, last) and (name == "stack" or shape[-1] == 1)
+    if name == "stack":
+        return dim in (-1, len(parts[0]))
+    return dim in (-1, len(parts[0]) - 1) and all(shape[-1:] == [1] for shape in parts)
 
 
 def map_words(shape: Sequence[int], arguments: str) -> str:

@@ -205,7 +205,10 @@ def _forward(
 
 def _in_place(call: OperatorCall | None) -> bool:
     """Whether a call writes into an operand, as its name says (``aten.relu_.default``)."""
-    return call is not None and call.target.split(".")[1].endswith("_")
+    if call is None:
+        return False
+    name = call.target.split(".")[1]
+    return name.endswith("_") and not name.endswith("__")  # as ``__and__``
 
 
 def _with_copies(

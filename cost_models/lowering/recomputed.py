@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from foreplan.cost_models.lowering.graph_gradients import Operands, Visit, has_backward
 from foreplan.cost_models.lowering.graph_step import Step
-from foreplan.datasets.graphs.operator_graph import Checkpoint, OperatorNode
+from foreplan.datasets.graphs.operator_graph import OperatorNode, Recomputation
 
 #: Operators whose gradient needs no tensor, and those that need their result (torch's
 #: ``derivatives.yaml``); others need their inputs, which are there before they run.
@@ -43,10 +43,10 @@ def recomputed_steps(
     Returns:
         By the index in ``passed`` of the last operator of a checkpoint, an outer one first.
     """
-    members: dict[tuple[Checkpoint, ...], list[int]] = {}
+    members: dict[tuple[Recomputation, ...], list[int]] = {}
     for index, visit in enumerate(passed):
-        for depth in range(len(visit.node.checkpoints)):
-            members.setdefault(visit.node.checkpoints[: depth + 1], []).append(index)
+        for depth in range(len(visit.node.recomputations)):
+            members.setdefault(visit.node.recomputations[: depth + 1], []).append(index)
     found: dict[int, list[Step]] = {}
     for path in sorted(members, key=len):
         inside = members[path]
@@ -57,7 +57,7 @@ def recomputed_steps(
         if path[-1].early:
             last = needed[-1]
             # Of a checkpoint inside only its inputs are needed, which are there before it runs.
-            within = passed[last].node.checkpoints[: len(path) + 1]
+            within = passed[last].node.recomputations[: len(path) + 1]
             end = last + bool(_needs(passed[last].node, read))
             if within != path:
                 end = members[within][0]

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import math
 
+from foreplan.cost_models.rates.new_pages import ALWAYS_MAPPED, PAGE, PAGE_BYTES
 from foreplan.cost_models.rates.operator_rates import by_channel
 from foreplan.datasets.device import Device
 from foreplan.datasets.program import CHANNELS_LAST, WEIGHT_GRADIENT, Program
@@ -27,12 +28,9 @@ _WIDEST = 3
 #: side, 24 to 768 channels; ``tests/benchmarks/likeness_figures.py --kinds filters``) on one core
 #: of an EPYC (Zen 5, AVX-512, 1.0 us a call): of plain images a gradient, each channel of an image,
 #: and elements of all windows in a call; where channels lie last a gradient, elements of blocks and
-#: of windows in a call, and each page. Of 56 others the mean factor is 1.26.
+#: of windows in a call, and each page (`PAGE`). Of 56 others the mean factor is 1.26.
 PLAIN, CHANNEL, WINDOWS = 48, 0.27, 1350
 _LAST, _BLOCKS, _WINDOWS_LAST = 16, 4400, 3700
-_PAGE, _PAGE_BYTES = 1.8, 4096
-#: Bytes that glibc always has from the system (``DEFAULT_MMAP_THRESHOLD_MAX``, 64 bits).
-_ALWAYS_MAPPED = 32 << 20
 
 
 def filter_gradient_s(item: Program, device: Device, launch_s: float) -> float | None:
@@ -58,8 +56,8 @@ def filter_gradient_s(item: Program, device: Device, launch_s: float) -> float |
     lanes = 16 if "avx512" in device.isa else 8
     blocks = d["cout"] * d["taps"] * lanes**2
     calls = blocks / _BLOCKS + windows / _WINDOWS_LAST
-    if 4 * blocks > _ALWAYS_MAPPED:
-        calls += _PAGE * 4 * blocks / _PAGE_BYTES
+    if 4 * blocks > ALWAYS_MAPPED:
+        calls += PAGE * 4 * blocks / PAGE_BYTES
     return launch_s * (_LAST + calls / units)
 
 

@@ -1,4 +1,4 @@
-"""`new_pages_s`: memory that a processor's system hands out page by page, call after call.
+"""`with_new_pages`: memory that a processor's system hands out page by page, call after call.
 
 glibc always maps allocations of 32 MiB and more, and gives them back when they are freed
 (``DEFAULT_MMAP_THRESHOLD_MAX``). So an operator with so large a result takes a page fault for every
@@ -10,9 +10,10 @@ do; a pass that `replay` is asked for runs as users run it.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 
+from foreplan.cost_models.costs import Estimate
 from foreplan.cost_models.lowering.graph_step import Step
 from foreplan.cost_models.roofline import launch_s
 from foreplan.datasets.device import Device
@@ -46,6 +47,27 @@ _RESULTS: Mapping[str, Callable[[_Sizes], int]] = MappingProxyType(
         "embedding_backward": lambda d: d["vocab"] * d["cols"],
     }
 )  # fmt: skip
+
+
+def with_new_pages(
+    steps: Sequence[Step], prices: Sequence[Estimate], device: Device
+) -> list[Estimate]:
+    """Prices of steps with what a processor's system takes to map their results.
+
+    That may be half or twice as long (assumed: pages of other hosts, see `PAGE`).
+
+    Args:
+        steps: of a pass (N,).
+        prices: of each (N,).
+        device: what runs them.
+    """
+    pages = [new_pages_s(step, device) for step in steps]
+    return [
+        price if not s else Estimate(
+            price.mean_s + s, price.low_s + s / 2, price.high_s + 2 * s, price.source
+        )
+        for price, s in zip(prices, pages, strict=True)
+    ]  # fmt: skip
 
 
 def new_pages_s(step: Step, device: Device) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from foreplan.cost_models.costs import BatchSource, CostSource, Estimate, Work
@@ -39,4 +40,6 @@ class NarrowestSource:
 
 
 def _width(estimate: Estimate) -> float:
-    return estimate.high_s / estimate.low_s if estimate.low_s > 0.0 else 1.0
+    if estimate.high_s == estimate.low_s:
+        return 1.0
+    return estimate.high_s / estimate.low_s if estimate.low_s > 0.0 else math.inf

@@ -1,8 +1,8 @@
 """`checkpointed_layers`: how layers behind ``torch.utils.checkpoint`` are traced.
 
 Activation checkpointing runs its layers' forward passes a second time in the backward pass. A trace
-shows them once; that of a training step notes which they are (`recomputed`). Forward passes alone
-run each layer once.
+shows them once; that of a training step notes which they are (`recomputations`). Forward passes
+alone run each layer once.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import itertools
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from foreplan.datasets.graphs.operator_graph import Checkpoint
+from foreplan.datasets.graphs.operator_graph import Recomputation
 from foreplan.errors import SpecError
 
 if TYPE_CHECKING:
@@ -36,12 +36,12 @@ def checkpointed_layers(*, training: bool) -> Iterator[None]:
     import torch.utils.checkpoint as checkpoints
     from torch.fx.traceback import annotate, preserve_node_meta
 
-    around: list[Checkpoint] = []
+    around: list[Recomputation] = []
     numbers = itertools.count()
 
     @contextlib.contextmanager
     def noted(early: bool) -> Iterator[None]:
-        around.append(Checkpoint(next(numbers), early))
+        around.append(Recomputation(next(numbers), early))
         try:
             with annotate({_KEY: tuple(around)}):
                 yield
@@ -82,7 +82,7 @@ def checkpointed_layers(*, training: bool) -> Iterator[None]:
         yield
 
 
-def recomputed(node: torch.fx.Node) -> tuple[Checkpoint, ...]:
+def recomputations(node: torch.fx.Node) -> tuple[Recomputation, ...]:
     """The checkpoints around a call of a trace, outermost first."""
-    found: tuple[Checkpoint, ...] = node.meta.get("custom", {}).get(_KEY, ())
+    found: tuple[Recomputation, ...] = node.meta.get("custom", {}).get(_KEY, ())
     return found

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from foreplan.datasets.graphs._aten_rules import IGNORED, Call, TensorInfo, classify, rule
-from foreplan.datasets.graphs._checkpoints import recomputed
+from foreplan.datasets.graphs._checkpoints import recomputations
 from foreplan.datasets.graphs._composites import WITHIN, aten_name
 from foreplan.datasets.graphs._differentiation import differentiated
 from foreplan.datasets.graphs._views import is_view
@@ -251,7 +251,7 @@ class TraceReader:
             path,
             calls=sum(self.calls[member] for member in members),
             within=last.meta.get(WITHIN, ""),
-            checkpoints=recomputed(last),
+            recomputations=recomputations(last),
         )
 
     def _call(self, node: Any) -> Call:

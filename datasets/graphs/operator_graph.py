@@ -21,7 +21,7 @@ from foreplan.datasets.graphs.operator_call import OperatorCall
 Shape = tuple[int, ...]
 
 
-class Checkpoint(NamedTuple):
+class Recomputation(NamedTuple):
     """Operators that a backward pass computes again, see ``torch.utils.checkpoint``.
 
     Attributes:
@@ -58,7 +58,7 @@ class OperatorNode:
         calls: ATen calls the host makes for it, views of its operands included; of the first of
             several that torch makes in one call that call, too, and of none of them views inside.
         within: that call, where torch makes several operators in one; ``""`` else.
-        checkpoints: those around it in a training step, outermost first.
+        recomputations: those that it is in in a training step, outermost first.
     """
 
     name: str
@@ -76,7 +76,7 @@ class OperatorNode:
     instance: str = ""
     calls: int = 1
     within: str = ""
-    checkpoints: tuple[Checkpoint, ...] = ()
+    recomputations: tuple[Recomputation, ...] = ()
 
     @property
     def signature(self) -> tuple[object, ...]:

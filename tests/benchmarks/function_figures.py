@@ -83,6 +83,8 @@ def cases(rows: int, cols: int) -> Iterator[Case]:
     yield Case("glu", count // 2, partial(_F.glu, x), partial(torch.abs, x[:, : cols // 2]))
     yield Case("kthvalue", count, partial(torch.kthvalue, x, 5, -1), summed)
     yield Case("histc", count, partial(torch.histc, x, 100), summed)
+    yield Case("parts that take turns", 2 * count, partial(torch.stack, [x, y], -1),
+               partial(torch.cat, [x, y], -1))  # fmt: skip
     yield Case("transposed copy", count, lambda: x.t().contiguous(), partial(torch.clone, x))
     yield from _of_indices(rows, cols)
     yield from _of_images(rows)
@@ -90,7 +92,8 @@ def cases(rows: int, cols: int) -> Iterator[Case]:
 
 
 def _of_indices(rows: int, cols: int) -> Iterator[Case]:
-    """Rows that are written to a third as many."""
+    """Rows that are written to a third as many, too many for the nearer caches."""
+    rows, cols = 20 * rows, cols // 4
     source, target = torch.randn(rows, cols), torch.zeros(rows // 3, cols)
     index = torch.randint(0, rows // 3, (rows,))
     wide, plain = index[:, None].expand(rows, cols), partial(torch.clone, source)
@@ -130,7 +133,10 @@ def _of_images(channels: int) -> Iterator[Case]:
         "copy of channels last", x.numel(), lambda: last.contiguous(), partial(torch.clone, x)
     )
     nearest = partial(_F.interpolate, x, scale_factor=2.0)
-    yield Case("upsample_nearest2d", larger.numel(), nearest, partial(torch.abs, larger))
+    yield Case("nearest, small images", larger.numel(), nearest, partial(torch.abs, larger))
+    wide = torch.randn(1, channels // 4, 96, 96)
+    nearest = partial(_F.interpolate, wide[..., ::2, ::2].contiguous(), scale_factor=2.0)
+    yield Case("upsample_nearest2d", wide.numel(), nearest, partial(torch.abs, wide))
     grid = torch.rand(1, 24, 24, 2) * 2.0 - 1.0
     sampled = partial(_F.grid_sample, x, grid, align_corners=False)
     yield Case("grid_sampler_2d", x.numel(), sampled, partial(torch.abs, x))

@@ -120,4 +120,4 @@ def test_early_stopping_can_be_turned_off() -> None:
 def test_a_pass_without_gradients_computes_nothing_twice() -> None:
     graph = capture(Network("sum", False), [torch.randn(5, 4)], eager=True)
     assert not any(step.part == "backward" for step in lower(graph))
-    assert not any(node.checkpoints for node in graph.operators())
+    assert not any(node.recomputations for node in graph.operators())

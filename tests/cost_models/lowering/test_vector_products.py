@@ -34,7 +34,8 @@ def test_forward_one_sum_and_backward_a_map_each(made: nn.Module) -> None:
         if s.part == "backward" and isinstance(s.work, Program) and s.work.op == "elementwise"
         and s.work.dims["rows"] * s.work.dims["cols"] == 300
     ]  # fmt: skip
-    assert maps
+    # By what is trained alone; the dot's other operand has no gradient, and its weights are scaled.
+    assert len(maps) == 1 + isinstance(made, Dot)
 
 
 def test_long_ones_are_bound_by_memory_on_every_board() -> None:

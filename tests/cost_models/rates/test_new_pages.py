@@ -61,3 +61,13 @@ def test_a_pass_takes_longer_by_them() -> None:
     size = ALWAYS_MAPPED // 4
     assert latency(size) - latency(size - 1) == pytest.approx(8192 * 1.8e-6, rel=0.01)
     assert latency(size, inplace=True) == pytest.approx(latency(size - 1), rel=0.01)
+
+
+def test_an_operator_between_underscores_writes_a_new_result() -> None:
+    class Both(nn.Module):
+        def forward(self, x: torch.Tensor) -> Any:
+            return (x > 0) & (x < 1)
+
+    steps = steps_of(Both(), ROWS)
+    assert len(steps) == 3
+    assert not any(step.in_place for step in steps)

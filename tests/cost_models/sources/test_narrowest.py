@@ -48,5 +48,7 @@ def test_the_narrowest_answers_and_the_first_of_equals(factors: list[float | Non
 def test_what_is_extrapolated_far_comes_behind_a_fit() -> None:
     far, fit = of(5.0, 6.0, "extrapolated"), of(1.0, 1.5, "predicted")
     assert NarrowestSource([Says(far), Says(fit)]).estimate(WORK, "cpu") is fit
+    boundless = Estimate(1.0, 0.0, 9.0, "extrapolated")
+    assert NarrowestSource([Says(boundless), Says(fit)]).estimate(WORK, "cpu") is fit
     near = of(1.2, 1.1, "interpolated")
     assert NarrowestSource([Says(near), Says(fit)]).estimate(WORK, "cpu") is near

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
 from foreplan.datasets.graphs.capture import capture
-from foreplan.datasets.graphs.operator_graph import Checkpoint
+from foreplan.datasets.graphs.operator_graph import Recomputation
 from foreplan.errors import SpecError
 
 
@@ -32,13 +32,13 @@ def test_a_step_notes_what_is_computed_again(use_reentrant: bool) -> None:
     module = Again(use_reentrant)
     inputs = [torch.zeros(4, 8)]
     graph = capture(module, inputs, training=True)
-    found = {node.checkpoints for node in graph.operators() if node.op != "input"}
-    assert found == {(Checkpoint(0, early=not use_reentrant),)}
+    found = {node.recomputations for node in graph.operators() if node.op != "input"}
+    assert found == {(Recomputation(0, early=not use_reentrant),)}
     # torch is as it was: the module trains, and inference computes each layer once anyway.
     module(torch.zeros(4, 8, requires_grad=True)).sum().backward()
     plain, again = capture(module.layers, inputs), capture(module, inputs)
     assert len(list(again.operators("linear"))) == len(list(plain.operators("linear"))) == 2
-    assert not any(node.checkpoints for node in again.operators())
+    assert not any(node.recomputations for node in again.operators())
 
 
 def test_transformers_layers_are_noted_too() -> None:
@@ -49,11 +49,11 @@ def test_transformers_layers_are_noted_too() -> None:
     model = transformers.GPT2LMHeadModel(config)
     tokens = {"input_ids": torch.zeros(1, 4, dtype=torch.int64)}
     plain = capture(model, tokens, training=True)
-    assert not any(node.checkpoints for node in plain.operators())
+    assert not any(node.recomputations for node in plain.operators())
     enable = getattr(model, "activation_checkpointing_enable", None)
     (enable or model.gradient_checkpointing_enable)()
     graph = capture(model, tokens, training=True)
-    assert len({node.checkpoints for node in graph.operators() if node.checkpoints}) == 2
+    assert len({node.recomputations for node in graph.operators() if node.recomputations}) == 2
 
 
 def test_checkpoints_that_choose_what_they_keep_are_refused() -> None:
