@@ -19,7 +19,7 @@ from dataclasses import replace
 from typing import Final
 
 from foreplan.cost_models.lowering.attention_mask import AttentionMask
-from foreplan.cost_models.lowering.graph_backward import BY_BLOCK
+from foreplan.cost_models.lowering.backward_steps import BY_BLOCK
 from foreplan.datasets.program import Program, Variant, program
 
 #: What the name of a kernel says: scores are dropped.

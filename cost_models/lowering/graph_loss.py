@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from foreplan.cost_models.lowering.graph_backward import LOG_SOFTMAX_BACKWARD
+from foreplan.cost_models.lowering.backward_steps import LOG_SOFTMAX_BACKWARD
 from foreplan.cost_models.lowering.graph_step import Step
 from foreplan.datasets.program import Program, Variant, program
 

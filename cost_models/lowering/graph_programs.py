@@ -18,18 +18,11 @@ from types import MappingProxyType
 
 from foreplan.cost_models.costs import Segment
 from foreplan.cost_models.lowering.attention_parts import WITHIN
-from foreplan.cost_models.lowering.copy_layout import MIXED, copied_sizes
+from foreplan.cost_models.lowering.backward_steps import broadcast, flat, picked, sum_step
+from foreplan.cost_models.lowering.copy_layout import ACROSS, MIXED, copied_sizes
 from foreplan.cost_models.lowering.expert_products import by_experts
-from foreplan.cost_models.lowering.gradient_maps import PADS
-from foreplan.cost_models.lowering.graph_backward import (
-    broadcast,
-    channels,
-    flat,
-    gradient_steps,
-    picked,
-    sum_step,
-    view_steps,
-)
+from foreplan.cost_models.lowering.gradient_maps import PADS, SCANS
+from foreplan.cost_models.lowering.graph_backward import channels, gradient_steps, view_steps
 from foreplan.cost_models.lowering.graph_gradients import (
     Operands,
     Visit,
@@ -45,7 +38,7 @@ from foreplan.cost_models.lowering.graph_step import Phase, Step
 from foreplan.cost_models.lowering.graph_whole import host_calls, whole_program
 from foreplan.cost_models.lowering.hidden_copies import backward_copies, hidden_copies
 from foreplan.cost_models.lowering.host_call import HostCall, host_kind
-from foreplan.cost_models.lowering.kernel_words import kernel_words
+from foreplan.cost_models.lowering.kernel_words import kernel_words, scanned
 from foreplan.cost_models.lowering.recomputed import recomputed_steps
 from foreplan.datasets.dtypes import DTYPE_BYTES
 from foreplan.datasets.graphs.network_folder import NetworkFolder, network_module
@@ -237,6 +230,13 @@ def _work(node: OperatorNode, layout: str, call: OperatorCall | None) -> Program
     elif node.target.endswith("layer_norm") and len(node.inputs) > 1:  # of several extents
         cols = math.prod(node.inputs[1])
         rows = max(1, math.prod(node.outputs[0]) // cols)
+    elif (
+        call
+        and node.outputs
+        and ((layout == ACROSS and node.op == "softmax") or node.target.rpartition(".")[2] in SCANS)
+    ):
+        cols = max(1, scanned(call.arguments))
+        rows = max(1, math.prod(node.outputs[0]) // cols)
     if channels(node) > 1:
         return program("batch_norm", variant, rows=rows, cols=cols, channels=channels(node))
     if node.op in ("norm", "softmax"):
@@ -249,6 +249,8 @@ def _work(node: OperatorNode, layout: str, call: OperatorCall | None) -> Program
         cols = picked(node.inputs[0], node.outputs[0])
         rows = max(1, math.prod(node.outputs[0]) // cols)
         return program("embedding", variant, rows=rows, cols=cols)
+    if node.target.rpartition(".")[2] in SCANS:
+        return program("reduction", variant, rows=rows, cols=cols)
     if node.op in ("reduction", "pool") and node.inputs:
         elements = max(1, math.prod(node.inputs[0]))
         kept = max(1, min(rows * cols, elements))

@@ -11,7 +11,7 @@ import json
 import math
 from typing import Any
 
-from foreplan.cost_models.lowering.graph_backward import flat
+from foreplan.cost_models.lowering.backward_steps import flat
 from foreplan.datasets.graphs._aten_rules import fourier
 from foreplan.datasets.graphs.operator_call import TENSOR, OperatorCall
 from foreplan.datasets.graphs.operator_graph import OperatorNode

@@ -16,8 +16,8 @@ import json
 from collections.abc import Sequence
 from dataclasses import replace
 
+from foreplan.cost_models.lowering.backward_steps import flat
 from foreplan.cost_models.lowering.copy_layout import copied_sizes, copy_words, lies_in_rows
-from foreplan.cost_models.lowering.graph_backward import flat
 from foreplan.cost_models.lowering.graph_step import Step
 from foreplan.datasets.dtypes import DTYPE_BYTES
 from foreplan.datasets.graphs.operator_call import (

@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterable
+from types import MappingProxyType
 
 from foreplan.cost_models.lowering.activated_product import GELU
 from foreplan.cost_models.lowering.attention_mask import AttentionMask
 from foreplan.cost_models.lowering.attention_parts import dropout_word
 from foreplan.cost_models.lowering.copy_layout import ACROSS, copy_words, map_words
+from foreplan.cost_models.lowering.gradient_maps import SCANS
 from foreplan.cost_models.lowering.graph_gradients import BIAS_FIRST
 from foreplan.cost_models.lowering.graph_step import Phase
 from foreplan.cost_models.lowering.map_kernel import TANH, is_map
@@ -19,8 +21,15 @@ from foreplan.datasets.program import CHANNELS_LAST, TRANSPOSED
 
 #: Products whose second operand lies along its columns, but where it is a transposed view.
 _COLUMNS_FIRST = frozenset({"addmm", "mm", "matmul", "bmm", "baddbmm", "addbmm"})
-#: Sums that a sweep timed over neighbours in memory, and over others.
-_SUMS = frozenset({"sum", "mean", "amax", "amin"})
+#: What goes through one dimension or several, and the place of these among its arguments.
+_THROUGH = MappingProxyType(
+    dict.fromkeys(
+        ("sum", "mean", "amax", "amin", "max", "min", "argmax", "argmin", "any", "all", "prod",
+         "var", "std", "var_mean", "std_mean", "logsumexp", "median", "softmax", "_softmax",
+         "log_softmax", "_log_softmax", *SCANS), 1,
+    )
+    | dict.fromkeys(("norm", "linalg_vector_norm", "topk", "kthvalue"), 2)
+)  # fmt: skip
 
 
 def kernel_words(calls: Iterable[OperatorCall], phase: Phase) -> dict[str, str]:
@@ -42,8 +51,8 @@ def kernel_words(calls: Iterable[OperatorCall], phase: Phase) -> dict[str, str]:
             found[call.operator] = words
         elif call.operator and name == "batch_norm":
             found[call.operator] = batch_norm_words(call.arguments)
-        elif call.operator and name in _SUMS:
-            found[call.operator] = sum_words(call.arguments)
+        elif call.operator and name in _THROUGH:
+            found[call.operator] = through_words(call.arguments, _THROUGH[name])
         elif call.operator and name == "_addmm_activation":
             found[call.operator] = GELU * ('"use_gelu":true' in call.arguments)
         elif call.operator and name in _COLUMNS_FIRST:
@@ -77,18 +86,37 @@ def batch_norm_words(arguments: str) -> str:
     return CHANNELS_LAST * last + OF_BATCH * bool(of_batch)
 
 
-def sum_words(arguments: str) -> str:
-    """What the name of a sum's kernel says: that no neighbours in memory are summed up.
+def through_words(arguments: str, place: int = 1) -> str:
+    """What the name of a sum's, softmax's or scan's kernel says: no neighbours in memory meet.
 
     Args:
         arguments: of the call, as `OperatorCall` has them.
+        place: of the dimensions that it goes through.
     """
     shape, strides, _ = described_tensors(arguments)[0]
-    positional, named = json.loads(arguments)
-    given = positional[1] if len(positional) > 1 else named.get("dim")
-    summed = [given] if isinstance(given, int) else given or []
-    dims = {at % len(shape) for at in summed} if shape else set()
+    dims = _through(arguments, place)
     extents = [at for at, size in enumerate(shape) if size > 1]
     if not dims or not extents or not dims & set(extents):
         return ""
     return ACROSS * (min(extents, key=lambda at: strides[at]) not in dims)
+
+
+def scanned(arguments: str) -> int:
+    """Elements that follow on each other in a scan.
+
+    Args:
+        arguments: of the call, as `OperatorCall` has them.
+    """
+    shape = described_tensors(arguments)[0][0]
+    return math.prod(shape[at] for at in _through(arguments, 1))
+
+
+def _through(arguments: str, place: int) -> set[int]:
+    """Dimensions of the first operand that a call goes through, as far as it names them."""
+    dimensions = len(described_tensors(arguments)[0][0])
+    positional, named = json.loads(arguments)
+    given = positional[place] if len(positional) > place else named.get("dim")
+    listed = given if isinstance(given, list) else [given]
+    # ``max`` of two tensors and ``std`` with a flag name none.
+    named_ones = [at for at in listed if isinstance(at, int) and not isinstance(at, bool)]
+    return {at % dimensions for at in named_ones} if dimensions else set()

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Final, NamedTuple
 
+from foreplan.cost_models.lowering.backward_steps import BY_BLOCK, BY_COLUMN, BY_ROW
 from foreplan.cost_models.lowering.copy_layout import (
     ACROSS,
     APART,
@@ -16,7 +17,6 @@ from foreplan.cost_models.lowering.copy_layout import (
     ZIPPED,
 )
 from foreplan.cost_models.lowering.gradient_maps import PADS
-from foreplan.cost_models.lowering.graph_backward import BY_BLOCK, BY_COLUMN, BY_ROW
 from foreplan.datasets.dtypes import DTYPE_BYTES
 from foreplan.datasets.program import CHANNELS_LAST, TRANSPOSED, Program
 from foreplan.datasets.sweeps.map_functions import MAP_FUNCTIONS

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from types import MappingProxyType
 
-from foreplan.cost_models.lowering.graph_backward import OF_INTERPOLATED
+from foreplan.cost_models.lowering.element_gradients import OF_INTERPOLATED
 from foreplan.datasets.program import CHANNELS_LAST, Program
 from foreplan.datasets.sweeps.image_cases import INTERPOLATED
 

@@ -16,8 +16,8 @@ from dataclasses import replace
 from typing import Any
 
 from foreplan.cost_models.costs import Work
+from foreplan.cost_models.lowering.backward_steps import BACKWARD, CHANNEL_SUM
 from foreplan.cost_models.lowering.copy_layout import plain_kernel
-from foreplan.cost_models.lowering.graph_backward import BACKWARD, CHANNEL_SUM
 from foreplan.cost_models.lowering.graph_programs import lower
 from foreplan.cost_models.lowering.graph_step import Step
 from foreplan.cost_models.lowering.kernel_words import batch_norm_words

@@ -21,7 +21,7 @@ from foreplan.cost_models.lowering.attention_parts import (
     within_layer,
     within_parts,
 )
-from foreplan.cost_models.lowering.graph_backward import DROPOUT_BACKWARD
+from foreplan.cost_models.lowering.backward_steps import DROPOUT_BACKWARD
 from foreplan.cost_models.lowering.recurrent_parts import (
     GRADIENT,
     Counted,

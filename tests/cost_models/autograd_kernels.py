@@ -113,6 +113,8 @@ def priced(steps: list[Step], *, loss: bool = False) -> Counter[Kernel]:
         elif work.op.endswith("attention_gradient"):
             size = d["batch"] * d["queries"] * d["heads"] * d["head_dim"]
             found["attention", size] += 1
+        elif work.op == "reduction" and "cum" in work.variant.kernel:
+            found["map", d["rows"] * d["cols"]] += 1
         elif work.op == "reduction":
             found["sum", d["rows"], d["rows"] * d["cols"]] += 1
         elif work.op == "fill":

@@ -129,6 +129,9 @@ FUNCTIONS: dict[str, tuple[Callable[..., Tensor], *tuple[tuple[int, ...], ...]]]
     "weight norm": (lambda x, v, g: F.linear(x, torch._weight_norm(v, g, 0)), (8, 8), (8, 1)),
     "masked": (lambda x: x.masked_fill(torch.ones(8, dtype=torch.bool), 0.0),),
     "maximum": (lambda x, y: torch.maximum(x, y), (2, 6, 8)),
+    "hypotenuse": (torch.hypot, (2, 6, 8)),
+    "sum of two exponentials": (torch.logaddexp, (2, 6, 8)),
+    "prelu": (F.prelu, (1,)),
     "written-out norm": (
         lambda x, w: w * (x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6)), (8,),
     ),
@@ -170,6 +173,27 @@ FUNCTIONS |= {
         "sigmoid": torch.sigmoid, "tanh": torch.tanh, "relu": F.relu, "gelu": F.gelu,
         "silu": F.silu, "relu6": F.relu6, "hardswish": F.hardswish, "cube": lambda x: x.pow(3.0),
         "leaky": F.leaky_relu, "elu": F.elu, "mish": F.mish,
+        "squared": torch.square, "atan": torch.atan, "sinh": torch.sinh, "cosh": torch.cosh,
+        "erfinv": lambda x: (x / 9.0).erfinv(), "asin": lambda x: (x / 9.0).asin(),
+        "acos": lambda x: (x / 9.0).acos(),
+        "logit": lambda x: x.sigmoid().logit(), "threshold": lambda x: F.threshold(x, 0.1, 0.0),
+        "celu": F.celu, "lgamma": lambda x: (x + 3.0).lgamma(),
+        "digamma": lambda x: (x + 3.0).digamma(), "tril": torch.tril,
+        "flipped": lambda x: x.flip(1), "variance": lambda x: x.var(-1),
+        "spread": lambda x: x.std(-1), "largest of all": torch.max,
+        "sum of exponentials": lambda x: x.logsumexp(-1),
+        "scan of products": lambda x: x.logcumsumexp(1),
+        "gathered": lambda x: x.gather(1, torch.zeros(2, 3, 8, dtype=torch.long)),
+        "added at": lambda x: torch.zeros(2, 4, 8).index_add(1, torch.arange(6) % 4, x),
+        "scattered": lambda x: torch.zeros(2, 4, 8).scatter_add(
+            1, (torch.arange(6) % 4)[None, :, None].expand(2, -1, 8), x),
+        "windows": lambda x: F.unfold(x[:, None], 3), "from windows": lambda x: F.fold(
+            x.reshape(2, 4, 12), (5, 4), 2),
+        "squared errors": lambda x: F.mse_loss(x, torch.ones(2, 6, 8)),
+        "smooth errors": lambda x: F.smooth_l1_loss(x, torch.ones(2, 6, 8)),
+        "divergence": lambda x: F.kl_div(x, torch.ones(2, 6, 8), reduction="batchmean"),
+        "cross-entropy of bits": lambda x: F.binary_cross_entropy_with_logits(
+            x, torch.ones(2, 6, 8)),
     }.items()
 }  # fmt: skip
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from foreplan.cost_models.lowering.graph_backward import broadcast
+from foreplan.cost_models.lowering.backward_steps import broadcast
 from foreplan.cost_models.lowering.graph_programs import lower
 from foreplan.cost_models.lowering.graph_step import Step
 from foreplan.datasets.graphs.capture import capture

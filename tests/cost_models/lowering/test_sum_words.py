@@ -33,6 +33,14 @@ class Summed(nn.Module):
     (lambda x: x.permute(0, 2, 3, 1).mean((1, 2)), False),
     (lambda x: x.contiguous(memory_format=torch.channels_last).mean((2, 3)), True),
     (lambda x: x.sum(), False),
+    (lambda x: x.var(1), True),
+    (lambda x: x.std(-1), False),
+    (lambda x: x.max(1)[0], True),
+    (lambda x: x.norm(dim=1), True),
+    (lambda x: x.topk(2, dim=1)[0], True),
+    (lambda x: x.topk(2)[0], False),
+    (lambda x: x.cumsum(1), True),
+    (lambda x: torch.min(x), False),
     (lambda x: x.mean(2)[:, :, :1].mean(2), False),  # of one value each: nothing across
 ])  # fmt: skip
 def test_sums_say_whether_neighbours_are_summed(call: Any, across: bool) -> None:
@@ -41,6 +49,17 @@ def test_sums_say_whether_neighbours_are_summed(call: Any, across: bool) -> None
             and step.work.op == "reduction"]  # fmt: skip
     assert sums
     assert sums[-1].variant.kernel.endswith(ACROSS) == across
+
+
+@pytest.mark.parametrize(("dim", "size"), [(1, (40, 3)), (-1, (24, 5))])
+def test_scans_and_softmaxes_have_the_rows_that_they_go_through(
+    dim: int, size: tuple[int, int]
+) -> None:
+    for call in (lambda x: x.cumsum(dim), lambda x: x.softmax(dim)):
+        graph = capture(Summed(call), [torch.rand(2, 3, 4, 5)], eager=True)
+        work = lower(graph)[0].work
+        assert isinstance(work, Program)
+        assert (work.dims["rows"], work.dims["cols"]) == size
 
 
 def test_short_sums_across_neighbours_read_whole_rows() -> None:
