@@ -19,7 +19,7 @@ from types import MappingProxyType
 from foreplan.cost_models.costs import Segment
 from foreplan.cost_models.lowering.attention_parts import WITHIN
 from foreplan.cost_models.lowering.backward_steps import broadcast, flat, picked, sum_step
-from foreplan.cost_models.lowering.copy_layout import ACROSS, MIXED, copied_sizes
+from foreplan.cost_models.lowering.copy_layout import MIXED, copied_sizes
 from foreplan.cost_models.lowering.expert_products import by_experts
 from foreplan.cost_models.lowering.gradient_maps import PADS, SCANS
 from foreplan.cost_models.lowering.graph_backward import channels, gradient_steps, view_steps
@@ -230,12 +230,8 @@ def _work(node: OperatorNode, layout: str, call: OperatorCall | None) -> Program
     elif node.target.endswith("layer_norm") and len(node.inputs) > 1:  # of several extents
         cols = math.prod(node.inputs[1])
         rows = max(1, math.prod(node.outputs[0]) // cols)
-    elif (
-        call
-        and node.outputs
-        and ((layout == ACROSS and node.op == "softmax") or node.target.rpartition(".")[2] in SCANS)
-    ):
-        cols = max(1, scanned(call.arguments))
+    elif call and (node.op == "softmax" or node.target.rpartition(".")[2] in SCANS):
+        cols = scanned(call.arguments) or cols
         rows = max(1, math.prod(node.outputs[0]) // cols)
     if channels(node) > 1:
         return program("batch_norm", variant, rows=rows, cols=cols, channels=channels(node))

@@ -102,13 +102,14 @@ def through_words(arguments: str, place: int = 1) -> str:
 
 
 def scanned(arguments: str) -> int:
-    """Elements that follow on each other in a scan.
+    """Elements that follow on each other in a scan or a softmax; 0 where no dimension is named.
 
     Args:
         arguments: of the call, as `OperatorCall` has them.
     """
     shape = described_tensors(arguments)[0][0]
-    return math.prod(shape[at] for at in _through(arguments, 1))
+    dims = _through(arguments, 1)
+    return math.prod(shape[at] for at in dims) if dims else 0
 
 
 def _through(arguments: str, place: int) -> set[int]:

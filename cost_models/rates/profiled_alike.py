@@ -9,21 +9,21 @@ fp32. Judged by what the calls do; that norms and maps go by a decoder's operato
 training step's, and by values and not by bytes, was chosen on 32 passes of eight networks
 (end_to_end.md). Products in fp16 take several times as long as in fp32 where a processor has no
 arithmetic for it (`_HALF`). What is beside a likeness: `pixel_products`, `pool_windows`,
-`slow_functions`, `narrow_norms`; and in its place: `filter_gradients`.
+`slow_functions`, `narrow_norms`, `narrow_rows`, `rows_across`, `picked_rows`, `pool_results`,
+`channel_lanes`; and in its place: `filter_gradients`, `picked_losses`,
+`wide_windows`, `written_out`. Convolutions have their likeness from `convolution_alike`.
 """
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 from types import MappingProxyType
 
 from foreplan.cost_models.lowering.copy_layout import plain_kernel
-from foreplan.cost_models.rates.operator_rates import by_channel
+from foreplan.cost_models.rates.convolution_alike import convolution_alike
 from foreplan.cost_models.rates.pixel_products import is_pixel_product, pixel_product
 from foreplan.datasets.device import Device
 from foreplan.datasets.program import (
-    CHANNELS_LAST,
     INPUT_GRADIENT,
     TRANSPOSED,
     WEIGHT_GRADIENT,
@@ -40,9 +40,6 @@ _PRODUCTS = frozenset(
 #: How much of a decoder's GELU one takes, and its gradient; oneDNN computes both (`measured`, as
 #: below: ``tests/benchmarks/likeness_figures.py``, seed 0; the gradient in bf16: assumed).
 _GELU = MappingProxyType({"fp32": (1.25, 2.5), "bf16": (1.0, 1.85)})
-#: What a convolution with a filter a channel takes of the time of plain images where channels lie
-#: last, forward and for each gradient (measured).
-_BY_CHANNEL_LAST = MappingProxyType({"": 0.45, INPUT_GRADIENT: 0.35, WEIGHT_GRADIENT: 0.8})
 #: What an update takes of a profile's, which was timed with all tensors of a network and waits for
 #: each; that is apart in a pass (`processor_host`; fitted with it).
 _UPDATE = 0.8
@@ -130,17 +127,7 @@ def _alike(item: Program, device: Device, dtype: str) -> tuple[Program, float] |
         step = program("optimizer_step", adamw, parameters=d["parameters"], tensors=1)
         return step, _UPDATE
     if item.op == "conv":
-        # Gradients of inputs and of weights are timed as one pass.
-        back = next((g for g in (INPUT_GRADIENT, WEIGHT_GRADIENT) if v.kernel.endswith(g)), "")
-        op, share = ("conv2d_backward", 0.5) if back else ("conv2d_forward", 1.0)
-        if CHANNELS_LAST in v.kernel and by_channel(item):
-            share *= _BY_CHANNEL_LAST[back]
-        size, out, window = (max(1, math.isqrt(d[n])) for n in ("inputs", "outputs", "taps"))
-        return program(
-            op, Variant.parse(f"{plain}/torch.conv2d"), batch=d["batch"], channels=d["cin"],
-            height=size, width=size, filters=d["cout"], kernel_height=window, kernel_width=window,
-            out_height=out, out_width=out, stride=max(1, round(size / out)), groups=d["groups"],
-        ), share  # fmt: skip
+        return convolution_alike(item, device, plain)
     if item.op in _MAPS:
         kernel = plain_kernel(v.kernel)
         if kernel in ("torch.gelu", "torch.gelu_tanh"):

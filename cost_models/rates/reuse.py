@@ -15,6 +15,13 @@ times as fast before (`measured`; docs/results/end_to_end.md).
 Where it does not say, three numbers do, `fitted` (`reuse_fit`) to operators timed behind up to 4
 caches of other data on one core of an EPYC (datasets/measured/epyc_reuse.json.xz); other processors
 are assumed to wait alike, each by its own rates and its own cache.
+
+A small pass never leaves caches that are near a core: then its weights, code and tables wait `_HOT`
+of even that. Where rereads were seen, near is what reads half as fast as the fastest or faster (all
+of an EPYC's last level, a Xeon's second level alone), and a tenth of it holds a pass, as it does
+maps. Else it is a core's share of the second level, as the device names it; of a device of neither
+figure no pass is near. `_HOT` is `fitted` to passes of tiny networks
+(``tests/benchmarks/small_networks.py``).
 """
 
 from __future__ import annotations
@@ -40,6 +47,10 @@ _HELD, _LOST = 0.34, 1.67
 #: kinds at four sizes behind 64 KiB to 64 MiB, of which a call of a few us takes 0.38-0.46 of its
 #: rate behind 1 MiB, 0.45-0.6 behind 4 and 0.7-1.5 behind 16; the same core).
 _WIDE = (0.42, 0.1, 0.45)
+#: Share that is left of either where near caches hold the whole pass.
+_HOT = 0.4
+#: Of the fastest reread, what those from a near cache reach; assumed.
+_NEAR_READS = 0.5
 #: Of memory's reads that those are faster which still come from a cache. Assumed: reads from memory
 #: of one core differ by a tenth.
 _FASTER = 1.25
@@ -58,7 +69,8 @@ def pass_waits(steps: Sequence[Step], device: Device) -> Waits:
         device: a processor.
     """
     whole = working_set(steps)
-    weight = waiting_share(device, whole)
+    hot = _HOT + (1.0 - _HOT) * spilled_share(device, whole)
+    weight = hot * waiting_share(device, whole)
     moved, calls = 0.0, dict[str, list[tuple[float, float]]]()
     for work in (step.work for step in steps if isinstance(step.work, Program)):
         if family(work) in WAITING:
@@ -70,7 +82,7 @@ def pass_waits(steps: Sequence[Step], device: Device) -> Waits:
         ends = [spans[-1][1] - moved, *(end for _, end in spans[:-1])]
         gaps = [start - end for (start, _), end in zip(spans, ends, strict=True)]
         shares = [waiting_share(device, min(gap, whole), kind) for gap in gaps]
-        code[kind] = sum(shares) / len(shares)
+        code[kind] = hot * sum(shares) / len(shares)
     return Waits(weight, code)
 
 
@@ -91,6 +103,28 @@ def waiting_share(device: Device, used_bytes: float, kind: str = "") -> float:
         return 1.0
     law = _WIDE if kind == "wide" else (_NEAR, _HELD, _LOST)
     return share_of(used_bytes / cache, *law)
+
+
+def spilled_share(device: Device, used_bytes: float) -> float:
+    """How far a pass is from near caches: from 0, where they hold it, to 1.
+
+    Args:
+        device: a processor; 1 on others, and where its near caches are not known.
+        used_bytes: working set of the pass.
+    """
+    held = _near_bytes(device) if device.kind == "cpu" else None
+    return share_of(used_bytes / held, 0.0, 1.0, _WIDE[2] / _WIDE[1]) if held else 1.0
+
+
+def _near_bytes(device: Device) -> float | None:
+    """Bytes of a pass that near caches hold: by where rereads slow down, or as they are named."""
+    if seen := device.reread_bandwidth:
+        rates = [rate for _, rate in seen]
+        fastest = rates.index(max(rates))
+        slow = (size for size, rate in seen[fastest:] if rate < _NEAR_READS * rates[fastest])
+        size = next(slow, None)
+        return _WIDE[1] * size if size else None
+    return device.l2_bytes / (device.units or 1) if device.l2_bytes else None
 
 
 def _reread_share(device: Device, used_bytes: float) -> float:

@@ -20,7 +20,11 @@ from foreplan.datasets.program import CHANNELS_LAST, TRANSPOSED, Program
 #: (``tests/benchmarks/likeness_figures.py``). The second part likewise, for three sizes
 #: (``tests/benchmarks/function_figures.py``): torch computes them by scalars, or row by row. Masks
 #: are taken to lie in runs, as causal ones and padding do (drawn ones take 6 to 10 times as long).
-#: Whole powers take what an addition takes; others, which are not told apart, 1.5 ns.
+#: Powers of 2, 3 and -1 take what an addition takes; others, which are not told apart, 1.5 ns. A
+#: multinomial draws once from each row (several times with replacement take a tenth). A search goes
+#: through 30 boundaries (1000 take twice as long). Images are interpolated where channels lie first
+#: (last, in a sixth to a tenth). A dropout is of a tenth or a fifth (4.3-6 ns; 7.1 of 0.3). The
+#: gradient of an adaptive mean is of windows of 4 x 4 (2 ns of 2 x 2, 0.25 of 9 x 9).
 _IN_A_CALL = MappingProxyType(
     {"tanh": 500, "sin": 1000, "cos": 1000, "erf": 1100, "exp": 2000, "sigmoid": 6000,
      "silu": 6000, "silu_backward": 5000, "softmax": 2200}
@@ -32,17 +36,37 @@ _IN_A_CALL = MappingProxyType(
        "atan2": 1250, "remainder": 1100, "fmod": 1400, "hypot": 1800, "logaddexp": 1000,
        "isnan": 2500, "glu": 4500, "tril": 7000, "triu": 7000, "where": 3100,
        "masked_fill": 1900, "rand_like": 550, "randn_like": 440, "bernoulli": 105,
-       "im2col": 1200, "grid_sampler_2d": 950, "log_softmax": 3500, "_log_softmax": 3500}
+       "im2col": 1200, "grid_sampler_2d": 950, "log_softmax": 3500, "_log_softmax": 3500,
+       "log_softmax_backward": 7700}
     | {"std": 230, "var": 230, "std_mean": 230, "var_mean": 230, "median": 100,
        "logsumexp": 1250, "cumsum": 1550, "cumprod": 1650, "logcumsumexp": 44, "topk": 1200,
-       "kthvalue": 125, "histc": 290, "pixel_shuffle": 830, "upsample_nearest2d": 4000}
+       "kthvalue": 125, "histc": 290, "pixel_shuffle": 830, "pixel_unshuffle": 1200,
+       "cummax": 2080, "cummin": 2080, "sort": 270, "argsort": 290, "instance_norm": 1050}
+    | {"exponential": 70, "uniform": 550, "rand": 550, "normal": 440, "randn": 440, "randint": 790,
+       "randint_like": 640, "randperm": 360, "multinomial": 67, "dropout": 180}
+    | {"floor_divide": 790, "isfinite": 1120, "isinf": 2600, "sinc": 134, "xlogy": 540, "i0": 44,
+       "polygamma": 106, "bucketize": 45, "searchsorted": 45, "take": 1370, "gather": 5000,
+       "gather_backward": 6500, "fake_quantize_per_tensor_affine_cachemask": 366,
+       "fake_quantize_per_channel_affine_cachemask": 300, "affine_grid_generator": 310}
+    | {"binary_cross_entropy": 90, "binary_cross_entropy_with_logits": 920, "kl_div": 500,
+       "soft_margin_loss": 1010, "multi_margin_loss": 465}
+    | {"upsample_nearest1d": 4700, "upsample_nearest2d": 4000, "_upsample_nearest_exact2d": 4000,
+       "upsample_nearest3d": 2250, "upsample_linear1d": 1700, "upsample_trilinear3d": 290,
+       "upsample_bilinear2d": 900, "upsample_bilinear2d_backward": 385,
+       "upsample_bicubic2d": 172, "upsample_bicubic2d_backward": 67,
+       "grid_sampler_2d_backward": 245, "adaptive_avg_pool2d_backward": 1500}
     | dict.fromkeys(("eq", "ne", "gt", "ge", "lt", "le"), 5000)
 )  # fmt: skip
-#: Likewise where each row is gone through by itself; over all elements at once they are quick.
-_OF_ROWS = MappingProxyType({"max": 1750, "min": 1750})
+#: Likewise where there are several rows; over all elements at once they are quick.
+_OF_ROWS = MappingProxyType({"any": 3500, "all": 3500})
+#: Likewise of two tensors, where a plain number may be a whole power.
+_OF_TWO = MappingProxyType({"pow": 680})
 #: Likewise into images of at most so many elements to a side (4,096 in all), where torch goes
-#: another way: 1.0-2.7 ns an element, in larger ones 0.17-0.27 (ten sizes).
-_SMALL_SIDE, _OF_SMALL_IMAGES = 64, MappingProxyType({"upsample_nearest2d": 700})
+#: another way: 1.0-2.7 ns an element, in larger ones 0.17-0.27 (ten sizes); and along rows of at
+#: most as many, whose sums do not wait for each other.
+_SMALL_SIDE, _OF_SMALL = 64, MappingProxyType({
+    "upsample_nearest2d": 700, "_upsample_nearest_exact2d": 700, "cumsum": 2600, "cumprod": 3000,
+})  # fmt: skip
 #: Likewise where neighbours of a copy are none in what is copied.
 _TURNED = 3200
 _COPIES = frozenset({"contiguous", "clone", "reshape"})
@@ -53,9 +77,16 @@ _WRITTEN = MappingProxyType({
     "index_add": 7500, "scatter_add": 7500, "scatter_reduce": 6000, "index_put": 2600,
     "scatter": 870,
 })  # fmt: skip
+#: Likewise of all that is read: columns of windows that are added up, pixels that are weighted.
+_READ = MappingProxyType({
+    "col2im": 1750, "_upsample_bilinear2d_aa": 750, "_upsample_bicubic2d_aa": 500,
+})  # fmt: skip
 #: Results in the time of a call, which take theirs beside the values that they are chosen from: 90
-#: ns each (6 of 64, 50 of 32,000 and 8 of 512 values, within a tenth).
-_RESULTS_IN_A_CALL = MappingProxyType({"topk": 11})
+#: ns each (6 of 64, 50 of 32,000 and 8 of 512 values, within a tenth), where there are as many
+#: values to a result; of fewer 7 ns a value.
+_RESULTS_IN_A_CALL, _VALUES = MappingProxyType({"topk": 11}), 13
+#: Operators that compute functions of elements.
+_OPS = frozenset({"elementwise", "softmax", "reduction", "dropout", "norm"})
 
 
 def function_s(program: Program, device: Device, launch_s: float) -> float:
@@ -66,24 +97,29 @@ def function_s(program: Program, device: Device, launch_s: float) -> float:
         device: its cores share the elements out.
         launch_s: seconds of one call on it.
     """
-    if device.kind != "cpu" or program.op not in ("elementwise", "softmax", "reduction"):
+    if device.kind != "cpu" or program.op not in _OPS:
         return 0.0
     name = plain_kernel(program.variant.kernel).removeprefix("torch.").removesuffix("_")
     rows, cols = program.dims["rows"], program.dims["cols"]
     count, elements = rows * cols, _IN_A_CALL.get(name)
     if cols <= _SMALL_SIDE:
-        elements = _OF_SMALL_IMAGES.get(name, elements)
+        elements = _OF_SMALL.get(name, elements)
+    inputs = program.dims.get("inputs", 1)
     if elements is None and rows > 1:
         elements = _OF_ROWS.get(name)
+    if elements is None and inputs > 1:
+        elements = _OF_TWO.get(name)
     if name in _COPIES and any(w in program.variant.kernel for w in (TRANSPOSED, CHANNELS_LAST)):
         elements = _TURNED
     if ZIPPED in program.variant.kernel:
         elements = _ZIPPED
     if name in _WRITTEN:  # one operand is as large as the result, the others are written to it
-        count, elements = count * max(1, program.dims["inputs"] - 1), _WRITTEN[name]
+        count, elements = count * max(1, inputs - 1), _WRITTEN[name]
+    if name in _READ:
+        count, elements = count * inputs, _READ[name]
     if elements is None:
         return 0.0
     calls = count / elements
     if name in _RESULTS_IN_A_CALL:
-        calls += rows / _RESULTS_IN_A_CALL[name]
+        calls += rows * min(1.0, cols / _VALUES) / _RESULTS_IN_A_CALL[name]
     return launch_s * calls / (device.units or 1)

@@ -272,8 +272,9 @@ def score(path: Path, device: str) -> None:
             key = f"{case.name}/{str(dtype).removeprefix('torch.')}"
             for part, times in found.get(key, {}).items():
                 if part != "error":
-                    took = _predicted_s(case, dtype, device, part)
-                    low, high = min(times), max(times)
+                    took, low, high = _predicted_s(case, dtype, device, part), *sorted(times)
+                    if not took:  # a view
+                        continue
                     ratio = took / low if took < low else max(1.0, took / high)
                     rows.append((ratio, key, part, took, low, high))
     for ratio, key, part, *seconds in sorted(rows, key=lambda row: abs(math.log(row[0]))):

@@ -62,6 +62,16 @@ def test_scans_and_softmaxes_have_the_rows_that_they_go_through(
         assert (work.dims["rows"], work.dims["cols"]) == size
 
 
+def test_channels_that_lie_last_are_the_rows_of_their_softmax() -> None:
+    def call(x: torch.Tensor) -> torch.Tensor:
+        return x.contiguous(memory_format=torch.channels_last).softmax(1)
+
+    work = lower(capture(Summed(call), [torch.rand(2, 3, 4, 5)], eager=True))[-1].work
+    assert isinstance(work, Program)
+    assert (work.dims["rows"], work.dims["cols"]) == (40, 3)
+    assert not work.variant.kernel.endswith(ACROSS)
+
+
 def test_short_sums_across_neighbours_read_whole_rows() -> None:
     """Sums of 48 over the height of images, timed in FocalNet on an H200: 10 us, along it 50."""
     size = {"rows": 48 * 96 * 48, "cols": 48}

@@ -82,7 +82,7 @@ def test_what_no_published_table_has_is_asked_of_another_chips_sweep() -> None:
     swept = {name for name, found in library.items() if found == GRAPH}
     assert swept == {
         "conv", "channels last", "input gradient", "weight gradient", "depthwise", "reduction",
-        "embedding", "fp32 depthwise",
+        "embedding", "fp32 depthwise", "copy", "update",
     }  # fmt: skip
     found = dict(zip(asked, Predictor(model).supported([*asked.values()], a100), strict=True))
     bytes_s = {name: item.bytes / a100.memory_bandwidth for name, item in asked.items()}

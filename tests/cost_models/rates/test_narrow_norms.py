@@ -1,4 +1,4 @@
-"""Batch norms of images that fill no vector have dear gradients."""
+"""Norms of images and rows that fill no vector have dear gradients."""
 
 from __future__ import annotations
 
@@ -30,13 +30,21 @@ def test_images_of_few_pixels_cost_each() -> None:
     for pixels in (2, 4, 9, 15):
         assert narrow_norm_s(gradient(pixels), CORE, 1e-6) == pytest.approx(40e-6)
     last = gradient(4, "torch.backward_channels_last")
-    for other in (gradient(1), gradient(16), last, gradient(4, channels=1)):
+    for other in (gradient(1), gradient(16), last):
         assert narrow_norm_s(other, CORE, 1e-6) == 0.0
     assert narrow_norm_s(gradient(4), device_zoo.device("h200"), 1e-6) == 0.0
     four = CORE.model_copy(update={"units": 4})
     assert narrow_norm_s(gradient(4), four, 1e-6) == pytest.approx(10e-6)
     small, full = KnownRates.load().seconds([gradient(4), gradient(16)], CORE)
     assert small > full, "a quarter of the bytes"
+
+
+def test_rows_of_few_elements_cost_each_element() -> None:
+    for wide, calls in ((2, 2240 / 108), (7, 7840 / 108), (8, 0.0), (512, 0.0)):
+        found = narrow_norm_s(gradient(wide, channels=1), CORE, 1e-6)
+        assert found == pytest.approx(1e-6 * calls)
+    grouped = gradient(2, "torch.backward_by_group", channels=1)
+    assert narrow_norm_s(grouped, CORE, 1e-6) == 0.0
 
 
 @pytest.mark.parametrize("training", [False, True])

@@ -19,7 +19,13 @@ from foreplan.cost_models.lowering.graph_step import PHASES, Phase, Step
 from foreplan.cost_models.rates import reuse
 from foreplan.cost_models.rates.known_rates import KnownRates
 from foreplan.cost_models.rates.rate_law import Waits
-from foreplan.cost_models.rates.reuse import pass_waits, share_of, waiting_share, working_set
+from foreplan.cost_models.rates.reuse import (
+    pass_waits,
+    share_of,
+    spilled_share,
+    waiting_share,
+    working_set,
+)
 from foreplan.cost_models.rates.reuse_fit import fit, main
 from foreplan.cost_models.replay import predict_latency, replay_book, replay_steps
 from foreplan.datasets import device_zoo
@@ -103,6 +109,37 @@ def test_operands_are_as_near_as_reads_were_seen_to_be() -> None:
     assert waiting_share(flat, 1 << 18, "wide") == 1.0
 
 
+def test_near_caches_are_as_large_as_they_are_named_or_seen() -> None:
+    assert spilled_share(CORE, 0.0) == spilled_share(device_zoo.device("h200"), 0.0) == 1.0
+    named = cached(1 << 28, l2_bytes=16 << 20, units=8)
+    shares = [spilled_share(named, used) for used in (0.0, 2 << 20, 4 << 20, 9 << 20, 1 << 30)]
+    assert shares[:2] == [0.0, 0.0]
+    assert 0.0 < shares[2] < shares[3] <= shares[4] == 1.0
+    # A tenth of what reads at half the fastest rate, here up to 4 MiB; nothing slows down in flat.
+    seen = cached(1 << 30, reread_bandwidth=SEEN, l2_bytes=1 << 30)
+    tenth = (4 << 20) * reuse._WIDE[1]
+    assert spilled_share(seen, tenth) == 0.0 < spilled_share(seen, 2 * tenth) < 1.0
+    assert spilled_share(seen, 4 << 20) == 1.0
+    flat = cached(1 << 30, reread_bandwidth=((1 << 18, 9e9), (1 << 27, 10e9)))
+    assert spilled_share(flat, 1.0) == 1.0
+    # Reads that have not sped up yet are no slower cache.
+    rising = cached(1 << 30, reread_bandwidth=((1 << 10, 1e9), *SEEN))
+    assert spilled_share(rising, tenth) == 0.0
+
+
+def test_what_near_caches_hold_waits_less() -> None:
+    steps = lowered("inference")
+    used = int(working_set(steps))
+    far = pass_waits(steps, CORE)
+    near, between, spilled = (
+        pass_waits(steps, cached(CORE_BYTES, l2_bytes=int(over * used))) for over in (2, 0.5, 0.1)
+    )
+    assert spilled == far
+    assert near.weight == pytest.approx(reuse._HOT * far.weight)
+    assert near.code == pytest.approx({kind: reuse._HOT * far.code[kind] for kind in far.code})
+    assert near.weight < between.weight < far.weight
+
+
 @given(
     rates=st.lists(st.floats(1e9, 1e12), min_size=1, max_size=12),
     used=st.lists(st.floats(0, 1e12), min_size=2, max_size=9),
@@ -130,10 +167,10 @@ def test_a_near_price_is_never_above_the_cold_one() -> None:
     large = program("add", Variant("bf16", "bf16", "torch.add"), rows=1 << 14, cols=4096)
     cold, near = (known.seconds([large], CORE, waits=Waits(share)) for share in (1.0, 0.0))
     assert near == pytest.approx(cold, rel=0.01)
-    near = known.forecast(PRODUCTS, CORE, waits=Waits(0.5))
+    warm = known.forecast(PRODUCTS, CORE, waits=Waits(0.5))
     far = known.forecast(PRODUCTS, CORE)
     for name in ("mean_s", "low_s", "high_s"):
-        assert (getattr(near, name) < getattr(far, name)).all()
+        assert (getattr(warm, name) < getattr(far, name)).all()
 
 
 # What a pass uses ---------------------------------------------------------------------------------

@@ -33,6 +33,8 @@ def test_a_function_costs_its_elements_beside_its_bytes() -> None:
     assert function_s(mapped("tanh_"), CORE, 1e-6) == pytest.approx(100e-6)
     for plain in ("relu", "pow", "gelu", "backward"):
         assert function_s(mapped(plain), CORE, 1e-6) == 0.0
+    # By a tensor, no power is a whole number's.
+    assert function_s(mapped("pow", 2), CORE, 1e-6) == pytest.approx(1e-6 * 50_000 / 680)
     softmax = program("softmax", Variant("fp32", "fp32", "torch.softmax"), rows=11, cols=200)
     assert function_s(softmax, CORE, 1e-6) == pytest.approx(1e-6)
     tanh, relu = KnownRates.load().seconds([mapped("tanh"), mapped("relu")], CORE)
@@ -47,12 +49,41 @@ def test_reductions_that_torch_makes_one_by_one_cost_their_values() -> None:
     assert function_s(reduced("std", 46, 500), CORE, 1e-6) == pytest.approx(100e-6)
     for quick in ("sum", "mean", "amax"):
         assert function_s(reduced(quick, 46, 500), CORE, 1e-6) == 0.0
-    # The largest of each row; over all at once it is vectorized.
-    assert function_s(reduced("max", 35, 500), CORE, 1e-6) == pytest.approx(10e-6)
-    assert function_s(reduced("max", 1, 17500), CORE, 1e-6) == 0.0
-    # 6 of each of 4096 rows of 64: 24,576 results of 11 values each.
-    topk = function_s(reduced("topk", 24576, 11), CORE, 1e-6)
-    assert topk == pytest.approx(1e-6 * (24576 * 11 / 1200 + 24576 / 11))
+    # Whether any of each row is; over all at once it is vectorized.
+    assert function_s(reduced("any", 35, 500), CORE, 1e-6) == pytest.approx(5e-6)
+    assert function_s(reduced("any", 1, 17500), CORE, 1e-6) == 0.0
+    # 50 of each of 16 rows of 32,000: 800 results of 640 values each; 90 ns a result.
+    topk = function_s(reduced("topk", 800, 640), CORE, 1e-6)
+    assert topk == pytest.approx(1e-6 * (800 * 640 / 1200 + 800 / 11))
+    # All of rows of 2: 7 ns a value at most.
+    topk = function_s(reduced("topk", 1100, 1), CORE, 1e-6)
+    assert topk == pytest.approx(1e-6 * (1100 / 1200 + 100 / 13))
+
+
+def test_short_rows_of_sums_do_not_wait_for_each_other() -> None:
+    short, long = (function_s(reduced("cumsum", 31200 // n, n), CORE, 1e-6) for n in (48, 312))
+    assert long == pytest.approx(1e-6 * 31200 / 1550)
+    assert short == pytest.approx(1e-6 * 31200 / 2600)
+
+
+@pytest.mark.parametrize(("op", "kernel", "elements"), [
+    ("dropout", "dropout", 180), ("norm", "instance_norm", 1050), ("reduction", "kl_div", 500),
+    ("reduction", "binary_cross_entropy", 90), ("elementwise", "exponential_", 70),
+    ("elementwise", "grid_sampler_2d_backward", 245),
+])  # fmt: skip
+def test_draws_norms_and_losses_cost_their_elements(op: str, kernel: str, elements: float) -> None:
+    more = {"inputs": 1} if op == "elementwise" else {}
+    item = program(op, Variant("fp32", "fp32", f"torch.{kernel}"), rows=70, cols=500, **more)
+    assert function_s(item, CORE, 1e-6) == pytest.approx(1e-6 * 35_000 / elements)
+    assert function_s(item, device_zoo.device("h200"), 1e-6) == 0.0
+
+
+@pytest.mark.parametrize(("kernel", "elements"), [
+    ("col2im", 1750), ("_upsample_bilinear2d_aa", 750), ("_upsample_bicubic2d_aa", 500),
+])  # fmt: skip
+def test_windows_cost_all_that_is_read(kernel: str, elements: float) -> None:
+    found = function_s(mapped(kernel, 8), CORE, 1e-6)
+    assert found == pytest.approx(1e-6 * 8 * 50_000 / elements)
 
 
 @pytest.mark.parametrize(("call", "kernels"), [
@@ -68,6 +99,17 @@ def test_reductions_that_torch_makes_one_by_one_cost_their_values() -> None:
     (lambda x: nn.functional.pixel_shuffle(x.view(1, 32, 32, 32), 2), ["pixel_shuffle"]),
     (lambda x: x.kthvalue(3, -1)[0], ["kthvalue"]), (lambda x: x.histc(10), ["histc"]),
     (lambda x: nn.functional.interpolate(x[None, None], scale_factor=2.0), ["upsample_nearest2d"]),
+    (lambda x: nn.functional.interpolate(x[None, None], scale_factor=2.0, mode="bilinear"),
+     ["upsample_bilinear2d"]),
+    (lambda x: nn.functional.pixel_unshuffle(x.view(1, 8, 64, 64), 2), ["pixel_unshuffle"]),
+    (lambda x: nn.functional.fold(x.view(1, 8, 4096), 128, 2, stride=2), ["col2im"]),
+    (lambda x: nn.functional.instance_norm(x.view(1, 8, 64, 64)), ["instance_norm"]),
+    (lambda x: nn.functional.binary_cross_entropy(x, x), ["binary_cross_entropy"]),
+    (lambda x: nn.functional.dropout(x, 0.3), ["dropout"]),
+    (lambda x: x.isfinite(), ["isfinite"]), (lambda x: x // 3.0, ["floor_divide"]),
+    (lambda x: torch.multinomial(x, 1), ["multinomial"]),
+    (lambda x: torch.fake_quantize_per_tensor_affine(x, 0.1, 0, -128, 127),
+     ["fake_quantize_per_tensor_affine_cachemask"]),
 ])  # fmt: skip
 def test_a_network_asks_by_the_names_that_are_known(call: Any, kernels: list[str]) -> None:
     class Called(nn.Module):
