@@ -42,7 +42,7 @@ _RESIDENT = 4.0
 #: Steps of ``k`` that tiles under way are apart at most. Assumed: from 128 steps to all of ``k``
 #: the five GPUs of NeuSight's table, each held out, have 14.9 to 15.0 % (bmm) and 18.0 to 18.6 %
 #: (linear). None of them has little bandwidth and much arithmetic; with all of ``k`` large squares
-#: came out at 12 to 25 % of an L4's or RTX 4090's peak (docs/results/operators_history.md).
+#: came out at 11 to 25 % of an L4's or RTX 4090's peak (docs/results/operators_history.md).
 _APART = 256.0
 
 #: Columns that say something of the kernel's own tile; NaN where nobody knows it.
