@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 from foreplan.solvers._bound_pricing import BoundPricing
 from foreplan.solvers._chain_box import Box
@@ -10,20 +11,28 @@ from foreplan.solvers._chain_driver import few_stages, glance, look, refine, run
 from foreplan.solvers._chain_merge import merge_types, split_types
 from foreplan.solvers._chain_model import model_of
 from foreplan.solvers._chain_search import Search
+from foreplan.solvers._chain_within import Within
 from foreplan.solvers.chain_problem import ChainProblem
 from foreplan.solvers.chain_score import ChainAssignment
 from foreplan.solvers.solution import Solution, SolutionStatus
 
 
 class Course:
-    """A solve that can be looked at early; arguments as in `chain_partition.solve`."""
+    """A solve that can be looked at early; arguments as in `chain_partition.solve`.
+
+    With ``within`` objectives are those of `Within.objective`.
+    """
 
     def __init__(
-        self, problem: ChainProblem, *, gap: float, cutoff: float, max_evaluations: int
-    ) -> None:
+        self, problem: ChainProblem, *, gap: float, cutoff: float, max_evaluations: int,
+        within: Within | None = None,
+    ) -> None:  # fmt: skip
         self.problem = problem
         merged, self._groups = merge_types(problem)
-        self._search = Search(model_of(merged), gap, cutoff, max_evaluations)
+        model = model_of(merged)
+        if within is not None and problem.theta > 0:
+            model = replace(model, omega_apart=True)
+        self._search = Search(model, gap, cutoff, max_evaluations, within=within)
         self._bounds: BoundPricing | None = None
         self._frontier: list[Box] = []
 

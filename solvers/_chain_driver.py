@@ -171,7 +171,7 @@ def improve(search: Search, bounds: BoundPricing, multipliers: Multipliers) -> N
         if table is None:
             return
         left = min(_COARSE, search.max_evaluations - search.evaluations)
-        inner = Search(model, max(search.gap, 1e-3), search.objective, left)
+        inner = Search(model, max(search.gap, 1e-3), search.objective, left, within=search.within)
         pricing = TablePricing(table)
         inner.run(pricing, [replace(everything, multipliers=multipliers, view=pricing.view())])
         search.evaluations += inner.evaluations

@@ -48,6 +48,7 @@ def best_chain(
     limits: Any,
     least: Any,
     acts: Any,
+    within: Any,
     target: float,
     constant: float,
     max_labels: int,
@@ -74,6 +75,7 @@ def best_chain(
         limits: ``[2]`` of omega and cost2.
         least: ``[2, L+1]`` least omega and cost2 of the layers from a boundary on.
         acts: ``[5]`` bool: do omega, sum D, cost2, max P, max D count on their own.
+        within: ``[5]`` limits on the law's terms, ``inf`` for none; see ``_chain_within.Within``.
         target: chains at or above it are not looked for.
         constant: scalar that turns scalarised costs into bounds of the box.
         max_labels: labels beyond which to give up.
@@ -86,6 +88,7 @@ def best_chain(
     n_used = used.shape[0]
     lam, u_omega, u_cost2 = multipliers[0], multipliers[1], multipliers[2]
     p_rounds, d_rounds, m, theta = law[0], law[1], law[2], law[3]
+    limited = within[2] < np.inf or within[3] < np.inf
     weight_d = d_rounds * lam
     weight_d_max = d_rounds * (1.0 - lam) * m
     weight_o = theta + u_omega
@@ -174,9 +177,17 @@ def best_chain(
                                         continue
                                     new_p = p + sp
                                     new_d = d + sd + back
+                                    if limited:
+                                        first = (new_p + p_rounds * new_p_max) * within[0]
+                                        step = max(new_d, m * new_d_max) * within[1]
+                                        if first > within[2] or step > within[3]:
+                                            continue
                                     if b == n_layers:
                                         value = new_p + theta * new_o + p_rounds * new_p_max
                                         value += d_rounds * max(new_d, m * new_d_max)
+                                        if limited:
+                                            value = first + d_rounds * step
+                                            value += theta * new_o + within[4]
                                         if value >= best:
                                             continue
                                         best, best_label = value, size

@@ -26,6 +26,7 @@ _BY_TYPE = (
     "last_decode_s",
     "last_memory_bytes",
     "fixed_memory_bytes",
+    "workspace_bytes",
 )
 _BY_PAIR = ("link_prefill_s", "link_decode_s", "link_return_decode_s")
 

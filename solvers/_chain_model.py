@@ -14,6 +14,7 @@ import numpy as np
 
 from foreplan.errors import SpecError
 from foreplan.solvers._chain_path import used_vectors
+from foreplan.solvers._stage_modes import StageModes, modes_of
 from foreplan.solvers.chain_problem import ChainProblem, FloatArray, IntArray
 
 MAX_STATES = 40_000_000
@@ -40,6 +41,8 @@ class ChainModel:
         codes: ``[L, V]`` uint64, equal rows for layers with equal costs.
         least: ``[2, L+1]`` least omega and cost2 of the layers from a boundary on.
         ceiling_s: above every feasible objective.
+        modes: what stages may be by what they leave room for.
+        omega_apart: whether omega counts on its own, not only by its price.
     """
 
     problem: ChainProblem
@@ -57,6 +60,8 @@ class ChainModel:
     codes: np.ndarray[tuple[int, int], np.dtype[np.uint64]]
     least: FloatArray
     ceiling_s: float
+    modes: StageModes
+    omega_apart: bool
 
 
 def model_of(problem: ChainProblem) -> ChainModel:
@@ -108,6 +113,8 @@ def model_of(problem: ChainProblem) -> ChainModel:
         codes=_codes(problem),
         least=least,
         ceiling_s=_ceiling(problem, on_the_way),
+        modes=modes_of(problem),
+        omega_apart=problem.max_omega is not None,
     )
 
 

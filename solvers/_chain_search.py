@@ -31,6 +31,7 @@ from foreplan.solvers._chain_box import Box, Multipliers, Price, Pricing
 from foreplan.solvers._chain_model import ChainModel, tally
 from foreplan.solvers._chain_path import cheapest_path, completion_costs
 from foreplan.solvers._chain_view import settle, thin
+from foreplan.solvers._chain_within import Within
 from foreplan.solvers.chain_problem import FloatArray
 from foreplan.solvers.chain_score import ChainAssignment, ChainStage, evaluate
 
@@ -56,6 +57,7 @@ class Search:
         cutoff: objective beyond which nothing is looked for.
         max_evaluations: bound evaluations allowed.
         goal: an incumbent at or below this ends the search.
+        within: limits on times that every answer is to meet.
         best: incumbent.
         objective: its objective, ``inf`` without one.
         evaluations: spent so far.
@@ -67,6 +69,7 @@ class Search:
     cutoff: float
     max_evaluations: int
     goal: float = -math.inf
+    within: Within | None = None
     best: ChainAssignment | None = None
     objective: float = math.inf
     evaluations: int = 0
@@ -91,7 +94,7 @@ class Search:
     def needs_labels(self) -> bool:
         """Whether boxes do not close by splitting alone."""
         sums = self.model.sums_decode and self.model.problem.decode_microbatches > 1
-        return self.has_budgets or sums
+        return self.has_budgets or sums or self.within is not None
 
     def run(self, pricing: Pricing, boxes: list[Box]) -> list[Box]:
         """Work on boxes until each is bounded by the stop value, or the evaluations are spent.
@@ -253,9 +256,13 @@ class Search:
     def accept(self, stages: tuple[ChainStage, ...]) -> None:
         """Keep a chain if the evaluator agrees that it is the best so far."""
         assignment = ChainAssignment(stages)
-        score = evaluate(self.model.problem, assignment)
-        if score.feasible and score.objective < min(self.objective, self.cutoff):
-            self.best, self.objective = assignment, score.objective
+        score, objective = evaluate(self.model.problem, assignment), math.inf
+        if score.feasible:
+            objective = score.objective
+            if self.within is not None:
+                objective = self.within.objective(self.model.problem, score)
+        if objective < min(self.objective, self.cutoff):
+            self.best, self.objective = assignment, objective
 
     def _weights(self) -> tuple[float, float]:
         """Seconds of objective per second of max P and max D."""

@@ -13,6 +13,7 @@ import numpy as np
 from foreplan.solvers._chain_box import Box, Price, Pricing, StageView
 from foreplan.solvers._chain_labels import best_chain
 from foreplan.solvers._chain_path import through_costs
+from foreplan.solvers._chain_within import FREE
 from foreplan.solvers._stage_labels import thin_out
 
 if TYPE_CHECKING:
@@ -68,7 +69,7 @@ def settle(search: Search, pricing: Pricing, box: Box, price: Price) -> None:
     hop_p, hop_d, back = search.hops(box)
     law = (model.prefill_rounds, model.decode_rounds, problem.decode_microbatches)
     acts = (
-        problem.max_omega is not None,
+        model.omega_apart,
         model.sums_decode,
         problem.max_cost2 is not None,
         model.caps_prefill,
@@ -100,6 +101,7 @@ def settle(search: Search, pricing: Pricing, box: Box, price: Price) -> None:
             np.array([problem.omega_limit, problem.cost2_limit]),
             model.least,
             np.array(acts),
+            FREE if search.within is None else search.within.law,
             target,
             price.constant,
             box.labels,

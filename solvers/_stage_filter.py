@@ -25,8 +25,8 @@ class StageFilter:
         caps: ``[2]`` prefill and decode seconds that no stage may exceed.
         floors: ``[2]`` prefill and decode seconds below which no stage is the bottleneck.
         stop: ``[K, L]`` largest useful end of a stage by type and start; ``a`` or less if none.
-        weights: ``[K, L, G, 5]`` linear forms over label columns by type and start.
-        ceilings: ``[K, L, G, L+1]`` their largest useful values by boundary.
+        weights: ``[M, L, G, 5]`` linear forms over label columns by mode and start.
+        ceilings: ``[M, L, G, L+1]`` their largest useful values by boundary.
         slack: ``[K, L, L+1]`` largest useful value of the first form over a whole stage.
         least: ``[K, L, L+1]`` what that form is at least, by stage.
     """
@@ -44,13 +44,14 @@ class StageFilter:
 def no_filter(model: ChainModel) -> StageFilter:
     """Every stage there is."""
     shape = (model.problem.n_types, model.problem.n_layers)
+    by_mode = (len(model.modes.of), model.problem.n_layers)
     return StageFilter(
         target=math.inf,
         caps=(math.inf, math.inf),
         floors=(0.0, 0.0),
         stop=np.full(shape, model.problem.n_layers, dtype=np.int64),
-        weights=np.zeros((*shape, 0, 5)),
-        ceilings=np.zeros((*shape, 0, model.problem.n_layers + 1)),
+        weights=np.zeros((*by_mode, 0, 5)),
+        ceilings=np.zeros((*by_mode, 0, model.problem.n_layers + 1)),
         slack=np.full((*shape, model.problem.n_layers + 1), math.inf),
         least=np.full((*shape, model.problem.n_layers + 1), -math.inf),
     )
@@ -91,8 +92,8 @@ def filter_stages(
         if len(boxes) == 1 and target < math.inf:
             # The pool's bounds are those of other stages; their own say more.
             kept = arc <= room
-            own = bounds.tuned_arcs(np.argwhere(kept), weights)[1]
-            arc[kept] = np.maximum(arc[kept], own)
+            own = bounds.tuned_bounds(kept, weights)
+            arc[kept] = np.maximum(arc[kept], own[kept])
             room = _room(search, price, arc, target)
         kept = arc <= room
         slack = np.maximum(slack, np.where(kept, room, -math.inf))

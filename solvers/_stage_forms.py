@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from foreplan._compiled import compiled
-from foreplan.solvers._stage_tuning import choose, tune, with_ends
+from foreplan.solvers._stage_tuning import choose, tune, with_ends, with_room
 
 _FACTORS = np.array(
     [
@@ -31,35 +31,33 @@ _FACTORS = np.array(
 
 @compiled
 def tune_arcs(
-    arcs: Any, scalar: Any, costs: Any, edges: Any, edge_scalar: Any, caps: Any
+    arcs: Any, scalar: Any, costs: Any, edges: Any, edge_scalar: Any, caps: Any, room: Any
 ) -> Any:  # fmt: skip
-    """Multipliers of single stages and what they prove.
+    """Lower bounds ``[N]`` on the costs of single stages, by multipliers of their own.
 
     Args:
-        arcs: ``[N, 3]`` type, start and end.
-        scalar: ``[K, L, V]`` cost of a layer, ``inf`` if unavailable.
-        costs: ``[K, 3, L, V]`` prefill, decode, memory.
-        edges: ``[K, 3, 3]`` extras (every stage, first, last) by quantity in the last axis.
-        edge_scalar: ``[K, 3]`` their scalar cost.
-        caps: ``[K, 3]`` on prefill, decode and memory.
-
-    Returns:
-        ``[N, 3]`` and ``[N]`` lower bounds on the stages' costs.
+        arcs: ``[N, 3]`` mode, start and end.
+        scalar: ``[M, L, V]`` cost of a layer, ``inf`` if unavailable.
+        costs: ``[M, 3, L, V]`` prefill, decode, memory.
+        edges: ``[M, 3, 3]`` extras (every stage, first, last) by quantity in the last axis.
+        edge_scalar: ``[M, 3]`` their scalar cost.
+        caps: ``[2]`` on prefill and decode.
+        room: ``[M, L, L+1]`` on memory.
     """
-    tuned, values = np.empty((len(arcs), 3)), np.empty(len(arcs))
+    values = np.empty(len(arcs))
     for i in range(len(arcs)):
         k, a, b = arcs[i, 0], arcs[i, 1], arcs[i, 2]
         first, last = a == 0, b == scalar.shape[1]
         extra, value = with_ends(edges[k], first, last), with_ends(edge_scalar[k], first, last)
-        mu = tune(scalar[k, a:b], costs[k, :, a:b], extra, caps[k])
+        own = with_room(caps, room[k, a, b])
+        mu = tune(scalar[k, a:b], costs[k, :, a:b], extra, own)
         choice, sums = np.zeros(b - a, dtype=np.int64), np.zeros(3)
         value += choose(scalar[k, a:b], costs[k, :, a:b], mu, choice, sums)
         for q in range(3):
-            tuned[i, q] = mu[q]
             if mu[q] > 0:
-                value += mu[q] * (extra[q] - caps[k, q])
+                value += mu[q] * (extra[q] - own[q])
         values[i] = value
-    return tuned, values
+    return values
 
 
 @compiled
@@ -72,32 +70,34 @@ def stage_forms(
     edges: Any,
     edge_scalar: Any,
     caps: Any,
+    room: Any,
     blocked: Any,
 ) -> Any:
-    """Forms for every type and start, tuned on the stages with the widest margins.
+    """Forms for every mode and start, tuned on the stages with the widest margins.
 
     Args:
-        slack: ``[K, L, L+1]`` largest value at which stage (a, b) is worth keeping, ``-inf`` if
+        slack: ``[M, L, L+1]`` largest value at which stage (a, b) is worth keeping, ``-inf`` if
             never.
-        margin: ``[K, L, L+1]`` how far its bound is below that.
+        margin: ``[M, L, L+1]`` how far its bound is below that.
         weights: ``[5]`` linear form over label columns behind ``scalar``.
         scalar: as in :func:`tune_arcs`, like the others.
         costs: see there.
         edges: see there.
         edge_scalar: see there.
         caps: see there.
-        blocked: ``[K, L+1]`` prefix counts of layers without a variant.
+        room: see there.
+        blocked: ``[M, L+1]`` prefix counts of layers without a variant.
 
     Returns:
-        ``[K, L, G, 5]`` forms, the first of them ``weights``, and ``[K, L, G, L+1]`` the largest
+        ``[M, L, G, 5]`` forms, the first of them ``weights``, and ``[M, L, G, L+1]`` the largest
         value of each over an open stage that can still close within its slack.
     """
-    n_types, n_layers = slack.shape[0], slack.shape[1]
+    n_modes, n_layers = slack.shape[0], slack.shape[1]
     n_forms = 3 + len(_FACTORS)
-    forms = np.zeros((n_types, n_layers, n_forms, 5))
-    tops = np.full((n_types, n_layers, n_forms, n_layers + 1), -np.inf)
+    forms = np.zeros((n_modes, n_layers, n_forms, 5))
+    tops = np.full((n_modes, n_layers, n_forms, n_layers + 1), -np.inf)
     minima = np.zeros(n_layers + 1)
-    for k in range(n_types):
+    for k in range(n_modes):
         for a in range(n_layers):
             ends = np.full(2, -1)
             for b in range(a + 1, n_layers + 1):
@@ -113,7 +113,8 @@ def stage_forms(
             for j in range(2):
                 b = ends[j] if ends[j] != -1 else ends[0]
                 extra = with_ends(edges[k], a == 0, b == n_layers)
-                mus[1 + j] = tune(scalar[k, a:b], costs[k, :, a:b], extra, caps[k])
+                own = with_room(caps, room[k, a, b])
+                mus[1 + j] = tune(scalar[k, a:b], costs[k, :, a:b], extra, own)
             for j in range(len(_FACTORS)):
                 mus[3 + j] = mus[1] * _FACTORS[j]
             for g in range(n_forms):
@@ -124,7 +125,8 @@ def stage_forms(
                     if mus[g, q] > 0:
                         forms[k, a, g, q] += mus[g, q]
                         last += mus[g, q] * edges[k, 2, q]
-                        shift += mus[g, q] * caps[k, q]
+                        if q < 2:
+                            shift += mus[g, q] * caps[q]
                 for e in range(a, n_layers):
                     least = np.inf
                     for v in range(scalar.shape[2]):
@@ -142,6 +144,8 @@ def stage_forms(
                         )
                     if slack[k, a, b] > -np.inf:
                         closed = slack[k, a, b] + shift - (last if b == n_layers else 0.0)
+                        if mus[g, 2] > 0:
+                            closed += mus[g, 2] * room[k, a, b]
                         best = max(best, closed)
                     tops[k, a, g, b] = best + 1e-12 * abs(best) + 1e-300 if best > -np.inf else best
     return forms, tops

@@ -1,10 +1,10 @@
 """Undominated ways to run a stage: label extension layer by layer.
 
 A label is one variant choice for the layers ``[a, e)`` of a stage, summed up as the row
-``(prefill_s, decode_s, memory_bytes, omega, cost2)``. Layers with identical costs are
-interchangeable up to omega: labels with the same counts of (layer class, variant) then have the
-same key, and only the one with the least omega is kept, which is exact for any omega. Other
-labels are compared component by component.
+``(prefill_s, decode_s, memory_bytes, omega, cost2)``, of memory the layers' own. Layers with
+identical costs are interchangeable up to omega: labels with the same counts of (layer class,
+variant) then have the same key, and only the one with the least omega is kept, which is exact for
+any omega. Other labels are compared component by component.
 """
 
 from __future__ import annotations
@@ -120,6 +120,7 @@ def extend_stages(
     cost2: Any,
     codes: Any,
     caps: Any,
+    room: Any,
     floors: Any,
     headroom: Any,
     separate: Any,
@@ -129,20 +130,23 @@ def extend_stages(
     slack: Any,
     max_labels: int,
 ) -> Any:
-    """All undominated stages of one type that start at one layer.
+    """All undominated stages of one mode (``_stage_modes``) that start at one layer.
 
     Args:
         start: first layer a.
         stop: largest end to consider.
-        first: ``[3]`` (prefill, decode, memory) that every stage from here starts with.
-        last: ``[3]`` extras of the stage that ends at L.
-        prefill: ``[L, V]`` of the type; ``inf`` if not available. Likewise ``decode``, ``memory``.
+        first: ``[2]`` prefill and decode that every stage from here starts with.
+        last: ``[2]`` extras of the stage that ends at L.
+        prefill: ``[L, V]`` of the mode; ``inf`` if not available. Likewise ``decode``, ``memory``.
         decode: see ``prefill``.
         memory: see ``prefill``.
         omega: ``[L, V]``.
         cost2: ``[L, V]``.
         codes: ``[L, V]`` uint64 random words, equal for layers of the same class.
-        caps: ``[3]`` largest stage prefill, decode and memory of interest.
+        caps: ``[2]`` largest stage prefill and decode of interest.
+        room: ``[5, L+1]`` on memory, by boundary e: most of a stage that ends at e; most of an open
+            stage; the least of any end from e on; what a stage that ends at e must exceed, because
+            a wider mode has the others; the least of that from e on.
         floors: ``[2]`` prefill and decode below which a stage is never the bottleneck.
         headroom: ``[3, L+1]`` the most that layers ``e..stop`` can still add (prefill, decode,
             memory), by boundary e.
@@ -166,7 +170,7 @@ def extend_stages(
     variant = np.empty(1024, dtype=np.int8)
     n_history = 0
     rows = np.zeros((1, 5))
-    for q in range(3):
+    for q in range(2):
         rows[0, q] = first[q]
     keys = np.zeros(1, dtype=np.uint64)
     history = np.full(1, -1, dtype=np.int64)
@@ -188,8 +192,12 @@ def extend_stages(
                 row[DECODE] = rows[i, DECODE] + decode[e, v]
                 row[MEMORY] = rows[i, MEMORY] + memory[e, v]
                 if not (
-                    row[PREFILL] <= caps[0] and row[DECODE] <= caps[1] and row[MEMORY] <= caps[2]
+                    row[PREFILL] <= caps[0]
+                    and row[DECODE] <= caps[1]
+                    and row[MEMORY] <= room[1, e + 1]
                 ):
+                    continue
+                if row[MEMORY] + headroom[2, e + 1] <= room[4, e + 1]:
                     continue
                 row[OMEGA] = rows[i, OMEGA] + omega[e, v]
                 row[COST2] = rows[i, COST2] + cost2[e, v]
@@ -220,7 +228,7 @@ def extend_stages(
             break
         points = np.empty((n_next, 5))
         for i in range(n_next):
-            _point(points, next_rows, i, separate, theta, caps, floors, headroom, e + 1)
+            _point(points, next_rows, i, separate, theta, room, floors, headroom, e + 1)
         chosen = undominated(points)
         if n_history + len(chosen) > max_labels:
             return out_end[:0], out_row[:0], out_history[:0], parent[:0], variant[:0], True
@@ -245,9 +253,9 @@ def extend_stages(
         n_inside = 0
         for j in range(len(rows)):
             copy_row(closed, n_inside, rows, j)
-            fits = True
+            fits = room[3, e + 1] < rows[j, MEMORY] <= room[0, e + 1]
             if e + 1 == n_layers:
-                for q in range(3):
+                for q in range(2):
                     closed[n_inside, q] += last[q]
                     if not closed[n_inside, q] <= caps[q]:
                         fits = False
@@ -258,7 +266,7 @@ def extend_stages(
                 if value > slack[e + 1]:
                     fits = False
             if fits:
-                _point(closing, closed, n_inside, separate, theta, caps, floors, headroom, -1)
+                _point(closing, closed, n_inside, separate, theta, room, floors, headroom, -1)
                 inside[n_inside] = j
                 n_inside += 1
         if n_inside == 0:
@@ -290,7 +298,7 @@ def _point(
     i: int,
     separate: Any,
     theta: float,
-    caps: Any,
+    room: Any,
     floors: Any,
     headroom: Any,
     boundary: int,
@@ -312,7 +320,7 @@ def _point(
     points[i, 3] = rows[i, COST2] if separate[2] else 0.0
     points[i, 4] = 0.0
     if boundary >= 0:
-        points[i, 4] = max(rows[i, MEMORY], caps[2] - headroom[2, boundary])
+        points[i, 4] = max(rows[i, MEMORY], room[2, boundary] - headroom[2, boundary])
 
 
 @compiled

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from foreplan._compiled import compiled
-from foreplan.solvers._stage_tuning import choose, tune, with_ends
+from foreplan.solvers._stage_tuning import choose, tune, with_ends, with_room
 
 
 @compiled
@@ -20,6 +20,7 @@ def tune_path(
     edges: Any,
     edge_scalar: Any,
     caps: Any,
+    room: Any,
     minima: Any,
     bound: Any,
     pool: Any,
@@ -29,50 +30,51 @@ def tune_path(
     """Tune multipliers for every stage of a chain, and lift what bounds these stages.
 
     Args:
-        path: ``[S, 3]`` type, start and end of each stage.
-        scalar: ``[K, L, V]`` cost of a layer, ``inf`` if unavailable.
-        costs: ``[K, 3, L, V]`` prefill, decode, memory.
+        path: ``[S, 3]`` mode, start and end of each stage.
+        scalar: ``[M, L, V]`` cost of a layer, ``inf`` if unavailable.
+        costs: ``[M, 3, L, V]`` prefill, decode, memory.
         omega: ``[L, V]``; likewise ``cost2``.
         cost2: see ``omega``.
-        edges: ``[K, 3, 3]`` extras (every stage, first, last) by quantity in the last axis.
-        edge_scalar: ``[K, 3]`` their scalar cost.
-        caps: ``[K, 3]`` on prefill, decode and memory.
+        edges: ``[M, 3, 3]`` extras (every stage, first, last) by quantity in the last axis.
+        edge_scalar: ``[M, 3]`` their scalar cost.
+        caps: ``[2]`` on prefill and decode.
+        room: ``[M, L, L+1]`` on memory.
         minima: from ``layer_minima``.
-        bound: ``[K, L, L+1]`` bounds of stages, lifted in place.
-        pool: ``[K, G, 3]`` multipliers; better ones join it, in place of the least used.
-        sizes: ``[K]`` how many of them are set; changed in place.
-        wins: ``[K, G]`` how often each gave the best bound of a stage; changed in place.
+        bound: ``[M, L, L+1]`` bounds of stages, lifted in place.
+        pool: ``[M, G, 3]`` multipliers; better ones join it, in place of the least used.
+        sizes: ``[M]`` how many of them are set; changed in place.
+        wins: ``[M, G]`` how often each gave the best bound of a stage; changed in place.
 
     Returns:
         Rows ``[S, 5]`` of what the multipliers choose, which need not meet the caps; the
-        multipliers ``[S, 3]``; by how much the bounds of the path were lifted together.
+        multipliers ``[S, 3]``.
     """
-    size, room = len(path), pool.shape[1]
+    size, places = len(path), pool.shape[1]
     chosen, tuned = np.empty((size, 5)), np.empty((size, 3))
-    lift = 0.0
     for s in range(size):
         k, a, b = path[s, 0], path[s, 1], path[s, 2]
         first, last = a == 0, b == omega.shape[0]
         extra, flat = with_ends(edges[k], first, last), with_ends(edge_scalar[k], first, last)
-        mu = tune(scalar[k, a:b], costs[k, :, a:b], extra, caps[k])
+        own = with_room(caps, room[k, a, b])
+        mu = tune(scalar[k, a:b], costs[k, :, a:b], extra, own)
         choice, sums = np.zeros(b - a, dtype=np.int64), extra.copy()
         value = choose(scalar[k, a:b], costs[k, :, a:b], mu, choice, sums)
         for q in range(3):
             tuned[s, q] = mu[q]
             if mu[q] > 0:
-                value += mu[q] * (extra[q] - caps[k, q])
+                value += mu[q] * (extra[q] - own[q])
         _fill(chosen, s, sums, choice, omega[a:b], cost2[a:b])
         best, g = -np.inf, 0
         for j in range(sizes[k]):
             known = minima[k, j, b] - minima[k, j, a]
             for q in range(3):
                 if pool[k, j, q] > 0:
-                    known += pool[k, j, q] * (extra[q] - caps[k, q])
+                    known += pool[k, j, q] * (extra[q] - own[q])
             if known > best:
                 best, g = known, j
         wins[k, g] += 1
         if value > best + 1e-6 * abs(bound[k, a, b]):
-            if sizes[k] < room:
+            if sizes[k] < places:
                 g = sizes[k]
                 sizes[k] += 1
             else:
@@ -83,14 +85,14 @@ def tune_path(
         more = value + flat - bound[k, a, b]
         if more > 0:
             bound[k, a, b] += more
-            lift += more
-    return chosen, tuned, lift
+    return chosen, tuned
 
 
 @compiled
 def repair_path(
-    path: Any, scalar: Any, costs: Any, omega: Any, cost2: Any, edges: Any, caps: Any, tuned: Any
-) -> Any:
+    path: Any, scalar: Any, costs: Any, omega: Any, cost2: Any, edges: Any, caps: Any, room: Any,
+    tuned: Any,
+) -> Any:  # fmt: skip
     """Choose variants that meet the caps for every stage of a chain.
 
     Args:
@@ -101,6 +103,7 @@ def repair_path(
         cost2: see there.
         edges: see there.
         caps: see there.
+        room: see there.
         tuned: ``[S, 3]`` multipliers of each stage.
 
     Returns:
@@ -111,7 +114,8 @@ def repair_path(
     for s in range(len(path)):
         k, a, b = path[s, 0], path[s, 1], path[s, 2]
         extra = with_ends(edges[k], a == 0, b == omega.shape[0])
-        choice, fits = repair(scalar[k, a:b], costs[k, :, a:b], extra, caps[k], tuned[s])
+        own = with_room(caps, room[k, a, b])
+        choice, fits = repair(scalar[k, a:b], costs[k, :, a:b], extra, own, tuned[s])
         fitting += fits
         for i in range(b - a):
             variants[a + i] = choice[i]

@@ -34,6 +34,14 @@ def with_ends(by_place: Any, first: bool, last: bool) -> Any:
 
 
 @compiled
+def with_room(caps: Any, room: float) -> Any:
+    """``[3]`` caps of a stage, of those on prefill and decode and of its room."""
+    found = np.empty(3)
+    found[0], found[1], found[2] = caps[0], caps[1], room
+    return found
+
+
+@compiled
 def choose(scalar: Any, costs: Any, mu: Any, choice: Any, sums: Any) -> float:
     """Cheapest variants under multipliers; fills choice and adds to sums; the priced total."""
     total = 0.0

@@ -16,6 +16,7 @@ import numpy as np
 
 from foreplan.errors import SpecError
 from foreplan.solvers._chain_path import cheapest_path, completion_costs, used_vectors
+from foreplan.solvers._stage_modes import modes_of, stage_sums
 from foreplan.solvers.chain_problem import ChainProblem, FloatArray
 from foreplan.solvers.chain_score import (
     ChainAssignment,
@@ -206,7 +207,7 @@ def _stage_times(problem: ChainProblem, variant: int) -> tuple[FloatArray, Float
     n_types, n_layers = problem.n_types, problem.n_layers
     out = []
     available = problem.available[:, :, variant]
-    for quantity in ("prefill_s", "decode_s", "memory_bytes"):
+    for quantity in ("prefill_s", "decode_s"):
         layers = np.where(available, getattr(problem, quantity)[:, :, variant], math.inf)
         table = np.full((n_types, n_layers, n_layers + 1), math.inf)
         for a in range(n_layers):
@@ -214,8 +215,11 @@ def _stage_times(problem: ChainProblem, variant: int) -> tuple[FloatArray, Float
         table[:, 0] += getattr(problem, f"first_{quantity}")[:, None]
         table[:, :, -1] += getattr(problem, f"last_{quantity}")[:, None]
         out.append(table)
-    memory = out[2] + problem.fixed_memory_bytes[:, None, None]
-    fits = (memory <= problem.capacity_limit_bytes[:, None, None]) & np.isfinite(out[0] + out[1])
+    modes = modes_of(problem)
+    held = problem.memory_bytes[modes.of, :, variant]
+    layers = np.where(modes.allowed[:, :, variant], held, math.inf)
+    short = np.where(stage_sums(layers) <= modes.room, 0.0, 1.0)
+    fits = (modes.least(short) == 0.0) & np.isfinite(out[0] + out[1])
     return np.where(fits, out[0], math.inf), np.where(fits, out[1], math.inf)
 
 

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 import numpy as np
 
 from foreplan.solvers._chain_driver import timeless
 from foreplan.solvers._chain_path import cheapest_path, completion_costs, used_vectors
+from foreplan.solvers._stage_modes import modes_of, stage_sums
 from foreplan.solvers.chain_partition import solve
 from foreplan.solvers.chain_problem import ChainProblem, FloatArray
 from foreplan.solvers.chain_score import ChainAssignment, evaluate
@@ -150,15 +151,14 @@ def _least_shortage(
         Bytes short, (type, start, end) of its stages and the need ``[K, L, L+1]`` of every stage;
         ``None`` if no chain can run at all.
     """
-    n_types, n_layers = problem.n_types, problem.n_layers
-    layers = np.where(problem.available, problem.memory_bytes, math.inf).min(axis=2)
-    need = np.full((n_types, n_layers, n_layers + 1), math.inf)
-    for a in range(n_layers):
-        need[:, a, a + 1 :] = np.cumsum(layers[:, a:], axis=1)
-    need += problem.fixed_memory_bytes[:, None, None]
+    n_layers = problem.n_layers
+    # Without capacity the room of a stage is what it needs beside its layers.
+    empty = replace(problem, capacity_bytes=np.zeros(problem.n_types))
+    modes = modes_of(empty, every=True)
+    layers = np.where(modes.allowed, problem.memory_bytes[modes.of], math.inf).min(axis=2)
+    need = modes.least(stage_sums(layers) - modes.room)
     runs = np.isfinite(need)
     for edge, at in (("first", np.s_[:, 0]), ("last", np.s_[:, :, -1])):
-        need[at] += getattr(problem, f"{edge}_memory_bytes")[:, None]
         times = getattr(problem, f"{edge}_prefill_s") + getattr(problem, f"{edge}_decode_s")
         runs[at] &= np.isfinite(times)[:, None]
     lacking = np.zeros_like(need)

@@ -6,7 +6,7 @@ layers of kind ``k`` at variant ``v`` and ``c_k`` devices, a linear programme (`
 
     min  sum P_kv y_kv + (Mp - 1) p + (n - 1) r
     c_k p >= sum_v P_kv y_kv,   c_k d >= sum_v D_kv y_kv,   r >= m d,   r >= sum D_kv y_kv
-    sum_v M_kv y_kv <= c_k (capacity_k - fixed_k),   sum y = L,   sum cost2 y <= max_cost2
+    sum_v M_kv y_kv <= c_k (capacity_k - once_k),   sum y = L,   sum cost2 y <= max_cost2
 
 (edges of first and last stage at their least are added to both sums). `quick_latency_s` bounds that
 from below in closed form, for many groups at once: the cheapest variant everywhere. Limits on times
@@ -132,7 +132,13 @@ def fluid_latency_s(problem: ChainProblem, limits: TimeLimits = _FREE) -> float:
 
 
 def _room(problem: ChainProblem) -> FloatArray:
-    room: FloatArray = np.maximum(problem.capacity_limit_bytes - problem.fixed_memory_bytes, 0.0)
+    """``[K]`` bytes for layers, beside the least that any stage needs once."""
+    least = problem.workspace_bytes.min(axis=(2, 3))
+    for k, available in enumerate(problem.available):
+        absent = np.setdiff1d(np.arange(least.shape[1]), problem.needs[available])
+        least[k, absent] = np.inf if len(absent) < least.shape[1] else 0.0
+    once = problem.fixed_memory_bytes + least.min(axis=1)
+    room: FloatArray = np.maximum(problem.capacity_limit_bytes - once, 0.0)
     return room
 
 

@@ -7,6 +7,10 @@ multipliers ``u, w >= 0`` give answers within the limits and, with the multiplie
 off, bounds on every answer within them::
 
     L(u, w) = min T + u (ttft - limit) + w (step - limit)  <=  min { T : within the limits }
+
+Between supported points of the two times there may be better answers than multipliers reach. Under
+the best multipliers found, a second search takes only what is within the limits (``_chain_within``)
+and goes on until its bound meets its answer, or its evaluations are spent.
 """
 
 from __future__ import annotations
@@ -17,6 +21,8 @@ from typing import Any
 
 import numpy as np
 
+from foreplan.solvers._chain_course import Course
+from foreplan.solvers._chain_within import Within
 from foreplan.solvers.chain_partition import solve
 from foreplan.solvers.chain_problem import RELATIVE_TOLERANCE, ChainProblem, FloatArray
 from foreplan.solvers.chain_score import ChainAssignment, ChainScore, evaluate
@@ -24,6 +30,8 @@ from foreplan.solvers.solution import Solution, SolutionStatus
 
 #: Multipliers tried, one after the other, each four times the last; then halvings of the interval.
 _GROWTH, _STEPS, _HALVINGS = 4.0, 7, 4
+#: Evaluations of the search for what lies between supported points.
+_BETWEEN = 3_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +105,7 @@ def solve_within(
     cutoff: float = math.inf,
     max_evaluations: int = 20_000,
 ) -> Solution[ChainAssignment]:
-    """The best assignment within limits that multipliers reach, and a bound on all within them.
+    """The best assignment within limits, and a bound on all within them.
 
     Args:
         problem: the instance.
@@ -107,8 +115,8 @@ def solve_within(
         max_evaluations: as in `solve`, of every call of it.
 
     Returns:
-        As `solve`. Between supported points of the two times the answer may not be the best; its
-        gap then says by how much at most.
+        As `solve`. Where evaluations end the search, the gap says by how much at most the answer
+        may not be the best.
     """
     free = solve(problem, gap=gap, cutoff=cutoff, max_evaluations=max_evaluations)
     if limits.none or free.value is None or limits.met(problem, free.value):
@@ -127,6 +135,7 @@ class _Search:
         self.problem, self.limits, self.gap, self.most = problem, limits, gap, most
         self.cutoff = cutoff
         self.lower = free.lower_bound
+        self.weights, self.closed = (0.0, 0.0), False
         self.evaluations = free.evaluations
         self.best: tuple[float, ChainAssignment] | None = None
         assert free.value is not None
@@ -137,16 +146,19 @@ class _Search:
         proven, cutoff = self._impossible(), self.cutoff
         if not proven:
             self._raise_multipliers()
+            if not self._done:
+                self._search_between()
         found = self.best if self.best is not None and self.best[0] < cutoff else None
         lower = math.inf if proven else self.lower
         if found is not None:
             lower = min(lower, found[0])
-            done = (found[0] - lower) <= self.gap * abs(found[0])
+            done = self.closed or (found[0] - lower) <= self.gap * abs(found[0])
             status = SolutionStatus.OPTIMAL if done else SolutionStatus.FEASIBLE
         elif proven:
             status = SolutionStatus.INFEASIBLE
         else:
-            status = SolutionStatus.CUTOFF if self._done else SolutionStatus.LIMIT
+            done = self.closed or self._done
+            status = SolutionStatus.CUTOFF if done else SolutionStatus.LIMIT
         return Solution(
             status=status, value=None if found is None else found[1],
             objective=math.inf if found is None else found[0], lower_bound=lower,
@@ -180,19 +192,51 @@ class _Search:
         worst = min(best, self.cutoff)
         return worst < math.inf and self.lower >= worst - self.gap * abs(worst)
 
+    def _search_between(self) -> None:
+        """The best answer within the limits, supported or not, and its bound."""
+        p, limits, (u, w) = self.problem, self.limits, self.weights
+        decode = 1 + w / max(p.new_tokens - 1, 1)
+        taken_off = self._taken_off(u, w)
+        within = Within(
+            prefill=1 + u, decode=decode, first_s=limits.first_s, step_s=limits.step_s,
+            added_s=taken_off,
+        )  # fmt: skip
+        known = min(self.cutoff, math.inf if self.best is None else self.best[0])
+        # Of the answer itself, which is at least the bound.
+        gap = self.gap * self.lower / (self.lower + taken_off) if taken_off else self.gap
+        found = Course(
+            _weighed(p, 1 + u, decode), gap=gap, cutoff=known + taken_off,
+            max_evaluations=min(self.most, _BETWEEN), within=within,
+        ).solution()  # fmt: skip
+        self.evaluations += found.evaluations
+        # Nothing at all, or nothing below what is known.
+        self.lower = max(self.lower, min(found.lower_bound - taken_off, known))
+        if found.value is not None and limits.met(p, found.value):
+            self.best = (evaluate(p, found.value).objective, found.value)
+        elif found.value is not None:
+            return
+        self.closed = found.status in (
+            SolutionStatus.OPTIMAL, SolutionStatus.CUTOFF, SolutionStatus.INFEASIBLE
+        )  # fmt: skip
+
+    def _taken_off(self, u: float, w: float) -> float:
+        """What multipliers take off the weighed objective of what is just within the limits."""
+        return (u * self.limits.first_s if u else 0.0) + (w * self.limits.step_s if w else 0.0)
+
     def _try(self, size: float) -> bool:
         """Solve with multipliers of a size; whether the answer is within the limits."""
         p, limits = self.problem, self.limits
         u = size if self.weighs[0] else 0.0
         w = size * (p.new_tokens - 1) if self.weighs[1] else 0.0
         weighed = _weighed(p, 1 + u, 1 + w / max(p.new_tokens - 1, 1))
-        taken_off = (u * limits.first_s if u else 0.0) + (w * limits.step_s if w else 0.0)
+        taken_off = self._taken_off(u, w)
         # What is within the limits weighs at most its objective and what is taken off.
         found = solve(
             weighed, gap=self.gap, max_evaluations=self.most, cutoff=self.cutoff + taken_off
         )
         self.evaluations += found.evaluations
-        self.lower = max(self.lower, found.lower_bound - taken_off)
+        if found.lower_bound - taken_off > self.lower:
+            self.lower, self.weights = found.lower_bound - taken_off, (u, w)
         if found.value is None:
             return False
         score = evaluate(p, found.value)

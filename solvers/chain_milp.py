@@ -9,6 +9,8 @@ For one order of types ``k(0), ..., k(S-1)``, every stage non-empty, with binari
     z on stage 0 for layer 0, on stage S-1 for layer L-1, and at least one layer a stage
                                                               -> _contiguous
     sum_iv M_iv z_ijv + edges <= capacity_k(j)                -> _memory
+    ... + W_rn (r_jr + n_jn - 1) <= capacity_k(j), r_jr >= z_ijv of need r, sum_n n n_jn = sum z
+                                                              -> _workspace
     P* >= P_j, P* >= hops;  D* >= D_j, D* >= hops             -> _bottlenecks
     R >= sum_j D_j + hops,  R >= m D*                         -> _bottlenecks
     sum omega z <= max_omega,  sum cost2 z <= max_cost2       -> _budgets
@@ -209,9 +211,10 @@ class _Programme:
         problem = self.problem
         extras = self._edges("memory_bytes", 1.0)
         for j, k in enumerate(self.order):
-            room = (
-                float(problem.capacity_limit_bytes[k] - problem.fixed_memory_bytes[k]) - extras[j]
-            )
+            place = int(j == 0) + 2 * int(j == len(self.order) - 1)
+            once = problem.workspace_bytes[k, :, place]
+            always = problem.fixed_memory_bytes[k] + once.min()
+            room = float(problem.capacity_limit_bytes[k] - always) - extras[j]
             if math.isnan(room) or room < 0:
                 return False
             if room == math.inf:
@@ -223,7 +226,35 @@ class _Programme:
                 if s == j
             )
             model += need <= room / scale
+            if (once > once.min()).any():
+                self._workspace(model, z, j, need, room / scale, (once - once.min()) / scale)
         return True
+
+    def _workspace(
+        self,
+        model: pulp.LpProblem,
+        z: dict[tuple[int, int, int], pulp.LpVariable],
+        j: int,
+        need: pulp.LpAffineExpression,
+        room: float,
+        more: FloatArray,
+    ) -> None:
+        """Room for what a stage of ``n`` layers needs once, ``more [R, L]`` than the least."""
+        mine = {(i, v): var for (i, s, v), var in z.items() if s == j}
+        long = [
+            model.add_variable(f"n_{j}_{n}", cat=pulp.LpBinary) for n in range(1, more.shape[1] + 1)
+        ]
+        model += pulp.lpSum(long) == 1
+        layers = pulp.lpSum((n + 1) * var for n, var in enumerate(long))
+        model += layers == pulp.lpSum(mine.values())
+        for r in range(len(more)):
+            used = model.add_variable(f"r_{j}_{r}", lowBound=0, upBound=1)
+            for (i, v), var in mine.items():
+                if self.problem.needs[i, v] == r:
+                    model += used >= var
+            for n, of_length in enumerate(long):
+                if more[r, n] > 0:
+                    model += need + float(more[r, n]) * (used + of_length - 1) <= room
 
     def _bottlenecks(
         self,

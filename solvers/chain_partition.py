@@ -10,6 +10,7 @@ device orders at once. The search is over boxes of caps::
 -> the dynamic programme: ``_chain_path``; boxes settled exactly by labels: ``_chain_labels``
 -> what a stage can be (labels over prefill, decode, memory, omega, cost2; layers with equal costs
    are interchangeable up to omega): ``_stage_labels``, kept in a ``_stage_table``
+-> what it leaves room for, which follows from the variants that it uses: ``_stage_modes``
 -> bounds on stages that need no table, and the filter that makes tables small: ``_stage_bound``,
    ``_bound_pricing``
 -> the order of events: ``_chain_driver``, ``_chain_course``; of many problems: ``chain_family``

@@ -1,6 +1,7 @@
 """The chain problem: layers in a row, cut into stages, one device a stage, one variant a layer.
 
-Shape legend: ``K`` device types, ``L`` layers, ``V`` variants (bit-width and kernel of a layer).
+Shape legend: ``K`` device types, ``L`` layers, ``V`` variants (bit-width and kernel of a layer),
+``R`` kinds of need for workspace.
 
 Law (seconds), for stages ``j`` with prefill time ``P_j`` and decode time ``D_j`` per micro-batch::
 
@@ -38,6 +39,10 @@ def _unset() -> FloatArray:
     return np.empty(0)
 
 
+def _no_needs() -> IntArray:
+    return np.empty(0, dtype=np.int64)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ChainProblem:
     """One instance; arrays are copied, checked and made read-only.
@@ -53,7 +58,12 @@ class ChainProblem:
         first_prefill_s: ``[K]`` extra of the stage that holds layer 0 (embedding); likewise
             ``first_decode_s``, ``first_memory_bytes`` and, for the stage that holds layer L-1
             (head), ``last_*``; one stage that holds both pays both.
-        fixed_memory_bytes: ``[K]`` bytes of every stage, however short (context, workspace).
+        fixed_memory_bytes: ``[K]`` bytes of every stage, however short (context, tables).
+        workspace_bytes: ``[K, R, 4, L]`` bytes that a stage needs once for layers of need r: by
+            type, need, place (0 between others, 1 first, 2 last, 3 alone) and its number of layers
+            less one. A stage takes the most over the needs of its layers, so that what it leaves
+            room for follows from the variants that it uses.
+        needs: ``[L, V]`` integers below R: which need a layer at a variant has.
         link_prefill_s: ``[K, K]`` seconds of the hop from a stage on type k to the next on type k'.
         link_decode_s: ``[K, K]`` the same for a decode micro-batch.
         link_return_decode_s: ``[K, K]`` hop from the last stage's type to the first stage's.
@@ -84,6 +94,8 @@ class ChainProblem:
     last_decode_s: FloatArray = field(default_factory=_unset)
     last_memory_bytes: FloatArray = field(default_factory=_unset)
     fixed_memory_bytes: FloatArray = field(default_factory=_unset)
+    workspace_bytes: FloatArray = field(default_factory=_unset)
+    needs: IntArray = field(default_factory=_no_needs)
     link_prefill_s: FloatArray = field(default_factory=_unset)
     link_decode_s: FloatArray = field(default_factory=_unset)
     link_return_decode_s: FloatArray = field(default_factory=_unset)
@@ -108,6 +120,7 @@ class ChainProblem:
             for quantity in ("prefill_s", "decode_s", "memory_bytes"):
                 self._set(f"{edge}_{quantity}", (k,))
         self._set("fixed_memory_bytes", (k,))
+        self._set_workspace()
         for link in ("link_prefill_s", "link_decode_s", "link_return_decode_s"):
             self._set(link, (k, k))
         self._set("omega", (n_layers, n_variants), infinite=False)
@@ -134,6 +147,29 @@ class ChainProblem:
             raise SpecError("ChainProblem.max_omega", got=self.max_omega, expected="finite, >= 0")
         if self.max_cost2 is not None and not math.isfinite(self.max_cost2):
             raise SpecError("ChainProblem.max_cost2", got=self.max_cost2, expected="finite")
+
+    def _set_workspace(self) -> None:
+        """Copy in what stages need once, and which layers need it."""
+        k, n_layers, n_variants = self.prefill_s.shape
+        shape = np.shape(self.workspace_bytes)
+        n_needs = shape[1] if len(shape) == 4 and shape[1] else 1
+        self._set("workspace_bytes", (k, n_needs, 4, n_layers), infinite=False)
+        needs = np.asarray(self.needs)
+        if needs.size == 0:
+            needs = np.zeros((n_layers, n_variants), dtype=np.int64)
+        if (
+            needs.shape != (n_layers, n_variants)
+            or not np.issubdtype(needs.dtype, np.integer)
+            or (needs < 0).any()
+            or (needs >= n_needs).any()
+        ):
+            raise SpecError(
+                "ChainProblem.needs", got=self.needs,
+                expected=f"[{n_layers}, {n_variants}] integers of 0..{n_needs - 1}",
+            )  # fmt: skip
+        needs = needs.astype(np.int64)
+        needs.setflags(write=False)
+        object.__setattr__(self, "needs", needs)
 
     def _set(
         self,
@@ -187,6 +223,26 @@ class ChainProblem:
             & np.isfinite(self.decode_s)
             & np.isfinite(self.memory_bytes)
         )
+
+    def once_bytes(self, k: int, start: int, end: int, needs: IntArray) -> FloatArray:
+        """Bytes ``[...]`` beside its layers of stages ``[start, end)`` on a type.
+
+        Args:
+            k: the type.
+            start: first layer.
+            end: one past the last.
+            needs: ``[..., end - start]`` of the stages' layers.
+        """
+        last = end == self.n_layers
+        place = int(start == 0) + 2 * int(last)
+        once = self.workspace_bytes[k, :, place, end - start - 1][needs].max(axis=-1)
+        once = once + self.fixed_memory_bytes[k]
+        if start == 0:
+            once = once + self.first_memory_bytes[k]
+        if last:
+            once = once + self.last_memory_bytes[k]
+        found: FloatArray = once
+        return found
 
     @property
     def capacity_limit_bytes(self) -> FloatArray:

@@ -24,7 +24,7 @@ class ChainStage:
         variants: variant of each layer, ``end - start`` of them.
         prefill_s: seconds of the stage for one prefill micro-batch, edges included, links not.
         decode_s: seconds of the stage for one token of one decode micro-batch.
-        memory_bytes: bytes on the device, edges and fixed part included.
+        memory_bytes: bytes on the device, edges, fixed part and workspace included.
     """
 
     device_type: int
@@ -110,15 +110,13 @@ def make_stage(
     prefill = float(problem.prefill_s[device_type, layers, index].sum())
     decode = float(problem.decode_s[device_type, layers, index].sum())
     memory = float(problem.memory_bytes[device_type, layers, index].sum())
-    memory += float(problem.fixed_memory_bytes[device_type])
+    memory += float(problem.once_bytes(device_type, start, end, problem.needs[layers, index]))
     if start == 0:
         prefill += float(problem.first_prefill_s[device_type])
         decode += float(problem.first_decode_s[device_type])
-        memory += float(problem.first_memory_bytes[device_type])
     if end == problem.n_layers:
         prefill += float(problem.last_prefill_s[device_type])
         decode += float(problem.last_decode_s[device_type])
-        memory += float(problem.last_memory_bytes[device_type])
     return ChainStage(
         device_type=device_type,
         start=start,

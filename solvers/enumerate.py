@@ -104,13 +104,12 @@ def _latency(
         layers, picked = np.arange(a, b), choices[:, a:b]
         p = problem.prefill_s[k, layers, picked].sum(axis=1)
         d = problem.decode_s[k, layers, picked].sum(axis=1)
-        memory = problem.memory_bytes[k, layers, picked].sum(axis=1) + problem.fixed_memory_bytes[k]
+        memory = problem.memory_bytes[k, layers, picked].sum(axis=1)
+        memory = memory + problem.once_bytes(k, a, b, problem.needs[layers, picked])
         if a == 0:
             p, d = p + problem.first_prefill_s[k], d + problem.first_decode_s[k]
-            memory = memory + problem.first_memory_bytes[k]
         if b == problem.n_layers:
             p, d = p + problem.last_prefill_s[k], d + problem.last_decode_s[k]
-            memory = memory + problem.last_memory_bytes[k]
         fits &= (memory <= problem.capacity_limit_bytes[k]) & np.isfinite(p) & np.isfinite(d)
         prefill.append(p)
         decode.append(d)

@@ -156,6 +156,7 @@ class ServingChains:
         decode = np.full_like(prefill, np.inf)
         held = np.zeros_like(prefill)
         edges, fixed = np.zeros((4, len(kinds))), np.zeros((3, len(kinds)))
+        once = np.zeros((len(kinds), len(classes) * len(bits), 4, model.layers))
         for k in kinds:
             rank, price = self.first(k), self._shards[self.kinds[k].degree]
             try:
@@ -184,16 +185,13 @@ class ServingChains:
             held[k] = [[layer_bytes(shard, STORAGE[b][0], of) + cache for b in bits]
                        for of in classes]  # fmt: skip
             variants = {} if (k, sizes) in self._failed else self.kernels(k, sizes).table
-            usable = [b for b in bits if f"{PREFILL}/linear/{b}" in variants] or bits
             space = StageWorkspace(
                 shard, w, sizes, rank.kernel_kind, variants, degree=self.kinds[k].degree
             )
-            # A first stage receives nothing, a last one sends nothing.
-            fixed[:, k] = [
-                max(items["embedding"] - space.message_bytes, 0),
-                max(items["head"] - space.message_bytes, 0),
-                items["buffers"] + space.any_stage_bytes(usable),
-            ]
+            for need, (of, b) in enumerate(itertools.product(classes, bits)):
+                if f"{PREFILL}/linear/{b}" in variants:
+                    once[k, need] = space.room_bytes(of, b, round(cache))
+            fixed[:, k] = items["embedding"], items["head"], items["buffers"]
         class_of = [classes.index(of) for of in model.layer_classes]
 
         def every_layer(table: FloatArray) -> FloatArray:
@@ -213,6 +211,8 @@ class ServingChains:
             last_decode_s=edges[3],
             last_memory_bytes=fixed[1],
             fixed_memory_bytes=fixed[2],
+            workspace_bytes=once,
+            needs=np.array(class_of)[:, None] * len(bits) + np.arange(len(bits)),
             link_prefill_s=self._links(whole.hidden_bytes(PREFILL, sizes), "bf16"),
             link_decode_s=self._links(whole.hidden_bytes(DECODE, sizes), "bf16"),
             link_return_decode_s=self._links(sizes.decode * TOKEN_BYTES, "int64"),

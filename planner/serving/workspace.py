@@ -16,6 +16,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 
+import numpy as np
+import numpy.typing as npt
+
 from foreplan.datasets.dtypes import GROUP_SIZE
 from foreplan.datasets.experts import LayerClass, computed_sizes
 from foreplan.datasets.kernels.registry import FEW_ROWS, kernels_for
@@ -24,6 +27,8 @@ from foreplan.datasets.models.model import LinearShape, Model
 from foreplan.datasets.program import Variant
 from foreplan.planner.serving.pricing import DECODE, PREFILL, MicroBatches
 from foreplan.planner.serving.spec import CACHE_STORAGE, STORAGE, ServingWorkload
+
+IntArray = npt.NDArray[np.int64]
 
 #: Layers that are recorded as CUDA graphs, over all passes: at 1.5 ms for ten of them and a few KiB
 #: a kernel, more would cost more than they save. Later passes are issued kernel by kernel.
@@ -100,21 +105,39 @@ class StageWorkspace:
         layers = {(of, b, i == 0 and not first) for i, (of, b) in enumerate(every)}
         fullest = max(self.moments(layers, last=last).values())
         messages = self.message_bytes * (int(not first) + int(not last))
-        passing = self._lasting_bytes(end - start) + fullest
+        passing = int(self._lasting_bytes(np.array(end - start))) + fullest
         return messages + max(passing, self._loading_bytes(bits) - cache_bytes)
 
-    def any_stage_bytes(self, bits: Sequence[int]) -> int:
-        """What to leave for a stage whose layers are not known, with any of these bits.
+    def room_bytes(self, layer_class: LayerClass, bits: int, cache_bytes: int) -> IntArray:
+        """What the search leaves for a stage for having a layer of this class at these bits.
 
-        At least `stage_bytes` of a stage between others; on a GPU with room for what torch's
-        allocator leaves free between tensors.
+        A stage needs the most over its layers: its `stage_bytes`, on a GPU with what torch's
+        allocator leaves free between tensors, and as if its first layer kept its input.
+
+        Args:
+            layer_class: of the layer.
+            bits: of it.
+            cache_bytes: of a layer's cache.
+
+        Returns:
+            ``[4, L]`` by place (0 between others, 1 first, 2 last, 3 alone) and number of layers
+            less one, as in ``ChainProblem.workspace_bytes``.
         """
+        layers = self._model.layers
         if self._kind == "cpu":
-            return heap_bytes(self._model, self._workload, self._sizes)
-        layers = set(product(self._model.layer_classes, bits, (False,)))
-        fullest = max(self.moments(layers, last=True).values())
-        passing = self._lasting_bytes(self._model.layers) + fullest + round(_BETWEEN * fullest)
-        return 2 * self.message_bytes + max(passing, self._loading_bytes(bits))
+            heap = heap_bytes(self._model, self._workload, self._sizes)
+            return np.full((4, layers), heap, dtype=np.int64)
+        count = np.arange(1, layers + 1)
+        loading = self._loading_bytes((bits,)) - cache_bytes * count
+        moments = self.moments({(layer_class, bits, False)}, last=True)
+        with_head = max(moments.values())
+        without = max(held for name, held in moments.items() if name != "head")
+        found = np.empty((4, layers), dtype=np.int64)
+        for place, fullest in enumerate((without, without, with_head, with_head)):
+            passing = self._lasting_bytes(count) + fullest + round(_BETWEEN * fullest)
+            messages = self.message_bytes * (2, 1, 1, 0)[place]
+            found[place] = messages + np.maximum(passing, loading)
+        return found
 
     @property
     def message_bytes(self) -> int:
@@ -287,15 +310,15 @@ class StageWorkspace:
 
     # What lasts ---------------------------------------------------------------------------------
 
-    def _lasting_bytes(self, layers: int) -> int:
-        """Tokens and the last logits, and what libraries keep."""
+    def _lasting_bytes(self, layers: IntArray) -> IntArray:
+        """Tokens and the last logits, and what libraries keep, by number of layers."""
         model, w, sizes = self._model, self._workload, self._sizes
         tokens = 8 * w.batch * (w.prompt_tokens + 2 * w.new_tokens + 3)
         logits = 2 * max(sizes.prefill, sizes.decode) * model.vocab
         passes = w.batch // sizes.prefill + (w.new_tokens - 1) * (w.batch // sizes.decode)
         # Passes that are recorded have a stream of their own.
-        streams = 2 if passes * layers > MOST_RECORDED_LAYERS else 1
-        return tokens + logits + _CUBLAS_BYTES * streams
+        streams = np.where(passes * layers > MOST_RECORDED_LAYERS, 2, 1)
+        return np.asarray(tokens + logits + _CUBLAS_BYTES * streams)
 
     def _loading_bytes(self, bits: Sequence[int]) -> int:
         """Most that packing the last slice of a weight takes."""

@@ -21,6 +21,7 @@ def random_problem(
     n_variants: int | None = None,
     identical: bool | None = None,
     budgets: bool | None = None,
+    workspace: bool | None = None,
 ) -> ChainProblem:
     """A small instance that switches every feature of the problem on and off at random."""
     rng = np.random.default_rng(seed)
@@ -60,6 +61,7 @@ def random_problem(
     if rng.random() < 0.3:
         link_return[:] = link_return[:, :1]
     return ChainProblem(
+        **_random_workspace(seed, shape, workspace),
         counts=rng.integers(1 if rng.random() < 0.8 else 0, 3, n_types),
         prefill_s=prefill,
         decode_s=decode,
@@ -84,6 +86,27 @@ def random_problem(
         cost2=cost2,
         max_cost2=float(np.quantile(cost2.sum(axis=0), rng.random())) if limited[1] else None,
     )
+
+
+def _random_workspace(
+    seed: int, shape: tuple[int, int, int], wanted: bool | None
+) -> dict[str, np.ndarray]:
+    """What stages need once; drawn apart, so that the rest of an instance does not depend on it."""
+    rng = np.random.default_rng([seed, 1])
+    n_types, n_layers, n_variants = shape
+    if not (rng.random() < 0.6 if wanted is None else wanted):
+        return {}
+    n_needs = int(rng.integers(1, 4))
+    once = rng.uniform(0, 8, (n_types, n_needs, 1, 1))
+    # By place and length, in any order; in half of the instances needs are nested.
+    if rng.random() < 0.5:
+        once = once + rng.uniform(0, 5, (n_types, n_needs, 4, n_layers))
+    else:
+        once = once + rng.uniform(0, 5, (n_types, 1, 4, n_layers))
+    by_variant = rng.integers(0, n_needs, (1, n_variants))
+    by_layer = rng.integers(0, n_needs, (n_layers, n_variants))
+    needs = by_layer if rng.random() < 0.3 else np.tile(by_variant, (n_layers, 1))
+    return {"workspace_bytes": once, "needs": needs}
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ Make = Callable[..., ChainProblem]
 
 LAYERS = ("prefill_s", "decode_s", "memory_bytes")
 EDGES = tuple(f"{part}_{quantity}" for part in ("first", "last") for quantity in LAYERS)
-BY_TYPE = (*LAYERS, *EDGES, "capacity_bytes", "fixed_memory_bytes")
+BY_TYPE = (*LAYERS, *EDGES, "capacity_bytes", "fixed_memory_bytes", "workspace_bytes")
 LINKS = ("link_prefill_s", "link_decode_s", "link_return_decode_s")
 TIMES = (*LINKS, *LAYERS[:2], *(name for name in EDGES if name.endswith("_s")))
 
@@ -69,6 +69,11 @@ def test_one_more_variant_never_hurts(seed: int, make_problem: Make) -> None:
         array = getattr(problem, name)
         extra = rng.uniform(0.0, 2.0, (*array.shape[:-1], 1))
         changes[name] = np.concatenate([array, extra], axis=-1)
+    # It needs more than any other: what does not use it need not leave room for it.
+    more = problem.workspace_bytes.max(axis=1, keepdims=True) + rng.uniform(0.0, 4.0)
+    changes["workspace_bytes"] = np.concatenate([problem.workspace_bytes, more], axis=1)
+    need = np.full((problem.n_layers, 1), more.shape[1] + problem.workspace_bytes.shape[1] - 1)
+    changes["needs"] = np.concatenate([problem.needs, need], axis=1)
     assert no_worse(replace(problem, **changes), problem)
 
 
@@ -97,7 +102,7 @@ def test_labels_of_variants_do_not_matter(
 ) -> None:
     problem = make_problem(seed)
     order = data.draw(st.permutations(range(problem.n_variants)))
-    names = (*LAYERS, "omega", "cost2")
+    names = (*LAYERS, "omega", "cost2", "needs")
     changes: dict[str, Any] = {name: getattr(problem, name)[..., order] for name in names}
     assert same(best(replace(problem, **changes)), best(problem))
 
@@ -125,7 +130,8 @@ def test_the_unit_of_memory_does_not_matter(seed: int, factor: float, make_probl
 def test_the_chain_can_be_read_backwards(seed: int, make_problem: Make) -> None:
     problem = make_problem(seed)
     changes: dict[str, Any] = {name: getattr(problem, name)[:, ::-1] for name in LAYERS}
-    changes |= {name: getattr(problem, name)[::-1] for name in ("omega", "cost2")}
+    changes |= {name: getattr(problem, name)[::-1] for name in ("omega", "cost2", "needs")}
+    changes["workspace_bytes"] = problem.workspace_bytes[:, :, [0, 2, 1, 3]]
     for quantity in LAYERS:
         changes[f"first_{quantity}"] = getattr(problem, f"last_{quantity}")
         changes[f"last_{quantity}"] = getattr(problem, f"first_{quantity}")

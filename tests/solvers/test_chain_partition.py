@@ -130,13 +130,14 @@ def test_too_many_different_devices(make_problem: Make) -> None:
 
 
 def test_equal_devices_listed_one_by_one_are_one_type(make_problem: Make) -> None:
-    base = make_problem(11, n_types=1, n_layers=5, identical=True, budgets=False)
+    base = make_problem(11, n_types=1, n_layers=5, identical=True, budgets=False, workspace=False)
     link = np.full((1, 1), 0.2)
     pool = replace(
         base, counts=[4], link_prefill_s=link, link_decode_s=link, link_return_decode_s=link
     )
     names = [f"{part}_{q}" for part in ("first", "last") for q in ("prefill_s", "decode_s")]
     names += ["first_memory_bytes", "last_memory_bytes", "fixed_memory_bytes", "capacity_bytes"]
+    names += ["workspace_bytes"]
     names += ["prefill_s", "decode_s", "memory_bytes"]
     # The diagonal is no hop that a lone device could make.
     links = np.full((4, 4), 0.2) + np.diag([5.0, 6.0, 7.0, 8.0])

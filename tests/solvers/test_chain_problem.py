@@ -63,6 +63,24 @@ def test_law_by_hand() -> None:
     assert score.feasible
 
 
+def test_a_stage_takes_the_most_that_its_layers_need_once() -> None:
+    once = np.zeros((2, 2, 4, 3))
+    once[0, 0, 1, 1], once[0, 1, 1, 1] = 3.0, 5.0  # first of a chain, two layers long
+    p = problem(workspace_bytes=once, needs=[[0, 1], [0, 1], [0, 1]])
+    free = problem()
+    for variants, more in (([0, 0], 3.0), ([0, 1], 5.0), ([1, 1], 5.0)):
+        bare = make_stage(free, 0, 0, 2, variants).memory_bytes
+        assert make_stage(p, 0, 0, 2, variants).memory_bytes == pytest.approx(bare + more)
+    alone = [make_stage(q, 0, 0, 1, [1]).memory_bytes for q in (p, free)]
+    assert alone[0] == pytest.approx(alone[1])  # nothing is said of one layer
+
+
+@pytest.mark.parametrize("needs", [[[0, 1]], [[0, 1]] * 2 + [[0, 2]], [[0.5, 1.0]] * 3])
+def test_needs_that_are_not_there(needs: list[list[float]]) -> None:
+    with pytest.raises(SpecError, match="needs"):
+        problem(workspace_bytes=np.zeros((2, 2, 4, 3)), needs=needs)
+
+
 def test_one_token_has_no_decode_term() -> None:
     p = problem(new_tokens=1)
     score = evaluate(p, two_stages(p))
