@@ -325,7 +325,7 @@ def _infos(node: Any) -> list[TensorInfo]:
         raise SpecError(
             f"module: {_module_path(node) or node.name}", got=f"{_made_by(node).target}",
             expected="tensors whose sizes do not depend on values",
-            fix="give every expert all tokens, and mask, to price a mixture of experts",
+            fix="mask what is left out, as by giving every expert all tokens",
         )  # fmt: skip
     return [_info(item) for item in tensors]
 
