@@ -378,7 +378,7 @@ def _measuring(a: Rank, b: Rank) -> str:
     if a.host == b.host:
         return (
             f"'foreplan profile' on {a.host} measures the links of its devices; or write one under "
-            "tiers (scope: host); devices apart on hosts of their own: t4@a,t4@b"
+            f"tiers (scope: host); devices apart on hosts of their own: {a.name}@a,{b.name}@b"
         )
     return (
         f"'foreplan profile --serve HOST:PORT' on {a.host} and 'foreplan profile --link HOST:PORT' "

@@ -217,7 +217,8 @@ def plan(
         seed=seed,
     )
     say = progress or (lambda text: None)
-    say(f"deciding: {kind} on {len(where.ranks())} devices")
+    count = len(where.ranks())
+    say(f"deciding: {kind} on {count} device{'s' if count > 1 else ''}")
     choice: Choice[Any] = chosen.decide(problem)
     forecast = _checked(chosen, problem, choice.decision)
     theirs = {word: _decide(chosen, problem, profiles, word) for word in beside if word != costs}

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Callable
 
 from foreplan.errors import InfeasibleError, SpecError
 from foreplan.planner.bubbles.backbone import BackboneTimeline, bare_decision
-from foreplan.planner.bubbles.baselines import balanced, first_stage, three_phase
+from foreplan.planner.bubbles.baselines import balanced, chain_busy_s, first_stage, three_phase
 from foreplan.planner.bubbles.decision import BackboneStage, BubblesDecision
 from foreplan.planner.bubbles.filling import Filling, fill
-from foreplan.planner.bubbles.layouts import Layout
+from foreplan.planner.bubbles.layouts import CLOSER, Layout
 from foreplan.planner.bubbles.replays import Replay, lacks
-from foreplan.planner.bubbles.search import BubbleSearch
+from foreplan.planner.bubbles.search import REJECTED, BubbleSearch
+
+CHAIN = "balanced chain of encoder and backbone"
+#: Layouts whose chain is weighed on every order of unlike devices, and chains that are simulated
+#: beside those of the layouts that are searched.
+ORDERED, CHAINS = 2, 8
 
 
 def searched_baselines(search: BubbleSearch) -> dict[str, BubblesDecision | str]:
@@ -43,7 +49,7 @@ def searched_baselines(search: BubbleSearch) -> dict[str, BubblesDecision | str]
         made.setdefault("encoders on the first stage", []).append(
             lambda step=step, layout=layout, cut=cut: first_stage(step, bare(layout, cut))  # type: ignore[misc]
         )
-        one = made.setdefault("balanced chain of encoder and backbone", [])
+        one = made.setdefault(CHAIN, [])
         for chunks in sorted({1, layout.plan.chunks}):
             one.append(functools.partial(chain, layout, chunks))
         for count in stages:
@@ -57,7 +63,39 @@ def searched_baselines(search: BubbleSearch) -> dict[str, BubblesDecision | str]
                 made.setdefault("coarse filling", []).append(
                     functools.partial(_coarse, search, timeline, count)
                 )
-    return {kind: _quickest(search, options) for kind, options in made.items()}
+    further = {CHAIN: (functools.partial(chain, *form) for form in _chains(search))}
+    return {
+        kind: _quickest(search, [*options, *further.get(kind, ())])
+        for kind, options in made.items()
+    }
+
+
+def _chains(search: BubbleSearch) -> list[tuple[Layout, int]]:
+    """Chains on unlike devices that no searched layout has, with their chunks, quickest first.
+
+    The estimate by which layouts are searched knows the backbone alone, in at least a layer a
+    virtual stage; a chain gives slow devices layers of the encoder instead. Layouts are compared by
+    what the busiest rank computes, on the cluster's own order and, the best of them, on every one.
+    """
+    if search.by_memory or len(search.problem.workload.encoders) != 1:
+        return []
+    known = {(x.plan, chunks) for x in search.layouts for chunks in (1, x.plan.chunks)}
+    busy: dict[tuple[Layout, int], float] = {}
+
+    def weigh(layouts: list[Layout]) -> None:
+        for layout in layouts:
+            with contextlib.suppress(SpecError):
+                busy[layout, layout.plan.chunks] = chain_busy_s(
+                    search.step(layout), search.problem.costs, layout.microbatches,
+                    layout.plan.chunks,
+                )  # fmt: skip
+
+    unlike = [layout for layout in search.found if search.orders(layout)]
+    weigh(unlike[: CLOSER + REJECTED])
+    for layout, _ in sorted(busy, key=busy.__getitem__)[:ORDERED]:
+        weigh(search.orders(layout))
+    new = [form for form in busy if (form[0].plan, form[1]) not in known]
+    return sorted(new, key=busy.__getitem__)[:CHAINS]
 
 
 def _quickest(

@@ -164,6 +164,21 @@ def balanced(
     )
 
 
+def chain_busy_s(step: TrainingStep, costs: CostBook, microbatches: int, chunks: int) -> float:
+    """What the busiest rank computes under `balanced` in its cuts by time.
+
+    Raises:
+        SpecError: fewer layers than virtual stages.
+        MissingDataError: a pass without a price.
+    """
+    pp = step.plan.pp
+    seconds = seconds_by_stage(chain_seconds, step, costs, pp * chunks)
+    busy = [0.0] * pp
+    for c, (start, end) in enumerate(itertools.pairwise(min_max_cuts(seconds, pp * chunks))):
+        busy[c % pp] += float(seconds[c, start:end].sum())
+    return microbatches * max(busy)
+
+
 def chain_seconds(step: TrainingStep, costs: CostBook, device: str) -> list[float]:
     """Forward and backward of every layer of the first encoder, then of the backbone.
 

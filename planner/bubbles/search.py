@@ -17,6 +17,7 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
 from foreplan.cost_models.memory import show_bytes
+from foreplan.datasets.quantity import format_seconds
 from foreplan.errors import InfeasibleError, SpecError
 from foreplan.planner.base import Problem
 from foreplan.planner.bubbles.backbone import (
@@ -39,6 +40,8 @@ from foreplan.planner.bubbles.training_step import TrainingStep
 
 #: Answers whose warm-up is searched, answers that are simulated.
 REFINED, REPLAYED = 2, 6
+#: Layouts that are not filled of which a plan says why.
+REJECTED = 8
 #: Orders of unlike devices that a layout is filled on beside the cluster's own.
 PLACED = 2
 #: Digits to which steps are compared.
@@ -67,7 +70,8 @@ class BubbleSearch:
             by time alone; for problems that nothing else fits.
 
     Attributes:
-        layouts: those that are searched.
+        found: all layouts that may fit, best estimate first.
+        layouts: those that are searched, on the orders of devices that suit them.
         lower_s: no step under any layout is shorter.
         findings: what was seen on the way.
     """
@@ -75,33 +79,39 @@ class BubbleSearch:
     def __init__(self, problem: Problem[BubblesWorkload], *, by_memory: bool = False) -> None:
         self.problem, self.by_memory = problem, by_memory
         self.findings = Findings()
-        found, rejected = layouts(problem, by_memory=by_memory)
-        self.layouts = [placed for layout in found[:CLOSER] for placed in self._placed(layout)]
+        self.found, rejected = layouts(problem, by_memory=by_memory)
+        self.layouts = [each for layout in self.found[:CLOSER] for each in self._placed(layout)]
         self.findings.rejected |= rejected
-        self.lower_s = min(layout.work_s for layout in found)
+        self.lower_s = min(layout.work_s for layout in self.found)
         if any(layout.plan.tp > 1 for layout in self.layouts):
             self.findings.rejected["encoders on fewer lanes than the backbone"] = (
                 "lanes of one tensor parallel group would run unlike work, and one rank of the "
                 "schedule stands for all of them"
             )
-        for layout in found[CLOSER:][:8]:
+        for layout in self.found[CLOSER:][:REJECTED]:
             p = layout.plan
-            self.findings.rejected[f"dp {p.dp} x pp {p.pp} x tp {p.tp}, {p.chunks} chunks"] = (
-                f"the backbone alone is estimated at {layout.estimate_s:.4g} s, the best at "
-                f"{found[0].estimate_s:.4g} s"
+            # On unlike devices it may be taken as a chain of encoder and backbone all the same.
+            name = f"{'filling ' if self.orders(layout) else ''}dp {p.dp} x pp {p.pp} x tp {p.tp}"
+            self.findings.rejected[f"{name}, {p.chunks} chunks"] = (
+                f"the backbone alone is estimated at {format_seconds(layout.estimate_s)}, the best "
+                f"at {format_seconds(self.found[0].estimate_s)}"
             )
+
+    def orders(self, layout: Layout) -> list[Layout]:
+        """A layout on every other order of unlike devices; none where they are alike or stated."""
+        if layout.plan.device_order is not None:
+            return []
+        return [
+            replace(layout, plan=layout.plan.model_copy(update={"device_order": order}))
+            for order in device_orders(self.problem.cluster, layout.plan)[1:]
+        ]
 
     def _placed(self, layout: Layout) -> list[Layout]:
         """A layout on the cluster's own order of devices and on those that suit the backbone best.
 
         Like devices, or an order that the workload states, have one order.
         """
-        if layout.plan.device_order is not None:
-            return [layout]
-        placed = [
-            replace(layout, plan=layout.plan.model_copy(update={"device_order": order}))
-            for order in device_orders(self.problem.cluster, layout.plan)[1:]
-        ]
+        placed = self.orders(layout)
         alone = {other: self._alone_s(other) for other in placed}
         best = sorted((other for other in placed if alone[other] < math.inf), key=alone.__getitem__)
         return [layout, *best[:PLACED]]

@@ -207,8 +207,8 @@ class BubblesWorkload(StrictModel):
             with ``global_batch``.
         schedule: the backbone's pipeline schedule; ``interleaved-1f1b`` needs chunks above 1, and
             1F1B stands in for it where there is one chunk.
-        recompute: of the backbone's activations: ``selective`` leaves out the attention's inside,
-            ``full`` all but each layer's input, ``auto`` is searched.
+        recompute: of the backbone's activations: ``none`` keeps all, ``selective`` leaves out the
+            attention's inside, ``full`` all but each layer's input, ``auto`` is searched.
         sharded_optimizer: gradients are reduce-scattered, parameters all-gathered (ZeRO); all-
             reduced otherwise.
         unit_layers: layers of an encoder that one unit may hold, to try; a half is the attention

@@ -71,7 +71,7 @@ class DecoderTask:
         needed = 4 * self._model.parameters
         if needed > free:
             raise InfeasibleError(
-                f"{self.name} is captured with its weights in fp32, {needed / 2**30:.3g} GiB, of"
+                f"{self.name} is run with its weights in fp32, {needed / 2**30:.3g} GiB, of"
                 f" which this host has {free / 2**30:.3g} GiB free",
                 fix="plan on a larger host, or for a smaller model",
             )

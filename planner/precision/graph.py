@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Iterable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -155,7 +156,8 @@ class TrainingGraph:
             SpecError: a module that cannot be traced, or without a weight that a plan could lower;
                 a batch that is not ``((inputs, ...), target)``, or of another number of samples.
         """
-        module = task.module()
+        with _where_captured(task):
+            module = task.module()
         batch = task.batch(0, 0)
         if not (isinstance(batch, tuple) and len(batch) == 2 and isinstance(batch[0], tuple)):
             raise SpecError(
@@ -236,6 +238,19 @@ class TrainingGraph:
             for o in self.operators
         )
         return TrainingGraph(self.name, operators, self.parameters, self.digest)
+
+
+def _where_captured(task: TrainingTask) -> AbstractContextManager[Any]:
+    """Torch's default device while a task's module is made only to be captured.
+
+    Decoders need no weights for that, which take most of the time; networks of one's own may ask
+    for values while they are made.
+    """
+    import torch
+
+    from foreplan.planner.precision.decoder_task import DecoderTask
+
+    return torch.device("meta") if isinstance(task, DecoderTask) else nullcontext()
 
 
 def _check_dense(name: str, module: torch.nn.Module) -> None:

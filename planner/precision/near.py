@@ -49,6 +49,7 @@ def precision_near(
     # Evenly over the range of omega, so that both sides are seen on large networks too.
     ordered = sorted(trials, key=lambda name: trials[name][0])
     picked = np.linspace(0, len(ordered) - 1, min(REPLAYS, len(ordered))).round().astype(int)
+    met: dict[str, bool] = {}
     better: list[tuple[float, str]] = []
     worse: list[tuple[float, str]] = []
     for name in (ordered[i] for i in dict.fromkeys(int(p) for p in picked)):
@@ -56,12 +57,16 @@ def precision_near(
         replayed = s.replay.run(s.each(trial))
         if not s.fits(replayed):
             continue
+        met[name] = search.meets(replayed)
         if omega < base:
             better.append((replayed.iteration_s, name))
-        elif omega > base and search.meets(replayed):
+        elif omega > base and met[name]:
             worse.append((omega, name))
     kept = [*sorted(better)[:KEPT], *sorted(worse)[:KEPT]]
-    return {name: s.decision(trials[name][1], search.omega, search.target_s) for _, name in kept}
+    return {
+        name: s.decision(trials[name][1], search.omega, search.target_s, limits_met=met[name])
+        for _, name in kept
+    }
 
 
 def _omega(search: PrecisionSearch, choices: Sequence[IntArray]) -> float:

@@ -25,9 +25,10 @@ from foreplan.planner.precision.baselines import precision_baselines
 from foreplan.planner.precision.graph import TrainingGraph
 from foreplan.planner.precision.indicator import omega_table
 from foreplan.planner.precision.near import precision_near
-from foreplan.planner.precision.search import GAP, PrecisionSearch
+from foreplan.planner.precision.search import PrecisionSearch
 from foreplan.planner.precision.situation import Situation, refuse_too_large
 from foreplan.planner.precision.spec import PrecisionDecision, PrecisionWorkload
+from foreplan.planner.precision.starting import GAP, starting_plans
 from foreplan.planner.precision.task import training_task
 
 if TYPE_CHECKING:
@@ -277,12 +278,13 @@ class PrecisionPlanner(Planner[PrecisionWorkload, PrecisionDecision]):
         for known, search in self._searched:
             if known is situation:
                 return search
+        start = starting_plans(situation)  # refuses what no device holds, which an indicator is not
         # One task of one workload and seed: the indicator knows no prices.
         alike = (search.omega for known, search in self._searched if known.task is situation.task)
         omega = next(alike, None) or omega_table(
             situation.task, situation.graph, problem.workload, problem.seed
         )
-        made = PrecisionSearch(situation, omega)
+        made = PrecisionSearch(situation, omega, start)
         self._searched = [*self._searched, (situation, made)][-_KEPT:]
         return made
 

@@ -3,12 +3,15 @@
 Tables are flattened into arrays, so that a plan costs a few gathers; the schedule's shape is the
 same for every plan and is made ready once. The workers' seconds go into `Simulator.run`, which
 knows rendezvous, queues and contention.
+
+Steps repeat: when the last all-reduce of a step is over, every rank is idle and begins its update,
+so that all that follows depends on nothing before. Two steps say what any number takes.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -18,6 +21,7 @@ from foreplan.cost_models.schedule import FloatArray, IntArray, Schedule
 from foreplan.cost_models.simulator import Contention, Simulator
 from foreplan.datasets.tier import ContentionKind
 from foreplan.planner.contention import pressure
+from foreplan.planner.precision.flat_tables import Contending, Issue
 from foreplan.planner.precision.pricing import StepTables, Works
 from foreplan.planner.precision.saved import SavedBytes
 from foreplan.planner.precision.spec import ALL_REDUCE, BACKWARD, FORWARD, OPTIMIZER
@@ -57,10 +61,15 @@ class DeviceReplay:
         self._shares = tuple(float(share) for share in count / max(1, len(self._part)))
         self.issue = Issue.of(tables)
 
-    def seconds(self, choice: IntArray) -> tuple[float, FloatArray]:
-        """Seconds of the forward pass and of each part of the backward pass."""
+    def places(self, choice: IntArray) -> tuple[IntArray, IntArray]:
+        """Where a choice's options and casts stand in flat arrays."""
         at = self._start + choice
         cell = self._edge + choice[self._producer] * self._width + choice[self._consumer]
+        return at, cell
+
+    def seconds(self, choice: IntArray) -> tuple[float, FloatArray]:
+        """Seconds of the forward pass and of each part of the backward pass."""
+        at, cell = self.places(choice)
         forward = float(self._forward[at].sum() + self._cast[cell].sum())
         backward = self._by_part(self._backward[at], self._cast_back[cell])
         host = self.issue
@@ -100,68 +109,12 @@ class DeviceReplay:
         )
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Issue:
-    """What a GPU's host takes to issue options and casts, flat as `DeviceReplay` has their prices.
-
-    Attributes:
-        forward: seconds by option; `cast` by cell of an edge, likewise for the backward pass.
-        once_s: around the calls of a forward pass.
-        once_backward_s: around those of a backward pass.
-        of_options: of both passes, one array an operator.
-        of_edges: ``[a, b]`` of both passes, one array an edge.
-    """
-
-    forward: FloatArray
-    backward: FloatArray
-    cast: FloatArray
-    cast_back: FloatArray
-    once_s: float
-    once_backward_s: float
-    of_options: tuple[FloatArray, ...]
-    of_edges: tuple[FloatArray, ...]
-
-    @classmethod
-    def of(cls, tables: StepTables) -> Issue | None:
-        """``None`` of a device whose host is not known, or does not run ahead of it."""
-        once = [tables.issue_s(part, (), 1.0) for part in (FORWARD, BACKWARD)]
-        if once[0] is None or once[1] is None:
-            return None
-
-        def seconds(part: str, several: Iterable[Works]) -> FloatArray:
-            return np.array([tables.issue_s(part, works, 0.0) for works in several], dtype=float)
-
-        options = [option for found in tables.options for option in found]
-        cells = [
-            (edge.forward[a][b], edge.backward[a][b])
-            for edge in tables.edges
-            for a in range(len(edge.forward)) for b in range(len(edge.forward[a]))
-        ]  # fmt: skip
-        forward = seconds(FORWARD, (o.forward for o in options))
-        backward = seconds(BACKWARD, (o.backward for o in options))
-        cast = seconds(FORWARD, (cell[0] for cell in cells))
-        cast_back = seconds(BACKWARD, (cell[1] for cell in cells))
-        ends = np.cumsum([len(found) for found in tables.options])[:-1]
-        shapes = [edge.forward_s.shape for edge in tables.edges]
-        cuts = np.cumsum([a * b for a, b in shapes])[:-1].astype(int)
-        both = np.split(cast + cast_back, cuts) if shapes else []
-        return cls(
-            forward, backward, cast, cast_back, once[0], once[1],
-            tuple(np.split(forward + backward, ends)),
-            tuple(flat.reshape(shape) for flat, shape in zip(both, shapes, strict=True)),
-        )  # fmt: skip
-
-    def forward_s(self, at: IntArray, cell: IntArray) -> float:
-        """Of a whole forward pass."""
-        return self.once_s + float(self.forward[at].sum() + self.cast[cell].sum())
-
-
 @dataclass(frozen=True, slots=True)
 class Replayed:
     """What a replay says of a plan.
 
     Attributes:
-        iteration_s: seconds of a step.
+        iteration_s: seconds of a step, the mean over the steps of the replay.
         saved_bytes: tensors kept for the backward pass, by rank.
     """
 
@@ -181,6 +134,8 @@ class StepReplay:
         contends: in what they contend.
         taken: what the backward pass loses to an all-reduce beside it, over the all-reduce's own
             time (`Cluster.taken_beside`). The last one has the update behind it, which waits.
+        steps: that a plan is judged by: all ranks begin the first at once, later ones each when its
+            own update is over.
     """
 
     def __init__(
@@ -192,7 +147,9 @@ class StepReplay:
         contention: Contention | None,
         contends: ContentionKind = "memory",
         taken: float = 0.0,
+        steps: int = 1,
     ) -> None:
+        self.steps = steps
         self.devices, self.optimizer = tuple(devices), optimizer
         self.buckets = devices[0].buckets
         self._costs, self._contention, self._contends = costs, contention, contends
@@ -217,11 +174,32 @@ class StepReplay:
                     [costs.cost(work, label).mean_s for work in self._beside] for label in labels
                 ]
         full = [np.zeros(len(device.tables.graph), dtype=np.int64) for device in devices]
-        self._schedule = self.schedule(full)
+        self._schedule = self.schedule(full, min(steps, 2))
         self._simulator = Simulator(self._schedule, contention=contention)
+        made: dict[int, Contending] = {}
+        if contention is not None:
+            for device in devices:
+                if id(device) not in made:
+                    made[id(device)] = Contending.of(device.tables, costs, contends)
+        self._contending = [made[id(device)] for device in devices] if made else []
         self._place = {
             op: np.flatnonzero(self._schedule.op == k) for k, op in enumerate(self._schedule.ops)
         }
+        # Of each step the last all-reduce; one rank alone has its update.
+        last, step = self._place[ALL_REDUCE if len(labels) > 1 else OPTIMIZER], []
+        if steps > 1:
+            step = [last[self._schedule.microbatch[last] == number][-1] for number in range(2)]
+        self._idle = tuple(int(action) for action in step)
+
+    @property
+    def update_s(self) -> FloatArray:
+        """What updates add to a step, by rank: its own between steps, the longest after the last.
+
+        No rank's forward and backward pass with its all-reduces and this is more than a step takes.
+        """
+        own = self.optimizer_s
+        found: FloatArray = ((self.steps - 1) * own + own.max()) / self.steps
+        return found
 
     def schedule(self, choices: Sequence[IntArray], steps: int = 1) -> Schedule:
         """The schedule of a plan, with its works."""
@@ -252,7 +230,7 @@ class StepReplay:
         return _segment(OPTIMIZER, {self.optimizer: 1}, waits) if waits else self.optimizer
 
     def run(self, choices: Sequence[IntArray]) -> Replayed:
-        """Time and saved bytes of one step.
+        """Time and saved bytes of a step.
 
         Args:
             choices: option of every operator, one array a rank.
@@ -273,7 +251,36 @@ class StepReplay:
         ):
             if op in self._place:
                 duration[self._place[op]] = values(self._place[op])
-        return Replayed(self._simulator.run(duration).makespan_s, tuple(saved))
+        timeline = self._simulated(choices, forward, backward).run(duration)
+        total_s = timeline.makespan_s
+        if self.steps > 2:
+            first, second = self._idle
+            total_s += (self.steps - 2) * float(timeline.end_s[second] - timeline.end_s[first])
+        return Replayed(total_s / self.steps, tuple(saved))
+
+    def _simulated(
+        self, choices: Sequence[IntArray], forward: FloatArray, backward: FloatArray
+    ) -> Simulator:
+        """The simulator, where ranks contend by the shares of these plans' own works.
+
+        Args:
+            choices: option of every operator, one array a rank.
+            forward: seconds of their forward passes.
+            backward: ``[rank, part]`` of their backward passes.
+        """
+        if not self._contending:
+            return self._simulator
+        shares = np.zeros((2, len(choices)))
+        whole = backward.sum(axis=1)
+        for rank, (device, choice) in enumerate(zip(self.devices, choices, strict=True)):
+            shares[:, rank] = self._contending[rank].shares(
+                *device.places(choice), float(forward[rank]), float(whole[rank])
+            )
+        found = self._schedule.pressure.copy()
+        for row, op in enumerate((FORWARD, BACKWARD)):
+            at = self._place[op]
+            found[at] = shares[row, self._schedule.rank[at]]
+        return Simulator(replace(self._schedule, pressure=found), contention=self._contention)
 
 
 def _count(parts: Counter[Work], works: Works) -> None:

@@ -90,6 +90,7 @@ class Situation:
             contention(problem.cluster, tuple(range(len(self.ranks))), kind=contends),
             contends,
             problem.cluster.taken_beside("all_reduce", range(len(self.ranks))),
+            w.steps,
         )
         self.capacity = tuple(rank.capacity for rank in self.ranks)
 

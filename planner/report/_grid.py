@@ -1,6 +1,7 @@
-"""`Grid`: a rich table that leaves out columns which a narrow terminal has no room for.
+"""`Grid`: a rich table that leaves out, and names, columns that a narrow terminal has no room for.
 
-Where even the others would have to be broken within a word, rows become records: a cell a line.
+Where even the others would have to be broken within a word, rows become records: a cell a line, and
+none left out.
 
 Cells are texts of strangers: they are shown as they are, never read as rich's markup.
 """
@@ -58,9 +59,12 @@ class Grid:
         yield Text(self.title, style="bold")
         widths = _widths(shown, options.max_width)
         if widths is None and len(shown) > 1:
-            yield from _records(shown)
+            yield from _records(self.columns)
         else:
             yield _table(shown, widths)
+            left_out = [column.name for column in self.columns if column.least > options.max_width]
+            if left_out:
+                yield Text(f"too narrow for: {', '.join(left_out)}", style="dim")
         if self.note:
             yield Text(self.note, style="dim")
 

@@ -10,8 +10,13 @@ from tests.planner.bubbles.problems import encoder, problem, workload
 from foreplan.datasets.inline_cluster import parse_devices
 from foreplan.errors import SpecError
 from foreplan.planner.api import plan
+from foreplan.planner.bubbles.baseline_search import CHAIN, _chains, searched_baselines
+from foreplan.planner.bubbles.baselines import balanced
 from foreplan.planner.bubbles.device_order import device_orders
+from foreplan.planner.bubbles.layouts import CLOSER
 from foreplan.planner.bubbles.planner import BubblesPlanner
+from foreplan.planner.bubbles.replays import lacks
+from foreplan.planner.bubbles.search import BubbleSearch
 from foreplan.planner.bubbles.spec import BackbonePlan, TransformerDims
 from foreplan.planner.bubbles.training_step import TrainingStep
 from foreplan.planner.export.exporter import export_plan
@@ -90,3 +95,33 @@ def test_the_plan_is_run_where_it_says():
     labels = [rank.label for rank in made.cluster.ranks()]
     assert [labels[rank] for rank in ranks] == ["b/t4#0", "b/t4#1", "b/t4#2", "a/a100_sxm_80gb"]
     assert planner.occupied(problem_of(made, planner), decision_of(made)) == (0, 1, 2, 3)
+
+
+def vision(**rest):
+    """A vision model whose encoder is half of its work, on layouts that the search chooses."""
+    made = asked(**rest).model_copy(update={"plan": None})
+    sizes = TransformerDims(layers=24, hidden=1024, heads=16)
+    towers = (made.encoders[0].model_copy(update={"dims": sizes, "tokens": 576}),)
+    backbone = TransformerDims(layers=16, hidden=2048, heads=16, vocab=32000)
+    return made.model_copy(update={"backbone": backbone, "encoders": towers})
+
+
+@pytest.mark.parametrize("devices", ["2xa100-80g,2xh200", "1xh200,3xl4", "4xl4,4xh200"])
+def test_no_layout_that_a_workload_could_state_has_a_quicker_chain(devices):
+    """Though it be none of those that are filled, which an estimate of the backbone ranks."""
+    posed = problem(vision(), devices)
+    search = BubbleSearch(posed)
+    found = search.replay(searched_baselines(search)[CHAIN]).total_s
+    assert len(search.found) > CLOSER
+    for layout in search.found:
+        chain = balanced(
+            search.step(layout), posed.costs, posed.workload.schedule, layout.microbatches,
+            layout.plan.chunks,
+        )  # fmt: skip
+        replay = search.replay(chain)
+        if lacks(posed, replay) is None:
+            assert found <= replay.total_s * (1 + 1e-9), layout.plan
+
+
+def test_on_devices_alike_chains_are_those_of_the_layouts_that_are_filled():
+    assert _chains(BubbleSearch(problem(vision(), "4xh200"))) == []

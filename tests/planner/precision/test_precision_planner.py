@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import re
 
 import numpy as np
 import pytest
@@ -168,9 +169,42 @@ def test_less_memory_costs_precision_until_nothing_fits(planner, make_problem):
 
 
 def test_out_of_reach_target_says_what_is_not(planner, make_problem):
-    with pytest.raises(InfeasibleError, match="the quickest takes") as raised:
+    with pytest.raises(InfeasibleError, match=r"takes 1 us a step; the quickest takes") as raised:
         planner.decide(make_problem("1xt4", target_s=1e-6))
-    assert "allow a target of" in str(raised.value)
+    assert re.search(r"the quickest takes [\d.]+ us;", str(raised.value))
+
+
+@pytest.mark.parametrize("slack", [0.0, 0.25])
+@pytest.mark.parametrize("steps", [1, 4])
+def test_the_quickest_that_a_refusal_states_can_be_asked_for(planner, make_problem, steps, slack):
+    with pytest.raises(InfeasibleError) as raised:
+        planner.decide(make_problem("1xl4,1xt4", target_s=1e-6, steps=steps, slack=slack))
+    stated = float(re.search(r"allow target_s=([\d.e-]+),", str(raised.value))[1])
+    asked = make_problem("1xl4,1xt4", target_s=stated, steps=steps, slack=slack)
+    taken = Forecast(planner, asked, planner.decide(asked).decision).metrics["iteration_s"]
+    assert taken <= stated * (1 + slack) * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("slack", [0.0, 0.03])
+def test_no_close_plan_is_better_by_the_clock_that_plans_are_judged_by(
+    planner, make_problem, slack
+):
+    problem = make_problem("1xl4,1xt4", steps=4, slack=slack)
+    choice = planner.decide(problem)
+    mine = Forecast(planner, problem, choice.decision)
+    assert mine.metrics["iteration_s"] <= choice.decision.target_s * (1 + 1e-9)
+    assert choice.near
+    for decision in choice.near.values():
+        taken = Forecast(planner, problem, decision).metrics["iteration_s"]
+        met = taken <= decision.target_s * (1 + 1e-9)
+        assert met == decision.limits_met
+        assert not met or decision.omega >= choice.decision.omega
+
+
+def test_memory_is_refused_before_the_indicator(monkeypatch, planner, make_problem):
+    monkeypatch.setattr(planner_module, "omega_table", lambda *a: pytest.fail("indicated"))
+    with pytest.raises(InfeasibleError, match="needs at least"):
+        PrecisionPlanner().decide(make_problem("1xt4", memory_bytes=1 << 20))
 
 
 def test_layers_share_precisions_on_request(planner, make_problem):

@@ -2,11 +2,13 @@
 
 import dataclasses
 
+import numpy as np
 import pytest
 
 from foreplan.planner.precision.indicator import omega_table
 from foreplan.planner.precision.search import PrecisionSearch
 from foreplan.planner.precision.situation import Situation
+from foreplan.solvers.choice_score import evaluate
 
 
 @pytest.fixture(scope="module")
@@ -52,3 +54,31 @@ def test_nothing_is_left_to_raise(search):
         trial = list(filled)
         trial[k] = tables.choice({**tables.names(filled[k]), **dict.fromkeys(modules, text)})
         assert not search.meets(s.replay.run(s.each(trial)))
+
+
+@pytest.mark.parametrize("steps", [1, 2, 4])
+def test_plans_that_meet_the_sufficient_rows_are_in_time(make_problem, steps):
+    """Whatever kind keeps its own rows, and whoever is slow at passes or at updates."""
+    situation = Situation(make_problem("1xl4,1xt4,1xa100-80g", steps=steps, slack=0.3))
+    omega = omega_table(situation.task, situation.graph, situation.workload, 0)
+    search, rng, met = PrecisionSearch(situation, omega), np.random.default_rng(4), 0
+    for _ in range(24):
+        plan = []
+        for device in situation.devices:
+            names = {
+                device.tables.graph.operators[i].module: str(
+                    rng.choice([p.name for p in device.tables.options[i]])
+                )
+                for i in device.tables.graph.adjustable
+            }
+            plan.append(device.tables.choice(names))
+        taken_s = situation.replay.run(situation.each(plan)).iteration_s
+        search.target_s = taken_s * (1 + rng.uniform(-0.01, 0.01))
+        updates = search._sufficient(plan)
+        in_rows = all(
+            evaluate(search.problem(k, search.target_s, None, updates[k]), choice.tolist()).feasible
+            for k, choice in enumerate(plan)
+        )
+        met += in_rows
+        assert not in_rows or taken_s <= search.target_s * (1 + 1e-9)
+    assert met

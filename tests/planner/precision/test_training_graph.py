@@ -241,8 +241,20 @@ def test_weights_that_the_host_cannot_hold_are_refused_before_they_are_made(monk
     described = load_model("tiny-llama-random")
     task = DecoderTask(described, PrecisionWorkload(batch=1, sequence_length=8), seed=0)
     monkeypatch.setattr(decoder_task, "free_bytes", lambda: 4 * described.parameters - 1)
-    with pytest.raises(InfeasibleError, match=r"tiny-llama-random is captured with its weights"):
-        TrainingGraph.of(task, 1)
+    with pytest.raises(InfeasibleError, match=r"tiny-llama-random is run with its weights"):
+        task.module()
+    assert TrainingGraph.of(task, 1).adjustable, "a decoder is captured without weights"
+
+
+def test_a_decoder_captured_without_weights_is_the_one_with_weights():
+    task = DecoderTask(
+        load_model("tiny-llama-random"), PrecisionWorkload(batch=2, sequence_length=8), seed=0
+    )
+    module = task.module()
+    captured = capture(module, task.batch(0, 0)[0], name=task.name)
+    bare, whole = TrainingGraph.of(task, 2), TrainingGraph.from_capture(captured, module)
+    assert bare.operators == whole.operators
+    assert (bare.parameters, bare.digest) == (whole.parameters, whole.digest)
     with torch.device("meta"):  # shapes alone take none
         assert all(p.is_meta for p in task.module().parameters())
 

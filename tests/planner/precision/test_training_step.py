@@ -8,13 +8,16 @@ import torch
 
 from foreplan.cost_models.costs import CostBook, Estimate
 from foreplan.cost_models.simulator import simulate
+from foreplan.datasets.tier import Contention
 from foreplan.planner.precision.allocation import MEMORY
 from foreplan.planner.precision.execution.modules import apply_variants
 from foreplan.planner.precision.graph import TrainingGraph
+from foreplan.planner.precision.planner import PrecisionPlanner
 from foreplan.planner.precision.pricing import StepTables
 from foreplan.planner.precision.saved import SavedBytes
 from foreplan.planner.precision.situation import Situation
 from foreplan.planner.precision.task import training_task
+from foreplan.planner.predict import Forecast
 from foreplan.solvers.choice_score import evaluate
 
 
@@ -72,15 +75,50 @@ def unit_omega(situation):
     }
 
 
-def test_replay_is_the_simulation_of_the_schedule(situation):
-    for plan in random_plans(situation, 5):
-        choices = situation.each(plan)
-        schedule = situation.replay.schedule(choices)
-        full = simulate(schedule, situation.problem.costs)
-        replayed = situation.replay.run(choices)
-        assert replayed.iteration_s == pytest.approx(full.makespan_s, rel=1e-9)
-        peaks = [sum(peak.values()) for peak in full.peak_memory()]
+def contended_cluster(cluster, kind):
+    """With what ranks of a host lose to each other."""
+    if not kind:
+        return cluster
+    known = Contention(kind=kind, factors={2: 1.7, 3: 2.4})
+    return cluster.model_copy(update={"contention": (known,)})
+
+
+@pytest.mark.parametrize("kind", ["", "training", "memory"])
+@pytest.mark.parametrize("steps", [1, 2, 3, 7])
+@pytest.mark.parametrize("devices", ["1xt4", "1xl4,1xt4", "2xt4,1xa100-80g"])
+def test_replay_is_the_simulation_of_the_schedule(make_problem, devices, steps, kind):
+    """Of all its steps: ranks of unlike speed begin the later ones one after another."""
+    problem = make_problem(devices, steps=steps)
+    cluster = contended_cluster(problem.cluster, kind)
+    problem = dataclasses.replace(problem, cluster=cluster)
+    situation, planner = Situation(problem), PrecisionPlanner()
+    omega = {
+        o.module: {p.name: 0.0 for d in situation.devices for p in d.tables.options[i]}
+        for i, o in enumerate(situation.graph.operators)
+        if o.module
+    }
+    for plan in random_plans(situation, 3):
+        replayed = situation.replay.run(situation.each(plan))
+        judged = Forecast(planner, problem, situation.decision(plan, omega, 1.0))
+        assert replayed.iteration_s == pytest.approx(judged.metrics["iteration_s"], rel=1e-9)
+        peaks = [sum(peak.values()) for peak in judged.timeline.peak_memory()]
         assert list(replayed.saved_bytes) == peaks
+
+
+@pytest.mark.parametrize("steps", [1, 4])
+def test_rows_refuse_no_plan_that_the_replay_agrees_to(make_problem, steps):
+    situation = Situation(make_problem("1xl4,1xt4,1xa100-80g", steps=steps))
+    allocations = situation.allocations(unit_omega(situation))
+    for plan in random_plans(situation, 8):
+        taken_s = situation.replay.run(situation.each(plan)).iteration_s
+        tightest = 0.0
+        for allocation, choice, ranks in zip(allocations, plan, situation.kinds, strict=True):
+            update_s = situation.replay.update_s[ranks[0]]
+            problem = allocation.problem(taken_s * (1 + 1e-9), update_s, np.inf)
+            found = evaluate(problem, [int(c) for c in choice])
+            assert found.feasible
+            tightest = max(tightest, float((found.usage / problem.limits)[:-1].max()))
+        assert tightest > 0.98
 
 
 def test_a_plan_meets_all_rows_if_and_only_if_its_replay_meets_the_target(situation):
@@ -93,7 +131,7 @@ def test_a_plan_meets_all_rows_if_and_only_if_its_replay_meets_the_target(situat
         for target_s in (*(t * (1 - 1e-6) for t in times), time_s * (1 + 1e-6)):
             met = all(
                 evaluate(
-                    allocation.problem(target_s, situation.replay.optimizer_s[ranks[0]], np.inf),
+                    allocation.problem(target_s, situation.replay.update_s[ranks[0]], np.inf),
                     [int(c) for c in choice],
                 ).feasible
                 for allocation, choice, ranks in zip(

@@ -385,3 +385,19 @@ def test_no_word_and_no_number_is_broken(width):
     words = text.split()
     for word in " ".join([*names, *told]).split():
         assert word in words or len(word) > width - 4
+
+
+def test_columns_that_a_terminal_has_no_room_for_are_named_or_shown_as_records():
+    columns = [
+        Column("limit", ["memory of a"]),
+        Column("used", ["4.25 GiB"], numeric=True),
+        Column("free", ["1.75 GiB"], numeric=True, least=60),
+    ]
+    assert "1.75 GiB" in shown(Grid("Limits", columns), 60)
+    assert "too narrow" not in shown(Grid("Limits", columns), 60)
+    narrow = shown(Grid("Limits", columns), 40)
+    assert "1.75 GiB" not in narrow
+    assert narrow.splitlines()[-1].strip() == "too narrow for: free"
+    records = shown(Grid("Limits", columns), 14)
+    assert "too narrow" not in records
+    assert "1.75 GiB" in " ".join(records.split())
