@@ -15,7 +15,7 @@ from foreplan.cost_models.lowering.gradient_maps import SCANS
 from foreplan.cost_models.lowering.graph_gradients import BIAS_FIRST
 from foreplan.cost_models.lowering.graph_step import Phase
 from foreplan.cost_models.lowering.map_kernel import TANH, is_map
-from foreplan.datasets.graphs.operator_call import OperatorCall, described_tensors
+from foreplan.datasets.graphs.operator_call import OperatorCall, described_tensors, row_strides
 from foreplan.datasets.operators import OF_BATCH
 from foreplan.datasets.program import CHANNELS_LAST, TRANSPOSED
 
@@ -52,7 +52,8 @@ def kernel_words(calls: Iterable[OperatorCall], phase: Phase) -> dict[str, str]:
         elif call.operator and name == "batch_norm":
             found[call.operator] = batch_norm_words(call.arguments)
         elif call.operator and name in _THROUGH:
-            found[call.operator] = through_words(call.arguments, _THROUGH[name])
+            lies = not (name in SCANS or "softmax" in name)  # which copy what lies otherwise
+            found[call.operator] = through_words(call.arguments, _THROUGH[name], as_it_lies=lies)
         elif call.operator and name == "_addmm_activation":
             found[call.operator] = GELU * ('"use_gelu":true' in call.arguments)
         elif call.operator and name in _COLUMNS_FIRST:
@@ -86,14 +87,16 @@ def batch_norm_words(arguments: str) -> str:
     return CHANNELS_LAST * last + OF_BATCH * bool(of_batch)
 
 
-def through_words(arguments: str, place: int = 1) -> str:
+def through_words(arguments: str, place: int = 1, *, as_it_lies: bool = True) -> str:
     """What the name of a sum's, softmax's or scan's kernel says: no neighbours in memory meet.
 
     Args:
         arguments: of the call, as `OperatorCall` has them.
         place: of the dimensions that it goes through.
+        as_it_lies: whether neighbours are those in memory, not those in the order of dimensions.
     """
     shape, strides, _ = described_tensors(arguments)[0]
+    strides = strides if as_it_lies else row_strides(shape)
     dims = _through(arguments, place)
     extents = [at for at, size in enumerate(shape) if size > 1]
     if not dims or not extents or not dims & set(extents):

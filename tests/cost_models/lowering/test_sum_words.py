@@ -62,14 +62,17 @@ def test_scans_and_softmaxes_have_the_rows_that_they_go_through(
         assert (work.dims["rows"], work.dims["cols"]) == size
 
 
-def test_channels_that_lie_last_are_the_rows_of_their_softmax() -> None:
-    def call(x: torch.Tensor) -> torch.Tensor:
-        return x.contiguous(memory_format=torch.channels_last).softmax(1)
-
+@pytest.mark.parametrize(("call", "across", "size"), [
+    (lambda x: x.contiguous(memory_format=torch.channels_last).softmax(1), True, (40, 3)),
+    (lambda x: x.transpose(2, 3).log_softmax(-1), False, (30, 4)),
+])  # fmt: skip
+def test_softmaxes_lay_their_operands_out_in_rows(
+    call: Any, across: bool, size: tuple[int, int]
+) -> None:
     work = lower(capture(Summed(call), [torch.rand(2, 3, 4, 5)], eager=True))[-1].work
     assert isinstance(work, Program)
-    assert (work.dims["rows"], work.dims["cols"]) == (40, 3)
-    assert not work.variant.kernel.endswith(ACROSS)
+    assert (work.dims["rows"], work.dims["cols"]) == size
+    assert work.variant.kernel.endswith(ACROSS) == across
 
 
 def test_short_sums_across_neighbours_read_whole_rows() -> None:
