@@ -36,6 +36,7 @@ from foreplan.cost_models.sources.near_costs import (
     ready_s,
     transform_s,
 )
+from foreplan.cost_models.sources.recurrent_steps import steps_s
 from foreplan.datasets.device import Device
 from foreplan.datasets.operators import OF_BATCH
 from foreplan.datasets.program import CHANNELS_LAST, Program, Variant, program
@@ -129,7 +130,11 @@ class ComposedSource:
         device, d = self._device, item.dims
         once, steps, fused = recurrent_parts(item, device)
         if device.kind != "cpu":
-            return [*once, *steps], 0.0
+            taken = steps_s(item, device)
+            if taken is not None:
+                return once, taken
+            # Both directions of a step run side by side.
+            return [*once, *((part, -(-count // d["directions"])) for part, count in steps)], 0.0
         if not fused:
             nodes = _NODE if item.op.endswith(GRADIENT) else 1
             return once, near_s(steps, device, call_s=nodes * launch_s(device))
