@@ -6,7 +6,8 @@ long, go through an inner dimension one element after the other, or are several 
 such a kernel takes at least was timed once; how quickly other chips issue and read gives theirs.
 
 All figures: one H200 (132 multiprocessors, 1.755 GHz, 4.8 TB/s), torch 2.11, 2026-11-28, FP32 and
-BF16, operands in L2 and out of it, geometric means (``tests/benchmarks/gpu_functions.py``).
+BF16, operands in L2 and out of it, geometric means (``tests/benchmarks/gpu_functions.py``). Draws
+by other names, other losses of pairs and the derivative of a digamma are taken alike (assumed).
 """
 
 from __future__ import annotations

@@ -24,7 +24,8 @@ from foreplan.datasets.program import CHANNELS_LAST, TRANSPOSED, Program
 #: multinomial draws once from each row (several times with replacement take a tenth). A search goes
 #: through 30 boundaries (1000 take twice as long). Images are interpolated where channels lie first
 #: (last, in a sixth to a tenth). A dropout is of a tenth or a fifth (4.3-6 ns; 7.1 of 0.3). The
-#: gradient of an adaptive mean is of windows of 4 x 4 (2 ns of 2 x 2, 0.25 of 9 x 9).
+#: gradient of an adaptive mean is of windows of 4 x 4 (2 ns of 2 x 2, 0.25 of 9 x 9). It, searches
+#: and gradients of gathers were timed likewise, by hand.
 _IN_A_CALL = MappingProxyType(
     {"tanh": 500, "sin": 1000, "cos": 1000, "erf": 1100, "exp": 2000, "sigmoid": 6000,
      "silu": 6000, "silu_backward": 5000, "softmax": 2200}

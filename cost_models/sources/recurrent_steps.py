@@ -7,7 +7,7 @@ What does not fit is priced by its products (`recurrent_parts`).
 
 All constants: one H200, torch 2.11, from CUDA graphs, 2026-11-28, fitted to every second one of
 124 drawn layers (3 kinds, 8 to 256 steps, 1 to 128 rows, 16 to 1,024 wide); the others are a factor
-of 1.11 to 1.18 off in the mean, 1.6 at worst, where products and maps of each step were 2.6 and 2.2
+of 1.11 to 1.17 off in the mean, where products and maps of each step were 2.6 and 2.2
 (``tests/benchmarks/recurrent_figures.py``). Latencies go by the clock, bytes by the bandwidth.
 """
 

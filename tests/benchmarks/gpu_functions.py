@@ -142,6 +142,16 @@ def _picks() -> Iterator[Case]:
                written)  # fmt: skip
     yield Case("scatter_add", partial(wide, "scatter_add"), (65536, 128), written)
     yield Case("scatter", partial(wide, "scatter"), (65536, 128), written)
+    yield Case("scatter_reduce", lambda x, i, to: wide("scatter_reduce", x, i, to, "amax"),
+               (65536, 128), written, backward=False)  # fmt: skip
+    yield Case("masked_scatter", lambda x, m: torch.zeros_like(x).masked_scatter(m[: len(x)], x),
+               _PLAIN, lambda device, _: (torch.rand(*_PLAIN, device=device) > 0.5,),
+               backward=False)  # fmt: skip
+    yield Case("searchsorted", lambda x, at: torch.searchsorted(at, x), (2048, 1024),
+               lambda device, dtype: (torch.linspace(-3.0, 3.0, 1024, device=device).to(dtype),),
+               backward=False)  # fmt: skip
+    yield Case("multinomial", lambda x: torch.multinomial(x, 1), (256, 32000), positive=True,
+               backward=False)  # fmt: skip
     sampled = partial(F.grid_sample, align_corners=False)
     yield Case("grid_sample", lambda x, at: sampled(x, at[: x.shape[0]]), _IMAGES,
                lambda device, dtype: (_places(device).to(dtype),))  # fmt: skip
@@ -215,7 +225,7 @@ def _time(case: Case, device: str, dtype: torch.dtype, row: dict[str, Any]) -> N
     xs = [x.clone() for _ in range(max(2, min(_MOST_COPIES, int(_ROUND_BYTES // size) + 1)))]
     with torch.no_grad():
         calls = [partial(case.function, each, *others) for each in xs]
-        row["forward"] = [_graph_s(calls), _graph_s(calls[:1] * 8)]
+        row["forward"] = [graph_s(calls), graph_s(calls[:1] * 8)]
     if not case.backward:
         return
     leaves = [each.detach().requires_grad_() for each in xs]
@@ -225,11 +235,11 @@ def _time(case: Case, device: str, dtype: torch.dtype, row: dict[str, Any]) -> N
         partial(torch.autograd.grad, out, [leaf], seed, retain_graph=True)
         for out, leaf, seed in zip(made, leaves, seeds, strict=True)
     ]
-    row["backward"] = [_graph_s(calls), _graph_s(calls[:1] * 8)]
+    row["backward"] = [graph_s(calls), graph_s(calls[:1] * 8)]
 
 
-def _graph_s(calls: Sequence[Callable[[], object]]) -> float:
-    """Median seconds of a call from a graph of all of them."""
+def graph_s(calls: Sequence[Callable[[], object]]) -> float:
+    """Median seconds of a call from a graph of all of them, on the current stream."""
     calls[0]()
     calls[0]()
     torch.cuda.synchronize()

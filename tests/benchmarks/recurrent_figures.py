@@ -11,12 +11,13 @@ import argparse
 import json
 import math
 import random
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from gpu_functions import graph_s
 from torch import Tensor, nn
 
 _KINDS = {"lstm": nn.LSTM, "gru": nn.GRU, "rnn": nn.RNN}
@@ -61,33 +62,14 @@ def measure(path: Path) -> None:
         module, x = made(row, "cuda")
         module.eval()
         with torch.no_grad():
-            row["inference"] = _graph_s(lambda m=module, x=x: m(x))
+            row["inference"] = graph_s([lambda m=module, x=x: m(x)])
         out = module.train()(x.requires_grad_())[0]
         wanted, seed = [x, *module.parameters()], torch.randn_like(out)
-        row["backward"] = _graph_s(
-            lambda o=out, w=wanted, s=seed: torch.autograd.grad(o, w, s, retain_graph=True)
+        row["backward"] = graph_s(
+            [lambda o=out, w=wanted, s=seed: torch.autograd.grad(o, w, s, retain_graph=True)]
         )
         rows.append(row)
         path.write_text(json.dumps(rows))
-
-
-def _graph_s(call: Callable[[], object]) -> float:
-    call()
-    call()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, stream=torch.cuda.current_stream()):
-        call()
-    times = []
-    for _ in range(9):
-        begun, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        torch.cuda.synchronize()
-        begun.record()
-        graph.replay()
-        ended.record()
-        ended.synchronize()
-        times.append(begun.elapsed_time(ended) / 1e3)
-    return sorted(times)[4]
 
 
 # ------------------------------------------------------------------------------------ fitting

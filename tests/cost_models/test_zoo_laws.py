@@ -17,7 +17,8 @@ import pytest
 from foreplan.cost_models.operators.device_gate import GateScales
 from foreplan.cost_models.operators.operator_experts import Expert, mix
 from foreplan.cost_models.operators.operator_features import features
-from foreplan.cost_models.predictor import Predictor, program_table
+from foreplan.cost_models.predictor import Predictor
+from foreplan.cost_models.program_table import program_table
 from foreplan.cost_models.ranking import rank_devices
 from foreplan.datasets import device_zoo
 from foreplan.datasets.device import Device

@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from foreplan.cost_models.lowering.graph_programs import lower
 from foreplan.cost_models.lowering.graph_step import Step
-from foreplan.cost_models.predictor import program_table
+from foreplan.cost_models.program_table import program_table
 from foreplan.cost_models.replay import predict_latency
 from foreplan.cost_models.roofline import RooflineSource
 from foreplan.cost_models.sources.composed import ComposedSource

@@ -21,7 +21,8 @@ from foreplan.cost_models.lowering.graph_step import Step
 from foreplan.cost_models.lowering.kernel_words import batch_norm_words
 from foreplan.cost_models.operators.operator_predictor import OperatorPredictor
 from foreplan.cost_models.operators.operator_work import operator_work
-from foreplan.cost_models.predictor import Predictor, program_table, recorded_libraries
+from foreplan.cost_models.predictor import Predictor
+from foreplan.cost_models.program_table import program_table, recorded_libraries
 from foreplan.cost_models.replay import replay_book, replay_steps
 from foreplan.datasets import device_zoo
 from foreplan.datasets.graphs.capture import capture

@@ -12,7 +12,8 @@ from tests.cost_models.operator_rows import synthetic
 from foreplan.cost_models.operators.carried_convolutions import carried
 from foreplan.cost_models.operators.operator_features import features
 from foreplan.cost_models.operators.operator_predictor import OperatorPredictor
-from foreplan.cost_models.predictor import Predictor, program_table, recorded_libraries
+from foreplan.cost_models.predictor import Predictor
+from foreplan.cost_models.program_table import program_table, recorded_libraries
 from foreplan.datasets import device_zoo
 from foreplan.datasets.sweeps.operator_table import OperatorTable, operator_table, texts
 

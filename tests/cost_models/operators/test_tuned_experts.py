@@ -21,7 +21,8 @@ from foreplan.cost_models.operators.operator_predictor import OperatorPredictor
 from foreplan.cost_models.operators.operator_weights import load_experts, save_tuned
 from foreplan.cost_models.operators.operator_work import operator_work
 from foreplan.cost_models.operators.tuned_experts import TunedExperts
-from foreplan.cost_models.predictor import Predictor, recorded_libraries
+from foreplan.cost_models.predictor import Predictor
+from foreplan.cost_models.program_table import recorded_libraries
 from foreplan.datasets.sweeps.operator_table import (
     OperatorTable,
     operator_table,

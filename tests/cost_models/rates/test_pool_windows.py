@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from foreplan.cost_models.lowering.graph_programs import lower
-from foreplan.cost_models.predictor import program_table
+from foreplan.cost_models.program_table import program_table
 from foreplan.cost_models.rates.known_rates import KnownRates
 from foreplan.cost_models.rates.pool_windows import window_s
 from foreplan.cost_models.roofline import RooflineSource
