@@ -44,6 +44,7 @@ from foreplan.datasets.dtypes import DTYPE_BYTES
 from foreplan.datasets.graphs.network_folder import NetworkFolder, network_module
 from foreplan.datasets.graphs.operator_call import OperatorCall, described_tensors, dtype_name
 from foreplan.datasets.graphs.operator_graph import OperatorGraph, OperatorNode
+from foreplan.datasets.models.families import SLIDING_EVERYWHERE
 from foreplan.datasets.models.model import Model
 from foreplan.datasets.program import CHANNELS_LAST, INPUT_GRADIENT, Program, Variant, program
 from foreplan.datasets.sweeps.update_packing import packed_update
@@ -156,8 +157,9 @@ def model_steps(
 def _alike(model: Model, tokens: int) -> bool:
     """Whether all layers run the same programs."""
     slides = tokens >= (model.sliding_window or tokens + 1)
-    some = slides and model.family not in ("mistral", "mixtral")  # there every layer slides
-    return len(set(model.layer_classes)) == 1 and not some
+    some = slides and model.family not in SLIDING_EVERYWHERE
+    kinds = model.rotations_of(0, model.layers)
+    return len(set(model.layer_classes)) == 1 and len(kinds) <= 1 and not some
 
 
 def programs(steps: Iterable[Step]) -> list[Program]:

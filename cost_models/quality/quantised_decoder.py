@@ -21,7 +21,8 @@ from torch import Tensor
 from foreplan.datasets.graphs.causal_lm import causal_lm
 from foreplan.datasets.kernels.quantised_cache import QuantisedCache
 from foreplan.datasets.kernels.registry import LinearKernel, kernels_for, linear_kernel
-from foreplan.datasets.models.model import LinearShape, Model
+from foreplan.datasets.models.linear_shape import LinearShape
+from foreplan.datasets.models.model import Model
 from foreplan.datasets.models.tensor_names import layer_sources
 from foreplan.datasets.models.weights import FolderWeights
 from foreplan.errors import SpecError
@@ -139,13 +140,13 @@ class QuantisedDecoder:
     def stored(self, layer: int, bits: int) -> Iterator[tuple[str, Tensor]]:
         """Name and fp32 weight ``[n, k]`` of each linear of a layer as read back at ``bits``."""
         for linear in self.linears(layer):
-            exact = self._weights.tensor(layer, f"{linear.name}.weight").float()
+            exact = self._weights.stored(layer, f"{linear.name}.weight").float()
             kernel = storage_kernel(bits, linear.n, linear.k)
             yield linear.name, kernel.dequantise(kernel.pack(exact))
 
     def squared_step(self, layer: int, name: str, bits: int) -> float:
         """Mean squared step between neighbouring values of a linear as its layout stores it."""
-        exact = self._weights.tensor(layer, f"{name}.weight").float()
+        exact = self._weights.stored(layer, f"{name}.weight").float()
         tensors = storage_kernel(bits, *exact.shape).pack(exact).tensors
         scale = tensors["scale"] if "scale" in tensors else tensors["scale_and_zero"][..., 0]
         return float(scale.float().square().mean())

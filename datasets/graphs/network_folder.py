@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from pydantic import PositiveInt
 
 from foreplan.datasets.graphs.decoder_module import LOCAL_DATA, blank
+from foreplan.datasets.models._config_fields import UnmodelledError
 from foreplan.datasets.models.families import ARCHITECTURES
 from foreplan.datasets.models.model import MOST_LAYERS, Model, load_model
 from foreplan.datasets.specs import StrictModel, load_document
@@ -91,9 +92,25 @@ def _read(name_or_path: str | Path | Model | NetworkFolder) -> Model | NetworkFo
             f"{file}: model_type", got=family, expected="an architecture of transformers, as 'bert'"
         )
     if family in ARCHITECTURES:
-        return load_model(name_or_path)
+        try:
+            return load_model(name_or_path)
+        except UnmodelledError as error:
+            return _captured(folder, fields, unless=error)
+    return _captured(folder, fields)
+
+
+def _captured(
+    folder: Path, fields: dict[str, Any], unless: SpecError | None = None
+) -> NetworkFolder:
+    """The folder's network by its class; ``unless`` is raised where it cannot be built."""
+    file, family = folder / "config.json", fields["model_type"]
     _check(fields, str(file))
-    module, config = _build(folder, None)
+    try:
+        module, config = _build(folder, None)
+    except SpecError:
+        if unless is None:
+            raise
+        raise unless from None
     _check({**config.to_dict(), **fields}, str(file))  # what the file leaves to defaults, too
     return NetworkFolder(
         name=folder.resolve().name or "model", path=str(folder), family=family,

@@ -8,6 +8,10 @@ from typing import Any
 from foreplan.errors import SpecError
 
 
+class UnmodelledError(SpecError):
+    """An option that no plan models. The folder may be sound: a pass of it can be captured."""
+
+
 class ConfigFields:
     """A configuration with one-line errors that name file and field."""
 
@@ -18,6 +22,11 @@ class ConfigFields:
     def error(self, field: str, expected: str, fix: str | None = None) -> SpecError:
         got = self.fields.get(field, "nothing")
         return SpecError(f"{self.where}: {field}", got=got, expected=expected, fix=fix)
+
+    def unmodelled(self, field: str, expected: str) -> UnmodelledError:
+        """An error of an option that is not modelled."""
+        got = self.fields.get(field, "nothing")
+        return UnmodelledError(f"{self.where}: {field}", got=got, expected=expected)
 
     def size(self, field: str, default: int | None = None) -> int:
         """A positive whole number; ``default`` stands for a missing or null field."""
@@ -46,5 +55,5 @@ class ConfigFields:
     def choice(self, field: str, default: str, choices: Mapping[str, str]) -> str:
         value = self.fields.get(field, default)
         if not isinstance(value, str) or value not in choices:
-            raise self.error(field, f"one of {', '.join(choices)}")
+            raise self.unmodelled(field, f"one of {', '.join(choices)}")
         return choices[value]

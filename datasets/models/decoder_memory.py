@@ -81,7 +81,7 @@ def stage_bytes(
         head = matrix + model.norm_parameters * _BF16
     classes = model.layer_classes[start:end]
     cached = (end - start) * batch * positions * model.kv_bytes_per_token(cache_storage)
-    rotation = 2 * positions * model.head_dim * _BF16 if model.position == "rope" else 0
+    rotation = 2 * positions * model.head_dim * _BF16 * len(model.rotations_of(start, end))
     return {
         "weights": sum(
             layer_bytes(model, storage, c) for storage, c in zip(storages, classes, strict=True)

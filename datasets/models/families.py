@@ -8,11 +8,14 @@ from typing import Literal
 
 Family = Literal[
     "llama", "qwen2", "qwen3", "mistral", "mixtral", "qwen2_moe", "qwen3_moe", "olmoe", "deepseek",
-    "opt", "gpt2",
+    "opt", "gpt2", "phi3",
 ]  # fmt: skip
 
 #: Those whose layers, or some of them, are mixtures of experts.
 MIXTURES = frozenset({"mixtral", "qwen2_moe", "qwen3_moe", "olmoe", "deepseek"})
+
+#: Those whose every layer has the sliding window, where a model has one.
+SLIDING_EVERYWHERE = frozenset({"mistral", "mixtral", "phi3"})
 
 _LLAMA = {"norm": "rms", "gated": True, "activation": "silu", "position": "rope"}
 
@@ -29,6 +32,7 @@ FAMILY_FACTS: Mapping[str, Mapping[str, object]] = MappingProxyType(
         "qwen3_moe": MappingProxyType({**_LLAMA, "qk_norm": True}),
         "olmoe": MappingProxyType({**_LLAMA, "qk_norm": True, "qk_norm_whole": True}),
         "deepseek": MappingProxyType(_LLAMA),
+        "phi3": MappingProxyType(_LLAMA),
         "opt": MappingProxyType(
             {
                 "norm": "layer",
@@ -68,6 +72,7 @@ ARCHITECTURES: Mapping[str, str] = MappingProxyType(
         "qwen3_moe": "Qwen3MoeForCausalLM",
         "olmoe": "OlmoeForCausalLM",
         "deepseek": "DeepseekForCausalLM",
+        "phi3": "Phi3ForCausalLM",
         "opt": "OPTForCausalLM",
         "gpt2": "GPT2LMHeadModel",
     }

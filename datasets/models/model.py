@@ -10,7 +10,6 @@ Shape legend: a linear layer's weight is ``[n, k]`` with ``n`` output and ``k`` 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -19,6 +18,8 @@ from pydantic import Field, PositiveFloat, PositiveInt, ValidationInfo, field_va
 from foreplan.datasets.dtypes import cache_bytes
 from foreplan.datasets.experts import Experts, LayerClass
 from foreplan.datasets.models.families import Family
+from foreplan.datasets.models.linear_shape import LinearShape
+from foreplan.datasets.models.rotary import RopeScaling, Rotary, RotationKind
 from foreplan.datasets.specs import StrictModel, nearest
 from foreplan.errors import SpecError
 
@@ -26,37 +27,6 @@ from foreplan.errors import SpecError
 #: below the 2^63 bytes that torch counts, and a list of every layer's operators fits into memory.
 MOST_LAYERS, LARGEST_SIZE = 10_000, 2**24
 Size = Annotated[int, Field(gt=0, le=LARGEST_SIZE)]
-
-
-@dataclass(frozen=True, slots=True)
-class LinearShape:
-    """One fused linear of a decoder layer: weight ``[n, k]`` and, with ``bias``, a bias ``[n]``."""
-
-    name: str
-    n: int
-    k: int
-    bias: bool
-
-    @property
-    def parameters(self) -> int:
-        """Weights and biases."""
-        return self.n * self.k + (self.n if self.bias else 0)
-
-
-class RopeScaling(StrictModel):
-    """How rotary frequencies are stretched beyond the positions a model was first trained on.
-
-    ``linear`` divides every frequency by ``factor``. ``llama3`` divides those whose wavelength
-    exceeds ``original_max_positions / low_freq_factor``, keeps those below ``... /
-    high_freq_factor`` and interpolates between (transformers,
-    ``modeling_rope_utils._compute_llama3_parameters``).
-    """
-
-    kind: Literal["linear", "llama3"]
-    factor: PositiveFloat
-    low_freq_factor: PositiveFloat = 1.0
-    high_freq_factor: PositiveFloat = 4.0
-    original_max_positions: PositiveInt = 8192
 
 
 class Model(StrictModel):
@@ -88,6 +58,7 @@ class Model(StrictModel):
         tied: the head is the embedding's own matrix.
         position: rotary, or learned vectors added to the embedding.
         rope_theta: base of the rotary frequencies.
+        rotary: which features of a head are turned and in which layers, where not all.
         rope_scaling: how they are stretched, if at all.
         position_offset: unused rows in front of the learned positions (OPT: 2).
         sliding_window: keys a query sees at most; ``None`` = all.
@@ -121,6 +92,7 @@ class Model(StrictModel):
     tied: bool
     position: Literal["rope", "learned"]
     rope_theta: PositiveFloat = 10000.0
+    rotary: Rotary = Rotary()
     rope_scaling: RopeScaling | None = None
     position_offset: int = Field(default=0, ge=0)
     sliding_window: PositiveInt | None = None
@@ -156,6 +128,26 @@ class Model(StrictModel):
         head_dim = info.data.get("head_dim", 0)
         if value == "rope" and head_dim % 2:
             raise ValueError(f"learned, because head_dim = {head_dim} is odd and rope turns pairs")
+        return value
+
+    @field_validator("rotary")
+    @classmethod
+    def _fits_heads(cls, value: Rotary, info: ValidationInfo) -> Rotary:
+        head_dim, width = info.data.get("head_dim", 0), value.width
+        if width is not None and (width % 2 or width > head_dim):
+            raise ValueError(f"an even width of at most head_dim = {head_dim}")
+        if bool(value.local_layers) != (value.local_theta is not None):
+            raise ValueError("local_layers together with local_theta")
+        return value
+
+    @field_validator("rope_scaling")
+    @classmethod
+    def _fits_pairs(cls, value: RopeScaling | None, info: ValidationInfo) -> RopeScaling | None:
+        rotary: Rotary | None = info.data.get("rotary")
+        if value is not None and value.kind == "longrope" and rotary is not None:
+            pairs = (rotary.width or info.data.get("head_dim", 0)) // 2
+            if len(value.short_factors) != pairs:
+                raise ValueError(f"{pairs} short_factors, one for each pair of features")
         return value
 
     @field_validator("experts")
@@ -194,8 +186,10 @@ class Model(StrictModel):
         if tokens <= self.max_sequence:
             return
         most = f"at most the {self.max_sequence} that {self.name} can attend to"
-        if self.max_sequence < self.max_positions:
+        if self.max_sequence == self.sliding_window:
             most += " before its window slides: longer ones are not priced"
+        elif self.max_sequence < self.max_positions:
+            most += " before it rotates by other frequencies: longer ones are not computed"
         raise SpecError(where, got=got, expected=most)
 
     def refuse_experts(self, doing: str, *, fix: str | None = None) -> None:
@@ -334,6 +328,12 @@ class Model(StrictModel):
         layers = sum(self.parameters_of(c, active=active) for c in self.layer_classes)
         return layers + self.embedding_parameters + self.head_parameters - shared
 
+    def rotations_of(self, start: int, end: int) -> tuple[RotationKind, ...]:
+        """Kinds of rotation that layers ``[start, end)`` have; none with learned positions."""
+        if self.position != "rope":
+            return ()
+        return tuple(dict.fromkeys(self.rotary.kind_of(layer) for layer in range(start, end)))
+
     def kv_bytes_per_token(self, storage: str) -> float:
         """Bytes that one layer's KV cache keeps for one token as ``storage``, with scales."""
         return 2 * self.kv_heads * cache_bytes(self.head_dim, storage)
@@ -343,9 +343,13 @@ class Model(StrictModel):
         """Longest sequence for which full causal attention is what the model computes.
 
         A sliding window changes nothing up to its own length; beyond it the runtime would compute
-        something else than the model, so that planners stop here.
+        something else than the model, so that planners stop here. So they do where ``longrope``
+        takes other frequencies.
         """
-        return min(self.max_positions, self.sliding_window or self.max_positions)
+        most, scaling = self.max_positions, self.rope_scaling
+        if scaling is not None and scaling.kind == "longrope":
+            most = min(most, scaling.original_max_positions)
+        return min(most, self.sliding_window or most)
 
 
 def load_model(name_or_path: str | Path) -> Model:

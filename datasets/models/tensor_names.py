@@ -8,12 +8,12 @@ features, and whether they are stored transposed, as GPT-2's ``Conv1D`` does (tr
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-from types import MappingProxyType
+from dataclasses import dataclass, replace
 
+from foreplan.datasets.models._family_names import EXPERT_NAMES, FAMILY_NAMES
 from foreplan.datasets.models.checkpoint import Checkpoint
 from foreplan.datasets.models.model import Model
+from foreplan.datasets.models.tensor_change import AS_STORED, TensorChange, change_of
 from foreplan.errors import SpecError
 
 
@@ -26,104 +26,19 @@ class TensorSource:
         rows: extent of each of them along dimension 0.
         shape: of the result.
         transposed: stored as ``[k, n]`` rather than ``[n, k]``.
+        change: what is done to the fused tensor before the runtime has it.
     """
 
     names: tuple[str, ...]
     rows: tuple[int, ...]
     shape: tuple[int, ...]
     transposed: bool = False
+    change: TensorChange = AS_STORED
 
     def stored_shape(self, index: int) -> tuple[int, ...]:
         """Shape of ``names[index]`` in the checkpoint."""
         shape = (self.rows[index], *self.shape[1:])
         return shape[::-1] if self.transposed else shape
-
-
-_LLAMA_LAYER = {
-    "norm1": ("input_layernorm",),
-    "qkv": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
-    "q_norm": ("self_attn.q_norm",),
-    "k_norm": ("self_attn.k_norm",),
-    "out": ("self_attn.o_proj",),
-    "norm2": ("post_attention_layernorm",),
-    "up": ("mlp.gate_proj", "mlp.up_proj"),
-    "down": ("mlp.down_proj",),
-}
-_OPT_LAYER = {
-    "norm1": ("self_attn_layer_norm",),
-    "qkv": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
-    "out": ("self_attn.out_proj",),
-    "norm2": ("final_layer_norm",),
-    "up": ("fc1",),
-    "down": ("fc2",),
-}
-_GPT2_LAYER = {
-    "norm1": ("ln_1",),
-    "qkv": ("attn.c_attn",),
-    "out": ("attn.c_proj",),
-    "norm2": ("ln_2",),
-    "up": ("mlp.c_fc",),
-    "down": ("mlp.c_proj",),
-}
-
-
-@dataclass(frozen=True, slots=True)
-class _Names:
-    """Names of a family: ``prefix`` of the base model, then these parts."""
-
-    prefix: str
-    layers: str
-    layer: Mapping[str, tuple[str, ...]]
-    embed: str
-    positions: str
-    final_norm: str
-
-
-@dataclass(frozen=True, slots=True)
-class _ExpertNames:
-    """Names within a MoE layer; ``mlp`` are gate, up and down of one expert."""
-
-    router: str
-    expert: str
-    mlp: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj")
-    shared: str = ""
-    shared_gate: str = ""
-
-
-_EXPERTS: Mapping[str, _ExpertNames] = MappingProxyType(
-    {
-        "mixtral": _ExpertNames(
-            "block_sparse_moe.gate", "block_sparse_moe.experts.{}.", ("w1", "w3", "w2")
-        ),
-        "qwen2_moe": _ExpertNames(
-            "mlp.gate", "mlp.experts.{}.", shared="mlp.shared_expert.",
-            shared_gate="mlp.shared_expert_gate",
-        ),
-        "qwen3_moe": _ExpertNames("mlp.gate", "mlp.experts.{}."),
-        "olmoe": _ExpertNames("mlp.gate", "mlp.experts.{}."),
-        "deepseek": _ExpertNames("mlp.gate", "mlp.experts.{}.", shared="mlp.shared_experts."),
-    }
-)  # fmt: skip
-
-_LLAMA = _Names("model.", "layers", _LLAMA_LAYER, "embed_tokens", "", "norm")
-_FAMILIES: Mapping[str, _Names] = MappingProxyType(
-    {
-        "llama": _LLAMA,
-        "mistral": _LLAMA,
-        "qwen2": _LLAMA,
-        "qwen3": _LLAMA,
-        **dict.fromkeys(_EXPERTS, _LLAMA),
-        "opt": _Names(
-            "model.",
-            "decoder.layers",
-            _OPT_LAYER,
-            "decoder.embed_tokens",
-            "decoder.embed_positions",
-            "decoder.final_layer_norm",
-        ),
-        "gpt2": _Names("transformer.", "h", _GPT2_LAYER, "wte", "wpe", "ln_f"),
-    }
-)
 
 
 def layer_sources(model: Model, layer: int, prefix: str | None = None) -> dict[str, TensorSource]:
@@ -134,7 +49,7 @@ def layer_sources(model: Model, layer: int, prefix: str | None = None) -> dict[s
         layer: 0-based.
         prefix: of the base model's names; the family's own if ``None`` (see `find_prefix`).
     """
-    names = _FAMILIES[model.family]
+    names = FAMILY_NAMES[model.family]
     base = f"{names.prefix if prefix is None else prefix}{names.layers}.{layer}."
     layer_class = model.layer_classes[layer]
     linears = {linear.name: linear for linear in model.linears_of(layer_class)}
@@ -159,12 +74,14 @@ def layer_sources(model: Model, layer: int, prefix: str | None = None) -> dict[s
                 sources[f"{part}.weight"] = _vector(f"{full[0]}.weight", size)
         else:
             sources.update(_norm(model, part, full[0]))
-    return sources if layer_class == "dense" else sources | _expert_sources(model, base)
+    if layer_class != "dense":
+        sources |= _expert_sources(model, base)
+    return _changed(model, sources)
 
 
 def _expert_sources(model: Model, base: str) -> dict[str, TensorSource]:
     """``router``, ``expert.0.up``, ``expert.0.down``, ..., and those of a shared expert."""
-    experts, names = model.experts, _EXPERTS[model.family]
+    experts, names = model.experts, EXPERT_NAMES[model.family]
     assert experts is not None  # the layer is a MoE layer
     hidden = model.hidden
     sources = {"router.weight": _matrix(f"{base}{names.router}.weight", experts.count, hidden)}
@@ -185,25 +102,32 @@ def _expert_sources(model: Model, base: str) -> dict[str, TensorSource]:
 
 def embedding_sources(model: Model, prefix: str | None = None) -> dict[str, TensorSource]:
     """Where the token embedding and learned positions come from."""
-    names = _FAMILIES[model.family]
+    names = FAMILY_NAMES[model.family]
     base = names.prefix if prefix is None else prefix
     sources = {"embed.weight": _matrix(f"{base}{names.embed}.weight", model.vocab, model.hidden)}
     if model.position == "learned":
         sources["positions.weight"] = _matrix(
             f"{base}{names.positions}.weight", model.position_rows, model.hidden
         )
-    return sources
+    return _changed(model, sources)
 
 
 def head_sources(model: Model, prefix: str | None = None) -> dict[str, TensorSource]:
     """Where the final norm and the head come from; a tied head is the embedding's tensor."""
-    names = _FAMILIES[model.family]
+    names = FAMILY_NAMES[model.family]
     base = names.prefix if prefix is None else prefix
     head = f"{base}{names.embed}.weight" if model.tied else "lm_head.weight"
-    return {
+    sources = {
         **_norm(model, "final_norm", f"{base}{names.final_norm}"),
         "head.weight": _matrix(head, model.vocab, model.hidden),
     }
+    return _changed(model, sources)
+
+
+def linear_modules(model: Model) -> tuple[str, ...]:
+    """What the family calls the modules of a dense layer's linears, in the order they run."""
+    layer = FAMILY_NAMES[model.family].layer
+    return tuple(name for linear in model.linears for name in layer[linear.name])
 
 
 def find_prefix(model: Model, checkpoint: Checkpoint) -> str:
@@ -212,7 +136,7 @@ def find_prefix(model: Model, checkpoint: Checkpoint) -> str:
     Raises:
         SpecError: the embedding is there under neither name.
     """
-    own = _FAMILIES[model.family].prefix
+    own = FAMILY_NAMES[model.family].prefix
     bare = embedding_sources(model, "")["embed.weight"].names[0]
     if own + bare not in checkpoint.tensors and bare in checkpoint.tensors:
         return ""
@@ -253,6 +177,10 @@ def check_tensors(model: Model, checkpoint: Checkpoint) -> int:
                 )
             total[name] = stored.bytes
     return sum(total.values())
+
+
+def _changed(model: Model, sources: dict[str, TensorSource]) -> dict[str, TensorSource]:
+    return {name: replace(s, change=change_of(model, name)) for name, s in sources.items()}
 
 
 def _split(model: Model, part: str, parts: int, n: int) -> tuple[int, ...]:

@@ -55,7 +55,7 @@ class WeightSource(Protocol):
         ...
 
     def tensor(self, part: Part, name: str) -> torch.Tensor:
-        """One tensor: contiguous, in the dtype it is stored in.
+        """One tensor: contiguous, in the dtype it is stored in, or fp32 where it is changed.
 
         The caller may keep it but not write to it.
         """
@@ -119,11 +119,15 @@ class FolderWeights:
         return tuple(_sources(self.model, part, self._prefix))
 
     def tensor(self, part: Part, name: str) -> torch.Tensor:
-        """One tensor in the dtype it is stored in, fused and transposed to ``[n, k]``."""
+        """One tensor, fused, transposed to ``[n, k]`` and changed as the runtime takes it."""
+        source = _sources(self.model, part, self._prefix)[name]
+        return source.change(self.stored(part, name)).contiguous()
+
+    def stored(self, part: Part, name: str) -> torch.Tensor:
+        """The same as transformers holds it, unchanged; in the dtype it is stored in."""
         source = _sources(self.model, part, self._prefix)[name]
         pieces = [self._stored(source, index) for index in range(len(source.names))]
-        fused = pieces[0] if len(pieces) == 1 else torch.cat(pieces)
-        return fused.contiguous()
+        return pieces[0] if len(pieces) == 1 else torch.cat(pieces)
 
     def shape(self, part: Part, name: str) -> tuple[int, ...]:
         """Shape of a tensor."""

@@ -9,6 +9,8 @@ from typing import Any
 
 import yaml
 
+from foreplan.datasets.models.model import Model
+from foreplan.datasets.models.tensor_names import linear_modules
 from foreplan.errors import SpecError
 from foreplan.planner.export import _shell
 from foreplan.planner.export._pipeline_flags import gpu_environment, read_gpus, unexpressed
@@ -26,10 +28,6 @@ _ALGORITHM: Mapping[Scheme, str] = MappingProxyType(
         Scheme("fp8", "fp8"): "FP8_PER_CHANNEL_PER_TOKEN",
     }
 )
-_PROJECTIONS = (
-    "self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj",
-    "mlp.gate_proj", "mlp.up_proj", "mlp.down_proj",
-)  # fmt: skip
 #: Tokens of a pass unless its arguments say otherwise (``max_num_tokens``): a longer prompt is
 #: refused.
 _MOST_TOKENS = 8192
@@ -47,12 +45,14 @@ class TensorRtLlmExporter(Exporter):
     def write(self, plan: Plan) -> Written:
         """See `Exporter.write`."""
         handover = Handover.of(plan).with_plain_cache()
-        if plan.model is not None and plan.model.family in _UNKNOWN:
+        if plan.model is None:
+            raise SpecError("plan.model", got=None, expected="the model that is served")
+        if plan.model.family in _UNKNOWN:
             raise SpecError(
                 "model.family", got=plan.model.family, expected="a family that TensorRT-LLM has",
                 fix="export to vllm or sglang",
             )  # fmt: skip
-        _refuse_experts(plan, handover)
+        _refuse_experts(plan.model, handover)
         known = {Scheme("bf16"), *_ALGORITHM}
         for layer, scheme in enumerate(handover.schemes):
             if scheme not in known:
@@ -72,7 +72,7 @@ class TensorRtLlmExporter(Exporter):
         }
         if workload.prompt_tokens > _MOST_TOKENS:
             arguments["max_num_tokens"] = workload.prompt_tokens
-        quantised = _quantisation(handover)
+        quantised = _quantisation(handover, plan.model)
         if quantised:
             notes.append(f"{_QUANTISATION} belongs into MODEL, which ModelOpt quantised by it")
         flags = {"--extra_llm_api_options": f"{_shell.HERE}/{_ARGUMENTS}"}
@@ -100,14 +100,13 @@ class TensorRtLlmExporter(Exporter):
         )
 
 
-def _refuse_experts(plan: Plan, handover: Handover) -> None:
+def _refuse_experts(model: Model, handover: Handover) -> None:
     """Refuse mixtures that the target does not know, or would have to load per expert.
 
     Raises:
         SpecError: names the model or the first layer with quantised experts.
     """
-    model = plan.model
-    if model is None or model.experts is None:
+    if model.experts is None:
         return
     if model.family not in _MIXTURES:
         raise SpecError(
@@ -123,14 +122,14 @@ def _refuse_experts(plan: Plan, handover: Handover) -> None:
             )  # fmt: skip
 
 
-def _quantisation(handover: Handover) -> dict[str, str]:
+def _quantisation(handover: Handover, model: Model) -> dict[str, str]:
     layers: dict[str, Any] = {}
     for layer, scheme in enumerate(handover.schemes):
         if scheme in _ALGORITHM:
             entry: dict[str, Any] = {"quant_algo": _ALGORITHM[scheme]}
             if scheme.group:
                 entry["group_size"] = scheme.group
-            layers |= {f"model.layers.{layer}.{name}": entry for name in _PROJECTIONS}
+            layers |= {f"model.layers.{layer}.{name}": entry for name in linear_modules(model)}
     if not layers:
         return {}
     document = {

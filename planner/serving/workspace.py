@@ -23,7 +23,8 @@ from foreplan.datasets.dtypes import GROUP_SIZE
 from foreplan.datasets.experts import LayerClass, computed_sizes
 from foreplan.datasets.kernels.registry import FEW_ROWS, kernels_for
 from foreplan.datasets.models.decoder_memory import slice_rows
-from foreplan.datasets.models.model import LinearShape, Model
+from foreplan.datasets.models.linear_shape import LinearShape
+from foreplan.datasets.models.model import Model
 from foreplan.datasets.program import Variant
 from foreplan.planner.serving.pricing import DECODE, PREFILL, MicroBatches
 from foreplan.planner.serving.spec import CACHE_STORAGE, STORAGE, ServingWorkload

@@ -10,7 +10,7 @@ positions of the cache, D = head_dim.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 import torch
@@ -27,6 +27,7 @@ from foreplan.datasets.kernels.registry import (
 from foreplan.datasets.models.decoder_memory import slice_rows
 from foreplan.datasets.models.decoder_programs import HEAD_NORM, cache_write_variant, fixed_variant
 from foreplan.datasets.models.model import Model
+from foreplan.datasets.models.rotary import RotationKind
 from foreplan.datasets.models.weights import Part, WeightSource
 from foreplan.datasets.program import Variant
 
@@ -51,7 +52,8 @@ class Pass(NamedTuple):
         tokens: T.
         position: where in the cache the new tokens begin.
         keys: positions in the cache after the pass.
-        cos, sin: rotation ``[T, D]`` of these positions; empty without a rotation.
+        turns: cosine and sine ``[T, D]`` of these positions by the kind of a layer's rotation;
+            empty without a rotation.
     """
 
     phase: int
@@ -59,8 +61,7 @@ class Pass(NamedTuple):
     tokens: int
     position: int
     keys: int
-    cos: Tensor
-    sin: Tensor
+    turns: Mapping[RotationKind, tuple[Tensor, Tensor]]
 
 
 class Linear:
@@ -179,7 +180,7 @@ class DecoderLayer:
         self._mlp = self._load_mlp(model, index, weights, linears, device, reference=reference)
         self._attend: tuple[Attend, ...] = tuple(function("attention", v) for v in attention)
         self._rope = function("rope", fixed_variant(model, "rope"))
-        self._rotates = model.position == "rope"
+        self._rotates, self._turn = model.position == "rope", model.rotary.kind_of(index)
         self._write = function("cache_write", cache_write_variant(model, attention[0]))
         self._gated = model.gated
         self._add = function("add", fixed_variant(model, "add"))
@@ -214,14 +215,14 @@ class DecoderLayer:
 
     def attend(self, x: Tensor, now: Pass, cache_k: Cache, cache_v: Cache) -> Tensor:
         """What the attention adds to the residual stream ``x``; of a shard its part of the sum."""
-        phase, batch, tokens, position, keys, cos, sin = now
+        phase, batch, tokens, position, keys, turns = now
         heads, kv_heads = self._heads, self._kv_heads
         linear = self._qkv
         fused = linear.run[phase](self._norm1(x), linear.weight, linear.bias)
         fused = fused.view(batch, tokens, heads + 2 * kv_heads, self._head_dim)
         if self._head_norms is None and self._rotates:
             # Queries and keys lie side by side: one rotation takes both.
-            turned = self._rope(fused.narrow(2, 0, heads + kv_heads), cos, sin)
+            turned = self._rope(fused.narrow(2, 0, heads + kv_heads), *turns[self._turn])
             q, k = turned.split_with_sizes((heads, kv_heads), 2)
             v = fused.narrow(2, heads + kv_heads, kv_heads)
         else:
@@ -232,6 +233,7 @@ class DecoderLayer:
             elif self._head_norms is not None:
                 q, k = self._head_norms[0](q), self._head_norms[1](k)
             if self._rotates:
+                cos, sin = turns[self._turn]
                 q, k = self._rope(q, cos, sin), self._rope(k, cos, sin)
         self._write(cache_k, cache_v, k, v, position)
         attended = self._attend[phase](q, cache_k, cache_v, keys).reshape(-1, self._inner)

@@ -9,7 +9,6 @@ micro-batches.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -20,6 +19,7 @@ from foreplan.datasets.kernels.quantised_cache import QuantisedCache
 from foreplan.datasets.kernels.registry import function, layout_of
 from foreplan.datasets.models.decoder_programs import fixed_variant
 from foreplan.datasets.models.model import Model
+from foreplan.datasets.models.rotary import RotationKind
 from foreplan.datasets.models.weights import WeightSource
 from foreplan.datasets.program import Variant
 from foreplan.errors import SpecError
@@ -36,6 +36,7 @@ from foreplan.planner.verify._decoder_layer import (
 )
 from foreplan.planner.verify._expert_layer import ExpertLayer
 from foreplan.planner.verify.allocator import mapped_allocations
+from foreplan.planner.verify.rotation import rotation
 
 #: fp32 arithmetic on a plain cache, which is then kept in fp32 too, and on a quantised one.
 _REFERENCE_ATTENTION = Variant("bf16", "fp32", "torch.sdpa")
@@ -140,7 +141,7 @@ class DecoderStage:
         self._positions: Tensor | None = None
         self._final_norm: Norm | None = None
         self._head: Linear | None = None
-        self._cos = self._sin = torch.empty(0)
+        self._rotations: dict[RotationKind, tuple[Tensor, Tensor]] = {}
         self._embedding = function("embedding", fixed_variant(model, "embedding"))
         self._add = function("add", fixed_variant(model, "add"))
         self._argmax = function("argmax", fixed_variant(model, "argmax"))
@@ -258,10 +259,12 @@ class DecoderStage:
                 rows = slice(begin, stop)
                 views = [(cache[i, 0, rows], cache[i, 1, rows]) for i in range(len(self._layers))]
                 self._caches[phase].append(views)
-        if model.position == "rope":
-            cos, sin = rotation(model, self.positions)
-            self._cos = cos.to(self.device, self._dtype)
-            self._sin = sin.to(self.device, self._dtype)
+        for kind in model.rotations_of(self.start, self.end):
+            cos, sin = rotation(model, self.positions, kind)
+            self._rotations[kind] = (
+                cos.to(self.device, self._dtype),
+                sin.to(self.device, self._dtype),
+            )
 
     # Passes -----------------------------------------------------------------------------------
 
@@ -317,8 +320,11 @@ class DecoderStage:
         end = position + tokens
         if not self.prompt <= end <= self.positions:
             raise SpecError("step", got=end - self.prompt, expected="a position in the cache")
-        cos, sin = self._cos[position:end], self._sin[position:end]
-        return Pass(phase, batch, tokens, position, end, cos, sin)
+        turns = {
+            kind: (cos[position:end], sin[position:end])
+            for kind, (cos, sin) in self._rotations.items()
+        }
+        return Pass(phase, batch, tokens, position, end, turns)
 
     def _placed(self, x: Tensor, now: Pass) -> Tensor:
         """Embedded tokens with their learned positions, where the model has such."""
@@ -351,31 +357,8 @@ class DecoderStage:
             "embedding": nbytes(self._embed) + nbytes(self._positions),
             "head": head,
             "kv_cache": nbytes(self._cache),
-            "buffers": nbytes(self._cos) + nbytes(self._sin),
+            "buffers": sum(nbytes(t) for tables in self._rotations.values() for t in tables),
         }
-
-
-def rotation(model: Model, positions: int) -> tuple[Tensor, Tensor]:
-    """Cosine and sine of the rotary angles, fp32 ``[positions, head_dim]``, halves repeated.
-
-    Frequencies as in transformers, ``modeling_rope_utils``: ``theta^(-2i/D)``, stretched by
-    ``linear`` or ``llama3`` scaling.
-    """
-    half = torch.arange(0, model.head_dim, 2, dtype=torch.float32) / model.head_dim
-    frequency = 1.0 / model.rope_theta**half
-    scaling = model.rope_scaling
-    if scaling is not None and scaling.kind == "linear":
-        frequency = frequency / scaling.factor
-    elif scaling is not None:
-        wavelength = 2 * math.pi / frequency
-        low, high = scaling.low_freq_factor, scaling.high_freq_factor
-        smooth = (scaling.original_max_positions / wavelength - low) / (high - low)
-        # 0 beyond the low wavelength (stretched in full), 1 below the high one (kept).
-        smooth = smooth.clamp(0, 1)
-        frequency = (1 - smooth) * frequency / scaling.factor + smooth * frequency
-    angle = torch.arange(positions, dtype=torch.float32)[:, None] * frequency
-    angle = torch.cat((angle, angle), dim=-1)
-    return angle.cos(), angle.sin()
 
 
 def _check_batches(prefill: Sequence[int], decode: Sequence[int]) -> None:

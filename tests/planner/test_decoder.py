@@ -58,6 +58,12 @@ LLAMA3_ROPE = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 32,
 }
+LONGROPE = {
+    "rope_type": "longrope",
+    "rope_theta": 500.0,
+    "short_factor": [1.0, 1.3, 1.1, 2.0],
+    "long_factor": [2.0, 3.0, 4.0, 5.0],
+}
 CASES: dict[str, dict[str, Any]] = {
     "llama": LLAMA,
     "llama-mha-bias": LLAMA
@@ -68,6 +74,15 @@ CASES: dict[str, dict[str, Any]] = {
     "qwen2": LLAMA,
     "qwen3": LLAMA | {"head_dim": 32, "tie_word_embeddings": True},
     "mistral": LLAMA | {"sliding_window": 32},
+    "phi3": LLAMA | {"sliding_window": 32, "pad_token_id": 0},
+    "phi3-partial": LLAMA | {"partial_rotary_factor": 0.75, "head_dim": 32, "pad_token_id": 0},
+    "phi3-longrope": LLAMA
+    | {
+        "rope_parameters": LONGROPE,
+        "pad_token_id": 0,
+        "partial_rotary_factor": 0.5,
+        "original_max_position_embeddings": 32,
+    },
     "opt": OPT,
     "opt-untied": OPT | {"enable_bias": False, "tie_word_embeddings": False},
     "gpt2": GPT2,
@@ -319,7 +334,7 @@ class Recorder:
 
 
 @pytest.mark.parametrize("attention", [SDPA, SDPA8], ids=["plain", "quantised"])
-@pytest.mark.parametrize("case", ["llama", "qwen3", "gpt2", "opt-untied"])
+@pytest.mark.parametrize("case", ["llama", "qwen3", "gpt2", "opt-untied", "phi3-partial"])
 def test_stage_runs_exactly_the_listed_programs(
     case: str, attention: PhaseKernels, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -119,6 +119,25 @@ def test_more_work_is_never_faster_and_a_step_takes_longer(
     assert all(r.low_s <= r.latency_s <= r.high_s for rank in found for r in rank.replays)
 
 
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"rope_scaling": {"rope_type": "yarn", "factor": 2.0}},
+        {"hidden_act": "relu6"},
+        {"architectures": ["LlamaForSequenceClassification"]},
+    ],
+)
+def test_what_plans_do_not_model_is_captured(tmp_path: Path, changes: dict[str, Any]) -> None:
+    llama = TEXT | {"model_type": "llama", "max_position_embeddings": 64, "intermediate_size": 128}
+    assert isinstance(network_or_model(_folder(tmp_path, llama)), Model)
+    network = _network(tmp_path, llama | changes)
+    assert network.family == "llama"
+    # What cannot be built is refused as plans refuse it, and what is wrong is never captured.
+    for wrong in ({"hidden_act": "fast"}, {"hidden_size": 0}):
+        with pytest.raises(SpecError, match=f"config.json: {next(iter(wrong))}: got"):
+            network_or_model(_folder(tmp_path, llama | wrong))
+
+
 def test_a_described_family_stays_described_and_a_folder_is_enough(
     tmp_path: Path, predictor: Predictor
 ) -> None:

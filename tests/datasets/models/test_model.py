@@ -51,6 +51,8 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "head_dim": 12,
     },
     "olmoe": SMALL | {"num_experts": 6, "num_experts_per_tok": 3, "eos_token_id": 1},
+    "phi3": SMALL | {"pad_token_id": 0},
+    "phi3-partial": SMALL | {"pad_token_id": 0, "partial_rotary_factor": 0.5},
     "opt": {
         "hidden_size": 48,
         "num_hidden_layers": 3,
@@ -126,7 +128,7 @@ def test_reading_needs_neither_torch_nor_transformers(tmp_path: Path) -> None:
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
-@pytest.mark.parametrize("case", ["llama", "gpt2", "opt", "qwen3", "mixtral", "qwen2_moe"])
+@pytest.mark.parametrize("case", ["llama", "gpt2", "opt", "qwen3", "mixtral", "qwen2_moe", "phi3"])
 @pytest.mark.parametrize("shards", [False, True])
 def test_checkpoint_bytes_are_exact(case: str, shards: bool, tmp_path: Path) -> None:
     family = case.split("-")[0]
@@ -254,6 +256,45 @@ def test_sliding_window(fields: dict[str, Any], window: int | None, tmp_path: Pa
     words = "before its window slides" if window else "can attend to$"
     with pytest.raises(SpecError, match=words):
         model.refuse_longer((window or 64) + 1, "tokens", 1)
+
+
+LONGROPE = {
+    "type": "longrope",
+    "short_factor": [1.0, 1.5],
+    "long_factor": [2.0, 3.0],
+}
+PHI3: dict[str, Any] = {"model_type": "phi3", **SMALL}
+
+
+def test_longrope_stops_where_its_frequencies_change(tmp_path: Path) -> None:
+    partial = {"partial_rotary_factor": 0.5, "original_max_position_embeddings": 32}
+    fields = PHI3 | partial | {"rope_scaling": LONGROPE}
+    model = load_model(write_config(tmp_path, **fields))
+    assert (model.rotary.width, model.max_sequence) == (4, 32)
+    assert model.rope_scaling is not None
+    # sqrt(1 + log(64 / 32) / log(32)), as transformers has it for every length
+    assert model.rope_scaling.attention_factor == pytest.approx(1.2**0.5)
+    with pytest.raises(SpecError, match="before it rotates by other frequencies"):
+        model.refuse_longer(33, "tokens", 33)
+
+
+@pytest.mark.parametrize(
+    ("changes", "match"),
+    [
+        ({"rope_scaling": LONGROPE}, "4 short_factors, one for each pair"),
+        ({"rope_scaling": {"type": "longrope"}}, "a short_factor for each pair"),
+        ({"rope_scaling": {"type": "llama3"}}, "linear or longrope|too, for rope_type llama3"),
+        ({"rope_scaling": {"type": "yarn", "factor": 2.0}}, "default, linear or longrope"),
+        ({"partial_rotary_factor": 0.4}, "an even number of 8 features"),
+        ({"partial_rotary_factor": 1.5}, "an even number of 8 features"),
+        ({"partial_rotary_factor": "half"}, "an even number of 8 features"),
+    ],
+)
+def test_rotations_that_are_not_modelled(
+    changes: dict[str, Any], match: str, tmp_path: Path
+) -> None:
+    with pytest.raises(SpecError, match=match):
+        load_model(write_config(tmp_path, **PHI3, **changes))
 
 
 def test_old_and_new_rope_fields_mean_the_same(tmp_path: Path) -> None:

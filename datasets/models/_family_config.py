@@ -1,0 +1,159 @@
+"""What the ``config.json`` of each family says of a model, in the words of `Model`.
+
+Follows transformers 5 (``models/<family>/configuration_*.py``): also where a file leaves a field
+out and the class has a default.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+
+from foreplan.datasets.models._config_fields import ConfigFields
+from foreplan.datasets.models._expert_config import EXPERT_READERS
+from foreplan.datasets.models._rotary_config import rotation_facts, window_of
+
+_ACTIVATIONS: Mapping[str, str] = MappingProxyType(
+    {
+        "silu": "silu",
+        "swish": "silu",
+        "relu": "relu",
+        "gelu": "gelu",
+        "gelu_new": "gelu_tanh",
+        "gelu_pytorch_tanh": "gelu_tanh",
+    }
+)
+
+
+@dataclass(frozen=True, slots=True)
+class _Words:
+    """Fields of Llama's likes, and what transformers takes where a file has none.
+
+    Attributes:
+        biases: by our name the field that says whether there are such, and its default.
+        kv_heads: key and value heads; as many as query heads if ``None``.
+        head_dim: features of a head whatever ``hidden_size`` is; its share if ``None``.
+        eps: field of what norms add to the variance.
+        eps_default: its default.
+        activation: of the MLP.
+        tied: the head is the embedding's matrix.
+        theta: base of the rotation.
+        partial: see `rotation_facts`.
+        longrope: likewise.
+    """
+
+    biases: Mapping[str, tuple[str, bool]] = field(default_factory=dict)
+    kv_heads: int | None = None
+    head_dim: int | None = None
+    eps: str = "rms_norm_eps"
+    eps_default: float = 1e-6
+    activation: str = "silu"
+    tied: bool = False
+    theta: float = 1e4
+    partial: float | None = None
+    longrope: bool = False
+
+
+def _biases(attention: str, mlp: str = "", *, default: bool = False) -> dict[str, tuple[str, bool]]:
+    """Fields of the biases of a layer's attention and, where it can have such, of its MLP."""
+    found = {"qkv_bias": (attention, default), "out_bias": (attention, default)}
+    return found | ({"mlp_bias": (mlp, default)} if mlp else {})
+
+
+_WORDS: Mapping[str, _Words] = MappingProxyType(
+    {
+        "llama": _Words(_biases("attention_bias", "mlp_bias")),
+        "mistral": _Words(kv_heads=8),
+        "qwen2": _Words(),
+        "qwen3": _Words(_biases("attention_bias"), head_dim=128),
+        "mixtral": _Words(kv_heads=8, theta=1e6),
+        "qwen2_moe": _Words({"qkv_bias": ("qkv_bias", True)}, kv_heads=16),
+        "qwen3_moe": _Words(_biases("attention_bias"), kv_heads=4),
+        "olmoe": _Words(_biases("attention_bias")),
+        "deepseek": _Words(),
+        "phi3": _Words(eps_default=1e-5, partial=1.0, longrope=True),
+    }
+)
+
+
+def _llama(config: ConfigFields) -> dict[str, object]:
+    """Llama and its likes: the same fields but for `_WORDS`, window and experts."""
+    family = str(config.fields["model_type"])
+    words = _WORDS[family]
+    hidden, heads = config.size("hidden_size"), config.size("num_attention_heads")
+    head_dim = config.size("head_dim", words.head_dim or max(hidden // heads, 1))
+    own = words.head_dim is not None or config.fields.get("head_dim") is not None
+    if not own and hidden % heads:
+        raise config.error("num_attention_heads", f"a divisor of hidden_size = {hidden}")
+    facts: dict[str, object] = {
+        "layers": config.size("num_hidden_layers"),
+        "hidden": hidden,
+        "heads": heads,
+        "kv_heads": config.size("num_key_value_heads", words.kv_heads or heads),
+        "head_dim": head_dim,
+        "ffn": config.size("intermediate_size"),
+        "vocab": config.size("vocab_size"),
+        "max_positions": config.size("max_position_embeddings"),
+        "norm_eps": config.fields.get(words.eps, words.eps_default),
+        "activation": config.choice("hidden_act", words.activation, _ACTIVATIONS),
+        "tied": config.flag("tie_word_embeddings", words.tied),
+        "sliding_window": window_of(config, family, experts=family in EXPERT_READERS),
+        **rotation_facts(
+            config, words.theta, head_dim, partial=words.partial, longrope=words.longrope
+        ),
+        **{ours: config.flag(*asked) for ours, asked in words.biases.items()},
+    }
+    if family in EXPERT_READERS:
+        facts["experts"] = EXPERT_READERS[family](config)
+    return facts
+
+
+def _opt(config: ConfigFields) -> dict[str, object]:
+    hidden, heads = config.size("hidden_size"), config.size("num_attention_heads")
+    if hidden % heads:
+        raise config.error("num_attention_heads", f"a divisor of hidden_size = {hidden}")
+    if config.size("word_embed_proj_dim", hidden) != hidden:
+        raise config.error("word_embed_proj_dim", f"hidden_size = {hidden}: no projection")
+    bias = config.flag("enable_bias", True)
+    return {
+        "layers": config.size("num_hidden_layers"),
+        "hidden": hidden,
+        "heads": heads,
+        "kv_heads": heads,
+        "head_dim": hidden // heads,
+        "ffn": config.size("ffn_dim"),
+        "vocab": config.size("vocab_size"),
+        "max_positions": config.size("max_position_embeddings"),
+        "norm_eps": 1e-5,  # torch.nn.LayerNorm's default; OPT has no field for it
+        "activation": config.choice("activation_function", "relu", _ACTIVATIONS),
+        "qkv_bias": bias,
+        "out_bias": bias,
+        "mlp_bias": bias,
+        "tied": config.flag("tie_word_embeddings", True),
+    }
+
+
+def _gpt2(config: ConfigFields) -> dict[str, object]:
+    hidden, heads = config.size("n_embd"), config.size("n_head")
+    if hidden % heads:
+        raise config.error("n_head", f"a divisor of n_embd = {hidden}")
+    return {
+        "layers": config.size("n_layer"),
+        "hidden": hidden,
+        "heads": heads,
+        "kv_heads": heads,
+        "head_dim": hidden // heads,
+        "ffn": config.size("n_inner", 4 * hidden),
+        "vocab": config.size("vocab_size"),
+        "max_positions": config.size("n_positions"),
+        "norm_eps": config.fields.get("layer_norm_epsilon", 1e-5),
+        "activation": config.choice("activation_function", "gelu_new", _ACTIVATIONS),
+        "tied": config.flag("tie_word_embeddings", True),
+    }
+
+
+#: Reads a configuration of a family.
+FAMILY_READERS: Mapping[str, Callable[[ConfigFields], dict[str, object]]] = MappingProxyType(
+    {**dict.fromkeys(_WORDS, _llama), "opt": _opt, "gpt2": _gpt2}
+)

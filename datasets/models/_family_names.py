@@ -1,0 +1,95 @@
+"""Names that checkpoints of each family give to tensors (transformers, ``models/<family>``)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+
+_LLAMA_LAYER = {
+    "norm1": ("input_layernorm",),
+    "qkv": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
+    "q_norm": ("self_attn.q_norm",),
+    "k_norm": ("self_attn.k_norm",),
+    "out": ("self_attn.o_proj",),
+    "norm2": ("post_attention_layernorm",),
+    "up": ("mlp.gate_proj", "mlp.up_proj"),
+    "down": ("mlp.down_proj",),
+}
+_PHI3_LAYER = _LLAMA_LAYER | {"qkv": ("self_attn.qkv_proj",), "up": ("mlp.gate_up_proj",)}
+_OPT_LAYER = {
+    "norm1": ("self_attn_layer_norm",),
+    "qkv": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
+    "out": ("self_attn.out_proj",),
+    "norm2": ("final_layer_norm",),
+    "up": ("fc1",),
+    "down": ("fc2",),
+}
+_GPT2_LAYER = {
+    "norm1": ("ln_1",),
+    "qkv": ("attn.c_attn",),
+    "out": ("attn.c_proj",),
+    "norm2": ("ln_2",),
+    "up": ("mlp.c_fc",),
+    "down": ("mlp.c_proj",),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class FamilyNames:
+    """Names of a family: ``prefix`` of the base model, then these parts."""
+
+    prefix: str
+    layers: str
+    layer: Mapping[str, tuple[str, ...]]
+    embed: str
+    positions: str
+    final_norm: str
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertNames:
+    """Names within a MoE layer; ``mlp`` are gate, up and down of one expert."""
+
+    router: str
+    expert: str
+    mlp: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj")
+    shared: str = ""
+    shared_gate: str = ""
+
+
+EXPERT_NAMES: Mapping[str, ExpertNames] = MappingProxyType(
+    {
+        "mixtral": ExpertNames(
+            "block_sparse_moe.gate", "block_sparse_moe.experts.{}.", ("w1", "w3", "w2")
+        ),
+        "qwen2_moe": ExpertNames(
+            "mlp.gate", "mlp.experts.{}.", shared="mlp.shared_expert.",
+            shared_gate="mlp.shared_expert_gate",
+        ),
+        "qwen3_moe": ExpertNames("mlp.gate", "mlp.experts.{}."),
+        "olmoe": ExpertNames("mlp.gate", "mlp.experts.{}."),
+        "deepseek": ExpertNames("mlp.gate", "mlp.experts.{}.", shared="mlp.shared_experts."),
+    }
+)  # fmt: skip
+
+_LLAMA = FamilyNames("model.", "layers", _LLAMA_LAYER, "embed_tokens", "", "norm")
+FAMILY_NAMES: Mapping[str, FamilyNames] = MappingProxyType(
+    {
+        "llama": _LLAMA,
+        "mistral": _LLAMA,
+        "qwen2": _LLAMA,
+        "qwen3": _LLAMA,
+        **dict.fromkeys(EXPERT_NAMES, _LLAMA),
+        "phi3": replace(_LLAMA, layer=_PHI3_LAYER),
+        "opt": FamilyNames(
+            "model.",
+            "decoder.layers",
+            _OPT_LAYER,
+            "decoder.embed_tokens",
+            "decoder.embed_positions",
+            "decoder.final_layer_norm",
+        ),
+        "gpt2": FamilyNames("transformer.", "h", _GPT2_LAYER, "wte", "wpe", "ln_f"),
+    }
+)

@@ -1,0 +1,147 @@
+"""Rotation and sliding window of a ``config.json``."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any
+
+from foreplan.datasets.models._config_fields import ConfigFields
+from foreplan.datasets.models.families import SLIDING_EVERYWHERE
+
+#: Our names of what scales a rotation.
+_SCALING: Mapping[str, str] = MappingProxyType(
+    {
+        "factor": "factor",
+        "low_freq_factor": "low_freq_factor",
+        "high_freq_factor": "high_freq_factor",
+        "original_max_position_embeddings": "original_max_positions",
+    }
+)
+_PARTIAL, _ORIGINAL = "partial_rotary_factor", "original_max_position_embeddings"
+
+
+def rotation_facts(
+    config: ConfigFields,
+    base: float,
+    head_dim: int,
+    *,
+    partial: float | None = None,
+    longrope: bool = False,
+) -> dict[str, Any]:
+    """Rotary base, scaling and width, of ``rope_parameters`` (transformers 5) or the older fields.
+
+    Args:
+        config: read.
+        base: of the frequencies where the file has none.
+        head_dim: features of one head.
+        partial: share of them that is turned where the file has none; ``None`` of a family whose
+            heads are turned whole.
+        longrope: the family has ``longrope``.
+
+    Raises:
+        SpecError: another scaling, or heads that are turned in part where they cannot be.
+    """
+    field, parameters = _parameters(config)
+    found: dict[str, Any] = {
+        "rope_theta": parameters.get("rope_theta", config.fields.get("rope_theta", base))
+    }
+    share = parameters.get(_PARTIAL, config.fields.get(_PARTIAL, partial or 1))
+    if share != 1:
+        place = field if _PARTIAL in parameters else _PARTIAL
+        if partial is None:
+            raise config.unmodelled(place, f"a {_PARTIAL} of 1: whole heads are rotated")
+        width = int(head_dim * share) if isinstance(share, (int, float)) else 0
+        if not 0 < width <= head_dim or width % 2:
+            raise config.error(
+                place, f"a {_PARTIAL} by which an even number of {head_dim} features are rotated"
+            )
+        found["rotary"] = {"width": width}
+    kind = parameters.get("rope_type", parameters.get("type", "default"))
+    if kind == "default":
+        return found
+    if longrope and kind in ("longrope", "su"):
+        return found | {"rope_scaling": _longrope(config, field, parameters)}
+    if kind not in ("linear", "llama3"):
+        known = "default, linear or llama3" if not longrope else "default, linear or longrope"
+        raise config.unmodelled(field, f"a rope_type of {known}")
+    needed = list(_SCALING) if kind == "llama3" else ["factor"]
+    missing = [name for name in needed if name not in parameters]
+    if missing:
+        raise config.error(field, f"{', '.join(missing)} too, for rope_type {kind}")
+    scaling = {_SCALING[name]: parameters[name] for name in needed}
+    return found | {"rope_scaling": {"kind": kind, **scaling}}
+
+
+def _parameters(config: ConfigFields) -> tuple[str, dict[str, Any]]:
+    """The field that scales the rotation, and what it says."""
+    new = config.fields.get("rope_parameters")
+    field = "rope_parameters" if new is not None else "rope_scaling"
+    parameters = new if new is not None else config.fields.get("rope_scaling") or {}
+    if not isinstance(parameters, dict) or any(isinstance(v, dict) for v in parameters.values()):
+        raise config.unmodelled(field, "one mapping for all layers")
+    return field, parameters
+
+
+def _longrope(config: ConfigFields, field: str, parameters: dict[str, Any]) -> dict[str, Any]:
+    """As ``modeling_rope_utils._compute_longrope_parameters`` of transformers.
+
+    The factor of cosine and sine is that of the longest sequence, in short ones too.
+    """
+    short = parameters.get("short_factor")
+    if not isinstance(short, list):
+        raise config.error(field, "a short_factor for each pair of features, for longrope")
+    within = ConfigFields(f"{config.where}: {field}", parameters)
+    original = within.size(_ORIGINAL, config.size(_ORIGINAL, 4096))
+    factor = parameters.get("factor")
+    if factor is None:
+        factor = config.size("max_position_embeddings") / original
+    if not isinstance(factor, (int, float)) or factor <= 0 or original < 2:
+        raise config.error(field, "a positive factor, and 2 original positions or more")
+    attention = parameters.get("attention_factor")
+    if attention is None:
+        attention = math.sqrt(1 + math.log(max(factor, 1)) / math.log(original))
+    return {
+        "kind": "longrope",
+        "factor": factor,
+        "original_max_positions": original,
+        "short_factors": tuple(short),
+        "attention_factor": attention,
+    }
+
+
+#: Families without a sliding window in any layer.
+_NO_WINDOW = frozenset({"llama", "olmoe", "deepseek"})
+
+
+def window_of(config: ConfigFields, family: str, *, experts: bool) -> int | None:
+    """Keys that a query sees at most in some layer, ``None`` = all.
+
+    Args:
+        config: read.
+        family: of the model.
+        experts: its layers are mixtures.
+    """
+    if family == "mistral":
+        # transformers' default is 4096; a null means full attention.
+        if config.fields.get("sliding_window", 4096) is None:
+            return None
+        return config.size("sliding_window", 4096)
+    if family in SLIDING_EVERYWHERE:
+        window = config.fields.get("sliding_window")
+        return None if window is None else config.size("sliding_window")
+    if family in _NO_WINDOW or not config.flag("use_sliding_window", False):
+        return None
+    if experts:
+        return config.size("sliding_window", 4096)
+    layer_types = config.fields.get("layer_types")
+    if layer_types is not None:
+        if not isinstance(layer_types, list):
+            raise config.error("layer_types", "a list of texts")
+        if "sliding_attention" not in layer_types:
+            return None
+        return config.size("sliding_window", 4096)
+    if config.size("max_window_layers", 28) >= config.size("num_hidden_layers"):
+        return None  # the window begins behind the last layer
+    return config.size("sliding_window", 4096)

@@ -1,0 +1,77 @@
+"""`TensorChange`: what is done to a checkpoint's tensor so that one program computes every family.
+
+Families differ by numbers and orders that need no operator of their own: a scaled embedding is a
+scaled table, a scaled score a scaled projection of the queries, a norm by ``1 + w`` one by another
+weight, and a rotation of neighbours one of halves behind other rows. They are put into the weights
+when these are loaded. Scales of rows and orders of rows change nothing of how a row is quantised.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from foreplan.datasets.models.model import Model
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class TensorChange:
+    """Done in this order; the default changes nothing.
+
+    Attributes:
+        offset: added to every element.
+        factor: of the first ``rows`` rows; of all of them if ``None``.
+        rows: see ``factor``.
+        order: features of a head in the order the runtime takes them; empty as stored.
+        heads: so many heads, the first ones, are put into that order.
+    """
+
+    offset: float = 0.0
+    factor: float = 1.0
+    rows: int | None = None
+    order: tuple[int, ...] = ()
+    heads: int = 0
+
+    def __call__(self, tensor: Tensor) -> Tensor:
+        """The changed tensor, fp32 where its values change; the tensor itself where nothing does.
+
+        Args:
+            tensor: ``[n, ...]``, contiguous; of the first ``heads`` heads ``len(order)`` rows each.
+        """
+        import torch
+
+        if self.offset or self.factor != 1.0:
+            tensor = tensor.float() + self.offset
+            tensor[: self.rows] *= self.factor
+        if self.order:
+            size, rest = len(self.order), tensor.shape[1:]
+            heads = tensor[: self.heads * size].view(self.heads, size, *rest)
+            ordered = heads[:, list(self.order)].view(-1, *rest)
+            tensor = torch.cat((ordered, tensor[len(ordered) :]))
+        return tensor
+
+
+#: Changes nothing.
+AS_STORED = TensorChange()
+
+
+def change_of(model: Model, name: str) -> TensorChange:
+    """What is done to one of our tensors.
+
+    Args:
+        model: whose.
+        name: ours, without its layer: ``qkv.weight``.
+    """
+    part = name.rpartition(".")[0]
+    order = model.rotary.order(model.head_dim) if model.position == "rope" else ()
+    if not order:
+        return AS_STORED
+    if part == "qkv":
+        return TensorChange(order=order, heads=model.heads + model.kv_heads)
+    if part in ("q_norm", "k_norm"):
+        size = model.head_norm_sizes[0 if part == "q_norm" else 1]
+        return TensorChange(order=order, heads=size // model.head_dim)
+    return AS_STORED
