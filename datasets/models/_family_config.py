@@ -73,8 +73,12 @@ _WORDS: Mapping[str, _Words] = MappingProxyType(
         "olmoe": _Words(_biases("attention_bias")),
         "deepseek": _Words(),
         "phi3": _Words(eps_default=1e-5, partial=1.0, longrope=True),
+        "starcoder2": _Words(
+            _biases("use_bias", "use_bias", default=True), kv_heads=2, eps="norm_epsilon",
+            eps_default=1e-5, activation="gelu_pytorch_tanh", tied=True,
+        ),
     }
-)
+)  # fmt: skip
 
 
 def _llama(config: ConfigFields) -> dict[str, object]:

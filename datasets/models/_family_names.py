@@ -17,6 +17,7 @@ _LLAMA_LAYER = {
     "down": ("mlp.down_proj",),
 }
 _PHI3_LAYER = _LLAMA_LAYER | {"qkv": ("self_attn.qkv_proj",), "up": ("mlp.gate_up_proj",)}
+_STARCODER2_LAYER = _LLAMA_LAYER | {"up": ("mlp.c_fc",), "down": ("mlp.c_proj",)}
 _OPT_LAYER = {
     "norm1": ("self_attn_layer_norm",),
     "qkv": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
@@ -82,6 +83,7 @@ FAMILY_NAMES: Mapping[str, FamilyNames] = MappingProxyType(
         "qwen3": _LLAMA,
         **dict.fromkeys(EXPERT_NAMES, _LLAMA),
         "phi3": replace(_LLAMA, layer=_PHI3_LAYER),
+        "starcoder2": replace(_LLAMA, layer=_STARCODER2_LAYER),
         "opt": FamilyNames(
             "model.",
             "decoder.layers",

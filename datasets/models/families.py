@@ -8,15 +8,16 @@ from typing import Literal
 
 Family = Literal[
     "llama", "qwen2", "qwen3", "mistral", "mixtral", "qwen2_moe", "qwen3_moe", "olmoe", "deepseek",
-    "opt", "gpt2", "phi3",
+    "opt", "gpt2", "phi3", "starcoder2",
 ]  # fmt: skip
 
 #: Those whose layers, or some of them, are mixtures of experts.
 MIXTURES = frozenset({"mixtral", "qwen2_moe", "qwen3_moe", "olmoe", "deepseek"})
 
 #: Those whose every layer has the sliding window, where a model has one.
-SLIDING_EVERYWHERE = frozenset({"mistral", "mixtral", "phi3"})
+SLIDING_EVERYWHERE = frozenset({"mistral", "mixtral", "phi3", "starcoder2"})
 
+_BIASED = {"qkv_bias": True, "out_bias": True, "mlp_bias": True}
 _LLAMA = {"norm": "rms", "gated": True, "activation": "silu", "position": "rope"}
 
 #: What every model of a family has in common (transformers, ``models/<family>/modeling_*.py``).
@@ -33,6 +34,10 @@ FAMILY_FACTS: Mapping[str, Mapping[str, object]] = MappingProxyType(
         "olmoe": MappingProxyType({**_LLAMA, "qk_norm": True, "qk_norm_whole": True}),
         "deepseek": MappingProxyType(_LLAMA),
         "phi3": MappingProxyType(_LLAMA),
+        "starcoder2": MappingProxyType(
+            {"norm": "layer", "gated": False, "activation": "gelu_tanh", "position": "rope"}
+            | _BIASED
+        ),
         "opt": MappingProxyType(
             {
                 "norm": "layer",
@@ -41,9 +46,7 @@ FAMILY_FACTS: Mapping[str, Mapping[str, object]] = MappingProxyType(
                 "position": "learned",
                 # OPTLearnedPositionalEmbedding keeps two unused rows in front.
                 "position_offset": 2,
-                "qkv_bias": True,
-                "out_bias": True,
-                "mlp_bias": True,
+                **_BIASED,
             }
         ),
         "gpt2": MappingProxyType(
@@ -52,9 +55,7 @@ FAMILY_FACTS: Mapping[str, Mapping[str, object]] = MappingProxyType(
                 "gated": False,
                 "activation": "gelu_tanh",
                 "position": "learned",
-                "qkv_bias": True,
-                "out_bias": True,
-                "mlp_bias": True,
+                **_BIASED,
             }
         ),
     }
@@ -73,6 +74,7 @@ ARCHITECTURES: Mapping[str, str] = MappingProxyType(
         "olmoe": "OlmoeForCausalLM",
         "deepseek": "DeepseekForCausalLM",
         "phi3": "Phi3ForCausalLM",
+        "starcoder2": "Starcoder2ForCausalLM",
         "opt": "OPTForCausalLM",
         "gpt2": "GPT2LMHeadModel",
     }

@@ -175,8 +175,26 @@ def _of_dims(name: str, dims: TransformerDims, **rest: Any) -> Tower:
     )
 
 
+#: Norm and positions of the two layers that towers have: Llama's and, without a gate, GPT-2's.
+_LAYERS = {True: ("rms", "rope"), False: ("layer", "learned")}
+
+
+def _refuse_other_layers(model: Model) -> None:
+    """Refuse layers whose work is another than a tower's.
+
+    Raises:
+        SpecError: names them.
+    """
+    if (model.norm, model.position) != _LAYERS[model.gated]:
+        raise SpecError(
+            f"model {model.name}", got=f"layers of the {model.family} family",
+            expected="layers like Llama's or GPT-2's, which training plans know",
+        )  # fmt: skip
+
+
 def _of_model(model: Model) -> Tower:
     model.refuse_experts("training plans know no layers of experts")
+    _refuse_other_layers(model)
     return Tower(
         name=model.name,
         layers=model.layers,

@@ -25,6 +25,7 @@ _NAMES: Mapping[str, tuple[str, str]] = MappingProxyType(
     {
         "mixtral": ("layers", "(proj|w[123])"),
         "opt": ("layers", "(proj|fc[12])"),
+        "starcoder2": ("layers", "(proj|c_fc)"),
         "gpt2": ("h", "c_(attn|proj|fc)"),
     }
 )

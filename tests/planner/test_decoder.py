@@ -83,6 +83,7 @@ CASES: dict[str, dict[str, Any]] = {
         "partial_rotary_factor": 0.5,
         "original_max_position_embeddings": 32,
     },
+    "starcoder2": LLAMA | {"sliding_window": 32},
     "opt": OPT,
     "opt-untied": OPT | {"enable_bias": False, "tie_word_embeddings": False},
     "gpt2": GPT2,
@@ -334,7 +335,9 @@ class Recorder:
 
 
 @pytest.mark.parametrize("attention", [SDPA, SDPA8], ids=["plain", "quantised"])
-@pytest.mark.parametrize("case", ["llama", "qwen3", "gpt2", "opt-untied", "phi3-partial"])
+@pytest.mark.parametrize(
+    "case", ["llama", "qwen3", "gpt2", "opt-untied", "phi3-partial", "starcoder2"]
+)
 def test_stage_runs_exactly_the_listed_programs(
     case: str, attention: PhaseKernels, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -52,6 +52,8 @@ CONFIGS: dict[str, dict[str, Any]] = {
     },
     "olmoe": SMALL | {"num_experts": 6, "num_experts_per_tok": 3, "eos_token_id": 1},
     "phi3": SMALL | {"pad_token_id": 0},
+    "starcoder2": SMALL,
+    "starcoder2-unbiased": SMALL | {"use_bias": False, "tie_word_embeddings": False},
     "phi3-partial": SMALL | {"pad_token_id": 0, "partial_rotary_factor": 0.5},
     "opt": {
         "hidden_size": 48,

@@ -1,11 +1,13 @@
 """The backbone alone: published warm-ups, training times, and where a step's time goes."""
 
 import itertools
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from tests.planner.bubbles.problems import encoder, problem, workload
 
+from foreplan.datasets.models.model import load_model
 from foreplan.errors import SpecError
 from foreplan.planner.bubbles.backbone import (
     BUBBLES,
@@ -14,6 +16,7 @@ from foreplan.planner.bubbles.backbone import (
     balanced_stages,
 )
 from foreplan.planner.bubbles.spec import BackbonePlan, GivenTimes, TransformerDims
+from foreplan.planner.bubbles.towers import backbone_tower
 from foreplan.planner.bubbles.training_step import TrainingStep
 
 
@@ -182,3 +185,12 @@ def test_times_of_large_models_follow_from_two_small_ones():
             )
         else:
             assert korthikanti(name, rate, bandwidth, "full") == pytest.approx(full, rel=0.12)
+
+
+@pytest.mark.parametrize("name", ["starcoder2-3b"])
+def test_layers_that_towers_do_not_have_are_refused(name):
+    asked = problem(workload())
+    own = asked.workload.model_copy(update={"backbone": None})
+    assert backbone_tower(replace(asked, model=load_model("gpt2"), workload=own)).layers == 12
+    with pytest.raises(SpecError, match="layers like Llama's or GPT-2's"):
+        backbone_tower(replace(asked, model=load_model(name), workload=own))
