@@ -107,7 +107,7 @@ def config_fields(model: Model) -> dict[str, Any]:
     }
     if model.family == "opt":
         return common | {"ffn_dim": model.ffn, "word_embed_proj_dim": model.hidden}
-    fields = common | {
+    fields: dict[str, Any] = common | {
         "intermediate_size": model.ffn,
         "num_key_value_heads": model.kv_heads,
         "head_dim": model.head_dim,
@@ -115,6 +115,9 @@ def config_fields(model: Model) -> dict[str, Any]:
     }
     if model.family == "llama":
         fields |= {"attention_bias": model.qkv_bias, "mlp_bias": model.mlp_bias}
+    if model.family == "smollm3":
+        unrotated = model.rotary.unrotated_layers
+        fields |= {"no_rope_layers": [int(i not in unrotated) for i in range(model.layers)]}
     return fields if model.experts is None else fields | _expert_fields(model.family, model.experts)
 
 

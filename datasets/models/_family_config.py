@@ -41,6 +41,7 @@ class _Words:
         theta: base of the rotation.
         partial: see `rotation_facts`.
         longrope: likewise.
+        neighbours: likewise.
     """
 
     biases: Mapping[str, tuple[str, bool]] = field(default_factory=dict)
@@ -53,6 +54,7 @@ class _Words:
     theta: float = 1e4
     partial: float | None = None
     longrope: bool = False
+    neighbours: bool = False
 
 
 def _biases(attention: str, mlp: str = "", *, default: bool = False) -> dict[str, tuple[str, bool]]:
@@ -73,6 +75,22 @@ _WORDS: Mapping[str, _Words] = MappingProxyType(
         "olmoe": _Words(_biases("attention_bias")),
         "deepseek": _Words(),
         "phi3": _Words(eps_default=1e-5, partial=1.0, longrope=True),
+        "seed_oss": _Words(
+            {"qkv_bias": ("attention_bias", True), "out_bias": ("attention_out_bias", False),
+             "mlp_bias": ("mlp_bias", False)},
+            kv_heads=8, head_dim=128,
+        ),
+        "smollm3": _Words(
+            _biases("attention_bias", "mlp_bias"), kv_heads=4, tied=True, theta=2e6
+        ),
+        "ernie4_5": _Words(
+            _biases("use_bias", "use_bias"), kv_heads=2, head_dim=128, eps_default=1e-5, tied=True,
+            theta=5e5, neighbours=True,
+        ),
+        "glm": _Words(
+            {"qkv_bias": ("attention_bias", True)}, kv_heads=2, head_dim=128,
+            eps_default=0.00000015625, partial=0.5, neighbours=True,
+        ),
         "starcoder2": _Words(
             _biases("use_bias", "use_bias", default=True), kv_heads=2, eps="norm_epsilon",
             eps_default=1e-5, activation="gelu_pytorch_tanh", tied=True,
@@ -86,15 +104,19 @@ def _llama(config: ConfigFields) -> dict[str, object]:
     family = str(config.fields["model_type"])
     words = _WORDS[family]
     hidden, heads = config.size("hidden_size"), config.size("num_attention_heads")
-    head_dim = config.size("head_dim", words.head_dim or max(hidden // heads, 1))
-    own = words.head_dim is not None or config.fields.get("head_dim") is not None
-    if not own and hidden % heads:
+    # A null is no default where a class has one: it means what the field does without it.
+    share, stated = max(hidden // heads, 1), config.fields.get("head_dim", words.head_dim)
+    head_dim = config.size("head_dim", share if stated is None else words.head_dim)
+    if stated is None and hidden % heads:
         raise config.error("num_attention_heads", f"a divisor of hidden_size = {hidden}")
     facts: dict[str, object] = {
         "layers": config.size("num_hidden_layers"),
         "hidden": hidden,
         "heads": heads,
-        "kv_heads": config.size("num_key_value_heads", words.kv_heads or heads),
+        "kv_heads": config.size(
+            "num_key_value_heads",
+            heads if "num_key_value_heads" in config.fields else words.kv_heads or heads,
+        ),
         "head_dim": head_dim,
         "ffn": config.size("intermediate_size"),
         "vocab": config.size("vocab_size"),
@@ -104,7 +126,12 @@ def _llama(config: ConfigFields) -> dict[str, object]:
         "tied": config.flag("tie_word_embeddings", words.tied),
         "sliding_window": window_of(config, family, experts=family in EXPERT_READERS),
         **rotation_facts(
-            config, words.theta, head_dim, partial=words.partial, longrope=words.longrope
+            config,
+            words.theta,
+            head_dim,
+            partial=words.partial,
+            longrope=words.longrope,
+            neighbours=words.neighbours,
         ),
         **{ours: config.flag(*asked) for ours, asked in words.biases.items()},
     }

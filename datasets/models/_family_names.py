@@ -16,7 +16,8 @@ _LLAMA_LAYER = {
     "up": ("mlp.gate_proj", "mlp.up_proj"),
     "down": ("mlp.down_proj",),
 }
-_PHI3_LAYER = _LLAMA_LAYER | {"qkv": ("self_attn.qkv_proj",), "up": ("mlp.gate_up_proj",)}
+_GLM_LAYER = _LLAMA_LAYER | {"up": ("mlp.gate_up_proj",)}
+_PHI3_LAYER = _GLM_LAYER | {"qkv": ("self_attn.qkv_proj",)}
 _STARCODER2_LAYER = _LLAMA_LAYER | {"up": ("mlp.c_fc",), "down": ("mlp.c_proj",)}
 _OPT_LAYER = {
     "norm1": ("self_attn_layer_norm",),
@@ -81,6 +82,10 @@ FAMILY_NAMES: Mapping[str, FamilyNames] = MappingProxyType(
         "mistral": _LLAMA,
         "qwen2": _LLAMA,
         "qwen3": _LLAMA,
+        "seed_oss": _LLAMA,
+        "smollm3": _LLAMA,
+        "ernie4_5": _LLAMA,
+        "glm": replace(_LLAMA, layer=_GLM_LAYER),
         **dict.fromkeys(EXPERT_NAMES, _LLAMA),
         "phi3": replace(_LLAMA, layer=_PHI3_LAYER),
         "starcoder2": replace(_LLAMA, layer=_STARCODER2_LAYER),

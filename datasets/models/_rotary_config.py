@@ -29,6 +29,7 @@ def rotation_facts(
     *,
     partial: float | None = None,
     longrope: bool = False,
+    neighbours: bool = False,
 ) -> dict[str, Any]:
     """Rotary base, scaling and width, of ``rope_parameters`` (transformers 5) or the older fields.
 
@@ -39,6 +40,7 @@ def rotation_facts(
         partial: share of them that is turned where the file has none; ``None`` of a family whose
             heads are turned whole.
         longrope: the family has ``longrope``.
+        neighbours: pairs of features are neighbours.
 
     Raises:
         SpecError: another scaling, or heads that are turned in part where they cannot be.
@@ -47,6 +49,9 @@ def rotation_facts(
     found: dict[str, Any] = {
         "rope_theta": parameters.get("rope_theta", config.fields.get("rope_theta", base))
     }
+    rotary: dict[str, Any] = {"pairs": "neighbours"} if neighbours else {}
+    if unrotated := _unrotated(config):
+        rotary["unrotated_layers"] = unrotated
     share = parameters.get(_PARTIAL, config.fields.get(_PARTIAL, partial or 1))
     if share != 1:
         place = field if _PARTIAL in parameters else _PARTIAL
@@ -57,7 +62,9 @@ def rotation_facts(
             raise config.error(
                 place, f"a {_PARTIAL} by which an even number of {head_dim} features are rotated"
             )
-        found["rotary"] = {"width": width}
+        rotary["width"] = width
+    if rotary:
+        found["rotary"] = rotary
     kind = parameters.get("rope_type", parameters.get("type", "default"))
     if kind == "default":
         return found
@@ -72,6 +79,19 @@ def rotation_facts(
         raise config.error(field, f"{', '.join(missing)} too, for rope_type {kind}")
     scaling = {_SCALING[name]: parameters[name] for name in needed}
     return found | {"rope_scaling": {"kind": kind, **scaling}}
+
+
+def _unrotated(config: ConfigFields) -> tuple[int, ...]:
+    """Layers without a rotation, which only SmolLM3 has: a 0 in ``no_rope_layers``."""
+    if config.fields["model_type"] != "smollm3":
+        return ()
+    layers, listed = config.size("num_hidden_layers"), config.layers("no_rope_layers")
+    if config.fields.get("no_rope_layers") is None:
+        interval = config.size("no_rope_layer_interval", 4)
+        return tuple(range(interval - 1, layers, interval))
+    if len(listed) < layers:
+        raise config.error("no_rope_layers", f"a 0 or a 1 for each of {layers} layers")
+    return tuple(layer for layer in range(layers) if not listed[layer])
 
 
 def _parameters(config: ConfigFields) -> tuple[str, dict[str, Any]]:
@@ -112,7 +132,7 @@ def _longrope(config: ConfigFields, field: str, parameters: dict[str, Any]) -> d
 
 
 #: Families without a sliding window in any layer.
-_NO_WINDOW = frozenset({"llama", "olmoe", "deepseek"})
+_NO_WINDOW = frozenset({"llama", "olmoe", "deepseek", "seed_oss", "ernie4_5", "glm"})
 
 
 def window_of(config: ConfigFields, family: str, *, experts: bool) -> int | None:
@@ -135,6 +155,8 @@ def window_of(config: ConfigFields, family: str, *, experts: bool) -> int | None
         return None
     if experts:
         return config.size("sliding_window", 4096)
+    if family == "smollm3" and config.fields.get("sliding_window") is None:
+        return None
     layer_types = config.fields.get("layer_types")
     if layer_types is not None:
         if not isinstance(layer_types, list):
@@ -142,6 +164,8 @@ def window_of(config: ConfigFields, family: str, *, experts: bool) -> int | None
         if "sliding_attention" not in layer_types:
             return None
         return config.size("sliding_window", 4096)
-    if config.size("max_window_layers", 28) >= config.size("num_hidden_layers"):
+    if family != "smollm3" and config.size("max_window_layers", 28) >= config.size(
+        "num_hidden_layers"
+    ):
         return None  # the window begins behind the last layer
     return config.size("sliding_window", 4096)

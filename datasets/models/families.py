@@ -8,7 +8,7 @@ from typing import Literal
 
 Family = Literal[
     "llama", "qwen2", "qwen3", "mistral", "mixtral", "qwen2_moe", "qwen3_moe", "olmoe", "deepseek",
-    "opt", "gpt2", "phi3", "starcoder2",
+    "opt", "gpt2", "phi3", "starcoder2", "seed_oss", "smollm3", "ernie4_5", "glm",
 ]  # fmt: skip
 
 #: Those whose layers, or some of them, are mixtures of experts.
@@ -34,6 +34,10 @@ FAMILY_FACTS: Mapping[str, Mapping[str, object]] = MappingProxyType(
         "olmoe": MappingProxyType({**_LLAMA, "qk_norm": True, "qk_norm_whole": True}),
         "deepseek": MappingProxyType(_LLAMA),
         "phi3": MappingProxyType(_LLAMA),
+        "seed_oss": MappingProxyType(_LLAMA),
+        "smollm3": MappingProxyType(_LLAMA),
+        "ernie4_5": MappingProxyType(_LLAMA),
+        "glm": MappingProxyType(_LLAMA),
         "starcoder2": MappingProxyType(
             {"norm": "layer", "gated": False, "activation": "gelu_tanh", "position": "rope"}
             | _BIASED
@@ -75,6 +79,10 @@ ARCHITECTURES: Mapping[str, str] = MappingProxyType(
         "deepseek": "DeepseekForCausalLM",
         "phi3": "Phi3ForCausalLM",
         "starcoder2": "Starcoder2ForCausalLM",
+        "seed_oss": "SeedOssForCausalLM",
+        "smollm3": "SmolLM3ForCausalLM",
+        "ernie4_5": "Ernie4_5ForCausalLM",
+        "glm": "GlmForCausalLM",
         "opt": "OPTForCausalLM",
         "gpt2": "GPT2LMHeadModel",
     }

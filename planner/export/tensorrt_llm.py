@@ -9,6 +9,7 @@ from typing import Any
 
 import yaml
 
+from foreplan.datasets.models.families import MIXTURES
 from foreplan.datasets.models.model import Model
 from foreplan.datasets.models.tensor_names import linear_modules
 from foreplan.errors import SpecError
@@ -31,8 +32,8 @@ _ALGORITHM: Mapping[Scheme, str] = MappingProxyType(
 #: Tokens of a pass unless its arguments say otherwise (``max_num_tokens``): a longer prompt is
 #: refused.
 _MOST_TOKENS = 8192
-#: Families without a model in ``tensorrt_llm/_torch/models``.
-_UNKNOWN = ("gpt2", "opt")
+#: Families of dense models with one in ``tensorrt_llm/_torch/models/_arch_index.py``.
+_DENSE = ("llama", "mistral", "phi3", "qwen2", "qwen3", "seed_oss", "starcoder2")
 #: Families of mixtures with one.
 _MIXTURES = ("mixtral", "qwen2_moe", "qwen3_moe")
 
@@ -47,7 +48,7 @@ class TensorRtLlmExporter(Exporter):
         handover = Handover.of(plan).with_plain_cache()
         if plan.model is None:
             raise SpecError("plan.model", got=None, expected="the model that is served")
-        if plan.model.family in _UNKNOWN:
+        if plan.model.family not in (*_DENSE, *MIXTURES):
             raise SpecError(
                 "model.family", got=plan.model.family, expected="a family that TensorRT-LLM has",
                 fix="export to vllm or sglang",

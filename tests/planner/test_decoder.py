@@ -84,6 +84,10 @@ CASES: dict[str, dict[str, Any]] = {
         "original_max_position_embeddings": 32,
     },
     "starcoder2": LLAMA | {"sliding_window": 32},
+    "seed_oss": LLAMA | {"head_dim": 24, "attention_out_bias": True},
+    "smollm3": LLAMA | {"no_rope_layers": [1, 0, 1, 1], "pad_token_id": 0},
+    "ernie4_5": LLAMA | {"head_dim": 24, "use_bias": True},
+    "glm": LLAMA | {"head_dim": 24, "pad_token_id": 0},
     "opt": OPT,
     "opt-untied": OPT | {"enable_bias": False, "tie_word_embeddings": False},
     "gpt2": GPT2,
@@ -336,7 +340,7 @@ class Recorder:
 
 @pytest.mark.parametrize("attention", [SDPA, SDPA8], ids=["plain", "quantised"])
 @pytest.mark.parametrize(
-    "case", ["llama", "qwen3", "gpt2", "opt-untied", "phi3-partial", "starcoder2"]
+    "case", ["llama", "qwen3", "gpt2", "opt-untied", "phi3-partial", "starcoder2", "smollm3", "glm"]
 )
 def test_stage_runs_exactly_the_listed_programs(
     case: str, attention: PhaseKernels, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -371,9 +375,9 @@ def test_stage_runs_exactly_the_listed_programs(
 
 @pytest.mark.parametrize("attention", [SDPA, SDPA8], ids=["plain", "quantised"])
 @pytest.mark.parametrize("storage", ["bf16", "int8", "int4"])
-@pytest.mark.parametrize("name", ["tiny-llama-random", "opt-125m", "qwen3-0.6b"])
+@pytest.mark.parametrize("name", ["tiny-llama-random", "opt-125m", "qwen3-0.6b", "smollm3-3b"])
 def test_bytes_held_are_the_bytes_planned(name: str, storage: str, attention: PhaseKernels) -> None:
-    small = {"layers": 4, "vocab": 128, "max_positions": 64}
+    small = {"layers": 5, "vocab": 128, "max_positions": 64}
     model = load_model(name).model_copy(update=small)
     kernels = PHASE_PAIRS[storage]
     stages = chain(model, RandomWeights(model), lambda _: kernels, [1, 3], attention=attention)

@@ -54,6 +54,11 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "phi3": SMALL | {"pad_token_id": 0},
     "starcoder2": SMALL,
     "starcoder2-unbiased": SMALL | {"use_bias": False, "tie_word_embeddings": False},
+    "seed_oss": SMALL | {"head_dim": 12},
+    "seed_oss-biased": SMALL | {"head_dim": None, "attention_out_bias": True, "mlp_bias": True},
+    "smollm3": SMALL | {"pad_token_id": 0},
+    "ernie4_5": SMALL | {"use_bias": True},
+    "glm": SMALL | {"head_dim": 8, "pad_token_id": 0},
     "phi3-partial": SMALL | {"pad_token_id": 0, "partial_rotary_factor": 0.5},
     "opt": {
         "hidden_size": 48,
@@ -237,6 +242,10 @@ def test_opt_350m_is_refused(tmp_path: Path) -> None:
     [
         ({"model_type": "mistral", "sliding_window": 16}, 16),
         ({"model_type": "mistral", "sliding_window": None}, None),
+        ({"model_type": "starcoder2", "sliding_window": 16}, 16),
+        ({"model_type": "smollm3", "sliding_window": 16}, None),
+        ({"model_type": "smollm3", "use_sliding_window": True, "sliding_window": None}, None),
+        ({"model_type": "smollm3", "use_sliding_window": True, "sliding_window": 16}, 16),
         ({"model_type": "qwen2", "sliding_window": 16}, None),
         ({"model_type": "qwen2", "sliding_window": 16, "use_sliding_window": True}, None),
         (
@@ -297,6 +306,24 @@ def test_rotations_that_are_not_modelled(
 ) -> None:
     with pytest.raises(SpecError, match=match):
         load_model(write_config(tmp_path, **PHI3, **changes))
+
+
+@pytest.mark.parametrize(
+    ("changes", "unrotated"),
+    [
+        ({"num_hidden_layers": 9}, (3, 7)),
+        ({"no_rope_layer_interval": 2}, (1,)),
+        ({"no_rope_layers": [0, 1, 0]}, (0, 2)),
+        ({"no_rope_layers": [1, 1, 1]}, ()),
+    ],
+)
+def test_layers_without_rotation(
+    changes: dict[str, Any], unrotated: tuple[int, ...], tmp_path: Path
+) -> None:
+    fields = SMALL | {"model_type": "smollm3"} | changes
+    assert load_model(write_config(tmp_path, **fields)).rotary.unrotated_layers == unrotated
+    with pytest.raises(SpecError, match=r"no_rope_layers: got .* for each of 3 layers"):
+        load_model(write_config(tmp_path, **SMALL, model_type="smollm3", no_rope_layers=[1]))
 
 
 def test_old_and_new_rope_fields_mean_the_same(tmp_path: Path) -> None:
