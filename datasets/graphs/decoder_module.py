@@ -115,6 +115,14 @@ def config_fields(model: Model) -> dict[str, Any]:
     }
     if model.family == "llama":
         fields |= {"attention_bias": model.qkv_bias, "mlp_bias": model.mlp_bias}
+    if model.family == "granite":
+        scalars = model.scalars
+        fields |= {
+            "embedding_multiplier": scalars.embedding,
+            "attention_multiplier": scalars.attention,
+            "residual_multiplier": scalars.residual,
+            "logits_scaling": 1 / scalars.logits,
+        }
     if model.family == "smollm3":
         unrotated = model.rotary.unrotated_layers
         fields |= {"no_rope_layers": [int(i not in unrotated) for i in range(model.layers)]}

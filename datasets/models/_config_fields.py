@@ -37,6 +37,13 @@ class ConfigFields:
             raise self.error(field, "a whole number of at least 1")
         return value
 
+    def factor(self, field: str, default: float = 1.0) -> float:
+        """A positive number; ``default`` stands for a missing field."""
+        value = self.fields.get(field, default)
+        if not isinstance(value, (int, float)) or isinstance(value, bool) or not 0 < value < 1e9:
+            raise self.error(field, "a positive number below 1e9")
+        return float(value)
+
     def flag(self, field: str, default: bool) -> bool:
         value = self.fields.get(field, default)
         if not isinstance(value, bool):

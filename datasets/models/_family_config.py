@@ -91,6 +91,7 @@ _WORDS: Mapping[str, _Words] = MappingProxyType(
             {"qkv_bias": ("attention_bias", True)}, kv_heads=2, head_dim=128,
             eps_default=0.00000015625, partial=0.5, neighbours=True,
         ),
+        "granite": _Words(_biases("attention_bias", "mlp_bias")),
         "starcoder2": _Words(
             _biases("use_bias", "use_bias", default=True), kv_heads=2, eps="norm_epsilon",
             eps_default=1e-5, activation="gelu_pytorch_tanh", tied=True,
@@ -135,9 +136,20 @@ def _llama(config: ConfigFields) -> dict[str, object]:
         ),
         **{ours: config.flag(*asked) for ours, asked in words.biases.items()},
     }
+    if family == "granite":
+        facts["scalars"] = _granite_scalars(config)
     if family in EXPERT_READERS:
         facts["experts"] = EXPERT_READERS[family](config)
     return facts
+
+
+def _granite_scalars(config: ConfigFields) -> dict[str, float]:
+    return {
+        "embedding": config.factor("embedding_multiplier"),
+        "attention": config.factor("attention_multiplier"),
+        "residual": config.factor("residual_multiplier"),
+        "logits": 1 / config.factor("logits_scaling"),
+    }
 
 
 def _opt(config: ConfigFields) -> dict[str, object]:

@@ -9,6 +9,7 @@ from typing import Literal
 Family = Literal[
     "llama", "qwen2", "qwen3", "mistral", "mixtral", "qwen2_moe", "qwen3_moe", "olmoe", "deepseek",
     "opt", "gpt2", "phi3", "starcoder2", "seed_oss", "smollm3", "ernie4_5", "glm",
+    "granite",
 ]  # fmt: skip
 
 #: Those whose layers, or some of them, are mixtures of experts.
@@ -38,6 +39,7 @@ FAMILY_FACTS: Mapping[str, Mapping[str, object]] = MappingProxyType(
         "smollm3": MappingProxyType(_LLAMA),
         "ernie4_5": MappingProxyType(_LLAMA),
         "glm": MappingProxyType(_LLAMA),
+        "granite": MappingProxyType(_LLAMA),
         "starcoder2": MappingProxyType(
             {"norm": "layer", "gated": False, "activation": "gelu_tanh", "position": "rope"}
             | _BIASED
@@ -83,6 +85,7 @@ ARCHITECTURES: Mapping[str, str] = MappingProxyType(
         "smollm3": "SmolLM3ForCausalLM",
         "ernie4_5": "Ernie4_5ForCausalLM",
         "glm": "GlmForCausalLM",
+        "granite": "GraniteForCausalLM",
         "opt": "OPTForCausalLM",
         "gpt2": "GPT2LMHeadModel",
     }

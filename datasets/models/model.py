@@ -20,6 +20,7 @@ from foreplan.datasets.experts import Experts, LayerClass
 from foreplan.datasets.models.families import Family
 from foreplan.datasets.models.linear_shape import LinearShape
 from foreplan.datasets.models.rotary import RopeScaling, Rotary, RotationKind
+from foreplan.datasets.models.scalars import Scalars
 from foreplan.datasets.specs import StrictModel, nearest
 from foreplan.errors import SpecError
 
@@ -60,6 +61,7 @@ class Model(StrictModel):
         rope_theta: base of the rotary frequencies.
         rotary: which features of a head are turned and in which layers, where not all.
         rope_scaling: how they are stretched, if at all.
+        scalars: factors of embedding, attention, residual stream and logits.
         position_offset: unused rows in front of the learned positions (OPT: 2).
         sliding_window: keys a query sees at most; ``None`` = all.
         experts: of the layers whose MLP is a mixture of experts; ``None`` = every layer is dense.
@@ -94,6 +96,7 @@ class Model(StrictModel):
     rope_theta: PositiveFloat = 10000.0
     rotary: Rotary = Rotary()
     rope_scaling: RopeScaling | None = None
+    scalars: Scalars = Scalars()
     position_offset: int = Field(default=0, ge=0)
     sliding_window: PositiveInt | None = None
     experts: Experts | None = None

@@ -35,6 +35,11 @@ class TensorChange:
     order: tuple[int, ...] = ()
     heads: int = 0
 
+    @property
+    def row_wise(self) -> bool:
+        """Whether slices of rows may be changed one by one."""
+        return self.rows is None and not self.order
+
     def __call__(self, tensor: Tensor) -> Tensor:
         """The changed tensor, fp32 where its values change; the tensor itself where nothing does.
 
@@ -65,13 +70,20 @@ def change_of(model: Model, name: str) -> TensorChange:
         model: whose.
         name: ours, without its layer: ``qkv.weight``.
     """
-    part = name.rpartition(".")[0]
+    part, scalars = name.rpartition(".")[0], model.scalars
     order = model.rotary.order(model.head_dim) if model.position == "rope" else ()
-    if not order:
-        return AS_STORED
+    queries = scalars.of_queries(model.head_dim)
     if part == "qkv":
-        return TensorChange(order=order, heads=model.heads + model.kv_heads)
+        # Behind a norm of its own a query's scale is that norm's.
+        factor = 1.0 if model.qk_norm else queries
+        rows, heads = model.heads * model.head_dim, model.heads + model.kv_heads
+        return TensorChange(factor=factor, rows=rows, order=order, heads=heads)
     if part in ("q_norm", "k_norm"):
-        size = model.head_norm_sizes[0 if part == "q_norm" else 1]
-        return TensorChange(order=order, heads=size // model.head_dim)
-    return AS_STORED
+        q = part == "q_norm"
+        heads = model.head_norm_sizes[0 if q else 1] // model.head_dim
+        return TensorChange(scalars.norm, queries if q else 1.0, order=order, heads=heads)
+    if "norm" in part:
+        return TensorChange(scalars.norm if name.endswith(".weight") else 0.0)
+    if part.endswith(("out", "down")):
+        return TensorChange(factor=scalars.residual)
+    return TensorChange(factor={"embed": scalars.embedding, "head": scalars.logits}.get(part, 1.0))

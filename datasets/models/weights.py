@@ -134,10 +134,13 @@ class FolderWeights:
         return tuple(_sources(self.model, part, self._prefix)[name].shape)
 
     def slices(self, part: Part, name: str, rows: int) -> Iterator[torch.Tensor]:
-        """Slices of the tensor, which is read at once."""
-        whole = self.tensor(part, name)
+        """Slices of the tensor, which is read at once and changed slice by slice."""
+        change = _sources(self.model, part, self._prefix)[name].change
+        apart = change.row_wise
+        whole = self.stored(part, name) if apart else self.tensor(part, name)
         for start in range(0, len(whole), rows):
-            yield whole[start : start + rows]
+            piece = whole[start : start + rows]
+            yield (change(piece) if apart else piece).contiguous()
 
     def close(self) -> None:
         """Let go of the files; the next `tensor` opens them again."""

@@ -88,6 +88,16 @@ CASES: dict[str, dict[str, Any]] = {
     "smollm3": LLAMA | {"no_rope_layers": [1, 0, 1, 1], "pad_token_id": 0},
     "ernie4_5": LLAMA | {"head_dim": 24, "use_bias": True},
     "glm": LLAMA | {"head_dim": 24, "pad_token_id": 0},
+    "granite": LLAMA
+    | {
+        "attention_multiplier": 0.1,
+        "embedding_multiplier": 3.0,
+        "residual_multiplier": 0.5,
+        "logits_scaling": 4.0,
+        "attention_bias": True,
+        "mlp_bias": True,
+        "tie_word_embeddings": True,
+    },
     "opt": OPT,
     "opt-untied": OPT | {"enable_bias": False, "tie_word_embeddings": False},
     "gpt2": GPT2,

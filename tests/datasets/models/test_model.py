@@ -59,6 +59,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "smollm3": SMALL | {"pad_token_id": 0},
     "ernie4_5": SMALL | {"use_bias": True},
     "glm": SMALL | {"head_dim": 8, "pad_token_id": 0},
+    "granite": SMALL | {"mlp_bias": True},
     "phi3-partial": SMALL | {"pad_token_id": 0, "partial_rotary_factor": 0.5},
     "opt": {
         "hidden_size": 48,
@@ -188,7 +189,7 @@ def test_a_cut_off_or_foreign_file_is_one_line(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "match"),
     [
-        ({"model_type": "bloom"}, r"model_type: got 'bloom', expected a supported .*gpt2, llama"),
+        ({"model_type": "bloom"}, r"model_type: got 'bloom', expected a supported .*gpt2, .*llama"),
         ({"model_type": None}, "model_type"),
         ({"architectures": ["LlamaForSequenceClassification"]}, "LlamaForCausalLM"),
         ({"num_attention_heads": 5}, "num_attention_heads: got 5, expected a divisor"),
@@ -324,6 +325,15 @@ def test_layers_without_rotation(
     assert load_model(write_config(tmp_path, **fields)).rotary.unrotated_layers == unrotated
     with pytest.raises(SpecError, match=r"no_rope_layers: got .* for each of 3 layers"):
         load_model(write_config(tmp_path, **SMALL, model_type="smollm3", no_rope_layers=[1]))
+
+
+def test_factors_are_read_and_have_to_be_positive(tmp_path: Path) -> None:
+    fields = SMALL | {"model_type": "granite", "logits_scaling": 8, "residual_multiplier": 0.25}
+    scalars = load_model(write_config(tmp_path, **fields)).scalars
+    assert (scalars.logits, scalars.residual, scalars.attention) == (0.125, 0.25, 1.0)
+    for wrong in (0, -1.0, "one", True, None):
+        with pytest.raises(SpecError, match="logits_scaling: got"):
+            load_model(write_config(tmp_path, **fields | {"logits_scaling": wrong}))
 
 
 def test_old_and_new_rope_fields_mean_the_same(tmp_path: Path) -> None:

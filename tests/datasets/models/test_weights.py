@@ -75,6 +75,27 @@ def test_gpt2_is_transposed_and_tied(tmp_path: Path) -> None:
         FolderWeights(weights.model).tensor(0, "up.weight")
 
 
+def test_factors_are_in_the_weights_and_not_in_what_is_stored(tmp_path: Path) -> None:
+    factors = {"embedding_multiplier": 3.0, "residual_multiplier": 0.5, "logits_scaling": 4.0}
+    module = transformers.GraniteForCausalLM(
+        transformers.GraniteConfig(**SMALL, **factors, attention_multiplier=0.1)
+    )
+    module.save_pretrained(tmp_path)
+    weights = FolderWeights(load_model(tmp_path))
+    block, q = module.model.layers[1], 24
+    plain = weights.stored(1, "qkv.weight")
+    assert torch.equal(plain[:q], block.self_attn.q_proj.weight)
+    qkv = weights.tensor(1, "qkv.weight")
+    torch.testing.assert_close(qkv[:q], plain[:q] * 0.1 * 4**0.5)
+    assert torch.equal(qkv[q:], plain[q:])
+    assert torch.equal(weights.tensor(1, "down.weight"), block.mlp.down_proj.weight * 0.5)
+    head = weights.tensor("head", "head.weight")
+    assert torch.equal(head, module.lm_head.weight / 4)
+    assert torch.equal(torch.cat([*weights.slices("head", "head.weight", 7)]), head)
+    pieces = torch.cat([*weights.slices(1, "qkv.weight", 7)])
+    assert torch.equal(pieces, qkv)
+
+
 def test_random_weights_are_a_function_of_seed_layer_and_name() -> None:
     model = load_model("tiny-llama-random")
     first, again, other = (RandomWeights(model, seed=seed) for seed in (1, 1, 2))
