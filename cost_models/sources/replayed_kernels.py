@@ -142,7 +142,7 @@ def kernels(program: Program) -> list[Kernel]:
     if program.op not in ("activation", "add", "cast"):
         return []
     n = d["rows"] * d["cols"]
-    if name == "torch.silu_mul":
+    if name.endswith("_mul"):
         # Gate and up are halves of one product's rows; a single row has no stride.
         apart = d["rows"] > 1
         return [Kernel(n, 2 * n * wide, apart), Kernel(n, 3 * n * wide, apart)]

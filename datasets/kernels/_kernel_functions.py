@@ -85,6 +85,10 @@ def _silu_mul(gate: Tensor, up: Tensor) -> Tensor:
     return F.silu(gate) * up
 
 
+def _gelu_tanh_mul(gate: Tensor, up: Tensor) -> Tensor:
+    return F.gelu(gate, approximate="tanh") * up
+
+
 def _gelu_tanh(x: Tensor) -> Tensor:
     return F.gelu(x, approximate="tanh")
 
@@ -131,6 +135,7 @@ _ROWS: dict[tuple[str, str], Callable[..., Any]] = {
         _dequant_attention, dtype=torch.float32
     ),
     ("activation", "bf16/bf16/torch.silu_mul"): _silu_mul,
+    ("activation", "bf16/bf16/torch.gelu_tanh_mul"): _gelu_tanh_mul,
     ("activation", "bf16/bf16/torch.gelu_tanh"): _gelu_tanh,
     ("activation", "bf16/bf16/torch.gelu"): F.gelu,
     ("activation", "bf16/bf16/torch.relu"): F.relu,

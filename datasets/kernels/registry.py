@@ -135,6 +135,7 @@ _FUNCTIONS: Mapping[str, tuple[str, ...]] = {
     ),
     "activation": (
         "bf16/bf16/torch.silu_mul",
+        "bf16/bf16/torch.gelu_tanh_mul",
         "bf16/bf16/torch.gelu_tanh",
         "bf16/bf16/torch.gelu",
         "bf16/bf16/torch.relu",

@@ -26,6 +26,11 @@ _ACTIVATIONS: Mapping[str, str] = MappingProxyType(
 )
 
 
+#: The first files of Gemma name another activation than the models have (transformers,
+#: ``configuration_gemma.py``).
+_GEMMA_ACTIVATIONS = MappingProxyType({"gelu": "gelu_tanh"})
+
+
 @dataclass(frozen=True, slots=True)
 class _Words:
     """Fields of Llama's likes, and what transformers takes where a file has none.
@@ -36,7 +41,8 @@ class _Words:
         head_dim: features of a head whatever ``hidden_size`` is; its share if ``None``.
         eps: field of what norms add to the variance.
         eps_default: its default.
-        activation: of the MLP.
+        activation: default of the MLP's.
+        renamed: activations that the family's files name otherwise.
         tied: the head is the embedding's matrix.
         theta: base of the rotation.
         partial: see `rotation_facts`.
@@ -50,6 +56,7 @@ class _Words:
     eps: str = "rms_norm_eps"
     eps_default: float = 1e-6
     activation: str = "silu"
+    renamed: Mapping[str, str] = field(default_factory=dict)
     tied: bool = False
     theta: float = 1e4
     partial: float | None = None
@@ -92,6 +99,10 @@ _WORDS: Mapping[str, _Words] = MappingProxyType(
             eps_default=0.00000015625, partial=0.5, neighbours=True,
         ),
         "granite": _Words(_biases("attention_bias", "mlp_bias")),
+        "gemma": _Words(
+            _biases("attention_bias"), kv_heads=16, head_dim=256, activation="gelu_pytorch_tanh",
+            renamed=_GEMMA_ACTIVATIONS, tied=True,
+        ),
         "starcoder2": _Words(
             _biases("use_bias", "use_bias", default=True), kv_heads=2, eps="norm_epsilon",
             eps_default=1e-5, activation="gelu_pytorch_tanh", tied=True,
@@ -123,7 +134,9 @@ def _llama(config: ConfigFields) -> dict[str, object]:
         "vocab": config.size("vocab_size"),
         "max_positions": config.size("max_position_embeddings"),
         "norm_eps": config.fields.get(words.eps, words.eps_default),
-        "activation": config.choice("hidden_act", words.activation, _ACTIVATIONS),
+        "activation": config.choice(
+            "hidden_act", words.activation, {**_ACTIVATIONS, **words.renamed}
+        ),
         "tied": config.flag("tie_word_embeddings", words.tied),
         "sliding_window": window_of(config, family, experts=family in EXPERT_READERS),
         **rotation_facts(
@@ -136,6 +149,8 @@ def _llama(config: ConfigFields) -> dict[str, object]:
         ),
         **{ours: config.flag(*asked) for ours, asked in words.biases.items()},
     }
+    if family == "gemma":
+        facts["scalars"] = {"embedding": hidden**0.5, "norm": 1.0}
     if family == "granite":
         facts["scalars"] = _granite_scalars(config)
     if family in EXPERT_READERS:

@@ -86,6 +86,7 @@ FAMILY_NAMES: Mapping[str, FamilyNames] = MappingProxyType(
         "smollm3": _LLAMA,
         "ernie4_5": _LLAMA,
         "granite": _LLAMA,
+        "gemma": _LLAMA,
         "glm": replace(_LLAMA, layer=_GLM_LAYER),
         **dict.fromkeys(EXPERT_NAMES, _LLAMA),
         "phi3": replace(_LLAMA, layer=_PHI3_LAYER),

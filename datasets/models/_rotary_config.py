@@ -132,7 +132,9 @@ def _longrope(config: ConfigFields, field: str, parameters: dict[str, Any]) -> d
 
 
 #: Families without a sliding window in any layer.
-_NO_WINDOW = frozenset({"llama", "olmoe", "deepseek", "seed_oss", "ernie4_5", "glm", "granite"})
+_NO_WINDOW = frozenset(
+    {"llama", "olmoe", "deepseek", "seed_oss", "ernie4_5", "glm", "granite", "gemma"}
+)
 
 
 def window_of(config: ConfigFields, family: str, *, experts: bool) -> int | None:

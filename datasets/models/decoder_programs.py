@@ -39,8 +39,8 @@ Choose = Callable[[str, Mapping[str, int]], Variant]
 Counts = list[tuple[Program, int]]
 
 _NORM = {"rms": "torch.rms_norm", "layer": "torch.layer_norm"}
+_GATED = {"silu": "torch.silu_mul", "gelu_tanh": "torch.gelu_tanh_mul"}
 _ACTIVATION = {
-    "silu": "torch.silu_mul",
     "gelu": "torch.gelu",
     "gelu_tanh": "torch.gelu_tanh",
     "relu": "torch.relu",
@@ -65,7 +65,7 @@ def fixed_variant(model: Model, op: str) -> Variant:
     if op == "norm":
         kernel = _NORM[model.norm]
     elif op == "activation":
-        kernel = _ACTIVATION[model.activation]
+        kernel = (_GATED if model.gated else _ACTIVATION)[model.activation]
     elif op in _FIXED:
         kernel = _FIXED[op]
     else:

@@ -9,7 +9,7 @@ from typing import Literal
 Family = Literal[
     "llama", "qwen2", "qwen3", "mistral", "mixtral", "qwen2_moe", "qwen3_moe", "olmoe", "deepseek",
     "opt", "gpt2", "phi3", "starcoder2", "seed_oss", "smollm3", "ernie4_5", "glm",
-    "granite",
+    "granite", "gemma",
 ]  # fmt: skip
 
 #: Those whose layers, or some of them, are mixtures of experts.
@@ -40,6 +40,7 @@ FAMILY_FACTS: Mapping[str, Mapping[str, object]] = MappingProxyType(
         "ernie4_5": MappingProxyType(_LLAMA),
         "glm": MappingProxyType(_LLAMA),
         "granite": MappingProxyType(_LLAMA),
+        "gemma": MappingProxyType({**_LLAMA, "activation": "gelu_tanh"}),
         "starcoder2": MappingProxyType(
             {"norm": "layer", "gated": False, "activation": "gelu_tanh", "position": "rope"}
             | _BIASED
@@ -85,6 +86,7 @@ ARCHITECTURES: Mapping[str, str] = MappingProxyType(
         "smollm3": "SmolLM3ForCausalLM",
         "ernie4_5": "Ernie4_5ForCausalLM",
         "glm": "GlmForCausalLM",
+        "gemma": "GemmaForCausalLM",
         "granite": "GraniteForCausalLM",
         "opt": "OPTForCausalLM",
         "gpt2": "GPT2LMHeadModel",

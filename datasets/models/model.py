@@ -27,6 +27,8 @@ from foreplan.errors import SpecError
 #: Bounds of a described model (theory: far beyond any published one): products of two sizes stay
 #: below the 2^63 bytes that torch counts, and a list of every layer's operators fits into memory.
 MOST_LAYERS, LARGEST_SIZE = 10_000, 2**24
+#: Activations of an MLP with a gate and without.
+_GATED, _PLAIN = ("silu", "gelu_tanh"), ("relu", "gelu", "gelu_tanh")
 Size = Annotated[int, Field(gt=0, le=LARGEST_SIZE)]
 
 
@@ -117,9 +119,9 @@ class Model(StrictModel):
     @classmethod
     def _has_a_kernel(cls, value: str, info: ValidationInfo) -> str:
         gated = info.data.get("gated")
-        if gated is not None and gated != (value == "silu"):
+        if gated is not None and value not in (_GATED if gated else _PLAIN):
             raise ValueError(
-                "silu, the one activation with a gated kernel"
+                "silu or gelu_tanh, the activations with a gated kernel"
                 if gated
                 else "relu, gelu or gelu_tanh for an MLP without gate"
             )
@@ -158,8 +160,8 @@ class Model(StrictModel):
     def _has_such_layers(cls, value: Experts | None, info: ValidationInfo) -> Experts | None:
         if value is None:
             return value
-        if not info.data.get("gated", True):
-            raise ValueError("none: experts of an MLP without gate are not supported")
+        if not info.data.get("gated", True) or info.data.get("activation", "silu") != "silu":
+            raise ValueError("none: only experts with a gate and silu are supported")
         layers = info.data.get("layers")
         if layers is not None and max(value.dense_layers, default=0) >= layers:
             raise ValueError(f"dense_layers below the {layers} layers")

@@ -28,6 +28,7 @@ _DTYPES: Mapping[str, str] = MappingProxyType(
 #: Options that change what is computed: the one value that is modelled, by family.
 _ONLY: Mapping[str, Mapping[str, object]] = MappingProxyType(
     {
+        "gemma": MappingProxyType({"use_bidirectional_attention": False}),
         "olmoe": MappingProxyType({"clip_qkv": None}),
         "deepseek": MappingProxyType(
             {"scoring_func": "softmax", "moe_layer_freq": 1, "attention_bias": False}
@@ -109,7 +110,7 @@ def _family(config: ConfigFields) -> str:
             "quantization_config", "unquantised weights: Foreplan quantises them itself"
         )
     for field, value in _ONLY.get(family, {}).items():
-        if config.fields.get(field, value) != value:
+        if (config.fields.get(field, value) or None) != (value or None):
             raise config.unmodelled(field, f"{value}: nothing else is supported for {family}")
     return family
 

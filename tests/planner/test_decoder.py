@@ -98,6 +98,7 @@ CASES: dict[str, dict[str, Any]] = {
         "mlp_bias": True,
         "tie_word_embeddings": True,
     },
+    "gemma": LLAMA | {"head_dim": 24, "pad_token_id": 0},
     "opt": OPT,
     "opt-untied": OPT | {"enable_bias": False, "tie_word_embeddings": False},
     "gpt2": GPT2,
@@ -350,7 +351,18 @@ class Recorder:
 
 @pytest.mark.parametrize("attention", [SDPA, SDPA8], ids=["plain", "quantised"])
 @pytest.mark.parametrize(
-    "case", ["llama", "qwen3", "gpt2", "opt-untied", "phi3-partial", "starcoder2", "smollm3", "glm"]
+    "case",
+    [
+        "llama",
+        "qwen3",
+        "gpt2",
+        "opt-untied",
+        "phi3-partial",
+        "starcoder2",
+        "smollm3",
+        "glm",
+        "gemma",
+    ],
 )
 def test_stage_runs_exactly_the_listed_programs(
     case: str, attention: PhaseKernels, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

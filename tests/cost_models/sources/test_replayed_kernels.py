@@ -60,6 +60,8 @@ def test_halves_of_a_row_are_walked_over_strides_and_bound_by_multiprocessors() 
     assert seconds(many) == pytest.approx(2 * (1.9e-6 + 8192 * 14336 * 0.35e-9 / 132))
     assert seconds(many, QUARTER) == pytest.approx(4 * seconds(many), rel=0.01)
     assert seconds(one) == pytest.approx(2 * 1.2e-6, rel=0.02)
+    gelu = torch_program("activation", "gelu_tanh_mul", rows=8192, cols=14336)
+    assert seconds(gelu) == seconds(many)
 
 
 def test_what_is_dense_is_bound_by_memory_on_slices_too() -> None:

@@ -221,6 +221,8 @@ def test_functions_match_their_definitions(kind: str) -> None:
     assert _relative(got, layer) < 0.01
     silu = wide / (1 + (-wide).exp()) * y.double()
     assert _relative(run("activation", "bf16/bf16/torch.silu_mul", x, y), silu) < 0.01
+    gated = torch.nn.functional.gelu(wide, approximate="tanh") * y.double()
+    assert _relative(run("activation", "bf16/bf16/torch.gelu_tanh_mul", x, y), gated) < 0.01
     gelu = wide * 0.5 * (1 + torch.erf(wide / 2**0.5))
     assert _relative(run("activation", "bf16/bf16/torch.gelu", x), gelu) < 0.01
     assert _relative(run("activation", "bf16/bf16/torch.gelu_tanh", x), gelu) < 0.01

@@ -60,6 +60,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "ernie4_5": SMALL | {"use_bias": True},
     "glm": SMALL | {"head_dim": 8, "pad_token_id": 0},
     "granite": SMALL | {"mlp_bias": True},
+    "gemma": SMALL | {"head_dim": 12},
     "phi3-partial": SMALL | {"pad_token_id": 0, "partial_rotary_factor": 0.5},
     "opt": {
         "hidden_size": 48,
@@ -201,7 +202,7 @@ def test_a_cut_off_or_foreign_file_is_one_line(tmp_path: Path) -> None:
         ({"vocab_size": None}, "vocab_size"),
         ({"head_dim": 7}, "head_dim = 7 is odd"),
         ({"hidden_act": "xielu"}, "hidden_act: got 'xielu', expected one of silu"),
-        ({"hidden_act": "relu"}, "activation: got 'relu', expected silu"),
+        ({"hidden_act": "relu"}, "activation: got 'relu', expected silu or gelu_tanh"),
         ({"rope_scaling": {"type": "yarn", "factor": 2.0}}, "default, linear or llama3"),
         ({"rope_scaling": {"rope_type": "llama3", "factor": 2.0}}, "original_max_position"),
         ({"rope_parameters": {"rope_type": "dynamic", "factor": 2.0}}, "rope_parameters"),
@@ -334,6 +335,16 @@ def test_factors_are_read_and_have_to_be_positive(tmp_path: Path) -> None:
     for wrong in (0, -1.0, "one", True, None):
         with pytest.raises(SpecError, match="logits_scaling: got"):
             load_model(write_config(tmp_path, **fields | {"logits_scaling": wrong}))
+
+
+def test_the_first_gemma_files_name_another_activation(tmp_path: Path) -> None:
+    fields = SMALL | {"model_type": "gemma", "head_dim": 8}
+    for named in ("gelu", "gelu_pytorch_tanh"):
+        model = load_model(write_config(tmp_path, **fields, hidden_act=named))
+        assert (model.activation, model.gated) == ("gelu_tanh", True)
+    with pytest.raises(SpecError, match="use_bidirectional_attention: got True"):
+        load_model(write_config(tmp_path, **fields, use_bidirectional_attention=True))
+    load_model(write_config(tmp_path, **fields, use_bidirectional_attention=None))
 
 
 def test_old_and_new_rope_fields_mean_the_same(tmp_path: Path) -> None:
