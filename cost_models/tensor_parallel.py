@@ -159,7 +159,9 @@ def _tensors(model: Model) -> Iterator[Tensor]:
         yield Tensor(f"{linear.name}.weight", (linear.n, linear.k))
         if linear.bias:
             yield Tensor(f"{linear.name}.bias", (linear.n,))
-    for name in ("norm1", "norm2", "final_norm"):
+    before = ("norm1", "norm2") if model.norms_before else ()
+    behind = ("attended_norm", "fed_norm") if model.norms_behind else ()
+    for name in (*before, *behind, "final_norm"):
         yield Tensor(f"{name}.weight", (model.hidden,))
         if model.norm == "layer":
             yield Tensor(f"{name}.bias", (model.hidden,))

@@ -70,6 +70,10 @@ def _biases(attention: str, mlp: str = "", *, default: bool = False) -> dict[str
     return found | ({"mlp_bias": (mlp, default)} if mlp else {})
 
 
+_GLM = _Words(
+    {"qkv_bias": ("attention_bias", True)}, kv_heads=2, head_dim=128, eps_default=0.00000015625,
+    partial=0.5, neighbours=True,
+)  # fmt: skip
 _WORDS: Mapping[str, _Words] = MappingProxyType(
     {
         "llama": _Words(_biases("attention_bias", "mlp_bias")),
@@ -94,15 +98,14 @@ _WORDS: Mapping[str, _Words] = MappingProxyType(
             _biases("use_bias", "use_bias"), kv_heads=2, head_dim=128, eps_default=1e-5, tied=True,
             theta=5e5, neighbours=True,
         ),
-        "glm": _Words(
-            {"qkv_bias": ("attention_bias", True)}, kv_heads=2, head_dim=128,
-            eps_default=0.00000015625, partial=0.5, neighbours=True,
-        ),
+        "glm": _GLM,
+        "glm4": _GLM,
         "granite": _Words(_biases("attention_bias", "mlp_bias")),
         "gemma": _Words(
             _biases("attention_bias"), kv_heads=16, head_dim=256, activation="gelu_pytorch_tanh",
             renamed=_GEMMA_ACTIVATIONS, tied=True,
         ),
+        "olmo2": _Words(_biases("attention_bias"), eps_default=1e-5),
         "starcoder2": _Words(
             _biases("use_bias", "use_bias", default=True), kv_heads=2, eps="norm_epsilon",
             eps_default=1e-5, activation="gelu_pytorch_tanh", tied=True,

@@ -17,6 +17,14 @@ _LLAMA_LAYER = {
     "down": ("mlp.down_proj",),
 }
 _GLM_LAYER = _LLAMA_LAYER | {"up": ("mlp.gate_up_proj",)}
+_GLM4_LAYER = _GLM_LAYER | {
+    "attended_norm": ("post_self_attn_layernorm",),
+    "fed_norm": ("post_mlp_layernorm",),
+}
+_OLMO2_LAYER = {part: names for part, names in _LLAMA_LAYER.items() if part[:-1] != "norm"} | {
+    "attended_norm": ("post_attention_layernorm",),
+    "fed_norm": ("post_feedforward_layernorm",),
+}
 _PHI3_LAYER = _GLM_LAYER | {"qkv": ("self_attn.qkv_proj",)}
 _STARCODER2_LAYER = _LLAMA_LAYER | {"up": ("mlp.c_fc",), "down": ("mlp.c_proj",)}
 _OPT_LAYER = {
@@ -86,6 +94,8 @@ FAMILY_NAMES: Mapping[str, FamilyNames] = MappingProxyType(
         "smollm3": _LLAMA,
         "ernie4_5": _LLAMA,
         "granite": _LLAMA,
+        "olmo2": replace(_LLAMA, layer=_OLMO2_LAYER),
+        "glm4": replace(_LLAMA, layer=_GLM4_LAYER),
         "gemma": _LLAMA,
         "glm": replace(_LLAMA, layer=_GLM_LAYER),
         **dict.fromkeys(EXPERT_NAMES, _LLAMA),

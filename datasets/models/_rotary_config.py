@@ -133,7 +133,18 @@ def _longrope(config: ConfigFields, field: str, parameters: dict[str, Any]) -> d
 
 #: Families without a sliding window in any layer.
 _NO_WINDOW = frozenset(
-    {"llama", "olmoe", "deepseek", "seed_oss", "ernie4_5", "glm", "granite", "gemma"}
+    {
+        "llama",
+        "olmoe",
+        "deepseek",
+        "seed_oss",
+        "ernie4_5",
+        "glm",
+        "granite",
+        "gemma",
+        "olmo2",
+        "glm4",
+    }
 )
 
 

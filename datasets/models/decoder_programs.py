@@ -10,6 +10,8 @@ One layer, with ``rows = batch * queries``::
     norm -> linear qkv -> [norm q, norm k] -> rope -> cache_write -> attention -> linear out -> add
          -> norm -> linear up (with gate) -> activation -> linear down -> add
 
+Norms behind attention and MLP come before each ``add``, instead of or beside those in front.
+
 In a layer of experts the MLP's line is::
 
          -> norm -> router -> experts -> [linear shared_up -> activation -> linear shared_down
@@ -137,7 +139,9 @@ def layer_programs(
     heads, kv_heads, head_dim = model.heads, model.kv_heads, model.head_dim
     linears = {s.name: {"n": s.n, "k": s.k} for s in model.linears_of(layer_class)}
     run = _Counter(model, choose)
-    run.add("norm", rows=rows, cols=model.hidden)
+    wide = {"rows": rows, "cols": model.hidden}
+    if model.norms_before:
+        run.add("norm", **wide)
     run.add("linear", rows=rows, **linears["qkv"])
     if model.qk_norm:
         for count, cols in zip((heads, kv_heads), model.head_norm_sizes, strict=True):
@@ -156,15 +160,20 @@ def layer_programs(
     )  # fmt: skip
     run.add_as("attention", attend, **seen)
     run.add("linear", rows=rows, **linears["out"])
-    run.add("add", rows=rows, cols=model.hidden)
-    run.add("norm", rows=rows, cols=model.hidden)
+    if model.norms_behind:
+        run.add("norm", **wide)
+    run.add("add", **wide)
+    if model.norms_before:
+        run.add("norm", **wide)
     if layer_class == "moe":
         _mixture(run, rows, linears)
     else:
         run.add("linear", rows=rows, **linears["up"])
         run.add("activation", rows=rows, cols=model.ffn)
         run.add("linear", rows=rows, **linears["down"])
-    run.add("add", rows=rows, cols=model.hidden)
+    if model.norms_behind:
+        run.add("norm", **wide)
+    run.add("add", **wide)
     return run.result()
 
 

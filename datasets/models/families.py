@@ -9,7 +9,7 @@ from typing import Literal
 Family = Literal[
     "llama", "qwen2", "qwen3", "mistral", "mixtral", "qwen2_moe", "qwen3_moe", "olmoe", "deepseek",
     "opt", "gpt2", "phi3", "starcoder2", "seed_oss", "smollm3", "ernie4_5", "glm",
-    "granite", "gemma",
+    "granite", "gemma", "olmo2", "glm4",
 ]  # fmt: skip
 
 #: Those whose layers, or some of them, are mixtures of experts.
@@ -40,6 +40,10 @@ FAMILY_FACTS: Mapping[str, Mapping[str, object]] = MappingProxyType(
         "ernie4_5": MappingProxyType(_LLAMA),
         "glm": MappingProxyType(_LLAMA),
         "granite": MappingProxyType(_LLAMA),
+        "olmo2": MappingProxyType(
+            {**_LLAMA, "norms": "behind", "qk_norm": True, "qk_norm_whole": True}
+        ),
+        "glm4": MappingProxyType({**_LLAMA, "norms": "both"}),
         "gemma": MappingProxyType({**_LLAMA, "activation": "gelu_tanh"}),
         "starcoder2": MappingProxyType(
             {"norm": "layer", "gated": False, "activation": "gelu_tanh", "position": "rope"}
@@ -86,6 +90,8 @@ ARCHITECTURES: Mapping[str, str] = MappingProxyType(
         "smollm3": "SmolLM3ForCausalLM",
         "ernie4_5": "Ernie4_5ForCausalLM",
         "glm": "GlmForCausalLM",
+        "olmo2": "Olmo2ForCausalLM",
+        "glm4": "Glm4ForCausalLM",
         "gemma": "GemmaForCausalLM",
         "granite": "GraniteForCausalLM",
         "opt": "OPTForCausalLM",

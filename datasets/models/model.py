@@ -51,6 +51,8 @@ class Model(StrictModel):
         max_positions: longest sequence.
         norm: ``rms`` (scale only) or ``layer`` (scale and shift).
         norm_eps: what the norms add to the variance.
+        norms: where a layer's norms are: ``before`` attention and MLP, ``behind`` them (what they
+            add to the residual stream is normed), or on ``both`` sides.
         gated: the MLP is ``down(act(gate(x)) * up(x))`` rather than ``down(act(up(x)))``.
         activation: of the MLP; ``gelu_tanh`` is the tanh approximation.
         qkv_bias: bias of the fused query, key and value projection.
@@ -86,6 +88,7 @@ class Model(StrictModel):
     max_positions: Size
     norm: Literal["rms", "layer"]
     norm_eps: PositiveFloat
+    norms: Literal["before", "behind", "both"] = "before"
     gated: bool
     activation: Literal["silu", "relu", "gelu", "gelu_tanh"]
     qkv_bias: bool = False
@@ -162,6 +165,8 @@ class Model(StrictModel):
             return value
         if not info.data.get("gated", True) or info.data.get("activation", "silu") != "silu":
             raise ValueError("none: only experts with a gate and silu are supported")
+        if info.data.get("norms", "before") != "before":
+            raise ValueError("none: experts have norms before them alone")
         layers = info.data.get("layers")
         if layers is not None and max(value.dense_layers, default=0) >= layers:
             raise ValueError(f"dense_layers below the {layers} layers")
@@ -266,6 +271,16 @@ class Model(StrictModel):
         return self.hidden * (2 if self.norm == "layer" else 1)
 
     @property
+    def norms_before(self) -> bool:
+        """Whether attention and MLP have norms before them."""
+        return self.norms != "behind"
+
+    @property
+    def norms_behind(self) -> bool:
+        """Whether attention and MLP have norms behind them."""
+        return self.norms != "before"
+
+    @property
     def linear_parameters(self) -> int:
         """Weights and biases of one dense layer's linears: what its precision applies to."""
         return sum(linear.parameters for linear in self.linears)
@@ -283,7 +298,7 @@ class Model(StrictModel):
             active: count only the experts that a row goes through.
         """
         always = sum(linear.parameters for linear in self.linears_of(layer_class))
-        always += 2 * self.norm_parameters
+        always += (2 * self.norms_before + 2 * self.norms_behind) * self.norm_parameters
         if self.qk_norm:
             always += sum(self.head_norm_sizes)
         if layer_class == "dense" or self.experts is None:

@@ -70,7 +70,7 @@ def change_of(model: Model, name: str) -> TensorChange:
         model: whose.
         name: ours, without its layer: ``qkv.weight``.
     """
-    part, scalars = name.rpartition(".")[0], model.scalars
+    part, scalars, weight = name.rpartition(".")[0], model.scalars, name.endswith(".weight")
     order = model.rotary.order(model.head_dim) if model.position == "rope" else ()
     queries = scalars.of_queries(model.head_dim)
     if part == "qkv":
@@ -82,8 +82,10 @@ def change_of(model: Model, name: str) -> TensorChange:
         q = part == "q_norm"
         heads = model.head_norm_sizes[0 if q else 1] // model.head_dim
         return TensorChange(scalars.norm, queries if q else 1.0, order=order, heads=heads)
+    if part in ("attended_norm", "fed_norm"):
+        return TensorChange(scalars.norm if weight else 0.0, scalars.residual)
     if "norm" in part:
-        return TensorChange(scalars.norm if name.endswith(".weight") else 0.0)
-    if part.endswith(("out", "down")):
+        return TensorChange(scalars.norm if weight else 0.0)
+    if part.endswith(("out", "down")) and not model.norms_behind:
         return TensorChange(factor=scalars.residual)
     return TensorChange(factor={"embed": scalars.embedding, "head": scalars.logits}.get(part, 1.0))

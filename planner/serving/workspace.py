@@ -183,6 +183,9 @@ class StageWorkspace:
         for name, held in self._attention(now, bits):
             yield name, before + held
         yield "add", behind + 2 * stream
+        if self._model.norms_behind:
+            # The MLP's, which holds as much as its addition and what a norm keeps.
+            yield "norm behind", behind + stream + self._norm(now.rows)
         mlp = self._experts if layer_class == "moe" else self._mlp
         for name, held in mlp(now, bits):
             yield name, behind + held
@@ -192,7 +195,7 @@ class StageWorkspace:
         qkv, out = model.attention_linears
         q, k = (2 * rows * heads * model.head_dim for heads in (model.heads, model.kv_heads))
         yield "norm", self._norm(rows)
-        yield "qkv", 2 * rows * model.hidden + self._linear(now, qkv, bits)
+        yield "qkv", self._entry(rows) + self._linear(now, qkv, bits)
         # From here on the projection is kept, because the values are a view of it.
         fused, turned = q + 2 * k, 0
         if model.qk_norm:
@@ -213,7 +216,7 @@ class StageWorkspace:
         shapes = {shape.name: shape for shape in model.every_linear}
         up, down = shapes[f"{prefix}up"], shapes[f"{prefix}down"]
         wide, inner = 2 * rows * up.n, 2 * rows * down.k
-        yield f"{prefix}up", 2 * rows * model.hidden + self._linear(now, up, bits)
+        yield f"{prefix}up", self._entry(rows) + self._linear(now, up, bits)
         # A gated MLP computes the gate's activation and then the product, and its halves are kept.
         yield f"{prefix}activation", wide + (2 if model.gated else 1) * inner
         kept = wide if model.gated else 0
@@ -299,6 +302,10 @@ class StageWorkspace:
     def _norm(self, rows: int) -> int:
         """Output, mean and deviation."""
         return 2 * rows * self._model.hidden + 8 * rows
+
+    def _entry(self, rows: int) -> int:
+        """What attention and MLP take beside the residual stream: its norm, where there is one."""
+        return 2 * rows * self._model.hidden if self._model.norms_before else 0
 
     def _head(self, now: _Pass) -> int:
         """Logits of each request's last token, the residual stream of all of them behind it."""

@@ -163,8 +163,13 @@ class DecoderLayer:
     ) -> None:
         dtype = torch.float32 if reference else torch.bfloat16
         norm, where = fixed_variant(model, "norm"), (device, dtype)
-        self._norm1 = Norm(weights, index, "norm1", *where, norm)
-        self._norm2 = Norm(weights, index, "norm2", *where, norm)
+        self._norm1, self._norm2, self._attended_norm, self._fed_norm = (
+            Norm(weights, index, name, *where, norm) if there else None
+            for name, there in (
+                ("norm1", model.norms_before), ("norm2", model.norms_before),
+                ("attended_norm", model.norms_behind), ("fed_norm", model.norms_behind),
+            )
+        )  # fmt: skip
         self._head_norms: tuple[Norm, Norm] | None = None
         if model.qk_norm:
             self._head_norms = (
@@ -209,16 +214,15 @@ class DecoderLayer:
         Returns:
             The residual stream behind the layer, ``[rows, hidden]``, a new tensor.
         """
-        x = self._add(x, self.attend(x, now, cache_k, cache_v))
-        out: Tensor = self._add(x, self.feed(x, now))
-        return out
+        x = self.add_attended(x, self.attend(x, now, cache_k, cache_v))
+        return self.add_fed(x, self.feed(x, now))
 
     def attend(self, x: Tensor, now: Pass, cache_k: Cache, cache_v: Cache) -> Tensor:
-        """What the attention adds to the residual stream ``x``; of a shard its part of the sum."""
+        """What `add_attended` adds to the residual stream ``x``; of a shard its part of the sum."""
         phase, batch, tokens, position, keys, turns = now
         heads, kv_heads = self._heads, self._kv_heads
         linear = self._qkv
-        fused = linear.run[phase](self._norm1(x), linear.weight, linear.bias)
+        fused = linear.run[phase](normed(self._norm1, x), linear.weight, linear.bias)
         fused = fused.view(batch, tokens, heads + 2 * kv_heads, self._head_dim)
         if self._head_norms is None and self._rotates:
             # Queries and keys lie side by side: one rotation takes both.
@@ -241,9 +245,9 @@ class DecoderLayer:
         return linear.run[phase](attended, linear.weight, linear.bias)
 
     def feed(self, x: Tensor, now: Pass) -> Tensor:
-        """What the MLP adds to the residual stream ``x``; of a shard its part of the sum."""
+        """What `add_fed` adds to the residual stream ``x``; of a shard its part of the sum."""
         linear, down = self._mlp
-        wide = linear.run[now.phase](self._norm2(x), linear.weight, linear.bias)
+        wide = linear.run[now.phase](normed(self._norm2, x), linear.weight, linear.bias)
         if self._gated:
             gate, up = wide.chunk(2, 1)
             wide = self._activate(gate, up)
@@ -251,18 +255,31 @@ class DecoderLayer:
             wide = self._activate(wide)
         return down.run[now.phase](wide, down.weight, down.bias)
 
+    def add_attended(self, x: Tensor, part: Tensor) -> Tensor:
+        """The residual stream ``x`` with what the attention, of all shards, adds to it."""
+        part = normed(self._attended_norm, part)
+        out: Tensor = self._add(x, part)
+        return out
+
+    def add_fed(self, x: Tensor, part: Tensor) -> Tensor:
+        """The residual stream ``x`` with what the MLP, of all shards, adds to it."""
+        part = normed(self._fed_norm, part)
+        out: Tensor = self._add(x, part)
+        return out
+
     @property
     def bytes(self) -> int:
         """Memory of all weights, scales, biases and norms."""
-        parts: Sequence[Linear | Norm] = (
-            self._norm1,
-            self._norm2,
-            self._qkv,
-            self._out,
-            *self._mlp,
-            *(self._head_norms or ()),
-        )
-        return sum(part.bytes for part in parts)
+        norms = (self._norm1, self._norm2, self._attended_norm, self._fed_norm)
+        parts: Sequence[Linear | Norm | None] = (
+            *norms, self._qkv, self._out, *self._mlp, *(self._head_norms or ()),
+        )  # fmt: skip
+        return sum(part.bytes for part in parts if part is not None)
+
+
+def normed(norm: Norm | None, x: Tensor) -> Tensor:
+    """``x`` behind a norm, or as it is where there is none."""
+    return x if norm is None else norm(x)
 
 
 def pack(

@@ -30,6 +30,7 @@ from foreplan.planner.verify._decoder_layer import (
     RunLinear,
     keep,
     nbytes,
+    normed,
     pack,
     reference_run,
 )
@@ -76,18 +77,18 @@ class ExpertLayer(DecoderLayer):
 
     def feed(self, x: Tensor, now: Pass) -> Tensor:
         """What the experts add to the residual stream ``x``."""
-        normed = self._norm2(x)
-        chosen, share = self._route(normed, self._router, self._active, self._normalise)
+        x = normed(self._norm2, x)
+        chosen, share = self._route(x, self._router, self._active, self._normalise)
         out: Tensor = self._experts(
-            normed, chosen, share, self._ups, self._downs, self._run[now.phase], self._activate
+            x, chosen, share, self._ups, self._downs, self._run[now.phase], self._activate
         )
         if not self._shared:
             return out
         up, down = self._shared
-        gate, wide = up.run[now.phase](normed, up.weight, up.bias).chunk(2, 1)
+        gate, wide = up.run[now.phase](x, up.weight, up.bias).chunk(2, 1)
         shared = down.run[now.phase](self._activate(gate, wide), down.weight, down.bias)
         if self._gate is not None:
-            shared = self._scale(shared, normed, self._gate)
+            shared = self._scale(shared, x, self._gate)
         added: Tensor = self._add(out, shared)
         return added
 

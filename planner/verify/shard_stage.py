@@ -83,10 +83,10 @@ class ShardStage(DecoderStage):
         ):
             part = layer.attend(x, now, cache_k, cache_v)
             yield part
-            x = self._add(x, part)
+            x = layer.add_attended(x, part)
             part = layer.feed(x, now)
             yield part
-            x = self._add(x, part)
+            x = layer.add_fed(x, part)
         if self._head is None:
             yield x
             return

@@ -99,6 +99,8 @@ CASES: dict[str, dict[str, Any]] = {
         "tie_word_embeddings": True,
     },
     "gemma": LLAMA | {"head_dim": 24, "pad_token_id": 0},
+    "olmo2": LLAMA,
+    "glm4": LLAMA | {"head_dim": 24, "pad_token_id": 0},
     "opt": OPT,
     "opt-untied": OPT | {"enable_bias": False, "tie_word_embeddings": False},
     "gpt2": GPT2,
@@ -362,6 +364,8 @@ class Recorder:
         "smollm3",
         "glm",
         "gemma",
+        "olmo2",
+        "glm4",
     ],
 )
 def test_stage_runs_exactly_the_listed_programs(

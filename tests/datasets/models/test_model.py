@@ -61,6 +61,8 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "glm": SMALL | {"head_dim": 8, "pad_token_id": 0},
     "granite": SMALL | {"mlp_bias": True},
     "gemma": SMALL | {"head_dim": 12},
+    "olmo2": SMALL,
+    "glm4": SMALL | {"head_dim": 8, "pad_token_id": 0, "attention_bias": False},
     "phi3-partial": SMALL | {"pad_token_id": 0, "partial_rotary_factor": 0.5},
     "opt": {
         "hidden_size": 48,

@@ -10,6 +10,7 @@ from torch import Tensor
 import foreplan
 from foreplan.datasets.kernels.registry import kernels_for
 from foreplan.datasets.models.model import Model, load_model
+from foreplan.datasets.models.rotary import Rotary
 from foreplan.datasets.models.weights import RandomWeights
 from foreplan.datasets.program import Variant
 from foreplan.planner.verify.decoder import DecoderStage, PhaseKernels, StageKernels
@@ -30,6 +31,9 @@ def small(name: str, **changes: object) -> Model:
 MODELS = {
     "shared heads": small("llama-3-8b", heads=8, kv_heads=2),
     "head norms": small("qwen3-0.6b", heads=4, kv_heads=4),
+    "norms on both sides": small(
+        "glm-4-9b", heads=4, kv_heads=2, rotary=Rotary(width=8, pairs="neighbours")
+    ),
     "biases and learned positions": small("opt-125m", heads=4, kv_heads=4),
     "experts": small("mixtral-8x7b", heads=4, kv_heads=2).model_copy(
         update={"experts": load_model("mixtral-8x7b").experts.model_copy(

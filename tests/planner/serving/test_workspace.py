@@ -159,6 +159,8 @@ SHAPES = {
     "wide heads": narrow(heads=16, head_dim=64, ffn=256),
     "narrow MLP": narrow(ffn=128),
     "norms of heads": narrow(qk_norm=True, heads=16, head_dim=64, ffn=256),
+    "norms behind": narrow(family="olmo2", norms="behind", ffn=128),
+    "norms on both sides": narrow(family="glm4", norms="both", ffn=128),
     "one norm of all heads": narrow(qk_norm=True, qk_norm_whole=True, heads=16, ffn=128),
 }
 CASES = [("plain", 16, 16), ("fused", 8, 16), ("unpacked", 8, 8), ("unpacked", 4, 16),
