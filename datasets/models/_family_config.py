@@ -12,7 +12,7 @@ from types import MappingProxyType
 
 from foreplan.datasets.models._config_fields import ConfigFields
 from foreplan.datasets.models._expert_config import EXPERT_READERS
-from foreplan.datasets.models._rotary_config import rotation_facts, window_of
+from foreplan.datasets.models._rotary_config import alternating_facts, rotation_facts, window_of
 
 _ACTIVATIONS: Mapping[str, str] = MappingProxyType(
     {
@@ -42,6 +42,7 @@ class _Words:
         eps: field of what norms add to the variance.
         eps_default: its default.
         activation: default of the MLP's.
+        activation_field: which field names it.
         renamed: activations that the family's files name otherwise.
         tied: the head is the embedding's matrix.
         theta: base of the rotation.
@@ -56,6 +57,7 @@ class _Words:
     eps: str = "rms_norm_eps"
     eps_default: float = 1e-6
     activation: str = "silu"
+    activation_field: str = "hidden_act"
     renamed: Mapping[str, str] = field(default_factory=dict)
     tied: bool = False
     theta: float = 1e4
@@ -105,6 +107,10 @@ _WORDS: Mapping[str, _Words] = MappingProxyType(
             _biases("attention_bias"), kv_heads=16, head_dim=256, activation="gelu_pytorch_tanh",
             renamed=_GEMMA_ACTIVATIONS, tied=True,
         ),
+        "gemma3_text": _Words(
+            _biases("attention_bias"), kv_heads=4, head_dim=256, activation="gelu_pytorch_tanh",
+            activation_field="hidden_activation", tied=True,
+        ),
         "olmo2": _Words(_biases("attention_bias"), eps_default=1e-5),
         "starcoder2": _Words(
             _biases("use_bias", "use_bias", default=True), kv_heads=2, eps="norm_epsilon",
@@ -138,27 +144,33 @@ def _llama(config: ConfigFields) -> dict[str, object]:
         "max_positions": config.size("max_position_embeddings"),
         "norm_eps": config.fields.get(words.eps, words.eps_default),
         "activation": config.choice(
-            "hidden_act", words.activation, {**_ACTIVATIONS, **words.renamed}
+            words.activation_field, words.activation, {**_ACTIVATIONS, **words.renamed}
         ),
         "tied": config.flag("tie_word_embeddings", words.tied),
         "sliding_window": window_of(config, family, experts=family in EXPERT_READERS),
-        **rotation_facts(
-            config,
-            words.theta,
-            head_dim,
-            partial=words.partial,
-            longrope=words.longrope,
-            neighbours=words.neighbours,
-        ),
+        **_rotation(config, family, head_dim),
         **{ours: config.flag(*asked) for ours, asked in words.biases.items()},
     }
-    if family == "gemma":
+    if family in ("gemma", "gemma3_text"):
         facts["scalars"] = {"embedding": hidden**0.5, "norm": 1.0}
+    if family == "gemma3_text":
+        attention = config.factor("query_pre_attn_scalar", 256) ** -0.5
+        facts["scalars"] = {"embedding": hidden**0.5, "norm": 1.0, "attention": attention}
     if family == "granite":
         facts["scalars"] = _granite_scalars(config)
     if family in EXPERT_READERS:
         facts["experts"] = EXPERT_READERS[family](config)
     return facts
+
+
+def _rotation(config: ConfigFields, family: str, head_dim: int) -> dict[str, object]:
+    words = _WORDS[family]
+    if family == "gemma3_text":
+        return alternating_facts(config, head_dim)
+    return rotation_facts(
+        config, words.theta, head_dim, partial=words.partial, longrope=words.longrope,
+        neighbours=words.neighbours,
+    )  # fmt: skip
 
 
 def _granite_scalars(config: ConfigFields) -> dict[str, float]:

@@ -21,10 +21,14 @@ _GLM4_LAYER = _GLM_LAYER | {
     "attended_norm": ("post_self_attn_layernorm",),
     "fed_norm": ("post_mlp_layernorm",),
 }
-_OLMO2_LAYER = {part: names for part, names in _LLAMA_LAYER.items() if part[:-1] != "norm"} | {
+_BEHIND = {
     "attended_norm": ("post_attention_layernorm",),
     "fed_norm": ("post_feedforward_layernorm",),
 }
+_GEMMA3_LAYER = _LLAMA_LAYER | _BEHIND | {"norm2": ("pre_feedforward_layernorm",)}
+_OLMO2_LAYER = {
+    part: names for part, names in _LLAMA_LAYER.items() if part not in ("norm1", "norm2")
+} | _BEHIND
 _PHI3_LAYER = _GLM_LAYER | {"qkv": ("self_attn.qkv_proj",)}
 _STARCODER2_LAYER = _LLAMA_LAYER | {"up": ("mlp.c_fc",), "down": ("mlp.c_proj",)}
 _OPT_LAYER = {
@@ -94,6 +98,7 @@ FAMILY_NAMES: Mapping[str, FamilyNames] = MappingProxyType(
         "smollm3": _LLAMA,
         "ernie4_5": _LLAMA,
         "granite": _LLAMA,
+        "gemma3_text": replace(_LLAMA, layer=_GEMMA3_LAYER),
         "olmo2": replace(_LLAMA, layer=_OLMO2_LAYER),
         "glm4": replace(_LLAMA, layer=_GLM4_LAYER),
         "gemma": _LLAMA,

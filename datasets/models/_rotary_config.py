@@ -81,6 +81,43 @@ def rotation_facts(
     return found | {"rope_scaling": {"kind": kind, **scaling}}
 
 
+def alternating_facts(config: ConfigFields, head_dim: int) -> dict[str, Any]:
+    """The same of Gemma 3, whose layers with a window have a base of their own and no scaling.
+
+    Raises:
+        SpecError: as `rotation_facts`, or a scaling of those layers.
+    """
+    new = config.fields.get("rope_parameters") or {}
+    scaling = config.fields.get("rope_scaling") or {}
+    parts = [new, scaling]
+    if isinstance(new, dict):
+        parts += [new.get("full_attention") or {}, new.get("sliding_attention") or {}]
+    if not all(isinstance(part, dict) for part in parts):
+        raise config.error("rope_parameters", "a mapping for each kind of layer")
+    full, sliding = parts[2], parts[3]
+    if sliding.get("rope_type", "default") != "default":
+        raise config.unmodelled("rope_parameters", "a rope_type of default in layers with a window")
+    fields = {k: v for k, v in config.fields.items() if k != "rope_scaling"}
+    whole = ConfigFields(config.where, fields | {"rope_parameters": {**full, **scaling}})
+    found = rotation_facts(whole, 1e6, head_dim)
+    if local := sliding_layers(config):
+        theta = sliding.get("rope_theta", config.fields.get("rope_local_base_freq", 1e4))
+        found["rotary"] = {"local_theta": theta, "local_layers": local}
+    return found
+
+
+def sliding_layers(config: ConfigFields) -> tuple[int, ...]:
+    """Layers of Gemma 3 that have a window: listed, or all but every sixth."""
+    layers, listed = config.size("num_hidden_layers"), config.fields.get("layer_types")
+    if listed is None:
+        every = config.size("sliding_window_pattern", 6)
+        return tuple(layer for layer in range(layers) if (layer + 1) % every)
+    known = ("sliding_attention", "full_attention")
+    if not isinstance(listed, list) or len(listed) < layers or any(t not in known for t in listed):
+        raise config.error("layer_types", f"one of {', '.join(known)} for each of {layers} layers")
+    return tuple(layer for layer in range(layers) if listed[layer] == known[0])
+
+
 def _unrotated(config: ConfigFields) -> tuple[int, ...]:
     """Layers without a rotation, which only SmolLM3 has: a 0 in ``no_rope_layers``."""
     if config.fields["model_type"] != "smollm3":
@@ -161,6 +198,8 @@ def window_of(config: ConfigFields, family: str, *, experts: bool) -> int | None
         if config.fields.get("sliding_window", 4096) is None:
             return None
         return config.size("sliding_window", 4096)
+    if family == "gemma3_text":
+        return config.size("sliding_window", 4096) if sliding_layers(config) else None
     if family in SLIDING_EVERYWHERE:
         window = config.fields.get("sliding_window")
         return None if window is None else config.size("sliding_window")

@@ -9,7 +9,7 @@ from typing import Literal
 Family = Literal[
     "llama", "qwen2", "qwen3", "mistral", "mixtral", "qwen2_moe", "qwen3_moe", "olmoe", "deepseek",
     "opt", "gpt2", "phi3", "starcoder2", "seed_oss", "smollm3", "ernie4_5", "glm",
-    "granite", "gemma", "olmo2", "glm4",
+    "granite", "gemma", "olmo2", "glm4", "gemma3_text",
 ]  # fmt: skip
 
 #: Those whose layers, or some of them, are mixtures of experts.
@@ -40,6 +40,9 @@ FAMILY_FACTS: Mapping[str, Mapping[str, object]] = MappingProxyType(
         "ernie4_5": MappingProxyType(_LLAMA),
         "glm": MappingProxyType(_LLAMA),
         "granite": MappingProxyType(_LLAMA),
+        "gemma3_text": MappingProxyType(
+            {**_LLAMA, "activation": "gelu_tanh", "norms": "both", "qk_norm": True}
+        ),
         "olmo2": MappingProxyType(
             {**_LLAMA, "norms": "behind", "qk_norm": True, "qk_norm_whole": True}
         ),
@@ -90,6 +93,7 @@ ARCHITECTURES: Mapping[str, str] = MappingProxyType(
         "smollm3": "SmolLM3ForCausalLM",
         "ernie4_5": "Ernie4_5ForCausalLM",
         "glm": "GlmForCausalLM",
+        "gemma3_text": "Gemma3ForCausalLM",
         "olmo2": "Olmo2ForCausalLM",
         "glm4": "Glm4ForCausalLM",
         "gemma": "GemmaForCausalLM",

@@ -28,6 +28,13 @@ _DTYPES: Mapping[str, str] = MappingProxyType(
 #: Options that change what is computed: the one value that is modelled, by family.
 _ONLY: Mapping[str, Mapping[str, object]] = MappingProxyType(
     {
+        "gemma3_text": MappingProxyType(
+            {
+                "attn_logit_softcapping": None,
+                "final_logit_softcapping": None,
+                "use_bidirectional_attention": False,
+            }
+        ),
         "gemma": MappingProxyType({"use_bidirectional_attention": False}),
         "olmoe": MappingProxyType({"clip_qkv": None}),
         "deepseek": MappingProxyType(

@@ -64,6 +64,13 @@ LONGROPE = {
     "short_factor": [1.0, 1.3, 1.1, 2.0],
     "long_factor": [2.0, 3.0, 4.0, 5.0],
 }
+GEMMA3 = LLAMA | {
+    "head_dim": 24,
+    "sliding_window": 32,
+    "query_pre_attn_scalar": 10,
+    "layer_types": ["sliding_attention", "full_attention", "sliding_attention", "full_attention"],
+    "pad_token_id": 0,
+}
 CASES: dict[str, dict[str, Any]] = {
     "llama": LLAMA,
     "llama-mha-bias": LLAMA
@@ -100,11 +107,24 @@ CASES: dict[str, dict[str, Any]] = {
     },
     "gemma": LLAMA | {"head_dim": 24, "pad_token_id": 0},
     "olmo2": LLAMA,
+    "gemma3_text": GEMMA3,
+    "gemma3_text-linear": GEMMA3
+    | {
+        "layer_types": None,
+        "sliding_window_pattern": 2,
+        "rope_scaling": {"rope_type": "linear", "factor": 3.0},
+    },
     "glm4": LLAMA | {"head_dim": 24, "pad_token_id": 0},
     "opt": OPT,
     "opt-untied": OPT | {"enable_bias": False, "tie_word_embeddings": False},
     "gpt2": GPT2,
 }
+
+#: Cases of which every layer is another list of programs, or loaded another way.
+LISTED = (
+    "llama", "qwen3", "gpt2", "opt-untied", "phi3-partial", "starcoder2", "smollm3", "glm", "gemma",
+    "olmo2", "glm4", "gemma3_text",
+)  # fmt: skip
 
 FP32 = PhaseKernels(*[Variant.parse("fp32/fp32/torch.linear")] * 2)
 BF16 = PhaseKernels(*[Variant.parse("bf16/bf16/torch.linear")] * 2)
@@ -352,22 +372,7 @@ class Recorder:
 
 
 @pytest.mark.parametrize("attention", [SDPA, SDPA8], ids=["plain", "quantised"])
-@pytest.mark.parametrize(
-    "case",
-    [
-        "llama",
-        "qwen3",
-        "gpt2",
-        "opt-untied",
-        "phi3-partial",
-        "starcoder2",
-        "smollm3",
-        "glm",
-        "gemma",
-        "olmo2",
-        "glm4",
-    ],
-)
+@pytest.mark.parametrize("case", LISTED)
 def test_stage_runs_exactly_the_listed_programs(
     case: str, attention: PhaseKernels, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -401,9 +406,13 @@ def test_stage_runs_exactly_the_listed_programs(
 
 @pytest.mark.parametrize("attention", [SDPA, SDPA8], ids=["plain", "quantised"])
 @pytest.mark.parametrize("storage", ["bf16", "int8", "int4"])
-@pytest.mark.parametrize("name", ["tiny-llama-random", "opt-125m", "qwen3-0.6b", "smollm3-3b"])
+@pytest.mark.parametrize(
+    "name", ["tiny-llama-random", "opt-125m", "qwen3-0.6b", "smollm3-3b", "gemma-3-1b", "olmo-2-7b"]
+)
 def test_bytes_held_are_the_bytes_planned(name: str, storage: str, attention: PhaseKernels) -> None:
     small = {"layers": 5, "vocab": 128, "max_positions": 64}
+    if name in ("smollm3-3b", "gemma-3-1b", "olmo-2-7b"):  # whose layers are wide
+        small |= {"hidden": 256, "heads": 4, "kv_heads": 2, "head_dim": 64, "ffn": 256}
     model = load_model(name).model_copy(update=small)
     kernels = PHASE_PAIRS[storage]
     stages = chain(model, RandomWeights(model), lambda _: kernels, [1, 3], attention=attention)

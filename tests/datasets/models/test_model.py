@@ -63,6 +63,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "gemma": SMALL | {"head_dim": 12},
     "olmo2": SMALL,
     "glm4": SMALL | {"head_dim": 8, "pad_token_id": 0, "attention_bias": False},
+    "gemma3_text": SMALL | {"head_dim": 12},
     "phi3-partial": SMALL | {"pad_token_id": 0, "partial_rotary_factor": 0.5},
     "opt": {
         "hidden_size": 48,
@@ -347,6 +348,34 @@ def test_the_first_gemma_files_name_another_activation(tmp_path: Path) -> None:
     with pytest.raises(SpecError, match="use_bidirectional_attention: got True"):
         load_model(write_config(tmp_path, **fields, use_bidirectional_attention=True))
     load_model(write_config(tmp_path, **fields, use_bidirectional_attention=None))
+
+
+def test_gemma_3_has_two_bases(tmp_path: Path) -> None:
+    fields: dict[str, Any] = SMALL | {"model_type": "gemma3_text", "head_dim": 8}
+    old = load_model(
+        write_config(
+            tmp_path / "m", **fields, rope_theta=2e6, rope_local_base_freq=3e4,
+            sliding_window_pattern=2, sliding_window=16,
+            rope_scaling={"rope_type": "linear", "factor": 8.0},
+        )
+    )  # fmt: skip
+    full = {"rope_type": "linear", "factor": 8.0, "rope_theta": 2e6}
+    local = {"rope_type": "default", "rope_theta": 3e4}
+    parameters = {"full_attention": full, "sliding_attention": local}
+    types = ["sliding_attention", "full_attention", "sliding_attention"]
+    fields |= {"sliding_window": 16, "rope_parameters": parameters, "layer_types": types}
+    assert load_model(write_config(tmp_path / "m", **fields)) == old
+    assert (old.rotary.local_layers, old.rotary.local_theta, old.rope_theta) == ((0, 2), 3e4, 2e6)
+    assert (old.max_sequence, old.rotations_of(0, 3)) == (16, ("local", "global"))
+    for wrong, match in (
+        ({"final_logit_softcapping": 30.0}, r"final_logit_softcapping: got 30\.0"),
+        ({"layer_types": types[:2]}, "layer_types: got"),
+        ({"rope_parameters": {"sliding_attention": full}}, "a rope_type of default in layers"),
+        ({"rope_parameters": [1]}, "a mapping for each kind"),
+        ({"query_pre_attn_scalar": 0}, "query_pre_attn_scalar: got 0"),
+    ):
+        with pytest.raises(SpecError, match=match):
+            load_model(write_config(tmp_path / "m", **fields | wrong))
 
 
 def test_old_and_new_rope_fields_mean_the_same(tmp_path: Path) -> None:
