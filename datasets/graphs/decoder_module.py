@@ -123,6 +123,8 @@ def config_fields(model: Model) -> dict[str, Any]:
             "residual_multiplier": scalars.residual,
             "logits_scaling": 1 / scalars.logits,
         }
+    if model.family == "gpt_neox":
+        fields |= {"use_parallel_residual": model.parallel}
     if model.family == "smollm3":
         unrotated = model.rotary.unrotated_layers
         fields |= {"no_rope_layers": [int(i not in unrotated) for i in range(model.layers)]}

@@ -207,6 +207,32 @@ def _opt(config: ConfigFields) -> dict[str, object]:
     }
 
 
+def _gpt_neox(config: ConfigFields) -> dict[str, object]:
+    hidden, heads = config.size("hidden_size"), config.size("num_attention_heads")
+    if hidden % heads:
+        raise config.error("num_attention_heads", f"a divisor of hidden_size = {hidden}")
+    own = {"rotary_emb_base": "rope_theta", "rotary_pct": "partial_rotary_factor"}
+    renamed = {own.get(name, name): value for name, value in config.fields.items()}
+    bias = config.flag("attention_bias", True)
+    return {
+        "layers": config.size("num_hidden_layers"),
+        "hidden": hidden,
+        "heads": heads,
+        "kv_heads": heads,
+        "head_dim": hidden // heads,
+        "ffn": config.size("intermediate_size"),
+        "vocab": config.size("vocab_size"),
+        "max_positions": config.size("max_position_embeddings"),
+        "norm_eps": config.fields.get("layer_norm_eps", 1e-5),
+        "activation": config.choice("hidden_act", "gelu", _ACTIVATIONS),
+        "parallel": config.flag("use_parallel_residual", True),
+        "tied": config.flag("tie_word_embeddings", False),
+        "qkv_bias": bias,
+        "out_bias": bias,
+        **rotation_facts(ConfigFields(config.where, renamed), 1e4, hidden // heads, partial=0.25),
+    }
+
+
 def _gpt2(config: ConfigFields) -> dict[str, object]:
     hidden, heads = config.size("n_embd"), config.size("n_head")
     if hidden % heads:
@@ -228,5 +254,5 @@ def _gpt2(config: ConfigFields) -> dict[str, object]:
 
 #: Reads a configuration of a family.
 FAMILY_READERS: Mapping[str, Callable[[ConfigFields], dict[str, object]]] = MappingProxyType(
-    {**dict.fromkeys(_WORDS, _llama), "opt": _opt, "gpt2": _gpt2}
+    {**dict.fromkeys(_WORDS, _llama), "opt": _opt, "gpt2": _gpt2, "gpt_neox": _gpt_neox}
 )

@@ -39,6 +39,14 @@ _OPT_LAYER = {
     "up": ("fc1",),
     "down": ("fc2",),
 }
+_GPT_NEOX_LAYER = {
+    "norm1": ("input_layernorm",),
+    "qkv": ("attention.query_key_value",),
+    "out": ("attention.dense",),
+    "norm2": ("post_attention_layernorm",),
+    "up": ("mlp.dense_h_to_4h",),
+    "down": ("mlp.dense_4h_to_h",),
+}
 _GPT2_LAYER = {
     "norm1": ("ln_1",),
     "qkv": ("attn.c_attn",),
@@ -51,7 +59,10 @@ _GPT2_LAYER = {
 
 @dataclass(frozen=True, slots=True)
 class FamilyNames:
-    """Names of a family: ``prefix`` of the base model, then these parts."""
+    """Names of a family: ``prefix`` of the base model, then these parts; ``head`` has no prefix.
+
+    ``qkv_by_head`` says that its fused projection is stored head by head.
+    """
 
     prefix: str
     layers: str
@@ -59,6 +70,8 @@ class FamilyNames:
     embed: str
     positions: str
     final_norm: str
+    head: str = "lm_head"
+    qkv_by_head: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +127,10 @@ FAMILY_NAMES: Mapping[str, FamilyNames] = MappingProxyType(
             "decoder.embed_positions",
             "decoder.final_layer_norm",
         ),
+        "gpt_neox": FamilyNames(
+            "gpt_neox.", "layers", _GPT_NEOX_LAYER, "embed_in", "", "final_layer_norm",
+            head="embed_out", qkv_by_head=True,
+        ),
         "gpt2": FamilyNames("transformer.", "h", _GPT2_LAYER, "wte", "wpe", "ln_f"),
     }
-)
+)  # fmt: skip

@@ -10,7 +10,8 @@ One layer, with ``rows = batch * queries``::
     norm -> linear qkv -> [norm q, norm k] -> rope -> cache_write -> attention -> linear out -> add
          -> norm -> linear up (with gate) -> activation -> linear down -> add
 
-Norms behind attention and MLP come before each ``add``, instead of or beside those in front.
+Norms behind attention and MLP come before each ``add``, instead of or beside those in front. Where
+the MLP takes the layer's input (``parallel``) it is the same list.
 
 In a layer of experts the MLP's line is::
 

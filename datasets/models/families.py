@@ -10,6 +10,7 @@ Family = Literal[
     "llama", "qwen2", "qwen3", "mistral", "mixtral", "qwen2_moe", "qwen3_moe", "olmoe", "deepseek",
     "opt", "gpt2", "phi3", "starcoder2", "seed_oss", "smollm3", "ernie4_5", "glm",
     "granite", "gemma", "olmo2", "glm4", "gemma3_text",
+    "gpt_neox",
 ]  # fmt: skip
 
 #: Those whose layers, or some of them, are mixtures of experts.
@@ -63,6 +64,9 @@ FAMILY_FACTS: Mapping[str, Mapping[str, object]] = MappingProxyType(
                 **_BIASED,
             }
         ),
+        "gpt_neox": MappingProxyType(
+            {"norm": "layer", "gated": False, "activation": "gelu", "position": "rope"} | _BIASED
+        ),
         "gpt2": MappingProxyType(
             {
                 "norm": "layer",
@@ -99,6 +103,7 @@ ARCHITECTURES: Mapping[str, str] = MappingProxyType(
         "gemma": "GemmaForCausalLM",
         "granite": "GraniteForCausalLM",
         "opt": "OPTForCausalLM",
+        "gpt_neox": "GPTNeoXForCausalLM",
         "gpt2": "GPT2LMHeadModel",
     }
 )

@@ -53,6 +53,7 @@ class Model(StrictModel):
         norm_eps: what the norms add to the variance.
         norms: where a layer's norms are: ``before`` attention and MLP, ``behind`` them (what they
             add to the residual stream is normed), or on ``both`` sides.
+        parallel: the MLP takes what the attention takes, the layer's input.
         gated: the MLP is ``down(act(gate(x)) * up(x))`` rather than ``down(act(up(x)))``.
         activation: of the MLP; ``gelu_tanh`` is the tanh approximation.
         qkv_bias: bias of the fused query, key and value projection.
@@ -89,6 +90,7 @@ class Model(StrictModel):
     norm: Literal["rms", "layer"]
     norm_eps: PositiveFloat
     norms: Literal["before", "behind", "both"] = "before"
+    parallel: bool = False
     gated: bool
     activation: Literal["silu", "relu", "gelu", "gelu_tanh"]
     qkv_bias: bool = False
@@ -165,8 +167,8 @@ class Model(StrictModel):
             return value
         if not info.data.get("gated", True) or info.data.get("activation", "silu") != "silu":
             raise ValueError("none: only experts with a gate and silu are supported")
-        if info.data.get("norms", "before") != "before":
-            raise ValueError("none: experts have norms before them alone")
+        if info.data.get("norms", "before") != "before" or info.data.get("parallel"):
+            raise ValueError("none: experts come behind the attention, with norms in front")
         layers = info.data.get("layers")
         if layers is not None and max(value.dense_layers, default=0) >= layers:
             raise ValueError(f"dense_layers below the {layers} layers")

@@ -11,6 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from foreplan.datasets.models._family_names import FAMILY_NAMES
 from foreplan.datasets.models.model import Model
 
 if TYPE_CHECKING:
@@ -22,6 +23,7 @@ class TensorChange:
     """Done in this order; the default changes nothing.
 
     Attributes:
+        by_head: rows are stored head by head, of each its query, key and value; so many heads.
         offset: added to every element.
         factor: of the first ``rows`` rows; of all of them if ``None``.
         rows: see ``factor``.
@@ -29,6 +31,7 @@ class TensorChange:
         heads: so many heads, the first ones, are put into that order.
     """
 
+    by_head: int = 0
     offset: float = 0.0
     factor: float = 1.0
     rows: int | None = None
@@ -38,7 +41,7 @@ class TensorChange:
     @property
     def row_wise(self) -> bool:
         """Whether slices of rows may be changed one by one."""
-        return self.rows is None and not self.order
+        return self.rows is None and not self.order and not self.by_head
 
     def __call__(self, tensor: Tensor) -> Tensor:
         """The changed tensor, fp32 where its values change; the tensor itself where nothing does.
@@ -48,6 +51,9 @@ class TensorChange:
         """
         import torch
 
+        if self.by_head:
+            heads = tensor.view(self.by_head, 3, -1, *tensor.shape[1:])
+            tensor = heads.transpose(0, 1).reshape(tensor.shape)
         if self.offset or self.factor != 1.0:
             tensor = tensor.float() + self.offset
             tensor[: self.rows] *= self.factor
@@ -77,15 +83,17 @@ def change_of(model: Model, name: str) -> TensorChange:
         # Behind a norm of its own a query's scale is that norm's.
         factor = 1.0 if model.qk_norm else queries
         rows, heads = model.heads * model.head_dim, model.heads + model.kv_heads
-        return TensorChange(factor=factor, rows=rows, order=order, heads=heads)
+        by_head = model.heads if FAMILY_NAMES[model.family].qkv_by_head else 0
+        return TensorChange(by_head, factor=factor, rows=rows, order=order, heads=heads)
     if part in ("q_norm", "k_norm"):
         q = part == "q_norm"
         heads = model.head_norm_sizes[0 if q else 1] // model.head_dim
-        return TensorChange(scalars.norm, queries if q else 1.0, order=order, heads=heads)
+        factor = queries if q else 1.0
+        return TensorChange(offset=scalars.norm, factor=factor, order=order, heads=heads)
     if part in ("attended_norm", "fed_norm"):
-        return TensorChange(scalars.norm if weight else 0.0, scalars.residual)
+        return TensorChange(offset=scalars.norm if weight else 0.0, factor=scalars.residual)
     if "norm" in part:
-        return TensorChange(scalars.norm if weight else 0.0)
+        return TensorChange(offset=scalars.norm if weight else 0.0)
     if part.endswith(("out", "down")) and not model.norms_behind:
         return TensorChange(factor=scalars.residual)
     return TensorChange(factor={"embed": scalars.embedding, "head": scalars.logits}.get(part, 1.0))

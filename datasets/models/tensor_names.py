@@ -116,7 +116,7 @@ def head_sources(model: Model, prefix: str | None = None) -> dict[str, TensorSou
     """Where the final norm and the head come from; a tied head is the embedding's tensor."""
     names = FAMILY_NAMES[model.family]
     base = names.prefix if prefix is None else prefix
-    head = f"{base}{names.embed}.weight" if model.tied else "lm_head.weight"
+    head = f"{base}{names.embed}.weight" if model.tied else f"{names.head}.weight"
     sources = {
         **_norm(model, "final_norm", f"{base}{names.final_norm}"),
         "head.weight": _matrix(head, model.vocab, model.hidden),

@@ -185,7 +185,8 @@ def _refuse_other_layers(model: Model) -> None:
     Raises:
         SpecError: names them.
     """
-    if (model.norm, model.position) != _LAYERS[model.gated] or model.norms_behind:
+    others = model.norms_behind or model.parallel
+    if (model.norm, model.position) != _LAYERS[model.gated] or others:
         raise SpecError(
             f"model {model.name}", got=f"layers of the {model.family} family",
             expected="layers like Llama's or GPT-2's, which training plans know",

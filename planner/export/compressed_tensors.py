@@ -26,9 +26,12 @@ _NAMES: Mapping[str, tuple[str, str]] = MappingProxyType(
         "mixtral": ("layers", "(proj|w[123])"),
         "opt": ("layers", "(proj|fc[12])"),
         "starcoder2": ("layers", "(proj|c_fc)"),
+        "gpt_neox": ("layers", "(query_key_value|dense|dense_h_to_4h|dense_4h_to_h)"),
         "gpt2": ("h", "c_(attn|proj|fc)"),
     }
 )
+#: What the head is called, where not ``lm_head``.
+_HEADS: Mapping[str, str] = MappingProxyType({"gpt_neox": "embed_out"})
 _LAYERS = re.compile(r"re:\.\*(?:layers|h)\\\.\(([0-9|]+)\)\\\.\.\*[^.]+\$")
 #: Routers, and gates of shared experts: they keep their 16 bits.
 _GATES = r"re:.*gate$"
@@ -57,7 +60,7 @@ def write(handover: Handover, family: str) -> dict[str, str]:
     if not groups:
         return {}
     plain = "|".join(str(layer) for layer in handover.layers_of(Scheme("bf16")))
-    ignored = ["lm_head", *([rf"re:.*{stem}\.({plain})\..*"] if plain else [])]
+    ignored = [_HEADS.get(family, "lm_head"), *([rf"re:.*{stem}\.({plain})\..*"] if plain else [])]
     document = {
         "quant_method": "compressed-tensors",
         "format": "mixed-precision" if len(groups) > 1 else groups["group_0"]["format"],

@@ -180,6 +180,8 @@ class StageWorkspace:
         stream = 2 * now.rows * self._model.hidden
         before = 0 if entry else stream * (2 if self._shared else 1)
         behind = stream * (1 if entry and not self._shared else 2)
+        if self._shared and self._model.parallel:  # and its input, which the MLP takes
+            behind += stream
         for name, held in self._attention(now, bits):
             yield name, before + held
         yield "add", behind + 2 * stream

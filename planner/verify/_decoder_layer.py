@@ -148,6 +148,9 @@ class DecoderLayer:
         attention: variants of the attention for prefill and decode.
         device: where to keep and compute.
         reference: fp32 on the dequantised weights.
+
+    Attributes:
+        parallel: `feed` takes the layer's input, and not what `add_attended` returns.
     """
 
     def __init__(
@@ -176,6 +179,7 @@ class DecoderLayer:
                 Norm(weights, index, "q_norm", *where, HEAD_NORM),
                 Norm(weights, index, "k_norm", *where, HEAD_NORM),
             )
+        self.parallel = model.parallel
         self._whole_norm = model.qk_norm_whole
         self._qkv, self._out = (
             Linear(weights, index, name, linears, device, reference=reference)
@@ -214,8 +218,8 @@ class DecoderLayer:
         Returns:
             The residual stream behind the layer, ``[rows, hidden]``, a new tensor.
         """
-        x = self.add_attended(x, self.attend(x, now, cache_k, cache_v))
-        return self.add_fed(x, self.feed(x, now))
+        attended = self.add_attended(x, self.attend(x, now, cache_k, cache_v))
+        return self.add_fed(attended, self.feed(x if self.parallel else attended, now))
 
     def attend(self, x: Tensor, now: Pass, cache_k: Cache, cache_v: Cache) -> Tensor:
         """What `add_attended` adds to the residual stream ``x``; of a shard its part of the sum."""

@@ -83,10 +83,13 @@ class ShardStage(DecoderStage):
         ):
             part = layer.attend(x, now, cache_k, cache_v)
             yield part
-            x = layer.add_attended(x, part)
+            attended = layer.add_attended(x, part)
+            if not layer.parallel:
+                x = attended  # nobody needs the layer's input any longer
             part = layer.feed(x, now)
             yield part
-            x = layer.add_fed(x, part)
+            x = layer.add_fed(attended, part)
+            del attended  # of which nothing is left for the next layer to hold
         if self._head is None:
             yield x
             return

@@ -106,6 +106,8 @@ CASES: dict[str, dict[str, Any]] = {
         "tie_word_embeddings": True,
     },
     "gemma": LLAMA | {"head_dim": 24, "pad_token_id": 0},
+    "gpt_neox": LLAMA | {"rotary_pct": 0.5},
+    "gpt_neox-behind": LLAMA | {"use_parallel_residual": False, "attention_bias": False},
     "olmo2": LLAMA,
     "gemma3_text": GEMMA3,
     "gemma3_text-linear": GEMMA3
@@ -123,7 +125,7 @@ CASES: dict[str, dict[str, Any]] = {
 #: Cases of which every layer is another list of programs, or loaded another way.
 LISTED = (
     "llama", "qwen3", "gpt2", "opt-untied", "phi3-partial", "starcoder2", "smollm3", "glm", "gemma",
-    "olmo2", "glm4", "gemma3_text",
+    "olmo2", "glm4", "gemma3_text", "gpt_neox",
 )  # fmt: skip
 
 FP32 = PhaseKernels(*[Variant.parse("fp32/fp32/torch.linear")] * 2)

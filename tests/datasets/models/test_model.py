@@ -64,6 +64,8 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "olmo2": SMALL,
     "glm4": SMALL | {"head_dim": 8, "pad_token_id": 0, "attention_bias": False},
     "gemma3_text": SMALL | {"head_dim": 12},
+    "gpt_neox": SMALL,
+    "gpt_neox-unbiased": SMALL | {"attention_bias": False, "tie_word_embeddings": True},
     "phi3-partial": SMALL | {"pad_token_id": 0, "partial_rotary_factor": 0.5},
     "opt": {
         "hidden_size": 48,

@@ -187,7 +187,7 @@ def test_times_of_large_models_follow_from_two_small_ones():
             assert korthikanti(name, rate, bandwidth, "full") == pytest.approx(full, rel=0.12)
 
 
-@pytest.mark.parametrize("name", ["starcoder2-3b", "olmo-2-7b"])
+@pytest.mark.parametrize("name", ["starcoder2-3b", "olmo-2-7b", "pythia-1.4b"])
 def test_layers_that_towers_do_not_have_are_refused(name):
     asked = problem(workload())
     own = asked.workload.model_copy(update={"backbone": None})

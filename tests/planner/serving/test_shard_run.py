@@ -34,6 +34,7 @@ MODELS = {
     "norms on both sides": small(
         "glm-4-9b", heads=4, kv_heads=2, rotary=Rotary(width=8, pairs="neighbours")
     ),
+    "parallel": small("pythia-1.4b", heads=4, kv_heads=4, rotary=Rotary(width=8)),
     "biases and learned positions": small("opt-125m", heads=4, kv_heads=4),
     "experts": small("mixtral-8x7b", heads=4, kv_heads=2).model_copy(
         update={"experts": load_model("mixtral-8x7b").experts.model_copy(

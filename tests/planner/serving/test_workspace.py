@@ -159,6 +159,7 @@ SHAPES = {
     "wide heads": narrow(heads=16, head_dim=64, ffn=256),
     "narrow MLP": narrow(ffn=128),
     "norms of heads": narrow(qk_norm=True, heads=16, head_dim=64, ffn=256),
+    "parallel": narrow(parallel=True, ffn=128),
     "norms behind": narrow(family="olmo2", norms="behind", ffn=128),
     "norms on both sides": narrow(family="glm4", norms="both", ffn=128),
     "one norm of all heads": narrow(qk_norm=True, qk_norm_whole=True, heads=16, ffn=128),
