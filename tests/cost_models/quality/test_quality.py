@@ -5,6 +5,7 @@ import itertools
 import numpy as np
 import pytest
 import torch
+import transformers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -44,6 +45,29 @@ def test_at_16_bits_the_decoder_is_the_stored_model(decoder, ids):
         assert not torch.allclose(decoder.logits(tokens), expected)
         decoder.set_bits((16,) * 3)
         assert torch.equal(decoder.logits(tokens), expected)
+
+
+@pytest.mark.parametrize(
+    ("family", "fields"),
+    [
+        ("phi3", {"partial_rotary_factor": 0.5, "pad_token_id": 0}),
+        ("granite", {"attention_multiplier": 0.1, "residual_multiplier": 0.5}),
+        ("gpt_neox", {}),
+    ],
+)
+def test_what_loading_changes_is_stored_as_the_module_holds_it(family, fields, tmp_path):
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,
+             "num_key_value_heads": 2, "intermediate_size": 96, "vocab_size": 100,
+             "max_position_embeddings": 64, "bos_token_id": 1, "eos_token_id": 2}  # fmt: skip
+    config = transformers.AutoConfig.for_model(family, **sizes, **fields)
+    module = transformers.AutoModelForCausalLM.from_config(config).eval()
+    module.save_pretrained(tmp_path)
+    tokens = torch.arange(40).view(2, 20)
+    decoder = QuantisedDecoder(load_model(tmp_path))
+    with torch.inference_mode():
+        expected, found = module(input_ids=tokens).logits, decoder.logits(tokens)
+    assert (found - expected).norm() <= 0.01 * expected.norm()
 
 
 @pytest.mark.parametrize("bits", BITS)
