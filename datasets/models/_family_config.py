@@ -151,13 +151,8 @@ def _llama(config: ConfigFields) -> dict[str, object]:
         **_rotation(config, family, head_dim),
         **{ours: config.flag(*asked) for ours, asked in words.biases.items()},
     }
-    if family in ("gemma", "gemma3_text"):
-        facts["scalars"] = {"embedding": hidden**0.5, "norm": 1.0}
-    if family == "gemma3_text":
-        attention = config.factor("query_pre_attn_scalar", 256) ** -0.5
-        facts["scalars"] = {"embedding": hidden**0.5, "norm": 1.0, "attention": attention}
-    if family == "granite":
-        facts["scalars"] = _granite_scalars(config)
+    if scalars := _scalars(config, family, hidden):
+        facts["scalars"] = scalars
     if family in EXPERT_READERS:
         facts["experts"] = EXPERT_READERS[family](config)
     return facts
@@ -173,7 +168,15 @@ def _rotation(config: ConfigFields, family: str, head_dim: int) -> dict[str, obj
     )  # fmt: skip
 
 
-def _granite_scalars(config: ConfigFields) -> dict[str, float]:
+def _scalars(config: ConfigFields, family: str, hidden: int) -> dict[str, float]:
+    """See `Scalars`; none of a family without such."""
+    if family in ("gemma", "gemma3_text"):
+        found = {"embedding": hidden**0.5, "norm": 1.0}
+        if family == "gemma3_text":
+            found["attention"] = config.factor("query_pre_attn_scalar", 256) ** -0.5
+        return found
+    if family != "granite":
+        return {}
     return {
         "embedding": config.factor("embedding_multiplier"),
         "attention": config.factor("attention_multiplier"),

@@ -178,7 +178,8 @@ class RandomWeights:
     """Random weights, scaled like transformers' initialisation.
 
     Linears and embeddings are bell-shaped with standard deviation 0.02, norms scale by 1, biases
-    are 0. A tied head is the embedding's own matrix.
+    are 0. A tied head is the embedding's own matrix. They are what a checkpoint's weights become
+    when they are loaded: a family's factors are not applied to them.
 
     Args:
         model: what the weights are for.
