@@ -9,7 +9,6 @@ price once transfers take time. Answers are ranked by the simulator.
 from __future__ import annotations
 
 import contextlib
-import functools
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -37,6 +36,7 @@ from foreplan.planner.bubbles.placement import encoder_plan
 from foreplan.planner.bubbles.replays import Replay, lacks, simulated
 from foreplan.planner.bubbles.spec import BubblesWorkload
 from foreplan.planner.bubbles.training_step import TrainingStep
+from foreplan.planner.cached_method import cached_method
 
 #: Answers whose warm-up is searched, answers that are simulated.
 REFINED, REPLAYED = 2, 6
@@ -123,12 +123,12 @@ class BubbleSearch:
 
     # ------------------------------------------------------------------------------- timelines
 
-    @functools.cache  # noqa: B019 - lives as long as one plan's search
+    @cached_method
     def step(self, layout: Layout) -> TrainingStep:
         """Works under a layout."""
         return TrainingStep(self.problem, layout.plan)
 
-    @functools.cache  # noqa: B019
+    @cached_method
     def cuts(self, layout: Layout, encoder_stages: int) -> tuple[tuple[BackboneStage, ...], ...]:
         """Virtual stages of the backbone beside colocated encoders; 0: encoders on rank 0.
 
@@ -148,7 +148,7 @@ class BubbleSearch:
         even = backbone_stages(self.step(layout).backbone.layers, layout.plan)
         return tuple(dict.fromkeys((by_time, even)))
 
-    @functools.cache  # noqa: B019
+    @cached_method
     def _by_time(self, layout: Layout) -> tuple[BackboneStage, ...]:
         return balanced_stages(self.step(layout), self.problem.costs)
 
@@ -167,7 +167,7 @@ class BubbleSearch:
         found = (self._timeline(layout, warmup, c) for c in self.cuts(layout, encoder_stages))
         return [timeline for timeline in found if timeline is not None]
 
-    @functools.cache  # noqa: B019
+    @cached_method
     def _timeline(
         self, layout: Layout, warmup: tuple[int, ...] | None, stages: tuple[BackboneStage, ...]
     ) -> BackboneTimeline | None:

@@ -30,6 +30,7 @@ from foreplan.planner.bubbles.spec import BackbonePlan, BubblesWorkload, Encoder
 from foreplan.planner.bubbles.towers import Tower, backbone_tower, encoder_towers
 from foreplan.planner.bubbles.work_parts import Parts, joined, segment, times
 from foreplan.planner.bubbles.works import StepWorks, TowerWorks
+from foreplan.planner.cached_method import cached_method
 from foreplan.planner.contention import contended, contention, pressure
 
 #: Share of a sum's time on the spot that computation beside it may lose before nothing is put there
@@ -121,13 +122,13 @@ class TrainingStep:
         """Cluster ranks of a tensor parallel group."""
         return tuple(self.cluster_rank(rank, 0, lane) for lane in range(self.plan.tp))
 
-    @functools.cache  # noqa: B019 - lives as long as one decision's schedule
+    @cached_method
     def replica_group(self, ranks: tuple[int, ...]) -> tuple[int, ...]:
         """Cluster ranks that hold the same parameters as lane 0 of the given pipeline ranks."""
         replicas = range(self.plan.dp)
         return tuple(self.cluster_rank(r, d) for d in replicas for r in ranks)
 
-    @functools.cache  # noqa: B019
+    @cached_method
     def bucket_count(self, parameters: int, group: tuple[int, ...]) -> int:
         """Collectives in which an encoder stage's parameters, or its gradients, are exchanged.
 
@@ -163,7 +164,7 @@ class TrainingStep:
         everyone = tuple(range(self.plan.devices))
         return contention(self._cluster, ranks, everyone, contended(self._cluster))
 
-    @functools.cache  # noqa: B019 - lives as long as one decision's schedule
+    @cached_method
     def pressure(self, rank: int, work: Work) -> float:
         """Share of a work's time that neighbours lengthen, 0..1; 0 without contention or prices.
 
@@ -173,7 +174,7 @@ class TrainingStep:
             return 0.0
         return pressure(self._costs, self.devices[rank], work, contended(self._cluster))
 
-    @functools.cache  # noqa: B019
+    @cached_method
     def beside(self, work: Work, part: float = 1.0) -> Work | None:
         """What a collective takes from its ranks' computation while it runs beside it.
 
@@ -258,7 +259,7 @@ class TrainingStep:
         """Pieces of a split pass over layers ``[start, end)``: their halves."""
         return 2 * (end - start)
 
-    @functools.cache  # noqa: B019 - lives as long as one decision's schedule
+    @cached_method
     def passes(self, start: int, end: int, op: str) -> Work:
         """A whole pass of layers ``[start, end)``, its collectives included."""
         layers, works = end - start, self._backbone
@@ -291,7 +292,7 @@ class TrainingStep:
         works = self._encoder(index, self.plan.tp)
         return segment(op, works.half(0, op)), segment(op, works.half(1, op))
 
-    @functools.cache  # noqa: B019
+    @cached_method
     def piece(self, start: int, end: int, op: str, piece: int) -> Work:
         """Computation of one piece of a split pass, in the order in which they run."""
         last = self.pieces(start, end) - 1
@@ -303,7 +304,7 @@ class TrainingStep:
         )
         return segment(op, self._backbone.half(half % 2, op), ends)
 
-    @functools.cache  # noqa: B019
+    @cached_method
     def collective(self, start: int, end: int, op: str, piece: int) -> Work:
         """What is communicated in front of a piece; behind the last where ``piece`` is one more."""
         works, last = self._backbone, self.pieces(start, end)
@@ -333,7 +334,7 @@ class TrainingStep:
         """The workload's encoder."""
         return self.workload.encoders[index]
 
-    @functools.cache  # noqa: B019
+    @cached_method
     def _encoder(self, index: int, tp: int) -> TowerWorks:
         spec, w = self.encoder(index), self.workload
         sequences = w.microbatch * spec.images
@@ -352,7 +353,7 @@ class TrainingStep:
         spec = self.encoder(index)
         return self.workload.microbatch * spec.images * spec.tokens
 
-    @functools.cache  # noqa: B019
+    @cached_method
     def unit(self, index: int, tp: int, begin: int, end: int, op: str, *, bare: bool) -> Work:
         """Halves ``[begin, end)`` of an encoder, ``F`` or ``B``.
 
@@ -376,7 +377,7 @@ class TrainingStep:
         name = "encode" if op == "F" else "encode_backward"
         return segment(name, computed, self._met(computed, works.tensor(inside, waited=True)))
 
-    @functools.cache  # noqa: B019
+    @cached_method
     def unit_collective(
         self, index: int, plan: EncoderPlan, stage: int, op: str, unit: int
     ) -> Work:

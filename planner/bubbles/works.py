@@ -14,8 +14,6 @@ Times that a workload gives replace the programs: a *given* work is a nameless s
 
 from __future__ import annotations
 
-import functools
-
 from foreplan.cost_models.costs import Collective, Copy, HostLaunch, Segment, Work
 from foreplan.datasets.kernels.training_programs import optimizer_program
 from foreplan.planner.bubbles.arithmetic import Arithmetic
@@ -24,6 +22,7 @@ from foreplan.planner.bubbles.spec import BubblesWorkload
 from foreplan.planner.bubbles.theory_passes import TheoryPasses
 from foreplan.planner.bubbles.training_passes import TrainingPasses
 from foreplan.planner.bubbles.work_parts import Parts
+from foreplan.planner.cached_method import cached_method
 
 #: Bytes a parameter's optimizer step moves: fp32 weight and two moments in and out, the gradient
 #: in, the bf16 weight out (theory); a copy of ``b`` bytes moves ``2 b``.
@@ -78,7 +77,7 @@ class TowerWorks:
         self._group = group
         self._tensor_s = tensor_s
 
-    @functools.cache  # noqa: B019 - lives as long as one decision's schedule
+    @cached_method
     def half(self, half: int, direction: str) -> Parts:
         """Computation of an attention block (even) or an MLP block (odd).
 
@@ -110,7 +109,7 @@ class TowerWorks:
         """Those of them in front of a first half, or behind a last one."""
         return min(1, self.collectives) if behind else self.collectives // 2
 
-    @functools.cache  # noqa: B019
+    @cached_method
     def tensor(self, count: int, *, waited: bool = False) -> Parts:
         """Parts of ``count`` collectives, gathering and scattering in turn, or of sums.
 

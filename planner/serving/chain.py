@@ -7,7 +7,6 @@ the answer is dealt to concrete ranks afterwards. One problem a pair of micro-ba
 
 from __future__ import annotations
 
-import functools
 import itertools
 from collections.abc import Sequence
 
@@ -19,6 +18,7 @@ from foreplan.datasets.cluster_entry import Rank
 from foreplan.datasets.models.decoder_memory import layer_bytes, stage_bytes
 from foreplan.datasets.models.model import Model
 from foreplan.errors import FailedProgramError
+from foreplan.planner.cached_method import cached_method
 from foreplan.planner.serving.groups import Kind, groupings, kinds_of, types_of
 from foreplan.planner.serving.pipeline import TOKEN_BYTES, stage_kernels
 from foreplan.planner.serving.pricing import (
@@ -126,7 +126,7 @@ class ServingChains:
         decode = [w.decode_microbatch] if w.decode_microbatch else divisors
         return [MicroBatches(p, d) for p, d in itertools.product(prefill, decode)]
 
-    @functools.cache  # noqa: B019 - lives as long as one plan's search
+    @cached_method
     def kernels(self, k: int, sizes: MicroBatches) -> StageKernels:
         """Variants that devices of kind ``k`` use."""
         return self._shards[self.kinds[k].degree].kernels(self.first(k), sizes)
@@ -142,7 +142,7 @@ class ServingChains:
             if all((k, sizes) in self._failed for sizes in every)
         }
 
-    @functools.cache  # noqa: B019
+    @cached_method
     def problem(self, sizes: MicroBatches) -> ChainProblem:
         """The chain problem of one pair of micro-batch sizes.
 
