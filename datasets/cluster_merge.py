@@ -1,15 +1,16 @@
-"""`merge`: the clusters of several hosts as one."""
+"""`merge`: the clusters of several hosts as one, `add_links`: the links measured between them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable
+import itertools
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from typing import TypeVar
 
 from foreplan.datasets.cluster import Cluster, group_word
 from foreplan.datasets.cluster_entry import DEFAULT_HOST
 from foreplan.datasets.specs import StrictModel, validate
-from foreplan.datasets.tier import EVERYONE, Contention
-from foreplan.errors import SpecError
+from foreplan.datasets.tier import EVERYONE, Contention, Tier
+from foreplan.errors import MissingDataError, SpecError
 
 
 def merge(first: Cluster, *others: Cluster) -> Cluster:
@@ -30,6 +31,58 @@ def merge(first: Cluster, *others: Cluster) -> Cluster:
     for other in others:
         merged = _merge_two(_qualified(merged), _qualified(other))
     return merged
+
+
+def add_links(cluster: Cluster, links: Mapping[str, Tier]) -> tuple[Cluster, list[str]]:
+    """Add links that were measured between hosts.
+
+    Both hosts write what they measured together, so two of the same figures are one. Where figures
+    of the same link differ, the last ones count: a measurement says nothing of when it was taken,
+    and whoever names the files knows.
+
+    Args:
+        cluster: with the hosts.
+        links: tiers by where each stands, as a reader is told.
+
+    Returns:
+        The cluster, and of each figure that another took the place of, a line that says so.
+
+    Raises:
+        SpecError: a link of something that the cluster does not have.
+    """
+    names = _names(cluster)
+
+    def key(tier: Tier) -> Hashable:
+        return tier.scope, tier.backend, frozenset(_words(tier, names))
+
+    tiers = {key(tier): ("the cluster's own", tier) for tier in cluster.tiers}
+    notes = []
+    for where, tier in links.items():
+        name, known = tiers.get(key(tier), (where, tier))
+        if _figures(known) != _figures(tier):
+            notes.append(f"{tier.label}: {where} takes the place of {name} figures, which differ")
+        tiers[key(tier)] = (f"{where}'s", tier if _figures(known) != _figures(tier) else known)
+    document = cluster.model_dump(mode="json", exclude_defaults=True)
+    document["tiers"] = [_plain(tier) for _, tier in tiers.values()]
+    return validate(Cluster, document, "merged cluster"), notes
+
+
+def unjoined(cluster: Cluster) -> list[tuple[str, str]]:
+    """Pairs of hosts with devices that no tier joins."""
+    kinds = {(rank.host, rank.name): rank for rank in cluster.ranks()}
+    apart: dict[tuple[str, str], None] = {}
+    for a, b in itertools.combinations(kinds.values(), 2):
+        if a.host != b.host and (a.host, b.host) not in apart:
+            try:
+                cluster.link(a, b)
+            except MissingDataError:
+                apart[a.host, b.host] = None
+    return list(apart)
+
+
+def _figures(tier: Tier) -> dict[str, object]:
+    """A tier without the words for what it joins and for where it comes from."""
+    return tier.model_dump(mode="json", exclude={"group", "source"})
 
 
 def _merge_two(a: Cluster, b: Cluster) -> Cluster:
@@ -83,15 +136,8 @@ def _plain(item: StrictModel) -> dict[str, object]:
 
 def _qualified(cluster: Cluster) -> Cluster:
     """Say of which hosts each tier and each contention speaks, so that it stays true merged."""
-    names: dict[str, list[str]] = {EVERYONE: list(cluster.hosts())}
-    for rank in cluster.ranks():
-        hosts = names.setdefault(str(rank.name), [])
-        if (qualified := f"{rank.host}/{rank.name}") not in hosts:
-            hosts.append(qualified)
-    tiers = []
-    for tier in cluster.tiers:
-        words = [w for word in tier.group for w in names.get(group_word(word, names) or "", [word])]
-        tiers.append(tier.model_copy(update={"group": tuple(dict.fromkeys(words))}))
+    names = _names(cluster)
+    tiers = [tier.model_copy(update={"group": _words(tier, names)}) for tier in cluster.tiers]
     contention: dict[tuple[str, str], Contention] = {}
     for item in sorted(cluster.contention, key=lambda item: item.host is not None):
         for host in [item.host] if item.host else cluster.hosts():
@@ -108,3 +154,19 @@ def _qualified(cluster: Cluster) -> Cluster:
         contention=tuple(contention.values()),
         assumptions=cluster.assumptions,
     )
+
+
+def _names(cluster: Cluster) -> dict[str, list[str]]:
+    """What ``all`` and each bare device name stand for, in words that say the host."""
+    names: dict[str, list[str]] = {EVERYONE: list(cluster.hosts())}
+    for rank in cluster.ranks():
+        hosts = names.setdefault(str(rank.name), [])
+        if (qualified := f"{rank.host}/{rank.name}") not in hosts:
+            hosts.append(qualified)
+    return names
+
+
+def _words(tier: Tier, names: Mapping[str, list[str]]) -> tuple[str, ...]:
+    """A tier's group in words that say the host."""
+    words = [w for word in tier.group for w in names.get(group_word(word, names) or "", [word])]
+    return tuple(dict.fromkeys(words))

@@ -4,22 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from foreplan.datasets.cluster import Cluster
-from foreplan.datasets.cluster_merge import merge
+from foreplan.datasets.cluster_merge import add_links, merge, unjoined
 from foreplan.datasets.specs import load_document, validate
 from foreplan.datasets.storage import refuse_overwriting, write_atomically
 from foreplan.datasets.tier import Tier
 from foreplan.errors import SpecError
 
+#: Pairs of hosts without a link that are named.
+_NAMED = 3
 
-def merge_files(files: Sequence[Path], output: Path) -> Cluster:
+
+def merge_files(files: Sequence[Path], output: Path) -> tuple[Cluster, list[str]]:
     """Join clusters of several hosts, and the links measured between them, and write the result.
 
     Args:
         files: clusters, and link files (documents with ``tiers`` and nothing else).
         output: where the merged cluster goes; profile paths become relative to its folder.
+
+    Returns:
+        What was written, and what its reader should know: figures that differ, hosts that no link
+        joins.
 
     Raises:
         SpecError: fewer than two files, a file that is wrong or the output, clusters that
@@ -27,12 +33,13 @@ def merge_files(files: Sequence[Path], output: Path) -> Cluster:
     """
     refuse_overwriting(output, *files)
     clusters: list[Cluster] = []
-    links: list[Any] = []
+    links: dict[str, Tier] = {}
     for file in files:
         document = load_document(file)
         if set(document) == {"tiers"}:
-            links += [validate(Tier, tier, f"{file}: tiers[{i}]")
-                      for i, tier in enumerate(document["tiers"])]  # fmt: skip
+            for i, tier in enumerate(document["tiers"]):
+                where = f"{file}: tiers[{i}]"
+                links[where] = validate(Tier, tier, where)
         else:
             cluster = validate(Cluster, document, str(file))
             clusters.append(cluster.rebase(file.parent, output.parent))
@@ -40,11 +47,20 @@ def merge_files(files: Sequence[Path], output: Path) -> Cluster:
         raise SpecError(
             "cluster merge", got=[str(f) for f in files], expected="two or more, one a cluster"
         )
-    merged = merge(*clusters)
-    if links:
-        document = merged.model_dump(mode="json", exclude_defaults=True)
-        known = [tier.model_dump(mode="json", exclude_defaults=True) for tier in links]
-        document["tiers"] = [*document.get("tiers", []), *known]
-        merged = validate(Cluster, document, "merged cluster")
+    merged, notes = add_links(merge(*clusters), links)
     write_atomically(output, merged.to_yaml())
-    return merged
+    return merged, notes + _apart(merged)
+
+
+def _apart(cluster: Cluster) -> list[str]:
+    """Which hosts no plan can span, and what would join them."""
+    pairs = [f"{a} and {b}" for a, b in unjoined(cluster)]
+    if not pairs:
+        return []
+    named = "; ".join(pairs[:_NAMED]) + (
+        f"; {more} more" if (more := len(pairs) - _NAMED) > 0 else ""
+    )
+    return [
+        f"no link joins {named}: merge the link file of 'foreplan profile --serve HOST:PORT "
+        "--peer NAME' there too, or write one under tiers (scope: network)"
+    ]

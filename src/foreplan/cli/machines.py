@@ -119,7 +119,9 @@ def cluster_merge(
     """Join the clusters of several hosts, and the links measured between them, into one."""
     from foreplan.planner.merge_command import merge_files
 
-    merged = merge_files(files, output)
+    merged, notes = merge_files(files, output)
+    for note in notes:
+        console().print(f"note: {note}")
     if as_json:
         print_json(merged.model_dump(mode="json", exclude_defaults=True))
     else:
