@@ -11,6 +11,7 @@ from types import MappingProxyType
 import numpy as np
 from numpy.typing import NDArray
 
+from foreplan.datasets.importers import helix
 from foreplan.datasets.importers._columns import Columns
 from foreplan.datasets.sweeps.map_functions import MAP_FUNCTIONS
 from foreplan.datasets.sweeps.operator_table import (
@@ -87,16 +88,20 @@ def convert(columns: Columns) -> OperatorTable:
     left_out = np.isnan(columns.numbers("b", default=np.nan))
     dims["b"] = np.where(left_out & (kind == "linear"), 1.0, dims["b"])
     _refuse_wrong(columns, kind, dims)
+    library, device = columns.texts("library"), columns.devices("device")
+    helix_rows = library == helix.LIBRARY
     return operator_table(
         op=columns.texts("op"),
         kind=kind,
         dtype=columns.texts("dtype"),
-        library=columns.texts("library"),
-        device=columns.devices("device"),
+        library=library,
+        device=device,
         dims=dims,
         latency_s=columns.seconds("latency_s"),
         source_row=columns.numbers("source_row", default=0.0).astype(np.int64),
         kernel=columns.texts("kernel", default=""),
+        # An imported table keeps Helix's names, which say less than the zoo's.
+        devices=helix.figures(set(device[helix_rows]) - set(device[~helix_rows])),
     )
 
 

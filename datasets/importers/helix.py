@@ -10,6 +10,7 @@ the table and its figures are those of ``t4``, with ``shards`` = 2.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from pathlib import PurePath
 from typing import NamedTuple
 
@@ -30,6 +31,9 @@ class _Shape(NamedTuple):
 
 #: Layer shapes, from the models' published ``config.json``.
 _SHAPES = {"llama1_30b": _Shape(6656, 17920, 52), "llama2_70b": _Shape(8192, 28672, 64)}
+
+#: What a table calls it that computed the rows.
+LIBRARY = "helix"
 
 #: Cached positions behind a decode measurement; Helix does not say. Assumed; batches of more than
 #: some 50 requests feel it (docs/results/serving_simulated.md).
@@ -69,7 +73,7 @@ def convert(columns: Columns) -> OperatorTable:
         op=phase_column,
         kind=texts("decoder_layer" if shape.hidden else UNKNOWN for shape in shapes),
         dtype=texts(["float16"] * len(shapes)),
-        library=texts(["helix"] * len(shapes)),
+        library=texts([LIBRARY] * len(shapes)),
         device=device_column,
         dims={
             "tokens": tokens[keep],
@@ -81,20 +85,25 @@ def convert(columns: Columns) -> OperatorTable:
         },
         latency_s=latency[keep],
         source_row=np.flatnonzero(keep),
-        devices={name: known for name in set(device_column) if (known := _figures(name))},
+        devices=figures(device_column),
     )
+
+
+def figures(names: Iterable[str]) -> dict[str, Device]:
+    """What is known of Helix's devices, by its own names for them."""
+    found = {}
+    for device in set(names):
+        name = _split(device)[0]
+        name = _DEVICES.get(name, name)
+        if device_zoo.is_known(name):
+            found[device] = device_zoo.device(name)
+    return found
 
 
 def _split(device: str) -> tuple[str, int]:
     """``t4x2`` is (``t4``, 2)."""
     found = re.fullmatch(r"(.+)x([0-9]{1,3})", device)
     return (found[1], int(found[2])) if found else (device, 1)
-
-
-def _figures(device: str) -> Device | None:
-    name = _split(device)[0]
-    name = _DEVICES.get(name, name)
-    return device_zoo.device(name) if device_zoo.is_known(name) else None
 
 
 def _from_path(columns: Columns) -> tuple[str, str, str]:

@@ -167,6 +167,23 @@ def test_another_phase_of_helix_is_refused(tmp_path: Path, phase: str, told: str
         read_operators(path, "helix")
 
 
+def test_an_imported_table_knows_helix_devices(tmp_path: Path) -> None:
+    text = HELIX.format(device="a100", phase="decode").rstrip()
+    more = text.splitlines()[-1].replace("a100", "t4x2")
+    raw = read_operators(_write(tmp_path / "raw.csv", f"{text}\n{more}\n"), "helix")
+    write_operators(raw, tmp_path / "imported.parquet")
+    imported = read_operators(tmp_path / "imported.parquet", "foreplan")
+    assert list(imported.device) == list(raw.device) == ["a100", "t4x2"]
+    assert imported.devices == raw.devices
+    assert set(imported.devices) == {"a100", "t4x2"}
+    # Another's a100 is none of Helix's.
+    ours = read_operators(
+        _write(tmp_path / "own.csv", OWN.format(kind="linear", m=4).replace(",t4,", ",a100,")),
+        "foreplan",
+    )
+    assert ours.devices == {}
+
+
 def test_broken_parquet_and_missing_file(tmp_path: Path) -> None:
     broken = tmp_path / "x.parquet"
     broken.write_bytes(b"PAR1 and no more")
