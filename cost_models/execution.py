@@ -3,7 +3,8 @@
 Issued one by one (``eager``), every operator costs the host time, and the slower of host and device
 decides. Recorded as a CUDA graph, a pass is one launch; the device then runs its kernels back to
 back, with a gap before each that no price of a kernel alone holds: its code and constants are no
-longer near, and the kernel before has to drain.
+longer near, and the kernel before has to drain. ``compiled`` is a graph, too, of the kernels that
+``torch.compile`` makes (``mode="reduce-overhead"``).
 """
 
 from __future__ import annotations
@@ -19,8 +20,10 @@ from foreplan.datasets.device import Device
 from foreplan.datasets.specs import nearest
 from foreplan.errors import SpecError
 
-Execution = Literal["eager", "graph"]
-EXECUTIONS: tuple[Execution, ...] = ("eager", "graph")
+Execution = Literal["eager", "graph", "compiled"]
+EXECUTIONS: tuple[Execution, ...] = ("eager", "graph", "compiled")
+#: Those of operators as torch has them.
+UNFUSED: tuple[Execution, ...] = ("eager", "graph")
 
 #: What an operator takes longer behind another one in a CUDA graph than behind itself, where no
 #: profile says it (``Profile.switch_s``). Measured on one H200 between programs of decoding
@@ -48,10 +51,11 @@ def check_execution(execution: str, device: Device, where: str = "--execution") 
             where, got=execution, expected=f"one of {', '.join(EXECUTIONS)}",
             fix=f"did you mean {guess}?" if guess else None,
         )  # fmt: skip
-    if execution == "graph" and device.kind == "cpu":
-        raise SpecError(
-            where, got=f"graph on {device.name}", expected="a GPU: CPUs have no CUDA graphs"
-        )
+    if execution != "eager" and device.kind == "cpu":
+        lacks = "CPUs have no CUDA graphs"
+        if execution == "compiled":
+            lacks = "what is compiled for a CPU is not priced"
+        raise SpecError(where, got=f"{execution} on {device.name}", expected=f"a GPU: {lacks}")
 
 
 def gaps(prices: Sequence[Estimate], gap_s: GapSeconds) -> Sequence[float]:

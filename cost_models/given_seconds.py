@@ -86,7 +86,7 @@ def checked_launch(given: LaunchSeconds, execution: str, where: str) -> CheckedL
 
 def check_eager(given: object, execution: str, where: str) -> None:
     """Raise `SpecError` where seconds of the host are given for a graph, which has none."""
-    if execution == "graph":
+    if execution != "eager":
         raise SpecError(
             where, got=given, expected="eager execution: the host issues no operator of a graph"
         )

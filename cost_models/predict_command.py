@@ -44,7 +44,8 @@ def predict_model(
         sequence_length: new tokens of each.
         dtype: of weights and activations, the checkpoint's if ``None``.
         phase: ``inference`` or ``training``.
-        execution: ``eager``, or ``graph``: replayed from a CUDA graph, on GPUs alone.
+        execution: ``eager``, or on GPUs alone ``graph``: replayed from a CUDA graph, or
+            ``compiled``: by ``torch.compile``, as a CUDA graph.
         costs: ``predicted``, ``roofline``, or ``measured`` with a profile.
         weights: predictor, as `Predictor.load`.
         profile: of the one device asked for, or of the device it names if none is; a fit beside it

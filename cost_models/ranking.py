@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from foreplan.cost_models.book import CostChoice, cost_choice
-from foreplan.cost_models.execution import Execution, check_execution
+from foreplan.cost_models.execution import EXECUTIONS, Execution, check_execution
 from foreplan.cost_models.given_seconds import LaunchSeconds
 from foreplan.cost_models.lowering.graph_step import Phase, Step
 from foreplan.cost_models.lowering.step_store import stored_steps
@@ -53,7 +53,7 @@ class Ranking:
         batch: sequences.
         sequence_length: new tokens of each.
         phase: ``inference`` or ``training``.
-        execution: ``eager`` or ``graph``.
+        execution: ``eager``, ``graph`` or ``compiled``.
         costs: where prices come from.
         replays: a pass on each device that has prices, fastest first.
         fits: by device, whether weights, when training also gradients and moments, and what the
@@ -187,7 +187,8 @@ def rank_devices(
         sequence_length: new tokens of each.
         dtype: of weights and activations, ``fp32``, ``fp16`` or ``bf16``; the model's if ``None``.
         phase: ``inference`` or ``training``.
-        execution: ``eager``, or ``graph``: replayed from a CUDA graph, on GPUs alone.
+        execution: ``eager``, or on GPUs alone ``graph``: replayed from a CUDA graph, or
+            ``compiled``: by ``torch.compile``, as a CUDA graph.
         costs: ``predicted`` or ``roofline``. For ``measured``, of one device, see
             `predict_latency`.
         predictor: from `Predictor.load`, or what that takes; the shipped one if ``None``.
@@ -256,12 +257,14 @@ def rank(
         launch_s: by kind of call if ``None`` and the profile holds its host's times.
     """
     check_execution(execution, _first_gpu(targets))
-    runs: Execution = "graph" if execution == "graph" else "eager"
+    (runs,) = (way for way in EXECUTIONS if way == execution)
     asked: Phase = "training" if phase == "training" else "inference"
     choice = cost_choice(costs)
     # Before the capture, which takes seconds: the folder may be none.
     predictor = predictor or _predictor(choice, weights)
-    steps, cached = stored_steps(model, batch=batch, tokens=sequence_length, phase=asked)
+    steps, cached = stored_steps(
+        model, batch=batch, tokens=sequence_length, phase=asked, compiled=runs == "compiled"
+    )
     fits = _fits(model, asked, steps, targets, f"{batch} x {sequence_length} tokens")
     launches: LaunchSeconds = launch_s
     if runs == "eager" and launch_s is None:

@@ -8,9 +8,10 @@ the compute queue between the operators.
 
 That is ``eager`` execution. With ``graph`` the pass was recorded as a CUDA graph: the host launches
 it once, and the device runs operators back to back, each behind a gap that its price does not hold.
+``compiled`` is the same of kernels that a compiler fused (`compiled_steps`).
 
 Not modelled: kernels that overlap on a device, a host that must wait because too many launches
-are queued, transfers of the result, compiled code.
+are queued, transfers of the result, code compiled for CPUs.
 """
 
 from __future__ import annotations
@@ -32,7 +33,12 @@ from foreplan.cost_models.given_seconds import (
     checked_launch,
     checked_seconds,
 )
-from foreplan.cost_models.lowering.graph_programs import lower, model_steps, programs
+from foreplan.cost_models.lowering.graph_programs import (
+    lower,
+    lower_compiled,
+    model_steps,
+    programs,
+)
 from foreplan.cost_models.lowering.graph_step import Phase, Step
 from foreplan.cost_models.pass_arguments import check_phase, loaded_predictor, loaded_profile
 from foreplan.cost_models.passes.host_prices import profiled_launches
@@ -84,7 +90,7 @@ def replay(
         steps: from `graph_programs`.
         book: prices them; asked for ``device.name``.
         device: a CPU has no host beside it.
-        execution: ``eager``, or ``graph`` on a GPU.
+        execution: ``eager``, or on a GPU ``graph``, or ``compiled``, of steps lowered for it.
         launch_s: of eager execution, time the host needs for one ATen call, measured or known, of
             every part of a pass or by part, or for all calls of each step (N,), as `HostPrices` has
             them; ``None`` takes a usual host's (`gpu_host_s`), on a CPU `processor_host_s`.
@@ -144,7 +150,7 @@ def replay_schedule(
         steps: what runs, in order.
         device: name of the rank's device.
         own_host: launches have a queue of their own; else they share the compute queue.
-        execution: ``graph`` has one launch, and gaps between operators.
+        execution: ``graph`` and ``compiled`` have one launch, and gaps between operators.
         input_bytes: copied to the device before the first operator, by the copy engine.
     """
     builder = ScheduleBuilder([device])
@@ -153,7 +159,7 @@ def replay_schedule(
         copy = Copy(input_bytes, "host_to_device")
         ready = (builder.add("copy", 0, copy, resources=(COPY,)),)
     queue = (HOST,) if own_host else (COMPUTE,)
-    graph = execution == "graph"
+    graph = execution != "eager"
     for index, step in enumerate(steps):
         waits = ready
         if graph and index:
@@ -259,7 +265,8 @@ def predict_latency(
             as for ``foreplan predict --profile``.
         predictor: from `Predictor.load`, or what that takes; ``None`` loads ``pretrained:ops``
             when it is needed.
-        execution: ``eager``, or ``graph``: replayed from a CUDA graph, on GPUs alone.
+        execution: ``eager``, or on GPUs alone ``graph``: replayed from a CUDA graph, or
+            ``compiled``: by ``torch.compile``, as a CUDA graph (``mode="reduce-overhead"``).
         launch_s: seconds that the host takes for one ATen call of an eager pass, for all of it or
             by part (``forward``, ``loss``, ``backward``, ``optimizer``), or for all calls of each
             operator (N,), a list, an array or a tensor; ``None`` takes the profile's, if it has
@@ -288,7 +295,8 @@ def predict_latency(
     between = None if gap_s is None else checked_seconds(gap_s, "predict_latency: gap_s")
     measured, fit = loaded_profile(profile, costs, "predict_latency: profile")
     loaded = loaded_predictor(predictor, costs, "predict_latency: predictor")
-    steps = _asked_steps(model, inputs, batch, sequence_length, dtype, phase)
+    compiled = execution == "compiled"
+    steps = _asked_steps(model, inputs, batch, sequence_length, dtype, phase, compiled)
     check_steps(launches, steps, "predict_latency: launch_s")
     check_steps(between, steps, "predict_latency: gap_s")
     book = replay_book(target, costs, profile=measured, predictor=loaded, fit=fit, steps=steps)
@@ -307,6 +315,7 @@ def _asked_steps(
     sequence_length: int | None,
     dtype: str | None,
     phase: Phase,
+    compiled: bool,
 ) -> list[Step]:
     """Steps of the pass that `predict_latency` is asked for."""
     source: Model | NetworkFolder | torch.nn.Module
@@ -329,6 +338,7 @@ def _asked_steps(
         return model_steps(
             source, batch=whole_number(1 if batch is None else batch, "predict_latency: batch"),
             tokens=whole_number(tokens, "predict_latency: sequence_length"), phase=phase,
+            compiled=compiled,
         )  # fmt: skip
     for name, given in (("batch", batch), ("sequence_length", sequence_length)):
         if given is not None:
@@ -340,7 +350,7 @@ def _asked_steps(
     from foreplan.datasets.graphs.capture import capture
 
     graph = capture(source, inputs, eager=True, training=phase == "training")
-    return lower(graph, phase)
+    return (lower_compiled if compiled else lower)(graph, phase)
 
 
 def replay_steps(

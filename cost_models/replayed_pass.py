@@ -27,7 +27,7 @@ class Replay:
         latency_s: end of the last operator, from the start of the first launch.
         low_s, high_s: latency with every price at its low and at its high end: errors are taken as
             fully correlated, so the interval is wider than nominal.
-        execution: ``eager`` or ``graph``.
+        execution: ``eager``, ``graph`` or ``compiled``.
         host_s: time the host needs to issue the operators, or to launch their graph; 0 where it
             does not count.
         device_s: time the device runs operators.

@@ -289,6 +289,13 @@ OPERATORS: Mapping[str, Operator] = MappingProxyType(
                 2.0 * d["passes"] * d["values"] * d["rows"] * d["cols"] * DTYPE_BYTES[v.compute]
             ),
         ),
+        # A compiler's kernel over ``rows x cols`` elements: ``moved`` are read and written, of so
+        # many ``inputs`` to a result (`foreplan.cost_models.lowering.fused_program`).
+        "fused": Operator(
+            ("rows", "cols", "moved", "inputs"),
+            lambda d: 1.0 * d["rows"] * d["cols"],
+            lambda d, v: 1.0 * d["moved"] * DTYPE_BYTES[v.compute],
+        ),
         # One fused update: reads parameter, gradient and two moments, writes all but the gradient.
         # ``kernels`` and ``longest``: `foreplan.datasets.sweeps.update_packing`.
         "adamw": Operator(

@@ -19,6 +19,7 @@ from types import MappingProxyType
 from foreplan.cost_models.costs import Segment
 from foreplan.cost_models.lowering.attention_parts import WITHIN
 from foreplan.cost_models.lowering.backward_steps import broadcast, flat, picked, sum_step
+from foreplan.cost_models.lowering.compiled_steps import compiled_steps
 from foreplan.cost_models.lowering.copy_layout import MIXED, copied_sizes
 from foreplan.cost_models.lowering.expert_products import by_experts
 from foreplan.cost_models.lowering.gradient_maps import PADS, SCANS
@@ -98,10 +99,41 @@ def lower(graph: OperatorGraph, phase: Phase = "inference") -> list[Step]:
     return [*whole, *back, *_update(nodes, list(sizes.values()))]
 
 
+def lower_compiled(graph: OperatorGraph, phase: Phase = "inference") -> list[Step]:
+    """Programs of one pass over a graph that ``torch.compile`` compiled, in order.
+
+    Args:
+        graph: as of `lower`.
+        phase: likewise.
+
+    Raises:
+        SpecError: as of `lower`.
+        ValueError: likewise.
+    """
+    eager = lower(graph, phase)
+    nodes = [node for node in graph.operators() if node.op != "input"]
+    read = operands(graph)
+    forward = _forward(nodes, read, graph, phase)
+    by_name = {node.name: step for node, step in zip(nodes, forward, strict=True)}
+    called, back = compiled_steps(graph, by_name, read, phase)
+    if phase == "inference":
+        return called
+    update = [step for step in eager if step.part == "optimizer"]
+    return [*called, *loss_steps(forward), *back, *update]
+
+
 def model_steps(
-    model: Model | NetworkFolder, *, batch: int, tokens: int, phase: Phase = "inference"
-) -> list[Step]:
+    model: Model | NetworkFolder, *, batch: int, tokens: int, phase: Phase = "inference",
+    compiled: bool = False,
+) -> list[Step]:  # fmt: skip
     """Programs of one pass of a described decoder, captured with at most two layers if it can be.
+
+    Args:
+        model: whose pass.
+        batch: sequences.
+        tokens: of each.
+        phase: as of `lower`.
+        compiled: as of `lower_compiled`, for which all layers are captured.
 
     Raises:
         SpecError: sizes that the model does not take, or a model that cannot be captured.
@@ -113,7 +145,11 @@ def model_steps(
     training = phase == "training"
     if isinstance(model, NetworkFolder):
         module, inputs = network_module(model, batch=batch, tokens=tokens)
-        return lower(capture(module, inputs, eager=True, training=training), phase)
+        lowered = lower_compiled if compiled else lower
+        return lowered(capture(module, inputs, eager=True, training=training), phase)
+    if compiled:
+        graph = capture(model, batch=batch, tokens=tokens, eager=True, training=training)
+        return lower_compiled(graph, phase)
     few = min(model.layers, 2) if _alike(model, tokens) else model.layers
     graph = capture(model.model_copy(update={"layers": few}), batch=batch, tokens=tokens,
                     eager=True, training=training)  # fmt: skip

@@ -25,7 +25,7 @@ from foreplan.datasets.program import Program, Variant
 from foreplan.datasets.storage import write_atomically
 from foreplan.errors import ForeplanError, SpecError
 
-SCHEMA = "foreplan.steps/11"
+SCHEMA = "foreplan.steps/12"
 
 
 def cache_folder() -> Path:
@@ -43,6 +43,7 @@ def stored_steps(
     batch: int,
     tokens: int,
     phase: Phase,
+    compiled: bool = False,
     folder: Path | None = None,
 ) -> tuple[list[Step], bool]:
     """Steps of a pass, and whether they were found on disk.
@@ -55,30 +56,33 @@ def stored_steps(
         batch: sequences.
         tokens: tokens of each.
         phase: as `graph_programs.lower`.
+        compiled: as `graph_programs.lower_compiled`.
         folder: instead of `cache_folder`.
 
     Raises:
         SpecError: as `graph_programs.model_steps`.
     """
-    path = (folder or cache_folder()) / f"{_key(model, batch, tokens, phase)}.json"
+    path = (folder or cache_folder()) / f"{_key(model, batch, tokens, phase, compiled)}.json"
     try:
         return _read(json.loads(path.read_text(encoding="utf-8"))), True
     except (
         OSError, ValueError, KeyError, TypeError, IndexError, AttributeError, RecursionError,
         ForeplanError,
     ):  # fmt: skip
-        steps = model_steps(model, batch=batch, tokens=tokens, phase=phase)
+        steps = model_steps(model, batch=batch, tokens=tokens, phase=phase, compiled=compiled)
     with contextlib.suppress(OSError, SpecError):
         path.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(path, json.dumps(_document(steps)))
     return steps, False
 
 
-def _key(model: Model | NetworkFolder, batch: int, tokens: int, phase: Phase) -> str:
+def _key(
+    model: Model | NetworkFolder, batch: int, tokens: int, phase: Phase, compiled: bool
+) -> str:
     config = Path(model.path) / "config.json" if model.path else None
     facts = [
-        SCHEMA, _code(), model.model_dump_json(), batch, tokens, phase, _version("torch"),
-        _version("transformers"),
+        SCHEMA, _code(), model.model_dump_json(), batch, tokens, phase, compiled,
+        _version("torch"), _version("transformers"),
         config.read_text(encoding="utf-8") if config and config.is_file() else "",
     ]  # fmt: skip
     return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:24]

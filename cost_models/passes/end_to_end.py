@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from foreplan.cost_models.execution import EXECUTIONS, Execution
+from foreplan.cost_models.execution import UNFUSED, Execution
 from foreplan.cost_models.lowering.graph_programs import lower
 from foreplan.cost_models.lowering.graph_step import PHASES, Phase
 from foreplan.cost_models.passes.call_steps import call_steps
@@ -71,7 +71,7 @@ def measure(
     dtype: str = "fp32",
     networks: Iterable[str] = NETWORKS,
     phases: Iterable[Phase] = PHASES,
-    executions: Iterable[Execution] = EXECUTIONS,
+    executions: Iterable[Execution] = UNFUSED,
     seconds: float = 1.0,
     rounds: int = 3,
     calibration: Iterable[str] = CALIBRATION,
@@ -116,7 +116,7 @@ def measure(
         )
     gpu = device.startswith("cuda")
     runs: list[Execution] = [
-        way for way in EXECUTIONS if way in executions and (gpu or way == "eager")
+        way for way in UNFUSED if way in executions and (gpu or way == "eager")
     ]
     document = _begun(device, size, dtype, list(calibration), seconds, runs, before)
     if keep is not None:
@@ -328,7 +328,7 @@ def main(arguments: Iterable[str] | None = None) -> None:
     taking.add_argument("--networks", nargs="+", choices=KNOWN, default=list(NETWORKS))
     taking.add_argument("--phases", nargs="+", choices=PHASES, default=list(PHASES))
     taking.add_argument(
-        "--executions", nargs="+", choices=EXECUTIONS, default=list(EXECUTIONS),
+        "--executions", nargs="+", choices=UNFUSED, default=list(UNFUSED),
         help="graph: passes as CUDA graphs too, on a GPU",
     )  # fmt: skip
     taking.add_argument("--seconds", type=float, default=1.0)

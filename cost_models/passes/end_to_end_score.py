@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from foreplan.cost_models.costs import CostBook, Segment, Work
-from foreplan.cost_models.execution import EXECUTIONS, Execution
+from foreplan.cost_models.execution import UNFUSED, Execution
 from foreplan.cost_models.lowering.graph_step import PHASES, Step
 from foreplan.cost_models.lowering.host_call import HostCall
 from foreplan.cost_models.passes.graph_switch import SwitchRow, switch_seconds
@@ -69,7 +69,7 @@ def score(document: Mapping[str, Any], device: Device, *, weights: str = "pretra
         and {k: v for k, v in document["gaps"].items() if k not in ("alone", "passes")},
         "mape": {
             execution: {phase: _mape(rows, execution, phase) for phase in PHASES}
-            for execution in EXECUTIONS
+            for execution in UNFUSED
         },
         "not_recorded": failed,
         "not_timed": [[*which, count] for which, count in queued.items()],
@@ -106,7 +106,7 @@ def tables(scored: Mapping[str, Any]) -> str:
     """
     lines: list[str] = []
     mode = f"steps in {'training' if scored['training_mode'] else 'evaluation'} mode"
-    for execution in EXECUTIONS:
+    for execution in UNFUSED:
         rows = [row for row in scored["cases"] if row["execution"] == execution]
         if not rows:
             continue

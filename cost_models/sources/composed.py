@@ -1,9 +1,9 @@
 """`ComposedSource`: prices of operators that other operators make up.
 
-Recurrent layers, bilinear forms and Fourier transforms were timed by no sweep, nor on processors
-dropout, attention with it and the statistics of a batch, nor what torch's fused layers run by a
-kernel of their own; their parts have prices. On a GPU these
-add up, one part after the other. On a processor what is repeated step by step, and what no vector
+Recurrent layers, bilinear forms, Fourier transforms and compilers' kernels were timed by no sweep,
+nor on processors dropout, attention with it and the statistics of a batch, nor what torch's fused
+layers run by a kernel of their own; their parts have prices. On a GPU these add up, one part after
+the other. On a processor what is repeated step by step, and what no vector
 unit does, goes by the device's figures (`near_costs`).
 """
 
@@ -22,6 +22,7 @@ from foreplan.cost_models.lowering.attention_parts import (
     within_parts,
 )
 from foreplan.cost_models.lowering.backward_steps import DROPOUT_BACKWARD
+from foreplan.cost_models.lowering.fused_program import FUSED, fused_parts
 from foreplan.cost_models.lowering.recurrent_parts import (
     GRADIENT,
     Counted,
@@ -48,7 +49,7 @@ _NODE = 2
 #: Calls of a bilinear form for each output beside its parts (`Linear.cpp`): three operands are
 #: views, of which two are laid out.
 _BESIDE = 5
-_OPS = frozenset({"fft", "bilinear"})
+_OPS = frozenset({"fft", "bilinear", FUSED})
 
 
 class ComposedSource:
@@ -107,6 +108,8 @@ class ComposedSource:
             return activated_parts(item, apart=device.kind == "cpu"), 0.0
         if within_layer(item):
             return within_parts(item, apart=device.kind == "cpu"), 0.0
+        if item.op == FUSED:
+            return fused_parts(item), 0.0
         if item.op == "fft":
             if device.kind == "cpu":
                 return [], transform_s(item, device)

@@ -145,8 +145,8 @@ def _check_module(source: object) -> None:
             if hasattr(part, "_orig_mod") or getattr(part, "_compiled_call_impl", None):
                 raise SpecError(
                     "capture", got=f"a compiled module{path and ', '}{path}",
-                    expected="modules as they are, as fused passes are not priced",
-                    fix="capture it before torch.compile, or give module._orig_mod",
+                    expected="modules as they are",
+                    fix="give module._orig_mod, and predict it with execution='compiled'",
                 )  # fmt: skip
         return
     made = isinstance(source, type) and issubclass(source, torch.nn.Module)

@@ -14,6 +14,8 @@ from foreplan.planner.report.text import percent, plain, seconds
 
 #: Share of a device's time from which its prices are said to be no predictions (assumed).
 _MOSTLY = 0.5
+#: How a pass ran, said behind its shape.
+_EXECUTED = {"eager": "", "graph": " as a CUDA graph", "compiled": " compiled, as a CUDA graph"}
 
 
 def predict_tables(result: Mapping[str, Any]) -> Group:
@@ -21,8 +23,7 @@ def predict_tables(result: Mapping[str, Any]) -> Group:
     rows = result["devices"]
     of = "images" if result.get("images") else f"x {result['sequence_length']} tokens"
     shape = f"{result['batch']} {of}, {result['phase']}"
-    if result["execution"] == "graph":
-        shape += " as a CUDA graph"
+    shape += _EXECUTED[result["execution"]]
     shape += f", {plain(result['dtype'])}"
     bare = [r["by_source_s"].get("roofline", 0.0) / max(r["device_s"], 1e-30) for r in rows]
     fits = {True: Text("yes"), False: toned("no", "bad"), None: Text("?")}

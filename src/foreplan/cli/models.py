@@ -167,7 +167,7 @@ def predict(
     execution: Annotated[
         str,
         typer.Option(
-            help="eager, or graph: replayed from a CUDA graph, on GPUs.",
+            help="eager; on GPUs also graph (a CUDA graph) or compiled (torch.compile).",
             autocompletion=words(executions),
         ),
     ] = "eager",
