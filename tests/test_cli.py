@@ -336,10 +336,21 @@ def test_interrupting_a_profile_leaves_no_process_and_a_journal(tmp_path, number
         os.killpg(process.pid, 0)
 
 
-def test_an_interrupted_plan_says_that_it_starts_anew(run, monkeypatch):
-    def interrupted(*_, **__):
-        raise KeyboardInterrupt
+class CompiledCode:
+    """Calls that end as compiled ones may after Ctrl-C."""
 
+    def __call__(self, *_, **__):
+        inner = SystemError("returned a result with an exception set")
+        inner.__cause__ = KeyboardInterrupt()
+        raise SystemError("returned a result with an exception set") from inner
+
+
+def at_once(*_, **__):
+    raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("interrupted", [at_once, CompiledCode()])
+def test_an_interrupted_plan_says_that_it_starts_anew(run, monkeypatch, interrupted):
     monkeypatch.setattr("foreplan.planner.plan_command.plan_files", interrupted)
     code, out, err = run("plan", "serving", *SERVED, WORKLOAD, "-o", "plan.json", "--json")
     assert code == 130

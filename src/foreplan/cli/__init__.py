@@ -20,7 +20,14 @@ from typing import Annotated, NoReturn
 import typer
 
 from foreplan.cli import data, machines, models, plans, traffic
-from foreplan.cli._app import Interrupted, app, cluster_app, dataset_app, simulate_app
+from foreplan.cli._app import (
+    Interrupted,
+    app,
+    cluster_app,
+    dataset_app,
+    error_document,
+    simulate_app,
+)
 from foreplan.cli._plain import plain_words
 from foreplan.errors import ForeplanError, SpecError
 
@@ -51,6 +58,10 @@ def main() -> NoReturn:
         code = stop.exit_code
     except (KeyboardInterrupt, typer.Abort):
         code = Interrupted.exit_code
+    except SystemError as error:
+        if not _of_ctrl_c(error):
+            raise
+        code = Interrupted.exit_code
     except OSError as error:
         if error.errno not in _NOT_TAKEN or error.filename is not None:
             raise
@@ -76,6 +87,17 @@ def main() -> NoReturn:
     sys.exit(code if isinstance(code, int) else 0)
 
 
+def _of_ctrl_c(error: BaseException | None) -> bool:
+    """Whether Ctrl-C is the first cause.
+
+    Compiled code, and what loads it, goes on and returns results although there is an exception.
+    The interpreter refuses each of them with an error of its own.
+    """
+    while isinstance(error, SystemError):
+        error = error.__cause__
+    return isinstance(error, KeyboardInterrupt)
+
+
 def _interrupt(number: int, frame: object) -> NoReturn:
     signal.signal(number, signal.SIG_DFL)
     raise KeyboardInterrupt
@@ -83,7 +105,7 @@ def _interrupt(number: int, frame: object) -> NoReturn:
 
 def _fail(message: str, code: int, kind: str) -> NoReturn:
     if "--json" in sys.argv:
-        print(json.dumps({"error": {"type": kind, "message": message, "exit_code": code}}))
+        print(json.dumps(error_document(message, code, kind)))
     print(f"foreplan: error: {message}", file=sys.stderr)
     sys.exit(code)
 

@@ -89,6 +89,11 @@ def show(found: RenderableType) -> None:
     Console().print(found)
 
 
+def error_document(message: str, code: int, kind: str) -> dict[str, Any]:
+    """What ``--json`` prints of an error."""
+    return {"error": {"type": kind, "message": message, "exit_code": code}}
+
+
 def print_json(document: Any) -> None:
     """The one document on stdout."""
     print(json.dumps(document, allow_nan=False))
