@@ -359,6 +359,15 @@ def test_an_interrupted_plan_says_that_it_starts_anew(run, monkeypatch, interrup
     assert not Path("plan.json").exists()
 
 
+def test_an_evaluation_of_no_row_prints_one_document(run):
+    Path("theirs.csv").write_text(
+        "op,kind,dtype,library,device,m,n,k,latency_s\n"
+        "linear,linear,fp32,torch-2.1-cuda,t99,664,1607,874,0.0004\n"
+    )
+    code, out, _ = run("evaluate", "-m", "roofline", "--data", "theirs.csv", "--json")
+    assert (code, list(json.loads(out))) == (4, ["error"])
+
+
 def test_compare(run, plan):
     Path("other.json").write_text(json.dumps(plan | {"kind": "precision"}))
     code, out, _ = run("compare", "plan.json", "plan.json", "--json")

@@ -66,7 +66,7 @@ def test_an_evaluation_of_no_row_is_no_success(err, words):
     )
     code, text = err("evaluate", "-m", "roofline", "--data", "theirs.csv", *words)
     assert code == 4
-    assert "no row could be predicted" in text
+    assert "no row could be predicted; device t99 is not in the zoo; --device-file" in text
     assert text.count("\n") == 1
 
 

@@ -121,17 +121,17 @@ def evaluate_command(
     from foreplan.cost_models.commands import evaluate_file
 
     result = evaluate_file(model, data, format_name, device=device, device_files=device_file or [])
-    if as_json:
-        print_json(result)
-    else:
+    overall, why = result["overall"], result.get("unsupported_why")
+    none = isinstance(overall, dict) and not overall["count"]
+    if not as_json:
         from foreplan.planner.report.operator_tables import error_table
 
         show(error_table(result))
-    overall = result["overall"]
-    if isinstance(overall, dict) and not overall["count"]:
-        raise MissingDataError(
-            f"{data}: no row could be predicted", fix="the lines above say what each lacks"
-        )
+    elif not none:  # or else the error is the one document
+        print_json(result)
+    if none:
+        first = next(iter(why), None) if isinstance(why, dict) else None
+        raise MissingDataError(f"{data}: no row could be predicted", fix=first)
 
 
 @app.command()
