@@ -11,8 +11,8 @@ import numpy as np
 from foreplan.cost_models.lowering.attention_mask import AttentionMask
 from foreplan.cost_models.lowering.backward_steps import BACKWARD, BY_GROUP, CHANNEL_SUM
 from foreplan.cost_models.lowering.copy_layout import ACROSS, plain_kernel
+from foreplan.cost_models.lowering.forward_program import BIAS
 from foreplan.cost_models.lowering.gradient_maps import SCANS
-from foreplan.cost_models.lowering.graph_programs import BIAS
 from foreplan.cost_models.lowering.map_kernel import MapKernel, map_kernel
 from foreplan.cost_models.lowering.pool_row import pool_row
 from foreplan.cost_models.operators.fitted_experts import FittedExperts

@@ -12,6 +12,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+from foreplan.cost_models.lowering.forward_program import BIAS
 from foreplan.cost_models.lowering.fused_kernels import FusedKernel, fused_kernels
 from foreplan.cost_models.lowering.fused_program import FUSED, fused_program
 from foreplan.cost_models.lowering.fusion_walk import is_fused
@@ -112,7 +113,7 @@ def _kind(node: OperatorNode) -> str:
 def _laid_last(step: Step) -> Step:
     """A convolution of images that lie channels last, its bias added elsewhere."""
     assert isinstance(step.work, Program)  # every forward step is one program
-    kernel = step.work.variant.kernel.replace("_bias", "")
+    kernel = step.work.variant.kernel.replace(BIAS, "")
     if CHANNELS_LAST not in kernel:
         kernel += CHANNELS_LAST
     return replace(step, work=replace(step.work, variant=replace(step.work.variant, kernel=kernel)))
