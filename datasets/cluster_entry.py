@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import Annotated
@@ -14,9 +15,10 @@ from foreplan.datasets.device_name import DeviceName
 from foreplan.datasets.quantity import Bytes, format_bytes
 from foreplan.datasets.specs import StrictModel
 from foreplan.datasets.tier import EVERYONE
-from foreplan.errors import MissingDataError
+from foreplan.errors import MissingDataError, SpecError
 
 DEFAULT_HOST = "localhost"
+_HOST, _LONGEST_HOST = r"^[A-Za-z0-9_][A-Za-z0-9._-]*$", 253
 
 
 class DeviceEntry(StrictModel):
@@ -28,9 +30,7 @@ class DeviceEntry(StrictModel):
     """Cap on what a plan may use of each; ``None`` for all that the zoo or the profile gives."""
     profile: Annotated[str, Field(min_length=1)] | None = None
     """Measured profile, as a path relative to the cluster's file, with slashes."""
-    host: Annotated[str, Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9._-]*$", max_length=253)] = (
-        DEFAULT_HOST
-    )
+    host: Annotated[str, Field(pattern=_HOST, max_length=_LONGEST_HOST)] = DEFAULT_HOST
     price_per_hour: Annotated[float, Field(gt=0)] | None = None
     """Of each, in the user's currency."""
 
@@ -56,6 +56,20 @@ class DeviceEntry(StrictModel):
     def published(self) -> Device | None:
         """Return the zoo's figures, ``None`` for a device of the user's own host."""
         return None if self.name.zoo is None else device_zoo.device(self.name.zoo)
+
+
+def check_host(name: str, where: str) -> None:
+    """Refuse what no host of a cluster can be called, before anything is measured for it.
+
+    Raises:
+        SpecError: such a name.
+    """
+    if name == EVERYONE or len(name) > _LONGEST_HOST or re.fullmatch(_HOST, name) is None:
+        raise SpecError(
+            where, got=name,
+            expected="a host's name: letters, digits, '_', '.' and '-', the first none of the last "
+            f"two, at most {_LONGEST_HOST} of them, not {EVERYONE!r}",
+        )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)

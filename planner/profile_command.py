@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from foreplan.cost_models.sources.device_fit import DeviceFit, fit_path
 from foreplan.datasets.cluster import Cluster
+from foreplan.datasets.cluster_entry import check_host
 from foreplan.datasets.device_name import DeviceName
 from foreplan.datasets.models.model import Model, load_model
 from foreplan.datasets.profile import Profile
@@ -84,7 +85,9 @@ def profile_host(
     for device in devices:
         if device.kind == "zoo":
             raise SpecError("DEVICE", got=str(device), expected="a device here: cpu:... or cuda:N")
+    check_host(host, "--host")
     caps = _caps(memory, devices)
+    validate(Cluster, {"devices": _entries(devices, caps, host)}, "--host and --memory")
     count = len(devices)
     programs = {d: _programs(d, models, workload, purpose, count) for d in devices}
     profiles: dict[DeviceName, Profile] = {}
@@ -163,11 +166,15 @@ def profile_link(
         console: says what is waited for.
 
     Raises:
-        SpecError: an address that is wrong, or not exactly one of ``serve`` and ``link``.
+        SpecError: a name or an address that is wrong, or not exactly one of ``serve`` and ``link``.
         MissingDataError: nobody came or answered.
     """
     if (serve is None) == (link is None):
         raise SpecError("profile", got="both" if serve else "neither", expected="--serve or --link")
+    check_host(host, "--host")
+    check_host(peer, "--peer")
+    if host == peer:
+        raise SpecError("--peer", got=peer, expected="another host's name than --host")
     path = output / f"link-{host}-{peer}.yaml"
     with folder_for(output):
         with told_step(console, f"measuring the link between {host} and {peer}"):
@@ -287,19 +294,25 @@ def _cluster(
     """The devices with their profiles, and what they do to each other."""
     tiers, contention = together(devices, profiles, passes, output, host, console)
     document = {
-        "devices": [
-            {
-                "name": str(device),
-                "host": host,
-                "profile": f"{_slug(device)}.json",
-                **({"memory_bytes": caps[device]} if device in caps else {}),
-            }
-            for device in devices
-        ],
+        "devices": _entries(devices, caps, host),
         "tiers": [tier.model_dump(mode="json", exclude_defaults=True) for tier in tiers],
         "contention": [c.model_dump(mode="json", exclude_defaults=True) for c in contention],
     }
     return validate(Cluster, document, "measured cluster")
+
+
+def _entries(
+    devices: Sequence[DeviceName], caps: Mapping[DeviceName, int], host: str
+) -> list[dict[str, Any]]:
+    return [
+        {
+            "name": str(device),
+            "host": host,
+            "profile": f"{_slug(device)}.json",
+            **({"memory_bytes": caps[device]} if device in caps else {}),
+        }
+        for device in devices
+    ]
 
 
 def _slug(device: DeviceName) -> str:

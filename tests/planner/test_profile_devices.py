@@ -16,7 +16,8 @@ from foreplan.datasets.device import Device
 from foreplan.datasets.device_name import DeviceName
 from foreplan.datasets.profile import HostTimes, Profile, Row
 from foreplan.datasets.timing.profiling import Progress
-from foreplan.errors import MissingDataError
+from foreplan.errors import MissingDataError, SpecError
+from foreplan.planner import profile_command
 from foreplan.planner import profile_devices as module
 from foreplan.planner.profile_devices import profile_devices, profile_hosts
 
@@ -139,3 +140,33 @@ def test_one_that_fails_ends_the_others_behind_their_current_program(
     with pytest.raises(type(error)):
         profiled(["cuda:0", "cuda:1"], tmp_path)
     assert not (tmp_path / f"{failing[-1]}.json").exists()
+
+
+@pytest.mark.parametrize("host", ["my box", "all", "", "-x", "cpu:threads=1", "h" * 254])
+def test_a_host_is_named_well_before_anything_is_measured(
+    host: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(profile_command, "profile_devices", unreached)
+    monkeypatch.setattr(profile_command, "serve_link", unreached)
+    quiet = Console(quiet=True)
+    with pytest.raises(SpecError, match=r"^--host: got .*, expected a host's name"):
+        profile_command.profile_host(["cpu:threads=1"], tmp_path / "p", host=host, console=quiet)
+    for names in ((host, "b"), ("b", host)):
+        with pytest.raises(SpecError, match=r"^--(host|peer): got .*, expected a host's name"):
+            profile_command.profile_link(
+                tmp_path / "p", host=names[0], peer=names[1], serve="0.0.0.0:7", link=None,
+                console=quiet,
+            )  # fmt: skip
+    assert not (tmp_path / "p").exists()
+
+
+def test_a_link_is_of_two_hosts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(profile_command, "serve_link", unreached)
+    with pytest.raises(SpecError, match="another host's name than --host"):
+        profile_command.profile_link(
+            tmp_path, host="a", peer="a", serve="0.0.0.0:7", link=None, console=Console(quiet=True)
+        )
+
+
+def unreached(*_: Any, **__: Any) -> None:
+    raise AssertionError("measured")
