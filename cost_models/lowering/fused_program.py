@@ -17,10 +17,12 @@ from foreplan.datasets.program import Program, Variant, program
 FUSED, _MAP = "fused", "torch.fused"
 #: What the name of its kernel says: sums of rows, numbers drawn, tensors put together, one padded.
 _SUMS, _DRAWN, _JOINED, _PADDED = "_sums", "_drawn", "_joined", "_padded"
-#: How many times its bytes a kernel takes that puts tensors together, or pads one, as each thread
-#: asks for all of them: measured on one H200, on rotations of heads (2.7 and 2.9 times) and padded
+#: How many times its bytes a map takes that puts tensors together, or pads one, as each thread asks
+#: for all of them: measured on one H200, on rotations of heads (2.7 and 2.9 times) and padded
 #: images (1.3-1.7 times), `tests/benchmarks/compiled_networks.py`.
 _SLOWER = {_JOINED: 2.9, _PADDED: 1.4}
+#: Rows of a norm below so many elements share a block, unlike those of torch's own (assumed).
+_SHORT_ROW = 1024
 #: Small kernels that statistics of a batch end in: sums of the blocks' sums, and what goes on with
 #: them (running statistics; a weight's gradient in another layout).
 _ENDS = 2
@@ -61,12 +63,16 @@ def fused_parts(item: Program) -> list[tuple[Program, int]]:
     """
     d, variant, kernel = item.dims, item.variant, item.variant.kernel
     plain = Variant(variant.storage, variant.compute, _MAP)
-    moved = d["moved"] * next((times for word, times in _SLOWER.items() if word in kernel), 1.0)
-    once = 2 * d["rows"] * d["cols"]  # that a norm or dropout reads and writes
+    moved = float(d["moved"])
+    if _SUMS not in kernel:
+        moved *= next((times for word, times in _SLOWER.items() if word in kernel), 1.0)
+    elements = d["rows"] * d["cols"]
+    once = 2 * elements  # that a norm or dropout reads and writes
     parts: list[tuple[Program, int]] = []
     if _SUMS in kernel and OF_BATCH not in kernel and moved >= once:
         norm = Variant(variant.storage, variant.compute, "torch.layer_norm")
-        parts.append((program("norm", norm, rows=d["rows"], cols=d["cols"]), 1))
+        cols = max(d["cols"], min(_SHORT_ROW, elements))
+        parts.append((program("norm", norm, rows=max(1, elements // cols), cols=cols), 1))
         moved -= once
     if _DRAWN in kernel:
         drawn = Variant(variant.storage, variant.compute, "torch.dropout")
