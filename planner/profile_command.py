@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 from foreplan.cost_models.sources.device_fit import DeviceFit, fit_path
 from foreplan.datasets.cluster import Cluster
 from foreplan.datasets.cluster_entry import check_host
+from foreplan.datasets.cluster_update import update
 from foreplan.datasets.device_name import DeviceName
 from foreplan.datasets.models.model import Model, load_model
 from foreplan.datasets.profile import Profile
@@ -60,6 +61,8 @@ def profile_host(
 ) -> dict[str, Any]:
     """Measure devices of this host and how they are joined, and write the cluster.
 
+    Where there is one, what it says of other devices stays, and what was written into it by hand.
+
     Args:
         names: devices; two unlike ones of this machine if empty, see `default_devices`.
         output: folder to write to, made if missing.
@@ -78,7 +81,8 @@ def profile_host(
         What was written, as JSON.
 
     Raises:
-        SpecError: a device, model, size or path that is wrong, or one that another process writes.
+        SpecError: a device, model, size or path that is wrong, one that another process writes, or
+            a cluster there that cannot be read.
         MissingDataError: a device cannot be measured here.
     """
     devices = [DeviceName.parse(name, "DEVICE") for name in names] or default_devices()
@@ -87,7 +91,9 @@ def profile_host(
             raise SpecError("DEVICE", got=str(device), expected="a device here: cpu:... or cuda:N")
     check_host(host, "--host")
     caps = _caps(memory, devices)
-    validate(Cluster, {"devices": _entries(devices, caps, host)}, "--host and --memory")
+    described = {"devices": _entries(devices, caps, host)}
+    # What cannot be written is refused before it is measured.
+    _updated(output / "cluster.yaml", validate(Cluster, described, "--host and --memory"))
     count = len(devices)
     programs = {d: _programs(d, models, workload, purpose, count) for d in devices}
     profiles: dict[DeviceName, Profile] = {}
@@ -131,8 +137,10 @@ def profile_host(
                 console.print(fit_line(fit))
         if workload is None:  # plans do without it
             profile_hosts(paths, console=console)
-        cluster = joined()
+        cluster, notes = _updated(output / "cluster.yaml", joined())
         write_atomically(output / "cluster.yaml", cluster.to_yaml())
+    for note in notes:
+        console.print(f"{output / 'cluster.yaml'}: {note}")
     console.print(f"wrote {output / 'cluster.yaml'}: {len(devices)} devices of {host}")
     return {
         "cluster": str(output / "cluster.yaml"),
@@ -299,6 +307,11 @@ def _cluster(
         "contention": [c.model_dump(mode="json", exclude_defaults=True) for c in contention],
     }
     return validate(Cluster, document, "measured cluster")
+
+
+def _updated(path: Path, measured: Cluster) -> tuple[Cluster, list[str]]:
+    """What was measured and what the file says beside it; see `update`."""
+    return update(Cluster.load(path), measured) if path.exists() else (measured, [])
 
 
 def _entries(

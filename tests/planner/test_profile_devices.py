@@ -170,3 +170,13 @@ def test_a_link_is_of_two_hosts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
 
 def unreached(*_: Any, **__: Any) -> None:
     raise AssertionError("measured")
+
+
+def test_a_cluster_that_cannot_be_read_is_not_measured_over(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(profile_command, "profile_devices", unreached)
+    (tmp_path / "cluster.yaml").write_text("devices: []\nnotes: mine\n")
+    with pytest.raises(SpecError, match=r"cluster\.yaml"):
+        profile_command.profile_host(["cpu:threads=1"], tmp_path, console=Console(quiet=True))
+    assert "mine" in (tmp_path / "cluster.yaml").read_text()
