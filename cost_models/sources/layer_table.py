@@ -108,7 +108,7 @@ class LayerTableSource:
         if work.op == "linear" and (d["n"], d["k"]) in self._linears:
             if work.variant.storage not in _HALF:
                 raise MissingDataError(
-                    f"the table of layers has none of {work.variant.storage}",
+                    f"a table of whole layers prices 16 bits alone, none of {work.variant.storage}",
                     fix="plan with bits=16, or with '--costs predicted'",
                 )
             return Estimate.exact(0.0, "measured")

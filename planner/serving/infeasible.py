@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from foreplan.cost_models.memory import show_bytes
-from foreplan.errors import InfeasibleError
+from foreplan.errors import InfeasibleError, MissingDataError
 from foreplan.planner.serving.cases import least_obstacle
 from foreplan.planner.serving.chain import ServingChains, static_bytes
-from foreplan.planner.serving.pricing import MicroBatches
+from foreplan.planner.serving.pricing import PREFILL, MicroBatches
 from foreplan.planner.serving.time_limits import too_short
 from foreplan.planner.serving.workspace import StageWorkspace
 from foreplan.solvers.chain_diagnosis import ChainDiagnosis, Obstacle
@@ -20,6 +20,9 @@ def why_infeasible(chains: ServingChains) -> InfeasibleError:
 
     Args:
         chains: the problems of which none has an answer.
+
+    Raises:
+        MissingDataError: the layers have no price anywhere.
     """
     model, workload = chains.pricing.model, chains.pricing.workload
     fewest = min(workload.bits)
@@ -48,11 +51,25 @@ def why_infeasible(chains: ServingChains) -> InfeasibleError:
         )
     for k, why in chains.unable().items():
         return InfeasibleError(f"no split of {model.name} without {chains.name(k)}: {why}")
+    if (unpriced := _unpriced(chains)) is not None:
+        raise unpriced
     late = too_short(workload, [chains.problem(sizes) for sizes in chains.sizes()])
     if late is not None:
         return late
     sizes = min(chains.sizes(), key=lambda s: (s.prefill, s.decode))  # the least workspace
     return _in_the_way(chains, least_obstacle(chains, sizes), devices)
+
+
+def _unpriced(chains: ServingChains) -> MissingDataError | None:
+    """Why no device has a kernel for a layer, where the reason is its price."""
+    sizes = chains.sizes()[0]
+    linear = tuple(f"{PREFILL}/linear/{bits}" for bits in chains.bits)
+    reason = None
+    for k in range(len(chains.kinds)):
+        if any(key in chains.kernels(k, sizes).table for key in linear):
+            return None
+        reason = reason or chains.pricing.without_linears(chains.first(k), sizes)
+    return reason
 
 
 def _in_the_way(chains: ServingChains, found: ChainDiagnosis, devices: str) -> InfeasibleError:

@@ -181,6 +181,18 @@ class Pricing:
                 best = (total, picked[0], picked[1])
         return None if best is None else best[1:]
 
+    def without_linears(self, rank: Rank, sizes: MicroBatches) -> MissingDataError | None:
+        """Why no linear of a layer has a price, whatever its bits; ``None`` if there is another."""
+        rows = sizes.prefill * self.workload.prompt_tokens
+        for bits in self.workload.bits:
+            for variants in self._linear_variants(rank.kernel_kind, bits):
+                for work, _ in _products(self.model, rows, variants[0]):
+                    try:
+                        self.costs.cost(work, rank.label)
+                    except MissingDataError as reason:
+                        return reason
+        return None
+
     def _linear_variants(self, kind: str, bits: int) -> list[list[Variant]]:
         """Variants of a layer's linears on a kind of device, those of one layout together."""
         if (kind, bits) in self._variants:

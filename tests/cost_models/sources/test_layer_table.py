@@ -118,6 +118,16 @@ def test_a_table_that_prices_nothing_of_a_plan_is_refused(tmp_path):
             foreplan.plan("precision", None, "2xt4", workload, **given)
 
 
+def test_a_plan_of_other_bits_than_a_table_has_is_refused(tmp_path):
+    path = write(tmp_path / "t.csv", ROWS)
+    workload = {"batch": 2, "prompt_tokens": 100, "new_tokens": 4, "bits": [8]}
+    with pytest.raises(MissingDataError, match=r"prices 16 bits alone.*plan with bits=16"):
+        foreplan.plan("serving", "llama-30b", "8xt4", workload, costs=f"helix:{path}")
+    workload["bits"] = [16, 8]
+    plan = foreplan.plan("serving", "llama-30b", "8xt4", workload, costs=f"helix:{path}")
+    assert set(plan.decision["stages"][0]["bits"]) == {16}
+
+
 class Constant:
     """A millisecond a program."""
 
