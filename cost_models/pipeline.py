@@ -12,7 +12,8 @@ Counts per rank r of p, m micro-batches, v chunks (``theory``):
 
 - 1F1B and ZB-H1 run p - r forwards before the first backward, ZB-H2 2(p - r) - 1;
 - ZB-H1 runs the W of a micro-batch r backwards late, ZB-H2 2r, which is what fills the tail;
-- interleaved 1F1B warms up with 2(p - 1 - r) + (v - 1)p forwards of chunks.
+- interleaved 1F1B warms up with 2(p - 1 - r) + (v - 1)p forwards of chunks; with one chunk it is
+  1F1B, as Megatron runs it.
 """
 
 from __future__ import annotations
@@ -142,7 +143,8 @@ def pipeline_order(
             raise SpecError(
                 "microbatches", got=microbatches, expected=f"a multiple of the {stages} stages"
             )
-        default = [2 * (stages - 1 - r) + (chunks - 1) * stages for r in range(stages)]
+        each = 2 if chunks > 1 else 1
+        default = [each * (stages - 1 - r) + (chunks - 1) * stages for r in range(stages)]
         counts = list(default if warmup is None else warmup)
         if len(counts) != stages or min(counts) < 0:
             raise SpecError("warmup", got=counts, expected=f"{stages} counts of at least 0")

@@ -158,6 +158,14 @@ def test_one_rank_has_no_bubble() -> None:
     assert chunked.makespan_s == pytest.approx(18.0)  # neighbours on one rank: no transfers
 
 
+@pytest.mark.parametrize("m", [4, 8])
+def test_one_chunk_interleaved_is_1f1b(m: int) -> None:
+    names = ("interleaved-1f1b", "1f1b")
+    one, other = (pipeline_order(name, stages=4, microbatches=m) for name in names)
+    assert one == other
+    assert peaks(run("interleaved-1f1b", 4, m, (1.0, 1.0, 1.0))) == [4, 3, 2, 1]
+
+
 # Optimus: p = 4, v = 2, N = 8, chunk F = 1, B = 2.
 def test_dependency_points_and_adjusted_warmup() -> None:
     default = run("interleaved-1f1b", 4, 8, (1.0, 2.0, 0.0), chunks=2)
