@@ -368,6 +368,29 @@ def test_an_evaluation_of_no_row_prints_one_document(run):
     assert (code, list(json.loads(out))) == (4, ["error"])
 
 
+@pytest.mark.parametrize("error", [BrokenPipeError(), None])
+def test_a_closed_pipe_ends_as_sigpipe_does(run, monkeypatch, error):
+    def closed(*_, **__):
+        if error is not None:
+            raise error
+        try:
+            raise BrokenPipeError
+        except BrokenPipeError:
+            sys.exit(1)  # as rich and click do
+
+    monkeypatch.setattr("foreplan.cli._app.json.dumps", closed)
+    monkeypatch.setattr("foreplan.cli._drop_output", lambda: None)
+    assert run("devices", "--json") == (141, "", "")
+
+
+@pytest.mark.parametrize("columns", ["0", "00"])
+def test_no_columns_are_an_unknown_width(run, monkeypatch, columns):
+    monkeypatch.setenv("COLUMNS", columns)
+    code, out, _ = run("devices", "t4")
+    assert code == 0
+    assert "t4" in out
+
+
 def test_compare(run, plan):
     Path("other.json").write_text(json.dumps(plan | {"kind": "precision"}))
     code, out, _ = run("compare", "plan.json", "plan.json", "--json")

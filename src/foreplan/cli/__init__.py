@@ -2,7 +2,7 @@
 
 Tables go to stdout, progress to stderr; with ``--json`` one JSON document is on stdout and nothing
 else. Exit codes: 0 done, 1 internal error, 2 bad input, 3 infeasible, 4 missing data, 5
-verification outside tolerance, 130 interrupted (Ctrl-C or SIGTERM).
+verification outside tolerance, 130 interrupted (Ctrl-C or SIGTERM), 141 nobody reads the output.
 
 The commands stand by what they are about: `machines`, `plans`, `models`, `data` and `traffic`. What
 a command does is imported when it runs, so that ``--help`` and completion answer at once.
@@ -36,6 +36,9 @@ __all__ = ["app", "data", "machines", "main", "models", "plans", "traffic"]
 #: What a full or broken disk says, here of stdout: files are written by `write_atomically`.
 _NOT_TAKEN = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 
+#: What a shell says of a command that SIGPIPE ended.
+_SIGPIPE = 128 + 13
+
 app.add_typer(cluster_app, name="cluster")
 app.add_typer(simulate_app, name="simulate")
 app.add_typer(dataset_app, name="dataset")
@@ -62,11 +65,16 @@ def main() -> NoReturn:
         if not _of_ctrl_c(error):
             raise
         code = Interrupted.exit_code
+    except SystemExit as stop:
+        if not isinstance(stop.__context__, BrokenPipeError):
+            raise
+        code = _unread()
+    except BrokenPipeError:
+        code = _unread()
     except OSError as error:
         if error.errno not in _NOT_TAKEN or error.filename is not None:
             raise
-        with open(os.devnull, "w") as nothing:  # what is left would fail again at the end
-            os.dup2(nothing.fileno(), sys.stdout.fileno())
+        _drop_output()
         full = SpecError("standard output", got=error.strerror, expected="a place that takes it")
         _fail(str(full), full.exit_code, type(full).__name__)
     except Exception as error:
@@ -85,6 +93,18 @@ def main() -> NoReturn:
             "interrupted; the same command starts anew", Interrupted.exit_code, Interrupted.__name__
         )
     sys.exit(code if isinstance(code, int) else 0)
+
+
+def _unread() -> int:
+    """Exit code where a reader such as ``head`` has what it wanted: that of other commands."""
+    _drop_output()
+    return _SIGPIPE
+
+
+def _drop_output() -> None:
+    """What is left of stdout would fail again at the end."""
+    with open(os.devnull, "w") as nothing:
+        os.dup2(nothing.fileno(), sys.stdout.fileno())
 
 
 def _of_ctrl_c(error: BaseException | None) -> bool:

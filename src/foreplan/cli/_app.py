@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -79,14 +81,20 @@ def console() -> Console:
     """Where progress goes: stderr."""
     from rich.console import Console
 
-    return Console(stderr=True)
+    return Console(stderr=True, width=_width())
 
 
 def show(found: RenderableType) -> None:
     """Print a command's tables on stdout, where pipes and ``> FILE`` find them."""
     from rich.console import Console
 
-    Console().print(found)
+    Console(width=_width()).print(found)
+
+
+def _width() -> int | None:
+    """Columns of tables; ``None`` leaves them to rich, which shows nothing in 0 of them."""
+    columns = os.environ.get("COLUMNS", "")
+    return shutil.get_terminal_size().columns if columns.isdigit() and not int(columns) else None
 
 
 def error_document(message: str, code: int, kind: str) -> dict[str, Any]:
