@@ -60,6 +60,7 @@ def evaluate(model: OperatorModel, table: OperatorTable) -> dict[str, object]:
         row has ``count`` 0 and ``None`` errors.
     """
     known, error, interval = errors_of(model, table)
+    lost = [int(row) for row in np.flatnonzero(~known)]
     document: dict[str, object] = {
         "overall": summary(error),
         "by_device": _grouped(error, table.device),
@@ -72,14 +73,14 @@ def evaluate(model: OperatorModel, table: OperatorTable) -> dict[str, object]:
             f"{device}/{op}": int(((table.device == device) & (table.op == op) & ~known).sum())
             for device, op in sorted(set(zip(table.device[~known], table.op[~known], strict=True)))
         },
-        "unsupported_why": dict(Counter(_why(table, int(row)) for row in np.flatnonzero(~known))),
+        "unsupported_why": dict(Counter(why_not(table, row) for row in lost)),
     }
     if interval is not None:
         document["interval_90"] = interval
     return document
 
 
-def _why(table: OperatorTable, row: int) -> str:
+def why_not(table: OperatorTable, row: int) -> str:
     """What keeps a row from being predicted."""
     device, dtype = str(table.device[row]), str(table.dtype[row])
     if table.kind[row] == UNKNOWN:

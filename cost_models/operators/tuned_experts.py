@@ -24,6 +24,7 @@ from typing import Self
 import numpy as np
 from numpy.typing import NDArray
 
+from foreplan.cost_models.evaluation import why_not
 from foreplan.cost_models.operators.conformal import conformal_quantile
 from foreplan.cost_models.operators.fitted_experts import FittedExperts, Timed, by_family
 from foreplan.cost_models.operators.operator_experts import Mixture, seconds
@@ -100,8 +101,10 @@ class TunedExperts(FittedExperts):
                 if device is not None and len(mine):
                     found.append(_tuned(family, device, mine, seed))
         if not found:
-            raise SpecError("rows to tune with", got=len(table), expected="rows that the predictor "
-                            "knows the operator, data type and device of")  # fmt: skip
+            raise SpecError(
+                "rows to tune with", got=len(table), expected="rows that the predictor knows the "
+                "operator, data type and device of", fix=why_not(table, 0) if len(table) else None,
+            )  # fmt: skip
         return cls(experts, found)
 
     def without(self, chips: Collection[str]) -> FittedExperts:

@@ -79,10 +79,12 @@ def tuning_table(card: Mapping[str, Any]) -> RenderableType:
         t = card["tuning"]
         rows = [("scheduled programs", t["programs"], t["mape_before"], t["mape_unseen"])]
     else:
+        found = [(t, kind, of) for t in card["tunings"] for kind, of in t["kinds"].items()]
+        names = [f"{t['device']['name']} {kind} {t['dtype']}" for t, kind, _ in found]
         rows = [
-            (f"{t['device']['name']} {kind} {t['dtype']}", of["rows"], of["mape_before"],
-             of["mape_unseen"])
-            for t in card["tunings"] for kind, of in t["kinds"].items()
+            (name if names.count(name) == 1 else f"{name} {t['library']}", of["rows"],
+             of["mape_before"], of["mape_unseen"])
+            for name, (t, _, of) in zip(names, found, strict=True)
         ]  # fmt: skip
     return Grid(
         "Error on the rows given; after: by a fit on the others",

@@ -109,6 +109,8 @@ def test_rows_that_nothing_is_known_of(fold: OperatorPredictor) -> None:
     shown = table((STRANGER,), rows=4)
     with pytest.raises(SpecError, match="rows to tune with"):
         TunedExperts.fit(fold, shown.take(np.arange(0)))
+    with pytest.raises(SpecError, match=r"device h2000 is not in the zoo; --device-file takes"):
+        TunedExperts.fit(fold, replace(shown, device=texts(["h2000"] * len(shown)), devices={}))
 
 
 def test_trees_are_kept_where_unseen_rows_are_better_with_them(fold: OperatorPredictor) -> None:

@@ -16,7 +16,7 @@ from foreplan.planner.registry import planner
 from foreplan.planner.report._grid import Column, Grid
 from foreplan.planner.report.decision import DecisionView
 from foreplan.planner.report.field_tables import fields_table, workload_fields
-from foreplan.planner.report.operator_tables import error_table, left_out, stats_table
+from foreplan.planner.report.operator_tables import error_table, left_out, stats_table, tuning_table
 from foreplan.planner.report.predict_tables import predict_tables
 from foreplan.planner.report.tables import (
     device_table,
@@ -401,3 +401,17 @@ def test_columns_that_a_terminal_has_no_room_for_are_named_or_shown_as_records()
     records = shown(Grid("Limits", columns), 14)
     assert "too narrow" not in records
     assert "1.75 GiB" in " ".join(records.split())
+
+
+def test_tunings_that_only_their_library_tells_apart_are_named_by_it():
+    kinds = {"linear": {"rows": 3, "mape_before": 0.2, "mape_unseen": 0.1}}
+    card = {
+        "tunings": [
+            {"device": {"name": "t4"}, "dtype": dtype, "library": library, "kinds": kinds}
+            for dtype, library in (("fp32", "torch-2.1"), ("fp32", "trtllm"), ("fp16", "trtllm"))
+        ]
+    }
+    grid = tuning_table(card)
+    assert grid.columns[0].cells == [
+        "t4 linear fp32 torch-2.1", "t4 linear fp32 trtllm", "t4 linear fp16",
+    ]  # fmt: skip
