@@ -181,7 +181,9 @@ def measure_quality(
             f"model {model.name}", got=f"{model.weights} weights",
             expected="trained ones: quality of random weights means nothing",
         )  # fmt: skip
-    length = min(length, model.max_sequence - 1)
+    asked, length = length, min(length, model.max_sequence - 1)
+    if asked > length:
+        say(f"length {asked}: cut to {length}, as {model.name} attends to {model.max_sequence}")
     if windows * length > _MOST_TOKENS:
         raise SpecError(
             "windows", got=windows, expected=f"at most {_MOST_TOKENS // length} of {length} tokens"

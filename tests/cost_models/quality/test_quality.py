@@ -209,6 +209,13 @@ def test_a_table_is_measured_saved_and_read_again(folder, text, tmp_path):
 
 def test_a_table_belongs_to_its_weights_and_bits(folder, text):
     model = load_model(folder)
+    said: list[str] = []
+    table = measure_quality(
+        model, text, windows=1, length=100_000, bits=(8,), indicator="weights", say=said.append
+    )
+    most = model.max_sequence
+    assert said[0] == f"length 100000: cut to {most - 1}, as {model.name} attends to {most}"
+    assert table.length == most - 1
     table = measure_quality(model, text, windows=1, length=8, bits=(8,), indicator="weights")
     with pytest.raises(SpecError, match="no 4 bits"):
         table.losses((16, 4))
