@@ -65,6 +65,8 @@ def simulate_traffic(
     """
     from foreplan.cost_models.timeline import chrome_trace
 
+    if not folder.is_dir():
+        raise SpecError("--profiles", got=str(folder), expected="a folder")
     plan = load_plan(path)
     decision = decision_of(plan)
     if isinstance(decision, ReplicasDecision):

@@ -11,6 +11,8 @@ import pytest
 
 import foreplan
 from foreplan import cli
+from foreplan.datasets.importers import read_operators
+from foreplan.datasets.sweeps.operator_table import write_operators
 from foreplan.errors import SpecError
 from foreplan.planner.registry import planner
 
@@ -68,6 +70,20 @@ def test_an_evaluation_of_no_row_is_no_success(err, words):
     assert code == 4
     assert "no row could be predicted; device t99 is not in the zoo; --device-file" in text
     assert text.count("\n") == 1
+
+
+@pytest.mark.parametrize("model", ["pretrained:ops", "pretrained:programs", "roofline"])
+def test_a_folder_of_operator_tables_is_none_of_programs(err, model):
+    Path("mine.csv").write_text(
+        "op,kind,dtype,library,device,m,n,k,latency_s\n"
+        "linear,linear,fp32,torch-2.1-cuda,t4,664,1607,874,0.0004\n"
+    )
+    tables = Path("tables")
+    tables.mkdir()
+    write_operators(read_operators("mine.csv", "foreplan"), tables / "mine.parquet")
+    code, text = err("evaluate", "-m", model, "--data", "tables")
+    assert code == 2
+    assert "--data: got 'tables', expected a folder of measured programs, or a file of" in text
 
 
 @pytest.mark.parametrize("encoding", ["ascii", "latin-1", "utf-8"])

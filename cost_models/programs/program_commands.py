@@ -34,19 +34,34 @@ _NOT_SAID = "not said"
 
 
 def holds_programs(data: Path, format_name: str) -> bool:
-    """Whether data is of scheduled programs: tir-jsonl, a folder, or Parquet of their schema."""
+    """Whether data is of scheduled programs: tir-jsonl, a folder, or Parquet of their schema.
+
+    Raises:
+        SpecError: a folder of other Parquet files.
+    """
     if format_name == "tir-jsonl":
         return True
     if format_name != "foreplan":
         return False
-    if data.is_dir():  # tables of operators are files
-        return True
+    if not data.is_dir():
+        return _is_shard(data)
+    shards = list(data.glob("*.parquet"))
+    if shards and not any(map(_is_shard, shards)):
+        raise SpecError(
+            "--data", got=str(data), expected="a folder of measured programs, or a file of "
+            "operators: none of the folder's Parquet files is of programs",
+        )  # fmt: skip
+    return True
+
+
+def _is_shard(path: Path) -> bool:
+    """Whether a file is Parquet of measured programs."""
     import pyarrow.parquet as pq  # type: ignore[import-untyped,unused-ignore]
 
     from foreplan.datasets.tir.records import SCHEMA
 
     try:
-        found = pq.read_schema(data).metadata or {}
+        found = pq.read_schema(path).metadata or {}
     except (OSError, ValueError):
         return False
     return bool(found.get(b"schema", b"").decode() == SCHEMA)

@@ -170,6 +170,8 @@ def test_requests_that_launch_files_refuse_are_counted(tmp_path):
     (tmp_path / "t.csv").write_text(
         "arrived_at_s,prompt_tokens,new_tokens\n0,32,8\n0.1,33,8\n0.2,8,8\n"
     )
+    with pytest.raises(SpecError, match=r"--profiles: got .*nowhere', expected a folder"):
+        simulate_traffic(tmp_path / "plan.json", tmp_path / "t.csv", folder=tmp_path / "nowhere")
     found = simulate_traffic(tmp_path / "plan.json", tmp_path / "t.csv")
     assert (found.batches, found.longest, found.too_long) == ((4,), 40, 1)
     screen = Console(width=40)
