@@ -33,7 +33,7 @@ class TransformerDims(StrictModel):
         head_dim: features of a head; ``hidden / heads`` if left out.
         ffn: features inside the MLP; ``4 * hidden`` if left out.
         gated: the MLP has a gate.
-        vocab: rows of embedding and head, which a backbone has; 0 for an encoder.
+        vocab: rows of embedding and head: 0 for an encoder, a backbone needs its number.
         layer_forward_s, layer_backward_s: seconds of one layer for one micro-batch on one rank of
             its tensor parallel group, without collectives, where they are known; they override the
             cost book.

@@ -46,7 +46,10 @@ def profile(
         ),
     ] = "serving",
     memory: Annotated[
-        list[str] | None, typer.Option(help="DEVICE=SIZE: cap to write into the cluster.")
+        list[str] | None,
+        typer.Option(
+            help="SIZE or DEVICE=SIZE that plans may use of a device; may be given again."
+        ),
     ] = None,
     quick: Annotated[bool, typer.Option(help="One round of measurements, not two.")] = False,
     fit: Annotated[
