@@ -24,6 +24,9 @@ class Times(StrictModel):
 
     The schedule itself follows from the decision, action by action in the same order.
 
+    The actions themselves are not in the document; ``foreplan report --trace`` writes each with its
+    rank, its name and these times.
+
     Attributes:
         start_us, duration_us: one value an action.
     """

@@ -116,7 +116,14 @@ class BubblesDecision(StrictModel):
         warmup: forward passes of each rank before its first backward pass.
         stages: the backbone's virtual stages in the order of its layers.
         encoders: one plan an encoder, in the workload's order.
-        orders: of each rank everything it computes, in order, in the words of `actions.py`.
+        orders: of each rank everything it computes, in order, as words apart by spaces. ``2F0``:
+            forward of virtual stage 2 (of ``stages``, from 0), micro-batch 0; ``2B0``: its
+            backward; ``2I0``, ``2W0``: the halves of that for input and weights; ``2F0:1``: piece 1
+            of a pass that is split (attention and MLP of each layer in turn, from 0), with its
+            collectives beside it. ``e0.2F5``: forward of unit 2 of encoder 0, micro-batch 5;
+            ``e0.2B5``: its backward; ``e0.0-7F5``: units 0 to 7 in turn, ``e0.7-0B5``: 7 to 0;
+            ``e0.2f5``, ``e0.2b5``: the collective in front of that unit. What ranks send each other
+            is not written: it follows.
         fill: how encoder work is placed.
         head_s, tail_s: what the encoders are predicted to add before and behind the backbone's own
             step.

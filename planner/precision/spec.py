@@ -126,7 +126,11 @@ class WorkerDecision(StrictModel):
     Attributes:
         rank: index of the device among the cluster's ranks; also the rank of its process.
         device: its label, for readers.
-        operators: variant of every adjustable module, by the module's path.
+        operators: variant of every adjustable module, by the module's path:
+            ``STORAGE/FORWARD/KERNEL`` are dtype of the master weight, dtype of the forward product
+            and kernel, its library in front; 8-bit kernels are followed by ``+`` and the dtype of
+            the backward products (``fp32/int8/torch.int_mm+bf16``), with ``@tensor`` where operands
+            have one scale a tensor and not one a row.
     """
 
     rank: Annotated[int, Field(ge=0)]

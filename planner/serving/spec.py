@@ -126,7 +126,9 @@ class StageDecision(SparseModel):
         peers: ranks of the group's other devices; each computes a share of every layer.
         start, end: first layer and one past the last.
         bits: bits of each of these layers.
-        kernels: variant by ``phase/attention``, ``phase/head`` and ``phase/linear/bits``.
+        kernels: variant by ``phase/attention``, ``phase/head`` and ``phase/linear/bits``. A variant
+            is ``STORAGE/COMPUTE/KERNEL``: dtype that weights (of attention: the cache) are kept in,
+            dtype of activations and arithmetic, and kernel, its library in front.
     """
 
     later: ClassVar[frozenset[str]] = frozenset({"peers"})

@@ -27,3 +27,13 @@ def test_schema_names_every_field_of_a_plan():
     assert set(document) == set(schema["properties"])
     decision = schema["$defs"][schema["properties"]["decision"]["$ref"].rsplit("/", 1)[1]]
     assert set(document["decision"]) == set(decision["properties"])
+
+
+def test_schemas_tell_the_words_of_a_decision():
+    def described(kind: str, name: str) -> str:
+        return " ".join(json_schema(kind)["$defs"][name]["description"].split())
+
+    orders = described("bubbles", "BubblesDecision")
+    assert all(f"``{w}``" in orders for w in ("2F0", "2I0", "2F0:1", "e0.0-7F5", "e0.2f5"))
+    assert "STORAGE/COMPUTE/KERNEL" in described("serving", "StageDecision")
+    assert "fp32/int8/torch.int_mm+bf16" in described("precision", "WorkerDecision")
