@@ -25,6 +25,9 @@ from foreplan.datasets.graphs.operator_graph import OperatorGraph, OperatorNode
 from foreplan.datasets.program import CHANNELS_LAST, Program, Variant, program
 
 _TARGET = "torch.compile"
+#: Bytes that features of fast products are whole multiples of (cuBLAS), and FLOP from which on a
+#: product is taken to be padded (assumed).
+_ALIGNED_BYTES, _WORTH_FLOPS = 16, 1e9
 #: Operators to a convolution from which on layouts are left alone, what convolutions of a kind take
 #: channels last over channels first, and up to how many channels are few: TorchInductor's own
 #: figures (``torch/_inductor/graph.py``, ``decide_layout_opt``).
@@ -54,6 +57,8 @@ def compiled_steps(
         if last and _of_images(node):
             step = _laid_last(step)
             called[place] = _weight_copy(node)
+        elif (padded := _padded(step)) != step:
+            called[place], step = [_moved_weight(node, padded)], padded
         called.setdefault(place, []).append(step)
         if training and has_backward(node, read):
             back[place] = gradient_steps(node, step, read[node.name])
@@ -78,6 +83,33 @@ def _gradient_kernels(kernel: FusedKernel) -> list[Step]:
     if kernel.summed_bytes:
         works.append(fused_program(kernel, kernel.summed_bytes, 0.0, forward=False))
     return [Step(FUSED, _TARGET, part, work) for work in works]
+
+
+# ---------------------------------------------------------------------------------- products
+
+
+def _padded(step: Step) -> Step:
+    """A product whose results are padded to what a library's fast kernels take.
+
+    TorchInductor pads where a trial says that it pays (``fx_passes/pad_mm.py``). On an H200 it did
+    where a weight alone had to be copied, and did not where rows had to be, too: of an MLP of 5,461
+    features the first two products took what padded ones do, the last what an odd one does.
+    """
+    work = step.work
+    if not isinstance(work, Program) or work.op != "linear" or work.flops < _WORTH_FLOPS:
+        return step
+    whole = max(1, _ALIGNED_BYTES // int(DTYPE_BYTES[work.variant.compute]))
+    wide = -(-work.dims["n"] // whole) * whole
+    return replace(step, work=program("linear", work.variant, **{**work.dims, "n": wide}))
+
+
+def _moved_weight(node: OperatorNode, padded: Step) -> Step:
+    """The copy of a weight into its padded form, which is made in every pass."""
+    assert isinstance(padded.work, Program)
+    dtype, d = padded.work.variant.compute, padded.work.dims
+    variant = Variant(dtype, dtype, "torch.fused")
+    copied = program("elementwise", variant, rows=d["n"], cols=d["k"], inputs=1)
+    return Step("copy", node.target, "forward", copied)
 
 
 # ------------------------------------------------------------------------------------ layouts
