@@ -7,8 +7,8 @@ products, convolutions, attention and pools stay calls of libraries. The rules a
 - A result that only such operators read is not stored but computed again where it is read, unless
   several of them read it that cannot be in one kernel.
 - A sum is stored; what is computed of it and of what it adds up joins its kernel.
-- Kernels join where one reads what the other writes, or both read the same large tensor, over as
-  many elements. No join may wait for a library's kernel that waits for it: operators have a
+- Kernels join where one reads what the other writes, or both read the same tensor, over as many
+  elements. No join may wait for a library's kernel that waits for it: operators have a
   *level*, one more than that of the library's kernels before them, and joins stay within one.
 """
 
@@ -41,8 +41,9 @@ _LINEAR = frozenset(
     {"add", "sub", "neg", "to", "clone", "contiguous", "copy", "cat", "stack", "_to_copy", "add_",
      "sub_", "expand", "mean", "sum", "pad"}
 )  # fmt: skip
-#: Below so many bytes two kernels do not join for a tensor that both read (assumed).
-_WORTH_BYTES = 1 << 16
+#: Below so many bytes two kernels do not join for a tensor that both read
+#: (``torch/_inductor/config.py``, ``score_fusion_memory_threshold``).
+_WORTH_BYTES = 10
 #: Sums below which each is split over blocks and ends in a kernel of its own (assumed).
 _FEW_ROWS = 32
 #: Bytes of an element, by torch's name of its type.
