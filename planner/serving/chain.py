@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -17,6 +18,7 @@ from foreplan.datasets.cluster import Cluster
 from foreplan.datasets.cluster_entry import Rank
 from foreplan.datasets.models.decoder_memory import layer_bytes, stage_bytes
 from foreplan.datasets.models.model import Model
+from foreplan.datasets.program import Variant
 from foreplan.errors import FailedProgramError
 from foreplan.planner.cached_method import cached_method
 from foreplan.planner.serving.groups import Kind, groupings, kinds_of, types_of
@@ -118,18 +120,67 @@ class ServingChains:
         """A device of a kind."""
         return self.types[self.kinds[k].type][0]
 
+    @cached_method
     def sizes(self) -> list[MicroBatches]:
-        """Every pair of micro-batch sizes to search: divisors of the batch, or the fixed ones."""
+        """Every pair of micro-batch sizes to search: divisors of the batch, or the fixed ones.
+
+        Where memory may bind, a second time with kernels that take less of it.
+        """
         w = self.pricing.workload
         divisors = [d for d in range(1, w.batch + 1) if w.batch % d == 0]
         prefill = [w.prefill_microbatch] if w.prefill_microbatch else divisors
         decode = [w.decode_microbatch] if w.decode_microbatch else divisors
-        return [MicroBatches(p, d) for p, d in itertools.product(prefill, decode)]
+        fast = [MicroBatches(p, d) for p, d in itertools.product(prefill, decode)]
+        return fast + [replace(s, lean=True) for s in fast if self._may_bind(s)]
+
+    def _may_bind(self, sizes: MicroBatches) -> bool:
+        """Whether leaner kernels would leave room for more on a kind that cannot hold all."""
+        problem = self.problem(sizes)
+        held = problem.memory_bytes.max(axis=2).sum(axis=1) + problem.fixed_memory_bytes
+        held += problem.first_memory_bytes + problem.last_memory_bytes
+        held += problem.workspace_bytes.max(axis=(1, 2, 3))
+        tight = np.flatnonzero(held > problem.capacity_bytes)
+        return any(
+            self.kernels(int(k), replace(sizes, lean=True)) != self.kernels(int(k), sizes)
+            for k in tight
+            if (int(k), sizes) not in self._failed
+        )
 
     @cached_method
     def kernels(self, k: int, sizes: MicroBatches) -> StageKernels:
         """Variants that devices of kind ``k`` use."""
-        return self._shards[self.kinds[k].degree].kernels(self.first(k), sizes)
+        price, rank = self._shards[self.kinds[k].degree], self.first(k)
+        if not sizes.lean:
+            return price.kernels(rank, sizes)
+        table = dict(self.kernels(k, replace(sizes, lean=False)).table)
+        for bits in self.bits:
+            pairs = [
+                {f"{PREFILL}/linear/{bits}": one, f"{DECODE}/linear/{bits}": other}
+                for _, one, other in price.linears(rank, bits, sizes)
+            ]
+            if pairs:  # the fastest of those that take least
+                room = [self._room_bytes(k, sizes, bits, pair) for pair in pairs]
+                table |= pairs[room.index(min(room))]
+        return StageKernels(table)
+
+    def _room_bytes(
+        self, k: int, sizes: MicroBatches, bits: int, kernels: dict[str, Variant]
+    ) -> int:
+        """Most that a stage of layers at these bits takes beside what it holds."""
+        kind = self.kinds[k]
+        shard, w = self._shards[kind.degree].model, self.pricing.workload
+        space = StageWorkspace(
+            shard, w, sizes, self.first(k).kernel_kind, kernels, degree=kind.degree
+        )
+        return max(int(space.room_bytes(of, bits, 0).max()) for of in set(shard.layer_classes))
+
+    def leaner(self, decision: ServingDecision) -> bool:
+        """Whether a decision has other kernels than the fastest."""
+        sizes = MicroBatches(decision.prefill_microbatch, decision.decode_microbatch)
+        return any(
+            stage.kernels != self.kernels(self.kind_of(stage), sizes).texts(set(stage.bits))
+            for stage in decision.stages
+        )
 
     def unable(self) -> dict[int, FailedProgramError]:
         """Kinds that can run a stage at no micro-batch sizes, and a program that failed there."""

@@ -56,7 +56,8 @@ def why_infeasible(chains: ServingChains) -> InfeasibleError:
     late = too_short(workload, [chains.problem(sizes) for sizes in chains.sizes()])
     if late is not None:
         return late
-    sizes = min(chains.sizes(), key=lambda s: (s.prefill, s.decode))  # the least workspace
+    # Of the least workspace.
+    sizes = min(chains.sizes(), key=lambda s: (s.prefill, s.decode, not s.lean))
     return _in_the_way(chains, least_obstacle(chains, sizes), devices)
 
 

@@ -42,6 +42,14 @@ _SUMS_OF_PROCESSORS = (
     "sums between processors take as long as they did between the profile's computations; a run "
     "took 1.4 times as long as planned: verify, or set tensor_parallel=1"
 )
+_FAST = (
+    "linears by the fastest kernels everywhere: no faster plan has those that take least memory "
+    "everywhere, and the bound is of these two choices"
+)
+_LEAN = (
+    "linears by the kernels that take least memory everywhere, because the fastest leave too "
+    "little of it; the bound is of these two choices"
+)
 #: Relative gap at which the solver stops; how far from the best an answer may be to be replayed.
 GAP, REPLAY_WITHIN, REPLAYS = 1e-4, 0.02, 6
 
@@ -127,6 +135,8 @@ class ServingPlanner(Planner[ServingWorkload, ServingDecision]):
         if any(s.degree > 1 and ranks[s.rank].name.kind == "cpu" for s in decision.stages):
             notes = (*notes, _SUMS_OF_PROCESSORS)
         notes += kernel_notes(decision.stages, ranks)
+        if any(sizes.lean for sizes in chains.sizes()):
+            notes = (*notes, _LEAN if chains.leaner(decision) else _FAST)
         return Choice(decision, bound, notes, close)
 
     def _replayed(

@@ -12,6 +12,7 @@ linear in c, so five points are within 0.1 % of the sum).
 from __future__ import annotations
 
 import functools
+import itertools
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -46,10 +47,20 @@ Parts = tuple[tuple[Program, int], ...]
 
 @dataclass(frozen=True, slots=True)
 class MicroBatches:
-    """Requests of a prefill and of a decode micro-batch."""
+    """Requests of a prefill and of a decode micro-batch.
+
+    Attributes:
+        prefill, decode: requests.
+        lean: linears by the kernels that take least memory, instead of the fastest.
+    """
 
     prefill: int
     decode: int
+    lean: bool = False
+
+
+#: How far a price is to be trusted (`_trust`), seconds, and whose it is.
+_Priced = tuple[int, float, Variant]
 
 
 @dataclass(frozen=True)
@@ -96,7 +107,7 @@ class Pricing:
         self.workload = workload
         self.costs = costs
         # Of a phase they depend on its own micro-batch size: many pairs of sizes share them.
-        self._linears: dict[tuple[str, int, tuple[Variant, ...]], tuple[float, Variant] | None] = {}
+        self._linears: dict[tuple[str, int, tuple[Variant, ...]], list[_Priced]] = {}
         self._fastest: dict[tuple[object, ...], Variant] = {}
         self._variants: dict[tuple[str, int], list[list[Variant]]] = {}
         self._asked: set[tuple[str, str, int]] = set()
@@ -131,9 +142,8 @@ class Pricing:
             table[f"{phase}/attention"] = self._best(rank, "attention", dims, run, cache)
             table[f"{phase}/head"] = self._best(rank, "linear", head, [head])
         for bits in self.workload.bits:
-            chosen = self._layer_linears(rank, bits, sizes)
-            if chosen is not None:
-                for phase, variant in zip((PREFILL, DECODE), chosen, strict=True):
+            for _, *fastest in self.linears(rank, bits, sizes)[:1]:
+                for phase, variant in zip((PREFILL, DECODE), fastest, strict=True):
                     table[f"{phase}/linear/{bits}"] = variant
         return StageKernels(table)
 
@@ -153,33 +163,31 @@ class Pricing:
                 for variant in variants:
                     yield from (work for work, _ in _products(self.model, rows, variant))
 
-    def _layer_linears(
+    def linears(
         self, rank: Rank, bits: int, sizes: MicroBatches
-    ) -> tuple[Variant, Variant] | None:
-        """Variants of both phases on one layout, with the least time over the whole run."""
+    ) -> list[tuple[float, Variant, Variant]]:
+        """Variants of both phases on one layout with their time over the run, fastest first."""
         w = self.workload
         rows = {PREFILL: sizes.prefill * w.prompt_tokens, DECODE: sizes.decode}
         calls = {
             PREFILL: w.batch // sizes.prefill,
             DECODE: (w.new_tokens - 1) * (w.batch // sizes.decode),
         }
-        best: tuple[float, Variant, Variant] | None = None
+        pairs: list[tuple[float, Variant, Variant]] = []
         for variants in self._linear_variants(rank.kernel_kind, bits):
-            total, picked = 0.0, []
+            phases = []
             for phase in (PREFILL, DECODE):
                 key = (rank.label, rows[phase], tuple(variants))
                 if key not in self._linears:
-                    self._linears[key] = self._cheapest(
+                    self._linears[key] = self._priced(
                         rank, variants, functools.partial(_products, self.model, rows[phase])
                     )
+                # A measured price is never beaten by one that nobody measured, see `_cheapest`.
                 found = self._linears[key]
-                if found is None:
-                    break
-                total += found[0] * calls[phase]
-                picked.append(found[1])
-            if len(picked) == 2 and (best is None or total < best[0]):
-                best = (total, picked[0], picked[1])
-        return None if best is None else best[1:]
+                known = min((trust for trust, _, _ in found), default=0)
+                phases.append([(s * calls[phase], v) for trust, s, v in found if trust == known])
+            pairs += [(a + b, one, other) for (a, one), (b, other) in itertools.product(*phases)]
+        return sorted(pairs, key=lambda pair: pair[0])
 
     def without_linears(self, rank: Rank, sizes: MicroBatches) -> MissingDataError | None:
         """Why no linear of a layer has a price, whatever its bits; ``None`` if there is another."""
@@ -248,16 +256,24 @@ class Pricing:
         A roofline is always faster than a kernel, so that comparing the two would choose exactly
         the kernels that nothing is known about.
         """
-        best: tuple[int, float, Variant] | None = None
+        found = self._priced(rank, variants, programs)
+        return min(found, key=lambda each: each[:2])[1:] if found else None
+
+    def _priced(
+        self,
+        rank: Rank,
+        variants: list[Variant],
+        programs: Callable[[Variant], Sequence[tuple[Program, int]]],
+    ) -> list[_Priced]:
+        """Every variant that has a price, with how far that is to be trusted and seconds."""
+        found = []
         for variant in variants:
             works = programs(variant)
             if not all(self.costs.can_price(work, rank.label) for work, _ in works):
                 continue
             total = Estimate.total(self.costs.cost(work, rank.label).times(n) for work, n in works)
-            found = (_trust(total), total.mean_s, variant)
-            if best is None or found < best:
-                best = found
-        return None if best is None else best[1:]
+            found.append((_trust(total), total.mean_s, variant))
+        return found
 
     # ------------------------------------------------------------------------------- programs
 

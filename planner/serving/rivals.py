@@ -127,7 +127,9 @@ _State = tuple[MicroBatches, tuple[int, ...], tuple[int, ...], tuple[int, ...]]
 
 def _state(chains: ServingChains, decision: ServingDecision) -> _State:
     return (
-        MicroBatches(decision.prefill_microbatch, decision.decode_microbatch),
+        MicroBatches(
+            decision.prefill_microbatch, decision.decode_microbatch, chains.leaner(decision)
+        ),
         tuple(chains.kind_of(stage) for stage in decision.stages),
         tuple(stage.end for stage in decision.stages[:-1]),
         tuple(chains.bits.index(b) for b in decision.bits),
