@@ -86,7 +86,12 @@ def _einsum(call: Call) -> float:
     terms = str(call.arguments["equation"]).replace(" ", "").split("->")[0].split(",")
     extents: dict[str, int] = {}
     for term, tensor in zip(terms, call.tensors, strict=True):
-        extents.update(zip(term, tensor.shape, strict=True))
+        before, dots, behind = term.partition("...")
+        # Dimensions under an ellipsis have no letters; operands share them from the last one on.
+        unnamed = len(tensor.shape) - len(before) - len(behind) if dots else 0
+        names = [*before, *(f"...{at}" for at in reversed(range(unnamed))), *behind]
+        for name, extent in zip(names, tensor.shape, strict=True):
+            extents[name] = max(extent, extents.get(name, 1))  # an extent of 1 is broadcast
     return 2.0 * math.prod(extents.values())
 
 

@@ -132,6 +132,10 @@ def test_order_and_edges() -> None:
     [
         (lambda a, b: a @ b, [(3, 4, 5), (3, 5, 6)], "matmul", 2 * 3 * 4 * 5 * 6),
         (lambda a, b: torch.einsum("bij,bkj->bik", a, b), [(3, 4, 5), (3, 6, 5)], "matmul", 720),
+        (lambda a, b: torch.einsum("...ij, ...kj", a, b), [(3, 4, 5), (3, 6, 5)], "matmul", 720),
+        (lambda a, b: torch.einsum("...ij,kj->...ik", a, b), [(3, 4, 5), (6, 5)], "matmul", 720),
+        (lambda a, b: torch.einsum("...ij,...kj->...ik", a, b), [(3, 4, 5), (1, 6, 5)], "matmul",
+         720),
         (lambda a, b: F.conv2d(a, b, padding=1), [(2, 4, 8, 8), (6, 4, 3, 3)], "convolution",
          2 * 2 * 6 * 64 * 36),
         (lambda a, b: F.conv2d(a, b, groups=4), [(2, 4, 8, 8), (8, 1, 1, 1)], "convolution",
