@@ -182,8 +182,6 @@ def measure_quality(
             expected="trained ones: quality of random weights means nothing",
         )  # fmt: skip
     asked, length = length, min(length, model.max_sequence - 1)
-    if asked > length:
-        say(f"length {asked}: cut to {length}, as {model.name} attends to {model.max_sequence}")
     if windows * length > _MOST_TOKENS:
         raise SpecError(
             "windows", got=windows, expected=f"at most {_MOST_TOKENS // length} of {length} tokens"
@@ -197,6 +195,8 @@ def measure_quality(
     decoder = QuantisedDecoder(model, usable(device, "device"))
     ids = byte_text.windows(tokens, windows, length + 1, (seed,))
     seen = ids[:, :-1]
+    if asked > length and asked != LENGTH:
+        say(f"length {asked}: cut to {length}, as {model.name} attends to {model.max_sequence}")
     say(f"{chosen} on {seen.size} tokens")
     omega = {
         "measured_kl": lambda: by.measured_kl(decoder, seen, bits, say),
