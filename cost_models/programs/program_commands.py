@@ -43,10 +43,12 @@ def holds_programs(data: Path, format_name: str) -> bool:
         return True
     if format_name != "foreplan":
         return False
+    from foreplan.datasets.tir.records import SCHEMA
+
     if not data.is_dir():
-        return _is_shard(data)
-    shards = list(data.glob("*.parquet"))
-    if shards and not any(map(_is_shard, shards)):
+        return _schema(data) == SCHEMA
+    schemas = [_schema(path) for path in data.glob("*.parquet")]
+    if schemas and all(schema is not None and schema != SCHEMA for schema in schemas):
         raise SpecError(
             "--data", got=str(data), expected="a folder of measured programs, or a file of "
             "operators: none of the folder's Parquet files is of programs",
@@ -54,17 +56,15 @@ def holds_programs(data: Path, format_name: str) -> bool:
     return True
 
 
-def _is_shard(path: Path) -> bool:
-    """Whether a file is Parquet of measured programs."""
+def _schema(path: Path) -> str | None:
+    """What a Parquet file says that it is of, ``None`` for what is no such file."""
     import pyarrow.parquet as pq  # type: ignore[import-untyped,unused-ignore]
-
-    from foreplan.datasets.tir.records import SCHEMA
 
     try:
         found = pq.read_schema(path).metadata or {}
     except (OSError, ValueError):
-        return False
-    return bool(found.get(b"schema", b"").decode() == SCHEMA)
+        return None
+    return str(found.get(b"schema", b"").decode())
 
 
 def load_program_model(
