@@ -19,6 +19,8 @@ from foreplan.datasets.graphs.operator_call import OperatorCall, described_tenso
 from foreplan.datasets.operators import OF_BATCH
 from foreplan.datasets.program import CHANNELS_LAST, TRANSPOSED
 
+#: What the name of a volume's convolution says, and elements from which on it is large.
+LARGE, SMALL, LARGE_VOLUME = "_large", "_small", 20480
 #: Products whose second operand lies along its columns, but where it is a transposed view.
 _COLUMNS_FIRST = frozenset({"addmm", "mm", "matmul", "bmm", "baddbmm", "addbmm"})
 #: What goes through one dimension or several, and the place of these among its arguments.
@@ -45,8 +47,10 @@ def kernel_words(calls: Iterable[OperatorCall], phase: Phase) -> dict[str, str]:
         tensors = described_tensors(call.arguments)
         if call.operator and ("conv" in name or "pool" in name):
             shape, strides, _ = tensors[0]
-            if shape[1] > 1 and strides[1] == 1 < math.prod(shape[2:]):
-                found[call.operator] = CHANNELS_LAST
+            last = shape[1] > 1 and strides[1] == 1 < math.prod(shape[2:])
+            found[call.operator] = CHANNELS_LAST * last
+            if name == "conv3d":
+                found[call.operator] += volume_word(call.arguments)
         elif call.operator and (words := copy_words(name, call.arguments)):
             found[call.operator] = words
         elif call.operator and name == "batch_norm":
@@ -68,6 +72,23 @@ def kernel_words(calls: Iterable[OperatorCall], phase: Phase) -> dict[str, str]:
             shape = described_tensors(call.result)[0][0]
             found[call.operator] = approximate + map_words(shape, call.arguments)
     return found
+
+
+def volume_word(arguments: str) -> str:
+    """What the name of a volume's convolution says: whether torch gives its library so large ones.
+
+    It does so on processors, one image at a time, by all extents but the last (``Convolution.cpp``,
+    ``use_mkldnn``), and where windows are no lines along the first dimension, or take steps.
+
+    Args:
+        arguments: of the call, as `OperatorCall` has them.
+    """
+    (shape, _, _), (window, _, _), *_ = described_tensors(arguments)
+    positional, named = json.loads(arguments)
+    ways = [*positional[3:6], *named.values()]
+    steps = any(size != 1 for way in ways[:1] for size in (way if isinstance(way, list) else [way]))
+    whole = math.prod(shape[:-1]) > LARGE_VOLUME and (steps or math.prod(window[-2:]) > 1)
+    return LARGE if whole else SMALL
 
 
 def batch_norm_words(arguments: str) -> str:

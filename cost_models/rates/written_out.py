@@ -2,7 +2,7 @@
 
 torch hands a convolution in fp32 to oneDNN but where it thinks that its own is quicker
 (``ConvParams::use_mkldnn``, torch 2.13): of one image without groups, of windows of up to three
-elements, with `_SMALL` elements in all dimensions but a volume's last. Of an image its own
+elements, with `LARGE_VOLUME` elements in all dimensions but a volume's last. Of an image its own
 (``slow_conv2d``) is as quick as oneDNN's; of a volume (``slow_conv3d``) windows are written element
 by element. oneDNN (3.12, as its ``ONEDNN_VERBOSE`` names it) has no kernel for these either, and
 takes ``x64:gemm:jit``:
@@ -24,6 +24,7 @@ Before 1.4 to 2.6.
 
 from __future__ import annotations
 
+from foreplan.cost_models.lowering.kernel_words import LARGE, LARGE_VOLUME, SMALL
 from foreplan.cost_models.rates.channel_lanes import (
     FEWEST,
     QUICKER,
@@ -43,11 +44,11 @@ from foreplan.datasets.program import (
     Program,
 )
 
-#: Elements (of images, of their first positions) up to which torch keeps one image for itself, and
-#: the widest window: ``20480`` and 3 in its source.
-_SMALL, _NARROW = 20480, 3
-#: Of a volume's positions those along all dimensions but the last, as a power and a share of all:
-#: where the first is a quarter of the others, as in clips of a film (assumed).
+#: The widest window of one image that torch keeps for itself: 3 in its source.
+_NARROW = 3
+#: Of a volume's positions those along all dimensions but the last, as a power and a share of all,
+#: where its kernel does not say how large it is: the first a quarter of the others, as in clips of
+#: a film (assumed).
 _FIRST, _FIRST_SHARE = 2 / 3, 0.63
 #: The widest windows that oneDNN has kernels for: of lines, and of the gradient by filters.
 _WIDEST_LINE, _WIDEST_FILTER = 16, 14
@@ -90,8 +91,11 @@ def is_own(item: Program) -> bool:
     """Whether torch keeps a convolution in fp32 for itself."""
     d, sides = item.dims, dimensions(item)
     first = _FIRST_SHARE * d["inputs"] ** _FIRST if sides == 3 else d["inputs"]
+    small = d["cin"] * first <= LARGE_VOLUME
+    if sides == 3 and (LARGE in item.variant.kernel or SMALL in item.variant.kernel):
+        small = SMALL in item.variant.kernel
     narrow = sides == 1 or d["taps"] <= _NARROW**sides
-    return d["groups"] == d["batch"] == 1 and narrow and d["cin"] * first <= _SMALL
+    return d["groups"] == d["batch"] == 1 and narrow and small
 
 
 def is_own_volume(item: Program) -> bool:
