@@ -51,9 +51,14 @@ def compiled_steps(
     called: dict[int, list[Step]] = {}
     back: dict[int, list[Step]] = {}
     for place, node in enumerate(graph.operators()):
-        if node.name not in forward or is_fused(node):
+        if node.name not in forward:
             continue
         step = forward[node.name]
+        if training and node.op == "embedding" and has_backward(node, read):
+            # Rows are picked where they are read; their gradients are added up in a table of zeros.
+            back[place] = gradient_steps(node, step, read[node.name])
+        if is_fused(node):
+            continue
         if last and _of_images(node):
             step = _laid_last(step)
             called[place] = _weight_copy(node)

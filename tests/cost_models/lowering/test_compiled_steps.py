@@ -80,6 +80,17 @@ def test_images_lie_channels_last_where_the_compiler_decides_so(
     assert len(copies) == (1 if last else 0)
 
 
+def test_a_table_of_gradients_is_filled_and_added_to_as_eagerly() -> None:
+    module = nn.Sequential(nn.Embedding(5000, 64), nn.GELU(), nn.Linear(64, 32))
+    graph = capture(module.train(), (torch.zeros(8, 64, dtype=torch.int64),), eager=True,
+                    training=True)  # fmt: skip
+    eager, compiled = lower(graph, "training"), lower_compiled(graph, "training")
+    of_table = [[s.work for s in steps if s.part == "backward" and s.kind == "embedding"]
+                for steps in (eager, compiled)]  # fmt: skip
+    assert of_table[0] == of_table[1] != []
+    assert not [s for s in compiled if s.part == "forward" and s.kind == "embedding"]
+
+
 @pytest.mark.parametrize(("rows", "padded"), [(4096, True), (4, False)])
 def test_large_products_of_odd_widths_are_padded(rows: int, padded: bool) -> None:
     """StableLM's MLP of 5,461 features took half of its eager time on an H200."""
