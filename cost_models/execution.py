@@ -22,6 +22,9 @@ from foreplan.errors import SpecError
 
 Execution = Literal["eager", "graph", "compiled"]
 EXECUTIONS: tuple[Execution, ...] = ("eager", "graph", "compiled")
+#: The least compute capability that Triton, in which TorchInductor writes GPUs' kernels, has code
+#: for (``torch/utils/_triton.py``).
+_TRITON = 7.0
 #: Those of operators as torch has them.
 UNFUSED: tuple[Execution, ...] = ("eager", "graph")
 
@@ -56,6 +59,36 @@ def check_execution(execution: str, device: Device, where: str = "--execution") 
         if execution == "compiled":
             lacks = "what is compiled for a CPU is not priced"
         raise SpecError(where, got=f"{execution} on {device.name}", expected=f"a GPU: {lacks}")
+    if (
+        execution == "compiled"
+        and device.kind == "cuda"
+        and float(device.compute_capability or _TRITON) < _TRITON
+    ):
+        raise SpecError(
+            where, got=f"compiled on {device.name}",
+            expected=f"a GPU of compute capability {_TRITON} or later, for which Triton has code",
+        )  # fmt: skip
+
+
+def check_any_execution(execution: str, devices: Sequence[Device], where: str) -> None:
+    """Refuse a way of execution that none of the devices has; see `check_execution`.
+
+    Args:
+        execution: the way.
+        devices: at least one.
+        where: what the caller calls it.
+
+    Raises:
+        SpecError: of the first GPU, if there is one.
+    """
+    gpus = [device for device in devices if device.kind != "cpu"]
+    errors: list[SpecError] = []
+    for device in [*gpus, *devices[:1]]:
+        try:
+            return check_execution(execution, device, where)
+        except SpecError as error:
+            errors.append(error)
+    raise errors[0]
 
 
 def gaps(prices: Sequence[Estimate], gap_s: GapSeconds) -> Sequence[float]:

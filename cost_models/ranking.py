@@ -8,7 +8,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from foreplan.cost_models.book import CostChoice, cost_choice
-from foreplan.cost_models.execution import EXECUTIONS, Execution, check_execution
+from foreplan.cost_models.execution import (
+    EXECUTIONS,
+    Execution,
+    check_any_execution,
+    check_execution,
+)
 from foreplan.cost_models.given_seconds import LaunchSeconds
 from foreplan.cost_models.lowering.graph_step import Phase, Step
 from foreplan.cost_models.lowering.step_store import stored_steps
@@ -214,7 +219,7 @@ def rank_devices(
     check_launch(launch_s, execution, "rank_devices: launch_s")
     if not targets:
         raise SpecError("rank_devices: devices", got=None, expected="names of the zoo, or all")
-    check_execution(execution, _first_gpu(targets), "rank_devices: execution")
+    check_any_execution(execution, targets, "rank_devices: execution")
     return rank(
         network_or_model(model, dtype), targets,
         batch=whole_number(batch, "rank_devices: batch"),
@@ -256,7 +261,7 @@ def rank(
         fit: fitted beside the profile.
         launch_s: by kind of call if ``None`` and the profile holds its host's times.
     """
-    check_execution(execution, _first_gpu(targets))
+    check_any_execution(execution, targets, "--execution")
     (runs,) = (way for way in EXECUTIONS if way == execution)
     asked: Phase = "training" if phase == "training" else "inference"
     choice = cost_choice(costs)
@@ -302,11 +307,6 @@ def rank(
         {target.name: target.kind for target in targets if target.name not in unpriced},
         unpriced, bf16, "cache" if cached else "now",
     )  # fmt: skip
-
-
-def _first_gpu(targets: Sequence[Device]) -> Device:
-    """The first GPU, if there is one: graphs are refused where no target has any."""
-    return next((target for target in targets if target.kind != "cpu"), targets[0])
 
 
 def _predictor(choice: CostChoice, weights: str) -> Predictor | None:

@@ -33,10 +33,8 @@ from foreplan.cost_models.given_seconds import (
     checked_launch,
     checked_seconds,
 )
+from foreplan.cost_models.lowering.asked_steps import asked_steps
 from foreplan.cost_models.lowering.graph_programs import (
-    lower,
-    lower_compiled,
-    model_steps,
     programs,
 )
 from foreplan.cost_models.lowering.graph_step import Phase, Step
@@ -57,10 +55,9 @@ from foreplan.cost_models.sources.predicted import PredictedSource
 from foreplan.cost_models.sources.tables import InterpolatedSource, MeasuredSource
 from foreplan.datasets import device_zoo
 from foreplan.datasets.device import Device
-from foreplan.datasets.graphs.network_folder import NetworkFolder, network_or_model
+from foreplan.datasets.graphs.network_folder import NetworkFolder
 from foreplan.datasets.models.model import Model
 from foreplan.datasets.profile import Profile
-from foreplan.datasets.quantity import whole_number
 from foreplan.errors import SpecError
 
 if TYPE_CHECKING:
@@ -296,7 +293,7 @@ def predict_latency(
     measured, fit = loaded_profile(profile, costs, "predict_latency: profile")
     loaded = loaded_predictor(predictor, costs, "predict_latency: predictor")
     compiled = execution == "compiled"
-    steps = _asked_steps(model, inputs, batch, sequence_length, dtype, phase, compiled)
+    steps = asked_steps(model, inputs, batch, sequence_length, dtype, phase, compiled)
     check_steps(launches, steps, "predict_latency: launch_s")
     check_steps(between, steps, "predict_latency: gap_s")
     book = replay_book(target, costs, profile=measured, predictor=loaded, fit=fit, steps=steps)
@@ -306,51 +303,6 @@ def predict_latency(
     if launches is None and execution == "eager":
         host = profiled_launches(measured, steps, phase)
     return replay_steps(steps, book, target, execution=execution, launch_s=host, gap_s=between)
-
-
-def _asked_steps(
-    model: str | Path | Model | NetworkFolder | torch.nn.Module,
-    inputs: Sequence[Any] | Mapping[str, Any] | None,
-    batch: int | None,
-    sequence_length: int | None,
-    dtype: str | None,
-    phase: Phase,
-    compiled: bool,
-) -> list[Step]:
-    """Steps of the pass that `predict_latency` is asked for."""
-    source: Model | NetworkFolder | torch.nn.Module
-    if isinstance(model, (str, Path, Model, NetworkFolder)):
-        source = network_or_model(model, dtype)
-    elif dtype is None:
-        source = model
-    else:
-        raise SpecError(
-            "predict_latency: dtype", got=dtype, expected="none, as a module has its own",
-            fix="convert it and its inputs: module.to(torch.bfloat16)",
-        )  # fmt: skip
-    if isinstance(source, (Model, NetworkFolder)):
-        if inputs is not None:
-            raise SpecError(
-                "predict_latency: inputs", got=type(inputs).__name__,
-                expected="batch and sequence_length, as the model is described",
-            )  # fmt: skip
-        tokens = 128 if sequence_length is None else sequence_length
-        return model_steps(
-            source, batch=whole_number(1 if batch is None else batch, "predict_latency: batch"),
-            tokens=whole_number(tokens, "predict_latency: sequence_length"), phase=phase,
-            compiled=compiled,
-        )  # fmt: skip
-    for name, given in (("batch", batch), ("sequence_length", sequence_length)):
-        if given is not None:
-            raise SpecError(
-                f"predict_latency: {name}", got=given,
-                expected="none, as a module's inputs have their own shapes",
-                fix="give inputs of that size",
-            )  # fmt: skip
-    from foreplan.datasets.graphs.capture import capture
-
-    graph = capture(source, inputs, eager=True, training=phase == "training")
-    return (lower_compiled if compiled else lower)(graph, phase)
 
 
 def replay_steps(

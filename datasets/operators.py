@@ -15,6 +15,15 @@ from typing import TYPE_CHECKING
 
 from foreplan.datasets.dtypes import DTYPE_BYTES, cache_bytes, weight_bytes
 from foreplan.datasets.experts import touched_experts
+from foreplan.datasets.operator_bytes import (
+    activation_bytes,
+    attention_bytes,
+    conv_bytes,
+    expert_bytes,
+    recurrent_bytes,
+    recurrent_weights,
+    visible_pairs,
+)
 
 if TYPE_CHECKING:
     from foreplan.datasets.program import Variant
@@ -39,37 +48,6 @@ class Operator:
     bytes: Callable[[Mapping[str, int], Variant], float]
 
 
-def _visible(d: Mapping[str, int]) -> float:
-    """Pairs of (query, key) that a causal mask leaves, the last query seeing every key."""
-    q, keys = d["queries"], d["keys"]
-    return q * keys - q * (q - 1) / 2
-
-
-def _conv_bytes(d: Mapping[str, int], v: Variant) -> float:
-    pixels = d["batch"] * (d["cin"] * d["inputs"] + d["cout"] * d["outputs"])
-    kernel = d["cin"] // d["groups"] * d["cout"] * d["taps"]
-    return pixels * DTYPE_BYTES[v.compute] + kernel * DTYPE_BYTES[v.storage]
-
-
-def _activation_bytes(d: Mapping[str, int], v: Variant) -> float:
-    """A gated activation reads two tensors and writes one."""
-    return (2.0 + v.kernel.endswith("_mul")) * d["rows"] * d["cols"] * DTYPE_BYTES[v.compute]
-
-
-def _attention_bytes(d: Mapping[str, int], v: Variant) -> float:
-    queries_and_out = 2 * d["queries"] * d["heads"] * d["head_dim"] * DTYPE_BYTES[v.compute]
-    cache = 2 * d["keys"] * d["kv_heads"] * cache_bytes(d["head_dim"], v.storage)
-    return d["batch"] * (queries_and_out + cache)
-
-
-def _expert_bytes(d: Mapping[str, int], v: Variant) -> float:
-    """Weights of the experts that rows touch, and what both products and the activation move."""
-    up = weight_bytes(2 * d["ffn"], d["hidden"], v.storage)
-    down = weight_bytes(d["hidden"], d["ffn"], v.storage)
-    moved = d["rows"] * d["active"] * (2 * d["hidden"] + 6 * d["ffn"]) * DTYPE_BYTES[v.compute]
-    return touched_experts(d["rows"], d["experts"], d["active"]) * (up + down) + moved
-
-
 def _grouped(weights: Callable[[Mapping[str, int]], float]) -> Operator:
     """A product of experts: each of ``rows`` goes through ``active``; so many weights move."""
     return Operator(
@@ -80,20 +58,6 @@ def _grouped(weights: Callable[[Mapping[str, int]], float]) -> Operator:
             + d["rows"] * d["active"] * (d["n"] + d["k"]) * DTYPE_BYTES[v.compute]
         ),
     )
-
-
-def _recurrent_weights(d: Mapping[str, int]) -> float:
-    """Weights of all layers and directions, biases left out; a layer reads both directions."""
-    width = d["gates"] * d["hidden"]
-    sources = d["inputs"] + (d["layers"] - 1) * d["directions"] * d["outputs"]
-    projected = d["hidden"] * d["outputs"] if d["outputs"] != d["hidden"] else 0
-    each = d["layers"] * (width * d["outputs"] + projected)
-    return float(d["directions"] * (width * sources + each))
-
-
-def _recurrent_bytes(d: Mapping[str, int], v: Variant) -> float:
-    values = d["steps"] * d["rows"] * (d["inputs"] + d["directions"] * d["outputs"])
-    return values * DTYPE_BYTES[v.compute] + _recurrent_weights(d) * DTYPE_BYTES[v.storage]
 
 
 #: Every operator a program can name. One row each: dimensions, FLOP, bytes.
@@ -109,8 +73,8 @@ OPERATORS: Mapping[str, Operator] = MappingProxyType(
         ),
         "attention": Operator(
             ("batch", "queries", "keys", "heads", "kv_heads", "head_dim"),
-            lambda d: 4.0 * d["batch"] * d["heads"] * d["head_dim"] * _visible(d),
-            _attention_bytes,
+            lambda d: 4.0 * d["batch"] * d["heads"] * d["head_dim"] * visible_pairs(d),
+            attention_bytes,
         ),
         "cache_write": Operator(
             ("batch", "tokens", "kv_heads", "head_dim"),
@@ -149,7 +113,7 @@ OPERATORS: Mapping[str, Operator] = MappingProxyType(
         "activation": Operator(
             ("rows", "cols"),
             lambda d: 6.0 * d["rows"] * d["cols"],
-            _activation_bytes,
+            activation_bytes,
         ),
         "add": Operator(
             ("rows", "cols"),
@@ -184,7 +148,7 @@ OPERATORS: Mapping[str, Operator] = MappingProxyType(
         "experts": Operator(
             ("rows", "experts", "active", "ffn", "hidden"),
             lambda d: 6.0 * d["rows"] * d["active"] * d["ffn"] * d["hidden"],
-            _expert_bytes,
+            expert_bytes,
         ),
         # One product of a layer of experts, and its gradient by the weights: zeros without rows.
         "grouped": _grouped(lambda d: touched_experts(d["rows"], d["experts"], d["active"])),
@@ -210,13 +174,13 @@ OPERATORS: Mapping[str, Operator] = MappingProxyType(
             lambda d: (
                 2.0 * d["batch"] * d["outputs"] * d["cout"] * (d["cin"] // d["groups"]) * d["taps"]
             ),
-            _conv_bytes,
+            conv_bytes,
         ),
         # Every query sees every key.
         "full_attention": Operator(
             ("batch", "queries", "keys", "heads", "kv_heads", "head_dim"),
             lambda d: 4.0 * d["batch"] * d["heads"] * d["head_dim"] * d["queries"] * d["keys"],
-            _attention_bytes,
+            attention_bytes,
         ),
         "softmax": Operator(
             ("rows", "cols"),
@@ -268,8 +232,8 @@ OPERATORS: Mapping[str, Operator] = MappingProxyType(
         # `foreplan.cost_models.lowering.recurrent_parts`.
         "recurrent": Operator(
             ("steps", "rows", "inputs", "hidden", "outputs", "gates", "layers", "directions"),
-            lambda d: 2.0 * d["steps"] * d["rows"] * _recurrent_weights(d),
-            _recurrent_bytes,
+            lambda d: 2.0 * d["steps"] * d["rows"] * recurrent_weights(d),
+            recurrent_bytes,
         ),
         # ``outputs`` products of ``x[first]``, a matrix and ``y[second]``, each by itself.
         "bilinear": Operator(

@@ -18,7 +18,8 @@ from foreplan.cost_models.book import LAYER_TABLE, Profiles, cost_book, cost_cho
 from foreplan.cost_models.roofline import instead_of_bf16, without_bf16
 from foreplan.datasets.cluster import Cluster
 from foreplan.datasets.inline_cluster import parse_devices
-from foreplan.datasets.models.model import Model, load_model
+from foreplan.datasets.models.load_model import load_model
+from foreplan.datasets.models.model import Model
 from foreplan.datasets.specs import StrictModel, load_document, validate
 from foreplan.errors import InfeasibleError, MissingDataError, SpecError
 from foreplan.planner.base import Choice, Planner, Problem

@@ -36,7 +36,8 @@ from foreplan.cost_models.sources.calibration import (
 )
 from foreplan.datasets.cluster_entry import Rank
 from foreplan.datasets.device import Device
-from foreplan.datasets.models.model import Model, load_model
+from foreplan.datasets.models.load_model import load_model
+from foreplan.datasets.models.model import Model
 from foreplan.datasets.specs import StrictModel, nearest, validate
 from foreplan.errors import MissingDataError, SpecError
 from foreplan.planner.api import load_cluster

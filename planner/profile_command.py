@@ -22,7 +22,8 @@ from foreplan.datasets.cluster import Cluster
 from foreplan.datasets.cluster_entry import check_host
 from foreplan.datasets.cluster_update import update
 from foreplan.datasets.device_name import DeviceName
-from foreplan.datasets.models.model import Model, load_model
+from foreplan.datasets.models.load_model import load_model
+from foreplan.datasets.models.model import Model
 from foreplan.datasets.profile import Profile
 from foreplan.datasets.program import Program
 from foreplan.datasets.quantity import Dimension, parse_quantity

@@ -14,7 +14,7 @@ from dataclasses import replace
 
 from foreplan.cost_models.lowering.forward_program import BIAS
 from foreplan.cost_models.lowering.fused_kernels import FusedKernel, fused_kernels
-from foreplan.cost_models.lowering.fused_program import FUSED, fused_program
+from foreplan.cost_models.lowering.fused_program import FUSED, MAP, fused_program
 from foreplan.cost_models.lowering.fusion_walk import is_fused
 from foreplan.cost_models.lowering.graph_backward import gradient_steps
 from foreplan.cost_models.lowering.graph_gradients import Operands, has_backward
@@ -63,7 +63,9 @@ def compiled_steps(
             step = _laid_last(step)
             called[place] = _weight_copy(node)
         elif (padded := _padded(step)) != step:
-            called[place], step = [_moved_weight(node, padded)], padded
+            assert isinstance(padded.work, Program)  # it was padded
+            d, dtype = padded.work.dims, padded.work.variant.compute
+            called[place], step = [_copied(d["n"] * d["k"], dtype)], padded
         called.setdefault(place, []).append(step)
         if training and has_backward(node, read):
             back[place] = gradient_steps(node, step, read[node.name])
@@ -97,8 +99,8 @@ def _padded(step: Step) -> Step:
     """A product whose results are padded to what a library's fast kernels take.
 
     TorchInductor pads where a trial says that it pays (``fx_passes/pad_mm.py``). On an H200 it did
-    where a weight alone had to be copied, and did not where rows had to be, too: of an MLP of 5,461
-    features the first two products took what padded ones do, the last what an odd one does.
+    where a weight alone had to be copied, and did not where rows had to be, too, as the time of one
+    network tells (StableLM, 5,461 features between; ``datasets/measured/h200_compiled_more.json``).
     """
     work = step.work
     if not isinstance(work, Program) or work.op != "linear" or work.flops < _WORTH_FLOPS:
@@ -108,13 +110,10 @@ def _padded(step: Step) -> Step:
     return replace(step, work=program("linear", work.variant, **{**work.dims, "n": wide}))
 
 
-def _moved_weight(node: OperatorNode, padded: Step) -> Step:
-    """The copy of a weight into its padded form, which is made in every pass."""
-    assert isinstance(padded.work, Program)
-    dtype, d = padded.work.variant.compute, padded.work.dims
-    variant = Variant(dtype, dtype, "torch.fused")
-    copied = program("elementwise", variant, rows=d["n"], cols=d["k"], inputs=1)
-    return Step("copy", node.target, "forward", copied)
+def _copied(elements: int, dtype: str) -> Step:
+    """The copy of a weight into another form, which is made in every pass."""
+    work = program("elementwise", Variant(dtype, dtype, MAP), rows=1, cols=elements, inputs=1)
+    return Step("copy", _TARGET, "forward", work)
 
 
 # ------------------------------------------------------------------------------------ layouts
@@ -161,8 +160,4 @@ def _weight_copy(node: OperatorNode) -> list[Step]:
     dtype = dtype_name(node.dtype)
     if math.prod(node.inputs[1][2:]) == 1 or dtype not in DTYPE_BYTES:
         return []
-    copied = program(
-        "elementwise", Variant(dtype, dtype, "torch.fused"), rows=1,
-        cols=math.prod(node.inputs[1]), inputs=1,
-    )  # fmt: skip
-    return [Step("copy", _TARGET, "forward", copied)]
+    return [_copied(math.prod(node.inputs[1]), dtype)]

@@ -14,19 +14,21 @@ from foreplan.datasets.operators import OF_BATCH
 from foreplan.datasets.program import Program, Variant, program
 
 #: The operator, and the kernel of the map that it costs.
-FUSED, _MAP = "fused", "torch.fused"
+FUSED, MAP = "fused", "torch.fused"
 #: What the name of its kernel says: sums of rows, numbers drawn, tensors put together, one padded.
 _SUMS, _DRAWN, _JOINED, _PADDED = "_sums", "_drawn", "_joined", "_padded"
 #: How many times its bytes a map takes that puts tensors together, or pads one, as each thread asks
-#: for all of them: measured on one H200, on rotations of heads (2.7 and 2.9 times) and padded
-#: images (1.3-1.7 times), `tests/benchmarks/compiled_networks.py`.
+#: for all of them. Chosen on profiles of one H200 (exploratory; stored files keep no kernel's
+#: name): 3.4 and 2.7 of two rotations of Llama's heads, 1.3 to 2.0 of six padded maps of
+#: MobileNetV2.
 _SLOWER = {_JOINED: 2.9, _PADDED: 1.4}
 #: Rows of a norm below so many elements share a block, unlike those of torch's own (assumed).
 _SHORT_ROW = 1024
 #: Small kernels that statistics of a batch end in: sums of the blocks' sums, and what goes on with
-#: them (running statistics; a weight's gradient in another layout).
+#: them (running statistics; a weight's gradient in another layout). Of ResNet's and MobileNetV2's
+#: steps, by how many short kernels the same profiles have to a norm.
 _ENDS = 2
-#: Most operands that the map is said to read.
+#: Most operands that the map is said to read (assumed).
 _MOST_INPUTS = 4
 
 
@@ -49,7 +51,7 @@ def fused_program(
     words += OF_BATCH * kernel.split
     moved = (read_bytes + written_bytes) / DTYPE_BYTES[dtype]
     return program(
-        FUSED, Variant(dtype, dtype, _MAP + words), rows=rows,
+        FUSED, Variant(dtype, dtype, MAP + words), rows=rows,
         cols=max(1, kernel.elements // rows), moved=max(1, round(moved)),
         inputs=max(1, min(_MOST_INPUTS, round(read_bytes / max(1.0, written_bytes)))),
     )  # fmt: skip
@@ -62,7 +64,7 @@ def fused_parts(item: Program) -> list[tuple[Program, int]]:
         item: from `fused_program`.
     """
     d, variant, kernel = item.dims, item.variant, item.variant.kernel
-    plain = Variant(variant.storage, variant.compute, _MAP)
+    plain = Variant(variant.storage, variant.compute, MAP)
     moved = float(d["moved"])
     if _SUMS not in kernel:
         moved *= next((times for word, times in _SLOWER.items() if word in kernel), 1.0)
@@ -83,6 +85,6 @@ def fused_parts(item: Program) -> list[tuple[Program, int]]:
         size = {"rows": 1, "cols": max(1, left), "inputs": d["inputs"]}
         parts.append((program("elementwise", plain, **size), 1))
     if OF_BATCH in kernel:
-        ends = Variant("fp32", "fp32", _MAP)
+        ends = Variant("fp32", "fp32", MAP)
         parts.append((program("elementwise", ends, rows=1, cols=d["rows"], inputs=2), _ENDS))
     return parts

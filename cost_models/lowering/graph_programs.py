@@ -67,26 +67,17 @@ def lower(graph: OperatorGraph, phase: Phase = "inference") -> list[Step]:
         ValueError: a training step of a graph that was captured without its calls, or of one that
             inference runs otherwise.
     """
-    nodes = [node for node in graph.operators() if node.op != "input"]  # inputs are there
-    if phase == "training" and nodes and not graph.calls:
-        raise ValueError("a training step of a graph captured without its calls")
-    if phase == "training" and any(node.within for node in nodes):
-        raise ValueError("a training step of a graph captured as inference fuses its layers")
+    nodes = _nodes(graph, phase)
     read = operands(graph)
     forward = _forward(nodes, read, graph, phase)
     copies = hidden_copies(graph.calls)
     whole = _with_copies(nodes, forward, copies)
     if phase == "inference":
         return whole
-    sizes = trained_parameters(graph)
-    if graph.parameters and not sizes:
-        raise SpecError(
-            f"training step of {graph.name}", got="results that no parameter has a gradient by",
-            expected="a loss, or what one is computed from, among what forward returns",
-        )  # fmt: skip
+    update = _update(nodes, _trained_sizes(graph))
     passed, behind = visits(graph)
     back = [*loss_steps(forward), *_backward(passed, forward, read, behind, copies), *_tied(graph)]
-    return [*whole, *back, *_update(nodes, list(sizes.values()))]
+    return [*whole, *back, *update]
 
 
 def lower_compiled(graph: OperatorGraph, phase: Phase = "inference") -> list[Step]:
@@ -100,15 +91,14 @@ def lower_compiled(graph: OperatorGraph, phase: Phase = "inference") -> list[Ste
         SpecError: as of `lower`.
         ValueError: likewise.
     """
-    eager = lower(graph, phase)
-    nodes = [node for node in graph.operators() if node.op != "input"]
+    nodes = _nodes(graph, phase)
     read = operands(graph)
     forward = _forward(nodes, read, graph, phase)
     by_name = {node.name: step for node, step in zip(nodes, forward, strict=True)}
     called, back = compiled_steps(graph, by_name, read, phase)
     if phase == "inference":
         return called
-    update = [step for step in eager if step.part == "optimizer"]
+    update = _update(nodes, _trained_sizes(graph))
     return [*called, *loss_steps(forward), *back, *update]
 
 
@@ -197,6 +187,27 @@ def programs(steps: Iterable[Step]) -> list[Program]:
         ]  # fmt: skip
         found |= {work: None for work in works if isinstance(work, Program)}
     return list(found)
+
+
+def _nodes(graph: OperatorGraph, phase: Phase) -> list[OperatorNode]:
+    """Operators that run, of a graph that was captured for the phase."""
+    nodes = [node for node in graph.operators() if node.op != "input"]  # inputs are there
+    if phase == "training" and nodes and not graph.calls:
+        raise ValueError("a training step of a graph captured without its calls")
+    if phase == "training" and any(node.within for node in nodes):
+        raise ValueError("a training step of a graph captured as inference fuses its layers")
+    return nodes
+
+
+def _trained_sizes(graph: OperatorGraph) -> list[int]:
+    """Bytes of the parameters that an update goes over."""
+    sizes = trained_parameters(graph)
+    if graph.parameters and not sizes:
+        raise SpecError(
+            f"training step of {graph.name}", got="results that no parameter has a gradient by",
+            expected="a loss, or what one is computed from, among what forward returns",
+        )  # fmt: skip
+    return list(sizes.values())
 
 
 # ------------------------------------------------------------------------------------ forward

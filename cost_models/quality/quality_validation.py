@@ -27,7 +27,7 @@ from foreplan.cost_models.quality import quality_indicators as indicators
 from foreplan.cost_models.quality.quantised_decoder import QuantisedDecoder
 from foreplan.cost_models.quality.sensitivity import weight_sensitivity
 from foreplan.datasets.models.byte_text import windows
-from foreplan.datasets.models.model import load_model
+from foreplan.datasets.models.load_model import load_model
 from foreplan.datasets.storage import write_atomically
 from foreplan.datasets.text_tokens import STANDARD_LIBRARY, Part, text_tokens
 from foreplan.errors import ForeplanError

@@ -24,7 +24,8 @@ from numpy.typing import NDArray
 from foreplan.cost_models.costs import CostBook
 from foreplan.datasets.importers import read_operators
 from foreplan.datasets.models.decoder_programs import layer_programs
-from foreplan.datasets.models.model import Model, load_model
+from foreplan.datasets.models.load_model import load_model
+from foreplan.datasets.models.model import Model
 from foreplan.datasets.program import Program, Variant
 from foreplan.datasets.sweeps.operator_table import OperatorTable
 from foreplan.errors import MissingDataError, told

@@ -31,7 +31,8 @@ from foreplan.datasets.graphs._regions import inline_regions, under_autocast
 from foreplan.datasets.graphs._trace import TraceReader
 from foreplan.datasets.graphs.decoder_module import decoder_module
 from foreplan.datasets.graphs.operator_graph import OperatorGraph
-from foreplan.datasets.models.model import Model, load_model
+from foreplan.datasets.models.load_model import load_model
+from foreplan.datasets.models.model import Model
 from foreplan.errors import SpecError
 
 if TYPE_CHECKING:

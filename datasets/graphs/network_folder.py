@@ -14,7 +14,8 @@ from pydantic import PositiveInt
 from foreplan.datasets.graphs.decoder_module import LOCAL_DATA, blank
 from foreplan.datasets.models._config_fields import UnmodelledError
 from foreplan.datasets.models.families import ARCHITECTURES
-from foreplan.datasets.models.model import MOST_LAYERS, Model, load_model
+from foreplan.datasets.models.load_model import load_model
+from foreplan.datasets.models.model import MOST_LAYERS, Model
 from foreplan.datasets.specs import StrictModel, load_document
 from foreplan.errors import SpecError
 

@@ -185,19 +185,23 @@ def _scalars(config: ConfigFields, family: str, hidden: int) -> dict[str, float]
     }
 
 
-def _opt(config: ConfigFields) -> dict[str, object]:
-    hidden, heads = config.size("hidden_size"), config.size("num_attention_heads")
+def _equal_heads(config: ConfigFields, width: str, count: str) -> dict[str, int]:
+    """Sizes of heads that share the width, as many of keys and values as of queries."""
+    hidden, heads = config.size(width), config.size(count)
     if hidden % heads:
-        raise config.error("num_attention_heads", f"a divisor of hidden_size = {hidden}")
+        raise config.error(count, f"a divisor of {width} = {hidden}")
+    return {"hidden": hidden, "heads": heads, "kv_heads": heads, "head_dim": hidden // heads}
+
+
+def _opt(config: ConfigFields) -> dict[str, object]:
+    heads = _equal_heads(config, "hidden_size", "num_attention_heads")
+    hidden = heads["hidden"]
     if config.size("word_embed_proj_dim", hidden) != hidden:
         raise config.error("word_embed_proj_dim", f"hidden_size = {hidden}: no projection")
     bias = config.flag("enable_bias", True)
     return {
         "layers": config.size("num_hidden_layers"),
-        "hidden": hidden,
-        "heads": heads,
-        "kv_heads": heads,
-        "head_dim": hidden // heads,
+        **heads,
         "ffn": config.size("ffn_dim"),
         "vocab": config.size("vocab_size"),
         "max_positions": config.size("max_position_embeddings"),
@@ -211,18 +215,13 @@ def _opt(config: ConfigFields) -> dict[str, object]:
 
 
 def _gpt_neox(config: ConfigFields) -> dict[str, object]:
-    hidden, heads = config.size("hidden_size"), config.size("num_attention_heads")
-    if hidden % heads:
-        raise config.error("num_attention_heads", f"a divisor of hidden_size = {hidden}")
+    heads = _equal_heads(config, "hidden_size", "num_attention_heads")
     own = {"rotary_emb_base": "rope_theta", "rotary_pct": "partial_rotary_factor"}
     renamed = {own.get(name, name): value for name, value in config.fields.items()}
     bias = config.flag("attention_bias", True)
     return {
         "layers": config.size("num_hidden_layers"),
-        "hidden": hidden,
-        "heads": heads,
-        "kv_heads": heads,
-        "head_dim": hidden // heads,
+        **heads,
         "ffn": config.size("intermediate_size"),
         "vocab": config.size("vocab_size"),
         "max_positions": config.size("max_position_embeddings"),
@@ -232,21 +231,16 @@ def _gpt_neox(config: ConfigFields) -> dict[str, object]:
         "tied": config.flag("tie_word_embeddings", False),
         "qkv_bias": bias,
         "out_bias": bias,
-        **rotation_facts(ConfigFields(config.where, renamed), 1e4, hidden // heads, partial=0.25),
+        **rotation_facts(ConfigFields(config.where, renamed), 1e4, heads["head_dim"], partial=0.25),
     }
 
 
 def _gpt2(config: ConfigFields) -> dict[str, object]:
-    hidden, heads = config.size("n_embd"), config.size("n_head")
-    if hidden % heads:
-        raise config.error("n_head", f"a divisor of n_embd = {hidden}")
+    heads = _equal_heads(config, "n_embd", "n_head")
     return {
         "layers": config.size("n_layer"),
-        "hidden": hidden,
-        "heads": heads,
-        "kv_heads": heads,
-        "head_dim": hidden // heads,
-        "ffn": config.size("n_inner", 4 * hidden),
+        **heads,
+        "ffn": config.size("n_inner", 4 * heads["hidden"]),
         "vocab": config.size("vocab_size"),
         "max_positions": config.size("n_positions"),
         "norm_eps": config.fields.get("layer_norm_epsilon", 1e-5),

@@ -10,7 +10,6 @@ Shape legend: a linear layer's weight is ``[n, k]`` with ``n`` output and ``k`` 
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated, Literal
 
 from pydantic import Field, PositiveFloat, PositiveInt, ValidationInfo, field_validator
@@ -21,7 +20,7 @@ from foreplan.datasets.models.families import Family
 from foreplan.datasets.models.linear_shape import LinearShape
 from foreplan.datasets.models.rotary import RopeScaling, Rotary, RotationKind
 from foreplan.datasets.models.scalars import Scalars
-from foreplan.datasets.specs import StrictModel, nearest
+from foreplan.datasets.specs import StrictModel
 from foreplan.errors import SpecError
 
 #: Bounds of a described model (theory: far beyond any published one): products of two sizes stay
@@ -372,48 +371,3 @@ class Model(StrictModel):
         if scaling is not None and scaling.kind == "longrope":
             most = min(most, scaling.original_max_positions)
         return min(most, self.sliding_window or most)
-
-
-def load_model(name_or_path: str | Path) -> Model:
-    """Describe the model in a Hugging Face folder, or the zoo model of that name.
-
-    A string that is a zoo name means the zoo model, unless it contains a path separator; likewise
-    the name of a trained model that comes along.
-
-    Args:
-        name_or_path: folder with a ``config.json``, or a name listed by ``model_zoo.zoo_names`` or
-            ``model_zoo.pretrained_folders``.
-
-    Raises:
-        SpecError: neither; an architecture, attention or rotary scaling that is not supported; a
-            size that does not fit; a shard that its index names but the folder lacks.
-    """
-    # Both build on `Model`, so that they cannot be imported above.
-    from foreplan.datasets.models.model_folder import read_folder
-    from foreplan.datasets.models.model_zoo import pretrained_folders, zoo_model, zoo_names
-
-    if not isinstance(name_or_path, (str, Path)):  # from a notebook, unseen by a type checker
-        raise SpecError(
-            "model", got=type(name_or_path).__name__,
-            expected="a folder, a name of the zoo or a Model",
-            fix="predict_latency prices any module, register_network lets plans train one",
-        )  # fmt: skip
-    text = str(name_or_path)
-    if isinstance(name_or_path, str) and text in zoo_names():
-        return zoo_model(text)
-    if isinstance(name_or_path, str) and text in pretrained_folders():
-        return read_folder(pretrained_folders()[text])
-    folder = Path(name_or_path).expanduser()
-    if folder.is_dir():
-        return read_folder(folder)
-    inside = folder.is_file() and (folder.parent / "config.json").is_file()
-    guess = str(folder.parent) if inside else nearest(text, zoo_names())
-    fix = f"did you mean {guess!r}?" if guess else "`foreplan models` lists the zoo"
-    if text.partition(":")[0].endswith(".py"):  # code, which no command runs
-        fix = "modules are for Python: foreplan.predict_latency(module, device, inputs=(...))"
-    raise SpecError(
-        "model",
-        got=text,
-        expected="a Hugging Face folder with a config.json, or a name of the zoo",
-        fix=fix,
-    )

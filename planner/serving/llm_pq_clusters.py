@@ -28,7 +28,8 @@ from foreplan.cost_models.quality.sensitivity import weight_sensitivity
 from foreplan.datasets.cluster import Cluster
 from foreplan.datasets.inline_cluster import parse_devices
 from foreplan.datasets.models.families import FAMILY_FACTS
-from foreplan.datasets.models.model import Model, load_model
+from foreplan.datasets.models.load_model import load_model
+from foreplan.datasets.models.model import Model
 from foreplan.datasets.specs import load_document, validate
 from foreplan.datasets.storage import folder_for, write_atomically
 from foreplan.errors import ForeplanError, told

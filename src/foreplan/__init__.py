@@ -39,7 +39,8 @@ if TYPE_CHECKING:
     from foreplan.cost_models.timeline import Timeline, chrome_trace
     from foreplan.datasets.cluster import Cluster
     from foreplan.datasets.device import Device
-    from foreplan.datasets.models.model import Model, load_model
+    from foreplan.datasets.models.load_model import load_model
+    from foreplan.datasets.models.model import Model
     from foreplan.datasets.profile import Profile
     from foreplan.datasets.program import Program, Variant
     from foreplan.datasets.specs import StrictModel
@@ -170,7 +171,8 @@ _NAMES_OF = {
     "cost_models.timeline": "Timeline chrome_trace",
     "datasets.cluster": "Cluster",
     "datasets.device": "Device",
-    "datasets.models.model": "Model load_model",
+    "datasets.models.load_model": "load_model",
+    "datasets.models.model": "Model",
     "datasets.profile": "Profile",
     "datasets.program": "Program Variant",
     "datasets.specs": "StrictModel",

@@ -160,8 +160,9 @@ def score(path: Path, device: str) -> None:
     document = json.loads(path.read_text())
     dtype, size = torch.bfloat16, document["size"]
     errors: dict[tuple[str, ...], list[float]] = {}
-    print("| network | shape | phase | as it is, ms | compiled, ms | error | error, compiled |")
-    print("|---|---|---|---|---|---|---|")
+    print("| network | shape | phase | as it is, ms | compiled, ms | error | error, compiled "
+          "| fused kernels, real and told |")  # fmt: skip
+    print("|---|---|---|---|---|---|---|---|")
     for row in document["rows"]:
         if "compiled" not in row:
             continue
@@ -173,13 +174,14 @@ def score(path: Path, device: str) -> None:
             execution: Any = "graph" if way == "eager" else way
             told = predict_latency(module, device, inputs=inputs, phase=phase, execution=execution)
             real_s = min(row[way]["rounds_s"])
+            fused = sum(step.kind == "fused" for step in told.steps)
             cells.append((1e3 * real_s, 100 * (told.latency_s / real_s - 1)))
             group = "development" if name in DEVELOPMENT else "test"
             errors.setdefault((group, phase, way), []).append(cells[-1][1])
         (before, off), (after, off_compiled) = cells
-        shape = " x ".join(map(str, row["shape"]))
+        shape, real = " x ".join(map(str, row["shape"])), row["fused"]["kernels"]
         print(f"| {name} | {shape} | {phase} | {before:.2f} | {after:.2f} | {off:+.1f} "
-              f"| {off_compiled:+.1f} |", flush=True)  # fmt: skip
+              f"| {off_compiled:+.1f} | {real}, {fused} |", flush=True)  # fmt: skip
     print()
     for group, found in errors.items():
         sizes = sorted(map(abs, found))

@@ -18,7 +18,7 @@ from typing import Any
 
 from foreplan.datasets.cluster import Cluster
 from foreplan.datasets.device_name import DeviceName
-from foreplan.datasets.models.model import load_model
+from foreplan.datasets.models.load_model import load_model
 from foreplan.datasets.program import Program
 from foreplan.datasets.specs import validate
 from foreplan.datasets.timing.measuring import Effort

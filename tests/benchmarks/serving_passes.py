@@ -30,7 +30,8 @@ from foreplan.cost_models.sources.tables import InterpolatedSource, MeasuredSour
 from foreplan.datasets.cluster import Cluster
 from foreplan.datasets.device_name import DeviceName
 from foreplan.datasets.models.decoder_programs import Choose, head_programs, layer_programs
-from foreplan.datasets.models.model import Model, load_model
+from foreplan.datasets.models.load_model import load_model
+from foreplan.datasets.models.model import Model
 from foreplan.datasets.program import Program, Variant
 from foreplan.datasets.specs import validate
 from foreplan.datasets.timing.measuring import Effort

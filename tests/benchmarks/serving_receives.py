@@ -98,7 +98,7 @@ class Rank:
             return found
 
     def _model(self) -> Any:
-        from foreplan.datasets.models.model import load_model
+        from foreplan.datasets.models.load_model import load_model
 
         sizes = {"hidden": 256, "ffn": 512, "vocab": 512, "heads": 2, "kv_heads": 2}
         small = {} if self.gpu else sizes

@@ -26,7 +26,8 @@ from timed_stage import Timed
 from foreplan.datasets.device_name import DeviceName
 from foreplan.datasets.kernels.runnable import Inputs
 from foreplan.datasets.models.decoder_programs import Counts, layer_programs
-from foreplan.datasets.models.model import Model, load_model
+from foreplan.datasets.models.load_model import load_model
+from foreplan.datasets.models.model import Model
 from foreplan.datasets.program import Program
 from foreplan.datasets.timing._measuring_worker import _Device, _switch
 from foreplan.datasets.timing.worker_environment import worker_environment

@@ -12,7 +12,8 @@ from foreplan.cost_models.lowering.step_store import stored_steps
 from foreplan.cost_models.predictor import Predictor
 from foreplan.cost_models.replay import replay_book, replay_steps
 from foreplan.datasets import device_zoo
-from foreplan.datasets.models.model import Model, load_model
+from foreplan.datasets.models.load_model import load_model
+from foreplan.datasets.models.model import Model
 
 MOST_WARM_S = 0.3
 

@@ -26,7 +26,8 @@ from foreplan.cost_models.replay import predict_latency, replay, replay_book, re
 from foreplan.cost_models.roofline import instead_of_bf16
 from foreplan.datasets import device_zoo
 from foreplan.datasets.graphs.capture import capture
-from foreplan.datasets.models.model import Model, load_model
+from foreplan.datasets.models.load_model import load_model
+from foreplan.datasets.models.model import Model
 from foreplan.datasets.program import Program, Variant, program
 from foreplan.errors import InfeasibleError, MissingDataError, SpecError
 

@@ -12,7 +12,7 @@ from foreplan.cost_models.tensor_parallel import (
     stage_collectives,
 )
 from foreplan.datasets.models.decoder_memory import stage_bytes
-from foreplan.datasets.models.model import load_model
+from foreplan.datasets.models.load_model import load_model
 from foreplan.errors import SpecError
 
 

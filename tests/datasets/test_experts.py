@@ -16,7 +16,7 @@ from foreplan.datasets.experts import computed_sizes, padded_rows, touched_exper
 from foreplan.datasets.kernels.registry import function, kernels_for
 from foreplan.datasets.models.decoder_memory import layer_bytes, stage_bytes
 from foreplan.datasets.models.decoder_programs import layer_programs
-from foreplan.datasets.models.model import load_model
+from foreplan.datasets.models.load_model import load_model
 from foreplan.datasets.program import Variant, program
 from foreplan.errors import SpecError
 

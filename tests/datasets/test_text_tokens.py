@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from foreplan.datasets.models.model import load_model
+from foreplan.datasets.models.load_model import load_model
 from foreplan.datasets.text_tokens import text_digest, text_tokens
 from foreplan.errors import SpecError
 

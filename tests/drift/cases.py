@@ -105,6 +105,8 @@ def networks() -> dict[str, Any]:
     for suffix, options in (
         ("", {}), (", training", {"phase": "training"}),
         (", training as a graph", {"phase": "training", "execution": "graph"}),
+        (", compiled", {"execution": "compiled"}),
+        (", training, compiled", {"phase": "training", "execution": "compiled"}),
     ):  # fmt: skip
         result = predict_model("gpt2", ["t4,a100-80g,h200"], batch=2, sequence_length=64, **options)
         for row in result["devices"]:

@@ -7,7 +7,7 @@ import pytest
 
 from foreplan.cost_models.costs import Collective, Copy, CostBook, Estimate, Work
 from foreplan.datasets.cluster import Cluster
-from foreplan.datasets.models.model import load_model
+from foreplan.datasets.models.load_model import load_model
 from foreplan.datasets.program import Program
 from foreplan.datasets.specs import validate
 from foreplan.planner.base import Problem

@@ -20,7 +20,8 @@ from foreplan.datasets.models.decoder_programs import (
     head_programs,
     layer_programs,
 )
-from foreplan.datasets.models.model import Model, load_model
+from foreplan.datasets.models.load_model import load_model
+from foreplan.datasets.models.model import Model
 from foreplan.datasets.models.weights import RandomWeights, WeightSource, open_weights
 from foreplan.datasets.operators import OPERATORS
 from foreplan.datasets.program import Program, Variant

@@ -7,7 +7,7 @@ import torch
 
 from foreplan.datasets.kernels.registry import kernels_for
 from foreplan.datasets.models.decoder_memory import stage_bytes
-from foreplan.datasets.models.model import load_model
+from foreplan.datasets.models.load_model import load_model
 from foreplan.datasets.models.weights import RandomWeights
 from foreplan.datasets.program import Variant
 from foreplan.planner.verify.decoder import DecoderStage, PhaseKernels, StageKernels

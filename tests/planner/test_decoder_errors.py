@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from foreplan.datasets.models.model import load_model
+from foreplan.datasets.models.load_model import load_model
 from foreplan.datasets.models.weights import RandomWeights
 from foreplan.datasets.program import Variant
 from foreplan.errors import SpecError

@@ -7,7 +7,7 @@ import torch
 
 from foreplan.datasets.kernels import registry
 from foreplan.datasets.kernels.registry import kernels_for
-from foreplan.datasets.models.model import load_model
+from foreplan.datasets.models.load_model import load_model
 from foreplan.datasets.models.weights import RandomWeights
 from foreplan.planner.verify import _decoder_layer
 

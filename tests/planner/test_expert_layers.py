@@ -20,7 +20,8 @@ from foreplan.datasets.kernels.registry import expert_mlps, kernels_for, linear_
 from foreplan.datasets.kernels.runnable import Inputs
 from foreplan.datasets.models.decoder_memory import stage_bytes
 from foreplan.datasets.models.decoder_programs import layer_programs
-from foreplan.datasets.models.model import Model, load_model
+from foreplan.datasets.models.load_model import load_model
+from foreplan.datasets.models.model import Model
 from foreplan.datasets.models.weights import RandomWeights, WeightSource, open_weights
 from foreplan.datasets.program import Program, Variant, program
 from foreplan.planner.verify import _decoder_layer, _expert_layer

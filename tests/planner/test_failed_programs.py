@@ -9,7 +9,7 @@ import pytest
 
 from foreplan.cost_models.book import Profiles, cost_book
 from foreplan.cost_models.roofline import RooflineSource
-from foreplan.datasets.models.model import load_model
+from foreplan.datasets.models.load_model import load_model
 from foreplan.datasets.profile import Profile, Row
 from foreplan.datasets.program import Program
 from foreplan.errors import InfeasibleError, MissingDataError

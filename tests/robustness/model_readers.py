@@ -34,7 +34,7 @@ _GPT2 = {
 
 
 def _use_model(path: Path) -> None:
-    from foreplan.datasets.models.model import load_model
+    from foreplan.datasets.models.load_model import load_model
 
     model = load_model(path.parent)
     _ = model.parameters, model.max_sequence, model.kv_bytes_per_token("bf16")
@@ -45,7 +45,7 @@ def _weights() -> bytes:
     import numpy as np
     from safetensors.numpy import save
 
-    from foreplan.datasets.models.model import load_model
+    from foreplan.datasets.models.load_model import load_model
     from foreplan.datasets.models.tensor_names import embedding_sources, head_sources, layer_sources
 
     with tempfile.TemporaryDirectory() as folder:
@@ -62,7 +62,7 @@ def _weights() -> bytes:
 
 
 def _use_weights(path: Path) -> None:
-    from foreplan.datasets.models.model import load_model
+    from foreplan.datasets.models.load_model import load_model
     from foreplan.datasets.models.weights import open_weights
 
     model = load_model(path.parent)

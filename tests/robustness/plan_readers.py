@@ -103,7 +103,7 @@ def plan_and_run() -> tuple[bytes, bytes]:
 def _quality() -> Any:
     """A table of losses of the demo model, which has random weights, with a curve."""
     from foreplan.cost_models.quality.quality_table import weights_digest
-    from foreplan.datasets.models.model import load_model
+    from foreplan.datasets.models.load_model import load_model
 
     model = load_model("demo-llama-random")
     return {
@@ -118,7 +118,7 @@ def _quality() -> Any:
 
 def _use_quality(path: Path) -> None:
     from foreplan.cost_models.quality.quality_table import QualityTable
-    from foreplan.datasets.models.model import load_model
+    from foreplan.datasets.models.load_model import load_model
     from foreplan.planner.report.quality_tables import quality_tables
 
     table = QualityTable.load(path)

@@ -28,7 +28,7 @@ import foreplan
 from foreplan.cost_models.book import Profiles, cost_book
 from foreplan.datasets import device_zoo
 from foreplan.datasets.cluster import Cluster
-from foreplan.datasets.models.model import load_model
+from foreplan.datasets.models.load_model import load_model
 from foreplan.datasets.specs import validate
 from foreplan.errors import ForeplanError, InfeasibleError
 from foreplan.planner.base import Problem

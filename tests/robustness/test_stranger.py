@@ -189,7 +189,7 @@ def test_a_model_folder_brings_no_code(tmp_path: Path, monkeypatch: pytest.Monke
     import pickle
 
     from foreplan.datasets.graphs.causal_lm import causal_lm
-    from foreplan.datasets.models.model import load_model
+    from foreplan.datasets.models.load_model import load_model
 
     reader = READERS["config-llama"]
     reader.attempt(tmp_path / "m", reader.valid_bytes())

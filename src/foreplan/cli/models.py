@@ -254,7 +254,7 @@ def quality(
 ) -> None:
     """Measure what each layer of a trained model loses at each number of bits, for plans."""
     from foreplan.cost_models.quality.quality_table import BITS, measure_quality
-    from foreplan.datasets.models.model import load_model
+    from foreplan.datasets.models.load_model import load_model
     from foreplan.datasets.storage import exclusive
 
     screen = console()

@@ -15,9 +15,10 @@ from foreplan.cost_models.lowering.fused_program import FUSED, fused_parts
 from foreplan.cost_models.lowering.graph_programs import lower, lower_compiled, programs
 from foreplan.cost_models.lowering.graph_step import Phase, Step
 from foreplan.cost_models.lowering.step_store import stored_steps
+from foreplan.cost_models.ranking import rank_devices
 from foreplan.cost_models.replay import predict_latency
 from foreplan.datasets.graphs.capture import capture
-from foreplan.datasets.models.model import load_model
+from foreplan.datasets.models.load_model import load_model
 from foreplan.datasets.program import CHANNELS_LAST, Program
 from foreplan.errors import SpecError
 
@@ -130,6 +131,17 @@ def test_a_processor_has_no_compiled_passes() -> None:
     with pytest.raises(SpecError, match="expected a GPU: what is compiled for a CPU is not priced"):
         predict_latency(nn.Linear(8, 8), "epyc_7742", inputs=(torch.zeros(1, 8),),
                         execution="compiled")  # fmt: skip
+
+
+def test_gpus_that_triton_has_no_code_for_have_none() -> None:
+    asked: dict[str, Any] = {"inputs": (torch.zeros(1, 8),), "execution": "compiled"}
+    with pytest.raises(SpecError, match=r"got 'compiled on p100_sxm2_16gb'.*capability 7\.0"):
+        predict_latency(nn.Linear(8, 8), "p100_sxm2_16gb", **asked)
+    assert predict_latency(nn.Linear(8, 8), "v100-32g", **asked).latency_s > 0
+    # A ranking leaves such a one out, whether or not it comes first.
+    found = rank_devices("opt-125m", ["p100_sxm2_16gb", "t4"], execution="compiled")
+    assert [replay.device for replay in found.replays] == ["t4"]
+    assert "capability" in found.unpriced["p100_sxm2_16gb"]
 
 
 def test_steps_on_disk_are_of_one_execution(tmp_path: Path) -> None:

@@ -15,7 +15,8 @@ from foreplan.cost_models.ranking import rank_devices
 from foreplan.cost_models.sources.expert_parts import expert_parts
 from foreplan.datasets import device_zoo
 from foreplan.datasets.experts import touched_experts
-from foreplan.datasets.models.model import Model, load_model
+from foreplan.datasets.models.load_model import load_model
+from foreplan.datasets.models.model import Model
 from foreplan.datasets.program import Program, Variant, program
 from foreplan.errors import SpecError
 

@@ -13,7 +13,7 @@ import transformers
 from foreplan.cost_models.lowering.graph_programs import model_steps
 from foreplan.cost_models.predictor import Predictor
 from foreplan.cost_models.ranking import rank_devices
-from foreplan.datasets.models.model import load_model
+from foreplan.datasets.models.load_model import load_model
 from foreplan.datasets.program import Program
 
 WINDOW = 32

@@ -15,7 +15,7 @@ from foreplan.cost_models.predict_command import predict_model
 from foreplan.cost_models.replay import predict_latency
 from foreplan.datasets import device_zoo
 from foreplan.datasets.device_name import DeviceName
-from foreplan.datasets.models.model import load_model
+from foreplan.datasets.models.load_model import load_model
 from foreplan.datasets.profile import HostTimes, Profile
 from foreplan.datasets.program import Variant
 from foreplan.errors import MissingDataError, SpecError

@@ -14,7 +14,7 @@ from foreplan.cost_models.quality.perplexity_curve import PerplexityCurve
 from foreplan.cost_models.quality.quality_table import QualityTable, measure_quality, weights_digest
 from foreplan.cost_models.quality.quantised_decoder import QuantisedDecoder
 from foreplan.datasets.graphs.causal_lm import causal_lm
-from foreplan.datasets.models.model import load_model
+from foreplan.datasets.models.load_model import load_model
 from foreplan.errors import SpecError
 
 BITS = (8, 4, 3)

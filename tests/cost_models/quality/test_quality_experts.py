@@ -15,7 +15,7 @@ from foreplan.cost_models.quality.quality_table import measure_quality
 from foreplan.cost_models.quality.quantised_decoder import QuantisedDecoder
 from foreplan.datasets.graphs.causal_lm import causal_lm
 from foreplan.datasets.kernels.registry import kernels_for
-from foreplan.datasets.models.model import load_model
+from foreplan.datasets.models.load_model import load_model
 from foreplan.datasets.models.weights import open_weights
 from foreplan.datasets.program import Variant
 from foreplan.errors import SpecError

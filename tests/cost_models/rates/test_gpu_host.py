@@ -24,7 +24,7 @@ from foreplan.cost_models.rates.gpu_host import (
 from foreplan.cost_models.replay import predict_latency, replay_book, replay_steps
 from foreplan.datasets import device_zoo
 from foreplan.datasets.graphs.capture import capture
-from foreplan.datasets.models.model import load_model
+from foreplan.datasets.models.load_model import load_model
 from foreplan.datasets.specs import load_document
 
 GPU = device_zoo.device("h200")

@@ -16,7 +16,7 @@ from foreplan.cost_models.sources.layer_times import LayerRun, layer_errors, mai
 from foreplan.datasets import device_zoo
 from foreplan.datasets.importers import read_operators
 from foreplan.datasets.inline_cluster import parse_devices
-from foreplan.datasets.models.model import load_model
+from foreplan.datasets.models.load_model import load_model
 from foreplan.datasets.program import Variant, program
 from foreplan.errors import MissingDataError, SpecError
 

@@ -18,7 +18,7 @@ from torch.nn import functional as F
 
 from foreplan.datasets.graphs.capture import capture
 from foreplan.datasets.graphs.operator_graph import OperatorGraph
-from foreplan.datasets.models.model import load_model
+from foreplan.datasets.models.load_model import load_model
 from foreplan.errors import SpecError
 
 LLAMA = {

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from foreplan.datasets.graphs.causal_lm import causal_lm
 from foreplan.datasets.models import byte_llama
 from foreplan.datasets.models.byte_llama import ByteLlama, bits_per_byte, main, train_byte_llama
-from foreplan.datasets.models.model import load_model
+from foreplan.datasets.models.load_model import load_model
 from foreplan.datasets.models.model_zoo import pretrained_folders
 from foreplan.datasets.models.weights import FolderWeights
 from foreplan.errors import SpecError

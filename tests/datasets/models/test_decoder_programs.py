@@ -14,7 +14,7 @@ from foreplan.datasets.models.decoder_programs import (
     head_programs,
     layer_programs,
 )
-from foreplan.datasets.models.model import load_model
+from foreplan.datasets.models.load_model import load_model
 from foreplan.datasets.models.model_zoo import zoo_names
 from foreplan.datasets.program import Variant
 from foreplan.errors import SpecError

@@ -13,7 +13,8 @@ import torch
 import transformers
 
 from foreplan.datasets.models.checkpoint import read_checkpoint
-from foreplan.datasets.models.model import Model, load_model
+from foreplan.datasets.models.load_model import load_model
+from foreplan.datasets.models.model import Model
 from foreplan.datasets.models.model_zoo import published_parameters, zoo_names
 from foreplan.errors import SpecError
 
@@ -135,7 +136,7 @@ def test_zoo_counts_what_its_source_publishes(name: str) -> None:
 def test_reading_needs_neither_torch_nor_transformers(tmp_path: Path) -> None:
     write_config(tmp_path, **llama_config())
     code = (
-        "import sys; from foreplan.datasets.models.model import load_model; "
+        "import sys; from foreplan.datasets.models.load_model import load_model; "
         f"load_model({str(tmp_path)!r}); load_model('gpt2'); "
         "sys.exit(any(name in sys.modules for name in ('torch', 'transformers', 'safetensors')))"
     )

@@ -6,7 +6,8 @@ import pytest
 import torch
 from pydantic import ValidationError
 
-from foreplan.datasets.models.model import Model, load_model
+from foreplan.datasets.models.load_model import load_model
+from foreplan.datasets.models.model import Model
 from foreplan.datasets.models.rotary import Rotary
 from foreplan.datasets.models.tensor_change import TensorChange
 from foreplan.planner.verify.rotation import rotation

@@ -10,7 +10,7 @@ import pytest
 import torch
 import transformers
 
-from foreplan.datasets.models.model import load_model
+from foreplan.datasets.models.load_model import load_model
 from foreplan.datasets.models.weights import FolderWeights, RandomWeights, bell_shaped, open_weights
 from foreplan.errors import SpecError
 

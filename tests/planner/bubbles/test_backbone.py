@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from tests.planner.bubbles.problems import encoder, problem, workload
 
-from foreplan.datasets.models.model import load_model
+from foreplan.datasets.models.load_model import load_model
 from foreplan.errors import SpecError
 from foreplan.planner.bubbles.backbone import (
     BUBBLES,

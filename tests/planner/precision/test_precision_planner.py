@@ -308,7 +308,7 @@ def test_decoder_of_the_zoo(planner, make_problem):
                            sequence_length=8, indicator="uniform")  # fmt: skip
     with pytest.raises(SpecError, match="give --model"):
         planner.decide(problem)
-    from foreplan.datasets.models.model import load_model
+    from foreplan.datasets.models.load_model import load_model
 
     tiny = load_model("opt-125m").model_copy(
         update={"layers": 2, "hidden": 64, "heads": 4, "kv_heads": 4, "head_dim": 16, "ffn": 128,

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from foreplan.cost_models.costs import CostBook, Estimate
 from foreplan.datasets.graphs.capture import capture
 from foreplan.datasets.graphs.causal_lm import causal_lm
-from foreplan.datasets.models.model import load_model
+from foreplan.datasets.models.load_model import load_model
 from foreplan.errors import InfeasibleError, MissingDataError, SpecError
 from foreplan.planner.precision import decoder_task
 from foreplan.planner.precision.decoder_task import DecoderTask

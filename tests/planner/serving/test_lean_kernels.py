@@ -6,7 +6,7 @@ import dataclasses
 
 from foreplan.cost_models.book import Profiles, cost_book
 from foreplan.datasets.cluster import Cluster
-from foreplan.datasets.models.model import load_model
+from foreplan.datasets.models.load_model import load_model
 from foreplan.datasets.specs import validate
 from foreplan.planner.api import load_workload
 from foreplan.planner.base import Problem

@@ -8,7 +8,7 @@ import pytest
 from foreplan.cost_models.quality.perplexity_curve import PerplexityCurve
 from foreplan.cost_models.quality.quality_table import QualityTable, weights_digest
 from foreplan.cost_models.quality.sensitivity import weight_sensitivity
-from foreplan.datasets.models.model import load_model
+from foreplan.datasets.models.load_model import load_model
 from foreplan.errors import InfeasibleError, SpecError
 from foreplan.planner.predict import Forecast
 from foreplan.planner.serving import ServingPlanner

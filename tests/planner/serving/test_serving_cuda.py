@@ -12,7 +12,8 @@ import torch
 from foreplan.datasets.cluster import Cluster
 from foreplan.datasets.device_name import DeviceName
 from foreplan.datasets.models.decoder_memory import stage_bytes
-from foreplan.datasets.models.model import Model, load_model
+from foreplan.datasets.models.load_model import load_model
+from foreplan.datasets.models.model import Model
 from foreplan.datasets.specs import validate
 from foreplan.planner.serving.kernels import ServingKernels, single_process_tokens
 from foreplan.planner.serving.pipeline import stage_kernels

@@ -16,7 +16,7 @@ from foreplan.cost_models.roofline import RooflineSource
 from foreplan.cost_models.tensor_parallel import degrees
 from foreplan.datasets.cluster import Cluster
 from foreplan.datasets.device_zoo import device
-from foreplan.datasets.models.model import load_model
+from foreplan.datasets.models.load_model import load_model
 from foreplan.errors import InfeasibleError, SpecError
 from foreplan.planner.api import load_cluster
 from foreplan.planner.plan import Plan

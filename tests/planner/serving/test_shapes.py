@@ -8,7 +8,7 @@ import pytest
 
 from foreplan.cost_models.costs import CostBook
 from foreplan.cost_models.tensor_parallel import shard_model
-from foreplan.datasets.models.model import load_model
+from foreplan.datasets.models.load_model import load_model
 from foreplan.datasets.program import Program
 from foreplan.errors import SpecError
 from foreplan.planner.serving.pipeline import stage_kernels

@@ -9,7 +9,8 @@ from torch import Tensor
 
 import foreplan
 from foreplan.datasets.kernels.registry import kernels_for
-from foreplan.datasets.models.model import Model, load_model
+from foreplan.datasets.models.load_model import load_model
+from foreplan.datasets.models.model import Model
 from foreplan.datasets.models.rotary import Rotary
 from foreplan.datasets.models.weights import RandomWeights
 from foreplan.datasets.program import Variant

@@ -9,7 +9,7 @@ import pytest
 
 import foreplan
 from foreplan.cost_models.book import Profiles, cost_book
-from foreplan.datasets.models.model import load_model
+from foreplan.datasets.models.load_model import load_model
 from foreplan.errors import InfeasibleError
 from foreplan.planner.api import load_cluster, load_workload
 from foreplan.planner.base import Problem

@@ -18,7 +18,8 @@ from torch.utils._pytree import tree_leaves
 from foreplan.cost_models.tensor_parallel import shard_model
 from foreplan.datasets.kernels import _fragment_linear
 from foreplan.datasets.kernels import registry as kernels
-from foreplan.datasets.models.model import Model, load_model
+from foreplan.datasets.models.load_model import load_model
+from foreplan.datasets.models.model import Model
 from foreplan.datasets.models.weights import open_weights
 from foreplan.datasets.program import Variant
 from foreplan.planner.serving.pricing import DECODE, PREFILL, MicroBatches
