@@ -17,6 +17,7 @@ from __future__ import annotations
 import argparse
 import fcntl
 import json
+import statistics
 import subprocess
 import sys
 import time
@@ -150,8 +151,11 @@ def measure(device: str, out: Path, networks: Sequence[str], beside: int) -> Non
     out.write_text(json.dumps(document, indent=0) + "\n")
 
 
-def score(path: Path, device: str) -> None:
-    """Print a Markdown table: every pass as it is and compiled, and how far off its prediction."""
+def score(path: Path, device: str, without: Sequence[str] = ()) -> None:
+    """Print a Markdown table: every pass as it is and compiled, and how far off its prediction.
+
+    Means are of networks but those ``without``.
+    """
     import torch
 
     from foreplan import predict_latency
@@ -177,16 +181,17 @@ def score(path: Path, device: str) -> None:
             fused = sum(step.kind == "fused" for step in told.steps)
             cells.append((1e3 * real_s, 100 * (told.latency_s / real_s - 1)))
             group = "development" if name in DEVELOPMENT else "test"
-            errors.setdefault((group, phase, way), []).append(cells[-1][1])
+            if name not in without:
+                errors.setdefault((group, phase, way), []).append(cells[-1][1])
         (before, off), (after, off_compiled) = cells
         shape, real = " x ".join(map(str, row["shape"])), row["fused"]["kernels"]
         print(f"| {name} | {shape} | {phase} | {before:.2f} | {after:.2f} | {off:+.1f} "
               f"| {off_compiled:+.1f} | {real}, {fused} |", flush=True)  # fmt: skip
     print()
     for group, found in errors.items():
-        sizes = sorted(map(abs, found))
-        print(f"{', '.join(group)}: mean {sum(sizes) / len(sizes):.1f} %, median "
-              f"{sizes[len(sizes) // 2]:.1f} %, {len(sizes)} passes")  # fmt: skip
+        sizes = [abs(error) for error in found]
+        print(f"{', '.join(group)}: mean {statistics.mean(sizes):.1f} %, median "
+              f"{statistics.median(sizes):.1f} %, {len(sizes)} passes")  # fmt: skip
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -201,6 +206,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     scored = commands.add_parser("score")
     scored.add_argument("path", type=Path)
     scored.add_argument("device", help="of the zoo")
+    scored.add_argument("--without", nargs="+", default=[], help="networks left out of means")
     single = commands.add_parser("one")
     for word in ("device", "out", "network"):
         single.add_argument(word)
@@ -208,7 +214,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if options.command == "one":
         measure_network(options.network, options.device, Path(options.out))
     elif options.command == "score":
-        score(options.path, options.device)
+        score(options.path, options.device, options.without)
     else:
         measure(options.device, options.out, options.networks, options.beside)
 
