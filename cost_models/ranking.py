@@ -116,6 +116,7 @@ class Ranking:
             "batch": self.batch,
             "sequence_length": self.sequence_length,
             "images": isinstance(self.model, NetworkFolder) and self.model.images,
+            "scans": isinstance(self.model, NetworkFolder) and self.model.scans,
             "phase": self.phase,
             "execution": self.execution,
             "costs": self.costs,
@@ -184,8 +185,8 @@ def rank_devices(
     """Predict a model's latency on devices that need not be here, fastest first.
 
     Args:
-        model: zoo name, Hugging Face folder (of any network of transformers but state spaces), or
-            what `load_model` returns.
+        model: zoo name, Hugging Face folder (of any network of transformers), or what `load_model`
+            returns.
         devices: names of the zoo, apart by commas or one by one, or as in an inline cluster
             (``2xa100-80g,4xt4``: one pass on each kind); figures of a device; ``all``: the zoo.
         batch: sequences.

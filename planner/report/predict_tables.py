@@ -67,6 +67,11 @@ def predict_tables(result: Mapping[str, Any]) -> Group:
             f"fits ?: figures of {', '.join(silent)} state no memory; a device file has "
             "memory_bytes for it"
         )
+    if result["scans"]:
+        notes.append(
+            "a state goes from token to token: what transformers computes by itself is priced, and "
+            "fused kernels of other packages (mamba-ssm, flash-linear-attention) are faster"
+        )
     parts += bullets(notes)
     if len(rows) == 1:
         only = rows[0]

@@ -55,7 +55,17 @@ DEEPSEEK = TEXT | {
     "qk_rope_head_dim": 8, "qk_nope_head_dim": 16, "v_head_dim": 16, "first_k_dense_replace": 1,
     "torch_dtype": "bfloat16",
 }  # fmt: skip
-ALL = {"bert": BERT, "t5": T5, "vit": VIT, "whisper": WHISPER, "gemma2": GEMMA,
+MAMBA = {
+    "model_type": "mamba", "architectures": ["MambaForCausalLM"], "hidden_size": 32,
+    "num_hidden_layers": 2, "vocab_size": 100, "state_size": 8,
+}  # fmt: skip
+MAMBA2 = {
+    "model_type": "mamba2", "architectures": ["Mamba2ForCausalLM"], "hidden_size": 32,
+    "num_hidden_layers": 2, "vocab_size": 100, "state_size": 8, "num_heads": 4, "head_dim": 16,
+    "n_groups": 1, "chunk_size": 16,
+}  # fmt: skip
+SCANS = {"mamba": MAMBA, "mamba2": MAMBA2}
+ALL = {**SCANS, "bert": BERT, "t5": T5, "vit": VIT, "whisper": WHISPER, "gemma2": GEMMA,
        "deepseek_v2": DEEPSEEK}  # fmt: skip
 
 
@@ -113,6 +123,7 @@ def test_more_work_is_never_faster_and_a_step_takes_longer(
         slack = 1 - WITHIN  # networks this small are bound by the host
         assert all(replay.latency_s > slack * before[replay.device] for replay in more.replays)
     assert found[0].document()["images"] == (family == "vit")
+    assert found[0].document()["scans"] == (family in SCANS)
     what = "1 images" if family == "vit" else "1 x 32 tokens"
     assert repr(found[0]).startswith(f"<Ranking: {family}, {what}, inference: ")
     assert found[0].plot().get_title("left") == f"{family}, {what}, inference"
@@ -157,8 +168,6 @@ def test_a_described_family_stays_described_and_a_folder_is_enough(
         ({"model_type": 7}, "7/config.json: model_type: got 7, expected an architecture of"),
         ({"model_type": "no_such"}, "no_such/config.json: got .*a network that transformers"),
         ({"model_type": "llava", "text_config": {}}, "text_config or vision_config into a folder"),
-        ({"model_type": "mamba", "state_size": 16}, "without state spaces"),
-        ({"model_type": "mamba", "num_hidden_layers": 2}, "state_size: got 16"),
         ({"model_type": "clip"}, "text_config or vision_config into a folder"),
         (BERT | {"num_hidden_layers": 10**9}, "num_hidden_layers: .* a whole number from 1 to"),
         (BERT | {"num_hidden_layers": "2"}, "num_hidden_layers"),
@@ -244,6 +253,17 @@ def test_relative_positions_bound_nothing(tmp_path: Path) -> None:
     assert inputs["input_ids"].shape == (2, 200)
     assert {parameter.device.type for parameter in module.parameters()} == {"meta"}
     assert capture(module, inputs, eager=True).flops > 0
+
+
+def test_a_scan_token_by_token_bounds_the_tokens(tmp_path: Path) -> None:
+    """Every token of every layer has operators of its own; chunks of tokens have not."""
+    by_tokens = _network(tmp_path, MAMBA)
+    with pytest.raises(SpecError, match="at most 1024 tokens: mamba goes through its 2 layers"):
+        network_module(by_tokens, batch=1, tokens=1025)
+    by_chunks = _network(tmp_path, MAMBA2)
+    module, inputs = network_module(by_chunks, batch=1, tokens=1025)
+    calls = capture(module, inputs, eager=True).operators
+    assert len(list(calls("linear"))) < 100
 
 
 def test_positions_bound_the_tokens(tmp_path: Path) -> None:

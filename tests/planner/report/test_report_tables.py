@@ -287,7 +287,7 @@ def test_fields_of_records_inside_a_workload_are_listed():
 
 PREDICTED = {
     "model": "gpt2", "dtype": "fp32", "batch": 1, "sequence_length": 128, "phase": "inference",
-    "execution": "eager", "costs": "predicted", "bf16_as": {"t4": "fp16"},
+    "execution": "eager", "costs": "predicted", "bf16_as": {"t4": "fp16"}, "scans": True,
     "unpriced": {"xavier": "no figures on xavier", "thor": "no figures on thor"},
     "devices": [{
         "device": "a100_sxm_80gb", "latency_s": 0.0101, "low_s": 0.005, "high_s": 0.02,
