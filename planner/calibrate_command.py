@@ -41,7 +41,8 @@ from foreplan.datasets.models.model import Model
 from foreplan.datasets.specs import StrictModel, nearest, validate
 from foreplan.errors import MissingDataError, SpecError
 from foreplan.planner.api import load_cluster
-from foreplan.planner.serving.pricing import DECODE, PREFILL, MicroBatches, Parts, Pricing
+from foreplan.planner.serving.kept_programs import Parts
+from foreplan.planner.serving.pricing import DECODE, PREFILL, MicroBatches, Pricing
 from foreplan.planner.serving.spec import Count, ServingWorkload
 
 #: Longest file of measurements that is read.

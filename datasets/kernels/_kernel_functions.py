@@ -40,8 +40,9 @@ def _cache_write(cache_k: Tensor, cache_v: Tensor, k: Tensor, v: Tensor, positio
 
 
 def _attention(
-    q: Tensor, cache_k: Tensor, cache_v: Tensor, keys: int, *, dtype: torch.dtype
-) -> Tensor:
+    q: Tensor, cache_k: Tensor, cache_v: Tensor, keys: int, window: int | None = None, *,
+    dtype: torch.dtype,
+) -> Tensor:  # fmt: skip
     batch, queries, heads, head_dim = q.shape
     kv_heads = cache_k.shape[1]
     k, v = cache_k[:, :, :keys].to(dtype), cache_v[:, :, :keys].to(dtype)
@@ -58,13 +59,20 @@ def _attention(
         if heads == kv_heads:
             out = out[:, :, :1]
         return out.reshape(batch, 1, heads, head_dim).to(q.dtype)
-    shared = heads != kv_heads
     if queries == keys:
+        shared = heads != kv_heads
         out = F.scaled_dot_product_attention(query, k, v, is_causal=True, enable_gqa=shared)
     else:
         # `is_causal` aligns the first query with the first key; here the last ones meet.
         mask = torch.ones(queries, keys, dtype=torch.bool, device=q.device).tril(keys - queries)
-        out = F.scaled_dot_product_attention(query, k, v, attn_mask=mask, enable_gqa=shared)
+        if window is not None:
+            mask = mask.triu(keys - queries - window + 1)
+        # No fused kernel of a GPU takes a mask and heads that share keys (torch, documentation of
+        # `enable_gqa`), so that these become queries of one head here too.
+        folded = query.reshape(batch, kv_heads, -1, head_dim)
+        mask = mask.repeat(heads // kv_heads, 1)
+        out = F.scaled_dot_product_attention(folded, k, v, attn_mask=mask)
+        out = out.reshape(batch, heads, queries, head_dim)
     return out.transpose(1, 2).to(q.dtype)
 
 
@@ -76,9 +84,11 @@ def _quantise_copy(
 
 
 def _dequant_attention(
-    q: Tensor, cache_k: QuantisedCache, cache_v: QuantisedCache, keys: int, *, dtype: torch.dtype
-) -> Tensor:
-    return _attention(q, cache_k.read(keys, dtype), cache_v.read(keys, dtype), keys, dtype=dtype)
+    q: Tensor, cache_k: QuantisedCache, cache_v: QuantisedCache, keys: int,
+    window: int | None = None, *, dtype: torch.dtype,
+) -> Tensor:  # fmt: skip
+    k, v = cache_k.read(keys, dtype), cache_v.read(keys, dtype)
+    return _attention(q, k, v, keys, window, dtype=dtype)
 
 
 def _silu_mul(gate: Tensor, up: Tensor) -> Tensor:

@@ -48,7 +48,7 @@ class QuantisedCache:
         return made
 
     def __getitem__(self, index: int | slice | tuple[int | slice, ...]) -> Self:
-        """The same part of codes and scales; leading dimensions alone."""
+        """The same part of codes and scales; not of the features of a head."""
         return type(self)(self.codes[index], self.scale[index])
 
     def write(self, x: Tensor, position: int) -> None:

@@ -251,8 +251,9 @@ def function(op: str, variant: Variant) -> Callable[..., Any]:
     - norm: ``f(x[rows, cols], weight[cols], bias[cols] | None, eps) -> [rows, cols]``
     - rope: ``f(x[rows, H, D], cos[rows, D], sin[rows, D]) -> [rows, H, D]``
     - cache_write: ``f(cache_k[B, G, L, D], cache_v, k[B, T, G, D], v, position) -> None``
-    - attention: ``f(q[B, T, H, D], cache_k[B, G, L, D], cache_v, keys) -> [B, T, H, D]``; causal,
-      the last query sees all of the first ``keys`` positions
+    - attention: ``f(q[B, T, H, D], cache_k[B, G, L, D], cache_v, keys[, window]) -> [B, T, H, D]``;
+      causal, the last query sees all of the first ``keys`` positions; of fewer queries than keys
+      each sees its last ``window`` at most
     - caches of ``int8`` storage are a `foreplan.datasets.kernels.quantised_cache.QuantisedCache`
       each
     - activation: ``f(x[rows, cols])``, or ``f(gate, up)`` where the kernel's name ends in ``_mul``

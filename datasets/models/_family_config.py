@@ -12,7 +12,8 @@ from types import MappingProxyType
 
 from foreplan.datasets.models._config_fields import ConfigFields
 from foreplan.datasets.models._expert_config import EXPERT_READERS
-from foreplan.datasets.models._rotary_config import alternating_facts, rotation_facts, window_of
+from foreplan.datasets.models._rotary_config import alternating_facts, rotation_facts
+from foreplan.datasets.models._window_config import window_facts
 
 _ACTIVATIONS: Mapping[str, str] = MappingProxyType(
     {
@@ -147,7 +148,7 @@ def _llama(config: ConfigFields) -> dict[str, object]:
             words.activation_field, words.activation, {**_ACTIVATIONS, **words.renamed}
         ),
         "tied": config.flag("tie_word_embeddings", words.tied),
-        "sliding_window": window_of(config, family, experts=family in EXPERT_READERS),
+        **window_facts(config, family),
         **_rotation(config, family, head_dim),
         **{ours: config.flag(*asked) for ours, asked in words.biases.items()},
     }

@@ -1,4 +1,4 @@
-"""Rotation and sliding window of a ``config.json``."""
+"""Rotation of a ``config.json``."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from types import MappingProxyType
 from typing import Any
 
 from foreplan.datasets.models._config_fields import ConfigFields
-from foreplan.datasets.models.families import SLIDING_EVERYWHERE
 
 #: Our names of what scales a rotation.
 _SCALING: Mapping[str, str] = MappingProxyType(
@@ -50,7 +49,7 @@ def rotation_facts(
         "rope_theta": parameters.get("rope_theta", config.fields.get("rope_theta", base))
     }
     rotary: dict[str, Any] = {"pairs": "neighbours"} if neighbours else {}
-    if unrotated := _unrotated(config):
+    if unrotated := unrotated_layers(config):
         rotary["unrotated_layers"] = unrotated
     share = parameters.get(_PARTIAL, config.fields.get(_PARTIAL, partial or 1))
     if share != 1:
@@ -118,7 +117,7 @@ def sliding_layers(config: ConfigFields) -> tuple[int, ...]:
     return tuple(layer for layer in range(layers) if listed[layer] == known[0])
 
 
-def _unrotated(config: ConfigFields) -> tuple[int, ...]:
+def unrotated_layers(config: ConfigFields) -> tuple[int, ...]:
     """Layers without a rotation, which only SmolLM3 has: a 0 in ``no_rope_layers``."""
     if config.fields["model_type"] != "smollm3":
         return ()
@@ -166,58 +165,3 @@ def _longrope(config: ConfigFields, field: str, parameters: dict[str, Any]) -> d
         "short_factors": tuple(short),
         "attention_factor": attention,
     }
-
-
-#: Families without a sliding window in any layer.
-_NO_WINDOW = frozenset(
-    {
-        "llama",
-        "olmoe",
-        "deepseek",
-        "seed_oss",
-        "ernie4_5",
-        "glm",
-        "granite",
-        "gemma",
-        "olmo2",
-        "glm4",
-    }
-)
-
-
-def window_of(config: ConfigFields, family: str, *, experts: bool) -> int | None:
-    """Keys that a query sees at most in some layer, ``None`` = all.
-
-    Args:
-        config: read.
-        family: of the model.
-        experts: its layers are mixtures.
-    """
-    if family == "mistral":
-        # transformers' default is 4096; a null means full attention.
-        if config.fields.get("sliding_window", 4096) is None:
-            return None
-        return config.size("sliding_window", 4096)
-    if family == "gemma3_text":
-        return config.size("sliding_window", 4096) if sliding_layers(config) else None
-    if family in SLIDING_EVERYWHERE:
-        window = config.fields.get("sliding_window")
-        return None if window is None else config.size("sliding_window")
-    if family in _NO_WINDOW or not config.flag("use_sliding_window", False):
-        return None
-    if experts:
-        return config.size("sliding_window", 4096)
-    if family == "smollm3" and config.fields.get("sliding_window") is None:
-        return None
-    layer_types = config.fields.get("layer_types")
-    if layer_types is not None:
-        if not isinstance(layer_types, list):
-            raise config.error("layer_types", "a list of texts")
-        if "sliding_attention" not in layer_types:
-            return None
-        return config.size("sliding_window", 4096)
-    if family != "smollm3" and config.size("max_window_layers", 28) >= config.size(
-        "num_hidden_layers"
-    ):
-        return None  # the window begins behind the last layer
-    return config.size("sliding_window", 4096)

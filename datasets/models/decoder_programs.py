@@ -18,6 +18,8 @@ In a layer of experts the MLP's line is::
          -> norm -> router -> experts -> [linear shared_up -> activation -> linear shared_down
          -> [shared_gate] -> add] -> add
 
+Attention within a sliding window is several programs of its name (`attention_window.spans`).
+
 Linears are fused: one for query, key and value, one for gate and up. All linears of a layer have
 the layer's precision, those of its experts too (one program, ``experts``, with the variant of the
 linears); a router keeps bf16. The rotation takes queries and keys in one call, unless they are
@@ -30,6 +32,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 
 from foreplan.datasets.experts import LayerClass
+from foreplan.datasets.models.attention_window import spans
 from foreplan.datasets.models.model import Model
 from foreplan.datasets.program import Program, Variant, program
 from foreplan.errors import SpecError
@@ -117,7 +120,7 @@ class _Counter:
 
 def layer_programs(
     model: Model, batch: int, queries: int, keys: int, choose: Choose,
-    layer_class: LayerClass | None = None,
+    layer_class: LayerClass | None = None, window: int | None = None,
 ) -> Counts:  # fmt: skip
     """What one decoder layer runs for a pass.
 
@@ -129,6 +132,7 @@ def layer_programs(
         choose: variant of each linear and of the attention; asked for experts with the dimensions
             of their program.
         layer_class: of the layer; ``None`` where the model has only one.
+        window: keys that a query sees at most; ``None`` = all.
 
     Raises:
         SpecError: a size below 1, fewer keys than queries, or no class for a model of both.
@@ -159,7 +163,8 @@ def layer_programs(
         "cache_write", cache_write_variant(model, attend),
         batch=batch, tokens=queries, kv_heads=kv_heads, head_dim=head_dim,
     )  # fmt: skip
-    run.add_as("attention", attend, **seen)
+    for span in spans(queries, keys, window):
+        run.add_as("attention", attend, **seen | {"queries": span.queries, "keys": span.keys})
     run.add("linear", rows=rows, **linears["out"])
     if model.norms_behind:
         run.add("norm", **wide)

@@ -68,6 +68,7 @@ class Model(StrictModel):
         scalars: factors of embedding, attention, residual stream and logits.
         position_offset: unused rows in front of the learned positions (OPT: 2).
         sliding_window: keys a query sees at most; ``None`` = all.
+        window_layers: 0-based layers that have the window, ascending; none listed = every layer.
         experts: of the layers whose MLP is a mixture of experts; ``None`` = every layer is dense.
         weights: ``trained`` when the folder holds safetensors, else ``random``: times are real,
             tokens mean nothing.
@@ -105,6 +106,7 @@ class Model(StrictModel):
     scalars: Scalars = Scalars()
     position_offset: int = Field(default=0, ge=0)
     sliding_window: PositiveInt | None = None
+    window_layers: tuple[int, ...] = ()
     experts: Experts | None = None
     weights: Literal["trained", "random"] = "random"
     dtype: Literal["fp32", "fp16", "bf16"]
@@ -159,6 +161,17 @@ class Model(StrictModel):
                 raise ValueError(f"{pairs} short_factors, one for each pair of features")
         return value
 
+    @field_validator("window_layers")
+    @classmethod
+    def _slide(cls, value: tuple[int, ...], info: ValidationInfo) -> tuple[int, ...]:
+        layers = info.data.get("layers", MOST_LAYERS)
+        inside = all(0 <= layer < layers for layer in value)
+        if value and info.data.get("sliding_window") is None:
+            raise ValueError("none: there is no sliding_window")
+        if not inside or list(value) != sorted(set(value)):
+            raise ValueError(f"different layers, ascending, of {layers}")
+        return value
+
     @field_validator("experts")
     @classmethod
     def _has_such_layers(cls, value: Experts | None, info: ValidationInfo) -> Experts | None:
@@ -197,9 +210,7 @@ class Model(StrictModel):
         if tokens <= self.max_sequence:
             return
         most = f"at most the {self.max_sequence} that {self.name} can attend to"
-        if self.max_sequence == self.sliding_window:
-            most += " before its window slides: longer ones are not priced"
-        elif self.max_sequence < self.max_positions:
+        if self.max_sequence < self.max_positions:
             most += " before it rotates by other frequencies: longer ones are not computed"
         raise SpecError(where, got=got, expected=most)
 
@@ -361,13 +372,11 @@ class Model(StrictModel):
 
     @property
     def max_sequence(self) -> int:
-        """Longest sequence for which full causal attention is what the model computes.
+        """Longest sequence that the runtime computes as the model does.
 
-        A sliding window changes nothing up to its own length; beyond it the runtime would compute
-        something else than the model, so that planners stop here. So they do where ``longrope``
-        takes other frequencies.
+        Planners stop where ``longrope`` takes other frequencies.
         """
         most, scaling = self.max_positions, self.rope_scaling
         if scaling is not None and scaling.kind == "longrope":
             most = min(most, scaling.original_max_positions)
-        return min(most, self.sliding_window or most)
+        return most

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from foreplan.datasets.models.attention_window import refuse_windows
 from foreplan.datasets.models.encoders import load_encoder
 from foreplan.datasets.models.model import Model
 from foreplan.errors import SpecError
@@ -108,7 +109,7 @@ def backbone_tower(problem: Problem[BubblesWorkload]) -> Tower:
     """The language model of a problem: ``--model``, or the workload's own sizes.
 
     Raises:
-        SpecError: neither or both.
+        SpecError: neither or both, or a model with a window that a sequence is longer than.
     """
     model, dims = problem.model, problem.workload.backbone
     if (model is None) == (dims is None):
@@ -117,6 +118,8 @@ def backbone_tower(problem: Problem[BubblesWorkload]) -> Tower:
             expected="--model, or backbone in the workload",
         )  # fmt: skip
     if model is not None:
+        asked = problem.workload.sequence_length
+        refuse_windows(model, asked, "workload.sequence_length", "training plans know no windows")
         return _of_model(model)
     assert dims is not None
     if not dims.vocab:

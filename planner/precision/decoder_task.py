@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 from typing import TYPE_CHECKING, Any
 
+from foreplan.datasets.models.attention_window import refuse_windows
 from foreplan.datasets.models.byte_text import standard_library_text, windows
 from foreplan.datasets.models.model import Model
 from foreplan.datasets.timing.host_memory import free_bytes
@@ -30,8 +31,9 @@ class DecoderTask:
     """
 
     def __init__(self, model: Model, workload: PrecisionWorkload, seed: int) -> None:
-        length = workload.sequence_length or min(128, model.max_sequence)
+        length = workload.sequence_length or min(128, model.sliding_window or model.max_sequence)
         model.refuse_longer(length, "workload.sequence_length", length)
+        refuse_windows(model, length, "workload.sequence_length", "training under one is not timed")
         if model.vocab < _BYTES:
             raise SpecError(
                 "model.vocab", got=model.vocab, expected=f"at least {_BYTES}: samples are bytes"

@@ -16,6 +16,7 @@ import numpy as np
 from foreplan.cost_models.tensor_parallel import shard_model
 from foreplan.datasets.cluster import Cluster
 from foreplan.datasets.cluster_entry import Rank
+from foreplan.datasets.models.attention_window import distinct_kinds, layer_kinds
 from foreplan.datasets.models.decoder_memory import layer_bytes, stage_bytes
 from foreplan.datasets.models.model import Model
 from foreplan.datasets.program import Variant
@@ -172,7 +173,8 @@ class ServingChains:
         space = StageWorkspace(
             shard, w, sizes, self.first(k).kernel_kind, kernels, degree=kind.degree
         )
-        return max(int(space.room_bytes(of, bits, 0).max()) for of in set(shard.layer_classes))
+        every = distinct_kinds(shard, w.prompt_tokens + w.new_tokens)
+        return max(int(space.room_bytes(of, bits, 0).max()) for of in every)
 
     def leaner(self, decision: ServingDecision) -> bool:
         """Whether a decision has other kernels than the fastest."""
@@ -202,7 +204,8 @@ class ServingChains:
         """
         model, w, whole = self.pricing.model, self.pricing.workload, self.pricing
         kinds, bits = range(len(self.kinds)), self.bits
-        classes = sorted(set(model.layer_classes))
+        tokens = w.prompt_tokens + w.new_tokens
+        classes = distinct_kinds(model, tokens)
         prefill = np.full((len(kinds), len(classes), len(bits)), np.inf)
         decode = np.full_like(prefill, np.inf)
         held = np.zeros_like(prefill)
@@ -214,7 +217,7 @@ class ServingChains:
                 kernels = self.kernels(k, sizes)
                 for (c, of), (v, b) in itertools.product(enumerate(classes), enumerate(bits)):
                     if f"{PREFILL}/linear/{b}" in kernels.table:
-                        pass_ = price.layer(kernels, b, PREFILL, sizes, layer_class=of)
+                        pass_ = price.layer(kernels, b, PREFILL, sizes, kind=of)
                         prefill[k, c, v] = price.seconds(rank, pass_)
                         decode[k, c, v] = price.decode_layer_s(rank, kernels, b, sizes, of)
                 edges[:, k] = [
@@ -233,7 +236,7 @@ class ServingChains:
             shard = price.model
             items = static_bytes(shard, w, 0, model.layers, (bits[0],) * model.layers)
             cache = items["kv_cache"] / model.layers
-            held[k] = [[layer_bytes(shard, STORAGE[b][0], of) + cache for b in bits]
+            held[k] = [[layer_bytes(shard, STORAGE[b][0], of.mlp) + cache for b in bits]
                        for of in classes]  # fmt: skip
             variants = {} if (k, sizes) in self._failed else self.kernels(k, sizes).table
             space = StageWorkspace(
@@ -243,7 +246,7 @@ class ServingChains:
                 if f"{PREFILL}/linear/{b}" in variants:
                     once[k, need] = space.room_bytes(of, b, round(cache))
             fixed[:, k] = items["embedding"], items["head"], items["buffers"]
-        class_of = [classes.index(of) for of in model.layer_classes]
+        class_of = [classes.index(of) for of in layer_kinds(model, tokens)]
 
         def every_layer(table: FloatArray) -> FloatArray:
             return table[:, class_of, :]

@@ -23,26 +23,24 @@ import numpy.typing as npt
 from foreplan.cost_models.costs import Collective, CostBook, Estimate
 from foreplan.cost_models.tensor_parallel import shard_model, stage_collectives
 from foreplan.datasets.cluster_entry import Rank
-from foreplan.datasets.experts import LayerClass
 from foreplan.datasets.kernels.registry import kernels_for, layout_of, quantises_activations
-from foreplan.datasets.models.decoder_programs import (
-    embedding_programs,
-    head_programs,
-    layer_programs,
-    product_programs,
-)
+from foreplan.datasets.models.attention_window import LayerKind, layer_kinds, only_kind, spans
+from foreplan.datasets.models.decoder_programs import embedding_programs, head_programs
 from foreplan.datasets.models.model import Model
 from foreplan.datasets.program import Program, Variant, program
 from foreplan.errors import MissingDataError
+from foreplan.planner.serving.kept_programs import (
+    Parts,
+    Shapes,
+    in_variant,
+    layer_parts,
+    products,
+)
 from foreplan.planner.serving.spec import CACHE_STORAGE, STORAGE, ServingWorkload
 
 PREFILL, DECODE = "prefill", "decode"
 #: Contexts at which a decode step is priced.
 CONTEXT_POINTS = 5
-#: Passes of a layer whose programs are kept: the contexts of a few long runs.
-MOST_KEPT = 1 << 14
-
-Parts = tuple[tuple[Program, int], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +104,7 @@ class Pricing:
         self.model = shard_model(model, degree)
         self.workload = workload
         self.costs = costs
+        self._kinds = layer_kinds(self.model, workload.prompt_tokens + workload.new_tokens)
         # Of a phase they depend on its own micro-batch size: many pairs of sizes share them.
         self._linears: dict[tuple[str, int, tuple[Variant, ...]], list[_Priced]] = {}
         self._fastest: dict[tuple[object, ...], Variant] = {}
@@ -131,21 +130,40 @@ class Pricing:
                 "kv_heads": self.model.kv_heads, "head_dim": self.model.head_dim,
             }  # fmt: skip
             contexts = self._contexts().tolist() if phase == DECODE else [keys]
-            run = [{**dims, "keys": context} for context in contexts]
+            run = [
+                seen for context in contexts for seen, _ in self._seen({**dims, "keys": context})
+            ]
+            asked = self._seen(dims)
             cache = CACHE_STORAGE[self.workload.cache_bits]
             head = {"rows": batch, "n": self.model.vocab, "k": self.model.hidden}
             if (rank.label, phase, batch) not in self._asked:
                 self._asked.add((rank.label, phase, batch))
                 self.costs.prepare(
-                    self._candidates(rank, cache, [dims, *run], head, batch * queries), rank.label
+                    self._candidates(
+                        rank, cache, [*(seen for seen, _ in asked), *run], head, batch * queries
+                    ),
+                    rank.label,
                 )
-            table[f"{phase}/attention"] = self._best(rank, "attention", dims, run, cache)
-            table[f"{phase}/head"] = self._best(rank, "linear", head, [head])
+            table[f"{phase}/attention"] = self._best(rank, "attention", asked, run, cache)
+            table[f"{phase}/head"] = self._best(rank, "linear", [(head, 1)], [head])
         for bits in self.workload.bits:
             for _, *fastest in self.linears(rank, bits, sizes)[:1]:
                 for phase, variant in zip((PREFILL, DECODE), fastest, strict=True):
                     table[f"{phase}/linear/{bits}"] = variant
         return StageKernels(table)
+
+    def _seen(self, dims: dict[str, int]) -> list[tuple[dict[str, int], int]]:
+        """Dimensions of the attention programs of all layers of a pass, and how often each runs.
+
+        Once where layers are alike, whose number decides nothing.
+        """
+        kinds = Counter(of.window for of in self._kinds)
+        found = [
+            ({**dims, "queries": span.queries, "keys": span.keys}, layers)
+            for window, layers in kinds.items()
+            for span in spans(dims["queries"], dims["keys"], window)
+        ]
+        return found if len(found) > 1 else [(dims, 1) for dims, _ in found]
 
     def _candidates(
         self, rank: Rank, cache: str, attention: Sequence[dict[str, int]], head: dict[str, int],
@@ -161,7 +179,7 @@ class Pricing:
         for bits in self.workload.bits:
             for variants in self._linear_variants(rank.kernel_kind, bits):
                 for variant in variants:
-                    yield from (work for work, _ in _products(self.model, rows, variant))
+                    yield from (work for work, _ in products(self.model, rows, variant))
 
     def linears(
         self, rank: Rank, bits: int, sizes: MicroBatches
@@ -180,7 +198,7 @@ class Pricing:
                 key = (rank.label, rows[phase], tuple(variants))
                 if key not in self._linears:
                     self._linears[key] = self._priced(
-                        rank, variants, functools.partial(_products, self.model, rows[phase])
+                        rank, variants, functools.partial(products, self.model, rows[phase])
                     )
                 # A measured price is never beaten by one that nobody measured, see `_cheapest`.
                 found = self._linears[key]
@@ -194,7 +212,7 @@ class Pricing:
         rows = sizes.prefill * self.workload.prompt_tokens
         for bits in self.workload.bits:
             for variants in self._linear_variants(rank.kernel_kind, bits):
-                for work, _ in _products(self.model, rows, variants[0]):
+                for work, _ in products(self.model, rows, variants[0]):
                     try:
                         self.costs.cost(work, rank.label)
                     except MissingDataError as reason:
@@ -218,25 +236,24 @@ class Pricing:
         return found
 
     def _best(
-        self, rank: Rank, op: str, dims: dict[str, int], run: Sequence[dict[str, int]],
+        self, rank: Rank, op: str, asked: Shapes, run: Sequence[dict[str, int]],
         storage: str = "bf16",
     ) -> Variant:  # fmt: skip
-        """Fastest variant of an operator with this storage among those that can all of ``run``."""
-        shapes = (tuple(each.items()) for each in (dims, *run))
-        key = (rank.label, op, storage, *shapes)
+        """Fastest variant of ``asked`` with this storage among those that can all of ``run``."""
+        weighed = tuple((count, *dims.items()) for dims, count in asked)
+        key = (rank.label, op, storage, weighed, *(tuple(each.items()) for each in run))
         if key not in self._fastest:
-            self._fastest[key] = self._first_of(rank, op, dims, run, storage)
+            self._fastest[key] = self._first_of(rank, op, asked, run, storage)
         return self._fastest[key]
 
     def _first_of(
-        self, rank: Rank, op: str, dims: dict[str, int], run: Sequence[dict[str, int]],
-        storage: str,
-    ) -> Variant:  # fmt: skip
+        self, rank: Rank, op: str, asked: Shapes, run: Sequence[dict[str, int]], storage: str
+    ) -> Variant:
         """As `_best`, asking the cost book."""
-        shape = {"n": dims["n"], "k": dims["k"]} if op == "linear" else {}
+        shape = {"n": run[0]["n"], "k": run[0]["k"]} if op == "linear" else {}
         every = [v for v in kernels_for(op, rank.kernel_kind, **shape) if v.storage == storage]
         left = list(every)
-        while found := self._cheapest(rank, left, lambda v: [(program(op, v, **dims), 1)]):
+        while found := self._cheapest(rank, left, lambda v: in_variant(op, v, asked)):
             works = [program(op, found[1], **each) for each in run]
             if all(self.costs.can_price(work, rank.label) for work in works):
                 return found[1]
@@ -278,7 +295,7 @@ class Pricing:
     # ------------------------------------------------------------------------------- programs
 
     def layer(self, kernels: StageKernels, bits: int, phase: str, sizes: MicroBatches,
-              keys: int | None = None, layer_class: LayerClass | None = None) -> Parts:  # fmt: skip
+              keys: int | None = None, kind: LayerKind | None = None) -> Parts:  # fmt: skip
         """Programs of one layer's pass over a micro-batch.
 
         Args:
@@ -287,13 +304,12 @@ class Pricing:
             phase: `PREFILL` or `DECODE`.
             sizes: of the micro-batches.
             keys: context of a decode step.
-            layer_class: of the layer; ``None`` where the model has only one.
+            kind: of the layer; ``None`` where the model has only one.
         """
         linear = kernels.variant(phase, "linear", bits)
         attention = kernels.variant(phase, "attention")
-        return _layer_parts(
-            self.model, *self._pass(phase, sizes, keys), linear, attention, layer_class
-        )
+        kind = kind or only_kind(self._kinds)
+        return layer_parts(self.model, *self._pass(phase, sizes, keys), linear, attention, kind)
 
     def layers(
         self, kernels: StageKernels, start: int, bits: Sequence[int], phase: str,
@@ -301,9 +317,9 @@ class Pricing:
     ) -> Parts:  # fmt: skip
         """Programs of consecutive layers from ``start`` on, with the bits of each; see `layer`."""
         counts: Counter[Program] = Counter()
-        classes = self.model.layer_classes[start : start + len(bits)]
-        for (count, layer_class), times in Counter(zip(bits, classes, strict=True)).items():
-            for item, each in self.layer(kernels, count, phase, sizes, keys, layer_class):
+        kinds = self._kinds[start : start + len(bits)]
+        for (count, kind), times in Counter(zip(bits, kinds, strict=True)).items():
+            for item, each in self.layer(kernels, count, phase, sizes, keys, kind):
                 counts[item] += each * times
         return tuple(counts.items())
 
@@ -332,11 +348,11 @@ class Pricing:
 
     def decode_layer_s(
         self, rank: Rank, kernels: StageKernels, bits: int, sizes: MicroBatches,
-        layer_class: LayerClass | None = None,
+        kind: LayerKind | None = None,
     ) -> float:  # fmt: skip
         """Mean time of one layer over all decode steps of a micro-batch."""
         contexts = self._contexts()
-        passes = [self.layer(kernels, bits, DECODE, sizes, int(c), layer_class) for c in contexts]
+        passes = [self.layer(kernels, bits, DECODE, sizes, int(c), kind) for c in contexts]
         self.costs.prepare((item for parts in passes for item, _ in parts), rank.label)
         times = [self.seconds(rank, parts) for parts in passes]
         if len(contexts) == 1:
@@ -346,10 +362,12 @@ class Pricing:
         return float(np.interp(steps, contexts, times).mean())
 
     def _contexts(self) -> npt.NDArray[np.int64]:
-        """Contexts at which a decode step is priced, first and last among them."""
+        """Contexts at which a decode step is priced: first, last and where windows are full."""
         first = self.workload.prompt_tokens + 1
         last = self.workload.prompt_tokens + max(self.workload.new_tokens - 1, 1)
-        return np.unique(np.linspace(first, last, CONTEXT_POINTS).round().astype(np.int64))
+        full = {of.window for of in self._kinds if first < (of.window or 0) < last}
+        points = np.linspace(first, last, CONTEXT_POINTS).round()
+        return np.unique([*points, *full]).astype(np.int64)
 
     def hop_s(self, source: Rank, target: Rank, payload_bytes: int, dtype: str = "bf16") -> float:
         """Time of one message between two devices."""
@@ -369,25 +387,6 @@ class Pricing:
         if phase == PREFILL:
             return sizes.prefill, prompt, prompt
         return sizes.decode, 1, keys or prompt + max(self.workload.new_tokens // 2, 1)
-
-
-@functools.lru_cache(maxsize=MOST_KEPT)
-def _layer_parts(
-    model: Model, batch: int, queries: int, keys: int, linear: Variant, attention: Variant,
-    layer_class: LayerClass | None,
-) -> Parts:  # fmt: skip
-    """`layer_programs` with these variants; decisions of a plan share most of their passes."""
-
-    def choose(op: str, _: Mapping[str, int]) -> Variant:
-        return linear if op == "linear" else attention
-
-    return tuple(layer_programs(model, batch, queries, keys, choose, layer_class))
-
-
-@functools.lru_cache(maxsize=MOST_KEPT)
-def _products(model: Model, rows: int, variant: Variant) -> Parts:
-    """`product_programs`, kept."""
-    return tuple(product_programs(model, rows, variant))
 
 
 def _trust(estimate: Estimate) -> int:

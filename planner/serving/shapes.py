@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 
 from foreplan.cost_models.tensor_parallel import degrees, shard_model
 from foreplan.datasets.kernels.registry import kernels_for, quantises_activations
+from foreplan.datasets.models.attention_window import distinct_kinds
 from foreplan.datasets.models.decoder_programs import (
     embedding_programs,
     head_programs,
@@ -56,9 +57,9 @@ def _programs(model: Model, workload: ServingWorkload, device_kind: str) -> Iter
     storages = {s for bits in workload.bits for s in STORAGE[bits]}
     for batch, queries, keys in passes:
         for wanted in _choices(device_kind, workload):
-            for layer_class in sorted(set(model.layer_classes)):
+            for kind in distinct_kinds(model, prompt + new):
                 yield from (
-                    p for p, _ in layer_programs(model, batch, queries, keys, wanted, layer_class)
+                    p for p, _ in layer_programs(model, batch, queries, keys, wanted, *kind)
                     if p.op not in ("linear", "experts")
                     or (p.variant.storage in storages and _runs(p, device_kind))
                 )  # fmt: skip

@@ -13,21 +13,23 @@ of bf16 tensors (2 bytes) where nothing else is said.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 
 import numpy as np
 import numpy.typing as npt
 
 from foreplan.datasets.dtypes import GROUP_SIZE
-from foreplan.datasets.experts import LayerClass, computed_sizes
+from foreplan.datasets.experts import computed_sizes
 from foreplan.datasets.kernels.registry import FEW_ROWS, kernels_for
+from foreplan.datasets.models.attention_window import LayerKind, layer_kinds
 from foreplan.datasets.models.decoder_memory import slice_rows
 from foreplan.datasets.models.linear_shape import LinearShape
 from foreplan.datasets.models.model import Model
 from foreplan.datasets.program import Variant
 from foreplan.planner.serving.pricing import DECODE, PREFILL, MicroBatches
 from foreplan.planner.serving.spec import CACHE_STORAGE, STORAGE, ServingWorkload
+from foreplan.planner.serving.window_workspace import prompt_window_bytes, window_bytes
 
 IntArray = npt.NDArray[np.int64]
 
@@ -85,6 +87,7 @@ class StageWorkspace:
         self._kernels = kernels or {}
         self._shared = degree > 1
         prompt, new = workload.prompt_tokens, workload.new_tokens
+        self._kinds = layer_kinds(model, prompt + new)
         self._passes = (
             _Pass(PREFILL, sizes.prefill, prompt, prompt),
             _Pass(DECODE, sizes.decode, 1, prompt + new),
@@ -102,21 +105,21 @@ class StageWorkspace:
         if self._kind == "cpu":
             return heap_bytes(self._model, self._workload, self._sizes)
         first, last = start == 0, end == self._model.layers
-        every = zip(self._model.layer_classes[start:end], bits, strict=True)
+        every = zip(self._kinds[start:end], bits, strict=True)
         layers = {(of, b, i == 0 and not first) for i, (of, b) in enumerate(every)}
         fullest = max(self.moments(layers, last=last).values())
         messages = self.message_bytes * (int(not first) + int(not last))
         passing = int(self._lasting_bytes(np.array(end - start))) + fullest
         return messages + max(passing, self._loading_bytes(bits) - cache_bytes)
 
-    def room_bytes(self, layer_class: LayerClass, bits: int, cache_bytes: int) -> IntArray:
-        """What the search leaves for a stage for having a layer of this class at these bits.
+    def room_bytes(self, of: LayerKind, bits: int, cache_bytes: int) -> IntArray:
+        """What the search leaves for a stage for having a layer of this kind at these bits.
 
         A stage needs the most over its layers: its `stage_bytes`, on a GPU with what torch's
         allocator leaves free between tensors, and as if its first layer kept its input.
 
         Args:
-            layer_class: of the layer.
+            of: kind of the layer.
             bits: of it.
             cache_bytes: of a layer's cache.
 
@@ -130,7 +133,7 @@ class StageWorkspace:
             return np.full((4, layers), heap, dtype=np.int64)
         count = np.arange(1, layers + 1)
         loading = self._loading_bytes((bits,)) - cache_bytes * count
-        moments = self.moments({(layer_class, bits, False)}, last=True)
+        moments = self.moments({(of, bits, False)}, last=True)
         with_head = max(moments.values())
         without = max(held for name, held in moments.items() if name != "head")
         found = np.empty((4, layers), dtype=np.int64)
@@ -151,17 +154,17 @@ class StageWorkspace:
             return 0
         return 2 * w.batch * (w.prompt_tokens + 1) * self._model.hidden
 
-    def moments(self, layers: set[tuple[LayerClass, int, bool]], *, last: bool) -> dict[str, int]:
+    def moments(self, layers: set[tuple[LayerKind, int, bool]], *, last: bool) -> dict[str, int]:
         """A GPU's temporary bytes at each moment, the most over phases and layers.
 
         Args:
-            layers: class and bits of each layer, and whether it is the first of a stage that
+            layers: kind and bits of each layer, and whether it is the first of a stage that
                 receives: what it takes is a message's buffer, which lasts anyway.
             last: the stage has the head.
         """
         found: dict[str, int] = {}
-        for now, (layer_class, bits, entry) in product(self._passes, sorted(layers)):
-            for name, held in self._layer(now, layer_class, bits, entry=entry):
+        for now, (of, bits, entry) in product(self._passes, layers):
+            for name, held in self._layer(now, of, bits, entry=entry):
                 found[name] = max(found.get(name, 0), held)
         if last:
             found["head"] = max(map(self._head, self._passes))
@@ -170,7 +173,7 @@ class StageWorkspace:
     # One layer ----------------------------------------------------------------------------------
 
     def _layer(
-        self, now: _Pass, layer_class: LayerClass, bits: int, *, entry: bool
+        self, now: _Pass, of: LayerKind, bits: int, *, entry: bool
     ) -> Iterator[tuple[str, int]]:
         """Moments of a layer, in order, with the residual stream that it keeps.
 
@@ -182,17 +185,17 @@ class StageWorkspace:
         behind = stream * (1 if entry and not self._shared else 2)
         if self._shared and self._model.parallel:  # and its input, which the MLP takes
             behind += stream
-        for name, held in self._attention(now, bits):
+        for name, held in self._attention(now, bits, of.window):
             yield name, before + held
         yield "add", behind + 2 * stream
         if self._model.norms_behind:
             # The MLP's, which holds as much as its addition and what a norm keeps.
             yield "norm behind", behind + stream + self._norm(now.rows)
-        mlp = self._experts if layer_class == "moe" else self._mlp
+        mlp = self._experts if of.mlp == "moe" else self._mlp
         for name, held in mlp(now, bits):
             yield name, behind + held
 
-    def _attention(self, now: _Pass, bits: int) -> Iterator[tuple[str, int]]:
+    def _attention(self, now: _Pass, bits: int, window: int | None) -> Iterator[tuple[str, int]]:
         model, rows = self._model, now.rows
         qkv, out = model.attention_linears
         q, k = (2 * rows * heads * model.head_dim for heads in (model.heads, model.kv_heads))
@@ -210,7 +213,7 @@ class StageWorkspace:
             turned = q + k
         kept = fused + turned
         yield "cache", kept + self._cache_write(now)
-        yield "attention", kept + self._attend(now)
+        yield "attention", kept + self._attend(now, window)
         yield "out", kept + q + self._linear(now, out, bits)
 
     def _mlp(self, now: _Pass, bits: int, prefix: str = "") -> Iterator[tuple[str, int]]:
@@ -274,13 +277,13 @@ class StageWorkspace:
             return max(5 * rows * k, rows * k + out)
         return out
 
-    def _attend(self, now: _Pass) -> int:
-        return max(
-            self._attend_by(variant, now)
-            for variant in self._variants(
-                f"{now.phase}/attention", (CACHE_STORAGE[self._workload.cache_bits],)
-            )
-        )
+    def _attend(self, now: _Pass, window: int | None) -> int:
+        cache = (CACHE_STORAGE[self._workload.cache_bits],)
+        variants = self._variants(f"{now.phase}/attention", cache)
+        return window_bytes(
+            self._model, now.batch, now.tokens, now.keys, window,
+            lambda q, k: max(self._attend_by(v, replace(now, tokens=q, keys=k)) for v in variants),
+        )  # fmt: skip
 
     def _attend_by(self, variant: Variant, now: _Pass) -> int:
         """Output and sums of exponentials; keys and values where they are cast or unpacked."""
@@ -374,6 +377,8 @@ def heap_bytes(model: Model, workload: ServingWorkload, sizes: MicroBatches) -> 
         unpacked += len(model.expert_linears) * each * _PREPARED_BYTES
     if workload.cache_bits < 16:
         unpacked += _cache_bytes(model, workload, sizes)
+    total = workload.prompt_tokens + workload.new_tokens
+    unpacked += prompt_window_bytes(model, sizes.prefill, workload.prompt_tokens, total)
     return rows * per_row + in_flight + logits + unpacked
 
 

@@ -24,12 +24,14 @@ from foreplan.datasets.kernels.registry import (
     linear_kernel,
     reference_linear,
 )
+from foreplan.datasets.models.attention_window import window_of
 from foreplan.datasets.models.decoder_memory import slice_rows
 from foreplan.datasets.models.decoder_programs import HEAD_NORM, cache_write_variant, fixed_variant
 from foreplan.datasets.models.model import Model
 from foreplan.datasets.models.rotary import RotationKind
 from foreplan.datasets.models.weights import Part, WeightSource
 from foreplan.datasets.program import Variant
+from foreplan.planner.verify.windowed import within_window
 
 #: ``run(x, weight, bias)``; a reference run takes the plain fp32 weight.
 RunLinear = Callable[[Tensor, Packed | Tensor, Tensor | None], Tensor]
@@ -188,6 +190,8 @@ class DecoderLayer:
         self._activate = function("activation", fixed_variant(model, "activation"))
         self._mlp = self._load_mlp(model, index, weights, linears, device, reference=reference)
         self._attend: tuple[Attend, ...] = tuple(function("attention", v) for v in attention)
+        if (window := window_of(model, index)) is not None:
+            self._attend = tuple(within_window(attend, window) for attend in self._attend)
         self._rope = function("rope", fixed_variant(model, "rope"))
         self._rotates, self._turn = model.position == "rope", model.rotary.kind_of(index)
         self._write = function("cache_write", cache_write_variant(model, attention[0]))

@@ -157,8 +157,7 @@ class DecoderStage:
             raise SpecError(
                 "stage.positions",
                 got=positions,
-                expected=f"at most {self.model.max_sequence}, what {self.model.name} attends to in "
-                "full",
+                expected=f"at most {self.model.max_sequence}, what {self.model.name} attends to",
             )
         self.prompt, self.positions = prompt, positions
         self._batches = (tuple(prefill), tuple(decode))

@@ -14,6 +14,8 @@ from torch import Tensor
 
 from foreplan.datasets.kernels import registry
 from foreplan.datasets.kernels.registry import kernels_for, layout_of
+from foreplan.datasets.models import attention_window
+from foreplan.datasets.models.attention_window import layer_kinds
 from foreplan.datasets.models.decoder_memory import stage_bytes
 from foreplan.datasets.models.decoder_programs import (
     embedding_programs,
@@ -67,7 +69,7 @@ LONGROPE = {
 }
 GEMMA3 = LLAMA | {
     "head_dim": 24,
-    "sliding_window": 32,
+    "sliding_window": 6,
     "query_pre_attn_scalar": 10,
     "layer_types": ["sliding_attention", "full_attention", "sliding_attention", "full_attention"],
     "pad_token_id": 0,
@@ -81,8 +83,8 @@ CASES: dict[str, dict[str, Any]] = {
     | {"rope_parameters": {"rope_type": "linear", "rope_theta": 1e4, "factor": 2.5}},
     "qwen2": LLAMA,
     "qwen3": LLAMA | {"head_dim": 32, "tie_word_embeddings": True},
-    "mistral": LLAMA | {"sliding_window": 32},
-    "phi3": LLAMA | {"sliding_window": 32, "pad_token_id": 0},
+    "mistral": LLAMA | {"sliding_window": 5},
+    "phi3": LLAMA | {"sliding_window": 11, "pad_token_id": 0},
     "phi3-partial": LLAMA | {"partial_rotary_factor": 0.75, "head_dim": 32, "pad_token_id": 0},
     "phi3-longrope": LLAMA
     | {
@@ -91,7 +93,10 @@ CASES: dict[str, dict[str, Any]] = {
         "partial_rotary_factor": 0.5,
         "original_max_position_embeddings": 32,
     },
-    "starcoder2": LLAMA | {"sliding_window": 32},
+    "starcoder2": LLAMA | {"sliding_window": 4},
+    "qwen2-window": LLAMA
+    | {"use_sliding_window": True, "sliding_window": 4, "max_window_layers": 2},
+    "smollm3-window": LLAMA | {"use_sliding_window": True, "sliding_window": 3, "pad_token_id": 0},
     "seed_oss": LLAMA | {"head_dim": 24, "attention_out_bias": True},
     "smollm3": LLAMA | {"no_rope_layers": [1, 0, 1, 1], "pad_token_id": 0},
     "ernie4_5": LLAMA | {"head_dim": 24, "use_bias": True},
@@ -115,6 +120,7 @@ CASES: dict[str, dict[str, Any]] = {
     | {
         "layer_types": None,
         "sliding_window_pattern": 2,
+        "sliding_window": 32,
         "rope_scaling": {"rope_type": "linear", "factor": 3.0},
     },
     "glm4": LLAMA | {"head_dim": 24, "pad_token_id": 0},
@@ -126,7 +132,7 @@ CASES: dict[str, dict[str, Any]] = {
 #: Cases of which every layer is another list of programs, or loaded another way.
 LISTED = (
     "llama", "qwen3", "gpt2", "opt-untied", "phi3-partial", "starcoder2", "smollm3", "glm", "gemma",
-    "olmo2", "glm4", "gemma3_text", "gpt_neox",
+    "olmo2", "glm4", "gemma3_text", "gpt_neox", "mistral",
 )  # fmt: skip
 
 FP32 = PhaseKernels(*[Variant.parse("fp32/fp32/torch.linear")] * 2)
@@ -240,6 +246,23 @@ def test_reference_equals_transformers(case: str, tmp_path: Path) -> None:
     torch.testing.assert_close(logits, expected, rtol=1e-4, atol=1e-4 * float(expected.std()))
     # Not a model that says the same whatever it read.
     assert (expected - expected.mean(1, keepdim=True)).std() > 0.15 * expected.std()
+
+
+@pytest.mark.parametrize("block", [1, 2, 3])
+@pytest.mark.parametrize("attention", [SDPA, SDPA8], ids=["plain", "quantised"])
+def test_blocks_of_a_window_compute_the_same(
+    block: int, attention: PhaseKernels, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, model = build("gemma3_text", tmp_path)
+    ids, weights = prompts(model.vocab), open_weights(model)
+    logits = []
+    for each in (attention_window.BLOCK, block):
+        monkeypatch.setattr(attention_window, "BLOCK", each)
+        stages = chain(
+            model, weights, lambda _: FP32, [2], reference=True, head=FP32, attention=attention
+        )
+        logits.append(greedy_stages(stages, ids)[0])
+    torch.testing.assert_close(*logits, rtol=1e-4, atol=1e-4 * float(logits[0].std()))
 
 
 @pytest.mark.parametrize("case", ["llama", "gpt2", "qwen3", "opt"])
@@ -394,8 +417,9 @@ def test_stage_runs_exactly_the_listed_programs(
             return linear if op == "linear" else attention.prefill
 
         counts: Counter[Program] = Counter()
-        for made, count in layer_programs(model, BATCH, queries, keys, choose):
-            counts[made] += count * model.layers
+        for kind in layer_kinds(model, POSITIONS):
+            for made, count in layer_programs(model, BATCH, queries, keys, choose, *kind):
+                counts[made] += count
         counts.update(dict(embedding_programs(model, BATCH, queries)))
         counts.update(dict(head_programs(model, BATCH, choose)))
         return counts

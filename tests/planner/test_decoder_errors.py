@@ -47,11 +47,3 @@ def test_what_does_not_fit_is_one_line() -> None:
     stage.load(weights, same(BF16, 1))
     with pytest.raises(SpecError, match="a position in the cache"):
         stage.decode(0, 9, torch.zeros(2, 256, dtype=torch.bfloat16))
-
-
-def test_sliding_window_bounds_the_sequence() -> None:
-    model = load_model("mistral-7b-v0.1")
-    with pytest.raises(SpecError, match="at most 4096"):
-        DecoderStage(
-            model, 0, 1, prefill_batches=[1], decode_batches=[1], prompt=4096, positions=4097
-        )

@@ -12,6 +12,7 @@ import pytest
 import torch
 import transformers
 
+from foreplan.datasets.models.attention_window import refuse_windows, window_of
 from foreplan.datasets.models.checkpoint import read_checkpoint
 from foreplan.datasets.models.load_model import load_model
 from foreplan.datasets.models.model import Model
@@ -245,36 +246,64 @@ def test_opt_350m_is_refused(tmp_path: Path) -> None:
         load_model(tmp_path)
 
 
+SLIDES: dict[str, Any] = {"use_sliding_window": True, "sliding_window": 16}
+MIXTURE: dict[str, Any] = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 20}
+
+
 @pytest.mark.parametrize(
-    ("fields", "window"),
+    ("fields", "windows"),
     [
-        ({"model_type": "mistral", "sliding_window": 16}, 16),
-        ({"model_type": "mistral", "sliding_window": None}, None),
-        ({"model_type": "starcoder2", "sliding_window": 16}, 16),
-        ({"model_type": "smollm3", "sliding_window": 16}, None),
-        ({"model_type": "smollm3", "use_sliding_window": True, "sliding_window": None}, None),
-        ({"model_type": "smollm3", "use_sliding_window": True, "sliding_window": 16}, 16),
-        ({"model_type": "qwen2", "sliding_window": 16}, None),
-        ({"model_type": "qwen2", "sliding_window": 16, "use_sliding_window": True}, None),
+        ({"model_type": "mistral", "sliding_window": 16}, [16, 16, 16]),
+        ({"model_type": "mistral", "sliding_window": None}, [None] * 3),
+        ({"model_type": "starcoder2", "sliding_window": 16}, [16, 16, 16]),
+        ({"model_type": "smollm3", "sliding_window": 16}, [None] * 3),
+        ({"model_type": "smollm3"} | SLIDES | {"sliding_window": None}, [None] * 3),
+        ({"model_type": "smollm3", "no_rope_layers": [1, 0, 1]} | SLIDES, [None, 16, None]),
+        ({"model_type": "qwen2", "sliding_window": 16}, [None] * 3),
+        ({"model_type": "qwen2"} | SLIDES, [None] * 3),
+        ({"model_type": "qwen2", "max_window_layers": 1} | SLIDES, [None, 16, 16]),
+        ({"model_type": "qwen3", "max_window_layers": 0} | SLIDES, [16, 16, 16]),
+        ({"model_type": "qwen2_moe"} | SLIDES | MIXTURE, [16, None, 16]),
+        ({"model_type": "qwen2_moe", "max_window_layers": 1} | SLIDES | MIXTURE, [16, None, None]),
+        ({"model_type": "qwen3_moe"} | SLIDES | MIXTURE, [16, 16, 16]),
         (
-            {
-                "model_type": "qwen2",
-                "sliding_window": 16,
-                "use_sliding_window": True,
-                "max_window_layers": 1,
-            },
-            16,
+            {"model_type": "qwen3", "layer_types": ["full_attention"] * 2 + ["sliding_attention"]}
+            | SLIDES,
+            [None, None, 16],
         ),
     ],
 )
-def test_sliding_window(fields: dict[str, Any], window: int | None, tmp_path: Path) -> None:
+def test_sliding_window(fields: dict[str, Any], windows: list[int | None], tmp_path: Path) -> None:
     model = load_model(write_config(tmp_path, **SMALL, **fields))
-    assert model.sliding_window == window
-    assert model.max_sequence == (window or 64)
-    model.refuse_longer(window or 64, "tokens", 1)
-    words = "before its window slides" if window else "can attend to$"
-    with pytest.raises(SpecError, match=words):
-        model.refuse_longer((window or 64) + 1, "tokens", 1)
+    assert [window_of(model, layer) for layer in range(3)] == windows
+    module = transformers.AutoModelForCausalLM.from_config(
+        transformers.AutoConfig.from_pretrained(tmp_path, pad_token_id=0)
+    )
+    theirs = [getattr(layer.self_attn, "sliding_window", None) for layer in module.model.layers]
+    if fields["model_type"] not in ("mistral", "starcoder2"):  # which ask the config anew
+        assert [window or None for window in theirs] == windows
+    assert model.max_sequence == 64
+    with pytest.raises(SpecError, match=r"can attend to$"):
+        model.refuse_longer(65, "tokens", 1)
+
+
+def test_windows_are_of_layers_that_are_there() -> None:
+    model = load_model("gemma-3-1b")
+    assert [window_of(model, layer) for layer in (4, 5)] == [512, None]
+    for update, words in (
+        ({"window_layers": (26,)}, "different layers"),
+        ({"window_layers": (1, 0)}, "different layers"),
+        ({"sliding_window": None}, "there is no sliding_window"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            type(model).model_validate(model.model_dump() | update)
+
+
+def test_what_knows_no_windows_refuses_to_cross_one() -> None:
+    model = load_model("mistral-7b-v0.1")
+    refuse_windows(model, 4096, "tokens", "not known")
+    with pytest.raises(SpecError, match="tokens: got 4097, expected at most the sliding window of"):
+        refuse_windows(model, 4097, "tokens", "not known")
 
 
 LONGROPE = {
@@ -369,7 +398,8 @@ def test_gemma_3_has_two_bases(tmp_path: Path) -> None:
     fields |= {"sliding_window": 16, "rope_parameters": parameters, "layer_types": types}
     assert load_model(write_config(tmp_path / "m", **fields)) == old
     assert (old.rotary.local_layers, old.rotary.local_theta, old.rope_theta) == ((0, 2), 3e4, 2e6)
-    assert (old.max_sequence, old.rotations_of(0, 3)) == (16, ("local", "global"))
+    assert (old.sliding_window, old.window_layers) == (16, (0, 2))
+    assert old.rotations_of(0, 3) == ("local", "global")
     for wrong, match in (
         ({"final_logit_softcapping": 30.0}, r"final_logit_softcapping: got 30\.0"),
         ({"layer_types": types[:2]}, "layer_types: got"),

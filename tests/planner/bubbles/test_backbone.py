@@ -194,3 +194,13 @@ def test_layers_that_towers_do_not_have_are_refused(name):
     assert backbone_tower(replace(asked, model=load_model("gpt2"), workload=own)).layers == 12
     with pytest.raises(SpecError, match="layers like Llama's or GPT-2's"):
         backbone_tower(replace(asked, model=load_model(name), workload=own))
+
+
+def test_sequences_longer_than_a_window_are_refused():
+    asked = problem(workload())
+    own = asked.workload.model_copy(update={"backbone": None, "sequence_length": 4096})
+    mistral = load_model("mistral-7b-v0.1")
+    assert backbone_tower(replace(asked, model=mistral, workload=own)).layers == 32
+    longer = own.model_copy(update={"sequence_length": 4097})
+    with pytest.raises(SpecError, match="at most the sliding window of mistral"):
+        backbone_tower(replace(asked, model=mistral, workload=longer))

@@ -246,6 +246,14 @@ def test_weights_that_the_host_cannot_hold_are_refused_before_they_are_made(monk
     assert TrainingGraph.of(task, 1).adjustable, "a decoder is captured without weights"
 
 
+def test_a_decoder_is_not_trained_beyond_its_window():
+    model = load_model("tiny-llama-random").model_copy(update={"sliding_window": 8})
+    DecoderTask(model, PrecisionWorkload(batch=1, sequence_length=8), seed=0)
+    DecoderTask(model, PrecisionWorkload(batch=1), seed=0)  # the window's length, unasked
+    with pytest.raises(SpecError, match=r"sequence_length: got 9, expected at most the sliding"):
+        DecoderTask(model, PrecisionWorkload(batch=1, sequence_length=9), seed=0)
+
+
 def test_a_decoder_captured_without_weights_is_the_one_with_weights():
     task = DecoderTask(
         load_model("tiny-llama-random"), PrecisionWorkload(batch=2, sequence_length=8), seed=0

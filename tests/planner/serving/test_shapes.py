@@ -8,6 +8,7 @@ import pytest
 
 from foreplan.cost_models.costs import CostBook
 from foreplan.cost_models.tensor_parallel import shard_model
+from foreplan.datasets.models.attention_window import distinct_kinds
 from foreplan.datasets.models.load_model import load_model
 from foreplan.datasets.program import Program
 from foreplan.errors import SpecError
@@ -42,8 +43,8 @@ def priced(name: str, degree: int) -> set[Program]:
             parts = [price.embedding(phase, sizes), price.head(kernels, phase, sizes)]
             for bits in (16, 8):
                 parts += [
-                    price.layer(kernels, bits, phase, sizes, context, layer_class)
-                    for layer_class in set(model.layer_classes)
+                    price.layer(kernels, bits, phase, sizes, context, kind)
+                    for kind in distinct_kinds(model, 22)
                 ]
             found.update(program for part in parts for program, _ in part)
     return found

@@ -35,6 +35,9 @@ MODELS = {
     "norms on both sides": small(
         "glm-4-9b", heads=4, kv_heads=2, rotary=Rotary(width=8, pairs="neighbours")
     ),
+    "a window in one layer": small(
+        "mistral-7b-v0.1", heads=8, kv_heads=2, sliding_window=3, window_layers=(1,)
+    ),
     "parallel": small("pythia-1.4b", heads=4, kv_heads=4, rotary=Rotary(width=8)),
     "biases and learned positions": small("opt-125m", heads=4, kv_heads=4),
     "experts": small("mixtral-8x7b", heads=4, kv_heads=2).model_copy(

@@ -9,6 +9,7 @@ import pytest
 
 import foreplan
 from foreplan.cost_models.book import Profiles, cost_book
+from foreplan.datasets.models.attention_window import LayerKind
 from foreplan.datasets.models.load_model import load_model
 from foreplan.errors import InfeasibleError
 from foreplan.planner.api import load_cluster, load_workload
@@ -92,7 +93,8 @@ def fits(problem, stage, sizes):
     space = StageWorkspace(model, w, sizes, "cuda", stage_kernels(stage).table)
     place = int(stage.start == 0) + 2 * int(stage.end == model.layers)
     layers = stage.end - stage.start
-    rooms = [space.room_bytes("dense", b, items["kv_cache"] // layers) for b in set(stage.bits)]
+    each, of = items["kv_cache"] // layers, LayerKind("dense")
+    rooms = [space.room_bytes(of, b, each) for b in set(stage.bits)]
     room = max(int(r[place, layers - 1]) for r in rooms)
     assert room >= space.stage_bytes(stage.start, stage.end, stage.bits, items["kv_cache"])
     return sum(items.values()) + room <= rank.capacity

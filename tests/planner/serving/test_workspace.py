@@ -18,6 +18,8 @@ from torch.utils._pytree import tree_leaves
 from foreplan.cost_models.tensor_parallel import shard_model
 from foreplan.datasets.kernels import _fragment_linear
 from foreplan.datasets.kernels import registry as kernels
+from foreplan.datasets.models import attention_window
+from foreplan.datasets.models.attention_window import LayerKind, layer_kinds
 from foreplan.datasets.models.load_model import load_model
 from foreplan.datasets.models.model import Model
 from foreplan.datasets.models.weights import open_weights
@@ -56,7 +58,7 @@ def test_moments_of_a_layer_by_hand() -> None:
     model = load_model("llama-3.1-8b")
     w = ServingWorkload(batch=16, prompt_tokens=512, new_tokens=32)
     workspace = StageWorkspace(model, w, MicroBatches(4, 16), "cuda", table(8, "fused"))
-    moments = workspace.moments({("dense", 8, False)}, last=True)
+    moments = workspace.moments({(LayerKind("dense"), 8, False)}, last=True)
     stream = 16 * MIB  # 2048 rows of 4096 in bf16
     qkv, halves = 24 * MIB, 112 * MIB  # 6144 and 28672 wide
     queries = 16 * MIB
@@ -212,7 +214,8 @@ def held_and_planned(
         shard_model(model, degree), w, MicroBatches(4, 4), "cuda", chosen, degree=degree
     )
     planned._passes = tuple(p for p in planned._passes if p.phase == phase)
-    of = {(c, bits, i == 0 < start) for i, c in enumerate(model.layer_classes[start:end])}
+    kinds = layer_kinds(model, PROMPT + 2)[start:end]
+    of = {(kind, bits, i == 0 < start) for i, kind in enumerate(kinds)}
     return held.most, max(planned.moments(of, last=end == model.layers).values())
 
 
@@ -235,6 +238,18 @@ def test_a_tokens_pass_holds_no_more_than_is_planned(
     shape: str, kernel: str, bits: int, kv_bits: int
 ) -> None:
     most, planned = held_and_planned(SHAPES[shape], bits, kernel, kv_bits, (1, 3), DECODE)
+    assert most <= planned <= 1.3 * most
+
+
+@pytest.mark.usefixtures("gpu_code")
+@pytest.mark.parametrize("phase", [PREFILL, DECODE])
+@pytest.mark.parametrize(("kernel", "bits", "kv_bits"), CASES)
+def test_a_window_holds_no_more_than_is_planned(
+    kernel: str, bits: int, kv_bits: int, phase: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(attention_window, "BLOCK", 16)
+    model = narrow(heads=16, head_dim=64, ffn=64, sliding_window=10, window_layers=(1, 2))
+    most, planned = held_and_planned(model, bits, kernel, kv_bits, (1, 3), phase)
     assert most <= planned <= 1.3 * most
 
 
@@ -303,15 +318,17 @@ def test_bounds(
     space = StageWorkspace(model, w, sizes, "cuda", kernels_)
     start = 0 if first else model.layers - len(bits)
     held = space.stage_bytes(start, start + len(bits), bits)
-    layers = {("dense", b, not first and i == 0) for i, b in enumerate(bits)}
+    layers = {(LayerKind("dense"), b, not first and i == 0) for i, b in enumerate(bits)}
     # Every moment fits, with messages and cuBLAS beside it.
     beside = space.message_bytes + 32 * MIB
     assert held >= beside + max(space.moments(layers, last=not first).values())
     # The search keeps room for it, and no less for more variants.
     place, count = (1 if first else 2), len(bits) - 1
-    rooms = [space.room_bytes("dense", b, 0)[place, count] for b in bits]
+    rooms = [space.room_bytes(LayerKind("dense"), b, 0)[place, count] for b in bits]
     assert held <= max(rooms)
-    assert max(rooms) <= max(space.room_bytes("dense", b, 0)[0, count] for b in (16, 8, 4))
+    assert max(rooms) <= max(
+        space.room_bytes(LayerKind("dense"), b, 0)[0, count] for b in (16, 8, 4)
+    )
     # Never more than all of it at once, the tokens and packing a slice of a weight.
     tokens = 8 * batch * (prompt + 2 * new + 3)
     packing = space.message_bytes + 96 * MIB
