@@ -29,7 +29,11 @@ def expert_parts(item: Program) -> Shares | None:
     d, v = item.dims, item.variant
     if item.op == "router":
         scores = program("linear", v, rows=d["rows"], n=d["experts"], k=d["hidden"])
-        return [(scores, 1.0), (program("softmax", v, rows=d["rows"], cols=d["experts"]), 1.0)]
+        size = {"rows": d["rows"], "cols": d["experts"]}
+        found = [(scores, 1.0), (program("softmax", v, **size), 1.0)]
+        if "grouped" in v.kernel:  # groups are judged, and those that lose left out
+            found.append((program("elementwise", replace(v, kernel="any"), **size, inputs=1), 2.0))
+        return found
     if item.op == "shared_gate":
         return [(program("elementwise", v, rows=d["rows"], cols=d["cols"], inputs=2), 1.0)]
     if item.op not in ("experts", "grouped", "grouped_gradient"):

@@ -115,6 +115,8 @@ def config_fields(model: Model) -> dict[str, Any]:
     }
     if model.family == "llama":
         fields |= {"attention_bias": model.qkv_bias, "mlp_bias": model.mlp_bias}
+    if model.family == "glm4_moe":
+        fields |= {"attention_bias": model.qkv_bias, "use_qk_norm": model.qk_norm}
     if model.family == "granite":
         scalars = model.scalars
         fields |= {
@@ -131,8 +133,26 @@ def config_fields(model: Model) -> dict[str, Any]:
     return fields if model.experts is None else fields | _expert_fields(model.family, model.experts)
 
 
+def _routed_fields(experts: Experts) -> dict[str, Any]:
+    """Experts of DeepSeek's likes, whose shared ones are counted."""
+    routing = experts.routing
+    return {
+        "moe_intermediate_size": experts.ffn,
+        "num_experts_per_tok": experts.active,
+        "n_routed_experts": experts.count,
+        "n_shared_experts": experts.shared_ffn // experts.ffn,
+        "first_k_dense_replace": len(experts.dense_layers),
+        "norm_topk_prob": experts.normalise,
+        "routed_scaling_factor": routing.scale,
+        "n_group": routing.groups,
+        "topk_group": routing.kept_groups,
+    }
+
+
 def _expert_fields(family: str, experts: Experts) -> dict[str, Any]:
     """Experts in transformers' words."""
+    if family == "glm4_moe":
+        return _routed_fields(experts)
     wide = {"intermediate_size": experts.ffn, "num_experts_per_tok": experts.active}
     if family == "mixtral":
         return wide | {"num_local_experts": experts.count}

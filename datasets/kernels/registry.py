@@ -144,7 +144,12 @@ _FUNCTIONS: Mapping[str, tuple[str, ...]] = {
     "embedding": ("bf16/bf16/torch.embedding",),
     "argmax": ("bf16/bf16/torch.argmax",),
     "cast": ("bf16/fp32/torch.to", "fp32/bf16/torch.to"),
-    "router": ("bf16/bf16/torch.topk",),
+    "router": (
+        "bf16/bf16/torch.topk",
+        "bf16/bf16/torch.sigmoid_topk",
+        "bf16/bf16/torch.grouped_topk",
+        "bf16/bf16/torch.sigmoid_grouped_topk",
+    ),
     "shared_gate": ("bf16/bf16/torch.sigmoid_mul",),
 }
 
@@ -258,8 +263,9 @@ def function(op: str, variant: Variant) -> Callable[..., Any]:
     - activation: ``f(x[rows, cols])``, or ``f(gate, up)`` where the kernel's name ends in ``_mul``
     - add: ``f(a, b)``; embedding: ``f(table[vocab, cols], ids[rows] int64)``; argmax:
       ``f(logits[rows, cols]) -> [rows] int64``; cast: ``f(x)`` to the variant's compute dtype
-    - router: ``f(x[rows, hidden], weight[experts, hidden], active, normalise) -> (chosen[rows,
-      active] int64, share[rows, active] fp32)``
+    - router: ``f(x[rows, hidden], weight[experts, hidden], active, normalise, correction[experts]
+      fp32 | None, groups, kept groups) -> (chosen[rows, active] int64, share[rows, active] fp32)``;
+      ``sigmoid`` kernels have a correction, ``grouped`` ones keep fewer groups than there are
     - shared_gate: ``f(x[rows, hidden], y[rows, hidden], weight[1, hidden])``, which is ``x *
       sigmoid(y @ weight.T)``
 

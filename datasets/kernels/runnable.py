@@ -189,9 +189,16 @@ class Inputs:
         x, weight = self._input(d["rows"], d["hidden"]), self._draw(d["experts"], d["hidden"])
         copies = self._copies(2 * math.prod((d["experts"], d["hidden"])))
         turn = itertools.cycle([weight.clone() for _ in range(copies)])
-        active = d["active"]
+        kernel, active, groups = program.variant.kernel, d["active"], 1
+        sigmoid = "sigmoid" in kernel
+        correction = self._draw(d["experts"], dtype=torch.float32) if sigmoid else None
+        if "grouped" in kernel:  # as many as may be: their number hardly matters, leaving some does
+            groups = next((g for g in (8, 4, 2) if d["experts"] % (2 * g) == 0), 1)
+        kept = max(1, groups // 2, -(-active * groups // d["experts"]))
         return Runnable(
-            lambda: run(x, next(turn), active, True), self._cold("weight", copies), copies
+            lambda: run(x, next(turn), active, True, correction, groups, kept),
+            self._cold("weight", copies),
+            copies,
         )
 
     def _shared_gate(self, program: Program, run: Callable[..., Any]) -> Runnable:

@@ -36,7 +36,8 @@ class _Words:
     """Fields of Llama's likes, and what transformers takes where a file has none.
 
     Attributes:
-        biases: by our name the field that says whether there are such, and its default.
+        biases: by our name the field that says whether there are such, and its default; norms of
+            heads too, where a field says so.
         kv_heads: key and value heads; as many as query heads if ``None``.
         head_dim: features of a head whatever ``hidden_size`` is; its share if ``None``.
         eps: field of what norms add to the variance.
@@ -102,6 +103,10 @@ _WORDS: Mapping[str, _Words] = MappingProxyType(
         ),
         "glm": _GLM,
         "glm4": _GLM,
+        "glm4_moe": _Words(
+            {"qkv_bias": ("attention_bias", False), "qk_norm": ("use_qk_norm", False)}, kv_heads=8,
+            eps_default=1e-5, partial=0.5,
+        ),
         "granite": _Words(_biases("attention_bias", "mlp_bias")),
         "gemma": _Words(
             _biases("attention_bias"), kv_heads=16, head_dim=256, activation="gelu_pytorch_tanh",

@@ -97,6 +97,7 @@ EXPERT_NAMES: Mapping[str, ExpertNames] = MappingProxyType(
         "qwen3_moe": ExpertNames("mlp.gate", "mlp.experts.{}."),
         "olmoe": ExpertNames("mlp.gate", "mlp.experts.{}."),
         "deepseek": ExpertNames("mlp.gate", "mlp.experts.{}.", shared="mlp.shared_experts."),
+        "glm4_moe": ExpertNames("mlp.gate", "mlp.experts.{}.", shared="mlp.shared_experts."),
     }
 )  # fmt: skip
 

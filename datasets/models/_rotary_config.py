@@ -181,6 +181,7 @@ _NO_WINDOW = frozenset(
         "gemma",
         "olmo2",
         "glm4",
+        "glm4_moe",
     }
 )
 

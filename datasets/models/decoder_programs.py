@@ -54,7 +54,6 @@ _FIXED = {
     "add": "torch.add",
     "embedding": "torch.embedding",
     "argmax": "torch.argmax",
-    "router": "torch.topk",
     "shared_gate": "torch.sigmoid_mul",
 }
 
@@ -69,10 +68,16 @@ def fixed_variant(model: Model, op: str) -> Variant:
         kernel = _NORM[model.norm]
     elif op == "activation":
         kernel = (_GATED if model.gated else _ACTIVATION)[model.activation]
+    elif op == "router" and model.experts is not None:
+        routing = model.experts.routing
+        words = "sigmoid_" * routing.corrected, "grouped_" * routing.grouped
+        kernel = f"torch.{''.join(words)}topk"
     elif op in _FIXED:
         kernel = _FIXED[op]
     else:
-        raise SpecError("operator", got=op, expected=f"norm, activation or one of {list(_FIXED)}")
+        raise SpecError(
+            "operator", got=op, expected=f"norm, activation, router or one of {list(_FIXED)}"
+        )
     return Variant("bf16", "bf16", kernel)
 
 

@@ -95,5 +95,7 @@ def change_of(model: Model, name: str) -> TensorChange:
     if "norm" in part:
         return TensorChange(offset=scalars.norm if weight else 0.0)
     if part.endswith(("out", "down")) and not model.norms_behind:
-        return TensorChange(factor=scalars.residual)
+        routed = model.experts is not None and part.startswith("expert.")
+        scale = model.experts.routing.scale if model.experts is not None and routed else 1.0
+        return TensorChange(factor=scalars.residual * scale)
     return TensorChange(factor={"embed": scalars.embedding, "head": scalars.logits}.get(part, 1.0))

@@ -85,6 +85,10 @@ def _expert_sources(model: Model, base: str) -> dict[str, TensorSource]:
     assert experts is not None  # the layer is a MoE layer
     hidden = model.hidden
     sources = {"router.weight": _matrix(f"{base}{names.router}.weight", experts.count, hidden)}
+    if experts.routing.corrected:
+        sources["router.correction"] = _vector(
+            f"{base}{names.router}.e_score_correction_bias", experts.count
+        )
     places = [(f"expert.{e}.", base + names.expert.format(e)) for e in range(experts.count)]
     widths = [experts.ffn] * experts.count
     if experts.shared_ffn:

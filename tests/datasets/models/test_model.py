@@ -52,6 +52,16 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "head_dim": 12,
     },
     "olmoe": SMALL | {"num_experts": 6, "num_experts_per_tok": 3, "eos_token_id": 1},
+    "glm4_moe": SMALL
+    | {
+        "n_routed_experts": 6,
+        "num_experts_per_tok": 3,
+        "moe_intermediate_size": 20,
+        "n_shared_experts": 2,
+        "first_k_dense_replace": 2,
+        "attention_bias": True,
+        "use_qk_norm": True,
+    },
     "phi3": SMALL | {"pad_token_id": 0},
     "starcoder2": SMALL,
     "starcoder2-unbiased": SMALL | {"use_bias": False, "tie_word_embeddings": False},
