@@ -157,6 +157,8 @@ class Model(StrictModel):
             pairs = (rotary.width or info.data.get("head_dim", 0)) // 2
             if len(value.short_factors) != pairs:
                 raise ValueError(f"{pairs} short_factors, one for each pair of features")
+        if value is not None and value.kind == "yarn" and info.data.get("rope_theta", 2) <= 1:
+            raise ValueError("another kind, because yarn counts turns by a rope_theta above 1")
         return value
 
     @field_validator("experts")

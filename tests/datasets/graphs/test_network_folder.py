@@ -122,7 +122,7 @@ def test_more_work_is_never_faster_and_a_step_takes_longer(
 @pytest.mark.parametrize(
     "changes",
     [
-        {"rope_scaling": {"rope_type": "yarn", "factor": 2.0}},
+        {"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}},
         {"hidden_act": "relu6"},
         {"architectures": ["LlamaForSequenceClassification"]},
     ],
