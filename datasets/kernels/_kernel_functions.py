@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from foreplan.datasets.kernels._latent_attention import ROWS as _LATENT_ROWS
 from foreplan.datasets.kernels.quantised_cache import QuantisedCache
 from foreplan.datasets.program import Variant
 
@@ -176,6 +177,7 @@ _ROWS: dict[tuple[str, str], Callable[..., Any]] = {
     ("shared_gate", "bf16/bf16/torch.sigmoid_mul"): _sigmoid_mul,
     ("cast", "bf16/fp32/torch.to"): _to_fp32,
     ("cast", "fp32/bf16/torch.to"): _to_bf16,
+    **_LATENT_ROWS,
 }
 
 #: Functions by operator and variant.

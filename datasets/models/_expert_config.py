@@ -9,6 +9,9 @@ from foreplan.datasets.experts import Experts
 from foreplan.datasets.models._config_fields import ConfigFields
 from foreplan.datasets.specs import validate
 
+#: Ways in which DeepSeek-V2 chooses experts.
+_TOPK_METHODS = MappingProxyType({name: name for name in ("greedy", "group_limited_greedy")})
+
 
 def _mixtral(config: ConfigFields) -> Experts:
     return _experts(config, "num_local_experts", 8, 2, config.size("intermediate_size"))
@@ -45,6 +48,21 @@ def _glm4_moe(config: ConfigFields) -> Experts:
     routing = _routing(config, "sigmoid", (1, 1), 1.0)
     normalise = config.flag("norm_topk_prob", True)
     return _beside_shared(config, (128, 8, 1408, 1), 1, normalise=normalise, routing=routing)
+
+
+def _deepseek_v2(config: ConfigFields) -> Experts:
+    """Its weights are never normalised (transformers, ``DeepseekV2TopkRouter``)."""
+    method = config.choice("topk_method", "greedy", _TOPK_METHODS)
+    routing = _routing(config, "softmax", (1, 1), 1.0)
+    if method == "greedy":
+        routing |= {"groups": 1, "kept_groups": 1}
+    return _beside_shared(config, (64, None, 1407, 2), normalise=False, routing=routing)
+
+
+def _deepseek_v3(config: ConfigFields) -> Experts:
+    routing = _routing(config, "sigmoid", (8, 4), 2.5)
+    normalise = config.flag("norm_topk_prob", True)
+    return _beside_shared(config, (256, 8, 2048, 1), 3, normalise=normalise, routing=routing)
 
 
 def _beside_shared(
@@ -122,5 +140,7 @@ EXPERT_READERS: Mapping[str, Callable[[ConfigFields], Experts]] = MappingProxyTy
         "olmoe": _olmoe,
         "deepseek": _deepseek,
         "glm4_moe": _glm4_moe,
+        "deepseek_v2": _deepseek_v2,
+        "deepseek_v3": _deepseek_v3,
     }
 )

@@ -196,6 +196,20 @@ def _yarn(config: ConfigFields, field: str, parameters: dict[str, Any]) -> dict[
     }
 
 
+def enlarged_scores(config: ConfigFields) -> float:
+    """Factor that DeepSeek gives its scores where a rotation is stretched, beside the usual one.
+
+    The square of YaRN's magnitude (``yarn_apply_mscale`` of ``modeling_deepseek_v3.py``), which
+    there is no part of the angles' cosine and sine.
+    """
+    field, parameters = _parameters(config)
+    kind = parameters.get("rope_type", parameters.get("type", "default"))
+    if kind == "default" or not parameters.get("mscale_all_dim"):
+        return 1.0
+    within = ConfigFields(f"{config.where}: {field}", parameters)
+    return yarn_magnitude(within.factor("factor"), within.factor("mscale_all_dim")) ** 2
+
+
 def yarn_magnitude(factor: float, scale: float) -> float:
     """By what YaRN enlarges queries and keys that are stretched (Peng et al., 2023, section 3.4).
 
@@ -220,6 +234,8 @@ _NO_WINDOW = frozenset(
         "olmo2",
         "glm4",
         "glm4_moe",
+        "deepseek_v2",
+        "deepseek_v3",
     }
 )
 

@@ -31,6 +31,7 @@ from foreplan.datasets.models.decoder_programs import (
     layer_programs,
     product_programs,
 )
+from foreplan.datasets.models.latent_programs import attention_call
 from foreplan.datasets.models.model import Model
 from foreplan.datasets.program import Program, Variant, program
 from foreplan.errors import MissingDataError
@@ -126,10 +127,7 @@ class Pricing:
         table: dict[str, Variant] = {}
         for phase in (PREFILL, DECODE):
             batch, queries, keys = self._pass(phase, sizes)
-            dims = {
-                "batch": batch, "queries": queries, "keys": keys, "heads": self.model.heads,
-                "kv_heads": self.model.kv_heads, "head_dim": self.model.head_dim,
-            }  # fmt: skip
+            attends, dims = attention_call(self.model, batch, queries, keys)
             contexts = self._contexts().tolist() if phase == DECODE else [keys]
             run = [{**dims, "keys": context} for context in contexts]
             cache = CACHE_STORAGE[self.workload.cache_bits]
@@ -137,9 +135,10 @@ class Pricing:
             if (rank.label, phase, batch) not in self._asked:
                 self._asked.add((rank.label, phase, batch))
                 self.costs.prepare(
-                    self._candidates(rank, cache, [dims, *run], head, batch * queries), rank.label
+                    self._candidates(rank, cache, (attends, [dims, *run]), head, batch * queries),
+                    rank.label,
                 )
-            table[f"{phase}/attention"] = self._best(rank, "attention", dims, run, cache)
+            table[f"{phase}/attention"] = self._best(rank, attends, dims, run, cache)
             table[f"{phase}/head"] = self._best(rank, "linear", head, [head])
         for bits in self.workload.bits:
             for _, *fastest in self.linears(rank, bits, sizes)[:1]:
@@ -148,13 +147,14 @@ class Pricing:
         return StageKernels(table)
 
     def _candidates(
-        self, rank: Rank, cache: str, attention: Sequence[dict[str, int]], head: dict[str, int],
-        rows: int,
+        self, rank: Rank, cache: str, attention: tuple[str, Sequence[dict[str, int]]],
+        head: dict[str, int], rows: int,
     ) -> Iterator[Program]:  # fmt: skip
         """All that the choice of a phase's kernels may ask the price of."""
-        for variant in kernels_for("attention", rank.kernel_kind):
+        attends, sizes = attention
+        for variant in kernels_for(attends, rank.kernel_kind):
             if variant.storage == cache:
-                yield from (program("attention", variant, **dims) for dims in attention)
+                yield from (program(attends, variant, **dims) for dims in sizes)
         for variant in kernels_for("linear", rank.kernel_kind, n=head["n"], k=head["k"]):
             if variant.storage == "bf16":
                 yield program("linear", variant, **head)

@@ -133,7 +133,7 @@ def test_either_name_of_the_number_of_experts(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"model_type": "deepseek_v3"}, "model_type: .*deepseek_v3.* supported architecture"),
+        ({"model_type": "deepseek_v4"}, "model_type: .*deepseek_v4.* supported architecture"),
         ({"model_type": "phimoe"}, "model_type: .* supported architecture: deepseek, .*gpt2"),
         (QWEN3 | {"num_experts_per_tok": 9}, "active: .* at most the 8 experts"),
         (QWEN3 | {"num_experts": 0}, "num_experts: got 0, expected a whole number of at least 1"),

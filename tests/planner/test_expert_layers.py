@@ -41,12 +41,35 @@ ROUTED = {
     "n_routed_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 64,
     "n_shared_experts": 2, "first_k_dense_replace": 1, "routed_scaling_factor": 1.7,
 }  # fmt: skip
+#: Of attention over latents, YaRN's magnitude in its scores.
+LATENT = SMALL | ROUTED | {
+    "kv_lora_rank": 16, "q_lora_rank": 32, "qk_nope_head_dim": 12, "qk_rope_head_dim": 8,
+    "v_head_dim": 12, "num_key_value_heads": 4,
+}  # fmt: skip
+YARN = {
+    "rope_type": "yarn", "rope_theta": 500.0, "factor": 4.0, "mscale": 0.9, "mscale_all_dim": 0.7,
+    "original_max_position_embeddings": 16,
+}  # fmt: skip
 CASES: dict[str, dict[str, Any]] = {
     "mixtral": SMALL | {"num_local_experts": 5},
     "qwen2_moe": SMALL | FEW | {"shared_expert_intermediate_size": 64, "decoder_sparse_step": 2},
     "qwen3_moe": SMALL | FEW | {"head_dim": 32, "norm_topk_prob": True, "mlp_only_layers": [1]},
     "olmoe": SMALL | FEW,
     "glm4_moe": SMALL | ROUTED | {"attention_bias": True, "use_qk_norm": True, "head_dim": 32},
+    "deepseek_v2": LATENT | {"q_lora_rank": None, "rope_parameters": YARN},
+    "deepseek_v2-groups": LATENT
+    | {"topk_method": "group_limited_greedy", "n_group": 4, "topk_group": 2},
+    "deepseek_v3": LATENT | {"n_group": 4, "topk_group": 2, "rope_parameters": YARN},
+    "deepseek_v3-halves": LATENT
+    | {
+        "n_group": 1,
+        "topk_group": 1,
+        "rope_interleave": False,
+        "q_lora_rank": None,
+        "attention_bias": True,
+        "rms_norm_eps": 1e-3,
+        "v_head_dim": 20,
+    },
     "glm4_moe-groups": SMALL | ROUTED | {"n_group": 4, "topk_group": 2, "norm_topk_prob": False},
 }
 FP32, BF16 = (
@@ -58,6 +81,7 @@ INT8 = PhaseKernels(
 )
 INT4 = PhaseKernels(*[Variant.parse("int4/bf16/torch.dequant_linear")] * 2)
 SDPA = PhaseKernels(*[Variant.parse("bf16/bf16/torch.sdpa")] * 2)
+LATENTS = PhaseKernels(SDPA.prefill, Variant.parse("bf16/bf16/torch.latent_bmm"))
 
 
 def build(case: str, folder: Path) -> tuple[Any, Model]:
@@ -79,14 +103,14 @@ def stages(
     model: Model, weights: WeightSource, layers: Sequence[PhaseKernels], cuts: Sequence[int] = (),
     *, reference: bool = False,
 ) -> list[DecoderStage]:  # fmt: skip
-    made = []
+    made, attention = [], SDPA if model.latent is None else LATENTS
     for start, end in zip([0, *cuts], [*cuts, model.layers], strict=True):
         stage = DecoderStage(
             model, start, end, prefill_batches=(BATCH,), decode_batches=(1, BATCH - 1),
             prompt=PROMPT, positions=PROMPT + STEPS, reference=reference,
         )  # fmt: skip
         head = FP32 if reference else BF16
-        stage.load(weights, StageKernels(tuple(layers[start:end]), SDPA, head))
+        stage.load(weights, StageKernels(tuple(layers[start:end]), attention, head))
         stage.keep_logits = True
         made.append(stage)
     return made

@@ -27,6 +27,19 @@ SMALL = {
     "vocab_size": 97,
     "max_position_embeddings": 64,
 }
+LATENT = {
+    "kv_lora_rank": 12,
+    "q_lora_rank": 10,
+    "qk_nope_head_dim": 6,
+    "qk_rope_head_dim": 4,
+    "v_head_dim": 5,
+    "num_key_value_heads": 6,
+    "n_routed_experts": 8,
+    "moe_intermediate_size": 20,
+    "n_shared_experts": 2,
+    "first_k_dense_replace": 1,
+    "num_mtp_layers": 0,
+}
 CONFIGS: dict[str, dict[str, Any]] = {
     "llama": SMALL,
     "llama-biased-tied": SMALL
@@ -62,6 +75,9 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "attention_bias": True,
         "use_qk_norm": True,
     },
+    "deepseek_v2": SMALL | LATENT | {"q_lora_rank": None, "num_experts_per_tok": 3},
+    "deepseek_v2-ranked": SMALL | LATENT | {"attention_bias": True, "num_experts_per_tok": 3},
+    "deepseek_v3": SMALL | LATENT | {"n_group": 4, "topk_group": 2, "num_experts_per_tok": 3},
     "phi3": SMALL | {"pad_token_id": 0},
     "starcoder2": SMALL,
     "starcoder2-unbiased": SMALL | {"use_bias": False, "tie_word_embeddings": False},
