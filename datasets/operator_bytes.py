@@ -50,7 +50,7 @@ def expanded_bytes(d: Mapping[str, int], v: Variant) -> float:
 
 def latent_bytes(d: Mapping[str, int], v: Variant) -> float:
     """Queries and results, and the latents as they are stored."""
-    queries_and_out = d["heads"] * (2 * d["latent"] + d["turned"]) * DTYPE_BYTES["bf16"]
+    queries_and_out = d["heads"] * (2 * d["latent"] + d["turned"]) * DTYPE_BYTES[v.compute]
     cache = d["keys"] * (d["latent"] + d["turned"]) * DTYPE_BYTES[v.storage]
     return 1.0 * d["batch"] * (queries_and_out + cache)
 

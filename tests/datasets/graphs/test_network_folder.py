@@ -53,7 +53,8 @@ DEEPSEEK = TEXT | {
     "intermediate_size": 128, "moe_intermediate_size": 64, "n_routed_experts": 8,
     "num_experts_per_tok": 2, "n_shared_experts": 1, "kv_lora_rank": 32, "q_lora_rank": None,
     "qk_rope_head_dim": 8, "qk_nope_head_dim": 16, "v_head_dim": 16, "first_k_dense_replace": 1,
-    "torch_dtype": "bfloat16",
+    "torch_dtype": "bfloat16", "max_position_embeddings": 64,
+    "norm_topk_prob": True,  # which plans do not model
 }  # fmt: skip
 ALL = {"bert": BERT, "t5": T5, "vit": VIT, "whisper": WHISPER, "gemma2": GEMMA,
        "deepseek_v2": DEEPSEEK}  # fmt: skip
