@@ -66,6 +66,8 @@ def _hindrance(model: Model, degree: int) -> str | None:
     for ffn in (model.ffn, *(() if experts is None else (experts.ffn, experts.shared_ffn))):
         if ffn % degree:
             return f"its MLP has {ffn} features"
+    if degree > 1 and model.latent is not None:
+        return "all of its heads attend to one latent, which is not split"
     if degree > 1 and model.qk_norm_whole:
         return "one norm takes all of its heads together"
     if model.vocab < degree * degree:

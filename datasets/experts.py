@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 from typing import Literal
 
-from pydantic import Field, PositiveInt, ValidationInfo, field_validator
+from pydantic import Field, PositiveFloat, PositiveInt, ValidationInfo, field_validator
 
 from foreplan.datasets.specs import StrictModel
 
@@ -23,6 +23,43 @@ from foreplan.datasets.specs import StrictModel
 MOST_PADDING = 8
 #: What the MLP of a layer is: plain, or a mixture of experts.
 LayerClass = Literal["dense", "moe"]
+
+
+class Routing(StrictModel):
+    """How a router scores experts and chooses among them; the default is Mixtral's.
+
+    Attributes:
+        scores: ``softmax`` over all experts, or the ``sigmoid`` of each. With the latter a stored
+            correction is added where experts are chosen, not where they are weighted (DeepSeek-V3,
+            2024, section 2.1.2).
+        groups: of consecutive experts, equally many in each.
+        kept_groups: a row's experts are of so many groups: those with the best expert (softmax), or
+            with the best two together (sigmoid).
+        scale: factor of the chosen experts' weights. Loading puts it into their MLPs.
+    """
+
+    scores: Literal["softmax", "sigmoid"] = "softmax"
+    groups: PositiveInt = 1
+    kept_groups: PositiveInt = 1
+    scale: PositiveFloat = 1.0
+
+    @field_validator("kept_groups")
+    @classmethod
+    def _of_all_groups(cls, value: int, info: ValidationInfo) -> int:
+        groups = info.data.get("groups")
+        if groups is not None and value > groups:
+            raise ValueError(f"at most the {groups} groups")
+        return value
+
+    @property
+    def corrected(self) -> bool:
+        """Whether a stored correction of each expert's score takes part in the choice."""
+        return self.scores == "sigmoid"
+
+    @property
+    def grouped(self) -> bool:
+        """Whether some groups are left out."""
+        return self.kept_groups < self.groups
 
 
 class Experts(StrictModel):
@@ -36,6 +73,7 @@ class Experts(StrictModel):
         shared_gate: the shared expert's output is scaled by ``sigmoid(gate(x))`` (Qwen2-MoE).
         normalise: the weights of a row's experts are scaled to add up to 1.
         dense_layers: layers with a plain MLP instead, ascending.
+        routing: how a row's experts are chosen.
     """
 
     count: PositiveInt
@@ -45,6 +83,7 @@ class Experts(StrictModel):
     shared_gate: bool = False
     normalise: bool = True
     dense_layers: tuple[int, ...] = ()
+    routing: Routing = Routing()
 
     @field_validator("active")
     @classmethod
@@ -59,6 +98,18 @@ class Experts(StrictModel):
     def _ascending(cls, value: tuple[int, ...]) -> tuple[int, ...]:
         if any(layer < 0 for layer in value) or list(value) != sorted(set(value)):
             raise ValueError("different layers, ascending from 0")
+        return value
+
+    @field_validator("routing")
+    @classmethod
+    def _splits_experts(cls, value: Routing, info: ValidationInfo) -> Routing:
+        count, active = info.data.get("count", 0), info.data.get("active", 0)
+        each, left_over = divmod(count, value.groups)
+        if left_over or each * value.kept_groups < active or (value.grouped and each < 2):
+            raise ValueError(
+                f"groups that {count} experts split into evenly, in twos at least, of which as "
+                f"many are kept as {active} experts need"
+            )
         return value
 
     def class_of(self, layer: int) -> LayerClass:

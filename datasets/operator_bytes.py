@@ -40,6 +40,21 @@ def attention_bytes(d: Mapping[str, int], v: Variant) -> float:
     return d["batch"] * (queries_and_out + cache)
 
 
+def expanded_bytes(d: Mapping[str, int], v: Variant) -> float:
+    """A head's plain key and value, with the shared key behind the former; the turned queries."""
+    read = d["heads"] * (d["plain"] + d["value"]) + d["turned"]
+    written = 2 * d["heads"] * (d["plain"] + d["turned"])
+    queries = 2 * d["heads"] * d["turned"]
+    return 1.0 * d["rows"] * (read + written + queries) * DTYPE_BYTES[v.compute]
+
+
+def latent_bytes(d: Mapping[str, int], v: Variant) -> float:
+    """Queries and results, and the latents as they are stored."""
+    queries_and_out = d["heads"] * (2 * d["latent"] + d["turned"]) * DTYPE_BYTES[v.compute]
+    cache = d["keys"] * (d["latent"] + d["turned"]) * DTYPE_BYTES[v.storage]
+    return 1.0 * d["batch"] * (queries_and_out + cache)
+
+
 def expert_bytes(d: Mapping[str, int], v: Variant) -> float:
     """Weights of the experts that rows touch, and what both products and the activation move."""
     up = weight_bytes(2 * d["ffn"], d["hidden"], v.storage)

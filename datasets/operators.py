@@ -19,7 +19,9 @@ from foreplan.datasets.operator_bytes import (
     activation_bytes,
     attention_bytes,
     conv_bytes,
+    expanded_bytes,
     expert_bytes,
+    latent_bytes,
     recurrent_bytes,
     recurrent_weights,
     visible_pairs,
@@ -159,7 +161,18 @@ OPERATORS: Mapping[str, Operator] = MappingProxyType(
             lambda d: 4.0 * d["rows"] * d["cols"],
             lambda d, v: 3.0 * d["rows"] * d["cols"] * DTYPE_BYTES[v.compute],
         ),
-        # Below: operators of captured graphs, which no decoder of the runtime has.
+        # Keys and values of every head, of a latent's products and a key that heads share.
+        "expand_heads": Operator(
+            ("rows", "heads", "plain", "turned", "value"), lambda d: 0.0, expanded_bytes
+        ),
+        # One query a head and sequence; keys and values are one and the same, read once.
+        "latent_attention": Operator(
+            ("batch", "keys", "heads", "latent", "turned"),
+            lambda d: 2.0 * d["batch"] * d["heads"] * d["keys"] * (2 * d["latent"] + d["turned"]),
+            latent_bytes,
+        ),
+        # Below: operators of captured graphs, of which the runtime's decoders have
+        # ``matmul`` alone, with latents.
         "matmul": Operator(
             ("batch", "m", "n", "k"),
             lambda d: 2.0 * d["batch"] * d["m"] * d["n"] * d["k"],
@@ -369,5 +382,14 @@ OPERATORS = MappingProxyType(
 )
 #: Operators whose time is bound by products, so that a device's peak rate matters.
 PRODUCTS = frozenset(
-    ["linear", "attention", "router", "experts", "grouped", "grouped_gradient"]
+    [
+        "linear",
+        "attention",
+        "router",
+        "experts",
+        "grouped",
+        "grouped_gradient",
+        "matmul",
+        "latent_attention",
+    ]
 ) | {f"{op}_{name}" for op in ("linear", "conv2d", "attention", "matmul") for name in _TRAINING[op]}

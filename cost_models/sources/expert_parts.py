@@ -1,4 +1,4 @@
-"""`expert_parts`: operators of a layer of experts as operators that a predictor has seen.
+"""`expert_parts`: operators of experts and of latents as operators that a predictor has seen.
 
 Nothing that the shipped predictor was fitted to is a mixture of experts. Its products are matrix
 products all the same: where ``rows`` rows touch ``t`` experts (see `touched_experts`), ``m = rows *
@@ -25,11 +25,24 @@ _ACTIVATION = Variant("bf16", "bf16", "torch.silu_mul")
 
 
 def expert_parts(item: Program) -> Shares | None:
-    """The parts of a router, of experts or of a shared expert's gate; ``None`` of all else."""
+    """The parts of a router, of experts, of a shared expert's gate or of attention over latents.
+
+    ``None`` of all else.
+    """
     d, v = item.dims, item.variant
     if item.op == "router":
         scores = program("linear", v, rows=d["rows"], n=d["experts"], k=d["hidden"])
-        return [(scores, 1.0), (program("softmax", v, rows=d["rows"], cols=d["experts"]), 1.0)]
+        size = {"rows": d["rows"], "cols": d["experts"]}
+        found = [(scores, 1.0), (program("softmax", v, **size), 1.0)]
+        if "grouped" in v.kernel:  # groups are judged, and those that lose left out
+            found.append((program("elementwise", replace(v, kernel="any"), **size, inputs=1), 2.0))
+        return found
+    if item.op == "latent_attention":
+        return _latent_attention(item)
+    if item.op == "expand_heads":
+        size = {"rows": d["rows"], "cols": d["heads"] * (d["plain"] + d["turned"])}
+        copied = program("elementwise", replace(v, kernel="any"), **size, inputs=1)
+        return [(copied, 2.0 + d["turned"] / (d["plain"] + d["turned"]))]
     if item.op == "shared_gate":
         return [(program("elementwise", v, rows=d["rows"], cols=d["cols"], inputs=2), 1.0)]
     if item.op not in ("experts", "grouped", "grouped_gradient"):
@@ -49,6 +62,25 @@ def expert_parts(item: Program) -> Shares | None:
         (program("activation", _ACTIVATION, rows=drawn, cols=ffn), 1.0),
         *_grouped(v, drawn / touched, touched, hidden, ffn),
         (program("elementwise", wide, rows=drawn, cols=hidden, inputs=2), 1.0),  # added up
+    ]
+
+
+def _latent_attention(item: Program) -> Shares | None:
+    """Scores, softmax and sum of an attention over latents; ``None`` where one kernel does it."""
+    d, v = item.dims, item.variant
+    if not v.kernel.endswith("_bmm"):
+        return None
+    width, product = d["latent"] + d["turned"], replace(v, kernel="torch.bmm")
+    rows = d["batch"] * d["heads"]
+    size = {"batch": d["batch"], "m": d["heads"]}
+    scores = program("matmul", replace(v, kernel="torch.linear"), **size, n=d["keys"], k=width)
+    plain = replace(v, kernel="any")
+    return [
+        # Queries are put together and scaled.
+        (program("elementwise", plain, rows=rows, cols=width, inputs=1), 2.0),
+        (scores, 1.0),
+        (program("softmax", v, rows=rows, cols=d["keys"]), 1.0),
+        (program("matmul", product, **size, n=d["latent"], k=d["keys"]), 1.0),
     ]
 
 

@@ -8,6 +8,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from foreplan.datasets.experts import Experts
+from foreplan.datasets.models.latent import LatentAttention
 from foreplan.datasets.models.model import Model
 from foreplan.errors import SpecError
 
@@ -113,8 +114,12 @@ def config_fields(model: Model) -> dict[str, Any]:
         "head_dim": model.head_dim,
         "sliding_window": model.sliding_window,
     }
+    if model.latent is not None:
+        fields |= _latent_fields(model.latent)
     if model.family == "llama":
         fields |= {"attention_bias": model.qkv_bias, "mlp_bias": model.mlp_bias}
+    if model.family == "glm4_moe":
+        fields |= {"attention_bias": model.qkv_bias, "use_qk_norm": model.qk_norm}
     if model.family == "granite":
         scalars = model.scalars
         fields |= {
@@ -131,8 +136,44 @@ def config_fields(model: Model) -> dict[str, Any]:
     return fields if model.experts is None else fields | _expert_fields(model.family, model.experts)
 
 
+def _latent_fields(latent: LatentAttention) -> dict[str, Any]:
+    """Attention over latents in transformers' words."""
+    return {
+        "kv_lora_rank": latent.rank,
+        "q_lora_rank": latent.query_rank,
+        "qk_nope_head_dim": latent.plain,
+        "qk_rope_head_dim": latent.turned,
+        "v_head_dim": latent.value,
+    }
+
+
+def _routed_fields(experts: Experts) -> dict[str, Any]:
+    """Experts of DeepSeek's likes, whose shared ones are counted."""
+    routing = experts.routing
+    return {
+        "moe_intermediate_size": experts.ffn,
+        "num_experts_per_tok": experts.active,
+        "n_routed_experts": experts.count,
+        "n_shared_experts": experts.shared_ffn // experts.ffn,
+        "first_k_dense_replace": len(experts.dense_layers),
+        "norm_topk_prob": experts.normalise,
+        "routed_scaling_factor": routing.scale,
+        "n_group": routing.groups,
+        "topk_group": routing.kept_groups,
+        "topk_method": (
+            "noaux_tc"
+            if routing.corrected
+            else "group_limited_greedy"
+            if routing.grouped
+            else "greedy"
+        ),
+    }
+
+
 def _expert_fields(family: str, experts: Experts) -> dict[str, Any]:
     """Experts in transformers' words."""
+    if family in ("glm4_moe", "deepseek_v2", "deepseek_v3"):
+        return _routed_fields(experts)
     wide = {"intermediate_size": experts.ffn, "num_experts_per_tok": experts.active}
     if family == "mixtral":
         return wide | {"num_local_experts": experts.count}

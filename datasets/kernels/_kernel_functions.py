@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from foreplan.datasets.kernels._latent_attention import ROWS as _LATENT_ROWS
 from foreplan.datasets.kernels.quantised_cache import QuantisedCache
 from foreplan.datasets.program import Variant
 
@@ -112,9 +113,36 @@ def _embedding(table: Tensor, ids: Tensor) -> Tensor:
     return F.embedding(ids, table)
 
 
-def _router(x: Tensor, weight: Tensor, active: int, normalise: bool) -> tuple[Tensor, Tensor]:
-    """Softmax over all experts in fp32, then the best of them (transformers, TopKRouter)."""
-    share, chosen = torch.topk(F.linear(x, weight).softmax(-1, dtype=torch.float32), active, -1)
+def _router(
+    x: Tensor,
+    weight: Tensor,
+    active: int,
+    normalise: bool,
+    correction: Tensor | None = None,
+    groups: int = 1,
+    kept_groups: int = 1,
+) -> tuple[Tensor, Tensor]:
+    """The best experts by their scores in fp32 (transformers, ``TopkRouter`` of each family).
+
+    With a correction scores are sigmoids, and groups are judged by their best two experts
+    (DeepSeek-V3); without one a softmax, and groups by their best (DeepSeek-V2).
+    """
+    logits = F.linear(x, weight)
+    if correction is None:
+        scores = logits.softmax(-1, dtype=torch.float32)
+        ranked = scores
+    else:
+        scores = logits.float().sigmoid()
+        ranked = scores + correction
+    if kept_groups < groups:
+        by_group = ranked.view(len(x), groups, -1)
+        best = by_group.amax(-1) if correction is None else by_group.topk(2, -1).values.sum(-1)
+        lost = best.topk(groups - kept_groups, -1, largest=False).indices
+        left_out = torch.zeros_like(best, dtype=torch.bool).scatter_(-1, lost, True)
+        ranked = by_group.masked_fill(left_out.unsqueeze(-1), -torch.inf).flatten(-2)
+    share, chosen = torch.topk(ranked, active, -1)
+    if correction is not None:
+        share = scores.gather(-1, chosen)
     return chosen, share / share.sum(-1, keepdim=True) if normalise else share
 
 
@@ -153,9 +181,13 @@ _ROWS: dict[tuple[str, str], Callable[..., Any]] = {
     ("embedding", "bf16/bf16/torch.embedding"): _embedding,
     ("argmax", "bf16/bf16/torch.argmax"): _argmax,
     ("router", "bf16/bf16/torch.topk"): _router,
+    ("router", "bf16/bf16/torch.sigmoid_topk"): _router,
+    ("router", "bf16/bf16/torch.grouped_topk"): _router,
+    ("router", "bf16/bf16/torch.sigmoid_grouped_topk"): _router,
     ("shared_gate", "bf16/bf16/torch.sigmoid_mul"): _sigmoid_mul,
     ("cast", "bf16/fp32/torch.to"): _to_fp32,
     ("cast", "fp32/bf16/torch.to"): _to_bf16,
+    **_LATENT_ROWS,
 }
 
 #: Functions by operator and variant.

@@ -144,8 +144,25 @@ _FUNCTIONS: Mapping[str, tuple[str, ...]] = {
     "embedding": ("bf16/bf16/torch.embedding",),
     "argmax": ("bf16/bf16/torch.argmax",),
     "cast": ("bf16/fp32/torch.to", "fp32/bf16/torch.to"),
-    "router": ("bf16/bf16/torch.topk",),
+    "router": (
+        "bf16/bf16/torch.topk",
+        "bf16/bf16/torch.sigmoid_topk",
+        "bf16/bf16/torch.grouped_topk",
+        "bf16/bf16/torch.sigmoid_grouped_topk",
+    ),
     "shared_gate": ("bf16/bf16/torch.sigmoid_mul",),
+    # Of attention over latents; `latent_programs` says which product is which.
+    "matmul": (
+        "bf16/bf16/torch.linear",
+        "bf16/bf16/torch.bmm",
+        "bf16/bf16/torch.bmm_transposed",
+    ),
+    "expand_heads": ("bf16/bf16/torch.expand_heads",),
+    "latent_attention": (
+        "bf16/bf16/torch.latent_bmm",
+        "bf16/bf16/torch.latent_sdpa",
+        "bf16/fp32/torch.latent_sdpa",
+    ),
 }
 
 
@@ -259,10 +276,19 @@ def function(op: str, variant: Variant) -> Callable[..., Any]:
     - activation: ``f(x[rows, cols])``, or ``f(gate, up)`` where the kernel's name ends in ``_mul``
     - add: ``f(a, b)``; embedding: ``f(table[vocab, cols], ids[rows] int64)``; argmax:
       ``f(logits[rows, cols]) -> [rows] int64``; cast: ``f(x)`` to the variant's compute dtype
-    - router: ``f(x[rows, hidden], weight[experts, hidden], active, normalise) -> (chosen[rows,
-      active] int64, share[rows, active] fp32)``
+    - router: ``f(x[rows, hidden], weight[experts, hidden], active, normalise, correction[experts]
+      fp32 | None, groups, kept groups) -> (chosen[rows, active] int64, share[rows, active] fp32)``;
+      ``sigmoid`` kernels have a correction, ``grouped`` ones keep fewer groups than there are
     - shared_gate: ``f(x[rows, hidden], y[rows, hidden], weight[1, hidden])``, which is ``x *
       sigmoid(y @ weight.T)``
+
+    - matmul: ``f(x[batch, m, k], weight[batch, k, n]) -> [batch, m, n]``; the weight of ``linear``
+      and ``transposed`` kernels is ``[batch, n, k]``
+    - expand_heads: ``f(q[B, T, H, P + E], turned_q[B, T, H, E], turned_key[B, T, 1, E], wide[B, T,
+      H, P + V]) -> (q, k[B, H, T, P + E], v[B, H, T, P + E])``, with the turned features in the
+      given ``q`` and zeros behind values
+    - latent_attention: ``f(q[H, B, R], turned_q[B, 1, H, E], cache[B, 1, L, R + E], keys, scale) ->
+      [H, B, R]``; one query a head and sequence
 
     The experts of a layer are computed by `expert_mlps` with a linear's kernel.
 

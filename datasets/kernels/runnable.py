@@ -42,7 +42,18 @@ _VOCABULARY = 32_000
 #: docs/results/serving_cpu_history.md). Its weights come in turn: one alone stays in a large
 #: last-level cache, and with it whatever is timed behind it.
 _BEHIND = frozenset(
-    {"norm", "rope", "activation", "add", "cache_write", "embedding", "argmax", "attention"}
+    {
+        "norm",
+        "rope",
+        "activation",
+        "add",
+        "cache_write",
+        "embedding",
+        "argmax",
+        "attention",
+        "expand_heads",
+        "latent_attention",
+    }
 )
 _BEHIND_ROWS, _BEHIND_WEIGHT = 4, (2112, 1024)
 #: Values of the activations that programs share which run behind one another.
@@ -189,9 +200,16 @@ class Inputs:
         x, weight = self._input(d["rows"], d["hidden"]), self._draw(d["experts"], d["hidden"])
         copies = self._copies(2 * math.prod((d["experts"], d["hidden"])))
         turn = itertools.cycle([weight.clone() for _ in range(copies)])
-        active = d["active"]
+        kernel, active, groups = program.variant.kernel, d["active"], 1
+        sigmoid = "sigmoid" in kernel
+        correction = self._draw(d["experts"], dtype=torch.float32) if sigmoid else None
+        if "grouped" in kernel:  # as many as may be: their number hardly matters, leaving some does
+            groups = next((g for g in (8, 4, 2) if d["experts"] % (2 * g) == 0), 1)
+        kept = max(1, groups // 2, -(-active * groups // d["experts"]))
         return Runnable(
-            lambda: run(x, next(turn), active, True), self._cold("weight", copies), copies
+            lambda: run(x, next(turn), active, True, correction, groups, kept),
+            self._cold("weight", copies),
+            copies,
         )
 
     def _shared_gate(self, program: Program, run: Callable[..., Any]) -> Runnable:
@@ -209,6 +227,31 @@ class Inputs:
         turn, keys = itertools.cycle(caches), d["keys"]
         state = "keys and values warm" if prefill else self._cold("keys and values", copies)
         return Runnable(lambda: run(q, *next(turn), keys), state, copies)
+
+    def _matmul(self, program: Program, run: Callable[..., Any]) -> Runnable:
+        batch, m, n, k = program.sizes
+        turned = program.variant.kernel == "torch.bmm"
+        weight = self._draw(batch, *((k, n) if turned else (n, k)))
+        copies = self._copies(2 * weight.numel())
+        turn = itertools.cycle([weight.clone() for _ in range(copies)])
+        x = self._input(batch, m, k)
+        return Runnable(lambda: run(x, next(turn)), self._cold("weight", copies), copies)
+
+    def _expand_heads(self, program: Program, run: Callable[..., Any]) -> Runnable:
+        rows, heads, plain, turned, value = program.sizes
+        q = self._draw(rows, 1, heads, plain + turned)
+        wide = self._draw(rows, 1, heads, plain + value)
+        turned_q, key = self._draw(rows, 1, heads, turned), self._draw(rows, 1, 1, turned)
+        return Runnable(lambda: run(q, turned_q, key, wide), "warm")
+
+    def _latent_attention(self, program: Program, run: Callable[..., Any]) -> Runnable:
+        batch, keys, heads, latent, turned = program.sizes
+        cache = self._draw(batch, 1, keys + _SPARE_POSITIONS, latent + turned)
+        copies = self._copies(2 * cache.numel())
+        turn = itertools.cycle([cache.clone() for _ in range(copies)])
+        q, turned_q = self._input(heads, batch, latent), self._draw(batch, 1, heads, turned)
+        state = self._cold("latents", copies)
+        return Runnable(lambda: run(q, turned_q, next(turn), keys, turned**-0.5), state, copies)
 
     def _cache_write(self, program: Program, run: Callable[..., Any]) -> Runnable:
         d = program.dims

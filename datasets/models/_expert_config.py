@@ -9,6 +9,9 @@ from foreplan.datasets.experts import Experts
 from foreplan.datasets.models._config_fields import ConfigFields
 from foreplan.datasets.specs import validate
 
+#: Ways in which DeepSeek-V2 chooses experts.
+_TOPK_METHODS = MappingProxyType({name: name for name in ("greedy", "group_limited_greedy")})
+
 
 def _mixtral(config: ConfigFields) -> Experts:
     return _experts(config, "num_local_experts", 8, 2, config.size("intermediate_size"))
@@ -38,17 +41,69 @@ def _olmoe(config: ConfigFields) -> Experts:
 
 def _deepseek(config: ConfigFields) -> Experts:
     """DeepSeekMoE 16B: ``modeling_deepseek.py`` of its repository (no grouped routing)."""
-    ffn = config.size("moe_intermediate_size")
-    several = config.fields.get("n_shared_experts")
-    dense = config.fields.get("first_k_dense_replace", 0)
+    return _beside_shared(config, normalise=config.flag("norm_topk_prob", False))
+
+
+def _glm4_moe(config: ConfigFields) -> Experts:
+    routing = _routing(config, "sigmoid", (1, 1), 1.0)
+    normalise = config.flag("norm_topk_prob", True)
+    return _beside_shared(config, (128, 8, 1408, 1), 1, normalise=normalise, routing=routing)
+
+
+def _deepseek_v2(config: ConfigFields) -> Experts:
+    """Its weights are never normalised (transformers, ``DeepseekV2TopkRouter``)."""
+    method = config.choice("topk_method", "greedy", _TOPK_METHODS)
+    routing = _routing(config, "softmax", (1, 1), 1.0)
+    if method == "greedy":
+        routing |= {"groups": 1, "kept_groups": 1}
+    return _beside_shared(config, (64, None, 1407, 2), normalise=False, routing=routing)
+
+
+def _deepseek_v3(config: ConfigFields) -> Experts:
+    routing = _routing(config, "sigmoid", (8, 4), 2.5)
+    normalise = config.flag("norm_topk_prob", True)
+    return _beside_shared(config, (256, 8, 2048, 1), 3, normalise=normalise, routing=routing)
+
+
+def _beside_shared(
+    config: ConfigFields,
+    sizes: tuple[int | None, int | None, int | None, int | None] = (None,) * 4,
+    first_dense: int = 0,
+    **rest: object,
+) -> Experts:
+    """Experts beside shared ones that a row goes through always, behind a few dense layers.
+
+    Args:
+        config: read.
+        sizes: of experts, active ones, features of each and shared ones, where the file has none.
+        first_dense: likewise of dense layers.
+        rest: other fields of `Experts`.
+    """
+    count, active, inner, several = sizes
+    ffn, dense = config.size("moe_intermediate_size", inner), first_dense
+    if config.fields.get("first_k_dense_replace") is not None:
+        dense = config.fields["first_k_dense_replace"]
     if type(dense) is not int or not 0 <= dense < config.size("num_hidden_layers"):
         raise config.error("first_k_dense_replace", "a number of layers below num_hidden_layers")
+    shared = config.fields.get("n_shared_experts", several) is not None
     return _experts(
-        config, "n_routed_experts", None, None, ffn,
-        shared_ffn=0 if several is None else ffn * config.size("n_shared_experts"),
-        normalise=config.flag("norm_topk_prob", False),
+        config, "n_routed_experts", count, active, ffn,
+        shared_ffn=ffn * config.size("n_shared_experts", several) if shared else 0,
         dense_layers=tuple(range(dense)),
+        **rest,
     )  # fmt: skip
+
+
+def _routing(
+    config: ConfigFields, scores: str, groups: tuple[int, int], scale: float
+) -> dict[str, object]:
+    """Scores, groups and scale of a router; the latter two are transformers' defaults."""
+    return {
+        "scores": scores,
+        "groups": config.size("n_group", groups[0]),
+        "kept_groups": config.size("topk_group", groups[1]),
+        "scale": config.factor("routed_scaling_factor", scale),
+    }
 
 
 def _experts(
@@ -84,5 +139,8 @@ EXPERT_READERS: Mapping[str, Callable[[ConfigFields], Experts]] = MappingProxyTy
         "qwen3_moe": _qwen_moe,
         "olmoe": _olmoe,
         "deepseek": _deepseek,
+        "glm4_moe": _glm4_moe,
+        "deepseek_v2": _deepseek_v2,
+        "deepseek_v3": _deepseek_v3,
     }
 )

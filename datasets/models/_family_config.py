@@ -12,8 +12,14 @@ from types import MappingProxyType
 
 from foreplan.datasets.models._config_fields import ConfigFields
 from foreplan.datasets.models._expert_config import EXPERT_READERS
-from foreplan.datasets.models._rotary_config import alternating_facts, rotation_facts
+from foreplan.datasets.models._latent_config import latent_facts
+from foreplan.datasets.models._rotary_config import (
+    alternating_facts,
+    enlarged_scores,
+    rotation_facts,
+)
 from foreplan.datasets.models._window_config import window_facts
+from foreplan.datasets.models.families import SAME_FAMILY
 
 _ACTIVATIONS: Mapping[str, str] = MappingProxyType(
     {
@@ -37,7 +43,8 @@ class _Words:
     """Fields of Llama's likes, and what transformers takes where a file has none.
 
     Attributes:
-        biases: by our name the field that says whether there are such, and its default.
+        biases: by our name the field that says whether there are such, and its default; norms of
+            heads too, where a field says so.
         kv_heads: key and value heads; as many as query heads if ``None``.
         head_dim: features of a head whatever ``hidden_size`` is; its share if ``None``.
         eps: field of what norms add to the variance.
@@ -88,6 +95,8 @@ _WORDS: Mapping[str, _Words] = MappingProxyType(
         "qwen3_moe": _Words(_biases("attention_bias"), kv_heads=4),
         "olmoe": _Words(_biases("attention_bias")),
         "deepseek": _Words(),
+        "deepseek_v2": _Words(_biases("attention_bias"), neighbours=True),
+        "deepseek_v3": _Words(_biases("attention_bias"), neighbours=True),
         "phi3": _Words(eps_default=1e-5, partial=1.0, longrope=True),
         "seed_oss": _Words(
             {"qkv_bias": ("attention_bias", True), "out_bias": ("attention_out_bias", False),
@@ -103,6 +112,10 @@ _WORDS: Mapping[str, _Words] = MappingProxyType(
         ),
         "glm": _GLM,
         "glm4": _GLM,
+        "glm4_moe": _Words(
+            {"qkv_bias": ("attention_bias", False), "qk_norm": ("use_qk_norm", False)}, kv_heads=8,
+            eps_default=1e-5, partial=0.5,
+        ),
         "granite": _Words(_biases("attention_bias", "mlp_bias")),
         "gemma": _Words(
             _biases("attention_bias"), kv_heads=16, head_dim=256, activation="gelu_pytorch_tanh",
@@ -156,6 +169,17 @@ def _llama(config: ConfigFields) -> dict[str, object]:
         facts["scalars"] = scalars
     if family in EXPERT_READERS:
         facts["experts"] = EXPERT_READERS[family](config)
+    return facts
+
+
+def _deepseek(config: ConfigFields) -> dict[str, object]:
+    """DeepSeek-V2 and V3: Llama's likes but for their attention."""
+    stated = str(config.fields["model_type"])
+    family, found = SAME_FAMILY.get(stated, stated), latent_facts(config, enlarged_scores(config))
+    like = {"model_type": family, "head_dim": found["head_dim"]}
+    facts = _llama(ConfigFields(config.where, {**config.fields, **like})) | found
+    if family == "deepseek_v3" and not config.flag("rope_interleave", True):
+        facts["rotary"] = {}
     return facts
 
 
@@ -252,5 +276,12 @@ def _gpt2(config: ConfigFields) -> dict[str, object]:
 
 #: Reads a configuration of a family.
 FAMILY_READERS: Mapping[str, Callable[[ConfigFields], dict[str, object]]] = MappingProxyType(
-    {**dict.fromkeys(_WORDS, _llama), "opt": _opt, "gpt2": _gpt2, "gpt_neox": _gpt_neox}
+    {
+        **dict.fromkeys(_WORDS, _llama),
+        "deepseek_v2": _deepseek,
+        "deepseek_v3": _deepseek,
+        "opt": _opt,
+        "gpt2": _gpt2,
+        "gpt_neox": _gpt_neox,
+    }
 )

@@ -31,6 +31,21 @@ _OLMO2_LAYER = {
 } | _BEHIND
 _PHI3_LAYER = _GLM_LAYER | {"qkv": ("self_attn.qkv_proj",)}
 _STARCODER2_LAYER = _LLAMA_LAYER | {"up": ("mlp.c_fc",), "down": ("mlp.c_proj",)}
+#: Latents of keys and values and of queries.
+_DEEPSEEK_LAYER = {
+    "norm1": ("input_layernorm",),
+    "latents": ("self_attn.kv_a_proj_with_mqa", "self_attn.q_a_proj"),
+    "latent_norm": ("self_attn.kv_a_layernorm",),
+    "query_norm": ("self_attn.q_a_layernorm",),
+    "queries": ("self_attn.q_b_proj",),
+    "expand": ("self_attn.kv_b_proj",),
+    **{part: _LLAMA_LAYER[part] for part in ("out", "norm2", "up", "down")},
+}
+#: What is called otherwise where queries have no latent.
+WHOLE_QUERIES = {
+    "latents": ("self_attn.kv_a_proj_with_mqa",),
+    "queries": ("self_attn.q_proj",),
+}
 _OPT_LAYER = {
     "norm1": ("self_attn_layer_norm",),
     "qkv": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
@@ -96,7 +111,10 @@ EXPERT_NAMES: Mapping[str, ExpertNames] = MappingProxyType(
         ),
         "qwen3_moe": ExpertNames("mlp.gate", "mlp.experts.{}."),
         "olmoe": ExpertNames("mlp.gate", "mlp.experts.{}."),
-        "deepseek": ExpertNames("mlp.gate", "mlp.experts.{}.", shared="mlp.shared_experts."),
+        **dict.fromkeys(
+            ("deepseek", "glm4_moe", "deepseek_v2", "deepseek_v3"),
+            ExpertNames("mlp.gate", "mlp.experts.{}.", shared="mlp.shared_experts."),
+        ),
     }
 )  # fmt: skip
 
@@ -117,6 +135,8 @@ FAMILY_NAMES: Mapping[str, FamilyNames] = MappingProxyType(
         "gemma": _LLAMA,
         "glm": replace(_LLAMA, layer=_GLM_LAYER),
         **dict.fromkeys(EXPERT_NAMES, _LLAMA),
+        "deepseek_v2": replace(_LLAMA, layer=_DEEPSEEK_LAYER),
+        "deepseek_v3": replace(_LLAMA, layer=_DEEPSEEK_LAYER),
         "phi3": replace(_LLAMA, layer=_PHI3_LAYER),
         "starcoder2": replace(_LLAMA, layer=_STARCODER2_LAYER),
         "opt": FamilyNames(

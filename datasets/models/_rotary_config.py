@@ -69,8 +69,10 @@ def rotation_facts(
         return found
     if longrope and kind in ("longrope", "su"):
         return found | {"rope_scaling": _longrope(config, field, parameters)}
+    if kind == "yarn":
+        return found | {"rope_scaling": _yarn(config, field, parameters)}
     if kind not in ("linear", "llama3"):
-        known = "default, linear or llama3" if not longrope else "default, linear or longrope"
+        known = f"default, linear, yarn or {'longrope' if longrope else 'llama3'}"
         raise config.unmodelled(field, f"a rope_type of {known}")
     needed = list(_SCALING) if kind == "llama3" else ["factor"]
     missing = [name for name in needed if name not in parameters]
@@ -165,3 +167,53 @@ def _longrope(config: ConfigFields, field: str, parameters: dict[str, Any]) -> d
         "short_factors": tuple(short),
         "attention_factor": attention,
     }
+
+
+def _yarn(config: ConfigFields, field: str, parameters: dict[str, Any]) -> dict[str, Any]:
+    """As ``modeling_rope_utils._compute_yarn_parameters`` of transformers."""
+    within = ConfigFields(f"{config.where}: {field}", parameters)
+    positions = config.size("max_position_embeddings")
+    original = within.size(_ORIGINAL, config.size(_ORIGINAL, positions))
+    factor = positions / original
+    if parameters.get("factor") is not None:
+        factor = within.factor("factor")
+    attention = parameters.get("attention_factor")
+    if attention is None:
+        attention = yarn_magnitude(factor, 1)
+        scales = parameters.get("mscale"), parameters.get("mscale_all_dim")
+        if all(scales):
+            ours, all_dimensions = within.factor("mscale"), within.factor("mscale_all_dim")
+            attention = yarn_magnitude(factor, ours) / yarn_magnitude(factor, all_dimensions)
+    return {
+        "kind": "yarn",
+        "factor": factor,
+        "original_max_positions": original,
+        "attention_factor": attention,
+        "slow_turns": parameters.get("beta_slow") or 1,
+        "fast_turns": parameters.get("beta_fast") or 32,
+        "whole_pairs": within.flag("truncate", True),
+    }
+
+
+def enlarged_scores(config: ConfigFields) -> float:
+    """Factor that DeepSeek gives its scores where a rotation is stretched, beside the usual one.
+
+    The square of YaRN's magnitude (``yarn_apply_mscale`` of ``modeling_deepseek_v3.py``), which
+    there is no part of the angles' cosine and sine.
+    """
+    field, parameters = _parameters(config)
+    kind = parameters.get("rope_type", parameters.get("type", "default"))
+    if kind == "default" or not parameters.get("mscale_all_dim"):
+        return 1.0
+    within = ConfigFields(f"{config.where}: {field}", parameters)
+    return yarn_magnitude(within.factor("factor"), within.factor("mscale_all_dim")) ** 2
+
+
+def yarn_magnitude(factor: float, scale: float) -> float:
+    """By what YaRN enlarges queries and keys that are stretched (Peng et al., 2023, section 3.4).
+
+    Args:
+        factor: by which positions are stretched.
+        scale: of its logarithm; DeepSeek's ``mscale``.
+    """
+    return 1.0 if factor <= 1 else 0.1 * scale * math.log(factor) + 1.0

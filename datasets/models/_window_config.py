@@ -22,6 +22,9 @@ _NO_WINDOW = frozenset(
         "gemma",
         "olmo2",
         "glm4",
+        "glm4_moe",
+        "deepseek_v2",
+        "deepseek_v3",
     }
 )
 

@@ -16,6 +16,8 @@ from foreplan.datasets.models.model import Model
 
 #: Everything that is no linear's weight and no cache (norms, biases, embeddings) is kept in bf16.
 _BF16 = 2
+#: What a router adds to its experts' scores before it chooses is kept as it is stored.
+_FP32 = 4
 #: Weights that are quantised at a time: few, because a stage is loaded under its memory cap; more
 #: on a GPU, where a copy to the device costs more than room does.
 _SLICE_ELEMENTS: Mapping[str, int] = MappingProxyType({"cpu": 1 << 19, "cuda": 1 << 22})
@@ -44,7 +46,10 @@ def layer_bytes(model: Model, storage: str, layer_class: LayerClass | None = Non
         held += model.expert_linears * model.experts.count
     linears = sum(weight_bytes(linear.n, linear.k, storage) for linear in held)
     plain = sum(linear.n * linear.k for linear in held)
-    return linears + (model.parameters_of(layer_class) - plain) * _BF16
+    corrections = 0
+    if layer_class == "moe" and model.experts is not None and model.experts.routing.corrected:
+        corrections = model.experts.count * _FP32
+    return linears + (model.parameters_of(layer_class) - plain) * _BF16 + corrections
 
 
 def stage_bytes(

@@ -18,7 +18,8 @@ In a layer of experts the MLP's line is::
          -> norm -> router -> experts -> [linear shared_up -> activation -> linear shared_down
          -> [shared_gate] -> add] -> add
 
-Attention within a sliding window is several programs of its name (`attention_window.spans`).
+Attention within a sliding window is several programs of its name (`attention_window.spans`);
+latents have programs of their own instead of qkv and attention, see `latent_programs`.
 
 Linears are fused: one for query, key and value, one for gate and up. All linears of a layer have
 the layer's precision, those of its experts too (one program, ``experts``, with the variant of the
@@ -33,12 +34,17 @@ from collections.abc import Callable, Mapping
 
 from foreplan.datasets.experts import LayerClass
 from foreplan.datasets.models.attention_window import spans
+from foreplan.datasets.models.latent_programs import (
+    attention_call,
+    count_attention,
+    count_before,
+)
 from foreplan.datasets.models.model import Model
 from foreplan.datasets.program import Program, Variant, program
 from foreplan.errors import SpecError
 
-#: Names the variant of an operator that has a choice (``linear``, ``attention``) from its
-#: dimensions; supplied by whoever plans.
+#: Names the variant of an operator that has a choice (``linear``, ``attention`` and
+#: ``latent_attention``) from its dimensions; supplied by whoever plans.
 Choose = Callable[[str, Mapping[str, int]], Variant]
 
 #: Programs and how often each runs.
@@ -57,7 +63,6 @@ _FIXED = {
     "add": "torch.add",
     "embedding": "torch.embedding",
     "argmax": "torch.argmax",
-    "router": "torch.topk",
     "shared_gate": "torch.sigmoid_mul",
 }
 
@@ -72,10 +77,16 @@ def fixed_variant(model: Model, op: str) -> Variant:
         kernel = _NORM[model.norm]
     elif op == "activation":
         kernel = (_GATED if model.gated else _ACTIVATION)[model.activation]
+    elif op == "router" and model.experts is not None:
+        routing = model.experts.routing
+        words = "sigmoid_" * routing.corrected, "grouped_" * routing.grouped
+        kernel = f"torch.{''.join(words)}topk"
     elif op in _FIXED:
         kernel = _FIXED[op]
     else:
-        raise SpecError("operator", got=op, expected=f"norm, activation or one of {list(_FIXED)}")
+        raise SpecError(
+            "operator", got=op, expected=f"norm, activation, router or one of {list(_FIXED)}"
+        )
     return Variant("bf16", "bf16", kernel)
 
 
@@ -88,7 +99,7 @@ def cache_write_variant(model: Model, attention: Variant) -> Variant:
     return _CACHE_WRITE.get(attention.storage) or fixed_variant(model, "cache_write")
 
 
-#: Norms over single heads of queries and keys are always RMS norms.
+#: Norms over single heads of queries and keys, and of latents, are always RMS norms.
 HEAD_NORM = Variant("bf16", "bf16", "torch.rms_norm")
 
 
@@ -141,30 +152,27 @@ def layer_programs(
     if keys < queries:
         raise SpecError("pass.keys", got=keys, expected=f"at least the {queries} queries")
     rows = batch * queries
-    heads, kv_heads, head_dim = model.heads, model.kv_heads, model.head_dim
     linears = {s.name: {"n": s.n, "k": s.k} for s in model.linears_of(layer_class)}
     run = _Counter(model, choose)
     wide = {"rows": rows, "cols": model.hidden}
     if model.norms_before:
         run.add("norm", **wide)
-    run.add("linear", rows=rows, **linears["qkv"])
-    if model.qk_norm:
-        for count, cols in zip((heads, kv_heads), model.head_norm_sizes, strict=True):
-            run.add_as("norm", HEAD_NORM, rows=rows * count * head_dim // cols, cols=cols)
-    if model.position == "rope":
-        for turned in (heads, kv_heads) if model.qk_norm else (heads + kv_heads,):
-            run.add("rope", rows=rows, heads=turned, head_dim=head_dim)
-    seen = {
-        "batch": batch, "queries": queries, "keys": keys, "heads": heads, "kv_heads": kv_heads,
-        "head_dim": head_dim,
-    }  # fmt: skip
-    attend = choose("attention", seen)
+    if model.latent is not None:
+        count_before(run, model, model.latent, HEAD_NORM, rows, linears)
+    else:
+        _project(run, rows, linears)
+    op, seen = attention_call(model, batch, queries, keys)
+    attend = choose(op, seen)
+    parts, cached_heads, features = model.cache_shape
     run.add_as(
         "cache_write", cache_write_variant(model, attend),
-        batch=batch, tokens=queries, kv_heads=kv_heads, head_dim=head_dim,
+        batch=batch, tokens=queries, kv_heads=cached_heads, head_dim=features * parts // 2,
     )  # fmt: skip
-    for span in spans(queries, keys, window):
-        run.add_as("attention", attend, **seen | {"queries": span.queries, "keys": span.keys})
+    if model.latent is not None:
+        count_attention(run, model, model.latent, attend, (batch, queries, keys))
+    else:
+        for span in spans(queries, keys, window):
+            run.add_as(op, attend, **seen | {"queries": span.queries, "keys": span.keys})
     run.add("linear", rows=rows, **linears["out"])
     if model.norms_behind:
         run.add("norm", **wide)
@@ -203,6 +211,19 @@ def only_class(model: Model) -> LayerClass:
     if len(classes) > 1:
         raise SpecError("layer class", got=None, expected=f"one of {classes}: the model has both")
     return classes[0]
+
+
+def _project(run: _Counter, rows: int, linears: Mapping[str, Mapping[str, int]]) -> None:
+    """Queries, keys and values of heads, normed and turned."""
+    model = run.model
+    heads, kv_heads, head_dim = model.heads, model.kv_heads, model.head_dim
+    run.add("linear", rows=rows, **linears["qkv"])
+    if model.qk_norm:
+        for count, cols in zip((heads, kv_heads), model.head_norm_sizes, strict=True):
+            run.add_as("norm", HEAD_NORM, rows=rows * count * head_dim // cols, cols=cols)
+    if model.position == "rope":
+        for turned in (heads, kv_heads) if model.qk_norm else (heads + kv_heads,):
+            run.add("rope", rows=rows, heads=turned, head_dim=head_dim)
 
 
 def _mixture(run: _Counter, rows: int, linears: Mapping[str, Mapping[str, int]]) -> None:

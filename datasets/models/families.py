@@ -10,11 +10,28 @@ Family = Literal[
     "llama", "qwen2", "qwen3", "mistral", "mixtral", "qwen2_moe", "qwen3_moe", "olmoe", "deepseek",
     "opt", "gpt2", "phi3", "starcoder2", "seed_oss", "smollm3", "ernie4_5", "glm",
     "granite", "gemma", "olmo2", "glm4", "gemma3_text",
-    "gpt_neox",
+    "gpt_neox", "glm4_moe", "deepseek_v2", "deepseek_v3",
 ]  # fmt: skip
 
 #: Those whose layers, or some of them, are mixtures of experts.
-MIXTURES = frozenset({"mixtral", "qwen2_moe", "qwen3_moe", "olmoe", "deepseek"})
+MIXTURES = frozenset(
+    {
+        "mixtral",
+        "qwen2_moe",
+        "qwen3_moe",
+        "olmoe",
+        "deepseek",
+        "glm4_moe",
+        "deepseek_v2",
+        "deepseek_v3",
+    }
+)
+
+#: Those whose attention caches latents (`foreplan.datasets.models.latent`).
+LATENTS = frozenset({"deepseek_v2", "deepseek_v3"})
+
+#: Other names of a family: a ``model_type`` whose architecture is the family's.
+SAME_FAMILY: Mapping[str, Family] = MappingProxyType({"kimi_k2": "deepseek_v3"})
 
 #: Those whose every layer has the sliding window, where a model has one.
 SLIDING_EVERYWHERE = frozenset({"mistral", "mixtral", "phi3", "starcoder2"})
@@ -35,6 +52,9 @@ FAMILY_FACTS: Mapping[str, Mapping[str, object]] = MappingProxyType(
         "qwen3_moe": MappingProxyType({**_LLAMA, "qk_norm": True}),
         "olmoe": MappingProxyType({**_LLAMA, "qk_norm": True, "qk_norm_whole": True}),
         "deepseek": MappingProxyType(_LLAMA),
+        "glm4_moe": MappingProxyType(_LLAMA),
+        "deepseek_v2": MappingProxyType(_LLAMA),
+        "deepseek_v3": MappingProxyType(_LLAMA),
         "phi3": MappingProxyType(_LLAMA),
         "seed_oss": MappingProxyType(_LLAMA),
         "smollm3": MappingProxyType(_LLAMA),
@@ -91,6 +111,9 @@ ARCHITECTURES: Mapping[str, str] = MappingProxyType(
         "qwen3_moe": "Qwen3MoeForCausalLM",
         "olmoe": "OlmoeForCausalLM",
         "deepseek": "DeepseekForCausalLM",
+        "glm4_moe": "Glm4MoeForCausalLM",
+        "deepseek_v2": "DeepseekV2ForCausalLM",
+        "deepseek_v3": "DeepseekV3ForCausalLM",
         "phi3": "Phi3ForCausalLM",
         "starcoder2": "Starcoder2ForCausalLM",
         "seed_oss": "SeedOssForCausalLM",

@@ -17,6 +17,7 @@ from pydantic import Field, PositiveFloat, PositiveInt, ValidationInfo, field_va
 from foreplan.datasets.dtypes import cache_bytes
 from foreplan.datasets.experts import Experts, LayerClass
 from foreplan.datasets.models.families import Family
+from foreplan.datasets.models.latent import LatentAttention
 from foreplan.datasets.models.linear_shape import LinearShape
 from foreplan.datasets.models.rotary import RopeScaling, Rotary, RotationKind
 from foreplan.datasets.models.scalars import Scalars
@@ -69,6 +70,8 @@ class Model(StrictModel):
         position_offset: unused rows in front of the learned positions (OPT: 2).
         sliding_window: keys a query sees at most; ``None`` = all.
         window_layers: 0-based layers that have the window, ascending; none listed = every layer.
+        latent: of an attention over latents, of which heads are made; ``head_dim`` are then the
+            features that are turned; ``None`` = keys and values are cached.
         experts: of the layers whose MLP is a mixture of experts; ``None`` = every layer is dense.
         weights: ``trained`` when the folder holds safetensors, else ``random``: times are real,
             tokens mean nothing.
@@ -107,6 +110,7 @@ class Model(StrictModel):
     position_offset: int = Field(default=0, ge=0)
     sliding_window: PositiveInt | None = None
     window_layers: tuple[int, ...] = ()
+    latent: LatentAttention | None = None
     experts: Experts | None = None
     weights: Literal["trained", "random"] = "random"
     dtype: Literal["fp32", "fp16", "bf16"]
@@ -159,6 +163,8 @@ class Model(StrictModel):
             pairs = (rotary.width or info.data.get("head_dim", 0)) // 2
             if len(value.short_factors) != pairs:
                 raise ValueError(f"{pairs} short_factors, one for each pair of features")
+        if value is not None and value.kind == "yarn" and info.data.get("rope_theta", 2) <= 1:
+            raise ValueError("another kind, because yarn counts turns by a rope_theta above 1")
         return value
 
     @field_validator("window_layers")
@@ -171,6 +177,13 @@ class Model(StrictModel):
         if not inside or list(value) != sorted(set(value)):
             raise ValueError(f"different layers, ascending, of {layers}")
         return value
+
+    @field_validator("latent")
+    @classmethod
+    def _turns_shared_key(
+        cls, value: LatentAttention | None, info: ValidationInfo
+    ) -> LatentAttention | None:
+        return value if value is None else value.beside(info.data)
 
     @field_validator("experts")
     @classmethod
@@ -232,7 +245,11 @@ class Model(StrictModel):
 
     @property
     def attention_linears(self) -> tuple[LinearShape, ...]:
-        """The fused linears that every decoder layer has: qkv, out."""
+        """The fused linears that every decoder layer has: qkv, out; with latents theirs."""
+        if self.latent is not None:
+            return self.latent.linears(
+                self.heads, self.hidden, bias=self.qkv_bias, out_bias=self.out_bias
+            )
         inner = self.heads * self.head_dim
         qkv = inner + 2 * self.kv_heads * self.head_dim
         return (
@@ -313,6 +330,8 @@ class Model(StrictModel):
         always += (2 * self.norms_before + 2 * self.norms_behind) * self.norm_parameters
         if self.qk_norm:
             always += sum(self.head_norm_sizes)
+        if self.latent is not None:
+            always += self.latent.beside_linears(self.heads)
         if layer_class == "dense" or self.experts is None:
             return always
         each = sum(linear.parameters for linear in self.expert_linears)
@@ -368,7 +387,15 @@ class Model(StrictModel):
 
     def kv_bytes_per_token(self, storage: str) -> float:
         """Bytes that one layer's KV cache keeps for one token as ``storage``, with scales."""
-        return 2 * self.kv_heads * cache_bytes(self.head_dim, storage)
+        parts, heads, features = self.cache_shape
+        return parts * heads * cache_bytes(features, storage)
+
+    @property
+    def cache_shape(self) -> tuple[int, int, int]:
+        """What a layer's cache keeps of a token: tensors, heads of each, features of a head."""
+        if self.latent is not None:
+            return 1, 1, self.latent.cached
+        return 2, self.kv_heads, self.head_dim
 
     @property
     def max_sequence(self) -> int:

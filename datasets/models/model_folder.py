@@ -15,7 +15,7 @@ from types import MappingProxyType
 from foreplan.datasets.models._config_fields import ConfigFields
 from foreplan.datasets.models._family_config import FAMILY_READERS
 from foreplan.datasets.models.checkpoint import Checkpoint, read_checkpoint
-from foreplan.datasets.models.families import ARCHITECTURES, FAMILY_FACTS
+from foreplan.datasets.models.families import ARCHITECTURES, FAMILY_FACTS, SAME_FAMILY
 from foreplan.datasets.models.model import Model
 from foreplan.datasets.models.tensor_names import check_tensors
 from foreplan.datasets.specs import load_document, validate
@@ -39,6 +39,17 @@ _ONLY: Mapping[str, Mapping[str, object]] = MappingProxyType(
         "olmoe": MappingProxyType({"clip_qkv": None}),
         "deepseek": MappingProxyType(
             {"scoring_func": "softmax", "moe_layer_freq": 1, "attention_bias": False}
+        ),
+        "deepseek_v2": MappingProxyType(
+            {
+                "scoring_func": "softmax",
+                "moe_layer_freq": 1,
+                "norm_topk_prob": False,
+                "mlp_bias": False,
+            }
+        ),
+        "deepseek_v3": MappingProxyType(
+            {"scoring_func": "sigmoid", "topk_method": "noaux_tc", "moe_layer_freq": 1}
         ),
         "opt": MappingProxyType(
             {
@@ -99,7 +110,8 @@ def read_folder(folder: Path) -> Model:
 
 
 def _family(config: ConfigFields) -> str:
-    family = config.fields.get("model_type")
+    stated = config.fields.get("model_type")
+    family = SAME_FAMILY.get(stated, stated) if isinstance(stated, str) else stated
     supported = ", ".join(sorted(ARCHITECTURES))
     if not isinstance(family, str) or family not in ARCHITECTURES:
         raise config.error(

@@ -20,17 +20,24 @@ class RopeScaling(StrictModel):
     exceeds ``original_max_positions / low_freq_factor``, keeps those below ``... /
     high_freq_factor`` and interpolates between. ``longrope`` divides each by a factor of its own,
     ``short_factors`` up to ``original_max_positions`` and others beyond, where plans stop; cosine
-    and sine are multiplied by ``attention_factor`` (transformers, ``modeling_rope_utils``,
-    ``_compute_llama3_parameters`` and ``_compute_longrope_parameters``).
+    and sine are multiplied by ``attention_factor``. ``yarn`` divides the frequencies that turn less
+    than ``slow_turns`` times over ``original_max_positions``, keeps those that turn more than
+    ``fast_turns`` times and interpolates between by the number of the pair, from whole pair to
+    whole pair with ``whole_pairs``; with ``attention_factor`` too (transformers,
+    ``modeling_rope_utils``, ``_compute_llama3_parameters``, ``_compute_longrope_parameters`` and
+    ``_compute_yarn_parameters``).
     """
 
-    kind: Literal["linear", "llama3", "longrope"]
+    kind: Literal["linear", "llama3", "longrope", "yarn"]
     factor: PositiveFloat
     low_freq_factor: PositiveFloat = 1.0
     high_freq_factor: PositiveFloat = 4.0
     original_max_positions: PositiveInt = 8192
     short_factors: tuple[PositiveFloat, ...] = ()
     attention_factor: PositiveFloat = 1.0
+    slow_turns: PositiveFloat = 1.0
+    fast_turns: PositiveFloat = 32.0
+    whole_pairs: bool = True
 
 
 class Rotary(StrictModel):

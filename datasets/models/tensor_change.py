@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from foreplan.datasets.models._family_names import FAMILY_NAMES
+from foreplan.datasets.models.latent import LatentAttention
 from foreplan.datasets.models.model import Model
 
 if TYPE_CHECKING:
@@ -85,6 +86,8 @@ def change_of(model: Model, name: str) -> TensorChange:
         rows, heads = model.heads * model.head_dim, model.heads + model.kv_heads
         by_head = model.heads if FAMILY_NAMES[model.family].qkv_by_head else 0
         return TensorChange(by_head, factor=factor, rows=rows, order=order, heads=heads)
+    if model.latent is not None and part in ("latents", "queries"):
+        return _latent_change(model, model.latent, part)
     if part in ("q_norm", "k_norm"):
         q = part == "q_norm"
         heads = model.head_norm_sizes[0 if q else 1] // model.head_dim
@@ -95,5 +98,17 @@ def change_of(model: Model, name: str) -> TensorChange:
     if "norm" in part:
         return TensorChange(offset=scalars.norm if weight else 0.0)
     if part.endswith(("out", "down")) and not model.norms_behind:
-        return TensorChange(factor=scalars.residual)
+        routed = model.experts is not None and part.startswith("expert.")
+        scale = model.experts.routing.scale if model.experts is not None and routed else 1.0
+        return TensorChange(factor=scalars.residual * scale)
     return TensorChange(factor={"embed": scalars.embedding, "head": scalars.logits}.get(part, 1.0))
+
+
+def _latent_change(model: Model, latent: LatentAttention, part: str) -> TensorChange:
+    """Of the turned features, which come last, the order; of queries the scale of scores."""
+    kept, heads = (latent.rank, 1) if part == "latents" else (latent.plain, model.heads)
+    order = model.rotary.order(latent.turned)
+    if order:
+        order = (*range(kept), *(kept + feature for feature in order))
+    factor = 1.0 if part == "latents" else model.scalars.of_queries(latent.width)
+    return TensorChange(factor=factor, order=order, heads=heads)

@@ -8,9 +8,10 @@ features, and whether they are stored transposed, as GPT-2's ``Conv1D`` does (tr
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from foreplan.datasets.models._family_names import EXPERT_NAMES, FAMILY_NAMES
+from foreplan.datasets.models._family_names import EXPERT_NAMES, FAMILY_NAMES, WHOLE_QUERIES
 from foreplan.datasets.models.checkpoint import Checkpoint
 from foreplan.datasets.models.model import Model
 from foreplan.datasets.models.tensor_change import AS_STORED, TensorChange, change_of
@@ -54,7 +55,7 @@ def layer_sources(model: Model, layer: int, prefix: str | None = None) -> dict[s
     layer_class = model.layer_classes[layer]
     linears = {linear.name: linear for linear in model.linears_of(layer_class)}
     sources: dict[str, TensorSource] = {}
-    for part, parts in names.layer.items():
+    for part, parts in _layer_names(model).items():
         full = tuple(base + name for name in parts)
         if part in ("up", "down") and layer_class == "moe":
             continue
@@ -72,11 +73,31 @@ def layer_sources(model: Model, layer: int, prefix: str | None = None) -> dict[s
             if model.qk_norm:
                 size = model.head_norm_sizes[0 if part == "q_norm" else 1]
                 sources[f"{part}.weight"] = _vector(f"{full[0]}.weight", size)
+        elif model.latent is not None and part in ("expand", "latent_norm", "query_norm"):
+            sources.update(_latent_source(model, part, full[0]))
         else:
             sources.update(_norm(model, part, full[0]))
     if layer_class != "dense":
         sources |= _expert_sources(model, base)
     return _changed(model, sources)
+
+
+def _layer_names(model: Model) -> Mapping[str, tuple[str, ...]]:
+    """Names of a layer's modules by our parts, without those of experts."""
+    names = FAMILY_NAMES[model.family].layer
+    if model.latent is None or model.latent.query_rank is not None:
+        return names
+    return {part: WHOLE_QUERIES.get(part, n) for part, n in names.items() if part != "query_norm"}
+
+
+def _latent_source(model: Model, part: str, name: str) -> dict[str, TensorSource]:
+    latent = model.latent
+    assert latent is not None  # the caller asked
+    weight = f"{name}.weight"
+    if part == "expand":
+        return {f"{part}.weight": _matrix(weight, *latent.expanding(model.heads))}
+    size = latent.rank if part == "latent_norm" else latent.query_rank or 0
+    return {f"{part}.weight": _vector(weight, size)}
 
 
 def _expert_sources(model: Model, base: str) -> dict[str, TensorSource]:
@@ -85,6 +106,10 @@ def _expert_sources(model: Model, base: str) -> dict[str, TensorSource]:
     assert experts is not None  # the layer is a MoE layer
     hidden = model.hidden
     sources = {"router.weight": _matrix(f"{base}{names.router}.weight", experts.count, hidden)}
+    if experts.routing.corrected:
+        sources["router.correction"] = _vector(
+            f"{base}{names.router}.e_score_correction_bias", experts.count
+        )
     places = [(f"expert.{e}.", base + names.expert.format(e)) for e in range(experts.count)]
     widths = [experts.ffn] * experts.count
     if experts.shared_ffn:
@@ -126,7 +151,7 @@ def head_sources(model: Model, prefix: str | None = None) -> dict[str, TensorSou
 
 def linear_modules(model: Model) -> tuple[str, ...]:
     """What the family calls the modules of a dense layer's linears, in the order they run."""
-    layer = FAMILY_NAMES[model.family].layer
+    layer = _layer_names(model)
     return tuple(name for linear in model.linears for name in layer[linear.name])
 
 
@@ -190,6 +215,8 @@ def _split(model: Model, part: str, parts: int, n: int) -> tuple[int, ...]:
     if part == "qkv":
         kv = model.kv_heads * model.head_dim
         return (model.heads * model.head_dim, kv, kv)
+    if part == "latents" and model.latent is not None:
+        return (model.latent.cached, n - model.latent.cached)
     return (n // parts,) * parts
 
 

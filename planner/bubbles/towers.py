@@ -188,7 +188,7 @@ def _refuse_other_layers(model: Model) -> None:
     Raises:
         SpecError: names them.
     """
-    others = model.norms_behind or model.parallel
+    others = model.norms_behind or model.parallel or model.latent is not None
     if (model.norm, model.position) != _LAYERS[model.gated] or others:
         raise SpecError(
             f"model {model.name}", got=f"layers of the {model.family} family",

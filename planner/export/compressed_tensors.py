@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
-from foreplan.datasets.models.families import MIXTURES
+from foreplan.datasets.models.families import LATENTS, MIXTURES
 from foreplan.planner.export.handover import Handover, Scheme
 
 FILE = "quantization_config.json"
@@ -28,6 +28,7 @@ _NAMES: Mapping[str, tuple[str, str]] = MappingProxyType(
         "starcoder2": ("layers", "(proj|c_fc)"),
         "gpt_neox": ("layers", "(query_key_value|dense|dense_h_to_4h|dense_4h_to_h)"),
         "gpt2": ("h", "c_(attn|proj|fc)"),
+        **dict.fromkeys(LATENTS, ("layers", "((?<!kv_b_)proj|kv_a_proj_with_mqa)")),
     }
 )
 #: What the head is called, where not ``lm_head``.
@@ -35,6 +36,8 @@ _HEADS: Mapping[str, str] = MappingProxyType({"gpt_neox": "embed_out"})
 _LAYERS = re.compile(r"re:\.\*(?:layers|h)\\\.\(([0-9|]+)\)\\\.\.\*[^.]+\$")
 #: Routers, and gates of shared experts: they keep their 16 bits.
 _GATES = r"re:.*gate$"
+#: What makes heads of latents does, too.
+_EXPANDING = r"re:.*kv_b_proj$"
 
 
 def write(handover: Handover, family: str) -> dict[str, str]:
@@ -65,7 +68,11 @@ def write(handover: Handover, family: str) -> dict[str, str]:
         "quant_method": "compressed-tensors",
         "format": "mixed-precision" if len(groups) > 1 else groups["group_0"]["format"],
         "config_groups": groups,
-        "ignore": [*ignored, *([_GATES] if family in MIXTURES else [])],
+        "ignore": [
+            *ignored,
+            *([_GATES] if family in MIXTURES else []),
+            *([_EXPANDING] if family in LATENTS else []),
+        ],
     }
     return {FILE: json.dumps(document, indent=2) + "\n"}
 

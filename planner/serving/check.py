@@ -5,6 +5,7 @@ from __future__ import annotations
 from foreplan.cost_models.tensor_parallel import shard_model
 from foreplan.datasets.cluster import Cluster
 from foreplan.datasets.kernels.registry import DEVICE_KINDS, kernels_for
+from foreplan.datasets.models.latent_programs import attention_call
 from foreplan.datasets.models.model import Model
 from foreplan.datasets.program import Variant
 from foreplan.errors import SpecError
@@ -65,14 +66,16 @@ def check_decision(
         if missing:
             raise SpecError(f"{where}.kernels", got=f"no {missing[0]}", expected="a variant for it")
         for name in sorted(needed):
-            _check_kernel(where, name, stage.kernels[name])
+            tokens = workload.prompt_tokens if name.startswith("prefill") else 1
+            attends, _ = attention_call(model, 1, tokens, tokens)
+            _check_kernel(where, name, stage.kernels[name], attends)
         _check_cache(where, stage, decision.kv_bits)
 
 
-def _check_kernel(where: str, name: str, text: str) -> None:
+def _check_kernel(where: str, name: str, text: str, attends: str) -> None:
     """A kernel that computes what it is named for; on which kind of device, the runtime asks."""
     _, op, *bits = name.split("/")
-    computes = "attention" if op == "attention" else "linear"
+    computes = attends if op == "attention" else "linear"
     known = dict.fromkeys(v for kind in DEVICE_KINDS for v in kernels_for(computes, kind))
     stored = STORAGE[int(bits[0])] if bits else None
     fitting = [v for v in known if stored is None or v.storage in stored]

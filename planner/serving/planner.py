@@ -76,6 +76,8 @@ class ServingPlanner(Planner[ServingWorkload, ServingDecision]):
         """
         if problem.workload.kv_bits != "auto":
             return self._decide(problem)
+        if serving_model(problem).latent is not None:  # which are never quantised
+            return self._decide(with_cache(problem, 16))
 
         def worth(fixed: Problem[ServingWorkload], decision: ServingDecision) -> float:
             return self.objective(fixed, decision, Forecast(self, fixed, decision).total_s)
@@ -357,8 +359,13 @@ def serving_model(problem: Problem[Any]) -> Model:
     """The model to serve.
 
     Raises:
-        SpecError: there is none.
+        SpecError: there is none, or its cache cannot have the workload's bits.
     """
     if problem.model is None:
         raise SpecError("model", got=None, expected="a language model to serve")
+    if problem.model.latent is not None and problem.workload.kv_bits == 8:
+        raise SpecError(
+            "workload.kv_bits", got=8,
+            expected=f"16 or auto: the latents that {problem.model.name} caches are not quantised",
+        )  # fmt: skip
     return problem.model

@@ -26,6 +26,7 @@ from foreplan.datasets.cluster_entry import Rank
 from foreplan.datasets.kernels.registry import kernels_for, layout_of, quantises_activations
 from foreplan.datasets.models.attention_window import LayerKind, layer_kinds, only_kind, spans
 from foreplan.datasets.models.decoder_programs import embedding_programs, head_programs
+from foreplan.datasets.models.latent_programs import attention_call
 from foreplan.datasets.models.model import Model
 from foreplan.datasets.program import Program, Variant, program
 from foreplan.errors import MissingDataError
@@ -125,10 +126,7 @@ class Pricing:
         table: dict[str, Variant] = {}
         for phase in (PREFILL, DECODE):
             batch, queries, keys = self._pass(phase, sizes)
-            dims = {
-                "batch": batch, "queries": queries, "keys": keys, "heads": self.model.heads,
-                "kv_heads": self.model.kv_heads, "head_dim": self.model.head_dim,
-            }  # fmt: skip
+            attends, dims = attention_call(self.model, batch, queries, keys)
             contexts = self._contexts().tolist() if phase == DECODE else [keys]
             run = [
                 seen for context in contexts for seen, _ in self._seen({**dims, "keys": context})
@@ -140,11 +138,12 @@ class Pricing:
                 self._asked.add((rank.label, phase, batch))
                 self.costs.prepare(
                     self._candidates(
-                        rank, cache, [*(seen for seen, _ in asked), *run], head, batch * queries
+                        rank, cache, (attends, [*(seen for seen, _ in asked), *run]), head,
+                        batch * queries,
                     ),
                     rank.label,
-                )
-            table[f"{phase}/attention"] = self._best(rank, "attention", asked, run, cache)
+                )  # fmt: skip
+            table[f"{phase}/attention"] = self._best(rank, attends, asked, run, cache)
             table[f"{phase}/head"] = self._best(rank, "linear", [(head, 1)], [head])
         for bits in self.workload.bits:
             for _, *fastest in self.linears(rank, bits, sizes)[:1]:
@@ -157,6 +156,8 @@ class Pricing:
 
         Once where layers are alike, whose number decides nothing.
         """
+        if self.model.latent is not None:  # one query of it has no window
+            return [(dims, 1)]
         kinds = Counter(of.window for of in self._kinds)
         found = [
             ({**dims, "queries": span.queries, "keys": span.keys}, layers)
@@ -166,13 +167,14 @@ class Pricing:
         return found if len(found) > 1 else [(dims, 1) for dims, _ in found]
 
     def _candidates(
-        self, rank: Rank, cache: str, attention: Sequence[dict[str, int]], head: dict[str, int],
-        rows: int,
+        self, rank: Rank, cache: str, attention: tuple[str, Sequence[dict[str, int]]],
+        head: dict[str, int], rows: int,
     ) -> Iterator[Program]:  # fmt: skip
         """All that the choice of a phase's kernels may ask the price of."""
-        for variant in kernels_for("attention", rank.kernel_kind):
+        attends, sizes = attention
+        for variant in kernels_for(attends, rank.kernel_kind):
             if variant.storage == cache:
-                yield from (program("attention", variant, **dims) for dims in attention)
+                yield from (program(attends, variant, **dims) for dims in sizes)
         for variant in kernels_for("linear", rank.kernel_kind, n=head["n"], k=head["k"]):
             if variant.storage == "bf16":
                 yield program("linear", variant, **head)

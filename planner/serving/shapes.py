@@ -56,7 +56,7 @@ def _programs(model: Model, workload: ServingWorkload, device_kind: str) -> Iter
         passes += [(b, 1, context) for b in sizes for context in contexts]
     storages = {s for bits in workload.bits for s in STORAGE[bits]}
     for batch, queries, keys in passes:
-        for wanted in _choices(device_kind, workload):
+        for wanted in _choices(device_kind, workload, model):
             for kind in distinct_kinds(model, prompt + new):
                 yield from (
                     p for p, _ in layer_programs(model, batch, queries, keys, wanted, *kind)
@@ -71,26 +71,26 @@ def _programs(model: Model, workload: ServingWorkload, device_kind: str) -> Iter
 
 
 class _Choice:
-    """Names one linear and one attention variant."""
+    """Names one variant of linears, of attention and of one over latents."""
 
-    def __init__(self, linear: Variant, attention: Variant) -> None:
-        self._table = {"linear": linear, "attention": attention}
+    def __init__(self, linear: Variant, attention: Variant, latent: Variant) -> None:
+        self._table = {"linear": linear, "attention": attention, "latent_attention": latent}
 
     def __call__(self, op: str, dims: Mapping[str, int]) -> Variant:
         return self._table[op]
 
 
-def _choices(device_kind: str, workload: ServingWorkload) -> list[_Choice]:
+def _choices(device_kind: str, workload: ServingWorkload, model: Model) -> list[_Choice]:
     linears = [
         v for v in kernels_for("linear", device_kind)
         if workload.quantise_activations or not quantises_activations(v)
     ]  # fmt: skip
-    caches = {CACHE_STORAGE[bits] for bits in workload.caches}
+    bits = workload.caches if model.latent is None else (16,)  # latents are never quantised
+    caches = {CACHE_STORAGE[b] for b in bits}
     attentions = [v for v in kernels_for("attention", device_kind) if v.storage in caches]
-    count = max(len(linears), len(attentions))
-    return [
-        _Choice(linears[i % len(linears)], attentions[i % len(attentions)]) for i in range(count)
-    ]
+    latents = kernels_for("latent_attention", device_kind)
+    each = (linears, attentions, latents)
+    return [_Choice(*(v[i % len(v)] for v in each)) for i in range(max(map(len, each)))]
 
 
 def _runs(item: Program, device_kind: str) -> bool:

@@ -27,6 +27,7 @@ from foreplan.datasets.models.decoder_memory import slice_rows
 from foreplan.datasets.models.linear_shape import LinearShape
 from foreplan.datasets.models.model import Model
 from foreplan.datasets.program import Variant
+from foreplan.planner.serving.latent_workspace import LatentPass, heap_of_latents, latent_moments
 from foreplan.planner.serving.pricing import DECODE, PREFILL, MicroBatches
 from foreplan.planner.serving.spec import CACHE_STORAGE, STORAGE, ServingWorkload
 from foreplan.planner.serving.window_workspace import prompt_window_bytes, window_bytes
@@ -197,6 +198,15 @@ class StageWorkspace:
 
     def _attention(self, now: _Pass, bits: int, window: int | None) -> Iterator[tuple[str, int]]:
         model, rows = self._model, now.rows
+        if model.latent is not None:
+            attend = self._kernels.get(f"{now.phase}/attention")
+            products = [self._linear(now, s, bits) for s in model.attention_linears]
+            yield from latent_moments(
+                model, model.latent, LatentPass(now.batch, now.tokens, now.keys), products,
+                (self._norm(rows), self._entry(rows)),
+                casts=attend is None or attend.compute == "fp32",
+            )  # fmt: skip
+            return
         qkv, out = model.attention_linears
         q, k = (2 * rows * heads * model.head_dim for heads in (model.heads, model.kv_heads))
         yield "norm", self._norm(rows)
@@ -359,7 +369,8 @@ def heap_bytes(model: Model, workload: ServingWorkload, sizes: MicroBatches) -> 
     """
     rows = max(sizes.prefill * workload.prompt_tokens, sizes.decode)
     linears, classes = model.every_linear, set(model.layer_classes)
-    attention = 2 * model.attention_linears[0].n + model.heads * model.head_dim
+    inner = 2 * model.attention_linears[0].n + model.heads * model.head_dim
+    attention = inner if model.latent is None else 0
     mlp, routing, experts = 0, 0, model.experts
     if "dense" in classes:
         mlp = (4 if model.gated else 2) * model.ffn
@@ -371,6 +382,8 @@ def heap_bytes(model: Model, workload: ServingWorkload, sizes: MicroBatches) -> 
     in_flight = 2 * workload.batch * (workload.prompt_tokens + 1) * model.hidden
     logits = 2 * max(sizes.prefill, sizes.decode) * model.vocab
     unpacked = 4 * max(linear.n * linear.k for linear in linears)
+    if model.latent is not None:
+        unpacked += heap_of_latents(model, model.latent, workload, sizes)
     if experts is not None:
         passes = (sizes.prefill * workload.prompt_tokens, sizes.decode)
         each = sum(computed_sizes(n, experts.count, experts.active) for n in passes)

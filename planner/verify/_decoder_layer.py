@@ -37,7 +37,6 @@ from foreplan.planner.verify.windowed import within_window
 RunLinear = Callable[[Tensor, Packed | Tensor, Tensor | None], Tensor]
 #: Keys or values ``[B, G, L, D]``, plain or quantised.
 Cache = Tensor | QuantisedCache
-Attend = Callable[[Tensor, Cache, Cache, int], Tensor]
 
 PREFILL, DECODE = 0, 1
 
@@ -183,13 +182,12 @@ class DecoderLayer:
             )
         self.parallel = model.parallel
         self._whole_norm = model.qk_norm_whole
-        self._qkv, self._out = (
-            Linear(weights, index, name, linears, device, reference=reference)
-            for name in ("qkv", "out")
+        self._projections = self._load_attention(
+            model, index, weights, linears, device, reference=reference
         )
         self._activate = function("activation", fixed_variant(model, "activation"))
         self._mlp = self._load_mlp(model, index, weights, linears, device, reference=reference)
-        self._attend: tuple[Attend, ...] = tuple(function("attention", v) for v in attention)
+        self._attend = tuple(self._attention_of(v) for v in attention)
         if (window := window_of(model, index)) is not None:
             self._attend = tuple(within_window(attend, window) for attend in self._attend)
         self._rope = function("rope", fixed_variant(model, "rope"))
@@ -199,6 +197,20 @@ class DecoderLayer:
         self._add = function("add", fixed_variant(model, "add"))
         self._heads, self._kv_heads, self._head_dim = model.heads, model.kv_heads, model.head_dim
         self._inner = model.heads * model.head_dim
+
+    def _load_attention(
+        self, model: Model, index: int, weights: WeightSource, linears: tuple[Variant, Variant],
+        device: torch.device, *, reference: bool,
+    ) -> tuple[Linear, ...]:  # fmt: skip
+        """The linears of the attention, as `attend` uses them."""
+        return tuple(
+            Linear(weights, index, name, linears, device, reference=reference)
+            for name in ("qkv", "out")
+        )
+
+    def _attention_of(self, variant: Variant) -> Callable[..., Tensor]:
+        """What `attend` computes attention by, for a variant."""
+        return function("attention", variant)
 
     def _load_mlp(
         self, model: Model, index: int, weights: WeightSource, linears: tuple[Variant, Variant],
@@ -229,7 +241,7 @@ class DecoderLayer:
         """What `add_attended` adds to the residual stream ``x``; of a shard its part of the sum."""
         phase, batch, tokens, position, keys, turns = now
         heads, kv_heads = self._heads, self._kv_heads
-        linear = self._qkv
+        linear, out = self._projections
         fused = linear.run[phase](normed(self._norm1, x), linear.weight, linear.bias)
         fused = fused.view(batch, tokens, heads + 2 * kv_heads, self._head_dim)
         if self._head_norms is None and self._rotates:
@@ -249,8 +261,7 @@ class DecoderLayer:
                 q, k = self._rope(q, cos, sin), self._rope(k, cos, sin)
         self._write(cache_k, cache_v, k, v, position)
         attended = self._attend[phase](q, cache_k, cache_v, keys).reshape(-1, self._inner)
-        linear = self._out
-        return linear.run[phase](attended, linear.weight, linear.bias)
+        return out.run[phase](attended, out.weight, out.bias)
 
     def feed(self, x: Tensor, now: Pass) -> Tensor:
         """What `add_fed` adds to the residual stream ``x``; of a shard its part of the sum."""
@@ -280,7 +291,7 @@ class DecoderLayer:
         """Memory of all weights, scales, biases and norms."""
         norms = (self._norm1, self._norm2, self._attended_norm, self._fed_norm)
         parts: Sequence[Linear | Norm | None] = (
-            *norms, self._qkv, self._out, *self._mlp, *(self._head_norms or ()),
+            *norms, *self._projections, *self._mlp, *(self._head_norms or ()),
         )  # fmt: skip
         return sum(part.bytes for part in parts if part is not None)
 

@@ -47,8 +47,16 @@ class ExpertLayer(DecoderLayer):
         experts = model.experts
         assert experts is not None  # only such models have layers of this class
         dtype = torch.float32 if reference else torch.bfloat16
-        self._active, self._normalise = experts.active, experts.normalise
+        routing = experts.routing
         self._router = keep(weights.tensor(index, "router.weight"), device, dtype)
+        self._correction: Tensor | None = None
+        if routing.corrected:
+            correction = weights.tensor(index, "router.correction")
+            self._correction = keep(correction, device, torch.float32)
+        self._choice = (
+            experts.active, experts.normalise, self._correction, routing.groups,
+            routing.kept_groups,
+        )  # fmt: skip
         self._gate: Tensor | None = None
         if experts.shared_gate:
             self._gate = keep(weights.tensor(index, "shared_gate.weight"), device, dtype)
@@ -78,7 +86,7 @@ class ExpertLayer(DecoderLayer):
     def feed(self, x: Tensor, now: Pass) -> Tensor:
         """What the experts add to the residual stream ``x``."""
         x = normed(self._norm2, x)
-        chosen, share = self._route(x, self._router, self._active, self._normalise)
+        chosen, share = self._route(x, self._router, *self._choice)
         out: Tensor = self._experts(
             x, chosen, share, self._ups, self._downs, self._run[now.phase], self._activate
         )
@@ -99,7 +107,8 @@ class ExpertLayer(DecoderLayer):
             each.bytes if isinstance(each, Packed) else nbytes(each)
             for each in (*self._ups, *self._downs)
         ]
-        return super().bytes + nbytes(self._router) + nbytes(self._gate) + sum(held)
+        kept = sum(map(nbytes, (self._router, self._correction, self._gate)))
+        return super().bytes + kept + sum(held)
 
 
 def _stacked(

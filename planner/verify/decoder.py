@@ -9,14 +9,16 @@ micro-batches.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 
 import torch
 from torch import Tensor
 
+from foreplan.datasets.experts import LayerClass
 from foreplan.datasets.kernels.quantised_cache import QuantisedCache
-from foreplan.datasets.kernels.registry import function, layout_of
+from foreplan.datasets.kernels.registry import function, kernels_for, layout_of
 from foreplan.datasets.models.decoder_programs import fixed_variant
 from foreplan.datasets.models.model import Model
 from foreplan.datasets.models.rotary import RotationKind
@@ -35,12 +37,27 @@ from foreplan.planner.verify._decoder_layer import (
     nbytes,
 )
 from foreplan.planner.verify._expert_layer import ExpertLayer
+from foreplan.planner.verify._latent_layer import LatentExpertLayer, LatentLayer
 from foreplan.planner.verify.allocator import mapped_allocations
 from foreplan.planner.verify.rotation import rotation
 
 #: fp32 arithmetic on a plain cache, which is then kept in fp32 too, and on a quantised one.
 _REFERENCE_ATTENTION = Variant("bf16", "fp32", "torch.sdpa")
 _REFERENCE_OF_QUANTISED = Variant("int8", "fp32", "torch.dequant_sdpa")
+#: Of one token that attends to latents, by the planned kernel.
+_REFERENCES = dict.fromkeys(
+    [v.kernel for v in kernels_for("latent_attention", "cpu")],
+    Variant("bf16", "fp32", "torch.latent_sdpa"),
+)
+#: By what a layer's MLP is, and whether it attends to latents.
+_LAYERS: Mapping[tuple[LayerClass, bool], type[DecoderLayer]] = MappingProxyType(
+    {
+        ("dense", False): DecoderLayer,
+        ("dense", True): LatentLayer,
+        ("moe", False): ExpertLayer,
+        ("moe", True): LatentExpertLayer,
+    }
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,7 +206,8 @@ class DecoderStage:
             )  # fmt: skip
         if self.reference:
             reference = _REFERENCE_OF_QUANTISED if self._quantised else _REFERENCE_ATTENTION
-            attention = (reference, reference)
+            prefill, decode = (_REFERENCES.get(v.kernel, reference) for v in attention)
+            attention = (prefill, decode)
         with mapped_allocations():
             # The largest matrices come first, while there is room for a second copy of them.
             if self.first:
@@ -198,7 +216,7 @@ class DecoderStage:
                 self._load_head(weights, kernels.head)
             self._layers = []
             for index, layer in enumerate(kernels.layers, self.start):
-                kind = ExpertLayer if model.layer_classes[index] == "moe" else DecoderLayer
+                kind = _LAYERS[model.layer_classes[index], model.latent is not None]
                 loaded = kind(
                     model, index, weights, layer.both, attention, device, reference=self.reference
                 )
@@ -241,10 +259,11 @@ class DecoderStage:
         )
 
     def _allocate(self) -> None:
-        """Cache ``[layers, 2, requests, G, L, D]`` with its views, and the rotation's tables."""
+        """Cache ``[layers, 1 or 2, requests, G, L, D]`` with its views, and tables of rotations."""
         model, batches = self.model, self._batches
-        shape = (sum(batches[PREFILL]), model.kv_heads, self.positions, model.head_dim)
-        whole = (len(self._layers), 2, *shape)
+        parts, heads, features = model.cache_shape
+        shape = (sum(batches[PREFILL]), heads, self.positions, features)
+        whole = (len(self._layers), parts, *shape)
         cache: Cache
         if self._quantised:
             cache = QuantisedCache.zeros(whole, self.device)
@@ -256,7 +275,8 @@ class DecoderStage:
             self._caches[phase].clear()
             for begin, stop in _ranges(batches[phase]):
                 rows = slice(begin, stop)
-                views = [(cache[i, 0, rows], cache[i, 1, rows]) for i in range(len(self._layers))]
+                layers = (cache[i, :, rows] for i in range(len(self._layers)))
+                views = [(layer[0], layer[parts - 1]) for layer in layers]
                 self._caches[phase].append(views)
         for kind in model.rotations_of(self.start, self.end):
             cos, sin = rotation(model, self.positions, kind)

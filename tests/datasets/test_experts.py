@@ -88,6 +88,7 @@ QWEN3 = {"model_type": "qwen3_moe", "num_experts": 8, "num_experts_per_tok": 3,
          "moe_intermediate_size": 20}  # fmt: skip
 DEEPSEEK = {"model_type": "deepseek", "n_routed_experts": 8, "num_experts_per_tok": 3,
             "moe_intermediate_size": 20, "n_shared_experts": 2}  # fmt: skip
+GLM4 = DEEPSEEK | {"model_type": "glm4_moe"}
 
 
 def read(folder: Path, **fields: Any) -> Any:
@@ -104,6 +105,7 @@ def read(folder: Path, **fields: Any) -> Any:
         (QWEN3 | {"decoder_sparse_step": 3, "mlp_only_layers": [5]}, (0, 1, 3, 4, 5)),
         (DEEPSEEK | {"first_k_dense_replace": 2}, (0, 1)),
         (DEEPSEEK, ()),
+        (GLM4, (0,)),
     ],
 )
 def test_which_layers_are_dense(
@@ -131,7 +133,7 @@ def test_either_name_of_the_number_of_experts(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"model_type": "deepseek_v3"}, "model_type: .*deepseek_v3.* supported architecture"),
+        ({"model_type": "deepseek_v4"}, "model_type: .*deepseek_v4.* supported architecture"),
         ({"model_type": "phimoe"}, "model_type: .* supported architecture: deepseek, .*gpt2"),
         (QWEN3 | {"num_experts_per_tok": 9}, "active: .* at most the 8 experts"),
         (QWEN3 | {"num_experts": 0}, "num_experts: got 0, expected a whole number of at least 1"),
@@ -141,6 +143,11 @@ def test_either_name_of_the_number_of_experts(tmp_path: Path) -> None:
         (DEEPSEEK | {"first_k_dense_replace": 6}, "first_k_dense_replace: got 6"),
         (DEEPSEEK | {"scoring_func": "sigmoid"}, "scoring_func: .* softmax"),
         ({"model_type": "olmoe", "clip_qkv": 8.0}, "clip_qkv: got 8.0, expected None"),
+        (GLM4 | {"n_group": 3}, "routing: .* groups that 8 experts split into evenly"),
+        (GLM4 | {"n_group": 8, "topk_group": 3}, "routing: .* in twos at least"),
+        (GLM4 | {"n_group": 4}, "routing: .* as many are kept as 3 experts need"),
+        (GLM4 | {"topk_group": 2}, "kept_groups: got 2, expected at most the 1 groups"),
+        (GLM4 | {"routed_scaling_factor": 0}, "routed_scaling_factor: got 0"),
     ],
 )
 def test_what_is_not_modelled_is_one_line(
@@ -247,10 +254,14 @@ def test_a_model_of_both_classes_needs_to_be_told_which() -> None:
         layer_bytes(model, "bf16")
 
 
-@pytest.mark.parametrize("name", ["mixtral-8x7b", "qwen1.5-moe-a2.7b", "deepseek-moe-16b"])
+@pytest.mark.parametrize(
+    "name", ["mixtral-8x7b", "qwen1.5-moe-a2.7b", "deepseek-moe-16b", "glm-4.5-air"]
+)
 def test_memory_holds_every_expert(name: str) -> None:
     model = load_model(name)
     items = stage_bytes(model, 0, model.layers, ["bf16"] * model.layers, batch=1, positions=8)
-    assert items["weights"] + items["embedding"] + items["head"] == 2 * model.parameters
+    corrections = 4 * 45 * 128 if name == "glm-4.5-air" else 0
+    held = items["weights"] + items["embedding"] + items["head"]
+    assert held == 2 * model.parameters + corrections
     quarter = stage_bytes(model, 0, model.layers, ["int4"] * model.layers, batch=1, positions=8)
     assert 0.28 < quarter["weights"] / items["weights"] < 0.285  # 4.5 of 16 bits

@@ -67,6 +67,12 @@ LONGROPE = {
     "short_factor": [1.0, 1.3, 1.1, 2.0],
     "long_factor": [2.0, 3.0, 4.0, 5.0],
 }
+YARN = {
+    "rope_type": "yarn",
+    "rope_theta": 500.0,
+    "factor": 4.0,
+    "original_max_position_embeddings": 16,
+}
 GEMMA3 = LLAMA | {
     "head_dim": 24,
     "sliding_window": 6,
@@ -82,6 +88,15 @@ CASES: dict[str, dict[str, Any]] = {
     "llama-linear": LLAMA
     | {"rope_parameters": {"rope_type": "linear", "rope_theta": 1e4, "factor": 2.5}},
     "qwen2": LLAMA,
+    "qwen2-yarn": LLAMA | {"rope_parameters": YARN},
+    "llama-yarn": LLAMA
+    | {
+        "head_dim": 32,
+        "rope_parameters": YARN
+        | {"beta_fast": 4.0, "beta_slow": 2.0, "truncate": False, "attention_factor": 0.9},
+    },
+    "glm-yarn": LLAMA
+    | {"pad_token_id": 0, "rope_parameters": YARN | {"mscale": 1.2, "mscale_all_dim": 0.7}},
     "qwen3": LLAMA | {"head_dim": 32, "tie_word_embeddings": True},
     "mistral": LLAMA | {"sliding_window": 5},
     "phi3": LLAMA | {"sliding_window": 11, "pad_token_id": 0},

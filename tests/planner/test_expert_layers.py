@@ -36,11 +36,41 @@ SMALL = {
     "eos_token_id": 1,
 }  # fmt: skip
 FEW = {"num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 64}
+#: Of routers with a correction: eight experts in groups, behind a dense layer.
+ROUTED = {
+    "n_routed_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 64,
+    "n_shared_experts": 2, "first_k_dense_replace": 1, "routed_scaling_factor": 1.7,
+}  # fmt: skip
+#: Of attention over latents, YaRN's magnitude in its scores.
+LATENT = SMALL | ROUTED | {
+    "kv_lora_rank": 16, "q_lora_rank": 32, "qk_nope_head_dim": 12, "qk_rope_head_dim": 8,
+    "v_head_dim": 12, "num_key_value_heads": 4,
+}  # fmt: skip
+YARN = {
+    "rope_type": "yarn", "rope_theta": 500.0, "factor": 4.0, "mscale": 0.9, "mscale_all_dim": 0.7,
+    "original_max_position_embeddings": 16,
+}  # fmt: skip
 CASES: dict[str, dict[str, Any]] = {
     "mixtral": SMALL | {"num_local_experts": 5},
     "qwen2_moe": SMALL | FEW | {"shared_expert_intermediate_size": 64, "decoder_sparse_step": 2},
     "qwen3_moe": SMALL | FEW | {"head_dim": 32, "norm_topk_prob": True, "mlp_only_layers": [1]},
     "olmoe": SMALL | FEW,
+    "glm4_moe": SMALL | ROUTED | {"attention_bias": True, "use_qk_norm": True, "head_dim": 32},
+    "deepseek_v2": LATENT | {"q_lora_rank": None, "rope_parameters": YARN},
+    "deepseek_v2-groups": LATENT
+    | {"topk_method": "group_limited_greedy", "n_group": 4, "topk_group": 2},
+    "deepseek_v3": LATENT | {"n_group": 4, "topk_group": 2, "rope_parameters": YARN},
+    "deepseek_v3-halves": LATENT
+    | {
+        "n_group": 1,
+        "topk_group": 1,
+        "rope_interleave": False,
+        "q_lora_rank": None,
+        "attention_bias": True,
+        "rms_norm_eps": 1e-3,
+        "v_head_dim": 20,
+    },
+    "glm4_moe-groups": SMALL | ROUTED | {"n_group": 4, "topk_group": 2, "norm_topk_prob": False},
 }
 FP32, BF16 = (
     PhaseKernels(*[Variant.parse(f"{text}/torch.linear")] * 2)
@@ -51,16 +81,20 @@ INT8 = PhaseKernels(
 )
 INT4 = PhaseKernels(*[Variant.parse("int4/bf16/torch.dequant_linear")] * 2)
 SDPA = PhaseKernels(*[Variant.parse("bf16/bf16/torch.sdpa")] * 2)
+LATENTS = PhaseKernels(SDPA.prefill, Variant.parse("bf16/bf16/torch.latent_bmm"))
 
 
 def build(case: str, folder: Path) -> tuple[Any, Model]:
     """A random model with clear preferences among its experts, and what we read of its folder."""
     torch.manual_seed(0)
-    config = transformers.AutoConfig.for_model(case, **CASES[case])
+    config = transformers.AutoConfig.for_model(case.split("-")[0], **CASES[case])
     module = transformers.AutoModelForCausalLM.from_config(config).float().eval()
     with torch.no_grad():
         for name, parameter in module.named_parameters():
             parameter.normal_(1.0 if "norm" in name else 0.0, 0.15)
+        for name, buffer in module.named_buffers():
+            if "correction" in name:
+                buffer.normal_(0.0, 0.3)
     module.save_pretrained(folder, max_shard_size="200KB")
     return module, load_model(folder)
 
@@ -69,14 +103,14 @@ def stages(
     model: Model, weights: WeightSource, layers: Sequence[PhaseKernels], cuts: Sequence[int] = (),
     *, reference: bool = False,
 ) -> list[DecoderStage]:  # fmt: skip
-    made = []
+    made, attention = [], SDPA if model.latent is None else LATENTS
     for start, end in zip([0, *cuts], [*cuts, model.layers], strict=True):
         stage = DecoderStage(
             model, start, end, prefill_batches=(BATCH,), decode_batches=(1, BATCH - 1),
             prompt=PROMPT, positions=PROMPT + STEPS, reference=reference,
         )  # fmt: skip
         head = FP32 if reference else BF16
-        stage.load(weights, StageKernels(tuple(layers[start:end]), SDPA, head))
+        stage.load(weights, StageKernels(tuple(layers[start:end]), attention, head))
         stage.keep_logits = True
         made.append(stage)
     return made
@@ -297,7 +331,9 @@ def test_a_stage_runs_the_listed_programs(
 
 
 @pytest.mark.parametrize("variants", [BF16, INT8, INT4])
-@pytest.mark.parametrize("name", ["qwen1.5-moe-a2.7b", "deepseek-moe-16b", "olmoe-1b-7b"])
+@pytest.mark.parametrize(
+    "name", ["qwen1.5-moe-a2.7b", "deepseek-moe-16b", "olmoe-1b-7b", "glm-4.5-air"]
+)
 def test_bytes_held_are_the_bytes_planned(name: str, variants: PhaseKernels) -> None:
     whole = load_model(name)
     assert whole.experts is not None
@@ -322,7 +358,9 @@ def test_a_profile_calls_what_the_runtime_calls(rows: int) -> None:
         made = inputs.runnable(program("experts", variant, ffn=64, **dims))
         assert isinstance(made.call(), Tensor)
         assert "uniform draws" in made.cache_state
-    route = inputs.runnable(program("router", kernels_for("router", "cpu")[0], **dims)).call()
-    assert route[0].shape == (rows, 2)  # type: ignore[index]
+    for variant in kernels_for("router", "cpu"):
+        chosen, share = inputs.runnable(program("router", variant, **dims | {"experts": 8})).call()  # type: ignore[misc]
+        assert chosen.shape == share.shape == (rows, 2)
+        assert torch.allclose(share.sum(-1), torch.ones(rows))
     gate = program("shared_gate", kernels_for("shared_gate", "cpu")[0], rows=rows, cols=64)
     assert inputs.runnable(gate).call().shape == (rows, 64)  # type: ignore[attr-defined]

@@ -49,6 +49,44 @@ def test_what_is_no_mixture_has_no_parts() -> None:
     assert expert_parts(linear) is None
 
 
+LATENT = {"batch": 8, "keys": 1000, "heads": 128, "latent": 512, "turned": 64}
+
+
+def test_parts_of_an_attention_over_latents_do_its_work() -> None:
+    whole = program("latent_attention", Variant.parse("bf16/bf16/torch.latent_bmm"), **LATENT)
+    parts = expert_parts(whole)
+    assert parts is not None
+    assert sum(p.flops * n for p, n in parts if p.op == "matmul") == pytest.approx(whole.flops)
+    # A kernel that does it all at once is not made of them, and nobody predicts it.
+    fused = program("latent_attention", Variant.parse("bf16/bf16/torch.latent_sdpa"), **LATENT)
+    assert expert_parts(fused) is None
+    assert PREDICTED.estimate(fused, "h200") is None
+
+
+def test_heads_of_latents_move_as_many_bytes_as_their_parts() -> None:
+    whole = program(
+        "expand_heads", Variant.parse("bf16/bf16/torch.expand_heads"),
+        rows=2048, heads=128, plain=128, turned=64, value=128,
+    )  # fmt: skip
+    parts = expert_parts(whole)
+    assert parts is not None
+    assert sum(p.bytes * n for p, n in parts) == pytest.approx(whole.bytes, rel=0.2)
+
+
+@pytest.mark.parametrize("device", ["h200", "l4"])
+def test_longer_contexts_of_latents_never_cost_less(device: str) -> None:
+    kernel = Variant.parse("bf16/bf16/torch.latent_bmm")
+    for source in (PREDICTED, RooflineSource(device_zoo.device(device))):
+        works = [program("latent_attention", kernel, **LATENT | {"keys": 1 << n})
+                 for n in range(8, 17)]  # fmt: skip
+        found = [source.estimate(work, device) for work in works]
+        times = [each.mean_s for each in found if each is not None]
+        assert len(times) == len(works)
+        assert all(b > 0.999 * a for a, b in itertools.pairwise(times))
+        # 16 times the latents at the device's bandwidth or rate, in the end.
+        assert times[-1] > 8 * times[-5]
+
+
 @pytest.mark.parametrize("kernel", KERNELS)
 @pytest.mark.parametrize("dims", [MIXTRAL, QWEN3])
 @pytest.mark.parametrize("device", ["h200", "a100_sxm_80gb", "l4"])

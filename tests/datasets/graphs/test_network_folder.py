@@ -53,7 +53,8 @@ DEEPSEEK = TEXT | {
     "intermediate_size": 128, "moe_intermediate_size": 64, "n_routed_experts": 8,
     "num_experts_per_tok": 2, "n_shared_experts": 1, "kv_lora_rank": 32, "q_lora_rank": None,
     "qk_rope_head_dim": 8, "qk_nope_head_dim": 16, "v_head_dim": 16, "first_k_dense_replace": 1,
-    "torch_dtype": "bfloat16",
+    "torch_dtype": "bfloat16", "max_position_embeddings": 64,
+    "norm_topk_prob": True,  # which plans do not model
 }  # fmt: skip
 MAMBA = {
     "model_type": "mamba", "architectures": ["MambaForCausalLM"], "hidden_size": 32,
@@ -133,7 +134,7 @@ def test_more_work_is_never_faster_and_a_step_takes_longer(
 @pytest.mark.parametrize(
     "changes",
     [
-        {"rope_scaling": {"rope_type": "yarn", "factor": 2.0}},
+        {"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}},
         {"hidden_act": "relu6"},
         {"architectures": ["LlamaForSequenceClassification"]},
     ],

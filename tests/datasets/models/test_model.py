@@ -28,6 +28,19 @@ SMALL = {
     "vocab_size": 97,
     "max_position_embeddings": 64,
 }
+LATENT = {
+    "kv_lora_rank": 12,
+    "q_lora_rank": 10,
+    "qk_nope_head_dim": 6,
+    "qk_rope_head_dim": 4,
+    "v_head_dim": 5,
+    "num_key_value_heads": 6,
+    "n_routed_experts": 8,
+    "moe_intermediate_size": 20,
+    "n_shared_experts": 2,
+    "first_k_dense_replace": 1,
+    "num_mtp_layers": 0,
+}
 CONFIGS: dict[str, dict[str, Any]] = {
     "llama": SMALL,
     "llama-biased-tied": SMALL
@@ -53,6 +66,19 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "head_dim": 12,
     },
     "olmoe": SMALL | {"num_experts": 6, "num_experts_per_tok": 3, "eos_token_id": 1},
+    "glm4_moe": SMALL
+    | {
+        "n_routed_experts": 6,
+        "num_experts_per_tok": 3,
+        "moe_intermediate_size": 20,
+        "n_shared_experts": 2,
+        "first_k_dense_replace": 2,
+        "attention_bias": True,
+        "use_qk_norm": True,
+    },
+    "deepseek_v2": SMALL | LATENT | {"q_lora_rank": None, "num_experts_per_tok": 3},
+    "deepseek_v2-ranked": SMALL | LATENT | {"attention_bias": True, "num_experts_per_tok": 3},
+    "deepseek_v3": SMALL | LATENT | {"n_group": 4, "topk_group": 2, "num_experts_per_tok": 3},
     "phi3": SMALL | {"pad_token_id": 0},
     "starcoder2": SMALL,
     "starcoder2-unbiased": SMALL | {"use_bias": False, "tie_word_embeddings": False},
@@ -210,7 +236,12 @@ def test_a_cut_off_or_foreign_file_is_one_line(tmp_path: Path) -> None:
         ({"head_dim": 7}, "head_dim = 7 is odd"),
         ({"hidden_act": "xielu"}, "hidden_act: got 'xielu', expected one of silu"),
         ({"hidden_act": "relu"}, "activation: got 'relu', expected silu or gelu_tanh"),
-        ({"rope_scaling": {"type": "yarn", "factor": 2.0}}, "default, linear or llama3"),
+        ({"rope_scaling": {"type": "ntk", "factor": 2.0}}, "default, linear, yarn or llama3"),
+        (
+            {"rope_theta": 1.0, "rope_scaling": {"type": "yarn", "factor": 2.0}},
+            "yarn counts turns by a rope_theta above 1",
+        ),
+        ({"rope_scaling": {"type": "yarn", "factor": -2.0}}, "rope_scaling: factor: got -2.0"),
         ({"rope_scaling": {"rope_type": "llama3", "factor": 2.0}}, "original_max_position"),
         ({"rope_parameters": {"rope_type": "dynamic", "factor": 2.0}}, "rope_parameters"),
         ({"rope_parameters": {"full_attention": {"rope_type": "default"}}}, "one mapping for all"),
@@ -332,7 +363,7 @@ def test_longrope_stops_where_its_frequencies_change(tmp_path: Path) -> None:
         ({"rope_scaling": LONGROPE}, "4 short_factors, one for each pair"),
         ({"rope_scaling": {"type": "longrope"}}, "a short_factor for each pair"),
         ({"rope_scaling": {"type": "llama3"}}, "linear or longrope|too, for rope_type llama3"),
-        ({"rope_scaling": {"type": "yarn", "factor": 2.0}}, "default, linear or longrope"),
+        ({"rope_scaling": {"type": "ntk", "factor": 2.0}}, "default, linear, yarn or longrope"),
         ({"partial_rotary_factor": 0.4}, "an even number of 8 features"),
         ({"partial_rotary_factor": 1.5}, "an even number of 8 features"),
         ({"partial_rotary_factor": "half"}, "an even number of 8 features"),

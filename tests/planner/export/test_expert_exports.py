@@ -48,6 +48,11 @@ def test_quantised_experts_are_written(mixtral: Plan, target: str, tmp_path: Pat
             ["self_attn.o_proj", "mlp.experts.59.gate_proj", "mlp.shared_expert.down_proj"],
             ["mlp.gate", "mlp.shared_expert_gate"],
         ),
+        (
+            "deepseek-v2-lite",
+            ["self_attn.q_proj", "self_attn.kv_a_proj_with_mqa", "mlp.shared_experts.up_proj"],
+            ["mlp.gate", "self_attn.kv_b_proj"],
+        ),
     ],
 )
 def test_patterns_take_experts_and_leave_routers(

@@ -20,6 +20,7 @@ from foreplan.datasets.kernels import _fragment_linear
 from foreplan.datasets.kernels import registry as kernels
 from foreplan.datasets.models import attention_window
 from foreplan.datasets.models.attention_window import LayerKind, layer_kinds
+from foreplan.datasets.models.latent import LatentAttention
 from foreplan.datasets.models.load_model import load_model
 from foreplan.datasets.models.model import Model
 from foreplan.datasets.models.weights import open_weights
@@ -46,7 +47,7 @@ MIB = 1 << 20
 
 def table(bits: int, kernel: str, kv_bits: int = 16) -> dict[str, Variant]:
     attention = {16: "bf16/bf16/torch.sdpa", 8: "int8/bf16/torch.dequant_sdpa"}[kv_bits]
-    texts = {}
+    texts: dict[str, str] = {}
     for phase in (PREFILL, DECODE):
         texts |= {f"{phase}/linear/{bits}": LINEARS[kernel][bits], f"{phase}/attention": attention}
         texts |= {f"{phase}/head": LINEARS["plain"][16]}
@@ -156,6 +157,11 @@ def narrow(**changes: Any) -> Model:
     return load_model("llama-3-8b").model_copy(update=base | changes)
 
 
+def narrow_latents(**sizes: int) -> Model:
+    latent = LatentAttention(**{"rank": 128, "plain": 32, "turned": 32, "value": 32, **sizes})
+    return narrow(family="deepseek_v3", kv_heads=8, latent=latent)
+
+
 SHAPES = {
     "gated": narrow(),
     "plain": narrow(gated=False, activation="gelu", norm="layer", position="learned"),
@@ -166,6 +172,11 @@ SHAPES = {
     "norms behind": narrow(family="olmo2", norms="behind", ffn=128),
     "norms on both sides": narrow(family="glm4", norms="both", ffn=128),
     "one norm of all heads": narrow(qk_norm=True, qk_norm_whole=True, heads=16, ffn=128),
+}
+LATENTS = {
+    "whole queries": narrow_latents(),
+    "ranked": narrow_latents(query_rank=128),
+    "narrow values": narrow_latents(value=16),
 }
 CASES = [("plain", 16, 16), ("fused", 8, 16), ("unpacked", 8, 8), ("unpacked", 4, 16),
          ("unpacked", 3, 8)]  # fmt: skip
@@ -183,6 +194,8 @@ def held_and_planned(
         {"batch": 4, "prompt_tokens": PROMPT, "new_tokens": 2, "bits": (bits,), "kv_bits": kv_bits}
     )
     chosen = table(bits, kernel, kv_bits)
+    if model.latent is not None:
+        chosen[f"{DECODE}/attention"] = Variant.parse("bf16/bf16/torch.latent_bmm")
     start, end = span
     sizes: dict[str, Any] = {
         "prefill_batches": [4], "decode_batches": [4], "prompt": PROMPT, "positions": PROMPT + 2,
@@ -280,6 +293,18 @@ def test_experts_hold_no_more_than_is_planned(
     model = model.model_copy(update={"experts": model.experts.model_copy(update=few)})
     most, planned = held_and_planned(model, bits, kernel, kv_bits, (1, 3), PREFILL)
     assert most <= planned
+
+
+@pytest.mark.usefixtures("gpu_code")
+@pytest.mark.parametrize("phase", [PREFILL, DECODE])
+@pytest.mark.parametrize(("kernel", "bits"), [(k, b) for k, b, cache in CASES if cache == 16])
+@pytest.mark.parametrize("shape", LATENTS)
+def test_latents_hold_no_more_than_is_planned(
+    shape: str, kernel: str, bits: int, phase: str
+) -> None:
+    model = LATENTS[shape]
+    most, planned = held_and_planned(model, bits, kernel, 16, (1, 3), phase)
+    assert most <= planned <= 1.5 * most
 
 
 # As a bound -----------------------------------------------------------------------------------
