@@ -20,6 +20,8 @@ DROPOUT_BACKWARD = "torch.dropout_backward"
 ROW_SUM, CHANNEL_SUM = "torch.sum", "torch.backward_by_channel"
 #: What names of kernels say of an operand with one value a row, a column, or a block of rows.
 BY_ROW, BY_COLUMN, BY_BLOCK = "_by_row", "_by_column", "_by_block"
+#: The same where an element of it meets so few of a result that they fill no vectors.
+NARROW, FILLED = "_narrow", 16
 #: What the gradient of a norm says whose rows are groups of channels.
 BY_GROUP = "_by_group"
 
@@ -30,8 +32,18 @@ def broadcast(shape: Sequence[int], whole: Sequence[int]) -> str:
     if size <= 1 or size >= math.prod(whole):
         return ""
     if shape[-1] == 1:
-        return BY_ROW
+        return NARROW * (1 < _run(shape, whole) < FILLED) + BY_ROW
     return BY_COLUMN if size == whole[-1] else BY_BLOCK
+
+
+def _run(shape: Sequence[int], whole: Sequence[int]) -> int:
+    """Elements that follow on each other of a result which take one element of an operand."""
+    run = 1
+    for own, extent in zip(reversed(shape), reversed(whole), strict=False):
+        if own > 1:
+            break
+        run *= extent
+    return run
 
 
 def flat(shape: Sequence[int]) -> tuple[int, int]:

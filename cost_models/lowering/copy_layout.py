@@ -7,6 +7,7 @@ import math
 from collections.abc import Sequence
 from typing import Final
 
+from foreplan.cost_models.lowering.argument_words import ARGUMENT_WORDS
 from foreplan.datasets.graphs.operator_call import described_tensors, row_strides
 from foreplan.datasets.program import CHANNELS_LAST, TRANSPOSED
 
@@ -21,9 +22,10 @@ REORDERED: Final = "_reordered"
 ACROSS: Final = "_across"
 #: Operands of a map are of FP32 and of 16 bits: the larger one of 16 bits, or another one.
 CONVERTED, MIXED = "_converted", "_mixed"
-#: Every word here, to be taken off the name of a kernel, the last one first.
+#: Every word here, to be taken off the name of a kernel, the last one first, and of arguments.
 COPY_WORDS: Final = (
     CONVERTED, MIXED, DENSE, APART, ZIPPED, REORDERED, ACROSS, TRANSPOSED, CHANNELS_LAST,
+    *ARGUMENT_WORDS,
 )  # fmt: skip
 
 _COPIES = frozenset({"contiguous", "clone", "reshape"})
@@ -145,7 +147,7 @@ def lies_in_rows(shape: Sequence[int], strides: Sequence[int]) -> bool:
 
 
 def plain_kernel(kernel: str) -> str:
-    """The name of a kernel without the words of this module."""
+    """The name of a kernel without the words of this module and of arguments."""
     for word in COPY_WORDS:
         kernel = kernel.removesuffix(word)
     return kernel

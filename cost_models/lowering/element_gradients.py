@@ -10,6 +10,14 @@ from collections.abc import Sequence
 from dataclasses import replace
 from types import MappingProxyType
 
+from foreplan.cost_models.lowering.argument_words import (
+    EXPONENTS,
+    LARGEST,
+    PLACES,
+    POWERS,
+    REFLECTED,
+    WHOLE_ROWS,
+)
 from foreplan.cost_models.lowering.backward_steps import (
     BACKWARD,
     BY_ROW,
@@ -37,6 +45,7 @@ from foreplan.cost_models.lowering.gradient_maps import (
     LOSSES,
     MAPS,
     NO_WORK,
+    OF_EXPONENTS,
     PADS,
     PICKS,
     REPEATS,
@@ -44,14 +53,17 @@ from foreplan.cost_models.lowering.gradient_maps import (
 )
 from foreplan.cost_models.lowering.graph_gradients import Operand
 from foreplan.cost_models.lowering.graph_step import Step
+from foreplan.cost_models.lowering.scatter_gradients import reduced_steps
 from foreplan.datasets.graphs.operator_graph import OperatorNode
-from foreplan.datasets.program import Program, program
+from foreplan.datasets.program import CHANNELS_LAST, Program, program
 
 #: Images interpolated by kernels that go back by others, and what the name of those says.
 INTERPOLATES = frozenset({"upsample_bilinear2d", "upsample_bicubic2d"})
 OF_INTERPOLATED = "_backward"
 #: Operators whose gradients go through as much as they do.
 _BACK_ALIKE = ("upsample_", "_upsample_", "_cdist_forward", "_pdist_forward")
+#: What gives a mean's gradient to the neighbours that it was of: by no vectors.
+MEAN_BACKWARD = "torch.mean_backward"
 #: What adds up gradients of what was picked, and what a derivative is a function of.
 _ADDED = MappingProxyType({"gather": "torch.gather_backward", "index_select": "torch.index_add"})
 _DERIVED = MappingProxyType({"lgamma": "torch.digamma", "digamma": "torch.polygamma"})
@@ -70,7 +82,8 @@ def element_gradients(node: OperatorNode, back: Step, read: Sequence[Operand]) -
     name = node.target.rpartition(".")[2]
     shape = node.outputs[0] if node.outputs else ()
     if name in INTERPOLATES:
-        variant = replace(work.variant, kernel=f"{work.variant.kernel}{OF_INTERPOLATED}")
+        lies = CHANNELS_LAST * work.variant.kernel.endswith(CHANNELS_LAST)
+        variant = replace(work.variant, kernel=f"torch.{name}{OF_INTERPOLATED}{lies}")
         return [replace(back, work=replace(work, variant=variant))]
     # Rolled or transformed back, interpolated otherwise, or all pairs once more.
     if work.op in ("roll", "fft") or name.startswith(_BACK_ALIKE):
@@ -85,13 +98,18 @@ def element_gradients(node: OperatorNode, back: Step, read: Sequence[Operand]) -
         return [_scattered(back, node.inputs[0], shape, picked(node.inputs[0], shape))]
     if work.op == "embedding":
         cols = work.dims["cols"]  # of each row that was read, also where a bag sums them
-        return [_scattered(back, node.inputs[0], (*node.inputs[1], cols), cols)]
+        rows = (*node.inputs[1], cols)
+        if work.variant.kernel.endswith(LARGEST):  # but one of each bag that it is the largest of
+            rows = shape
+        return [_scattered(back, node.inputs[0], rows, cols)]
     if name in ("gather", "index_select"):  # zeros, and what was picked added up in a copy of them
         written = wide_step(back, node.inputs[0], 1 + _share(shape, node.inputs[0]),
-                            kernel=_ADDED[name])  # fmt: skip
+                            kernel=_ADDED[name] + _index_word(work))  # fmt: skip
         return [fill_step(back, node.inputs[0]), written]
     if name in PICKS and math.prod(shape) > 1:  # zeros, and a copy of them that is filled
         return [fill_step(back, node.inputs[0]), wide_step(back, node.inputs[0], 1)]
+    if name == "scatter_reduce" and (steps := reduced_steps(back, read)):
+        return steps
     if name in WRITES:
         return _of_written(back, node.inputs[0], read)
     if name == "cumsum":  # turned round, scanned, turned round
@@ -109,7 +127,10 @@ def element_gradients(node: OperatorNode, back: Step, read: Sequence[Operand]) -
     if name in ARITHMETIC:
         return _of_elements(name, back, shape, read)
     if name in MAPS:
-        maps = [wide_step(back, shape or (1,), inputs) for inputs in MAPS[name]]
+        inputs_of = OF_EXPONENTS if work.variant.kernel.endswith(EXPONENTS) else MAPS[name]
+        maps = [wide_step(back, shape or (1,), inputs) for inputs in inputs_of]
+        if work.variant.kernel.endswith(POWERS):  # of one less
+            maps[0] = wide_step(back, shape or (1,), 1, kernel=f"torch.pow{POWERS}")
         return maps + (summed_steps(back, read[1:], shape) if name == "prelu" else [])
     if name in ("norm", "linalg_vector_norm"):  # what is normed by its norm, 0 where that is 0
         marked = wide_step(back, shape or (1,), 1)
@@ -119,10 +140,13 @@ def element_gradients(node: OperatorNode, back: Step, read: Sequence[Operand]) -
     if name in ("var", "std"):
         return _of_spread(back, node.inputs[0], shape, root=name == "std")
     if name == "mean":  # given to each, and divided
-        return [wide_step(back, node.inputs[0], 1, BY_ROW)]
+        through = work.variant.kernel.endswith(ACROSS)
+        kernel = BACKWARD if through else MEAN_BACKWARD
+        return [wide_step(back, node.inputs[0], 1, BY_ROW, kernel)]
     if name == "logsumexp":  # the softmax of each row, times its gradient
         whole = node.inputs[0]
-        return [wide_step(back, whole, 1, lies) for lies in (BY_ROW, "", BY_ROW)]
+        given = wide_step(back, whole, 1, BY_ROW)
+        return [given, wide_step(back, whole, 1, kernel="torch.exp"), given]
     if name in ("lgamma", "digamma"):
         own = wide_step(back, shape, 1, kernel=_DERIVED[name])
         return [own, wide_step(back, shape, 2)]
@@ -141,13 +165,18 @@ def element_gradients(node: OperatorNode, back: Step, read: Sequence[Operand]) -
         return [wide_step(back, shape, 1, kernel=f"torch.{name}_backward")]
     if node.op == "activation":
         return [wide_step(back, shape, 2)]
+    if name == "masked_fill":
+        return [wide_step(back, shape or (1,), 1, kernel="torch.masked_fill")]
+    if work.variant.kernel.endswith(REFLECTED):  # element by element
+        return [wide_step(back, node.inputs[0], 1, kernel=f"torch.pad{REFLECTED}_backward")]
     if name in PADS and node.inputs[0] != shape:  # the middle of what was padded
         return [_copied(back, node.inputs[0])]
     if work.op == "pool" and "adaptive" not in name:
         variant = replace(work.variant, kernel=f"{work.variant.kernel}_backward")
         return [replace(back, work=replace(work, op="pool_gradient", variant=variant))]
     if work.op == "pool" and math.prod(shape[2:]) > 1:
-        return [wide_step(back, node.inputs[0], 1, kernel=f"torch.{name}_backward")]
+        last = CHANNELS_LAST * (CHANNELS_LAST in work.variant.kernel)
+        return [wide_step(back, node.inputs[0], 1, kernel=f"torch.{name}_backward{last}")]
     if node.op in ("reduction", "pool") or (node.op == "copy" and name not in ("to", "_to_copy")):
         return [wide_step(back, node.inputs[0], 1)]
     if name in ("to", "_to_copy"):
@@ -195,11 +224,20 @@ def _of_elements(
 
 def _of_written(back: Step, whole: Sequence[int], read: Sequence[Operand]) -> list[Step]:
     """Gradients by what was written to (a copy, with zeros where it was lost), and by its rows."""
+    assert isinstance(back.work, Program)
+    rows = back.work.variant.kernel.startswith("torch.index_add")
+    picked_by = f"torch.gather{WHOLE_ROWS if rows else _index_word(back.work)}"
     return [
-        wide_step(back, operand.shape, 1, kernel="torch.clone" if at == 0 else "torch.gather")
+        wide_step(back, operand.shape, 1, kernel="torch.clone" if at == 0 else picked_by)
         for at, operand in enumerate(read)
         if operand.gradient and (at or operand.shape == whole)
     ]
+
+
+def _index_word(work: Program) -> str:
+    """How an index lies, as the forward pass has it."""
+    kernel = work.variant.kernel
+    return next((word for word in (WHOLE_ROWS, PLACES) if kernel.endswith(word)), "")
 
 
 def _of_spread(back: Step, whole: Sequence[int], kept: Sequence[int], *, root: bool) -> list[Step]:

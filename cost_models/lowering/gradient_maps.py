@@ -31,6 +31,9 @@ MAPS: Mapping[str, tuple[int, ...]] = MappingProxyType(
     }
 )
 
+#: The same of a number to the power of each element, whose result is used again.
+OF_EXPONENTS = (1, 2)
+
 #: The same of losses, whose maps are as large as what they compare.
 LOSSES: Mapping[str, tuple[int, ...]] = MappingProxyType(
     {

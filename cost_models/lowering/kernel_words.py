@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from types import MappingProxyType
 
 from foreplan.cost_models.lowering.activated_product import GELU
+from foreplan.cost_models.lowering.argument_words import argument_words
 from foreplan.cost_models.lowering.attention_mask import AttentionMask
 from foreplan.cost_models.lowering.attention_parts import dropout_word
 from foreplan.cost_models.lowering.copy_layout import ACROSS, copy_words, map_words
@@ -23,6 +24,8 @@ from foreplan.datasets.program import CHANNELS_LAST, TRANSPOSED
 LARGE, SMALL, LARGE_VOLUME = "_large", "_small", 20480
 #: Products whose second operand lies along its columns, but where it is a transposed view.
 _COLUMNS_FIRST = frozenset({"addmm", "mm", "matmul", "bmm", "baddbmm", "addbmm"})
+#: Interpolations, which go by vectors where channels lie last.
+_OF_IMAGES = ("upsample_nearest2d", "upsample_bilinear2d")
 #: What goes through one dimension or several, and the place of these among its arguments.
 _THROUGH = MappingProxyType(
     dict.fromkeys(
@@ -51,6 +54,10 @@ def kernel_words(calls: Iterable[OperatorCall], phase: Phase) -> dict[str, str]:
             found[call.operator] = CHANNELS_LAST * last
             if name == "conv3d":
                 found[call.operator] += volume_word(call.arguments)
+        elif call.operator and name.startswith(_OF_IMAGES):
+            shape, strides, _ = tensors[0]
+            last = len(shape) == 4 and shape[1] > 1 and strides[1] == 1 < math.prod(shape[2:])
+            found[call.operator] = CHANNELS_LAST * last
         elif call.operator and (words := copy_words(name, call.arguments)):
             found[call.operator] = words
         elif call.operator and name == "batch_norm":
@@ -68,9 +75,12 @@ def kernel_words(calls: Iterable[OperatorCall], phase: Phase) -> dict[str, str]:
             mask = AttentionMask.of_call(call, training=phase == "training")
             found[call.operator] = dropout_word(call.arguments) + (mask.word if mask else "")
         elif call.operator and is_map(name):
-            approximate = TANH * (name == "gelu" and '"tanh"' in call.arguments)
+            inner = TANH * (name == "gelu" and '"tanh"' in call.arguments)
+            inner += argument_words(name, call.arguments)
             shape = described_tensors(call.result)[0][0]
-            found[call.operator] = approximate + map_words(shape, call.arguments)
+            found[call.operator] = inner + map_words(shape, call.arguments)
+        elif call.operator and (words := argument_words(name, call.arguments)):
+            found[call.operator] = words
     return found
 
 

@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Final, NamedTuple
 
-from foreplan.cost_models.lowering.backward_steps import BY_BLOCK, BY_COLUMN, BY_ROW
+from foreplan.cost_models.lowering.argument_words import ARGUMENT_WORDS
+from foreplan.cost_models.lowering.backward_steps import BY_BLOCK, BY_COLUMN, BY_ROW, NARROW
 from foreplan.cost_models.lowering.copy_layout import (
     ACROSS,
     APART,
@@ -89,11 +90,14 @@ def map_kernel(item: Program) -> MapKernel:
     if name in _CONVERTS:
         return MapKernel(0, 0, converts=1)
     name, broadcast = _last_word(name, _LIES)
+    name = name.removesuffix(NARROW)
     name, converts = _last_word(name, _TYPES)
     lies = 0
     if name not in _ALIKE:
         name, lies = _last_word(name, _OPERANDS)
         name = name.removesuffix("_")
+    for word in ARGUMENT_WORDS:  # which decide nothing on a GPU
+        name = name.removesuffix(word)
     if broadcast and not converts and broadcast != _LIES[BY_BLOCK]:
         return MapKernel(0, 0, broadcast)  # as sweeps have rows and columns
     if name in PADS:

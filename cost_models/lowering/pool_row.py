@@ -24,9 +24,10 @@ def pool_row(item: Program) -> tuple[str, dict[str, int]] | None:
         size = {"rows": d["rows"], "cols": d["cols"], "window": max(1, math.isqrt(d["taps"]))}
         marks = {"channels_last": int(CHANNELS_LAST in kernel), "average": int("avg" in kernel)}
         return item.op, size | marks
-    plain = kernel.removesuffix(OF_INTERPOLATED)
+    whole = kernel.removesuffix(CHANNELS_LAST)  # by which no sweep tells them apart
+    plain = whole.removesuffix(OF_INTERPOLATED)
     if item.op == "elementwise" and plain in _INTERPOLATED:
         size = {"rows": d["rows"] * d["cols"], "cols": d["inputs"], "side": d["cols"]}
         marks = {"window": _INTERPOLATED[plain], "channels_last": 0, "average": INTERPOLATED}
-        return ("pool" if plain == kernel else "pool_gradient"), size | marks
+        return ("pool" if plain == whole else "pool_gradient"), size | marks
     return None

@@ -37,6 +37,7 @@ from foreplan.cost_models.model_store import (
     write_model,
 )
 from foreplan.cost_models.rates.channel_lanes import few_lanes_s
+from foreplan.cost_models.rates.chosen_kernels import chosen_kernel_s
 from foreplan.cost_models.rates.filter_gradients import filter_gradient_s
 from foreplan.cost_models.rates.narrow_norms import narrow_norm_s
 from foreplan.cost_models.rates.narrow_rows import narrow_row_s
@@ -51,6 +52,7 @@ from foreplan.cost_models.rates.rate_law import COLD, RateLaw, Waits
 from foreplan.cost_models.rates.rate_model import RateForecast, RateModel, Shipped
 from foreplan.cost_models.rates.rows_across import across_s
 from foreplan.cost_models.rates.slow_functions import function_s
+from foreplan.cost_models.rates.table_gradients import table_gradient_s
 from foreplan.cost_models.rates.wide_windows import wide_window_s
 from foreplan.cost_models.rates.written_out import written_out_s
 from foreplan.cost_models.roofline import launch_s
@@ -69,11 +71,11 @@ _FOLDS = 5
 #: What was measured on a device: its programs (N,) and their seconds (N,).
 Measured = tuple[Device, Sequence[Program], Floats]
 #: Seconds in place of those of a likeness.
-_ALONE = (filter_gradient_s, wide_window_s, written_out_s, picked_loss_s)
+_ALONE = (filter_gradient_s, wide_window_s, written_out_s, picked_loss_s, table_gradient_s)
 #: Seconds beside those of a likeness.
 _BESIDE = (
     window_s, function_s, narrow_s, narrow_norm_s, narrow_row_s, across_s, picked_s, pool_result_s,
-    few_lanes_s,
+    few_lanes_s, chosen_kernel_s,
 )  # fmt: skip
 #: Of a normal distribution, half of its 90 % interval in standard deviations.
 _INTERVAL = 1.645

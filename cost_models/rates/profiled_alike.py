@@ -9,9 +9,10 @@ fp32. Judged by what the calls do; that norms and maps go by a decoder's operato
 training step's, and by values and not by bytes, was chosen on 32 passes of eight networks
 (end_to_end.md). Products in fp16 take several times as long as in fp32 where a processor has no
 arithmetic for it (`_HALF`). What is beside a likeness: `pixel_products`, `pool_windows`,
-`slow_functions`, `narrow_norms`, `narrow_rows`, `rows_across`, `picked_rows`, `pool_results`,
-`channel_lanes`; and in its place: `filter_gradients`, `picked_losses`,
-`wide_windows`, `written_out`. Convolutions have their likeness from `convolution_alike`.
+`slow_functions`, `chosen_kernels`, `narrow_norms`, `narrow_rows`, `rows_across`, `picked_rows`,
+`pool_results`, `channel_lanes`; and in its place: `filter_gradients`, `picked_losses`,
+`wide_windows`, `written_out`, `table_gradients`.
+Convolutions have their likeness from `convolution_alike`.
 """
 
 from __future__ import annotations
@@ -53,6 +54,9 @@ _UNCONVERTED, _OF_CHANNELS = 0.6, 0.5
 #: query takes 1.55 times bf16's, which is itself several times fp32's.
 _HALF = MappingProxyType({"linear": 4.0, "matmul": 15.0, "conv": 30.0, "attention": 3.0})
 _HALF_ROWS, _HALF_DECODING = 16, 1.55
+#: What products in fp64 take of fp32's, whose vectors have twice as many lanes: 1.7-2.0 of four
+#: sizes, and 4.3 of a convolution, which torch computes by itself (one core of an EPYC, Zen 5).
+_DOUBLE = MappingProxyType({"linear": 1.9, "matmul": 1.9, "attention": 1.9, "conv": 4.0})
 #: Instructions by which a processor computes in fp16 (Arm's: all that the zoo knows).
 _HALF_ISAS = frozenset({"avx512_fp16", "amx_fp16", "neon"})
 #: Operators that read and write each element about once.
@@ -73,11 +77,13 @@ def profiled_alike(item: Program, device: Device) -> tuple[Program, float] | Non
     if item.variant.storage != item.variant.compute:
         return None
     dtype = "bf16" if item.variant.compute in ("bf16", "fp16") else "fp32"
-    half = _half(item, device)
+    half, times = _half(item, device), 1.0
+    if item.variant.compute == "fp64":
+        times = _DOUBLE.get(item.op.removesuffix("_gradient").removeprefix("full_"), 1.0)
     if half and not _is_decoding(item):
         dtype = "fp32"
     found = _alike(item, device, dtype)
-    return found if found is None or not half else (found[0], half * found[1])
+    return found and (found[0], (half or times) * found[1])
 
 
 def _is_decoding(item: Program) -> bool:
@@ -154,6 +160,9 @@ def _as_wide(item: Program, op: str, stock: str, share: float = 1.0) -> Program:
     variant, cols = Variant("bf16", "bf16", f"torch.{stock}"), item.dims["cols"]
     row = program(op, variant, rows=1, cols=cols)
     # Rows of a table are copied as they are, whatever their dtype.
-    as_stored = item.variant.compute == "fp32" or item.op == "embedding"
+    as_stored = item.variant.compute in ("fp32", "fp64") or item.op == "embedding"
     values = share * (_UNCONVERTED * item.bytes / 4 if as_stored else item.bytes / 2)
+    if values < row.bytes / 2:  # of all elements at once: less than a row of as many
+        narrower = max(1, round(cols * values / (row.bytes / 2)))
+        return program(op, variant, rows=1, cols=narrower)
     return program(op, variant, rows=max(1, round(values / (row.bytes / 2))), cols=cols)

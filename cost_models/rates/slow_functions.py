@@ -10,6 +10,7 @@ from __future__ import annotations
 from types import MappingProxyType
 
 from foreplan.cost_models.lowering.copy_layout import ZIPPED, plain_kernel
+from foreplan.cost_models.rates.chosen_kernels import is_chosen
 from foreplan.datasets.device import Device
 from foreplan.datasets.program import CHANNELS_LAST, TRANSPOSED, Program
 
@@ -20,12 +21,12 @@ from foreplan.datasets.program import CHANNELS_LAST, TRANSPOSED, Program
 #: (``tests/benchmarks/likeness_figures.py``). The second part likewise, for three sizes
 #: (``tests/benchmarks/function_figures.py``): torch computes them by scalars, or row by row. Masks
 #: are taken to lie in runs, as causal ones and padding do (drawn ones take 6 to 10 times as long).
-#: Powers of 2, 3 and -1 take what an addition takes; others, which are not told apart, 1.5 ns. A
-#: multinomial draws once from each row (several times with replacement take a tenth). A search goes
-#: through 30 boundaries (1000 take twice as long). Images are interpolated where channels lie first
-#: (last, in a sixth to a tenth). A dropout is of a tenth or a fifth (4.3-6 ns; 7.1 of 0.3). The
+#: Powers of 2, 3 and -1 take what an addition takes; a multinomial draws once from each row; a
+#: search goes through 30 boundaries; an index is along the last dimension: what else a call may ask
+#: for stands in `chosen_kernels`. A dropout is of a tenth or a fifth (4.3-6 ns; 7.1 of 0.3). The
 #: gradient of an adaptive mean is of windows of 4 x 4 (2 ns of 2 x 2, 0.25 of 9 x 9). It, searches
-#: and gradients of gathers were timed likewise, by hand.
+#: and gradients of gathers were timed likewise, by hand; products with masks and gradients of means
+#: of rows by ``tests/benchmarks/processor_functions.py``.
 _IN_A_CALL = MappingProxyType(
     {"tanh": 500, "sin": 1000, "cos": 1000, "erf": 1100, "exp": 2000, "sigmoid": 6000,
      "silu": 6000, "silu_backward": 5000, "softmax": 2200}
@@ -47,7 +48,7 @@ _IN_A_CALL = MappingProxyType(
        "randint_like": 640, "randperm": 360, "multinomial": 67, "dropout": 180}
     | {"floor_divide": 790, "isfinite": 1120, "isinf": 2600, "sinc": 134, "xlogy": 540, "i0": 44,
        "polygamma": 106, "bucketize": 45, "searchsorted": 45, "take": 1370, "gather": 5000,
-       "gather_backward": 6500, "fake_quantize_per_tensor_affine_cachemask": 366,
+       "fake_quantize_per_tensor_affine_cachemask": 366,
        "fake_quantize_per_channel_affine_cachemask": 300, "affine_grid_generator": 310}
     | {"binary_cross_entropy": 90, "binary_cross_entropy_with_logits": 920, "kl_div": 500,
        "soft_margin_loss": 1010, "multi_margin_loss": 465}
@@ -56,6 +57,7 @@ _IN_A_CALL = MappingProxyType(
        "upsample_bilinear2d": 900, "upsample_bilinear2d_backward": 385,
        "upsample_bicubic2d": 172, "upsample_bicubic2d_backward": 67,
        "grid_sampler_2d_backward": 245, "adaptive_avg_pool2d_backward": 1500}
+    | {"mul_by_mask": 2750, "mean_backward_by_row": 4500}
     | dict.fromkeys(("eq", "ne", "gt", "ge", "lt", "le"), 5000)
 )  # fmt: skip
 #: Likewise where there are several rows; over all elements at once they are quick.
@@ -68,6 +70,12 @@ _OF_TWO = MappingProxyType({"pow": 680})
 _SMALL_SIDE, _OF_SMALL = 64, MappingProxyType({
     "upsample_nearest2d": 700, "_upsample_nearest_exact2d": 700, "cumsum": 2600, "cumprod": 3000,
 })  # fmt: skip
+#: Likewise of images whose channels lie last, which fill vectors
+#: (``tests/benchmarks/processor_functions.py``): 0.12 ns an element of two lines, 0.28 back.
+_OF_LAST = MappingProxyType({
+    "upsample_nearest2d": 20000, "upsample_bilinear2d": 8000, "upsample_bilinear2d_backward": 3500,
+    "adaptive_avg_pool2d_backward": 10000,
+})  # fmt: skip
 #: Likewise where neighbours of a copy are none in what is copied.
 _TURNED = 3200
 _COPIES = frozenset({"contiguous", "clone", "reshape"})
@@ -76,7 +84,7 @@ _ZIPPED = 850
 #: Likewise of what rows are written by an index, beside its bytes (sums 0.08-0.24 ns by the sizes).
 _WRITTEN = MappingProxyType({
     "index_add": 7500, "scatter_add": 7500, "scatter_reduce": 6000, "index_put": 2600,
-    "scatter": 870,
+    "scatter": 870, "scatter_value": 430, "gather_backward": 6500,
 })  # fmt: skip
 #: Likewise of all that is read: columns of windows that are added up, pixels that are weighted.
 _READ = MappingProxyType({
@@ -86,6 +94,8 @@ _READ = MappingProxyType({
 #: ns each (6 of 64, 50 of 32,000 and 8 of 512 values, within a tenth), where there are as many
 #: values to a result; of fewer 7 ns a value.
 _RESULTS_IN_A_CALL, _VALUES = MappingProxyType({"topk": 11}), 13
+#: How many times as long doubles take (1.7-2.1 of hyperbolic tangents and exponentials).
+_OF_DOUBLES = 1.9
 #: Operators that compute functions of elements.
 _OPS = frozenset({"elementwise", "softmax", "reduction", "dropout", "norm"})
 
@@ -98,7 +108,7 @@ def function_s(program: Program, device: Device, launch_s: float) -> float:
         device: its cores share the elements out.
         launch_s: seconds of one call on it.
     """
-    if device.kind != "cpu" or program.op not in _OPS:
+    if device.kind != "cpu" or program.op not in _OPS or is_chosen(program):
         return 0.0
     name = plain_kernel(program.variant.kernel).removeprefix("torch.").removesuffix("_")
     rows, cols = program.dims["rows"], program.dims["cols"]
@@ -112,6 +122,8 @@ def function_s(program: Program, device: Device, launch_s: float) -> float:
         elements = _OF_TWO.get(name)
     if name in _COPIES and any(w in program.variant.kernel for w in (TRANSPOSED, CHANNELS_LAST)):
         elements = _TURNED
+    if CHANNELS_LAST in program.variant.kernel:
+        elements = _OF_LAST.get(name, elements)
     if ZIPPED in program.variant.kernel:
         elements = _ZIPPED
     if name in _WRITTEN:  # one operand is as large as the result, the others are written to it
@@ -123,4 +135,5 @@ def function_s(program: Program, device: Device, launch_s: float) -> float:
     calls = count / elements
     if name in _RESULTS_IN_A_CALL:
         calls += rows * min(1.0, cols / _VALUES) / _RESULTS_IN_A_CALL[name]
-    return launch_s * calls / (device.units or 1)
+    wide = _OF_DOUBLES if program.variant.compute == "fp64" else 1.0
+    return launch_s * wide * calls / (device.units or 1)

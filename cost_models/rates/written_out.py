@@ -57,6 +57,9 @@ _FEW, _MANY = 3, 16
 #: Calls' worth of time of one of torch's own, and elements of windows that it writes, or gathers
 #: again, in the time of a call (read off seeds 0 and 1).
 _OWN, _WRITTEN, _GATHERED = 16, 1000, 600
+#: Weights that its products lay out in the time of a call: 0.75-0.95 ns each of volumes of 256
+#: channels and 98 positions (``tests/benchmarks/processor_functions.py``).
+_WEIGHTS = 1150
 
 
 def written_out_s(item: Program, device: Device, launch_s: float) -> float | None:
@@ -79,6 +82,7 @@ def written_out_s(item: Program, device: Device, launch_s: float) -> float | Non
     if own:
         back = item.variant.kernel.endswith(INPUT_GRADIENT)
         calls = written / (_GATHERED if back else _WRITTEN)
+        calls += d["cin"] * d["cout"] * d["taps"] / _WEIGHTS
         if 4 * written > ALWAYS_MAPPED:
             calls += PAGE * 4 * written / PAGE_BYTES
     else:

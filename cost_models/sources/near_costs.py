@@ -42,7 +42,7 @@ BY_ELEMENT = MappingProxyType(
     | dict.fromkeys(("torch.sort", "torch.argsort", "torch.msort"), 230)
     | {"torch._masked_softmax": 1450, "torch.bernoulli": 200, "torch.batch_norm_statistics": 830}
     | {"torch.upsample_bilinear2d": 700, "torch.upsample_trilinear3d": 240}
-    | {"torch.upsample_bilinear2d_backward": 700, "torch.upsample_bicubic2d_backward": 140}
+    | {"torch.upsample_bilinear2d_backward": 380, "torch.upsample_bicubic2d_backward": 140}
     | {"torch.upsample_bicubic2d": 140, "torch.logcumsumexp": 40, "torch.polar": 175}
 )
 #: Calls that oneDNN takes to make a recurrent layer ready, and weights that it lays out in one: 75

@@ -258,7 +258,7 @@ for _kind, _flops, _names in (
     (
         "elementwise",
         _per_output(1.0),
-        "and or xor one_hot floor_divide where upsample_linear1d upsample_bilinear2d "
+        "and or xor one_hot floor_divide where masked_fill upsample_linear1d upsample_bilinear2d "
         "upsample_bicubic2d "
         "upsample_trilinear3d _upsample_bilinear2d_aa _upsample_bicubic2d_aa grid_sampler_2d "
         "grid_sampler_3d isin bucketize searchsorted bernoulli",

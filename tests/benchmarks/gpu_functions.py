@@ -262,7 +262,7 @@ def graph_s(calls: Sequence[Callable[[], object]]) -> float:
 # ------------------------------------------------------------------------------------ scoring
 
 
-class _Of(nn.Module):
+class Of(nn.Module):
     """A function of a tensor that is given, or of a parameter."""
 
     def __init__(self, function: Function, x: Tensor | None) -> None:
@@ -300,7 +300,7 @@ def _predicted_s(case: Case, dtype: torch.dtype, device: str, part: str) -> floa
 
     x, others = _given(case, "cpu", dtype)
     forward = part == "forward"
-    module = _Of(case.function, None if forward else x)
+    module = Of(case.function, None if forward else x)
     inputs = [*([x] if forward else []), *others]
     phase = "inference" if forward else "training"
     replay = predict_latency(module, device, inputs=inputs, phase=phase, execution="graph")

@@ -69,7 +69,7 @@ def _kernels(name: str, args: Any, result: Any) -> list[Kernel]:
         return [("scatter", out.numel(), args[2].numel())]
     if name in ("slice_backward", "select_backward"):
         return [("fill", out.numel()), ("map", args[0].numel())]
-    if name == "new_zeros":
+    if name in ("new_zeros", "zeros_like", "ones_like"):
         return [("fill", out.numel())]
     if name == "nll_loss_backward":  # likelihoods that were picked ride along
         return [("fill", out.numel())]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 import torch
@@ -96,6 +97,12 @@ IMAGES = torch.rand(2, 3, 8, 8)
 IDS = torch.randint(12, (2, 6))
 
 
+def scattered(how: str, alone: bool, x: Tensor) -> Tensor:
+    at = (torch.arange(6) % 4)[:, None].expand(-1, 16)
+    wide = x.transpose(0, 1).flatten(1)
+    return torch.zeros(4, 16).scatter_reduce(0, at, wide, how, include_self=not alone)
+
+
 def rotated(x: Tensor) -> Tensor:
     return torch.cat((-x[..., 4:], x[..., :4]), -1) + x
 
@@ -187,6 +194,13 @@ FUNCTIONS |= {
         "added at": lambda x: torch.zeros(2, 4, 8).index_add(1, torch.arange(6) % 4, x),
         "scattered": lambda x: torch.zeros(2, 4, 8).scatter_add(
             1, (torch.arange(6) % 4)[None, :, None].expand(2, -1, 8), x),
+        **{
+            f"{how} of what is scattered{', alone' * alone}": partial(scattered, how, alone)
+            for how in ("sum", "mean", "amax", "amin") for alone in (False, True)
+        },
+        "fractional power": lambda x: (x + 3.0).pow(1.7),
+        "powers of a number": lambda x: torch.pow(2.0, x),
+        "masked in part": lambda x: x.masked_fill(torch.ones(6, 8) > 0, 1.0),
         "windows": lambda x: F.unfold(x[:, None], 3), "from windows": lambda x: F.fold(
             x.reshape(2, 4, 12), (5, 4), 2),
         "squared errors": lambda x: F.mse_loss(x, torch.ones(2, 6, 8)),

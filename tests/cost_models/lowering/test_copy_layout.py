@@ -56,7 +56,7 @@ def test_copies_say_how_they_lie(of: Callable[[Tensor], Tensor], name: str) -> N
         (lambda x: -x.t(), "neg"),  # dense in another order, as its result is
         (lambda x: x + x.t(), "add_across"),
         (lambda x: x + x, "add"),
-        (lambda x: x * x[:, :1], "mul_by_row"),
+        (lambda x: x * x[:, :1], "mul_narrow_by_row"),
         (lambda x: nn.functional.gelu(x, approximate="tanh"), "gelu_tanh"),
         (lambda x: nn.functional.gelu(x[:, ::2]), "gelu_apart"),
         (lambda x: x[:1] + x[:1], "add"),  # a part without a gap

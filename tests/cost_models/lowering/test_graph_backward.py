@@ -72,7 +72,7 @@ def test_broadcast_products_are_summed_up_going_back() -> None:
     # By the root: the same, summed up over each row.
     assert found["reduction", "sum", (ROWS, COLS)] == 1
     # By the large operands: times the broadcast one.
-    assert found["elementwise", "backward_by_row", (ROWS, COLS, 1)] == 1
+    assert found["elementwise", "backward_narrow_by_row", (ROWS, COLS, 1)] == 1
     assert found["elementwise", "backward_by_column", (ROWS, COLS, 1)] == 1
 
 
@@ -109,7 +109,7 @@ def test_a_norm_goes_back_in_one_kernel(
 @pytest.mark.parametrize(
     ("shape", "lies"),
     [
-        ((6, 1), "_by_row"),
+        ((6, 1), "_narrow_by_row"),
         ((8,), "_by_column"),
         ((2, 1, 8), "_by_block"),
         ((2, 3, 8), ""),

@@ -119,3 +119,39 @@ def test_products_in_fp16_are_converted_value_by_value_where_there_is_no_arithme
     assert quick == (replace(many, variant=Variant("bf16", "bf16", "torch.linear")), 1.0)
     norm = program("norm", Variant("fp16", "fp16", "torch.layer_norm"), rows=64, cols=64)
     assert profiled_alike(norm, CORES) == profiled_alike(norm, vectors)
+
+
+def test_doubles_take_twice_as_long_as_singles() -> None:
+    for op, times in (("linear", 1.9), ("matmul", 1.9)):
+        sizes = (
+            {"rows": 9, "n": 8, "k": 7} if op == "linear" else {"batch": 2, "m": 9, "n": 8, "k": 7}
+        )
+        double, single = (
+            profiled_alike(program(op, Variant(dtype, dtype, f"torch.{op}"), **sizes), CORES)
+            for dtype in ("fp64", "fp32")
+        )
+        assert double is not None
+        assert single is not None
+        assert double == (single[0], times)
+    relu, half = (
+        profiled_alike(
+            program(
+                "elementwise", Variant(dtype, dtype, "torch.relu"), rows=rows, cols=8, inputs=1
+            ),
+            CORES,
+        )
+        for dtype, rows in (("fp32", 120), ("fp64", 60))
+    )
+    assert relu == half  # as many bytes
+
+
+def test_a_sum_of_all_elements_is_no_longer_than_one_of_rows() -> None:
+    everything, rows = (
+        profiled_alike(
+            program("reduction", Variant("fp32", "fp32", "torch.sum"), rows=rows, cols=cols), CORES
+        )
+        for rows, cols in ((1, 512_000), (1000, 512))
+    )
+    assert everything is not None
+    assert rows is not None
+    assert everything[0].bytes == pytest.approx(rows[0].bytes, rel=0.01)

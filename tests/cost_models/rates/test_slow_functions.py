@@ -176,3 +176,13 @@ def test_a_gradient_says_which_function_it_takes_again(layer: nn.Module, kernel:
 def test_the_gradient_of_a_gelu_is_dearer_than_the_gelu() -> None:
     forward, back = KnownRates.load().seconds([mapped("gelu"), mapped("gelu_backward", 2)], CORE)
     assert back == pytest.approx(2 * forward)
+
+
+def test_doubles_and_channels_that_lie_last_have_times_of_their_own() -> None:
+    doubles = program("elementwise", Variant("fp64", "fp64", "torch.tanh"), rows=100, cols=50,
+                      inputs=1)  # fmt: skip
+    assert function_s(doubles, CORE, 1e-6) == pytest.approx(1.9e-6 * 5000 / 500)
+    last = mapped("upsample_bilinear2d_channels_last")
+    assert function_s(last, CORE, 1e-6) == pytest.approx(1e-6 * 50_000 / 8000)
+    back = mapped("upsample_bilinear2d_backward_channels_last")
+    assert function_s(back, CORE, 1e-6) == pytest.approx(1e-6 * 50_000 / 3500)
