@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from dataclasses import replace
 from types import MappingProxyType
@@ -9,11 +10,12 @@ from types import MappingProxyType
 from foreplan.cost_models.lowering.attention_parts import WITHIN
 from foreplan.cost_models.lowering.backward_steps import broadcast, flat, picked
 from foreplan.cost_models.lowering.copy_layout import MIXED, copied_sizes
+from foreplan.cost_models.lowering.einsum_terms import EinsumTerms
 from foreplan.cost_models.lowering.gradient_maps import PADS, SCANS
 from foreplan.cost_models.lowering.graph_backward import channels
 from foreplan.cost_models.lowering.kernel_words import scanned
 from foreplan.datasets.dtypes import DTYPE_BYTES
-from foreplan.datasets.graphs.operator_call import OperatorCall
+from foreplan.datasets.graphs.operator_call import OperatorCall, described_tensors
 from foreplan.datasets.graphs.operator_graph import OperatorNode
 from foreplan.datasets.program import CHANNELS_LAST, INPUT_GRADIENT, Program, Variant, program
 
@@ -38,7 +40,7 @@ def forward_program(node: OperatorNode, layout: str, call: OperatorCall | None) 
     """
     variant = node_variant(node, layout)
     if node.op in ("linear", "matmul") and node.inputs:
-        return _product(node, variant)
+        return _product(node, variant, call)
     if node.op == "convolution":
         return _convolution(node, variant)
     if node.op == "attention":
@@ -98,7 +100,7 @@ def node_variant(node: OperatorNode, layout: str = "") -> Variant:
     return Variant(own_dtype(node.dtype), own_dtype(node.dtype), kernel)
 
 
-def _product(node: OperatorNode, variant: Variant) -> Program:
+def _product(node: OperatorNode, variant: Variant, call: OperatorCall | None) -> Program:
     out = node.outputs[0] or (1,)
     n = out[-1]
     # FLOP = 2 * (elements of the result) * k, whatever the operands' order.
@@ -110,6 +112,11 @@ def _product(node: OperatorNode, variant: Variant) -> Program:
         return program("reduction", replace(variant, kernel=DOT), rows=1, cols=2 * k)
     if node.op == "linear":
         return program("linear", variant, rows=max(1, math.prod(out) // out[-1]), n=n, k=k)
+    if call and node.target.endswith(".einsum") and node.dtype not in _PARTS:
+        terms = EinsumTerms.of(json.loads(call.arguments)[0][0])
+        if terms is not None:
+            shapes = [shape for shape, _, _ in described_tensors(call.arguments)]
+            return program("matmul", variant, **terms.sizes(shapes))
     m = out[-2] if len(out) > 1 else 1
     return program("matmul", variant, batch=max(1, math.prod(out[:-2])), m=m, n=n, k=k)
 

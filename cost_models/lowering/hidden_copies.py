@@ -18,6 +18,7 @@ from dataclasses import replace
 
 from foreplan.cost_models.lowering.backward_steps import flat
 from foreplan.cost_models.lowering.copy_layout import copied_sizes, copy_words, lies_in_rows
+from foreplan.cost_models.lowering.einsum_terms import EinsumTerms
 from foreplan.cost_models.lowering.graph_step import Step
 from foreplan.datasets.dtypes import DTYPE_BYTES
 from foreplan.datasets.graphs.operator_call import (
@@ -86,16 +87,13 @@ def _rearranged(
     equation: str, tensors: Sequence[tuple[list[int], list[int], str]]
 ) -> list[tuple[list[int], list[int], str]]:
     """Operands of two in the order in which they make a list, if that order is no view of them."""
-    terms, _, result = equation.replace(" ", "").partition("->")
-    labels = terms.split(",")
-    if len(labels) != 2 or "." in equation or not result:
+    terms = EinsumTerms.of(equation)
+    if terms is None:
         return []
-    both = [label for label in labels[0] if label in labels[1]]
-    matrices, summed = ([label for label in both if (label in result) == kept]
-                        for kept in (True, False))  # fmt: skip
+    matrices, summed = terms.matrices, terms.summed
     found = []
-    for at, (own, (shape, strides, kind)) in enumerate(zip(labels, tensors, strict=True)):
-        free = [label for label in own if label not in both]
+    for at, (own, (shape, strides, kind)) in enumerate(zip(terms.operands, tensors, strict=True)):
+        free = tuple(label for label in own if label not in (*matrices, *summed))
         groups = [matrices, free, summed] if at == 0 else [matrices, summed, free]
         places = [[own.index(label) for label in group] for group in groups]
         if not all(_is_one([shape[p] for p in group], [strides[p] for p in group])

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from foreplan.cost_models.passes.end_to_end_scans import SCANS, scan_network
 from foreplan.cost_models.passes.end_to_end_untouched import UNTOUCHED, UNTOUCHED_IMAGES, untouched
 
 if TYPE_CHECKING:
@@ -41,7 +42,7 @@ _IMAGES = (
     *UNTOUCHED_IMAGES,
 )  # fmt: skip
 #: All that can be built.
-KNOWN = (*NETWORKS, *CALIBRATION, *_OTHERS, *UNTOUCHED)
+KNOWN = (*NETWORKS, *CALIBRATION, *_OTHERS, *UNTOUCHED, *SCANS)
 
 
 def shapes_of(name: str, size: str) -> tuple[tuple[int, int], ...]:
@@ -66,6 +67,8 @@ def build(name: str, size: str) -> torch.nn.Module:
     model: Any
     if name in UNTOUCHED:
         model = untouched(name, text, wide, shapes_of(name, size)[0][1])
+    elif name in SCANS:
+        model = scan_network(name, text)
     elif name == "llama":
         model = hf.LlamaForCausalLM(hf.LlamaConfig(**gated))
     elif name == "qwen3":
