@@ -7,35 +7,16 @@ Legend as there: rows = requests x tokens of a pass, H = heads.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
 
 from foreplan.datasets.models.latent import LatentAttention
 from foreplan.datasets.models.model import Model
-from foreplan.planner.serving.pricing import MicroBatches
+from foreplan.planner.serving.pricing import DECODE, PREFILL, MicroBatches
 from foreplan.planner.serving.spec import ServingWorkload
-
-
-class LatentPass(NamedTuple):
-    """A pass over a micro-batch.
-
-    Attributes:
-        batch: requests.
-        tokens: new tokens of each.
-        keys: positions that the last of them sees.
-    """
-
-    batch: int
-    tokens: int
-    keys: int
-
-    @property
-    def rows(self) -> int:
-        """New tokens of all requests."""
-        return self.batch * self.tokens
+from foreplan.planner.serving.stage_pass import StagePass
 
 
 def latent_moments(
-    model: Model, latent: LatentAttention, now: LatentPass, products: Sequence[int],
+    model: Model, latent: LatentAttention, now: StagePass, products: Sequence[int],
     norms: tuple[int, int], *, casts: bool,
 ) -> Iterator[tuple[str, int]]:  # fmt: skip
     """A GPU's moments of the attention, in order, without the residual stream.
@@ -71,21 +52,24 @@ def heap_of_latents(
         sizes: of the micro-batches.
     """
     prompt, new = workload.prompt_tokens, workload.new_tokens
-    passes = (LatentPass(sizes.prefill, prompt, prompt), LatentPass(sizes.decode, 1, prompt + new))
+    passes = (
+        StagePass(PREFILL, sizes.prefill, prompt, prompt),
+        StagePass(DECODE, sizes.decode, 1, prompt + new),
+    )
     return max(
         _kept(model, latent, now) + sum(held for _, held in _beside(model, latent, now, casts=True))
         for now in passes
     )
 
 
-def _kept(model: Model, latent: LatentAttention, now: LatentPass) -> int:
+def _kept(model: Model, latent: LatentAttention, now: StagePass) -> int:
     """What is there when attention begins: the latents' product, queries, turned parts."""
     row = latent.cached + (latent.query_rank or 0) + latent.cached
     return 2 * now.rows * (row + model.heads * (latent.width + latent.turned))
 
 
 def _beside(
-    model: Model, latent: LatentAttention, now: LatentPass, *, casts: bool
+    model: Model, latent: LatentAttention, now: StagePass, *, casts: bool
 ) -> Iterator[tuple[str, int]]:
     """Moments behind the projections, by what is held beside what is kept.
 

@@ -13,7 +13,7 @@ of bf16 tensors (2 bytes) where nothing else is said.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import product
 
 import numpy as np
@@ -27,9 +27,10 @@ from foreplan.datasets.models.decoder_memory import slice_rows
 from foreplan.datasets.models.linear_shape import LinearShape
 from foreplan.datasets.models.model import Model
 from foreplan.datasets.program import Variant
-from foreplan.planner.serving.latent_workspace import LatentPass, heap_of_latents, latent_moments
+from foreplan.planner.serving.latent_workspace import heap_of_latents, latent_moments
 from foreplan.planner.serving.pricing import DECODE, PREFILL, MicroBatches
 from foreplan.planner.serving.spec import CACHE_STORAGE, STORAGE, ServingWorkload
+from foreplan.planner.serving.stage_pass import StagePass
 from foreplan.planner.serving.window_workspace import prompt_window_bytes, window_bytes
 
 IntArray = npt.NDArray[np.int64]
@@ -54,20 +55,6 @@ _PACKING = {16: 8, 8: 16, 4: 24, 3: 24}
 _BETWEEN = 1 / 3
 
 
-@dataclass(frozen=True, slots=True)
-class _Pass:
-    """A pass of one micro-batch: ``tokens`` new ones of each request, ``keys`` behind them."""
-
-    phase: str
-    batch: int
-    tokens: int
-    keys: int
-
-    @property
-    def rows(self) -> int:
-        return self.batch * self.tokens
-
-
 class StageWorkspace:
     """See the module.
 
@@ -90,8 +77,8 @@ class StageWorkspace:
         prompt, new = workload.prompt_tokens, workload.new_tokens
         self._kinds = layer_kinds(model, prompt + new)
         self._passes = (
-            _Pass(PREFILL, sizes.prefill, prompt, prompt),
-            _Pass(DECODE, sizes.decode, 1, prompt + new),
+            StagePass(PREFILL, sizes.prefill, prompt, prompt),
+            StagePass(DECODE, sizes.decode, 1, prompt + new),
         )
 
     def stage_bytes(self, start: int, end: int, bits: Sequence[int], cache_bytes: int = 0) -> int:
@@ -174,7 +161,7 @@ class StageWorkspace:
     # One layer ----------------------------------------------------------------------------------
 
     def _layer(
-        self, now: _Pass, of: LayerKind, bits: int, *, entry: bool
+        self, now: StagePass, of: LayerKind, bits: int, *, entry: bool
     ) -> Iterator[tuple[str, int]]:
         """Moments of a layer, in order, with the residual stream that it keeps.
 
@@ -196,13 +183,15 @@ class StageWorkspace:
         for name, held in mlp(now, bits):
             yield name, behind + held
 
-    def _attention(self, now: _Pass, bits: int, window: int | None) -> Iterator[tuple[str, int]]:
+    def _attention(
+        self, now: StagePass, bits: int, window: int | None
+    ) -> Iterator[tuple[str, int]]:
         model, rows = self._model, now.rows
         if model.latent is not None:
             attend = self._kernels.get(f"{now.phase}/attention")
             products = [self._linear(now, s, bits) for s in model.attention_linears]
             yield from latent_moments(
-                model, model.latent, LatentPass(now.batch, now.tokens, now.keys), products,
+                model, model.latent, now, products,
                 (self._norm(rows), self._entry(rows)),
                 casts=attend is None or attend.compute == "fp32",
             )  # fmt: skip
@@ -226,7 +215,7 @@ class StageWorkspace:
         yield "attention", kept + self._attend(now, window)
         yield "out", kept + q + self._linear(now, out, bits)
 
-    def _mlp(self, now: _Pass, bits: int, prefix: str = "") -> Iterator[tuple[str, int]]:
+    def _mlp(self, now: StagePass, bits: int, prefix: str = "") -> Iterator[tuple[str, int]]:
         model, rows = self._model, now.rows
         shapes = {shape.name: shape for shape in model.every_linear}
         up, down = shapes[f"{prefix}up"], shapes[f"{prefix}down"]
@@ -237,7 +226,7 @@ class StageWorkspace:
         kept = wide if model.gated else 0
         yield f"{prefix}down", kept + inner + self._linear(now, down, bits)
 
-    def _experts(self, now: _Pass, bits: int) -> Iterator[tuple[str, int]]:
+    def _experts(self, now: StagePass, bits: int) -> Iterator[tuple[str, int]]:
         """One expert may get every row, and the one before it too.
 
         An expert's rows are gathered, go through up, activation, product and down, and are added
@@ -262,7 +251,7 @@ class StageWorkspace:
 
     # Kernels ------------------------------------------------------------------------------------
 
-    def _linear(self, now: _Pass, shape: LinearShape, bits: int) -> int:
+    def _linear(self, now: StagePass, shape: LinearShape, bits: int) -> int:
         return max(
             self._product(variant, now.rows, shape.n, shape.k)
             for variant in self._variants(f"{now.phase}/linear/{bits}", STORAGE[bits])
@@ -287,7 +276,7 @@ class StageWorkspace:
             return max(5 * rows * k, rows * k + out)
         return out
 
-    def _attend(self, now: _Pass, window: int | None) -> int:
+    def _attend(self, now: StagePass, window: int | None) -> int:
         cache = (CACHE_STORAGE[self._workload.cache_bits],)
         variants = self._variants(f"{now.phase}/attention", cache)
         return window_bytes(
@@ -295,7 +284,7 @@ class StageWorkspace:
             lambda q, k: max(self._attend_by(v, replace(now, tokens=q, keys=k)) for v in variants),
         )  # fmt: skip
 
-    def _attend_by(self, variant: Variant, now: _Pass) -> int:
+    def _attend_by(self, variant: Variant, now: StagePass) -> int:
         """Output and sums of exponentials; keys and values where they are cast or unpacked."""
         model = self._model
         width = 4 if variant.compute == "fp32" else 2
@@ -308,7 +297,7 @@ class StageWorkspace:
             return max(3 * each, 2 * each + made)
         return made + (2 * each if width == 4 else 0)
 
-    def _cache_write(self, now: _Pass) -> int:
+    def _cache_write(self, now: StagePass) -> int:
         """New keys are quantised in fp32: themselves and their codes, with a scale a head."""
         if self._workload.cache_bits == 16:
             return 0
@@ -322,7 +311,7 @@ class StageWorkspace:
         """What attention and MLP take beside the residual stream: its norm, where there is one."""
         return 2 * rows * self._model.hidden if self._model.norms_before else 0
 
-    def _head(self, now: _Pass) -> int:
+    def _head(self, now: StagePass) -> int:
         """Logits of each request's last token, the residual stream of all of them behind it."""
         model, rows = self._model, now.batch
         product_bytes = max(
