@@ -6,8 +6,11 @@
 // product with ones delivers. A byte's low seven bits become 128 + low, its sign 128 or 256, and one
 // subtraction leaves the signed value. Accumulation is in fp32.
 //
+// With GROUPED the weights of several experts lie one behind another and so do their rows, of which
+// expert e has those before ends[e]. Each expert's rows take as many blocks along y as they fill.
+//
 // Defined by the caller: BITS (4, 8), NT (tiles of 8 rows), MT (tiles of 16 features a warp), KW
-// (warps along the inputs), DEPTH (groups of 64 inputs in flight), NAME, UNPACK.
+// (warps along the inputs), DEPTH (groups of 64 inputs in flight), GROUPED (0, 1), NAME, UNPACK.
 #define DEV __device__ __forceinline__
 typedef unsigned int u32;
 typedef unsigned short u16;
@@ -27,10 +30,36 @@ constexpr int EACH = R*(F + 4)*4;
 constexpr int SLOTS = KW*EACH <= 49152 ? KW : KW*EACH/2 <= 49152 ? KW/2 : KW/4;
 extern "C" __global__ void __launch_bounds__(KW*32) NAME(
     const u16* __restrict__ x, const uint4* __restrict__ w, const uint2* __restrict__ sz, const u16* __restrict__ rowscale,
-    u16* __restrict__ out, const u16* __restrict__ bias, int rows, int n, int k) {
+    u16* __restrict__ out, const u16* __restrict__ bias, int rows, int n, int k
+#if GROUPED
+    , const int* __restrict__ ends, int experts
+#endif
+    ) {
   __shared__ float sums[SLOTS][R][F + 4];
   const int lane = threadIdx.x & 31, kw = threadIdx.x >> 5;
   const int groups = k / 64, gr = lane >> 2, t = lane & 3;
+#if GROUPED
+  // Each warp finds the expert by itself: 32 at a time, by a sum over lanes of the blocks they take.
+  int expert = -1, first = 0, left = blockIdx.y;
+  for (int e0 = 0; e0 < experts && expert < 0; e0 += 32) {
+    const int e = min(e0 + lane, experts - 1), end = ends[e], begin = e ? ends[e - 1] : 0;
+    const int blocks = e0 + lane < experts ? (end - begin + R - 1)/R : 0;
+    int upto = blocks;
+    #pragma unroll
+    for (int d = 1; d < 32; d *= 2) { int v = __shfl_up_sync(~0u, upto, d); if (lane >= d) upto += v; }
+    const unsigned reached = __ballot_sync(~0u, upto > left);
+    if (reached) {
+      const int at = __ffs(reached) - 1;
+      expert = e0 + at;
+      first = __shfl_sync(~0u, begin, at) + (left - __shfl_sync(~0u, upto - blocks, at))*R;
+      rows = min(R, __shfl_sync(~0u, end, at) - first);
+    } else left -= __shfl_sync(~0u, upto, 31);
+  }
+  if (expert < 0) return;  // more blocks than rows fill
+  x += (size_t)first*k; out += (size_t)first*n;
+  w += (size_t)expert*(n/16)*groups*VEC*32;
+  if (BITS == 4) sz += (size_t)expert*(n/16)*groups*8; else rowscale += (size_t)expert*n;
+#endif
   const int g0 = groups*kw/KW, gn = groups*(kw + 1)/KW - g0;
   const int mtiles = n / 16, m0 = blockIdx.x*MT;
   float acc[MT][NT][4];

@@ -74,22 +74,59 @@ def run(x: Tensor, packed: Packed, bias: Tensor | None) -> Tensor:
     out = torch.empty(x.shape[0], packed.n, dtype=torch.bfloat16, device=x.device)
     for start in range(0, x.shape[0], ROWS_A_CALL):
         part = slice(start, start + ROWS_A_CALL)
-        _few_rows(x[part], packed, bias, out[part], bits)
+        _few_rows(x[part], packed, bias, out[part], bits, packed.n, len(x[part]))
     return out
 
 
-def _few_rows(x: Tensor, packed: Packed, bias: Tensor | None, out: Tensor, bits: int) -> None:
-    rows, n = x.shape[0], packed.n
+def run_grouped(x: Tensor, packed: Packed, ends: Tensor) -> Tensor:
+    """The rows of each expert times the transpose of its weight; waits for no host.
+
+    Few rows an expert are multiplied from the packed form, which only experts with rows read; many
+    by `torch._grouped_mm`, behind unpacking every expert.
+
+    Args:
+        x: bf16 ``[rows, K]``, those of expert 0 first.
+        packed: the weights of all ``E`` experts below one another, ``[E N, K]``.
+        ends: int32 ``[E]``: one past the last row of each.
+
+    Returns:
+        bf16 ``[rows, N]``.
+
+    Raises:
+        MissingDataError: as `run`.
+    """
+    bits = 4 if packed.layout.startswith("int4") else 8
+    rows, experts = x.shape[0], ends.shape[0]
+    n = packed.n // experts
+    if rows > FEW_ROWS * experts:
+        weights = _unpacked(packed, bits).view(experts, n, packed.k)
+        return torch._grouped_mm(x, weights.transpose(1, 2), offs=ends)
+    out = torch.empty(rows, n, dtype=torch.bfloat16, device=x.device)
+    _few_rows(x, packed, None, out, bits, n, -(-rows // min(rows, experts)), ends)
+    return out
+
+
+def _few_rows(
+    x: Tensor, packed: Packed, bias: Tensor | None, out: Tensor, bits: int, n: int, rows: int,
+    ends: Tensor | None = None,
+) -> None:  # fmt: skip
+    """The kernel for about so many rows: all of ``x``, or those of each expert on average."""
     nothing, scale = _nothing(x.device), packed.tensors["scale"]
     row_tiles = 1 if rows <= 8 else 2 if rows <= 16 else 4
     tiles, warps, depth = _shape(bits, row_tiles, n)
-    kernel, _ = _compiled(bits, row_tiles, tiles, warps, depth)
+    kernel, _ = _compiled(bits, row_tiles, tiles, warps, depth, ends is not None)
+    blocks, groups = 1, list[Any]()
+    if ends is not None:
+        experts = ends.shape[0]
+        # As many as rows can fill, however they fall.
+        blocks = min(x.shape[0], experts) + x.shape[0] // (8 * row_tiles)
+        groups = [ends, experts]
     kernel(
-        grid=(-(-n // (16 * tiles)), 1, 1), block=(32 * warps, 1, 1),
+        grid=(-(-n // (16 * tiles)), blocks, 1), block=(32 * warps, 1, 1),
         args=[
             x, packed.tensors["weight"], scale if bits == 4 else nothing,
             nothing if bits == 4 else scale, out, nothing if bias is None else bias,
-            rows, n, packed.k,
+            x.shape[0], n, packed.k, *groups,
         ],
     )  # fmt: skip
 
@@ -99,7 +136,7 @@ def _unpacked(packed: Packed, bits: int) -> Tensor:
     weight = packed.tensors["weight"]
     out = torch.empty(packed.n, packed.k, dtype=torch.bfloat16, device=weight.device)
     scale, nothing = packed.tensors["scale"], _nothing(weight.device)
-    _, unpack = _compiled(bits, 1, 1, 8, 2)
+    _, unpack = _compiled(bits, 1, 1, 8, 2, False)
     unpack(
         grid=(-(-packed.n * packed.k // 8 // 256), 1, 1), block=(256, 1, 1),
         args=[
@@ -137,7 +174,7 @@ def _shape(bits: int, row_tiles: int, n: int) -> tuple[int, int, int]:
 
 @functools.cache
 def _compiled(
-    bits: int, row_tiles: int, feature_tiles: int, warps: int, depth: int
+    bits: int, row_tiles: int, feature_tiles: int, warps: int, depth: int, grouped: bool
 ) -> tuple[Any, Any]:
     """The kernel for few rows and the one that unpacks."""
     compile_kernel = getattr(torch.cuda, "_compile_kernel", None)
@@ -145,10 +182,11 @@ def _compiled(
         raise MissingDataError(
             "this torch has no torch.cuda._compile_kernel", fix="install torch 2.9 or newer"
         )
-    name = f"fragment_linear_{bits}_{row_tiles}_{feature_tiles}_{warps}_{depth}"
+    shape = f"{bits}_{row_tiles}_{feature_tiles}_{warps}_{depth}"
+    name = f"{'grouped' if grouped else 'fragment'}_linear_{shape}"
     macros = {
         "BITS": bits, "NT": row_tiles, "MT": feature_tiles, "KW": warps,
-        "DEPTH": depth,
+        "DEPTH": depth, "GROUPED": int(grouped),
         "NAME": name, "UNPACK": f"{name}_unpack",
     }  # fmt: skip
     source = "".join(f"#define {macro} {value}\n" for macro, value in macros.items())

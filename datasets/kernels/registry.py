@@ -12,6 +12,7 @@ heads, L = positions of the cache, D = head_dim.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -290,7 +291,8 @@ def function(op: str, variant: Variant) -> Callable[..., Any]:
     - latent_attention: ``f(q[H, B, R], turned_q[B, 1, H, E], cache[B, 1, L, R + E], keys, scale) ->
       [H, B, R]``; one query a head and sequence
 
-    The experts of a layer are computed by `expert_mlps` with a linear's kernel.
+    The experts of a layer are computed by `expert_mlps` with a linear's kernel, or by
+    `grouped_experts`.
 
     Raises:
         SpecError: no such operator or kernel.
@@ -308,6 +310,28 @@ def expert_mlps() -> Callable[..., Any]:
     from foreplan.datasets.kernels._expert_mlps import expert_mlps as found
 
     return found
+
+
+def grouped_experts(variant: Variant, device: str) -> Callable[..., Any] | None:
+    """`expert_mlps` that does not wait for the host, as a pass that is recorded needs it.
+
+    ``f(x, chosen, share, ups, downs, activate)``, see `_grouped_experts.grouped_experts`, with the
+    kernel of a linear variant. Imports torch.
+
+    Args:
+        variant: of the experts' linears.
+        device: torch device.
+
+    Returns:
+        ``None`` on processors, for kernels that take one weight at a time and on GPUs other than
+        those of compute capability 9 and 10.
+    """
+    import torch
+
+    from foreplan.datasets.kernels import _grouped_experts
+
+    run = _grouped_experts.grouped_linear(variant, torch.device(device))
+    return None if run is None else functools.partial(_grouped_experts.grouped_experts, run)
 
 
 def reference_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:

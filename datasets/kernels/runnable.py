@@ -28,6 +28,7 @@ from foreplan.datasets.kernels.registry import (
     Packed,
     expert_mlps,
     function,
+    grouped_experts,
     linear_kernel,
 )
 from foreplan.datasets.kernels.training_programs import is_training
@@ -166,18 +167,19 @@ class Inputs:
         d = program.dims
         rows, count, ffn, hidden = d["rows"], d["experts"], d["ffn"], d["hidden"]
         kernel = linear_kernel(program.variant, self.kind)
+        grouped = grouped_experts(program.variant, self.device)
         key = ("experts", count, ffn, hidden, kernel.layout)
         if key != self._weight_key:
             self.release()
             firsts = [self._packed(kernel, 2 * ffn, hidden), self._packed(kernel, hidden, ffn)]
-            each = count * self._copies(count * sum(first.bytes for first in firsts))
+            layers = self._copies(count * sum(first.bytes for first in firsts))
+            if grouped is not None:  # all experts' weights are one then
+                firsts = [_repeated(first, count) for first in firsts]
+            each = layers if grouped is not None else layers * count
             self._weights = [made for first in firsts for made in _cloned(first, each)]
             self._weight_key = key
         each = len(self._weights) // 2
-        layers = [
-            (self._weights[i : i + count], self._weights[each + i : each + i + count])
-            for i in range(0, each, count)
-        ]
+        ups, downs = self._weights[:each], self._weights[each:]
         x = self._input(rows, hidden)
         draws = [
             torch.rand(rows, count, generator=self._random, device=self.device).topk(d["active"])
@@ -186,13 +188,24 @@ class Inputs:
         routes = itertools.cycle(
             [(chosen, share / share.sum(-1, keepdim=True)) for share, chosen in draws]
         )
-        turn, run, mlps = itertools.cycle(layers), kernel.run, expert_mlps()
         activate = function("activation", Variant("bf16", "bf16", "torch.silu_mul"))
+        how = f"{len(draws)} uniform draws of experts in turn"
+        if grouped is not None:
+            all_experts = itertools.cycle(zip(ups, downs, strict=True))
+            return Runnable(
+                lambda: grouped(x, *next(routes), *next(all_experts), activate),
+                f"{self._cold('experts', each)}; {how}",
+                max(each, len(draws)),
+            )
+        turn = itertools.cycle(
+            [(ups[i : i + count], downs[i : i + count]) for i in range(0, each, count)]
+        )
+        run, mlps, copies = kernel.run, expert_mlps(), each // count
         # The host decides which experts run, so that the calls are issued one by one.
         return Runnable(
             lambda: mlps(x, *next(routes), *next(turn), run, activate),
-            f"{self._cold('experts', len(layers))}; {len(draws)} uniform draws of experts in turn",
-            None if self.kind == "cuda" else len(layers),
+            f"{self._cold('experts', copies)}; {how}",
+            None if self.kind == "cuda" else copies,
         )
 
     def _router(self, program: Program, run: Callable[..., Any]) -> Runnable:
@@ -340,6 +353,15 @@ class Inputs:
 def runnable(program: Program, device: str) -> Runnable:
     """Make one program runnable on a torch device; see `Inputs` for many."""
     return Inputs(device).runnable(program)
+
+
+def _repeated(one: Packed, count: int) -> Packed:
+    """A packed weight below itself, of layouts whose tensors begin with output features."""
+    tensors = {
+        role: tensor.repeat(count, *[1] * (tensor.dim() - 1))
+        for role, tensor in one.tensors.items()
+    }
+    return Packed(one.layout, count * one.n, one.k, tensors)
 
 
 def _cloned(first: Packed, count: int) -> list[Packed]:

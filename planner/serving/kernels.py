@@ -61,8 +61,8 @@ class ServingKernels:
         rank: which stage this is.
         mode: one of `MODES`.
         seed: of prompts, forced tokens and random weights.
-        recorder: records the passes; on a GPU, unless the mode is ``reference`` or the stage has
-            layers of experts, a `PassGraphs` if left out, on a processor none.
+        recorder: records the passes; on a GPU, unless the mode is ``reference`` or experts are
+            called one by one, a `PassGraphs` if left out, on a processor none.
 
     Attributes:
         recordable: whether a pass can be recorded at all.
@@ -144,9 +144,8 @@ class ServingKernels:
         self._sampled = torch.zeros(new, batch, samples, device=self._device)
         self._recorded: dict[tuple[str, int, int], Callable[[], None]] = {}
         self._results: dict[tuple[str, int], Tensor] = {}
-        # Which experts run is decided on the host, so that no graph holds a layer of them.
-        mixed = "moe" in model.layer_classes[chosen.start : chosen.end]
-        if recorder is None and self._device.type == "cuda" and mode != "reference" and not mixed:
+        records = self._device.type == "cuda" and mode != "reference" and self._stage.recordable
+        if recorder is None and records:
             recorder = PassGraphs(self._device)
         if recorder is not None and self.recordable:
             self._record(recorder, MOST_RECORDED_LAYERS // (chosen.end - chosen.start))

@@ -27,6 +27,7 @@ from foreplan.datasets.models.decoder_memory import slice_rows
 from foreplan.datasets.models.linear_shape import LinearShape
 from foreplan.datasets.models.model import Model
 from foreplan.datasets.program import Variant
+from foreplan.planner.serving.expert_workspace import expert_bytes
 from foreplan.planner.serving.latent_workspace import heap_of_latents, latent_moments
 from foreplan.planner.serving.pricing import DECODE, PREFILL, MicroBatches
 from foreplan.planner.serving.spec import CACHE_STORAGE, STORAGE, ServingWorkload
@@ -227,27 +228,18 @@ class StageWorkspace:
         yield f"{prefix}down", kept + inner + self._linear(now, down, bits)
 
     def _experts(self, now: StagePass, bits: int) -> Iterator[tuple[str, int]]:
-        """One expert may get every row, and the one before it too.
-
-        An expert's rows are gathered, go through up, activation, product and down, and are added
-        up, weighted, in fp32; its rows, up and output are kept until the next one has its own. Each
-        choice of an expert takes 32 bytes to be sorted and each expert's score 6.
-        """
-        model, rows = self._model, now.rows
+        model, key = self._model, f"{now.phase}/linear/{bits}"
         experts = model.experts
         assert experts is not None  # only such models have layers of this class
-        normed = 2 * rows * model.hidden
-        per_row = 32 * experts.active + 6 * experts.count
-        each = 2 * (6 * model.hidden + 4 * experts.ffn)
-        if experts.active > 1:
-            each += 2 * (2 * model.hidden + 2 * experts.ffn)
         products = max(
-            self._linear(now, shape, bits) - 2 * rows * shape.n for shape in model.expert_linears
+            self._linear(now, shape, bits) - 2 * now.rows * shape.n
+            for shape in model.expert_linears
         )
-        yield "experts", normed + rows * (per_row + each) + products
+        variants = self._variants(key, STORAGE[bits])
+        yield "experts", expert_bytes(model, experts, now.rows, products, variants)
         if experts.shared_ffn:
             for name, held in self._mlp(now, bits, "shared_"):
-                yield name, 2 * normed + held
+                yield name, 4 * now.rows * model.hidden + held
 
     # Kernels ------------------------------------------------------------------------------------
 

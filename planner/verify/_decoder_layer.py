@@ -222,6 +222,11 @@ class DecoderLayer:
             for name in ("up", "down")
         )
 
+    @property
+    def recordable(self) -> bool:
+        """Whether a pass on a GPU needs nothing of the host: whether a CUDA graph can hold it."""
+        return True
+
     def __call__(self, x: Tensor, now: Pass, cache_k: Cache, cache_v: Cache) -> Tensor:
         """Take ``x[rows, hidden]`` through the layer.
 

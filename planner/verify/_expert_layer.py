@@ -7,6 +7,7 @@ computed.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -17,6 +18,7 @@ from foreplan.datasets.kernels.registry import (
     Packed,
     expert_mlps,
     function,
+    grouped_experts,
     linear_kernel,
 )
 from foreplan.datasets.models.decoder_programs import fixed_variant
@@ -72,24 +74,42 @@ class ExpertLayer(DecoderLayer):
         kernels = [linear_kernel(variant, device.type) for variant in linears]
         planned: Any = (kernel.run for kernel in kernels)  # they take what the lists below hold
         self._run: tuple[RunLinear, ...] = (reference_run,) * 2 if reference else (*planned,)
-        up, down = (
+        stacks, (ups, downs) = zip(*(
             _stacked(kernels[0], weights, index, name, experts.count, device)
             for name in ("up", "down")
-        )
-        self._ups: list[Packed | Tensor] = [*up]
-        self._downs: list[Packed | Tensor] = [*down]
+        ), strict=True)  # fmt: skip
+        self._ups: list[Packed | Tensor] = [*ups]
+        self._downs: list[Packed | Tensor] = [*downs]
+        self._grouped: list[Callable[..., Tensor] | None] = [None, None]
+        self._all: list[Packed] = []
         if reference:
-            self._ups = [kernels[0].dequantise(each) for each in up]
-            self._downs = [kernels[0].dequantise(each) for each in down]
+            self._ups = [kernels[0].dequantise(each) for each in ups]
+            self._downs = [kernels[0].dequantise(each) for each in downs]
+        else:
+            self._grouped = [grouped_experts(variant, str(device)) for variant in linears]
+        if any(self._grouped):
+            self._all = [
+                _below_one_another(views[0], stack)
+                for views, stack in zip((ups, downs), stacks, strict=True)
+            ]
         return self._shared
+
+    @property
+    def recordable(self) -> bool:
+        """See `DecoderLayer.recordable`."""
+        return None not in self._grouped
 
     def feed(self, x: Tensor, now: Pass) -> Tensor:
         """What the experts add to the residual stream ``x``."""
         x = normed(self._norm2, x)
         chosen, share = self._route(x, self._router, *self._choice)
-        out: Tensor = self._experts(
-            x, chosen, share, self._ups, self._downs, self._run[now.phase], self._activate
-        )
+        out: Tensor
+        if grouped := self._grouped[now.phase]:
+            out = grouped(x, chosen, share, *self._all, self._activate)
+        else:
+            out = self._experts(
+                x, chosen, share, self._ups, self._downs, self._run[now.phase], self._activate
+            )
         if not self._shared:
             return out
         up, down = self._shared
@@ -114,8 +134,8 @@ class ExpertLayer(DecoderLayer):
 def _stacked(
     kernel: LinearKernel, weights: WeightSource, layer: int, name: str, count: int,
     device: torch.device,
-) -> list[Packed]:  # fmt: skip
-    """One linear of every expert, in views of few large tensors.
+) -> tuple[dict[str, Tensor], list[Packed]]:  # fmt: skip
+    """One linear of every expert, as views of few large tensors ``[experts, ...]``.
 
     An expert's own tensors are small: kept one by one between temporaries of their size, they would
     leave the heap full of holes, which a memory cap counts (a stage of 188 MiB took 239).
@@ -130,4 +150,10 @@ def _stacked(
                 stacks[role] = tensor.new_empty((count, *tensor.shape))
             views[role] = stacks[role][expert].copy_(tensor)
         made.append(Packed(packed.layout, packed.n, packed.k, views))
-    return made
+    return stacks, made
+
+
+def _below_one_another(one: Packed, stacks: Mapping[str, Tensor]) -> Packed:
+    """All experts' weights as one, of layouts whose tensors begin with output features."""
+    whole = {role: stack.flatten(0, 1) for role, stack in stacks.items()}
+    return Packed(one.layout, len(stacks["weight"]) * one.n, one.k, whole)

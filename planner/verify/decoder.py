@@ -366,6 +366,11 @@ class DecoderStage:
             self.logits = logits
         return logits
 
+    @property
+    def recordable(self) -> bool:
+        """See `DecoderLayer.recordable`; of all layers."""
+        return all(layer.recordable for layer in self._layers)
+
     # Accounting -------------------------------------------------------------------------------
 
     def memory_bytes(self) -> dict[str, int]:

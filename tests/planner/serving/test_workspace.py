@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from foreplan.cost_models.tensor_parallel import shard_model
-from foreplan.datasets.kernels import _fragment_linear
+from foreplan.datasets.kernels import _fragment_linear, _grouped_experts
 from foreplan.datasets.kernels import registry as kernels
 from foreplan.datasets.models import attention_window
 from foreplan.datasets.models.attention_window import LayerKind, layer_kinds
@@ -279,11 +279,16 @@ def test_a_shard_holds_what_is_planned(
 
 
 @pytest.mark.usefixtures("gpu_code")
+@pytest.mark.parametrize("all_at_once", [False, True])
 @pytest.mark.parametrize("shared", [0, 128])
 @pytest.mark.parametrize(("kernel", "bits", "kv_bits"), CASES)
 def test_experts_hold_no_more_than_is_planned(
-    kernel: str, bits: int, kv_bits: int, shared: int
-) -> None:
+    kernel: str, bits: int, kv_bits: int, shared: int, all_at_once: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    if all_at_once:
+        kernels_of_gpu = _grouped_experts._KERNELS
+        monkeypatch.setattr(_grouped_experts, "grouped_linear", lambda v, _: kernels_of_gpu.get(v))
     model = load_model("mixtral-8x7b").model_copy(
         update={"layers": 3, "hidden": 256, "heads": 8, "kv_heads": 2, "head_dim": 32,
                 "vocab": 1024}

@@ -1,0 +1,70 @@
+"""`expert_bytes`: the most that a GPU holds while the routed experts of a layer run.
+
+They run one after another, or all at once where the GPU has kernels for it
+(`foreplan.datasets.kernels._grouped_experts`). A plan is not told which: it takes the larger.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from foreplan.datasets.experts import Experts
+from foreplan.datasets.kernels.registry import FEW_ROWS, layout_of
+from foreplan.datasets.models.model import Model
+from foreplan.datasets.program import Variant
+
+_FUSED = "foreplan.fragment_linear"
+
+
+def expert_bytes(
+    model: Model, experts: Experts, rows: int, unpacked: int, variants: Sequence[Variant]
+) -> int:
+    """Bytes beside the residual stream, the layer's norm among them.
+
+    Args:
+        model: has the experts.
+        experts: of its layers.
+        rows: of the pass.
+        unpacked: the most that a product of one expert holds beside its input and output.
+        variants: kernels that may multiply.
+    """
+    normed = 2 * rows * model.hidden
+    in_turn = _in_turn(model, experts, rows) + unpacked
+    if not any(v.kernel == _FUSED or layout_of(v) == "bf16" for v in variants):
+        return normed + in_turn
+    fused = any(v.kernel == _FUSED for v in variants)
+    return normed + max(in_turn, _all_at_once(model, experts, rows, fused=fused))
+
+
+def _in_turn(model: Model, experts: Experts, rows: int) -> int:
+    """One expert may get every row, and the one before it too.
+
+    An expert's rows are gathered, go through up, activation, product and down, and are added up,
+    weighted, in fp32; its rows, up and output are kept until the next one has its own. Each choice
+    of an expert takes 32 bytes to be sorted and each expert's score 6.
+    """
+    per_row = 32 * experts.active + 6 * experts.count
+    each = 2 * (6 * model.hidden + 4 * experts.ffn)
+    if experts.active > 1:
+        each += 2 * (2 * model.hidden + 2 * experts.ffn)
+    return rows * (per_row + each)
+
+
+def _all_at_once(model: Model, experts: Experts, rows: int, *, fused: bool) -> int:
+    """A row is gathered for every expert that it chose, and lies so until it is added up in fp32.
+
+    A choice takes 44 bytes to be sorted and put back. Fused kernels for many rows unpack one linear
+    of all experts.
+    """
+    drawn = rows * experts.active
+    wide, inner = 2 * drawn * model.hidden, 2 * drawn * experts.ffn
+    up, down = (2 * shape.n * shape.k * experts.count for shape in model.expert_linears)
+    if not fused or drawn <= FEW_ROWS * experts.count:
+        up = down = 0
+    return 44 * drawn + max(
+        wide + 2 * inner + up,
+        4 * inner,  # gate, up, the gate's activation and their product
+        inner + wide + down,
+        3 * wide,  # the choices' outputs, and weighted in fp32
+        2 * wide + 6 * rows * model.hidden,
+    )

@@ -1,0 +1,133 @@
+"""Experts all at once: the weighted sum of their MLPs, however rows fall."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from foreplan.datasets.kernels import _grouped_experts
+from foreplan.datasets.kernels.registry import (
+    FEW_ROWS,
+    Packed,
+    expert_mlps,
+    grouped_experts,
+    kernels_for,
+    linear_kernel,
+)
+from foreplan.datasets.kernels.runnable import Inputs
+from foreplan.datasets.program import Variant, program
+
+CUDA = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+BF16 = Variant.parse("bf16/bf16/torch.linear")
+FUSED = [Variant.parse(f"int{bits}/bf16/foreplan.fragment_linear") for bits in (4, 8)]
+ACTIVE, FFN, HIDDEN = 2, 128, 192
+
+
+def activate(gate: Tensor, up: Tensor) -> Tensor:
+    return F.silu(gate) * up
+
+
+class Layer:
+    """Random experts of a layer, one by one and below one another."""
+
+    def __init__(self, variant: Variant, count: int, device: str) -> None:
+        kernel = linear_kernel(variant, "cuda")
+        self.count, self.device, self.run = count, device, kernel.run
+        self.generator = torch.Generator().manual_seed(0)
+        self.ups, self.downs = (
+            [kernel.pack(self.drawn(n, k) * k**-0.5) for _ in range(count)]
+            for n, k in ((2 * FFN, HIDDEN), (HIDDEN, FFN))
+        )
+        self.exact = [
+            [kernel.dequantise(each) for each in packed] for packed in (self.ups, self.downs)
+        ]
+        self.all = [
+            Packed(
+                each[0].layout, count * each[0].n, each[0].k,
+                {role: torch.cat([p.tensors[role] for p in each]) for role in each[0].tensors},
+            )
+            for each in (self.ups, self.downs)
+        ]  # fmt: skip
+
+    def drawn(self, *shape: int) -> Tensor:
+        return torch.randn(*shape, generator=self.generator).to(self.device)
+
+    def reference(self, x: Tensor, chosen: Tensor, share: Tensor) -> Tensor:
+        out = torch.zeros(x.shape, device=x.device)
+        for expert, (up, down) in enumerate(zip(*self.exact, strict=True)):
+            rows, place = (chosen == expert).nonzero(as_tuple=True)
+            made = activate(*(x[rows].float() @ up.T).chunk(2, 1)) @ down.T
+            out[rows] += made * share[rows, place].unsqueeze(1)
+        return out
+
+
+def routes(rows: int, count: int, alike: bool, device: str) -> tuple[Tensor, Tensor]:
+    """Experts of each row and their shares; all rows the same two experts, or drawn."""
+    scores = torch.rand(rows, count, generator=torch.Generator().manual_seed(rows))
+    share, chosen = scores.topk(ACTIVE)
+    if alike:
+        chosen = torch.tensor([count - 1, 1]).expand(rows, 2).contiguous()
+    return chosen.to(device), share.to(device)
+
+
+def error(out: Tensor, exact: Tensor) -> float:
+    return float((out.float() - exact).norm() / exact.norm())
+
+
+@pytest.mark.parametrize("alike", [False, True])
+@pytest.mark.parametrize("rows", [1, 7, 60])
+def test_all_at_once_is_one_by_one(rows: int, alike: bool) -> None:
+    layer = Layer(BF16, 5, "cpu")
+    x, (chosen, share) = layer.drawn(rows, HIDDEN).bfloat16(), routes(rows, 5, alike, "cpu")
+    run = _grouped_experts._KERNELS[BF16]
+    out = _grouped_experts.grouped_experts(run, x, chosen, share, *layer.all, activate)
+    one_by_one = expert_mlps()(x, chosen, share, layer.ups, layer.downs, layer.run, activate)
+    assert out.dtype == torch.bfloat16
+    exact = layer.reference(x, chosen, share)
+    assert error(out, exact) < 0.01
+    assert error(out, one_by_one.float()) < 0.01
+
+
+def test_processors_and_kernels_of_one_weight_have_no_such_kernel() -> None:
+    assert grouped_experts(BF16, "cpu") is None
+    kernels = set(_grouped_experts._KERNELS)
+    assert kernels <= set(kernels_for("experts", "cuda"))
+    assert Variant.parse("int3/bf16/torch.dequant_linear") not in kernels
+
+
+@CUDA
+@pytest.mark.parametrize("alike", [False, True])
+@pytest.mark.parametrize("count", [3, 40, 100])
+@pytest.mark.parametrize("rows", [1, 5, 33, 200, FEW_ROWS * 40])
+@pytest.mark.parametrize("variant", [BF16, *FUSED])
+def test_on_a_gpu(variant: Variant, rows: int, count: int, alike: bool) -> None:
+    run = grouped_experts(variant, "cuda")
+    if run is None:
+        pytest.skip("needs compute capability 9 or 10")
+    layer = Layer(variant, count, "cuda")
+    x, (chosen, share) = layer.drawn(rows, HIDDEN).bfloat16(), routes(rows, count, alike, "cuda")
+    exact = layer.reference(x, chosen, share)
+    out = run(x, chosen, share, *layer.all, activate)
+    assert error(out, exact) < 0.01
+    # Recorded once, it takes other rows and other experts.
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out = run(x, chosen, share, *layer.all, activate)
+    x.copy_(layer.drawn(rows, HIDDEN))
+    chosen.copy_((chosen + 1) % count)
+    graph.replay()
+    first = out.clone()
+    graph.replay()
+    assert torch.equal(first, out)
+    assert error(out, layer.reference(x, chosen, share)) < 0.01
+
+
+@CUDA
+@pytest.mark.parametrize("variant", [BF16, *FUSED])
+def test_a_profile_records_them(variant: Variant) -> None:
+    work = program("experts", variant, rows=16, experts=8, active=2, ffn=FFN, hidden=HIDDEN)
+    made = Inputs("cuda").runnable(work)
+    assert made.turns is not None
+    assert made.call().shape == (16, HIDDEN)  # type: ignore[attr-defined]
