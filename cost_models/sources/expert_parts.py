@@ -15,13 +15,24 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
+from foreplan.cost_models.costs import Estimate
 from foreplan.datasets.experts import touched_experts
+from foreplan.datasets.kernels.registry import FEW_ROWS
 from foreplan.datasets.program import Program, Variant, program
 
 #: Programs and how often each counts.
 Shares = list[tuple[Program, float]]
 
 _ACTIVATION = Variant("bf16", "bf16", "torch.silu_mul")
+
+#: `torch._grouped_mm` over one product of one weight, and seconds besides (``fitted``: nine shapes
+#: and four numbers of rows on an H200, mostly within 12 %, docs/results/kernels.md).
+_GROUPED, _GROUPED_S = 1.4, 6e-6
+#: This project's own grouped kernel of bf16 takes as long as a product, up to the first number of
+#: rows an expert; at the second, its last, so much longer (``fitted``, likewise).
+_OWN_ROWS, _OWN_SLOWER = (8, 32), 0.3
+#: Fused kernels of many rows, all experts unpacked first (``fitted``, likewise).
+_UNPACKED_ONCE = 1.3
 
 
 def expert_parts(item: Program) -> Shares | None:
@@ -63,6 +74,25 @@ def expert_parts(item: Program) -> Shares | None:
         *_grouped(v, drawn / touched, touched, hidden, ffn),
         (program("elementwise", wide, rows=drawn, cols=hidden, inputs=2), 1.0),  # added up
     ]
+
+
+def on_a_gpu(item: Program, part: Program, estimate: Estimate) -> Estimate:
+    """What a part of `expert_parts` takes on a GPU, where one kernel has the rows of all experts.
+
+    Args:
+        item: the whole.
+        part: one of its parts.
+        estimate: of the part, by itself one product of one weight.
+    """
+    if part.op != "linear" or item.op not in ("experts", "grouped"):
+        return estimate
+    rows = part.dims["rows"]
+    if part.variant.kernel.endswith("fragment_linear"):
+        return estimate.times(_UNPACKED_ONCE) if rows > FEW_ROWS else estimate
+    if item.op == "experts" and rows <= _OWN_ROWS[1]:
+        few, many = _OWN_ROWS
+        return estimate.times(1.0 + _OWN_SLOWER * max(0, rows - few) / (many - few))
+    return Estimate.total([estimate.times(_GROUPED), Estimate.exact(_GROUPED_S, estimate.source)])
 
 
 def _latent_attention(item: Program) -> Shares | None:

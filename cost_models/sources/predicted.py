@@ -9,7 +9,7 @@ from foreplan.cost_models.costs import Estimate, Work
 from foreplan.cost_models.predictor import Predictor
 from foreplan.cost_models.rates.rate_law import COLD, Waits
 from foreplan.cost_models.roofline import unpacking
-from foreplan.cost_models.sources.expert_parts import expert_parts
+from foreplan.cost_models.sources.expert_parts import expert_parts, on_a_gpu
 from foreplan.cost_models.sources.replayed_kernels import (
     attention_floor_s,
     cache_unpacking_s,
@@ -99,9 +99,13 @@ class PredictedSource:
                 reader = self._reader(figures, device) if part.op == "linear" else figures
                 found[part] = replayed(part, reader, self._switch_s[device]) or found[part]
         for work, each in shares.items():
-            priced = [(found[part], share) for part, share in each]
-            known = [estimate.times(share) for estimate, share in priced if estimate is not None]
-            whole = len(known) == len(priced)
+            known = list[Estimate]()
+            for part, share in each:
+                if (estimate := found[part]) is not None:
+                    if figures.kind != "cpu":
+                        estimate = on_a_gpu(work, part, estimate)
+                    known.append(estimate.times(share))
+            whole = len(known) == len(each)
             self._known[work, device] = Estimate.total(known) if whole else None
 
     def _knows(self, device: str) -> bool:

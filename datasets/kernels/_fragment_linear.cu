@@ -1,15 +1,17 @@
-// x[rows, k] times the transpose of a weight of int4 or int8 values, for few rows (at most 8 * NT).
+// x[rows, k] times the transpose of a weight of int4, int8 or bf16 values, for few rows (at most 8 *
+// NT of a weight).
 //
-// The weight is stored as the fragments that mma.m16n8k16 takes (see _fragment_linear.py), so that a
-// lane reads 16 bytes at a time and turns two values into bf16 by one logical operation: 0x4300 | q
-// is 128 + q. With int4 the excess of 128 is taken off by the sum of the inputs, which one more
-// product with ones delivers. A byte's low seven bits become 128 + low, its sign 128 or 256, and one
-// subtraction leaves the signed value. Accumulation is in fp32.
+// A weight of bf16 lies row by row; a lane reads 16 inputs of two features. Any other is stored as
+// the fragments that mma.m16n8k16 takes (see _fragment_linear.py), so that a lane reads 16 bytes at
+// a time and turns two values into bf16 by one logical operation: 0x4300 | q is 128 + q. With int4
+// the excess of 128 is taken off by the sum of the inputs, which one more product with ones
+// delivers. A byte's low seven bits become 128 + low, its sign 128 or 256, and one subtraction
+// leaves the signed value. Accumulation is in fp32.
 //
 // With GROUPED the weights of several experts lie one behind another and so do their rows, of which
 // expert e has those before ends[e]. Each expert's rows take as many blocks along y as they fill.
 //
-// Defined by the caller: BITS (4, 8), NT (tiles of 8 rows), MT (tiles of 16 features a warp), KW
+// Defined by the caller: BITS (4, 8, 16), NT (tiles of 8 rows), MT (tiles of 16 features a warp), KW
 // (warps along the inputs), DEPTH (groups of 64 inputs in flight), GROUPED (0, 1), NAME, UNPACK.
 #define DEV __device__ __forceinline__
 typedef unsigned int u32;
@@ -24,7 +26,7 @@ DEV void mma0(float* c, const u32* a, u32 b0, u32 b1){
    : "=f"(c[0]),"=f"(c[1]),"=f"(c[2]),"=f"(c[3]) : "r"(a[0]),"r"(a[1]),"r"(a[2]),"r"(a[3]),"r"(b0),"r"(b1),"f"(0.f)); }
 DEV float bf(u16 v){ return __uint_as_float(((u32)v)<<16); }
 DEV u16 tobf(float f){ u32 u=__float_as_uint(f); if((u&0x7fffffff)>0x7f800000) return 0x7fff; u += 0x7fff + ((u>>16)&1); return (u16)(u>>16); }
-constexpr int F = MT*16, R = NT*8, VEC = BITS == 4 ? 1 : 2;
+constexpr int F = MT*16, R = NT*8, VEC = BITS/4;
 // Partial sums of all warps at once, if they fit into the 48 KB of static shared memory.
 constexpr int EACH = R*(F + 4)*4;
 constexpr int SLOTS = KW*EACH <= 49152 ? KW : KW*EACH/2 <= 49152 ? KW/2 : KW/4;
@@ -74,8 +76,9 @@ extern "C" __global__ void __launch_bounds__(KW*32) NAME(
   const uint4* base[MT]; const uint2* sbase[MT];
   #pragma unroll
   for (int a = 0; a < MT; a++) {
-    size_t at = (size_t)min(m0 + a, mtiles - 1)*groups + g0;
-    base[a] = w + at*VEC*32 + lane; sbase[a] = sz + at*8 + gr;
+    const size_t tile = min(m0 + a, mtiles - 1), at = tile*groups + g0;
+    base[a] = BITS == 16 ? w + ((tile*16 + gr)*k + g0*64 + t*16)/8 : w + at*VEC*32 + lane;
+    sbase[a] = sz + at*8 + gr;
   }
   const u16* xbase[NT];
   #pragma unroll
@@ -84,7 +87,7 @@ extern "C" __global__ void __launch_bounds__(KW*32) NAME(
     #pragma unroll
     for (int a = 0; a < MT; a++) {
       #pragma unroll
-      for (int v = 0; v < VEC; v++) q[d][a][v] = __ldcs(base[a] + (g*VEC + v)*32);
+      for (int v = 0; v < VEC; v++) q[d][a][v] = __ldcs(base[a] + (BITS == 16 ? (v/2)*k + g*8 + v%2 : (g*VEC + v)*32));
       if (BITS == 4) s[d][a] = __ldcs(sbase[a] + g*8);
     }
   };
@@ -143,6 +146,7 @@ extern "C" __global__ void __launch_bounds__(KW*32) NAME(
             u32 f[4];
             #pragma unroll
             for (int j = 0; j < 4; j++) {
+              if (BITS == 16) { f[j] = word[(j & 1)*8 + 2*kt + j/2]; continue; }
               u32 v = word[2*kt + j/2] >> (8*(j & 1));
               f[j] = sub2(lop(v, 0x007f007f, 0x43004300), lop(v, 0x00800080, 0x43004300));
             }

@@ -69,78 +69,41 @@ def run(x: Tensor, packed: Packed, bias: Tensor | None) -> Tensor:
     """
     bits = 4 if packed.layout.startswith("int4") else 8
     if x.shape[0] > FEW_ROWS:
-        return F.linear(x, _unpacked(packed, bits), bias)
+        return F.linear(x, unpacked(packed, bits), bias)
     x = x.contiguous()
     out = torch.empty(x.shape[0], packed.n, dtype=torch.bfloat16, device=x.device)
     for start in range(0, x.shape[0], ROWS_A_CALL):
         part = slice(start, start + ROWS_A_CALL)
-        _few_rows(x[part], packed, bias, out[part], bits, packed.n, len(x[part]))
+        _few_rows(x[part], packed, bias, out[part], bits)
     return out
 
 
-def run_grouped(x: Tensor, packed: Packed, ends: Tensor) -> Tensor:
-    """The rows of each expert times the transpose of its weight; waits for no host.
-
-    Few rows an expert are multiplied from the packed form, which only experts with rows read; many
-    by `torch._grouped_mm`, behind unpacking every expert.
-
-    Args:
-        x: bf16 ``[rows, K]``, those of expert 0 first.
-        packed: the weights of all ``E`` experts below one another, ``[E N, K]``.
-        ends: int32 ``[E]``: one past the last row of each.
-
-    Returns:
-        bf16 ``[rows, N]``.
-
-    Raises:
-        MissingDataError: as `run`.
-    """
-    bits = 4 if packed.layout.startswith("int4") else 8
-    rows, experts = x.shape[0], ends.shape[0]
-    n = packed.n // experts
-    if rows > FEW_ROWS * experts:
-        weights = _unpacked(packed, bits).view(experts, n, packed.k)
-        return torch._grouped_mm(x, weights.transpose(1, 2), offs=ends)
-    out = torch.empty(rows, n, dtype=torch.bfloat16, device=x.device)
-    _few_rows(x, packed, None, out, bits, n, -(-rows // min(rows, experts)), ends)
-    return out
-
-
-def _few_rows(
-    x: Tensor, packed: Packed, bias: Tensor | None, out: Tensor, bits: int, n: int, rows: int,
-    ends: Tensor | None = None,
-) -> None:  # fmt: skip
-    """The kernel for about so many rows: all of ``x``, or those of each expert on average."""
-    nothing, scale = _nothing(x.device), packed.tensors["scale"]
+def _few_rows(x: Tensor, packed: Packed, bias: Tensor | None, out: Tensor, bits: int) -> None:
+    rows, n = x.shape[0], packed.n
+    none, scale = nothing(x.device), packed.tensors["scale"]
     row_tiles = 1 if rows <= 8 else 2 if rows <= 16 else 4
     tiles, warps, depth = _shape(bits, row_tiles, n)
-    kernel, _ = _compiled(bits, row_tiles, tiles, warps, depth, ends is not None)
-    blocks, groups = 1, list[Any]()
-    if ends is not None:
-        experts = ends.shape[0]
-        # As many as rows can fill, however they fall.
-        blocks = min(x.shape[0], experts) + x.shape[0] // (8 * row_tiles)
-        groups = [ends, experts]
+    kernel, _ = compiled(bits, row_tiles, tiles, warps, depth)
     kernel(
-        grid=(-(-n // (16 * tiles)), blocks, 1), block=(32 * warps, 1, 1),
+        grid=(-(-n // (16 * tiles)), 1, 1), block=(32 * warps, 1, 1),
         args=[
-            x, packed.tensors["weight"], scale if bits == 4 else nothing,
-            nothing if bits == 4 else scale, out, nothing if bias is None else bias,
-            x.shape[0], n, packed.k, *groups,
+            x, packed.tensors["weight"], scale if bits == 4 else none,
+            none if bits == 4 else scale, out, none if bias is None else bias,
+            rows, n, packed.k,
         ],
     )  # fmt: skip
 
 
-def _unpacked(packed: Packed, bits: int) -> Tensor:
+def unpacked(packed: Packed, bits: int) -> Tensor:
     """The weight in bf16 ``[N, K]``."""
     weight = packed.tensors["weight"]
     out = torch.empty(packed.n, packed.k, dtype=torch.bfloat16, device=weight.device)
-    scale, nothing = packed.tensors["scale"], _nothing(weight.device)
-    _, unpack = _compiled(bits, 1, 1, 8, 2, False)
+    scale, none = packed.tensors["scale"], nothing(weight.device)
+    _, unpack = compiled(bits, 1, 1, 8, 2)
     unpack(
         grid=(-(-packed.n * packed.k // 8 // 256), 1, 1), block=(256, 1, 1),
         args=[
-            weight, scale if bits == 4 else nothing, nothing if bits == 4 else scale, out,
+            weight, scale if bits == 4 else none, none if bits == 4 else scale, out,
             packed.n, packed.k,
         ],
     )  # fmt: skip
@@ -148,7 +111,7 @@ def _unpacked(packed: Packed, bits: int) -> Tensor:
 
 
 @functools.cache
-def _nothing(device: torch.device) -> Tensor:
+def nothing(device: torch.device) -> Tensor:
     """A tensor whose address is null: an argument that is not there."""
     return torch.empty(0, dtype=torch.bfloat16, device=device)
 
@@ -173,10 +136,14 @@ def _shape(bits: int, row_tiles: int, n: int) -> tuple[int, int, int]:
 
 
 @functools.cache
-def _compiled(
-    bits: int, row_tiles: int, feature_tiles: int, warps: int, depth: int, grouped: bool
+def compiled(
+    bits: int, row_tiles: int, feature_tiles: int, warps: int, depth: int, *, grouped: bool = False
 ) -> tuple[Any, Any]:
-    """The kernel for few rows and the one that unpacks."""
+    """The kernel for few rows, of one weight or of several experts', and the one that unpacks.
+
+    Raises:
+        MissingDataError: this torch cannot compile kernels (before 2.9, or without NVRTC).
+    """
     compile_kernel = getattr(torch.cuda, "_compile_kernel", None)
     if compile_kernel is None:
         raise MissingDataError(

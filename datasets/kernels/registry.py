@@ -12,7 +12,6 @@ heads, L = positions of the cache, D = head_dim.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -97,6 +96,12 @@ _PACKED_ROWS, _EXPANDING_ROWS = 4, 3
 #: Compute capability from which on a GPU has the fused kernels' ``mma.m16n8k16`` of bf16
 #: (``theory``, PTX ISA 7.0).
 _FUSED_FROM = 8.0
+
+#: Linear kernels that multiply the rows of all experts of a layer at once (`grouped_experts`), and
+#: the compute capabilities on which they do: elsewhere `torch._grouped_mm` is a loop that asks the
+#: GPU for the rows of each expert (torch 2.11, ``aten/src/ATen/native/cuda/GroupedBlas.cpp``).
+_GROUPED_KERNELS = ("torch.linear", "foreplan.fragment_linear")
+_GROUPED_ON = (9, 10)
 
 _BOTH = ("cpu", "cuda")
 _LINEAR_ROWS = (
@@ -243,6 +248,19 @@ def runs_on(variant: Variant, device: Device) -> bool:
     return device.compute_capability is None or float(device.compute_capability) >= _FUSED_FROM
 
 
+def runs_grouped(variant: Variant, compute_capability: float) -> bool:
+    """Whether a GPU computes a layer's experts with a linear kernel without asking the host.
+
+    Only then can a pass with them be recorded.
+
+    Args:
+        variant: of the experts' linears.
+        compute_capability: of the GPU, as 9.0.
+    """
+    there = variant.compute == "bf16" and variant.kernel in _GROUPED_KERNELS
+    return there and int(compute_capability) in _GROUPED_ON
+
+
 def linear_kernel(variant: Variant, device_kind: str) -> LinearKernel:
     """Look up a linear kernel; imports torch.
 
@@ -315,23 +333,26 @@ def expert_mlps() -> Callable[..., Any]:
 def grouped_experts(variant: Variant, device: str) -> Callable[..., Any] | None:
     """`expert_mlps` that does not wait for the host, as a pass that is recorded needs it.
 
-    ``f(x, chosen, share, ups, downs, activate)``, see `_grouped_experts.grouped_experts`, with the
-    kernel of a linear variant. Imports torch.
+    ``f(x, chosen, share, ups, downs, activate)``, see `_grouped_experts.grouped_experts`. Imports
+    torch.
 
     Args:
         variant: of the experts' linears.
         device: torch device.
 
     Returns:
-        ``None`` on processors, for kernels that take one weight at a time and on GPUs other than
-        those of compute capability 9 and 10.
+        ``None`` on processors and where `runs_grouped` is not true.
     """
     import torch
 
-    from foreplan.datasets.kernels import _grouped_experts
+    if torch.device(device).type != "cuda":
+        return None
+    major, minor = torch.cuda.get_device_capability(device)
+    if not runs_grouped(variant, major + minor / 10):
+        return None
+    from foreplan.datasets.kernels._grouped_experts import grouped_experts as found
 
-    run = _grouped_experts.grouped_linear(variant, torch.device(device))
-    return None if run is None else functools.partial(_grouped_experts.grouped_experts, run)
+    return found
 
 
 def reference_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:

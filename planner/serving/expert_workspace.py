@@ -1,7 +1,7 @@
 """`expert_bytes`: the most that a GPU holds while the routed experts of a layer run.
 
 They run one after another, or all at once where the GPU has kernels for it
-(`foreplan.datasets.kernels._grouped_experts`). A plan is not told which: it takes the larger.
+(`foreplan.datasets.kernels.registry.runs_grouped`). A plan is not told which: it takes the larger.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from foreplan.datasets.experts import Experts
-from foreplan.datasets.kernels.registry import FEW_ROWS, layout_of
+from foreplan.datasets.kernels.registry import FEW_ROWS, runs_grouped
 from foreplan.datasets.models.model import Model
 from foreplan.datasets.program import Variant
 
@@ -30,7 +30,7 @@ def expert_bytes(
     """
     normed = 2 * rows * model.hidden
     in_turn = _in_turn(model, experts, rows) + unpacked
-    if not any(v.kernel == _FUSED or layout_of(v) == "bf16" for v in variants):
+    if not any(runs_grouped(variant, 9.0) for variant in variants):
         return normed + in_turn
     fused = any(v.kernel == _FUSED for v in variants)
     return normed + max(in_turn, _all_at_once(model, experts, rows, fused=fused))
@@ -51,20 +51,19 @@ def _in_turn(model: Model, experts: Experts, rows: int) -> int:
 
 
 def _all_at_once(model: Model, experts: Experts, rows: int, *, fused: bool) -> int:
-    """A row is gathered for every expert that it chose, and lies so until it is added up in fp32.
+    """A row is gathered for every expert that it chose, and lies so until it is added up.
 
-    A choice takes 44 bytes to be sorted and put back. Fused kernels for many rows unpack one linear
-    of all experts.
+    A choice with its share takes 28 bytes. Fused kernels for many rows unpack one linear of all
+    experts.
     """
     drawn = rows * experts.active
     wide, inner = 2 * drawn * model.hidden, 2 * drawn * experts.ffn
     up, down = (2 * shape.n * shape.k * experts.count for shape in model.expert_linears)
     if not fused or drawn <= FEW_ROWS * experts.count:
         up = down = 0
-    return 44 * drawn + max(
+    return 28 * drawn + max(
         wide + 2 * inner + up,
         4 * inner,  # gate, up, the gate's activation and their product
         inner + wide + down,
-        3 * wide,  # the choices' outputs, and weighted in fp32
-        2 * wide + 6 * rows * model.hidden,
+        wide + 2 * rows * model.hidden,
     )

@@ -28,7 +28,7 @@ from foreplan.planner.serving.cases import Answers, alone, solve_cases
 from foreplan.planner.serving.chain import ServingChains, stage_items
 from foreplan.planner.serving.check import check_decision
 from foreplan.planner.serving.infeasible import why_infeasible
-from foreplan.planner.serving.kernel_notes import kernel_notes
+from foreplan.planner.serving.kernel_notes import expert_notes, kernel_notes
 from foreplan.planner.serving.pipeline import ServingSchedule
 from foreplan.planner.serving.pricing import MicroBatches, Pricing
 from foreplan.planner.serving.quality import plan_quality
@@ -137,6 +137,7 @@ class ServingPlanner(Planner[ServingWorkload, ServingDecision]):
         if any(s.degree > 1 and ranks[s.rank].name.kind == "cpu" for s in decision.stages):
             notes = (*notes, _SUMS_OF_PROCESSORS)
         notes += kernel_notes(decision.stages, ranks)
+        notes += expert_notes(serving_model(problem), decision.stages, ranks)
         if any(sizes.lean for sizes in chains.sizes()):
             notes = (*notes, _LEAN if chains.leaner(decision) else _FAST)
         return Choice(decision, bound, notes, close)
@@ -182,13 +183,6 @@ class ServingPlanner(Planner[ServingWorkload, ServingDecision]):
             notes.append(
                 f"{model.name} has random weights: times hold for trained ones too, tokens and "
                 "quality mean nothing, and only plans of equal average bits compare"
-            )
-        kinds = {rank.kernel_kind for rank in problem.cluster.ranks()}
-        if model.experts is not None and "cuda" in kinds:
-            # On an H200 a small mixture took 1.6 and 2.3 times its prediction (docs/limits.md).
-            notes.append(
-                f"experts of {model.name} are chosen on the host in this project's own runs: on a "
-                "GPU such a pass is launched operator by operator, and takes longer than its price"
             )
         return tuple(notes)
 

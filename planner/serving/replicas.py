@@ -22,7 +22,7 @@ from foreplan.errors import InfeasibleError, SpecError
 from foreplan.planner.base import Agreement, Choice, Kernels, Planner, Problem
 from foreplan.planner.predict import Forecast
 from foreplan.planner.serving.check import check_decision
-from foreplan.planner.serving.kernel_notes import kernel_notes
+from foreplan.planner.serving.kernel_notes import expert_notes, kernel_notes
 from foreplan.planner.serving.pipeline import ServingSchedule
 from foreplan.planner.serving.planner import ServingPlanner, serving_model
 from foreplan.planner.serving.pricing import Pricing
@@ -123,6 +123,7 @@ class ReplicasPlanner(Planner[ReplicasWorkload, ReplicasDecision]):
         yield from ServingPlanner().assumptions(problem)
         stages = [stage for replica in decision.replicas for stage in replica.stages]
         yield from kernel_notes(stages, problem.cluster.ranks())
+        yield from expert_notes(serving_model(problem), stages, problem.cluster.ranks())
         yield found.proof
         yield (
             "throughput is of replicas that are always at work; the total is of a run of "

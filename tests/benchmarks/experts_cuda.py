@@ -2,8 +2,8 @@
 
     python tests/benchmarks/experts_cuda.py cuda:0 --zoo h200
 
-Prints a line a program: the time of a replayed call whose weights come from memory, the wall time of
-a call that the host issues expert by expert, and what the shipped predictor says of the device.
+Prints a line a program: the time of a replayed call whose weights come from memory, the wall time
+of a call that the host issues expert by expert, and what the shipped predictor says of the device.
 """
 
 from __future__ import annotations

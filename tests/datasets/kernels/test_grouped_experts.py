@@ -8,6 +8,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from foreplan.datasets.kernels import _grouped_experts
+from foreplan.datasets.kernels._expert_routes import by_expert
 from foreplan.datasets.kernels.registry import (
     FEW_ROWS,
     Packed,
@@ -15,6 +16,7 @@ from foreplan.datasets.kernels.registry import (
     grouped_experts,
     kernels_for,
     linear_kernel,
+    runs_grouped,
 )
 from foreplan.datasets.kernels.runnable import Inputs
 from foreplan.datasets.program import Variant, program
@@ -23,6 +25,8 @@ CUDA = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA de
 BF16 = Variant.parse("bf16/bf16/torch.linear")
 FUSED = [Variant.parse(f"int{bits}/bf16/foreplan.fragment_linear") for bits in (4, 8)]
 ACTIVE, FFN, HIDDEN = 2, 128, 192
+#: Sizes that torch's own grouped product takes at any number of rows.
+UNEVEN = (40, 72)
 
 
 def activate(gate: Tensor, up: Tensor) -> Tensor:
@@ -32,13 +36,16 @@ def activate(gate: Tensor, up: Tensor) -> Tensor:
 class Layer:
     """Random experts of a layer, one by one and below one another."""
 
-    def __init__(self, variant: Variant, count: int, device: str) -> None:
+    def __init__(
+        self, variant: Variant, count: int, device: str, sizes: tuple[int, int] = (FFN, HIDDEN)
+    ) -> None:
+        ffn, hidden = sizes
         kernel = linear_kernel(variant, "cuda")
         self.count, self.device, self.run = count, device, kernel.run
         self.generator = torch.Generator().manual_seed(0)
         self.ups, self.downs = (
             [kernel.pack(self.drawn(n, k) * k**-0.5) for _ in range(count)]
-            for n, k in ((2 * FFN, HIDDEN), (HIDDEN, FFN))
+            for n, k in ((2 * ffn, hidden), (hidden, ffn))
         )
         self.exact = [
             [kernel.dequantise(each) for each in packed] for packed in (self.ups, self.downs)
@@ -79,10 +86,9 @@ def error(out: Tensor, exact: Tensor) -> float:
 @pytest.mark.parametrize("alike", [False, True])
 @pytest.mark.parametrize("rows", [1, 7, 60])
 def test_all_at_once_is_one_by_one(rows: int, alike: bool) -> None:
-    layer = Layer(BF16, 5, "cpu")
-    x, (chosen, share) = layer.drawn(rows, HIDDEN).bfloat16(), routes(rows, 5, alike, "cpu")
-    run = _grouped_experts._KERNELS[BF16]
-    out = _grouped_experts.grouped_experts(run, x, chosen, share, *layer.all, activate)
+    layer = Layer(BF16, 5, "cpu", UNEVEN)
+    x, (chosen, share) = layer.drawn(rows, UNEVEN[1]).bfloat16(), routes(rows, 5, alike, "cpu")
+    out = _grouped_experts.grouped_experts(x, chosen, share, *layer.all, activate)
     one_by_one = expert_mlps()(x, chosen, share, layer.ups, layer.downs, layer.run, activate)
     assert out.dtype == torch.bfloat16
     exact = layer.reference(x, chosen, share)
@@ -92,15 +98,24 @@ def test_all_at_once_is_one_by_one(rows: int, alike: bool) -> None:
 
 def test_processors_and_kernels_of_one_weight_have_no_such_kernel() -> None:
     assert grouped_experts(BF16, "cpu") is None
-    kernels = set(_grouped_experts._KERNELS)
-    assert kernels <= set(kernels_for("experts", "cuda"))
-    assert Variant.parse("int3/bf16/torch.dequant_linear") not in kernels
+    there = {v for v in kernels_for("experts", "cuda") if runs_grouped(v, 9.0)}
+    assert there == {BF16, *FUSED}
+    assert not any(runs_grouped(v, capability) for v in there for capability in (8.0, 8.9, 12.0))
+
+
+@CUDA
+@pytest.mark.parametrize(("count", "active"), [(3, 1), (60, 4), (400, 8), (512, 8), (600, 2)])
+@pytest.mark.parametrize("rows", [1, 100, 130, 1000, 1024, 2000])
+def test_choices_are_sorted_on_a_gpu_as_on_a_processor(rows: int, count: int, active: int) -> None:
+    chosen = torch.rand(rows, count).topk(active).indices
+    for here, there in zip(by_expert(chosen, count), by_expert(chosen.cuda(), count), strict=True):
+        assert torch.equal(here, there.cpu())
 
 
 @CUDA
 @pytest.mark.parametrize("alike", [False, True])
 @pytest.mark.parametrize("count", [3, 40, 100])
-@pytest.mark.parametrize("rows", [1, 5, 33, 200, FEW_ROWS * 40])
+@pytest.mark.parametrize("rows", [1, 5, 33, 200, 900, 2500, FEW_ROWS * 40])
 @pytest.mark.parametrize("variant", [BF16, *FUSED])
 def test_on_a_gpu(variant: Variant, rows: int, count: int, alike: bool) -> None:
     run = grouped_experts(variant, "cuda")

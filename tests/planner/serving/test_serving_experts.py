@@ -57,17 +57,19 @@ def test_mixtures_are_planned(model: str, costs: str) -> None:
     # Every expert is somewhere, at 3 bits or more, and counts in full.
     assert held > (described.parameters - 2 * described.vocab * described.hidden) * 3 / 8
     assert all(rank.cause_s["experts"] > 0 for rank in plan.predicted.ranks)
-    assert any("operator by operator" in note for note in plan.assumptions)
+    assert any("one by one" in note for note in plan.assumptions)
     # The simulator's replay of the plan and the solver's law tell the same time.
     assert plan.predicted.total_s == pytest.approx(plan.bound.lower_s, rel=0.02)
 
 
-def test_only_a_gpu_waits_for_its_host_to_choose_experts(tmp_path: Path) -> None:
+def test_only_some_gpus_call_experts_one_by_one(tmp_path: Path) -> None:
     cores = tmp_path / "cores.yaml"
     cores.write_text("devices: [{name: xeon_8592+, memory_bytes: 16 GiB}]")
-    for model, devices in (("tiny-moe-random", cores), ("llama-3.2-1b", "2xa100-80g")):
+    for model, devices in (
+        ("tiny-moe-random", cores), ("llama-3.2-1b", "2xa100-80g"), ("olmoe-1b-7b", "h200"),
+    ):  # fmt: skip
         notes = foreplan.plan("serving", model, devices, WORKLOAD, costs="roofline").assumptions
-        assert not any("operator by operator" in note for note in notes)
+        assert not any("one by one" in note for note in notes)
 
 
 def test_all_experts_have_to_fit() -> None:

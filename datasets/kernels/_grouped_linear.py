@@ -1,0 +1,81 @@
+"""Rows of several experts times the weight of each, by kernels that wait for no host. Imports torch.
+
+Few rows an expert are multiplied by the kernel of ``_fragment_linear.cu``, from a bf16 weight or
+from the packed form; it reads the experts that have rows. Many are multiplied by
+`torch._grouped_mm`, a packed weight unpacked before, every expert of it.
+
+Measured in ``docs/results/kernels.md``.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from foreplan.datasets.kernels._fragment_linear import GROUP, compiled, nothing, unpacked
+from foreplan.datasets.kernels.registry import FEW_ROWS, Packed
+
+#: Rows an expert, on average, up to which a bf16 weight is multiplied as few rows are: with 32
+#: torch's kernel takes 1.0-1.25 times as long, with 48 and 64 0.93 and 0.78 (``measured``,
+#: kernels.md).
+_FEW_PLAIN_ROWS = 32
+_BITS = {"bf16": 16, "int8.fragments": 8, "int4.fragments": 4}
+
+
+def run(x: Tensor, packed: Packed, ends: Tensor) -> Tensor:
+    """Each row times the transpose of its expert's weight.
+
+    Args:
+        x: bf16 ``[rows, K]``, those of expert 0 first.
+        packed: the weights of all ``E`` experts below one another, ``[E N, K]``; N a multiple of
+            16 and K one of 64 where it is not plain bf16, else both of 8.
+        ends: int32 ``[E]``: one past the last row of each.
+
+    Returns:
+        bf16 ``[rows, N]``.
+
+    Raises:
+        MissingDataError: as `_fragment_linear.run`.
+    """
+    bits, experts = _BITS[packed.layout], ends.shape[0]
+    n = packed.n // experts
+    fits = n % 16 == 0 and packed.k % GROUP == 0
+    if fits and x.shape[0] <= (_FEW_PLAIN_ROWS if bits == 16 else FEW_ROWS) * experts:
+        return _few_rows(x, packed, ends, bits, n)
+    weights = packed.tensors["weight"] if bits == 16 else unpacked(packed, bits)
+    return torch._grouped_mm(x, weights.view(experts, n, packed.k).transpose(1, 2), offs=ends)
+
+
+def _few_rows(x: Tensor, packed: Packed, ends: Tensor, bits: int, n: int) -> Tensor:
+    rows, experts = x.shape[0], ends.shape[0]
+    each = -(-rows // min(rows, experts))
+    row_tiles = 1 if each <= 8 else 2 if each <= 16 else 4
+    tiles, warps, depth = _shape(bits, row_tiles, min(rows, experts), n, packed.k)
+    kernel, _ = compiled(bits, row_tiles, tiles, warps, depth, grouped=True)
+    none, scale = nothing(x.device), packed.tensors.get("scale")
+    out = torch.empty(rows, n, dtype=torch.bfloat16, device=x.device)
+    # As many blocks of rows as they can fill, however they fall.
+    blocks = min(rows, experts) + rows // (8 * row_tiles)
+    args: list[Any] = [
+        x, packed.tensors["weight"], scale if bits == 4 else none, scale if bits == 8 else none,
+        out, none, rows, n, packed.k, ends, experts,
+    ]  # fmt: skip
+    kernel(grid=(-(-n // (16 * tiles)), blocks, 1), block=(32 * warps, 1, 1), args=args)
+    return out
+
+
+def _shape(bits: int, row_tiles: int, experts: int, n: int, k: int) -> tuple[int, int, int]:
+    """Tiles of features a warp, warps a block and groups in flight.
+
+    Within 15 % of the fastest of 22 variants, but for a few below 10 us; measured on an H200 at
+    nine shapes and four numbers of rows (docs/results/kernels.md). Many small blocks are fastest
+    where there are many; where there are few, more warps share the inputs of each.
+    """
+    tiles = 4 if bits == 4 and row_tiles == 1 else 2
+    blocks, groups = -(-n // (16 * tiles)) * experts, k // GROUP
+    if row_tiles == 4:
+        return tiles, 2 if groups <= 64 else 4, 1
+    warps = max(groups / 32, 2048 / blocks)
+    return tiles, next(w for w in (2, 4, 8, 16) if w >= min(warps, 16)), 2
