@@ -1,4 +1,4 @@
-"""Rows of several experts times the weight of each, by kernels that wait for no host. Imports torch.
+"""Rows of several experts times the weight of each, without waiting for the host. Imports torch.
 
 Few rows an expert are multiplied by the kernel of ``_fragment_linear.cu``, from a bf16 weight or
 from the packed form; it reads the experts that have rows. Many are multiplied by
