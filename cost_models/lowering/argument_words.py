@@ -36,10 +36,12 @@ REPEATED: Final = "_repeated"
 MANY: Final = "_in_many"
 #: Pads that repeat what they pad.
 REFLECTED: Final = "_reflected"
+#: Scans in steps of which more follow on each other than the cache lines hold that they fall on.
+CROWDED: Final = "_in_few_sets"
 #: Every word here, the last one of a name first.
 ARGUMENT_WORDS: Final = (
     WHOLE_ROWS, PLACES, ALONE, LARGEST, MEANS, PRODUCTS, POWERS, EXPONENTS, FOURTHS, ROOTS,
-    REPEATED, MANY, REFLECTED,
+    REPEATED, MANY, REFLECTED, CROWDED,
 )  # fmt: skip
 
 _INDEXED = frozenset({"gather", "scatter", "scatter_add", "scatter_reduce"})

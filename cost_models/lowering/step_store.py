@@ -25,7 +25,7 @@ from foreplan.datasets.program import Program, Variant
 from foreplan.datasets.storage import write_atomically
 from foreplan.errors import ForeplanError, SpecError
 
-SCHEMA = "foreplan.steps/14"
+SCHEMA = "foreplan.steps/15"
 
 
 def cache_folder() -> Path:

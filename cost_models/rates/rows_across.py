@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from types import MappingProxyType
 
+from foreplan.cost_models.lowering.argument_words import CROWDED
 from foreplan.cost_models.lowering.copy_layout import ACROSS, CONVERTED, MIXED, plain_kernel
 from foreplan.datasets.device import Device
 from foreplan.datasets.program import Program
@@ -22,9 +23,8 @@ _REDUCED = MappingProxyType({
     "argmax": (10, 2000), "argmin": (10, 2000), "norm": (10, 2000),
     "linalg_vector_norm": (10, 2000), "cummax": (1e9, 900), "cummin": (1e9, 900),
 })  # fmt: skip
-#: Elements likewise of scans in steps of a power of two, too many for the nearest cache: 3-4.3 ns,
-#: 5 of maxima. So are rows taken that are a multiple of 512, as a batch may be of narrower steps.
-_STEP, _MANY = 512, 150
+#: Elements likewise of scans in steps that fall into few sets of the nearest cache (`CROWDED`): 3.4
+#: to 5.5 ns (steps of 64 to 4,096 elements, 8 to 512 of them).
 _THRASHED = MappingProxyType({"cumsum": 290, "cumprod": 290, "cummax": 220, "cummin": 220})
 #: Elements likewise of a map whose operands lie across: 0.25-0.43 ns; 0.65-0.85 in steps of a
 #: multiple of 128 elements (1-1.6 of 512, 3.3 of 1024 x 1024). Gradients of a softmax are no such.
@@ -53,6 +53,6 @@ def across_s(item: Program, device: Device, launch_s: float) -> float:
     elif name in _REDUCED:
         each, elements = _REDUCED[name]
         calls = rows / each + count / elements
-    if name in _THRASHED and not rows % _STEP and cols >= _MANY:
+    if name in _THRASHED and CROWDED in kernel:
         calls += count / _THRASHED[name]
     return launch_s * calls / (device.units or 1)

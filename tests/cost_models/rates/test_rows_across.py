@@ -30,14 +30,40 @@ def mapped(kernel: str, rows: int, cols: int) -> Program:
     return program("elementwise", variant, rows=rows, cols=cols, inputs=2)
 
 
-def test_scans_step_far_where_rows_are_a_power_of_two() -> None:
+def test_scans_whose_steps_crowd_cost_each_element() -> None:
     # One element in 290 of a call: 3.4 ns.
     for kernel in ("cumsum", "cumprod"):
-        far = across_s(reduced(f"{kernel}_across", 512, 1024), CORE, 1e-6)
+        far = across_s(reduced(f"{kernel}_in_few_sets_across", 512, 1024), CORE, 1e-6)
         assert far == pytest.approx(1e-6 * 512 * 1024 / 290)
-        for rows, cols in ((700, 300), (1000, 1000), (4096, 64)):
-            assert across_s(reduced(f"{kernel}_across", rows, cols), CORE, 1e-6) == 0.0
-        assert across_s(reduced(kernel, 512, 1024), CORE, 1e-6) == 0.0
+        for name in (kernel, f"{kernel}_across"):
+            assert across_s(reduced(name, 512, 1024), CORE, 1e-6) == 0.0
+
+
+@pytest.mark.parametrize(
+    ("shape", "dim", "crowds"),
+    [
+        # 4 KiB a step: all fall into one set of 12 lines; 1 KiB into four.
+        ((4, 13, 1024), 1, True),
+        ((4, 12, 1024), 1, False),
+        ((49, 256), 0, True),
+        ((48, 256), 0, False),
+        # 256 bytes into 16, so that 192 have room; 28 bytes share lines.
+        ((4, 300, 64), 1, True),
+        ((4, 190, 64), 1, False),
+        ((4, 1000, 7), 1, False),
+        ((4, 1000, 1024), 2, False),
+    ],
+)
+def test_a_scan_says_whether_its_steps_crowd(
+    shape: tuple[int, ...], dim: int, *, crowds: bool
+) -> None:
+    class Called(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x.cumsum(dim)
+
+    (step,) = lower(capture(Called(), [torch.zeros(shape)], eager=True))
+    assert isinstance(step.work, Program)
+    assert ("in_few_sets" in step.work.variant.kernel) is crowds
 
 
 @pytest.mark.parametrize("kernel", ["argmax", "linalg_vector_norm"])
