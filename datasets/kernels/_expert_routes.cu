@@ -1,4 +1,4 @@
-// Rows sorted by the expert that they chose, and their results added up again, for few rows.
+// Rows sorted by the expert that they chose, each expert's bias, and results added up again.
 typedef unsigned int u32;
 typedef unsigned short u16;
 __device__ __forceinline__ float bf(u32 v) { return __uint_as_float(v << 16); }
@@ -89,4 +89,24 @@ extern "C" __global__ void add_up(
   #pragma unroll
   for (int i = 0; i < 4; i++) words[i] = tobf(sum[2*i]) | tobf(sum[2*i + 1]) << 16;
   out[row*eighths + at] = make_uint4(words[0], words[1], words[2], words[3]);
+}
+
+// out[r] += bias[e], of rows sorted by expert; a thread takes 8 features of a row.
+extern "C" __global__ void add_bias(
+    uint4* __restrict__ out, const uint4* __restrict__ bias, const int* __restrict__ ends, int experts, int eighths) {
+  const int at = blockIdx.y*blockDim.x + threadIdx.x, row = blockIdx.x;
+  int expert = 0;
+  for (int after = experts; expert < after;) {  // the first that ends behind the row
+    const int middle = (expert + after)/2;
+    if (ends[middle] > row) after = middle; else expert = middle + 1;
+  }
+  if (at >= eighths) return;
+  const uint4 added = bias[(size_t)expert*eighths + at];
+  uint4& whole = out[(size_t)row*eighths + at];
+  const u32 words[4] = {added.x, added.y, added.z, added.w};
+  u32 sums[4] = {whole.x, whole.y, whole.z, whole.w};
+  #pragma unroll
+  for (int i = 0; i < 4; i++)
+    sums[i] = tobf(bf(sums[i] & 0xffff) + bf(words[i] & 0xffff)) | tobf(bf(sums[i] >> 16) + bf(words[i] >> 16)) << 16;
+  whole = make_uint4(sums[0], sums[1], sums[2], sums[3]);
 }

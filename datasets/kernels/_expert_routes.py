@@ -1,4 +1,4 @@
-"""Rows of a layer sorted by the experts that they chose, and added up again, without the host.
+"""Rows of a layer sorted by their experts, with biases, and added up again, without the host.
 
 Imports torch. Shape legend: R = rows, A = experts of a row, E = experts, H = features.
 """
@@ -80,6 +80,20 @@ def added_up(made: Tensor, places: Tensor, share: Tensor) -> Tensor:
         return out
     weighted = made.index_select(0, places).view(rows, active, features) * share.unsqueeze(2)
     return weighted.sum(1).to(made.dtype)
+
+
+def biased(made: Tensor, bias: Tensor, ends: Tensor) -> Tensor:
+    """Add ``bias[E, N]`` of each row's expert to bf16 ``made[R A, N]``, in place."""
+    rows, features = made.shape
+    if made.is_cuda and features % 8 == 0:
+        blocks = -(-features // (8 * _THREADS))
+        _compiled("add_bias")(
+            grid=(rows, blocks, 1), block=(_THREADS, 1, 1),
+            args=[made, bias, ends, len(ends), features // 8],
+        )  # fmt: skip
+        return made
+    every = torch.arange(rows, device=made.device, dtype=ends.dtype)
+    return made.add_(bias.index_select(0, torch.searchsorted(ends, every, right=True)))
 
 
 @functools.cache

@@ -61,6 +61,7 @@ extern "C" __global__ void __launch_bounds__(KW*32) NAME(
   x += (size_t)first*k; out += (size_t)first*n;
   w += (size_t)expert*(n/16)*groups*VEC*32;
   if (BITS == 4) sz += (size_t)expert*(n/16)*groups*8; else rowscale += (size_t)expert*n;
+  if (bias) bias += (size_t)expert*n;
 #endif
   const int g0 = groups*kw/KW, gn = groups*(kw + 1)/KW - g0;
   const int mtiles = n / 16, m0 = blockIdx.x*MT;

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from foreplan.datasets.kernels._expert_routes import biased
 from foreplan.datasets.kernels._fragment_linear import GROUP, compiled, nothing, unpacked
 from foreplan.datasets.kernels.registry import FEW_ROWS, Packed
 
@@ -24,14 +25,15 @@ _FEW_PLAIN_ROWS = 32
 _BITS = {"bf16": 16, "int8.fragments": 8, "int4.fragments": 4}
 
 
-def run(x: Tensor, packed: Packed, ends: Tensor) -> Tensor:
-    """Each row times the transpose of its expert's weight.
+def run(x: Tensor, packed: Packed, ends: Tensor, bias: Tensor | None = None) -> Tensor:
+    """Each row times the transpose of its expert's weight, and its bias.
 
     Args:
         x: bf16 ``[rows, K]``, those of expert 0 first.
         packed: the weights of all ``E`` experts below one another, ``[E N, K]``; N a multiple of
             16 and K one of 64 where it is not plain bf16, else both of 8.
         ends: int32 ``[E]``: one past the last row of each.
+        bias: bf16 ``[E, N]``.
 
     Returns:
         bf16 ``[rows, N]``.
@@ -43,12 +45,16 @@ def run(x: Tensor, packed: Packed, ends: Tensor) -> Tensor:
     n = packed.n // experts
     fits = n % 16 == 0 and packed.k % GROUP == 0
     if fits and x.shape[0] <= (_FEW_PLAIN_ROWS if bits == 16 else FEW_ROWS) * experts:
-        return _few_rows(x, packed, ends, bits, n)
+        return _few_rows(x, packed, ends, bias, bits, n)
     weights = packed.tensors["weight"] if bits == 16 else unpacked(packed, bits)
-    return torch._grouped_mm(x, weights.view(experts, n, packed.k).transpose(1, 2), offs=ends)
+    weights = weights.view(experts, n, packed.k).transpose(1, 2)
+    made = torch._grouped_mm(x, weights, offs=ends)
+    return made if bias is None else biased(made, bias, ends)
 
 
-def _few_rows(x: Tensor, packed: Packed, ends: Tensor, bits: int, n: int) -> Tensor:
+def _few_rows(
+    x: Tensor, packed: Packed, ends: Tensor, bias: Tensor | None, bits: int, n: int
+) -> Tensor:
     rows, experts = x.shape[0], ends.shape[0]
     each = -(-rows // min(rows, experts))
     row_tiles = 1 if each <= 8 else 2 if each <= 16 else 4
@@ -60,7 +66,7 @@ def _few_rows(x: Tensor, packed: Packed, ends: Tensor, bits: int, n: int) -> Ten
     blocks = min(rows, experts) + rows // (8 * row_tiles)
     args: list[Any] = [
         x, packed.tensors["weight"], scale if bits == 4 else none, scale if bits == 8 else none,
-        out, none, rows, n, packed.k, ends, experts,
+        out, none if bias is None else bias, rows, n, packed.k, ends, experts,
     ]  # fmt: skip
     kernel(grid=(-(-n // (16 * tiles)), blocks, 1), block=(32 * warps, 1, 1), args=args)
     return out

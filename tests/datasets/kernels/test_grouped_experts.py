@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 import torch
 from torch import Tensor
@@ -61,11 +63,17 @@ class Layer:
     def drawn(self, *shape: int) -> Tensor:
         return torch.randn(*shape, generator=self.generator).to(self.device)
 
-    def reference(self, x: Tensor, chosen: Tensor, share: Tensor) -> Tensor:
+    def biases(self) -> list[Tensor]:
+        return [self.drawn(self.count, packed[0].n).bfloat16() for packed in (self.ups, self.downs)]
+
+    def reference(
+        self, x: Tensor, chosen: Tensor, share: Tensor, biases: Sequence[Tensor] = ()
+    ) -> Tensor:
         out = torch.zeros(x.shape, device=x.device)
         for expert, (up, down) in enumerate(zip(*self.exact, strict=True)):
             rows, place = (chosen == expert).nonzero(as_tuple=True)
-            made = activate(*(x[rows].float() @ up.T).chunk(2, 1)) @ down.T
+            up_bias, down_bias = (each[expert].float() for each in biases) if biases else (0, 0)
+            made = activate(*(x[rows].float() @ up.T + up_bias).chunk(2, 1)) @ down.T + down_bias
             out[rows] += made * share[rows, place].unsqueeze(1)
         return out
 
@@ -94,6 +102,9 @@ def test_all_at_once_is_one_by_one(rows: int, alike: bool) -> None:
     exact = layer.reference(x, chosen, share)
     assert error(out, exact) < 0.01
     assert error(out, one_by_one.float()) < 0.01
+    biases = layer.biases()
+    out = _grouped_experts.grouped_experts(x, chosen, share, *layer.all, activate, *biases)
+    assert error(out, layer.reference(x, chosen, share, biases)) < 0.01
 
 
 def test_processors_and_kernels_of_one_weight_have_no_such_kernel() -> None:
@@ -123,9 +134,11 @@ def test_on_a_gpu(variant: Variant, rows: int, count: int, alike: bool) -> None:
         pytest.skip("needs compute capability 9 or 10")
     layer = Layer(variant, count, "cuda")
     x, (chosen, share) = layer.drawn(rows, HIDDEN).bfloat16(), routes(rows, count, alike, "cuda")
-    exact = layer.reference(x, chosen, share)
+    exact, biases = layer.reference(x, chosen, share), layer.biases()
     out = run(x, chosen, share, *layer.all, activate)
     assert error(out, exact) < 0.01
+    out = run(x, chosen, share, *layer.all, activate, *biases)
+    assert error(out, layer.reference(x, chosen, share, biases)) < 0.01
     # Recorded once, it takes other rows and other experts.
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):

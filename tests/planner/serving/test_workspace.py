@@ -290,7 +290,7 @@ def test_experts_hold_no_more_than_is_planned(
         # What is compiled there only allocates its result.
         monkeypatch.setattr(
             _grouped_linear, "_few_rows",
-            lambda x, packed, ends, bits, n: x.new_empty(len(x), n),
+            lambda x, packed, ends, bias, bits, n: x.new_empty(len(x), n),
         )  # fmt: skip
         monkeypatch.setattr(_grouped_linear, "unpacked", _fragment_linear.unpacked)
         monkeypatch.setattr(
