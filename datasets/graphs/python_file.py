@@ -69,11 +69,19 @@ def module_of_file(text: str, sizes: Mapping[str, Any] = MappingProxyType({})) -
 
 @contextlib.contextmanager
 def own_code() -> Iterator[None]:
-    """While a user's code runs: what it prints goes to stderr, and its arguments are none."""
+    """While a user's code runs: what it prints goes to stderr, and its arguments are none.
+
+    Raises:
+        SpecError: it ends the process.
+    """
     before, sys.argv = sys.argv, sys.argv[:1]
     try:
         with contextlib.redirect_stdout(sys.stderr):
             yield
+    except SystemExit as stop:
+        raise SpecError(
+            "model", got=_told(stop, Path()), expected="code that runs", fix=_mended(stop)
+        ) from stop
     finally:
         sys.argv = before
 
@@ -192,7 +200,13 @@ def _run(path: Path) -> ModuleType:
         sys.path.insert(0, str(folder))
     importlib.invalidate_caches()
     if len(parts) > 1:
-        return importlib.import_module(".".join(parts))
+        member = importlib.import_module(".".join(parts))
+        if Path(member.__file__ or "").resolve() != path.resolve():
+            raise SpecError(
+                str(path), got=f"another package {parts[0]} at {member.__file__}",
+                expected="a package of a name of its own",
+            )  # fmt: skip
+        return member
     # Under a name that no installed package has: the file may be called torch.py.
     name = path.stem if path.stem not in sys.modules else f"_foreplan_{path.stem}"
     spec = importlib.util.spec_from_file_location(name, path)

@@ -201,7 +201,7 @@ def _beside(main: str, config: Any) -> str:
     """What an encoder takes beside the decoder's tokens; `network_module` gives it that."""
     if not getattr(config, "is_encoder_decoder", False) or main == "pixel_values":
         return ""
-    return "on both sides" if main == "input_ids" else f"and {_frames(config)} frames of sound"
+    return "on both sides" if main == "input_ids" else f"and {_frames(config)} frames"
 
 
 def _frames(config: Any) -> int:

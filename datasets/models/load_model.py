@@ -45,8 +45,11 @@ def load_model(name_or_path: str | Path) -> Model:
     fix = f"did you mean {guess!r}?" if guess else "`foreplan models` lists the zoo"
     if (network := zoo_network(text)) is not None:
         fix = f"'foreplan predict {network.name}' prices a pass of it; plans take decoders"
-    if text.partition(":")[0].endswith(".py"):
+    file, colon, inside_file = text.partition(":")
+    if file.endswith(".py"):
         fix = "'foreplan predict FILE.py' prices it; foreplan.predict_latency takes the module"
+    elif Path(f"{file}.py").is_file():
+        fix = f"'foreplan predict {file}.py{colon}{inside_file}' prices the module in that file"
     raise SpecError(
         "model",
         got=text,

@@ -37,8 +37,8 @@ def models_table(found: Sequence[Mapping[str, Any]]) -> Group:
             [
                 Column("network", _cells(networks, "name")),
                 Column("family", _cells(networks, "family")),
-                Column("takes", _cells(networks, "takes"), False, 60),
-                Column("parameters", [f"{m['parameters'] / 1e6:.3g} million" for m in networks],
+                Column("takes", _cells(networks, "takes"), False, 80),
+                Column("parameters", [f"{m['parameters'] / 1e6:.4g} million" for m in networks],
                        True),
             ],
         ),

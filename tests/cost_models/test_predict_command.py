@@ -23,6 +23,9 @@ class Net(torch.nn.Module):
         return self.body(x).relu()
 def example_inputs(batch=1):
     return torch.zeros(batch, 64)
+class Ends(Net):
+    def forward(self, x):
+        raise SystemExit("that was all")
 class Turns(Net):
     def forward(self, x):
         return x if x.sum() > 0 else self.body(x)
@@ -69,6 +72,9 @@ def test_a_network_by_name_is_captured_once(run: Run) -> None:
      (("resnet19",), "did you mean 'resnet-18'"),
      (("net.py", "-d", "t5"), "--devices: got 't5'"),
      (("net.py:Turns",), "control flow that depends on values of tensors cannot be captured"),
+     (("net.py:Ends",), "model: got 'SystemExit: that was all"),
+     (("net:Net",), "'foreplan predict net.py:Net' prices the module in that file"),
+     (("net.py",), "say which: net.py:Net or net.py:Ends or net.py:Turns"),
      (("net.py:Net", "--sequence-length", "8"), "--sequence-length: got 8, expected none: net.py"),
      (("net.py:Net", "--dtype", "int8"), "dtype: got 'int8'")],
 )  # fmt: skip

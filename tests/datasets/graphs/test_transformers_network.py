@@ -125,7 +125,7 @@ def test_more_work_is_never_faster_and_a_step_takes_longer(
         assert all(replay.latency_s > slack * before[replay.device] for replay in more.replays)
     assert found[0].document()["images"] == (family == "vit")
     assert found[0].document()["scans"] == (family in SCANS)
-    beside = {"t5": " on both sides", "whisper": " and 100 frames of sound"}.get(family, "")
+    beside = {"t5": " on both sides", "whisper": " and 100 frames"}.get(family, "")
     what = "1 image" if family == "vit" else f"1 x 32 tokens{beside}"
     assert repr(found[0]).startswith(f"<Ranking: {family}, {what}, inference: ")
     assert found[0].plot().get_title("left") == f"{family}, {what}, inference"

@@ -41,7 +41,7 @@ def test_what_is_built_has_the_published_parameters_and_takes_what_it_says(name:
     assert {p.device.type for p in module.parameters()} == {"meta"}
     if entry.image is not None:
         assert inputs["pixel_values"].shape == (2, 3, entry.image, entry.image)
-    both = {"on both sides": "input_ids", "and 3000 frames of sound": "input_features"}
+    both = {"on both sides": "input_ids", "and 3000 frames": "input_features"}
     assert module.main_input_name == both.get(
         entry.beside, "input_ids" if entry.image is None else "pixel_values"
     )
