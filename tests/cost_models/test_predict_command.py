@@ -8,9 +8,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 
 from foreplan import cli
+from foreplan.cost_models.ranking import rank_devices
+from foreplan.cost_models.replay import predict_latency
 from foreplan.datasets.device import Device
+from foreplan.errors import SpecError
 
 NET = """
 import torch
@@ -100,6 +104,20 @@ def test_a_file_is_priced_on_many_devices(run: Run) -> None:
     assert code == 0
     assert json.loads(out)["devices"][0]["by_part_s"]["backward"] > 0
     assert json.loads(Path("t.json").read_text())["traceEvents"]
+
+
+def test_python_ranks_devices_for_a_module_as_for_a_name() -> None:
+    module, x = torch.nn.Linear(64, 32), torch.zeros(4, 64)
+    found = rank_devices(module, "t4,l4", inputs=x, costs="roofline")
+    assert repr(found).startswith("<Ranking: Linear, inputs (float32[4, 64]), inference: ")
+    one = predict_latency(module, "t4", inputs=(x,), costs="roofline")
+    assert {r.device: r.latency_s for r in found.replays}["t4"] == one.latency_s
+    with pytest.raises(SpecError, match="rank_devices: batch: got 2, expected none, as a module's"):
+        rank_devices(module, "t4", inputs=x, batch=2)
+    with pytest.raises(SpecError, match="rank_devices: inputs: got nothing"):
+        rank_devices(module, "t4")
+    with pytest.raises(SpecError, match=r"image_size: got .* expected none"):
+        rank_devices(module, "t4", inputs=x, image_size=(8, 8))
 
 
 def test_this_host_is_labelled_as_a_forecast(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
