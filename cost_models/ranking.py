@@ -341,12 +341,10 @@ def rank(
 def _shape_words(model: Priced, batch: int | None, sequence_length: int | None) -> str:
     if isinstance(model, GivenModule):
         return model.shape
-    network = model if isinstance(model, TransformersNetwork) else None
-    if network is None or not network.images:
-        beside = "" if network is None else network.beside
-        return f"{batch} x {sequence_length} tokens {beside}".rstrip()
-    of, sides = "image" if batch == 1 else "images", network.image_size
-    return f"{batch} {of}" + (f" of {sides[0]} x {sides[1]}" if sides else "")
+    tokens = f"{batch} x {sequence_length} tokens"
+    if not isinstance(model, TransformersNetwork):
+        return tokens
+    return model.images_of(batch) if model.images else f"{tokens} {model.beside}".rstrip()
 
 
 def _predictor(choice: CostChoice, weights: str) -> Predictor | None:

@@ -83,6 +83,11 @@ class TransformersNetwork(StrictModel):
         """What errors call its configuration."""
         return f"model {self.name}" if self.path is None else f"{self.path}/config.json"
 
+    def images_of(self, batch: int | None) -> str:
+        """A batch of its images in words, as ``4 images of 224 x 224``."""
+        of, sides = "image" if batch == 1 else "images", self.image_size
+        return f"{batch} {of}" + (f" of {sides[0]} x {sides[1]}" if sides else "")
+
 
 def network_or_model(
     name_or_path: str | Path | Model | TransformersNetwork,

@@ -14,6 +14,7 @@ from foreplan.datasets.device import Device
 from foreplan.datasets.device_name import DeviceName
 from foreplan.datasets.specs import validate
 from foreplan.datasets.timing.measuring import Worker
+from foreplan.datasets.timing.worker_environment import thread_count
 from foreplan.errors import SpecError
 
 #: Of a worker's identity, what a device keeps.
@@ -41,6 +42,9 @@ def host_device(name: str, where: str = "device") -> Device:
         MissingDataError: the process cannot start.
     """
     asked = DeviceName.parse(name, where)
+    most = thread_count(DeviceName("cpu"))
+    if thread_count(asked) > most:
+        raise SpecError(where, got=name, expected=f"at most the {most} threads of this process")
     with Worker(asked) as worker:
         known = worker.identity["isa"]
         if asked.isa not in (None, "native", *known):
