@@ -16,10 +16,15 @@ from foreplan.datasets.device import Device
 from foreplan.datasets.inline_cluster import parse_devices
 from foreplan.datasets.profile import Profile
 from foreplan.datasets.specs import nearest
+from foreplan.datasets.timing.host_device import host_device, is_host_processor
 from foreplan.errors import SpecError
 
 if TYPE_CHECKING:
     from foreplan.cost_models.predictor import Predictor
+
+
+#: Between devices; a processor's options go apart by commas, too.
+_COMMA = re.compile(r",(?!\s*(?:threads|isa)\s*=)")
 
 
 def named_devices(
@@ -42,10 +47,31 @@ def named_devices(
             continue
         if not isinstance(item, str):  # from a notebook
             raise SpecError(where, got=item, expected="names of the zoo, or figures of devices")
-        names = [n for word in item.split(",") if word for n in _each(word, where)]
+        names = [n for word in _COMMA.split(item) if word for n in _each(word, where)]
         names = [n for name in names for n in (device_zoo.names() if name == "all" else [name])]
-        found += [(known or {}).get(n) or device_zoo.device(n, where) for n in names]
+        found += [(known or {}).get(n) or named_device(n, where) for n in dict.fromkeys(names)]
     return list({device.name: device for device in found}.values())
+
+
+def named_device(name: str, where: str) -> Device:
+    """A device of the zoo, or this host's processor by figures that are read off it.
+
+    Args:
+        name: of the zoo, or ``cpu``, ``cpu:threads=1,isa=avx2``.
+        where: what to call it in an error.
+
+    Raises:
+        SpecError: no such device.
+        MissingDataError: see `host_device`.
+    """
+    if is_host_processor(name):
+        return host_device(name, where)
+    if re.match(r"(cuda|gpu)\b", name.strip().lower()):
+        raise SpecError(
+            where, got=name, expected="a device of the zoo, or cpu: this host's processor",
+            fix="name the GPU (l4, h200), or measure it: 'foreplan profile cuda:0', then --profile",
+        )  # fmt: skip
+    return device_zoo.device(name, where)
 
 
 def _each(item: str, where: str) -> list[str]:

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from foreplan.cost_models.book import cost_choice
+from foreplan.cost_models.execution import check_any_execution
+from foreplan.cost_models.lowering.asked_steps import asked_sizes
 from foreplan.cost_models.pass_arguments import check_launch, check_phase, named_devices
-from foreplan.cost_models.ranking import rank
+from foreplan.cost_models.ranking import Priced, rank
 from foreplan.cost_models.sources.device_fit import fit_beside, fit_path
 from foreplan.datasets.device import Device
 from foreplan.datasets.device_zoo import own_figures
-from foreplan.datasets.graphs.network_folder import network_or_model
+from foreplan.datasets.graphs.python_file import is_python_file, module_of_file, own_code
+from foreplan.datasets.graphs.transformers_network import network_or_model
 from foreplan.datasets.profile import Profile
+from foreplan.datasets.timing.host_device import is_host_processor
 from foreplan.errors import SpecError
 
 
@@ -21,8 +26,9 @@ def predict_model(
     model: str,
     devices: Sequence[str],
     *,
-    batch: int = 1,
-    sequence_length: int = 128,
+    batch: int | None = None,
+    sequence_length: int | None = None,
+    image_size: str | None = None,
     dtype: str | None = None,
     phase: str = "inference",
     execution: str = "eager",
@@ -37,11 +43,14 @@ def predict_model(
     """Predict a model's latency on devices, fastest first.
 
     Args:
-        model: zoo name or Hugging Face folder.
+        model: zoo name, Hugging Face folder, or a Python file that is run, see `module_of_file`.
         devices: zoo names, apart by commas or as in an inline cluster (``2xa100-80g,4xt4``: one
-            pass on each kind); ``all`` for the whole zoo.
-        batch: sequences.
-        sequence_length: new tokens of each.
+            pass on each kind); ``all`` for the whole zoo; ``cpu`` or ``cpu:threads=1``: this
+            host's processor, by figures that are read off it now.
+        batch: sequences or images, 1 if ``None``.
+        sequence_length: new tokens of each sequence, 128 if ``None``.
+        image_size: pixels of images, ``224`` or ``224x320`` (height first); the network's usual
+            ones if ``None``. A Python file says by itself which of the three it takes.
         dtype: of weights and activations, the checkpoint's if ``None``.
         phase: ``inference`` or ``training``.
         execution: ``eager``, or on GPUs alone ``graph``: replayed from a CUDA graph, or
@@ -57,7 +66,8 @@ def predict_model(
         trace: Chrome trace to write, for one device.
 
     Returns:
-        `Ranking.document`, and ``fit``: the file of the fit, if one is used.
+        `Ranking.document`, and ``fit``: the file of the fit, if one is used, and ``here``: what
+        this host's processor is, by device.
 
     Raises:
         SpecError: a name, number or file that is wrong.
@@ -72,17 +82,34 @@ def predict_model(
     measured = None if profile is None else Profile.load(profile)
     if choice == "measured" and measured is None:
         raise SpecError("--costs", got=costs, expected="a --profile to take measurements from")
-    targets = _targets(devices, device_files, measured)
+    own = own_figures(device_files)
+    targets = _targets(devices, own, measured)
+    described = {*own, *([measured.device.name] if measured else [])}
+    here = {
+        t.name: t.notes for t in targets if t.name not in described and is_host_processor(t.name)
+    }
     if len(targets) > 1 and (trace is not None or measured is not None):
         raise SpecError("--trace and --profile", got=f"{len(targets)} devices", expected="one")
     fit = None
     if measured is not None and profile is not None and choice != "roofline":
         fit = fit_beside(profile, measured)
-    found = rank(
-        network_or_model(model, dtype), targets, batch=batch, sequence_length=sequence_length,
-        phase=phase, execution=execution, costs=costs, weights=weights, profile=measured, fit=fit,
-        launch_s=launch_s,
-    )  # fmt: skip
+    check_any_execution(execution, targets, "--execution")
+    sides = None if image_size is None else _sides(image_size)
+    priced: Priced
+    if is_python_file(model):
+        given = {"batch": batch, "sequence_length": sequence_length, "image_size": sides}
+        priced = module_of_file(model, {k: v for k, v in given.items() if v is not None})
+        priced = priced if dtype is None else priced.converted(dtype)
+        batch = sequence_length = None
+    else:
+        priced = network_or_model(model, dtype, sides)
+        asked_sizes(priced, {"--batch": batch}, {"--sequence-length": sequence_length})
+    with own_code():  # a module's own code runs once more where it is captured
+        found = rank(
+            priced, targets, batch=batch, sequence_length=sequence_length, phase=phase,
+            execution=execution, costs=costs, weights=weights, profile=measured, fit=fit,
+            launch_s=launch_s,
+        )  # fmt: skip
     if trace is not None:
         from foreplan.cost_models.timeline import chrome_trace
         from foreplan.datasets.storage import write_atomically
@@ -90,11 +117,22 @@ def predict_model(
         (only,) = found.replays
         write_atomically(trace, chrome_trace([(only.device, only.timeline)]))
     used = None if fit is None or profile is None else fit_path(profile).name
-    return {**found.document(), "fit": used}
+    return {**found.document(), "fit": used, "here": here}
 
 
-def _targets(names: Sequence[str], files: Sequence[Path], profile: Profile | None) -> list[Device]:
-    own = own_figures(files)
+def _sides(text: str) -> tuple[int, int]:
+    """Height and width of ``224`` or ``224x320``."""
+    match = re.fullmatch(r"([1-9][0-9]{0,4})(?:[xX×]([1-9][0-9]{0,4}))?", text.strip())
+    if match is None:
+        raise SpecError(
+            "--image-size", got=text, expected="pixels: 224, or height x width as in 224x320"
+        )
+    return int(match[1]), int(match[2] or match[1])
+
+
+def _targets(
+    names: Sequence[str], own: Mapping[str, Device], profile: Profile | None
+) -> list[Device]:
     known = dict(own)
     if profile is not None:
         known[profile.device.name] = profile.device
@@ -102,5 +140,7 @@ def _targets(names: Sequence[str], files: Sequence[Path], profile: Profile | Non
     if not targets and profile is not None:
         targets = [profile.device]
     if not targets:
-        raise SpecError("--devices", got=None, expected="a device of 'foreplan devices', or all")
+        raise SpecError(
+            "--devices", got=None, expected="a device of 'foreplan devices', all, or cpu"
+        )
     return targets

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from foreplan.cost_models.book import CostChoice, cost_choice
 from foreplan.cost_models.execution import (
@@ -15,6 +15,12 @@ from foreplan.cost_models.execution import (
     check_execution,
 )
 from foreplan.cost_models.given_seconds import LaunchSeconds
+from foreplan.cost_models.lowering.asked_steps import (
+    USUAL_TOKENS,
+    asked_model,
+    asked_sizes,
+    module_steps,
+)
 from foreplan.cost_models.lowering.graph_step import Phase, Step
 from foreplan.cost_models.lowering.step_store import stored_steps
 from foreplan.cost_models.memory import show_bytes
@@ -31,19 +37,24 @@ from foreplan.cost_models.roofline import bf16_as
 from foreplan.cost_models.sources.device_fit import DeviceFit
 from foreplan.datasets.device import Device, DeviceKind
 from foreplan.datasets.dtypes import DTYPE_BYTES, weight_bytes
-from foreplan.datasets.graphs.network_folder import NetworkFolder, network_or_model
+from foreplan.datasets.graphs.given_module import GivenModule
+from foreplan.datasets.graphs.transformers_network import TransformersNetwork
 from foreplan.datasets.models.model import Model
 from foreplan.datasets.profile import Profile
 from foreplan.datasets.program import Program
-from foreplan.datasets.quantity import format_seconds, whole_number
+from foreplan.datasets.quantity import format_seconds
 from foreplan.datasets.specs import StrictModel
 from foreplan.errors import InfeasibleError, MissingDataError, SpecError
 
 if TYPE_CHECKING:
     import pandas as pd
+    import torch
     from matplotlib.axes import Axes
 
     from foreplan.cost_models.predictor import Predictor
+
+#: Whose pass is priced.
+Priced: TypeAlias = Model | TransformersNetwork | GivenModule
 
 #: Bytes of weights, gradients and two moments over those of the weights.
 _TRAINING_STATE = 4
@@ -55,8 +66,8 @@ class Ranking:
 
     Attributes:
         model: whose pass.
-        batch: sequences.
-        sequence_length: new tokens of each.
+        batch: sequences or images; ``None`` of a module, whose inputs have their own shapes.
+        sequence_length: new tokens of each; ``None`` of a module, and of images.
         phase: ``inference`` or ``training``.
         execution: ``eager``, ``graph`` or ``compiled``.
         costs: where prices come from.
@@ -70,9 +81,9 @@ class Ranking:
         captured: whether the operators were found on disk (``cache``) or captured ``now``.
     """
 
-    model: Model | NetworkFolder
-    batch: int
-    sequence_length: int
+    model: Priced
+    batch: int | None
+    sequence_length: int | None
     phase: Phase
     execution: Execution
     costs: str
@@ -93,8 +104,7 @@ class Ranking:
         )
 
     def _shape(self) -> str:
-        images = isinstance(self.model, NetworkFolder) and self.model.images
-        return f"{self.batch} " + ("images" if images else f"x {self.sequence_length} tokens")
+        return _shape_words(self.model, self.batch, self.sequence_length)
 
     @property
     def fastest(self) -> Replay:
@@ -115,8 +125,9 @@ class Ranking:
             "dtype": self.model.dtype,
             "batch": self.batch,
             "sequence_length": self.sequence_length,
-            "images": isinstance(self.model, NetworkFolder) and self.model.images,
-            "scans": isinstance(self.model, NetworkFolder) and self.model.scans,
+            "shape": self._shape(),
+            "images": isinstance(self.model, TransformersNetwork) and self.model.images,
+            "scans": isinstance(self.model, TransformersNetwork) and self.model.scans,
             "phase": self.phase,
             "execution": self.execution,
             "costs": self.costs,
@@ -170,11 +181,13 @@ class Ranking:
 
 
 def rank_devices(
-    model: str | Path | Model | NetworkFolder,
+    model: str | Path | Model | TransformersNetwork | torch.nn.Module,
     devices: str | Device | Iterable[str | Device] = "all",
     *,
-    batch: int = 1,
-    sequence_length: int = 128,
+    inputs: Any = None,
+    batch: int | None = None,
+    sequence_length: int | None = None,
+    image_size: tuple[int, int] | None = None,
     dtype: str | None = None,
     phase: str = "inference",
     execution: str = "eager",
@@ -185,13 +198,17 @@ def rank_devices(
     """Predict a model's latency on devices that need not be here, fastest first.
 
     Args:
-        model: zoo name, Hugging Face folder (of any network of transformers), or what `load_model`
-            returns.
+        model: zoo name, Hugging Face folder (of any network of transformers), what `load_model`
+            returns, or any module with ``inputs``.
         devices: names of the zoo, apart by commas or one by one, or as in an inline cluster
-            (``2xa100-80g,4xt4``: one pass on each kind); figures of a device; ``all``: the zoo.
-        batch: sequences.
-        sequence_length: new tokens of each.
+            (``2xa100-80g,4xt4``: one pass on each kind); figures of a device; ``all``: the zoo;
+            ``cpu``, ``cpu:threads=1``: this host's processor by figures that are read off it now.
+        inputs: example inputs of a module, as for `predict_latency`.
+        batch: sequences or images, 1 if ``None``.
+        sequence_length: new tokens of each sequence, 128 if ``None``.
+        image_size: height and width of images; the network's usual ones if ``None``.
         dtype: of weights and activations, ``fp32``, ``fp16`` or ``bf16``; the model's if ``None``.
+            A module has its own.
         phase: ``inference`` or ``training``.
         execution: ``eager``, or on GPUs alone ``graph``: replayed from a CUDA graph, or
             ``compiled``: by ``torch.compile``, as a CUDA graph.
@@ -221,22 +238,24 @@ def rank_devices(
     if not targets:
         raise SpecError("rank_devices: devices", got=None, expected="names of the zoo, or all")
     check_any_execution(execution, targets, "rank_devices: execution")
+    priced = asked_model(model, inputs, dtype, image_size, "rank_devices")
+    batch, sequence_length = asked_sizes(
+        priced, {"rank_devices: batch": batch}, {"rank_devices: sequence_length": sequence_length}
+    )
     return rank(
-        network_or_model(model, dtype), targets,
-        batch=whole_number(batch, "rank_devices: batch"),
-        sequence_length=whole_number(sequence_length, "rank_devices: sequence_length"),
-        phase=phase, execution=execution, costs=costs,
+        priced, targets, batch=batch, sequence_length=sequence_length, phase=phase,
+        execution=execution, costs=costs,
         predictor=loaded_predictor(predictor, choice, "rank_devices: predictor"),
         launch_s=launch_s,
     )  # fmt: skip
 
 
 def rank(
-    model: Model | NetworkFolder,
+    model: Priced,
     targets: Sequence[Device],
     *,
-    batch: int,
-    sequence_length: int,
+    batch: int | None,
+    sequence_length: int | None,
     phase: str,
     execution: str,
     costs: str,
@@ -268,10 +287,19 @@ def rank(
     choice = cost_choice(costs)
     # Before the capture, which takes seconds: the folder may be none.
     predictor = predictor or _predictor(choice, weights)
-    steps, cached = stored_steps(
-        model, batch=batch, tokens=sequence_length, phase=asked, compiled=runs == "compiled"
-    )
-    fits = _fits(model, asked, steps, targets, f"{batch} x {sequence_length} tokens")
+    compiled, cached = runs == "compiled", False
+    if isinstance(model, GivenModule):  # whose code may be another one the next time
+        batch = sequence_length = None
+        steps = module_steps(model, asked, compiled)
+    else:
+        batch = 1 if batch is None else batch
+        if sequence_length is None and not getattr(model, "images", False):
+            sequence_length = USUAL_TOKENS
+        steps, cached = stored_steps(
+            model, batch=batch, tokens=sequence_length or 1, phase=asked, compiled=compiled
+        )
+    shape = _shape_words(model, batch, sequence_length)
+    fits = _fits(model, asked, steps, targets, shape)
     launches: LaunchSeconds = launch_s
     if runs == "eager" and launch_s is None:
         launches = profiled_launches(profile, steps, asked)
@@ -310,6 +338,15 @@ def rank(
     )  # fmt: skip
 
 
+def _shape_words(model: Priced, batch: int | None, sequence_length: int | None) -> str:
+    if isinstance(model, GivenModule):
+        return model.shape
+    tokens = f"{batch} x {sequence_length} tokens"
+    if not isinstance(model, TransformersNetwork):
+        return tokens
+    return model.images_of(batch) if model.images else f"{tokens} {model.beside}".rstrip()
+
+
 def _predictor(choice: CostChoice, weights: str) -> Predictor | None:
     if choice == "roofline":
         return None
@@ -322,11 +359,7 @@ def _predictor(choice: CostChoice, weights: str) -> Predictor | None:
 
 
 def _fits(
-    model: Model | NetworkFolder,
-    phase: Phase,
-    steps: Sequence[Step],
-    targets: Sequence[Device],
-    shape: str,
+    model: Priced, phase: Phase, steps: Sequence[Step], targets: Sequence[Device], shape: str
 ) -> dict[str, bool | None]:
     """Whether each device has the memory.
 
@@ -349,8 +382,11 @@ def _fits(
     return fits
 
 
-def _state_bytes(model: Model | NetworkFolder, phase: str) -> int:
-    weights = int(model.parameters * DTYPE_BYTES[model.dtype])
+def _state_bytes(model: Priced, phase: str) -> int:
+    if isinstance(model, GivenModule):
+        weights = model.weight_bytes
+    else:
+        weights = int(model.parameters * DTYPE_BYTES[model.dtype])
     return weights * (_TRAINING_STATE if phase == "training" else 1)
 
 

@@ -33,12 +33,17 @@ from foreplan.cost_models.given_seconds import (
     checked_launch,
     checked_seconds,
 )
-from foreplan.cost_models.lowering.asked_steps import asked_steps
+from foreplan.cost_models.lowering.asked_steps import asked_model, asked_steps
 from foreplan.cost_models.lowering.graph_programs import (
     programs,
 )
 from foreplan.cost_models.lowering.graph_step import Phase, Step
-from foreplan.cost_models.pass_arguments import check_phase, loaded_predictor, loaded_profile
+from foreplan.cost_models.pass_arguments import (
+    check_phase,
+    loaded_predictor,
+    loaded_profile,
+    named_device,
+)
 from foreplan.cost_models.passes.host_prices import profiled_launches
 from foreplan.cost_models.rates.gpu_host import gpu_host_s
 from foreplan.cost_models.rates.new_pages import with_new_pages
@@ -53,9 +58,8 @@ from foreplan.cost_models.sources.device_fit import DeviceFit, FittedSource
 from foreplan.cost_models.sources.narrowest import NarrowestSource
 from foreplan.cost_models.sources.predicted import PredictedSource
 from foreplan.cost_models.sources.tables import InterpolatedSource, MeasuredSource
-from foreplan.datasets import device_zoo
 from foreplan.datasets.device import Device
-from foreplan.datasets.graphs.network_folder import NetworkFolder
+from foreplan.datasets.graphs.transformers_network import TransformersNetwork
 from foreplan.datasets.models.model import Model
 from foreplan.datasets.profile import Profile
 from foreplan.errors import SpecError
@@ -224,12 +228,13 @@ def replay_book(
 
 
 def predict_latency(
-    model: str | Path | Model | NetworkFolder | torch.nn.Module,
+    model: str | Path | Model | TransformersNetwork | torch.nn.Module,
     device: str | Device,
     *,
-    inputs: Sequence[Any] | Mapping[str, Any] | None = None,
+    inputs: Any = None,
     batch: int | None = None,
     sequence_length: int | None = None,
+    image_size: tuple[int, int] | None = None,
     dtype: str | None = None,
     phase: Phase = "inference",
     costs: CostChoice = "predicted",
@@ -246,11 +251,12 @@ def predict_latency(
 
     Args:
         model: zoo name, Hugging Face folder, described model, or any module with ``inputs``.
-        device: zoo name, or figures.
-        inputs: example inputs of a module; a described model takes ``batch`` and
-            ``sequence_length`` instead.
-        batch: sequences of a described model, 1 if ``None``.
+        device: zoo name, ``cpu`` or ``cpu:threads=1`` for this host's processor, or figures.
+        inputs: example inputs of a module: a tensor, a tuple of arguments, a mapping by name, or
+            of a tuple and a mapping both; a described model takes sizes instead.
+        batch: sequences or images of a described model, 1 if ``None``.
         sequence_length: tokens of each, 128 if ``None``; all are new (prefill).
+        image_size: height and width of its images; its usual ones if ``None``.
         dtype: of weights and activations of a described model, ``fp32``, ``fp16`` or ``bf16``; its
             own if ``None``.
         phase: ``inference``, or ``training``: forward, backward and a fused AdamW update, in
@@ -276,7 +282,7 @@ def predict_latency(
             that cannot be captured, or a graph on a CPU.
         MissingDataError: a figure is missing that even the roofline needs.
     """
-    target = device_zoo.device(device) if isinstance(device, str) else device
+    target = named_device(device, "predict_latency: device") if isinstance(device, str) else device
     if not isinstance(target, Device):
         raise SpecError(
             "predict_latency: device", got=target, expected="one name of the zoo, or its figures"
@@ -293,7 +299,8 @@ def predict_latency(
     measured, fit = loaded_profile(profile, costs, "predict_latency: profile")
     loaded = loaded_predictor(predictor, costs, "predict_latency: predictor")
     compiled = execution == "compiled"
-    steps = asked_steps(model, inputs, batch, sequence_length, dtype, phase, compiled)
+    asked = asked_model(model, inputs, dtype, image_size, "predict_latency")
+    steps = asked_steps(asked, batch, sequence_length, phase, compiled)
     check_steps(launches, steps, "predict_latency: launch_s")
     check_steps(between, steps, "predict_latency: gap_s")
     book = replay_book(target, costs, profile=measured, predictor=loaded, fit=fit, steps=steps)

@@ -16,7 +16,7 @@ from typing import Annotated, NamedTuple
 from pydantic import Field
 
 from foreplan.datasets.device import SCALAR_FIGURES, Device
-from foreplan.datasets.specs import StrictModel, load_document, nearest, validate
+from foreplan.datasets.specs import StrictModel, load_document, nearest_few, validate
 from foreplan.errors import SpecError
 
 _PATH = Path(__file__).with_name("zoo") / "devices.yaml"
@@ -108,13 +108,14 @@ def canonical(name: str, where: str = "device") -> str:
     within = sorted({zoo.by_key[known] for known in zoo.by_key if key and known.startswith(key)})
     if not within and len(key) >= _TELLING:  # Quadro, Tesla, 4090
         within = sorted({zoo.by_key[known] for known in zoo.by_key if key in known})
-    guess = nearest(key, zoo.by_key)
+    # Several names of one device may be the nearest.
+    like = list(dict.fromkeys(zoo.by_key[k] for k in nearest_few(key, zoo.by_key, 6)))[:3]
     if len(within) == 1:  # perhaps another device, of which it is the beginning: H20, H200
         fix = f"did you mean {within[0]!r}?"
     elif within:
         fix = "say which: " + ", ".join(within[:6])
-    elif guess is not None:
-        fix = f"did you mean {zoo.by_key[guess]!r}?"
+    elif like:
+        fix = f"did you mean {' or '.join(map(repr, like))}?"
     else:
         fix = "`foreplan devices` lists them"
     raise SpecError(where, got=name, expected="a device of the zoo", fix=fix)

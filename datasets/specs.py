@@ -194,9 +194,14 @@ def validate(model_cls: type[Model], data: object, where: str) -> Model:
 
 def nearest(word: str, known: Iterable[str]) -> str | None:
     """Return the known word most like ``word``, or ``None``; for "did you mean"."""
+    return next(iter(nearest_few(word, known, 1)), None)
+
+
+def nearest_few(word: str, known: Iterable[str], count: int) -> list[str]:
+    """Return up to ``count`` known words most like ``word``, the nearest first."""
     by_lower = {name.lower(): name for name in known}
-    found = difflib.get_close_matches(word.lower(), by_lower, n=1, cutoff=0.6)
-    return by_lower[found[0]] if found else None
+    found = difflib.get_close_matches(word.lower(), by_lower, n=count, cutoff=0.6)
+    return [by_lower[lower] for lower in found]
 
 
 def _as_spec_error(

@@ -204,8 +204,8 @@ def test_a_prediction_of_something_else_is_refused(fields, told):
         foreplan.predict_latency("tiny-llama-random", "t4", **fields)
 
 
-def test_a_module_in_a_file_is_for_python(err):
-    assert "foreplan.predict_latency(module" in err("predict", "net.py:Net", "-d", "t4")[1]
+def test_a_module_in_a_file_is_for_predict(err):
+    assert "'foreplan predict FILE.py'" in err("plan", "serving", "-m", "net.py:Net", "-d", "t4")[1]
 
 
 def test_an_unknown_planner_is_said_first(err):

@@ -1,14 +1,15 @@
-"""`asked_steps`: steps of the pass that a caller of `predict_latency` describes."""
+"""`asked_model`, `asked_steps`: the model, and the steps of its pass, that a caller describes."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from foreplan.cost_models.lowering.graph_programs import lower, lower_compiled, model_steps
 from foreplan.cost_models.lowering.graph_step import Phase, Step
-from foreplan.datasets.graphs.network_folder import NetworkFolder, network_or_model
+from foreplan.datasets.graphs.given_module import GivenModule
+from foreplan.datasets.graphs.transformers_network import TransformersNetwork, network_or_model
 from foreplan.datasets.models.model import Model
 from foreplan.datasets.quantity import whole_number
 from foreplan.errors import SpecError
@@ -16,47 +17,123 @@ from foreplan.errors import SpecError
 if TYPE_CHECKING:
     import torch
 
+#: New tokens of a sequence where nobody says.
+USUAL_TOKENS = 128
+
+
+def asked_model(
+    model: str | Path | Model | TransformersNetwork | torch.nn.Module,
+    inputs: Any,
+    dtype: str | None,
+    image_size: tuple[int, int] | None,
+    where: str,
+) -> Model | TransformersNetwork | GivenModule:
+    """The model that is to be priced.
+
+    Args:
+        model: what the caller gave.
+        inputs: of a module, see `GivenModule.of`.
+        dtype: of a described model.
+        image_size: height and width of images, of a described model.
+        where: function that was called, for errors.
+
+    Raises:
+        SpecError: as `network_or_model`; what only modules or only described models have.
+    """
+    if isinstance(model, (str, Path, Model, TransformersNetwork)):
+        if inputs is not None:
+            raise SpecError(
+                f"{where}: inputs", got=type(inputs).__name__,
+                expected="batch and sequence_length, as the model is described",
+            )  # fmt: skip
+        return network_or_model(model, dtype, image_size)
+    if dtype is not None:
+        raise SpecError(
+            f"{where}: dtype", got=dtype, expected="none, as a module has its own",
+            fix="convert it and its inputs: module.to(torch.bfloat16)",
+        )  # fmt: skip
+    if image_size is not None:
+        raise _own_shapes(f"{where}: image_size", image_size)
+    from foreplan.datasets.graphs.capture import check_module
+
+    check_module(model)
+    if inputs is None:
+        raise SpecError(f"{where}: inputs", got=None, expected="example inputs of the module")
+    return GivenModule.of(type(model).__name__, model, inputs)
+
+
+def asked_sizes(
+    model: Model | TransformersNetwork | GivenModule,
+    batch: Mapping[str, int | None],
+    tokens: Mapping[str, int | None],
+) -> tuple[int | None, int | None]:
+    """Sizes that a model takes, as whole numbers.
+
+    Args:
+        model: what is priced.
+        batch: sequences or images by what to call them in errors, ``None`` where nobody says.
+        tokens: of each sequence, likewise.
+
+    Returns:
+        The batch and the tokens, ``None`` where nobody says.
+
+    Raises:
+        SpecError: a size of a module, whose inputs have their own; tokens of images; no number.
+    """
+    sizes: list[int | None] = []
+    for where, given in {**batch, **tokens}.items():
+        if given is not None and isinstance(model, GivenModule):
+            raise _own_shapes(where, given)
+        if given is not None and where in tokens and getattr(model, "images", False):
+            raise SpecError(
+                where, got=given, expected=f"none: {model.name} takes images",
+                fix="give the size of the images",
+            )  # fmt: skip
+        sizes.append(None if given is None else whole_number(given, where))
+    return sizes[0], sizes[1]
+
 
 def asked_steps(
-    model: str | Path | Model | NetworkFolder | torch.nn.Module,
-    inputs: Sequence[Any] | Mapping[str, Any] | None,
+    model: Model | TransformersNetwork | GivenModule,
     batch: int | None,
     sequence_length: int | None,
-    dtype: str | None,
     phase: Phase,
     compiled: bool,
 ) -> list[Step]:
     """Steps of the pass that `predict_latency` is asked for."""
-    source: Model | NetworkFolder | torch.nn.Module
-    if isinstance(model, (str, Path, Model, NetworkFolder)):
-        source = network_or_model(model, dtype)
-    elif dtype is None:
-        source = model
-    else:
-        raise SpecError(
-            "predict_latency: dtype", got=dtype, expected="none, as a module has its own",
-            fix="convert it and its inputs: module.to(torch.bfloat16)",
-        )  # fmt: skip
-    if isinstance(source, (Model, NetworkFolder)):
-        if inputs is not None:
-            raise SpecError(
-                "predict_latency: inputs", got=type(inputs).__name__,
-                expected="batch and sequence_length, as the model is described",
-            )  # fmt: skip
-        tokens = 128 if sequence_length is None else sequence_length
-        return model_steps(
-            source, batch=whole_number(1 if batch is None else batch, "predict_latency: batch"),
-            tokens=whole_number(tokens, "predict_latency: sequence_length"), phase=phase,
-            compiled=compiled,
-        )  # fmt: skip
-    for name, given in (("batch", batch), ("sequence_length", sequence_length)):
-        if given is not None:
-            raise SpecError(
-                f"predict_latency: {name}", got=given,
-                expected="none, as a module's inputs have their own shapes",
-                fix="give inputs of that size",
-            )  # fmt: skip
+    batch, tokens = asked_sizes(
+        model, {"predict_latency: batch": batch},
+        {"predict_latency: sequence_length": sequence_length},
+    )  # fmt: skip
+    if isinstance(model, GivenModule):
+        return module_steps(model, phase, compiled)
+    return model_steps(
+        model, batch=1 if batch is None else batch, phase=phase, compiled=compiled,
+        tokens=USUAL_TOKENS if tokens is None else tokens,
+    )  # fmt: skip
+
+
+def module_steps(given: GivenModule, phase: Phase, compiled: bool) -> list[Step]:
+    """Steps of a pass of a user's own module.
+
+    Args:
+        given: module and inputs.
+        phase: as `graph_programs.lower`.
+        compiled: as `graph_programs.lower_compiled`.
+
+    Raises:
+        SpecError: a module that cannot be captured.
+    """
     from foreplan.datasets.graphs.capture import capture
 
-    graph = capture(source, inputs, eager=True, training=phase == "training")
+    graph = capture(
+        given.module, given.inputs, name=given.name, eager=True, training=phase == "training"
+    )
     return (lower_compiled if compiled else lower)(graph, phase)
+
+
+def _own_shapes(where: str, given: Any) -> SpecError:
+    return SpecError(
+        where, got=given, expected="none, as a module's inputs have their own shapes",
+        fix="give inputs of that size",
+    )  # fmt: skip

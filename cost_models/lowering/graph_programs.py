@@ -42,9 +42,9 @@ from foreplan.cost_models.lowering.host_call import HostCall, host_kind
 from foreplan.cost_models.lowering.kernel_words import kernel_words
 from foreplan.cost_models.lowering.recomputed import recomputed_steps
 from foreplan.datasets.dtypes import DTYPE_BYTES
-from foreplan.datasets.graphs.network_folder import NetworkFolder, network_module
 from foreplan.datasets.graphs.operator_call import OperatorCall, described_tensors, dtype_name
 from foreplan.datasets.graphs.operator_graph import OperatorGraph, OperatorNode
+from foreplan.datasets.graphs.transformers_network import TransformersNetwork, network_module
 from foreplan.datasets.models.families import SLIDING_EVERYWHERE
 from foreplan.datasets.models.model import Model
 from foreplan.datasets.program import Program, Variant, program
@@ -103,7 +103,7 @@ def lower_compiled(graph: OperatorGraph, phase: Phase = "inference") -> list[Ste
 
 
 def model_steps(
-    model: Model | NetworkFolder, *, batch: int, tokens: int, phase: Phase = "inference",
+    model: Model | TransformersNetwork, *, batch: int, tokens: int, phase: Phase = "inference",
     compiled: bool = False,
 ) -> list[Step]:  # fmt: skip
     """Programs of one pass of a described decoder, captured with at most two layers if it can be.
@@ -123,7 +123,7 @@ def model_steps(
     if batch < 1 or tokens < 1:
         raise SpecError("batch x sequence length", got=f"{batch} x {tokens}", expected="at least 1")
     training = phase == "training"
-    if isinstance(model, NetworkFolder):
+    if isinstance(model, TransformersNetwork):
         module, inputs = network_module(model, batch=batch, tokens=tokens)
         lowered = lower_compiled if compiled else lower
         return lowered(capture(module, inputs, eager=True, training=training), phase)

@@ -19,7 +19,7 @@ from pathlib import Path
 from foreplan.cost_models.lowering.graph_programs import model_steps
 from foreplan.cost_models.lowering.graph_step import PARTS, Phase, Step
 from foreplan.cost_models.lowering.host_call import HostCall
-from foreplan.datasets.graphs.network_folder import NetworkFolder
+from foreplan.datasets.graphs.transformers_network import TransformersNetwork
 from foreplan.datasets.models.model import Model
 from foreplan.datasets.program import Program, Variant
 from foreplan.datasets.storage import write_atomically
@@ -38,7 +38,7 @@ def cache_folder() -> Path:
 
 
 def stored_steps(
-    model: Model | NetworkFolder,
+    model: Model | TransformersNetwork,
     *,
     batch: int,
     tokens: int,
@@ -77,7 +77,7 @@ def stored_steps(
 
 
 def _key(
-    model: Model | NetworkFolder, batch: int, tokens: int, phase: Phase, compiled: bool
+    model: Model | TransformersNetwork, batch: int, tokens: int, phase: Phase, compiled: bool
 ) -> str:
     config = Path(model.path) / "config.json" if model.path else None
     facts = [

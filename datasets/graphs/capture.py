@@ -13,7 +13,6 @@ import inspect
 import io
 import logging
 import re
-import reprlib
 import sys
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
@@ -30,6 +29,7 @@ from foreplan.datasets.graphs._recurrent_shapes import recurrent_shapes
 from foreplan.datasets.graphs._regions import inline_regions, under_autocast
 from foreplan.datasets.graphs._trace import TraceReader
 from foreplan.datasets.graphs.decoder_module import decoder_module
+from foreplan.datasets.graphs.input_words import input_words
 from foreplan.datasets.graphs.operator_graph import OperatorGraph
 from foreplan.datasets.models.load_model import load_model
 from foreplan.datasets.models.model import Model
@@ -80,7 +80,7 @@ def capture(
     if isinstance(source, Model):
         module, inputs = decoder_module(source, batch, tokens)
         return _capture_module(module, inputs, name or source.name, eager, training=training)
-    _check_module(source)
+    check_module(source)
     if inputs is None:
         raise SpecError("capture.inputs", got=None, expected="example inputs of the module")
     name = name or type(source).__name__
@@ -137,7 +137,8 @@ def _asks_by_name(module: str) -> bool:
         return False
 
 
-def _check_module(source: object) -> None:
+def check_module(source: object) -> None:
+    """Raise `SpecError` for what is no module, or one that ``torch.compile`` has compiled."""
     import torch
 
     if isinstance(source, torch.nn.Module):
@@ -260,7 +261,7 @@ def _untraced(
             where, got=f"a tensor of the sizes {found[1]}", expected="fewer than 2^63 bytes",
             fix="ask for a smaller batch, or give smaller inputs",
         )  # fmt: skip
-    fix = f"its forward takes {_taken(module)}, the inputs are {_shown(inputs)}"
+    fix = f"its forward takes {_taken(module)}, the inputs are {input_words(inputs)}"
     if "data-dependent" in str(error):
         fix = "control flow that depends on values of tensors cannot be captured"
     elif type(error).__name__ in _OF_VALUES:
@@ -347,31 +348,6 @@ def _quiet() -> Iterator[None]:
 def _taken(module: torch.nn.Module) -> str:
     """Arguments of a module's ``forward``, by name."""
     return f"({', '.join(inspect.signature(module.forward).parameters)})"
-
-
-def _shown(inputs: Sequence[Any] | Mapping[str, Any]) -> str:
-    """Shapes and dtypes of inputs."""
-    one = _Brief().repr
-    if isinstance(inputs, Mapping):
-        return f"({', '.join(f'{key}={one(value)}' for key, value in inputs.items())})"
-    return f"({', '.join(map(one, inputs))})"
-
-
-class _Brief(reprlib.Repr):
-    """Writes tensors as their dtype and shape, in tuples, lists and mappings too, the rest cut."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.maxother = 60
-
-    def repr1(self, x: Any, level: int) -> str:
-        if hasattr(x, "shape") and hasattr(x, "dtype"):
-            return f"{str(x.dtype).removeprefix('torch.')}{list(x.shape)}"
-        if isinstance(x, Mapping):  # of any class, as below: `reprlib` goes by the name alone
-            return self.repr_dict(dict(x), level)
-        if isinstance(x, tuple):
-            return self.repr_tuple(x, level)
-        return self.repr_list(x, level) if isinstance(x, list) else super().repr1(x, level)
 
 
 def _observe(program: torch.export.ExportedProgram, inputs: Sequence[Any]) -> None:

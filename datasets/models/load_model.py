@@ -7,6 +7,7 @@ from pathlib import Path
 from foreplan.datasets.models.model import Model
 from foreplan.datasets.models.model_folder import read_folder
 from foreplan.datasets.models.model_zoo import pretrained_folders, zoo_model, zoo_names
+from foreplan.datasets.models.network_zoo import zoo_network
 from foreplan.datasets.specs import nearest
 from foreplan.errors import SpecError
 
@@ -42,8 +43,13 @@ def load_model(name_or_path: str | Path) -> Model:
     inside = folder.is_file() and (folder.parent / "config.json").is_file()
     guess = str(folder.parent) if inside else nearest(text, zoo_names())
     fix = f"did you mean {guess!r}?" if guess else "`foreplan models` lists the zoo"
-    if text.partition(":")[0].endswith(".py"):  # code, which no command runs
-        fix = "modules are for Python: foreplan.predict_latency(module, device, inputs=(...))"
+    if (network := zoo_network(text)) is not None:
+        fix = f"'foreplan predict {network.name}' prices a pass of it; plans take decoders"
+    file, colon, inside_file = text.partition(":")
+    if file.endswith(".py"):
+        fix = "'foreplan predict FILE.py' prices it; foreplan.predict_latency takes the module"
+    elif Path(f"{file}.py").is_file():
+        fix = f"'foreplan predict {file}.py{colon}{inside_file}' prices the module in that file"
     raise SpecError(
         "model",
         got=text,

@@ -14,11 +14,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from foreplan.datasets.device import Device
 from foreplan.datasets.device_name import DeviceName
 from foreplan.datasets.profile import Profile, Row
 from foreplan.datasets.program import Program
 from foreplan.datasets.specs import validate
+from foreplan.datasets.timing.host_device import measured_device
 from foreplan.datasets.timing.measurement import Measurement, percentiles
 from foreplan.datasets.timing.measuring import Effort, Worker
 from foreplan.datasets.timing.profile_journal import ProfileJournal
@@ -235,43 +235,9 @@ def _profile(
     worker: Worker, figures: Mapping[str, float], rows: Sequence[Row], seconds: float
 ) -> Profile:
     identity = worker.identity
-    unit = {"cuda": "matrix", "rocm": "matrix"}.get(identity["kind"], "vector")
-    matrix = {"bf16": "amx_bf16", "int8": "amx_int8"}
-    peaks: dict[str, float] = {}
-    reread = []
-    for name, value in figures.items():
-        head, _, dtype = name.partition(".")
-        if head == "reread_bandwidth":
-            reread.append([int(dtype), value])
-        if head == "peak_flops":
-            has_amx = matrix.get(dtype) in identity["isa"]
-            plain_fp32 = dtype == "fp32" and unit == "matrix"  # tensor cores do no plain fp32
-            which = "vector" if plain_fp32 else "matrix" if has_amx else unit
-            peaks[f"{dtype}/{which}"] = value
-    fields = ("chip", "vendor", "kind", "architecture", "compute_capability", "isa", "slice",
-              "memory_bytes", "units", "l2_bytes")  # fmt: skip
-    described = {f: identity[f] for f in fields if identity.get(f) is not None}
-    if identity["kind"] == "cpu":
-        described["l3_bytes"] = identity["last_level_cache_bytes"]
-    if reread:
-        described["reread_bandwidth"] = sorted(reread)
-    if worker.memory_bytes is not None:
-        described["memory_bytes"] = min(worker.memory_bytes, described["memory_bytes"])
-    measured = [f"peak_flops.{name}" for name in peaks]
-    measured += ["memory_bandwidth", "launch_overhead_s"]
-    measured += ["reread_bandwidth"] if reread else []
-    device = {
-        "name": str(worker.device),
-        **described,
-        "notes": identity["board"],
-        "peak_flops": peaks,
-        "memory_bandwidth": figures["memory_bandwidth"],
-        "launch_overhead_s": figures["launch_overhead_s"],
-        "sources": dict.fromkeys(measured, "measured"),
-    }
     document = {
         "schema": "foreplan.profile/1",
-        "device": validate(Device, device, "measured device").model_dump(exclude_none=True),
+        "device": measured_device(worker, figures).model_dump(exclude_none=True),
         "cores": worker.cores,
         "software": identity["software"],
         **{n: figures[n] for n in _APART if n in figures},

@@ -1,8 +1,9 @@
 """Network: the workload zoo that tensor programs are taken from, by family, at several shapes.
 
-Networks are built from configurations; nothing is downloaded, weights are empty. Blocks that repeat
-are described by ``layers``: the network is captured with one and with two of them, and a task's
-calls grow linearly from there (see `foreplan.datasets.tir.extract`).
+Networks are built from configurations, those of `network_zoo` where that has them; nothing is
+downloaded, weights are empty. Blocks that repeat are described by ``layers``: the network is
+captured with one and with two of them, and a task's calls grow linearly from there (see
+`foreplan.datasets.tir.extract`).
 
 Shape legend: ``batch``, ``tokens`` (sequence length), ``height``/``width`` of an image.
 """
@@ -12,14 +13,16 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
+from foreplan.datasets.models.network_zoo import ZooNetwork, zoo_networks
 from foreplan.errors import SpecError
 
 if TYPE_CHECKING:
     import torch
 
 Shape = Mapping[str, int]
+Build: TypeAlias = Callable[[Shape, int], "tuple[torch.nn.Module, tuple[Any, ...]]"]
 
 
 @dataclass(frozen=True)
@@ -39,7 +42,7 @@ class Network:
     family: str
     layers: int
     shapes: tuple[Shape, ...]
-    build: Callable[[Shape, int], tuple[torch.nn.Module, tuple[Any, ...]]]
+    build: Build
 
     def label(self, shape: Shape) -> str:
         """Name of the network at a shape, as ``bert-base/batch=1,tokens=128``."""
@@ -78,15 +81,13 @@ _DECODER = _tokens((1, 128), (4, 64), (1, 512), (16, 1))
 
 def _vision() -> list[Network]:
     return [
-        Network("resnet-18", "resnet", 0, _IMAGES, _image_model(
-            "ResNet", depths=[2, 2, 2, 2], layer_type="basic", hidden_sizes=[64, 128, 256, 512])),
-        Network("resnet-50", "resnet", 0, _IMAGES, _image_model("ResNet")),
-        Network("mobilenet-v2", "mobilenet", 0, _IMAGES, _image_model("MobileNetV2")),
-        Network("convnext-tiny", "convnext", 0, _IMAGES[:3], _image_model("ConvNext")),
-        Network("vit-base", "vit", 12, _IMAGES[:3], _image_model("ViT")),
-        Network("vit-small", "vit", 12, _IMAGES[:2], _image_model(
-            "ViT", hidden_size=384, num_attention_heads=6, intermediate_size=1536)),
-        Network("swin-tiny", "swin", 0, _IMAGES[:2], _image_model("Swin")),
+        _published("resnet-18", 0, _IMAGES),
+        _published("resnet-50", 0, _IMAGES),
+        _published("mobilenet-v2", 0, _IMAGES),
+        _published("convnext-tiny", 0, _IMAGES[:3]),
+        _published("vit-base", 12, _IMAGES[:3]),
+        _published("vit-small", 12, _IMAGES[:2]),
+        _published("swin-tiny", 0, _IMAGES[:2]),
         Network("detector-fpn", "detector", 0,
                 _images((1, 320, 480), (1, 416, 256), (2, 256, 384), (1, 608, 800)), _detector),
         Network("unet", "unet", 0,
@@ -96,9 +97,8 @@ def _vision() -> list[Network]:
 
 def _language() -> list[Network]:
     return [
-        Network("bert-tiny", "bert", 2, _TOKENS, _text_model(
-            "Bert", hidden_size=128, num_attention_heads=2, intermediate_size=512)),
-        Network("bert-base", "bert", 12, _TOKENS, _text_model("Bert")),
+        _published("bert-tiny", 2, _TOKENS),
+        _published("bert-base", 12, _TOKENS),
         Network("gpt2", "gpt2", 12, _DECODER, _text_model("GPT2", attn_implementation="eager")),
         Network("opt-125m", "opt", 12, _DECODER, _text_model("OPT", word_embed_proj_dim=768)),
         Network("llama-1b", "llama", 16, _DECODER, _text_model(
@@ -107,12 +107,24 @@ def _language() -> list[Network]:
         Network("qwen3-0.6b", "qwen", 28, _DECODER, _text_model(
             "Qwen3", hidden_size=1024, intermediate_size=3072, num_attention_heads=16,
             num_key_value_heads=8, head_dim=128, vocab_size=32000)),
-        Network("t5-small", "t5", 6, _TOKENS, _t5),
+        _published("t5-small", 6, _TOKENS),
         Network("mixtral-small", "moe", 8, _tokens((1, 64), (4, 16), (1, 256)), _text_model(
             "Mixtral", hidden_size=512, intermediate_size=1024, num_attention_heads=8,
             num_key_value_heads=4, num_local_experts=4, vocab_size=8000,
             experts_implementation="batched_mm")),
     ]  # fmt: skip
+
+
+def _published(name: str, layers: int, shapes: tuple[Shape, ...]) -> Network:
+    """A network of `network_zoo`, without the head that it was trained with."""
+    entry = zoo_networks()[name]
+    if entry.image is not None:
+        build = _image_model(entry)
+    elif entry.model_type == "t5":
+        build = _t5(entry)
+    else:
+        build = _encoder(entry)
+    return Network(name, entry.family, layers, shapes, build)
 
 
 def _empty(build: Callable[[], torch.nn.Module]) -> torch.nn.Module:
@@ -128,32 +140,49 @@ def _empty(build: Callable[[], torch.nn.Module]) -> torch.nn.Module:
     return module
 
 
-def _image_model(
-    kind: str, **settings: Any
-) -> Callable[[Shape, int], tuple[torch.nn.Module, tuple[Any, ...]]]:
+def _without_head(entry: ZooNetwork, **settings: Any) -> torch.nn.Module:
+    """The network's body, with other settings than the published ones."""
+    import transformers
+
+    config = transformers.AutoConfig.for_model(entry.model_type, **{**entry.config, **settings})
+    build: Any = transformers.AutoModel.from_config
+    return _empty(lambda: build(config))
+
+
+def _image_model(entry: ZooNetwork) -> Build:
     def build(shape: Shape, layers: int) -> tuple[torch.nn.Module, tuple[Any, ...]]:
         import torch
-        import transformers
 
         from foreplan.datasets.tir import _wrappers
 
-        options: dict[str, Any] = dict(settings)
-        if kind == "ViT":
+        options: dict[str, Any] = {}
+        if entry.family == "vit":
             options["image_size"] = (shape["height"], shape["width"])
             options["num_hidden_layers"] = layers
-        elif kind == "Swin":
+        elif entry.family == "swin":
             options["image_size"] = shape["height"]
-        config = getattr(transformers, kind + "Config")(**options)
-        model = _empty(lambda: getattr(transformers, kind + "Model")(config))
         image = torch.zeros(shape["batch"], 3, shape["height"], shape["width"])
-        return _wrappers.ImageModel(model), (image,)
+        return _wrappers.ImageModel(_without_head(entry, **options)), (image,)
 
     return build
 
 
-def _text_model(
-    kind: str, **settings: Any
-) -> Callable[[Shape, int], tuple[torch.nn.Module, tuple[Any, ...]]]:
+def _encoder(entry: ZooNetwork) -> Build:
+    def build(shape: Shape, layers: int) -> tuple[torch.nn.Module, tuple[Any, ...]]:
+        import torch
+
+        from foreplan.datasets.tir import _wrappers
+
+        model = _without_head(entry, num_hidden_layers=layers)
+        tokens = torch.zeros(shape["batch"], shape["tokens"], dtype=torch.int64)
+        return _wrappers.TextModel(model, cached=False), (tokens,)
+
+    return build
+
+
+def _text_model(kind: str, **settings: Any) -> Build:
+    """A decoder of these settings; what is not said is the default of its class."""
+
     def build(shape: Shape, layers: int) -> tuple[torch.nn.Module, tuple[Any, ...]]:
         import torch
         import transformers
@@ -171,21 +200,23 @@ def _text_model(
             config._experts_implementation = experts
         model = _empty(lambda: getattr(transformers, kind + "Model")(config))
         tokens = torch.zeros(shape["batch"], shape["tokens"], dtype=torch.int64)
-        return _wrappers.TextModel(model, cached=kind != "Bert"), (tokens,)
+        return _wrappers.TextModel(model, cached=True), (tokens,)
 
     return build
 
 
-def _t5(shape: Shape, layers: int) -> tuple[torch.nn.Module, tuple[Any, ...]]:
-    import torch
-    import transformers
+def _t5(entry: ZooNetwork) -> Build:
+    def build(shape: Shape, layers: int) -> tuple[torch.nn.Module, tuple[Any, ...]]:
+        import torch
 
-    from foreplan.datasets.tir import _wrappers
+        from foreplan.datasets.tir import _wrappers
 
-    config = transformers.T5Config(num_layers=layers, num_decoder_layers=layers)
-    model = _empty(lambda: transformers.T5Model(config))
-    tokens = torch.zeros(shape["batch"], shape["tokens"], dtype=torch.int64)
-    return _wrappers.EncoderDecoder(model), (tokens, tokens[:, : max(1, shape["tokens"] // 4)])
+        model = _without_head(entry, num_layers=layers, num_decoder_layers=layers)
+        tokens = torch.zeros(shape["batch"], shape["tokens"], dtype=torch.int64)
+        few = tokens[:, : max(1, shape["tokens"] // 4)]
+        return _wrappers.EncoderDecoder(model), (tokens, few)
+
+    return build
 
 
 def _detector(shape: Shape, layers: int) -> tuple[torch.nn.Module, tuple[Any, ...]]:

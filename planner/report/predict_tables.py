@@ -21,8 +21,7 @@ _EXECUTED = {"eager": "", "graph": " as a CUDA graph", "compiled": " compiled, a
 def predict_tables(result: Mapping[str, Any]) -> Group:
     """Ranking of the devices, and for a single one where its time goes."""
     rows = result["devices"]
-    of = "images" if result.get("images") else f"x {result['sequence_length']} tokens"
-    shape = f"{result['batch']} {of}, {result['phase']}"
+    shape = f"{plain(result['shape'])}, {result['phase']}"
     shape += _EXECUTED[result["execution"]]
     shape += f", {plain(result['dtype'])}"
     bare = [r["by_source_s"].get("roofline", 0.0) / max(r["device_s"], 1e-30) for r in rows]
@@ -47,6 +46,11 @@ def predict_tables(result: Mapping[str, Any]) -> Group:
         notes.append(
             "by figures: share of the time priced from published figures alone, as a best case; "
             "a rank beside predicted devices then means little"
+        )
+    for name, board in result["here"].items():
+        notes.append(
+            f"{plain(name)}: this host ({plain(board)}), a forecast: its figures were read just "
+            "now, and no operator was timed; 'foreplan profile', then --profile, does"
         )
     if evaluated := rows[0]["evaluated"]:
         shown = ", ".join(path or "the whole model" for path in evaluated)

@@ -325,7 +325,7 @@ def test_python_ranks_as_the_command_does(folder: Path) -> None:
     asked: dict[str, Any] = {"sequence_length": 64, "costs": "roofline"}
     ranking = foreplan.rank_devices("tiny-llama-random", **asked)
     shown = predict_model("tiny-llama-random", ["all"], **asked)
-    assert {**ranking.document(), "captured": "cache", "fit": None} == shown
+    assert {**ranking.document(), "captured": "cache", "fit": None, "here": {}} == shown
     assert ranking.fastest.device == shown["devices"][0]["device"]
     frame = ranking.to_frame()
     assert list(frame["device"]) == [row["device"] for row in shown["devices"]]

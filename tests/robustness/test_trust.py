@@ -133,7 +133,19 @@ def test_modules_are_imported_by_names_of_the_source_alone() -> None:
         "planner/installed.py",
         "datasets/kernels/quantise.py",
         "datasets/tir/toolchain.py",
+        "datasets/graphs/python_file.py",
     }
+
+
+def test_a_users_file_is_run_by_predict_alone() -> None:
+    """The command line's ``predict FILE.py`` asks for it; no document, folder or API call does."""
+    runs, asks = set(), set()
+    for path in FILES:
+        text, name = path.read_text(encoding="utf-8"), path.relative_to(ROOT).as_posix()
+        runs |= {name for call in _calls(ast.parse(text)) if "exec_module" in _name(call.func)}
+        asks |= {name} if "graphs.python_file import" in text else set()
+    assert runs == {"datasets/graphs/python_file.py"}
+    assert asks == {"cost_models/predict_command.py"}
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.relative_to(ROOT).as_posix())

@@ -56,6 +56,13 @@ def models() -> Sequence[str]:
     return (*zoo_names(), *pretrained_folders())
 
 
+def priced() -> Sequence[str]:
+    """Names that ``predict`` takes; folders and files are completed by the shell itself."""
+    from foreplan.datasets.models.network_zoo import zoo_networks
+
+    return (*models(), *zoo_networks())
+
+
 def targets() -> Sequence[str]:
     """Installed exporters."""
     from foreplan.planner.export.exporter import targets as installed

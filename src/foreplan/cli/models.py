@@ -27,6 +27,7 @@ from foreplan.cli._words import (
     listed,
     models,
     phases,
+    priced,
     schedules,
     shipped,
     words,
@@ -139,8 +140,9 @@ def predict(
     model: Annotated[
         str,
         typer.Argument(
-            help="Zoo name or Hugging Face folder, of any network of transformers.",
-            autocompletion=words(models),
+            help="Name of 'foreplan models', Hugging Face folder of any network of transformers, "
+            "or FILE.py[:NAME]: your own code, which is run.",
+            autocompletion=words(priced),
         ),
     ],
     device: Annotated[
@@ -149,12 +151,19 @@ def predict(
             "-d",
             "--device",
             "--devices",
-            help="Zoo names, apart by commas, or all; one pass on one device of each.",
+            help="Zoo names, apart by commas, or all; one pass on one device of each. cpu, "
+            "cpu:threads=1: this host's processor, by figures read off it.",
             autocompletion=listed(device_names),
         ),
     ] = None,
-    batch: Annotated[int, typer.Option(help="Sequences.")] = 1,
-    sequence_length: Annotated[int, typer.Option(help="New tokens of each sequence.")] = 128,
+    batch: Annotated[int | None, typer.Option(help="Sequences or images; 1 if left out.")] = None,
+    sequence_length: Annotated[
+        int | None, typer.Option(help="New tokens of each sequence; 128 if left out.")
+    ] = None,
+    image_size: Annotated[
+        str | None,
+        typer.Option(help="Pixels: 224, or height x width as 224x320; the network's if left out."),
+    ] = None,
     dtype: Annotated[
         str | None,
         typer.Option(
@@ -195,9 +204,9 @@ def predict(
     from foreplan.cost_models.predict_command import predict_model
 
     result = predict_model(
-        model, device or [], batch=batch, sequence_length=sequence_length, dtype=dtype, phase=phase,
-        execution=execution, costs=costs, weights=weights, profile=profile,
-        device_files=device_file or [],
+        model, device or [], batch=batch, sequence_length=sequence_length, image_size=image_size,
+        dtype=dtype, phase=phase, execution=execution, costs=costs, weights=weights,
+        profile=profile, device_files=device_file or [],
         launch_s=None if launch_us is None else launch_us * 1e-6, rank_by=rank_by, trace=trace,
     )  # fmt: skip
     if as_json:
@@ -210,10 +219,12 @@ def predict(
 
 @app.command("models")
 def models_command(as_json: Json = False) -> None:
-    """List the model zoo: published shapes; any Hugging Face folder of these families does, too."""
+    """List the models known by name: decoders, which plans take, and networks for predict."""
     from foreplan.datasets.models.model_zoo import zoo_documents
+    from foreplan.datasets.models.network_zoo import network_documents
 
-    found = zoo_documents()
+    found = [{**document, "plans": True} for document in zoo_documents()]
+    found += [{**document, "plans": False} for document in network_documents()]
     if as_json:
         print_json(found)
         return

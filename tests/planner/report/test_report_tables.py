@@ -286,7 +286,8 @@ def test_fields_of_records_inside_a_workload_are_listed():
 
 
 PREDICTED = {
-    "model": "gpt2", "dtype": "fp32", "batch": 1, "sequence_length": 128, "phase": "inference",
+    "model": "gpt2", "dtype": "fp32", "batch": 1, "sequence_length": 128,
+    "shape": "1 x 128 tokens", "here": {}, "phase": "inference",
     "execution": "eager", "costs": "predicted", "bf16_as": {"t4": "fp16"}, "scans": True,
     "unpriced": {"xavier": "no figures on xavier", "thor": "no figures on thor"},
     "devices": [{

@@ -16,8 +16,8 @@ from foreplan.cost_models.predictor import Predictor
 from foreplan.cost_models.ranking import Ranking, rank_devices
 from foreplan.cost_models.replay import predict_latency
 from foreplan.datasets.graphs.capture import capture
-from foreplan.datasets.graphs.network_folder import (
-    NetworkFolder,
+from foreplan.datasets.graphs.transformers_network import (
+    TransformersNetwork,
     network_module,
     network_or_model,
 )
@@ -86,9 +86,9 @@ def _latencies(ranked: Ranking) -> dict[str, float]:
     return {replay.device: replay.latency_s for replay in ranked.replays}
 
 
-def _network(tmp_path: Path, fields: dict[str, Any]) -> NetworkFolder:
+def _network(tmp_path: Path, fields: dict[str, Any]) -> TransformersNetwork:
     found = network_or_model(_folder(tmp_path, fields))
-    assert isinstance(found, NetworkFolder)
+    assert isinstance(found, TransformersNetwork)
     return found
 
 
@@ -115,8 +115,8 @@ def test_more_work_is_never_faster_and_a_step_takes_longer(
 ) -> None:
     network = _network(tmp_path, ALL[family])
     found = [
-        rank_devices(network, "h200,t4,xeon_8480+", batch=batch, sequence_length=32, phase=phase,
-                     predictor=predictor)
+        rank_devices(network, "h200,t4,xeon_8480+", batch=batch, phase=phase, predictor=predictor,
+                     sequence_length=None if family == "vit" else 32)
         for batch, phase in ((1, "inference"), (64, "inference"), (64, "training"))
     ]  # fmt: skip
     for less, more in pairwise(found):
@@ -125,7 +125,8 @@ def test_more_work_is_never_faster_and_a_step_takes_longer(
         assert all(replay.latency_s > slack * before[replay.device] for replay in more.replays)
     assert found[0].document()["images"] == (family == "vit")
     assert found[0].document()["scans"] == (family in SCANS)
-    what = "1 images" if family == "vit" else "1 x 32 tokens"
+    beside = {"t5": " on both sides", "whisper": " and 100 frames"}.get(family, "")
+    what = "1 image" if family == "vit" else f"1 x 32 tokens{beside}"
     assert repr(found[0]).startswith(f"<Ranking: {family}, {what}, inference: ")
     assert found[0].plot().get_title("left") == f"{family}, {what}, inference"
     assert all(r.low_s <= r.latency_s <= r.high_s for rank in found for r in rank.replays)
@@ -244,6 +245,19 @@ def test_images_have_the_size_that_the_folder_states(
         return
     _, inputs = network_module(network, batch=3, tokens=8)
     assert inputs["pixel_values"].shape == (3, 3, *sides)
+
+
+def test_images_have_the_size_that_is_asked_for(tmp_path: Path) -> None:
+    """What has a parameter for each patch is made for them."""
+    for fields in (VIT, RESNET):
+        network = network_or_model(str(_folder(tmp_path, fields)), image_size=(48, 64))
+        module, inputs = network_module(network, batch=2, tokens=1)
+        assert inputs["pixel_values"].shape == (2, 3, 48, 64)
+        assert capture(module, inputs, eager=True).flops > 0
+    with pytest.raises(SpecError, match="image size: got '48 x 64', expected none: bert takes no"):
+        network_or_model(str(_folder(tmp_path, BERT)), image_size=(48, 64))
+    with pytest.raises(SpecError, match="expected none: vit takes images"):
+        rank_devices(_network(tmp_path, VIT), "t4", costs="roofline", sequence_length=8)
 
 
 def test_relative_positions_bound_nothing(tmp_path: Path) -> None:

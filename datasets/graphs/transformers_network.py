@@ -1,11 +1,13 @@
-"""`NetworkFolder`: a folder of any network that transformers builds, for the price of a pass.
+"""`TransformersNetwork`: any network that transformers builds, for the price of a pass.
 
-Plans need a `Model`, whose layers are described. A pass is captured from the module itself, so that
-encoders, encoder-decoders and networks of images have a price, too.
+It is that of a folder, or of the network zoo. Plans need a `Model`, whose layers are described. A
+pass is captured from the module itself, so that encoders, encoder-decoders and networks of images
+have a price, too.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -16,7 +18,9 @@ from foreplan.datasets.models._config_fields import UnmodelledError
 from foreplan.datasets.models.families import ARCHITECTURES
 from foreplan.datasets.models.load_model import load_model
 from foreplan.datasets.models.model import MOST_LAYERS, Model
-from foreplan.datasets.specs import StrictModel, load_document
+from foreplan.datasets.models.model_zoo import pretrained_folders, zoo_names
+from foreplan.datasets.models.network_zoo import ZooNetwork, network_aliases, zoo_network
+from foreplan.datasets.specs import StrictModel, load_document, nearest
 from foreplan.errors import SpecError
 
 if TYPE_CHECKING:
@@ -44,42 +48,64 @@ _MOST_STEPS = 2048
 _LOOPED = ("dbrx", "longcat_flash", "nllb_moe", "switch_transformers")
 
 
-class NetworkFolder(StrictModel):
+class TransformersNetwork(StrictModel):
     """A network of transformers, known by its class.
 
     Attributes:
-        name: of the folder.
-        path: the folder.
+        name: of the folder, or in the network zoo.
+        path: the folder; ``None`` of the zoo.
         family: transformers' ``model_type``.
         dtype: in which it is built.
         parameters: distinct ones.
         images: it takes images, not tokens.
         scans: its layers carry a state from token to token. What transformers itself computes is
             priced; fused kernels of other packages (mamba-ssm, flash-linear-attention) are faster.
+        beside: what an encoder takes beside the decoder's tokens, in words; "" without one.
+        config: the zoo's configuration, with the class under ``architectures``; ``None`` of a
+            folder.
+        image_size: height and width of its images that were asked for; ``None`` leaves them to
+            the configuration.
     """
 
     name: str
-    path: str
+    path: str | None
     family: str
     dtype: Literal["fp32", "fp16", "bf16"]
     parameters: PositiveInt
     images: bool
     scans: bool = False
+    beside: str = ""
+    config: Mapping[str, Any] | None = None
+    image_size: tuple[PositiveInt, PositiveInt] | None = None
+
+    @property
+    def where(self) -> str:
+        """What errors call its configuration."""
+        return f"model {self.name}" if self.path is None else f"{self.path}/config.json"
+
+    def images_of(self, batch: int | None) -> str:
+        """A batch of its images in words, as ``4 images of 224 x 224``."""
+        of, sides = "image" if batch == 1 else "images", self.image_size
+        return f"{batch} {of}" + (f" of {sides[0]} x {sides[1]}" if sides else "")
 
 
 def network_or_model(
-    name_or_path: str | Path | Model | NetworkFolder, dtype: str | None = None
-) -> Model | NetworkFolder:
+    name_or_path: str | Path | Model | TransformersNetwork,
+    dtype: str | None = None,
+    image_size: tuple[int, int] | None = None,
+) -> Model | TransformersNetwork:
     """What ``foreplan predict`` prices: a described `Model`, else any network of transformers.
 
     Args:
-        name_or_path: as `load_model`, or what this or that returned.
+        name_or_path: as `load_model`, a name of the network zoo, or what this or that returned.
         dtype: of weights and activations, ``fp32``, ``fp16`` or ``bf16``; the checkpoint's if
             ``None``.
+        image_size: height and width of a network's images; its usual ones if ``None``.
 
     Raises:
         SpecError: as `load_model`; another dtype; what transformers does not build; a multimodal
-            network, whose parts are priced one by one; experts that are run in a loop.
+            network, whose parts are priced one by one; experts that are run in a loop; the size of
+            images of a network that takes none.
     """
     if dtype is not None and dtype not in _DTYPES.values():
         raise SpecError(
@@ -87,12 +113,22 @@ def network_or_model(
             fix="'foreplan plan serving' prices weights of 8 bits and fewer",
         )  # fmt: skip
     found = _read(name_or_path)
-    return found if dtype is None else found.model_copy(update={"dtype": dtype})
+    changes: dict[str, Any] = {} if dtype is None else {"dtype": dtype}
+    if image_size is not None:
+        if not isinstance(found, TransformersNetwork) or not found.images:
+            raise SpecError(
+                "image size", got="{} x {}".format(*image_size),
+                expected=f"none: {found.name} takes no images",
+            )  # fmt: skip
+        changes["image_size"] = image_size
+    return found.model_copy(update=changes) if changes else found
 
 
-def _read(name_or_path: str | Path | Model | NetworkFolder) -> Model | NetworkFolder:
-    if isinstance(name_or_path, (Model, NetworkFolder)):
+def _read(name_or_path: str | Path | Model | TransformersNetwork) -> Model | TransformersNetwork:
+    if isinstance(name_or_path, (Model, TransformersNetwork)):
         return name_or_path
+    if isinstance(name_or_path, str) and (listed := _listed(name_or_path)) is not None:
+        return listed
     folder = Path(name_or_path) if isinstance(name_or_path, (str, Path)) else None
     if folder is None or not (folder / "config.json").is_file():
         return load_model(name_or_path)
@@ -111,31 +147,75 @@ def _read(name_or_path: str | Path | Model | NetworkFolder) -> Model | NetworkFo
     return _captured(folder, fields)
 
 
+def _listed(name: str) -> TransformersNetwork | None:
+    """A network of the zoo; ``None`` for what `load_model` knows, or says what is wrong with.
+
+    Raises:
+        SpecError: a name that is like one of this zoo's.
+    """
+    decoders = (*zoo_names(), *pretrained_folders())
+    if name in decoders or Path(name).expanduser().exists():
+        return None
+    found = zoo_network(name)
+    if found is not None:
+        return _of_zoo(found)
+    aliases = network_aliases()
+    guess = nearest(name, (*decoders, *aliases))
+    if guess is None or guess not in aliases:
+        return None
+    raise SpecError(
+        "model", got=name, expected="a Hugging Face folder, a Python file, or a name of the zoo",
+        fix=f"did you mean {aliases[guess]!r}?",
+    )  # fmt: skip
+
+
+def _of_zoo(entry: ZooNetwork) -> TransformersNetwork:
+    config = {**entry.config, "model_type": entry.model_type, "architectures": [entry.class_]}
+    return TransformersNetwork(
+        name=entry.name, path=None, family=entry.model_type, dtype="fp32",
+        parameters=entry.parameters, images=entry.image is not None, beside=entry.beside,
+        config=config, image_size=None if entry.image is None else (entry.image, entry.image),
+    )  # fmt: skip
+
+
 def _captured(
     folder: Path, fields: dict[str, Any], unless: SpecError | None = None
-) -> NetworkFolder:
+) -> TransformersNetwork:
     """The folder's network by its class; ``unless`` is raised where it cannot be built."""
     file, family = folder / "config.json", fields["model_type"]
     _check(fields, str(file))
     try:
-        module, config = _build(folder, None)
+        module, config = _build(_configuration(folder), None, str(file))
     except SpecError:
         if unless is None:
             raise
         raise unless from None
     _check({**config.to_dict(), **fields}, str(file))  # what the file leaves to defaults, too
-    return NetworkFolder(
+    return TransformersNetwork(
         name=folder.resolve().name or "model", path=str(folder), family=family,
         dtype=_DTYPES.get(str(config.dtype), "fp32"),  # type: ignore[arg-type]
         parameters=sum(p.numel() for p in module.parameters()),
         images=module.main_input_name == "pixel_values",
         scans=family in _STEPWISE
         or any(getattr(config, field, None) is not None for field in _SCANNED),
+        beside=_beside(module.main_input_name, config),
     )  # fmt: skip
 
 
+def _beside(main: str, config: Any) -> str:
+    """What an encoder takes beside the decoder's tokens; `network_module` gives it that."""
+    if not getattr(config, "is_encoder_decoder", False) or main == "pixel_values":
+        return ""
+    return "on both sides" if main == "input_ids" else f"and {_frames(config)} frames"
+
+
+def _frames(config: Any) -> int:
+    """Of a spectrum, which the first convolutions halve."""
+    return 2 * int(getattr(config, "max_source_positions", 0))
+
+
 def network_module(
-    network: NetworkFolder, *, batch: int, tokens: int
+    network: TransformersNetwork, *, batch: int, tokens: int
 ) -> tuple[torch.nn.Module, dict[str, Any]]:
     """The module without weights, and inputs for `capture`.
 
@@ -143,17 +223,19 @@ def network_module(
         network: what to build.
         batch: sequences or images.
         tokens: of each sequence; an encoder-decoder takes as many on both sides, or as many
-            beside the sound that its encoder takes. Images have the network's own size.
+            beside the sound that its encoder takes. Images have the size that was asked for, else
+            the network's own.
 
     Raises:
         SpecError: more tokens than positions, inputs that nothing is known of, or larger ones than
-            `blank` makes; more tokens than a graph of their steps should hold.
+            `blank` makes; more tokens than a graph of their steps should hold; a size of images
+            that the network does not take.
     """
     import torch
 
     word = next(name for name, ours in _DTYPES.items() if ours == network.dtype)
     dtype = getattr(torch, word.removeprefix("torch."))
-    module, config = _build(Path(network.path), dtype)
+    module, config = _build(lambda: _own_configuration(network), dtype, network.where)
     # XLNet, whose positions are relative, has -1 of them.
     most = next((n for n in (getattr(config, f, None) for f in _POSITIONS) if n and n > 0), tokens)
     if tokens > most and not network.images:
@@ -174,8 +256,7 @@ def network_module(
         channels = getattr(config, "num_channels", 3)
         inputs = {main: blank(batch, channels, *_sides(network, config), dtype=dtype)}
     elif main == "input_features" and hasattr(config, "max_source_positions"):
-        frames = 2 * config.max_source_positions  # which the first convolutions halve
-        inputs = {main: blank(batch, config.num_mel_bins, frames, dtype=dtype)}
+        inputs = {main: blank(batch, config.num_mel_bins, _frames(config), dtype=dtype)}
     else:
         raise SpecError(
             f"model {network.name}", got=f"the input {main}",
@@ -189,17 +270,18 @@ def network_module(
     return module, inputs
 
 
-def _sides(network: NetworkFolder, config: Any) -> tuple[int, int]:
+def _sides(network: TransformersNetwork, config: Any) -> tuple[int, int]:
     """Height and width of a network's images: ``224``, or ``[224, 192]``."""
-    stated = getattr(config, "image_size", None)
+    stated = network.image_size or getattr(config, "image_size", None)
     sides = stated if isinstance(stated, (list, tuple)) else (stated, stated)
     match sides:
         case (int(height), int(width)) if height > 0 and width > 0:
             return height, width
     raise SpecError(
-        f"{network.path}/config.json: image_size", got=stated,
+        f"{network.where}: image_size", got=stated,
         expected="a number of pixels, or [height, width]",
-        fix='networks for images of any size do not state it: add "image_size": 224, say',
+        fix="networks for images of any size do not state it: say --image-size 224, or add "
+        '"image_size": 224',
     )  # fmt: skip
 
 
@@ -229,13 +311,43 @@ def _check(fields: dict[str, Any], where: str) -> None:
             )
 
 
-def _build(folder: Path, dtype: Any) -> tuple[Any, Any]:
-    """A folder's module on the meta device, in its own dtype if ``None``, and its configuration."""
+def _own_configuration(network: TransformersNetwork) -> Any:
+    """Configuration of a network, for images of the size that was asked for."""
+    import transformers
+
+    if network.config is not None:
+        config: Any = transformers.AutoConfig.for_model(**network.config)
+    else:
+        config = _configuration(Path(network.path or ""))()
+    # What has a parameter for each part of an image is made for its size.
+    if network.image_size is not None and hasattr(config, "image_size"):
+        height, width = network.image_size
+        config.image_size = height if height == width else [height, width]
+    return config
+
+
+def _configuration(folder: Path) -> Callable[[], Any]:
+    def read() -> Any:
+        import transformers
+
+        return transformers.AutoConfig.from_pretrained(folder, **LOCAL_DATA)
+
+    return read
+
+
+def _build(configuration: Callable[[], Any], dtype: Any, where: str) -> tuple[Any, Any]:
+    """A module on the meta device, in its own dtype if ``None``, and its configuration.
+
+    Args:
+        configuration: gives it, and may fail as transformers' code does.
+        dtype: torch's.
+        where: what to call it in an error.
+    """
     import torch
     import transformers
 
     try:
-        config = transformers.AutoConfig.from_pretrained(folder, **LOCAL_DATA)
+        config = configuration()
         named: Any = getattr(transformers, (config.architectures or [""])[0], None)
         known = isinstance(named, type) and issubclass(named, transformers.PreTrainedModel)
         build: Any = named._from_config if known else transformers.AutoModel.from_config
@@ -245,6 +357,6 @@ def _build(folder: Path, dtype: Any) -> tuple[Any, Any]:
     except Exception as error:  # transformers raises whatever its code runs into
         lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [""]
         raise SpecError(
-            f"{folder / 'config.json'}", got=f"{type(error).__name__}: {lines[0]}",
+            where, got=f"{type(error).__name__}: {lines[0]}",
             expected=f"a network that transformers {transformers.__version__} builds",
         ) from error  # fmt: skip
