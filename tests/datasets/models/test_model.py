@@ -235,7 +235,10 @@ def test_a_cut_off_or_foreign_file_is_one_line(tmp_path: Path) -> None:
         ({"vocab_size": None}, "vocab_size"),
         ({"head_dim": 7}, "head_dim = 7 is odd"),
         ({"hidden_act": "xielu"}, "hidden_act: got 'xielu', expected one of silu"),
-        ({"hidden_act": "relu"}, "activation: got 'relu', expected silu or gelu_tanh"),
+        (
+            {"hidden_act": "relu"},
+            "activation: got 'relu', expected silu, gelu_tanh or clamped",
+        ),
         ({"rope_scaling": {"type": "ntk", "factor": 2.0}}, "default, linear, yarn or llama3"),
         (
             {"rope_theta": 1.0, "rope_scaling": {"type": "yarn", "factor": 2.0}},

@@ -1,0 +1,151 @@
+"""Attention whose scores are more than products of queries and keys: with sinks, or capped.
+
+A sink is a learned score of a head that takes part in the softmax and has no value (Xiao et al.,
+StreamingLLM, 2023; gpt-oss). With ``s`` for the logarithm of a query's sum of exponentials, which
+fused attention computes beside its result, a result with a sink is the result without one times
+``sigmoid(s - sink)``: exact, whatever kernel made both. A capped score is ``cap * tanh(score /
+cap)`` (Gemma 2), which no fused kernel of torch knows: products one after another compute it.
+
+Imports torch. Shape legend: B = batch, T = tokens of a call, H = heads, G = key/value heads, L =
+positions of the cache, D = head_dim.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from foreplan.datasets.kernels._attention_mask import seen_keys
+from foreplan.datasets.kernels.quantised_cache import QuantisedCache
+
+#: Queries whose scores are there at a time where they are computed by products.
+ROWS = 512
+
+#: Fused attention that hands out sums, for GPUs: from which compute capability on, and of what
+#: multiple of features (torch, ``sdp_utils.cpp``).
+_FUSED_FROM, _FUSED_FEATURES = (8, 0), 8
+
+
+def _sink_attention(
+    q: Tensor, cache_k: Tensor, cache_v: Tensor, keys: int, window: int | None = None, *,
+    sinks: Tensor, dtype: torch.dtype,
+) -> Tensor:  # fmt: skip
+    """See `registry.function`; ``sinks[H]`` in fp32."""
+    batch, queries, heads, head_dim = q.shape
+    k, v = cache_k[:, :, :keys].to(dtype), cache_v[:, :, :keys].to(dtype)
+    query = q.transpose(1, 2).to(dtype)  # [B, H, T, D]
+    if q.device.type != "cpu" and not _fused(query, masked=1 < queries < keys):
+        return _by_products(query, k, v, window, sinks=sinks).to(q.dtype)
+    if queries == keys > 1:
+        out, sums = _with_sums(query, k, v, causal=True)
+    else:
+        # Heads that share keys become queries of one head, as in attention without sinks.
+        folded = query.reshape(batch, k.shape[1], -1, head_dim)
+        mask = None
+        if queries > 1:
+            hidden = ~seen_keys(queries, keys, window, q.device)
+            mask = torch.zeros(hidden.shape, dtype=dtype, device=q.device)
+            mask = mask.masked_fill_(hidden, -torch.inf).repeat(heads // k.shape[1], 1)
+        out, sums = _with_sums(folded, k, v, mask=mask)
+        out, sums = out.reshape(query.shape), sums.reshape(batch, heads, queries)
+    left = torch.sigmoid(sums - sinks[:, None]).unsqueeze(-1)
+    return (out * left.to(dtype)).transpose(1, 2).to(q.dtype)
+
+
+def _fused(query: Tensor, *, masked: bool) -> bool:
+    """Whether a GPU's fused attention that hands out sums takes these queries."""
+    return (
+        not masked
+        and query.dtype is torch.bfloat16
+        and query.shape[-1] % _FUSED_FEATURES == 0
+        and torch.cuda.get_device_capability(query.device) >= _FUSED_FROM
+    )
+
+
+def _with_sums(
+    query: Tensor, k: Tensor, v: Tensor, *, causal: bool = False, mask: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """Attention ``[B, H, T, D]`` and the logarithm of each query's sum, fp32 ``[B, H, T]``."""
+    run = torch.ops.aten
+    if query.device.type == "cpu":
+        out, sums = run._scaled_dot_product_flash_attention_for_cpu(
+            query, k, v, 0.0, causal, attn_mask=mask
+        )
+    else:
+        out, sums, *_ = run._scaled_dot_product_flash_attention(query, k, v, 0.0, causal)
+    return out, sums
+
+
+def _capped_attention(
+    q: Tensor, cache_k: Tensor, cache_v: Tensor, keys: int, window: int | None = None, *,
+    cap: float, dtype: torch.dtype,
+) -> Tensor:  # fmt: skip
+    """See `registry.function`."""
+    k, v = cache_k[:, :, :keys].to(dtype), cache_v[:, :, :keys].to(dtype)
+    return _by_products(q.transpose(1, 2).to(dtype), k, v, window, cap=cap).to(q.dtype)
+
+
+def _by_products(
+    query: Tensor, k: Tensor, v: Tensor, window: int | None, *, cap: float | None = None,
+    sinks: Tensor | None = None,
+) -> Tensor:  # fmt: skip
+    """Attention of ``query[B, H, T, D]`` by scores, softmax and sum, in blocks of `ROWS` queries.
+
+    Returns:
+        ``[B, T, H, D]``.
+    """
+    (batch, heads, queries, head_dim), groups = query.shape, k.shape[1]
+    keys, scale, shared = k.shape[2], head_dim**-0.5, heads // groups
+    out = query.new_empty(batch, queries, heads, head_dim)
+    for begin in range(0, queries, ROWS):
+        count = min(ROWS, queries - begin)
+        stop = keys - queries + begin + count  # keys that the last query of the block sees
+        folded = query[:, :, begin : begin + count].reshape(batch, groups, -1, head_dim)
+        scores = torch.matmul(folded, k[:, :, :stop].transpose(2, 3))
+        if cap is None:
+            scores.mul_(scale)
+        else:
+            scores.mul_(scale / cap).tanh_().mul_(cap)
+        if count > 1:
+            hidden = ~seen_keys(count, stop, window, query.device)
+            scores.view(batch, heads, count, stop).masked_fill_(hidden, -torch.inf)
+        if sinks is None:
+            share = scores.softmax(-1, dtype=torch.float32)
+        else:
+            known = scores.float().view(batch, groups, shared, count, stop)
+            sums = torch.logaddexp(known.logsumexp(-1, keepdim=True), sinks.view(groups, -1, 1, 1))
+            share = (known - sums).exp_().view(scores.shape)
+        made = torch.matmul(share.to(query.dtype), v[:, :, :stop])
+        out[:, begin : begin + count] = made.view(batch, heads, count, head_dim).transpose(1, 2)
+    return out
+
+
+def _dequantised(
+    q: Tensor, cache_k: QuantisedCache, cache_v: QuantisedCache, keys: int,
+    window: int | None = None, *, attend: Callable[..., Tensor], dtype: torch.dtype, **own: Any,
+) -> Tensor:  # fmt: skip
+    """The same over a cache that is read into ``dtype`` first."""
+    k, v = cache_k.read(keys, dtype), cache_v.read(keys, dtype)
+    return attend(q, k, v, keys, window, dtype=dtype, **own)
+
+
+def _variants(
+    op: str, kernel: str, attend: Callable[..., Tensor]
+) -> dict[tuple[str, str], Callable[..., Any]]:
+    found: dict[tuple[str, str], Callable[..., Any]] = {}
+    for text, dtype in (("bf16", torch.bfloat16), ("fp32", torch.float32)):
+        found[op, f"bf16/{text}/torch.{kernel}"] = functools.partial(attend, dtype=dtype)
+        found[op, f"int8/{text}/torch.dequant_{kernel}"] = functools.partial(
+            _dequantised, attend=attend, dtype=dtype
+        )
+    return found
+
+
+#: Functions by operator and variant.
+FUNCTIONS = _variants("sink_attention", "sink_sdpa", _sink_attention) | _variants(
+    "capped_attention", "capped_bmm", _capped_attention
+)
