@@ -21,9 +21,7 @@ from torch import Tensor
 
 from foreplan.datasets.kernels._attention_mask import seen_keys
 from foreplan.datasets.kernels.quantised_cache import QuantisedCache
-
-#: Queries whose scores are there at a time where they are computed by products.
-ROWS = 512
+from foreplan.datasets.kernels.registry import SCORED_ROWS
 
 #: Fused attention that hands out sums, for GPUs: from which compute capability on, and of what
 #: multiple of features (torch, ``sdp_utils.cpp``).
@@ -38,7 +36,7 @@ def _sink_attention(
     batch, queries, heads, head_dim = q.shape
     k, v = cache_k[:, :, :keys].to(dtype), cache_v[:, :, :keys].to(dtype)
     query = q.transpose(1, 2).to(dtype)  # [B, H, T, D]
-    if q.device.type != "cpu" and not _fused(query, masked=1 < queries < keys):
+    if not _fused(query, masked=1 < queries < keys):
         return _by_products(query, k, v, window, sinks=sinks).to(q.dtype)
     if queries == keys > 1:
         out, sums = _with_sums(query, k, v, causal=True)
@@ -57,7 +55,9 @@ def _sink_attention(
 
 
 def _fused(query: Tensor, *, masked: bool) -> bool:
-    """Whether a GPU's fused attention that hands out sums takes these queries."""
+    """Whether fused attention that hands out sums takes these queries; a processor's takes all."""
+    if query.device.type == "cpu":
+        return True
     return (
         not masked
         and query.dtype is torch.bfloat16
@@ -93,19 +93,33 @@ def _by_products(
     query: Tensor, k: Tensor, v: Tensor, window: int | None, *, cap: float | None = None,
     sinks: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
-    """Attention of ``query[B, H, T, D]`` by scores, softmax and sum, in blocks of `ROWS` queries.
+    """Attention by scores, softmax and sum, `SCORED_ROWS` queries at a time.
+
+    Args:
+        query: ``[B, H, T, D]``.
+        k: ``[B, G, L, D]``; the last query sees the last of them.
+        v: likewise.
+        window: keys that a query sees at most; ``None`` = all.
+        cap: of scores, if they have one.
+        sinks: ``[H]`` in fp32, if there are such.
 
     Returns:
         ``[B, T, H, D]``.
     """
     (batch, heads, queries, head_dim), groups = query.shape, k.shape[1]
     keys, scale, shared = k.shape[2], head_dim**-0.5, heads // groups
+    rows = SCORED_ROWS[query.device.type]
     out = query.new_empty(batch, queries, heads, head_dim)
-    for begin in range(0, queries, ROWS):
-        count = min(ROWS, queries - begin)
+    for begin in range(0, queries, rows):
+        count = min(rows, queries - begin)
         stop = keys - queries + begin + count  # keys that the last query of the block sees
         folded = query[:, :, begin : begin + count].reshape(batch, groups, -1, head_dim)
-        scores = torch.matmul(folded, k[:, :, :stop].transpose(2, 3))
+        if count == 1:
+            # oneDNN's product of few rows by turned keys takes eight times as long as this one.
+            scores = torch.matmul(k[:, :, :stop], folded.transpose(2, 3))
+            scores = scores.transpose(2, 3).contiguous()
+        else:
+            scores = torch.matmul(folded, k[:, :, :stop].transpose(2, 3))
         if cap is None:
             scores.mul_(scale)
         else:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from foreplan.datasets.device import Device
@@ -92,6 +93,12 @@ class _Row(NamedTuple):
 ROWS_A_CALL, FEW_ROWS = 32, 96
 #: Rows for which torch's packed kernels expand a weight once, and what that takes, in rows.
 _PACKED_ROWS, _EXPANDING_ROWS = 4, 3
+
+#: Queries whose scores attention computes at a time where no fused kernel does, by device kind.
+#: ``measured`` on a processor (one core of an EPYC, 1024 tokens, 8 over 4 heads of 256, bf16): 27,
+#: 43, 58 and 88 ms by blocks of 128, 256, 512 and 1024, whose scores leave the caches. A GPU needs
+#: large ones.
+SCORED_ROWS: Mapping[str, int] = MappingProxyType({"cpu": 128, "cuda": 512})
 
 #: Compute capability from which on a GPU has the fused kernels' ``mma.m16n8k16`` of bf16
 #: (``theory``, PTX ISA 7.0).

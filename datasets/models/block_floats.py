@@ -2,8 +2,8 @@
 
 Blocks of 32 elements of a row share a power of two, ``2^(scale - 127)``, of a byte; each element is
 a float of 4 bits, a sign, two bits of exponent and one of mantissa, two in a byte with the earlier
-one low (OCP Microscaling Formats 1.0, 2023; transformers, ``integrations/mxfp4.py``). Every value
-is one of bf16 too, so that nothing is rounded.
+one low (OCP Microscaling Formats 1.0, 2023; transformers, ``integrations/mxfp4.py``). Values are
+ones of bf16 too, so that nothing is rounded but at the very ends of its range.
 """
 
 from __future__ import annotations
