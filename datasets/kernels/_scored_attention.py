@@ -107,33 +107,34 @@ def _by_products(
         ``[B, T, H, D]``.
     """
     (batch, heads, queries, head_dim), groups = query.shape, k.shape[1]
-    keys, scale, shared = k.shape[2], head_dim**-0.5, heads // groups
+    keys, scale = k.shape[2], head_dim**-0.5
     rows = SCORED_ROWS[query.device.type]
     out = query.new_empty(batch, queries, heads, head_dim)
     for begin in range(0, queries, rows):
         count = min(rows, queries - begin)
-        stop = keys - queries + begin + count  # keys that the last query of the block sees
+        stop = keys - queries + begin + count  # keys up to that of the block's last query
+        first = 0 if window is None else max(0, stop - count - window + 1)
         folded = query[:, :, begin : begin + count].reshape(batch, groups, -1, head_dim)
+        known = k[:, :, first:stop]
         if count == 1:
             # oneDNN's product of few rows by turned keys takes eight times as long as this one.
-            scores = torch.matmul(k[:, :, :stop], folded.transpose(2, 3))
-            scores = scores.transpose(2, 3).contiguous()
+            scores = torch.matmul(known, folded.transpose(2, 3)).transpose(2, 3).contiguous()
         else:
-            scores = torch.matmul(folded, k[:, :, :stop].transpose(2, 3))
+            scores = torch.matmul(folded, known.transpose(2, 3))
         if cap is None:
             scores.mul_(scale)
         else:
             scores.mul_(scale / cap).tanh_().mul_(cap)
         if count > 1:
-            hidden = ~seen_keys(count, stop, window, query.device)
-            scores.view(batch, heads, count, stop).masked_fill_(hidden, -torch.inf)
+            hidden = ~seen_keys(count, stop - first, window, query.device)
+            scores.view(batch, heads, count, -1).masked_fill_(hidden, -torch.inf)
         if sinks is None:
             share = scores.softmax(-1, dtype=torch.float32)
         else:
-            known = scores.float().view(batch, groups, shared, count, stop)
-            sums = torch.logaddexp(known.logsumexp(-1, keepdim=True), sinks.view(groups, -1, 1, 1))
-            share = (known - sums).exp_().view(scores.shape)
-        made = torch.matmul(share.to(query.dtype), v[:, :, :stop])
+            wide = scores.float().view(batch, heads, count, -1)
+            sums = torch.logaddexp(wide.logsumexp(-1, keepdim=True), sinks[:, None, None])
+            share = (wide - sums).exp_().view(scores.shape)
+        made = torch.matmul(share.to(query.dtype), v[:, :, first:stop])
         out[:, begin : begin + count] = made.view(batch, heads, count, head_dim).transpose(1, 2)
     return out
 

@@ -235,10 +235,17 @@ class Inputs:
 
     def _sink_attention(self, program: Program, run: Callable[..., Any]) -> Runnable:
         sinks = self._draw(program.dims["heads"], dtype=torch.float32)
-        return self._attention(program, functools.partial(run, sinks=sinks))
+        return self._scored_attention(program, functools.partial(run, sinks=sinks))
 
     def _capped_attention(self, program: Program, run: Callable[..., Any]) -> Runnable:
-        return self._attention(program, functools.partial(run, cap=_CAP))
+        return self._scored_attention(program, functools.partial(run, cap=_CAP))
+
+    def _scored_attention(self, program: Program, run: Callable[..., Any]) -> Runnable:
+        """Of some queries within a window, which leaves out what none of them sees."""
+        d = program.dims
+        if 1 < d["queries"] < d["keys"]:  # `attention_window.spans`
+            run = functools.partial(run, window=d["keys"] - d["queries"])
+        return self._attention(program, run)
 
     def _matmul(self, program: Program, run: Callable[..., Any]) -> Runnable:
         batch, m, n, k = program.sizes

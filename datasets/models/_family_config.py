@@ -200,7 +200,7 @@ def _gpt_oss(config: ConfigFields) -> dict[str, object]:
     """Llama's likes, whose rotation is stretched where the file says nothing of it."""
     fields = dict(config.fields)
     if fields.get("rope_parameters") is None and fields.get("rope_scaling") is None:
-        fields["rope_scaling"] = _GPT_OSS_YARN
+        fields["rope_scaling"] = dict(_GPT_OSS_YARN)
     return _llama(ConfigFields(config.where, fields))
 
 
