@@ -148,7 +148,6 @@ CASES: dict[str, dict[str, Any]] = {
         "attn_logit_softcapping": 1.5,
         "final_logit_softcapping": 60.0,
         "pad_token_id": 0,
-        "attn_implementation": "eager",
     },
     "glm4": LLAMA | {"head_dim": 24, "pad_token_id": 0},
     "opt": OPT,
@@ -473,11 +472,15 @@ def test_stage_runs_exactly_the_listed_programs(
 @pytest.mark.parametrize("attention", [SDPA, SDPA8], ids=["plain", "quantised"])
 @pytest.mark.parametrize("storage", ["bf16", "int8", "int4"])
 @pytest.mark.parametrize(
-    "name", ["tiny-llama-random", "opt-125m", "qwen3-0.6b", "smollm3-3b", "gemma-3-1b", "olmo-2-7b"]
-)
+    "name",
+    [
+        "tiny-llama-random", "opt-125m", "qwen3-0.6b", "smollm3-3b", "gemma-2-2b", "gemma-3-1b",
+        "olmo-2-7b",
+    ],
+)  # fmt: skip
 def test_bytes_held_are_the_bytes_planned(name: str, storage: str, attention: PhaseKernels) -> None:
     small = {"layers": 5, "vocab": 128, "max_positions": 64}
-    if name in ("smollm3-3b", "gemma-3-1b", "olmo-2-7b"):  # whose layers are wide
+    if name in ("smollm3-3b", "gemma-2-2b", "gemma-3-1b", "olmo-2-7b"):  # whose layers are wide
         small |= {"hidden": 256, "heads": 4, "kv_heads": 2, "head_dim": 64, "ffn": 256}
     model = load_model(name).model_copy(update=small)
     kernels = PHASE_PAIRS[storage]
