@@ -11,7 +11,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from foreplan.datasets.kernels.registry import kernels_for, layout_of
-from foreplan.datasets.operators import ATTENTIONS, OPERATORS
 from foreplan.datasets.program import Program, Variant, program
 
 #: (n, k) of the generic grid: square, widening and narrowing projections, factor 4 apart.
@@ -89,10 +88,11 @@ class ProfileGrid:
         for rows, cols in itertools.product(row_counts[:2], _VOCABULARIES):
             variant = kernels_for("argmax", device_kind)[0]
             found.append(program("argmax", variant, rows=rows, cols=cols))
-        for op in sorted(ATTENTIONS):
-            for variant, sizes in itertools.product(kernels_for(op, device_kind), _ATTENTION):
-                dims = dict(zip(OPERATORS[op].dims, sizes, strict=True))
-                found.append(program(op, variant, **dims))
+        for variant in kernels_for("attention", device_kind):
+            names = ("batch", "queries", "keys", "heads", "kv_heads", "head_dim")
+            for sizes in _ATTENTION:
+                dims = dict(zip(names, sizes, strict=True))
+                found.append(program("attention", variant, **dims))
         for op in ("norm", "activation", "add", "embedding", "argmax", "cast"):
             for variant in kernels_for(op, device_kind):
                 for rows in row_counts:
