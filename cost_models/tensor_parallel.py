@@ -3,8 +3,8 @@
 Heads, MLP features and vocabulary are split as Megatron-LM does (Shoeybi et al., 2019, section
 3): ``qkv``, ``up``, the embedding and the head by rows, ``out`` and ``down`` by columns, so that a
 layer needs two all-reduces of the residual stream. Of experts, each is split like a plain MLP. With
-fewer key/value heads than devices a head lies on ``k / kv_heads`` of them. Norms, routers and the
-tables of positions lie on every device.
+fewer key/value heads than devices a head lies on ``k / kv_heads`` of them. A head's sink lies with
+it. Norms, routers and the tables of positions lie on every device.
 
 A shard is described as a `Model` with fewer heads, features and words: whatever counts programs or
 bytes of a model does so for a shard. The last device has up to ``k - 1`` words less than it says.

@@ -28,7 +28,7 @@ from foreplan.datasets.models.weights import open_weights
 from foreplan.datasets.program import Variant
 from foreplan.planner.serving.pricing import DECODE, PREFILL, MicroBatches
 from foreplan.planner.serving.spec import ServingWorkload
-from foreplan.planner.serving.workspace import StageWorkspace
+from foreplan.planner.serving.workspace import StageWorkspace, heap_bytes
 from foreplan.planner.verify import _decoder_layer, _expert_layer
 from foreplan.planner.verify.decoder import DecoderStage, PhaseKernels, StageKernels
 from foreplan.planner.verify.shard_stage import ShardStage
@@ -336,6 +336,20 @@ def test_latents_hold_no_more_than_is_planned(
     model = LATENTS[shape]
     most, planned = held_and_planned(model, bits, kernel, 16, (1, 3), phase)
     assert most <= planned <= 1.5 * most
+
+
+@pytest.mark.parametrize(("prompt", "block"), [(512, 128), (40, 40)])
+def test_a_processor_counts_a_block_of_scores(prompt: int, block: int) -> None:
+    w = ServingWorkload(batch=4, prompt_tokens=prompt, new_tokens=2)
+    plain, sinks, capped = (
+        heap_bytes(narrow(**changes), w, MicroBatches(4, 4))
+        for changes in ({}, {"sinks": True}, {"score_cap": 50.0})
+    )
+    rows, masks = 4 * 8, 3 * block * prompt
+    # fp32 scores, their copy, shares and what values are multiplied by; queries and results.
+    assert capped - plain == rows * block * (prompt * 4 * 4 + 2 * 4 * 32) + masks
+    # Scaled results, and of each query its sum less the sink and the share that this leaves.
+    assert sinks - plain == rows * prompt * (4 * 33 + 8)
 
 
 # As a bound -----------------------------------------------------------------------------------
